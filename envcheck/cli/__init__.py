@@ -34,6 +34,10 @@ COMMANDS: Final = {
     "checks": "What each check promises, needs and costs.",
     "judge": "Judge a report's evidence again, by today's rules.",
     "key": "Make the keys that sign proofs and bundles.",
+    "publish": "Put the proof of a run beside the image that ran.",
+    "proof": "List the proofs of an image, and which of them hold here.",
+    "pull": "Pull the newest image that is proven for this node.",
+    "promote": "Move an alias to an image whose proofs meet a policy.",
     "report": "A report in other formats, or compared with another.",
     "demo": "Resolve for this machine, build, validate.",
 }
@@ -43,8 +47,9 @@ COMMANDS: Final = {
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 # What the envcheck of an image comes without (pyproject.toml, the group `image`).
 _HOST_ONLY: Final = {"cryptography", "docker", "jinja2", "uv"}
-# Commands with commands of their own, each in a package.
+# Commands with commands of their own, each in a package, and those of a room of theirs.
 _GROUPS: Final = {"images", "key", "matrix", "mirror", "store"}
+_REGISTRY: Final = {"publish", "proof", "pull", "promote"}
 
 
 class Settings(NamedTuple):
@@ -72,7 +77,8 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 (click's signature)
         if cmd_name not in COMMANDS:
             return None
-        home = f"{cmd_name}.group" if cmd_name in _GROUPS else f"commands.{cmd_name}"
+        room = "registry" if cmd_name in _REGISTRY else "commands"
+        home = f"{cmd_name}.group" if cmd_name in _GROUPS else f"{room}.{cmd_name}"
         command = importlib.import_module(f"envcheck.cli.{home}").command
         if not isinstance(command, click.Command):
             message = f"envcheck.cli.{home} has no click command called `command`"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -32,7 +33,11 @@ from envcheck.registry.oci.repository import Repository
 from envcheck.registry.oci.uploads import push_blob
 
 Layer = tuple[str, bytes]
+# Promotions have another end: who looks for them need not read all proofs.
+PROMOTION_TYPE: Final = "application/vnd.envcheck.promotion.v1+json"
 _OWN: Final = ".proof"
+_PROMOTION: Final = ".promotion"
+_LISTED: Final = re.compile(r"sha256-([0-9a-f]{64})(?:\.([0-9a-f]{12})(\.proof|\.promotion))?")
 _NAMED: Final = 12
 _TRIES: Final = 3
 # Times that the fallback index is written before other writers are left to it.
@@ -59,16 +64,27 @@ def own_start(digest: str) -> str:
     return digest.partition(":")[2][:_NAMED]
 
 
-def own_tag(subject: str, digest: str) -> str:
-    """Return the tag that an artifact has for itself."""
-    return f"{fallback_tag(subject)}.{own_start(digest)}{_OWN}"
+def own_tag(subject: str, digest: str, kind: str = "") -> str:
+    """Return the tag that an artifact of this type has for itself."""
+    return f"{fallback_tag(subject)}.{own_start(digest)}{_PROMOTION if kind == PROMOTION_TYPE else _OWN}"
 
 
 def own_tags(subject: str, tags: Sequence[str]) -> dict[str, str]:
     """Return the own tags of what is attached to a digest, each with the start of the artifact's digest."""
     before = f"{fallback_tag(subject)}."
-    found = {tag: tag[len(before) : -len(_OWN)] for tag in tags if tag.startswith(before) and tag.endswith(_OWN)}
-    return {tag: start for tag, start in found.items() if len(start) == _NAMED}
+    mine = (_LISTED.fullmatch(tag) for tag in tags if tag.startswith(before))
+    return {match[0]: match[2] for match in mine if match and match[2]}
+
+
+def is_own_or_fallback(tag: str) -> bool:
+    """Tell whether a tag is that of something attached, and of no image."""
+    return _LISTED.fullmatch(tag) is not None
+
+
+def promoted_digests(tags: Sequence[str]) -> list[str]:
+    """Return the digests that promotions are attached to, by their own tags."""
+    matches = (_LISTED.fullmatch(tag) for tag in tags if tag.endswith(_PROMOTION))
+    return sorted({f"sha256:{match[1]}" for match in matches if match})
 
 
 def artifact(
@@ -121,7 +137,7 @@ def attach_manifest(
 
     A registry can lose a blob that is uploaded twice at once; it says so when the manifest comes, and gets all again.
     """
-    tag = own_tag(subject, manifest.digest)
+    tag = own_tag(subject, manifest.digest, manifest.image().kind)
     for number in range(1, _TRIES + 1):
         push_blobs(ask_first=number == 1)
         try:

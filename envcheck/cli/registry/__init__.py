@@ -1,0 +1,1 @@
+"""The commands that publish proofs beside images, and pull by them."""

@@ -1,0 +1,105 @@
+"""What the commands of this room share: the repository, the policy, the key, the node that is asked about."""
+
+from __future__ import annotations
+
+import datetime as dt
+import platform
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import click
+
+from envcheck.errors import ConfigError
+
+if TYPE_CHECKING:
+    from envcheck.matrix.facts.model import Matrix
+    from envcheck.registry.oci.references import ImageReference
+    from envcheck.registry.oci.repository import Repository
+    from envcheck.registry.proofs.covers import NodeFacts
+    from envcheck.registry.proofs.judge import JudgedProof, ProofTerms
+    from envcheck.registry.proofs.policy import Policy
+    from envcheck.signing import PrivateKey
+
+# This machine's architecture as image manifests write it.
+_ARCHS: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+_SHOWN: Final = 19
+
+
+class DescribedNode(NamedTuple):
+    """The node that --gpu, --gpus and --driver describe, or this one, or none."""
+
+    gpu: str | None
+    gpus: int | None
+    driver: str | None
+    here: bool
+
+    def facts(self) -> NodeFacts | None:
+        """Return the node that is asked about; None for none. Raises ConfigError where --gpu is missing."""
+        from envcheck.registry.proofs.covers import NodeFacts, node_of
+
+        if self.gpu is not None:
+            return NodeFacts((self.gpu,), self.gpus or 1, self.driver, platform.machine())
+        if self.gpus is not None or self.driver is not None:
+            message = f"{'--gpus' if self.gpus is not None else '--driver'} describes a node whose GPU is not named"
+            raise ConfigError(message, fix="add --gpu NAME")
+        if not self.here:
+            return None
+        from envcheck.node.collect import collect
+
+        return node_of(collect())
+
+
+def architecture() -> str:
+    """Return this machine's architecture in an image's words."""
+    return _ARCHS.get(platform.machine(), platform.machine())
+
+
+def repository(reference: ImageReference, mirror: str) -> Repository:
+    """Return the repository of a reference, reached as a mirror profile says."""
+    from envcheck.mirrors.profiles.load import load
+    from envcheck.registry.oci.opening import open_repository
+
+    return open_repository(reference, load(mirror))
+
+
+def policy(path: Path | None) -> Policy:
+    """Return the policy in a file, or the default one."""
+    from envcheck.registry.proofs.policy import DEFAULT, read
+
+    return DEFAULT if path is None else read(path)
+
+
+def terms(given: Policy, node: NodeFacts | None, matrix: Matrix) -> ProofTerms:
+    """Return what proofs are judged by now."""
+    from envcheck.registry.proofs.judge import ProofTerms
+
+    return ProofTerms(given, node, dt.datetime.now(dt.timezone.utc).replace(microsecond=0), matrix)
+
+
+def private_key(path: Path) -> PrivateKey:
+    """Return the key in a file, with the password of the environment, or one that is typed at a terminal."""
+    from envcheck import signing
+
+    secret = signing.password()
+    try:
+        return signing.load_private(path, secret)
+    except ConfigError as error:
+        if secret is not None or signing.PASSWORD not in error.fix or not sys.stdin.isatty():
+            raise
+    typed: str = click.prompt(f"password of {path}", hide_input=True, default="", show_default=False, err=True)
+    return signing.load_private(path, typed.encode())
+
+
+def short(digest: str) -> str:
+    """Return the start of a digest, as a line shows it."""
+    return digest[:_SHOWN]
+
+
+def ran_on(proof: JudgedProof) -> str:
+    """Return where and how well a proof's run went, in a few words."""
+    if proof.statement is None:
+        return "cannot be believed"
+    facts, covers = proof.statement.facts, proof.statement.facts.covers
+    where = f"{covers.gpu} x{covers.gpus}, driver {covers.driver}" if facts.mode == "gpu" else f"CPU {covers.arch}"
+    return f"{proof.statement.predicate.result.lower()}, level {facts.level}, {where}, {facts.ended}"

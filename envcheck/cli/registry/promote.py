@@ -1,0 +1,147 @@
+"""`envcheck promote`: move an alias to a proven image."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from envcheck.cli.registry import access
+from envcheck.cli.shared.typed_options import takes
+from envcheck.errors import ConfigError
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
+    from envcheck.registry.oci.references import ImageReference
+    from envcheck.registry.promotions import GateResult, Promoted
+    from envcheck.registry.proofs.policy import Policy
+
+
+class PromoteOptions(NamedTuple):
+    """The options of `envcheck promote`."""
+
+    reference: str
+    tags: tuple[str, ...]
+    to_repository: str | None
+    policy: Path
+    key: Path
+    mirror: str
+    plan_only: bool
+    as_json: bool
+
+
+@click.command()
+@click.argument("reference", metavar="REF@sha256:...")
+@click.option("--to", "tags", multiple=True, required=True, metavar="TAG", help="The alias to move; again for more.")
+@click.option("--to-repo", "to_repository", metavar="REPOSITORY", help="Copy the image there, with its proofs, first.")
+@click.option("--policy", required=True, type=click.Path(path_type=Path), help="The policy that the proofs must meet.")
+@click.option("--key", required=True, type=click.Path(path_type=Path), help="The private key that signs the promotion.")
+@click.option("--mirror", default="user", show_default=True, metavar="PROFILE", help="How the registry is reached.")
+@click.option("--dry-run", "plan_only", is_flag=True, help="Say whether the policy is met, and write nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print envcheck/promote/1.")
+@click.pass_obj
+@takes(PromoteOptions)
+def command(options: PromoteOptions, settings: Settings) -> None:
+    """Promote an image to aliases, if its proofs meet the policy for each of the GPUs that it names.
+
+    The image is copied with its proofs, the promotion is signed, and the alias moves last: whoever is interrupted has
+    promoted nothing, and doing it again completes it. Where the policy asks for several signers, the alias moves with
+    the last of them.
+
+    \b
+    envcheck promote registry.example/staging@sha256:... --to stable \\
+      --to-repo registry.example/torch --policy envcheck-policy.toml --key release
+
+    Exit 0: the aliases name the image; 1: the policy is not met, or more keys must sign; 2: wrong usage; 3: the
+    registry does not answer, or refuses.
+    """
+    from envcheck.matrix.file.load import load
+    from envcheck.registry import promotions
+    from envcheck.registry.oci.references import parse_reference
+
+    source = parse_reference(options.reference)
+    target = source if options.to_repository is None else parse_reference(options.to_repository)
+    _check(options, source, target)
+    policy = access.policy(options.policy)
+    _check_source(policy, source)
+    key = access.private_key(options.key)
+    if key.public.id not in {allowed.id for allowed in policy.keys}:
+        message = f"{options.key}: the policy does not name this key, so that its promotion would not count"
+        raise ConfigError(message, fix="add its .pub to proof.keys, or sign with a key that is there")
+    terms = access.terms(policy, None, load(settings.matrix))
+    repository = access.repository(source, options.mirror)
+    gates = promotions.gate(repository, source.wanted, terms)
+    done = None
+    met = all(gate.refused is None for gate in gates)
+    if met and not options.plan_only:
+        there = access.repository(target, options.mirror)
+        done = promotions.promote(repository, there, options.tags, gates, key, terms)
+    if options.as_json:
+        click.echo(_document(source, gates, done))
+    else:
+        _show(gates, done)
+    sys.exit(0 if met and (done is None or not done.missing) else 1)
+
+
+def _check(options: PromoteOptions, source: ImageReference, target: ImageReference) -> None:
+    from envcheck.registry.oci.attachments import is_own_or_fallback
+    from envcheck.registry.oci.references import is_tag
+
+    if source.digest is None:
+        message = f"{options.reference} is not a digest, and a tag may move meanwhile"
+        raise ConfigError(message, fix="pass REPOSITORY@sha256:..., as `envcheck publish` prints it")
+    if options.to_repository is not None and (target.tag or target.digest):
+        message = f"--to-repo {options.to_repository} names one image"
+        raise ConfigError(message, fix="leave out its tag and digest; --to names the alias")
+    for tag in options.tags:
+        if not is_tag(tag) or is_own_or_fallback(tag):
+            message = f"--to {tag}: not a tag for an image"
+            raise ConfigError(message, fix="use letters, digits, _, . and -, as in stable or 2.8")
+
+
+def _check_source(policy: Policy, source: ImageReference) -> None:
+    if policy.promoted_from is not None and policy.promoted_from != source.name:
+        message = f"the policy promotes from {policy.promoted_from}, not from {source.name}"
+        raise ConfigError(message, fix="promote the image of that repository, or change promote.from")
+
+
+def _show(gates: list[GateResult], done: Promoted | None) -> None:
+    for gate in gates:
+        if gate.refused is None and gate.proof is not None:
+            click.echo(f"met      {gate.name}: {access.ran_on(gate.proof)}")
+        elif gate.refused is not None:
+            click.echo(f"not met  {gate.name}: {gate.refused.reason.value}: {gate.refused.detail}")
+    if done is None:
+        return
+    for alias in done.aliases:
+        click.echo(f"promoted {alias} to {done.reference}")
+    if done.missing:
+        click.echo(f"signed; {done.missing} more of the policy's keys must promote before an alias moves")
+    for note in done.notes:
+        click.echo(f"note: {note}")
+
+
+def _document(source: ImageReference, gates: list[GateResult], done: Promoted | None) -> str:
+    import msgspec
+
+    rows = [
+        {
+            "gpus": gate.name,
+            "proof": gate.proof.digest if gate.proof else None,
+            "reason": gate.refused.reason.value if gate.refused else None,
+            "detail": gate.refused.detail if gate.refused else "",
+        }
+        for gate in gates
+    ]
+    document = {
+        "schema": "envcheck/promote/1",
+        "image": str(source),
+        "gates": rows,
+        "promoted": done.reference if done and not done.missing else None,
+        "aliases": done.aliases if done else [],
+        "missing_signers": done.missing if done else 0,
+        "notes": done.notes if done else [],
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()

@@ -1,0 +1,110 @@
+"""`envcheck proof`: every proof of an image, and whether it holds here."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from envcheck.cli.registry import access
+from envcheck.cli.shared.typed_options import takes
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
+    from envcheck.registry.proofs.judge import ImageProofs, JudgedProof
+
+
+class ProofOptions(NamedTuple):
+    """The options of `envcheck proof`."""
+
+    reference: str
+    policy: Path | None
+    gpu: str | None
+    gpus: int | None
+    driver: str | None
+    here: bool
+    mirror: str
+    as_json: bool
+
+
+@click.command()
+@click.argument("reference", metavar="REF")
+@click.option("--policy", type=click.Path(path_type=Path), help="The policy file; its keys are the ones that count.")
+@click.option("--gpu", metavar="NAME", help="GPU model of another node.")
+@click.option("--gpus", type=click.IntRange(1, 1024), help="How many GPUs that node has; 1 if not given.")
+@click.option("--driver", metavar="VERSION", help="Driver of that node, whole: 570.124.06.")
+@click.option("--here/--no-here", default=True, help="Ask about this node, or about no node.")
+@click.option("--mirror", default="user", show_default=True, metavar="PROFILE", help="How the registry is reached.")
+@click.option("--json", "as_json", is_flag=True, help="Print envcheck/proofs/1.")
+@click.pass_obj
+@takes(ProofOptions)
+def command(options: ProofOptions, settings: Settings) -> None:
+    """List every proof beside REF: whether it holds for this node, and the reason if not.
+
+    Without --policy no key is known, so that no proof holds: the list still says what each one is.
+
+    \b
+    envcheck proof REGISTRY/NAME:TAG --policy envcheck-policy.toml
+    envcheck proof REGISTRY/NAME:TAG --gpu H100 --gpus 8 --driver 570.124.06
+
+    Exit 0: a proof holds; 1: none does; 2: wrong usage; 3: the registry does not answer.
+    """
+    from envcheck.matrix.file.load import load
+    from envcheck.registry.attached_proofs import beside
+    from envcheck.registry.oci.documents import Platform
+    from envcheck.registry.oci.references import parse_reference
+    from envcheck.registry.proofs.judge import judge_image
+
+    node = access.DescribedNode(options.gpu, options.gpus, options.driver, options.here).facts()
+    terms = access.terms(access.policy(options.policy), node, load(settings.matrix))
+    reference = parse_reference(options.reference)
+    repository = access.repository(reference, options.mirror)
+    image = repository.image(reference.wanted, Platform(architecture=access.architecture(), os="linux")).digest
+    found = beside(repository, image)
+    proofs = judge_image(found.proofs, image, terms)
+    name = str(reference.pinned(image))
+    if options.as_json:
+        click.echo(_document(name, proofs, found.notes))
+    else:
+        _show(name, proofs, found.notes)
+    sys.exit(0 if proofs.chosen is not None else 1)
+
+
+def _show(image: str, proofs: ImageProofs, notes: list[str]) -> None:
+    click.echo(image)
+    for proof in proofs.judged:
+        click.echo(f"{_word(proof)}  {access.short(proof.digest)}  {access.ran_on(proof)}")
+        if proof.refused is not None:
+            click.echo(f"    {proof.refused.reason.value}: {proof.refused.detail}")
+    if not proofs.judged and proofs.refused is not None:
+        click.echo(f"{proofs.refused.reason.value}: {proofs.refused.detail}")
+    for note in notes:
+        click.echo(f"note: {note}")
+
+
+def _word(proof: JudgedProof) -> str:
+    if proof.refused is not None:
+        return "refused "
+    return "holds   " if proof.proven else "unsigned"
+
+
+def _document(image: str, proofs: ImageProofs, notes: list[str]) -> str:
+    import msgspec
+
+    rows = [
+        {
+            "digest": proof.digest,
+            "holds": proof.refused is None,
+            "proven": proof.proven,
+            "signer": proof.signer,
+            "reason": proof.refused.reason.value if proof.refused else None,
+            "detail": proof.refused.detail if proof.refused else "",
+            "statement": proof.statement,
+        }
+        for proof in proofs.judged
+    ]
+    reason = proofs.refused.reason.value if proofs.refused else None
+    document = {"schema": "envcheck/proofs/1", "image": image, "reason": reason, "proofs": rows, "notes": notes}
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()

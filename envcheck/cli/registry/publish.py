@@ -1,0 +1,118 @@
+"""`envcheck publish`: put the proof of a run beside the image that ran."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from envcheck.cli.registry import access
+from envcheck.cli.shared.typed_options import takes
+from envcheck.errors import ConfigError
+
+if TYPE_CHECKING:
+    from envcheck.registry.publishing import Publication
+
+
+class PublishOptions(NamedTuple):
+    """The options of `envcheck publish`."""
+
+    reference: str
+    reports: tuple[Path, ...]
+    key: Path | None
+    unsigned: bool
+    plain_names: bool
+    sboms: tuple[Path, ...]
+    mirror: str
+    plan_only: bool
+    as_json: bool
+
+
+@click.command()
+@click.argument("reference", metavar="REF")
+@click.option(
+    "--report", "reports", multiple=True, required=True, type=click.Path(path_type=Path),
+    help="A report of `envcheck run --image`; again for more.",
+)  # fmt: skip
+@click.option("--key", type=click.Path(path_type=Path), help="The private key that signs (`envcheck key new`).")
+@click.option("--unsigned", is_flag=True, help="Publish without a signature; it counts where a policy allows it.")
+@click.option("--plain-names", is_flag=True, help="Keep the names of hosts, users and paths in the report.")
+@click.option(
+    "--sbom", "sboms", multiple=True, type=click.Path(path_type=Path), help="Attach an SBOM, CycloneDX or SPDX in JSON."
+)
+@click.option("--mirror", default="user", show_default=True, metavar="PROFILE", help="How the registry is reached.")
+@click.option("--dry-run", "plan_only", is_flag=True, help="Say what would be published, and write nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print envcheck/publish/1.")
+@takes(PublishOptions)
+def command(options: PublishOptions) -> None:
+    """Publish what a run of REF proved, beside the image in its registry.
+
+    REF is the image that was pushed: REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:.... The report goes beside exactly the
+    image that ran. A report that failed is published too: it takes back older proofs.
+
+    Names of hosts, users and paths become pseudonyms; GPU models, driver and counts stay.
+
+    \b
+    envcheck run --image REGISTRY/NAME@sha256:... --output report.json
+    envcheck publish REGISTRY/NAME@sha256:... --report report.json --key release
+
+    Exit 0: published; 1: a report proves nothing of this image, and nothing was published; 2: wrong usage; 3: the
+    registry does not answer, or refuses.
+    """
+    from envcheck.registry import publishing
+    from envcheck.registry.oci.references import parse_reference
+    from envcheck.reports.model import load
+
+    if (options.key is None) != options.unsigned:
+        message = "--key and --unsigned exclude each other" if options.key else "no key to sign with"
+        raise ConfigError(message, fix="pass --key FILE (`envcheck key new FILE` makes one), or --unsigned")
+    key = access.private_key(options.key) if options.key else None
+    sboms = [publishing.read_sbom(path) for path in options.sboms]
+    reports = [load(path) for path in options.reports]
+    reference = parse_reference(options.reference)
+    repository = access.repository(reference, options.mirror)
+    prepared = publishing.prepare(repository, reference.wanted, reports, plain_names=options.plain_names)
+    if options.plan_only:
+        planned = [
+            publishing.Publication(str(reference.pinned(p.image.manifest)), p.statement, None, None, None, ())
+            for p in prepared
+        ]
+        _show(planned, as_json=options.as_json)
+        return
+    done = [publishing.publish(repository, one, key) for one in prepared]
+    for image in {one.image.manifest: one.image for one in prepared}.values():
+        for sbom in sboms:
+            publishing.attach_sbom(repository, image, sbom)
+    _show(done, as_json=options.as_json)
+
+
+def _show(publications: list[Publication], *, as_json: bool) -> None:
+    if as_json:
+        import msgspec
+
+        rows = [
+            {
+                "image": one.image,
+                "result": one.statement.predicate.result,
+                "proof": one.proof,
+                "report": one.report,
+                "signer": one.signer,
+                "statement": one.statement,
+                "notes": list(one.notes),
+            }
+            for one in publications
+        ]
+        document = {"schema": "envcheck/publish/1", "published": rows}
+        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+        return
+    for one in publications:
+        facts = one.statement.facts
+        word = "would publish" if one.proof is None else "published"
+        click.echo(f"{word} {one.statement.predicate.result} at level {facts.level} beside")
+        click.echo(f"  {one.image}")
+        if one.proof is not None:
+            click.echo(f"  proof  {one.proof}")
+            click.echo(f"  signed by {one.signer}" if one.signer else "  unsigned: nobody can rely on it")
+        for note in one.notes:
+            click.echo(f"  note: {note}")

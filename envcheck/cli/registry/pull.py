@@ -1,0 +1,181 @@
+"""`envcheck pull`: fetch the newest image that is proven for this node."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import click
+
+from envcheck.cli.registry import access
+from envcheck.cli.shared.typed_options import takes
+from envcheck.errors import ConfigError, UnavailableError
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
+    from envcheck.registry.choosing import ChosenImage, PullChoice
+    from envcheck.registry.oci.references import ImageReference
+
+_SHOWN: Final = 10
+
+
+class PullOptions(NamedTuple):
+    """The options of `envcheck pull`."""
+
+    what: str | None
+    source: str | None
+    target: str
+    policy: Path | None
+    gpu: str | None
+    gpus: int | None
+    driver: str | None
+    engine: Literal["auto", "docker", "podman"]
+    mirror: str
+    plan_only: bool
+    as_json: bool
+
+
+@click.command()
+@click.argument("what", metavar="[CELL|REF]", required=False)
+@click.option(
+    "--from", "source", metavar="REPOSITORY", help="Choose in this repository; the argument is a cell or glob."
+)
+@click.option("--target", default="runtime", show_default=True, help="Which target of a cell to choose.")
+@click.option("--policy", type=click.Path(path_type=Path), help="The policy file; its keys are the ones that count.")
+@click.option("--gpu", metavar="NAME", help="GPU model of another node; nothing is read off this one.")
+@click.option("--gpus", type=click.IntRange(1, 1024), help="How many GPUs that node has; 1 if not given.")
+@click.option("--driver", metavar="VERSION", help="Driver of that node, whole: 570.124.06.")
+@click.option("--engine", type=click.Choice(["auto", "docker", "podman"]), default="auto", show_default=True,
+              help="Which engine pulls.")  # fmt: skip
+@click.option("--mirror", default="user", show_default=True, metavar="PROFILE", help="How the registry is reached.")
+@click.option("--dry-run", "plan_only", is_flag=True, help="Choose and say why; pull nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print envcheck/pull/1.")
+@click.pass_obj
+@takes(PullOptions)
+def command(options: PullOptions, settings: Settings) -> None:
+    """Pull the newest image that is proven for this node, by its digest.
+
+    With --from, all images of the repository are looked at: newest torch first, then the newest proof. With REF, that
+    image alone; a tag counts only if it names what was promoted to it last (`envcheck promote`).
+
+    \b
+    envcheck pull --from registry.example/torch --policy envcheck-policy.toml
+    envcheck pull 'torch2.8*' --from registry.example/torch --policy POLICY
+    envcheck pull registry.example/torch@sha256:... --policy POLICY --dry-run
+
+    Exit 0: pulled, or chosen with --dry-run; 1: no image is proven for this node; 2: wrong usage; 3: the registry or
+    the engine does not answer.
+    """
+    from envcheck.matrix.file.load import load
+    from envcheck.registry.choosing import Wish, choose, choose_named
+    from envcheck.registry.oci.references import parse_reference
+
+    name = options.source or options.what
+    if name is None:
+        message = "no repository to pull from"
+        raise ConfigError(message, fix="pass a reference, or --from REPOSITORY")
+    reference = parse_reference(name)
+    if options.source is not None and (reference.tag or reference.digest):
+        message = f"--from {options.source} names one image"
+        raise ConfigError(message, fix="leave out the tag and digest, or pass it without --from")
+    node = access.DescribedNode(options.gpu, options.gpus, options.driver, here=True).facts()
+    terms = access.terms(access.policy(options.policy), node, load(settings.matrix))
+    repository = access.repository(reference, options.mirror)
+    if options.source is None:
+        choice = choose_named(repository, reference.wanted, access.architecture(), terms)
+    else:
+        choice = choose(repository, Wish(options.what or "*", options.target, access.architecture()), terms)
+    pulled = None
+    if choice.chosen is not None and not options.plan_only:
+        pulled = _pull(reference, choice.chosen, options)
+    if options.as_json:
+        click.echo(_document(reference, choice, pulled, options))
+    else:
+        _show(reference, choice, pulled, options)
+    sys.exit(0 if choice.chosen is not None else 1)
+
+
+class Pulled(NamedTuple):
+    """The engine that has the image now, and the local name."""
+
+    engine: str
+    name: str
+
+
+def _pull(reference: ImageReference, chosen: ChosenImage, options: PullOptions) -> Pulled:
+    from envcheck.images import engines
+
+    engine = engines.find(options.engine)
+    if engine == "venv":
+        message = "neither docker nor podman answers"
+        raise UnavailableError(message, fix="start one, or pass --dry-run and pull the digest elsewhere")
+    connected = engines.connect(engine)
+    pinned = str(reference.pinned(chosen.candidate.digest))
+    try:
+        connected.pull(pinned)
+    except UnavailableError as error:
+        raise UnavailableError(error.message, fix=f"run `{engine} pull {pinned}` to see why") from error
+    if connected.inspect(pinned) is None:
+        message = f"{engine} says that it pulled {pinned}, and does not have it"
+        raise UnavailableError(message, fix=f"run `{engine} pull {pinned}` by hand")
+    facts = chosen.statement.facts
+    name = engines.local_name(
+        engine, f"envcheck/torch:{(facts.cell or 'image').removeprefix('torch')}-{facts.target or 'runtime'}"
+    )
+    connected.tag(pinned, name)
+    return Pulled(engine, name)
+
+
+def _show(reference: ImageReference, choice: PullChoice, pulled: Pulled | None, options: PullOptions) -> None:
+    chosen = choice.chosen
+    if chosen is not None:
+        said = "proven" if chosen.proof.proven else "not proven: nobody signed it, and the policy allows that"
+        click.echo(str(reference.pinned(chosen.candidate.digest)))
+        click.echo(f"  {chosen.statement.facts.cell}, {said}: {access.ran_on(chosen.proof)}")
+    else:
+        click.echo(f"{reference}: no image is proven for this node")
+    for refusal in choice.refused[:_SHOWN]:
+        named = f" ({', '.join(refusal.tags[:2])})" if refusal.tags else ""
+        click.echo(f"refused {access.short(refusal.digest)}{named}: {refusal.refused.reason.value}")
+        click.echo(f"    {refusal.refused.detail}")
+    if len(choice.refused) > _SHOWN:
+        click.echo(f"and {len(choice.refused) - _SHOWN} more; --json lists all")
+    for note in choice.notes:
+        click.echo(f"note: {note}")
+    if chosen is None and options.policy is None:
+        click.echo("no --policy was given, so no key is known; see docs/publish.md")
+    if pulled is not None:
+        from envcheck.images.engines import GPUS
+
+        gpu = f"{GPUS[pulled.engine]} " if chosen and chosen.statement.facts.mode == "gpu" else ""
+        click.echo(f"{pulled.engine} run --rm -it {gpu}{pulled.name}")
+
+
+def _document(reference: ImageReference, choice: PullChoice, pulled: Pulled | None, options: PullOptions) -> str:
+    import msgspec
+
+    chosen = choice.chosen
+    wanted = {"reference": str(reference), "cells": options.what if options.source else None, "target": options.target}
+    refused = [
+        {
+            "digest": one.digest,
+            "tags": list(one.tags),
+            "proof": one.proof,
+            "reason": one.refused.reason.value,
+            "detail": one.refused.detail,
+        }
+        for one in choice.refused
+    ]
+    document = {
+        "schema": "envcheck/pull/1",
+        "wanted": wanted,
+        "chosen": str(reference.pinned(chosen.candidate.digest)) if chosen else None,
+        "proven": chosen.proof.proven if chosen else False,
+        "proof": chosen.proof.digest if chosen else None,
+        "statement": chosen.statement if chosen else None,
+        "pulled": {"engine": pulled.engine, "name": pulled.name} if pulled else None,
+        "refused": refused,
+        "notes": choice.notes,
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()

@@ -1,0 +1,140 @@
+"""Read what lies beside an image: its proofs, their evidence, the promotions, and which images a reference names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
+
+from envcheck.registry.oci.attachments import PROMOTION_TYPE
+from envcheck.registry.oci.documents import Descriptor, StoredManifest
+from envcheck.registry.oci.referrers import Referrer, Referrers, referrers
+from envcheck.registry.oci.registry_errors import TAMPERED, AbsentError, LyingError
+from envcheck.registry.oci.repository import Repository
+from envcheck.registry.proofs import strict_json
+from envcheck.registry.proofs.envelope import BUNDLE_TYPE, UNSIGNED_TYPE
+from envcheck.registry.proofs.judge import ListedProof
+from envcheck.registry.proofs.ran_image import RemoteImage
+from envcheck.registry.proofs.refusals import ProofRefusal, Refused
+from envcheck.registry.proofs.statement import PREDICATE_TYPE
+
+# The artifact type of a proof's evidence; a proof has the type of its envelope.
+REPORT_TYPE: Final = "application/vnd.envcheck.report.v1+json"
+# What other clients look a bundle up by (sigstore's bundle specification, "OCI").
+CONTENT: Final = "dev.sigstore.bundle.content"
+PREDICATE: Final = "dev.sigstore.bundle.predicateType"
+_PROOFS: Final = (BUNDLE_TYPE, UNSIGNED_TYPE)
+_MOST_CONFIG: Final = 4 << 20
+_MOST_REPORT: Final = 64 << 20
+
+
+class Beside(NamedTuple):
+    """What lies beside an image: the proofs for the judge, and notes for people."""
+
+    proofs: list[ListedProof]
+    notes: list[str]
+
+
+class _RootFs(msgspec.Struct):
+    diff_ids: list[str] = []
+
+
+class _Config(msgspec.Struct):
+    architecture: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    os: str = ""
+    rootfs: _RootFs = msgspec.field(default_factory=_RootFs)
+
+
+def remote_images(repository: Repository, wanted: str) -> list[RemoteImage]:
+    """Return the images that a tag or digest names: one of a manifest, one for each platform of an index."""
+    manifest = repository.manifest(wanted)
+    if not manifest.is_index:
+        return [_remote(repository, manifest, None)]
+    # What else is in an index (a builder's provenance) has the platform "unknown".
+    entries = [entry for entry in manifest.index().manifests if entry.platform and entry.platform.os == "linux"]
+    if not entries:
+        message = f"{repository.reference.name}: the index {wanted} names no image for Linux"
+        raise AbsentError(message, fix="name an image that was built for Linux")
+    return [_remote(repository, repository.manifest(entry), manifest.digest) for entry in entries]
+
+
+def _remote(repository: Repository, manifest: StoredManifest, index: str | None) -> RemoteImage:
+    config = manifest.image().config
+    try:
+        read = msgspec.json.decode(repository.blob(config, _MOST_CONFIG), type=_Config)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        message = f"{repository.reference.name}@{manifest.digest}: its config is not that of an image"
+        raise LyingError(message, fix=TAMPERED) from None
+    return RemoteImage(
+        repository=repository.reference.name,
+        manifest=manifest.digest,
+        config=config.digest,
+        arch=read.architecture,
+        index_digest=index,
+        diff_ids=tuple(read.rootfs.diff_ids),
+    )
+
+
+def beside(repository: Repository, digest: str, tags: Sequence[str] | None = None) -> Beside:
+    """Return what lies beside a digest. `tags` are those of the repository, for a caller that asks for many digests."""
+    found = referrers(repository, digest, tags)
+    proofs = [_proof(repository, one, found) for one in found.found if _is_proof(one)]
+    for refused in found.refused:
+        reason = ProofRefusal.TAMPERED if refused.reason == "tampered" else ProofRefusal.WRONG_SUBJECT
+        proofs.append(_unread(refused.named, Refused(reason, refused.detail)))
+    gone = "the registry lists it, and does not have it: somebody may have deleted it"
+    proofs += [_unread(named, Refused(ProofRefusal.DANGLING, gone)) for named in found.dangling]
+    return Beside(proofs, found.notes)
+
+
+def attached_promotions(repository: Repository, digest: str, tags: Sequence[str]) -> list[bytes]:
+    """Return the envelopes of the promotions beside a digest; one that cannot be read promotes nothing."""
+    found = referrers(repository, digest, tags).found
+    envelopes = [_envelope(repository, one) for one in found if one.manifest.kind == PROMOTION_TYPE]
+    return [each for each in envelopes if isinstance(each, bytes)]
+
+
+def _is_proof(one: Referrer) -> bool:
+    """Tell whether an artifact can be a proof; tools attach other statements (SBOMs, provenance) as bundles, too."""
+    return one.manifest.kind in _PROOFS and one.manifest.annotations.get(PREDICATE, PREDICATE_TYPE) == PREDICATE_TYPE
+
+
+def _unread(named: str, refused: Refused) -> ListedProof:
+    return ListedProof(named, refused, lambda _: refused)
+
+
+def _proof(repository: Repository, one: Referrer, found: Referrers) -> ListedProof:
+    return ListedProof(one.descriptor.digest, _envelope(repository, one), _evidence(repository, found))
+
+
+def _envelope(repository: Repository, one: Referrer) -> bytes | Refused:
+    layers = one.manifest.layers
+    if len(layers) != 1:
+        return Refused(ProofRefusal.UNKNOWN_FORMAT, f"{len(layers)} layers instead of one")
+    if layers[0].size > strict_json.MOST:
+        return Refused(ProofRefusal.UNKNOWN_FORMAT, f"{layers[0].size} bytes, more than {strict_json.MOST}")
+    return _blob(repository, layers[0], strict_json.MOST, "its content")
+
+
+def _evidence(repository: Repository, found: Referrers) -> Callable[[str], bytes | Refused]:
+    reports = [one.manifest for one in found.found if one.manifest.kind == REPORT_TYPE]
+    layers = {layer.digest: layer for manifest in reports for layer in manifest.layers}
+
+    def get(digest: str) -> bytes | Refused:
+        layer = layers.get(digest)
+        if layer is None or layer.size > _MOST_REPORT:
+            return Refused(ProofRefusal.DANGLING, f"its report {digest[:19]} is not there")
+        return _blob(repository, layer, _MOST_REPORT, "its report")
+
+    return get
+
+
+def _blob(repository: Repository, descriptor: Descriptor, most: int, what: str) -> bytes | Refused:
+    """Return a blob, or why it does not count. A registry that does not answer is an error: nothing is known then."""
+    try:
+        return repository.blob(descriptor, most)
+    except AbsentError:
+        return Refused(ProofRefusal.DANGLING, f"{what} {descriptor.named} is not there")
+    except LyingError as error:
+        return Refused(ProofRefusal.TAMPERED, error.message)

@@ -1,0 +1,178 @@
+"""Choose the newest image of a repository that is proven for a node, and say why each newer one is not.
+
+A tag is never believed. What a tag's name says of torch only decides which image is looked at first; what counts is the
+cell in the proof. Newest torch comes first, then the newest proof.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import fnmatch
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from envcheck.matrix.facts.model import Cell
+from envcheck.matrix.facts.versions import key
+from envcheck.registry.attached_proofs import Beside, beside, remote_images
+from envcheck.registry.oci.attachments import is_own_or_fallback
+from envcheck.registry.oci.repository import Repository
+from envcheck.registry.promotions import promoted
+from envcheck.registry.proofs.judge import ImageProofs, JudgedProof, ProofTerms, judge_image
+from envcheck.registry.proofs.ran_image import RemoteImage
+from envcheck.registry.proofs.refusals import ProofRefusal, Refused
+from envcheck.registry.proofs.statement import Statement
+
+_TAG: Final = re.compile(r"(?P<cell>\d+\.\d+\.\d+-(?:cpu|cu\d{2,4})-py3\d{1,2}t?)(?:-(?P<target>[a-z]+))?(?![a-z0-9])")
+_AT_ONCE: Final = 8
+
+
+class Wish(NamedTuple):
+    """What is wanted of a repository: cells by a glob, one target, one architecture in an image's words (amd64)."""
+
+    cells: str
+    target: str
+    arch: str
+
+
+class ImageCandidate(NamedTuple):
+    """An image of the repository, and the tags that lead to it."""
+
+    digest: str
+    tags: tuple[str, ...]
+
+
+class ImageRefusal(NamedTuple):
+    """Why an image, or one of its proofs, was not chosen."""
+
+    digest: str
+    tags: tuple[str, ...]
+    proof: str | None
+    refused: Refused
+
+
+class ChosenImage(NamedTuple):
+    """The image, and the proof that it was chosen for."""
+
+    candidate: ImageCandidate
+    proof: JudgedProof
+    statement: Statement
+
+
+class PullChoice(NamedTuple):
+    """What was chosen, or None; what was refused on the way, and notes on the registry."""
+
+    chosen: ChosenImage | None
+    refused: list[ImageRefusal]
+    notes: list[str]
+
+
+def choose_named(repository: Repository, wanted: str, arch: str, terms: ProofTerms) -> PullChoice:
+    """Return the image of a tag or digest, if it is proven. A tag must be what was promoted last."""
+    found = [image for image in remote_images(repository, wanted) if image.arch == arch]
+    if not found:
+        refused = Refused(ProofRefusal.WRONG_ARCH, f"{wanted} has no image for {arch}")
+        return PullChoice(None, [ImageRefusal(wanted, (), None, refused)], [])
+    image = found[0]
+    tag = wanted if ":" not in wanted else None
+    if tag is not None:
+        not_promoted = promoted(repository, tag, image.index_digest or image.manifest, terms)
+        if not_promoted is not None:
+            return PullChoice(None, [ImageRefusal(image.manifest, (tag,), None, not_promoted)], [])
+    candidate = ImageCandidate(image.manifest, (tag,) if tag else ())
+    return _best([(candidate, *_judged(repository, candidate, terms))], None)
+
+
+def choose(repository: Repository, wish: Wish, terms: ProofTerms) -> PullChoice:
+    """Return the newest image of the repository that is proven and wanted."""
+    tags = repository.tags()
+    named = [tag for tag in tags if not is_own_or_fallback(tag) and _may_be(tag, wish)]
+    best: PullChoice = PullChoice(None, [], [])
+    for torch, group in _newest_first(_candidates(repository, named, wish.arch)):
+        if best.chosen and torch is not None and torch < _torch(best.chosen.statement):
+            break
+        with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+            results = list(pool.map(lambda one: (one, *_judged(repository, one, terms, tags)), group))
+        found = _best(results, wish)
+        chosen = max([each for each in (best.chosen, found.chosen) if each], key=_rank, default=None)
+        best = PullChoice(chosen, [*best.refused, *found.refused], [*best.notes, *found.notes])
+    if best.chosen is None and not best.refused:
+        refused = Refused(ProofRefusal.NO_PROOF, f"no image for {wish.arch} has a tag that fits {wish.cells}")
+        best = best._replace(refused=[ImageRefusal(repository.reference.name, (), None, refused)])
+    return best
+
+
+def _judged(
+    repository: Repository, candidate: ImageCandidate, terms: ProofTerms, tags: Sequence[str] | None = None
+) -> tuple[ImageProofs, list[str]]:
+    found: Beside = beside(repository, candidate.digest, tags)
+    return judge_image(found.proofs, candidate.digest, terms), found.notes
+
+
+def _best(results: Iterable[tuple[ImageCandidate, ImageProofs, list[str]]], wish: Wish | None) -> PullChoice:
+    chosen: list[ChosenImage] = []
+    refused: list[ImageRefusal] = []
+    notes: list[str] = []
+    for candidate, proofs, said in results:
+        notes += said
+        refused += _refusals(candidate, proofs)
+        proof = proofs.chosen
+        if proof is None or proof.statement is None:
+            continue
+        if wish is None or _wanted(proof.statement, wish):
+            chosen.append(ChosenImage(candidate, proof, proof.statement))
+    return PullChoice(max(chosen, key=_rank, default=None), refused, notes)
+
+
+def _refusals(candidate: ImageCandidate, proofs: ImageProofs) -> list[ImageRefusal]:
+    if not proofs.judged and proofs.refused is not None:
+        return [ImageRefusal(candidate.digest, candidate.tags, None, proofs.refused)]
+    return [ImageRefusal(candidate.digest, candidate.tags, p.digest, p.refused) for p in proofs.judged if p.refused]
+
+
+def _rank(one: ChosenImage) -> tuple[tuple[int, ...], str]:
+    return _torch(one.statement), one.statement.facts.ended
+
+
+def _torch(statement: Statement) -> tuple[int, ...]:
+    cell = Cell.parse(statement.facts.cell or "")
+    return key(cell.torch) if cell else ()
+
+
+def _wanted(statement: Statement, wish: Wish) -> bool:
+    facts = statement.facts
+    return fnmatch.fnmatchcase(facts.cell or "", wish.cells) and facts.target in ("", wish.target)
+
+
+def _may_be(tag: str, wish: Wish) -> bool:
+    """Tell whether a tag's image may be wanted; one whose name says nothing of a cell may be."""
+    match = _TAG.search(tag)
+    if match is None:
+        return True
+    return fnmatch.fnmatchcase(f"torch{match['cell']}", wish.cells) and match["target"] in (None, wish.target)
+
+
+def _candidates(repository: Repository, tags: Sequence[str], arch: str) -> list[ImageCandidate]:
+    """Return the images for an architecture behind these tags, each once."""
+
+    def images(tag: str) -> list[RemoteImage]:
+        return remote_images(repository, tag)
+
+    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = list(pool.map(images, tags))
+    by_digest: dict[str, list[str]] = {}
+    for tag, listed in zip(tags, found, strict=True):
+        for image in listed:
+            if image.arch == arch:
+                by_digest.setdefault(image.manifest, []).append(tag)
+    return [ImageCandidate(digest, tuple(names)) for digest, names in by_digest.items()]
+
+
+def _newest_first(candidates: Sequence[ImageCandidate]) -> list[tuple[tuple[int, ...] | None, list[ImageCandidate]]]:
+    """Return the candidates by what their tags say of torch: those that say nothing first, then the newest."""
+    groups: dict[tuple[int, ...] | None, list[ImageCandidate]] = {}
+    for one in candidates:
+        matches = [match for tag in one.tags if (match := _TAG.search(tag))]
+        torch = max((key(match["cell"].partition("-")[0]) for match in matches), default=None)
+        groups.setdefault(torch, []).append(one)
+    return sorted(groups.items(), key=lambda item: (item[0] is None, item[0] or ()), reverse=True)

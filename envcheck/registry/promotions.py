@@ -1,0 +1,131 @@
+"""Promote a proven image: copy it with its proofs, sign what the alias is to name, and move the alias last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from envcheck.errors import EnvcheckError
+from envcheck.registry.attached_proofs import attached_promotions, beside, remote_images
+from envcheck.registry.oci.attachments import PROMOTION_TYPE, attach, promoted_digests
+from envcheck.registry.oci.copying import copy_image
+from envcheck.registry.oci.documents import StoredManifest
+from envcheck.registry.oci.repository import Repository
+from envcheck.registry.proofs import promotion
+from envcheck.registry.proofs.envelope import sign
+from envcheck.registry.proofs.judge import JudgedProof, ProofTerms
+from envcheck.registry.proofs.policy import NamedGpus
+from envcheck.registry.proofs.promotion import Promotion, SignedPromotion
+from envcheck.registry.proofs.refusals import ProofRefusal, Refused
+from envcheck.registry.proofs.statement import written
+from envcheck.signing import PrivateKey
+
+
+class NotProvenError(EnvcheckError):
+    """The policy asks for a proof that the image does not have (exit 1)."""
+
+    exit_code = 1
+
+
+class GateResult(NamedTuple):
+    """What the proofs say of one kind of GPUs that the policy names."""
+
+    gpus: NamedGpus
+    proof: JudgedProof | None
+    refused: Refused | None
+
+    @property
+    def name(self) -> str:
+        """Return the GPUs as the policy writes them."""
+        return f"{self.gpus.gpu} x{self.gpus.gpus}" if self.gpus.gpus else "any node"
+
+
+class Promoted(NamedTuple):
+    """What a promotion did. `missing` keys must still sign before an alias moves."""
+
+    reference: str
+    aliases: list[str]
+    missing: int
+    notes: list[str]
+
+
+def gate(repository: Repository, wanted: str, terms: ProofTerms) -> list[GateResult]:
+    """Return, for each kind of GPUs that the policy names, the proof that holds or why none does."""
+    images = [image.manifest for image in remote_images(repository, wanted)]
+    judged = [promotion.judge_named(beside(repository, image).proofs, image, terms) for image in images]
+    results = []
+    for of_images in zip(*judged, strict=True):
+        proofs = [each for _, each in of_images]
+        proven = next((each.chosen for each in proofs if each.chosen and each.chosen.proven), None)
+        unsigned = Refused(ProofRefusal.UNSIGNED, "nobody signed it")
+        refused = next((each.refused for each in proofs if each.refused), unsigned)
+        results.append(GateResult(of_images[0][0], proven, None if proven else refused))
+    return results
+
+
+def promote(
+    source: Repository,
+    target: Repository,
+    aliases: Sequence[str],
+    gates: Sequence[GateResult],
+    key: PrivateKey,
+    terms: ProofTerms,
+) -> Promoted:
+    """Copy the image with its proofs, sign the promotion of each alias, and move the aliases last.
+
+    An alias moves when as many keys as the policy asks for have promoted the image to it.
+    """
+    digest = source.manifest(source.reference.wanted).digest
+    notes: list[str] = []
+    if source.reference.name != target.reference.name:
+        copied = copy_image(source, target, digest)
+        notes += [*(note for left in copied.left for note in left.notes), *copied.notes]
+    manifest = target.manifest(digest)
+    proofs = sorted({one.proof.digest for one in gates if one.proof})
+    moved: list[str] = []
+    missing = 0
+    for tag in aliases:
+        alias = alias_name(target, tag)
+        document = Promotion(
+            alias=alias, source=source.reference.name, digest=digest, at=written(terms.now), proofs=proofs
+        )
+        envelope = sign(promotion.encode(document), promotion.PAYLOAD_TYPE, key)
+        attach(target, manifest.descriptor, PROMOTION_TYPE, [(PROMOTION_TYPE, envelope)], {})
+        known = _signed(target, digest, terms)
+        if promotion.refuse_alias(known, alias, digest, terms.policy, terms.now) is not None:
+            signers = {one.signer for one in known if (one.promotion.alias, one.promotion.digest) == (alias, digest)}
+            missing = max(missing, terms.policy.signers - len(signers), 1)
+            continue
+        _move(target, tag, manifest)
+        moved.append(alias)
+    return Promoted(str(target.reference.pinned(digest)), moved, missing, notes)
+
+
+def _move(repository: Repository, tag: str, manifest: StoredManifest) -> None:
+    repository.push_manifest(manifest.content, manifest.media_type, tag)
+    if repository.manifest(tag).digest != manifest.digest:
+        message = f"{alias_name(repository, tag)} names another image right after it was moved"
+        raise NotProvenError(message, fix="somebody else moves it at the same time; promote again")
+
+
+def alias_name(repository: Repository, tag: str) -> str:
+    """Return an alias as promotions name it: a promotion is of one tag of one repository."""
+    return f"{repository.reference.name}:{tag}"
+
+
+def promoted(repository: Repository, tag: str, digest: str, terms: ProofTerms) -> Refused | None:
+    """Return why the image that a tag leads to is not the one that was promoted last; None where it is."""
+    known = _signed(repository, digest, terms)
+    return promotion.refuse_alias(known, alias_name(repository, tag), digest, terms.policy, terms.now)
+
+
+def _signed(repository: Repository, digest: str, terms: ProofTerms) -> list[SignedPromotion]:
+    """Return the promotions of every image in the repository that an allowed key signed."""
+    tags = repository.tags()
+    envelopes = [
+        envelope
+        for subject in sorted({digest, *promoted_digests(tags)})
+        for envelope in attached_promotions(repository, subject, tags)
+    ]
+    read = [promotion.read(envelope, terms.policy) for envelope in envelopes]
+    return [one for one in read if isinstance(one, SignedPromotion)]

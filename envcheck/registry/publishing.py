@@ -1,0 +1,113 @@
+"""Publish what a run proved: the report as evidence, and the signed statement, both beside the image that ran."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from envcheck import safe_files
+from envcheck.errors import ConfigError
+from envcheck.registry.attached_proofs import CONTENT, PREDICATE, REPORT_TYPE, remote_images
+from envcheck.registry.oci.attachments import attach
+from envcheck.registry.oci.documents import Descriptor
+from envcheck.registry.oci.repository import Repository
+from envcheck.registry.proofs import evidence, statement
+from envcheck.registry.proofs.envelope import BUNDLE_TYPE, UNSIGNED_TYPE, leave_unsigned, sign
+from envcheck.registry.proofs.from_report import state
+from envcheck.registry.proofs.ran_image import RemoteImage, ran
+from envcheck.registry.proofs.statement import Statement
+from envcheck.reports.model import RunReport
+from envcheck.signing import PrivateKey
+
+_MOST_SBOM: Final = 64 << 20
+
+
+class _Sbom(msgspec.Struct, rename={"bom_format": "bomFormat", "spdx": "spdxVersion"}):
+    bom_format: str = ""
+    spdx: str = ""
+
+
+class Publication(NamedTuple):
+    """One report beside its image. `proof` and `report` are the digests of the artifacts; None of a dry run."""
+
+    image: str
+    statement: Statement
+    report: str | None
+    proof: str | None
+    signer: str | None
+    notes: tuple[str, ...]
+
+
+class Prepared(NamedTuple):
+    """A report that is ready to be published."""
+
+    image: RemoteImage
+    packed: evidence.PackedReport
+    statement: Statement
+
+
+def prepare(
+    repository: Repository, wanted: str, reports: Sequence[RunReport], *, plain_names: bool = False
+) -> list[Prepared]:
+    """Return what each report says of the image that it ran. Nothing is written.
+
+    Raises UnprovableError for a report that is unfinished, of another image or of a Python.
+    """
+    images = remote_images(repository, wanted)
+    prepared = []
+    for report in reports:
+        image = ran(report, images)
+        packed = evidence.pack(report, plain_names=plain_names)
+        prepared.append(Prepared(image, packed, state(packed, image)))
+    return prepared
+
+
+def publish(repository: Repository, one: Prepared, key: PrivateKey | None) -> Publication:
+    """Attach the report and then the statement; whoever is interrupted in between has published no proof."""
+    subject = _subject(repository, one.image)
+    report = attach(repository, subject, REPORT_TYPE, [(evidence.MEDIA_TYPE, one.packed.content)], {})
+    payload = statement.encode(one.statement)
+    if key is None:
+        kind, envelope = UNSIGNED_TYPE, leave_unsigned(payload, statement.PAYLOAD_TYPE)
+    else:
+        kind, envelope = BUNDLE_TYPE, sign(payload, statement.PAYLOAD_TYPE, key)
+    annotations = {CONTENT: "dsse-envelope", PREDICATE: statement.PREDICATE_TYPE}
+    proof = attach(repository, subject, kind, [(kind, envelope)], annotations)
+    return Publication(
+        image=str(repository.reference.pinned(one.image.manifest)),
+        statement=one.statement,
+        report=report.descriptor.digest,
+        proof=proof.descriptor.digest,
+        signer=key.public.id if key else None,
+        notes=(*report.notes, *proof.notes),
+    )
+
+
+def read_sbom(path: Path) -> tuple[str, bytes]:
+    """Return the media type and the bytes of an SBOM. Raises ConfigError for anything but CycloneDX or SPDX in JSON."""
+    try:
+        content = safe_files.read_whole(path, most=_MOST_SBOM)
+        read = msgspec.json.decode(content, type=_Sbom)
+    except OSError as error:
+        message = f"cannot read {path}: {error.strerror}"
+        raise ConfigError(message, fix="pass the file that `envcheck images sbom` wrote") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        read = _Sbom()
+    if read.bom_format == "CycloneDX":
+        return "application/vnd.cyclonedx+json", content
+    if read.spdx.startswith("SPDX-"):
+        return "application/spdx+json", content
+    message = f"{path} is neither CycloneDX nor SPDX in JSON"
+    raise ConfigError(message, fix="pass the file that `envcheck images sbom` wrote")
+
+
+def attach_sbom(repository: Repository, image: RemoteImage, sbom: tuple[str, bytes]) -> Descriptor:
+    """Attach an SBOM to the image and return what names it."""
+    return attach(repository, _subject(repository, image), sbom[0], [sbom], {}).descriptor
+
+
+def _subject(repository: Repository, image: RemoteImage) -> Descriptor:
+    return repository.manifest(image.manifest).descriptor

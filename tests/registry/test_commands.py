@@ -1,0 +1,401 @@
+"""`publish`, `proof`, `promote` and `pull` with real registries: what is proven is chosen, and nothing else ever is.
+
+The reports are recorded: no GPU took part. The runs on a CPU are as the policy of most tests allows.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from msgspec import structs
+
+from envcheck.cli import cli
+from envcheck.cli.registry import access
+from envcheck.errors import EnvcheckError
+from envcheck.registry.oci.documents import OCI_MANIFEST, StoredManifest
+from envcheck.registry.oci.exchange import Asked, Exchange
+from envcheck.registry.oci.repository import Repository
+from envcheck.registry.proofs.statement import written
+from envcheck.reports import model
+from envcheck.runner.schema import TargetFacts
+from tests import proofs
+from tests.registries import stored_blob
+from tests.registry.oci.fakes import opened, push_image, push_index
+
+pytestmark = pytest.mark.tools
+_NUMBERS = itertools.count()
+NOW = dt.datetime.now(dt.timezone.utc)
+
+
+class Site:
+    """A repository with images, a key, a policy for runs on CPUs, and the commands."""
+
+    def __init__(self, address: str, folder: Path) -> None:
+        self.folder = folder
+        self.repository = opened(address, f"site/torch-{next(_NUMBERS)}")
+        self.name = self.repository.reference.name
+        for key in ("release", "other"):
+            proofs.key(folder, key)
+        self.policy = self.write_policy()
+
+    def write_policy(self, proof: str = "", promote: str = "", keys: str = '"release.pub"') -> Path:
+        """Write a policy for runs on CPUs; the texts are added to its tables."""
+        path = self.folder / f"policy-{next(_NUMBERS)}.toml"
+        head = f'[proof]\nkeys = [{keys}]\nmode = "cpu"\nlevel = "static"\n'
+        path.write_text(f"{head}{proof}\n[promote]\n{promote}\n")
+        return path
+
+    def image(self, word: str, tag: str | None = None) -> StoredManifest:
+        """Push an image that no other word gives."""
+        return push_image(self.repository, word, tag)
+
+    def report(self, image: StoredManifest, *, ago: int = 3600, failed: bool = False, cell: str = "") -> Path:
+        """Write a report of a run of the image that ended so many seconds ago."""
+        facts = proofs.facts(manifest_digest=image.digest)
+        target = TargetFacts(kind="image", name=self.name, chosen="--image", image_id=image.digest, image=facts)
+        ended = NOW - dt.timedelta(seconds=ago)
+        made = proofs.report("cpu", target=target, started=_iso(ended, 60), ended=_iso(ended))
+        if cell:
+            made = structs.replace(made, promises={**made.promises, "cell": cell, "target": "runtime"})
+        if failed:
+            made = _failing(made)
+        path = self.folder / f"report-{next(_NUMBERS)}.json"
+        model.write(made, path)
+        return path
+
+    def run(self, *words: object) -> tuple[int, str]:
+        """Run a command and return its exit code and what it said."""
+        result = CliRunner().invoke(cli, [*map(str, words)])
+        if isinstance(result.exception, EnvcheckError):
+            return result.exception.exit_code, str(result.exception)
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.output
+
+    def publish(self, image: StoredManifest, *options: object, key: str = "release", **report: Any) -> tuple[int, str]:
+        """Publish a report of the image."""
+        path = self.report(image, **report)
+        signed = () if "--unsigned" in options else ("--key", self.folder / key)
+        return self.run("publish", f"{self.name}@{image.digest}", "--report", path, *signed, *options)
+
+    def pull(self, *words: object, policy: Path | None = None) -> dict[str, Any]:
+        """Return what a pull would do."""
+        status, output = self.run("pull", *words, "--policy", policy or self.policy, "--dry-run", "--json")
+        document: dict[str, Any] = json.loads(output)
+        assert status == (0 if document["chosen"] else 1)
+        return document
+
+    def chosen(self, *words: object, policy: Path | None = None) -> str | None:
+        """Return the digest that a pull chooses, of the whole repository without words."""
+        name: str | None = self.pull(*(words or ("--from", self.name)), policy=policy)["chosen"]
+        return name.rpartition("@")[2] if name else None
+
+    def reasons(self, *words: object, policy: Path | None = None) -> set[str]:
+        """Return the words of the refusals where nothing is chosen."""
+        document = self.pull(*(words or ("--from", self.name)), policy=policy)
+        assert document["chosen"] is None, document
+        return {row["reason"] for row in document["refused"]}
+
+    def promote(self, image: StoredManifest, *words: object, key: str = "release", **more: Any) -> tuple[int, str]:
+        """Promote the image."""
+        options = ("--policy", more.get("policy", self.policy), "--key", self.folder / key)
+        return self.run("promote", f"{self.name}@{image.digest}", *words, *options)
+
+
+def _iso(moment: dt.datetime, before: int = 0) -> str:
+    return written(moment - dt.timedelta(seconds=before)).replace("Z", "+00:00")
+
+
+def _failing(report: model.RunReport) -> model.RunReport:
+    first = next(outcome for outcome in report.outcomes if outcome.status == "pass")
+    outcomes = [structs.replace(one, status="fail") if one is first else one for one in report.outcomes]
+    verdict = structs.replace(report.verdict, status="fail", exit_code=1)
+    return structs.replace(report, outcomes=outcomes, verdict=verdict)
+
+
+@pytest.fixture
+def site(real: str, tmp_path: Path) -> Site:
+    return Site(real, tmp_path)
+
+
+@pytest.fixture
+def on_disk(docker_registry: str, tmp_path: Path) -> Site:
+    return Site(docker_registry, tmp_path)
+
+
+def test_what_is_published_holds_and_is_pulled_by_its_digest(site: Site) -> None:
+    image = site.image("one", "2.13.0-cpu-py311-runtime")
+    assert site.reasons() == {"no-proof"}
+    status, output = site.publish(image)
+    assert (status, "published PASSED" in output or "published WARNED" in output) == (0, True), output
+    status, output = site.run("proof", f"{site.name}@{image.digest}", "--policy", site.policy, "--json")
+    [row] = json.loads(output)["proofs"]
+    assert (status, row["holds"], row["proven"], row["reason"]) == (0, True, True, None)
+    assert site.chosen() == site.chosen(f"{site.name}@{image.digest}") == image.digest
+
+
+def test_a_dry_run_writes_nothing(site: Site) -> None:
+    image = site.image("one", "one")
+    status, output = site.publish(image, "--dry-run")
+    assert (status, output.split()[:2]) == (0, ["would", "publish"])
+    assert site.repository.tags() == ["one"]
+
+
+def test_without_a_policy_no_key_is_known(site: Site) -> None:
+    image = site.image("one", "one")
+    site.publish(image)
+    status, output = site.run("pull", "--from", site.name, "--dry-run", "--json")
+    assert (status, [row["reason"] for row in json.loads(output)["refused"]]) == (1, ["wrong-key"])
+
+
+def test_a_report_of_another_image_publishes_nothing(site: Site) -> None:
+    one, other = site.image("one", "one"), site.image("other", "other")
+    status, output = site.run(
+        "publish", f"{site.name}:one", "--report", site.report(other), "--key", site.folder / "release"
+    )
+    assert (status, "about another image" in output) == (1, True), output
+    assert sorted(site.repository.tags()) == ["one", "other"]
+    assert one.digest != other.digest
+
+
+def test_a_newer_failure_takes_back_and_a_stranger_s_does_not(site: Site) -> None:
+    image = site.image("one", "one")
+    site.publish(image)
+    site.publish(image, key="other", ago=1800, failed=True)
+    assert site.chosen() == image.digest
+    status, output = site.publish(image, ago=1200, failed=True)
+    assert (status, output.startswith("published FAILED")) == (0, True)
+    assert {"failed", "failed-since"} <= site.reasons()
+    site.publish(image, ago=600)
+    assert site.chosen() == image.digest
+
+
+def test_what_nobody_signed_is_taken_where_the_policy_says_so_and_is_not_called_proven(site: Site) -> None:
+    image = site.image("one", "one")
+    status, output = site.publish(image, "--unsigned")
+    assert (status, "nobody can rely on it" in output) == (0, True)
+    assert site.reasons() == {"unsigned"}
+    open_policy = site.write_policy("unsigned = true\n")
+    document = site.pull("--from", site.name, policy=open_policy)
+    assert (document["chosen"] is not None, document["proven"]) == (True, False)
+    status, output = site.promote(image, "--to", "stable", policy=open_policy)
+    assert (status, "unsigned" in output) == (1, True)
+
+
+def test_the_newest_torch_comes_first_and_then_the_newest_proof(site: Site) -> None:
+    old = site.image("old", "2.8.0-cpu-py311-runtime-amd64-1")
+    new = site.image("new", "2.13.0-cpu-py311-runtime-amd64-1")
+    rebuilt = site.image("rebuilt", "2.13.0-cpu-py311-runtime-amd64-2")
+    site.publish(old, ago=60, cell="torch2.8.0-cpu-py311")
+    assert site.chosen() == old.digest
+    site.publish(new, ago=3600, cell="torch2.13.0-cpu-py311")
+    site.publish(rebuilt, ago=7200, cell="torch2.13.0-cpu-py311")
+    assert site.chosen() == new.digest
+    assert site.chosen("torch2.8*", "--from", site.name) == old.digest
+    site.publish(rebuilt, ago=30, cell="torch2.13.0-cpu-py311")
+    assert site.chosen() == rebuilt.digest
+    assert site.reasons("torch2.9*", "--from", site.name) == {"no-proof"}
+    assert site.chosen("--from", site.name, "--target", "devel") is None
+
+
+def test_a_name_of_a_tag_is_not_believed(site: Site) -> None:
+    old = site.image("old", "2.13.0-cpu-py311-runtime")
+    new = site.image("new", "2.12.0-cpu-py311-runtime")
+    site.publish(old, cell="torch2.8.0-cpu-py311")
+    site.publish(new, cell="torch2.12.0-cpu-py311")
+    assert site.chosen() == new.digest
+
+
+def test_an_alias_is_what_was_promoted_last(site: Site) -> None:
+    first, second = site.image("first", "a"), site.image("second", "b")
+    for image in (first, second):
+        assert site.publish(image)[0] == 0
+    assert site.reasons(f"{site.name}:a") == {"alias-not-promoted"}
+    status, output = site.promote(first, "--to", "stable")
+    assert (status, f"promoted {site.name}:stable" in output) == (0, True), output
+    assert site.chosen(f"{site.name}:stable") == first.digest
+    _tag(site.repository, "stable", second)
+    assert site.reasons(f"{site.name}:stable") == {"alias-not-promoted"}
+    _tag(site.repository, "stable", first)
+    assert site.chosen(f"{site.name}:stable") == first.digest
+
+
+def test_an_alias_does_not_go_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = site.image("first"), site.image("second")
+    for image in (first, second):
+        site.publish(image)
+    assert site.promote(first, "--to", "stable")[0] == 0
+    _later(monkeypatch, 2)
+    assert site.promote(second, "--to", "stable")[0] == 0
+    assert site.chosen(f"{site.name}:stable") == second.digest
+    _tag(site.repository, "stable", first)
+    assert site.reasons(f"{site.name}:stable") == {"alias-not-promoted"}
+
+
+def test_a_promotion_wants_a_proof_for_each_of_the_policys_gpus(site: Site) -> None:
+    image = site.image("one")
+    assert site.promote(image, "--to", "stable")[0] == 1
+    assert "stable" not in site.repository.tags()
+    site.publish(image)
+    gpus = site.write_policy(promote='gpus = ["H100 x8"]').read_text().replace('"cpu"', '"gpu"')
+    (site.folder / "gpus.toml").write_text(gpus)
+    status, output = site.promote(image, "--to", "stable", policy=site.folder / "gpus.toml")
+    assert (status, output.split()[:4]) == (1, ["not", "met", "H100", "x8:"])
+    assert "stable" not in site.repository.tags()
+
+
+def test_an_index_without_an_image_is_never_promoted(site: Site) -> None:
+    index = push_index(site.repository, "empty")
+    status, output = site.promote(index, "--to", "stable")
+    assert (status, "names no image for Linux" in output) == (1, True), output
+    assert "stable" not in site.repository.tags()
+
+
+def test_an_index_is_proven_and_promoted_by_its_image(site: Site) -> None:
+    index = push_index(site.repository, "both", amd64="one", arm64="two")
+    image = site.image("one")
+    assert site.publish(image)[0] == 0
+    assert site.promote(index, "--to", "stable")[0] == 0
+    assert site.chosen(f"{site.name}:stable") == site.chosen() == image.digest
+
+
+def test_an_alias_moves_when_enough_keys_have_promoted(site: Site) -> None:
+    image = site.image("one")
+    site.publish(image)
+    two = site.write_policy(promote="signers = 2", keys='"release.pub", "other.pub"')
+    status, output = site.promote(image, "--to", "stable", policy=two)
+    assert (status, "1 more of the policy's keys" in output) == (1, True), output
+    assert "stable" not in site.repository.tags()
+    assert site.promote(image, "--to", "stable", policy=two)[0] == 1
+    assert site.promote(image, "--to", "stable", policy=two, key="other")[0] == 0
+    assert site.chosen(f"{site.name}:stable", policy=two) == image.digest
+
+
+def test_a_promotion_takes_the_proofs_along(docker_registry: str, referrers_registry: str, tmp_path: Path) -> None:
+    site = Site(docker_registry, tmp_path)
+    image = site.image("one")
+    site.publish(image)
+    there = opened(referrers_registry, site.repository.reference.repository)
+    status, output = site.promote(image, "--to", "stable", "--to-repo", there.reference.name)
+    assert status == 0, output
+    assert site.chosen(f"{there.reference.name}:stable") == image.digest
+    assert site.chosen("--from", there.reference.name) == image.digest
+    assert "stable" not in site.repository.tags()
+
+
+def test_only_a_digest_of_the_policys_repository_and_a_key_of_the_policy_promote(site: Site) -> None:
+    image = site.image("one", "one")
+    site.publish(image)
+    options = ("--policy", site.policy, "--key", site.folder / "release")
+    assert site.run("promote", f"{site.name}:one", "--to", "stable", *options)[0] == 2
+    assert site.promote(image, "--to", f"sha256-{'0' * 64}")[0] == 2
+    assert site.promote(image, "--to", "stable", key="other")[0] == 2
+    elsewhere = site.write_policy(promote='from = "registry.example/staging"')
+    assert site.promote(image, "--to", "stable", policy=elsewhere)[0] == 2
+    assert site.repository.tags() == [*_listed(site.repository, image), "one"] or "stable" not in site.repository.tags()
+
+
+@pytest.mark.parametrize("artifact", ["proof", "report"])
+def test_a_flipped_byte_on_the_registrys_disk_is_tampering(on_disk: Site, docker_files: Path, artifact: str) -> None:
+    image = on_disk.image("one", "one")
+    _, output = on_disk.publish(image, "--json")
+    [row] = json.loads(output)["published"]
+    layer = on_disk.repository.manifest(row[artifact]).image().layers[0]
+    file = stored_blob(docker_files, layer.digest)
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1
+    file.write_bytes(content)
+    assert on_disk.reasons() == {"tampered"}
+
+
+def test_a_proof_that_is_gone_is_dangling_and_none_of_it_counts(on_disk: Site) -> None:
+    image = on_disk.image("one", "one")
+    _, output = on_disk.publish(image, "--json")
+    [row] = json.loads(output)["published"]
+    path = f"/v2/{on_disk.repository.reference.repository}/manifests/{row['proof']}"
+    _delete(on_disk.repository, path)
+    assert on_disk.reasons() == {"dangling"}
+
+
+def test_a_publication_that_is_cut_off_anywhere_proves_nothing_and_the_next_completes_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = site.image("one", "one")
+    path = site.report(image)
+    words = ("publish", f"{site.name}@{image.digest}", "--report", path, "--key", site.folder / "release")
+    honest = Exchange.ask
+    for allowed in itertools.count():
+        left = iter(range(allowed))
+
+        def ask(self: Exchange, asked: Any, left: Iterator[int] = left) -> Any:
+            if next(left, None) is None:
+                raise KilledError
+            return honest(self, asked)
+
+        monkeypatch.setattr(Exchange, "ask", ask)
+        result = CliRunner().invoke(cli, [*map(str, words)])
+        monkeypatch.setattr(Exchange, "ask", honest)
+        if result.exit_code == 0:
+            break
+        assert isinstance(result.exception, KilledError)
+        # The proof is whole or not there: what is chosen in between has evidence that holds.
+        document = site.pull("--from", site.name)
+        assert document["chosen"] is None or document["proven"]
+    assert allowed > 5
+    assert site.run(*words)[0] == 0
+    assert site.chosen() == image.digest
+    assert len([tag for tag in site.repository.tags() if tag.endswith(".proof")]) == 2
+
+
+class KilledError(Exception):
+    """As if the process had ended here."""
+
+
+def test_a_key_is_asked_for_and_not_both(site: Site) -> None:
+    image = site.image("one", "one")
+    report = site.report(image)
+    words = ("publish", f"{site.name}:one", "--report", report)
+    assert site.run(*words)[0] == 2
+    assert site.run(*words, "--key", site.folder / "release", "--unsigned")[0] == 2
+    assert site.run(*words, "--key", site.folder / "release.pub")[0] == 2
+
+
+def test_an_sbom_goes_beside_the_image_and_nothing_else_does(site: Site) -> None:
+    image = site.image("one", "one")
+    sbom, other = site.folder / "sbom.json", site.folder / "other.json"
+    sbom.write_text('{"bomFormat": "CycloneDX", "specVersion": "1.6"}')
+    other.write_text("{}")
+    assert site.publish(image, "--sbom", other)[0] == 2
+    assert site.repository.tags() == ["one"]
+    assert site.publish(image, "--sbom", sbom)[0] == 0
+    assert site.chosen() == image.digest
+    assert len([tag for tag in site.repository.tags() if tag.endswith(".proof")]) == 3
+
+
+def _tag(repository: Repository, tag: str, image: StoredManifest) -> None:
+    repository.push_manifest(image.content, OCI_MANIFEST, tag)
+
+
+def _listed(repository: Repository, image: StoredManifest) -> list[str]:
+    return [tag for tag in repository.tags() if tag.startswith(image.digest.replace(":", "-"))]
+
+
+def _later(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
+    honest: Callable[..., Any] = access.terms
+
+    def terms(*given: Any) -> Any:
+        made = honest(*given)
+        return made._replace(now=made.now + dt.timedelta(seconds=seconds))
+
+    monkeypatch.setattr(access, "terms", terms)
+
+
+def _delete(repository: Repository, path: str) -> None:
+    reply = repository.exchange.ask(Asked("DELETE", path, "a proof", accepted=(202,), push=True))
+    assert reply.status == 202
