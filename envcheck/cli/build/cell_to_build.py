@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,12 +51,6 @@ def one_cell(matrix: Matrix, selector: str, arch: HostArch) -> Cell:
     except ConfigError as error:
         raise ConfigError(error.message, fix=f"{near(matrix, selector)} Or {error.fix}".removeprefix(" Or ")) from error
     return named
-
-
-def architecture(platform: str) -> HostArch:
-    """Return the architecture of a platform as engines write it; "auto" is this machine's."""
-    machine = os.uname().machine if platform == "auto" else platform
-    return "aarch64" if machine in {"aarch64", "arm64", "linux/arm64"} else "x86_64"
 
 
 def _with_kept_locks(matrix: Matrix, cell: Cell, target: Target, arch: HostArch) -> ImageSpec:

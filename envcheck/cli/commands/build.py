@@ -150,12 +150,12 @@ def command(options: BuildOptions, settings: Settings) -> None:
     Python or an index that is needed is not there.
     """
     from envcheck.cli.build.cell_to_build import (
-        architecture,
         lock_first,
         refuse_without_lock,
         spec_to_build,
     )
     from envcheck.cli.build.printed import show_unlocked
+    from envcheck.cli.shared.platforms import architecture
     from envcheck.cli.sources.best_cell import cell_for_this_machine
     from envcheck.cli.sources.mirror_selection import profile_for
     from envcheck.cli.sources.packages_on_top import requested_packages, with_packages
@@ -215,7 +215,7 @@ def _without_network(options: BuildOptions) -> BuildOptions:
 
 
 def _engine(options: BuildOptions) -> EngineName:
-    from envcheck.cli.build.cell_to_build import architecture
+    from envcheck.cli.shared.platforms import architecture
     from envcheck.errors import ConfigError, UnavailableError
     from envcheck.images import engines
 

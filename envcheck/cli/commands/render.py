@@ -160,7 +160,7 @@ def _render(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOptio
 
 
 def _context(specs: list[ImageSpec], mirror: str, output: Path, settings: Settings) -> None:
-    from envcheck.cli.build.cell_to_build import architecture
+    from envcheck.cli.shared.platforms import architecture
     from envcheck.errors import ConfigError
     from envcheck.images.build import tags
     from envcheck.images.render.build_context import write

@@ -90,7 +90,8 @@ def parse_request(
 
 
 def locked_cells(settings: Settings, selector: str, *, one: bool) -> list[CellLocks]:
-    """Return the locks of each cell that the selector matches; `one` refuses several cells."""
+    """Return the locks for this machine of each cell that the selector matches; `one` refuses several cells."""
+    from envcheck.cli.shared.platforms import architecture
     from envcheck.data import data_path
     from envcheck.images.locks.lockfile import read_locks
     from envcheck.images.spec import no_lock, select, select_one
@@ -99,12 +100,11 @@ def locked_cells(settings: Settings, selector: str, *, one: bool) -> list[CellLo
 
     matrix = load(settings.matrix)
     cells = [select_one(matrix, selector, "probe for")] if one else select(matrix, [selector])
-    found = [
-        CellLocks(read_locks(data_path("images") / str(cell), groups_of("runtime")), cell.python) for cell in cells
-    ]
+    arch, groups = architecture("auto"), groups_of("runtime")
+    found = [CellLocks(read_locks(data_path("images") / str(cell), groups, arch), cell.python) for cell in cells]
     for cell, (locks, _) in zip(cells, found, strict=True):
         if not locks:
-            raise no_lock(cell)
+            raise no_lock(cell, arch)
     return found
 
 
