@@ -13,7 +13,7 @@ from envcheck.registry.oci.referrers import Referrer, Referrers, referrers
 from envcheck.registry.oci.registry_errors import TAMPERED, AbsentError, LyingError
 from envcheck.registry.oci.repository import Repository
 from envcheck.registry.proofs import strict_json
-from envcheck.registry.proofs.envelope import BUNDLE_TYPE, UNSIGNED_TYPE
+from envcheck.registry.proofs.envelope import BUNDLE_TYPE, UNSIGNED_TYPE, bundle_annotations
 from envcheck.registry.proofs.judge import ListedProof
 from envcheck.registry.proofs.ran_image import RemoteImage
 from envcheck.registry.proofs.refusals import ProofRefusal, Refused
@@ -21,10 +21,8 @@ from envcheck.registry.proofs.statement import PREDICATE_TYPE
 
 # The artifact type of a proof's evidence; a proof has the type of its envelope.
 REPORT_TYPE: Final = "application/vnd.envcheck.report.v1+json"
-# What other clients look a bundle up by (sigstore's bundle specification, "OCI").
-CONTENT: Final = "dev.sigstore.bundle.content"
-PREDICATE: Final = "dev.sigstore.bundle.predicateType"
 _PROOFS: Final = (BUNDLE_TYPE, UNSIGNED_TYPE)
+_ANNOTATIONS: Final = bundle_annotations(PREDICATE_TYPE)
 _MOST_CONFIG: Final = 4 << 20
 _MOST_REPORT: Final = 64 << 20
 
@@ -97,7 +95,8 @@ def attached_promotions(repository: Repository, digest: str, tags: Sequence[str]
 
 def _is_proof(one: Referrer) -> bool:
     """Tell whether an artifact can be a proof; tools attach other statements (SBOMs, provenance) as bundles, too."""
-    return one.manifest.kind in _PROOFS and one.manifest.annotations.get(PREDICATE, PREDICATE_TYPE) == PREDICATE_TYPE
+    said = {name: one.manifest.annotations.get(name, value) for name, value in _ANNOTATIONS.items()}
+    return one.manifest.kind in _PROOFS and said == _ANNOTATIONS
 
 
 def _unread(named: str, refused: Refused) -> ListedProof:

@@ -59,6 +59,14 @@ class ChosenImage(NamedTuple):
     statement: Statement
 
 
+class ScreenedImage(NamedTuple):
+    """What lies beside an image, and what becomes of it without its evidence."""
+
+    candidate: ImageCandidate
+    found: Beside
+    proofs: ImageProofs
+
+
 class PullChoice(NamedTuple):
     """What was chosen, or None; what was refused on the way, and notes on the registry."""
 
@@ -80,7 +88,7 @@ def choose_named(repository: Repository, wanted: str, arch: str, terms: ProofTer
         if not_promoted is not None:
             return PullChoice(None, [ImageRefusal(image.manifest, (tag,), None, not_promoted)], [])
     candidate = ImageCandidate(image.manifest, (tag,) if tag else ())
-    return _best([(candidate, *_judged(repository, candidate, terms))], None)
+    return _best([_screened(repository, candidate, terms)], None, terms)
 
 
 def choose(repository: Repository, wish: Wish, terms: ProofTerms) -> PullChoice:
@@ -92,36 +100,51 @@ def choose(repository: Repository, wish: Wish, terms: ProofTerms) -> PullChoice:
         if best.chosen and torch is not None and torch < _torch(best.chosen.statement):
             break
         with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-            results = list(pool.map(lambda one: (one, *_judged(repository, one, terms, tags)), group))
-        found = _best(results, wish)
+            screened = list(pool.map(lambda one: _screened(repository, one, terms, tags), group))
+        found = _best(screened, wish, terms)
         chosen = max([each for each in (best.chosen, found.chosen) if each], key=_rank, default=None)
         best = PullChoice(chosen, [*best.refused, *found.refused], [*best.notes, *found.notes])
     if best.chosen is None and not best.refused:
-        refused = Refused(ProofRefusal.NO_PROOF, f"no image for {wish.arch} has a tag that fits {wish.cells}")
+        refused = Refused(ProofRefusal.NO_PROOF, f"no image for {wish.arch} fits {wish.cells}, target {wish.target}")
         best = best._replace(refused=[ImageRefusal(repository.reference.name, (), None, refused)])
     return best
 
 
-def _judged(
+def _screened(
     repository: Repository, candidate: ImageCandidate, terms: ProofTerms, tags: Sequence[str] | None = None
-) -> tuple[ImageProofs, list[str]]:
-    found: Beside = beside(repository, candidate.digest, tags)
-    return judge_image(found.proofs, candidate.digest, terms), found.notes
+) -> ScreenedImage:
+    """Judge an image by all but its evidence, which takes longer than everything else together."""
+    found = beside(repository, candidate.digest, tags)
+    by_statement = terms._replace(policy=terms.policy._replace(rejudge=False))
+    return ScreenedImage(candidate, found, judge_image(found.proofs, candidate.digest, by_statement))
 
 
-def _best(results: Iterable[tuple[ImageCandidate, ImageProofs, list[str]]], wish: Wish | None) -> PullChoice:
-    chosen: list[ChosenImage] = []
+def _best(screened: Iterable[ScreenedImage], wish: Wish | None, terms: ProofTerms) -> PullChoice:
+    """Return the newest image whose proof holds by its evidence, too; images after it are not looked at so closely."""
     refused: list[ImageRefusal] = []
     notes: list[str] = []
-    for candidate, proofs, said in results:
-        notes += said
-        refused += _refusals(candidate, proofs)
-        proof = proofs.chosen
-        if proof is None or proof.statement is None:
-            continue
-        if wish is None or _wanted(proof.statement, wish):
-            chosen.append(ChosenImage(candidate, proof, proof.statement))
-    return PullChoice(max(chosen, key=_rank, default=None), refused, notes)
+    holding: list[tuple[ChosenImage, ScreenedImage]] = []
+    for one in screened:
+        notes += one.found.notes
+        chosen = _chosen(one.candidate, one.proofs, wish)
+        if chosen is None:
+            refused += _refusals(one.candidate, one.proofs)
+        else:
+            holding.append((chosen, one))
+    for _, one in sorted(holding, key=lambda pair: _rank(pair[0]), reverse=True):
+        proofs = judge_image(one.found.proofs, one.candidate.digest, terms)
+        refused += _refusals(one.candidate, proofs)
+        chosen = _chosen(one.candidate, proofs, wish)
+        if chosen is not None:
+            return PullChoice(chosen, refused, notes)
+    return PullChoice(None, refused, notes)
+
+
+def _chosen(candidate: ImageCandidate, proofs: ImageProofs, wish: Wish | None) -> ChosenImage | None:
+    proof = proofs.chosen
+    if proof is None or proof.statement is None or not (wish is None or _wanted(proof.statement, wish)):
+        return None
+    return ChosenImage(candidate, proof, proof.statement)
 
 
 def _refusals(candidate: ImageCandidate, proofs: ImageProofs) -> list[ImageRefusal]:

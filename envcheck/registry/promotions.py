@@ -120,7 +120,7 @@ def promoted(repository: Repository, tag: str, digest: str, terms: ProofTerms) -
 
 
 def _signed(repository: Repository, digest: str, terms: ProofTerms) -> list[SignedPromotion]:
-    """Return the promotions of every image in the repository that an allowed key signed."""
+    """Return the promotions of every image here that an allowed key signed, from where the policy promotes from."""
     tags = repository.tags()
     envelopes = [
         envelope
@@ -128,4 +128,6 @@ def _signed(repository: Repository, digest: str, terms: ProofTerms) -> list[Sign
         for envelope in attached_promotions(repository, subject, tags)
     ]
     read = [promotion.read(envelope, terms.policy) for envelope in envelopes]
-    return [one for one in read if isinstance(one, SignedPromotion)]
+    signed = [one for one in read if isinstance(one, SignedPromotion)]
+    source = terms.policy.promoted_from
+    return [one for one in signed if source is None or one.promotion.source == source]

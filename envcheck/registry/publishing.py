@@ -10,12 +10,12 @@ import msgspec
 
 from envcheck import safe_files
 from envcheck.errors import ConfigError
-from envcheck.registry.attached_proofs import CONTENT, PREDICATE, REPORT_TYPE, remote_images
+from envcheck.registry.attached_proofs import REPORT_TYPE, remote_images
 from envcheck.registry.oci.attachments import attach
 from envcheck.registry.oci.documents import Descriptor
 from envcheck.registry.oci.repository import Repository
 from envcheck.registry.proofs import evidence, statement
-from envcheck.registry.proofs.envelope import BUNDLE_TYPE, UNSIGNED_TYPE, leave_unsigned, sign
+from envcheck.registry.proofs.envelope import BUNDLE_TYPE, UNSIGNED_TYPE, bundle_annotations, leave_unsigned, sign
 from envcheck.registry.proofs.from_report import state
 from envcheck.registry.proofs.ran_image import RemoteImage, ran
 from envcheck.registry.proofs.statement import Statement
@@ -74,7 +74,7 @@ def publish(repository: Repository, one: Prepared, key: PrivateKey | None) -> Pu
         kind, envelope = UNSIGNED_TYPE, leave_unsigned(payload, statement.PAYLOAD_TYPE)
     else:
         kind, envelope = BUNDLE_TYPE, sign(payload, statement.PAYLOAD_TYPE, key)
-    annotations = {CONTENT: "dsse-envelope", PREDICATE: statement.PREDICATE_TYPE}
+    annotations = bundle_annotations(statement.PREDICATE_TYPE)
     proof = attach(repository, subject, kind, [(kind, envelope)], annotations)
     return Publication(
         image=str(repository.reference.pinned(one.image.manifest)),

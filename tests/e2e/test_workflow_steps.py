@@ -1,18 +1,16 @@
-"""The steps of images.yml on a real engine and a real registry: build, stage by digest, validate, gate."""
+"""The steps of images.yml on a real engine and registry: build, stage by digest, validate, publish, pull, gate."""
 
 from __future__ import annotations
 
 import json
-import shutil
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import CELL, ROOT, Image, Machine
+from tests.registries import docker_registry
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
@@ -20,37 +18,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Return host:port of a registry of the distribution."""
-    program = shutil.which("docker-registry")
-    if program is None:
-        pytest.skip("no docker-registry here (`make test` unpacks it where apt is)")
-    scratch = tmp_path_factory.mktemp("registry")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    config = {
-        "version": 0.1,
-        "storage": {"filesystem": {"rootdirectory": str(scratch / "data")}},
-        "http": {"addr": address},
-    }
-    (scratch / "registry.yml").write_text(json.dumps(config))
-    with (scratch / "registry.log").open("w") as log:
-        process = subprocess.Popen([program, "serve", str(scratch / "registry.yml")], stdout=log, stderr=log)
-        try:
-            _answers(address)
-            yield address
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
-def _answers(address: str) -> None:
-    host, _, port = address.partition(":")
-    for _ in range(300):
-        with socket.socket() as tried:
-            if tried.connect_ex((host, int(port))) == 0:
-                return
-        time.sleep(0.1)
-    pytest.fail("the registry does not answer")
+    with docker_registry(tmp_path_factory.mktemp("registry")) as address:
+        yield address
 
 
 def step(machine: Machine, at: Path, name: str, **env: str) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
@@ -83,13 +52,35 @@ def test_an_image_goes_from_its_cell_to_the_gate(registry: str, image: Image, ma
     assert json.loads((tmp_path / "staged.json").read_text())["image"] == reference
 
     summary = tmp_path / "summary.md"
-    env = {"IMAGE": reference, "LEVEL": "static", "GITHUB_STEP_SUMMARY": str(summary)}
+    env = {"IMAGE": reference, "LEVEL": "quick", "GITHUB_STEP_SUMMARY": str(summary)}
     done, told = step(machine, tmp_path, "validate", **env)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(Path(told["report"]).read_text())
     assert pushed["digest"] in json.dumps(report)
     assert reference in summary.read_text()
 
-    done, _ = step(machine, tmp_path, "gate", **{**env, "LEVEL": "quick"})
+    publish_and_pull(machine, tmp_path, reference, told["report"])
+
+    done, _ = step(machine, tmp_path, "gate", **env)
     assert done.returncode != 0
     assert "GPU" in done.stdout + done.stderr
+
+
+def publish_and_pull(machine: Machine, at: Path, reference: str, report: str) -> None:
+    """Publish what the run proved, and pull by it: the engine fetches the very image that ran."""
+    assert machine.envcheck("key", "new", str(at / "release")).returncode == 0
+    done = machine.envcheck("publish", reference, "--report", report, "--key", str(at / "release"))
+    assert done.returncode == 0, done.stderr
+    policy = at / "envcheck-policy.toml"
+    policy.write_text('[proof]\nkeys = ["release.pub"]\nmode = "cpu"\nlevel = "quick"\n')
+    assert machine.docker("image", "rm", reference).returncode == 0
+    name = reference.partition("@")[0]
+    done = machine.envcheck("pull", "--from", name, "--policy", str(policy), "--engine", "docker", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    pulled = json.loads(done.stdout)
+    assert (pulled["chosen"], pulled["proven"], pulled["refused"]) == (reference, True, [])
+    ids = [
+        machine.docker("image", "inspect", "--format", "{{.Id}}", one) for one in (reference, pulled["pulled"]["name"])
+    ]
+    assert len({one.stdout for one in ids}) == 1
+    assert all(one.returncode == 0 for one in ids)

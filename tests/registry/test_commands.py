@@ -204,6 +204,28 @@ def test_the_newest_torch_comes_first_and_then_the_newest_proof(site: Site) -> N
     assert site.chosen("--from", site.name, "--target", "devel") is None
 
 
+def test_evidence_that_does_not_hold_leads_to_the_next_image(on_disk: Site, docker_files: Path) -> None:
+    old = on_disk.image("old", "2.8.0-cpu-py311-runtime")
+    new = on_disk.image("new", "2.8.0-cpu-py311-runtime-2")
+    on_disk.publish(old, ago=7200, cell="torch2.8.0-cpu-py311")
+    _, output = on_disk.publish(new, "--json", ago=60, cell="torch2.8.0-cpu-py311")
+    assert on_disk.chosen() == new.digest
+    report = json.loads(output)["published"][0]["report"]
+    stored_blob(docker_files, on_disk.repository.manifest(report).image().layers[0].digest).unlink()
+    document = on_disk.pull("--from", on_disk.name)
+    assert document["chosen"].endswith(old.digest)
+    assert [(row["digest"], row["reason"]) for row in document["refused"]] == [(new.digest, "dangling")]
+
+
+def test_a_promotion_from_elsewhere_than_the_policy_says_does_not_count(site: Site) -> None:
+    image = site.image("one")
+    site.publish(image)
+    assert site.promote(image, "--to", "stable")[0] == 0
+    elsewhere = site.write_policy(promote='from = "registry.example/staging"')
+    assert site.chosen(f"{site.name}:stable") == image.digest
+    assert site.reasons(f"{site.name}:stable", policy=elsewhere) == {"alias-not-promoted"}
+
+
 def test_a_name_of_a_tag_is_not_believed(site: Site) -> None:
     old = site.image("old", "2.13.0-cpu-py311-runtime")
     new = site.image("new", "2.12.0-cpu-py311-runtime")
