@@ -70,7 +70,8 @@ def build_registry(to: Path, scratch: Path) -> None:
         "CGO_ENABLED": "0",
     }
     made = scratch / REGISTRY
-    _run([str(go / "bin/go"), "build", "-o", str(made), str(scratch / "main.go")], environment)
+    quickly = ("-gcflags=all=-N -l -dwarf=false", "-ldflags=-s -w")  # without optimization: two thirds of the time
+    _run([str(go / "bin/go"), "build", *quickly, "-o", str(made), str(scratch / "main.go")], environment)
     made.rename(to)
 
 

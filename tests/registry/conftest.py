@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -45,8 +46,8 @@ def real(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def fresh() -> Callable[[str], Repository]:
-    """Return what opens a repository that no other test uses, at HOST:PORT."""
-    return lambda address: opened(address, f"team/torch-{next(_NUMBERS)}")
+    """Return what opens a repository that no other test uses, at HOST:PORT of a real registry, with real pauses."""
+    return lambda address: opened(address, f"team/torch-{next(_NUMBERS)}", sleep=time.sleep)
 
 
 @pytest.fixture(scope="session")
