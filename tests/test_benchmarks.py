@@ -1,0 +1,68 @@
+"""What the benchmarks of image builds conclude from a build's log and from two images."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from benchmarks import equal_builds as equal
+from benchmarks.images import again
+
+LOG = """
+#6 [os 1/2] FROM localhost/envcheck/base:1@sha256:1
+#6 DONE 0.0s
+#8 [installed 1/2] RUN sh /run/install/install.sh torch /opt/venv
+#8 CACHED
+#7 [os 2/2] RUN sh /run/os/os.sh tini
+#7 CACHED
+#9 [installed 2/2] RUN sh /run/install/install.sh base /opt/venv
+#9 0.761 Resolved 1 package
+#9 DONE 3.0s
+#10 [runtime 1/1] COPY envcheck /opt
+#10 DONE 0.1s
+"""
+
+
+def test_the_steps_that_were_built_again_are_those_that_are_not_cached() -> None:
+    assert list(again(LOG).items()) == [
+        ("RUN sh /run/os/os.sh tini", False),
+        ("RUN sh /run/install/install.sh torch /opt/venv", False),
+        ("RUN sh /run/install/install.sh base /opt/venv", True),
+        ("COPY envcheck /opt", True),
+    ]
+
+
+def saved(path: Path, *, time: int, mode: int = 0o644, text: bytes = b"x") -> list[equal.Entries]:
+    """Return the layers of an archive as `docker save` writes them, with one file in its one layer."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as archive:
+        entry = tarfile.TarInfo("etc/file")
+        entry.mtime, entry.mode, entry.size = time, mode, len(text)
+        archive.addfile(entry, io.BytesIO(text))
+    contents = {"manifest.json": json.dumps([{"Layers": ["blob"]}]).encode(), "blob": gzip.compress(layer.getvalue())}
+    with tarfile.open(path, "w") as archive:
+        for name, content in contents.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return list(equal.read_layers(path))
+
+
+@pytest.mark.parametrize(
+    ("mode", "text", "differing"),
+    [(0o644, b"x", {}), (0o600, b"x", {0: ["etc/file"]}), (0o644, b"y", {0: ["etc/file"]})],
+    ids=["time", "mode", "bytes"],
+)
+def test_images_that_differ_in_times_alone_are_equal(
+    tmp_path: Path, mode: int, text: bytes, differing: dict[int, list[str]]
+) -> None:
+    one = equal.BuiltImage("key", saved(tmp_path / "one", time=1), ["sha256:1"], "sha256:m")
+    other = equal.BuiltImage("key", saved(tmp_path / "other", time=2, mode=mode, text=text), ["sha256:2"], "sha256:m")
+    found = equal.compare(one, other)
+    assert (found["differing"], found["content_equal"], found["met"]) == (differing, not differing, not differing)
+    assert (found["entries"], found["digests_equal"]) == (1, 0)
