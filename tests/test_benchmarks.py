@@ -61,8 +61,24 @@ def saved(path: Path, *, time: int, mode: int = 0o644, text: bytes = b"x") -> li
 def test_images_that_differ_in_times_alone_are_equal(
     tmp_path: Path, mode: int, text: bytes, differing: dict[int, list[str]]
 ) -> None:
-    one = equal.BuiltImage("key", saved(tmp_path / "one", time=1), ["sha256:1"], "sha256:m")
-    other = equal.BuiltImage("key", saved(tmp_path / "other", time=2, mode=mode, text=text), ["sha256:2"], "sha256:m")
+    first, second = saved(tmp_path / "one", time=1), saved(tmp_path / "other", time=2, mode=mode, text=text)
+    one = equal.BuiltImage("key", first, ["sha256:1"], "sha256:m", ["sha256:b"])
+    other = equal.BuiltImage("key", second, ["sha256:2"], "sha256:n", ["sha256:b"])
     found = equal.compare(one, other)
     assert (found["differing"], found["content_equal"], found["met"]) == (differing, not differing, not differing)
     assert (found["entries"], found["digests_equal"]) == (1, 0)
+    assert equal.compare(one, other._replace(blobs=["sha256:c"]))["met"] is False
+
+
+def test_the_digests_of_an_oci_archive_are_those_of_its_manifest_and_layers(tmp_path: Path) -> None:
+    contents = {
+        "index.json": {"manifests": [{"digest": "sha256:aa"}]},
+        "blobs/sha256/aa": {"layers": [{"digest": "sha256:bb"}, {"digest": "sha256:cc"}]},
+    }
+    with tarfile.open(tmp_path / "image.tar", "w") as archive:
+        for name, content in contents.items():
+            text = json.dumps(content).encode()
+            entry = tarfile.TarInfo(name)
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text))
+    assert equal.oci_digests(tmp_path / "image.tar") == ("sha256:aa", ["sha256:bb", "sha256:cc"])
