@@ -189,6 +189,79 @@ def test_a_run_that_fails_fails_the_gate_and_the_report_is_still_named(step: Ste
     assert step.outputs() == {"report": f"{step.at}/state/report.json"}
 
 
+# What `envcheck run` does when it judges the image, and when it ends before there is a report.
+REPORTS = '[ "$1" != run ] || {{ echo {{}} >"$STATE/report.json"; exit {status}; }}'
+BREAKS = '[ "$1" != run ] || exit 3'
+
+
+@pytest.mark.parametrize(("ran", "told"), [(0, 0), (1, 2)])
+def test_the_gate_publishes_what_the_run_proved_also_when_it_failed(step: Step, ran: int, told: int) -> None:
+    step.fake("docker")
+    envcheck = step.fake("envcheck", REPORTS.format(status=ran))
+    (step.at / "key").touch()
+    assert step("gate", IMAGE=DIGEST, KEY=f"{step.at}/key")[0] == told
+    assert envcheck()[1:] == [f"publish {DIGEST} --report {step.at}/state/report.json --key {step.at}/key"]
+
+
+def test_a_gate_whose_proof_is_not_published_fails(step: Step) -> None:
+    step.fake("docker")
+    step.fake("envcheck", f'{REPORTS.format(status=0)}; [ "$1" != publish ]')
+    (step.at / "key").touch()
+    assert step("gate", IMAGE=DIGEST, KEY=f"{step.at}/key")[0] != 0
+    assert step("gate", IMAGE=DIGEST)[0] == 0
+
+
+def test_the_gate_publishes_no_report_of_an_earlier_run(step: Step) -> None:
+    step.fake("docker")
+    step.fake("envcheck", f'{BREAKS}; [ -f "$STATE/report.json" ] || exit 1; echo published >&2')
+    (step.at / "state").mkdir()
+    for name in ("key", "state/report.json"):
+        (step.at / name).touch()
+    status, err = step("gate", IMAGE=DIGEST, KEY=f"{step.at}/key")
+    assert (status, "Error 3" in err, "published" in err) == (2, True, False)
+
+
+def test_a_key_that_is_not_there_fails_before_anything_runs(step: Step) -> None:
+    docker, envcheck = step.fake("docker"), step.fake("envcheck")
+    status, err = step("gate", IMAGE=DIGEST, KEY=f"{step.at}/nothing")
+    assert (status, "KEY names no file" in err, docker(), envcheck()) == (2, True, [], [])
+
+
+def test_the_key_is_in_a_file_of_this_user_alone_and_in_nothing_that_is_said(step: Step) -> None:
+    secret = "-----BEGIN X-----\n%s $(id) `id`\n-----END X-----"  # noqa: S105 (no key)
+    file = step.at / "envcheck-signing-key"
+    file.write_text("of an earlier job")
+    file.chmod(0o644)
+    status, err = step("key", RUNNER_TEMP=str(step.at), SIGNING_KEY=secret)
+    assert (status, err, step.outputs()) == (0, "", {"key": str(file)})
+    assert (file.read_text(), file.stat().st_mode & 0o777) == (f"{secret}\n", 0o600)
+    assert step("key", RUNNER_TEMP=str(step.at), SIGNING_KEY="")[0] == 0
+    assert (step.outputs()["key"], file.exists()) == ("", False)
+
+
+PROMOTE = {"IMAGE": DIGEST, "TAGS": "stable 2.8", "POLICY": "policy.toml", "KEY": "key"}
+
+
+def test_an_image_is_promoted_by_the_command_that_people_use(step: Step) -> None:
+    said = step.fake("envcheck")
+    assert step("promote", **PROMOTE, TO="registry.example/Owner/Torch") == (0, "")
+    assert step("promote", **PROMOTE) == (0, "")
+    there, signed = "--to-repo registry.example/owner/torch ", "--policy policy.toml --key key"
+    start = f"promote {DIGEST} --to stable --to 2.8 "
+    assert said() == [f"{start}{there}{signed}", f"{start}{signed}"]
+
+
+@pytest.mark.parametrize("wrong", [*({name: ""} for name in PROMOTE), {"IMAGE": "registry.example/staging:latest"}])
+def test_a_promotion_that_lacks_something_promotes_nothing(step: Step, wrong: dict[str, str]) -> None:
+    said = step.fake("envcheck")
+    assert (step("promote", **{**PROMOTE, **wrong})[0], said()) == (2, [])
+
+
+def test_an_image_that_does_not_meet_the_policy_fails_its_promotion(step: Step) -> None:
+    step.fake("envcheck", "exit 1")
+    assert step("promote", **PROMOTE)[0] != 0
+
+
 def test_validate_takes_an_image_or_an_interpreter(step: Step) -> None:
     envcheck, docker = step.fake("envcheck"), step.fake("docker")
     assert step("validate", PYTHON_PATH="/opt/venv", LEVEL="quick")[0] == 0

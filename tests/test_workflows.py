@@ -132,7 +132,7 @@ def test_every_make_target_of_a_step_is_in_the_makefile_and_ci_knows_every_step(
     runs = [str(step["run"]).split() for path in FILES for step in steps(path) if "run" in step]
     made = {words[-1] for words in runs if words[0] == "make"}
     assert made <= targets
-    assert made == {"ci", "jobs", "image", "stage", "staged", "gate", "validate", "refresh", "dist"}
+    assert made == {"ci", "jobs", "image", "stage", "staged", "gate", "key", "promote", "validate", "refresh", "dist"}
 
 
 def test_one_action_is_of_one_commit() -> None:
@@ -179,6 +179,19 @@ def test_the_gate_pulls_by_digest_what_was_staged() -> None:
     assert 'by_digest "$digest"' in stage
 
 
+def test_only_what_the_gate_let_through_is_promoted() -> None:
+    jobs = read(ROOT / ".github/workflows/gpu.yml")["jobs"]
+    assert jobs["promote"]["needs"] == "gate"
+    assert not {"always", "cancelled", "failure"} & set(re.findall(r"\w+(?=\()", str(jobs["promote"]["if"])))
+    assert not any("continue-on-error" in part for job in jobs.values() for part in (job, *job["steps"]))
+
+
+def test_the_secret_reaches_one_step_which_installs_and_runs_nothing() -> None:
+    read_by = {(path.name, str(step.get("run"))) for path in FILES for step in steps(path) if "secrets." in str(step)}
+    assert read_by == {("gpu.yml", "make key")}
+    assert "\nkey:\n\t@.ci/step $@\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
 def functions() -> dict[str, str]:
     """Return the text of each step of .ci/step."""
     text = (ROOT / ".ci/step").read_text(encoding="utf-8")
@@ -197,7 +210,18 @@ def test_a_step_gets_what_it_needs_and_nothing_that_it_does_not_read(path: Path)
 
 def test_needs_are_found() -> None:
     assert "need IMAGE STAGING CELL TARGET PLATFORM" in functions()["stage"]
-    assert set(functions()) >= {"jobs", "image", "stage", "staged", "gate", "validate", "refresh", "dist"}
+    assert set(functions()) >= {
+        "jobs",
+        "image",
+        "stage",
+        "staged",
+        "gate",
+        "key",
+        "promote",
+        "validate",
+        "refresh",
+        "dist",
+    }
 
 
 def pins(name: str) -> dict[str, set[str]]:
