@@ -18,6 +18,7 @@ from envcheck.registry.proofs.judge import ListedProof
 from envcheck.registry.proofs.ran_image import RemoteImage
 from envcheck.registry.proofs.refusals import ProofRefusal, Refused
 from envcheck.registry.proofs.statement import PREDICATE_TYPE
+from envcheck.struct_types import know_types
 
 # The artifact type of a proof's evidence; a proof has the type of its envelope.
 REPORT_TYPE: Final = "application/vnd.envcheck.report.v1+json"
@@ -42,6 +43,9 @@ class _Config(msgspec.Struct):
     architecture: Annotated[str, msgspec.Meta(max_length=64)] = ""
     os: str = ""
     rootfs: _RootFs = msgspec.field(default_factory=_RootFs)
+
+
+know_types(_Config)
 
 
 def remote_images(repository: Repository, wanted: str) -> list[RemoteImage]:

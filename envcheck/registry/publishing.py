@@ -21,6 +21,7 @@ from envcheck.registry.proofs.ran_image import RemoteImage, ran
 from envcheck.registry.proofs.statement import Statement
 from envcheck.reports.model import RunReport
 from envcheck.signing import PrivateKey
+from envcheck.struct_types import know_types
 
 _MOST_SBOM: Final = 64 << 20
 
@@ -28,6 +29,9 @@ _MOST_SBOM: Final = 64 << 20
 class _Sbom(msgspec.Struct, rename={"bom_format": "bomFormat", "spdx": "spdxVersion"}):
     bom_format: str = ""
     spdx: str = ""
+
+
+know_types(_Sbom)
 
 
 class Publication(NamedTuple):

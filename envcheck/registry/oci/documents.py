@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 
 from envcheck.registry.oci.registry_errors import TAMPERED, LyingError
+from envcheck.struct_types import know_types
 
 OCI_MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 OCI_INDEX: Final = "application/vnd.oci.image.index.v1+json"
@@ -137,6 +138,9 @@ class _Shape(msgspec.Struct, rename="camel"):
     manifests: Any = None
     layers: Any = None
     config: Any = None
+
+
+know_types(ImageManifest, ImageIndex, _Shape)
 
 
 def digest_of(content: bytes) -> str:

@@ -28,6 +28,7 @@ from envcheck.registry.oci.documents import MOST_MANIFEST
 from envcheck.registry.oci.login.authorization import Authorization, denied
 from envcheck.registry.oci.references import ImageReference
 from envcheck.registry.oci.registry_errors import AbsentError, LyingError, RefusedError, RegistryUnavailableError
+from envcheck.struct_types import know_types
 
 # Seconds before each further try where the registry does not say, and the most that all tries may wait together.
 PAUSES: Final = (0.5, 1.0, 2.0)
@@ -82,6 +83,9 @@ class _ErrorCode(msgspec.Struct):
 
 class _ErrorAnswer(msgspec.Struct):
     errors: list[_ErrorCode] = []
+
+
+know_types(_ErrorAnswer)
 
 
 class Exchange:

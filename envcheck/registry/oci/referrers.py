@@ -19,6 +19,7 @@ from envcheck.registry.oci.documents import Descriptor, ImageManifest
 from envcheck.registry.oci.references import is_digest
 from envcheck.registry.oci.registry_errors import AbsentError, LyingError
 from envcheck.registry.oci.repository import Repository
+from envcheck.struct_types import know_types
 
 # Manifests that are read at once, and the most that are attached to one image before something is wrong.
 _AT_ONCE: Final = 8
@@ -31,6 +32,9 @@ Reason = Literal["tampered", "wrong-subject"]
 
 class _List(msgspec.Struct):
     manifests: list[Any]
+
+
+know_types(_List)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,6 +27,7 @@ from envcheck.registry.oci.documents import (
 from envcheck.registry.oci.exchange import Asked, Exchange, RegistryReply
 from envcheck.registry.oci.references import ImageReference, is_digest, is_tag
 from envcheck.registry.oci.registry_errors import TAMPERED, AbsentError, LyingError, RegistryUnavailableError
+from envcheck.struct_types import know_types
 
 _ACCEPT: Final = {"Accept": ", ".join((*MANIFESTS, *INDEXES))}
 _BLOCK: Final = 1 << 16
@@ -36,6 +37,9 @@ _PAGES: Final = 1000
 
 class _Tags(msgspec.Struct):
     tags: list[str] | None = None
+
+
+know_types(_Tags)
 
 
 class Repository:

@@ -14,6 +14,7 @@ import msgspec
 from envcheck.registry.proofs import strict_json
 from envcheck.registry.proofs.refusals import ProofRefusal, Refused
 from envcheck.signing import PrivateKey, PublicKey
+from envcheck.struct_types import know_types
 
 BUNDLE_TYPE: Final = "application/vnd.dev.sigstore.bundle.v0.3+json"
 UNSIGNED_TYPE: Final = "application/vnd.envcheck.unsigned.v1+json"
@@ -67,6 +68,9 @@ class _Unsigned(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
     media_type: Literal["application/vnd.envcheck.unsigned.v1+json"]
     payload_type: str
     payload: str
+
+
+know_types(_Bundle, _Unsigned)
 
 
 def sign(payload: bytes, payload_type: str, key: PrivateKey) -> bytes:

@@ -14,6 +14,7 @@ from envcheck import safe_files
 from envcheck.errors import ConfigError
 from envcheck.registry.proofs.statement import Level
 from envcheck.signing import PublicKey, load_public
+from envcheck.struct_types import know_types
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -82,6 +83,9 @@ class _PromoteTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class _PolicyFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     proof: _ProofTable = msgspec.field(default_factory=_ProofTable)
     promote: _PromoteTable = msgspec.field(default_factory=_PromoteTable)
+
+
+know_types(_PolicyFile)
 
 
 def read(path: Path) -> Policy:

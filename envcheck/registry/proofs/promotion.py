@@ -16,6 +16,7 @@ from envcheck.registry.proofs.judge import CLOCK_SKEW, ImageProofs, ListedProof,
 from envcheck.registry.proofs.policy import NamedGpus, Policy
 from envcheck.registry.proofs.refusals import ProofRefusal, Refused
 from envcheck.registry.proofs.statement import Digest, instant
+from envcheck.struct_types import know_types
 
 PAYLOAD_TYPE: Final = "application/vnd.envcheck.promotion.v1+json"
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
@@ -33,6 +34,9 @@ class Promotion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     digest: Digest
     at: str
     proofs: list[Digest]
+
+
+know_types(Promotion)
 
 
 class SignedPromotion(NamedTuple):

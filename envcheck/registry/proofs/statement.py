@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from envcheck.registry.proofs import strict_json
+from envcheck.struct_types import know_types
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 PREDICATE_TYPE: Final = "https://in-toto.io/attestation/test-result/v0.1"
@@ -138,6 +139,9 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
     def passed(self) -> bool:
         """Tell whether the run proved the image, with warnings or without."""
         return self.predicate.result != "FAILED"
+
+
+know_types(Statement)
 
 
 def encode(statement: Statement) -> bytes:

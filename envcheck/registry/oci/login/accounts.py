@@ -19,6 +19,7 @@ import msgspec
 from envcheck.errors import ConfigError
 from envcheck.registry.oci.login.helpers import HelperAnswer, helper_login
 from envcheck.registry.oci.references import DOCKER_HUB, ImageReference
+from envcheck.struct_types import know_types
 
 _HUB_KEY: Final = "https://index.docker.io/v1/"
 _IDENTITY: Final = "<token>"
@@ -55,6 +56,9 @@ class _LoginFile(msgspec.Struct):
     auths: dict[str, _Entry] = {}
     helpers: dict[str, str] = msgspec.field(name="credHelpers", default_factory=dict)
     store: str = msgspec.field(name="credsStore", default="")
+
+
+know_types(_LoginFile)
 
 
 def login_files(environ: Mapping[str, str]) -> list[Path]:

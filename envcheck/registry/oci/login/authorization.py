@@ -25,6 +25,7 @@ from envcheck.registry.oci.login.accounts import Account
 from envcheck.registry.oci.login.challenges import Challenge, challenges, preferred
 from envcheck.registry.oci.references import ImageReference
 from envcheck.registry.oci.registry_errors import DeniedError, RegistryUnavailableError
+from envcheck.struct_types import know_types
 
 # Seconds that a token lasts if the answer does not say, and the share of its time after which it is renewed.
 _LASTS: Final = 60.0
@@ -50,6 +51,9 @@ class _TokenAnswer(msgspec.Struct):
     token: str = ""
     access_token: str = ""
     expires_in: float | None = None
+
+
+know_types(_TokenAnswer)
 
 
 @dataclasses.dataclass(frozen=True)

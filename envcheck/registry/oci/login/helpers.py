@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from envcheck.errors import ConfigError, UnavailableError
+from envcheck.struct_types import know_types
 
 # Seconds; a helper may have to unlock a store.
 TIMEOUT: Final = 30.0
@@ -33,6 +34,9 @@ class HelperAnswer(msgspec.Struct):
     def __repr__(self) -> str:
         """Show no secret."""
         return f"HelperAnswer(user={self.user!r})"
+
+
+know_types(HelperAnswer)
 
 
 def helper_login(helper: str, server: str, named_in: str) -> HelperAnswer | None:
