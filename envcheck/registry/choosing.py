@@ -96,11 +96,14 @@ def choose(repository: Repository, wish: Wish, terms: ProofTerms) -> PullChoice:
     tags = repository.tags()
     named = [tag for tag in tags if not is_own_or_fallback(tag) and _may_be(tag, wish)]
     best: PullChoice = PullChoice(None, [], [])
-    for torch, group in _newest_first(_candidates(repository, named, wish.arch)):
+    seen: set[str] = set()
+    for torch, group in _newest_first(named):
         if best.chosen and torch is not None and torch < _torch(best.chosen.statement):
             break
+        candidates = [one for one in _candidates(repository, group, wish.arch) if one.digest not in seen]
+        seen |= {one.digest for one in candidates}
         with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-            screened = list(pool.map(lambda one: _screened(repository, one, terms, tags), group))
+            screened = list(pool.map(lambda one: _screened(repository, one, terms, tags), candidates))
         found = _best(screened, wish, terms)
         chosen = max([each for each in (best.chosen, found.chosen) if each], key=_rank, default=None)
         best = PullChoice(chosen, [*best.refused, *found.refused], [*best.notes, *found.notes])
@@ -191,11 +194,10 @@ def _candidates(repository: Repository, tags: Sequence[str], arch: str) -> list[
     return [ImageCandidate(digest, tuple(names)) for digest, names in by_digest.items()]
 
 
-def _newest_first(candidates: Sequence[ImageCandidate]) -> list[tuple[tuple[int, ...] | None, list[ImageCandidate]]]:
-    """Return the candidates by what their tags say of torch: those that say nothing first, then the newest."""
-    groups: dict[tuple[int, ...] | None, list[ImageCandidate]] = {}
-    for one in candidates:
-        matches = [match for tag in one.tags if (match := _TAG.search(tag))]
-        torch = max((key(match["cell"].partition("-")[0]) for match in matches), default=None)
-        groups.setdefault(torch, []).append(one)
+def _newest_first(tags: Sequence[str]) -> list[tuple[tuple[int, ...] | None, list[str]]]:
+    """Return the tags by what they say of torch: those that say nothing first, then the newest."""
+    groups: dict[tuple[int, ...] | None, list[str]] = {}
+    for tag in tags:
+        match = _TAG.search(tag)
+        groups.setdefault(key(match["cell"].partition("-")[0]) if match else None, []).append(tag)
     return sorted(groups.items(), key=lambda item: (item[0] is None, item[0] or ()), reverse=True)

@@ -226,6 +226,28 @@ def test_a_promotion_from_elsewhere_than_the_policy_says_does_not_count(site: Si
     assert site.reasons(f"{site.name}:stable", policy=elsewhere) == {"alias-not-promoted"}
 
 
+def test_older_releases_are_not_read_once_a_newer_one_is_chosen(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.image("old", "2.8.0-cpu-py311-runtime")
+    new = site.image("new", "2.13.0-cpu-py311-runtime")
+    site.publish(new, cell="torch2.13.0-cpu-py311")
+    read, honest = [], Repository.manifest
+
+    def manifest(self: Repository, wanted: Any) -> StoredManifest:
+        read.append(wanted)
+        return honest(self, wanted)
+
+    monkeypatch.setattr(Repository, "manifest", manifest)
+    assert site.chosen() == new.digest
+    assert "2.13.0-cpu-py311-runtime" in read
+    assert "2.8.0-cpu-py311-runtime" not in read
+
+
+def test_an_image_of_two_tags_is_judged_once(site: Site) -> None:
+    for tag in ("2.13.0-cpu-py311-runtime", "nightly"):
+        image = site.image("one", tag)
+    assert [row["digest"] for row in site.pull("--from", site.name)["refused"]] == [image.digest]
+
+
 def test_a_name_of_a_tag_is_not_believed(site: Site) -> None:
     old = site.image("old", "2.13.0-cpu-py311-runtime")
     new = site.image("new", "2.12.0-cpu-py311-runtime")

@@ -33,6 +33,8 @@ from envcheck.struct_types import know_types
 # Seconds before each further try where the registry does not say, and the most that all tries may wait together.
 PAUSES: Final = (0.5, 1.0, 2.0)
 LONGEST: Final = 60.0
+# Requests at once: as many connections as the client keeps.
+CONNECTIONS: Final = 8
 _LIMITED: Final = 429
 _BUSY: Final = {_LIMITED, 500, 502, 503, 504}
 _ERRORS: Final = 1 << 16
@@ -104,6 +106,8 @@ class Exchange:
         self._sleep, self._now = sleep, now
         self.reference = reference
         self._counting = threading.Lock()
+        # More than these would be connections that are opened for one request each.
+        self._places = threading.BoundedSemaphore(CONNECTIONS)
         self.sent = 0
 
     def ask(self, asked: Asked, most: int = MOST_MANIFEST) -> RegistryReply:
@@ -149,7 +153,8 @@ class Exchange:
 
     def _outcome(self, asked: Asked, consume: Callable[[HttpResponse], _T]) -> _T | _AgainError:
         try:
-            return self._once(asked, consume)
+            with self._places:
+                return self._once(asked, consume)
         except _AgainError as error:
             return error
 

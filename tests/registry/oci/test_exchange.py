@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import email.utils
 import json
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +18,7 @@ from envcheck.errors import EnvcheckError
 from envcheck.mirrors.net import stall
 from envcheck.mirrors.net.client import Client
 from envcheck.registry.oci.documents import OCI_MANIFEST
+from envcheck.registry.oci.exchange import CONNECTIONS
 from envcheck.registry.oci.registry_errors import (
     AbsentError,
     DeniedError,
@@ -325,3 +328,20 @@ def test_an_upload_that_is_lost_is_begun_again(servers: Servers) -> None:
         blob = opened(registry.netloc).push_blob(b"content")
         assert registry.blobs == {blob.digest: b"content"}
         assert [r.method for r in registry.requests] == ["HEAD", "POST", "PUT", "HEAD", "POST", "PUT"]
+
+
+def test_many_threads_send_no_more_requests_at_once_than_connections_are_kept(servers: Servers) -> None:
+    lock, at_once, most = threading.Lock(), [0], [0]
+
+    def slow(_: Request) -> None:
+        with lock:
+            at_once[0] += 1
+            most[0] = max(most[0], at_once[0])
+        time.sleep(0.05)
+        with lock:
+            at_once[0] -= 1
+
+    repository = opened(servers.start(FakeRegistry(slow)).netloc)
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:
+        list(pool.map(lambda _: repository.tags(), range(32)))
+    assert most[0] == CONNECTIONS
