@@ -7,10 +7,10 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
-from envcheck.registry.oci.attachments import PROMOTION_TYPE
+from envcheck.registry.oci.attachments import PROMOTION_TYPE, is_promotion, own_start, own_tags
 from envcheck.registry.oci.documents import Descriptor, StoredManifest
 from envcheck.registry.oci.referrers import Referrer, Referrers, referrers
-from envcheck.registry.oci.registry_errors import TAMPERED, AbsentError, LyingError
+from envcheck.registry.oci.registry_errors import AbsentError, LyingError
 from envcheck.registry.oci.repository import Repository
 from envcheck.registry.proofs import strict_json
 from envcheck.registry.proofs.envelope import BUNDLE_TYPE, UNSIGNED_TYPE, bundle_annotations
@@ -67,7 +67,7 @@ def _remote(repository: Repository, manifest: StoredManifest, index: str | None)
         read = msgspec.json.decode(repository.blob(config, _MOST_CONFIG), type=_Config)
     except (msgspec.DecodeError, UnicodeDecodeError):
         message = f"{repository.reference.name}@{manifest.digest}: its config is not that of an image"
-        raise LyingError(message, fix=TAMPERED) from None
+        raise LyingError(message, fix="name an image; this is another artifact") from None
     return RemoteImage(
         repository=repository.reference.name,
         manifest=manifest.digest,
@@ -90,11 +90,13 @@ def beside(repository: Repository, digest: str, tags: Sequence[str] | None = Non
     return Beside(proofs, found.notes)
 
 
-def attached_promotions(repository: Repository, digest: str, tags: Sequence[str]) -> list[bytes]:
-    """Return the envelopes of the promotions beside a digest; one that cannot be read promotes nothing."""
-    found = referrers(repository, digest, tags).found
-    envelopes = [_envelope(repository, one) for one in found if one.manifest.kind == PROMOTION_TYPE]
-    return [each for each in envelopes if isinstance(each, bytes)]
+def attached_promotions(repository: Repository, digest: str, tags: Sequence[str]) -> tuple[list[bytes], list[str]]:
+    """Return the envelopes of the promotions beside a digest, and the own tags of those that cannot be read."""
+    found = [one for one in referrers(repository, digest, tags).found if one.manifest.kind == PROMOTION_TYPE]
+    envelopes = {own_start(one.descriptor.digest): _envelope(repository, one) for one in found}
+    read = {start: each for start, each in envelopes.items() if isinstance(each, bytes)}
+    promotions = {tag: start for tag, start in own_tags(digest, tags).items() if is_promotion(tag)}
+    return list(read.values()), [tag for tag, start in promotions.items() if start not in read]
 
 
 def _is_proof(one: Referrer) -> bool:
@@ -122,13 +124,16 @@ def _envelope(repository: Repository, one: Referrer) -> bytes | Refused:
 
 def _evidence(repository: Repository, found: Referrers) -> Callable[[str], bytes | Refused]:
     reports = [one.manifest for one in found.found if one.manifest.kind == REPORT_TYPE]
-    layers = {layer.digest: layer for manifest in reports for layer in manifest.layers}
 
     def get(digest: str) -> bytes | Refused:
-        layer = layers.get(digest)
-        if layer is None or layer.size > _MOST_REPORT:
-            return Refused(ProofRefusal.DANGLING, f"its report {digest[:19]} is not there")
-        return _blob(repository, layer, _MOST_REPORT, "its report")
+        read: bytes | Refused = Refused(ProofRefusal.DANGLING, f"its report {digest[:19]} is not there")
+        # Anybody may list the same bytes with a wrong size: one of them is right if the report is there.
+        sizes = {layer.size: layer for manifest in reports for layer in manifest.layers if layer.digest == digest}
+        for layer in sizes.values():
+            read = _blob(repository, layer, _MOST_REPORT, "its report")
+            if isinstance(read, bytes):
+                break
+        return read
 
     return get
 

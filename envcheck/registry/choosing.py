@@ -16,6 +16,7 @@ from envcheck.matrix.facts.model import Cell
 from envcheck.matrix.facts.versions import key
 from envcheck.registry.attached_proofs import Beside, beside, remote_images
 from envcheck.registry.oci.attachments import is_own_or_fallback
+from envcheck.registry.oci.registry_errors import AbsentError, LyingError
 from envcheck.registry.oci.repository import Repository
 from envcheck.registry.promotions import promoted
 from envcheck.registry.proofs.judge import ImageProofs, JudgedProof, ProofTerms, judge_image
@@ -100,13 +101,14 @@ def choose(repository: Repository, wish: Wish, terms: ProofTerms) -> PullChoice:
     for torch, group in _newest_first(named):
         if best.chosen and torch is not None and torch < _torch(best.chosen.statement):
             break
-        candidates = [one for one in _candidates(repository, group, wish.arch) if one.digest not in seen]
+        of_group, notes = _candidates(repository, group, wish.arch)
+        candidates = [one for one in of_group if one.digest not in seen]
         seen |= {one.digest for one in candidates}
         with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
             screened = list(pool.map(lambda one: _screened(repository, one, terms, tags), candidates))
         found = _best(screened, wish, terms)
         chosen = max([each for each in (best.chosen, found.chosen) if each], key=_rank, default=None)
-        best = PullChoice(chosen, [*best.refused, *found.refused], [*best.notes, *found.notes])
+        best = PullChoice(chosen, [*best.refused, *found.refused], [*best.notes, *notes, *found.notes])
     if best.chosen is None and not best.refused:
         refused = Refused(ProofRefusal.NO_PROOF, f"no image for {wish.arch} fits {wish.cells}, target {wish.target}")
         best = best._replace(refused=[ImageRefusal(repository.reference.name, (), None, refused)])
@@ -178,11 +180,16 @@ def _may_be(tag: str, wish: Wish) -> bool:
     return fnmatch.fnmatchcase(f"torch{match['cell']}", wish.cells) and match["target"] in (None, wish.target)
 
 
-def _candidates(repository: Repository, tags: Sequence[str], arch: str) -> list[ImageCandidate]:
-    """Return the images for an architecture behind these tags, each once."""
+def _candidates(repository: Repository, tags: Sequence[str], arch: str) -> tuple[list[ImageCandidate], list[str]]:
+    """Return the images for an architecture behind these tags, each once, and notes on tags that lead to none."""
+    notes: list[str] = []
 
     def images(tag: str) -> list[RemoteImage]:
-        return remote_images(repository, tag)
+        try:
+            return remote_images(repository, tag)
+        except (AbsentError, LyingError) as error:
+            notes.append(f"the tag {tag} was left out: {error.message}")
+            return []
 
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
         found = list(pool.map(images, tags))
@@ -191,7 +198,7 @@ def _candidates(repository: Repository, tags: Sequence[str], arch: str) -> list[
         for image in listed:
             if image.arch == arch:
                 by_digest.setdefault(image.manifest, []).append(tag)
-    return [ImageCandidate(digest, tuple(names)) for digest, names in by_digest.items()]
+    return [ImageCandidate(digest, tuple(names)) for digest, names in by_digest.items()], sorted(notes)
 
 
 def _newest_first(tags: Sequence[str]) -> list[tuple[tuple[int, ...] | None, list[str]]]:

@@ -22,7 +22,7 @@ from envcheck.signing import PrivateKey
 
 
 class NotProvenError(EnvcheckError):
-    """The policy asks for a proof that the image does not have (exit 1)."""
+    """The policy asks for what the image or its alias does not have (exit 1)."""
 
     exit_code = 1
 
@@ -51,7 +51,11 @@ class Promoted(NamedTuple):
 
 def gate(repository: Repository, wanted: str, terms: ProofTerms) -> list[GateResult]:
     """Return, for each kind of GPUs that the policy names, the proof that holds or why none does."""
-    images = [image.manifest for image in remote_images(repository, wanted)]
+    found = remote_images(repository, wanted)
+    if len({image.arch for image in found}) != len(found):
+        message = f"{repository.reference.name}@{wanted} has two images of one architecture"
+        raise NotProvenError(message, fix="promote one image by its own digest")
+    images = [image.manifest for image in found]
     judged = [promotion.judge_named(beside(repository, image).proofs, image, terms) for image in images]
     results = []
     for of_images in zip(*judged, strict=True):
@@ -115,18 +119,24 @@ def alias_name(repository: Repository, tag: str) -> str:
 
 def promoted(repository: Repository, tag: str, digest: str, terms: ProofTerms) -> Refused | None:
     """Return why the image that a tag leads to is not the one that was promoted last; None where it is."""
-    known = _signed(repository, digest, terms)
+    try:
+        known = _signed(repository, digest, terms)
+    except NotProvenError as error:
+        return Refused(ProofRefusal.ALIAS_NOT_PROMOTED, error.message)
     return promotion.refuse_alias(known, alias_name(repository, tag), digest, terms.policy, terms.now)
 
 
 def _signed(repository: Repository, digest: str, terms: ProofTerms) -> list[SignedPromotion]:
     """Return the promotions of every image here that an allowed key signed, from where the policy promotes from."""
     tags = repository.tags()
-    envelopes = [
-        envelope
-        for subject in sorted({digest, *promoted_digests(tags)})
-        for envelope in attached_promotions(repository, subject, tags)
-    ]
+    envelopes: list[bytes] = []
+    for subject in sorted({digest, *promoted_digests(tags)}):
+        found, unread = attached_promotions(repository, subject, tags)
+        if unread:
+            # It may be the newest: somebody who moves an alias back would hide it so.
+            message = f"the promotion {unread[0]} cannot be read, and may be the newest"
+            raise NotProvenError(message, fix="look at who wrote it; delete the tag if it is no promotion of yours")
+        envelopes += found
     read = [promotion.read(envelope, terms.policy) for envelope in envelopes]
     signed = [one for one in read if isinstance(one, SignedPromotion)]
     source = terms.policy.promoted_from

@@ -19,7 +19,8 @@ from msgspec import structs
 from envcheck.cli import cli
 from envcheck.cli.registry import access
 from envcheck.errors import EnvcheckError
-from envcheck.registry.oci.documents import OCI_MANIFEST, StoredManifest
+from envcheck.registry.oci.attachments import fallback_tag, own_tag
+from envcheck.registry.oci.documents import OCI_INDEX, OCI_MANIFEST, StoredManifest, digest_of, encode
 from envcheck.registry.oci.exchange import Asked, Exchange
 from envcheck.registry.oci.repository import Repository
 from envcheck.registry.proofs.statement import written
@@ -302,11 +303,58 @@ def test_an_index_without_an_image_is_never_promoted(site: Site) -> None:
 
 
 def test_an_index_is_proven_and_promoted_by_its_image(site: Site) -> None:
-    index = push_index(site.repository, "both", amd64="one", arm64="two")
+    index = push_index(site.repository, "index", amd64="one")
     image = site.image("one")
     assert site.publish(image)[0] == 0
     assert site.promote(index, "--to", "stable")[0] == 0
     assert site.chosen(f"{site.name}:stable") == site.chosen() == image.digest
+
+
+def test_an_alias_does_not_go_back_when_its_newest_promotion_is_overwritten(
+    on_disk: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, first, second = on_disk, on_disk.image("first"), on_disk.image("second")
+    for image in (first, second):
+        site.publish(image)
+    assert site.promote(first, "--to", "stable")[0] == 0
+    _later(monkeypatch, 2)
+    assert site.promote(second, "--to", "stable")[0] == 0
+    [newest] = [tag for tag in _listed(site.repository, second) if tag.endswith(".promotion")]
+    _tag(site.repository, newest, first)
+    empty = b'{"schemaVersion":2,"mediaType":"%s","manifests":[]}' % OCI_INDEX.encode()
+    site.repository.push_manifest(empty, OCI_INDEX, fallback_tag(second.digest))
+    _tag(site.repository, "stable", first)
+    assert site.reasons(f"{site.name}:stable") == {"alias-not-promoted"}
+    status, said = site.promote(first, "--to", "stable")
+    assert (status, "cannot be read, and may be the newest" in said) == (1, True), said
+
+
+def test_an_index_with_two_images_of_one_architecture_is_not_promoted(site: Site) -> None:
+    index = push_index(site.repository, "both", amd64="one", amd64_v3="two")
+    assert site.publish(site.image("one"))[0] == 0
+    status, said = site.promote(index, "--to", "stable")
+    assert (status, "two images of one architecture" in said) == (1, True), said
+    assert "stable" not in site.repository.tags()
+
+
+def test_a_tag_that_leads_to_no_image_is_left_out_and_said(site: Site) -> None:
+    image = site.image("one", "one")
+    site.publish(image)
+    push_index(site.repository, "odd")
+    document = site.pull("--from", site.name)
+    assert document["chosen"].endswith(image.digest)
+    assert any(note.startswith("the tag odd was left out") for note in document["notes"])
+
+
+def test_a_report_that_is_listed_with_a_false_size_still_counts(site: Site) -> None:
+    image = site.image("one", "one")
+    _, output = site.publish(image, "--json")
+    report = site.repository.manifest(json.loads(output)["published"][0]["report"]).image()
+    for size in (1, 1 << 40):
+        layer = structs.replace(report.layers[0], size=size)
+        content = encode(structs.replace(report, layers=[layer]))
+        site.repository.push_manifest(content, OCI_MANIFEST, own_tag(image.digest, digest_of(content)))
+    assert site.chosen() == image.digest
 
 
 def test_an_alias_moves_when_enough_keys_have_promoted(site: Site) -> None:

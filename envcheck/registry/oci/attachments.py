@@ -81,6 +81,11 @@ def is_own_or_fallback(tag: str) -> bool:
     return _LISTED.fullmatch(tag) is not None
 
 
+def is_promotion(tag: str) -> bool:
+    """Tell whether a tag is the own tag of a promotion."""
+    return tag.endswith(_PROMOTION) and is_own_or_fallback(tag)
+
+
 def promoted_digests(tags: Sequence[str]) -> list[str]:
     """Return the digests that promotions are attached to, by their own tags."""
     matches = (_LISTED.fullmatch(tag) for tag in tags if tag.endswith(_PROMOTION))

@@ -17,7 +17,7 @@ import msgspec
 from envcheck.registry.oci.attachments import fallback_tag, own_start, own_tags
 from envcheck.registry.oci.documents import Descriptor, ImageManifest
 from envcheck.registry.oci.references import is_digest
-from envcheck.registry.oci.registry_errors import AbsentError, LyingError
+from envcheck.registry.oci.registry_errors import AbsentError, LyingError, RegistryUnavailableError
 from envcheck.registry.oci.repository import Repository
 from envcheck.struct_types import know_types
 
@@ -146,9 +146,12 @@ def _from_api(repository: Repository, subject: str, notes: list[str]) -> list[st
     """Return the digests that the referrers API lists. Registries without one answer 404, or 200 with anything."""
     path = f"/v2/{repository.reference.repository}/referrers/{subject}"
     digests: list[str] = []
-    for reply in repository.pages(path, f"the referrers of {subject[:19]}", (200, *_NO_API)):
+    for number, reply in enumerate(repository.pages(path, f"the referrers of {subject[:19]}", (200, *_NO_API))):
         if reply.status not in _NO_API:
             digests += _listed(reply.body, "the referrers API", notes)
+        elif number:
+            message = f"{repository.reference.registry} lists the referrers of {subject[:19]} in part only"
+            raise RegistryUnavailableError(message, fix="try again; ask who runs the registry")
     return digests
 
 

@@ -263,6 +263,23 @@ def test_the_api_is_read_page_by_page(registry: FakeRegistry) -> None:
     assert words(repository, subject.digest) == ["proof0", "proof1", "proof2"]
 
 
+@pytest.mark.parametrize("status", [400, 404])
+def test_an_api_whose_next_page_is_not_there_is_not_read_in_part(registry: FakeRegistry, status: int) -> None:
+    repository = opened(registry.netloc)
+    subject = push_image(repository)
+    entry = {"digest": attached(repository, subject).descriptor.digest}
+
+    def page(request: Request) -> Answer | None:
+        if "/referrers/" not in request.path or "page=" in request.path:
+            return Answer(status) if "page=" in request.path else None
+        headers = {"Content-Type": OCI_INDEX, "Link": f'<{request.route}?page=1>; rel="next"'}
+        return Answer(200, json.dumps({"manifests": [entry]}).encode(), headers)
+
+    registry.fault = page
+    with pytest.raises(RegistryUnavailableError, match="in part only"):
+        referrers(repository, subject.digest)
+
+
 @pytest.mark.parametrize("status", [400, 404, 405, 501])
 def test_a_registry_without_the_api_is_none_that_fails(registry: FakeRegistry, status: int) -> None:
     repository = opened(registry.netloc)
