@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from envcheck.cli import Settings
     from envcheck.errors import NothingLegalError
+    from envcheck.matrix.extensions.model import Extensions
     from envcheck.matrix.facts.model import Matrix
     from envcheck.matrix.file.check_online import Step
     from envcheck.matrix.file.lint import Problem
@@ -207,13 +208,14 @@ def check(options: MatrixCheckOptions, settings: Settings) -> None:
 
     matrix = load(settings.matrix)
     findings = [*lint(matrix), *_form(settings.matrix, matrix)]
+    extensions = None if settings.matrix else _extensions(matrix, findings)
     questions = _ask(matrix, findings, quiet=settings.quiet) if options.online else []
     if options.as_json:
         import msgspec
 
         click.echo(msgspec.json.format(msgspec.json.encode([row._asdict() for row in findings])).decode())
     else:
-        _tell(findings, matrix)
+        _tell(findings, matrix, extensions)
     for line in questions:
         click.echo(line, err=options.as_json)
     sys.exit(1 if findings else 0)
@@ -248,6 +250,19 @@ def _form(path: Path | None, matrix: Matrix) -> list[Problem]:
     return [Problem(file.name, "is not in its canonical form: run `envcheck matrix format`")]
 
 
+def _extensions(matrix: Matrix, findings: list[Problem]) -> Extensions:
+    """Add what is wrong with the shipped extensions.yaml, and return it."""
+    from envcheck.matrix.extensions import file
+    from envcheck.matrix.extensions.lint import lint
+    from envcheck.matrix.file.lint import Problem
+
+    extensions = file.load()
+    findings += lint(extensions, matrix)
+    if file.SHIPPED.read_text() != file.dump(extensions):
+        findings.append(Problem(file.SHIPPED.name, "is not in its canonical form: run `envcheck matrix format`"))
+    return extensions
+
+
 def _progress(step: Step) -> None:
     """Overwrite one line of a terminal; elsewhere write one line a release."""
     text = f"{step.done} of {step.total} answered: torch {step.torch}"
@@ -257,7 +272,7 @@ def _progress(step: Step) -> None:
         click.echo(text, err=True)
 
 
-def _tell(findings: list[Problem], matrix: Matrix) -> None:
+def _tell(findings: list[Problem], matrix: Matrix, extensions: Extensions | None) -> None:
     if sys.stderr.isatty():
         click.echo("\r\x1b[K", nl=False, err=True)
     for where, problem in findings:
@@ -266,6 +281,9 @@ def _tell(findings: list[Problem], matrix: Matrix) -> None:
         f"{counted(len(matrix.torch), 'torch release')}, {counted(len(matrix.gpus), 'GPU')}, "
         f"{len(matrix.drivers)} driver branches"
     )
+    if extensions is not None:
+        releases = sum(len(row.releases) for row in extensions.extensions)
+        counts += f", {counted(releases, 'release')} of {counted(len(extensions.extensions), 'extension')}"
     total = counted(len(findings), "finding")
     click.echo(total if findings else f"nothing wrong with {counts}")
 
@@ -278,17 +296,27 @@ def schema() -> None:
     click.echo(text(), nl=False)
 
 
-@command.command(name="format", short_help="Write matrix.yaml in its canonical form.")
+@command.command(name="format", short_help="Write the facts in their canonical form.")
 @click.pass_obj
 def rewrite(settings: Settings) -> None:
-    """Write matrix.yaml in its canonical form: envcheck --matrix my.yaml matrix format."""
-    from envcheck import safe_files
+    """Write matrix.yaml, and without --matrix extensions.yaml, in the canonical form.
+
+    \b
+    envcheck --matrix my.yaml matrix format
+    """
     from envcheck.data import data_path
+    from envcheck.matrix.extensions import file as extensions
     from envcheck.matrix.file.canonical import dump
     from envcheck.matrix.file.load import load
 
-    file = settings.matrix or data_path("matrix.yaml")
-    text = dump(load(settings.matrix))
+    _rewrite(settings.matrix or data_path("matrix.yaml"), dump(load(settings.matrix)))
+    if settings.matrix is None:
+        _rewrite(extensions.SHIPPED, extensions.dump(extensions.load()))
+
+
+def _rewrite(file: Path, text: str) -> None:
+    from envcheck import safe_files
+
     changed = file.read_text() != text
     if changed:
         safe_files.replace(file, text.encode())

@@ -25,6 +25,8 @@ _LAST: Final = (
     "sass_verified",
     "driver_verified",
     "libraries_verified",
+    "built_for_verified",
+    "code_verified",
     "note",
     "source",
 )
@@ -80,15 +82,20 @@ def _choice(choice: ImageChoice) -> ImageChoice:
 
 def dump(matrix: Matrix) -> str:
     """Return the text of matrix.yaml. Loading it gives `canonical(matrix)`; dumping that gives the same bytes."""
+    return text(canonical(matrix), HEADER)
+
+
+def text(document: msgspec.Struct, header: str) -> str:
+    """Return a file of facts: the comment `header`, then each table of `document`, a row a line where it fits."""
     lines: list[str] = []
-    for name, value in _ordered(msgspec.to_builtins(canonical(matrix))).items():
+    for name, value in _ordered(msgspec.to_builtins(document)).items():
         lines.append("")
         if isinstance(value, (dict, list)):
             lines.append(f"{name}:")
             _block(value, 2, lines)
         else:
             lines.append(f"{name}: {_flow(value)}")
-    return HEADER + "\n".join(lines) + "\n"
+    return header + "\n".join(lines) + "\n"
 
 
 def _ordered(value: Any) -> Any:

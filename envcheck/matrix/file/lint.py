@@ -26,7 +26,7 @@ def lint(matrix: Matrix) -> list[Problem]:
     """Return all problems of the facts and choices; a consistent file has none."""
     facts = Facts(matrix)
     return [
-        *_sources(matrix),
+        *sources(matrix, matrix.sources),
         *_floors(facts),
         *_branches(facts),
         *(problem for gpu in matrix.gpus for problem in _gpu(facts, gpu)),
@@ -35,14 +35,15 @@ def lint(matrix: Matrix) -> list[Problem]:
     ]
 
 
-def _sources(matrix: Matrix) -> Iterator[Problem]:
+def sources(document: msgspec.Struct, listed: dict[str, str]) -> Iterator[Problem]:
+    """Find rows whose source is not among those `listed`, and listed ones that no row names."""
     used: set[str] = set()
-    for where, names in _named_sources(msgspec.to_builtins(matrix), "$"):
+    for where, names in _named_sources(msgspec.to_builtins(document), "$"):
         used.update(names)
         for name in names:
-            if name not in matrix.sources:
+            if name not in listed:
                 yield Problem(where, f"its source {name} is not among `sources`")
-    for name in sorted(set(matrix.sources) - used):
+    for name in sorted(set(listed) - used):
         yield Problem(f"$.sources.{name}", "no fact names this source")
 
 

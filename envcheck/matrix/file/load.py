@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from envcheck.safe_files import read_whole
 if TYPE_CHECKING:
     from envcheck.matrix.file.yaml_lines import YamlDocument
 
+_Row = TypeVar("_Row")
 _AT: Final = re.compile(r"(?P<what>.*?)(?: - at `(?P<key>key in )?(?P<path>[^`]*)`)?", re.DOTALL)
 _FIXES: Final = (
     ("Expected `str`, got `float`", "put it in quotes: unquoted, YAML reads 3.10 as the number 3.1"),
@@ -40,11 +41,18 @@ def load(path: Path | None = None) -> Matrix:
         why = error.strerror or "cannot be read"
         message = f"{name}: {why}"
         raise ConfigError(message, fix="give a readable file with --matrix") from error
-    return cache.cached(raw, lambda: loads(raw, name))
+    return cache.cached(raw, lambda: loads(raw, name), Matrix)
 
 
 def loads(raw: bytes, name: str = "matrix.yaml") -> Matrix:
     """Return the matrix in the YAML text `raw`. `name` is what errors call the file. Raises ConfigError."""
+    matrix, document = typed(raw, name, Matrix)
+    _refuse_duplicates(matrix, document)
+    return matrix
+
+
+def typed(raw: bytes, name: str, row: type[_Row]) -> tuple[_Row, YamlDocument]:
+    """Return the YAML text `raw` as a `row`, and the document that knows its lines. Raises ConfigError."""
     from envcheck.matrix.file.yaml_lines import parse  # noqa: PLC0415 (a cached matrix needs no YAML)
 
     try:
@@ -55,11 +63,9 @@ def loads(raw: bytes, name: str = "matrix.yaml") -> Matrix:
         raise ConfigError(message, fix="save the file as UTF-8") from error
     document = parse(text, name)
     try:
-        matrix = msgspec.convert(document.data, Matrix)
+        return msgspec.convert(document.data, row), document
     except msgspec.ValidationError as error:
         raise _located(error, document) from error
-    _refuse_duplicates(matrix, document)
-    return matrix
 
 
 def _located(error: msgspec.ValidationError, document: YamlDocument) -> ConfigError:
@@ -71,17 +77,19 @@ def _located(error: msgspec.ValidationError, document: YamlDocument) -> ConfigEr
     return ConfigError(f"{document.name}:{line}: {path}: {problem}", fix=fix)
 
 
-def _refuse_duplicates(matrix: Matrix, document: YamlDocument) -> None:
-    def unique(path: str, names: Iterable[str]) -> None:
-        seen: set[str] = set()
-        for index, name in enumerate(names):
-            if name in seen:
-                at = f"{path}[{index}]"
-                message = f"{document.name}:{document.line(at)}: {at}: {name} appears twice"
-                raise ConfigError(message, fix="merge the two rows or remove one")
-            seen.add(name)
+def refuse_duplicates(document: YamlDocument, path: str, names: Iterable[str]) -> None:
+    """Raise ConfigError, with its line, for the first name of the table at `path` that appears twice."""
+    seen: set[str] = set()
+    for index, name in enumerate(names):
+        if name in seen:
+            at = f"{path}[{index}]"
+            message = f"{document.name}:{document.line(at)}: {at}: {name} appears twice"
+            raise ConfigError(message, fix="merge the two rows or remove one")
+        seen.add(name)
 
-    _each_table(matrix, unique)
+
+def _refuse_duplicates(matrix: Matrix, document: YamlDocument) -> None:
+    _each_table(matrix, lambda path, names: refuse_duplicates(document, path, names))
 
 
 def _each_table(matrix: Matrix, unique: Callable[[str, Iterable[str]], None]) -> None:

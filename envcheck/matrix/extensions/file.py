@@ -1,0 +1,90 @@
+"""Read and write extensions.yaml, which ships in the package: through a cache, and in one canonical form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from envcheck.errors import ConfigError
+from envcheck.matrix.extensions.model import Extension, Extensions, ExtensionRelease, ExtensionWheel
+from envcheck.matrix.facts.versions import key
+from envcheck.matrix.file import cache
+from envcheck.matrix.file.canonical import text
+from envcheck.matrix.file.load import refuse_duplicates, typed
+from envcheck.safe_files import read_whole
+
+HEADER: Final = """\
+# Native extensions: releases, their wheels, and what these bind to. Each row names its sources (keys of `sources`).
+# Versions are strings. `verified: false` and `code_verified: false` mark what one weak source says.
+# A wheel without `cuda` and `sass` was never opened: it never counts as fitting. Written by `envcheck matrix format`.
+"""
+SHIPPED: Final = Path(__file__).with_name("extensions.yaml")
+_CHANNELS: Final = ("pypi", "pytorch", "project", "third-party")
+
+
+def load(path: Path | None = None) -> Extensions:
+    """Return the extensions in `path`, or the shipped ones. Raises ConfigError."""
+    name = str(path) if path else SHIPPED.name
+    try:
+        raw = read_whole(path or SHIPPED)
+    except OSError as error:
+        message = f"{name}: {error.strerror or 'cannot be read'}"
+        raise ConfigError(message, fix="give a readable file with --extensions") from error
+    return cache.cached(raw, lambda: loads(raw, name), Extensions)
+
+
+def loads(raw: bytes, name: str = SHIPPED.name) -> Extensions:
+    """Return the extensions in the YAML text `raw`. `name` is what errors call the file. Raises ConfigError."""
+    extensions, document = typed(raw, name, Extensions)
+    names = [other for row in extensions.extensions for other in (row.name, *row.aliases)]
+    refuse_duplicates(document, "$.extensions", names)
+    for at, row in enumerate(extensions.extensions):
+        refuse_duplicates(document, f"$.extensions[{at}].releases", (release.version for release in row.releases))
+    return extensions
+
+
+def canonical(extensions: Extensions) -> Extensions:
+    """Return the same facts in the order of the file: projects by name, releases and wheels oldest first."""
+    rows = sorted((_extension(row) for row in extensions.extensions), key=lambda row: row.name)
+    return msgspec.structs.replace(extensions, sources=dict(sorted(extensions.sources.items())), extensions=rows)
+
+
+def dump(extensions: Extensions) -> str:
+    """Return the text of extensions.yaml. Loading it gives `canonical(extensions)`."""
+    return text(canonical(extensions), HEADER)
+
+
+def _extension(row: Extension) -> Extension:
+    from packaging.version import Version  # noqa: PLC0415 (a cached file needs no order)
+
+    return msgspec.structs.replace(
+        row, releases=sorted((_release(release) for release in row.releases), key=lambda each: Version(each.version))
+    )
+
+
+def _release(release: ExtensionRelease) -> ExtensionRelease:
+    return msgspec.structs.replace(
+        release,
+        requires=dict(sorted(release.requires.items())),
+        wheels=sorted((_wheel(wheel) for wheel in release.wheels), key=_place),
+    )
+
+
+def _wheel(wheel: ExtensionWheel) -> ExtensionWheel:
+    return msgspec.structs.replace(
+        wheel,
+        tags=sorted(wheel.tags),
+        variants=sorted(wheel.variants),
+        torch=sorted(wheel.torch, key=key),
+        cxx11abi=sorted(wheel.cxx11abi),
+        cuda=None if wheel.cuda is None else sorted(wheel.cuda, key=key),
+        sass=None if wheel.sass is None else sorted(wheel.sass, key=key),
+        ptx=sorted(wheel.ptx, key=key),
+    )
+
+
+def _place(wheel: ExtensionWheel) -> tuple[object, ...]:
+    torches = [key(minor) for minor in wheel.torch]
+    return (_CHANNELS.index(wheel.channel), wheel.arch == "aarch64", wheel.cuda or [], torches, wheel.variants)

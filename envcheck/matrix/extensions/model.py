@@ -1,0 +1,111 @@
+"""The typed form of extensions.yaml: which releases a native extension has, and what their wheels bind to.
+
+Versions are strings. A row names its sources, as in matrix.yaml; what one weak source says is `verified: false`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from envcheck.matrix.facts.model import Dotted, Fact, HostArch, MatrixRow, Variant
+
+Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
+Major = Annotated[str, msgspec.Meta(pattern=r"^[0-9]+$")]
+Tag = Annotated[str, msgspec.Meta(pattern=r"^(py|cp)[0-9]+-(none|abi3|cp[0-9]+[mt]?)$")]
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+
+# Who serves a wheel: the Python index, a PyTorch index, the project's own releases, or another author.
+Channel = Literal["pypi", "pytorch", "project", "third-party"]
+# What the libraries need of libtorch: nothing, its stable ABI, or C++ symbols; "mixed" has libraries of both kinds.
+Abi = Literal["none", "stable", "c++", "mixed"]
+
+
+class ExtensionWheel(Fact, frozen=True, kw_only=True):
+    """The wheels of a release for one host arch at one place, which differ in their Python tag and torch minor only.
+
+    `file` is the file name, in which "{tag}", "{torch}" and "{abi}" stand for the Python tag, the torch minor and TRUE
+    or FALSE; None when it is not known. `where` is the URL of the directory or index; None for the Python index.
+    `variants` are the PyTorch variants whose directory has it, or that the local version names; empty: any.
+    `torch` are the torch minors in the file name; empty where it names none. `built_for` is the requirement that a
+    torch must meet, where METADATA does not say it. `cxx11abi` are the C++ string ABIs that there is a wheel for.
+
+    `abi`, `cuda` (majors of the CUDA libraries that DT_NEEDED names), `sass` and `ptx` (the union over the libraries)
+    are None where nobody read them: such a wheel never counts as fitting. `code_verified` is false where they were not
+    read off the wheel's own libraries. `cuda_choices` says that there is one library for each major, and one suffices.
+    """
+
+    channel: Channel
+    where: str | None = None
+    file: str | None = None
+    sha256: dict[str, Sha256] = {}
+    arch: HostArch | Literal["any"]
+    tags: Annotated[list[Tag], msgspec.Meta(min_length=1)]
+    glibc: Dotted | None = None
+    size_mb: int | None = None
+    variants: list[Variant] = []
+    torch: list[Dotted] = []
+    built_for: str | None = None
+    built_for_verified: bool = True
+    cxx11abi: list[bool] = []
+    abi: Abi | None = None
+    cuda: list[Major] | None = None
+    cuda_choices: bool = False
+    sass: list[Dotted] | None = None
+    ptx: list[Dotted] = []
+    code_verified: bool = True
+
+
+class SourceBuild(Fact, frozen=True, kw_only=True):
+    """The source of a release: what a build needs and takes. `where` is None for an sdist on the Python index.
+
+    `torch` is the requirement that a torch must meet for the build to succeed; None where none is known.
+    `sass` is what it builds without TORCH_CUDA_ARCH_LIST, as far as nvcc knows it.
+    """
+
+    where: str | None = None
+    torch: str | None = None
+    needs: str
+    takes: str | None = None
+    sass: list[Dotted] = []
+
+
+class ExtensionRelease(Fact, frozen=True, kw_only=True):
+    """A release. `requires` is its Requires-Dist for Linux without extras: name -> specifier ("" for any).
+
+    `jit` says what it compiles at first use and what that needs; None where it compiles nothing.
+    """
+
+    version: str
+    requires_python: str | None = None
+    requires: dict[Name, str] = {}
+    jit: str | None = None
+    built_from: SourceBuild | None = None
+    wheels: list[ExtensionWheel] = []
+
+
+class Extension(Fact, frozen=True, kw_only=True):
+    """A project with native code. `modules` are its native modules, `smallest_op` is the smallest call that proves it.
+
+    `instead` names other sources of the same GPU code, nearest first. `aliases` are its older names.
+    """
+
+    name: Name
+    aliases: list[Name] = []
+    modules: list[str] = []
+    smallest_op: str | None = None
+    instead: list[str] = []
+    releases: list[ExtensionRelease] = []
+
+
+class Extensions(MatrixRow, frozen=True, kw_only=True):
+    """The whole extensions.yaml."""
+
+    schema: Literal["envcheck/extensions/1"]
+    sources: dict[str, str]
+    extensions: list[Extension]
+
+    def find(self, name: str) -> Extension | None:
+        """Return the extension called `name` (normalized as PEP 503 says), by its name or an older one; or None."""
+        return next((row for row in self.extensions if name == row.name or name in row.aliases), None)
