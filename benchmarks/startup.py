@@ -1,16 +1,17 @@
-"""Time a question asked from the shell against a bare `import click`.
+"""Compare the time of `envcheck resolve` with that of a bare `import click`.
 
     python benchmarks/startup.py [--runs 15] [--json]
 
-Runs both as whole processes, turn about, after one run of each that warms the bytecode and the matrix cache. Prints the
-ratio of the medians and of the minima. The goal is a ratio of at most 3: a tool asked in a shell prompt or a CI step
-must not be felt. Nothing is asserted: machines differ, ratios hardly do.
+Runs both as whole processes, in turn, after one run of each that fills the bytecode and matrix caches
+(PYTHONDONTWRITEBYTECODE is ignored). Prints the ratio of the medians and of the minima. The goal is a ratio of at most
+3, so that a shell prompt or a CI step can ask. Exits 1 above it; no test runs it, because a busy machine changes it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -24,8 +25,9 @@ GOAL = 3.0
 
 def seconds(command: list[str]) -> float:
     """Return how long `command` takes as a process. Raises CalledProcessError when it fails: that is no measurement."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     start = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environ)
     return time.perf_counter() - start
 
 
@@ -52,14 +54,14 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    found = measure(options.runs)
+    result = measure(options.runs)
     if options.json:
-        print(json.dumps(found, indent=2))
-        raise SystemExit(0 if found["ratio_median"] <= GOAL else 1)
-    print(f"import click      {found['bare_median_s']:.3f} s (min {found['bare_min_s']:.3f})")
-    print(f"envcheck resolve  {found['resolve_median_s']:.3f} s (min {found['resolve_min_s']:.3f})")
-    print(f"ratio             {found['ratio_median']:.2f} (min {found['ratio_min']:.2f}; goal <= {GOAL:.0f})")
-    raise SystemExit(0 if found["ratio_median"] <= GOAL else 1)
+        print(json.dumps(result, indent=2))
+        raise SystemExit(0 if result["ratio_median"] <= GOAL else 1)
+    print(f"import click      {result['bare_median_s']:.3f} s (min {result['bare_min_s']:.3f})")
+    print(f"envcheck resolve  {result['resolve_median_s']:.3f} s (min {result['resolve_min_s']:.3f})")
+    print(f"ratio             {result['ratio_median']:.2f} (min {result['ratio_min']:.2f}; goal <= {GOAL:.0f})")
+    raise SystemExit(0 if result["ratio_median"] <= GOAL else 1)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
 import os
@@ -89,9 +88,11 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        near = difflib.get_close_matches(args[0], COMMANDS, 1) if args and args[0] not in COMMANDS else []
-        if near:
-            ctx.fail(f"No such command {args[0]!r} (did you mean {near[0]!r}?)")
+        if args and args[0] not in COMMANDS:
+            import difflib
+
+            for near in difflib.get_close_matches(args[0], COMMANDS, 1):
+                ctx.fail(f"No such command {args[0]!r} (did you mean {near!r}?)")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

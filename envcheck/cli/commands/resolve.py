@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.matrix.facts.model import Matrix
     from envcheck.matrix.resolver.resolve import Query
+    from envcheck.mirrors.profiles.model import Profile
 
 
 class ResolveOptions(NamedTuple):
@@ -90,17 +91,29 @@ def command(options: ResolveOptions, settings: Settings) -> None:
     from envcheck.matrix.file.load import load
     from envcheck.matrix.resolver.query import normalized
     from envcheck.matrix.resolver.resolve import resolve
-    from envcheck.mirrors.profiles.load import load as profile
 
     matrix = load(settings.matrix)
     query, read, notes = _from_here(matrix, normalized(options.query()), from_node=options.here)
     answer = resolve(matrix, query, base_cuda=options.base_cuda, read_here=read, notes=notes)
-    answer = msgspec.structs.replace(answer, pip=resolution_text.pip_command(answer, profile(options.mirror)))
+    answer = msgspec.structs.replace(answer, pip=resolution_text.pip_command(answer, _profile(options.mirror)))
     if options.as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(answer)).decode())
     else:
         resolution_text.show(answer, everything=options.everything, quiet=settings.quiet)
     sys.exit(0 if answer.legal else 1)
+
+
+def _profile(name: str) -> Profile:
+    """Return the mirror's profile; the usual one is known without reading YAML, which takes a fifth of the start."""
+    from envcheck.mirrors.profiles import user_choice
+    from envcheck.mirrors.profiles.model import Profile
+
+    chosen = (user_choice.read() or "none") if name == "user" else name
+    if chosen == "none":
+        return Profile(name="none")
+    from envcheck.mirrors.profiles.load import load
+
+    return load(name)
 
 
 def _from_here(matrix: Matrix, query: Query, *, from_node: bool | None) -> tuple[Query, dict[str, str], list[str]]:

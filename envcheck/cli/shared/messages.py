@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from envcheck.checks import LEVELS
-
 if TYPE_CHECKING:
     from envcheck.reports.model import RunReport
     from envcheck.reports.redact import Pseudonyms
@@ -26,8 +24,8 @@ _LINE_HEAD: Final = 1500
 _LONG: Final = re.compile(rf"[^\s;,:'\"()/]{{{LONGEST + 1},}}")
 _OFF: Final = ("", "0", "false", "f", "no", "n", "off")
 _NUMBER: Final = re.compile(r"[\d.,]*[a-zA-Z]?")
-# Commands that know --redact, and values that name nobody.
-_KEPT: Final = ("run", "report", "redact", *LEVELS)
+# Commands that know --redact.
+_COMMANDS: Final = ("run", "report", "redact")
 _names: list[Pseudonyms] = []
 
 
@@ -105,9 +103,11 @@ def _values(arguments: Sequence[str]) -> Iterator[str]:
 
 def _words(value: str) -> Iterator[str]:
     """Yield the parts of a path, and the stem of its file; not what is a number or names a command or level."""
+    from envcheck.checks import LEVELS
+
     for part in PurePath(value).parts:
         for word in {part, PurePath(part).stem}:
-            if len(word) > 1 and not _NUMBER.fullmatch(word) and word not in _KEPT:
+            if len(word) > 1 and not _NUMBER.fullmatch(word) and word not in (*_COMMANDS, *LEVELS):
                 yield word
 
 
