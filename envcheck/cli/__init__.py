@@ -37,6 +37,7 @@ COMMANDS: Final = {
     "proof": "List the proofs of an image, and which of them hold here.",
     "pull": "Pull the newest image that is proven for this node.",
     "promote": "Move an alias to an image whose proofs meet a policy.",
+    "fleet": "Many nodes: which failed, which to use now, what runs on all.",
     "report": "A report in other formats, or compared with another.",
     "demo": "Resolve for this machine, build, validate.",
 }
@@ -47,7 +48,7 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 # What the envcheck of an image comes without (pyproject.toml, the group `image`).
 _HOST_ONLY: Final = {"cryptography", "docker", "jinja2", "uv"}
 # Commands with commands of their own, each in a package, and those of a room of theirs.
-_GROUPS: Final = {"images", "key", "matrix", "mirror", "store"}
+_GROUPS: Final = {"fleet", "images", "key", "matrix", "mirror", "store"}
 _REGISTRY: Final = {"publish", "proof", "pull", "promote"}
 
 

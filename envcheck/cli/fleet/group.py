@@ -1,0 +1,23 @@
+"""`envcheck fleet`: the reports and the launch of many nodes. Each command is a module `NAME.py`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from envcheck.cli.lazy_group import LazyGroup
+
+COMMANDS: Final = {
+    "report": "Say which nodes failed, are missing or differ, and which to use now.",
+}
+
+
+@click.group(cls=LazyGroup, room="fleet", described=COMMANDS)
+def command() -> None:
+    """Validate many nodes, and say which of them to use now.
+
+    \b
+    srun --ntasks-per-node=1 envcheck run --output reports/
+    envcheck fleet report reports/ --expect 'n[1-1000]'
+    """
