@@ -1,0 +1,178 @@
+"""The reader agrees with pyelftools on real libraries, and a file made to harm it gives one line."""
+
+from __future__ import annotations
+
+import io
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from elftools.elf.elffile import ELFFile
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envcheck.binaries.elf import BinaryError, Elf
+from envcheck.binaries.fatbin import gpu_code
+from envcheck.binaries.library import newest_glibc, read_library
+from tests.elf_files import CUBIN, PTX, MadeLibrary, fatbin, library
+
+WHOLE = library(
+    MadeLibrary(
+        needed=["libc10.so", "libcudart.so.12"],
+        undefined=["_ZN3c105ErrorC1Ev", "malloc"],
+        exported=["PyInit__C"],
+        weak=["_ZN2at3weakEv"],
+        versions=["GLIBC_2.17", "GLIBC_2.4", "GLIBCXX_3.4.30"],
+        code=[(CUBIN, 80), (CUBIN, 90), (PTX, 90), (16, 120)],
+        soname="_C.so",
+        runpath="$ORIGIN/../nvidia:/opt/lib",
+    )
+)
+names = st.lists(st.from_regex(r"[A-Za-z_][\w.]{0,40}", fullmatch=True), max_size=6)
+
+
+def read(data: bytes) -> object:
+    return read_library(io.BytesIO(data), "x/_C.so")
+
+
+def complaint(data: bytes) -> str | None:
+    """Return what the reader says of a file that it refuses."""
+    try:
+        read(data)
+    except BinaryError as error:
+        return str(error)
+    return None
+
+
+def test_a_library_is_read_whole() -> None:
+    found = read_library(io.BytesIO(WHOLE), "x/_C.so")
+    assert (found.name, found.size, found.machine, found.soname) == ("_C.so", len(WHOLE), "x86_64", "_C.so")
+    assert found.needed == ("libc10.so", "libcudart.so.12")
+    assert found.search == ("$ORIGIN/../nvidia", "/opt/lib")
+    assert found.torch_symbols == ("_ZN3c105ErrorC1Ev",)  # the loader does without a weak one
+    assert (found.abi, found.glibc) == ("libtorch C++ (cxx11abi=1)", "2.17")
+    assert (found.sass, found.ptx) == (("8.0", "9.0"), ("9.0",))  # 16 is no code that runs
+
+
+@given(names, names, names, st.lists(st.tuples(st.sampled_from([PTX, CUBIN]), st.integers(50, 129)), max_size=5))
+def test_what_was_written_is_what_is_read(
+    needed: list[str], undefined: list[str], exported: list[str], code: list[tuple[int, int]]
+) -> None:
+    made = MadeLibrary(needed=needed, undefined=undefined, exported=exported, code=code)
+    elf = Elf(io.BytesIO(library(made)))
+    assert elf.dynamic().needed == tuple(needed)
+    assert [s.name for s in elf.symbols() if not s.defined] == undefined
+    assert [s.name for s in elf.symbols() if s.defined] == exported
+    expected = [sorted({number for kind, number in code if kind == wanted}) for wanted in (CUBIN, PTX)]
+    assert gpu_code(elf) == tuple(tuple(f"{n // 10}.{n % 10}" for n in numbers) for numbers in expected)
+
+
+@given(st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), min_size=1, max_size=8))
+def test_a_damaged_library_gives_one_line_or_is_read(changes: list[tuple[int, int]]) -> None:
+    data = bytearray(WHOLE)
+    for at, value in changes:
+        data[at] = value
+    assert "\n" not in (complaint(bytes(data)) or "")
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_give_one_line(data: bytes) -> None:
+    for start in (b"", b"\x7fELF", b"\x7fELF\2\1\1"):
+        with pytest.raises(BinaryError) as error:
+            read(start + data)
+        assert "\n" not in str(error.value)
+
+
+def test_a_library_that_was_cut_anywhere_is_refused() -> None:
+    for length in range(0, len(WHOLE), 7):
+        with pytest.raises(BinaryError):
+            read(WHOLE[:length])
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "not an ELF file"),
+        (b"PK\3\4", "not an ELF file"),
+        (b"\x7fELF\1\1" + bytes(58), "32-bit"),
+        (b"\x7fELF\2\2" + bytes(58), "not 64-bit little-endian"),
+        (WHOLE[:40], "truncated ELF file: 40 bytes"),
+        (WHOLE[:-10], "truncated or damaged"),
+        (WHOLE[:40] + bytes(8) + WHOLE[48:], "no table of sections"),
+        (WHOLE[:40] + struct.pack("<Q", 1 << 62) + WHOLE[48:], f"and the file has {len(WHOLE)}"),
+        (WHOLE.replace(b"\x40\0\0\0\x28", b"\x08\0\0\0\x28"), "an entry of .nv_fatbin ends outside"),
+    ],
+)
+def test_what_is_wrong_is_said(data: bytes, words: str) -> None:
+    with pytest.raises(BinaryError, match=words):
+        read(data)
+
+
+def test_an_architecture_that_no_gpu_has_is_damage() -> None:
+    with pytest.raises(BinaryError, match="architecture 4000"):
+        read(library(MadeLibrary(code=[(CUBIN, 4000)])))
+
+
+def test_names_that_overlap_cost_no_time() -> None:
+    long = "x" * 60_000
+    symbol = struct.pack("<IBBHQQ", 1, 0x12, 0, 0, 0, 0)
+    many = library(MadeLibrary(undefined=[long, *["y"] * 50_000]))
+    at = many.find(symbol)
+    many = many[:at] + symbol * 50_001 + many[at + 24 * 50_001 :]
+    begun = time.process_time()
+    with pytest.raises(BinaryError, match="overlap"):
+        read(many)
+    assert time.process_time() - begun < 5
+    assert read(library(MadeLibrary(undefined=[long] * 3)))
+
+
+def test_the_newest_glibc_is_compared_by_numbers() -> None:
+    assert newest_glibc({"GLIBC_2.4", "GLIBC_2.34", "GLIBC_2.9", "CXXABI_1.3", "GLIBC_PRIVATE"}) == "2.34"
+    assert newest_glibc(()) == ""
+
+
+def test_containers_are_found_behind_any_padding() -> None:
+    data = bytearray(library(MadeLibrary(code=[(CUBIN, 80), (CUBIN, 75), (PTX, 90)])))
+    start, size = data.find(b"\x50\xed\x55\xba"), len(fatbin([(CUBIN, 80)]))
+    data[start + size : start + 2 * size] = bytes(size)
+    assert gpu_code(Elf(io.BytesIO(data))) == (("8.0",), ("9.0",))
+
+
+def real_libraries() -> Iterator[Path]:
+    """Yield libraries of this machine and of installed packages; small ones, because pyelftools is slow."""
+    own = [*Path("/usr/lib/x86_64-linux-gnu").glob("*.so*"), *Path("/usr/lib/aarch64-linux-gnu").glob("*.so*")]
+    installed = [p for place in sys.path if "site-packages" in place for p in Path(place).rglob("*.so*")]
+    small = [p for p in (*sorted(own), *sorted(installed)) if p.is_file() and not p.is_symlink()]
+    elf = [p for p in small if p.stat().st_size < 1 << 20 and p.read_bytes()[:5] == b"\x7fELF\2"]
+    yield from elf[:: max(len(elf) // 30, 1)]
+
+
+def test_real_libraries_are_read_as_pyelftools_reads_them() -> None:
+    compared = 0
+    for path in real_libraries():
+        with path.open("rb") as file:
+            ours, theirs = Elf(file), ELFFile(file)
+            dynamic: Any
+            symbols: Any
+            dynamic, symbols = theirs.get_section_by_name(".dynamic"), theirs.get_section_by_name(".dynsym")
+            if dynamic is None or symbols is None:
+                continue
+            needed = [tag.needed for tag in dynamic.iter_tags() if tag.entry.d_tag == "DT_NEEDED"]
+            assert list(ours.dynamic().needed) == needed, path
+            bindings = {"STB_GLOBAL", "STB_WEAK", "STB_LOOS"}
+            undefined = {
+                s.name
+                for s in symbols.iter_symbols()
+                if s.name and s.entry.st_shndx == "SHN_UNDEF" and s.entry.st_info.bind in bindings
+            }
+            assert {s.name for s in ours.symbols() if not s.defined} == undefined, path
+            section: Any = theirs.get_section_by_name(".gnu.version_r")
+            rows = section.iter_versions() if section is not None else []
+            wanted = {aux.name for _, auxiliaries in rows for aux in auxiliaries if not aux.entry.vna_flags & 2}
+            assert ours.versions() == wanted, path
+            compared += 1
+    assert compared >= 20
