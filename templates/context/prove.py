@@ -1,12 +1,16 @@
 # ruff: noqa: INP001, PLC0415, SLF001, T201 (a script of a build; torch is imported late; no other API works without GPU)
-"""prove.py NAME=VALUE...: exit 1, naming each difference, unless torch is what was promised.
+"""prove.py NAME=VALUE... [ADDED...]: exit 1, naming each difference, unless torch is what was promised.
+
+ADDED are packages of the user's own: exit 1 also where one of them overwrote a file of another package.
 
 Runs inside the last RUN that installs for it, before that layer exists: a wrong torch never becomes an image.
 """
 
+import importlib.metadata
 import platform
+import re
 import sys
-from typing import Dict, List  # noqa: UP035 (the oldest Python of the matrix)
+from typing import Dict, List, Tuple  # noqa: UP035 (the oldest Python of the matrix)
 
 CUDNN_9 = 90000
 
@@ -39,15 +43,35 @@ def same(name: str, promised: str, found: str) -> bool:
     return promised in {"unknown", found}
 
 
+def overwritten(added: List[str]) -> List[str]:  # noqa: UP006 (as above)
+    """Return a line for each package of which one of `added` overwrote files: both RECORDs list them, not alike."""
+    owners: Dict[str, List[Tuple[str, str]]] = {}  # noqa: UP006 (as above)
+    for package in importlib.metadata.distributions():
+        name = re.sub(r"[-_.]+", "-", package.metadata["Name"]).lower()
+        for file in package.files or []:
+            if file.hash is not None:
+                owners.setdefault(str(file), []).append((name, file.hash.value))
+    lost: Dict[Tuple[str, str], List[str]] = {}  # noqa: UP006 (as above)
+    for file, records in owners.items():
+        for owner, theirs in records:
+            for other, ours in records:
+                if owner not in added and other in added and theirs != ours:
+                    lost.setdefault((other, owner), []).append(file)
+    return [f"{pair[0]} overwrote {len(files)} of {pair[1]}, e.g. {files[0]}" for pair, files in sorted(lost.items())]
+
+
 def main(arguments: List[str]) -> int:  # noqa: UP006 (as above)
     """Compare, and name on stderr what differs."""
-    promised = dict(argument.split("=", 1) for argument in arguments)
+    promised = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    replaced = overwritten([argument for argument in arguments if "=" not in argument])
     found = imported()
     found["python"] = ".".join(platform.python_version_tuple()[:2])
     wrong = [(name, value) for name, value in found.items() if not same(name, promised[name], value)]
     for name, value in wrong:
         print(f"envcheck: proof failed: {name} is {value}, promised was {promised[name]}", file=sys.stderr)
-    return 1 if wrong else 0
+    for line in replaced:
+        print(f"envcheck: overwritten: {line}", file=sys.stderr)
+    return 1 if wrong or replaced else 0
 
 
 if __name__ == "__main__":

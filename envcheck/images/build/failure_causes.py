@@ -48,6 +48,10 @@ _CAUSES: Final[dict[str, Cause]] = {
         "version assertion failed: what was installed is not what the cell promises",
         f"the index serves another build; try another mirror, {_AGAIN}",
     ),
+    r"envcheck: overwritten": Cause(
+        "a package on top overwrites files of the cell's packages (above)",
+        "leave it out: the cell holds what it brings, perhaps in another version",
+    ),
     r"name resolution|Temporary failure resolving|Could not resolve|Name or service not known|dns error"
     r"|failed to lookup address|no such host": Cause(
         "{host} does not resolve", "check the mirror's name", ", and that the build has a network (--network host)"

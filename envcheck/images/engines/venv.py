@@ -239,7 +239,7 @@ class _Steps:
 
     def prove(self) -> None:
         """Ask the installed torch what it is, with the script an image build runs."""
-        promised = [f"{name}={self.spec.promises[name]}" for name in dockerfile.PROVEN]
+        promised = [*dockerfile.proof(self.spec), *dockerfile.added(self.spec)]
         self.run("prove", [str(self.dest / "bin/python"), "-I", "-B", str(self.mirror / "prove/prove.py"), *promised])
 
     def run(self, step: str, argv: list[str], env: dict[str, str] | None = None) -> None:

@@ -66,12 +66,22 @@ def template_context(
         "python": spec.cell.python,
         "locks": [lock for lock in spec.locks if lock.group in SHARED_GROUPS],
         "targets": [_stage(each) for each in sorted(specs, key=lambda each: each.target == "runtime")],
-        "proof": " ".join(shlex.quote(f"{name}={spec.promises[name]}") for name in PROVEN),
+        "proof": shlex.join(proof(spec)),
         "keep": kept is not None,
         "kept_environment": dict(kept or {}),
         "cuda": spec.cuda,
         "cuda_major": spec.cuda.partition(".")[0] if spec.cuda else None,
     }
+
+
+def proof(spec: ImageSpec) -> list[str]:
+    """Return what prove.py is given: the promises that it compares with the installed torch."""
+    return [f"{name}={spec.promises[name]}" for name in PROVEN]
+
+
+def added(spec: ImageSpec) -> list[str]:
+    """Return the packages that the user put on top, which may overwrite no file of the cell's."""
+    return [pin.name for pin in spec.user_lock.pins] if spec.user_lock else []
 
 
 def _stage(spec: ImageSpec) -> dict[str, Any]:
@@ -81,6 +91,7 @@ def _stage(spec: ImageSpec) -> dict[str, Any]:
         "name": spec.target,
         "packages": recipe.packages,
         "groups": [lock.group for lock in spec.locks if lock.group not in SHARED_GROUPS],
+        "added": shlex.join(added(spec)),
         "part": f"targets/{spec.target}.j2",
         "command": list(recipe.command),
         "labels": labels(spec),

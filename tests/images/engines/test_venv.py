@@ -19,7 +19,7 @@ from envcheck.images.engines import venv
 from envcheck.images.engines.build import FailedError
 from envcheck.images.engines.venv import Environment
 from envcheck.images.locks.model import Lock, Pin
-from envcheck.images.spec import ImageSpec
+from envcheck.images.spec import ImageSpec, with_user_packages
 from envcheck.mirrors.profiles.model import Profile
 from tests.wheels import wheel
 
@@ -102,6 +102,35 @@ def test_a_torch_that_is_not_the_promised_one_is_refused(build: Build, spec: Ima
     with pytest.raises(FailedError, match="version assertion failed") as failed:
         build(lied)
     assert any("cudnn is 9.10.2, promised was 9.99.0" in line for line in failed.value.detail)
+
+
+@pytest.mark.parametrize(
+    ("files", "overwrites"),
+    [
+        ({"nvidia_nccl_cu12.py": "VERSION = 'of another CUDA'\n"}, True),  # the wheels of cu12 and cu13 have one path
+        ({"nvidia_nccl_cu12.py": "VERSION = '2.27.3'\n", "own.py": ""}, False),  # the same bytes do no harm
+    ],
+)
+def test_a_package_on_top_overwrites_no_file_of_the_cell(
+    build: Build,
+    spec: ImageSpec,
+    simple_index: Callable[[Path], Path],
+    tmp_path: Path,
+    files: dict[str, str],
+    *,
+    overwrites: bool,
+) -> None:
+    path = wheel(tmp_path / "mine", "nvidia-nccl-cu13", "2.30.7", files=files)
+    simple_index(path.parent)
+    pin = Pin(name="nvidia-nccl-cu13", version="2.30.7", sha256=[hashlib.sha256(path.read_bytes()).hexdigest()])
+    with_it = with_user_packages(spec, Lock(group="user", index="pypi", pins=[pin]))
+    if not overwrites:
+        assert build(with_it).skipped is False
+        return
+    with pytest.raises(FailedError, match="a package on top overwrites files of the cell's packages") as failed:
+        build(with_it)
+    line = "envcheck: overwritten: nvidia-nccl-cu13 overwrote 1 of nvidia-nccl-cu12, e.g. nvidia_nccl_cu12.py"
+    assert line in failed.value.detail
 
 
 def test_a_half_built_one_is_not_taken_for_complete(build: Build) -> None:
