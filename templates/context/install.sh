@@ -41,6 +41,11 @@ attempt() { # attempt KIND URL
         "$@" -r "$lock"
 }
 
+open_directories() { # where os.sh lets a group add packages, it may also add to what these brought: bin, share, etc
+    [ -k "$venv" ] || return 0
+    find "$venv" -name site-packages -prune -o -type d ! -perm -1020 -exec chgrp --reference="$venv" {} + -exec chmod 1775 {} +
+}
+
 source_of() { # source_of NAME URL: what is said of it; a path of its URL may be nobody's business
     case $2 in
     *://*) host=${2#*://} && echo "$1 (${host%%/*})" ;;
@@ -56,6 +61,7 @@ while IFS="$tab" read -r for name kind url <&3; do
     if [ "$rc" = 0 ]; then
         say "used $(source_of "$name" "$url")"
         rm -f "$venv/.lock"
+        open_directories
         exec "$venv/bin/python" -I -B "$here/bytecode.py" "$venv/lib"
     fi
     say "$(source_of "$name" "$url") failed rc=$rc"

@@ -13,6 +13,7 @@ import pytest
 from envcheck.mirrors.profiles.host_config import apt_sources
 from tests.e2e import layers
 from tests.e2e.conftest import BUILD, CELL, ROOT, Image, Machine
+from tests.wheels import wheel
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
@@ -135,6 +136,29 @@ def test_docker_reads_the_plan_that_bake_prints(machine: Machine) -> None:
     assert read["tags"] == [f"envcheck/build:{read['labels']['envcheck.key'][:32]}"]
 
 
+@pytest.mark.parametrize("user", ["1000:1000", "0"])
+def test_pip_installs_in_a_child_image(image: Image, machine: Machine, tmp_path: Path, user: str) -> None:
+    data = "mine-1.0.data"
+    files = {"mine.py": "", f"{data}/data/share/man/man1/mine.1": "", f"{data}/scripts/mine": "#!python\n"}
+    wheel(tmp_path, "mine", files=files)
+    mount = "--mount=type=bind,from=wheels,target=/wheels"
+    install = f"RUN {mount} pip install --no-index --find-links /wheels mine && test -e /opt/venv/bin/mine"
+    build = ("build", "--quiet", f"--build-context=wheels={tmp_path}", "-")
+    done = machine.docker(*build, stdin=f"FROM {image.reference}\nUSER {user}\n{install}\n")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_default_user_replaces_no_package_of_the_image(image: Image, machine: Machine, tmp_path: Path) -> None:
+    wheel(tmp_path, "numpy", "99.0")
+    tmp_path.chmod(0o755)
+    script = (
+        "pip install --no-index --find-links /wheels numpy==99.0; python -c 'import numpy; print(numpy.__version__)'"
+    )
+    done = machine.docker("run", "--rm", "-v", f"{tmp_path}:/wheels:ro", image.reference, "sh", "-c", script)
+    assert "ERROR: Could not install packages due to an OSError" in done.stderr
+    assert f"numpy=={done.stdout.split()[-1]} " in (ROOT / "images" / CELL / "base.lock").read_text()
+
+
 def test_an_alias_never_goes_back(image: Image, machine: Machine) -> None:
     newer = machine.derive("site/torch:cpu-py311", 'LABEL envcheck.torch="2.14.0+cpu"', image=image.reference)
     done = machine.envcheck(*BUILD, "--json", "--tag", "site/torch")
@@ -164,5 +188,6 @@ def test_the_bytes_of_the_image_are_accounted_for(image: Image, machine: Machine
     layers_bytes = sum(layer["bytes"] for layer in found["layers"])
     assert 0.9 < layers_bytes / found["total"] < 1.25
     missing = machine.envcheck("images", "size", "no/such:image", "--engine", "docker")
-    assert missing.returncode == 1
+    assert missing.returncode == 2
+    assert missing.stderr.startswith("envcheck: docker has no image no/such:image; build it with")
     assert missing.stderr.count("\n") == 1

@@ -37,7 +37,7 @@ def command(options: ImageSizeOptions, settings: Settings) -> None:
 
     Sizes are those of the files, unpacked. The image is started once, without a network, to count its files.
 
-    Exit 0: measured; 1: it is not here, or has no Python; 2: wrong usage; 3: no engine answers.
+    Exit 0: measured; 1: it has no Python; 2: wrong usage, or it is not here; 3: no engine answers.
     """
     import msgspec
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from envcheck.errors import ConfigError, PromiseError
 from envcheck.images.spec import LABEL_PREFIX, ImageSpec
-from envcheck.matrix.facts.versions import key
+from envcheck.matrix.facts import versions
 
 REPOSITORY: Final = "envcheck/torch"
 # The grammar of distribution/reference (its regexp.go): [HOST[:PORT]/]PATH[:TAG].
@@ -58,7 +58,7 @@ def held_back(alias_labels: Mapping[str, str] | None, spec: ImageSpec) -> str | 
     theirs = alias_labels.get(f"{LABEL_PREFIX}torch", "").partition("+")[0]
     if not theirs:
         return "it names an image that is not envcheck's"
-    if key(theirs) > key(spec.cell.torch):
+    if versions.key(theirs) > versions.key(spec.cell.torch):
         return f"it names torch {theirs}, which is newer"
     return None
 
@@ -73,9 +73,14 @@ def broken_labels(spec: ImageSpec, labels: Mapping[str, str]) -> list[str]:
     ]
 
 
-def require_labels(spec: ImageSpec, labels: Mapping[str, str], image: str) -> None:
-    """Raise PromiseError naming every label of `image` that differs from the spec's promises."""
-    broken = broken_labels(spec, labels)
+def require_labels(spec: ImageSpec, labels: Mapping[str, str], image: str, key: str | None = None) -> None:
+    """Raise PromiseError naming every label of `image` that differs from the spec's promises, or from its key.
+
+    An image of other steps or another base has the same promises: its key tells it apart.
+    """
+    stated = labels.get(f"{LABEL_PREFIX}key")
+    other = [f"{LABEL_PREFIX}key is {stated or 'absent'}, expected {key}"] if key not in {None, stated} else []
+    broken = [*broken_labels(spec, labels), *other]
     if broken:
         message = f"{image} is not {spec.tag}: {'; '.join(broken)}"
         raise PromiseError(message, fix="it was not tagged; build again from this checkout")

@@ -239,7 +239,7 @@ def _build(engine: Engine, request: BuildRequest, say: Callable[[str], None], on
 def _approve(engine: Engine, spec: ImageSpec, plan: BuildPlan, image: ImageInfo) -> tuple[list[str], dict[str, str]]:
     """Read the image back; give it its tags if it is what it says, and take its name away if it is not."""
     try:
-        tags.require_labels(spec, image.labels, plan.name)
+        tags.require_labels(spec, image.labels, plan.name, plan.key)
     except PromiseError:
         engine.untag(plan.name)
         raise

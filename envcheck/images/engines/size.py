@@ -7,8 +7,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from envcheck.errors import BuildError
-from envcheck.images.engines import local_name, subprocesses
+from envcheck.errors import BuildError, ConfigError
+from envcheck.images.engines import connect, local_name, subprocesses
 from envcheck.images.size import inside
 from envcheck.images.size.ledger import Layer, Measured, SizeLedger, ledger
 
@@ -16,8 +16,11 @@ _TIMEOUT: Final = 300.0
 
 
 def measure(engine: Literal["docker", "podman"], image: str) -> SizeLedger:
-    """Return where an image's bytes are; one that this engine lacks, or that has no Python, is a BuildError."""
+    """Return where an image's bytes are; one that has no Python is a BuildError, one that is not here a ConfigError."""
     name = local_name(engine, image)
+    if connect(engine).inspect(name) is None:
+        message = f"{engine} has no image {image}"
+        raise ConfigError(message, fix=f"build it with `envcheck build`, or get it with `{engine} pull {image}`")
     history = subprocesses.output(
         [engine, "history", "--no-trunc", "--human=false", "--format", "{{json .}}", name], timeout=_TIMEOUT
     )

@@ -121,6 +121,17 @@ def test_an_image_that_lies_gets_no_tag_at_all(shelf: _Shelf, build_request: Bui
     assert [name for name in shelf.images if not name.startswith("localhost/envcheck/base")] == []
 
 
+def test_an_image_of_another_key_is_not_taken_for_this_one(shelf: _Shelf, build_request: BuildRequest) -> None:
+    """It promises the same, and was made by other steps."""
+    built = build(shelf, build_request)
+    name = f"envcheck/build:{built.key[:32]}"
+    shelf.put(name, {**shelf.images[name].labels, "envcheck.key": "0" * 64}, number=99)
+    with pytest.raises(PromiseError, match=f"envcheck.key is {'0' * 64}, expected {built.key}"):
+        build(shelf, build_request._replace(repository="other"))
+    assert "other:2.8.0-cu128-py311-runtime" not in shelf.images
+    assert build(shelf, build_request).skipped is False
+
+
 def test_the_same_key_is_not_built_again_but_tagged(shelf: _Shelf, build_request: BuildRequest) -> None:
     first = build(shelf, build_request)
     again = build(shelf, build_request._replace(repository="other"))

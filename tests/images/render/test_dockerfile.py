@@ -210,6 +210,16 @@ def test_devel_has_a_cuda_home_where_the_wheel_has_cuda_and_no_other_target_has(
     assert "CUDA_HOME" not in render_dockerfile(*load_specs(facts, Cell(torch="2.13.0", variant="cpu", python="3.11")))
 
 
+def test_every_devel_target_compiles_with_the_headers_of_its_python() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in data_path("images").glob("*/Dockerfile")]
+    stages = [text.partition("FROM installed AS devel\n")[2].partition("\nFROM ")[0] for text in texts]
+    assert (
+        sum("get_path" in stage and "/run/devel/headers.cpp" in stage for stage in stages)
+        == sum(map(bool, stages))
+        >= 12
+    )
+
+
 def test_every_train_target_imports_what_it_asks_for_and_checks_its_requirements() -> None:
     found = [path.read_text(encoding="utf-8") for path in data_path("images").glob("*/Dockerfile")]
     stages = [text.partition("FROM installed AS train\n")[2].partition("\nFROM ")[0] for text in found]
@@ -224,4 +234,6 @@ def test_every_train_target_imports_what_it_asks_for_and_checks_its_requirements
 def test_the_target_jupyter_starts_its_script() -> None:
     text = render_dockerfile(*load_specs(load(), Cell(torch="2.13.0", variant="cpu", python="3.11")))
     assert text.count("/run/jupyter/setup.sh") == 1
-    assert re.search(r'setup\.sh\nEXPOSE 22 8888\nCOPY envcheck (?:.*\n)*?CMD \["start-jupyter"\]', text)
+    assert re.search(
+        r'import ipykernel, .*\n.*pip check .*\nEXPOSE 22 8888\nCOPY envcheck (?:.*\n)*?CMD \["start-jupyter"\]', text
+    )
