@@ -11,14 +11,13 @@ from typing import Final, NamedTuple
 import msgspec
 
 from envcheck.node.snapshot import with_whys
-from envcheck.registry.proofs.statement import ReportReference
+from envcheck.registry.proofs.ran_image import UnprovableError
+from envcheck.registry.proofs.statement import MOST_REPORT, ReportReference
 from envcheck.registry.proofs.strict_json import MalformedError
 from envcheck.reports.model import RunReport
 from envcheck.reports.redact import redact
 
 MEDIA_TYPE: Final = "application/vnd.envcheck.report.v1+json+gzip"
-# Unpacked; a soak of a whole day on eight GPUs has some 10 MB.
-_MOST: Final = 64 << 20
 
 
 class PackedReport(NamedTuple):
@@ -30,9 +29,16 @@ class PackedReport(NamedTuple):
 
 
 def pack(report: RunReport, *, plain_names: bool = False) -> PackedReport:
-    """Return the evidence; names are pseudonyms unless `plain_names`. Raises RedactError as redact does."""
+    """Return the evidence; names are pseudonyms unless `plain_names`.
+
+    Raises RedactError as redact does, and UnprovableError for a report that `unpack` would refuse.
+    """
     kept = report if plain_names else redact(report)
-    content = gzip.compress(msgspec.json.encode(kept), compresslevel=9, mtime=0)
+    plain = msgspec.json.encode(kept)
+    if len(plain) > MOST_REPORT:
+        message = f"the report has {len(plain) >> 20} MiB, more than the {MOST_REPORT >> 20} MiB of a proof"
+        raise UnprovableError(message, fix="run it without --repeat, and publish that report")
+    content = gzip.compress(plain, compresslevel=9, mtime=0)
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
     return PackedReport(content, ReportReference(digest=digest, size=len(content), redacted=not plain_names), kept)
 
@@ -41,12 +47,12 @@ def unpack(content: bytes) -> RunReport:
     """Return the report. Raises MalformedError for what is none, or is too large when unpacked."""
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as stream:
-            plain = stream.read(_MOST + 1)
+            plain = stream.read(MOST_REPORT + 1)
     except (OSError, EOFError, zlib.error) as error:
         message = "the report is not gzip"
         raise MalformedError(message) from error
-    if len(plain) > _MOST:
-        message = f"the report is larger than {_MOST >> 20} MiB when unpacked"
+    if len(plain) > MOST_REPORT:
+        message = f"the report is larger than {MOST_REPORT >> 20} MiB when unpacked"
         raise MalformedError(message)
     try:
         report = msgspec.json.decode(plain, type=RunReport)

@@ -24,8 +24,11 @@ from envcheck.registry.proofs.statement import (
     Statement,
     Subject,
     TestResult,
+    decode,
+    encode,
     written,
 )
+from envcheck.registry.proofs.strict_json import MalformedError
 from envcheck.reports.model import RunReport
 from envcheck.runner.planning.discover import discover
 from envcheck.runner.planning.repeat import rounds
@@ -78,7 +81,16 @@ def state(packed: PackedReport, image: RemoteImage, levels: Mapping[str, str] | 
         envcheck=facts,
     )
     digest = Sha256(sha256=image.manifest.removeprefix("sha256:"))
-    return Statement(subject=[Subject(name=image.repository, digest=digest)], predicate=predicate)
+    return _readable(Statement(subject=[Subject(name=image.repository, digest=digest)], predicate=predicate))
+
+
+def _readable(statement: Statement) -> Statement:
+    """Return the statement if `decode` reads it: a failed run in a form that is refused would take nothing back."""
+    try:
+        return decode(encode(statement))
+    except MalformedError as error:
+        message = f"the report cannot be stated: {error}"
+        raise UnprovableError(message, fix=_AGAIN) from error
 
 
 def _refuse_unfinished(report: RunReport) -> None:

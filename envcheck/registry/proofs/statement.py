@@ -24,6 +24,9 @@ Hex = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Digest = Annotated[str, msgspec.Meta(pattern=r"\Asha256:[0-9a-f]{64}\Z")]
 Dotted = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,6}(\.[0-9]{1,6}){1,3}\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+# Bytes of the evidence, packed or unpacked; a soak of a whole day on eight GPUs has some 10 MB.
+MOST_REPORT: Final = 64 << 20
+ReportSize = Annotated[int, msgspec.Meta(ge=0, le=MOST_REPORT)]
 Level = Literal["static", "quick", "standard", "full"]
 RanOn = Literal["gpu", "cpu", "unknown"]
 Result = Literal["PASSED", "WARNED", "FAILED"]
@@ -79,7 +82,7 @@ class ReportReference(msgspec.Struct, frozen=True, kw_only=True):
     """The whole report, compressed: the blob beside the statement that it is judged again from."""
 
     digest: Digest
-    size: Count
+    size: ReportSize
     redacted: bool
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import gzip
 import hashlib
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +272,31 @@ def test_evidence_is_bounded_and_a_report() -> None:
     ):
         with pytest.raises(MalformedError, match=why):
             evidence.unpack(content)
+
+
+def test_a_long_soak_that_failed_is_stated_so_that_it_is_read() -> None:
+    long = random.Random(1).randbytes(1_500_000).hex()  # noqa: S311 (data, no secret)
+    packed = evidence.pack(structs.replace(proofs.report("h100x8-slow-gpu"), boot=long), plain_names=True)
+    assert packed.reference.size > 1_000_000
+    statement = from_report.state(packed, proofs.IMAGE, {})
+    assert statements.decode(statements.encode(statement)).facts.report == packed.reference
+
+
+def test_a_report_that_is_too_large_to_be_read_again_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(msgspec.json.encode(proofs.report()))
+    for most, refused in ((size, False), (size - 1, True)):
+        monkeypatch.setattr(evidence, "MOST_REPORT", most)
+        with pytest.raises(UnprovableError, match="more than") if refused else contextlib.nullcontext():
+            evidence.unpack(evidence.pack(proofs.report(), plain_names=True).content)
+
+
+def test_what_no_reader_would_take_is_not_published() -> None:
+    report = proofs.report("h100x8-slow-gpu")
+    backwards = structs.replace(report, started=report.ended, ended=report.started)
+    twice = structs.replace(report, outcomes=[*report.outcomes, report.outcomes[0]])
+    for wrong, why in ((backwards, "before it started"), (twice, "two results")):
+        with pytest.raises(UnprovableError, match=why):
+            from_report.state(evidence.pack(wrong), proofs.IMAGE, {})
 
 
 def test_times_are_written_in_utc() -> None:
