@@ -21,7 +21,7 @@ from envcheck.registry.proofs.judge import ImageProofs, ListedProof, ProofTerms,
 from envcheck.registry.proofs.policy import Policy
 from envcheck.registry.proofs.ran_image import RemoteImage
 from envcheck.registry.proofs.refusals import ProofRefusal, Refused
-from envcheck.registry.proofs.statement import Statement
+from envcheck.registry.proofs.statement import ReportReference, Statement
 from envcheck.reports.model import RunReport, load
 from envcheck.runner.schema import ImageFacts, TargetFacts
 from envcheck.signing import PrivateKey, load_private, new_key
@@ -117,10 +117,10 @@ def attached(content: bytes | Statement, by: PrivateKey | None = None, *, name: 
     """Return what a registry lists: these bytes, or the statement signed, with the evidence of a recorded report."""
     shown = content if isinstance(content, bytes) else bundle(content, by)
 
-    def fetch(digest: str) -> bytes | Refused:
+    def fetch(report: ReportReference) -> bytes | Refused:
         known = packed(name)
         gone = Refused(ProofRefusal.DANGLING, "the report is gone")
-        return known.content if digest == known.reference.digest else gone
+        return known.content if report.digest == known.reference.digest else gone
 
     return ListedProof(f"sha256:{len(shown):064x}", shown, fetch)
 

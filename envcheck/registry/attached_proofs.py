@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
 from envcheck.registry.oci.attachments import PROMOTION_TYPE, is_promotion, own_start, own_tags
 from envcheck.registry.oci.documents import Descriptor, StoredManifest
-from envcheck.registry.oci.referrers import Referrer, Referrers, referrers
+from envcheck.registry.oci.referrers import Referrer, referrers
 from envcheck.registry.oci.registry_errors import AbsentError, LyingError
 from envcheck.registry.oci.repository import Repository
 from envcheck.registry.proofs import strict_json
@@ -17,7 +17,7 @@ from envcheck.registry.proofs.envelope import BUNDLE_TYPE, UNSIGNED_TYPE, bundle
 from envcheck.registry.proofs.judge import ListedProof
 from envcheck.registry.proofs.ran_image import RemoteImage
 from envcheck.registry.proofs.refusals import ProofRefusal, Refused
-from envcheck.registry.proofs.statement import PREDICATE_TYPE
+from envcheck.registry.proofs.statement import MOST_REPORT, PREDICATE_TYPE, ReportReference
 from envcheck.struct_types import know_types
 
 # The artifact type of a proof's evidence; a proof has the type of its envelope.
@@ -25,7 +25,8 @@ REPORT_TYPE: Final = "application/vnd.envcheck.report.v1+json"
 _PROOFS: Final = (BUNDLE_TYPE, UNSIGNED_TYPE)
 _ANNOTATIONS: Final = bundle_annotations(PREDICATE_TYPE)
 _MOST_CONFIG: Final = 4 << 20
-_MOST_REPORT: Final = 64 << 20
+# Images for Linux in one index; each is two requests, and one index could name some 20,000.
+_MOST_PLATFORMS: Final = 100
 
 
 class Beside(NamedTuple):
@@ -48,8 +49,11 @@ class _Config(msgspec.Struct):
 know_types(_Config)
 
 
-def remote_images(repository: Repository, wanted: str) -> list[RemoteImage]:
-    """Return the images that a tag or digest names: one of a manifest, one for each platform of an index."""
+def remote_images(repository: Repository, wanted: str, arch: str | None = None) -> list[RemoteImage]:
+    """Return the images that a tag or digest names: one of a manifest, one for each platform of an index.
+
+    With an `arch` an index need not hold the images of other architectures: a mirror often has one of them only.
+    """
     manifest = repository.manifest(wanted)
     if not manifest.is_index:
         return [_remote(repository, manifest, None)]
@@ -58,6 +62,11 @@ def remote_images(repository: Repository, wanted: str) -> list[RemoteImage]:
     if not entries:
         message = f"{repository.reference.name}: the index {wanted} names no image for Linux"
         raise AbsentError(message, fix="name an image that was built for Linux")
+    if len(entries) > _MOST_PLATFORMS:
+        message = f"{repository.reference.name}: the index {wanted} names {len(entries)} images for Linux"
+        raise LyingError(message, fix="name one image of it by its digest")
+    if arch is not None:
+        entries = [entry for entry in entries if entry.platform and entry.platform.architecture == arch]
     return [_remote(repository, repository.manifest(entry), manifest.digest) for entry in entries]
 
 
@@ -81,7 +90,7 @@ def _remote(repository: Repository, manifest: StoredManifest, index: str | None)
 def beside(repository: Repository, digest: str, tags: Sequence[str] | None = None) -> Beside:
     """Return what lies beside a digest. `tags` are those of the repository, for a caller that asks for many digests."""
     found = referrers(repository, digest, tags)
-    proofs = [_proof(repository, one, found) for one in found.found if _is_proof(one)]
+    proofs = [_proof(repository, one) for one in found.found if _is_proof(one)]
     for refused in found.refused:
         reason = ProofRefusal.TAMPERED if refused.reason == "tampered" else ProofRefusal.WRONG_SUBJECT
         proofs.append(_unread(refused.named, Refused(reason, refused.detail)))
@@ -109,8 +118,13 @@ def _unread(named: str, refused: Refused) -> ListedProof:
     return ListedProof(named, refused, lambda _: refused)
 
 
-def _proof(repository: Repository, one: Referrer, found: Referrers) -> ListedProof:
-    return ListedProof(one.descriptor.digest, _envelope(repository, one), _evidence(repository, found))
+def _proof(repository: Repository, one: Referrer) -> ListedProof:
+    def evidence(report: ReportReference) -> bytes | Refused:
+        # By the size in the statement, which is signed: what an artifact says of its layer may be another's word.
+        blob = Descriptor(media_type=REPORT_TYPE, digest=report.digest, size=report.size)
+        return _blob(repository, blob, MOST_REPORT, "its report")
+
+    return ListedProof(one.descriptor.digest, _envelope(repository, one), evidence)
 
 
 def _envelope(repository: Repository, one: Referrer) -> bytes | Refused:
@@ -120,22 +134,6 @@ def _envelope(repository: Repository, one: Referrer) -> bytes | Refused:
     if layers[0].size > strict_json.MOST:
         return Refused(ProofRefusal.UNKNOWN_FORMAT, f"{layers[0].size} bytes, more than {strict_json.MOST}")
     return _blob(repository, layers[0], strict_json.MOST, "its content")
-
-
-def _evidence(repository: Repository, found: Referrers) -> Callable[[str], bytes | Refused]:
-    reports = [one.manifest for one in found.found if one.manifest.kind == REPORT_TYPE]
-
-    def get(digest: str) -> bytes | Refused:
-        read: bytes | Refused = Refused(ProofRefusal.DANGLING, f"its report {digest[:19]} is not there")
-        # Anybody may list the same bytes with a wrong size: one of them is right if the report is there.
-        sizes = {layer.size: layer for manifest in reports for layer in manifest.layers if layer.digest == digest}
-        for layer in sizes.values():
-            read = _blob(repository, layer, _MOST_REPORT, "its report")
-            if isinstance(read, bytes):
-                break
-        return read
-
-    return get
 
 
 def _blob(repository: Repository, descriptor: Descriptor, most: int, what: str) -> bytes | Refused:

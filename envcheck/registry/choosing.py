@@ -78,7 +78,7 @@ class PullChoice(NamedTuple):
 
 def choose_named(repository: Repository, wanted: str, arch: str, terms: ProofTerms) -> PullChoice:
     """Return the image of a tag or digest, if it is proven. A tag must be what was promoted last."""
-    found = [image for image in remote_images(repository, wanted) if image.arch == arch]
+    found = [image for image in remote_images(repository, wanted, arch) if image.arch == arch]
     if not found:
         refused = Refused(ProofRefusal.WRONG_ARCH, f"{wanted} has no image for {arch}")
         return PullChoice(None, [ImageRefusal(wanted, (), None, refused)], [])
@@ -119,7 +119,11 @@ def _screened(
     repository: Repository, candidate: ImageCandidate, terms: ProofTerms, tags: Sequence[str] | None = None
 ) -> ScreenedImage:
     """Judge an image by all but its evidence, which takes longer than everything else together."""
-    found = beside(repository, candidate.digest, tags)
+    try:
+        found = beside(repository, candidate.digest, tags)
+    except LyingError as error:  # who can write to the registry could stop every pull with one image
+        refused = Refused(ProofRefusal.TAMPERED, error.message)
+        return ScreenedImage(candidate, Beside([], []), ImageProofs([], None, refused))
     by_statement = terms._replace(policy=terms.policy._replace(rejudge=False))
     return ScreenedImage(candidate, found, judge_image(found.proofs, candidate.digest, by_statement))
 
@@ -186,7 +190,7 @@ def _candidates(repository: Repository, tags: Sequence[str], arch: str) -> tuple
 
     def images(tag: str) -> list[RemoteImage]:
         try:
-            return remote_images(repository, tag)
+            return remote_images(repository, tag, arch)
         except (AbsentError, LyingError) as error:
             notes.append(f"the tag {tag} was left out: {error.message}")
             return []

@@ -17,7 +17,7 @@ from envcheck.registry.proofs.judge import JudgedProof, ProofTerms
 from envcheck.registry.proofs.policy import NamedGpus
 from envcheck.registry.proofs.promotion import Promotion, SignedPromotion
 from envcheck.registry.proofs.refusals import ProofRefusal, Refused
-from envcheck.registry.proofs.statement import written
+from envcheck.registry.proofs.statement import instant, written
 from envcheck.signing import PrivateKey
 
 
@@ -84,6 +84,7 @@ def promote(
     if source.reference.name != target.reference.name:
         copied = copy_image(source, target, digest)
         notes += [*(note for left in copied.left for note in left.notes), *copied.notes]
+        _check_copy(target, digest, terms)
     manifest = target.manifest(digest)
     proofs = sorted({one.proof.digest for one in gates if one.proof})
     moved: list[str] = []
@@ -97,12 +98,31 @@ def promote(
         attach(target, manifest.descriptor, PROMOTION_TYPE, [(PROMOTION_TYPE, envelope)], {})
         known = _signed(target, digest, terms)
         if promotion.refuse_alias(known, alias, digest, terms.policy, terms.now) is not None:
+            _refuse_newer(known, alias, digest, terms)
             signers = {one.signer for one in known if (one.promotion.alias, one.promotion.digest) == (alias, digest)}
             missing = max(missing, terms.policy.signers - len(signers), 1)
             continue
         _move(target, tag, manifest)
         moved.append(alias)
     return Promoted(str(target.reference.pinned(digest)), moved, missing, notes)
+
+
+def _check_copy(target: Repository, digest: str, terms: ProofTerms) -> None:
+    """Judge by the proofs that the target has now: a failed run may have been published there, and nowhere else."""
+    for result in gate(target, digest, terms):
+        if result.refused is not None:
+            why = f"{result.refused.reason.value}: {result.refused.detail}"
+            message = f"the image was copied and is not promoted: in {target.reference.name}, {result.name}: {why}"
+            raise NotProvenError(message, fix=f"see `envcheck proof {target.reference.pinned(digest)}`")
+
+
+def _refuse_newer(known: Sequence[SignedPromotion], alias: str, digest: str, terms: ProofTerms) -> None:
+    """Raise NotProvenError where another image was promoted to the alias at a later time than now, or right now."""
+    for one in known:
+        other = one.promotion
+        if (other.alias, other.digest != digest) == (alias, True) and instant(other.at) >= terms.now:
+            message = f"{alias} was promoted to {other.digest} at {other.at}, and it is {written(terms.now)} here"
+            raise NotProvenError(message, fix="check the clocks of the machines that promote, and promote again later")
 
 
 def _move(repository: Repository, tag: str, manifest: StoredManifest) -> None:

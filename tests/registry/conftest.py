@@ -14,6 +14,7 @@ from envcheck.registry.oci.repository import Repository
 from envcheck.signing import PrivateKey, load_private
 from tests import proofs, registries
 from tests.registry.oci.fakes import opened
+from tests.registry.site import Site
 
 _NUMBERS = itertools.count()
 
@@ -48,6 +49,18 @@ def real(request: pytest.FixtureRequest) -> str:
 def fresh() -> Callable[[str], Repository]:
     """Return what opens a repository that no other test uses, at HOST:PORT of a real registry, with real pauses."""
     return lambda address: opened(address, f"team/torch-{next(_NUMBERS)}", sleep=time.sleep)
+
+
+@pytest.fixture
+def site(real: str, tmp_path: Path) -> Site:
+    """Return a repository and the commands, at each of the two."""
+    return Site(real, tmp_path)
+
+
+@pytest.fixture
+def on_disk(docker_registry: str, tmp_path: Path) -> Site:
+    """Return a repository and the commands, at the registry whose files are at hand."""
+    return Site(docker_registry, tmp_path)
 
 
 @pytest.fixture(scope="session")

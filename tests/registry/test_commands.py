@@ -5,10 +5,9 @@ The reports are recorded: no GPU took part. The runs on a CPU are as the policy 
 
 from __future__ import annotations
 
-import datetime as dt
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,117 +16,15 @@ from click.testing import CliRunner
 from msgspec import structs
 
 from envcheck.cli import cli
-from envcheck.cli.registry import access
-from envcheck.errors import EnvcheckError
 from envcheck.registry.oci.attachments import fallback_tag, own_tag
 from envcheck.registry.oci.documents import OCI_INDEX, OCI_MANIFEST, StoredManifest, digest_of, encode
-from envcheck.registry.oci.exchange import Asked, Exchange
+from envcheck.registry.oci.exchange import Exchange
 from envcheck.registry.oci.repository import Repository
-from envcheck.registry.proofs.statement import written
-from envcheck.reports import model
-from envcheck.runner.schema import TargetFacts
-from tests import proofs
 from tests.registries import stored_blob
-from tests.registry.oci.fakes import opened, push_image, push_index
+from tests.registry.oci.fakes import opened, push_index
+from tests.registry.site import Site
 
 pytestmark = pytest.mark.tools
-_NUMBERS = itertools.count()
-NOW = dt.datetime.now(dt.timezone.utc)
-
-
-class Site:
-    """A repository with images, a key, a policy for runs on CPUs, and the commands."""
-
-    def __init__(self, address: str, folder: Path) -> None:
-        self.folder = folder
-        self.repository = opened(address, f"site/torch-{next(_NUMBERS)}")
-        self.name = self.repository.reference.name
-        for key in ("release", "other"):
-            proofs.key(folder, key)
-        self.policy = self.write_policy()
-
-    def write_policy(self, proof: str = "", promote: str = "", keys: str = '"release.pub"') -> Path:
-        """Write a policy for runs on CPUs; the texts are added to its tables."""
-        path = self.folder / f"policy-{next(_NUMBERS)}.toml"
-        head = f'[proof]\nkeys = [{keys}]\nmode = "cpu"\nlevel = "static"\n'
-        path.write_text(f"{head}{proof}\n[promote]\n{promote}\n")
-        return path
-
-    def image(self, word: str, tag: str | None = None) -> StoredManifest:
-        """Push an image that no other word gives."""
-        return push_image(self.repository, word, tag)
-
-    def report(self, image: StoredManifest, *, ago: int = 3600, failed: bool = False, cell: str = "") -> Path:
-        """Write a report of a run of the image that ended so many seconds ago."""
-        facts = proofs.facts(manifest_digest=image.digest)
-        target = TargetFacts(kind="image", name=self.name, chosen="--image", image_id=image.digest, image=facts)
-        ended = NOW - dt.timedelta(seconds=ago)
-        made = proofs.report("cpu", target=target, started=_iso(ended, 60), ended=_iso(ended))
-        if cell:
-            made = structs.replace(made, promises={**made.promises, "cell": cell, "target": "runtime"})
-        if failed:
-            made = _failing(made)
-        path = self.folder / f"report-{next(_NUMBERS)}.json"
-        model.write(made, path)
-        return path
-
-    def run(self, *words: object) -> tuple[int, str]:
-        """Run a command and return its exit code and what it said."""
-        result = CliRunner().invoke(cli, [*map(str, words)])
-        if isinstance(result.exception, EnvcheckError):
-            return result.exception.exit_code, str(result.exception)
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        return result.exit_code, result.output
-
-    def publish(self, image: StoredManifest, *options: object, key: str = "release", **report: Any) -> tuple[int, str]:
-        """Publish a report of the image."""
-        path = self.report(image, **report)
-        signed = () if "--unsigned" in options else ("--key", self.folder / key)
-        return self.run("publish", f"{self.name}@{image.digest}", "--report", path, *signed, *options)
-
-    def pull(self, *words: object, policy: Path | None = None) -> dict[str, Any]:
-        """Return what a pull would do."""
-        status, output = self.run("pull", *words, "--policy", policy or self.policy, "--dry-run", "--json")
-        document: dict[str, Any] = json.loads(output)
-        assert status == (0 if document["chosen"] else 1)
-        return document
-
-    def chosen(self, *words: object, policy: Path | None = None) -> str | None:
-        """Return the digest that a pull chooses, of the whole repository without words."""
-        name: str | None = self.pull(*(words or ("--from", self.name)), policy=policy)["chosen"]
-        return name.rpartition("@")[2] if name else None
-
-    def reasons(self, *words: object, policy: Path | None = None) -> set[str]:
-        """Return the words of the refusals where nothing is chosen."""
-        document = self.pull(*(words or ("--from", self.name)), policy=policy)
-        assert document["chosen"] is None, document
-        return {row["reason"] for row in document["refused"]}
-
-    def promote(self, image: StoredManifest, *words: object, key: str = "release", **more: Any) -> tuple[int, str]:
-        """Promote the image."""
-        options = ("--policy", more.get("policy", self.policy), "--key", self.folder / key)
-        return self.run("promote", f"{self.name}@{image.digest}", *words, *options)
-
-
-def _iso(moment: dt.datetime, before: int = 0) -> str:
-    return written(moment - dt.timedelta(seconds=before)).replace("Z", "+00:00")
-
-
-def _failing(report: model.RunReport) -> model.RunReport:
-    first = next(outcome for outcome in report.outcomes if outcome.status == "pass")
-    outcomes = [structs.replace(one, status="fail") if one is first else one for one in report.outcomes]
-    verdict = structs.replace(report.verdict, status="fail", exit_code=1)
-    return structs.replace(report, outcomes=outcomes, verdict=verdict)
-
-
-@pytest.fixture
-def site(real: str, tmp_path: Path) -> Site:
-    return Site(real, tmp_path)
-
-
-@pytest.fixture
-def on_disk(docker_registry: str, tmp_path: Path) -> Site:
-    return Site(docker_registry, tmp_path)
 
 
 def test_what_is_published_holds_and_is_pulled_by_its_digest(site: Site) -> None:
@@ -276,7 +173,7 @@ def test_an_alias_does_not_go_back(site: Site, monkeypatch: pytest.MonkeyPatch) 
     for image in (first, second):
         site.publish(image)
     assert site.promote(first, "--to", "stable")[0] == 0
-    _later(monkeypatch, 2)
+    site.later(monkeypatch, 2)
     assert site.promote(second, "--to", "stable")[0] == 0
     assert site.chosen(f"{site.name}:stable") == second.digest
     _tag(site.repository, "stable", first)
@@ -317,7 +214,7 @@ def test_an_alias_does_not_go_back_when_its_newest_promotion_is_overwritten(
     for image in (first, second):
         site.publish(image)
     assert site.promote(first, "--to", "stable")[0] == 0
-    _later(monkeypatch, 2)
+    site.later(monkeypatch, 2)
     assert site.promote(second, "--to", "stable")[0] == 0
     [newest] = [tag for tag in _listed(site.repository, second) if tag.endswith(".promotion")]
     _tag(site.repository, newest, first)
@@ -411,7 +308,7 @@ def test_a_proof_that_is_gone_is_dangling_and_none_of_it_counts(on_disk: Site) -
     _, output = on_disk.publish(image, "--json")
     [row] = json.loads(output)["published"]
     path = f"/v2/{on_disk.repository.reference.repository}/manifests/{row['proof']}"
-    _delete(on_disk.repository, path)
+    on_disk.delete(path)
     assert on_disk.reasons() == {"dangling"}
 
 
@@ -476,18 +373,3 @@ def _tag(repository: Repository, tag: str, image: StoredManifest) -> None:
 
 def _listed(repository: Repository, image: StoredManifest) -> list[str]:
     return [tag for tag in repository.tags() if tag.startswith(image.digest.replace(":", "-"))]
-
-
-def _later(monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
-    honest: Callable[..., Any] = access.terms
-
-    def terms(*given: Any) -> Any:
-        made = honest(*given)
-        return made._replace(now=made.now + dt.timedelta(seconds=seconds))
-
-    monkeypatch.setattr(access, "terms", terms)
-
-
-def _delete(repository: Repository, path: str) -> None:
-    reply = repository.exchange.ask(Asked("DELETE", path, "a proof", accepted=(202,), push=True))
-    assert reply.status == 202

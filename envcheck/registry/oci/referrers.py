@@ -88,7 +88,7 @@ def referrers(repository: Repository, subject: str, tags: Sequence[str] | None =
     listed_starts = {own_start(name) for name in (*gone, *(one.named for one in refused)) if is_digest(name)}
     return Referrers(
         found=[found[digest] for digest in sorted(found)],
-        dangling=sorted(name for name in gone if tagged.get(name) not in listed_starts),
+        dangling=sorted(name for name in gone if name not in found and tagged.get(name) not in listed_starts),
         refused=[one for one in refused if tagged.get(one.named) not in listed_starts],
         notes=notes,
     )

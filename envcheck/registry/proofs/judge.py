@@ -20,7 +20,7 @@ from envcheck.registry.proofs.envelope import open_envelope
 from envcheck.registry.proofs.evidence import unpack
 from envcheck.registry.proofs.policy import Policy
 from envcheck.registry.proofs.refusals import ProofRefusal, Refused
-from envcheck.registry.proofs.statement import Statement
+from envcheck.registry.proofs.statement import ReportReference, Statement
 from envcheck.registry.proofs.strict_json import MalformedError
 from envcheck.reports.rejudge import rejudge
 
@@ -30,13 +30,13 @@ CLOCK_SKEW: Final = dt.timedelta(minutes=5)
 class ListedProof(NamedTuple):
     """What a registry lists beside an image: a bundle, or why it could not be read.
 
-    `evidence` fetches the report of a digest; it is called only for a proof that holds but for today's limits. It
-    returns why where the report is not there.
+    `evidence` fetches the report that a statement refers to; it is called only for a proof that holds but for today's
+    limits. It returns why where the report is not there.
     """
 
     digest: str
     bundle: bytes | Refused
-    evidence: Callable[[str], bytes | Refused]
+    evidence: Callable[[ReportReference], bytes | Refused]
 
 
 class ProofTerms(NamedTuple):
@@ -115,7 +115,7 @@ def _read(attached: ListedProof, image: str, policy: Policy) -> JudgedProof:
 def _judge(
     proof: JudgedProof,
     fails: Sequence[JudgedProof],
-    evidence: Callable[[str], bytes | Refused],
+    evidence: Callable[[ReportReference], bytes | Refused],
     terms: ProofTerms,
 ) -> JudgedProof:
     if proof.refused is not None or proof.statement is None:
@@ -186,10 +186,10 @@ def _taken_back(
 
 
 def _by_todays_limits(
-    statement: Statement, evidence: Callable[[str], bytes | Refused], terms: ProofTerms
+    statement: Statement, evidence: Callable[[ReportReference], bytes | Refused], terms: ProofTerms
 ) -> Refused | None:
     reference = statement.facts.report
-    content = evidence(reference.digest)
+    content = evidence(reference)
     if isinstance(content, Refused):
         return content
     if f"sha256:{hashlib.sha256(content).hexdigest()}" != reference.digest:

@@ -33,6 +33,11 @@ class RemoteImage(NamedTuple):
     diff_ids: tuple[str, ...] = ()
 
 
+def image_arch(report: RunReport) -> str:
+    """Return the architecture of the host that ran, in an image's words."""
+    return _PLATFORMS.get(report.host.arch, report.host.arch)
+
+
 def ran(report: RunReport, images: Sequence[RemoteImage]) -> RemoteImage:
     """Return the image that the report is about. Raises UnprovableError where it is none of them, or open which.
 
@@ -45,7 +50,7 @@ def ran(report: RunReport, images: Sequence[RemoteImage]) -> RemoteImage:
         message = f"the report is of a Python ({target.name}), not of an image"
         raise UnprovableError(message, fix="run `envcheck run --image REF`")
     facts = target.image or ImageFacts(runs_as="", program="", history=0, secrets=[])
-    here = [image for image in images if image.arch == _PLATFORMS.get(report.host.arch, report.host.arch)]
+    here = [image for image in images if image.arch == image_arch(report)]
     for fits in _evidence(facts, target.image_id):
         found = {image.manifest: image for image in here if fits(image)}
         if len(found) == 1:

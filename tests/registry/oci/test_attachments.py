@@ -208,6 +208,16 @@ def test_a_listed_digest_that_begins_like_a_proofs_does_not_hide_it(registry: Fa
     assert found.dangling == [alike]
 
 
+def test_what_its_own_tag_still_leads_to_is_not_gone(registry: FakeRegistry) -> None:
+    """Some registries keep a tag's manifest when it is deleted by its digest."""
+    repository = opened(registry.netloc)
+    subject = push_image(repository)
+    done = attached(repository, subject)
+    registry.fault = lambda request: Answer(404) if request.path.endswith(done.descriptor.digest) else None
+    found = referrers(repository, subject.digest)
+    assert ([one.descriptor for one in found.found], found.dangling) == ([done.descriptor], [])
+
+
 @pytest.mark.parametrize("hidden", ["index", "own tag", "both"])
 def test_each_place_alone_suffices(registry: FakeRegistry, hidden: str) -> None:
     repository = opened(registry.netloc)

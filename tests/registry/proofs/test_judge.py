@@ -21,7 +21,7 @@ from envcheck.registry.proofs.judge import ListedProof
 from envcheck.registry.proofs.policy import DEFAULT, Policy
 from envcheck.registry.proofs.promotion import refuse_alias
 from envcheck.registry.proofs.refusals import ProofRefusal, Refused
-from envcheck.registry.proofs.statement import Sha256, Statement, Subject
+from envcheck.registry.proofs.statement import ReportReference, Sha256, Statement, Subject
 from envcheck.signing import PrivateKey
 from tests import proofs
 
@@ -349,8 +349,8 @@ def test_evidence_that_is_gone_or_no_report_is_named(policy: Policy, key: Privat
 def test_evidence_is_fetched_only_for_what_holds_otherwise(policy: Policy, key: PrivateKey) -> None:
     fetched: list[str] = []
 
-    def fetch(digest: str) -> bytes:
-        fetched.append(digest)
+    def fetch(report: ReportReference) -> bytes:
+        fetched.append(report.digest)
         return proofs.packed().content
 
     refused = proofs.attached(proofs.stated(level="quick"), key)._replace(evidence=fetch)
