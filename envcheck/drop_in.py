@@ -19,8 +19,8 @@ def names(package: ModuleType) -> tuple[str, ...]:
 
 def named(package: ModuleType, name: str, attribute: str, kind: type[Kind]) -> Kind:
     """Return what the module of that name holds as `attribute`. Raises TypeError where it is not of that kind."""
-    found = getattr(importlib.import_module(f"{package.__name__}.{name}"), attribute)
-    if not isinstance(found, kind):
+    value = getattr(importlib.import_module(f"{package.__name__}.{name}"), attribute)
+    if not isinstance(value, kind):
         message = f"{package.__name__}.{name}.{attribute} is no {kind.__name__}"
         raise TypeError(message)
-    return found
+    return value

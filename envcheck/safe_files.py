@@ -94,14 +94,14 @@ def own(file: int, folder: Path) -> bool:
 
     Where a file system keeps no owners or rights (FAT, NFS with squashed users), a new file there has the same ones.
     """
-    known = os.fstat(file)
-    if not stat.S_ISREG(known.st_mode) or known.st_nlink > 1:
+    opened = os.fstat(file)
+    if not stat.S_ISREG(opened.st_mode) or opened.st_nlink > 1:
         return False
-    if known.st_uid == os.geteuid() and not known.st_mode & _WRITABLE_BY_OTHERS:
+    if opened.st_uid == os.geteuid() and not opened.st_mode & _WRITABLE_BY_OTHERS:
         return True
     with tempfile.TemporaryFile(dir=folder) as other:
         fresh = os.fstat(other.fileno())
-    return (known.st_uid, known.st_mode) == (fresh.st_uid, fresh.st_mode)
+    return (opened.st_uid, opened.st_mode) == (fresh.st_uid, fresh.st_mode)
 
 
 def put(path: Path, content: bytes, mode: int = 0o666, *, durable: bool = True) -> None:
@@ -204,9 +204,9 @@ def umask() -> int:
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         status = ""
-    said = re.search(r"^Umask:\s*([0-7]+)$", status, re.MULTILINE)
-    if said:
-        return int(said[1], 8)
+    match = re.search(r"^Umask:\s*([0-7]+)$", status, re.MULTILINE)
+    if match:
+        return int(match[1], 8)
     mask = os.umask(0o022)
     os.umask(mask)
     return mask

@@ -111,13 +111,13 @@ def path_of_public(path: Path) -> Path:
 
 def load_private(path: Path, secret: bytes | None = None, kinds: tuple[Kind, ...] = KINDS) -> PrivateKey:
     """Return the private key in a file. Raises ConfigError, which says what else the file is."""
-    content, wanted = _read(path), f"not an {' or '.join(kinds)} private key"
-    label = _label(content, path, wanted)
+    content, expected = _read(path), f"not an {' or '.join(kinds)} private key"
+    label = _label(content, path, expected)
     if "PUBLIC" in label:
-        message = f"{path}: a public key, {wanted}"
+        message = f"{path}: a public key, {expected}"
         raise ConfigError(message, fix="pass the file of the private key, without .pub")
     if "SIGSTORE" in label or "COSIGN" in label:
-        message = f"{path}: a key that only cosign can open, {wanted} in PKCS8"
+        message = f"{path}: a key that only cosign can open, {expected} in PKCS8"
         raise ConfigError(message, fix=_MAKE)
     encrypted = b"ENCRYPTED" in content
     try:
@@ -126,34 +126,34 @@ def load_private(path: Path, secret: bytes | None = None, kinds: tuple[Kind, ...
         message = f"{path}: the key has a password, and none was given"
         raise ConfigError(message, fix=f"set {PASSWORD}") from error
     except (ValueError, UnsupportedAlgorithm) as error:
-        message = f"{path}: damaged, or of an unknown kind: {wanted} in PEM"
+        message = f"{path}: damaged, or of an unknown kind: {expected} in PEM"
         if secret and encrypted:
             message = f"{path}: the password does not open this key, or the file is damaged"
             raise ConfigError(message, fix=f"set {PASSWORD} to the password of this key") from error
         raise ConfigError(message, fix=_MAKE) from error
     kind = _kind(key)
     if not isinstance(key, _Private) or kind not in kinds:
-        message = f"{path}: its kind is {kind}, {wanted}"
+        message = f"{path}: its kind is {kind}, {expected}"
         raise ConfigError(message, fix=_MAKE)
     return PrivateKey(_public(key.public_key(), str(path)), key)
 
 
 def load_public(path: Path, kinds: tuple[Kind, ...] = KINDS) -> PublicKey:
     """Return the public key in a file. Raises ConfigError, which says what else the file is."""
-    content, wanted = _read(path), f"not an {' or '.join(kinds)} public key"
+    content, expected = _read(path), f"not an {' or '.join(kinds)} public key"
     fix = "pass the .pub that `envcheck key new` wrote, or make it: openssl pkey -in KEY -pubout -out FILE"
-    label = _label(content, path, wanted)
+    label = _label(content, path, expected)
     if "PRIVATE" in label:
-        message = f"{path}: a private key, {wanted}; do not hand it out"
+        message = f"{path}: a private key, {expected}; do not hand it out"
         raise ConfigError(message, fix=fix)
     try:
         key = load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm) as error:
-        message = f"{path}: damaged, or of an unknown kind: {wanted} in PEM"
+        message = f"{path}: damaged, or of an unknown kind: {expected} in PEM"
         raise ConfigError(message, fix=fix) from error
     kind = _kind(key)
     if not isinstance(key, _Public) or kind not in kinds:
-        message = f"{path}: its kind is {kind}, {wanted}"
+        message = f"{path}: its kind is {kind}, {expected}"
         raise ConfigError(message, fix=fix)
     return _public(key, str(path))
 
@@ -177,11 +177,11 @@ def _kind(key: object) -> str:
     return "DSA" if isinstance(key, (dsa.DSAPrivateKey, dsa.DSAPublicKey)) else "unknown"
 
 
-def _label(content: bytes, path: Path, wanted: str) -> str:
+def _label(content: bytes, path: Path, wrong: str) -> str:
     """Return what the PEM says that it holds. Its content is never part of a message: it may be a password."""
     begin = _BEGIN.search(content)
     if begin is None:
-        message = f"{path}: {'the file has no PEM block' if content.strip() else 'the file is empty'}: {wanted} in PEM"
+        message = f"{path}: {'the file has no PEM block' if content.strip() else 'the file is empty'}: {wrong} in PEM"
         raise ConfigError(message, fix=_MAKE)
     return begin[1].decode("ascii")
 

@@ -61,23 +61,23 @@ def verified(row: dict[str, Any]) -> bool:
 
 
 def short(
-    row: dict[str, Any], value: float, said: str, *, fix: str, cause: str = "", share: float = 1.0, **about: Any
+    row: dict[str, Any], value: float, shown: str, *, fix: str, cause: str = "", share: float = 1.0, **about: Any
 ) -> Outcome | None:
     """Return the finding that a value is below a row's bounds, or None. A row that is not verified only warns.
 
-    `said` names the value; `cause` follows it. `share` scales the floor, for a GPU that is capped on purpose.
+    `shown` names the value; `cause` follows it. `share` scales the floor, for a GPU that is capped on purpose.
     """
     floor, advice = (Limit(row[bound], row["unit"], row["source"]) for bound in ("fail", "warn"))
     if value >= advice.value:
         return None
     judged: dict[str, Any] = {"fix": fix, "value": value, "unit": row["unit"], **about}
     if value >= floor.value * share:
-        return warned(f"{said}: low{cause}", limit=advice, code="speed.low", **judged)
+        return warned(f"{shown}: low{cause}", limit=advice, code="speed.low", **judged)
     floor = _scaled(floor, share)
     if not verified(row):
-        text = f"{said}: slow{cause}; the limit is unverified (fewer than two public sources), so it only warns"
+        text = f"{shown}: slow{cause}; the limit is unverified (fewer than two public sources), so it only warns"
         return warned(text, limit=floor, code="speed.unverified", **judged)
-    return too_slow(f"{said}: slow{cause}", limit=floor, code="speed.slow", **judged)
+    return too_slow(f"{shown}: slow{cause}", limit=floor, code="speed.slow", **judged)
 
 
 def _scaled(floor: Limit, share: float) -> Limit:
@@ -89,4 +89,4 @@ def _scaled(floor: Limit, share: float) -> Limit:
 
 def _matches(row: dict[str, Any], where: dict[str, Any]) -> bool:
     held = ((row[axis], where.get(axis)) for axis in _AXES if axis in row)
-    return all(value in known if isinstance(known, list) else value == known for known, value in held)
+    return all(value in allowed if isinstance(allowed, list) else value == allowed for allowed, value in held)

@@ -98,6 +98,6 @@ class DefaultGroup(LazyGroup):
         default = self.default_command(ctx)
         inner = default.make_context(self.default, [], parent=ctx, resilient_parsing=True)
         arguments = [each for each in default.params if isinstance(each, click.Argument)]
-        words = [found for each in arguments for found in each.shell_complete(inner, incomplete)]
+        words = [word for each in arguments for word in each.shell_complete(inner, incomplete)]
         own = default.shell_complete(inner, incomplete) if incomplete.startswith("-") else words
         return [*super().shell_complete(ctx, incomplete), *own]

@@ -105,11 +105,11 @@ def read_requirements(path: Path) -> list[str]:
         message = f"{path}: {reason}"
         raise ConfigError(message, fix="give a file with one requirement a line") from error
     plain = ((number, line.partition(" #")[0].strip()) for number, line in enumerate(lines, 1))
-    found = [_requirement(line, f"{path}:{n}: {line}") for n, line in plain if line and not line.startswith("#")]
-    if not found:
+    requirements = [_requirement(line, f"{path}:{n}: {line}") for n, line in plain if line and not line.startswith("#")]
+    if not requirements:
         message = f"{path} names no package"
         raise ConfigError(message, fix="give a file with one requirement a line")
-    return found
+    return requirements
 
 
 def _requirement(line: str, where: str) -> str:

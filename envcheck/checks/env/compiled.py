@@ -115,17 +115,17 @@ def _missing(torch: Any, kind: str) -> list[str]:
     """Return what torch.compile needs and does not find, one by one."""
     if not hasattr(torch, "compile"):
         return [f"torch.compile (torch {torch.__version__} predates it)"]
-    found = []
+    missing = []
     if sys.version_info >= (3, 12) and tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 4):
-        found.append(f"a torch that compiles on Python 3.{sys.version_info[1]} (2.4)")
+        missing.append(f"a torch that compiles on Python 3.{sys.version_info[1]} (2.4)")
     names = [os.environ.get("CXX"), "g++", "clang++"] if kind == "cpu" else [os.environ.get("CC"), "gcc", "clang", "cc"]
     if not any(name and shutil.which(name) for name in names):
-        found.append("a C++ compiler" if kind == "cpu" else "a C compiler")
+        missing.append("a C++ compiler" if kind == "cpu" else "a C compiler")
     if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
-        found.append("Python.h")
+        missing.append("Python.h")
     if kind == "cuda":
-        found += _no_triton()
-    return found
+        missing += _no_triton()
+    return missing
 
 
 def _no_triton() -> list[str]:

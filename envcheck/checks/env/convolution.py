@@ -138,11 +138,11 @@ def _errors(torch: Any, device: Any, dtype: str, example: Example, form: str) ->
     raised, sums = _with_bias(output, seeded_numbers.read(upstream), bias, out)
     results = [made, *(leaf.grad for leaf in leaves)]
     parts = (*PARTS, ALSO) if dtype == "float32" else PARTS
-    found = {
+    errors = {
         part: seeded_numbers.apart(seeded_numbers.read(x), right)
         for part, x, right in zip(parts, results, (raised, first, second, sums))
     }
-    return {**found, "output": max(found["output"], seeded_numbers.apart(seeded_numbers.read(again), raised))}
+    return {**errors, "output": max(errors["output"], seeded_numbers.apart(seeded_numbers.read(again), raised))}
 
 
 def _called(torch: Any, c: products_reference.Convolution, leaves: list[Any], *, transposed: bool) -> Any:

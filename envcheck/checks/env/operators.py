@@ -86,7 +86,7 @@ def survey(rank: Rank, rounds: int, size: int, more: Sequence[Any] = ()) -> Meas
     if device.type == "cpu":
         torch.set_num_threads(min(2, torch.get_num_threads()))
     torch.backends.cudnn.allow_tf32 = False
-    count, worst_row, wrong, absent, known = 0, {"error": 0.0}, list[Measured](), dict[str, str](), dict[str, str]()
+    count, worst_row, wrong, absent, excused = 0, {"error": 0.0}, list[Measured](), dict[str, str](), dict[str, str]()
     ran: dict[str, int] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -97,13 +97,13 @@ def survey(rank: Rank, rounds: int, size: int, more: Sequence[Any] = ()) -> Meas
                 continue
             ran[row["dtype"]] = ran.get(row["dtype"], 0) + 1
             if "known" in row:
-                known[f"{row['operator']} {row['dtype']}"] = row["known"]
+                excused[f"{row['operator']} {row['dtype']}"] = row["known"]
             elif "raised" in row or not row["error"] <= LIMIT.value:
                 wrong.append(row)
             elif row["error"] > worst_row["error"]:
                 worst_row = row
     seen = {"seed": seed, "rows": count, "ran": ran, "wrong": wrong[:200], "wrong_rows": len(wrong), "worst": worst_row}
-    return {**entry, **seen, "absent": absent, "known": known, "seconds": round(time.monotonic() - begun, 2)}
+    return {**entry, **seen, "absent": absent, "known": excused, "seconds": round(time.monotonic() - begun, 2)}
 
 
 def _rows(

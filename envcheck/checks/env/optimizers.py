@@ -81,8 +81,8 @@ def measure(rank: Rank) -> Measured:
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail naming each algorithm, schedule or helper that does not follow its formula."""
-    known = re.match(r"(\d+)\.(\d+)", str(view.environment.get("torch") or ""))
-    version = tuple(map(int, known.groups())) if known else implementations.ADAFACTOR_SINCE
+    release = re.match(r"(\d+)\.(\d+)", str(view.environment.get("torch") or ""))
+    version = tuple(map(int, release.groups())) if release else implementations.ADAFACTOR_SINCE
 
     def may_lack(name: str) -> bool:
         lacking = (version < (2,) and name.startswith("NAdam")) or (

@@ -98,11 +98,11 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return skipped(
             f"the kernel does not show the GPUs' links here: {ranks[0]['unreadable']}", code="pcie.link-hidden"
         )
-    told = [_one(view, entry) for entry in ranks]
-    bad = [*_lost(ranks), *(outcome for outcome in told if isinstance(outcome, Outcome))]
+    results = [_one(view, entry) for entry in ranks]
+    bad = [*_lost(ranks), *(outcome for outcome in results if isinstance(outcome, Outcome))]
     if bad:
         return worst(bad, otherwise=bad[0])
-    links = sorted({f"Gen{link.generation} x{link.lanes}" for link in told if isinstance(link, pcie_link.Link)})
+    links = sorted({f"Gen{link.generation} x{link.lanes}" for link in results if isinstance(link, pcie_link.Link)})
     unknown = sum(_most(view, entry) is None for entry in ranks)
     rest = f"; of {unknown} NVML does not say what they could have" if unknown else ""
     return passed(f"{counted(len(ranks), 'GPU')} under load: {', '.join(links)}{rest}", value=len(ranks), unit="GPUs")
@@ -167,7 +167,7 @@ def _one(view: View, entry: Measured) -> Any:
     summary = (
         f"{where} under load: Gen{best.generation} x{best.lanes}, where Gen{most.generation} x{most.lanes} is possible"
     )
-    known: dict[str, Any] = {
+    details: dict[str, Any] = {
         "value": round(share, 3),
         "unit": "of its rate",
         "culprit": gpu_speed.culprit(entry),
@@ -176,7 +176,7 @@ def _one(view: View, entry: Measured) -> Any:
     tell = too_slow if share <= _HALF and not any(word in str(entry.get("name")) for word in _DESKTOPS) else warned
     if view.snapshot.signal("host.hypervisor").value is True:
         tell, summary = warned, f"{summary}; a virtual machine may show another link"
-    return tell(summary, fix=_FIX, limit=_ALL, code="pcie.link-below-its-rate", **known)
+    return tell(summary, fix=_FIX, limit=_ALL, code="pcie.link-below-its-rate", **details)
 
 
 def _sane(reading: Any) -> bool:

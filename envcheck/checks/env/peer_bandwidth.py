@@ -182,8 +182,10 @@ def _passed(pairs: list[Pair], matrix: Any) -> Outcome:
     extent = f"{len(pairs)} ordered pairs{f' over {over}' if over else ''}"
     row = pairs[0]["row"]
     if row is None:
-        told = f"{extent}: {min(rates):.4g} to {max(rates):.4g} GB/s, slowest {slowest['where']}"
-        return passed(f"{told}: reported, not judged (no limit known)", value=min(rates), unit="GB/s", matrix=matrix)
+        rates_text = f"{extent}: {min(rates):.4g} to {max(rates):.4g} GB/s, slowest {slowest['where']}"
+        return passed(
+            f"{rates_text}: reported, not judged (no limit known)", value=min(rates), unit="GB/s", matrix=matrix
+        )
     floor, value = Limit(row["fail"], "GB/s", row["source"], "at least"), float(pairs[0]["rate"])
     summary = f"{extent}: at least {min(rates):.4g} GB/s"
     return passed(summary, value=value, unit="GB/s", limit=floor, matrix=matrix)

@@ -71,8 +71,8 @@ def measure(rank: Rank) -> Measured:
         why = gpu_pairs.unreachable(torch, devices[source], devices[target])
         if why is None:
             gpu_pairs.doing(rank, f"{names[source]} -> {names[target]}")
-        found = {"unreachable": why} if why else {"wrong": _wrong(words, there[source], there[target])}
-        pairs.append({"source": source, "target": target, **found})
+        result = {"unreachable": why} if why else {"wrong": _wrong(words, there[source], there[target])}
+        pairs.append({"source": source, "target": target, **result})
     broken = any(pair.get("wrong") for pair in pairs)
     measured = {"gpus": names, "pairs": pairs, "broken": broken, "seed": seed}
     return {**process_group.standing(rank, there[0]), **measured}
@@ -83,10 +83,10 @@ def _wrong(words: seeded_words.Words, source: Any, reference: Any) -> dict[str, 
 
     Each way is taken TRANSFERS times, each time with other bits, so that what an earlier one left cannot pass.
     """
-    found: dict[str, Measured] = {}
+    wrong: dict[str, Measured] = {}
     ways = (("copy engine", [slice(None)]), ("kernel", [slice(0, None, 2), slice(1, None, 2)]))
     for turn, (way, steps) in itertools.product(range(TRANSFERS), ways):
-        if way in found:
+        if way in wrong:
             continue
         sent, right = (pattern.bitwise_xor(_MASKS[turn % len(_MASKS)]) for pattern in (source, reference))
         target = right.bitwise_not()
@@ -99,8 +99,8 @@ def _wrong(words: seeded_words.Words, source: Any, reference: Any) -> dict[str, 
         if count:
             first = seeded_words.first_difference(*(seeded_words.content(tensor) for tensor in (target, right)))
             index, bits = first or (None, 0)
-            found[way] = {"count": count, "index": index, "xor": hex(bits), "transfer": turn}
-    return found
+            wrong[way] = {"count": count, "index": index, "xor": hex(bits), "transfer": turn}
+    return wrong
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:

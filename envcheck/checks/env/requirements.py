@@ -140,11 +140,11 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     if not isinstance(broken, list):
         return undecided("the requirements were not read", fix="see the check's log", code="requirements.unmeasured")
     if broken:
-        told = "; ".join(broken[:_SHOWN]) + (f"; {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else "")
+        text = "; ".join(broken[:_SHOWN]) + (f"; {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else "")
         fix = "install what is named, or build the environment again from its lock"
         verdict = failed if any(FAMILY.match(line) for line in broken) else warned
         return verdict(
-            told, fix=fix, value=len(broken), unit=LIMIT.unit, limit=LIMIT, broken=broken, code="requirements.conflict"
+            text, fix=fix, value=len(broken), unit=LIMIT.unit, limit=LIMIT, broken=broken, code="requirements.conflict"
         )
     shadowed = entry.get("shadowed") or []
     hidden = (

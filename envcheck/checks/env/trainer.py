@@ -60,16 +60,16 @@ def measure(rank: Rank) -> Measured:
     where = process_group.standing(rank, torch.zeros(1, device=device))
     if importlib.util.find_spec("transformers") is None:
         return {**where, "absent": "transformers"}
-    found: Measured = {**where, "missing": [name for name in NEEDED if importlib.util.find_spec(name) is None]}
+    result: Measured = {**where, "missing": [name for name in NEEDED if importlib.util.find_spec(name) is None]}
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else ()
-    found |= {"versions": _versions(), "capability": list(capability), "stage": "the import"}
-    if found["missing"]:
-        return found
+    result |= {"versions": _versions(), "capability": list(capability), "stage": "the import"}
+    if result["missing"]:
+        return result
     try:
-        _train(torch, rank, found)
+        _train(torch, rank, result)
     except Exception as error:  # noqa: BLE001 (whatever a library raises is the finding)
-        found["raised"] = promise_cases.quoted(_cause(error))
-    return found
+        result["raised"] = promise_cases.quoted(_cause(error))
+    return result
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -90,28 +90,28 @@ def _version(name: str) -> str:
         return ""
 
 
-def _train(torch: Any, rank: Rank, found: Measured) -> None:
-    """Go through all stages, and leave in `found` what each gives."""
+def _train(torch: Any, rank: Rank, result: Measured) -> None:
+    """Go through all stages, and leave in `result` what each gives."""
     directory = Path(rank.scratch)
     trainer_runs.isolate(directory)
     importlib.import_module("transformers").Trainer  # noqa: B018 (imported when asked for)
-    found["stage"] = "saving and loading the model"
+    result["stage"] = "saving and loading the model"
     saved = trainer_runs.save(torch, directory / "model")
     model, spoilt = (trainer_runs.load(directory / "model") for _ in range(2))
-    found["apart"] = _apart(saved, trainer_runs.digests(torch, model))
+    result["apart"] = _apart(saved, trainer_runs.digests(torch, model))
     tensorboard = importlib.util.find_spec("tensorboard") is not None
     gpu = rank.device != "cpu"
-    options = {"bf16": computed_in(gpu=gpu, capability=found["capability"]) == "bfloat16", "cpu": not gpu}
-    found["stage"] = "training"
+    options = {"bf16": computed_in(gpu=gpu, capability=result["capability"]) == "bfloat16", "cpu": not gpu}
+    result["stage"] = "training"
     whole = trainer_runs.TrainerRun(torch, model, directory / "whole", tensorboard=tensorboard, **options)
     whole.train()
-    found |= {"whole": whole.seen(), **process_group.standing(rank, next(model.parameters()))}
-    found["stage"] = f"resuming from step {SAVED_AT}"
+    result |= {"whole": whole.seen(), **process_group.standing(rank, next(model.parameters()))}
+    result["stage"] = f"resuming from step {SAVED_AT}"
     trainer_runs.spoil(torch, spoilt)
     resumed = trainer_runs.TrainerRun(torch, spoilt, directory / "resumed", tensorboard=tensorboard, **options)
     resumed.train(directory / "whole" / f"checkpoint-{SAVED_AT}")
-    found |= {"resumed": resumed.seen(), "stage": "reading the TensorBoard log"}
-    found["events"] = trainer_runs.events(whole.logs) if tensorboard else None
+    result |= {"resumed": resumed.seen(), "stage": "reading the TensorBoard log"}
+    result["events"] = trainer_runs.events(whole.logs) if tensorboard else None
 
 
 def computed_in(*, gpu: bool, capability: list[int]) -> str:

@@ -133,8 +133,8 @@ def _flapping(view: View, group: list[Port]) -> list[Outcome]:
     ]
 
 
-def _sound(found: list[Port]) -> Outcome:
-    up, ports = [port for port in found if infiniband_ports.active(port)], len(found)
+def _sound(all_ports: list[Port]) -> Outcome:
+    up, ports = [port for port in all_ports if infiniband_ports.active(port)], len(all_ports)
     if not up:
         return skipped(f"none of {counted(ports, 'InfiniBand or RoCE port')} is in use", code="infiniband.unused")
     rated = [port for port in up if port.get("rate") is not None]
@@ -142,7 +142,7 @@ def _sound(found: list[Port]) -> Outcome:
         {f"{port['rate']:g} Gb/s {'RoCE' if infiniband_ports.ethernet(port) else 'InfiniBand'}" for port in rated}
     )
     unused = f"; {ports - len(up)} unused" if ports > len(up) else ""
-    firmware = sorted({f"{port.get('model')}: {port.get('firmware')}" for port in found})
+    firmware = sorted({f"{port.get('model')}: {port.get('firmware')}" for port in all_ports})
     text = f"{counted(len(up), 'port')} up at {', '.join(rates)}{unused}"
     limit = Limit("ACTIVE", "", _ACTIVE, "equal")
-    return passed(text, value="ACTIVE", limit=limit, ports=found, firmware=firmware)
+    return passed(text, value="ACTIVE", limit=limit, ports=all_ports, firmware=firmware)

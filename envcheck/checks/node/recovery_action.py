@@ -22,17 +22,17 @@ _LIMIT: Final = Limit("none", "", _SOURCE, "equal")
 
 def judge(view: View) -> Outcome:
     """Fail on any action but none, with that action as the remedy; an older driver is read by its reset status."""
-    asked, older = gpu_readings.read(view, "recovery_action"), gpu_readings.read(view, "reset_status", newer=True)
-    actions = {gpu: _action(status) for gpu, status in older.values.items()} | asked.values
-    findings = [*asked.lacking(), *(older.lacking() if asked.silent else [])]
+    recovery, older = gpu_readings.read(view, "recovery_action"), gpu_readings.read(view, "reset_status", newer=True)
+    actions = {gpu: _action(status) for gpu, status in older.values.items()} | recovery.values
+    findings = [*recovery.lacking(), *(older.lacking() if recovery.silent else [])]
     for gpu, action in actions.items():
         if action != "none":
             rule = gpu_readings.Rule(
                 failed, "recovery.asked", "{gpu} {value}", f"drain the node, then: {action}", _LIMIT
             )
-            findings += asked.blame({gpu: action}, rule)
+            findings += recovery.blame({gpu: action}, rule)
     sound = passed(f"none on {counted(len(actions), 'GPU')}", value="none", limit=_LIMIT)
-    return worst(findings, sound if actions else asked.absent() or sound)
+    return worst(findings, sound if actions else recovery.absent() or sound)
 
 
 def _action(status: dict[str, Any]) -> str:

@@ -120,6 +120,6 @@ def _show(result: ImageAudit, *, quiet: bool) -> None:
         ignored = f"; ignored {counted(result.ignored, 'file')}, neither .json nor .zip"
         click.echo(f"against  {counted(result.records, 'record')}{newest}{ignored}")
         click.echo(f"not seen {result.not_audited}")
-    found = counted(len(result.findings), "vulnerability", "vulnerabilities")
+    vulnerabilities = counted(len(result.findings), "vulnerability", "vulnerabilities")
     verdict = f"{result.verdict} by a partial database" if result.partial else result.verdict
-    click.echo(f"{result.cell} {result.target}: {verdict}; {counted(result.packages, 'package')}, {found}")
+    click.echo(f"{result.cell} {result.target}: {verdict}; {counted(result.packages, 'package')}, {vulnerabilities}")

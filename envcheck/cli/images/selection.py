@@ -73,19 +73,19 @@ def specs_of(matrix: Matrix, chosen: Sequence[Chosen], images_dir: Path, archs: 
     from envcheck.images.build.plan import PLATFORMS
     from envcheck.images.spec import load_spec
 
-    found = [
+    specs = [
         load_spec(matrix, cell, target, images_dir=images_dir, arch=arch)
         for cell, targets in chosen
         for target in targets
         for arch in matrix.archs(cell)
         if arch in archs
     ]
-    if chosen and not found:
+    if chosen and not specs:
         message = f"no selected cell is published for {' or '.join(PLATFORMS[arch] for arch in archs)}"
         raise ConfigError(
             message, fix="leave --platform out, or choose a cell whose `platforms` in `envcheck images --json` name it"
         )
-    return found
+    return specs
 
 
 def spec_of(matrix_file: Path | None, selector: str, target: Target, images_dir: Path | None) -> ImageSpec:

@@ -49,31 +49,31 @@ def command(options: ImageSizeOptions, settings: Settings) -> None:
     if engine == "venv":
         message = "neither docker nor podman answers"
         raise UnavailableError(message, fix="start docker or podman")
-    found = measure(engine, options.image)
+    ledger = measure(engine, options.image)
     if options.as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(found)))
+        click.echo(msgspec.json.format(msgspec.json.encode(ledger)))
     else:
-        _show(found, quiet=settings.quiet)
+        _show(ledger, quiet=settings.quiet)
 
 
-def _show(found: SizeLedger, *, quiet: bool) -> None:
+def _show(ledger: SizeLedger, *, quiet: bool) -> None:
     from envcheck.images.size.ledger import KINDS
 
-    overhead = f"{found.overhead:.1%} are added by envcheck: itself and bytecode"
-    click.echo(f"total   {found.total / 1e6:.1f} MB in {len(found.layers)} layers; {overhead}")
+    overhead = f"{ledger.overhead:.1%} are added by envcheck: itself and bytecode"
+    click.echo(f"total   {ledger.total / 1e6:.1f} MB in {len(ledger.layers)} layers; {overhead}")
     if quiet:
         return
-    for kind, size in found.kinds.items():
+    for kind, size in ledger.kinds.items():
         click.echo(f"  {size / 1e6:10.1f} MB  {KINDS.get(kind, kind)}")
     click.echo("layers")
-    for layer in found.layers:
+    for layer in ledger.layers:
         step = " ".join(layer.step.split()).removeprefix("/bin/sh -c ").removeprefix("RUN ")
         click.echo(f"  {layer.bytes / 1e6:10.1f} MB  {step[-_STEP:]}")
-    shown = list(found.packages.items())[:_SHOWN]
-    click.echo(f"packages, the {len(shown)} largest of {len(found.packages)}")
+    shown = list(ledger.packages.items())[:_SHOWN]
+    click.echo(f"packages, the {len(shown)} largest of {len(ledger.packages)}")
     for name, size in shown:
         click.echo(f"  {size / 1e6:10.1f} MB  {name}")
-    for each in found.duplicates:
+    for each in ledger.duplicates:
         click.echo(f"twice   {each.library}: {each.bytes / 1e6:.1f} MB more than one copy: {', '.join(each.paths)}")
-    for what, size in found.unneeded.items():
+    for what, size in ledger.unneeded.items():
         click.echo(f"unused  {size / 1e6:.1f} MB of {what}")

@@ -82,12 +82,12 @@ def _read(matrix: Matrix, profile: Profile) -> tuple[SeenIndexes, list[str]]:
     from envcheck.matrix.file.refresh import SeenIndexes, SeenWheel, known_torchvisions, variants_to_read
     from envcheck.mirrors.index.torch_wheels import read_torch_wheels
 
-    known = {release.torch for release in matrix.torch}
+    releases = {release.torch for release in matrix.torch}
     listing = read_torch_wheels(
         profile_client(profile, 8),
         profile,
         variants_to_read(matrix),
-        known=known,
+        known=releases,
         torchvisions=known_torchvisions(matrix),
     )
     wheels = [

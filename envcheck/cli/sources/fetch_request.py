@@ -101,11 +101,11 @@ def locked_cells(settings: Settings, selector: str, *, one: bool) -> list[CellLo
     matrix = load(settings.matrix)
     cells = [select_one(matrix, selector, "probe for")] if one else select(matrix, [selector])
     arch, groups = architecture("auto"), groups_of("runtime")
-    found = [CellLocks(read_locks(data_path("images") / str(cell), groups, arch), cell.python) for cell in cells]
-    for cell, (locks, _) in zip(cells, found, strict=True):
+    locked = [CellLocks(read_locks(data_path("images") / str(cell), groups, arch), cell.python) for cell in cells]
+    for cell, (locks, _) in zip(cells, locked, strict=True):
         if not locks:
             raise no_lock(cell, arch)
-    return found
+    return locked
 
 
 def profile_client(profile: Profile, connections: int, *request: str) -> Client:

@@ -136,13 +136,13 @@ def _concerning(
     listed: Sequence[Component], records: Iterable[OsvRecord]
 ) -> Mapping[str, list[tuple[OsvRecord, OsvAffected]]]:
     """Return the records that speak of a component, by its name."""
-    found: dict[str, list[tuple[OsvRecord, OsvAffected]]] = {component.name: [] for component in listed}
+    concerning: dict[str, list[tuple[OsvRecord, OsvAffected]]] = {component.name: [] for component in listed}
     for record in records:
         for affected in record.affected:
             name = canonicalize_name(affected.package.name.strip()) if affected.package and affected.of_pypi else ""
-            if name in found:
-                found[name].append((record, affected))
-    return found
+            if name in concerning:
+                concerning[name].append((record, affected))
+    return concerning
 
 
 def _newest(records: Iterable[OsvRecord], now: dt.datetime) -> dt.datetime | None:

@@ -117,20 +117,20 @@ def _in_range(version: Version, events: Sequence[OsvEvent]) -> bool:
 
 def _kind(event: OsvEvent) -> _Event:
     """Return what an event says: one thing, or it means nothing that is known."""
-    said: list[_Event] = []
+    kinds: list[_Event] = []
     if event.introduced is not None:
-        said.append(("introduced", event.introduced))
+        kinds.append(("introduced", event.introduced))
     if event.fixed is not None:
-        said.append(("fixed", event.fixed))
+        kinds.append(("fixed", event.fixed))
     if event.last_affected is not None:
-        said.append(("last_affected", event.last_affected))
+        kinds.append(("last_affected", event.last_affected))
     if event.limit is not None:
-        said.append(("limit", event.limit))
-    if len(said) != 1:
-        what = "several things at once" if said else "nothing that is known"
+        kinds.append(("limit", event.limit))
+    if len(kinds) != 1:
+        what = "several things at once" if kinds else "nothing that is known"
         message = f"an event of its ranges says {what}"
         raise UncomparableError(message)
-    return said[0]
+    return kinds[0]
 
 
 def _place(event: _Event) -> tuple[bool, Version]:

@@ -38,8 +38,8 @@ def conda(specs: Sequence[ImageSpec], _options: FormatOptions) -> str:
 
 def lowest_capability(arch_list: str) -> str | None:
     """Return the lowest compute capability that a wheel has code for, "7.5"; None for none and for unknown."""
-    found = [(int(match[1]), int(match[2])) for name in arch_list.split() if (match := _SASS.fullmatch(name))]
-    return "{}.{}".format(*min(found)) if found else None
+    capabilities = [(int(match[1]), int(match[2])) for name in arch_list.split() if (match := _SASS.fullmatch(name))]
+    return "{}.{}".format(*min(capabilities)) if capabilities else None
 
 
 FORMAT: Final = CellFormat(conda, one=True)

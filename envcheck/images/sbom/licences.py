@@ -61,13 +61,13 @@ def _named(text: str) -> Licence:
 
 def read(directories: Iterable[Path]) -> dict[PackageKey, Licence]:
     """Return the licences of all wheels and installed packages in these directories (not below them)."""
-    found: dict[PackageKey, Licence] = {}
+    licences: dict[PackageKey, Licence] = {}
     for directory in directories:
         for package, metadata in _metadata(directory).items():
             licence = stated(metadata)
             if licence is not None:
-                found.setdefault(package, licence)
-    return found
+                licences.setdefault(package, licence)
+    return licences
 
 
 def _metadata(directory: Path) -> Mapping[PackageKey, email.message.Message]:

@@ -83,7 +83,7 @@ def duplicates(libraries: Sequence[tuple[str, int]]) -> list[Duplicate]:
         match = _LIBRARY.match(PurePosixPath(path).name)
         if match:
             copies.setdefault(match["stem"], []).append((path, size))
-    found = [
+    repeated = [
         Duplicate(
             library=stem,
             bytes=sum(size for _, size in same) - max(size for _, size in same),
@@ -92,7 +92,7 @@ def duplicates(libraries: Sequence[tuple[str, int]]) -> list[Duplicate]:
         for stem, same in copies.items()
         if len({str(PurePosixPath(path).parent) for path, _ in same}) > 1
     ]
-    return sorted(found, key=lambda each: (-each.bytes, each.library))
+    return sorted(repeated, key=lambda each: (-each.bytes, each.library))
 
 
 def _sorted(sizes: Mapping[str, int]) -> dict[str, int]:

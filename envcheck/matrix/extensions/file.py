@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from envcheck.errors import ConfigError
-from envcheck.matrix.extensions.model import Extension, Extensions, ExtensionRelease, ExtensionWheel
+from envcheck.matrix.extensions.model import Extension, ExtensionRelease, Extensions, ExtensionWheel
 from envcheck.matrix.facts.versions import key
 from envcheck.matrix.file import cache
 from envcheck.matrix.file.canonical import text

@@ -8,7 +8,7 @@ from typing import Final
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from envcheck.matrix.extensions.model import Extensions, ExtensionRelease, ExtensionWheel
+from envcheck.matrix.extensions.model import ExtensionRelease, Extensions, ExtensionWheel
 from envcheck.matrix.facts.lookup import Facts
 from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.lint import Problem, sources

@@ -104,7 +104,7 @@ def _groups(
 ) -> dict[tuple[str, str, str], list[SeenWheel]]:
     """Return the wheels by release, variant and host architecture, in order; note what cannot be placed."""
     oldest = min((key(release.torch) for release in matrix.torch), default=())
-    known = {_CPU, *(_variant_name(minor.cuda) for minor in matrix.cuda.minors)}
+    variants = {_CPU, *(_variant_name(minor.cuda) for minor in matrix.cuda.minors)}
     groups: dict[tuple[str, str, str], list[SeenWheel]] = {}
     for wheel in sorted(seen.wheels, key=lambda w: (key(w.torch), w.variant or "", w.arch, python_key(w.python))):
         if key(wheel.torch) < oldest:
@@ -113,7 +113,7 @@ def _groups(
         where = f"torch {wheel.torch} for {wheel.arch} on the Python index"
         if name is None:
             left_out[f"{where}: its requirements do not say which CUDA it is built with"] = None
-        elif name not in known:
+        elif name not in variants:
             left_out[f"{where}: {name} is of a CUDA that is not among cuda.minors; add that with its driver"] = None
         else:
             groups.setdefault((wheel.torch, name, wheel.arch), []).append(wheel)
@@ -130,14 +130,14 @@ def _pypi_variant(matrix: Matrix, seen: SeenIndexes, wheel: SeenWheel) -> str | 
 def _lacking(release: TorchRelease, name: str, arch: str, wheels: Iterable[SeenWheel]) -> list[str]:
     variant = release.variant(name)
     builds = variant.builds if variant else []
-    known = {python for build in builds if build.arch == arch for python in build.python}
-    return sorted({wheel.python for wheel in wheels} - known, key=python_key)
+    present = {python for build in builds if build.arch == arch for python in build.python}
+    return sorted({wheel.python for wheel in wheels} - present, key=python_key)
 
 
 def _new_release(matrix: Matrix, torch: str, seen: SeenIndexes, source: RefreshSource) -> TorchRelease:
     days = [wheel.uploaded[:10] for wheel in seen.wheels if wheel.torch == torch and wheel.uploaded]
-    known = {_variant_name(minor.cuda) for minor in matrix.cuda.minors} | {_CPU}
-    pypi = {arch: name for arch in _ARCHS.values() if (name := seen.pypi_variants.get((torch, arch))) in known and name}
+    names = {_variant_name(minor.cuda) for minor in matrix.cuda.minors} | {_CPU}
+    pypi = {arch: name for arch in _ARCHS.values() if (name := seen.pypi_variants.get((torch, arch))) in names and name}
     return TorchRelease(
         torch=torch,
         released=min(days, default=source.day),
@@ -190,11 +190,11 @@ def _new_build(variant: TorchVariant, arch: HostArch, pythons: list[str], source
 def _longer(build: Build, pythons: list[str], source: RefreshSource) -> Build:
     """Return the row with more Pythons. The whole row is unverified until somebody confirms them."""
     names = " and ".join(pythons)
-    told = f"Python {names}: proposed by {source.key}, the others were there before"
+    note = f"Python {names}: proposed by {source.key}, the others were there before"
     return msgspec.structs.replace(
         build,
         python=[*build.python, *pythons],
         verified=False,
-        note="; ".join(filter(None, [build.note, told])),
+        note="; ".join(filter(None, [build.note, note])),
         source=sorted({*build.source, source.key}),
     )

@@ -72,14 +72,14 @@ class _RemoteFile(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any, /) -> int:
-        wanted = min(len(buffer), self._size - self._at, _LARGEST)
-        if wanted <= 0:
+        length = min(len(buffer), self._size - self._at, _LARGEST)
+        if length <= 0:
             return 0
-        with self._client.get(self._url, {"Range": f"bytes={self._at}-{self._at + wanted - 1}"}) as answer:
+        with self._client.get(self._url, {"Range": f"bytes={self._at}-{self._at + length - 1}"}) as answer:
             if answer.status != _PARTIAL:
                 message = f"it answers {answer.status} to a range"
                 raise NetworkError(message)
-            part = answer.text(wanted)
+            part = answer.text(length)
         buffer[: len(part)] = part
         self._at += len(part)
         return len(part)

@@ -93,7 +93,7 @@ def parse_wheels(files: Iterable[IndexFile], variant: str | None) -> Iterator[To
             continue
         if project != "torch" or file.yanked or not _is_stable(version):
             continue
-        for python, arch in sorted({found for tag in tags if (found := _platform(tag)) is not None}):
+        for python, arch in sorted({combination for tag in tags if (combination := _platform(tag)) is not None}):
             if _is_variant(version, variant, arch):
                 yield TorchWheel(version.base_version, variant, arch, python, file)
 
@@ -164,8 +164,8 @@ def _torchvision(file: IndexFile) -> Version | None:
         project, version, tags = parse_file_name(file.name)
     except (ValueError, InvalidVersion):
         return None
-    wanted = project == "torchvision" and not file.yanked and _is_stable(version)
-    return version if wanted and any(_platform(tag) for tag in tags) else None
+    usable = project == "torchvision" and not file.yanked and _is_stable(version)
+    return version if usable and any(_platform(tag) for tag in tags) else None
 
 
 def _requirements(client: Client, file: IndexFile) -> list[str] | None:

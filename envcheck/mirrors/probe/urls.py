@@ -47,10 +47,10 @@ def needed_file(urls: Sequence[str]) -> NeededFile:
     """
     for url in urls:
         _check(url)
-    bare, found = zip(*map(split_sha256, urls), strict=True)
+    bare, hash_parts = zip(*map(split_sha256, urls), strict=True)
     first = bare[0]
     path = urlsplit(first).path
-    hashes = sorted(set(found) - {None})
+    hashes = sorted(set(hash_parts) - {None})
     if len(hashes) > 1:
         message = f"{_file_name(first)}: {len(hashes)} different hashes ({', '.join(h[:12] + '...' for h in hashes)})"
         raise ConfigError(message, fix="the URLs of one probe are places of one file; probe for each file on its own")

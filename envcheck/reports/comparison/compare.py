@@ -216,25 +216,25 @@ def _fact(value: Any) -> str:
     return "nothing" if value is None else phrases.quantity(value, "")
 
 
-def encode(found: Comparison) -> bytes:
+def encode(comparison: Comparison) -> bytes:
     """Return the comparison as indented JSON with a final newline."""
-    return msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(comparison), indent=2) + b"\n"
 
 
-def lines(found: Comparison) -> list[str]:
+def lines(comparison: Comparison) -> list[str]:
     """Return what people read, at 80 columns: what got worse, what got better, what else changed, and the sum of it."""
     sections = {
-        "Worse": found.regressions,
-        "Better": [change for change in found.changes if change.worse is False],
-        "Changed": [change for change in found.changes if change.worse is None],
+        "Worse": comparison.regressions,
+        "Better": [change for change in comparison.changes if change.worse is False],
+        "Changed": [change for change in comparison.changes if change.worse is None],
     }
     text = []
     for title, changes in sections.items():
         text += [title, *(line for same in _by_what(changes) for line in _said(same)), ""] if changes else []
-    text += [line for note in found.notes for line in _wrapped(f"note: {note}", "  ")]
-    worse = len(found.regressions)
-    end = counted(worse, "regression") if worse else "nothing got worse" if found.compared else "no match"
-    return [*text, f"{end}; compared {counted(found.compared, 'check or speed', 'checks and speeds')}"]
+    text += [line for note in comparison.notes for line in _wrapped(f"note: {note}", "  ")]
+    worse = len(comparison.regressions)
+    end = counted(worse, "regression") if worse else "nothing got worse" if comparison.compared else "no match"
+    return [*text, f"{end}; compared {counted(comparison.compared, 'check or speed', 'checks and speeds')}"]
 
 
 def _by_what(changes: list[ReportChange]) -> list[list[ReportChange]]:

@@ -11,7 +11,7 @@ import pytest
 from envcheck.errors import ConfigError
 from envcheck.matrix.extensions import file
 from envcheck.matrix.extensions.lint import MOST_MINORS, lint
-from envcheck.matrix.extensions.model import Extension, Extensions, ExtensionRelease, ExtensionWheel
+from envcheck.matrix.extensions.model import Extension, ExtensionRelease, Extensions, ExtensionWheel
 from envcheck.matrix.facts.model import Matrix
 
 ROW = """\

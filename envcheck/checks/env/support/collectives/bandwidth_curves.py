@@ -171,13 +171,13 @@ def _against_limits(
     return dataclasses.replace(outcome, details={**outcome.details, **common})
 
 
-def _against_limit(links: transports.Links, name: str, curve: list[Measured], found: _Row, ranks: int) -> Outcome:
+def _against_limit(links: transports.Links, name: str, curve: list[Measured], limit_row: _Row, ranks: int) -> Outcome:
     from envcheck.checks import limits
 
     best = max(curve, key=lambda point: float(point["busbw"]))
     value = float(best["busbw"])
     summary = f"{name} busbw {value:.4g} GB/s, {ranks} ranks over {links}, best at {best['bytes'] // (1 << 20)} MiB"
-    row, why = found
+    row, why = limit_row
     ceiling = row["ceiling"] if row else links.ceiling(name)
     judged: dict[str, Any] = {"value": value, "unit": "GB/s"}
     if ceiling is not None and value > ceiling:

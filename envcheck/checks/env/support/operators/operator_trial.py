@@ -209,14 +209,14 @@ def _along(
         off = abs(taken - moved_slope) / (limit[0] * max(size, abs(moved_slope), limit[1]) + QUOTIENT * 1e-3 + spread)
         return off if math.isfinite(off) else math.inf
 
-    found = error(STEP)
-    if found > 1:
-        found = min(found, *map(error, SHORTER_STEPS))
-    if found > 1:
+    smallest = error(STEP)
+    if smallest > 1:
+        smallest = min(smallest, *map(error, SHORTER_STEPS))
+    if smallest > 1:
         step = SHORTER_STEPS[-1]
         [[spread]] = _spread(lambda *moved: ([slope(step, *moved)],), case, lists, limit[0], source)
-        found = error(step, spread)
-    return found
+        smallest = error(step, spread)
+    return smallest
 
 
 def version(torch: Any) -> tuple[int, int]:

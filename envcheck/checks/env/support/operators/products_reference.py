@@ -106,9 +106,9 @@ class Convolution(NamedTuple):
         inputs, outputs, taps = math.prod(self.sizes), math.prod(self.out), math.prod(self.kernel)
         mine, ours = self.channels // self.groups, self.filters // self.groups
         one = self._taps()
-        found = []
+        terms = []
         for image, filter_, channel in itertools.product(range(self.images), range(self.filters), range(mine)):
             source = (image * self.channels + filter_ // ours * mine + channel) * inputs
             target, weight = (image * self.filters + filter_) * outputs, (filter_ * mine + channel) * taps
-            found += [(target + a, source + b, weight + c) for a, b, c in one]
-        return found
+            terms += [(target + a, source + b, weight + c) for a, b, c in one]
+        return terms

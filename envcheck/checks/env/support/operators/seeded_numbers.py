@@ -95,10 +95,10 @@ def strides(shape: Sequence[int]) -> list[int]:
 
 def places(shape: Sequence[int], steps: Sequence[int], offset: int = 0) -> list[int]:
     """Return where each element lies, in the order of its index."""
-    found = [offset]
+    indices = [offset]
     for size, step in zip(shape, steps):
-        found = [start + number * step for start in found for number in range(size)]
-    return found
+        indices = [start + number * step for start in indices for number in range(size)]
+    return indices
 
 
 def tensor(

@@ -43,9 +43,9 @@ class Clipping(NamedTuple):
         for options in self.implementations():
             for largest in (norm / 3, norm * 3):
                 parameters = self.given(given)
-                said = float(self.torch.nn.utils.clip_grad_norm_(parameters, largest, norm_type=kind, **options))
-                if not abs(said - norm) <= norm * _TOLERANCE:
-                    return f"the norm is said to be {said}, and is {norm} ({options})"
+                returned = float(self.torch.nn.utils.clip_grad_norm_(parameters, largest, norm_type=kind, **options))
+                if not abs(returned - norm) <= norm * _TOLERANCE:
+                    return f"the norm is said to be {returned}, and is {norm} ({options})"
                 share = min(1.0, largest / (norm + _ADDED))
                 off = max(off, self.in_two(kind, largest, share, options))
                 got = [x for p in parameters for x in plain_math.numbers(p.grad)]

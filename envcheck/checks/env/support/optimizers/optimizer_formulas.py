@@ -95,14 +95,14 @@ def _factored(
     state: dict[str, list[float]], matrix: tuple[int, ...], squares: list[float], terms: tuple[float, float]
 ) -> list[float]:
     """Return the second moments that means by row and by column make, matrix after matrix."""
-    (rows, columns), (fresh, least), found = matrix, terms, list[float]()
+    (rows, columns), (fresh, least), factored = matrix, terms, list[float]()
     for start in range(0, len(squares), rows * columns):
         part = squares[start : start + rows * columns]
         by_row = [sum(part[row * columns : (row + 1) * columns]) / columns for row in range(rows)]
         by_column = [sum(part[column::columns]) / rows for column in range(columns)]
         r, c = (_decayed(state, f"{n} {start}", v, fresh) for n, v in (("row", by_row), ("column", by_column)))
-        found += [one * other / max(sum(r) / rows, least) for one in r for other in c]
-    return found
+        factored += [one * other / max(sum(r) / rows, least) for one in r for other in c]
+    return factored
 
 
 def _decayed(state: dict[str, list[float]], name: str, fresh: list[float], share: float) -> list[float]:

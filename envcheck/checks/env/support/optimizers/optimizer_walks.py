@@ -35,16 +35,16 @@ class Walks(seeded_parameters.SeededParameters):
 
     def cases(self) -> dict[str, promise_cases.Case]:
         """Return each case by its name."""
-        found: dict[str, promise_cases.Case] = {OTHERS[0]: self.groups, LBFGS: self.lbfgs}
+        by_name: dict[str, promise_cases.Case] = {OTHERS[0]: self.groups, LBFGS: self.lbfgs}
         for name, options in implementations.OPTIONS.items():
             for label, chosen in {"defaults": {}, **options}.items():
                 kinds = implementations.of(name)
-                found |= {f"{name}, {label}, {kind}": partial(self.walk, name, chosen, kind) for kind in kinds}
+                by_name |= {f"{name}, {label}, {kind}": partial(self.walk, name, chosen, kind) for kind in kinds}
             for kind in implementations.of(name, implementations.NARROW):
-                found[f"{name} in float32, {kind}"] = partial(self.walk, name, {}, kind, "float32")
-            found[f"{name} resumed from its state"] = partial(self.resumed, name)
-            found[f"{name} steps by a closure"] = partial(self.closure, name)
-        return found
+                by_name[f"{name} in float32, {kind}"] = partial(self.walk, name, {}, kind, "float32")
+            by_name[f"{name} resumed from its state"] = partial(self.resumed, name)
+            by_name[f"{name} steps by a closure"] = partial(self.closure, name)
+        return by_name
 
     def make(self, name: str, parameters: Any, options: dict[str, Any], kind: str = "as it comes") -> Any:
         """Return torch's optimizer; Absent where this one is not made in that way here."""

@@ -85,11 +85,11 @@ class OverlappedTraining:
 
         All of them by torch, and the first row of each by plain Python.
         """
-        found = []
+        differences = []
         for parameter, mean in zip(self.model.parameters(), self.expected):
-            found.append(float((parameter.grad - mean).abs().max() / mean.abs().max()))
-            found.append(plain_math.off(seeded_numbers.read(parameter.grad[:1]), seeded_numbers.read(mean[:1])))
-        return max(found) if all(map(math.isfinite, found)) else -1.0
+            differences.append(float((parameter.grad - mean).abs().max() / mean.abs().max()))
+            differences.append(plain_math.off(seeded_numbers.read(parameter.grad[:1]), seeded_numbers.read(mean[:1])))
+        return max(differences) if all(map(math.isfinite, differences)) else -1.0
 
 
 def bucket_sizes(torch: Any, rank: Rank, own: OneProcess) -> tuple[list[int], list[float]]:

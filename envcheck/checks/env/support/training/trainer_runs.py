@@ -92,22 +92,22 @@ class TrainerRun:
 
     def _optimizer(self) -> dict[str, str]:
         """Return a digest of each moment that the optimizer keeps, and of its learning rates."""
-        optimizer, found = self.trainer.optimizer, {}
+        optimizer, state = self.trainer.optimizer, {}
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for index, parameter in enumerate(parameters):
             for name, value in optimizer.state.get(parameter, {}).items():
-                found[f"optimizer.{index}.{name}"] = self.torch.as_tensor(value)
-        found["rates"] = self.torch.tensor([float(group["lr"]) for group in optimizer.param_groups])
-        return {name: model_replicas.digest(self.torch, [value])[:16] for name, value in found.items()}
+                state[f"optimizer.{index}.{name}"] = self.torch.as_tensor(value)
+        state["rates"] = self.torch.tensor([float(group["lr"]) for group in optimizer.param_groups])
+        return {name: model_replicas.digest(self.torch, [value])[:16] for name, value in state.items()}
 
 
 def _arguments(directory: Path, logs: Path, *, bf16: bool, cpu: bool, tensorboard: bool) -> Any:
     library = importlib.import_module("transformers")
-    known = {field.name for field in dataclasses.fields(library.TrainingArguments)}
+    fields = {field.name for field in dataclasses.fields(library.TrainingArguments)}
     # Where events go: an argument until transformers 4, this variable from 5 on.
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(logs)
-    renamed: dict[str, Any] = {"use_cpu" if "use_cpu" in known else "no_cuda": cpu}
-    renamed |= {"logging_dir": str(logs)} if "logging_dir" in known else {}
+    renamed: dict[str, Any] = {"use_cpu" if "use_cpu" in fields else "no_cuda": cpu}
+    renamed |= {"logging_dir": str(logs)} if "logging_dir" in fields else {}
     arguments = library.TrainingArguments(
         output_dir=str(directory),
         max_steps=STEPS,
@@ -151,7 +151,7 @@ def _listener(losses: list[tuple[int, float]]) -> Any:
 def events(directory: Path) -> list[list[float]]:
     """Return the steps and losses that TensorBoard's own reader finds."""
     reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
-    found = reader.EventAccumulator(str(directory))
-    found.Reload()
-    tags = found.Tags().get("scalars", [])
-    return [[event.step, event.value] for event in found.Scalars("train/loss")] if "train/loss" in tags else []
+    log = reader.EventAccumulator(str(directory))
+    log.Reload()
+    tags = log.Tags().get("scalars", [])
+    return [[event.step, event.value] for event in log.Scalars("train/loss")] if "train/loss" in tags else []

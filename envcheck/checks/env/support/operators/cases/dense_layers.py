@@ -200,12 +200,12 @@ def _transposed(source: random.Random, c: products_reference.Convolution, triple
 def _windows(c: products_reference.Convolution) -> list[list[int]]:
     """Return the input places under each output place, one channel a filter."""
     one = c._replace(channels=1, filters=1, groups=1, images=1)
-    found: list[list[int]] = [[] for _ in range(math.prod(c.out))]
+    windows: list[list[int]] = [[] for _ in range(math.prod(c.out))]
     for place, where, _ in one.triples():
-        found[place].append(where)
+        windows[place].append(where)
     size = math.prod(c.sizes)
     planes = range(0, c.images * c.channels * size, size)
-    return [[plane + where for where in window] for plane in planes for window in found]
+    return [[plane + where for where in window] for plane in planes for window in windows]
 
 
 def _distinct(source: random.Random, *shape: int) -> Input:
@@ -260,12 +260,12 @@ def _adaptive(source: random.Random, size: int) -> Case:
         return range(place * whole // pieces, -(-(place + 1) * whole // pieces))
 
     def reference(x: Values) -> Values:
-        found = []
+        means = []
         for plane in range(2):
             for r, q in itertools.product(range(rows), range(columns)):
                 grid = list(itertools.product(span(r, rows, height), span(q, columns, width)))
-                found.append(math.fsum(x[(plane * height + i) * width + j] for i, j in grid) / len(grid))
-        return found
+                means.append(math.fsum(x[(plane * height + i) * width + j] for i, j in grid) / len(grid))
+        return means
 
     def call(t: Any, x: Any) -> Any:
         return t.nn.functional.adaptive_avg_pool2d(x, (rows, columns))
@@ -279,13 +279,13 @@ def resizing(source: random.Random, size: int) -> Iterator[Case]:
     x = given(source, 1, 2, width)
 
     def linear_(v: Values, aligned: bool) -> Values:  # noqa: FBT001 (torch's option)
-        found = []
+        values = []
         for plane, i in itertools.product(range(2), range(target)):
             at = i * (width - 1) / (target - 1) if aligned else max((i + 0.5) * width / target - 0.5, 0.0)
             low = min(int(at), width - 1)
             high = min(low + 1, width - 1)
-            found.append(v[plane * width + low] * (1 - at + low) + v[plane * width + high] * (at - low))
-        return found
+            values.append(v[plane * width + low] * (1 - at + low) + v[plane * width + high] * (at - low))
+        return values
 
     def resize(mode: str, **options: Any) -> Callable[..., Any]:
         return lambda t, v: t.nn.functional.interpolate(v, size=target, mode=mode, **options)

@@ -161,10 +161,10 @@ def _added(source: random.Random) -> Iterator[Case]:
     many = Input([r for r in chosen for _ in range(width)], (count, width), "int64")
 
     def met(v: Values, o: Values) -> list[Values]:
-        found = [[a] for a in v]
+        met_values = [[a] for a in v]
         for place, value in enumerate(o):
-            found[chosen[place // width] * width + place % width].append(value)
-        return found
+            met_values[chosen[place // width] * width + place % width].append(value)
+        return met_values
 
     def added(v: Values, _: Any, o: Values) -> Values:
         return [math.fsum(values) for values in met(v, o)]

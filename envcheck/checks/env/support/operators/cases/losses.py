@@ -54,8 +54,8 @@ def classification(source: random.Random, size: int) -> Iterator[Case]:
             return kinds[reduction]
 
         def entropy(x: Values, y: list[int], _: Any, nll: Any = nll, classes: int = classes) -> Values:
-            found: Values = nll([log_softmax(line) for line in lines_of(x, classes)], y)
-            return found
+            loss: Values = nll([log_softmax(line) for line in lines_of(x, classes)], y)
+            return loss
 
         def call(t: Any, x: Any, y: Any, w: Any, options: Any = options, smoothing: float = smoothing) -> Any:
             return t.nn.functional.cross_entropy(x, y, w.detach(), label_smoothing=smoothing, **options)
@@ -65,8 +65,8 @@ def classification(source: random.Random, size: int) -> Iterator[Case]:
         if not smoothing:
 
             def likelihood(x: Values, y: list[int], _: Any, nll: Any = nll, classes: int = classes) -> Values:
-                found: Values = nll(list(lines_of(x, classes)), y)
-                return found
+                loss: Values = nll(list(lines_of(x, classes)), y)
+                return loss
 
             def nll_call(t: Any, x: Any, y: Any, w: Any, options: Any = options) -> Any:
                 return t.nn.functional.nll_loss(x, y, w, **options)

@@ -225,18 +225,18 @@ def embeddings(source: random.Random, size: int) -> Iterator[Case]:
     padding = source.randrange(rows)
     index = [source.randrange(rows) for _ in range(count)]
     table = given(source, rows, width)
-    asked = Input([*index, 0, rows - 1], (2, (count + 2) // 2), "int64") if count % 2 == 0 else None
-    asked = asked or Input([*index, 0, rows - 1, 0][: count + 1], (count + 1,), "int64")
+    indices = Input([*index, 0, rows - 1], (2, (count + 2) // 2), "int64") if count % 2 == 0 else None
+    indices = indices or Input([*index, 0, rows - 1, 0][: count + 1], (count + 1,), "int64")
 
     def rows_of(places: list[int], w: Values) -> Values:
         return [w[place * width + i] for place in places for i in range(width)]
 
-    yield Case("embedding", lambda t, i, w: t.nn.functional.embedding(i, w), rows_of, (asked, table))
+    yield Case("embedding", lambda t, i, w: t.nn.functional.embedding(i, w), rows_of, (indices, table))
     yield Case(
         "Embedding module",
         lambda t, i, w: put(t.nn.Embedding(rows, width), weight=w)(i),
         rows_of,
-        (asked, table),
+        (indices, table),
     )
     # A row that is padding counts as a constant: the reference's does not move with the table.
     still = list(seeded_numbers.rounded(table.values, "bfloat16"))
@@ -249,7 +249,7 @@ def embeddings(source: random.Random, size: int) -> Iterator[Case]:
         "embedding padding_idx",
         lambda t, i, w: t.nn.functional.embedding(i, w, padding_idx=padding),
         padded,
-        (Input([*asked.values, padding], (len(asked.values) + 1,), "int64"), fixed),
+        (Input([*indices.values, padding], (len(indices.values) + 1,), "int64"), fixed),
     )
     starts = [0, source.randint(1, count - 1)]
     bags = [index[starts[0] : starts[1]], index[starts[1] :]]
@@ -268,7 +268,7 @@ def embeddings(source: random.Random, size: int) -> Iterator[Case]:
         "one_hot",
         lambda t, i: t.nn.functional.one_hot(i, rows),
         lambda i: [int(p == r) for p in i for r in range(rows)],
-        (asked,),
+        (indices,),
         gradient=False,
         dtypes=SINGLE,
     )

@@ -148,13 +148,13 @@ def _images(source: random.Random) -> Iterator[Case]:
             low = min(int(where), size - 1)
             return low, min(low + 1, size - 1), where - low
 
-        found = []
+        values = []
         for r, c in itertools.product(range(rows), range(columns)):
             (top, bottom, down), (left, right, across) = at(r, height, rows), at(c, width, columns)
             upper = v[top * width + left] * (1 - across) + v[top * width + right] * across
             lower = v[bottom * width + left] * (1 - across) + v[bottom * width + right] * across
-            found.append(upper * (1 - down) + lower * down)
-        return found
+            values.append(upper * (1 - down) + lower * down)
+        return values
 
     for aligned in (True, False):
 

@@ -51,10 +51,10 @@ def sorting(source: random.Random, size: int) -> Iterator[Case]:
 
 def _counting(source: random.Random, size: int) -> Iterator[Case]:
     edges = sorted(seeded_numbers.rounded(seeded_numbers.uniform(source, 4 + 3 * size), "float32"))
-    asked = [*seeded_numbers.rounded(seeded_numbers.uniform(source, 9, -2.5, 2.5), "float32"), edges[1]]
+    values = [*seeded_numbers.rounded(seeded_numbers.uniform(source, 9, -2.5, 2.5), "float32"), edges[1]]
     right = source.random() < 0.5  # noqa: PLR2004 (half)
     find = bisect.bisect_right if right else bisect.bisect_left
-    fixed = (Input(edges, (len(edges),), "float32"), Input(asked, (len(asked),), "float32"))
+    fixed = (Input(edges, (len(edges),), "float32"), Input(values, (len(values),), "float32"))
     numbers = Input([source.randint(0, 9) for _ in range(20 * size)], (20 * size,), "int64")
     plain: dict[str, Any] = {"gradient": False, "dtypes": SINGLE}
     yield Case(
@@ -109,11 +109,11 @@ def indexing(source: random.Random, size: int) -> Iterator[Case]:
         return [v[row * width + column] for row in i for column in range(width)]
 
     def added(v: Values, i: list[int], other: Values) -> Values:
-        found = list(v)
+        sums = list(v)
         for place, value in enumerate(other):
             row = i[place] if len(i) == len(other) else i[place // width]
-            found[row * width + place % width] += value
-        return found
+            sums[row * width + place % width] += value
+        return sums
 
     yield Case("gather", lambda t, v, i: t.gather(v, 0, i), gathered, (x, many), wide=2)
     yield Case("take_along_dim", lambda t, v, i: t.take_along_dim(v, i, 0), gathered, (x, many), wide=2)
@@ -125,10 +125,10 @@ def indexing(source: random.Random, size: int) -> Iterator[Case]:
     single = Input([row for row in once for _ in range(width)], (len(once), width), "int64")
 
     def scattered(v: Values, i: list[int], other: Values) -> Values:
-        found = list(v)
+        values = list(v)
         for place, value in enumerate(other):
-            found[i[place] * width + place % width] = value
-        return found
+            values[i[place] * width + place % width] = value
+        return values
 
     put = given(source, len(once), width)
     yield Case("scatter", lambda t, v, i, o: t.scatter(v, 0, i, o), scattered, (x, single, put))

@@ -86,9 +86,9 @@ def promotion(torch: Any, device: Any, _: random.Random) -> str:
     wrong = []
     for (one, other), right in table.items():
         a, b = (torch.ones(2, dtype=getattr(torch, name), device=device) for name in (one, other))
-        said = {str((a + b).dtype), str((b * a).dtype), str(torch.result_type(a, b))}
-        if said != {f"torch.{right}"}:
-            wrong.append(f"{one} and {other} give {', '.join(sorted(said))}, not {right}")
+        dtypes = {str((a + b).dtype), str((b * a).dtype), str(torch.result_type(a, b))}
+        if dtypes != {f"torch.{right}"}:
+            wrong.append(f"{one} and {other} give {', '.join(sorted(dtypes))}, not {right}")
     whole = torch.tensor([7], device=device)
     if str((whole / 2).dtype) != "torch.float32" or seeded_numbers.read(whole / 2) != [3.5]:
         wrong.append("7 / 2 of whole numbers is not 3.5")

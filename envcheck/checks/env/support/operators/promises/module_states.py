@@ -94,8 +94,8 @@ def states(torch: Any, device: Any, source: random.Random) -> str:
         except RuntimeError:
             continue
         wrong.append(f"a state that {what} is loaded")
-    said = other.load_state_dict(more, strict=False)
-    if ([*said.missing_keys], [*said.unexpected_keys]) != (["0.bias"], ["more"]):
+    result = other.load_state_dict(more, strict=False)
+    if ([*result.missing_keys], [*result.unexpected_keys]) != (["0.bias"], ["more"]):
         wrong.append("strict=False does not name what is missing")
     return "; ".join([*wrong, *_assigned(torch, other, state)])
 

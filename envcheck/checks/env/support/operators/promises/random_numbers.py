@@ -197,8 +197,8 @@ def initial_weights(torch: Any, device: Any, source: random.Random) -> str:
         "normal_": (made(lambda w: init.normal_(w, std=0.3)), 0.3 * normal),
         "Embedding": (seeded_numbers.read(torch.nn.Embedding(rows, width, device=device).weight), normal),
     }
-    found = ((name, _bad_moments(values, 0.0, deviation)) for name, (values, deviation) in table.items())
-    return "; ".join(f"{name}: {wrong}" for name, wrong in found if wrong)
+    moments = ((name, _bad_moments(values, 0.0, deviation)) for name, (values, deviation) in table.items())
+    return "; ".join(f"{name}: {wrong}" for name, wrong in moments if wrong)
 
 
 PROMISES: dict[str, Promise] = {

@@ -113,8 +113,8 @@ def wide_lines(torch: Any, device: Any, source: random.Random) -> str:
     logs, total = log_softmax(values), math.fsum(values)
     running = [math.fsum(values[: i + 1]) for i in (0, 1000, count - 1)]
     table = seeded_numbers.tensor(torch, values, (count, 1), "float32", device)
-    asked = [source.randrange(count) for _ in range(50)]
-    index = seeded_numbers.tensor(torch, asked, (50,), "int64", device)
+    chosen = [source.randrange(count) for _ in range(50)]
+    index = seeded_numbers.tensor(torch, chosen, (50,), "int64", device)
     place = torch.tensor([target], device=device)
     rows: dict[str, tuple[Any, list[float]]] = {
         "softmax": (f.softmax(x, dim=1), softmax(values)),
@@ -126,7 +126,7 @@ def wide_lines(torch: Any, device: Any, source: random.Random) -> str:
         "cumsum": (torch.cumsum(x, dim=1)[0, [0, 1000, count - 1]], running),
         "sort": (torch.sort(x, dim=1)[0], sorted(values)),
         "topk": (torch.topk(x, 3, dim=1)[0], sorted(values)[:-4:-1]),
-        "embedding": (f.embedding(index, table), [values[i] for i in asked]),
+        "embedding": (f.embedding(index, table), [values[i] for i in chosen]),
         "gelu": (f.gelu(x), [0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in values]),
         "exp": (torch.exp(x), list(map(math.exp, values))),
     }

@@ -150,18 +150,18 @@ class LoaderCases(seeded_items.SeededNumbers):
         whole = [self.values[first : first + 4] for first in range(0, len(self.values), 4)]
         right = [batch for number, batch in enumerate(whole) if number != FATAL // 4]
         for workers in (0, _WORKERS):
-            told, got = list[str](), []
+            texts, got = list[str](), []
             batches = iter(self.data.DataLoader(Broken(self.values), batch_size=4, num_workers=workers))
             # Read to its end: workers that are left waiting take seconds to end.
-            while len(told) < len(whole):
+            while len(texts) < len(whole):
                 try:
                     got.append(next(batches).tolist())
                 except StopIteration:  # noqa: PERF203 (each batch may raise)
                     break
                 except KeyError as error:
-                    told.append(str(error))
-            if len(told) != 1 or str(FATAL) not in told[0]:
-                return f"with {workers} workers it is raised {len(told)} times: {told[:1]}; {len(got)} batches came"
+                    texts.append(str(error))
+            if len(texts) != 1 or str(FATAL) not in texts[0]:
+                return f"with {workers} workers it is raised {len(texts)} times: {texts[:1]}; {len(got)} batches came"
             wrong = seeded_items.alike(f"with {workers} workers the other batches", got, right)
             if wrong:
                 return wrong

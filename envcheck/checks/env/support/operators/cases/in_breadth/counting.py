@@ -45,7 +45,7 @@ def counting(source: random.Random, size: int) -> Iterator[Case]:
     numbers = [source.randint(0, 9) for _ in range(count)]
     whole = Input(numbers, (count,), "int64")
     edges = sorted(seeded_numbers.rounded(seeded_numbers.uniform(source, 4 + 3 * size), "float32"))
-    asked = [*seeded_numbers.rounded(seeded_numbers.uniform(source, 9, -2.5, 2.5), "float32"), edges[1]]
+    values = [*seeded_numbers.rounded(seeded_numbers.uniform(source, 9, -2.5, 2.5), "float32"), edges[1]]
     right, bins = source.random() < 0.5, source.randint(2, 6)  # noqa: PLR2004 (half)
     find = bisect.bisect_right if right else bisect.bisect_left
     # Each number is in the middle half of its bin of width 1.
@@ -61,7 +61,7 @@ def counting(source: random.Random, size: int) -> Iterator[Case]:
             "bucketize",
             lambda t, v, e: t.bucketize(v, e, right=right),
             lambda v, e: [find(e, a) for a in v],
-            (Input(asked, (len(asked),), "float32"), boundaries),
+            (Input(values, (len(values),), "float32"), boundaries),
             1,
         ),
         (

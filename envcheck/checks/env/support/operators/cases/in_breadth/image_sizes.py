@@ -85,14 +85,14 @@ def _enlarged(source: random.Random, x: Input, height: int, width: int) -> Itera
         return [(low, 1 - at + low), (min(low + 1, size - 1), at - low)]
 
     def trilinear(v: Values) -> Values:
-        found = []
+        values = []
         for at in itertools.product(*(range(n * scale) for n in deep)):
             corners = itertools.product(*(ends(i, n) for i, n in zip(at, deep)))
             terms = [
                 v[(a * deep[1] + b) * deep[2] + c] * p * q * r for (a, p), (b, q), (c, r) in corners
             ]  # fmt: skip
-            found.append(math.fsum(terms))
-        return found
+            values.append(math.fsum(terms))
+        return values
 
     yield Case(
         "interpolate trilinear",

@@ -42,18 +42,18 @@ def sampling(source: random.Random, _: int) -> Iterator[Case]:
             return where if padding == "zeros" else min(max(where, 0), size - 1)
 
         def reference(v: Values, g: Values, place: Any = place) -> Values:
-            found = []
+            values = []
             for plane, n in itertools.product(range(2), range(points)):
                 x, y = place(g[2 * n], width), place(g[2 * n + 1], height)
                 corners = itertools.product((math.floor(y), math.floor(y) + 1), (math.floor(x), math.floor(x) + 1))
-                found.append(
+                values.append(
                     math.fsum(
                         v[(plane * height + r) * width + c] * (1 - abs(y - r)) * (1 - abs(x - c))
                         for r, c in corners
                         if 0 <= r < height and 0 <= c < width
                     )
                 )
-            return found
+            return values
 
         def call(t: Any, v: Any, g: Any, padding: str = padding, aligned: bool = aligned) -> Any:  # noqa: FBT001
             return t.nn.functional.grid_sample(v, g, mode="bilinear", padding_mode=padding, align_corners=aligned)
@@ -110,10 +110,10 @@ def moved(source: random.Random, _: int) -> Iterator[Case]:
         return [v[place] for place in places]
 
     def gathered(v: Values) -> Values:
-        found = [0.0] * len(v)
+        values = [0.0] * len(v)
         for value, place in zip(v, places):
-            found[place] = value
-        return found
+            values[place] = value
+        return values
 
     def rearranged(name: str) -> Callable[[Any, Any], Any]:
         return lambda t, v: getattr(t.nn.functional, name)(v, factor)
@@ -168,11 +168,11 @@ def _windows(source: random.Random) -> Iterator[Case]:
     options = {"dilation": c.dilation, "padding": c.padding, "stride": c.stride}
 
     def added(v: Values, to: int, *, columns_first: bool) -> Values:
-        found = [0.0] * to
+        sums = [0.0] * to
         for column, pixel in triples:
             one, other = (pixel, column) if columns_first else (column, pixel)
-            found[one] += v[other]
-        return found
+            sums[one] += v[other]
+        return sums
 
     yield Case(
         "unfold",

@@ -141,11 +141,11 @@ def _exponential(v: Values, n: int) -> Values:
 
 def _crossed(v: Values, w: Values) -> Values:
     """Return the cross products of rows of three."""
-    found = []
+    products = []
     for i in range(0, len(v), 3):
         (p, q, r), (x, y, z) = v[i : i + 3], w[i : i + 3]
-        found += [q * z - r * y, r * x - p * z, p * y - q * x]
-    return found
+        products += [q * z - r * y, r * x - p * z, p * y - q * x]
+    return products
 
 
 def _norms(t: Any, v: Any) -> Any:

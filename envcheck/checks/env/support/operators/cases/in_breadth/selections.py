@@ -27,8 +27,8 @@ def _taken_in(v: Values, k: list[bool], o: Values) -> Values:
 
 
 def _put(v: Values, i: list[int], o: Values) -> Values:
-    found = dict(zip(i, o))
-    return [found.get(place, a) for place, a in enumerate(v)]
+    written = dict(zip(i, o))
+    return [written.get(place, a) for place, a in enumerate(v)]
 
 
 def places(source: random.Random, _: int) -> Iterator[Case]:
@@ -44,10 +44,10 @@ def places(source: random.Random, _: int) -> Iterator[Case]:
     few = given(source, len(spots.values))
 
     def copied(v: Values, i: list[int], o: Values) -> Values:
-        found = list(v)
+        values = list(v)
         for place, row in enumerate(i):
-            found[row * m : row * m + m] = o[place * m : place * m + m]
-        return found
+            values[row * m : row * m + m] = o[place * m : place * m + m]
+        return values
 
     low, line = source.randrange(n), given(source, m)
     corner = min(n, m)

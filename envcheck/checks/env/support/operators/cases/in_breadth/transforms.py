@@ -119,12 +119,12 @@ def lines(source: random.Random, _: int) -> Iterator[Case]:
             return getattr(t.fft, name)(t.complex(v[..., 0], flat), n=n, norm=norm)
 
         def summed(v: Values, sign: int = sign, divisor: float = divisor, inner: Any = inner) -> Values:
-            found = []
+            values = []
             for i in range(0, len(v), 2 * count):
                 line = [complex(c.real, c.imag * x) for c, x in zip(_numbers(v[i : i + 2 * count]), inner)]
                 whole = [line[k] if k < count else line[n - k].conjugate() for k in range(n)]
-                found += [c.real / divisor for c in _line(whole, sign)]
-            return found
+                values += [c.real / divisor for c in _line(whole, sign)]
+            return values
 
         yield Case(f"{name} {norm}", hermitian, summed, (pairs,), **wide)
     target = source.choice([size for size in range(2, 12) if size != n])
@@ -223,12 +223,12 @@ def in_time(source: random.Random, _: int) -> Iterator[Case]:
     def stft(v: Values, _: Values) -> Values:
         at = [places[mode](i) for i in range(-half, length + half)]
         padded = [v[i] if i >= 0 else 0.0 for i in at]
-        found = [
+        spectra = [
             _line([complex(a * b) for a, b in zip(padded[start : start + size], full)], -1)
             for start in range(0, len(padded) - size + 1, hop)
         ]
         share = 1 / math.sqrt(size) if scaled else 1.0
-        return _parts([line[k] * share for k in range(size if whole else half + 1) for line in found])
+        return _parts([line[k] * share for k in range(size if whole else half + 1) for line in spectra])
 
     yield Case("stft with options", call, stft, (x, window), wide=8, dtypes=WIDE, least=1.0)
     # Only whole numbers of hops are brought back.

@@ -209,9 +209,9 @@ def _self(
     one, outs, shares = packed_heads(heads, width, v[1:]), list[Rows](), list[list[Rows]]()
     for n, rows in enumerate(rows_of(v[0], tokens * width)):
         lines = rows_of(rows, width)
-        made, found = one.attend(lines, lines, lines, lambda h, i, j, n=n: added(n, h, i, j))  # type: ignore[misc]
+        made, weights = one.attend(lines, lines, lines, lambda h, i, j, n=n: added(n, h, i, j))  # type: ignore[misc]
         outs.append(made)
-        shares.append(found)
+        shares.append(weights)
     return flat(outs), flat(shares)
 
 

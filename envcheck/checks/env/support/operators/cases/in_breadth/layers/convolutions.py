@@ -25,13 +25,13 @@ PLACES: dict[str, Callable[[int, int], int]] = {
 def _around(sizes: tuple[int, ...], edges: tuple[tuple[int, int], ...], mode: str) -> list[int]:
     """Return which place each place of the padded image shows; -1 for zero."""
     lines = [[PLACES[mode](i, n) for i in range(-low, n + high)] for n, (low, high) in zip(sizes, edges)]
-    found = []
+    sources = []
     for where in itertools.product(*lines):
         place = 0
         for i, n in zip(where, sizes):
             place = -1 if i < 0 or place < 0 else place * n + i
-        found.append(place)
-    return found
+        sources.append(place)
+    return sources
 
 
 def _shape(source: random.Random, dims: int) -> Convolution:

@@ -95,12 +95,12 @@ def _beside_channels(source: random.Random) -> Iterator[Case]:
     channels = source.randint(2, 6)
 
     def local(v: Values) -> Values:
-        found = []
+        values = []
         for c, i in itertools.product(range(channels), range(3)):
             near = range(max(0, c - radius // 2), min(channels, c + (radius - 1) // 2 + 1))
             total = math.fsum(v[k * 3 + i] ** 2 for k in near)
-            found.append(v[c * 3 + i] / (1.5 + alpha * total / radius) ** beta)
-        return found
+            values.append(v[c * 3 + i] / (1.5 + alpha * total / radius) ** beta)
+        return values
 
     yield Case(
         "local_response_norm",
@@ -133,10 +133,10 @@ def _largest(x: Input, step: int, count: int, width: int) -> Iterator[Case]:
     places = [max(window, key=lambda i: line[i]) for line in lines for window in windows[:count]]
 
     def back(v: Values) -> Values:
-        found = [0.0] * len(v)
+        values = [0.0] * len(v)
         for n, place in enumerate(places):
-            found[n // count * width + place] = v[n // count * width + place]
-        return found
+            values[n // count * width + place] = v[n // count * width + place]
+        return values
 
     def unpooled(t: Any, v: Any) -> Any:
         top, where = t.nn.functional.max_pool1d(v, step, return_indices=True)

@@ -152,14 +152,14 @@ def layers(source: random.Random, size: int) -> Iterator[Case]:
 
     def decoded(v: Values, m: Values, *p: Values) -> Values:
         pairs = zip(rows_of(v, tokens * width), rows_of(m, keys * width), rows_of(list(padded), keys))
-        found = []
+        rows = []
         for one, other, ends in pairs:
 
             def seen(_h: int, _i: int, j: int, ends: Any = ends) -> float:
                 return -math.inf if ends[j] else 0.0
 
-            found.append(_decoded(p, rows_of(one, width), rows_of(other, width), seen))
-        return flat(found)
+            rows.append(_decoded(p, rows_of(one, width), rows_of(other, width), seen))
+        return flat(rows)
 
     yield Case(
         "TransformerDecoderLayer, causal, memory padded", decoder, decoded,
@@ -176,7 +176,7 @@ def stacks(source: random.Random, size: int) -> Iterator[Case]:
     inputs = (x, *weights, *_weights(source, width, inner, 1), *(made_of(source, width, dtype="float64"),) * 2)
 
     def reference(v: Values, *p: Values) -> Values:
-        found = []
+        normed = []
         for one, ends in zip(rows_of(v, tokens * width), rows_of(list(padded), tokens)):
 
             def seen(_h: int, _i: int, j: int, ends: Any = ends) -> float:
@@ -185,8 +185,8 @@ def stacks(source: random.Random, size: int) -> Iterator[Case]:
             rows = rows_of(one, width)
             for layer in (p[:count], p[count : 2 * count]):
                 rows = _encoded(layer, rows, seen, first=False)
-            found.append(_norm(rows, p[-2], p[-1]))
-        return [value * share for value, share in zip(flat(found), keep)]
+            normed.append(_norm(rows, p[-2], p[-1]))
+        return [value * share for value, share in zip(flat(normed), keep)]
 
     def stack(t: Any, v: Any, p: Sequence[Any], dropout: float) -> Any:
         layer = t.nn.TransformerEncoderLayer(width, HEADS, inner, dropout=dropout, activation="gelu", batch_first=True)
