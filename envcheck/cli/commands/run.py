@@ -154,7 +154,19 @@ def command(options: RunOptions, ctx: click.Context) -> None:
     if going_on and not quiet:
         click.echo(going_on, err=to_stderr)
     with node_files.alone(files.report):
-        ctx.exit(run_and_report(run, files, console, earlier, as_json=to_stderr, quiet=quiet))
+        code = run_and_report(run, files, console, earlier, as_json=to_stderr, quiet=quiet)
+    _keep_for_the_gate(run, options, files)
+    ctx.exit(code)
+
+
+def _keep_for_the_gate(run: Run, options: RunOptions, files: Destinations) -> None:
+    """Keep the verdict for `envcheck fleet gate`, unless checks were left out or names are not to be written."""
+    from envcheck.fleet.gate.verdict_file import keep_run
+    from envcheck.reports.model import report_of
+
+    partly = options.only or options.skip or options.budget is not None or options.timeout is not None
+    if not (partly or options.redact or options.redact_key):
+        keep_run(report_of(run), files.report, options.python if options.image else None)
 
 
 def leave_to_the_first(ctx: click.Context) -> Place:

@@ -10,6 +10,7 @@ from envcheck.cli.lazy_group import LazyGroup
 
 COMMANDS: Final = {
     "report": "Say which nodes failed, are missing or differ, and which to use now.",
+    "gate": "Say whether this node may take work now.",
 }
 
 

@@ -1,0 +1,161 @@
+"""`envcheck fleet gate`: whether this node may take work now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn
+
+import click
+
+from envcheck.checks import LEVELS
+from envcheck.cli.shared import messages
+from envcheck.cli.shared.parameter_types import Duration
+from envcheck.cli.shared.typed_options import takes
+from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
+from envcheck.fleet.gate import verdict_file
+from envcheck.fleet.gate.hard_limit import ended_after
+from envcheck.fleet.gate.this_boot import fingerprint, this_boot
+from envcheck.fleet.gate.verdict import (
+    Boot,
+    GatedEnvironment,
+    GateQuestion,
+    NodeVerdict,
+    by_digest,
+    image_subject,
+    of_report,
+    why_unusable,
+)
+
+if TYPE_CHECKING:
+    from envcheck.runner.targets.interface import Target
+
+
+class GateOptions(NamedTuple):
+    """The options of `envcheck fleet gate`."""
+
+    python: str | None
+    image: str | None
+    level: str
+    require_gpu: bool
+    max_age: float
+    budget: float
+    drain: bool
+    on_error: Literal["refuse", "admit"]
+
+
+@click.command(short_help="Whether this node may take work now.")
+@click.option("--python", metavar="PATH", help="The interpreter, or environment, to judge (with --image: in it).")
+@click.option("--image", metavar="REF", help="A local image to judge; by digest, a fresh verdict needs no engine.")
+@click.option("--level", type=click.Choice(LEVELS), default="quick", show_default=True, help="How much to check.")
+@click.option("--require-gpu", is_flag=True, help="Fail where there is no GPU, instead of skipping.")
+@click.option(
+    "--max-age", type=Duration(), default="15m", show_default=True, help="Believe the last verdict for so long."
+)
+@click.option("--budget", type=Duration(), default="60s", show_default=True, help="End a run of its own after this.")
+@click.option("--drain", is_flag=True, help="After a failed check, drain this Slurm node with the reason.")
+@click.option(
+    "--on-error",
+    type=click.Choice(("refuse", "admit")),
+    default="refuse",
+    show_default=True,
+    help="What to do where nothing can be said: refuse (exit 2 or 3), or admit (exit 0).",
+)
+@click.pass_context
+@takes(GateOptions)
+def command(options: GateOptions, ctx: click.Context) -> None:
+    """Say whether this node may take work: for a prolog, a health program or an init container.
+
+    \b
+    envcheck fleet gate --image REF@sha256:... --require-gpu --drain
+    envcheck fleet gate --max-age 15m --budget 60s
+
+    The last verdict of `envcheck run` or of this command answers, where it is
+    fresh and of this environment, node, boot, driver and number of GPUs, and
+    of this level or a higher one. Else a run within --budget does. The verdicts
+    are kept below $ENVCHECK_HOME, of the user who ran it.
+
+    Exit 0: let work in; 1: a check failed; 2: wrong usage; 3: undetermined.
+    Only 1 drains, with the reason "envcheck: CHECK: WHAT".
+    """
+    node = this_boot()
+    try:
+        with ended_after(options.budget):
+            verdict, source = _verdict(options, node)
+    except EnvcheckError as error:
+        _admit_or_leave(ctx, options, f"{error}", error.exit_code if error.exit_code != 1 else 3)
+    if verdict.status == "error":
+        _admit_or_leave(ctx, options, verdict.reason, UnavailableError.exit_code)
+    if verdict.status == "pass":
+        left = f"; {verdict.left_out} checks left out by the budget" if verdict.left_out else ""
+        _say(ctx, f"{node.node} may take work: {verdict.level} passed, {source}{left}")
+        ctx.exit(0)
+    if options.drain:
+        from envcheck.fleet.gate.slurm_drain import drain
+
+        refused = drain(node.node, verdict.reason)
+        if refused:
+            messages.say(f"warning: {node.node} is not drained: {refused}")
+    # The last line is what Kubernetes shows as the reason of a container that failed.
+    click.echo(verdict.reason)
+    ctx.exit(1)
+
+
+def _verdict(options: GateOptions, node: Boot) -> tuple[NodeVerdict, str]:
+    """Return the verdict that answers, and where it is from."""
+    subject, target = _subject(options)
+    question = GateQuestion(
+        subject=subject, level=options.level, require_gpu=options.require_gpu, max_age=options.max_age
+    )
+    path = verdict_file.path_of(node.node, subject)
+    kept = verdict_file.read(path)
+    if kept is not None and not why_unusable(kept, question, node):
+        return kept, f"{node.uptime - kept.at.uptime:.0f} s ago"
+    from envcheck.fleet.gate.quick_run import keep_report, run_checks
+
+    target = target or _target(options)
+    report = run_checks(target, options.level, options.budget, require_gpu=options.require_gpu)
+    new = of_report(report, subject, this_boot(), keep_report(report, path))
+    if new is None:
+        message = "the run was cut short"
+        raise UnavailableError(message, fix="see with `envcheck run` what ends it")
+    try:
+        verdict_file.keep(new)
+    except OSError as error:
+        messages.say(f"warning: the verdict is not kept: {error.strerror}; give $ENVCHECK_HOME a directory of yours")
+    return new, "now"
+
+
+def _subject(options: GateOptions) -> tuple[GatedEnvironment, Target | None]:
+    """Return which environment is meant; with its target where the engine was needed to tell."""
+    if options.image is None:
+        from envcheck.runner.targets.interface import choose_python
+
+        python = choose_python(Path(options.python) if options.python else None).python
+        return GatedEnvironment(kind="python", name=str(python), state=fingerprint(python)), None
+    if by_digest(options.image):
+        return image_subject(options.image, None, options.python), None
+    target = _target(options)
+    return image_subject(options.image, target.facts.image_id, options.python), target
+
+
+def _target(options: GateOptions) -> Target:
+    if options.image is not None:
+        from envcheck.runner.targets.container import ContainerTarget
+
+        return ContainerTarget(options.image, python=options.python)
+    from envcheck.runner.targets.interface import choose_python
+    from envcheck.runner.targets.local_python import LocalPython, answering
+
+    return LocalPython(answering(choose_python(Path(options.python) if options.python else None)))
+
+
+def _admit_or_leave(ctx: click.Context, options: GateOptions, line: str, code: int) -> NoReturn:
+    admitted = options.on_error == "admit"
+    kind = "wrong configuration" if code == ConfigError.exit_code else "undetermined"
+    messages.say(f"{kind}: {line}{'; admitted by --on-error admit' if admitted else ''}")
+    ctx.exit(0 if admitted else code)
+
+
+def _say(ctx: click.Context, line: str) -> None:
+    if not ctx.obj.quiet:
+        click.echo(line)

@@ -1,0 +1,45 @@
+"""A run of the checks that fit into a budget, and its report beside the verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from envcheck.node.collect import collect
+from envcheck.reports.model import RunReport, report_of, write
+from envcheck.runner.execute import validate
+from envcheck.runner.planning.discover import discover
+from envcheck.runner.planning.plan import plan, select
+from envcheck.runner.planning.time_budget import most_telling_first
+from envcheck.runner.state import Run
+from envcheck.runner.targets.gpu_devices import shown_gpus
+from envcheck.runner.targets.interface import Target
+
+
+class _Silent:
+    """A watcher that shows nothing: a prolog has no reader."""
+
+    def running(self, check: str) -> None:
+        """Show nothing."""
+
+    def learned(self, run: Run) -> None:
+        """Write nothing; the report is written at the end."""
+
+
+def run_checks(target: Target, level: str, budget: float, *, require_gpu: bool) -> RunReport:
+    """Run the checks of a level that fit into `budget` seconds, the most telling first, and return the report."""
+    chosen = most_telling_first(select(discover(), level))
+    planned = plan(chosen, level=level, nproc=2, gpus=shown_gpus(), require_gpu=require_gpu, budget=budget)
+    run = Run(plan=planned, chosen=chosen, target=target)
+    validate(run, collect, _Silent())
+    return report_of(run)
+
+
+def keep_report(report: RunReport, verdict_file: Path) -> str:
+    """Write a report beside its verdict and return its path; "" where there is no room for it."""
+    path = verdict_file.with_name(verdict_file.name.replace("verdict-", "report-"))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(report, path)
+    except OSError:
+        return ""
+    return str(path)

@@ -1,0 +1,160 @@
+"""What the last run of a node came to, and whether it answers a gate's question now. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from envcheck import __version__
+from envcheck.checks import LEVELS
+from envcheck.printable import printable
+from envcheck.runner.schema import VerdictStatus
+
+if TYPE_CHECKING:
+    from envcheck.reports.model import RunReport
+
+SCHEMA: Final = "envcheck/gate/1"
+# What Slurm's `scontrol show node` and Kubernetes' termination message show in one line (contract of `fleet gate`).
+SUMMARY_LENGTH: Final = 60
+_DIGEST: Final = re.compile(r"@sha256:[0-9a-f]{64}$")
+
+
+class GatedEnvironment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which environment: its name, and what tells this state of it from another one under the same name.
+
+    `state` is an image's id, or the fingerprint of a Python's files; empty for an image by digest.
+    """
+
+    kind: Literal["python", "image"]
+    name: str
+    state: str
+
+
+class Boot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a verdict holds for: the node's name, the kernel's boot id, the driver's version and its number of GPUs.
+
+    `uptime` is seconds since the boot, suspended time included: a clock that nobody can set.
+    """
+
+    node: str
+    boot: str
+    driver: str
+    gpus: int
+    uptime: float
+
+
+class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a run came to. `check` and `summary` are of the first outcome that decided; empty for a pass."""
+
+    schema: Literal["envcheck/gate/1"] = SCHEMA
+    tool: str = __version__
+    subject: GatedEnvironment
+    at: Boot
+    level: str
+    mode: Literal["gpu", "cpu", "unknown"]
+    status: VerdictStatus
+    check: str = ""
+    summary: str = ""
+    left_out: int = 0
+    report: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Return the words for a drained node: "envcheck: CHECK: SUMMARY", at most 60 characters of the summary."""
+        return f"envcheck: {self.check or 'nothing passed'}: {one_line(self.summary)}"
+
+
+class GateQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    """What a gate wants to know: may work start in this environment, judged at this level, at most so long ago."""
+
+    subject: GatedEnvironment
+    level: str
+    require_gpu: bool
+    max_age: float
+
+
+def one_line(text: str, most: int = SUMMARY_LENGTH) -> str:
+    """Return text as one line of at most `most` characters that a terminal, Slurm and YAML can show."""
+    words = " ".join(printable(text).replace('"', "'").split())
+    return words if len(words) <= most else words[: most - 3].rstrip() + "..."
+
+
+def image_subject(image: str, image_id: str | None, python: str | None) -> GatedEnvironment:
+    """Return an image, or a Python in it, as a verdict names it; an image by digest needs no id of the engine's."""
+    name = f"{image} {python}" if python else image
+    return GatedEnvironment(kind="image", name=name, state="" if by_digest(image) else image_id or "")
+
+
+def by_digest(image: str) -> bool:
+    """Tell whether an image's name holds its digest."""
+    return _DIGEST.search(image) is not None
+
+
+def of_report(report: RunReport, subject: GatedEnvironment, at: Boot, where: str = "") -> NodeVerdict | None:
+    """Return the verdict of a run that has ended; None for one that was cut short."""
+    if not report.ended:
+        return None
+    status = report.verdict.status
+    first = next((row for row in report.outcomes if row.status == status != "pass"), None)
+    return NodeVerdict(
+        subject=subject,
+        at=at,
+        level=report.plan.level,
+        mode=report.mode,
+        status=status,
+        check=first.id if first else "",
+        summary=one_line(first.summary if first else report.verdict.sentence) if status != "pass" else "",
+        left_out=sum(row.left_out for row in report.outcomes),
+        report=where,
+    )
+
+
+def why_unusable(kept: NodeVerdict, question: GateQuestion, now: Boot) -> str:
+    """Return why a kept verdict does not answer the question now; "" where it does.
+
+    A failure answers for every level; a pass for its own level and those below; what was undetermined is run again.
+    """
+    age = now.uptime - kept.at.uptime
+    reasons = (
+        (kept.subject != question.subject, "it is about another environment"),
+        (kept.at.node != now.node, f"it is about node {one_line(kept.at.node)}"),
+        (not now.boot or kept.at.boot != now.boot, "the node was booted since"),
+        (kept.at.driver != now.driver, f"the driver was {one_line(kept.at.driver) or 'none'}"),
+        (kept.at.gpus != now.gpus, f"the node showed {kept.at.gpus} GPUs"),
+        (not math.isfinite(age) or age < 0, "it is from the future"),
+        (age > question.max_age, f"it is {age:.0f} s old"),
+        (kept.status == "error", "it was undetermined"),
+        (kept.level not in LEVELS, "its level is unknown"),
+    )
+    first = next((why for wrong, why in reasons if wrong), "")
+    if first or kept.status == "fail":
+        return first
+    if LEVELS.index(kept.level) < LEVELS.index(question.level):
+        return f"its level is {kept.level}"
+    return "its run saw no GPU" if question.require_gpu and kept.mode != "gpu" else ""
+
+
+def replaces(new: NodeVerdict, kept: NodeVerdict | None) -> bool:
+    """Tell whether a new verdict takes the place of the kept one.
+
+    A pass of a lower level says nothing of what a higher level found wrong since this boot, with this driver.
+    """
+    if kept is None or kept.status != "fail" or new.status == "fail" or kept.level not in LEVELS:
+        return True
+    same = (kept.subject, kept.at.node, kept.at.boot, kept.at.driver) == (
+        new.subject,
+        new.at.node,
+        new.at.boot,
+        new.at.driver,
+    )
+    return not same or LEVELS.index(new.level) >= LEVELS.index(kept.level)
+
+
+def file_name(node: str, subject: GatedEnvironment) -> str:
+    """Return the name under which the verdict of an environment on a node is kept."""
+    key = hashlib.sha256(msgspec.json.encode([node, subject.kind, subject.name])).hexdigest()
+    return f"verdict-{key[:16]}.json"

@@ -1,0 +1,136 @@
+"""`envcheck fleet gate`: exit codes, the drain, and that a fresh verdict starts nothing."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from msgspec import structs
+
+from envcheck.cli import Settings
+from envcheck.cli.fleet import gate as command_module
+from envcheck.fleet.gate import hard_limit, slurm_drain, verdict_file
+from envcheck.fleet.gate.this_boot import fingerprint, this_boot
+from envcheck.fleet.gate.verdict import GatedEnvironment, NodeVerdict
+from tests.builders import report, row
+
+PYTHON = Path(sys.executable)
+SUBJECT = GatedEnvironment(kind="python", name=sys.executable, state=fingerprint(PYTHON))
+
+
+@pytest.fixture(autouse=True)
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENVCHECK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("SLURMD_NODENAME", "n7")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+
+def keep(status: Any, **facts: Any) -> None:
+    made = NodeVerdict(subject=SUBJECT, at=this_boot(), level="standard", mode="cpu", status=status)
+    verdict_file.keep(structs.replace(made, **facts))
+
+
+def gate(*arguments: str) -> Result:
+    settings = Settings(None, verbose=False, quiet=False)
+    argv = ["--python", sys.executable, *arguments]
+    return CliRunner().invoke(command_module.command, argv, obj=settings, catch_exceptions=False)
+
+
+def scontrol(at: Path, body: str = 'echo "$@" >> "${0%/*}/calls"') -> Path:
+    """Put a program of that name on PATH; return the file in which it notes its arguments."""
+    (at / "scontrol").write_text(f"#!/bin/sh\n{body}\n")
+    (at / "scontrol").chmod(0o755)
+    return at / "calls"
+
+
+@pytest.fixture
+def no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(*_: object, **__: object) -> None:
+        pytest.fail("a run was started")
+
+    monkeypatch.setattr("envcheck.fleet.gate.quick_run.run_checks", started)
+
+
+@pytest.mark.usefixtures("no_run")
+def test_a_fresh_pass_lets_work_in_and_calls_nothing(tmp_path: Path) -> None:
+    calls = scontrol(tmp_path)
+    keep("pass")
+    done = gate("--drain")
+    assert (done.exit_code, done.output.partition(",")[0]) == (0, "n7 may take work: standard passed")
+    assert not calls.exists()
+
+
+@pytest.mark.usefixtures("no_run")
+def test_a_fresh_failure_drains_with_its_reason(tmp_path: Path) -> None:
+    calls = scontrol(tmp_path)
+    keep("fail", check="gpu-visible", summary="7 of 8 GPUs")
+    done = gate("--drain")
+    assert (done.exit_code, done.output) == (1, "envcheck: gpu-visible: 7 of 8 GPUs\n")
+    assert calls.read_text() == "update nodename=n7 state=drain reason=envcheck: gpu-visible: 7 of 8 GPUs\n"
+
+
+@pytest.mark.usefixtures("no_run")
+def test_without_drain_a_failure_calls_nothing(tmp_path: Path) -> None:
+    calls = scontrol(tmp_path)
+    keep("fail", check="ecc", summary="2 errors")
+    assert gate().exit_code == 1
+    assert not calls.exists()
+
+
+@pytest.mark.usefixtures("no_run")
+@pytest.mark.parametrize("body", ["sleep 60", "echo down >&2; exit 1"])
+def test_a_controller_that_does_not_answer_changes_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
+    monkeypatch.setattr(slurm_drain, "_SECONDS", 0.3)
+    scontrol(tmp_path, body)
+    keep("fail", check="ecc", summary="2 errors")
+    done = gate("--drain")
+    assert done.exit_code == 1
+    assert "warning: n7 is not drained: scontrol: " in done.stderr
+
+
+@pytest.mark.parametrize(("policy", "code"), [("refuse", 3), ("admit", 0)])
+def test_what_hangs_is_ended_by_the_budget_and_undetermined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, code: int
+) -> None:
+    calls = scontrol(tmp_path)
+    monkeypatch.setattr("envcheck.fleet.gate.quick_run.run_checks", lambda *_, **__: time.sleep(60))
+    done = gate("--budget", "1s", "--drain", "--on-error", policy)
+    assert done.exit_code == code
+    assert "undetermined: the run did not end within its budget of 1 s" in done.stderr
+    assert not calls.exists()
+
+
+@pytest.mark.parametrize(("policy", "code"), [("refuse", 2), ("admit", 0)])
+def test_a_wrong_configuration_is_2_unless_it_is_admitted(policy: str, code: int) -> None:
+    done = gate("--python", "/no/such/python", "--on-error", policy)
+    assert done.exit_code == code
+    assert "wrong configuration: no Python at /no/such/python" in done.stderr
+
+
+def test_a_stale_verdict_is_replaced_by_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[float] = []
+
+    def run(_target: object, _level: str, budget: float, **_: object) -> Any:
+        runs.append(budget)
+        return report(row("matmul", "error", "no answer"), row("ddp"), mode="cpu")
+
+    monkeypatch.setattr("envcheck.fleet.gate.quick_run.run_checks", run)
+    keep("pass", at=structs.replace(this_boot(), boot="another"))
+    done = gate("--budget", "20s")
+    assert (done.exit_code, runs) == (3, [20.0])
+    assert "undetermined: envcheck: matmul: no answer" in done.stderr
+    assert gate().exit_code == 3, "an undetermined verdict is not believed a second time"
+    assert len(runs) == 2
+
+
+def test_an_expired_limit_leaves_no_alarm_behind() -> None:
+    with hard_limit.ended_after(50):
+        assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
