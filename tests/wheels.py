@@ -21,7 +21,7 @@ def wheel(
     version: str = "1.0",
     *,
     requires: Iterable[str] = (),
-    files: Mapping[str, str] | None = None,
+    files: Mapping[str, str | bytes] | None = None,
     metadata: str = "",
     ballast: int = 0,
 ) -> Path:
@@ -32,7 +32,7 @@ def wheel(
     texts = dict(files or {f"{module}.py": f"VERSION = {version!r}\n"})
     texts[f"{info}/METADATA"] = told + "".join(f"Requires-Dist: {line}\n" for line in requires)
     texts[f"{info}/WHEEL"] = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    content = {path: text.encode() for path, text in texts.items()}
+    content = {path: text if isinstance(text, bytes) else text.encode() for path, text in texts.items()}
     content |= {f"{module}.bin": _noise(name, ballast)} if ballast else {}
     rows = [f"{path},{_digest(data)},{len(data)}" for path, data in content.items()]
     content[f"{info}/RECORD"] = "\n".join([*rows, f"{info}/RECORD,,"]).encode() + b"\n"

@@ -12,7 +12,7 @@ _OWN_NUMBER = {("cufft", "10"): "11", ("cufft", "11"): "12", ("cufft", "12"): "1
 _NUMBERED = re.compile(r"lib(cufft|cusolver)\.so\.(\d+)")
 _TOOLKIT = re.compile(
     r"lib(?:cudart|nvrtc(?:-builtins)?|cublas(?:Lt)?|nvJitLink|npp\w+|nvjpeg|cufftw?|cufile\w*|curand|cusolver(?:Mg)?|"
-    r"cusparse(?:Lt)?|cudnn\w*|nccl|nvshmem\w*|cupti|nvToolsExt|nvfatbin|nvvm)(?:-[0-9a-f]{8})?\.so\b"
+    r"cusparse(?:Lt)?|cudnn\w*|nccl|nvshmem\w*|cupti|nvToolsExt|nvfatbin|nvvm)(?:[-.][0-9a-f]{8})?\.so\b"
 )
 # Brought by the driver. A build machine has none.
 DRIVER = ("libcuda.so", "libnvidia-", "libnvcuvid.so", "libnvcuextend.so")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from envcheck.cli.matrix import refresh
+from envcheck.cli.matrix import refresh, wheel
 from envcheck.cli.shared.parameter_types import ARCHS
 from envcheck.cli.shared.typed_options import takes
 from envcheck.counting import counted
@@ -324,3 +324,4 @@ def _rewrite(file: Path, text: str) -> None:
 
 
 command.add_command(refresh.command)
+command.add_command(wheel.command)

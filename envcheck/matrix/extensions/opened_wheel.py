@@ -1,0 +1,202 @@
+"""Make the row of a wheel for extensions.yaml from the wheel itself: its name, its METADATA and its libraries."""
+
+from __future__ import annotations
+
+import datetime as dt
+import email.message
+import email.parser
+import email.policy
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, Literal, NamedTuple, cast
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.tags import Tag
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from envcheck.binaries import cuda_libraries, torch_symbols
+from envcheck.binaries.fatbin import ordered
+from envcheck.binaries.library import Library, dotted
+from envcheck.binaries.wheel_members import WheelContents
+from envcheck.errors import ConfigError
+from envcheck.matrix.extensions.model import (
+    Abi,
+    Channel,
+    Extension,
+    ExtensionRelease,
+    Extensions,
+    ExtensionWheel,
+)
+from envcheck.matrix.facts.model import HostArch
+
+_ABIS: Final[tuple[tuple[str, Abi], ...]] = (
+    (torch_symbols.NONE, "none"),
+    (torch_symbols.STABLE, "stable"),
+    (torch_symbols.MIXED, "mixed"),
+    (torch_symbols.CPP, "c++"),
+)
+# PEP 600 and its predecessors: the oldest glibc that a platform tag promises.
+_LEGACY: Final = {"manylinux1": "2.5", "manylinux2010": "2.12", "manylinux2014": "2.17"}
+_PLATFORM: Final = re.compile(r"(?:(manylinux1|manylinux20\d\d)|manylinux_(\d+)_(\d+)|linux)_(x86_64|aarch64)")
+_PYTHON: Final = re.compile(r"(?:py|cp)\d+")
+# Local versions: +cu128, and flash-attn's +cu12torch2.8cxx11abiTRUE.
+_VARIANT: Final = re.compile(r"cu\d{3}|cpu")
+_BUILT_FOR: Final = re.compile(r"cu\d+torch(\d+\.\d+)cxx11abi(true|false)")
+# One library for each CUDA: libbitsandbytes_cuda128.so.
+CHOICE: Final = re.compile(r"(?<![a-z])(cuda?)_?\d{2,3}(?!\d)")
+_DEFAULT_PYTHON: Final = "3.12"
+_SOURCE: Final = "opened"
+
+
+class OpenedWheel(NamedTuple):
+    """What was opened: the file's name, its bytes, its sha256, who serves it and where, and its content."""
+
+    name: str
+    size: int
+    sha256: str
+    channel: Channel
+    where: str | None
+    project: str
+    version: Version
+    tags: frozenset[Tag]
+    contents: WheelContents
+
+
+def extensions_file(opened: OpenedWheel, today: dt.date) -> Extensions:
+    """Return a file of facts with the one release of this wheel. Raises ConfigError if it is no wheel for Linux."""
+    where = "" if opened.where is None else f", from {opened.where}"
+    text = f"METADATA and libraries of {opened.name}{where}, sha256 {opened.sha256}; opened {today}"
+    row = Extension(name=opened.project, source=[_SOURCE], releases=[_release(opened)])
+    return Extensions(schema="envcheck/extensions/1", sources={_SOURCE: text}, extensions=[row])
+
+
+def _release(opened: OpenedWheel) -> ExtensionRelease:
+    metadata = email.parser.Parser(policy=email.policy.compat32).parsestr(opened.contents.metadata, headersonly=True)
+    if canonicalize_name(str(metadata["Name"])) != opened.project or _version(metadata) != opened.version:
+        message = f"{opened.name}: its METADATA is of {metadata['Name']} {metadata['Version']}"
+        raise ConfigError(message, fix="the file was renamed: give it the name that it was published with")
+    return ExtensionRelease(
+        version=opened.version.public,
+        requires_python=_one_line(metadata["Requires-Python"]),
+        requires=requirements(metadata.get_all("Requires-Dist") or [], _environment(opened)),
+        wheels=[_wheel(opened)],
+        source=[_SOURCE],
+    )
+
+
+def _version(metadata: email.message.Message) -> Version | None:
+    try:
+        return Version(str(metadata["Version"]))
+    except ValueError:
+        return None
+
+
+def _one_line(value: Any) -> str | None:
+    return " ".join(str(value).split()) if value else None
+
+
+def _environment(opened: OpenedWheel) -> dict[str, str]:
+    """Return what the markers of requirements see: Linux, and the oldest CPython that the wheel is for."""
+    pythons = [tag.interpreter[2:] for tag in opened.tags if tag.interpreter.startswith("cp3") and tag.abi != "abi3"]
+    python = f"3.{min(int(text[1:]) for text in pythons)}" if pythons else _DEFAULT_PYTHON
+    return {
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+        "os_name": "posix",
+        "sys_platform": "linux",
+        "platform_system": "Linux",
+        "platform_machine": architecture(opened.tags, opened.name).replace("any", "x86_64"),
+        "extra": "",
+    }
+
+
+def requirements(lines: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the requirements whose markers hold: name -> specifier, joined where a name is there twice."""
+    names: dict[str, list[str]] = {}
+    for line in lines:
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            continue
+        if requirement.marker is None or requirement.marker.evaluate(dict(environment)):
+            names.setdefault(canonicalize_name(requirement.name), []).append(str(requirement.specifier))
+    return {name: str(SpecifierSet(",".join(filter(None, parts)))) for name, parts in names.items()}
+
+
+def architecture(tags: Iterable[Tag], name: str) -> HostArch | Literal["any"]:
+    """Return the host architecture of a wheel for Linux, "any" for a pure one; raise ConfigError for others."""
+    platforms = sorted({tag.platform for tag in tags})
+    if platforms == ["any"]:
+        return "any"
+    found = {match[4] for platform in platforms for match in [_PLATFORM.fullmatch(platform)] if match}
+    if len(found) != 1:
+        message = f"{name} is for {', '.join(platforms)}"
+        raise ConfigError(message, fix="give a wheel for Linux with glibc, x86_64 or aarch64")
+    return cast("HostArch", found.pop())
+
+
+def oldest_glibc(tags: Iterable[Tag]) -> str | None:
+    """Return the oldest glibc on which an installer takes the wheel, None where the tag names none."""
+    matches = [match for tag in tags for match in [_PLATFORM.fullmatch(tag.platform)] if match]
+    versions = [
+        _LEGACY[match[1]] if match[1] else f"{match[2]}.{match[3]}" for match in matches if match[1] or match[2]
+    ]
+    return min(versions, key=dotted, default=None)
+
+
+def _wheel(opened: OpenedWheel) -> ExtensionWheel:
+    libraries, local = opened.contents.libraries, opened.version.local or ""
+    built_for = _BUILT_FOR.fullmatch(local)
+    abi = torch_symbols.together(library.abi for library in libraries)
+    own = [library for library in libraries if not cuda_libraries.is_nvidias(library.name)]
+    read = not opened.contents.unread
+    needed = [name for library in own for name in library.needed]
+    return ExtensionWheel(
+        channel=opened.channel,
+        where=opened.where,
+        file=opened.name,
+        sha256={opened.name: opened.sha256},
+        arch=architecture(opened.tags, opened.name),
+        tags=sorted({f"{tag.interpreter}-{tag.abi}" for tag in opened.tags if _PYTHON.fullmatch(tag.interpreter)}),
+        glibc=oldest_glibc(opened.tags),
+        size_mb=opened.size // 10**6,
+        variants=[local] if _VARIANT.fullmatch(local) else [],
+        torch=[built_for[1]] if built_for else [],
+        cxx11abi=[abi.endswith("=1)")] if torch_symbols.CPP in abi else [],
+        abi=next(word for start, word in _ABIS if abi.startswith(start)) if read else None,
+        cuda=cuda_libraries.cuda_majors(needed) if read else None,
+        cuda_choices=cuda_choices(own),
+        sass=[*ordered({code for library in own for code in library.sass})] if read else None,
+        ptx=[*ordered({code for library in own for code in library.ptx})] if read else [],
+        source=[_SOURCE],
+        note=_note(opened),
+    )
+
+
+def cuda_choices(libraries: Iterable[Library]) -> bool:
+    """Return whether the wheel has one library for each of several CUDA majors, of which one is loaded."""
+    choices: dict[str, set[str]] = {}
+    for library in libraries:
+        majors = cuda_libraries.cuda_majors(library.needed)
+        if CHOICE.search(library.name) and majors:
+            choices.setdefault(CHOICE.sub(r"\1N", library.name), set()).update(majors)
+    return any(len(majors) > 1 for majors in choices.values())
+
+
+def _note(opened: OpenedWheel) -> str | None:
+    """Return what the fields cannot say: libraries that were not read, and a glibc newer than the name promises."""
+    notes = [f"not read: {path}: {why}" for path, why in sorted(opened.contents.unread.items())]
+    promised = oldest_glibc(opened.tags)
+    newer = {
+        library.name: library.glibc
+        for library in opened.contents.libraries
+        if library.glibc and dotted(library.glibc) > dotted(promised or "999")
+    }
+    if newer:
+        name = max(newer, key=lambda each: dotted(newer[each]))
+        notes.append(f"{name} needs glibc {newer[name]}, newer than the tag says")
+    return "; ".join(notes) or None

@@ -1,0 +1,202 @@
+"""`matrix wheel` writes the row that the facts have of real wheels, and refuses in one line what it cannot read."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.version import Version
+
+from envcheck.matrix.extensions.file import load, loads
+from envcheck.matrix.extensions.model import ExtensionRelease, ExtensionWheel
+from envcheck.mirrors.hub.api import hub_client
+from envcheck.mirrors.index import simple_api
+from envcheck.mirrors.index.file_names import parse_file_name
+from envcheck.mirrors.index.locate import with_default_url
+from envcheck.mirrors.net.network_errors import NetworkError
+from envcheck.mirrors.profiles.load import load as load_profile
+from envcheck.mirrors.profiles.model import network_indexes
+from tests.elf_files import CUBIN, PTX, MadeLibrary, library
+from tests.http_server import Server, Servers, directory
+from tests.wheels import wheel
+
+Run = Callable[..., tuple[int, str, str]]
+# Of each kind: no library, the stable ABI, C++ with both string ABIs, mixed, CUDA 12, 13 and none, abi3 and py39,
+# PTX, bundled NVIDIA libraries (torchvision), several libraries with different code. 115 MB in all.
+REAL = {
+    "auto-gptq": ["0.7.1"],
+    "autoawq": ["0.2.6"],
+    "numba-cuda": ["0.30.4"],
+    "torch-tensorrt": ["2.8.0", "2.10.0", "2.14.0"],
+    "torchao": ["0.14.1", "0.16.0", "0.18.0"],
+    "torchaudio": ["2.9.1", "2.10.0", "2.11.0"],
+    "torchcodec": ["0.7.0", "0.10.0", "0.13.0", "0.15.0", "0.17.0"],
+    "torchvision": ["0.25.0", "0.29.2"],
+    "xformers": ["0.0.35"],
+}
+EXTENSION = library(
+    MadeLibrary(
+        needed=["libc10.so", "libcudart.so.13"],
+        undefined=["_ZN3c105ErrorD1Ev"],
+        versions=["GLIBC_2.34"],
+        code=[(CUBIN, 90), (PTX, 120)],
+    )
+)
+
+
+def opened(run: Run, *arguments: str) -> tuple[int, str, str]:
+    """Run the command on a wheel."""
+    return run("matrix", "wheel", *arguments)
+
+
+def made(directory: Path, data: bytes = EXTENSION, name: str = "ext-1.0-cp312-cp312-manylinux_2_28_x86_64.whl") -> Path:
+    """Write a wheel with one library under a name of a real one."""
+    requires = [
+        "torch>=2.10",
+        "numpy<3; python_version >= '3.12'",
+        "colorama; sys_platform == 'win32'",
+        "x; extra=='y'",
+    ]
+    path = wheel(directory, "ext", requires=requires, files={"ext/_C.so": data})
+    return path.rename(directory / name)
+
+
+@functools.cache
+def listed(project: str) -> list[simple_api.IndexFile]:
+    """Return the files of a project on the index that this machine's clients use, none without one."""
+    profile = load_profile("host")
+    for index in network_indexes(profile.pypi, closed=profile.closed):
+        url = simple_api.page_url(with_default_url(index, "pypi"), project)
+        with contextlib.suppress(NetworkError):
+            return simple_api.read_page(hub_client(profile), url)
+    return []
+
+
+def fact(name: str, version: str) -> tuple[ExtensionRelease, ExtensionWheel]:
+    extension = load().find(name)
+    assert extension is not None
+    release = next(row for row in extension.releases if row.version == version)
+    return release, next(row for row in release.wheels if row.channel == "pypi" and row.arch == "x86_64")
+
+
+def url_of(name: str, version: str, tags: list[str]) -> str:
+    """Return the URL of the wheel that the facts were read off: for CPython 3.12 where there is one."""
+    choices = []
+    for file in listed(name):
+        if file.name.endswith("x86_64.whl") and "linux" in file.name:
+            _, found, wheel_tags = parse_file_name(file.name)
+            pythons = {f"{tag.interpreter}-{tag.abi}" for tag in wheel_tags}
+            if found == Version(version) and pythons & set(tags):
+                choices.append((not pythons & {"cp312-cp312"}, "cp311-cp311" not in pythons, file.name, file.url))
+    if not choices:
+        pytest.skip(f"the package index does not have {name} {version}")
+    return min(choices)[-1]
+
+
+@pytest.mark.tools
+@pytest.mark.parametrize(("name", "version"), [(name, version) for name, listed in REAL.items() for version in listed])
+def test_a_real_wheel_has_the_record_of_the_facts(run: Run, name: str, version: str) -> None:
+    release, expected = fact(name, version)
+    code, out, err = opened(run, url_of(name, version, expected.tags), "--mirror", "host", "--channel", "pypi")
+    assert code == 0, err
+    [row] = loads(out.encode()).extensions
+    [written] = row.releases
+    [found] = written.wheels
+    assert (row.name, written.version, written.requires_python) == (name, version, release.requires_python)
+    # The facts keep only what several extensions share.
+    assert {key: written.requires.get(key) for key in release.requires} == release.requires
+    assert set(found.tags) <= set(expected.tags)
+    for field in ("arch", "glibc", "size_mb", "abi", "cxx11abi", "cuda", "cuda_choices", "sass", "ptx"):
+        assert getattr(found, field) == getattr(expected, field), field
+
+
+def test_the_row_is_a_file_of_facts(run: Run, tmp_path: Path) -> None:
+    path = made(tmp_path)
+    code, out, err = opened(run, str(path))
+    assert code == 0, err
+    [row] = loads(out.encode()).extensions
+    [release] = row.releases
+    [found] = release.wheels
+    assert (row.name, release.version, release.requires) == ("ext", "1.0", {"numpy": "<3", "torch": ">=2.10"})
+    assert (found.channel, found.arch, found.tags, found.glibc) == ("pypi", "x86_64", ["cp312-cp312"], "2.28")
+    assert (found.abi, found.cxx11abi, found.cuda) == ("c++", [True], ["13"])
+    assert (found.sass, found.ptx) == (["9.0"], ["12.0"])
+    assert found.sha256 == {path.name: hashlib.sha256(path.read_bytes()).hexdigest()}
+    assert found.note == "_C.so needs glibc 2.34, newer than the tag says"
+
+
+def test_a_file_name_says_what_metadata_does_not(run: Run, tmp_path: Path) -> None:
+    name = "ext-1.0+cu12torch2.8cxx11abiTRUE-cp312-cp312-linux_x86_64.whl"
+    path = wheel(tmp_path, "ext", "1.0+cu12torch2.8cxx11abiTRUE").rename(tmp_path / name)
+    document: dict[str, Any] = json.loads(opened(run, str(path), "--json", "--channel", "project")[1])
+    found = document["row"]["releases"][0]["wheels"][0]
+    assert (found["torch"], found.get("glibc"), found["channel"]) == (["2.8"], None, "project")
+    assert (document["schema"], document["libraries"], document["size"]) == (
+        "envcheck/wheel/1",
+        [],
+        path.stat().st_size,
+    )
+
+
+def test_libraries_that_cannot_be_read_are_not_known(run: Run, tmp_path: Path) -> None:
+    code, out, err = opened(run, str(made(tmp_path, EXTENSION[:-8])))
+    [row] = loads(out.encode()).extensions
+    assert (row.releases[0].wheels[0].sass, row.releases[0].wheels[0].cuda) == (None, None)
+    assert code == 3
+    assert "1 of its libraries not read, first ext/_C.so" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("absent.whl", "no such file"),
+        ("ext-1.0.tar.gz", "not a wheel"),
+        ("wheel.whl", "not the name of a wheel"),
+        ("ext-1.0-cp312-cp312-win_amd64.whl", "is for win_amd64"),
+        ("other-1.0-cp312-cp312-linux_x86_64.whl", "its METADATA is of ext 1.0"),
+        ("ext-2.0-cp312-cp312-linux_x86_64.whl", "its METADATA is of ext 1.0"),
+    ],
+)
+def test_what_is_no_wheel_for_linux_is_refused(run: Run, tmp_path: Path, name: str, words: str) -> None:
+    if name != "absent.whl":
+        made(tmp_path, name=name)
+    code, out, err = opened(run, str(tmp_path / name))
+    assert (code, out) == (2, "")
+    assert words in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_text_file_is_refused(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "ext-1.0-cp312-cp312-linux_x86_64.whl"
+    path.write_text("no zip file", encoding="utf-8")
+    code, _out, err = opened(run, str(path))
+    assert code == 2
+    assert "not a wheel, or a damaged one" in err
+
+
+@pytest.mark.parametrize(("fragment", "status"), [("", 0), ("#sha256={right}", 0), ("#sha256=" + "0" * 64, 1)])
+def test_a_url_is_read_and_its_hash_compared(
+    run: Run, tmp_path: Path, servers: Servers, fragment: str, status: int
+) -> None:
+    path = made(tmp_path)
+    server = servers.start(Server(directory(tmp_path)))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    code, out, err = opened(run, f"{server.url}/{path.name}{fragment.format(right=digest)}", "--mirror", "none")
+    assert code == status, err
+    assert ("has the sha256" in err) is bool(status)
+    if not status:
+        [row] = loads(out.encode()).extensions
+        assert (row.releases[0].wheels[0].channel, row.releases[0].wheels[0].where) == ("project", server.url)
+
+
+def test_a_url_without_the_file_is_said(run: Run, tmp_path: Path, servers: Servers) -> None:
+    server = servers.start(Server(directory(tmp_path)))
+    code, _out, err = opened(run, f"{server.url}/ext-1.0-py3-none-any.whl", "--mirror", "none")
+    assert code == 3
+    assert "answers 404" in err
