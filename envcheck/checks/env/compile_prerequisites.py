@@ -13,7 +13,20 @@ import shutil
 import sysconfig
 from pathlib import Path
 
-from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, passed, skipped, undecided, warned
+from envcheck.checks import (
+    Check,
+    Limit,
+    Measured,
+    Outcome,
+    Rank,
+    Ranks,
+    View,
+    failed,
+    passed,
+    skipped,
+    undecided,
+    warned,
+)
 
 CHECK = Check(promise="torch.compile finds what it compiles with", level="static")
 
@@ -26,6 +39,8 @@ FIXES = {
     "ptxas": "reinstall triton, which brings it, or set TRITON_PTXAS_PATH",
     "libcuda.so.1": "run ldconfig after the driver was mounted, or set TRITON_LIBCUDA_PATH",
 }
+# What the target `devel` is made of.
+OF_DEVEL = frozenset({"C compiler", "C++ compiler", "Python.h"})
 
 
 def measure(rank: Rank) -> Measured:
@@ -75,7 +90,10 @@ def _libcuda() -> str | None:
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
-    """Warn naming each that is missing; a CPU wheel needs the first three, the driver's library only a GPU."""
+    """Warn naming each that is missing, and fail where the environment promises to be `devel` and has no compiler.
+
+    A wheel for CPUs needs the first three; the driver's library is needed on a GPU only.
+    """
     if not view.environment.get("torch"):
         return skipped(f"no torch to compile for: {view.environment.get('error', 'none was asked')}", code="torch.none")
     tools = ranks[0].get("found") if ranks else None
@@ -89,7 +107,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     missing = [name for name in needed if not (isinstance(tools.get(name), str) and tools[name])]
     if missing:
         fix = "; ".join(FIXES[name] for name in missing) + "; or use a devel image where torch.compile is wanted"
-        return warned(
+        report = failed if view.promises.get("target") == "devel" and not OF_DEVEL.isdisjoint(missing) else warned
+        return report(
             f"torch.compile misses {', '.join(missing)}",
             fix=fix,
             value=missing,

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from packaging.version import InvalidVersion, Version
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, worst
+from envcheck.checks.node.support.matrix_facts import matrix
 from envcheck.counting import counted
+from envcheck.matrix.facts.model import Target
 
 CHECK = Check(
     promise="torch, CUDA, cuDNN, NCCL, triton, companions, Python, arch list and packages are as labels and lock say",
@@ -80,7 +82,8 @@ def judge(view: View) -> Outcome:
         promised = {key: value for key, value in promised.items() if key not in _PACKAGES}
     measured = {key: _seen(key, view.environment) for key in promised}
     off, lock = _lock(view)
-    lies = [lie for key, value in promised.items() for lie in _lie(key, value, measured[key])] + off
+    lies = [lie for key, value in promised.items() for lie in _lie(key, value, measured[key])]
+    lies += [*_misnamed(view), *_not_of_target(view), *off]
     sound = passed(
         f"{len(promised)} of {counted(len(promised), 'promise')} kept{lock}", value=measured, limit=_limit(promised)
     )
@@ -106,6 +109,46 @@ def _seen(key: str, environment: Mapping[str, Any]) -> Any:
 def _lie(key: str, promise: str, measured: Any) -> list[Outcome]:
     real, promised = COMPARED[key](measured), COMPARED[key](promise)
     return [] if real == promised else [_broken(key.replace("_", "-"), "promised", promised, real)]
+
+
+def _misnamed(view: View) -> list[Outcome]:
+    """Return where cell, variant or driver floor is not that of the torch, CUDA and Python which are promised beside.
+
+    These are compared with what is installed; where one is not promised, what is installed takes its place.
+    """
+    stated = {key: view.promises.get(key, "unknown") for key in ("torch", "cuda", "python")}
+    torch, cuda, python = (_word(view.environment.get(k)) if v == "unknown" else v for k, v in stated.items())
+    version, _, label = torch.partition("+")
+    variant = label or ("cpu" if cuda == "none" else f"cu{cuda.replace('.', '')}")
+    implied = {
+        "cell": f"torch{version}-{variant}-py{_minor(python).replace('.', '')}",
+        "variant": variant,
+        "driver_floor": _floor(view, cuda),
+    }
+    pairs = ((key, view.promises.get(key, "unknown"), real) for key, real in implied.items() if real is not None)
+    return [
+        _broken(key.replace("_", "-"), "promised", promise, real)
+        for key, promise, real in pairs
+        if promise not in {"unknown", real}
+    ]
+
+
+def _floor(view: View, cuda: str) -> str | None:
+    if cuda == "none":
+        return "none"
+    families = matrix(view).cuda.families
+    return next((family.floor for family in families if family.major == cuda.partition(".")[0]), None)
+
+
+def _not_of_target(view: View) -> list[Outcome]:
+    """Return the packages that the promised target adds and that are not there; a target that there is not is a lie."""
+    target, installed = view.promises.get("target"), view.environment.get("packages")
+    if target is not None and target not in get_args(Target):
+        return [_broken("target", "promised", target, "no target of envcheck")]
+    if not isinstance(installed, Mapping):
+        return []
+    lacking = [name for name in view.promises.get("target_packages", "").split() if name not in installed]
+    return [_broken("target", "promised", str(target), f"without {name}") for name in lacking[:1]]
 
 
 def _broken(name: str, how: str, promised: str, real: str) -> Outcome:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from packaging.utils import canonicalize_name
+
 from envcheck.data import data_path
 from envcheck.errors import ConfigError
 from envcheck.images.locks import lockfile
@@ -15,12 +17,16 @@ from envcheck.matrix.facts.model import Cell
 def with_packages(promises: Mapping[str, str]) -> dict[str, str]:
     """Return the promises with `packages` ("filelock==3.20.0 …") where the lock meant is the one shipped for the cell.
 
+    `target_packages` ("ipykernel …") are those that the promised target is made of, whatever their versions.
     An image with a user's own packages promises all of them itself. Of a lock by another hand, or of another release of
     envcheck, only the digest is known; then nothing is added.
     """
+    target = promises.get("target", "")
+    if target in RECIPES and RECIPES[target].requirements:
+        names = " ".join(canonicalize_name(name) for name in RECIPES[target].requirements)
+        promises = {**promises, "target_packages": names}
     if "packages" in promises:
         return dict(promises)
-    target = promises.get("target", "")
     groups = groups_of(target) if target in RECIPES else lockfile.GROUPS
     pinned = _pins(promises.get("cell", ""), promises.get("lock", ""), groups)
     return {**promises, **({"packages": " ".join(pinned)} if pinned else {})}

@@ -34,6 +34,15 @@ def test_each_prerequisite_is_named_with_its_own_remedy(node: Node, missing: str
     assert compile_prerequisites.FIXES[missing] in outcome.remedy
 
 
+@pytest.mark.parametrize(
+    ("missing", "target", "status"),
+    [("Python.h", "devel", FAIL), ("Python.h", "train", WARN), ("libcuda.so.1", "devel", WARN)],
+)
+def test_an_image_that_promises_compilers_has_them(node: Node, missing: str, target: str, status: str) -> None:
+    view = dataclasses.replace(node("h100x8"), promises={"target": target})
+    assert compile_prerequisites.judge(view, [{"rank": 0, "found": {**FOUND, missing: None}}]).status == status
+
+
 def test_a_cpu_wheel_needs_a_compiler_and_headers_only(cpu: View) -> None:
     bare = {**FOUND, "triton": None, "ptxas": None, "libcuda.so.1": None}
     assert compile_prerequisites.judge(cpu, [{"rank": 0, "found": bare}]).status == PASS

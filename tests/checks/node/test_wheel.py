@@ -91,6 +91,58 @@ def test_each_lie_is_named(node: Node, key: str, real: Any) -> None:
     assert len(outcome.details["lies"]) == 1
 
 
+@pytest.mark.parametrize(
+    ("promise", "lie"),
+    [
+        ({"cell": "torch2.9.1-cu128-py312"}, "cell: promised torch2.9.1-cu128-py312, is torch2.8.0-cu128-py312"),
+        ({"cell": "torch2.8.0-cu126-py312"}, "cell: promised torch2.8.0-cu126-py312, is torch2.8.0-cu128-py312"),
+        ({"cell": "torch2.8.0-cu128-py311"}, "cell: promised torch2.8.0-cu128-py311, is torch2.8.0-cu128-py312"),
+        ({"variant": "cu126"}, "variant: promised cu126, is cu128"),
+        ({"driver_floor": "470.42.01"}, "driver-floor: promised 470.42.01, is 525.60.13"),
+        ({"target": "fast"}, "target: promised fast, is no target of envcheck"),
+        (
+            {"target": "jupyter", "target_packages": "wheel jupyterlab"},
+            "target: promised jupyter, is without jupyterlab",
+        ),
+    ],
+)
+def test_a_label_that_lies_about_what_nothing_else_says_is_named(node: Node, promise: dict[str, str], lie: str) -> None:
+    packages = {"torch": "2.8.0", "wheel": "0.47"}
+    outcome = image_promises.judge(node("h100x8", {**KEPT, **promise}, packages=packages))
+    assert (outcome.status, outcome.summary) == (FAIL, lie)
+
+
+@pytest.mark.parametrize(
+    ("promises", "real"),
+    [
+        ({"variant": "cu128", "driver_floor": "525.60.13", "target": "devel", "target_packages": "wheel"}, {}),
+        ({"variant": "unknown", "driver_floor": "unknown"}, {}),
+        # CUDA of a family that no fact has.
+        (
+            {"cuda": "14.1", "driver_floor": "900.1", "torch": "2.8.0+cu141", "cell": "unknown"},
+            {"cuda": "14.1", "torch": "2.8.0+cu141"},
+        ),
+    ],
+)
+def test_what_is_true_of_cell_variant_floor_and_target_passes(
+    node: Node, promises: dict[str, str], real: dict[str, Any]
+) -> None:
+    packages = {"torch": "2.8.0", "wheel": "0.47"}
+    assert image_promises.judge(node("h100x8", {**KEPT, **promises}, packages=packages, **real)).status == PASS
+
+
+def test_a_wheel_of_the_cpu_that_names_no_variant_is_the_cells(node: Node) -> None:
+    promised = {
+        "cell": "torch2.5.1-cpu-py312",
+        "variant": "cpu",
+        "torch": "2.5.1",
+        "cuda": "none",
+        "driver_floor": "none",
+    }
+    real: dict[str, Any] = {"torch": "2.5.1", "cuda": None, "cudnn": None, "nccl": None, "arch_list": []}
+    assert image_promises.judge(node("cpu", promised, **real)).status == PASS
+
+
 def test_a_cpu_image_promises_none_and_keeps_it(node: Node) -> None:
     promised = {"torch": "2.13.0+cpu", "cuda": "none", "cudnn": "none", "nccl": "none", "arch_list": "none"}
     real: dict[str, Any] = {"torch": "2.13.0+cpu", "cuda": None, "cudnn": None, "nccl": None, "arch_list": []}

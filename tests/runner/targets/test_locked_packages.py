@@ -31,3 +31,12 @@ def test_the_shipped_lock_of_a_cell_is_known_by_its_digest() -> None:
 )
 def test_any_other_lock_adds_nothing(promises: dict[str, str]) -> None:
     assert with_packages(promises) == promises
+
+
+def test_what_a_target_is_made_of_is_known_whatever_its_lock() -> None:
+    assert (
+        with_packages({"target": "jupyter", "lock": "0" * 64})["target_packages"] == "ipykernel ipywidgets jupyterlab"
+    )
+    assert (
+        "huggingface-hub" in with_packages({"target": "train", "packages": "torch==2.8.0"})["target_packages"].split()
+    )
