@@ -11,6 +11,7 @@ from envcheck.cli.lazy_group import LazyGroup
 COMMANDS: Final = {
     "report": "Say which nodes failed, are missing or differ, and which to use now.",
     "gate": "Say whether this node may take work now.",
+    "pairs": "Find the node, link or GPU at fault by tests of groups.",
 }
 
 

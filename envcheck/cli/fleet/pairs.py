@@ -1,0 +1,162 @@
+"""`envcheck fleet pairs`: which node, link or GPU is at fault."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import click
+
+from envcheck.cli.shared.parameter_types import Duration
+from envcheck.cli.shared.typed_options import takes
+
+if TYPE_CHECKING:
+    from envcheck.fleet.pairs.launch import Launcher
+    from envcheck.fleet.pairs.model import Diagnosis, GroupResult, GroupTest
+    from envcheck.fleet.pairs.session import Fleet
+
+
+class FleetPairsOptions(NamedTuple):
+    """The options of `envcheck fleet pairs`."""
+
+    nodes: str
+    mode: Literal["tournament", "diagnose"] | None
+    domains: Path | None
+    launch: str | None
+    group_command: str | None
+    timeout: float
+    state: Path
+    dry_run: bool
+    as_json: bool
+
+
+@click.command("pairs")
+@click.option("--nodes", required=True, metavar="LIST", help="The nodes as a Slurm host list: n[1-64].")
+@click.option("--mode", type=click.Choice(["tournament", "diagnose"]), help="Default: tournament up to 16 nodes.")
+@click.option(
+    "--domains", type=click.Path(path_type=Path, dir_okay=False), help="Lines `NAME LIST`: the nodes of each switch."
+)
+@click.option("--launch", metavar="COMMAND", help="Starts {command} on {nodes}, {count} in number. Default: srun.")
+@click.option("--group-command", metavar="COMMAND", help="What a group runs; it writes {reports}/NODE.json.")
+@click.option("--timeout", type=Duration(), default="10m", show_default=True, help="Time for one test.")
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default="envcheck-fleet-pairs.json",
+    show_default=True,
+    help="Results so far, on a file system that all nodes share; reports go beside it.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the plan and the first command, and stop.")
+@click.option("--json", "as_json", is_flag=True, help="Print envcheck/fleet-pairs/1.")
+@takes(FleetPairsOptions)
+def command(options: FleetPairsOptions) -> None:
+    """Find the node, link or GPU at fault by tests of groups, with the tests that say so.
+
+    \b
+    envcheck fleet pairs --nodes 'n[1-1024]' --dry-run
+    envcheck fleet pairs --nodes 'n[1-64]' --launch 'srun -w {nodes} -N {count} --ntasks-per-node=1 {command}'
+
+    A run that was killed goes on with the same command.
+    Exit 0: every node passed in a group; 1: a fault; 2: wrong usage; 3: undetermined: a group never formed.
+    """
+    from envcheck.exclusive import held
+    from envcheck.fleet.pairs import state_file
+    from envcheck.fleet.pairs.plan import plan
+    from envcheck.fleet.pairs.run_tests import run_tests
+
+    fleet = _fleet(options)
+    launcher = _launcher(options)
+    state = state_file.begin(options.state, fleet, [launcher.template, launcher.group])
+    planned = plan(fleet, state.results.values())
+    for line in planned.lines(fleet):
+        click.echo(line, err=options.as_json)
+    if options.dry_run:
+        _show_commands(fleet, launcher)
+        return
+    _can_start(launcher)
+    if state.results:
+        click.echo(f"going on with {options.state}: {len(state.results)} results", err=True)
+    lock = options.state.with_name(f".{options.state.name}.lock")
+    with held(lock, lambda: _busy(options.state)):
+        diagnosis = run_tests(fleet, state, options.state, launcher.run, _progress)
+    _print(diagnosis, fleet, options, len(state.results))
+    sys.exit(diagnosis.exit_code)
+
+
+def _fleet(options: FleetPairsOptions) -> Fleet:
+    from envcheck.errors import ConfigError
+    from envcheck.fleet.hostlist import unfold
+    from envcheck.fleet.pairs.domains import read_domains
+    from envcheck.fleet.pairs.session import SMALL, Fleet
+
+    nodes = tuple(unfold(options.nodes))
+    if len(nodes) < 2:  # noqa: PLR2004 (a group)
+        message = f"--nodes {options.nodes[:60]!r} names {len(nodes)} node"
+        raise ConfigError(message, fix="name two nodes or more; one node alone is `envcheck run`")
+    domains = read_domains(options.domains, nodes) if options.domains else {}
+    return Fleet(nodes, domains, options.mode or ("tournament" if len(nodes) <= SMALL else "diagnose"))
+
+
+def _launcher(options: FleetPairsOptions) -> Launcher:
+    from envcheck.fleet.pairs.launch import GROUP_COMMAND, ROLL_CALL_COMMAND, SLURM, Launcher, checked
+
+    folder = options.state.absolute().with_name(f"{options.state.stem}-reports")
+    template = checked(options.launch or SLURM)
+    return Launcher(template, ROLL_CALL_COMMAND, options.group_command or GROUP_COMMAND, folder, options.timeout)
+
+
+def _can_start(launcher: Launcher) -> None:
+    import shlex
+
+    from envcheck.errors import ConfigError
+
+    first = shlex.split(launcher.template)[0]
+    if first != "{command}" and shutil.which(first) is None:
+        message = f"{first} is not on PATH, so that no test can start"
+        raise ConfigError(message, fix="run this where Slurm's srun is, or give --launch a command of your own")
+
+
+def _busy(state: Path) -> None:
+    from envcheck.errors import ConfigError
+
+    message = f"another run is using {state}"
+    raise ConfigError(message, fix="wait for it, or give --state another file")
+
+
+def _show_commands(fleet: Fleet, launcher: Launcher) -> None:
+    import shlex
+
+    from envcheck.fleet.pairs.model import GroupTest
+    from envcheck.fleet.pairs.session import NextRound, step
+
+    first = step(fleet, {})
+    if isinstance(first, NextRound):
+        click.echo(f"first: {shlex.join(launcher.command(first.tests[0], launcher.folder))}")
+    pair = GroupTest("group", fleet.nodes[:2])
+    click.echo(f"then such as: {shlex.join(launcher.command(pair, launcher.folder))}")
+
+
+def _progress(number: int, test: GroupTest, result: GroupResult) -> None:
+    from envcheck.cli.shared.messages import note
+    from envcheck.fleet.pairs.model import ROLL_CALL
+    from envcheck.fleet.pairs.planner.measured import name_of
+
+    again = ", again" if test.attempt > 1 else ""
+    if test.step == ROLL_CALL:
+        said = f"{sum(answer.status == 'pass' for answer in result.answers)} of {len(test.nodes)} nodes pass"
+    else:
+        speed = f", {result.speed:.1f} GB/s" if result.speed is not None else ""
+        said = f"{result.status}{speed}" + (f": {result.reason}" if result.reason else "")
+    note(f"round {number}, {test.step}{again} {name_of(test.nodes)}: {said}")
+
+
+def _print(diagnosis: Diagnosis, fleet: Fleet, options: FleetPairsOptions, tests: int) -> None:
+    from envcheck.fleet.pairs.text import document, lines
+
+    if options.as_json:
+        click.echo(document(diagnosis, fleet, tests), nl=False)
+        return
+    for line in lines(diagnosis):
+        click.echo(line)

@@ -1,0 +1,32 @@
+"""The file that says which nodes share an NVLink domain or a switch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from envcheck import safe_files
+from envcheck.errors import ConfigError
+from envcheck.fleet.hostlist import unfold
+
+
+def read_domains(path: Path, nodes: Sequence[str]) -> dict[str, str]:
+    """Return the domain of each node from lines `NAME HOSTLIST`; # begins a comment.
+
+    Raise ConfigError for a node in two domains or in none.
+    """
+    text = safe_files.read_whole(path).decode(errors="replace")
+    domain_of: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        name, _, listed = line.partition("#")[0].strip().partition(" ")
+        if not name:
+            continue
+        for node in unfold(listed):
+            if domain_of.setdefault(node, name) != name:
+                message = f"{path}:{number}: {node} is in the domains {domain_of[node]} and {name}"
+                raise ConfigError(message, fix="name each node once")
+    missing = [node for node in nodes if node not in domain_of]
+    if missing:
+        message = f"{path} has no domain for {', '.join(missing[:3])}" + (" and others" if len(missing) > 3 else "")  # noqa: PLR2004
+        raise ConfigError(message, fix="write a line `NAME HOSTLIST` with them")
+    return {node: domain_of[node] for node in nodes}

@@ -1,0 +1,202 @@
+"""The search inside a list of nodes that does not pass, for the node, GPU or link that is at fault."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from typing import Final
+
+from envcheck.fleet.pairs.model import Blame, GroupResult, GroupTest, Unclear
+from envcheck.fleet.pairs.planner.measured import MeasuredGroup, Round, compared, measure, name_of
+
+# A failing test costs two measurements and a passing one costs one: cutting in the golden ratio makes both worth it.
+_CUT: Final = 0.382
+PAIR: Final = 2
+Steps = Generator[Round, Sequence[GroupResult], None]
+
+
+class Search:
+    """What is known of the nodes so far: `good` passed in a group; the lists are what was found.
+
+    `apart`: the groups are domains with a network of their own, whose speed cannot be compared with that between them.
+    """
+
+    def __init__(self, groups: Sequence[tuple[str, ...]], usual: float | None, *, apart: bool) -> None:
+        self._groups, self._usual, self._apart = groups, usual, apart
+        self._group_of = {node: group for group in groups for node in group}
+        self.good: set[str] = set()
+        self.blamed: list[Blame] = []
+        self.not_isolated: list[Unclear] = []
+        self.undetermined: list[Unclear] = []
+        self._out: set[str] = set()
+        # A link that fails once and passes once is not what a permanent fault looks like.
+        self._unsteady = False
+
+    def learn(self, measured: Iterable[MeasuredGroup]) -> None:
+        """Take the nodes of tests that passed for good."""
+        self.good |= {node for one in measured if one.passed for node in one.nodes}
+
+    def inside(self, group: MeasuredGroup) -> Steps:
+        """Find the first fault in a group; its nodes that no test has cleared take part in the test across."""
+        yield from self._first_fault(group)
+
+    def across(self) -> Steps:
+        """Test one good node of each group with all nodes not yet cleared, until what is left passes together."""
+        while len(nodes := self._representatives()) > 1:
+            one = yield from self._measured("across", nodes)
+            before = len(self._out)
+            if not one.passed:
+                yield from self._first_fault(one)
+            if one.passed or len(self._out) == before:
+                return
+
+    def _representatives(self) -> tuple[str, ...]:
+        uncleared = [node for node in self._group_of if node not in self.good and node not in self._out]
+        good = [next((n for n in group if n in self.good and n not in self._out), None) for group in self._groups]
+        return (*filter(None, good), *uncleared)
+
+    def _first_fault(self, whole: MeasuredGroup) -> Steps:
+        """Find the shortest beginning of a list that does not pass; its last node or a link of it is at fault."""
+        nodes = whole.nodes
+        self._unsteady = whole.certainty == "unsteady"
+        end, shortest = yield from self._shortest(nodes, (), 1, whole)
+        last, before = nodes[end - 1], nodes[: end - 1]
+        if self._apart and len(before) == 1 and len(nodes) > end + 1:
+            yield from self._measured("rest", nodes[end:])
+        suspects = (last, *before) if len(before) == 1 else (last,)
+        for suspect in suspects:
+            cleared = yield from self._with_partners(suspect, whole, shortest)
+            if not cleared:
+                return
+        if len(before) > 1:
+            known = [node for node in self._partners(last, ()) if node in before][:1]
+            ordered = (*known, *(node for node in before if node not in known))
+            end, shortest = yield from self._shortest(ordered, (last,), 1, shortest)
+            before = ordered[end - 1 : end]
+        yield from self._link(before[0], last, whole)
+
+    def _shortest(
+        self, nodes: Sequence[str], extra: tuple[str, ...], low: int, whole: MeasuredGroup
+    ) -> Generator[Round, Sequence[GroupResult], tuple[int, MeasuredGroup]]:
+        """Return the least number of nodes that do not pass with `extra`, and their test; `low` of them do."""
+        high = len(nodes)
+        while high - low > 1:
+            middle = low + max(1, round(_CUT * (high - low)))
+            one = yield from self._measured("part", (*nodes[:middle], *extra))
+            if one.passed:
+                low = middle
+            else:
+                high, whole = middle, one
+        return high, whole
+
+    def _with_partners(
+        self, suspect: str, whole: MeasuredGroup, shortest: MeasuredGroup
+    ) -> Generator[Round, Sequence[GroupResult], bool]:
+        """Measure a node with two partners that passed elsewhere; return True if it passes with the first."""
+        partners = self._partners(suspect, shortest.nodes if len(shortest.nodes) == PAIR else ())
+        if not partners:
+            return self._unclear(whole, "there is no known-good partner")
+        pairs = [(suspect, partner) for partner in partners]
+        results: list[GroupResult] = []
+        for pair in pairs:
+            result = yield from self._once(pair, 1)
+            if not results and result.status == "pass":
+                self.good.add(suspect)
+                return True
+            results.append(result)
+        statuses = [result.status for result in results]
+        if statuses == ["fail", "fail"]:
+            yield from self._blame(suspect, pairs, [*results, *shortest.results])
+        elif statuses == ["fail", "pass"]:
+            again = yield from self._once(pairs[0], 2)
+            self.good.add(suspect)
+            if again.status == "fail" and not self._unsteady:
+                self._name_link(pairs[0][1], suspect, again.reason, [name_of(pair) for pair in pairs])
+            else:
+                self._unclear(whole, "a pair failed once and passed once")
+        elif "fail" not in statuses:
+            reason = "groups with it do not form: " + results[0].reason
+            self.undetermined.append(Unclear((suspect,), reason, tuple(map(name_of, pairs))))
+            self._out.add(suspect)
+        else:
+            self._unclear(whole, results[0].reason)
+        return False
+
+    def _blame(self, suspect: str, pairs: Sequence[tuple[str, str]], results: Sequence[GroupResult]) -> Steps:
+        """Blame a node that fails with two partners: its GPU where each report names that one, or its group's link."""
+        by = [name_of(pair) for pair in pairs]
+        reason = next(result.reason for result in results if result.reason)
+        self._out.add(suspect)
+        own = [{gpu for gpu in r.faulty_gpus if gpu.startswith(f"{suspect} ")} for r in results if r.status == "fail"]
+        gpus = set.intersection(*own)
+        outside = next((other for _, other in pairs if other not in self._group_of[suspect]), None)
+        beside = next((n for n in self._group_of[suspect] if n in self.good and n not in self._out), None)
+        if suspect in self.good and outside and beside:
+            one = yield from self._measured("link of the group", (beside, outside))
+            if one.certainty == "fail":
+                group = name_of(self._group_of[suspect])
+                self._out.update(self._group_of[suspect])
+                self.blamed.append(Blame("link", f"{group} to other groups", reason, (*by, one.name)))
+                return
+        self.good.discard(suspect)
+        self.blamed.append(
+            Blame("gpu", gpus.pop(), reason, tuple(by)) if len(gpus) == 1 else Blame("node", suspect, reason, tuple(by))
+        )
+
+    def _link(self, one: str, other: str, whole: MeasuredGroup) -> Steps:
+        """Blame the link between two nodes that pass with others, if they fail together twice."""
+        pair = yield from self._measured("link", (one, other))
+        if pair.certainty != "fail" or self._unsteady:
+            self._unclear(whole, "the fault comes and goes: its parts and pairs do not fail each time")
+            return
+        groups = self._group_of[one], self._group_of[other]
+        beside = tuple(next((n for n in group if n in self.good and n not in pair.nodes), None) for group in groups)
+        by, who = [pair.name], pair.name
+        if groups[0] != groups[1] and beside[0] and beside[1]:
+            second = yield from self._measured("link of the groups", (beside[0], beside[1]))
+            if second.certainty == "fail":
+                by, who = [*by, second.name], " to ".join(map(name_of, groups))
+        self._name_link(one, other, pair.reason, by, who)
+
+    def _name_link(self, one: str, other: str, reason: str, by: Sequence[str], who: str = "") -> None:
+        self.blamed.append(
+            Blame("link", who or name_of((one, other)), f"both ends pass with others: {reason}", tuple(by))
+        )
+        # Either end may stay in use, but not both in one group.
+        self._out.add(other)
+
+    def _unclear(self, whole: MeasuredGroup, reason: str) -> bool:
+        certain = {"undetermined": self.undetermined}.get(whole.certainty, self.not_isolated)
+        certain.append(Unclear(whole.nodes, f"{whole.reason}; {reason}", (whole.name,)))
+        self._out.update(node for node in whole.nodes if node not in self.good)
+        return False
+
+    def usable(self, node: str) -> bool:
+        """Tell whether a node passed in a group and nothing speaks against it."""
+        return node in self.good and node not in self._out
+
+    def _partners(self, suspect: str, doubtful: Sequence[str]) -> list[str]:
+        """Return up to two good nodes to test with: of the suspect's own group, else of two groups without doubt.
+
+        A node that passed in its own group is under suspicion for its link to others: its own group says nothing.
+        """
+        own = self._group_of[suspect]
+        near = [] if suspect in self.good else [node for node in own if self.usable(node) and node != suspect]
+        avoided = {own, *(self._group_of[node] for node in doubtful)}
+        groups = [group for group in self._groups if group not in avoided]
+        far = filter(None, (next(filter(self.usable, group), None) for group in groups))
+        return [*near, *far][:2]
+
+    def _measured(self, step: str, nodes: Sequence[str]) -> Generator[Round, Sequence[GroupResult], MeasuredGroup]:
+        [one] = yield from measure([GroupTest(step, tuple(nodes))], self._comparable(nodes))
+        self.learn([one])
+        self._unsteady |= one.certainty == "unsteady"
+        return one
+
+    def _once(self, pair: tuple[str, str], attempt: int) -> Generator[Round, Sequence[GroupResult], GroupResult]:
+        [result] = yield [GroupTest("partner", pair, attempt)]
+        return compared(result, self._comparable(pair))
+
+    def _comparable(self, nodes: Sequence[str]) -> float | None:
+        """Return the usual speed for a test of these nodes, None where their network is another."""
+        one_group = len({self._group_of[node] for node in nodes}) == 1
+        return self._usual if one_group or not self._apart else None

@@ -1,0 +1,170 @@
+"""`envcheck fleet pairs` as a user runs it: commands start, reports are read, a killed run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+HERE = Path(__file__).parent
+REPORT = HERE.parents[1] / "data/reports/h200x1.json"
+
+
+class Bench(NamedTuple):
+    """A directory with a fake fleet."""
+
+    folder: Path
+
+    def command(self, nodes: str, *options: str) -> list[str]:
+        """Return a command line."""
+        launch = (
+            f"{sys.executable} {HERE / 'fake_launch.py'} {REPORT} {self.folder / 'faults.json'} {{nodes}} {{command}}"
+        )
+        base = [sys.executable, "-m", "envcheck", "fleet", "pairs", "--nodes", nodes, "--launch", launch]
+        return [*base, "--state", str(self.folder / "state.json"), *options]
+
+    def plant(self, **faults: list[str]) -> None:
+        """Set which nodes are faulty, as fake_launch.py has it."""
+        (self.folder / "faults.json").write_text(json.dumps({"log": str(self.folder / "log"), **faults}))
+
+    def run(self, nodes: str, *options: str) -> subprocess.CompletedProcess[str]:
+        """Run it to its end."""
+        return subprocess.run(self.command(nodes, *options), capture_output=True, text=True, check=False)
+
+    def verdict(self, nodes: str, *options: str) -> dict[str, Any]:
+        """Return the verdict of a run, which the exit code has to agree with."""
+        done = self.run(nodes, "--json", *options)
+        document = json.loads(done.stdout or "{}")
+        assert document["verdict"]["exit_code"] == done.returncode, done.stderr
+        verdict: dict[str, Any] = document["verdict"]
+        return verdict
+
+    def log(self) -> list[str]:
+        """Return a line for each launch so far."""
+        return (self.folder / "log").read_text().splitlines()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    made = Bench(tmp_path)
+    made.plant()
+    return made
+
+
+def test_a_sound_fleet_passes_and_every_pair_has_met(bench: Bench) -> None:
+    verdict = bench.verdict("n[1-4]")
+    assert (verdict["status"], verdict["good"], verdict["blame"]) == ("pass", "n[1-4]", [])
+    assert len(bench.log()) == 1 + 6
+
+
+def test_a_slow_node_is_named_with_the_pairs_that_say_so(bench: Bench) -> None:
+    bench.plant(slow=["n3"])
+    verdict = bench.verdict("n[1-4]")
+    [blame] = verdict["blame"]
+    assert (blame["kind"], blame["who"], len(blame["by"])) == ("node", "n3", 3)
+    assert "190.0 GB/s, 50% of what other groups reach" in blame["reason"]
+    assert verdict["good"] == "n[1-2,4]"
+
+
+def test_a_node_without_a_report_is_undetermined_and_the_others_are_tested(bench: Bench) -> None:
+    bench.plant(dead=["n2"])
+    verdict = bench.verdict("n[1-4]")
+    assert (verdict["status"], verdict["exit_code"], verdict["good"]) == ("error", 3, "n[1,3-4]")
+    assert [row["nodes"] for row in verdict["undetermined"]] == [["n2"]]
+
+
+def test_a_group_that_does_not_form_is_no_hardware_fault(bench: Bench) -> None:
+    bench.plant(error=["n2"])
+    verdict = bench.verdict("n[1-4]")
+    assert (verdict["exit_code"], verdict["blame"], verdict["good"]) == (3, [], "n[1,3-4]")
+    assert [row["nodes"] for row in verdict["undetermined"]] == [["n2"]]
+
+
+def test_a_group_that_hangs_ends_in_time_and_is_undetermined(bench: Bench) -> None:
+    bench.plant(hang=["n1"])
+    verdict = bench.verdict("n[1-3]", "--timeout", "4s")
+    assert (verdict["exit_code"], verdict["blame"]) == (3, [])
+    assert "no end within 4 s" in verdict["undetermined"][0]["reason"]
+
+
+def test_a_run_that_was_killed_goes_on_and_repeats_no_test(bench: Bench) -> None:
+    bench.plant(slow=["n3"])
+    running = subprocess.Popen(bench.command("n[1-6]", "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while not (bench.folder / "log").exists() or len(bench.log()) < 5:
+        assert running.poll() is None
+        time.sleep(0.02)
+    running.send_signal(signal.SIGKILL)
+    running.communicate()
+    kept = len(json.loads((bench.folder / "state.json").read_text())["results"])
+    before = len(bench.log())
+    verdict = bench.verdict("n[1-6]")
+    assert [blame["who"] for blame in verdict["blame"]] == ["n3"]
+    # 15 pairs, 5 of them twice, and the roll-call.
+    assert len(bench.log()) - before == 21 - kept
+    assert kept >= 1
+
+
+def test_an_interrupt_ends_what_was_started(bench: Bench) -> None:
+    bench.plant(hang=["n1"])
+    running = subprocess.Popen(bench.command("n[1-2]"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    while not (bench.folder / "log").exists() or len(bench.log()) < 2:
+        time.sleep(0.02)
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=30)
+    assert running.returncode == 130
+    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(bench.folder / "faults.json") not in left
+
+
+def test_the_plan_and_the_commands_are_printed_and_nothing_starts(bench: Bench) -> None:
+    done = bench.run("n[1-1024]", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "all sound: 3 rounds, 33 tests; one node at fault: about" in done.stdout
+    assert "every pair once is 523776 tests" in done.stdout
+    assert "--level quick --output" in done.stdout
+    assert not (bench.folder / "log").exists()
+    assert not (bench.folder / "state.json").exists()
+
+
+def test_a_state_of_other_nodes_is_refused(bench: Bench) -> None:
+    running = subprocess.Popen(bench.command("n[1-6]"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (bench.folder / "log").exists():
+        time.sleep(0.02)
+    running.kill()
+    running.wait()
+    done = bench.run("n[1-5]")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "other nodes" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--nodes", "n1"], "names 1 node"),
+        (["--nodes", "n[1-2]", "--launch", "ssh {nodes}"], "{command}"),
+        (["--nodes", "n[1-2]", "--launch", "no-such-launcher {nodes} {command}"], "not on PATH"),
+        (["--nodes", "n[2-1]"], "range"),
+    ],
+)
+def test_wrong_usage_is_one_line(options: list[str], reason: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "envcheck", "fleet", "pairs", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ})
+    assert done.returncode == 2
+    assert reason in done.stderr.splitlines()[-1], shlex.join(command)
+
+
+def test_every_node_needs_a_domain_and_only_one(bench: Bench) -> None:
+    file = bench.folder / "domains"
+    for text, reason in (("a n[1-2]\n", "no domain for n3"), ("a n[1-2]\nb n[2-3]\n", "n2 is in the domains a and b")):
+        file.write_text(text)
+        done = bench.run("n[1-3]", "--domains", str(file))
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+        assert reason in done.stderr
