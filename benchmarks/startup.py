@@ -1,6 +1,6 @@
 """Compare the time of `envcheck resolve` with that of a bare `import click`.
 
-    python benchmarks/startup.py [--runs 15] [--json]
+    python benchmarks/startup.py [--runs 15] [--with "flash-attn vllm"] [--json]
 
 Runs both as whole processes, in turn, after one run of each that fills the bytecode and matrix caches
 (PYTHONDONTWRITEBYTECODE is ignored). Prints the ratio of the medians and of the minima. The goal is a ratio of at most
@@ -31,11 +31,14 @@ def seconds(command: list[str]) -> float:
     return time.perf_counter() - start
 
 
-def measure(runs: int) -> dict[str, float]:
-    """Return medians, minima (seconds) and their ratios over `runs` pairs."""
-    for command in (BARE, QUESTION):
+def measure(runs: int, extensions: list[str]) -> dict[str, float]:
+    """Return medians, minima (seconds) and their ratios over `runs` pairs; the question asks for `extensions` too."""
+    asked = [*QUESTION, *(part for name in extensions for part in ("--with", name))]
+    if extensions:
+        asked[asked.index("--torch") : asked.index("--gpu")] = []
+    for command in (BARE, asked):
         seconds(command)
-    pairs = [(seconds(BARE), seconds(QUESTION)) for _ in range(runs)]
+    pairs = [(seconds(BARE), seconds(asked)) for _ in range(runs)]
     bare, question = ([pair[at] for pair in pairs] for at in (0, 1))
     return {
         "bare_median_s": statistics.median(bare),
@@ -52,9 +55,10 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--with", dest="extensions", default="", help="names of extensions, separated by blanks")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    result = measure(options.runs)
+    result = measure(options.runs, options.extensions.split())
     if options.json:
         print(json.dumps(result, indent=2))
         raise SystemExit(0 if result["ratio_median"] <= GOAL else 1)

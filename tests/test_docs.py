@@ -47,6 +47,8 @@ NOT_RUN = {
 RETURNS = {
     "envcheck resolve --torch 2.8 --cuda 12.1 --no-here": 1,
     "envcheck resolve --gpu T4 --driver 418.40.04 --no-here": 1,
+    "envcheck resolve --with faiss-gpu-cu12 --gpu H100 --no-here": 1,
+    "envcheck resolve --with vllm --with sglang --gpu H100 --no-here": 1,
 }
 PROFILE = (
     '{pypi: [{url: "https://mirror.example/pypi/simple"}], pytorch: [{url: "https://mirror.example/whl/{variant}"}]}\n'

@@ -126,7 +126,7 @@ def test_json_is_the_resolution(run: Run) -> None:
     ("args", "says"),
     [
         (["--gpu", "H10"], "no GPU named 'H10' in the matrix; did you mean H100"),
-        (["--driver", "R570"], "--driver R570 is not a driver version; give it whole"),
+        (["--driver", "R570"], "--driver R570 is not a driver version; write it as nvidia-smi prints it"),
         (["--variant", "12.8"], "--variant '12.8' is neither a CUDA variant nor cpu; write it as cu128"),
         (["--variant", "cu128", "--cuda", "12.6"], "--variant cu128 has CUDA 12.8, --cuda says 12.6; give one"),
         (["--torch", "newest"], "--torch 'newest' is not a version requirement; write 2.8"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -12,8 +13,9 @@ from envcheck.cli.shared.typed_options import takes
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
+    from envcheck.matrix.extensions.answer import ExtensionResolution
     from envcheck.matrix.facts.model import Matrix
-    from envcheck.matrix.resolver.resolve import Query
+    from envcheck.matrix.resolver.resolve import Query, Resolution
     from envcheck.mirrors.profiles.model import Profile
 
 
@@ -29,6 +31,9 @@ class ResolveOptions(NamedTuple):
     cc: tuple[str, ...]
     arch: str | None
     base_cuda: str | None
+    requirements: tuple[str, ...]
+    third_party: bool
+    extensions: Path | None
     mirror: str
     everything: bool
     here: bool | None
@@ -55,11 +60,27 @@ class ResolveOptions(NamedTuple):
 @click.option("--variant", metavar="cuNNN|cpu", help="The wheel's CUDA as its name says it, e.g. cu128.")
 @click.option("--cuda", metavar="X.Y", help="The same by CUDA version, e.g. 12.8.")
 @click.option("--python", metavar="X.Y", help="Python version, e.g. 3.12 or 3.13t.")
-@click.option("--driver", metavar="VERSION", help="NVIDIA driver, whole: 570.124.06.")
+@click.option("--driver", metavar="VERSION", help="NVIDIA driver, 570.124.06, or its branch, 570.")
 @click.option("--gpu", "gpus", multiple=True, metavar="NAME", help="GPU model; again for a node of several.")
 @click.option("--cc", multiple=True, metavar="X.Y", help="Compute capability, for a GPU without a name.")
 @click.option("--arch", type=click.Choice(list(ARCHS)), help="Host architecture.")
 @click.option("--base-cuda", metavar="X.Y", help="Also say what an nvidia/cuda base image of that CUDA refuses.")
+@click.option(
+    "--with",
+    "requirements",
+    multiple=True,
+    metavar="NAME[SPEC]",
+    help='A native extension that must fit too: flash-attn, "vllm>=0.16"; again for several.',
+)
+@click.option(
+    "--third-party", is_flag=True, help="Allow wheels that other authors built; the newest torch comes first."
+)
+@click.option(
+    "--extensions",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="A site's own facts about extensions, beside those shipped.",
+)
 @click.option(
     "--mirror",
     default="user",
@@ -84,22 +105,31 @@ def command(options: ResolveOptions, settings: Settings) -> None:
     envcheck resolve
     envcheck resolve --torch 2.8.0 --gpu H100 --driver 570.124.06
     envcheck resolve --variant cu130 --gpu "RTX 4090" --driver 550.54.14
+    envcheck resolve --with flash-attn --with "vllm>=0.16" --gpu H100 --driver 550
     """
     import msgspec
 
     from envcheck.cli.shared import resolution_text
+    from envcheck.matrix.facts.lookup import Facts
     from envcheck.matrix.file.load import load
-    from envcheck.matrix.resolver.query import normalized
+    from envcheck.matrix.resolver.query import normalized, with_whole_driver
     from envcheck.matrix.resolver.resolve import resolve
 
     matrix = load(settings.matrix)
     query, read, notes = _from_here(matrix, normalized(options.query()), from_node=options.here)
+    query, taken = with_whole_driver(Facts(matrix), query)
+    notes += taken
     answer = resolve(matrix, query, base_cuda=options.base_cuda, read_here=read, notes=notes)
-    answer = msgspec.structs.replace(answer, pip=resolution_text.pip_command(answer, _profile(options.mirror)))
+    extended = _with_extensions(options, matrix, answer, notes) if options.requirements else None
+    answer = extended or answer
+    pip = resolution_text.pip_command(answer, _profile(options.mirror))
+    answer = msgspec.structs.replace(answer, pip=pip)
+    if extended is not None:
+        answer = extended = _with_commands(matrix, msgspec.structs.replace(extended, pip=pip))
     if options.as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(answer)).decode())
+        click.echo(msgspec.json.format(msgspec.json.encode(extended or answer)).decode())
     else:
-        resolution_text.show(answer, everything=options.everything, quiet=settings.quiet)
+        resolution_text.show(answer, extended=extended, everything=options.everything, quiet=settings.quiet)
     sys.exit(0 if answer.legal else 1)
 
 
@@ -114,6 +144,39 @@ def _profile(name: str) -> Profile:
     from envcheck.mirrors.profiles.load import load
 
     return load(name)
+
+
+def _with_extensions(
+    options: ResolveOptions, matrix: Matrix, plain: Resolution, notes: list[str]
+) -> ExtensionResolution:
+    from envcheck.matrix.extensions import file
+    from envcheck.matrix.extensions.answer import resolve_with, wanted_extensions
+
+    extensions = file.load()
+    if options.extensions is not None:
+        extensions = file.merged(extensions, file.load(options.extensions))
+    wanted = wanted_extensions(extensions, [*options.requirements])
+    return resolve_with(
+        matrix,
+        extensions,
+        plain,
+        wanted,
+        third_party=options.third_party,
+        every_cell=options.everything or options.as_json,
+        base_cuda=options.base_cuda,
+        notes=notes,
+    )
+
+
+def _with_commands(matrix: Matrix, answer: ExtensionResolution) -> ExtensionResolution:
+    import msgspec
+
+    from envcheck.cli.shared.extension_text import commands
+    from envcheck.matrix.facts.lookup import Facts
+    from envcheck.matrix.resolver.query import requested_devices
+
+    codes = sorted({device.cc for device in requested_devices(Facts(matrix), answer.query)})
+    return msgspec.structs.replace(answer, commands=commands(answer, codes))
 
 
 def _from_here(matrix: Matrix, query: Query, *, from_node: bool | None) -> tuple[Query, dict[str, str], list[str]]:

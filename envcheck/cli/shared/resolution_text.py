@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import textwrap
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -13,16 +13,34 @@ from envcheck.matrix.facts.model import PYTORCH
 from envcheck.matrix.resolver.resolve import Resolution
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile
 
+if TYPE_CHECKING:
+    from envcheck.matrix.extensions.answer import ExtensionResolution
+
 _WIDTH: Final = 80
 _COLOURS: Final = {"ok": "green", "driver-ok-via-minor-compat": "green", "forward-compat-required": "yellow"}
 
 
-def show(answer: Resolution, *, everything: bool = False, quiet: bool = False) -> None:
-    """Print it; `everything` adds a table of every cell, `quiet` leaves only the answer itself."""
+def show(
+    answer: Resolution,
+    *,
+    extended: ExtensionResolution | None = None,
+    everything: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Print it; `everything` adds a table of every cell, `quiet` leaves only the answer itself.
+
+    `extended` is the answer again where it has extensions.
+    """
     for line in _head(answer):
         click.echo(line)
+    for command in extended.commands[1:] if extended is not None else []:
+        click.echo(f"  {command}")
     if quiet:
         return
+    if extended is not None:
+        from envcheck.cli.shared.extension_text import lines
+
+        _section("With", lines(extended))
     _section("Why", answer.reasons)
     _section("Or", [f"{row.change}\n{row.cell} ({row.verdict})" for row in answer.alternatives])
     _section("Published", _published(answer))
@@ -31,6 +49,8 @@ def show(answer: Resolution, *, everything: bool = False, quiet: bool = False) -
     _section("Note", [*answer.notes, *read, *weak])
     if everything:
         _table(answer)
+        if extended is not None:
+            _refused_table(extended)
 
 
 def _head(answer: Resolution) -> list[str]:
@@ -113,6 +133,20 @@ def _table(answer: Resolution) -> None:
         table.add_row(row.cell, row.verdict if row.verified else f"{row.verdict} (weak)")
     for rejected in answer.rejected:
         table.add_row(f"torch{rejected.torch}-{rejected.variant}", rejected.verdict)
+    click.echo()
+    console(highlight=False).print(table)
+
+
+def _refused_table(answer: ExtensionResolution) -> None:
+    from rich.table import Table
+
+    from envcheck.cli.shared.streams import console
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("cell", no_wrap=True)
+    table.add_column("first refusal of each extension")
+    for row in answer.refused_cells:
+        table.add_row(row.cell, "; ".join(f"{each.name}: {each.word}" for each in row.refused))
     click.echo()
     console(highlight=False).print(table)
 

@@ -88,3 +88,12 @@ def _wheel(wheel: ExtensionWheel) -> ExtensionWheel:
 def _place(wheel: ExtensionWheel) -> tuple[object, ...]:
     torches = [key(minor) for minor in wheel.torch]
     return (_CHANNELS.index(wheel.channel), wheel.arch == "aarch64", wheel.cuda or [], torches, wheel.variants)
+
+
+def merged(shipped: Extensions, own: Extensions) -> Extensions:
+    """Return the shipped facts with a site's own: its releases come beside those shipped, or replace them."""
+    rows = {row.name: row for row in shipped.extensions}
+    for row in own.extensions:
+        releases = {release.version: release for known in (rows.get(row.name, row), row) for release in known.releases}
+        rows[row.name] = msgspec.structs.replace(row, releases=[*releases.values()])
+    return msgspec.structs.replace(shipped, sources=shipped.sources | own.sources, extensions=[*rows.values()])

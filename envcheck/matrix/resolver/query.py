@@ -11,11 +11,12 @@ import msgspec
 from envcheck.errors import ConfigError
 from envcheck.matrix.facts.lookup import READ_CC, Device, Facts
 from envcheck.matrix.facts.model import HostArch, TorchRelease
-from envcheck.matrix.facts.versions import key
+from envcheck.matrix.facts.versions import branch, key
 
 _PLAIN: Final = re.compile(r"(?:==)?(?P<version>\d+(?:\.\d+)*)(?P<wild>\.\*)?")
 _PYTHON: Final = re.compile(r"3\.\d+t?")
 _DRIVER: Final = re.compile(r"\d{3,4}(\.\d+){1,3}")
+_BRANCH: Final = re.compile(r"\d{3,4}")
 _VARIANT: Final = re.compile(r"cpu|cu\d{2,3}")
 _CUDA: Final = re.compile(r"\d{1,2}\.\d")
 _CC: Final = re.compile(r"\d{1,2}\.\d")
@@ -69,6 +70,23 @@ def _without_blanks(query: Query) -> Query:
     )
 
 
+def with_whole_driver(facts: Facts, query: Query) -> tuple[Query, list[str]]:
+    """Return the query with a driver instead of a branch ("550"), and a note that says which one it was taken for.
+
+    That is the first driver of the branch that came with a CUDA toolkit: what fits it fits every later one. Where none
+    is known it is X.0, which is below every driver of the branch.
+    """
+    name = query.driver or ""
+    if not _BRANCH.fullmatch(name):
+        return query, []
+    row = facts.branch(name)
+    minor = facts.minors.get(row.cuda) if row else None
+    first = minor.native_driver if minor and branch(minor.native_driver) == name else f"{name}.0"
+    which = "the first that came with a CUDA toolkit" if first != f"{name}.0" else "below every driver of the branch"
+    note = f"--driver {query.driver} is a branch: taken as {first}, {which}; give the whole version for a closer answer"
+    return query.replace(driver=first), [note]
+
+
 def validate(facts: Facts, query: Query) -> None:
     """Raise ConfigError for a malformed version or variant, and for a variant and CUDA that contradict each other.
 
@@ -111,7 +129,7 @@ def _refuse_bad_form(query: Query) -> None:
         raise ConfigError(message, fix="write it as 3.12 (or 3.13t)")
     if query.driver is not None and not _DRIVER.fullmatch(query.driver):
         message = f"--driver {query.driver} is not a driver version"
-        raise ConfigError(message, fix="give it whole, as nvidia-smi prints it: 570.124.06")
+        raise ConfigError(message, fix="write it as nvidia-smi prints it, 570.124.06, or as a branch, 570")
     for cc in query.cc:
         if not _CC.fullmatch(cc):
             message = f"--cc {cc} is not a compute capability"

@@ -1,0 +1,281 @@
+"""Judge one release of an extension for one cell: the wheel that fits, or the first thing that fails."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from envcheck.matrix.extensions.model import Channel, ExtensionRelease, ExtensionWheel
+from envcheck.matrix.extensions.specifiers import meets
+from envcheck.matrix.facts.lookup import Device, Facts, ptx_runs, sass_runs
+from envcheck.matrix.facts.model import Cell, HostArch
+from envcheck.matrix.facts.versions import key, python_key
+
+OK: Final = "ok"
+NO_PYTHON: Final = "no-python"
+NO_HOST: Final = "no-host"
+TORCH_PINNED: Final = "torch-pinned"
+TORCH_ABI: Final = "torch-abi"
+CUDA_MAJOR: Final = "cuda-major"
+NO_GPU_CODE: Final = "no-gpu-code"
+PINS_CONFLICT: Final = "pins-conflict"
+SOURCE_ONLY: Final = "source-only"
+JIT: Final = "jit"
+THIRD_PARTY: Final = "third-party-wheel"
+NOT_KNOWN: Final = "not-known"
+
+# The order in which a release is refused. Whatever is later came closer to fitting.
+ORDER: Final = (
+    NO_PYTHON,
+    NO_HOST,
+    TORCH_PINNED,
+    TORCH_ABI,
+    CUDA_MAJOR,
+    NO_GPU_CODE,
+    PINS_CONFLICT,
+    THIRD_PARTY,
+    NOT_KNOWN,
+    SOURCE_ONLY,
+    JIT,
+    OK,
+)
+# What can be installed: as a wheel, as a wheel that compiles later, or by a build.
+INSTALLABLE: Final = frozenset({OK, JIT, SOURCE_ONLY})
+
+# The first torch whose PyTorch and PyPI wheels have the new C++ string ABI (extensions.yaml: read off xformers, vllm).
+_NEW_STRINGS_FROM: Final = "2.7"
+_CHANNELS: Final[tuple[Channel, ...]] = ("pypi", "pytorch", "project", "third-party")
+
+
+class CellOnHost(NamedTuple):
+    """A cell on a machine. `native` is whether its driver compiles PTX of the cell's CUDA; `glibc` is the base's."""
+
+    cell: Cell
+    arch: HostArch
+    cuda: str | None
+    native: bool
+    glibc: str | None
+    triton: str | None
+    devices: tuple[Device, ...]
+
+    @property
+    def minor(self) -> str:
+        """The torch minor, e.g. 2.9."""
+        return ".".join(self.cell.torch.split(".")[:2])
+
+
+class Fit(NamedTuple):
+    """The judgement on a release: a word of ORDER, why, and the wheel it is about. `weak` names unverified facts."""
+
+    release: ExtensionRelease
+    word: str
+    reason: str
+    wheel: ExtensionWheel | None = None
+    tag: str = ""
+    weak: tuple[str, ...] = ()
+    file: str | None = None
+
+    @property
+    def rank(self) -> int:
+        """0: wheels of the index or the project; 1: weakly sourced; 2: compiles at use; 3: build; 4: another author."""
+        if self.wheel is not None and self.wheel.channel == "third-party":
+            return 4
+        if self.word == SOURCE_ONLY:
+            return 3
+        if self.word == JIT:
+            return 2
+        return int(self.wheel is not None and self.wheel.channel == "project" and not self.wheel.verified)
+
+
+def fit(facts: Facts, name: str, release: ExtensionRelease, place: CellOnHost, *, third_party: bool) -> Fit:
+    """Return the judgement on a release: its best wheel, else its source, else what came closest."""
+    refused = _whole_release(name, release, place)
+    if refused is not None:
+        return refused
+    fits = [
+        _wheel(facts, name, release, wheel, place, third_party=third_party)
+        for wheel in release.wheels
+        if wheel.arch in ("any", place.arch)
+    ]
+    best = max(fits, key=_closeness, default=None)
+    if best is not None and best.word == OK:
+        return best._replace(word=JIT, reason=release.jit) if release.jit else best
+    return _from_source(name, release, place, best) or best or Fit(release, NOT_KNOWN, f"{name} has no wheel on record")
+
+
+def _closeness(each: Fit) -> tuple[int, ...]:
+    wheel = each.wheel
+    channel = -_CHANNELS.index(wheel.channel) if wheel else 0
+    return (ORDER.index(each.word), -each.rank, channel, -len(each.weak))
+
+
+def _whole_release(name: str, release: ExtensionRelease, place: CellOnHost) -> Fit | None:
+    """Refuse what no wheel of the release can change: the Python, the host and the pin of torch, in this order."""
+    python = place.cell.python
+    what = f"{name} {release.version}"
+    # The newest patch release of that Python: it meets "!=3.14.1".
+    if release.requires_python and not meets(f"{python.removesuffix('t')}.99", release.requires_python):
+        return Fit(release, NO_PYTHON, f"{what} requires Python {release.requires_python}")
+    if release.wheels and release.built_from is None:
+        mine = [wheel for wheel in release.wheels if wheel.arch in ("any", place.arch)]
+        tags = [tag for wheel in mine or release.wheels for tag in wheel.tags]
+        if not any(_tag(wheel, python) for wheel in mine or release.wheels):
+            return Fit(release, NO_PYTHON, f"{what} has wheels for {', '.join(dict.fromkeys(tags))}")
+        if not mine:
+            return Fit(release, NO_HOST, f"{what} has no wheel for {place.arch}")
+        hosts = [_host(name, release, wheel, place) for wheel in mine]
+        if all(hosts):
+            return max((refused for refused in hosts if refused is not None), key=_closeness)
+    torch = release.requires.get("torch", "")
+    if not meets(place.cell.torch, torch):
+        return Fit(release, TORCH_PINNED, f"{what} requires torch{torch}")
+    return None
+
+
+def _wheel(
+    facts: Facts, name: str, release: ExtensionRelease, wheel: ExtensionWheel, place: CellOnHost, *, third_party: bool
+) -> Fit:
+    refused = _host(name, release, wheel, place) or _bound(facts, name, release, wheel, place)
+    if refused is not None:
+        return refused
+    if wheel.channel == "third-party" and not third_party:
+        return Fit(release, THIRD_PARTY, f"only another author's wheel of {name} {release.version} fits", wheel)
+    tag = _tag(wheel, place.cell.python) or ""
+    return Fit(release, OK, _binds(wheel), wheel, tag, _weak(name, release, wheel), _file(wheel, tag, place))
+
+
+def _host(name: str, release: ExtensionRelease, wheel: ExtensionWheel, place: CellOnHost) -> Fit | None:
+    what = f"{name} {release.version}"
+    if _tag(wheel, place.cell.python) is None:
+        return Fit(release, NO_PYTHON, f"{what} has wheels for {', '.join(wheel.tags)}", wheel)
+    if wheel.glibc and place.glibc and key(wheel.glibc) > key(place.glibc):
+        return Fit(release, NO_HOST, f"{what} needs glibc {wheel.glibc}, the base has {place.glibc}", wheel)
+    return None
+
+
+def _bound(facts: Facts, name: str, release: ExtensionRelease, wheel: ExtensionWheel, place: CellOnHost) -> Fit | None:
+    what = f"{name} {release.version}"
+    torch = _torch(what, release, wheel, place)
+    if torch is not None and torch.word == TORCH_ABI:
+        return torch
+    if wheel.variants and place.cell.variant not in wheel.variants:
+        reason = f"this wheel of {what} is for {', '.join(wheel.variants)}"
+        return Fit(release, CUDA_MAJOR, reason, wheel)
+    if wheel.cuda and (place.cuda is None or place.cuda.split(".")[0] not in wheel.cuda):
+        has = f"CUDA {place.cuda}" if place.cuda else "no CUDA"
+        reason = f"{what} needs the libraries of CUDA {' or '.join(wheel.cuda)}, {place.cell.variant} has {has}"
+        return Fit(release, CUDA_MAJOR, reason, wheel)
+    if torch is not None:
+        return torch
+    if wheel.cuda is None or wheel.sass is None:
+        return Fit(release, NOT_KNOWN, f"the libraries of this wheel of {what} were never read", wheel)
+    return _code(facts, what, release, wheel, place)
+
+
+def _torch(what: str, release: ExtensionRelease, wheel: ExtensionWheel, place: CellOnHost) -> Fit | None:
+    """Refuse a wheel that was built for another torch, or of which it is not known for which."""
+    torch = place.cell.torch
+    if wheel.torch and place.minor not in wheel.torch:
+        reason = f"{what} has wheels for torch {', '.join(wheel.torch)}"
+        return Fit(release, TORCH_ABI, reason, wheel)
+    if wheel.built_for and not meets(torch, wheel.built_for):
+        return Fit(release, TORCH_ABI, f"{what} is built for torch {wheel.built_for}", wheel)
+    if wheel.abi == "none":
+        return None
+    if wheel.abi == "stable":
+        least = wheel.built_for or release.requires.get("torch")
+        return None if least else Fit(release, NOT_KNOWN, f"the lowest torch for {what} is not known", wheel)
+    if wheel.abi is None:
+        return Fit(release, NOT_KNOWN, f"the libraries of this wheel of {what} were never read", wheel)
+    return _strings(what, release, wheel, torch)
+
+
+def _strings(what: str, release: ExtensionRelease, wheel: ExtensionWheel, torch: str) -> Fit | None:
+    """Refuse C++ symbols with the other string ABI, and those of which it is not known for which torch they are."""
+    if wheel.cxx11abi and _has_new_strings(torch) not in wheel.cxx11abi:
+        kind = "new" if wheel.cxx11abi[0] else "old"
+        return Fit(release, TORCH_ABI, f"{what} has the {kind} C++ strings, torch {torch} has the others", wheel)
+    if not wheel.torch and not _names_torch(wheel.built_for or "", release.requires.get("torch", "")):
+        reason = f"{what} has C++ symbols of libtorch, and for which torch it was built is not known"
+        return Fit(release, NOT_KNOWN, reason, wheel)
+    return None
+
+
+def _names_torch(built_for: str, required: str) -> bool:
+    """Return whether a requirement says for which torch a wheel was built: an open range of METADATA does not."""
+    exact = any(sign in f"{built_for} {required}" for sign in ("==", "~="))
+    return exact or ">" in built_for or (">" in required and "<" in required)
+
+
+def _code(facts: Facts, what: str, release: ExtensionRelease, wheel: ExtensionWheel, place: CellOnHost) -> Fit | None:
+    for device in place.devices:
+        sass = any(sass_runs(facts, sm, device.cc, place.cuda or "0") for sm in wheel.sass or [])
+        ptx = place.native and any(ptx_runs(code, device.cc) for code in wheel.ptx)
+        if wheel.cuda and (wheel.sass or wheel.ptx) and not sass and not ptx:
+            code = ", ".join([*(wheel.sass or []), *(f"{each}+PTX" for each in wheel.ptx)])
+            old = " (its driver compiles no PTX of that CUDA)" if wheel.ptx and not place.native else ""
+            reason = f"{what} has code for {code}: none runs on {device.label} ({device.cc}){old}"
+            return Fit(release, NO_GPU_CODE, reason, wheel)
+    return None
+
+
+def _from_source(name: str, release: ExtensionRelease, place: CellOnHost, best: Fit | None) -> Fit | None:
+    source = release.built_from
+    if source is None or (best is not None and best.word == OK):
+        return None
+    what = f"{name} {release.version}"
+    if release.jit:
+        return Fit(release, JIT, release.jit, weak=() if release.verified else (what,))
+    if place.cuda is None:
+        return Fit(release, CUDA_MAJOR, f"{what} is built with nvcc, and {place.cell.variant} has no CUDA")
+    if source.torch and not meets(place.cell.torch, source.torch):
+        return Fit(release, TORCH_ABI, f"{what} builds with torch {source.torch} only")
+    takes = f"; {source.takes}" if source.takes else ""
+    reason = f"no wheel of {what} fits: build it in `devel` with nvcc {place.cuda} ({source.needs}{takes})"
+    return Fit(release, SOURCE_ONLY, reason, weak=() if release.verified and source.verified else (what,))
+
+
+def _tag(wheel: ExtensionWheel, python: str) -> str | None:
+    """Return the best tag of the wheel that this Python takes. abi3 counts upward, never for a free-threaded Python."""
+    plain = python.removesuffix("t").replace(".", "")
+    exact = f"cp{plain}-cp{plain}{'t' if python.endswith('t') else ''}"
+    if exact in wheel.tags:
+        return exact
+    return next((tag for tag in wheel.tags if _takes(tag, python)), None)
+
+
+def _takes(tag: str, python: str) -> bool:
+    interpreter, abi = tag.split("-")
+    digits = interpreter[2:]
+    least = f"{digits[0]}.{digits[1:] or '0'}"
+    if abi == "abi3":
+        return not python.endswith("t") and python_key(least) <= python_key(python)
+    return abi == "none" and interpreter.startswith("py") and python_key(least) <= python_key(python)
+
+
+def _file(wheel: ExtensionWheel, tag: str, place: CellOnHost) -> str | None:
+    """Return the name of the wheel's file; None where it is not known."""
+    if wheel.file is None:
+        return None
+    strings = "TRUE" if _has_new_strings(place.cell.torch) else "FALSE"
+    return wheel.file.replace("{tag}", tag).replace("{torch}", place.minor).replace("{abi}", strings)
+
+
+def _has_new_strings(torch: str) -> bool:
+    return key(torch) >= key(_NEW_STRINGS_FROM)
+
+
+def _binds(wheel: ExtensionWheel) -> str:
+    torch = {"none": "no symbol of torch", "stable": "torch's stable ABI"}.get(wheel.abi or "", "libtorch C++ symbols")
+    cuda = f"CUDA {' or '.join(wheel.cuda)}" if wheel.cuda else "no CUDA library"
+    return f"{torch}, {cuda}"
+
+
+def _weak(name: str, release: ExtensionRelease, wheel: ExtensionWheel) -> tuple[str, ...]:
+    what = f"{name} {release.version}"
+    parts = {
+        f"the release {what}": release.verified,
+        f"the wheel of {what}": wheel.verified,
+        f"the torch that {what} was built for": wheel.built_for_verified,
+        f"the GPU code of {what}": wheel.code_verified,
+    }
+    return tuple(text for text, verified in parts.items() if not verified)

@@ -1,0 +1,174 @@
+"""Choose one release of every extension for a cell, such that all their requirements hold together."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from envcheck.matrix.extensions.fit import INSTALLABLE, NOT_KNOWN, OK, ORDER, PINS_CONFLICT, Fit, CellOnHost, fit
+from envcheck.matrix.extensions.model import Extension, ExtensionRelease, Extensions
+from envcheck.matrix.extensions.specifiers import is_prerelease, meets, newest_first, satisfiable
+from envcheck.matrix.facts.lookup import Facts
+from envcheck.matrix.facts.model import Cell
+
+# What a PyTorch index serves beside torch for each variant: a pin of these does not bind a cell to PyPI's wheel.
+_BESIDE_TORCH = frozenset({"torch", "torchvision", "torchaudio", "torchcodec", "triton"})
+
+
+class WantedExtension(NamedTuple):
+    """An extension to install, and the specifier that its version must meet."""
+
+    extension: Extension
+    specifier: str = ""
+
+    def __str__(self) -> str:
+        """Return it as a requirement: vllm>=0.16."""
+        return f"{self.extension.name}{self.specifier}"
+
+
+class Rules:
+    """What does not change from cell to cell, and what was already judged."""
+
+    def __init__(self, facts: Facts, extensions: Extensions, *, third_party: bool) -> None:
+        self.facts, self.extensions, self.third_party = facts, extensions, third_party
+        self._releases: dict[tuple[str, str], list[ExtensionRelease]] = {}
+        self._fits: dict[tuple[str, str, Cell, bool, bool], Fit] = {}
+
+    def releases(self, want: WantedExtension) -> list[ExtensionRelease]:
+        """Return the releases that meet the specifier, newest first; pre-releases where it names one, or all are."""
+        at = (want.extension.name, want.specifier)
+        if at not in self._releases:
+            versions = {release.version: release for release in want.extension.releases}
+            final = {version for version in versions if not is_prerelease(version)}
+            allowed = [v for v in versions if v in final or not final or is_prerelease(want.specifier.lstrip("=<>~!"))]
+            self._releases[at] = [versions[v] for v in newest_first(allowed) if meets(v, want.specifier)]
+        return self._releases[at]
+
+    def fit(self, name: str, release: ExtensionRelease, place: CellOnHost, *, third_party: bool) -> Fit:
+        """Return the judgement on a release; the second time from memory. Host and GPUs of `place` never change."""
+        at = (name, release.version, place.cell, place.native, third_party)
+        if at not in self._fits:
+            self._fits[at] = fit(self.facts, name, release, place, third_party=third_party)
+        return self._fits[at]
+
+
+class Choice(NamedTuple):
+    """What was found for one cell: one installable release of each extension, or the first thing that fails for each.
+
+    `fits` are in the order of the question. `clash` says which requirements exclude each other.
+    """
+
+    place: CellOnHost
+    fits: list[Fit]
+    clash: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all can be installed together."""
+        return not self.clash and all(each.word in INSTALLABLE for each in self.fits)
+
+    def rank(self, rules: Rules) -> int:
+        """Return the rank of the worst: 0 is best."""
+        return max((ranked(rules, each) for each in self.fits), default=0)
+
+    @property
+    def closeness(self) -> tuple[int, int]:
+        """How close an incomplete choice came: how many extensions fit, and how late the first refusal is."""
+        refused = [ORDER.index(each.word) for each in self.fits if each.word not in INSTALLABLE]
+        if not refused:
+            return (len(self.fits), ORDER.index(PINS_CONFLICT))
+        return (len(self.fits) - len(refused), min(refused))
+
+
+def choose(rules: Rules, wanted: list[WantedExtension], place: CellOnHost) -> Choice:
+    """Return the best releases for a cell: the lowest rank first, then the newest of each extension."""
+    judged = [_judged(rules, want, place) for want in wanted]
+    options = [[each for each in fits if each.word in INSTALLABLE] for fits in judged]
+    if not all(options):
+        return Choice(place, [_first(fits) for fits in judged])
+    for most in sorted({ranked(rules, each) for fits in options for each in fits}):
+        allowed = [[each for each in fits if ranked(rules, each) <= most] for fits in options]
+        chosen = _compatible(wanted, allowed, place, []) if all(allowed) else None
+        if chosen is not None:
+            return Choice(place, chosen)
+    newest = [fits[0] for fits in options]
+    return Choice(place, newest, clash(wanted, newest, place) or "their requirements exclude each other")
+
+
+def ranked(rules: Rules, each: Fit) -> int:
+    """Return the rank of a release; where other authors' wheels are allowed, all wheels rank the same."""
+    return 0 if rules.third_party and each.word == OK else each.rank
+
+
+def _judged(rules: Rules, want: WantedExtension, place: CellOnHost) -> list[Fit]:
+    name = want.extension.name
+    releases = rules.releases(want)
+    if not releases:
+        nothing = ExtensionRelease(version="", source=["none"])
+        return [Fit(nothing, NOT_KNOWN, f"no release of {want} is on record")]
+    fits = [rules.fit(name, release, place, third_party=rules.third_party) for release in releases]
+    return [_with_dependencies(rules, name, each, place) for each in fits]
+
+
+def _first(fits: list[Fit]) -> Fit:
+    """Return the release that can be installed, else the one that came closest; the newest of equals.
+
+    What is not known about an older release is no refusal of its own: the reason of the closest one names it.
+    """
+    unknown = [each for each in fits if each.word == NOT_KNOWN]
+    if fits[0].word == NOT_KNOWN and not any(each.word in INSTALLABLE for each in fits):
+        return fits[0]
+    closest = max((each for each in fits if each.word != NOT_KNOWN), key=lambda each: ORDER.index(each.word))
+    if not unknown or closest.word in INSTALLABLE:
+        return closest
+    return closest._replace(reason=f"{closest.reason}; not known: {unknown[0].reason}")
+
+
+def _with_dependencies(rules: Rules, name: str, each: Fit, place: CellOnHost) -> Fit:
+    """Refuse a release that needs another extension of the table, of which no allowed release can fit the cell.
+
+    What is not known about such a dependency does not refuse: the last word on dependencies has the installer.
+    """
+    if each.word not in INSTALLABLE:
+        return each
+    for other, specifier in each.release.requires.items():
+        extension = rules.extensions.find(other)
+        if extension is None or other in _BESIDE_TORCH:
+            continue
+        fits = [
+            rules.fit(other, release, place, third_party=False)
+            for release in rules.releases(WantedExtension(extension, specifier))
+        ]
+        if fits and all(one.word not in INSTALLABLE and one.word != NOT_KNOWN for one in fits):
+            closest = _first(fits)
+            what = f"{name} {each.release.version}"
+            return each._replace(word=closest.word, reason=f"{what} needs {other}{specifier}, and {closest.reason}")
+    return each
+
+
+def _compatible(
+    wanted: list[WantedExtension], options: list[list[Fit]], place: CellOnHost, chosen: list[Fit]
+) -> list[Fit] | None:
+    if len(chosen) == len(options):
+        return chosen
+    for each in options[len(chosen)]:
+        more = [*chosen, each]
+        if not clash(wanted, more, place):
+            whole = _compatible(wanted, options, place, more)
+            if whole is not None:
+                return whole
+    return None
+
+
+def clash(wanted: list[WantedExtension], chosen: list[Fit], place: CellOnHost) -> str:
+    """Return the first package on which the requirements of the chosen releases exclude each other; "" for none."""
+    fixed = {"torch": f"=={place.cell.torch}"} | ({"triton": f"=={place.triton}"} if place.triton else {})
+    by_package: dict[str, dict[str, str]] = {name: {"torch's wheel": version} for name, version in fixed.items()}
+    for want, each in zip(wanted, chosen, strict=False):
+        what = f"{want.extension.name} {each.release.version}"
+        by_package.setdefault(want.extension.name, {})["the question"] = f"=={each.release.version}"
+        for package, specifier in each.release.requires.items():
+            by_package.setdefault(package, {})[what] = specifier
+    for package, needs in by_package.items():
+        if not satisfiable(frozenset(needs.values())):
+            return ", ".join(f"{who} needs {package}{specifier}" for who, specifier in needs.items() if specifier)
+    return ""

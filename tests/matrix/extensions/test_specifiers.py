@@ -1,0 +1,86 @@
+"""Requirements are compared as `packaging` compares them, and those that exclude each other are found."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from envcheck.matrix.extensions.file import load
+from envcheck.matrix.extensions.specifiers import is_prerelease, meets, newest_first, satisfiable
+
+FIELDS = st.lists(st.integers(0, 3), min_size=1, max_size=4).map(lambda fields: ".".join(map(str, fields)))
+TAILS = st.sampled_from(["", "", "", "a1", "rc2", ".post1", ".post3", "b1.post2"])
+VERSIONS = st.tuples(FIELDS, TAILS).map("".join)
+CLAUSES = st.one_of(
+    st.tuples(st.sampled_from(["==", "!=", "<=", ">=", "<", ">"]), VERSIONS).map("".join),
+    st.tuples(st.sampled_from(["==", "!="]), FIELDS.map(lambda fields: f"{fields}.*")).map("".join),
+    st.tuples(st.just("~="), FIELDS.filter(lambda fields: "." in fields)).map("".join),
+)
+SPECIFIERS = st.lists(CLAUSES, max_size=3).map(",".join)
+ODD = ["2.9.1+cu128", "1!2.0", "2.0.dev3", "2.0rc1.post1.dev2", "v2.0", "2.0-1"]
+
+
+@settings(max_examples=400, deadline=None)
+@given(VERSIONS | st.sampled_from(ODD), SPECIFIERS)
+def test_a_version_meets_what_packaging_says_it_meets(version: str, specifier: str) -> None:
+    assert meets(version, specifier) is SpecifierSet(specifier).contains(version, prereleases=True)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(VERSIONS | st.sampled_from(ODD), max_size=6))
+def test_versions_are_ordered_as_packaging_orders_them(versions: list[str]) -> None:
+    assert [*map(Version, newest_first(versions))] == sorted(map(Version, versions), reverse=True)
+
+
+def test_the_versions_and_requirements_of_the_facts_mean_what_packaging_says() -> None:
+    rows = [release for row in load().extensions for release in row.releases]
+    versions = {release.version for release in rows} | {"2.9.1", "2.14.0", "5.0.3", "0.1.9"}
+    specifiers = {specifier for release in rows for specifier in release.requires.values()}
+    for specifier in specifiers:
+        for version in versions:
+            assert meets(version, specifier) is SpecifierSet(specifier).contains(version, prereleases=True)
+
+
+GRID = [
+    f"{a}.{b}{tail}"
+    for a in range(5)
+    for b in range(5)
+    for tail in ("", "a1", "rc2", "rc3", ".post1", ".post2", ".1", ".3.1")
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(SPECIFIERS, max_size=3))
+def test_requirements_that_a_version_meets_are_never_called_a_conflict(specifiers: list[str]) -> None:
+    whole = SpecifierSet(",".join(filter(None, specifiers)))
+    if any(whole.contains(version, prereleases=True) for version in GRID):
+        assert satisfiable(frozenset(specifiers))
+
+
+@pytest.mark.parametrize(
+    ("specifiers", "possible"),
+    [
+        (["==2.14.0", "==2.14.1"], False),
+        (["==2.14.0", ">=2.14.1"], False),
+        (["==0.1.11", "<=0.1.9"], False),
+        (["==2.10.0", ">=2.10"], True),
+        (["<2", ">=2"], False),
+        (["<2.1", ">=2.0"], True),
+        (["!=5.0.*,!=5.1.*,>=5.0", "<5.3"], True),
+        (["!=5.0.*,!=5.1.*,>=5.0", "<5.2"], False),
+        (["~=2.14.0", "==2.15.0"], False),
+        (["", ""], True),
+        ([], True),
+    ],
+)
+def test_what_excludes_each_other_is_found(specifiers: list[str], possible: bool) -> None:  # noqa: FBT001 (an expectation)
+    assert satisfiable(frozenset(specifiers)) is possible
+
+
+def test_prereleases() -> None:
+    assert is_prerelease("4.0.0b36")
+    assert not is_prerelease("2.8.3.post1")
+    assert not is_prerelease("nothing")
