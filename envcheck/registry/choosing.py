@@ -110,7 +110,8 @@ def choose(repository: Repository, wish: Wish, terms: ProofTerms) -> PullChoice:
         chosen = max([each for each in (best.chosen, found.chosen) if each], key=_rank, default=None)
         best = PullChoice(chosen, [*best.refused, *found.refused], [*best.notes, *notes, *found.notes])
     if best.chosen is None and not best.refused:
-        refused = Refused(ProofRefusal.NO_PROOF, f"no image for {wish.arch} fits {wish.cells}, target {wish.target}")
+        why = f"no image for {wish.arch} fits {wish.cells}, target {wish.target}"
+        refused = Refused(ProofRefusal.NO_PROOF, why if tags else "the repository is empty, or its name is wrong")
         best = best._replace(refused=[ImageRefusal(repository.reference.name, (), None, refused)])
     return best
 

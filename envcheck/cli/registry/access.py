@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import platform
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 # This machine's architecture as image manifests write it.
 _ARCHS: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _SHOWN: Final = 19
+# A branch alone is older than each of its drivers, and covers nothing.
+_DRIVER: Final = re.compile(r"\d{3,4}(\.\d+){1,3}", re.ASCII)
 
 
 class DescribedNode(NamedTuple):
@@ -35,9 +38,12 @@ class DescribedNode(NamedTuple):
     here: bool
 
     def facts(self) -> NodeFacts | None:
-        """Return the node that is asked about; None for none. Raises ConfigError where --gpu is missing."""
+        """Return the node that is asked about; None for none. Raises ConfigError for one that cannot be."""
         from envcheck.registry.proofs.covers import NodeFacts, node_of
 
+        if self.driver is not None and not _DRIVER.fullmatch(self.driver):
+            message = f"--driver {self.driver} is not a whole driver version"
+            raise ConfigError(message, fix="write it as nvidia-smi prints it: 570.124.06")
         if self.gpu is not None:
             return NodeFacts((self.gpu,), self.gpus or 1, self.driver, platform.machine())
         if self.gpus is not None or self.driver is not None:
@@ -91,9 +97,13 @@ def private_key(path: Path) -> PrivateKey:
     return signing.load_private(path, typed.encode())
 
 
-def short(digest: str) -> str:
-    """Return the start of a digest, as a line shows it."""
-    return digest[:_SHOWN]
+def short(name: str) -> str:
+    """Return the start of a digest, as a line shows it; another name is whole."""
+    return name[:_SHOWN] if name.startswith("sha256:") else name
+
+
+# What people read where nothing holds because no policy names a key.
+NO_POLICY: Final = "no --policy was given, so no key is known; see docs/publish.md"
 
 
 def ran_on(proof: JudgedProof) -> str:

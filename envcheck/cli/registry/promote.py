@@ -82,6 +82,8 @@ def command(options: PromoteOptions, settings: Settings) -> None:
         click.echo(_document(source, gates, done))
     else:
         _show(gates, done)
+        for tag in options.tags if met and done is None else ():
+            click.echo(f"would promote {target.name}:{tag} to {target.pinned(source.wanted)}")
     sys.exit(0 if met and (done is None or not done.missing) else 1)
 
 

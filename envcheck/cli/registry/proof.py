@@ -69,6 +69,8 @@ def command(options: ProofOptions, settings: Settings) -> None:
         click.echo(_document(name, proofs, found.notes))
     else:
         _show(name, proofs, found.notes)
+        if proofs.judged and options.policy is None:
+            click.echo(access.NO_POLICY)
     sys.exit(0 if proofs.chosen is not None else 1)
 
 

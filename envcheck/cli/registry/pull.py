@@ -69,16 +69,8 @@ def command(options: PullOptions, settings: Settings) -> None:
     """
     from envcheck.matrix.file.load import load
     from envcheck.registry.choosing import Wish, choose, choose_named
-    from envcheck.registry.oci.references import parse_reference
 
-    name = options.source or options.what
-    if name is None:
-        message = "no repository to pull from"
-        raise ConfigError(message, fix="pass a reference, or --from REPOSITORY")
-    reference = parse_reference(name)
-    if options.source is not None and (reference.tag or reference.digest):
-        message = f"--from {options.source} names one image"
-        raise ConfigError(message, fix="leave out the tag and digest, or pass it without --from")
+    reference = _reference(options)
     node = access.DescribedNode(options.gpu, options.gpus, options.driver, here=True).facts()
     terms = access.terms(access.policy(options.policy), node, load(settings.matrix))
     repository = access.repository(reference, options.mirror)
@@ -94,6 +86,20 @@ def command(options: PullOptions, settings: Settings) -> None:
     else:
         _show(reference, choice, pulled, options)
     sys.exit(0 if choice.chosen is not None else 1)
+
+
+def _reference(options: PullOptions) -> ImageReference:
+    from envcheck.registry.oci.references import parse_reference
+
+    name = options.source or options.what
+    if name is None or (options.source is None and "/" not in name):
+        message = "no repository to pull from" if name is None else f"{name} names no repository"
+        raise ConfigError(message, fix="add --from REPOSITORY, or pass REGISTRY/NAME:TAG")
+    reference = parse_reference(name)
+    if options.source is not None and (reference.tag or reference.digest):
+        message = f"--from {options.source} names one image"
+        raise ConfigError(message, fix="leave out the tag and digest, or pass it without --from")
+    return reference
 
 
 class Pulled(NamedTuple):
@@ -144,7 +150,7 @@ def _show(reference: ImageReference, choice: PullChoice, pulled: Pulled | None, 
     for note in choice.notes:
         click.echo(f"note: {note}")
     if chosen is None and options.policy is None:
-        click.echo("no --policy was given, so no key is known; see docs/publish.md")
+        click.echo(access.NO_POLICY)
     if pulled is not None:
         from envcheck.images.engines import GPUS
 

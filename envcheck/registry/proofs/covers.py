@@ -88,7 +88,8 @@ def _other_gpus(facts: ProofFacts, node: NodeFacts, matrix: Matrix) -> Refused |
     if covers.mig != node.mig:
         return Refused(wrong, f"proven with MIG {_switch(covers.mig)}, and it is {_switch(node.mig)} here")
     if node.gpus > covers.gpus:
-        return Refused(ProofRefusal.TOO_FEW_GPUS, f"proven on {covers.gpus} GPUs, and this node has {node.gpus}")
+        proven = f"{covers.gpus} GPU{'' if covers.gpus == 1 else 's'}"
+        return Refused(ProofRefusal.TOO_FEW_GPUS, f"proven on {proven}, and this node has {node.gpus}")
     return None
 
 

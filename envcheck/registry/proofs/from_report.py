@@ -54,10 +54,10 @@ def state(packed: PackedReport, image: RemoteImage, levels: Mapping[str, str] | 
     ran(report, [image])
     _refuse_unfinished(report)
     _refuse_other_mode(report)
-    result, covers, level = _result(report), _covers(report), _level(report, catalogue() if levels is None else levels)
-    cell = _cell(report)
+    missing = _missing(report, catalogue() if levels is None else levels)
+    result, covers, level, cell = _result(report), _covers(report), _level(report, missing), _cell(report)
     if result != "FAILED":
-        _refuse_unproven(report, covers, level, cell)
+        _refuse_unproven(report, covers, missing, cell)
     facts = ProofFacts(
         tool=report.tool,
         cell=cell,
@@ -119,13 +119,15 @@ def _refuse_other_mode(report: RunReport) -> None:
         raise UnprovableError(message, fix="run at least `--level quick`")
 
 
-def _refuse_unproven(report: RunReport, covers: Covers, level: Level | None, cell: str | None) -> None:
+def _refuse_unproven(report: RunReport, covers: Covers, missing: Mapping[str, str], cell: str | None) -> None:
     """Refuse a pass that would not say what of: which hardware, which torch, which level."""
+    lowest = sorted(check for check, level in missing.items() if level == LEVELS[0])
     message = ""
     if report.mode == "unknown":
         message = "no check ran torch, so the run proves nothing of the image"
-    elif level is None:
-        message = f"checks of level {LEVELS[0]} were left out, so the run proves no level"
+    elif lowest:
+        names = f"{', '.join(lowest[:3])}{', ...' if len(lowest) > 3 else ''}"  # noqa: PLR2004 (as many as fit)
+        message = f"envcheck {report.tool} ran without checks of level {LEVELS[0]} ({names}), so it proves no level"
     elif cell is None:
         message = "neither the image's labels nor torch say which cell this is"
     elif report.mode == "gpu" and (covers.gpu is None or covers.driver is None or not covers.gpus):
@@ -140,14 +142,18 @@ def _result(report: RunReport) -> Result:
     return "WARNED" if _with(report, "warn") else "PASSED"
 
 
-def _level(report: RunReport, levels: Mapping[str, str]) -> Level | None:
-    """Return the highest level of the plan whose checks were all run, or do not apply here."""
+def _missing(report: RunReport, levels: Mapping[str, str]) -> dict[str, str]:
+    """Return the checks that were not run and do apply here, each with its level."""
     done = {outcome.id for outcome in report.outcomes if not outcome.left_out}
-    missing = {level for check, level in levels.items() if check not in done}
-    missing |= {check.level for check in report.plan.checks if check.id not in done}
+    planned = {check.id: check.level for check in report.plan.checks}
+    return {check: level for check, level in {**levels, **planned}.items() if check not in done}
+
+
+def _level(report: RunReport, missing: Mapping[str, str]) -> Level | None:
+    """Return the highest level of the plan whose checks were all run."""
     highest = None
     for level in LEVELS[: LEVELS.index(report.plan.level) + 1]:
-        if level in missing:
+        if level in missing.values():
             break
         highest = _named_level(level)
     return highest

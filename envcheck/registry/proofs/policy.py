@@ -27,6 +27,19 @@ _FIX: Final = (
     "the settings of [proof] are level, max_age, keys, required, warnings, rejudge, mode and unsigned, "
     "those of [promote] gpus, from and signers"
 )
+_WRITE: Final = {
+    "level": 'write "static", "quick", "standard" or "full"',
+    "max_age": 'write "30d", "12h" or "90m"',
+    "keys": 'write a list: ["release.pub"]',
+    "required": 'write a list: ["all-reduce"]; `envcheck checks` lists the names',
+    "warnings": 'write "allow" or "refuse"',
+    "rejudge": "write true or false",
+    "mode": 'write "gpu" or "cpu"',
+    "unsigned": "write true or false",
+    "gpus": 'write a list: ["H100 x8"]',
+    "from": 'write a repository: "registry.example/staging"',
+    "signers": "write how many keys must sign: 2",
+}
 _AGE: Final = re.compile(r"([1-9]\d{0,4})([dhm])", re.ASCII)
 _UNITS: Final = {"d": "days", "h": "hours", "m": "minutes"}
 _GPUS: Final = re.compile(r"(?P<gpu>\S(?:.*\S)?) x(?P<gpus>[1-9]\d{0,5})", re.ASCII)
@@ -104,8 +117,9 @@ def read(path: Path) -> Policy:
         message = f"{path}: nested deeper than any setting"
         raise ConfigError(message, fix="close the brackets") from error
     except msgspec.ValidationError as error:
-        message = f"{path}{_line(text, document, str(error))}"
-        raise ConfigError(message, fix=_FIX) from error
+        where, name = _line(text, document, str(error))
+        message = f"{path}{where}"
+        raise ConfigError(message, fix=_WRITE.get(name, _FIX)) from error
     except ValueError as error:  # tomllib's own, which names the line; a number of thousands of digits
         message = f"{path}: {' '.join(str(error).split())[:200]}"
         raise ConfigError(message, fix=_FIX) from error
@@ -166,7 +180,7 @@ def _key(name: str, place: _Place) -> PublicKey:
 def _age(text: str, place: _Place) -> dt.timedelta:
     match = _AGE.fullmatch(text)
     if match is None:
-        place.refuse("proof", "max_age", f"{text[:40]!r} is not an age", 'write "30d", "12h" or "90m"')
+        place.refuse("proof", "max_age", f"{text[:40]!r} is not an age", _WRITE["max_age"])
     return dt.timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
@@ -177,18 +191,18 @@ def _gpus(text: str, place: _Place) -> NamedGpus:
     return NamedGpus(match["gpu"], int(match["gpus"]))
 
 
-def _line(text: str, document: dict[str, Any], error: str) -> str:
-    """Return ":LINE: KEY: WHY" of msgspec's error, which ends with the path of the value."""
+def _line(text: str, document: dict[str, Any], error: str) -> tuple[str, str]:
+    """Return ":LINE: KEY: WHY" of msgspec's error, which ends with the path of the value, and the setting's name."""
     match = _PLACE.search(error)
     path = match["path"] if match else ""
     why = error[: match.start()] if match else error
     table, _, name = re.sub(r"\[\.*\d*\]", "", path).partition(".")
     unknown = re.search(r"unknown field `([^`]*)`", why)
     if unknown:
-        table, name = (table, unknown[1]) if table else (unknown[1], "")
+        why, table, name = "there is no such setting", table or unknown[1], unknown[1] if table else ""
     line = _line_of(text, table, name) if table in document else None
     where = ".".join(part for part in (table, name) if part)
-    return f"{f':{line}' if line else ''}: {f'{where}: ' if where else ''}{why[:1].lower()}{why[1:]}"
+    return f"{f':{line}' if line else ''}: {f'{where}: ' if where else ''}{why[:1].lower()}{why[1:]}", name
 
 
 def _line_of(text: str, table: str, name: str) -> int | None:

@@ -192,7 +192,7 @@ def test_a_check_that_was_left_out_lowers_the_level() -> None:
         structs.replace(o, status="skip", left_out=True) if o.id == "fingerprint" else o for o in report.outcomes
     ]
     assert state(structs.replace(report, outcomes=outcomes)).facts.level == "standard"
-    assert "the run proves no level" in refusal(report, {"new": "static"})
+    assert "without checks of level static (new), so it proves no level" in refusal(report, {"new": "static"})
 
 
 def test_by_default_the_checks_of_today_make_a_level() -> None:

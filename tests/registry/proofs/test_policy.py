@@ -78,8 +78,8 @@ def test_what_is_left_out_is_as_in_the_default(site: Path) -> None:
     ("text", "line", "setting"),
     [
         ('\n[proof]\nlevel = "most"\n', 3, "proof.level: invalid enum value"),
-        ("[proof]\nlevle = 'quick'\n", 2, "proof.levle: object contains unknown field"),
-        ("[prof]\nlevel = 'quick'\n", 1, "prof: object contains unknown field"),
+        ("[proof]\nlevle = 'quick'\n", 2, "proof.levle: there is no such setting"),
+        ("[prof]\nlevel = 'quick'\n", 1, "prof: there is no such setting"),
         ("[proof]\nkeys = 'gate.pub'\n", 2, "proof.keys: expected `array`"),
         ("[proof]\nkeys = [1]\n", 2, "proof.keys: expected `str`"),
         ("[proof]\nkeys = ['gone.pub']\n", 2, "proof.keys: "),
@@ -112,6 +112,15 @@ def test_what_is_wrong_is_named_with_its_line(site: Path, text: str, line: int, 
     assert refused.value.message.startswith(f"{path}:{line}: {setting}")
     assert "\n" not in str(refused.value)
     assert refused.value.exit_code == 2
+
+
+def test_a_value_that_is_wrong_is_named_with_what_to_write(site: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read(written(site, "[proof]\nlevel = 'most'\n"))
+    assert refused.value.fix == 'write "static", "quick", "standard" or "full"'
+    with pytest.raises(ConfigError) as refused:
+        read(written(site, "[proof]\nlevle = 'quick'\n"))
+    assert "the settings of [proof] are level, max_age" in refused.value.fix
 
 
 @pytest.mark.parametrize(
