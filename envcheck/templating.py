@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +27,8 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     environment.filters["json"] = _quoted
+    environment.filters["shell"] = shlex.quote
+    environment.filters["yaml"] = json.dumps  # a JSON string is a YAML one, and ASCII alone
     return environment
 
 

@@ -10,6 +10,7 @@ from envcheck.cli.lazy_group import LazyGroup
 
 COMMANDS: Final = {
     "report": "Say which nodes failed, are missing or differ, and which to use now.",
+    "render": "Write the files with which Slurm or Kubernetes starts envcheck.",
     "gate": "Say whether this node may take work now.",
     "pairs": "Find the node, link or GPU at fault by tests of groups.",
 }

@@ -1,0 +1,109 @@
+"""`envcheck fleet render`: files that start envcheck on many nodes."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import click
+
+from envcheck.checks import LEVELS
+from envcheck.cli.shared.parameter_types import Duration
+from envcheck.cli.shared.typed_options import takes
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
+
+
+class FleetRenderOptions(NamedTuple):
+    """The options of `envcheck fleet render`."""
+
+    system: Literal["slurm", "kubernetes"]
+    names: tuple[str, ...]
+    image: str | None
+    python: str | None
+    nodes: int
+    gpus: int
+    level: str
+    max_age: float
+    budget: float
+    on_error: Literal["refuse", "admit"]
+    program: str | None
+    scripts: str
+    reports: str | None
+    state: str
+    partition: str
+    namespace: str
+    variables: tuple[str, ...]
+    output: Path | None
+
+
+@click.command("render", short_help="Write the files with which Slurm or Kubernetes starts envcheck.")
+@click.argument("system", type=click.Choice(("slurm", "kubernetes")))
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--image", metavar="REF@DIGEST", help="The image to judge, by digest.")
+@click.option("--python", metavar="PATH", help="Slurm: an environment on the nodes to judge, instead of an image.")
+@click.option("--nodes", type=click.IntRange(1, 100_000), default=1, show_default=True, help="How many nodes.")
+@click.option("--gpus", type=click.IntRange(0, 64), default=8, show_default=True, help="GPUs of a node; 0: none.")
+@click.option("--level", type=click.Choice(LEVELS), default="quick", show_default=True, help="How much to check.")
+@click.option("--max-age", type=Duration(), default="15m", show_default=True, help="Gates believe a verdict so long.")
+@click.option("--budget", type=Duration(), default="60s", show_default=True, help="A gate's own run ends after this.")
+@click.option(
+    "--on-error",
+    type=click.Choice(("refuse", "admit")),
+    default="refuse",
+    show_default=True,
+    help="What gates do where nothing can be said.",
+)
+@click.option("--program", metavar="PATH", help="Slurm: envcheck on the nodes. [this one]")
+@click.option(
+    "--scripts", default="/etc/slurm/envcheck", show_default=True, help="Slurm: where slurmd finds the scripts."
+)
+@click.option("--reports", metavar="DIR", help="Slurm: a directory that all nodes share. [./envcheck-reports]")
+@click.option("--state", default="/var/lib/envcheck", show_default=True, help="Where a node keeps its verdicts.")
+@click.option("--partition", default="", help="Slurm: the partition of sweep and group.")
+@click.option("--namespace", default="default", show_default=True, help="Kubernetes: the namespace.")
+@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Kubernetes: NCCL_*, FI_*, UCX_*.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Write the files into this directory."
+)
+@click.pass_obj
+@takes(FleetRenderOptions)
+def command(options: FleetRenderOptions, settings: Settings) -> None:
+    """Write the files with which Slurm or Kubernetes runs envcheck. Nothing is applied.
+
+    \b
+    envcheck fleet render slurm --image REF@sha256:... --nodes 16 -o slurm/
+    envcheck fleet render kubernetes sweep --image REF@sha256:... --nodes 16
+
+    Without --output the files are printed, one after the other. A NAME is a
+    file's, such as prolog.sh, or its first word.
+    Exit 2: a value cannot stand in a script or manifest, or no file has that name.
+    """
+    from envcheck import safe_files
+    from envcheck.fleet.launch_files.files import launch_files
+    from envcheck.fleet.launch_files.values import LaunchValues
+
+    given = {name: value for name, value in options._asdict().items() if name in LaunchValues._fields}
+    chosen = {
+        "program": options.program or _this_program(),
+        "reports": options.reports or str(Path.cwd() / "envcheck-reports"),
+    }
+    values = LaunchValues(**{**given, **chosen})
+    for file in launch_files(options.system, options.names, values):
+        if options.output is None:
+            click.echo(f"# {file.name}\n{file.text}", nl=False)
+            continue
+        options.output.mkdir(parents=True, exist_ok=True)
+        path = options.output / file.name
+        safe_files.put(path, file.text.encode(), file.mode)
+        if not settings.quiet:
+            click.echo(f"wrote {path}")
+
+
+def _this_program() -> str:
+    """Return the path of the envcheck that runs."""
+    named = Path(sys.argv[0])
+    return str(named.absolute()) if named.name == "envcheck" else shutil.which("envcheck") or "/usr/local/bin/envcheck"

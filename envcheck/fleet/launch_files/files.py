@@ -1,0 +1,60 @@
+"""Which files there are for each system, and their text."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from envcheck.errors import ConfigError
+from envcheck.fleet.launch_files.values import LaunchValues, context
+from envcheck.templating import rendered
+
+# By system: each file, and what it is for.
+FILES: Final = {
+    "slurm": {
+        "sweep.sbatch": "a run on each node, a report a node",
+        "group.sbatch": "one group of all nodes: collectives and bandwidth between them",
+        "prolog.sh": "Prolog: refuse a job on a node whose check failed",
+        "epilog.sh": "Epilog: look at a node after each job",
+        "health.sh": "HealthCheckProgram: keep the verdicts of idle nodes fresh",
+        "slurm.conf.part": "the lines for slurm.conf",
+    },
+    "kubernetes": {
+        "sweep-job.yaml": "a run on each node, a report a node (an indexed Job)",
+        "gang-jobset.yaml": "one group of all nodes: collectives and bandwidth between them (a JobSet)",
+        "preflight.yaml": "a pod with a gate before its training (an init container)",
+        "watch-daemonset.yaml": "keep the verdicts of all nodes fresh, and taint those that fail",
+        "rbac.yaml": "what the DaemonSet may do",
+    },
+}
+_EXECUTABLE: Final = (".sh", ".sbatch")
+
+
+class LaunchFile(NamedTuple):
+    """A rendered file: its name, its text, and its mode."""
+
+    name: str
+    text: str
+    mode: int
+
+
+def launch_files(system: str, names: Sequence[str], values: LaunchValues) -> list[LaunchFile]:
+    """Return the files of these names, all of a system without one. Raises ConfigError for a name that none has."""
+    filled = context(values, system)
+    chosen = list(dict.fromkeys(_named(system, name) for name in names)) or list(FILES[system])
+    return [
+        LaunchFile(name, rendered(f"{system}/{name}.j2", filled), 0o755 if name.endswith(_EXECUTABLE) else 0o644)
+        for name in chosen
+    ]
+
+
+def _named(system: str, name: str) -> str:
+    """Return the file that a word means: its name, or its name without what is after the first dot or dash."""
+    files = FILES[system]
+    short = {word: file for file in files for word in (file, file.partition(".")[0], file.partition("-")[0])}
+    if name in short:
+        return short[name]
+    near = difflib.get_close_matches(name, short, 1)
+    message = f"{system} has no file called {name[:100]!r}"
+    raise ConfigError(message, fix=f"did you mean {near[0]}?" if near else f"give one of {', '.join(files)}")

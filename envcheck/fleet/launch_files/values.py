@@ -1,0 +1,100 @@
+"""What a site fills in, and what is refused: a value stands in a shell script or in YAML that root will run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+from envcheck.errors import ConfigError
+
+SYSTEMS: Final = ("slurm", "kubernetes")
+# Slurm ends a HealthCheckProgram after 60 s (slurm.conf(5)); the script needs some of it to start and to end.
+HEALTH_SECONDS: Final = 45
+# A node that fails is tainted with it, and a pod that tolerates it may still run there.
+TAINT: Final = "envcheck.dev/failed"
+_REFERENCE: Final = re.compile(r"[a-z0-9][A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}")
+_PATH: Final = re.compile(r"/[^\x00-\x1f\x7f-\x9f]*")
+# What stands in slurm.conf, where nothing quotes it.
+_PLAIN_PATH: Final = re.compile(r"/[A-Za-z0-9._/+-]*")
+_PARTITION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(,[A-Za-z0-9][A-Za-z0-9_.-]*)*")
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+# Minutes that a run may take on a node, several times what it is planned for.
+_MINUTES: Final = {"static": 10, "quick": 15, "standard": 30, "full": 120}
+
+
+class LaunchValues(NamedTuple):
+    """What the files are filled in with. Exactly one of `image` and `python` is given; times are whole seconds."""
+
+    image: str | None
+    python: str | None
+    nodes: int
+    gpus: int
+    level: str
+    max_age: float
+    budget: float
+    on_error: Literal["refuse", "admit"]
+    program: str
+    scripts: str
+    reports: str
+    state: str
+    partition: str
+    namespace: str
+    variables: tuple[str, ...]
+
+
+def context(values: LaunchValues, system: str) -> dict[str, Any]:
+    """Return what the templates of a system are rendered with. Raises ConfigError for one that is not safe there."""
+    _hold("--image", values.image, _REFERENCE, "REPOSITORY@sha256:DIGEST; a tag can name another image tomorrow")
+    for option, path in (("--python", values.python), ("--program", values.program), ("--reports", values.reports)):
+        _hold(option, path, _PATH, "an absolute path without control characters")
+    for option, path in (("--scripts", values.scripts), ("--state", values.state)):
+        _hold(option, path, _PLAIN_PATH, "an absolute path of letters, digits and . _ + -")
+    _hold("--partition", values.partition or None, _PARTITION, "the name of a partition")
+    _hold("--namespace", values.namespace, _NAMESPACE, "a namespace of Kubernetes: a-z, 0-9 and -")
+    if (values.image is None) == (values.python is None) or (system == "kubernetes" and values.image is None):
+        message = "a pod runs an image" if system == "kubernetes" else "one environment is judged"
+        both = "" if system == "kubernetes" else ", or --python PATH for one on the nodes"
+        raise ConfigError(message, fix=f"give --image REPOSITORY@sha256:DIGEST{both}")
+    max_age, budget = _seconds("--max-age", values.max_age, 60), _seconds("--budget", values.budget, 5)
+    target = f"--image {values.image}" if values.image else f"--python {shlex.quote(values.python or '')}"
+    return {
+        **values._asdict(),
+        "target": target,
+        "variables": _variables(values.variables),
+        "max_age": max_age,
+        "budget": budget,
+        "health_budget": min(budget, HEALTH_SECONDS),
+        # Two more tries before the verdict is too old for the prolog.
+        "renew_after": max(1, max_age // 3),
+        "interval": max(30, max_age // 3),
+        "minutes": _MINUTES[values.level],
+        "taint": TAINT,
+    }
+
+
+def _hold(option: str, value: str | None, pattern: re.Pattern[str], wanted: str) -> None:
+    if value is not None and not pattern.fullmatch(value):
+        message = f"{option} {value[:200]!r} cannot stand in a launch file"
+        raise ConfigError(message, fix=f"give {wanted}")
+
+
+def _seconds(option: str, value: float, least: int) -> int:
+    if value < least:
+        message = f"{option} {value:g}s is too short for a node"
+        raise ConfigError(message, fix=f"give at least {least}s")
+    return round(value)
+
+
+def _variables(given: tuple[str, ...]) -> Mapping[str, str] | list[tuple[str, str]]:
+    pairs = []
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not separator or not _VARIABLE.fullmatch(name) or _UNPRINTABLE.search(value):
+            message = f"--env {text[:200]!r} is not NAME=VALUE"
+            raise ConfigError(message, fix="write it as NCCL_SOCKET_IFNAME=eth0, on one line")
+        pairs.append((name, value))
+    return pairs

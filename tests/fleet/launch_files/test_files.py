@@ -1,0 +1,194 @@
+"""What `fleet render` writes: valid for bash, shellcheck and Kubernetes' schemas, and safe whatever is filled in."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from envcheck.errors import ConfigError
+from envcheck.fleet.launch_files.files import FILES, launch_files
+from envcheck.fleet.launch_files.values import LaunchValues
+
+IMAGE = "registry.example:5000/torch@sha256:" + "a" * 64
+HOSTILE = """a"b'c$HOME`id`;#: {{x}} \\ %s"""
+VALUES = LaunchValues(
+    image=IMAGE,
+    python=None,
+    nodes=16,
+    gpus=8,
+    level="quick",
+    max_age=900.0,
+    budget=60.0,
+    on_error="refuse",
+    program="/opt/envcheck/bin/envcheck",
+    scripts="/etc/slurm/envcheck",
+    reports="/shared/reports",
+    state="/var/lib/envcheck",
+    partition="gpu",
+    namespace="ml",
+    variables=("NCCL_SOCKET_IFNAME=eth0", f"FI_PROVIDER={HOSTILE}"),
+)
+SETTINGS = {
+    "gpus": VALUES,
+    "cpu": VALUES._replace(gpus=0, partition="", variables=(), on_error="admit", level="standard"),
+    "hostile": VALUES._replace(image=None, python=f"/opt/{HOSTILE}", program=f"/{HOSTILE}", reports=f"/{HOSTILE}"),
+}
+
+
+def texts(system: str, values: LaunchValues = VALUES) -> dict[str, str]:
+    return {file.name: file.text for file in launch_files(system, (), values)}
+
+
+@pytest.fixture(scope="session")
+def validators() -> Path:
+    """Return where kubernetes-validate and shellcheck are; `.ci/test` installs them."""
+    at = os.environ.get("ENVCHECK_TEST_VALIDATORS")
+    if not at:
+        pytest.skip("no kubernetes-validate: set ENVCHECK_TEST_VALIDATORS, or use `make test`, which installs it")
+    return Path(at)
+
+
+@pytest.mark.parametrize("values", SETTINGS.values(), ids=SETTINGS)
+def test_scripts_are_sound_shell(values: LaunchValues, tmp_path: Path) -> None:
+    for file in launch_files("slurm", (), values):
+        if file.mode == 0o755:
+            (tmp_path / file.name).write_text(file.text)
+            subprocess.run(["bash", "-n", str(tmp_path / file.name)], check=True)
+
+
+@pytest.mark.tools
+@pytest.mark.parametrize("values", SETTINGS.values(), ids=SETTINGS)
+def test_shellcheck_finds_nothing(values: LaunchValues, tmp_path: Path, validators: Path) -> None:
+    files = [tmp_path / file.name for file in launch_files("slurm", (), values) if file.mode == 0o755]
+    for path in files:
+        path.write_text(texts("slurm", values)[path.name])
+    done = subprocess.run([validators / "shellcheck", *files], capture_output=True, text=True, check=False)
+    # SC2016: what a site calls its directories may hold a dollar sign, in single quotes.
+    assert [line for line in done.stdout.splitlines() if "SC" in line and "SC2016" not in line] == []
+
+
+@pytest.mark.parametrize("script", ["prolog.sh", "epilog.sh", "health.sh"])
+def test_a_script_calls_the_program_with_exactly_the_words_that_were_given(script: str, tmp_path: Path) -> None:
+    program = tmp_path / "it's a $HOME"
+    program.write_text('#!/bin/sh\nfor word; do printf "%s\\n" "$word"; done\n')
+    program.chmod(0o755)
+    values = SETTINGS["hostile"]._replace(program=str(program))
+    done = subprocess.run(["sh", "-c", texts("slurm", values)[script]], capture_output=True, text=True, check=True)
+    words = done.stdout.splitlines()
+    assert words[:5] == ["--quiet", "fleet", "gate", "--python", f"/opt/{HOSTILE}"]
+    assert {"--drain", "--require-gpu"} <= set(words)
+
+
+@pytest.mark.parametrize(
+    ("script", "codes"),
+    [
+        ("prolog.sh", {0: 0, 1: 1, 2: 2, 3: 3, 124: 3, 127: 3}),
+        ("epilog.sh", {0: 0, 1: 1, 2: 0, 3: 0, 124: 0, 127: 0}),
+        ("health.sh", {0: 0, 1: 1, 2: 2, 3: 3}),
+    ],
+)
+def test_what_slurm_sees_of_each_exit_code(script: str, codes: dict[int, int], tmp_path: Path) -> None:
+    program = tmp_path / "envcheck"
+    seen = {}
+    for code in codes:
+        program.write_text(f"#!/bin/sh\nexit {code}\n")
+        program.chmod(0o755)
+        text = texts("slurm", VALUES._replace(program=str(program)))[script]
+        seen[code] = subprocess.run(["sh", "-c", text], check=False).returncode
+    assert seen == codes
+
+
+@pytest.mark.parametrize("values", [SETTINGS["gpus"], SETTINGS["cpu"]], ids=["gpus", "cpu"])
+def test_values_arrive_in_the_manifests_as_they_were_given(values: LaunchValues) -> None:
+    text = "\n---\n".join(texts("kubernetes", values).values())
+    documents = {one["kind"]: one for one in yaml.safe_load_all(text)}
+    assert set(documents) == {
+        *("Job", "JobSet", "Pod", "DaemonSet", "ServiceAccount", "ClusterRole", "ClusterRoleBinding")
+    }
+    job = documents["Job"]["spec"]
+    assert (job["completions"], job["completionMode"], job["backoffLimitPerIndex"]) == (16, "Indexed", 0)
+    container = job["template"]["spec"]["containers"][0]
+    assert container["image"] == IMAGE
+    assert ("resources" in container) == bool(values.gpus)
+    given = dict(variable.split("=", 1) for variable in values.variables)
+    for pod in (documents["Pod"]["spec"], job["template"]["spec"]):
+        for one in [*pod.get("initContainers", []), *pod["containers"]]:
+            assert given.items() <= {entry["name"]: entry.get("value") for entry in one["env"]}.items()
+    assert "nvidia.com/gpu" not in texts("kubernetes", values)["watch-daemonset.yaml"]
+
+
+@pytest.mark.tools
+@pytest.mark.parametrize("values", [SETTINGS["gpus"], SETTINGS["cpu"]], ids=["gpus", "cpu"])
+def test_kubernetes_schemas_hold(values: LaunchValues, tmp_path: Path, validators: Path) -> None:
+    files = texts("kubernetes", values)
+    # A JobSet is a resource of its own controller, without a schema here; what it starts is a Job.
+    jobset: dict[str, Any] = yaml.safe_load(files.pop("gang-jobset.yaml"))
+    (jobs,) = jobset["spec"]["replicatedJobs"]
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "gang"}, "spec": jobs["template"]["spec"]}
+    files["gang-job.yaml"] = yaml.safe_dump(job)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    command = [str(validators / "kubernetes-validate"), "--strict", *(str(tmp_path / name) for name in files)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    output = done.stdout + done.stderr
+    assert (done.returncode, output.count(" passed for ")) == (0, len(files) + 2), output
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(files["sweep-job.yaml"].replace("completions: 16", 'completions: "16"'))
+    command = [str(validators / "kubernetes-validate"), "--strict", str(wrong)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"image": "torch:1"},
+        {"image": IMAGE + "\n      privileged: true"},
+        {"image": "$(id)@sha256:" + "a" * 64},
+        {"image": None},
+        {"python": "/opt/venv"},
+        {"program": "envcheck"},
+        {"program": "/opt/x\nrm -rf /"},
+        {"scripts": "/etc/slurm/a b"},
+        {"scripts": "/etc\nProlog=/tmp/x"},
+        {"state": "/var/lib/x; reboot"},
+        {"reports": "relative"},
+        {"partition": "gpu\n#SBATCH --uid=0"},
+        {"partition": "$(id)"},
+        {"namespace": "a: b"},
+        {"namespace": "-a"},
+        {"variables": ("A=b\nc: d",)},
+        {"variables": ("A B=c",)},
+        {"variables": ("A",)},
+        {"max_age": 5.0},
+        {"budget": 1.0},
+    ],
+)
+def test_what_cannot_stand_in_a_file_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        launch_files(
+            "kubernetes" if "image" in change and change["image"] is None else "slurm", (), VALUES._replace(**change)
+        )
+    assert "\n" not in str(refused.value)
+
+
+def test_names_are_files_or_their_first_words() -> None:
+    names = [file.name for file in launch_files("slurm", ["prolog", "sweep.sbatch", "prolog.sh"], VALUES)]
+    assert names == ["prolog.sh", "sweep.sbatch"]
+    assert [file.name for file in launch_files("kubernetes", ["watch"], VALUES)] == ["watch-daemonset.yaml"]
+    with pytest.raises(ConfigError, match="did you mean prolog"):
+        launch_files("slurm", ["prolg"], VALUES)
+    assert {system: len(files) for system, files in FILES.items()} == {"slurm": 6, "kubernetes": 5}
+
+
+def test_the_health_program_ends_before_slurm_ends_it_and_renews_before_the_prolog_asks() -> None:
+    health = shlex.split(texts("slurm")["health.sh"], comments=True)
+    assert health[health.index("--budget") + 1] == "45s"
+    assert health[health.index("timeout") + 3] == "60"
+    assert health[health.index("--max-age") + 1] == "300s"
+    assert "SchedulerParameters=nohold_on_prolog_fail" in texts("slurm")["slurm.conf.part"]
