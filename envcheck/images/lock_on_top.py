@@ -12,11 +12,18 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envcheck.errors import ConfigError
-from envcheck.images.lock_with_uv import PLATFORMS, UnsatisfiableError, first_resolution, source_options
+from envcheck.images.lock_with_uv import (
+    PLATFORMS,
+    UnsatisfiableError,
+    first_resolution,
+    platform_of,
+    source_options,
+)
 from envcheck.images.locks.lockfile import group_of
 from envcheck.images.locks.model import Lock, Pin
 from envcheck.images.spec import ARCH, ImageSpec, facts
 from envcheck.images.targets import RECIPES, wanted
+from envcheck.matrix.facts.c_libraries import glibc_of
 from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
 from envcheck.mirrors.profiles.model import Profile, without_logins
 
@@ -59,7 +66,9 @@ def lock_user_packages(spec: ImageSpec, requirements: Sequence[str], profile: Pr
     """
     try:
         name = f"{', '.join(requirements)} on top of {spec.tag}"
-        pins = _on_top(spec.cell, requirements, spec.locks, profile, name, spec.arch)
+        # A user's packages run on this base only: what its C library allows is taken, for example manylinux_2_31.
+        platform = platform_of(glibc_of(spec.base), spec.arch)
+        pins = _on_top(spec.cell, requirements, spec.locks, profile, name, spec.arch, platform=platform)
     except UnsatisfiableError as error:
         fix = "ask for another version, leave the package out, or take another cell: a build moves nothing of the cell"
         raise ConfigError(error.message, fix=fix) from error
@@ -136,6 +145,7 @@ def _on_top(
     name: str,
     arch: HostArch,
     same: Sequence[str] = (),
+    platform: str | None = None,
 ) -> list[Pin]:
     """Return what `requirements` add to these locks, all of whose pins are constraints, as are those of `same`.
 
@@ -147,7 +157,8 @@ def _on_top(
     with tempfile.TemporaryDirectory(prefix="envcheck-lock-") as scratch:
         for pin in (pin for pin in held if group_of(pin.name) != "base"):
             _stand_in(Path(scratch), pin)
-        options = ["--python-version", cell.python, "--python-platform", PLATFORMS[arch], "--find-links", scratch]
+        options = ["--python-version", cell.python, "--python-platform", platform or PLATFORMS[arch]]
+        options += ["--find-links", scratch]
         tries = [([*options, *source], requirements) for source in source_options(profile, "pypi")]
         pins = first_resolution(tries, name, profile, constraints=constraints)
     ours = {pin.name for pin in held}

@@ -25,10 +25,13 @@ from envcheck.images.locks.model import Lock, Pin
 from envcheck.images.spec import ARCH, facts, torch_index, torch_version
 from envcheck.images.targets import BESIDE_TORCH
 from envcheck.matrix.facts.model import Cell, HostArch, Matrix
+from envcheck.matrix.facts.versions import key
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, network_indexes, without_queries
 
 # Every base has a newer C library; wheels for an older one match too.
 PLATFORMS: Final[dict[HostArch, str]] = {"x86_64": "x86_64-manylinux_2_28", "aarch64": "aarch64-manylinux_2_28"}
+# The newest platform that uv knows.
+_NEWEST_GLIBC: Final = "2.40"
 _TIMEOUT: Final = 900.0
 _DRAWN: Final = " \u00d7\u2570\u2500\u25b6\u2502\u251c\u2574\u00b7"  # the tree uv draws around its reasons
 _NO_SOLUTION: Final = re.compile(r"^(error: )?No solution found when resolving dependencies:?( cause:)? ")
@@ -46,6 +49,13 @@ def requirements(matrix: Matrix, cell: Cell, arch: HostArch = ARCH) -> list[list
     vision = [f"torchvision=={release.torchvision}{label}"] if release.torchvision else []
     audio = [f"torchaudio=={release.torchaudio}{label}"] if release.torchaudio else []
     return [lines + more for more in ([*vision, *audio], vision, [])]
+
+
+def platform_of(version: str | None, arch: HostArch) -> str:
+    """Return uv's name of the platform with this glibc, the oldest known one for None. Wheels for older ones match."""
+    if version is None:
+        return PLATFORMS[arch]
+    return f"{arch}-manylinux_{min(version, _NEWEST_GLIBC, key=key).replace('.', '_')}"
 
 
 class UnsatisfiableError(UnavailableError):

@@ -157,10 +157,12 @@ def command(options: BuildOptions, settings: Settings) -> None:
     from envcheck.cli.build.printed import show_unlocked
     from envcheck.cli.shared.platforms import architecture
     from envcheck.cli.sources.best_cell import cell_for_this_machine
+    from envcheck.cli.sources.extensions_of_cell import pinned_to_fit
     from envcheck.cli.sources.mirror_selection import profile_for
     from envcheck.cli.sources.packages_on_top import requested_packages, with_packages
     from envcheck.images.build.tags import parse
     from envcheck.images.engines import venv
+    from envcheck.matrix.file.load import load
 
     parse(options.tag)  # a wrong one is refused before anything runs
     selector = options.selector or cell_for_this_machine(settings, options.mirror)
@@ -178,6 +180,7 @@ def command(options: BuildOptions, settings: Settings) -> None:
         show_unlocked(spec, profile, engine=options.engine, packages=requirements, as_json=options.as_json)
         return
     spec = lock_first(settings, spec, profile)
+    requirements = pinned_to_fit(load(settings.matrix), spec, requirements) if requirements else []
     spec = with_packages(spec, requirements, profile, keep=not options.plan_only)
     with _wheels(spec, profile, options, settings) as wheels:
         if options.engine == "venv":

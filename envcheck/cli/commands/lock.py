@@ -28,6 +28,7 @@ class LockOptions(NamedTuple):
     images_dir: Path | None
     targets: tuple[Literal["runtime", "devel", "train", "jupyter"], ...]
     arch: Literal["x86_64", "aarch64"]
+    requirements: tuple[str, ...]
     tool: bool
     model: str | None
     dataset: str | None
@@ -58,6 +59,13 @@ class LockOptions(NamedTuple):
     type=click.Choice(["x86_64", "aarch64"]),
     help="The architecture that is locked; aarch64 with the versions of x86_64 where it has them.",
 )
+@click.option(
+    "--with",
+    "requirements",
+    multiple=True,
+    metavar="NAME[SPEC]",
+    help="Lock nothing: ask the installer whether these native extensions can be installed beside the cell's torch.",
+)
 @click.option("--tool", is_flag=True, help="Lock envcheck's own environment inside images (needs pyproject.toml).")
 @click.option("--model", metavar="REPO@REV", help="Lock a Hugging Face model instead: every file with its sha256.")
 @click.option("--dataset", metavar="REPO@REV", help="The same of a dataset.")
@@ -75,7 +83,10 @@ def command(options: LockOptions, settings: Settings) -> None:
     date, no mirror. A cell that cannot be locked keeps what it had and is named at the end. A model's lock is made from
     the profile's `hf.trusted`, or huggingface_hub's own endpoint, and `envcheck fetch --lock` takes it.
 
-    Exit 0: all are locked; 2: wrong usage; 3: a cell could not be locked.
+    With --with nothing is locked: the releases that the facts call fitting are resolved by the installer, and a
+    disagreement is said.
+
+    Exit 0: all are locked, or the installer agrees; 2: wrong usage; 3: a cell could not be locked, or it disagrees.
     """
     from envcheck.data import own_images
     from envcheck.images.spec import select
@@ -90,6 +101,9 @@ def command(options: LockOptions, settings: Settings) -> None:
         _lock_tool(profile)
         return
     matrix = load(settings.matrix)
+    if options.requirements:
+        _ask_installer(matrix, options, profile)
+        return
     cells = [c for c in select(matrix, options.selectors) if options.selectors or options.arch in matrix.archs(c)]
     directory = options.images_dir or own_images()
     failed = [c for c in cells if not _lock(matrix, c, profile, directory, options, settings)]
@@ -98,6 +112,20 @@ def command(options: LockOptions, settings: Settings) -> None:
     click.echo(f"locked {len(cells) - len(failed)} of {len(cells)}{then}")
     if failed:
         click.echo(f"without a new lock: {' '.join(map(str, failed))}", err=True)
+        raise SystemExit(3)
+
+
+def _ask_installer(matrix: Matrix, options: LockOptions, profile: Profile) -> None:
+    from envcheck.cli.sources.extensions_of_cell import ask_installer
+    from envcheck.errors import ConfigError
+    from envcheck.matrix.facts.model import Cell
+
+    if len(options.selectors) != 1 or (cell := Cell.parse(options.selectors[0])) is None:
+        message = "--with takes one cell, by its whole name"
+        raise ConfigError(message, fix="e.g. envcheck lock torch2.9.1-cu128-py312 --with vllm")
+    wrong = ask_installer(matrix, cell, options.arch, options.requirements, profile)
+    if wrong is not None:
+        click.echo(f"{cell}: {wrong}", err=True)
         raise SystemExit(3)
 
 

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from envcheck.errors import ConfigError
-from envcheck.matrix.extensions.fit import INSTALLABLE, OK, PINS_CONFLICT, Fit
+from envcheck.matrix.extensions.fit import INSTALLABLE, NOT_KNOWN, OK, PINS_CONFLICT, Fit
 from envcheck.matrix.extensions.joint import Rules, WantedExtension
 from envcheck.matrix.extensions.model import Extensions
 from envcheck.matrix.extensions.offers import alternatives_with
@@ -40,11 +40,12 @@ class ChosenExtension(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusedExtension(msgspec.Struct, frozen=True, kw_only=True):
-    """The first thing that fails for an extension in a cell."""
+    """The first thing that fails for an extension in a cell. `not_known`: of some release it is not known."""
 
     name: str
     word: str
     reason: str
+    not_known: bool = False
 
 
 class RefusedCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,7 +215,12 @@ def _none_fits(
 def _refusals(wanted: list[WantedExtension], answer: Answer) -> list[RefusedExtension]:
     choice = answer.choice
     refused = [
-        RefusedExtension(name=want.extension.name, word=fit.word, reason=fit.reason)
+        RefusedExtension(
+            name=want.extension.name,
+            word=fit.word,
+            reason=fit.reason,
+            not_known=fit.word == NOT_KNOWN or fit.others_unknown,
+        )
         for want, fit in zip(wanted, choice.fits, strict=True)
         if fit.word not in INSTALLABLE
     ]

@@ -64,7 +64,10 @@ class CellOnHost(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """The judgement on a release: a word of ORDER, why, and the wheel it is about. `weak` names unverified facts."""
+    """The judgement on a release: a word of ORDER, why, and the wheel it is about. `weak` names unverified facts.
+
+    `others_unknown` says that of other releases it is not known whether they fit.
+    """
 
     release: ExtensionRelease
     word: str
@@ -73,6 +76,7 @@ class Fit(NamedTuple):
     tag: str = ""
     weak: tuple[str, ...] = ()
     file: str | None = None
+    others_unknown: bool = False
 
     @property
     def rank(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from envcheck.matrix.extensions.fit import INSTALLABLE, NOT_KNOWN, OK, ORDER, PINS_CONFLICT, Fit, CellOnHost, fit
+from envcheck.matrix.extensions.fit import INSTALLABLE, NOT_KNOWN, OK, ORDER, PINS_CONFLICT, CellOnHost, Fit, fit
 from envcheck.matrix.extensions.model import Extension, ExtensionRelease, Extensions
 from envcheck.matrix.extensions.specifiers import is_prerelease, meets, newest_first, satisfiable
 from envcheck.matrix.facts.lookup import Facts
@@ -120,7 +120,7 @@ def _first(fits: list[Fit]) -> Fit:
     closest = max((each for each in fits if each.word != NOT_KNOWN), key=lambda each: ORDER.index(each.word))
     if not unknown or closest.word in INSTALLABLE:
         return closest
-    return closest._replace(reason=f"{closest.reason}; not known: {unknown[0].reason}")
+    return closest._replace(reason=f"{closest.reason}; not known: {unknown[0].reason}", others_unknown=True)
 
 
 def _with_dependencies(rules: Rules, name: str, each: Fit, place: CellOnHost) -> Fit:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from envcheck.matrix.extensions.fit import CellOnHost
 from envcheck.matrix.extensions.joint import Choice, Rules, WantedExtension, choose
 from envcheck.matrix.extensions.specifiers import newest_first
+from envcheck.matrix.facts.c_libraries import glibc
 from envcheck.matrix.facts.lookup import Device
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.facts.versions import key
 from envcheck.matrix.resolver.query import requested_devices
 from envcheck.matrix.resolver.resolve import Resolution
 from envcheck.matrix.resolver.verdict import FORWARD, OK
-
-# The C library of the distributions that `bases` names: their packages libc6 2.35-0ubuntu3, 2.36-9, 2.39-0ubuntu8
-# and 2.41-12.
-_GLIBC: Final = {"jammy": "2.35", "bookworm": "2.36", "noble": "2.39", "trixie": "2.41"}
 
 
 class Answer(NamedTuple):
@@ -87,15 +84,13 @@ def _place(matrix: Matrix, cell: Cell, verdict: str, answer: Resolution, devices
     release = matrix.release(cell.torch)
     variants = release.variants if release else []
     variant = release.variant(cell.variant) if release else None
-    base = matrix.base(cell.python)
-    libraries = [_GLIBC[each.suite] for each in [base, *matrix.bases] if each is not None and each.suite in _GLIBC]
     return CellOnHost(
         cell,
         answer.arch,
         variant.cuda if variant else None,
         native=verdict == OK,
         # A Python without a base of ours runs on a distribution that is not known: the oldest base counts.
-        glibc=libraries[0] if base else min(libraries, key=key, default=None),
+        glibc=glibc(matrix, cell.python),
         # All variants of a torch release are built with one triton.
         triton=next((each.triton for each in variants if each.triton), None),
         devices=devices,

@@ -118,10 +118,25 @@ def _same_major(sm: str, cc: str) -> bool:
     return major == cc_major and minor <= cc_minor
 
 
-NAMES = (
-    "vllm xformers torchao flash-attn torchcodec onnxruntime-gpu bitsandbytes sglang faiss-gpu torch-tensorrt mamba-ssm "
-    "torchvision torchaudio deepspeed cupy-cuda12x pyg-lib auto-gptq"
-).split()
+NAMES = [
+    "vllm",
+    "xformers",
+    "torchao",
+    "flash-attn",
+    "torchcodec",
+    "onnxruntime-gpu",
+    "bitsandbytes",
+    "sglang",
+    "faiss-gpu",
+    "torch-tensorrt",
+    "mamba-ssm",
+    "torchvision",
+    "torchaudio",
+    "deepspeed",
+    "cupy-cuda12x",
+    "pyg-lib",
+    "auto-gptq",
+]
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -1,0 +1,100 @@
+"""`build --with` takes an extension in a release that fits the cell, and `lock --with` asks the installer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from envcheck.cli.sources.extensions_of_cell import pinned_to_fit
+from envcheck.errors import ConfigError
+from envcheck.images import dry_resolution
+from envcheck.images.spec import make_spec
+from envcheck.matrix.facts.model import Cell, Matrix
+from envcheck.matrix.file.load import load
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def matrix() -> Matrix:
+    return load()
+
+
+def pinned(matrix: Matrix, cell: str, *requirements: str) -> list[str]:
+    parsed = Cell.parse(cell)
+    assert parsed is not None
+    return pinned_to_fit(matrix, make_spec(matrix, parsed, []), requirements)
+
+
+@pytest.mark.parametrize(
+    ("requirement", "pin"),
+    [
+        ("torchao", "torchao==0.13.0"),  # METADATA does not pin torch: uv would take the newest
+        ("torchcodec>=0.5", "torchcodec==0.7.0"),
+        ("xformers", "xformers==0.0.32.post2"),
+        ("Onnxruntime_GPU", "onnxruntime-gpu==1.26.0"),
+        ("einops>=0.8", "einops>=0.8"),  # no native extension of the facts
+        ("vllm[audio]==0.11.0", "vllm[audio]==0.11.0"),  # an extra: left to the installer
+    ],
+)
+def test_an_extension_is_pinned_to_what_fits(matrix: Matrix, requirement: str, pin: str) -> None:
+    assert pinned(matrix, "torch2.8.0-cu128-py311", requirement) == [pin]
+
+
+@pytest.mark.parametrize(
+    ("requirement", "says"),
+    [
+        ("onnxruntime-gpu>=1.27", "does not fit torch2.8.0-cu128-py311: cuda-major: onnxruntime-gpu 1.31.1 needs the"),
+        ("torchao==0.18.0", "does not fit torch2.8.0-cu128-py311: torch-abi: torchao 0.18.0 is built for torch >=2.11"),
+        ("vllm", "does not fit torch2.8.0-cu128-py311: torch-pinned"),
+        ("flash-attn", "fits torch2.8.0-cu128-py311 only from https://github.com/Dao-AILab/flash-attention/releases/"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(matrix: Matrix, requirement: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        pinned(matrix, "torch2.8.0-cu128-py311", requirement)
+    assert says in str(caught.value)
+    assert "envcheck resolve --with" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_not_known_is_said_and_left_to_the_installer(
+    matrix: Matrix, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pinned(matrix, "torch2.8.0-cu128-py311", "pyg-lib>=0.6") == ["pyg-lib>=0.6"]
+    assert "pyg-lib>=0.6: not known whether it fits" in capsys.readouterr().err
+
+
+def test_a_cell_without_cuda_is_left_to_the_installer(matrix: Matrix) -> None:
+    assert pinned(matrix, "torch2.8.0-cpu-py311", "bitsandbytes") == ["bitsandbytes"]
+
+
+def test_lock_says_whether_the_installer_agrees(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dry_resolution, "dry_resolution", lambda *_: 178)
+    code, out, _ = run("lock", "torch2.9.1-cu128-py312", "--with", "vllm", "--with", "flash-attn", "--mirror", "none")
+    assert code == 0
+    assert "torch2.9.1-cu128-py312: the installer agrees: 178 packages with torch 2.9.1" in out
+    assert "flash-attn 2.8.3 (ok), from https://github.com/" in out
+    assert "the installer was not asked" in out
+
+
+def test_lock_says_where_the_installer_disagrees(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def disagree(*_: object) -> int:
+        message = "vllm==0.16.0 beside torch 2.9.1 cannot be locked: outlines-core"
+        raise dry_resolution.DisagreementError(message, fix="pass --mirror")
+
+    monkeypatch.setattr(dry_resolution, "dry_resolution", disagree)
+    code, _, err = run("lock", "torch2.9.1-cu128-py312", "--with", "vllm", "--mirror", "none")
+    assert code == 3
+    assert "the installer disagrees with the facts: vllm==0.16.0 beside torch 2.9.1 cannot be locked" in err
+
+
+def test_lock_names_what_no_release_can_do(run: Run) -> None:
+    code, _, err = run("lock", "torch2.12.1-cu130-py312", "--with", "vllm", "--mirror", "none")
+    assert (code, "torch-pinned" in err) == (3, True)
+
+
+def test_lock_with_takes_one_whole_cell(run: Run) -> None:
+    code, _, err = run("lock", "torch2.9*", "--with", "vllm", "--mirror", "none")
+    assert (code, "--with takes one cell" in err) == (2, True)
