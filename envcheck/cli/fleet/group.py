@@ -13,6 +13,8 @@ COMMANDS: Final = {
     "render": "Write the files with which Slurm or Kubernetes starts envcheck.",
     "gate": "Say whether this node may take work now.",
     "pairs": "Find the node, link or GPU at fault by tests of groups.",
+    "history": "Say how often a node or a GPU failed, and for what.",
+    "schema": "Print the JSON Schemas.",
 }
 
 

@@ -3,52 +3,99 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
+from envcheck.cli.shared.parameter_types import Duration
 from envcheck.cli.shared.typed_options import takes
+
+if TYPE_CHECKING:
+    from envcheck.fleet.summary.summarize import FleetQuestion
+
+_AXES: Final = ("gpu", "cell", "driver")
+_FILE: Final = click.Path(path_type=Path, dir_okay=False)
+
+
+class Axes(click.ParamType[tuple[str, ...]]):
+    """What makes nodes of one kind: gpu, cell and driver, or some of them, between commas."""
+
+    name = "gpu,cell,driver"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """Return the axes; anything else is a usage error."""
+        axes = tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else tuple(value)
+        if not axes or not set(axes) <= set(_AXES):
+            self.fail(f"{value!r} is not a list of {', '.join(_AXES)}", param, ctx)
+        return axes
 
 
 class FleetReportOptions(NamedTuple):
     """The options of `envcheck fleet report`."""
 
     places: tuple[Path, ...]
+    expect: str | None
+    by: tuple[str, ...]
+    max_age: float
+    db: Path | None
+    html: Path | None
+    prometheus: Path | None
+    strict: bool
+    as_json: bool
 
 
 @click.command("report")
 @click.argument("places", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="DIR|FILE...")
+@click.option(
+    "--expect", metavar="FILE|NODELIST", help="The nodes that must have a report: n[1-64], or a file of names."
+)
+@click.option("--by", type=Axes(), default="gpu,cell,driver", show_default=True, help="What makes nodes of one kind.")
+@click.option("--max-age", type=Duration(), default="24h", show_default=True, help="A report that is older is stale.")
+@click.option("--db", type=_FILE, help="Keep what was read there: next time only new files are read.")
+@click.option("--html", type=_FILE, help="Write one page: nodes and checks, curves, drift.")
+@click.option("--prometheus", type=_FILE, help="Write metrics for node_exporter's textfile collector.")
+@click.option("--strict", is_flag=True, help="Drift and outliers count as failures, and leave `use now`.")
+@click.option("--json", "as_json", is_flag=True, help="Print envcheck/fleet/1.")
 @takes(FleetReportOptions)
 def command(options: FleetReportOptions) -> None:
-    """Say which nodes failed or are undetermined, and which to use now.
+    """Say which nodes failed, are missing, stale, undetermined or different, and which to use now.
+
+    Each DIR is searched for *.json, as `envcheck run --output DIR/` writes them. The newest report of a node counts. A
+    node without a sound one is undetermined, never passed.
 
     \b
     envcheck fleet report reports/
+    envcheck fleet report reports/ --expect 'n[1-1000]' --db fleet.db --html fleet.html
 
-    Exit 0: every node passed; 1: a node failed; 2: wrong usage; 3: a node is undetermined.
+    Exit 0: every node passed; 1: a node failed; 2: wrong usage; 3: a node is missing, stale or undetermined.
     """
-    from envcheck.errors import ConfigError
-    from envcheck.fleet.hostlist import fold, is_name
-    from envcheck.fleet.reading.files import find
-    from envcheck.fleet.reading.one_report import OtherDocument, node_of_file, read
-    from envcheck.printable import printable
-    from envcheck.safe_files import read_regular
+    from envcheck import safe_files
+    from envcheck.fleet.formats.page import page
+    from envcheck.fleet.formats.terminal import lines
+    from envcheck.fleet.reading.database import opened
+    from envcheck.fleet.reading.ingest import ingest
+    from envcheck.fleet.summary.model import encode
+    from envcheck.fleet.summary.summarize import summarize
 
-    states: dict[str, set[str]] = {"pass": set(), "fail": set(), "error": set()}
-    for file in find(options.places):
-        node, status, why = node_of_file(Path(file.path).stem), "error", file.problem
-        try:
-            reading = None if file.problem else read(read_regular(Path(file.path), 1 << 30), node)
-        except (ConfigError, OSError) as error:
-            why, reading = str(error), None
-        if isinstance(reading, OtherDocument):
-            continue
-        if reading is not None:
-            node, status, why = reading.node, reading.status, reading.why
-        states[status].add(node)
-        if why:
-            click.echo(printable(f"{status}: {node}: {why}"))
-    good = fold(filter(is_name, states["pass"] - states["fail"] - states["error"]))
-    click.echo(f"use now: {good or 'no node'}")
-    sys.exit(1 if states["fail"] else 3 if states["error"] or not good else 0)
+    question, files = _question(options), dict[Path, str]()
+    with opened(options.db) as database:
+        answer = summarize(database, ingest(database, options.places), question)
+        if options.html is not None:
+            files[options.html] = page(database, answer)
+    for path, content in files.items():
+        safe_files.replace(path, content.encode())
+    if options.as_json:
+        click.echo(encode(answer.report), nl=False)
+    else:
+        click.echo("\n".join(lines(answer.report)))
+    sys.exit(answer.report.verdict.exit_code)
+
+
+def _question(options: FleetReportOptions) -> FleetQuestion:
+    from envcheck.fleet.expected import expected_nodes
+    from envcheck.fleet.summary.summarize import FleetQuestion
+
+    expected = expected_nodes(options.expect) if options.expect is not None else []
+    return FleetQuestion(time.time(), expected, options.by, options.max_age, options.strict)

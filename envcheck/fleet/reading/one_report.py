@@ -114,7 +114,7 @@ def read(content: bytes, stem: str) -> NodeReport | OtherDocument:
         raise ConfigError(message, fix=_FIX) from error
     if document.schema != _SCHEMA:
         return _other(document.schema)
-    return _reading(document, hashlib.blake2b(content, digest_size=16).hexdigest(), stem)
+    return _reading(document, hashlib.sha256(content).hexdigest(), stem)
 
 
 def _schema(content: bytes) -> str:

@@ -4,44 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from html import escape
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from envcheck.node import snapshot
-from envcheck.printable import printable
 from envcheck.reports import gpu_table, phrases
 from envcheck.reports.blamed_gpus import FINDINGS
-from envcheck.reports.html.charts import Figure, figures
+from envcheck.reports.html.charts import figures
+from envcheck.reports.html.elements import definitions, document, figure, status, text, wide
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import OutcomeRow
 
-_CSS: Final = Path(__file__).with_name("page.css")
 _ORDER: Final = ("fail", "error", "warn", "pass", "skip")
 _NAMES: Final = 6
 _FIXED: Final = "\u00a0"
 _SHORT: Final = 14
-# A drawing wider than this, in pixels, gets the page's whole width.
-_COLUMN: Final = 560
-# Nothing may be fetched, whatever a log smuggles in.
-_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def page(report: RunReport) -> str:
     """Return the page: the verdict, what is wrong, the GPUs, the curves, all checks; evidence folded away."""
     title = f"{report.verdict.status}: {report.host.name}, {report.target.name}"
     body = [_findings(report), _gpus(report), _figures(report), _checks(report), _evidence(report)]
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_text(f'envcheck {title}')}</title>\n"
-        f"<style>\n{_CSS.read_text(encoding='utf-8')}</style>\n</head>\n<body>\n"
-        f"{_verdict(report)}<main>\n{''.join(body)}</main>\n"
-        f"<footer>envcheck {_text(report.tool)}, {_text(report.schema)}</footer>\n</body>\n</html>\n"
-    )
+    whole = f"{_verdict(report)}<main>\n{''.join(body)}</main>\n"
+    return document(f"envcheck {title}", whole, f"envcheck {report.tool}, {report.schema}")
 
 
 def _verdict(report: RunReport) -> str:
@@ -64,9 +50,9 @@ def _verdict(report: RunReport) -> str:
         ("evidence", phrases.made_up(report)),
         ("never ran", ", ".join(phrases.unfinished(report))),
     ]
-    sentence = f"<h1>{_text(report.verdict.sentence)}</h1>"
-    shown = _list((title, value) for title, value in facts if value)
-    first = "".join(f"<p>{_text(line)}</p>" for line in _first(report))
+    sentence = f"<h1>{text(report.verdict.sentence)}</h1>"
+    shown = definitions((title, value) for title, value in facts if value)
+    first = "".join(f"<p>{text(line)}</p>" for line in _first(report))
     head = f'{sentence}<p class="counts">{counts}</p>{first}{shown}'
     return f'<header class="verdict {report.verdict.status}">{head}</header>\n'
 
@@ -89,29 +75,24 @@ def _findings(report: RunReport) -> str:
 def _finding(same: list[OutcomeRow]) -> str:
     first = same[0]
     names = ", ".join(outcome.id for outcome in same)
-    shown = _list(phrases.particulars(first))
-    return f'<section class="finding {first.status}"><h3>{_status(first.status)} {_text(names)}</h3>{shown}</section>\n'
+    shown = definitions(phrases.particulars(first))
+    return f'<section class="finding {first.status}"><h3>{status(first.status)} {text(names)}</h3>{shown}</section>\n'
 
 
 def _gpus(report: RunReport) -> str:
     titles, rows = gpu_table.table(report)
     if not rows:
         return ""
-    head = "".join(f'<th scope="col">{_text(title)}</th>' for title in titles)
+    head = "".join(f'<th scope="col">{text(title)}</th>' for title in titles)
     body = "".join(f"<tr>{''.join(_cell(cell) for cell in row)}</tr>\n" for row in rows)
     table = f'<table class="gpus"><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>'
-    return f"<h2>GPUs</h2>\n{_wide(table, 'GPUs')}\n"
-
-
-def _wide(inner: str, title: str) -> str:
-    """Return what may be wider than the screen: it scrolls alone, by keyboard too."""
-    return f'<div class="wide" role="region" aria-label="{_text(title)}" tabindex="0">{inner}</div>'
+    return f"<h2>GPUs</h2>\n{wide(table, 'GPUs')}\n"
 
 
 def _cell(cell: gpu_table.TableCell) -> str:
-    why = f' title="{_text(cell.why)}"' if cell.why else ""
+    why = f' title="{text(cell.why)}"' if cell.why else ""
     kind = f' class="{"uuid" if cell.status == "code" else f"status {cell.status}"}"' if cell.status else ""
-    return f"<td{kind}{why}>{_text(cell.text)}</td>"
+    return f"<td{kind}{why}>{text(cell.text)}</td>"
 
 
 def _checks(report: RunReport) -> str:
@@ -121,7 +102,7 @@ def _checks(report: RunReport) -> str:
     numbers = "".join(f'<th scope="col" class="number">{title}</th>' for title in ("value", "limit", "seconds"))
     head = f"<thead><tr>{plain}{numbers}</tr></thead>"
     table = f'<table class="checks">{head}\n<tbody>{rows}</tbody></table>'
-    return f"<h2>Checks</h2>\n{_wide(table, 'Checks')}\n"
+    return f"<h2>Checks</h2>\n{wide(table, 'Checks')}\n"
 
 
 def _row(same: list[OutcomeRow]) -> str:
@@ -131,17 +112,17 @@ def _row(same: list[OutcomeRow]) -> str:
     limit = limit.replace(" ", _FIXED) if len(limit) <= _SHORT else limit  # its sign stays with its number
     timed = first.kind == "env" and first.attempts and first.status != "skip" and len(same) == 1
     seconds = f"{first.seconds:.1f}" if timed else ""
-    numbers = "".join(f'<td class="number">{_text(text)}</td>' for text in (value, limit, seconds))
+    numbers = "".join(f'<td class="number">{text(shown)}</td>' for shown in (value, limit, seconds))
     soft = ' class="soft"' if first.status == "skip" else ""
     names, summary = _named(same)
-    cells = f'<td>{_status(first.status)}</td><td class="id">{names}</td><td{soft}>{_text(summary)}</td>{numbers}'
+    cells = f'<td>{status(first.status)}</td><td class="id">{names}</td><td{soft}>{text(summary)}</td>{numbers}'
     return f"<tr>{cells}</tr>\n"
 
 
 def _named(same: list[OutcomeRow]) -> tuple[str, str]:
     """Return the checks' names and what was found; of many the names stand in prose."""
     if len(same) <= _NAMES:
-        return "<br>".join(_text(outcome.id) for outcome in same), same[0].summary + phrases.no_pass(same[0])
+        return "<br>".join(text(outcome.id) for outcome in same), same[0].summary + phrases.no_pass(same[0])
     return (
         f"{len(same)} checks",
         f"{same[0].summary}{phrases.no_pass(same[0])}: {', '.join(outcome.id for outcome in same)}",
@@ -149,16 +130,8 @@ def _named(same: list[OutcomeRow]) -> tuple[str, str]:
 
 
 def _figures(report: RunReport) -> str:
-    drawn = "".join(_figure(figure) for outcome in report.outcomes for figure in figures(outcome))
+    drawn = "".join(figure(drawn) for outcome in report.outcomes for drawn in figures(outcome))
     return f'<h2>Measured</h2>\n<div class="figures">{drawn}</div>\n' if drawn else ""
-
-
-def _figure(figure: Figure) -> str:
-    keys = "".join(f'<li><i class="key {kind}"></i>{_text(name)}</li>' for kind, name in figure.legend)
-    legend = f'<ul class="legend">{keys}</ul>' if keys else ""
-    caption = f"<figcaption>{_text(figure.caption)}</figcaption>"
-    broad = ' class="broad"' if figure.drawing.width > _COLUMN else ""
-    return f"<figure{broad}>{caption}{_wide(figure.drawing.svg, figure.caption)}{legend}</figure>\n"
 
 
 def _evidence(report: RunReport) -> str:
@@ -181,17 +154,5 @@ def _known(outcome: OutcomeRow) -> dict[str, Any]:
 
 
 def _folded(title: str, value: Any) -> str:
-    text = json.dumps(value, indent=1, ensure_ascii=False)
-    return f"<details><summary>{_text(title)}</summary><pre>{_text(text)}</pre></details>\n"
-
-
-def _list(pairs: Iterable[tuple[str, str]]) -> str:
-    return f"<dl>{''.join(f'<dt>{_text(title)}</dt><dd>{_text(text)}</dd>' for title, text in pairs)}</dl>"
-
-
-def _status(status: str) -> str:
-    return f'<span class="status {status}">{status}</span>'
-
-
-def _text(text: str) -> str:
-    return escape(printable(str(text)), quote=True)
+    content = json.dumps(value, indent=1, ensure_ascii=False)
+    return f"<details><summary>{text(title)}</summary><pre>{text(content)}</pre></details>\n"

@@ -23,11 +23,15 @@ COLOURS: Final = 6
 
 
 class PlotLine(NamedTuple):
-    """A curve: its name, its points in the units of the axes, and whether it is the one to look at."""
+    """A curve: its name, its points in the units of the axes, and whether it is the one to look at.
+
+    One that is not `dotted` has no mark at its points: of hundreds of curves each mark costs more than its curve.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
     hot: bool = False
+    dotted: bool = True
 
 
 class Drawing(NamedTuple):
@@ -154,7 +158,7 @@ def _limit(y: float, bound: float, unit: str) -> str:
 def _curve(line: PlotLine, kind: str, points: Sequence[tuple[float, float]], axis: Axis, unit: str) -> str:
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     drawn = f'<polyline class="curve {kind}" points="{path}"/>'
-    if len(points) > _DOTTED:
+    if len(points) > _DOTTED or not line.dotted:
         return drawn
     return drawn + "".join(
         f'<circle class="dot {kind}" cx="{x:.1f}" cy="{y:.1f}" r="3"><title>'

@@ -1,0 +1,31 @@
+"""The nodes that a site expects: a host list, or a file of names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from envcheck import safe_files
+from envcheck.errors import ConfigError
+from envcheck.fleet.hostlist import unfold
+
+
+def expected_nodes(text: str) -> list[str]:
+    """Return the names in a host list, or in the file of that name: host lists between lines, `#` begins a comment.
+
+    Raise ConfigError where there is no name in it.
+    """
+    path = Path(text)
+    names = unfold(_content(path)) if "/" in text or path.is_file() else unfold(text)
+    if not names:
+        message = f"--expect {text[:40]!r} names no node"
+        raise ConfigError(message, fix="give a Slurm host list such as n[1-64], or a file with one in each line")
+    return names
+
+
+def _content(path: Path) -> str:
+    try:
+        text = safe_files.read_whole(path).decode()
+    except UnicodeDecodeError as error:
+        message = f"{path} is not a text file"
+        raise ConfigError(message, fix="give a file of node names") from error
+    return "\n".join(line.partition("#")[0] for line in text.splitlines())

@@ -1,0 +1,101 @@
+"""The answer for a fleet as lines of 80 columns: the verdict and what to use first, then what is wrong."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from envcheck.counting import counted
+from envcheck.fleet.hostlist import fold, is_name
+from envcheck.fleet.summary.model import BadState, ConfigurationDrift, FleetGroup, FleetReport, Outlier
+from envcheck.printable import printable
+from envcheck.reports import phrases
+
+WIDTH: Final = 80
+# As many lines a section; the rest is counted, and whole in --json.
+MOST: Final = 12
+_TITLES: Final[dict[BadState, str]] = {
+    "fail": "Failed",
+    "error": "Undetermined",
+    "missing": "Missing",
+    "stale": "Stale",
+}
+
+
+def lines(report: FleetReport) -> Iterator[str]:
+    """Yield the lines."""
+    yield from _wrapped(report.verdict.sentence, "")
+    yield from _wrapped(f"use now: {report.verdict.good or 'no node'}", "", "         ")
+    for state, title in _TITLES.items():
+        yield from _section(title, _nodes(report, state))
+    yield from _section("Drift (who differs from most of its group)", [drifted(row) for row in report.drift])
+    yield from _section("Outliers (far from the median of its group)", [outlying(row) for row in report.outliers])
+    yield from _section("Files that are not reports", [f"{row.file} {row.reason}" for row in report.unread])
+    yield from _section("Note", report.notes)
+    yield from _section("Groups", [described(group) for group in report.groups])
+
+
+def _nodes(report: FleetReport, state: BadState) -> list[str]:
+    """Return a line for each node; what needs no reason, or has one in common, is one host list."""
+    alike: dict[str, list[str]] = {}
+    for node in report.nodes.of(state):
+        alike.setdefault("" if state == "missing" else report.reasons.get(node, ""), []).append(node)
+    return [f"{names(members)}{f': {why}' if why else ''}" for why, members in alike.items()]
+
+
+def names(nodes: Sequence[str]) -> str:
+    """Return nodes as a host list; names that no host list can hold are listed as they are."""
+    odd = [repr(node) for node in nodes if not is_name(node)]
+    return ",".join(filter(None, [fold(filter(is_name, nodes)), *odd]))
+
+
+def drifted(row: ConfigurationDrift) -> str:
+    """Return a drift as a line: the signal, what most have, and who has what else."""
+    others = "; ".join(
+        f"{names(members)} {'has' if len(members) == 1 else 'have'} {value}" for value, members in row.others.items()
+    )
+    if row.majority is None:
+        return f"{row.signal}: no majority: {others}"
+    return f"{row.signal}: {others}; {_percent(row.share)} of the group have {row.majority}"
+
+
+def _percent(share: float) -> str:
+    """Return a share that is below 1 as a percentage that is below 100."""
+    return f"{min(share, 0.9999) * 100:.4g} %"
+
+
+def outlying(row: Outlier) -> str:
+    """Return an outlier as a line: the node, the check, its value against the median."""
+    value, median = phrases.quantity(row.value, row.unit), phrases.quantity(row.median, row.unit)
+    gpu = f" ({row.gpu})" if row.gpu else ""
+    off = ", ".join(filter(None, [off_by(row), f"z {row.z:g}"]))
+    return f"{names([row.node])} {row.check}{gpu}: {value}, the median is {median}, {off}"
+
+
+def off_by(row: Outlier) -> str:
+    """Return how far a value is from the median, "-28%"; "" where a share says nothing."""
+    return f"{row.value / row.median - 1:+.0%}" if min(row.value, row.median) > 0 else ""
+
+
+def described(group: FleetGroup) -> str:
+    """Return a group as a line."""
+    driver = None if group.driver is None else "no driver" if group.driver == "none" else f"driver {group.driver}"
+    return f"{counted(group.nodes, 'node')}: {', '.join(filter(None, [group.gpu, group.cell, driver]))}"
+
+
+def _section(title: str, items: Sequence[str]) -> Iterator[str]:
+    if not items:
+        return
+    yield ""
+    yield title
+    for item in items[:MOST]:
+        yield from _wrapped(item, "  ")
+    if len(items) > MOST:
+        yield f"  and {len(items) - MOST:,} more: see --json or --html"
+
+
+def _wrapped(text: str, indent: str, subsequent: str | None = None) -> Iterable[str]:
+    whole = " ".join(printable(text).split())
+    following = f"{indent}    " if subsequent is None else subsequent
+    return textwrap.wrap(whole, WIDTH, initial_indent=indent, subsequent_indent=following, break_on_hyphens=False)

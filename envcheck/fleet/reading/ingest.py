@@ -1,0 +1,58 @@
+"""Bring the files of a fleet into the database: what changed is read, each file comes to a run or to one line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from envcheck.errors import ConfigError
+from envcheck.fleet.reading.database import FleetDatabase, KnownFile
+from envcheck.fleet.reading.files import LONGEST, FoundFile, find
+from envcheck.fleet.reading.one_report import OtherDocument, node_of_file, read
+from envcheck.runner.schema import encodable
+from envcheck.safe_files import read_regular
+
+
+class Ingested(NamedTuple):
+    """The files of a fleet, each once, and how many of them were read now."""
+
+    files: list[KnownFile]
+    read: int
+
+
+def ingest(database: FleetDatabase, places: Iterable[Path]) -> Ingested:
+    """Read what is new below the places. Raise ConfigError for a place that is not there."""
+    known, files, count = database.files(), dict[str, KnownFile](), 0
+    for found in find(places):
+        path = encodable(os.path.abspath(found.path))  # noqa: PTH100 (Path costs more than the call)
+        if path in files:
+            continue
+        file = known.get(path)
+        if file is None or not found.stamp or file.stamp != found.stamp:
+            file = _read(database, found, path)
+            database.keep_file(file)
+            count += 1
+        files[path] = file
+    return Ingested([*files.values()], count)
+
+
+def _read(database: FleetDatabase, found: FoundFile, path: str) -> KnownFile:
+    stem = os.path.basename(path).removesuffix(".json")  # noqa: PTH119 (as above)
+    node = node_of_file(stem)
+    if found.problem:
+        return KnownFile(path, found.stamp, found.modified, node, None, found.problem, problem=True)
+    try:
+        report = read(read_regular(Path(found.path), LONGEST + 1), stem)
+    except ConfigError as error:
+        return KnownFile(path, found.stamp, found.modified, node, None, str(error), problem=True)
+    except OSError as error:
+        note = f"cannot be read: {error.strerror}"
+        return KnownFile(path, found.stamp, found.modified, node, None, note, problem=True)
+    if isinstance(report, OtherDocument):
+        return KnownFile(
+            path, found.stamp, found.modified, node, None, f"is a document {report.schema}, not of one node"
+        )
+    run = database.run_of(report.digest)
+    return KnownFile(path, found.stamp, found.modified, report.node, database.add(report) if run is None else run)

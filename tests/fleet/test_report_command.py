@@ -1,0 +1,199 @@
+"""`envcheck fleet report` and `envcheck fleet history` as an operator uses them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from envcheck.cli import cli
+from tests.fleet.node_reports import failing, node_report, outcome_of, write
+
+OLD = "999999h"
+
+
+def run(*words: str) -> Result:
+    result = CliRunner().invoke(cli, ["fleet", *words])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def answer(folder: Path, *words: str) -> tuple[dict[str, Any], int]:
+    result = run("report", str(folder), "--max-age", OLD, "--json", *words)
+    return json.loads(result.stdout), result.exit_code
+
+
+def fleet(folder: Path, count: int = 12) -> dict[str, dict[str, Any]]:
+    """Return the reports of a sound fleet by node: a little noise in the speed, nothing else."""
+    noise = random.Random(7)  # noqa: S311 (a test's noise)
+    folder.mkdir(exist_ok=True)
+    return {f"n{i}": node_report(f"n{i}", gemm_throughput=700 * noise.gauss(1, 0.005)) for i in range(1, count + 1)}
+
+
+def test_a_sound_fleet_is_used_whole(tmp_path: Path) -> None:
+    told, code = answer(write(tmp_path, *fleet(tmp_path).values()), "--expect", "n[1-12]", "--strict")
+    assert (code, told["verdict"]["good"], told["nodes"]["pass"]) == (0, "n[1-12]", 12)
+    assert (told["drift"], told["outliers"], told["notes"], told["unread"]) == ([], [], [], [])
+
+
+def test_each_fault_is_named_and_its_node_not_used(tmp_path: Path) -> None:
+    nodes = fleet(tmp_path, 20)
+    uuid = nodes["n3"]["snapshot"]["gpus"][0]["uuid"]
+    failing(nodes["n3"], culprit=f"GPU 0 ({uuid})")
+    outcome_of(nodes["n5"], "gemm-throughput")["value"] = 550.0
+    nodes["n7"]["snapshot"]["signals"]["host.kernel"]["value"] = "5.15.0-1061"
+    future = dt.datetime.now(dt.timezone.utc) + dt.timedelta(hours=2)
+    nodes["n8"]["ended"] = future.isoformat()
+    nodes.pop("n9")
+    write(tmp_path, *nodes.values())
+    (tmp_path / "n10.json").write_text((tmp_path / "n10.json").read_text()[:1000])
+    told, code = answer(tmp_path, "--expect", "n[1-20]")
+    assert code == 1
+    assert told["nodes"] == {"pass": 16, "fail": ["n3"], "error": ["n8", "n10"], "missing": ["n9"], "stale": []}
+    assert told["verdict"]["blame"] == [
+        {"kind": "gpu", "who": uuid, "node": "n3", "by": ["gemm-throughput [speed.slow]"]}
+    ]
+    assert told["verdict"]["good"] == "n[1-2,4-7,11-20]"
+    [drift] = told["drift"]
+    assert (drift["signal"], drift["others"]) == ("host.kernel", {"5.15.0-1061": ["n7"]})
+    slow = next(row for row in told["outliers"] if row["check"] == "gemm-throughput")
+    assert (slow["node"], slow["value"], slow["unit"]) == ("n5", 550.0, "TFLOP/s")
+    assert slow["z"] < -8
+
+
+def test_strict_counts_what_differs_as_failed(tmp_path: Path) -> None:
+    nodes = fleet(tmp_path)
+    nodes["n7"]["snapshot"]["signals"]["host.kernel"]["value"] = "5.15.0-1061"
+    outcome_of(nodes["n5"], "gemm-throughput")["value"] = 550.0
+    write(tmp_path, *nodes.values())
+    assert answer(tmp_path)[1] == 0
+    told, code = answer(tmp_path, "--strict")
+    assert (code, told["verdict"]["good"]) == (1, "n[1-4,6,8-12]")
+
+
+@pytest.mark.parametrize(("state", "code"), [("missing", 3), ("stale", 3), ("error", 3), ("fail", 1)])
+def test_the_exit_code_says_what_is_wrong(tmp_path: Path, state: str, code: int) -> None:
+    sound, other = node_report("n1"), node_report("n2")
+    if state == "stale":
+        other["started"] = other["ended"] = "2001-01-01T00:00:00+00:00"
+    elif state == "error":
+        other["ended"] = ""
+    elif state == "fail":
+        failing(other)
+    write(tmp_path, sound, *([] if state == "missing" else [other]))
+    result = run("report", str(tmp_path), "--max-age", "90000h", "--expect", "n1,n2", "--json")
+    told = json.loads(result.stdout)
+    assert result.exit_code == code
+    assert told["nodes"][state] == ["n2"]
+    assert told["verdict"]["good"] == "n1"
+
+
+def test_no_report_at_all_is_undetermined(tmp_path: Path) -> None:
+    result = run("report", str(tmp_path))
+    assert result.exit_code == 3
+    assert "use now: no node" in result.stdout
+
+
+def test_nodes_of_other_kinds_are_compared_with_their_own(tmp_path: Path) -> None:
+    nodes = fleet(tmp_path)
+    for node in ("n1", "n2", "n3"):
+        for gpu in nodes[node]["snapshot"]["gpus"]:
+            gpu["signals"]["name"]["value"] = "NVIDIA L40S"
+            gpu["signals"]["memory_total"]["value"] = 48 << 30
+        outcome_of(nodes[node], "gemm-throughput")["value"] = 300.0
+    write(tmp_path, *nodes.values())
+    told, code = answer(tmp_path, "--strict")
+    assert (code, [group["nodes"] for group in told["groups"]]) == (0, [9, 3])
+    told, code = answer(tmp_path, "--strict", "--by", "cell,driver")
+    assert (code, told["groups"][0]["gpu"]) == (1, None)
+    assert {row["node"] for row in told["outliers"]} == {"n1", "n2", "n3"}
+
+
+HOSTILE = '<script>alert(1)</script>"&\x1b[31m\u202e'
+
+
+def test_markup_in_names_stays_text(tmp_path: Path) -> None:
+    report = node_report("n1")
+    report["host"]["name"] = HOSTILE
+    report["snapshot"]["signals"]["host.kernel"]["value"] = HOSTILE
+    report["environment"]["torch"] = "<b>"
+    failing(report, culprit=HOSTILE)
+    (tmp_path / "n1.json").write_text(json.dumps(report))
+    write(tmp_path, node_report("n2"), node_report("n3"))
+    (tmp_path / "<img src=x>.json").write_text("{")
+    result = run("report", str(tmp_path), "--html", str(tmp_path / "f.html"), "--max-age", OLD)
+    page = (tmp_path / "f.html").read_text()
+    assert result.exit_code == 1
+    for text in (page, result.stdout):
+        assert "\x1b" not in text
+        assert "\u202e" not in text
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "&lt;script&gt;" in page
+    assert "use now: n[2-3]" in result.stdout
+
+
+def test_lines_fit_80_columns_and_the_answer_stands_first(tmp_path: Path) -> None:
+    nodes = fleet(tmp_path, 30)
+    for number in range(1, 29, 2):
+        failing(nodes[f"n{number}"], culprit=f"GPU {number}")
+    nodes["n2"]["snapshot"]["signals"]["host.kernel"]["value"] = "other"
+    result = run("report", str(write(tmp_path, *nodes.values())), "--max-age", OLD)
+    lines = result.stdout.splitlines()
+    assert lines[0] == "FAIL: 16 of 30 nodes passed, 14 failed"
+    assert lines[1].startswith("use now: n[2,4,")
+    assert max(map(len, lines)) <= 80
+
+
+def test_two_files_of_one_report_are_noted_and_two_reports_of_one_moment_count_the_worse(tmp_path: Path) -> None:
+    write(tmp_path, node_report("n1"))
+    (tmp_path / "copy.json").write_bytes((tmp_path / "n1.json").read_bytes())
+    told, code = answer(tmp_path)
+    assert (code, told["nodes"]["pass"], len(told["notes"])) == (0, 1, 1)
+    (tmp_path / "other.json").write_text(json.dumps(failing(node_report("n1"))))
+    told, code = answer(tmp_path)
+    assert (code, told["nodes"]["fail"]) == (1, ["n1"])
+
+
+def test_the_history_says_how_often_and_for_what(tmp_path: Path) -> None:
+    database, uuid = str(tmp_path / "fleet.db"), node_report("n1")["snapshot"]["gpus"][0]["uuid"]
+    for day, broken in enumerate([True, False, True]):
+        report = node_report("n1")
+        report["started"] = report["ended"] = f"2026-11-2{day}T09:00:00+00:00"
+        if broken:
+            failing(report, culprit=f"GPU 0 ({uuid})")
+            failing(report, "ecc")
+        run("report", str(write(tmp_path / "r", report)), "--db", database, "--max-age", OLD)
+    told = json.loads(run("history", "n1", "--db", database, "--json").stdout)
+    assert (told["failed"], told["checks"]) == (2, {"gemm-throughput": 2, "ecc": 2})
+    assert [one["status"] for one in told["runs"]] == ["fail", "pass", "fail"]
+    gpu = json.loads(run("history", uuid[:16], "--db", database, "--json").stdout)
+    assert (gpu["who"], gpu["nodes"], gpu["checks"]) == (uuid, ["n1"], {"gemm-throughput": 2})
+    assert "failed in 2 of 3 runs" in run("history", "n1", "--db", database).stdout
+
+
+def test_the_history_of_what_is_not_known_is_a_usage_error(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["fleet", "history", "n1", "--db", str(tmp_path / "none.db")])
+    assert "no such database" in str(result.exception)
+
+
+def valid(schema: str, document: Path) -> bool:
+    """Tell whether a document is of a JSON Schema, as a checker of others sees it."""
+    checker = [str(Path(sys.executable).with_name("check-jsonschema")), "--schemafile", schema, str(document)]
+    return subprocess.run(checker, capture_output=True, check=False).returncode == 0
+
+
+def test_the_answer_is_of_its_schema(tmp_path: Path) -> None:
+    (tmp_path / "schema").write_text(run("schema", "report").stdout)
+    told, _ = answer(write(tmp_path / "r", failing(node_report("n1")), node_report("n2")), "--expect", "n[1-3]")
+    for name, document in (("right", told), ("wrong", told | {"nodes": {}})):
+        (tmp_path / name).write_text(json.dumps(document))
+    assert valid(str(tmp_path / "schema"), tmp_path / "right")
+    assert not valid(str(tmp_path / "schema"), tmp_path / "wrong")
