@@ -7,7 +7,7 @@ Each of --repeat rounds runs the check all-reduce-bandwidth as it is and a bare 
 readings of the clock, or two CUDA events) of the check's largest size, in turn. Both report the median call of a round,
 averaged over ranks: busbw = S / t * 2 (n - 1) / n (NVIDIA/nccl-tests, doc/PERFORMANCE.md). The ratio is envcheck's to
 the loop's, its median over the rounds; the goal is 10 %. Where GPUs and `all_reduce_perf` of nccl-tests are there, its
-in-place figure is held against envcheck's too; that goal is 3 %.
+in-place figure is compared with envcheck's too; that goal is 3 %.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def be_rank(number: int, world: int, ports: list[int], backend: str, scratch: st
         meeting = Path(scratch, str(turn))
         meeting.mkdir(exist_ok=True)
         rank = Rank(number, world, number, device, backend, str(meeting))
-        # Turn about, ABBA: a machine that gets slower or faster meanwhile favours neither.
+        # In alternation, ABBA: a machine that gets slower or faster meanwhile favours neither.
         if turn % 4 in (0, 3):
             point = all_reduce_bandwidth.measure(rank)["curve"][-1]
             size = point["bytes"]
@@ -189,7 +189,7 @@ def main() -> None:
     for name in ("--rank", "--world", "--ports", "--backend", "--scratch"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.repeat < 2 or given.repeat % 2:  # noqa: PLR2004 (turn about)
+    if given.repeat < 2 or given.repeat % 2:  # noqa: PLR2004 (alternation)
         parser.error("--repeat has to be an even number")
     if given.rank is not None:
         ports = [int(port) for port in given.ports.split(",")]

@@ -5,7 +5,7 @@
 `here` are this machine's own sources; where none of them waits for anything there is nothing to gain, and the threads
 cost some milliseconds beside the import of torch. `slow` puts five more beside them that wait `--slow` seconds each, as
 a driver that initialises, a firmware that is asked or a file server does; `hung` five that never answer and are given
-up after that time. Of each the medians of some rounds, turn about, and their ratio. The goal is that `slow` and `hung`
+up after that time. Of each the medians of alternating rounds, and their ratio. The goal is that `slow` and `hung`
 take, side by side, no more beyond `here` than the one wait and a quarter of it.
 """
 

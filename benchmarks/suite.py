@@ -7,7 +7,7 @@
 `whole` is the wall clock of `envcheck run` as a user starts it, from the command to its exit; `import` that of
 `python -c "import torch"` in the same environment, measured right before and after it; `bodies` is the sum over
 the checks of what their slowest rank spent in `measure`. Two ratios are taken of each round, and the median of the
-rounds is held against its goal:
+rounds is compared with its goal:
 
     whole / (import + bodies)   everything else: envcheck's start, reading the node, forks, the report     <= 1.25
     whole / import              `quick`, where torch has no GPU to look at                                 <= 2

@@ -68,6 +68,11 @@ BANNED = (
     r"is of another",
     r"demands nothing",
     r"\bgo(?:es)? on where",
+    r"held against",
+    r"\bturn about",
+    r"\bsoak",
+    r"was better\.",
+    r"for want of",
     r"\w\(s\)(?=[ :])",  # say "rank 1" or "ranks 1 and 2": numbered() of envcheck/counting.py
 )
 # A line of a script that imports from envcheck.

@@ -20,26 +20,26 @@ from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
 from envcheck.mirrors.net.waits import NETWORK_WAITS
 
 COMMANDS: Final = {
-    "resolve": "What can run on this machine, or on the one you describe.",
+    "resolve": "Say what can run on this machine, or on one that you describe.",
     "matrix": "Show, lint and refresh the facts.",
-    "images": "List the cells of images/ and what each still lacks.",
+    "images": "List the published cells; audit and measure images.",
     "lock": "Pin a cell's packages with hashes.",
     "render": "Write a cell's Dockerfile, or a whole build context.",
-    "mirror": "Where bytes come from: profiles, settings, what is wrong with them.",
+    "mirror": "Choose, measure, configure and run mirrors.",
     "fetch": "Fetch files of known hashes, whole or not at all.",
-    "store": "Keep files by their hash, release them, carry them to where no network goes.",
+    "store": "Keep files by hash, release them, carry them to machines without a network.",
     "build": "Build a cell's image or environment and prove it is what its tag says.",
     "run": "Validate an environment: this one, another Python's, or an image's.",
-    "checks": "What each check promises, needs and costs.",
-    "judge": "Judge a report's evidence again, by today's rules.",
+    "checks": "List what each check promises, needs and costs.",
+    "judge": "Apply today's rules to an old report.",
     "key": "Make the keys that sign proofs and bundles.",
     "publish": "Put the proof of a run beside the image that ran.",
     "proof": "List the proofs of an image, and which of them hold here.",
     "pull": "Pull the newest image that is proven for this node.",
     "promote": "Move an alias to an image whose proofs meet a policy.",
-    "fleet": "Many nodes: which failed, which to use now, what runs on all.",
-    "report": "A report in other formats, or compared with another.",
-    "demo": "Resolve for this machine, build, validate.",
+    "fleet": "Judge many nodes: which failed, which to use now, what runs on all.",
+    "report": "Convert, compare and redact reports.",
+    "demo": "Resolve, build and validate for this machine.",
 }
 
 

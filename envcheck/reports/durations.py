@@ -48,8 +48,8 @@ def extent(plan: Plan) -> str:
 def taken(report: RunReport) -> str:
     """Return the seconds taken against those planned: in all, of the start, and of the checks that took longest.
 
-    Told are those which took a second or more, or for which a second or more was planned; in a soak, in the round that
-    is shown. Empty for an old report.
+    It lists the checks that took a second or more, or were planned to; of a repeated run those of the round that is
+    shown. Empty for an old report.
     """
     if report.timing is None:
         return ""
@@ -70,7 +70,7 @@ def _seconds(outcome: OutcomeRow) -> float:
 
 
 def spread(outcome: OutcomeRow) -> tuple[str, str]:
-    """Return how often a soaked check came to what, and from where to where its value went; "" where it had none."""
+    """Return how often a repeated check came to what, and from where to where its value went; "" where it had none."""
     rounds = outcome.spread
     if rounds is None:
         return "", ""
@@ -89,7 +89,7 @@ def progress(plan: Plan, done: int, now: str, seconds: tuple[float, float], numb
     planned = {check.id: check.seconds for check in plan.checks}.get(now)
     estimate = f" of about {duration(planned)}" if planned and planned >= _TELLING else ""
     current = f"{now or 'starting Python and torch'} {duration(seconds[0])}{estimate}"
-    rounds = f"round {number}{f' of {plan.repeat}' if plan.repeat > 1 else ''}, " if plan.soak else ""
+    rounds = f"round {number}{f' of {plan.repeat}' if plan.repeat > 1 else ''}, " if plan.repeated else ""
     whole = plan.budget or plan.seconds
     in_all = f"{duration(seconds[1])}{f' of about {duration(whole)}' if whole >= _TELLING else ''} in all"
     return f"{rounds}{done}/{len(plan.checks)} done; {current}; {in_all}"

@@ -137,8 +137,8 @@ def _attempt(attempt: Attempt, outcome: OutcomeRow) -> str:
     """Return what one measurement came to; its number is that within its round."""
     alike = [other for other in outcome.attempts if other.round == attempt.round]
     number = next(at for at, other in enumerate(alike, 1) if other is attempt)
-    soaked = any(other.round > 1 for other in outcome.attempts)
-    where = f"round {attempt.round}, attempt {number}" if soaked else f"{number} of {len(alike)}"
+    repeated = any(other.round > 1 for other in outcome.attempts)
+    where = f"round {attempt.round}, attempt {number}" if repeated else f"{number} of {len(alike)}"
     value = "" if attempt.value is None else f", {quantity(attempt.value, attempt.unit or outcome.unit)}"
     code = f" [{attempt.code}]" if attempt.code else ""
     return f"{where}: {attempt.status}{value}{f': {attempt.summary}' if attempt.summary else ''}{code}"

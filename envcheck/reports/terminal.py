@@ -48,8 +48,8 @@ def show(report: RunReport, console: Console, written: Iterable[str] = ()) -> No
             console.print()
             console.print(_finding(same))
     console.print()
-    if report.plan.soak:
-        console.print(_soak(report.outcomes))
+    if report.plan.repeated:
+        console.print(_rounds(report.outcomes))
         console.print()
     if took := durations.taken(report):
         console.print(Text(f"took {took}", style="dim"))
@@ -165,7 +165,7 @@ def _summary(outcome: OutcomeRow) -> Text:
     return Text.assemble((outcome.summary, soft), (limit, "dim"), (phrases.no_pass(outcome), _STYLES["warn"]))
 
 
-def _soak(outcomes: Sequence[OutcomeRow]) -> Table:
+def _rounds(outcomes: Sequence[OutcomeRow]) -> Table:
     """Return a line a check: how often it came to what, and the smallest, middle and largest of its values.
 
     Those that never applied are counted.

@@ -26,7 +26,7 @@ ROW_RULES: Final = {
     "judged-again": "the judges, the limits or the matrix of today differ from those of the report",
 }
 _MEASURED: Final = (PASS, WARN, FAIL)
-# A soak of days must not grow its report without end: passes go first, then the latest of the others.
+# A repeated run of days must not grow its report without end: passes go first, then the latest of the others.
 _MOST, _WITH_EVIDENCE = 100, 8
 _UNKNOWN: Final = "a first measurement failed, and this old report does not say whether by speed or by wrong data"
 

@@ -102,7 +102,7 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
             if event["event"] == "environment":
                 run.starting += time.monotonic() - begun
                 _compare(run, event["facts"], reading.result())
-            if run.plan.soak or not run.snapshot.taken:
+            if run.plan.repeated or not run.snapshot.taken:
                 run.snapshot = reading.result()
             for identity, outcome in _told(run, event, modules, unfinished):
                 unfinished.discard(identity)

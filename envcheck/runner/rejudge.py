@@ -43,7 +43,7 @@ class Past:
 
 
 def rejudge(run: Run, before: Iterable[OutcomeRow]) -> list[str]:
-    """Judge the evidence of `before` into the run; return the checks that stay as they were, for want of a rule today.
+    """Judge the evidence of `before` into the run; return the checks that stay as they were, without a rule today.
 
     What was never measured, or whose processes broke, stays what it was: there is nothing to judge.
     """

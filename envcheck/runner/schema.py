@@ -35,9 +35,9 @@ class Planned(Row, frozen=True, kw_only=True):
 class Plan(Row, frozen=True, kw_only=True):
     """What a run will do, printable before it does it.
 
-    `budget` is the seconds within which checks are begun. A soak does all of it `repeat` times, or begins again until
-    `duration` seconds are over. `gpus` are those the machine shows beforehand, None where that cannot be seen: what
-    there are too few for takes no time.
+    `budget` is the seconds within which checks are begun. A repeated run does all of it `repeat` times, or begins again
+    until `duration` seconds are over. `gpus` is how many the machine shows before the run, None if that is unknown; a
+    check that needs more takes no time.
     """
 
     level: str
@@ -62,7 +62,7 @@ class Plan(Row, frozen=True, kw_only=True):
         return 0.0 if alone or check.gpus > self.gpus else check.seconds
 
     @property
-    def soak(self) -> bool:
+    def repeated(self) -> bool:
         """Tell whether it is done more than once."""
         return self.repeat > 1 or self.duration is not None
 
@@ -160,7 +160,7 @@ class Attempt(Row, frozen=True, kw_only=True):
 
 
 class Spread(Row, frozen=True, kw_only=True):
-    """What a check came to over a soak: rounds by status, and the smallest, middle and largest of its values.
+    """What a check came to over all rounds: rounds by status, and the smallest, middle and largest of its values.
 
     `told_in` is the round, from 1, whose outcome the row shows: the first of the worst status. `values` are those that
     are numbers, in the order of the rounds; without one there is no smallest.

@@ -61,7 +61,7 @@ class Run:
         """Take over what a run that was cut short came to. Raises ConfigError where this is not the same run."""
         resume.refuse_unlike(earlier, self.plan, self.target.facts, tool, where)
         kept = {row.id: row for row in earlier.outcomes}
-        second = {i: row for i, row in kept.items() if not self.plan.soak and attempts.unfinished(row)}
+        second = {i: row for i, row in kept.items() if not self.plan.repeated and attempts.unfinished(row)}
         self.known, self.current = {i: row for i, row in kept.items() if i not in second}, second
         self.environment, self.snapshot = dict(earlier.environment), earlier.snapshot
         self.started, self.resumed, self.report = earlier.started, [*earlier.resumed, now()], where
@@ -91,7 +91,7 @@ class Run:
     @property
     def outcomes(self) -> dict[str, OutcomeRow]:
         """Return what each check came to, over all rounds."""
-        if not self.plan.soak:
+        if not self.plan.repeated:
             return {**self.known, **self.current}
         over = {i: row for i, row in self.current.items() if not attempts.unfinished(row)}
         return {**self.known, **{i: repeat.fold(self.known.get(i), row) for i, row in over.items()}}

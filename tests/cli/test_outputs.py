@@ -326,6 +326,6 @@ def test_sigterm_ends_a_run_as_an_interrupt_does(start: Start, tmp_path: Path) -
     running.terminate()
     out, err = running.communicate()
     assert running.returncode == 128 + signal.SIGTERM, out + err
-    assert "the same command with --resume goes on" in err
+    assert "run the same command with --resume to continue" in err
     assert "cut short" in out
     assert (tmp_path / "cwd/page.html").exists()

@@ -310,7 +310,7 @@ def test_a_dry_run_says_how_much_of_a_run_that_was_cut_short_is_done(run: Envche
     cut.write_text(json.dumps(report))
     done = run(*words, "--resume", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "going on with cut.json: 1 of 2 checks done" in done.stdout
+    assert "continuing cut.json: 1 of 2 checks done" in done.stdout
     assert json.loads(cut.read_bytes()) == report
 
 
@@ -354,7 +354,7 @@ def test_a_budget_names_what_did_not_fit_and_the_exit_code_is_that_of_what_ran(
     assert nothing.returncode == 3
 
 
-def test_a_soak_shows_its_spread_and_what_it_took(run: Envcheck, add: Add, tmp_path: Path) -> None:
+def test_a_repeated_run_shows_its_spread_and_what_it_took(run: Envcheck, add: Add, tmp_path: Path) -> None:
     add("mine", "passed('fine', value=2.5, unit='s')")
     done = run(*own(tmp_path, "mine"), "--repeat", "2")
     told = " ".join(done.stdout.split())

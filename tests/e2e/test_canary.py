@@ -313,7 +313,7 @@ def test_a_site_and_its_logs(place: Place, servers: Servers) -> None:
     assert '"uri":"/files/127.0.0.1:9/x.whl"' in (root / "logs/access.json").read_text()
     left = place.left()
     assert canaries.within(said) == set()
-    # nginx is told which CA its upstreams are held against.
+    # nginx gets the CA of its upstreams.
     assert {name for names in left.values() for name in names} == PATHS, left
     assert not [file for file in left if "/logs/" in file]
 

@@ -1,4 +1,4 @@
-"""Ten thousand snapshots and ten thousand reports with nonsense in them: no traceback, and no pass out of garbage.
+"""Four thousand snapshots and four thousand reports with nonsense in them: no traceback, and no pass out of garbage.
 
 Every fiftieth is a file that the command line itself is given, its text broken too; the others are judged as parsed
 objects, half of them as a whole report that is then told in one form or another, half by the check that the garbage is
@@ -38,7 +38,7 @@ from envcheck.runner.planning.plan import plan
 
 DATA = Path(__file__).parents[1] / "data"
 CHECKS = {found.id: found for found in discover()}
-EACH, CHUNKS = 500, 20
+EACH, CHUNKS = 200, 20
 TYPED = 50
 NAN = float("nan")
 Path_ = tuple[Any, ...]

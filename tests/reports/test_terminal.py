@@ -181,12 +181,12 @@ def test_a_plan_says_how_long_it_takes_before_anything_runs(report: MakeReport) 
     assert max(map(len, stream.getvalue().splitlines())) <= 80
 
 
-def test_a_soak_counts_what_never_applied(report: MakeReport) -> None:
-    def soaked(name: str, status: str, **statuses: int) -> OutcomeRow:
+def test_a_repeated_run_counts_what_never_applied(report: MakeReport) -> None:
+    def repeated(name: str, status: str, **statuses: int) -> OutcomeRow:
         return row(name, status, "why", remedy="do", spread=Spread(rounds=2, statuses={**statuses}, told_in=2))
 
-    never = [soaked(f"never-{n}", "skip", skip=2) for n in range(5)]
-    made = report(soaked("good", "pass", **{"pass": 2}), soaked("once", "fail", **{"pass": 1, "fail": 1}), *never)
+    never = [repeated(f"never-{n}", "skip", skip=2) for n in range(5)]
+    made = report(repeated("good", "pass", **{"pass": 2}), repeated("once", "fail", **{"pass": 1, "fail": 1}), *never)
     table = text(structs.replace(made, plan=structs.replace(made.plan, repeat=2))).partition("smallest / median")[2]
     told = [" ".join(line.split()) for line in table.splitlines()[1:4]]
     assert told == ["good 2 pass", "once 1 pass, 1 fail (first in round 2)", "5 checks 2 skip"]

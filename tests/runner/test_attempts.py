@@ -151,7 +151,7 @@ def test_an_old_report_whose_first_attempt_failed_for_an_unknown_reason_is_no_pa
     assert "does not say" in found.summary
 
 
-def test_a_report_of_a_long_soak_keeps_the_wrong_round_and_not_every_good_one() -> None:
+def test_a_report_of_a_long_repeated_run_keeps_the_wrong_round_and_not_every_good_one() -> None:
     found = run_of([*[["good"]] * 150, ["wrong"], *[["good"]] * 150])
     assert len(found.attempts) <= 100
     assert "wrong data" in [a.summary for a in found.attempts]

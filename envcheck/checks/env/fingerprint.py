@@ -2,7 +2,7 @@
 
 Seen in the wild: Meta counted six in 54 days of Llama 3 on 16 thousand H100s. Few of them make a NaN: only the bits
 tell. A deterministic training and large products are repeated, and their digests compared between repeats of a rank (a
-fault that comes and goes) and between ranks (one that stays); a soak compares them between its rounds too. Products are
+fault that comes and goes), between ranks (one that stays), and between the rounds of a repeated run. Products are
 made in fp32 and in 16 bits, as those are other units of a GPU, and verified once: the same bits may be wrong ones. A
 run that passes proves no absence.
 """

@@ -80,7 +80,7 @@ def measure(rank: Rank) -> Measured:
 
 
 def _run(torch: Any, data: Any) -> tuple[float, list[Measured]]:
-    """Multiply by one and by another matrix, turn about, so that a product that was not computed is seen.
+    """Multiply by one and by another matrix, alternately, so that a product that was not computed is seen.
 
     Returns how far the first products are off, and what was measured each second.
     """

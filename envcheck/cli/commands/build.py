@@ -70,7 +70,7 @@ class BuildOptions(NamedTuple):
     default="auto",
     show_default=True,
     type=click.Choice(["auto", "linux/amd64", "linux/arm64"]),
-    help="auto: this machine's. Of another only the plan is made: a build runs this machine's uv.",
+    help="auto: this machine's. Another platform can only be planned, because a build runs this machine's uv.",
 )
 @click.option(
     "--engine",
@@ -106,7 +106,7 @@ class BuildOptions(NamedTuple):
     default="auto",
     show_default=True,
     type=click.Choice(["auto", "host", "default", "none"]),
-    help="The build's network. auto: none if all files are at hand, else host.",
+    help="The build's network. auto: none if no file must be downloaded, else host.",
 )
 @click.option(
     "--base",
@@ -126,7 +126,7 @@ class BuildOptions(NamedTuple):
 @click.option(
     "--store", type=click.Path(path_type=Path), help="The store of --prefetch. [$XDG_DATA_HOME/envcheck/store]"
 )
-@click.option("--dry-run", is_flag=True, help="Print the plan and stop. A named engine must answer: it is asked.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and stop. An engine that you name must answer.")
 @click.option("--bake", is_flag=True, help="Print the plan as bake JSON and stop (docker only).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result, or with --dry-run the plan, as JSON.")
 @click.pass_obj
@@ -135,19 +135,19 @@ class BuildOptions(NamedTuple):
 def command(options: BuildOptions, settings: Settings) -> None:
     """Build a cell and prove that it is what its tag says.
 
-    Without CELL it is the best published cell that runs on this machine, as `envcheck resolve` names it, or the newest
-    one whose torch the mirror has; that may be a CUDA build for a CPU, which is said with its size. The lock of a
-    cell that is not published is made first, through the mirror, and kept: its hashes are trusted on first use.
-    Versions are asserted inside the build, before an image exists; the labels are read back before a tag is given.
-    Packages of --with are locked with hashes on top of the cell's: one that wants another torch or numpy than the cell
-    holds is refused. Their lock is kept, so that the next build has the same versions.
-    A cell whose key has an image already is not built again. With --prefetch the build itself has no network: its
-    files come from the store, where they were brought through the mirror and held against their hashes; docker needs
-    buildx for it, podman 4.2. A mirror that fails while building is named with why, and the next one is tried. With
-    `envcheck --verbose` the build's own output is shown, with `--quiet` only the result.
+    Without CELL, envcheck builds the published cell that `envcheck resolve` names for this machine, or the newest one
+    whose torch the mirror has. On a CPU that may be a CUDA build; envcheck then prints its size.
 
-    Exit 0: built, or built already; 1: the build failed, or is not what it promises; 2: wrong usage; 3: an engine, a
-    Python or an index that is needed is not there.
+    An unpublished cell is locked first, through the mirror. Its hashes are trusted on first use and kept. Packages of
+    --with get a lock of their own on top of the cell's; a package that needs another torch or numpy is refused.
+
+    The build checks its versions before an image exists, and the labels before the image gets its tag. A cell that has
+    an image with the same key is not built again. With --prefetch, envcheck downloads and verifies all files first, and
+    the build has no network (docker needs buildx, podman 4.2). If a mirror fails, envcheck says why and tries the next
+    one. `envcheck --verbose` shows the build's output, `--quiet` only the result.
+
+    Exit 0: built, or there already; 1: the build failed, or breaks a promise; 2: wrong usage; 3: an engine, a Python or
+    an index is missing.
     """
     from envcheck.cli.build.cell_to_build import (
         lock_first,

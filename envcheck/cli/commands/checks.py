@@ -36,7 +36,9 @@ class ChecksOptions(NamedTuple):
 @click.argument("check", metavar="[ID]", required=False, shell_complete=completion.checks)
 @click.option("--level", type=click.Choice(LEVELS), help="Only what this level runs, the levels before it included.")
 @click.option(
-    "--checks", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Your own node/ and env/."
+    "--checks",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Directory with your own checks (node/*.py, env/*.py).",
 )
 @click.option(
     "--format",

@@ -57,34 +57,36 @@ class FetchOptions(NamedTuple):
 
 @click.command(
     "fetch",
-    epilog="Exit 0: all are there; 1: no source has the right file; 2: wrong usage; 3: no source can be reached; "
-    "130 or 143: interrupted, and the same command goes on.",
+    epilog="Exit 0: all files are complete; 1: no source has the right file; 2: wrong usage; 3: "
+    "no source can be reached; 130 or 143: interrupted; run the same command to continue.",
 )
 @click.argument("cell_or_url", metavar="[CELL|URL]", required=False, shell_complete=completion.cells)
-@click.option("--sha256", metavar="HASH", help="What the file at URL must be.")
+@click.option("--sha256", metavar="HASH", help="Expected hash of the file at URL.")
 @click.option(
     "--lock",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Every file of one lock: a cell's, a model's, a dataset's, or requirements with hashes.",
 )
 @click.option("--model", metavar="REPO@REV", help="A Hugging Face model, laid out as HF_HUB_CACHE wants it.")
-@click.option("--dataset", metavar="REPO@REV", help="The same of a dataset.")
-@click.option("--trust-mirror", is_flag=True, help="Believe the mirror itself about a model's hashes.")
+@click.option("--dataset", metavar="REPO@REV", help="A Hugging Face dataset, laid out the same way.")
+@click.option("--trust-mirror", is_flag=True, help="Trust the mirror for a model's hashes.")
 @click.option(
     "--mirror",
     default="user",
     show_default=True,
-    help="Where from: user (what `mirror use` chose), none, host, a preset, a YAML file, or auto: by a probe.",
+    help="Source: user (set by `mirror use`), none, host, a preset, a YAML file, or auto (the best by a probe).",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     default=".",
-    help="The directory they go to. Another file of the same name is replaced, and that is said.",
+    help="Output directory. A different file of the same name is replaced, with a note.",
 )
-@click.option("--limit", type=ByteRate(), help="Bytes a second for all together: 50M.")
-@click.option("--connections", type=click.IntRange(1, 64), default=16, show_default=True, help="At once to one host.")
+@click.option("--limit", type=ByteRate(), help="Limit for all downloads together, bytes a second, e.g. 50M.")
+@click.option(
+    "--connections", type=click.IntRange(1, 64), default=16, show_default=True, help="Connections to one host."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.pass_obj
 @takes(FetchOptions)
@@ -93,10 +95,10 @@ def command(options: FetchOptions, settings: Settings) -> int:
 
     CELL is a published cell, or a glob for several: every wheel of its locks. URL is one file.
 
-    Pieces come from the mirror's sources in order; what has another hash never gets its name. A model's hashes are the
-    lock's, or those of the profile's `hf.trusted` or huggingface_hub's own endpoint; its bytes come from `hf.endpoint`,
-    then from `hf.fallbacks`, without xet. A host gets what `netrc` or `credentials` of the profile name for it, and
-    HF_TOKEN only with `hf: {token: allow}`.
+    Pieces come from the mirror's sources in order; a file with a wrong hash never gets its name. A model's hashes come
+    from the lock, else from the profile's `hf.trusted` or huggingface_hub's own endpoint; its bytes come from
+    `hf.endpoint`, then from `hf.fallbacks`, without xet. A host gets only its own login from `netrc` or
+    `credentials` of the profile, and HF_TOKEN only with `hf: {token: allow}`.
 
     \b
     envcheck fetch torch2.13.0-cpu-py311 --mirror site.yaml -o wheels

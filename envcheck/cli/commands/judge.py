@@ -19,21 +19,25 @@ class JudgeOptions(NamedTuple):
     as_json: bool
 
 
-@click.command(short_help="Judge a report's evidence again, by today's rules.")
+@click.command(short_help="Apply today's rules to an old report.")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--checks", type=click.Path(path_type=Path, exists=True, file_okay=False), help="The site's own checks.")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the report it makes.")
+@click.option(
+    "--checks",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Directory with your own checks (node/*.py, env/*.py).",
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the new report here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.pass_context
 @takes(JudgeOptions)
 def command(options: JudgeOptions, ctx: click.Context) -> None:
-    """Judge a report's evidence again, by today's rules and limits.
+    """Apply today's rules and limits to the measurements of an old report.
 
     \b
     envcheck judge last-month.json
     envcheck --matrix matrix.yaml judge last-month.json --output again.json
 
-    Nothing is measured: what broke then, or was not asked then, stays as it was.
+    Nothing is measured. A check that broke, or was not run, stays as it was.
     The exit code is that of `envcheck run`.
     """
     from envcheck.cli.report_output import files as report_output_files
@@ -56,6 +60,6 @@ def command(options: JudgeOptions, ctx: click.Context) -> None:
         for identity, before, after in rejudged.changed:
             click.echo(printable(f"{identity}: {before} then, {after} now"))
         if rejudged.unknown:
-            click.echo(printable(f"as it was, for want of such a check today: {', '.join(rejudged.unknown)}"))
+            click.echo(printable(f"unchanged, because no check has this name today: {', '.join(rejudged.unknown)}"))
         show(rejudged.report, console(width=width(), highlight=False))
     ctx.exit(rejudged.report.verdict.exit_code)

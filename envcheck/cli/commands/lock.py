@@ -68,10 +68,10 @@ class LockOptions(NamedTuple):
 )
 @click.option("--tool", is_flag=True, help="Lock envcheck's own environment inside images (needs pyproject.toml).")
 @click.option("--model", metavar="REPO@REV", help="Lock a Hugging Face model instead: every file with its sha256.")
-@click.option("--dataset", metavar="REPO@REV", help="The same of a dataset.")
-@click.option("--trust-mirror", is_flag=True, help="Believe the mirror itself about a model's hashes.")
+@click.option("--dataset", metavar="REPO@REV", help="Lock a Hugging Face dataset instead.")
+@click.option("--trust-mirror", is_flag=True, help="Trust the mirror for a model's hashes.")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Where a model's lock goes. [stdout]"
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File for a model's lock. [stdout]"
 )
 @click.pass_obj
 @takes(LockOptions)
@@ -80,8 +80,8 @@ def command(options: LockOptions, settings: Settings) -> None:
     """Pin every package of a cell, with hashes.
 
     CELL is a cell's name or a glob; all cells without one. The locks hold versions and sha256 only: no URL, no
-    date, no mirror. A cell that cannot be locked keeps what it had and is named at the end. A model's lock is made from
-    the profile's `hf.trusted`, or huggingface_hub's own endpoint, and `envcheck fetch --lock` takes it.
+    date, no mirror. A cell that cannot be locked keeps its old locks and is named at the end. A model's lock is made
+    from the profile's `hf.trusted`, or huggingface_hub's own endpoint, and `envcheck fetch --lock` takes it.
 
     With --with nothing is locked: the releases that the facts call fitting are resolved by the installer, and a
     disagreement is said.

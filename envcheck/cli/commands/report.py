@@ -151,8 +151,8 @@ def redact(options: ReportRedactOptions) -> None:
     envcheck report redact envcheck-report.json -o to-share.json
     ENVCHECK_REPORT_REDACT_KEY=... envcheck report redact envcheck-report.json
 
-    Each name gets one pseudonym. Both reports are judged again: where any check
-    would come to something else without its names, nothing is written.
+    Each name gets one pseudonym. Both reports are judged again; if a status
+    differs, nothing is written.
     """
     from envcheck import safe_files
     from envcheck.reports.model import encode, load

@@ -94,10 +94,10 @@ class ResolveOptions(NamedTuple):
 @click.pass_obj
 @takes(ResolveOptions)
 def command(options: ResolveOptions, settings: Settings) -> None:
-    """Say which torch, CUDA variant and Python can run, why, and what else could.
+    """Say which torch, CUDA variant and Python can run, why, and what the alternatives are.
 
-    With no driver, GPU or --arch given, this node is asked about: its driver, GPUs, architecture and active Python are
-    read. With one of them given another machine is meant, and nothing is read unless --here says so.
+    Without a driver, GPU or --arch, the answer is for this node: its driver, GPUs, architecture and active Python are
+    read. With one of them, the answer is for another machine, and nothing is read without --here.
 
     Exit status: 0 when something can run, 1 when nothing can, 2 on bad input, 3 when this node cannot be read.
 

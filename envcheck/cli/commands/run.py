@@ -77,26 +77,36 @@ class RunOptions(NamedTuple):
     "--skip", multiple=True, shell_complete=completion.checks, metavar="ID", help="Leave this check out. Repeatable."
 )
 @click.option(
-    "--checks", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Your own node/ and env/."
+    "--checks",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Directory with your own checks (node/*.py, env/*.py).",
 )
 @click.option("--require-gpu", is_flag=True, help="Fail where there is no GPU, instead of skipping.")
 @click.option(
     "--requirements", metavar="FILE", help="Fail if the node lacks what this TOML file (or: hgx-h100) asks for."
 )
 @click.option("--nproc", type=click.IntRange(1), default=2, show_default=True, help="Ranks of a group on a CPU.")
-@click.option("--timeout", type=Finite(0.1), help="End a check after so many seconds, not its own limit.")
+@click.option("--timeout", type=Finite(0.1), help="End each check after this many seconds, instead of its own limit.")
 @click.option("--shm-size", default="8g", show_default=True, help="Shared memory of the container (with --image).")
 @click.option("--spawn", is_flag=True, help="Start every rank in a fresh Python instead of forking it.")
 @click.option(
     "-o", "--output", type=OutputType(), help=f"The report; in DIR/ one per node. [{report_output_files.DEFAULT}]"
 )
+@click.option("--budget", type=Duration(), help="Time budget, e.g. 60s. Checks that do not fit are skipped and listed.")
 @click.option(
-    "--budget", type=Duration(), help="Begin no check that is not planned to fit, e.g. 60s; name what is left."
+    "--repeat",
+    metavar="N",
+    type=click.IntRange(1),
+    default=1,
+    help="Repeat all checks N times and report the worst result.",
 )
-@click.option("--repeat", type=click.IntRange(1), default=1, help="Soak: do all of it so many times; the worst counts.")
-@click.option("--duration", type=Duration(), help="Soak: begin again until this time is over, e.g. 10m.")
+@click.option(
+    "--duration", type=Duration(), help="Repeat all checks for this time, e.g. 10m, and report the worst result."
+)
 @click.option("--resume", is_flag=True, help="Continue an unfinished run from its report.")
-@click.option("--baseline", type=click.Path(path_type=Path, dir_okay=False), help="Fail where this report was better.")
+@click.option(
+    "--baseline", type=click.Path(path_type=Path, dir_okay=False), help="Fail if slower or worse than this report."
+)
 @click.option("--html", type=OutputType(), help="Write the report as one page, too.")
 @click.option("--summary", type=OutputType(), help="Append Markdown: $GITHUB_STEP_SUMMARY.")
 @click.option("--redact", is_flag=True, help="Write no names: hosts, users, UUIDs, serials and paths get pseudonyms.")
@@ -106,25 +116,25 @@ class RunOptions(NamedTuple):
 @click.pass_context
 @takes(RunOptions)
 def command(options: RunOptions, ctx: click.Context) -> None:
-    """Validate an environment, and say with numbers whether it is fit.
+    """Validate an environment: this one, another Python's, or an image's.
 
     \b
     envcheck run                                 the active environment
-    envcheck run --python /opt/venv              any other on this machine
+    envcheck run --python /opt/venv              another one on this machine
     envcheck run --image REF --require-gpu       an image, on this node's GPUs
-    envcheck run --budget 60s                    the most telling that fits
-    envcheck run --level full --duration 10m     again and again: a soak
-    envcheck run --baseline good.json            held against an earlier run
+    envcheck run --budget 60s                    the most important checks that fit
+    envcheck run --level full --duration 10m     repeat for ten minutes
+    envcheck run --baseline good.json            compare with an earlier run
 
     Under a launcher (srun, torchrun, mpirun, an indexed Job) one process of a
     node runs the checks, and the others exit 0. With several nodes each
     writes files of its own: envcheck-report-<node>.json, DIR/<node>.json, and
     FILE gets -<node> before its suffix.
 
-    Nothing is installed in the environment. Exit 0: what was required passed;
-    1: a check failed; 2: wrong usage; 3: something could not be checked. What a budget
-    leaves out is a skip, and the last line counts it: the exit code is that of
-    what was run, so 3 where nothing fits.
+    Nothing is installed in the environment. Exit 0: all required checks passed;
+    1: a check failed; 2: wrong usage; 3: something could not be checked. Checks
+    that do not fit --budget are skipped, and the last line counts them. If no
+    check fits, the exit code is 3.
     """
     from msgspec import structs
 
@@ -141,7 +151,7 @@ def command(options: RunOptions, ctx: click.Context) -> None:
     earlier = report_output_baseline.read(options.baseline)
     if earlier and (options.redact or options.redact_key):
         messages.learn(earlier)
-    going_on = _go_on(run, files.report or report_output_files.DEFAULT) if options.resume else None
+    going_on = _resume(run, files.report or report_output_files.DEFAULT) if options.resume else None
     facts = run.target.facts
     facts = structs.replace(facts, name=files.redacted_line(facts.name), chosen=files.redacted_line(facts.chosen))
     if options.dry_run:
@@ -236,7 +246,7 @@ def _prepare(ctx: click.Context, options: RunOptions) -> Run:
 
 
 def _wanted(requirements: str | None, matrix: Path | None) -> Requirements:
-    """Return what a site's file demands; nothing where none is options."""
+    """Return the requirements of a site's file, or none without a file."""
     from envcheck.matrix.file.load import load
     from envcheck.runner.requirements.file import Requirements, read
 
@@ -259,15 +269,15 @@ def _exclusive(**options: object) -> None:
         raise ConfigError(message, fix="give one of them")
 
 
-def _go_on(run: Run, path: Path) -> str:
-    """Take over what is known from a report that was cut short; return what is said of it."""
+def _resume(run: Run, path: Path) -> str:
+    """Take the finished checks over from an unfinished report; return the line about it."""
     from envcheck import __version__
     from envcheck.reports.model import load
 
     if not path.exists():
-        return f"no report at {path} to go on with: from the beginning"
+        return f"no report at {path}: all checks run"
     run.go_on(load(path), path, __version__)
-    return f"going on with {path}: {run.done} of {counted(len(run.plan.checks), 'check')} done"
+    return f"continuing {path}: {run.done} of {counted(len(run.plan.checks), 'check')} done"
 
 
 def _target(python: str | None, image: str | None, shm_size: str) -> Target:

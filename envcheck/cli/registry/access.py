@@ -1,4 +1,4 @@
-"""What the commands of this room share: the repository, the policy, the key, the node that is asked about."""
+"""What the commands of this room share: the repository, the policy, the key, and the node in question."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DescribedNode(NamedTuple):
     here: bool
 
     def facts(self) -> NodeFacts | None:
-        """Return the node that is asked about; None for none. Raises ConfigError for one that cannot be."""
+        """Return the node that the command is about, or None. Raises ConfigError for a node that is described wrongly."""
         from envcheck.registry.proofs.covers import NodeFacts, node_of
 
         if self.driver is not None and not _DRIVER.fullmatch(self.driver):
@@ -109,7 +109,7 @@ NO_POLICY: Final = "no --policy was given, so no key is known; see docs/publish.
 def ran_on(proof: JudgedProof) -> str:
     """Return where and how well a proof's run went, in a few words."""
     if proof.statement is None:
-        return "cannot be believed"
+        return "is not trusted"
     facts, covers = proof.statement.facts, proof.statement.facts.covers
     where = f"{covers.gpu} x{covers.gpus}, driver {covers.driver}" if facts.mode == "gpu" else f"CPU {covers.arch}"
     return f"{proof.statement.predicate.result.lower()}, level {facts.level}, {where}, {facts.ended}"

@@ -113,6 +113,10 @@ def _show(publications: list[Publication], *, as_json: bool) -> None:
         click.echo(f"  {one.image}")
         if one.proof is not None:
             click.echo(f"  proof  {one.proof}")
-            click.echo(f"  signed by {one.signer}" if one.signer else "  unsigned: nobody can rely on it")
+            click.echo(
+                f"  signed by {one.signer}"
+                if one.signer
+                else "  unsigned: it proves nothing to a policy that asks for a key"
+            )
         for note in one.notes:
             click.echo(f"  note: {note}")

@@ -1,4 +1,4 @@
-"""An earlier report that a run is held against."""
+"""The earlier report with which a run is compared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def read(path: Path | None) -> RunReport | None:
-    """Read what the run is to be held against before anything is measured, or this report is written over it."""
+    """Read the report to compare with before anything is measured, or this report is written over it."""
     from envcheck.reports.model import load
 
     return load(path) if path else None

@@ -55,7 +55,7 @@ def run_and_report(
         return _not_passed(kept).verdict.exit_code
     if interrupted is not None:
         if files.report is not None and not quiet:
-            click.echo("envcheck: interrupted; the same command with --resume goes on", err=True)
+            click.echo("envcheck: interrupted; run the same command with --resume to continue", err=True)
         return status_of(interrupted)
     if failed is not None or earlier is None:
         return kept.verdict.exit_code

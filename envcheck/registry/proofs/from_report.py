@@ -101,7 +101,7 @@ def _refuse_unfinished(report: RunReport) -> None:
         raise UnprovableError(message, fix=_AGAIN)
     times = {rounds(outcomes[check.id]) for check in report.plan.checks}
     if len(times) > 1 or min(times, default=1) < report.plan.repeat:
-        message = f"the soak is unfinished: its checks were run {min(times)} to {max(times)} times"
+        message = f"the repeated run is unfinished: its checks were run {min(times)} to {max(times)} times"
         raise UnprovableError(message, fix=_AGAIN)
 
 

@@ -24,7 +24,7 @@ Hex = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Digest = Annotated[str, msgspec.Meta(pattern=r"\Asha256:[0-9a-f]{64}\Z")]
 Dotted = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,6}(\.[0-9]{1,6}){1,3}\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
-# Bytes of the evidence, packed or unpacked; a soak of a whole day on eight GPUs has some 10 MB.
+# Bytes of the evidence, packed or unpacked; a repeated run of a whole day on eight GPUs has some 10 MB.
 MOST_REPORT: Final = 64 << 20
 ReportSize = Annotated[int, msgspec.Meta(ge=0, le=MOST_REPORT)]
 Level = Literal["static", "quick", "standard", "full"]

@@ -8,7 +8,7 @@ It counts when it passes the larger of
   compute/accelerator); 30 % on a CPU that others use too, 25 % for latencies (ours), and
 - the noise: 4 standard errors of that median, 4 x 1.2533 x s / sqrt(n), with s the standard deviation of the n points
   (of two equal curves of 7 normal points it calls 0.4 % different, of 4 points 1.5 %); and the spread of the repeats,
-  (largest - smallest) / median, where either run repeated the check; what is compared of a soak is its median.
+  (largest - smallest) / median, where either run repeated the check; of a repeated run the median is compared.
 
 A GPU is the same one when its UUID is.
 """

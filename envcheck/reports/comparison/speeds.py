@@ -51,7 +51,7 @@ def speeds(outcome: OutcomeRow) -> dict[Key, Series]:
 
 
 def _value(outcome: OutcomeRow) -> float | None:
-    """Return the median of a soak's values, else the value that was judged."""
+    """Return the median of a repeated run's values, else the value that was judged."""
     median = outcome.spread.median if outcome.spread else None
     return median if median is not None else phrases.number(outcome.value)
 

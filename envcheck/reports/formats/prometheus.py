@@ -98,7 +98,7 @@ def _checks(report: RunReport) -> Iterable[Sample]:
         yield from _quantity("envcheck_check_value", labels, outcome.value, outcome.unit, "What the check measured")
         if outcome.limit:
             bound = {**labels, "kind": outcome.limit.kind}
-            doc = "What the check's value was held against"
+            doc = "The limit with which the check's value was compared"
             yield from _quantity("envcheck_check_limit", bound, outcome.limit.value, outcome.limit.unit, doc)
         yield from _findings(outcome)
         yield from _attempts(outcome)

@@ -31,7 +31,7 @@ def figures(outcome: OutcomeRow) -> Iterator[Figure]:
     yield from _values_map(outcome, measured.ranks)
     yield from _matrix(outcome, measured.pairs)
     yield from _over_time(outcome, measured.ranks)
-    yield from _soak(outcome)
+    yield from _rounds(outcome)
 
 
 def _curves(outcome: OutcomeRow, curves: Iterable[BandwidthCurve]) -> Iterator[Figure]:
@@ -150,7 +150,7 @@ def _timed(outcome: OutcomeRow, series: Mapping[str, Points], name: str, unit: s
         yield _drawn(f"{outcome.id}: {name} over time", drawn, SECONDS, unit)
 
 
-def _soak(outcome: OutcomeRow) -> Iterator[Figure]:
+def _rounds(outcome: OutcomeRow) -> Iterator[Figure]:
     values = outcome.spread.values if outcome.spread else []
     if len(values) > 1 and len(set(values)) > 1 and min(values) >= 0:
         points = [(float(number), value) for number, value in enumerate(values, start=1)]

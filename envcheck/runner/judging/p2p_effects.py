@@ -59,7 +59,7 @@ def disabled(module: CheckModule, outcome: Outcome, details: Mapping[str, Any]) 
 
 
 def _excused(finding: Outcome) -> Outcome:
-    """Return a speed of a group that fell short for want of peer-to-peer as what it is: not known. All else stays."""
+    """Return a speed that fell short without peer-to-peer as an error; all else stays."""
     if not finding.remeasure or any(word in finding.details for word in _ALONE):
         return finding
     summary = f"measured with {_WORDS}, as peer-to-peer is broken: {finding.summary}"

@@ -1,4 +1,4 @@
-"""What a site demands of measured values: each is held against what the check that measures it came to.
+"""What a site demands of measured values: each is compared with the result of the check that measures it.
 
 Such a demand is in no plan: it costs nothing, and stands in the report after the checks. A check that did not run, was
 skipped, broke or measured an unexpected value leaves its requirement an error: what was not measured is no pass.

@@ -67,7 +67,7 @@ def test_what_a_cpu_cannot_show_is_skipped_with_its_reason(outcomes: Outcomes, c
 
 
 @pytest.mark.torch
-def test_a_soak_compares_the_bits_of_its_rounds(torch_python: Path, tmp_path: Path) -> None:
+def test_a_repeated_run_compares_the_bits_of_its_rounds(torch_python: Path, tmp_path: Path) -> None:
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / "other_bits_later.py").write_text(OTHER_BITS_LATER.format(mark=str(tmp_path / "mark")))
     output = tmp_path / "report.json"

@@ -1,4 +1,4 @@
-"""Prefetch: what a lock names is brought into the store, held against its hash, and then built without any network."""
+"""Prefetch: what a lock names is brought into the store, compared with its hash, and then built without any network."""
 
 from __future__ import annotations
 

@@ -141,16 +141,16 @@ def test_what_is_not_over_is_refused() -> None:
     assert "1 checks were not run" in refusal(structs.replace(report, outcomes=report.outcomes[1:]))
 
 
-def test_a_soak_that_was_cut_short_is_refused() -> None:
+def test_a_repeated_run_that_was_cut_short_is_refused() -> None:
     report = proofs.report()
     plan = structs.replace(report.plan, repeat=2)
     twice = [structs.replace(o, spread=Spread(rounds=2, statuses={}, told_in=1)) for o in report.outcomes]
     assert state(structs.replace(report, plan=plan, outcomes=twice)).passed
     partly = [*twice[:-1], report.outcomes[-1]]
-    assert "soak is unfinished: its checks were run 1 to 2 times" in refusal(
+    assert "repeated run is unfinished: its checks were run 1 to 2 times" in refusal(
         structs.replace(report, plan=plan, outcomes=partly)
     )
-    assert "soak is unfinished" in refusal(structs.replace(report, plan=plan))
+    assert "repeated run is unfinished" in refusal(structs.replace(report, plan=plan))
 
 
 def test_a_run_on_a_cpu_is_not_called_one_on_gpus() -> None:
@@ -274,7 +274,7 @@ def test_evidence_is_bounded_and_a_report() -> None:
             evidence.unpack(content)
 
 
-def test_a_long_soak_that_failed_is_stated_so_that_it_is_read() -> None:
+def test_a_long_repeated_run_that_failed_is_stated_so_that_it_is_read() -> None:
     long = random.Random(1).randbytes(1_500_000).hex()  # noqa: S311 (data, no secret)
     packed = evidence.pack(structs.replace(proofs.report("h100x8-slow-gpu"), boot=long), plain_names=True)
     assert packed.reference.size > 1_000_000

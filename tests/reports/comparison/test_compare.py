@@ -258,7 +258,7 @@ def test_samples_under_load_are_compared_by_their_median(report: MakeReport) -> 
     assert [c.shift for c in compare(before, report(loaded(600.0, 0.3))).regressions] == [-0.1429]
 
 
-def test_of_a_soak_the_median_is_compared_not_the_worst_round(report: MakeReport) -> None:
+def test_of_a_repeated_run_the_median_is_compared_not_the_worst_round(report: MakeReport) -> None:
     spread = Spread(rounds=5, statuses={"pass": 5}, told_in=1, values=[698.0, 700.0, 702.0], median=700.0)
     assert compare(report(rate(701.0)), report(rate(640.0, spread=spread))).regressions == []
 

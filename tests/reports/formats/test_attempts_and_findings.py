@@ -46,7 +46,7 @@ def speed(status: str, summary: str, **more: object) -> OutcomeRow:
 TAKEN_BACK = speed("pass", "as fast as it is", attempts=[SLOW, FINE])
 FINAL = speed("fail", "three elements differ", remedy="out", code="data.wrong", attempts=[SLOW, WRONG])
 SICK = speed("fail", "ECC is broken", remedy="replace it", code="ecc.uncorrected", culprit="GPU 3", findings=FINDINGS)
-SOAKED = speed(
+REPEATED = speed(
     "fail",
     "three elements differ",
     remedy="out",
@@ -66,7 +66,7 @@ def told(report: RunReport, form: str) -> str:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("outcome", [TAKEN_BACK, FINAL, SOAKED], ids=["taken-back", "final", "soaked"])
+@pytest.mark.parametrize("outcome", [TAKEN_BACK, FINAL, REPEATED], ids=["taken-back", "final", "repeated"])
 def test_each_attempt_that_was_no_pass_is_in_every_form(report: MakeReport, outcome: OutcomeRow, form: str) -> None:
     text = told(report(outcome), form)
     for attempt in outcome.attempts:

@@ -94,7 +94,7 @@ def test_samples_over_time_show_the_blamed_rank_over_the_others() -> None:
     assert re.findall(r'<polyline class="curve (\w+)"', speed.drawing.svg) == ["calm"] * 3 + ["hot"]
 
 
-def test_a_soak_is_drawn_round_by_round_where_it_varied() -> None:
+def test_a_repeated_run_is_drawn_round_by_round_where_it_varied() -> None:
     spread = Spread(rounds=3, statuses={"pass": 3}, told_in=1, values=[690.0, 700.0, 705.0])
     assert "705 TFLOP/s" in one(outcome(spread=spread, unit="TFLOP/s"), "by round").drawing.svg
     flat = Spread(rounds=3, statuses={"pass": 3}, told_in=1, values=[0.0, 0.0, 0.0])

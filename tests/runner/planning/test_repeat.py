@@ -1,4 +1,4 @@
-"""A soak: all rounds in one row, and no bad round hidden by a hundred good ones."""
+"""A repeated run: all rounds in one row, and no bad round hidden by a hundred good ones."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_bits_that_change_between_rounds_fail_naming_the_gpu() -> None:
     assert (found.spread.told_in, found.spread.statuses) == (3, {"pass": 3, "fail": 1})
 
 
-def test_who_judges_a_soak_again_sees_the_bits_of_both_rounds() -> None:
+def test_who_judges_a_repeated_run_again_sees_the_bits_of_both_rounds() -> None:
     found = folded(repeated("a"), repeated("b"))
     assert found.ranks == [{"rank": 0, "device": "GPU-0", "digests": ["a", "a", "b", "b"], "repeats": 4}]
 

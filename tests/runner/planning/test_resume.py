@@ -89,7 +89,7 @@ def test_after_kill_9_what_was_known_is_kept_and_only_the_rest_is_run(killed: Jo
     assert (before.ended, statuses(before), before.verdict.status) == ("", {"first": "pass"}, "error")
     done = killed.run("--resume")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "going on with" in done.stdout
+    assert "continuing" in done.stdout
     assert "1 of 2 checks done" in " ".join(done.stdout.split())
     after = load(killed.report)
     assert statuses(after) == {"first": "pass", "waits": "pass"}
@@ -237,7 +237,9 @@ def test_a_performance_that_fell_short_once_has_its_second_look_after_the_kill(
     assert whole.outcomes["slow"] == row
 
 
-def test_a_soak_goes_on_with_the_round_it_was_killed_in(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
+def test_a_repeated_run_goes_on_with_the_round_it_was_killed_in(
+    add: Callable[..., Path], run_site: Callable[..., Run]
+) -> None:
     add("one", "return {}", "ranks=1")
     add("two", "return {}", "ranks=1")
     run = run_site(repeat=2, snapshot=NODE)

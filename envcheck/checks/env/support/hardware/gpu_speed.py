@@ -78,7 +78,7 @@ class Copy(NamedTuple):
 def copied(torch: Any, copy: Copy, warmup: int, iterations: int) -> tuple[float, Measured]:
     """Return the median seconds of a copy and {messages, wrong, first}: what became of each, warm-up included.
 
-    The sources are taken turn about, so that a copy that does nothing is seen. Nothing is compared in the timed part;
+    The sources are taken alternately, so that a copy that does nothing is seen. Nothing is compared in the timed part;
     plain Python looks at the last message.
     """
     counted: list[Any] = []

@@ -48,7 +48,7 @@ def data(torch: Any, rows: int, columns: int, device: Any, seed: int) -> Any:
 
 
 class Products:
-    """Two products of one left matrix, taken turn about, so that one that was not computed is seen.
+    """Two products of one left matrix, taken alternately, so that one that was not computed is seen.
 
     `lines[turn]` holds the columns of the right matrix as rows: an element of the product is the scalar product of a
     row of `left` and a row of `lines`. `multiply(turn)` returns the product.

@@ -2,7 +2,7 @@
 
 Weights and data come from Python's generator, the same on every rank: so the mean of all ranks' gradients is each one's
 own, and all ranks have the same weights at any time. Of a verified step each product, of the forward and of the
-backward pass, is held against plain Python and sums in float64 (verified_products.py); the bends between them, the
+backward pass, is compared with plain Python and sums in float64 (verified_products.py); the bends between them, the
 loss, its gradient and what the optimizer makes of all that against elementary operations.
 """
 

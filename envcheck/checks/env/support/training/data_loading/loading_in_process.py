@@ -1,4 +1,4 @@
-"""What a DataLoader without workers hands on, held against a seed's numbers in plain Python."""
+"""What a DataLoader without workers hands on, compared with a seed's numbers in plain Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch.distributed.checkpoint saves and brings back, held against numbers of plain Python."""
+"""What torch.distributed.checkpoint saves and brings back, compared with numbers of plain Python."""
 
 from __future__ import annotations
 
