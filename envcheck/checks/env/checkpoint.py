@@ -3,8 +3,8 @@
 Seen in the wild: a buffer (BatchNorm's statistics) that is not in the file, an optimizer that starts afresh, a schedule
 or a random generator that begins again at step 0, a file system that says "written" and was full. The loss jumps a
 little and nobody asks. Saved after k steps, run on to 2k; loaded into a fresh model, run to 2k: the bits are the same.
-What is saved is digested before, after, and when it is loaded, from the objects themselves; the learning rates are held
-against their formula; and torch.distributed.checkpoint has to bring tensors, plain values and an optimizer back.
+What is saved is digested before, after, and when it is loaded, from the objects themselves; the learning rates are
+compared with their formula; and torch.distributed.checkpoint has to bring tensors, plain values and an optimizer back.
 """
 
 from __future__ import annotations
