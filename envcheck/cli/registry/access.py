@@ -38,7 +38,7 @@ class DescribedNode(NamedTuple):
     here: bool
 
     def facts(self) -> NodeFacts | None:
-        """Return the node that the command is about, or None. Raises ConfigError for a node that is described wrongly."""
+        """Return the node that the command is about, or None. Raises ConfigError for a wrong description."""
         from envcheck.registry.proofs.covers import NodeFacts, node_of
 
         if self.driver is not None and not _DRIVER.fullmatch(self.driver):
