@@ -25,6 +25,7 @@ most 1.25 times that for --few. Exit 1 if one is missed.
 from __future__ import annotations
 
 import argparse
+import compileall
 import concurrent.futures
 import datetime as dt
 import json
@@ -42,6 +43,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import structs
 
+import envcheck
 from envcheck.matrix.file.load import load as load_matrix
 from envcheck.registry.attached_proofs import beside
 from envcheck.registry.choosing import Wish, choose, choose_named
@@ -97,7 +99,10 @@ class Bench:
         self.policies = {mode: folder / f"{mode}.toml" for mode in ("cpu", "gpu")}
         for mode, path in self.policies.items():
             path.write_text(f'[proof]\nkeys = ["key.pub"]\nlevel = "static"\nmode = "{mode}"\n', "utf-8")
-        self.env = {**os.environ, "HOME": str(folder), "COSIGN_PASSWORD": "", "no_proxy": "*", "DOCKER_CONFIG": ""}
+        # As it is installed: with bytecode, which some machines keep none of.
+        compileall.compile_dir(Path(envcheck.__file__).parent, quiet=1)
+        kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        self.env = {**kept, "HOME": str(folder), "COSIGN_PASSWORD": "", "no_proxy": "*", "DOCKER_CONFIG": ""}
         self.run(["cosign", "generate-key-pair"])
 
     def run(self, words: Sequence[object], status: int = 0) -> Ran:

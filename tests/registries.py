@@ -10,9 +10,11 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.certificates import Certified
 from tests.waiting import eventually
 
 
@@ -25,15 +27,22 @@ def program(name: str) -> str:
 
 
 @contextlib.contextmanager
-def docker_registry(at: Path) -> Iterator[str]:
-    """Serve docker-registry, which has no referrers API, and yield HOST:PORT. Its files are in data/."""
+def docker_registry(at: Path, tls: Certified | None = None, password_file: Path | None = None) -> Iterator[str]:
+    """Serve docker-registry, which has no referrers API, and yield HOST:PORT. Its files are in data/.
+
+    With a certificate it is served over TLS, and with a password file (htpasswd, bcrypt) to those who log in.
+    """
     address = _free_address()
-    config = {
+    config: dict[str, Any] = {
         "version": 0.1,
         "log": {"accesslog": {"disabled": True}, "level": "error"},
         "storage": {"filesystem": {"rootdirectory": str(at / "data")}, "delete": {"enabled": True}},
         "http": {"addr": address},
     }
+    if tls is not None:
+        config["http"]["tls"] = {"certificate": str(tls.certificate), "key": str(tls.key)}
+    if password_file is not None:
+        config["auth"] = {"htpasswd": {"realm": "site", "path": str(password_file)}}
     (at / "registry.yml").write_text(json.dumps(config))
     with _serving([program("docker-registry"), "serve", str(at / "registry.yml")], at, address):
         yield address

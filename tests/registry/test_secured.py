@@ -1,0 +1,92 @@
+"""A registry as a site has it: over TLS by the site's CA, and for those who log in. It is a real one."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+from envcheck.mirrors.profiles.load import load
+from envcheck.registry.oci.opening import open_repository
+from envcheck.registry.oci.references import parse_reference
+from tests import registries
+from tests.certificates import Certified, signed
+from tests.registry.site import Site
+
+pytestmark = pytest.mark.tools
+# The password below as docker-registry reads it (bcrypt).
+PASSWORDS: Final = "gate:$2b$04$7q7vAkQAV0S.2WDNzQ0cx.B7uh8c7/9gHogPqse9C2.D5hrdsMBje\n"
+PASSWORD: Final = "canary-password"  # noqa: S105 (of a test)
+
+
+class Secured(NamedTuple):
+    """Its address and its certificate."""
+
+    address: str
+    certified: Certified
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    """Serve a registry over TLS, with a login."""
+    at = tmp_path_factory.mktemp("secured")
+    certified = signed(at, "127.0.0.1")
+    (at / "passwords").write_text(PASSWORDS)
+    with registries.docker_registry(at, certified, at / "passwords") as address:
+        yield Secured(address, certified)
+
+
+LOGINS: Final[dict[str, Callable[[str, str], dict[str, object]]]] = {
+    "docker login": lambda address, word: {"auths": {address: {"auth": word}}},
+    "a credential helper": lambda address, _: {"credHelpers": {address: "canary"}},
+}
+
+
+def log_in(how: str, address: str, at: Path, monkeypatch: pytest.MonkeyPatch, password: str = PASSWORD) -> None:
+    """Leave a login as `docker login` does."""
+    login = base64.b64encode(f"gate:{password}".encode()).decode()
+    (at / "config.json").write_text(json.dumps(LOGINS[how](address, login)))
+    helper = at / "docker-credential-canary"
+    helper.write_text(f'#!/bin/sh\necho \'{{"Username": "gate", "Secret": "{password}"}}\'\n')
+    helper.chmod(0o755)
+    monkeypatch.setenv("DOCKER_CONFIG", str(at))
+    monkeypatch.setenv("PATH", str(at), prepend=":")
+
+
+@pytest.mark.parametrize("how", LOGINS)
+def test_a_proof_is_published_and_pulled_over_tls_with_a_login(
+    how: str, secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log_in(how, secured.address, tmp_path, monkeypatch)
+    profile = tmp_path / "site.yaml"
+    profile.write_text(f"name: site\nca: {secured.certified.ca}\n")
+    site = Site(secured.address, tmp_path)
+    name = f"https://{site.name}"
+    site.repository = open_repository(parse_reference(name), load(str(profile)))
+    image = site.image("one", "one")
+    words = ("--policy", site.policy, "--mirror", profile)
+    published = ("publish", f"{name}@{image.digest}", "--report", site.report(image), "--mirror", profile)
+    said = []
+    for command in (
+        (*published, "--key", site.folder / "release"),
+        ("proof", f"{name}@{image.digest}", *words),
+        ("pull", "--from", name, *words, "--dry-run"),
+        ("promote", f"{name}@{image.digest}", "--to", "stable", "--key", site.folder / "release", *words),
+        ("pull", f"{name}:stable", *words, "--dry-run"),
+    ):
+        status, output = site.run(*command)
+        assert status == 0, output
+        said.append(output)
+    log_in(how, secured.address, tmp_path, monkeypatch, "canary-of-another")
+    status, output = site.run("pull", "--from", name, *words, "--dry-run")
+    assert (status, "docker login" in output) == (3, True), output
+    (tmp_path / "config.json").unlink()
+    status, none = site.run("proof", f"{name}@{image.digest}", *words)
+    assert status == 3, none
+    assert not any("canary" in text for text in (*said, output, none))
+    log = (secured.certified.ca.parent / "registry.log").read_text()
+    assert PASSWORD not in log
