@@ -11,11 +11,15 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-# The plain form: release, pre-release, post-release. No epoch, no development release, no local version.
-_VERSION: Final = re.compile(r"(?P<release>\d+(?:\.\d+)*)(?:(?P<pre>a|b|rc)(?P<number>\d+))?(?:\.post(?P<post>\d+))?")
+# The plain form: release, pre-release, post-release, development release. No epoch, no local version.
+_VERSION: Final = re.compile(
+    r"(?P<release>\d+(?:\.\d+)*)(?:(?P<pre>a|b|rc)(?P<number>\d+))?(?:\.post(?P<post>\d+))?(?:\.dev(?P<dev>\d+))?"
+)
 _CLAUSE: Final = re.compile(r"\s*(?P<operator>==|!=|<=|>=|~=|<|>)\s*(?P<version>[^\s,;=<>!~]+)\s*")
 _PRE: Final = {"a": 0, "b": 1, "rc": 2}
 _FINAL: Final = (3, 0)
+_BEFORE_PRE: Final = (-1, 0)
+_NO_DEV: Final = float("inf")
 
 Predicate = Callable[["_Version"], bool]
 
@@ -26,6 +30,15 @@ class _Version(NamedTuple):
     release: tuple[int, ...]
     pre: tuple[int, int] = _FINAL
     post: int = -1
+    dev: float = _NO_DEV
+
+    @property
+    def is_prerelease(self) -> bool:
+        return self.pre != _FINAL or self.dev != _NO_DEV
+
+    @property
+    def first_development(self) -> _Version:
+        return _Version(self.release, _BEFORE_PRE if self.post < 0 else self.pre, self.post, 0)
 
     @property
     def base(self) -> _Version:
@@ -67,7 +80,7 @@ def newest_first(versions: Iterable[str]) -> list[str]:
 def is_prerelease(version: str) -> bool:
     """Return whether a version is a pre-release; what is not one version is none."""
     parsed = _parse(version)
-    return parsed is not None and parsed.pre != _FINAL
+    return parsed is not None and parsed.is_prerelease
 
 
 @lru_cache(maxsize=4096)
@@ -78,8 +91,12 @@ def _parse(version: str) -> _Version | None:
     release = tuple(int(field) for field in parts["release"].split("."))
     while len(release) > 1 and release[-1] == 0:
         release = release[:-1]
-    pre = (_PRE[parts["pre"]], int(parts["number"])) if parts["pre"] else _FINAL
-    return _Version(release, pre, int(parts["post"]) if parts["post"] else -1)
+    post = int(parts["post"]) if parts["post"] else -1
+    dev = int(parts["dev"]) if parts["dev"] else _NO_DEV
+    pre = _FINAL if post >= 0 or dev == _NO_DEV else _BEFORE_PRE
+    if parts["pre"]:
+        pre = (_PRE[parts["pre"]], int(parts["number"]))
+    return _Version(release, pre, post, dev)
 
 
 @lru_cache(maxsize=4096)
@@ -127,7 +144,7 @@ def _compared(operator: str, limit: _Version, named: str) -> Predicate | None:
         "!=": lambda version: version != limit,
         "<=": lambda version: version <= limit,
         ">=": lambda version: version >= limit,
-        "<": lambda version: version < limit and not (version.base == limit.base and limit.pre == _FINAL),
+        "<": lambda version: version < (limit if limit.is_prerelease else limit.first_development),
         ">": lambda version: version > limit and not (version.base == limit.base and limit.post < 0 <= version.post),
     }
     return plain[operator]
