@@ -15,6 +15,7 @@ from envcheck.counting import counted
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
+    from envcheck.matrix.extensions.refresh import ExtensionProposal
     from envcheck.matrix.facts.model import Matrix
     from envcheck.matrix.file.lint import Problem
     from envcheck.matrix.file.refresh import Proposal, RefreshSource, SeenIndexes
@@ -27,6 +28,7 @@ class MatrixRefreshOptions(NamedTuple):
     mirror: str
     summary: Path | None
     dry_run: bool
+    extensions: Path | None
     as_json: bool
 
 
@@ -42,6 +44,12 @@ class MatrixRefreshOptions(NamedTuple):
     help="Write the proposal as Markdown: the text of a pull request.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be proposed and leave matrix.yaml as it is.")
+@click.option(
+    "--extensions",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="FILE",
+    help="Read the pages of native extensions instead, and add their newer releases to this extensions.yaml.",
+)
 @click.option("--json", "as_json", is_flag=True, help="For programs: envcheck/refresh/1.")
 @click.pass_obj
 @takes(MatrixRefreshOptions)
@@ -55,6 +63,9 @@ def command(options: MatrixRefreshOptions, settings: Settings) -> None:
 
     Exit 0: read, whatever was new; 2: wrong usage; 3: an index cannot be read, and nothing has changed.
     """
+    if options.extensions is not None:
+        _refresh_extensions(options, options.extensions)
+        return
     from envcheck.data import own_matrix
     from envcheck.matrix.file.lint import lint
     from envcheck.matrix.file.load import load
@@ -75,6 +86,74 @@ def command(options: MatrixRefreshOptions, settings: Settings) -> None:
 
         safe_files.replace(options.summary, markdown(proposal, source, problems).encode())
     _tell(proposal, problems, absent, options, file)
+
+
+def _refresh_extensions(options: MatrixRefreshOptions, file: Path) -> None:
+    from envcheck import safe_files
+    from envcheck.cli.sources.fetch_request import profile_client
+    from envcheck.matrix.extensions.file import dump, load
+    from envcheck.matrix.extensions.refresh import SeenFile, SeenRelease, newest_known, propose
+    from envcheck.mirrors.index.extension_wheels import read_newer_releases
+    from envcheck.mirrors.index.file_names import parse_file_name
+    from envcheck.mirrors.profiles.load import load as load_profile
+
+    extensions, profile = load(file), load_profile(options.mirror)
+    newest = newest_known(extensions)
+    listed = interruptible.run(
+        lambda: read_newer_releases(profile_client(profile, 8), profile, newest), threading.Event()
+    )
+    day = dt.datetime.now(tz=dt.timezone.utc).date().isoformat()
+    text = f"pages of the Python index and METADATA, read on {day} by `envcheck matrix refresh`; no wheel was opened"
+    seen = [
+        SeenRelease(
+            release.project,
+            str(release.version),
+            [SeenFile(file.name, file.sha256, parse_file_name(file.name)[2]) for file in release.files],
+            release.metadata,
+        )
+        for release in listed.releases
+    ]
+    proposal = propose(extensions, seen, f"refresh-{day}", text)
+    if proposal.rows and not options.dry_run:
+        safe_files.replace(file, dump(proposal.extensions).encode())
+    if options.summary is not None:
+        safe_files.replace(options.summary, _extension_summary(proposal, text).encode())
+    _tell_extensions(proposal, listed.absent, options, file)
+
+
+def _extension_summary(proposal: ExtensionProposal, text: str) -> str:
+    lines = [f"# New releases of native extensions\n\nEvidence: {text}.\n"]
+    for row in proposal.rows:
+        files = "\n".join(f"{sha256 or 'no sha256'}  {name}" for name, sha256 in row.files)
+        lines.append(f"## {row.where}\n\n```\n{files}\n```\n")
+    return "\n".join(lines)
+
+
+def _tell_extensions(proposal: ExtensionProposal, absent: list[str], options: MatrixRefreshOptions, file: Path) -> None:
+    if options.as_json:
+        import msgspec
+
+        rows = [{"row": row.where, "tags": row.tags, "wheels": row.files} for row in proposal.rows]
+        document = {
+            "schema": "envcheck/refresh/1",
+            "rows": rows,
+            "to_do": [],
+            "not_proposed": proposal.left_out,
+            "absent": absent,
+        }
+        click.echo(msgspec.json.format(msgspec.json.encode(document)).decode())
+        return
+    for row in proposal.rows:
+        click.echo(f"{row.where}: {', '.join(row.tags)}")
+    for line in proposal.left_out:
+        click.echo(f"not proposed: {line}")
+    done = "would be added to" if options.dry_run else "added to"
+    rows_done = (
+        f"{counted(len(proposal.rows), 'row')} {done} {file.name}; open their wheels with `envcheck matrix wheel`"
+    )
+    click.echo(rows_done if proposal.rows else "the index lists no newer release")
+    if absent:
+        click.echo(f"the index has no page of {', '.join(absent)}")
 
 
 def _read(matrix: Matrix, profile: Profile) -> tuple[SeenIndexes, list[str]]:

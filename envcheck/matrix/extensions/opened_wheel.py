@@ -97,20 +97,29 @@ def _one_line(value: Any) -> str | None:
     return " ".join(str(value).split()) if value else None
 
 
+# What the markers of requirements see where no one wheel is meant: Linux on x86_64, CPython 3.12.
+LINUX: Final = {
+    "python_version": _DEFAULT_PYTHON,
+    "python_full_version": f"{_DEFAULT_PYTHON}.0",
+    "implementation_name": "cpython",
+    "platform_python_implementation": "CPython",
+    "os_name": "posix",
+    "sys_platform": "linux",
+    "platform_system": "Linux",
+    "platform_machine": "x86_64",
+    "extra": "",
+}
+
+
 def _environment(opened: OpenedWheel) -> dict[str, str]:
     """Return what the markers of requirements see: Linux, and the oldest CPython that the wheel is for."""
     pythons = [tag.interpreter[2:] for tag in opened.tags if tag.interpreter.startswith("cp3") and tag.abi != "abi3"]
     python = f"3.{min(int(text[1:]) for text in pythons)}" if pythons else _DEFAULT_PYTHON
-    return {
+    machine = architecture(opened.tags, opened.name).replace("any", "x86_64")
+    return LINUX | {
         "python_version": python,
         "python_full_version": f"{python}.0",
-        "implementation_name": "cpython",
-        "platform_python_implementation": "CPython",
-        "os_name": "posix",
-        "sys_platform": "linux",
-        "platform_system": "Linux",
-        "platform_machine": architecture(opened.tags, opened.name).replace("any", "x86_64"),
-        "extra": "",
+        "platform_machine": machine,
     }
 
 

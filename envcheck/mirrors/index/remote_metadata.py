@@ -26,8 +26,16 @@ def read_requirements(client: Client, file: IndexFile) -> list[str] | None:
 
     Raises NetworkError if the host does not answer.
     """
-    metadata = _copy(client, file) or _from_wheel(client, file)
+    metadata = read_metadata(client, file)
     return None if metadata is None else _REQUIRES.findall(metadata.partition("\n\n")[0])
+
+
+def read_metadata(client: Client, file: IndexFile) -> str | None:
+    """Return the METADATA of a wheel on an index; None if the index serves neither it nor ranges of the wheel.
+
+    Raises NetworkError if the host does not answer.
+    """
+    return _copy(client, file) or _from_wheel(client, file)
 
 
 def _copy(client: Client, file: IndexFile) -> str | None:

@@ -67,11 +67,11 @@ def read_torch_wheels(
     `known` are the releases that are not looked up further, and `torchvisions` their companions.
     Raises UnavailableError if an index cannot be read, or has no page of torch at all.
     """
-    on_pypi = _read(client, profile.pypi, profile, "pypi", "", "torch")
+    on_pypi = read_project(client, profile.pypi, profile, "pypi", "", "torch")
     if on_pypi is None:
         message = f"the Python index of the profile {profile.name} has no page of torch"
         raise UnavailableError(message, fix="choose a mirror that has it (--mirror)")
-    pages = _parallel(lambda name: _read(client, profile.pytorch, profile, "pytorch", name, "torch"), variants)
+    pages = in_parallel(lambda name: read_project(client, profile.pytorch, profile, "pytorch", name, "torch"), variants)
     if not any(pages):
         message = f"the PyTorch index of the profile {profile.name} has a page of no variant"
         raise UnavailableError(message, fix="choose a mirror that has it (--mirror)")
@@ -138,7 +138,7 @@ def _applies(line: str, arch: str) -> bool:
 
 def _pypi_variants(client: Client, new: Iterable[TorchWheel]) -> dict[tuple[str, str], str | None]:
     first = {(wheel.torch, wheel.arch): wheel.file for wheel in new if wheel.variant is None}
-    requirements = _parallel(lambda file: _requirements(client, file), list(first.values()))
+    requirements = in_parallel(lambda file: _requirements(client, file), list(first.values()))
     return {
         key: None if lines is None else variant_of(lines, key[1])
         for key, lines in zip(first, requirements, strict=True)
@@ -147,14 +147,14 @@ def _pypi_variants(client: Client, new: Iterable[TorchWheel]) -> dict[tuple[str,
 
 def _companions(client: Client, profile: Profile, known: Collection[str]) -> dict[str, str]:
     """Map each torch that an unknown torchvision requires to it; those older than all known ones are of no interest."""
-    page = _read(client, profile.pypi, profile, "pypi", "", "torchvision") or []
+    page = read_project(client, profile.pypi, profile, "pypi", "", "torchvision") or []
     oldest = min(map(Version, known), default=Version("0"))
     unknown: dict[Version, IndexFile] = {}
     for file in page:
         version = _torchvision(file)
         if version is not None and version > oldest and str(version) not in known:
             unknown.setdefault(version, file)
-    requirements = _parallel(lambda file: _requirements(client, file), list(unknown.values()))
+    requirements = in_parallel(lambda file: _requirements(client, file), list(unknown.values()))
     pairs = zip(unknown, requirements, strict=True)
     return {match[1]: str(v) for v, lines in pairs for line in lines or [] if (match := _TORCH.fullmatch(line))}
 
@@ -172,10 +172,10 @@ def _requirements(client: Client, file: IndexFile) -> list[str] | None:
     try:
         return read_requirements(client, file)
     except NetworkError as error:
-        raise _unavailable(file.url, f"{file.name}: {error}") from error
+        raise unavailable(file.url, f"{file.name}: {error}") from error
 
 
-def _read(
+def read_project(
     client: Client, indexes: Sequence[Index], profile: Profile, family: str, variant: str, project: str
 ) -> list[IndexFile] | None:
     """Return the first page of a project that an index has, None if all answer that they have none."""
@@ -191,16 +191,18 @@ def _read(
         except simple_api.NoPageError:
             continue
         except NetworkError as error:
-            failed = _unavailable(url, str(error))
+            failed = unavailable(url, str(error))
     if failed is not None:
         raise failed
     return None
 
 
-def _unavailable(url: str, why: str) -> UnavailableError:
+def unavailable(url: str, why: str) -> UnavailableError:
+    """Return the error of an index that cannot be read."""
     return UnavailableError(f"cannot read the index {host_of(url)}: {why}", fix="choose another mirror (--mirror)")
 
 
-def _parallel(call: Callable[[T], U], items: Sequence[T]) -> list[U]:
+def in_parallel(call: Callable[[T], U], items: Sequence[T]) -> list[U]:
+    """Return the results of the calls, in the order of the items; a few run at once."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(call, items))
