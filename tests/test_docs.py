@@ -18,6 +18,7 @@ import pytest
 from envcheck.cli import cli
 from envcheck.cli.lazy_group import DefaultGroup
 from envcheck.matrix.file.load import load
+from tests.wheels import wheel
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -169,6 +170,8 @@ def desk(tmp_path: Path) -> Path:
     (tmp_path / "site.yaml").write_text(PROFILE, encoding="utf-8")
     (tmp_path / "Dockerfile").write_text("FROM scratch\n", encoding="utf-8")
     (tmp_path / "train.py").write_text("import torch\n", encoding="utf-8")
+    name = "torchcodec-0.13.0-cp312-cp312-manylinux_2_28_x86_64.whl"
+    wheel(tmp_path, "torchcodec", "0.13.0").rename(tmp_path / name)
     launcher = tmp_path / "bin" / "envcheck"
     launcher.parent.mkdir()
     launcher.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m envcheck "$@"\n', encoding="utf-8")

@@ -1,0 +1,84 @@
+"""An extension with compiled code fits one torch, one CUDA and some GPUs, and says so only when it is used.
+
+Seen in the wild: "undefined symbol: _ZN3c10..." of a flash-attn built for another torch (Dao-AILab/flash-attention
+#1832); "libcudart.so.13: cannot open shared object file" of a vllm from the default index beside torch+cu129
+(vllm-project/vllm#44335); "no kernel image is available" of xformers on a new GPU (facebookresearch/xformers#1329);
+"GLIBC_2.32 not found" (flash-attention#1708); a torch that another package's pin replaced (xformers#1096). Packages
+that swallow the error go on without their native part (pytorch/ao#2919). Every library is read, and nothing is loaded:
+the libraries it needs, the torch symbols it leaves undefined, its GPU code, its glibc, and its METADATA.
+"""
+
+from __future__ import annotations
+
+import time
+
+from envcheck.binaries.library import Library
+from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View
+from envcheck.checks.env.support.extensions import environment, installed
+
+CHECK = Check(
+    promise="every installed extension fits this torch, CUDA, Python, glibc and GPU, by what its libraries need",
+    level="static",
+    seconds=1.5,
+    cpu_seconds=0.5,
+    timeout=300.0,
+)
+
+
+def measure(rank: Rank) -> Measured:
+    """Read the libraries of every installed extension, and compare them with what this environment brings."""
+    begun = time.monotonic()
+    distributions = installed.distributions()
+    extensions = installed.extensions(distributions)
+    torch = environment.torch_root(distributions)
+    undefined = environment.undefined_symbols(extensions, torch)
+    brought = environment.brought_libraries(torch)
+    names = {name for extension in extensions for name in installed.required_names(extension)}
+    return {
+        "rank": rank.rank,
+        "interpreter": installed.interpreter(),
+        "glibc": environment.glibc(),
+        "torch": distributions["torch"].version if torch else None,
+        "installed": {name: distributions[name].version for name in sorted(names) if name in distributions},
+        "extensions": [
+            {
+                "name": extension.name,
+                "version": extension.version,
+                "listed": extension.listed,
+                "tags": extension.tags,
+                "requires": extension.requires,
+                "other_python": extension.other_python,
+                "unread": extension.unread,
+                "undefined": environment.readable(undefined[extension.name]),
+                "libraries": [
+                    _row(library, environment.missing_libraries(extension, library, brought), undefined[extension.name])
+                    for library in extension.libraries
+                ],
+            }
+            for extension in extensions
+        ],
+        "bytes": sum(library.size for extension in extensions for library in extension.libraries),
+        "seconds": round(time.monotonic() - begun, 2),
+    }
+
+
+def _row(library: Library, missing: list[str], undefined: set[str]) -> Measured:
+    return {
+        "path": library.path,
+        "size": library.size,
+        "needs": [name for name in library.needed if not name.startswith(("libc.", "libm.", "libdl.", "libpthread."))],
+        "missing": missing,
+        "undefined": sorted(undefined.intersection(library.torch_symbols)),
+        "abi": library.abi,
+        "glibc": library.glibc,
+        "sass": list(library.sass),
+        "ptx": list(library.ptx),
+    }
+
+
+def judge(view: View, ranks: Ranks) -> Outcome:
+    """Fail on each extension that cannot work here, naming the library or symbol and the release that fits."""
+    # Facts and version rules are for envcheck's own process; `measure` runs in the environment's Python.
+    from envcheck.checks.extensions import judged
+
+    return judged.judge(view, ranks)

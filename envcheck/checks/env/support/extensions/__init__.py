@@ -1,0 +1,1 @@
+"""What installed packages with native code need, and what their environment has."""

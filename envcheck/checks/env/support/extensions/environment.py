@@ -1,0 +1,114 @@
+"""What an environment brings: the libraries that the loader finds, and the symbols that torch's libraries define."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from envcheck.binaries import cuda_libraries
+from envcheck.binaries.demangle import demangled
+from envcheck.binaries.elf import BinaryError, Elf
+from envcheck.binaries.library import Library
+from envcheck.checks.env.support.extensions.installed import InstalledExtension
+
+CACHE = "/etc/ld.so.cache"
+# ld.so(8), and Debian's and Red Hat's directories beside them.
+_DEFAULT = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/lib/{machine}-linux-gnu", "/lib/{machine}-linux-gnu")
+# A missing symbol is looked at by people: the report lists so many of a library, and counts the rest.
+_SHOWN = 5
+
+
+def torch_root(installed: Mapping[str, importlib.metadata.Distribution]) -> Path | None:
+    """Return the directory of the installed torch, None without one."""
+    dist = installed.get("torch")
+    root = Path(str(dist.locate_file("torch"))) if dist is not None else None
+    return root if root is not None and root.is_dir() else None
+
+
+def brought_libraries(torch: Path | None) -> set[str]:
+    """Return the names of the libraries that torch, NVIDIA's packages, conda and the system bring to every process."""
+    directories = [Path(place.format(machine=platform.machine())) for place in _DEFAULT]
+    directories += [Path(place) for place in os.environ.get("LD_LIBRARY_PATH", "").split(":") if place]
+    directories.append(Path(sys.prefix, "lib"))
+    sites = {Path(place) for place in sys.path if place} | ({torch.parent} if torch else set())
+    directories += [torch / "lib"] if torch else []
+    directories += [lib for site in sorted(sites) for lib in (*site.glob("nvidia/*/lib"), *site.glob("nvidia/lib"))]
+    return {name for place in directories for name in _listed(place)} | _cached()
+
+
+def _listed(directory: Path) -> set[str]:
+    try:
+        return {name for name in os.listdir(directory) if ".so" in name}  # noqa: PTH208 (names, not paths)
+    except OSError:
+        return set()
+
+
+def _cached() -> set[str]:
+    try:
+        entries = Path(CACHE).read_bytes().split(b"\0")
+    except OSError:
+        return set()
+    return {os.path.basename(entry.decode(errors="replace")) for entry in entries if entry.startswith(b"/")}  # noqa: PTH119
+
+
+def missing_libraries(extension: InstalledExtension, library: Library, brought: set[str]) -> list[str]:
+    """Return the libraries of torch and CUDA that a library needs and that nothing brings."""
+    wanted = [name for name in library.needed if cuda_libraries.is_torchs(name) or cuda_libraries.is_nvidias(name)]
+    own = {other.name for other in extension.libraries} | {other.soname for other in extension.libraries}
+    here = os.path.dirname(os.path.join(extension.root, library.path))  # noqa: PTH118, PTH120 (thousands of them)
+    searched = [place.replace("$ORIGIN", here).replace("${ORIGIN}", here) for place in library.search]
+    return [
+        name
+        for name in wanted
+        if name not in brought and name not in own and not any(os.path.exists(f"{d}/{name}") for d in searched)  # noqa: PTH110
+    ]
+
+
+def undefined_symbols(extensions: Iterable[InstalledExtension], torch: Path | None) -> dict[str, set[str]]:
+    """Return the torch symbols of each extension that neither torch's libraries nor its own define.
+
+    Without torch all of them are undefined.
+    """
+    left = {extension.name: {s for lib in extension.libraries for s in lib.torch_symbols} for extension in extensions}
+    everything = set().union(*left.values())
+    for path in sorted((torch / "lib").glob("lib*.so*"), key=_size, reverse=True) if torch and everything else []:
+        everything -= _defined(path, everything)
+    for extension in extensions:
+        missing = left[extension.name] & everything
+        for library in extension.libraries if missing else []:
+            missing -= _defined(Path(extension.root, library.path), missing)
+        left[extension.name] = missing
+    return left
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _defined(path: Path, wanted: set[str]) -> set[str]:
+    """Return those of the symbols that a library defines. A library of torch that is damaged defines none."""
+    try:
+        with path.open("rb") as file:
+            return {symbol.name for symbol in Elf(file).symbols() if symbol.defined and symbol.name in wanted}
+    except (BinaryError, OSError):
+        return set()
+
+
+def readable(symbols: Iterable[str]) -> dict[str, Any]:
+    """Return some symbols with their names in the source, and how many there are."""
+    ordered = sorted(symbols)
+    return {"count": len(ordered), "symbols": {symbol: demangled(symbol) for symbol in ordered[:_SHOWN]}}
+
+
+def glibc() -> str | None:
+    """Return the version of glibc that this process runs with, None for another C library."""
+    try:
+        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+    except (ValueError, OSError):
+        return None
+    return version if name == "glibc" else None

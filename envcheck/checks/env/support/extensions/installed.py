@@ -1,0 +1,149 @@
+"""The installed packages that have native code for torch or CUDA, and what their libraries need. Nothing is loaded."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from envcheck.binaries import cuda_libraries
+from envcheck.binaries.elf import BinaryError, Elf
+from envcheck.binaries.library import Library, read_library
+from envcheck.checks.env.support.extensions.known_names import KNOWN
+from envcheck.checks.env.support.process.package_files import key
+
+# What the others stand on: torch and triton are judged by their own checks, and NVIDIA's packages bring the libraries.
+_BASE = re.compile(r"torch|triton|pytorch-triton(-\w+)?|nvidia-.+|cuda-(toolkit|bindings|pathfinder|core|python)")
+_LIBRARY = re.compile(r"\.so(\.\d+)*$")
+_FOR_PYTHON = re.compile(r"\.(cpython-\d+t?|pypy\d+-pp\d+)-[\w-]+\.so$")
+_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
+
+
+class InstalledExtension(NamedTuple):
+    """An installed package. `unread` are libraries that cannot be read, and why.
+
+    `requires` are its Requires-Dist on torch, triton, NVIDIA's packages and other extensions. `tags` are those of its
+    wheel, empty where none was kept. `other_python` are modules of which every file is for another Python.
+    """
+
+    name: str
+    version: str
+    root: str
+    libraries: list[Library]
+    unread: dict[str, str]
+    requires: list[str]
+    tags: list[str]
+    other_python: list[str]
+    listed: bool
+
+
+def distributions() -> dict[str, importlib.metadata.Distribution]:
+    """Return the distribution of each name that Python imports: the first on sys.path."""
+    first: dict[str, importlib.metadata.Distribution] = {}
+    for dist in importlib.metadata.distributions():
+        name = dist.metadata["Name"]
+        if name:
+            first.setdefault(key(name), dist)
+    return first
+
+
+def extensions(installed: dict[str, importlib.metadata.Distribution]) -> list[InstalledExtension]:
+    """Return the packages with native code for torch or CUDA, and those whose name is known for it."""
+    found = []
+    for name, dist in sorted(installed.items()):
+        if name in KNOWN or not _BASE.fullmatch(name):
+            extension = _extension(name, dist)
+            if extension is not None:
+                found.append(extension)
+    return found
+
+
+def _extension(name: str, dist: importlib.metadata.Distribution) -> InstalledExtension | None:
+    root = Path(os.path.abspath(str(dist.locate_file(""))))  # noqa: PTH100 (links stay as the loader sees them)
+    paths = _libraries(dist, root)
+    if name not in KNOWN and not any(_binds(root / path) for path in paths):
+        return None
+    libraries, unread = [], {}
+    for path in paths:
+        try:
+            with (root / path).open("rb") as file:
+                libraries.append(read_library(file, path))
+        except (BinaryError, OSError) as error:  # noqa: PERF203 (reading takes far longer)
+            unread[path] = str(error.strerror if isinstance(error, OSError) else error)
+    requires = [line for line in dist.requires or [] if _is_watched(line)]
+    tags = re.findall(r"(?m)^Tag: *(\S+)", dist.read_text("WHEEL") or "")
+    return InstalledExtension(
+        name,
+        dist.version or "",
+        str(root),
+        libraries,
+        unread,
+        requires,
+        tags,
+        _other_python(paths),
+        dist.files is not None,
+    )
+
+
+def _libraries(dist: importlib.metadata.Distribution, root: Path) -> list[str]:
+    """Return a package's libraries, relative to `root`, as its installer listed them or else as they lie there."""
+    if dist.files is not None:
+        names = [str(path) for path in dist.files if _LIBRARY.search(path.name)]
+    else:
+        tops = (dist.read_text("top_level.txt") or key(dist.metadata["Name"]).replace("-", "_")).split()
+        paths = [path for top in tops for path in (root / top).rglob("*.so*") if _LIBRARY.search(path.name)]
+        paths += [path for top in tops for path in root.glob(f"{top}.*so")]
+        names = [str(path.relative_to(root)) for path in paths]
+    # A link is the file that it leads to; a name outside site-packages is an installed program's.
+    return sorted({name for name in names if ".." not in name and not (root / name).is_symlink()})
+
+
+def _binds(path: Path) -> bool:
+    """Return whether a library needs torch's or CUDA's; one that cannot be read does not say so."""
+    try:
+        with path.open("rb") as file:
+            needed = Elf(file).dynamic().needed
+    except (BinaryError, OSError):
+        return False
+    return any(
+        cuda_libraries.is_torchs(name) or cuda_libraries.is_nvidias(name) or name.startswith("libcuda.so")
+        for name in needed
+    )
+
+
+def _required(line: str) -> str:
+    match = _REQUIREMENT.match(line)
+    return key(match[1]) if match else ""
+
+
+def _is_watched(line: str) -> bool:
+    return _required(line) in KNOWN or bool(_BASE.fullmatch(_required(line)))
+
+
+def required_names(extension: InstalledExtension) -> list[str]:
+    """Return the names of the packages in an extension's requirements."""
+    return [_required(line) for line in extension.requires]
+
+
+def _other_python(paths: Iterable[str]) -> list[str]:
+    """Return the modules that are there for other Pythons only."""
+    modules: dict[str, list[str]] = {}
+    for path in paths:
+        if _FOR_PYTHON.search(path):
+            modules.setdefault(_FOR_PYTHON.sub("", path), []).append(path)
+    own = tuple(importlib.machinery.EXTENSION_SUFFIXES)
+    return sorted(files[0] for files in modules.values() if not any(path.endswith(own) for path in files))
+
+
+def interpreter() -> dict[str, object]:
+    """Return what decides whether a wheel's tag is for this Python: its version, and whether it is free-threaded."""
+    free = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+    version, machine = list(sys.version_info[:2]), platform.machine()
+    return {"name": sys.implementation.name, "version": version, "free_threaded": free, "machine": machine}

@@ -1,0 +1,46 @@
+"""The names of extensions.yaml, for interpreters that cannot read it: tests/checks/extensions compares the two."""
+
+from __future__ import annotations
+
+KNOWN = frozenset(
+    {
+        "apex",
+        "auto-gptq",
+        "autoawq",
+        "bitsandbytes",
+        "causal-conv1d",
+        "cupy-cuda12x",
+        "cupy-cuda13x",
+        "deepspeed",
+        "faiss-gpu",
+        "faiss-gpu-cu12",
+        "flash-attn",
+        "flash-attn-4",
+        "flashinfer-cubin",
+        "flashinfer-python",
+        "gptqmodel",
+        "horovod",
+        "mamba-ssm",
+        "numba-cuda",
+        "nvidia-dali-cuda120",
+        "nvidia-dali-cuda130",
+        "onnxruntime-gpu",
+        "pyg-lib",
+        "pytorch3d",
+        "sgl-kernel",
+        "sglang",
+        "sglang-kernel",
+        "torch-scatter",
+        "torch-tensorrt",
+        "torchao",
+        "torchaudio",
+        "torchcodec",
+        "torchvision",
+        "transformer-engine",
+        "transformer-engine-cu12",
+        "transformer-engine-cu13",
+        "transformer-engine-torch",
+        "vllm",
+        "xformers",
+    }
+)

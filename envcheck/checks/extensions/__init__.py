@@ -1,0 +1,1 @@
+"""Judges what the check `extensions` measured, in envcheck's own process: with facts and version rules."""
