@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -22,7 +23,9 @@ from envcheck.fleet.pairs.model import ROLL_CALL, GroupResult, GroupTest
 SLURM: Final = "srun --nodelist={nodes} --nodes={count} --ntasks-per-node=1 --overlap {command}"
 # Each node by itself, and the nodes as one group. Both write {reports}/NODE.json.
 ROLL_CALL_COMMAND: Final = "envcheck run --level quick --output {reports}/"
-GROUP_COMMAND: Final = "envcheck run --group --only all-reduce --only all-reduce-bandwidth --output {reports}/"
+GROUP_COMMAND: Final = "envcheck fleet group --output {reports}/"
+# Where groups meet on their first node: several run at the same time, and none may take another's port.
+_PORTS: Final = range(20000, 30000)
 # The command ends when envcheck does, however that ends: a test that nobody waits for would disturb the next one.
 _TIED: Final = """
 import ctypes, os, sys
@@ -68,10 +71,16 @@ class Launcher(NamedTuple):
         folder.chmod(0o755)
         began = time.time()
         with (folder / _LOG).open("wb") as log:
-            why = _waited(self.command(test, folder), log.fileno(), self.timeout, stop)
+            why = _waited(self.command(test, folder), meeting_point(test), log.fileno(), self.timeout, stop)
         reports, problems = read_reports(folder)
         launched = Launched(began, time.time(), why or _last_line(folder / _LOG))
         return result_of(test, reports, problems, launched)
+
+
+def meeting_point(test: GroupTest) -> dict[str, str]:
+    """Return the variables by which the ranks of a group find each other; a launcher passes its environment on."""
+    port = _PORTS[zlib.crc32(test.key.encode()) % len(_PORTS)]
+    return {"MASTER_ADDR": test.nodes[0], "MASTER_PORT": str(port)}
 
 
 def checked(template: str) -> str:
@@ -97,12 +106,17 @@ def _filled(words: list[str], places: dict[str, str]) -> list[str]:
     return filled
 
 
-def _waited(command: list[str], log: int, timeout: float, stop: threading.Event) -> str:
+def _waited(command: list[str], extra: dict[str, str], log: int, timeout: float, stop: threading.Event) -> str:
     """Run a command to its end; return why it gave none, or ""."""
     try:
         tied = [sys.executable, "-I", "-c", _TIED, str(os.getpid()), *command]
         process = subprocess.Popen(
-            tied, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            tied,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **extra},
         )
     except OSError as error:
         return f"{command[0]}: {error.strerror}"
