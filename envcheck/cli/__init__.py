@@ -40,6 +40,10 @@ COMMANDS: Final = {
     "fleet": "Judge many nodes: which failed, which to use now, what runs on all.",
     "report": "Convert, compare and redact reports.",
     "demo": "Resolve, build and validate for this machine.",
+    "watch": "Run a command, and say what its GPUs and processes did.",
+    "fleet": "Many nodes: which failed, which to use now, what runs on all.",
+    "report": "A report in other formats, or compared with another.",
+    "demo": "Resolve for this machine, build, validate.",
 }
 
 

@@ -1,0 +1,86 @@
+"""`envcheck watch`: run a command and say what its GPUs and processes did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from envcheck.cli.shared.parameter_types import Duration
+from envcheck.cli.shared.typed_options import takes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from envcheck.watch.samples import Watched
+
+
+class WatchOptions(NamedTuple):
+    """The options of `envcheck watch`."""
+
+    interval: float
+    html: Path | None
+    openmetrics: Path | None
+    output: Path | None
+    as_json: bool
+    words: tuple[str, ...]
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--interval", type=Duration(), default="1s", show_default=True, help="Time between two samples.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with the series.")
+@click.option("--openmetrics", type=click.Path(path_type=Path, dir_okay=False), help="Write the series for Prometheus.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write envcheck/watch/1.")
+@click.option("--json", "as_json", is_flag=True, help="Print envcheck/watch/1 on standard error, after the command.")
+@click.argument("words", nargs=-1, required=True, metavar="COMMAND...")
+@click.pass_context
+@takes(WatchOptions)
+def command(options: WatchOptions, ctx: click.Context) -> None:
+    """Run COMMAND, sample GPUs and processes while it runs, and say what slowed it.
+
+    \b
+    envcheck watch -- torchrun --nproc-per-node 8 train.py
+    envcheck watch --html run.html --openmetrics run.om -- python train.py
+
+    Standard output stays the command's; the summary goes to standard error.
+    The exit code is the command's: 128+n if signal n ended it, 127 if it is not there, 126 if it cannot be started.
+    """
+    from envcheck.node.collect import find_library
+    from envcheck.watch.run_command import watch
+
+    seen = watch(options.words, options.interval, gpus=find_library("libnvidia-ml.so.1") is not None)
+    _report(seen, options, quiet=ctx.obj.quiet)
+    ctx.exit(seen.exit_code)
+
+
+def _report(seen: Watched, options: WatchOptions, *, quiet: bool) -> None:
+    """Print the summary and write the files; what cannot be written is said and changes no exit code."""
+    import msgspec
+
+    from envcheck import safe_files
+    from envcheck.cli.shared import messages
+    from envcheck.printable import printable
+    from envcheck.watch.openmetrics import openmetrics
+    from envcheck.watch.page import page
+    from envcheck.watch.summary import document, summarize
+
+    content = msgspec.json.format(msgspec.json.encode(document(seen)), indent=2) + b"\n"
+    if options.as_json:
+        click.echo(content, nl=False, err=True)
+    elif not quiet:
+        for line in summarize(seen):
+            click.echo(
+                printable(f"envcheck: {line.what}: {line.text}" + (" [low]" if line.status == "low" else "")), err=True
+            )
+    files: list[tuple[Path | None, Callable[[], bytes]]] = [
+        (options.html, lambda: page(seen).encode()),
+        (options.openmetrics, lambda: openmetrics(seen).encode()),
+        (options.output, lambda: content),
+    ]
+    for path, made in files:
+        if path is not None:
+            try:
+                safe_files.replace(path, made())
+            except OSError as error:
+                messages.say(f"{path}: {error.strerror}; the command's exit code stands")

@@ -1,0 +1,116 @@
+"""`envcheck watch` with real commands: exit codes and signals are the command's, whatever happens to the watcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SIMULATE = Path(__file__).parents[1] / "simulated/simulate.py"
+WATCH = [sys.executable, "-m", "envcheck", "watch", "--interval", "0.1s"]
+
+
+def seen(output: Path) -> dict[str, Any]:
+    """Return the document of a run."""
+    document: dict[str, Any] = json.loads(output.read_text())
+    return document
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -TERM $$", 143)]
+)
+def test_the_exit_code_is_the_commands(script: str, code: int) -> None:
+    assert subprocess.run([*WATCH, "--", "sh", "-c", script], capture_output=True, check=False).returncode == code
+
+
+def test_a_command_that_is_not_there_or_cannot_run_is_as_in_a_shell(tmp_path: Path) -> None:
+    for name, code in (("no-such-command", 127), (str(tmp_path), 126)):
+        done = subprocess.run([*WATCH, "--", name], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
+
+
+def test_standard_output_is_the_commands_alone() -> None:
+    done = subprocess.run([*WATCH, "--json", "--", "echo", "-n", "x"], capture_output=True, text=True, check=False)
+    assert done.stdout == "x"
+    assert json.loads(done.stderr)["schema"] == "envcheck/watch/1"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_reaches_the_command_which_decides(number: signal.Signals, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    script = f"trap 'exit 42' {number.name[3:]}; : > {ready}; while :; do sleep 0.05; done"
+    running = subprocess.Popen([*WATCH, "--", "sh", "-c", script], stderr=subprocess.DEVNULL)
+    while not ready.exists():
+        time.sleep(0.02)
+    running.send_signal(number)
+    assert running.wait(30) == 42
+
+
+def test_memory_and_cores_of_the_whole_tree_are_seen(tmp_path: Path) -> None:
+    work = "import time; x = bytearray(200 << 20); t = time.process_time()\nwhile time.process_time() - t < 1: pass"
+    inner = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {work!r}], check=True)"
+    output = tmp_path / "watch.json"
+    subprocess.run([*WATCH, "-o", str(output), "--", sys.executable, "-c", inner], check=True, capture_output=True)
+    samples = seen(output)["processes"]
+    assert max(sample["rss"] for sample in samples) > 200 << 20
+    assert max(sample["processes"] for sample in samples) == 2
+    assert samples[-1]["cpu"] > 0.3
+    assert seen(output)["exit_code"] == 0
+
+
+def test_files_that_cannot_be_written_change_no_exit_code(tmp_path: Path) -> None:
+    missing = tmp_path / "no/such/page.html"
+    done = subprocess.run([*WATCH, "--html", str(missing), "--", "true"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert f"{missing}: No such file or directory" in done.stderr
+
+
+def test_a_watcher_that_dies_is_said_and_the_command_goes_on(tmp_path: Path) -> None:
+    """The process that asks NVML finds a library that kills it."""
+    (tmp_path / "pynvml.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    code = "import runpy, sys\nfrom envcheck.node import collect\ncollect.find_library = lambda name, **_: name\n"
+    code += "sys.argv = ['envcheck', *sys.argv[1:]]\nrunpy.run_module('envcheck', run_name='__main__')"
+    command = [sys.executable, "-c", code, "watch", "--interval", "0.1s", "--", "sh", "-c", "sleep 1; exit 5"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 5
+    assert "GPUs are not watched any more: their process ended" in done.stderr
+
+
+def simulated(output: Path, *options: str) -> dict[str, Any]:
+    """Watch a short command on two simulated GPUs."""
+    command = [sys.executable, str(SIMULATE), "watch", "--interval", "0.1s", "-o", str(output), *options]
+    environment = {**os.environ, "SIMULATED_GPUS": "2"}
+    subprocess.run([*command, "--", "sleep", "1.5"], check=True, capture_output=True, env=environment)
+    return seen(output)
+
+
+def test_simulated_gpus_are_sampled_while_the_command_runs(tmp_path: Path) -> None:
+    document = simulated(tmp_path / "watch.json", "--html", str(tmp_path / "page.html"))
+    assert {sample["index"] for sample in document["gpus"]} == {0, 1}
+    assert all(sample["memory_total"] > 0 and sample["power_draw"] is not None for sample in document["gpus"])
+    assert (
+        "GPU utilization" in (tmp_path / "page.html").read_text()
+        or "GPU memory" in (tmp_path / "page.html").read_text()
+    )
+
+
+@pytest.mark.promtool
+def test_prometheus_takes_the_series(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool here (`make test` unpacks it where apt is; Debian: apt-get install prometheus)")
+    text = tmp_path / "series.om"
+    simulated(tmp_path / "watch.json", "--openmetrics", str(text))
+    command = [promtool, "tsdb", "create-blocks-from", "openmetrics", str(text), str(tmp_path / "blocks")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert any((tmp_path / "blocks").iterdir())
