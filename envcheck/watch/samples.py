@@ -10,7 +10,7 @@ from envcheck.struct_types import know_types
 
 
 class GpuSample(msgspec.Struct, frozen=True):
-    """One GPU at one moment; None is what it does not offer.
+    """One GPU at one moment. What it does not offer is None.
 
     Percent, bytes, W, MHz, C; `reasons` for its clocks in NVML's words; `ecc` uncorrected errors since the driver came
     up.
