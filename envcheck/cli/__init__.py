@@ -37,13 +37,10 @@ COMMANDS: Final = {
     "proof": "List the proofs of an image, and which of them hold here.",
     "pull": "Pull the newest image that is proven for this node.",
     "promote": "Move an alias to an image whose proofs meet a policy.",
+    "watch": "Run a command, and report what its GPUs and processes did.",
     "fleet": "Judge many nodes: which failed, which to use now, what runs on all.",
     "report": "Convert, compare and redact reports.",
     "demo": "Resolve, build and validate for this machine.",
-    "watch": "Run a command, and say what its GPUs and processes did.",
-    "fleet": "Many nodes: which failed, which to use now, what runs on all.",
-    "report": "A report in other formats, or compared with another.",
-    "demo": "Resolve for this machine, build, validate.",
 }
 
 
