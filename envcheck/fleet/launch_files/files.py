@@ -14,7 +14,6 @@ from envcheck.templating import rendered
 FILES: Final = {
     "slurm": {
         "sweep.sbatch": "a run on each node, a report a node",
-        "group.sbatch": "one group of all nodes: collectives and bandwidth between them",
         "prolog.sh": "Prolog: refuse a job on a node whose check failed",
         "epilog.sh": "Epilog: look at a node after each job",
         "health.sh": "HealthCheckProgram: keep the verdicts of idle nodes fresh",
@@ -22,10 +21,8 @@ FILES: Final = {
     },
     "kubernetes": {
         "sweep-job.yaml": "a run on each node, a report a node (an indexed Job)",
-        "gang-jobset.yaml": "one group of all nodes: collectives and bandwidth between them (a JobSet)",
         "preflight.yaml": "a pod with a gate before its training (an init container)",
-        "watch-daemonset.yaml": "keep the verdicts of all nodes fresh, and taint those that fail",
-        "rbac.yaml": "what the DaemonSet may do",
+        "watch-daemonset.yaml": "keep the verdicts of all nodes fresh",
     },
 }
 _EXECUTABLE: Final = (".sh", ".sbatch")

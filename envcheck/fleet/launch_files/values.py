@@ -12,8 +12,6 @@ from envcheck.errors import ConfigError
 SYSTEMS: Final = ("slurm", "kubernetes")
 # Slurm ends a HealthCheckProgram after 60 s (slurm.conf(5)); the script needs some of it to start and to end.
 HEALTH_SECONDS: Final = 45
-# A node that fails is tainted with it, and a pod that tolerates it may still run there.
-TAINT: Final = "envcheck.dev/failed"
 _REFERENCE: Final = re.compile(r"[a-z0-9][A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}")
 _PATH: Final = re.compile(r"/[^\x00-\x1f\x7f-\x9f]*")
 # What stands in slurm.conf, where nothing quotes it.
@@ -72,7 +70,6 @@ def context(values: LaunchValues, system: str) -> dict[str, Any]:
         "renew_after": max(1, max_age // 3),
         "interval": max(30, max_age // 3),
         "minutes": _MINUTES[values.level],
-        "taint": TAINT,
     }
 
 
