@@ -23,40 +23,40 @@ from typing import Any, Final
 
 from envcheck.node import parallel
 from envcheck.node.collect import sources
-from envcheck.node.parallel import Lane, SourceReading
+from envcheck.node.parallel import ReadTask, SourceReading
 from envcheck.node.value_types import number
 
 WAITING: Final = 5
 GOAL: Final = 1.25
 
 
-def one_after_the_other(read: Sequence[Lane]) -> None:
+def one_after_the_other(read: Sequence[ReadTask]) -> None:
     """Read each of them when the one before is done, or given up."""
-    for lane in read:
-        parallel.read([lane])
+    for task in read:
+        parallel.read([task])
 
 
-def seconds(read: Callable[[list[Lane]], Any], make: Callable[[], list[Lane]]) -> float:
+def seconds(read: Callable[[list[ReadTask]], Any], make: Callable[[], list[ReadTask]]) -> float:
     """Return how long it takes to read these sources."""
     made, begun = make(), time.perf_counter()
     read(made)
     return time.perf_counter() - begun
 
 
-def here() -> list[Lane]:
+def here() -> list[ReadTask]:
     """Return this machine's own sources."""
     return sources(Path("/"), os.environ)
 
 
-def slow(wait: float) -> list[Lane]:
+def slow(wait: float) -> list[ReadTask]:
     """Return them with five that wait."""
-    return [*here(), *(Lane({f"slow {n}": number}, lambda: _after(wait), 10 * wait) for n in range(WAITING))]
+    return [*here(), *(ReadTask({f"slow {n}": number}, lambda: _after(wait), 10 * wait) for n in range(WAITING))]
 
 
-def hung(wait: float) -> list[Lane]:
+def hung(wait: float) -> list[ReadTask]:
     """Return them with five that never answer."""
     never = threading.Event()
-    return [*here(), *(Lane({f"hung {n}": number}, lambda: _after(None, never), wait) for n in range(WAITING))]
+    return [*here(), *(ReadTask({f"hung {n}": number}, lambda: _after(None, never), wait) for n in range(WAITING))]
 
 
 def _after(wait: float | None, event: threading.Event | None = None) -> SourceReading:
@@ -64,7 +64,7 @@ def _after(wait: float | None, event: threading.Event | None = None) -> SourceRe
     return SourceReading({})
 
 
-def measured(make: Callable[[], list[Lane]], repeat: int) -> dict[str, float]:
+def measured(make: Callable[[], list[ReadTask]], repeat: int) -> dict[str, float]:
     """Return the medians, in seconds, and how many times longer one after the other takes."""
     for read in (one_after_the_other, parallel.read):
         seconds(read, make)

@@ -46,7 +46,7 @@ from msgspec import structs
 import envcheck
 from envcheck.matrix.file.load import load as load_matrix
 from envcheck.registry.attached_proofs import beside
-from envcheck.registry.choosing import Wish, choose, choose_named
+from envcheck.registry.choosing import ImageQuery, choose, choose_named
 from envcheck.registry.oci.documents import StoredManifest, digest_of
 from envcheck.registry.oci.repository import Repository
 from envcheck.registry.proofs import evidence
@@ -260,7 +260,7 @@ def requests(bench: Bench, repository: Repository, node: Sequence[str]) -> int:
     now = dt.datetime.now(dt.timezone.utc).replace(microsecond=0)
     choose(
         asking,
-        Wish("*", "runtime", "amd64"),
+        ImageQuery("*", "runtime", "amd64"),
         ProofTerms(policies.read(bench.policies["gpu"]), facts, now, load_matrix()),
     )
     return asking.exchange.sent

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from envcheck.node import parallel
-from envcheck.node.parallel import Lane, Source, SourceReading
+from envcheck.node.parallel import ReadTask, Source, SourceReading
 from envcheck.node.snapshot import Signal, Snapshot, unreadable
 from envcheck.node.sources import container, container_toolkit, host, infiniband, kernel_log, nvml, pci, proc
 from envcheck.node.value_types import listed, mapped, number, string, text, unlimited, version, whole
@@ -39,7 +39,7 @@ _LIBRARY_DIRS: Final = (
 def collect(root: Path = _ROOT, environ: Mapping[str, str] = os.environ) -> Snapshot:
     """Read every signal of this node, all sources at once; takes well under a second where each of them answers.
 
-    One that hangs costs its own time limit (lanes.TIMEOUT, nvml.TIMEOUT) and its own signals: they say so.
+    One that hangs costs its own time limit (parallel.TIMEOUT, nvml.TIMEOUT) and its own signals: they say so.
     """
     signals, gpus = parallel.read(sources(root, environ))
     return Snapshot(_now(), _with_driver(signals), list(gpus))
@@ -51,7 +51,7 @@ def identify(root: Path = _ROOT, environ: Mapping[str, str] = os.environ) -> Sna
     return Snapshot(_now(), {**_with_driver(signals), "host.arch": Signal(platform.machine())}, list(gpus))
 
 
-def sources(root: Path, environ: Mapping[str, str]) -> list[Lane]:
+def sources(root: Path, environ: Mapping[str, str]) -> list[ReadTask]:
     """Return what is read off a node, in the order of the snapshot: each by itself what may hang by itself."""
     return [
         *_nvidia(root, environ, "all"),
@@ -67,7 +67,7 @@ def _now() -> str:
     return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
 
 
-def _nvidia(root: Path, environ: Mapping[str, str], scope: str) -> list[Lane]:
+def _nvidia(root: Path, environ: Mapping[str, str], scope: str) -> list[ReadTask]:
     """Return what asks NVML, and what reads the versions of kernel module and libraries off files."""
     module = root / "proc/driver/nvidia/version"
     find = functools.partial(find_library, root=root, environ=environ)
@@ -78,7 +78,10 @@ def _nvidia(root: Path, environ: Mapping[str, str], scope: str) -> list[Lane]:
         "driver.libcuda": Source(version, lambda: _library_version("libcuda.so.1", find("libcuda.so.1"))),
     }
     # It says itself when NVML's time is up; a library's directory may hang before that.
-    return [Lane(nvml.TYPES, lambda: _nvml(find("libnvidia-ml.so.1"), scope), nvml.TIMEOUT + 5), *parallel.each(files)]
+    return [
+        ReadTask(nvml.TYPES, lambda: _nvml(find("libnvidia-ml.so.1"), scope), nvml.TIMEOUT + 5),
+        *parallel.each(files),
+    ]
 
 
 def _nvml(library: Path | None, scope: str) -> SourceReading:

@@ -34,7 +34,7 @@ class SourceReading(NamedTuple):
     gpus: Sequence[Gpu] = ()
 
 
-class Lane(NamedTuple):
+class ReadTask(NamedTuple):
     """What is read in one go: `read` gives the signals named in `types`, and has `timeout` seconds for it."""
 
     types: Mapping[str, ValueType]
@@ -47,59 +47,59 @@ class Lane(NamedTuple):
         return tuple(self.types)
 
 
-def each(sources: Mapping[str, Source]) -> list[Lane]:
-    """Return a lane for each of these signals."""
+def each(sources: Mapping[str, Source]) -> list[ReadTask]:
+    """Return a task for each of these signals."""
     return [_alone(name, source) for name, source in sources.items()]
 
 
-def together(types: Mapping[str, ValueType], read: Callable[[], dict[str, Signal]]) -> Lane:
-    """Return the lane of a source that gives several signals at once."""
-    return Lane(types, lambda: SourceReading(read()), TIMEOUT)
+def together(types: Mapping[str, ValueType], read: Callable[[], dict[str, Signal]]) -> ReadTask:
+    """Return the task of a source that gives several signals at once."""
+    return ReadTask(types, lambda: SourceReading(read()), TIMEOUT)
 
 
-def read(lanes: Sequence[Lane]) -> SourceReading:
+def read(tasks: Sequence[ReadTask]) -> SourceReading:
     """Read all of them at once and return what they said, in their order, whichever was done first."""
     begun = time.monotonic()
-    running = [_start(lane) for lane in lanes]
-    readings = [_answer(lane, begun) for lane in running]
+    running = [_start(task) for task in tasks]
+    readings = [_answer(task, begun) for task in running]
     signals = {name: signal for reading in readings for name, signal in reading.signals.items()}
     return SourceReading(signals, [gpu for reading in readings for gpu in reading.gpus])
 
 
 class _Running(NamedTuple):
-    lane: Lane
+    task: ReadTask
     thread: threading.Thread
     answer: list[SourceReading]
 
 
-def _alone(name: str, source: Source) -> Lane:
-    return Lane({name: source.type}, lambda: SourceReading({name: source.read()}), TIMEOUT)
+def _alone(name: str, source: Source) -> ReadTask:
+    return ReadTask({name: source.type}, lambda: SourceReading({name: source.read()}), TIMEOUT)
 
 
-def _start(lane: Lane) -> _Running:
+def _start(task: ReadTask) -> _Running:
     answer: list[SourceReading] = []
-    thread = threading.Thread(target=_run, args=(lane, answer), name=f"reads {lane.names[0]}", daemon=True)
+    thread = threading.Thread(target=_run, args=(task, answer), name=f"reads {task.names[0]}", daemon=True)
     try:
         thread.start()
     except RuntimeError:  # the number of processes is limited: read one after the other
-        _run(lane, answer)
-    return _Running(lane, thread, answer)
+        _run(task, answer)
+    return _Running(task, thread, answer)
 
 
-def _run(lane: Lane, answer: list[SourceReading]) -> None:
+def _run(task: ReadTask, answer: list[SourceReading]) -> None:
     try:
-        answer.append(lane.read())
+        answer.append(task.read())
     except BaseException as error:  # noqa: BLE001 (what is wrong with one source becomes the reason of its signals)
         why = why_unread.of_os_error(error) if isinstance(error, OSError) else "failed"
-        answer.append(_unread(lane, why, f"{type(error).__name__}: {error}"))
+        answer.append(_unread(task, why, f"{type(error).__name__}: {error}"))
 
 
 def _answer(running: _Running, begun: float) -> SourceReading:
     if not running.answer:
-        running.thread.join(max(0.0, begun + running.lane.timeout - time.monotonic()))
-    late = f"timed out: no answer in {running.lane.timeout:g} s"
-    return running.answer[0] if running.answer else _unread(running.lane, "timed-out", late)
+        running.thread.join(max(0.0, begun + running.task.timeout - time.monotonic()))
+    late = f"timed out: no answer in {running.task.timeout:g} s"
+    return running.answer[0] if running.answer else _unread(running.task, "timed-out", late)
 
 
-def _unread(lane: Lane, why: Why, reason: str) -> SourceReading:
-    return SourceReading(dict.fromkeys(lane.names, Signal(reason=reason, why=why)))
+def _unread(task: ReadTask, why: Why, reason: str) -> SourceReading:
+    return SourceReading(dict.fromkeys(task.names, Signal(reason=reason, why=why)))

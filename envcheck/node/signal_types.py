@@ -17,7 +17,7 @@ from envcheck.node.sources import nvml_queries
 from envcheck.node.value_types import ValueType, fields, listed, maybe, string, text, whole
 
 NODE: Final[dict[str, ValueType]] = {
-    **{name: type_ for lane in collect.sources(Path("/"), {}) for name, type_ in lane.types.items()},
+    **{name: type_ for task in collect.sources(Path("/"), {}) for name, type_ in task.types.items()},
     "origin": text,  # of a snapshot that was not collected: who made it
 }
 GPU: Final = nvml_queries.TYPES

@@ -28,7 +28,7 @@ _TAG: Final = re.compile(r"(?P<cell>\d+\.\d+\.\d+-(?:cpu|cu\d{2,4})-py3\d{1,2}t?
 _AT_ONCE: Final = 8
 
 
-class Wish(NamedTuple):
+class ImageQuery(NamedTuple):
     """What is wanted of a repository: cells by a glob, one target, one architecture in an image's words (amd64)."""
 
     cells: str
@@ -92,25 +92,25 @@ def choose_named(repository: Repository, wanted: str, arch: str, terms: ProofTer
     return _best([_screened(repository, candidate, terms)], None, terms)
 
 
-def choose(repository: Repository, wish: Wish, terms: ProofTerms) -> PullChoice:
+def choose(repository: Repository, query: ImageQuery, terms: ProofTerms) -> PullChoice:
     """Return the newest image of the repository that is proven and wanted."""
     tags = repository.tags()
-    named = [tag for tag in tags if not is_own_or_fallback(tag) and _may_be(tag, wish)]
+    named = [tag for tag in tags if not is_own_or_fallback(tag) and _may_be(tag, query)]
     best: PullChoice = PullChoice(None, [], [])
     seen: set[str] = set()
     for torch, group in _newest_first(named):
         if best.chosen and torch is not None and torch < _torch(best.chosen.statement):
             break
-        of_group, notes = _candidates(repository, group, wish.arch)
+        of_group, notes = _candidates(repository, group, query.arch)
         candidates = [one for one in of_group if one.digest not in seen]
         seen |= {one.digest for one in candidates}
         with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
             screened = list(pool.map(lambda one: _screened(repository, one, terms, tags), candidates))
-        found = _best(screened, wish, terms)
+        found = _best(screened, query, terms)
         chosen = max([each for each in (best.chosen, found.chosen) if each], key=_rank, default=None)
         best = PullChoice(chosen, [*best.refused, *found.refused], [*best.notes, *notes, *found.notes])
     if best.chosen is None and not best.refused:
-        why = f"no image for {wish.arch} fits {wish.cells}, target {wish.target}"
+        why = f"no image for {query.arch} fits {query.cells}, target {query.target}"
         refused = Refused(ProofRefusal.NO_PROOF, why if tags else "the repository is empty, or its name is wrong")
         best = best._replace(refused=[ImageRefusal(repository.reference.name, (), None, refused)])
     return best
@@ -129,14 +129,14 @@ def _screened(
     return ScreenedImage(candidate, found, judge_image(found.proofs, candidate.digest, by_statement))
 
 
-def _best(screened: Iterable[ScreenedImage], wish: Wish | None, terms: ProofTerms) -> PullChoice:
+def _best(screened: Iterable[ScreenedImage], query: ImageQuery | None, terms: ProofTerms) -> PullChoice:
     """Return the newest image whose proof holds by its evidence, too; images after it are not looked at so closely."""
     refused: list[ImageRefusal] = []
     notes: list[str] = []
     holding: list[tuple[ChosenImage, ScreenedImage]] = []
     for one in screened:
         notes += one.found.notes
-        chosen = _chosen(one.candidate, one.proofs, wish)
+        chosen = _chosen(one.candidate, one.proofs, query)
         if chosen is None:
             refused += _refusals(one.candidate, one.proofs)
         else:
@@ -144,15 +144,15 @@ def _best(screened: Iterable[ScreenedImage], wish: Wish | None, terms: ProofTerm
     for _, one in sorted(holding, key=lambda pair: _rank(pair[0]), reverse=True):
         proofs = judge_image(one.found.proofs, one.candidate.digest, terms)
         refused += _refusals(one.candidate, proofs)
-        chosen = _chosen(one.candidate, proofs, wish)
+        chosen = _chosen(one.candidate, proofs, query)
         if chosen is not None:
             return PullChoice(chosen, refused, notes)
     return PullChoice(None, refused, notes)
 
 
-def _chosen(candidate: ImageCandidate, proofs: ImageProofs, wish: Wish | None) -> ChosenImage | None:
+def _chosen(candidate: ImageCandidate, proofs: ImageProofs, query: ImageQuery | None) -> ChosenImage | None:
     proof = proofs.chosen
-    if proof is None or proof.statement is None or not (wish is None or _wanted(proof.statement, wish)):
+    if proof is None or proof.statement is None or not (query is None or _wanted(proof.statement, query)):
         return None
     return ChosenImage(candidate, proof, proof.statement)
 
@@ -172,17 +172,17 @@ def _torch(statement: Statement) -> tuple[int, ...]:
     return key(cell.torch) if cell else ()
 
 
-def _wanted(statement: Statement, wish: Wish) -> bool:
+def _wanted(statement: Statement, query: ImageQuery) -> bool:
     facts = statement.facts
-    return fnmatch.fnmatchcase(facts.cell or "", wish.cells) and facts.target in ("", wish.target)
+    return fnmatch.fnmatchcase(facts.cell or "", query.cells) and facts.target in ("", query.target)
 
 
-def _may_be(tag: str, wish: Wish) -> bool:
+def _may_be(tag: str, query: ImageQuery) -> bool:
     """Tell whether a tag's image may be wanted; one whose name says nothing of a cell may be."""
     match = _TAG.search(tag)
     if match is None:
         return True
-    return fnmatch.fnmatchcase(f"torch{match['cell']}", wish.cells) and match["target"] in (None, wish.target)
+    return fnmatch.fnmatchcase(f"torch{match['cell']}", query.cells) and match["target"] in (None, query.target)
 
 
 def _candidates(repository: Repository, tags: Sequence[str], arch: str) -> tuple[list[ImageCandidate], list[str]]:

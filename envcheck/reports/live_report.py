@@ -10,7 +10,7 @@ from envcheck.reports.terminal import Progress
 from envcheck.runner.state import Run
 
 
-class Keeper:
+class LiveReport:
     """A run's watcher: shows its progress, and writes the report after each check to `path` (None: nowhere).
 
     `told_as` is what becomes of the report before it is written: nothing, or a redaction. A disk that is full ends no

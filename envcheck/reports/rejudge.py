@@ -12,7 +12,7 @@ from envcheck import __version__
 from envcheck.node.signal_types import sound_facts
 from envcheck.reports.model import RunReport
 from envcheck.runner.planning.discover import discover
-from envcheck.runner.rejudge import Past
+from envcheck.runner.rejudge import EndedRun
 from envcheck.runner.rejudge import rejudge as judge_again
 from envcheck.runner.state import Run
 
@@ -29,7 +29,7 @@ def rejudge(report: RunReport, matrix: Any = None, site: Path | None = None) -> 
     """Judge what the report holds by today's rules, and by `matrix` (None: the shipped one)."""
     planned = {check.id for check in report.plan.checks}
     chosen = [module for module in discover(site) if module.id in planned]
-    run = Run(report.plan, chosen, Past(report.target), report.started, report.ended, matrix=matrix)
+    run = Run(report.plan, chosen, EndedRun(report.target), report.started, report.ended, matrix=matrix)
     run.snapshot, run.environment, run.promises = report.snapshot, sound_facts(report.environment), report.promises
     unknown = judge_again(run, report.outcomes)
     before = {outcome.id: outcome.status for outcome in report.outcomes}

@@ -24,7 +24,7 @@ _OWN = ("require-gpu", lost_gpus.ID)
 LACKING: Final = "today's rule needs what this report does not hold: "
 
 
-class Past:
+class EndedRun:
     """The target of a run that is over: nothing can be started in it."""
 
     ours = False

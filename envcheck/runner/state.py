@@ -57,7 +57,7 @@ class Run:
     _before: float = 0.0
     _shaped: tuple[Any, Any] = (None, None)
 
-    def go_on(self, earlier: resume.Earlier, where: Path, tool: str) -> None:
+    def go_on(self, earlier: resume.EarlierRun, where: Path, tool: str) -> None:
         """Take over what a run that was cut short came to. Raises ConfigError where this is not the same run."""
         resume.refuse_unlike(earlier, self.plan, self.target.facts, tool, where)
         kept = {row.id: row for row in earlier.outcomes}

@@ -190,12 +190,12 @@ def test_quiet_is_only_the_answer(run: Run) -> None:
 
 
 @pytest.fixture
-def fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., this_node.Here]:
+def fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., this_node.FilledQuery]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return lambda snapshot, **axes: this_node.fill(load(), Query(**axes), snapshot, "3.12")
 
 
-def test_an_unknown_name_is_resolved_by_its_capability(fill: Callable[..., this_node.Here]) -> None:
+def test_an_unknown_name_is_resolved_by_its_capability(fill: Callable[..., this_node.FilledQuery]) -> None:
     gpu = {"name": Signal("NVIDIA A10G"), "compute_capability": Signal("8.6")}
     assert fill(node(gpu)).query.cc == ["8.6"]
     assert fill(node(gpu)).query.gpus == []
@@ -216,19 +216,19 @@ def test_an_unknown_name_is_resolved_by_its_capability(fill: Callable[..., this_
     ],
 )
 def test_a_gpu_that_cannot_be_read_is_never_left_free(
-    fill: Callable[..., this_node.Here], snapshot: Snapshot, says: str
+    fill: Callable[..., this_node.FilledQuery], snapshot: Snapshot, says: str
 ) -> None:
     with pytest.raises(UnavailableError, match=says):
         fill(snapshot)
 
 
-def test_a_driver_without_a_gpu_is_said(fill: Callable[..., this_node.Here]) -> None:
+def test_a_driver_without_a_gpu_is_said(fill: Callable[..., this_node.FilledQuery]) -> None:
     found = fill(node())
     assert found.query.variant == "cpu"
     assert "driver 570.124.06 is loaded, but NVML lists no GPU" in found.notes[0]
 
 
-def test_what_was_asked_for_is_kept(fill: Callable[..., this_node.Here]) -> None:
+def test_what_was_asked_for_is_kept(fill: Callable[..., this_node.FilledQuery]) -> None:
     found = fill(NO_GPU, variant="cu128", python="3.13")
     assert (found.query.variant, found.query.python) == ("cu128", "3.13")
     assert "left free" in found.notes[0]

@@ -58,7 +58,7 @@ class Closed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Built:
+class BuildResult:
     """What a build said, whom it asked, and the image."""
 
     done: subprocess.CompletedProcess[str]
@@ -155,16 +155,16 @@ def _small(wheels: Path, images: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def built(closed: Closed) -> Built:
+def built(closed: Closed) -> BuildResult:
     """Return the build of a cell: base bootstrapped from the mirror, packages from the mirror, nothing at hand."""
     closed.network.asked()
     words = (CELL, "--images", closed.locks, "--mirror", closed.profile, "--engine", "docker", "--json")
     done = closed.run(*ENVCHECK, "--verbose", "build", *words)
     assert done.returncode == 0, done.stderr[-3000:]
-    return Built(done, closed.network.asked())
+    return BuildResult(done, closed.network.asked())
 
 
-def test_the_build_asks_the_mirror_alone(closed: Closed, built: Built) -> None:
+def test_the_build_asks_the_mirror_alone(closed: Closed, built: BuildResult) -> None:
     assert strangers(built.asked) == set()
     assert MIRROR in {one.where for one in built.asked if one.kind == "dns"}
     assert {one.port for one in built.asked if one.kind == "tcp"} == {PORT}
@@ -192,7 +192,7 @@ def test_a_fetch_of_a_cell_asks_the_mirror_alone(closed: Closed, wheels: Path, t
     assert closed.canaries.within(done.stdout + done.stderr) == set()
 
 
-def test_apt_within_a_build_asks_the_mirror_alone(closed: Closed, built: Built) -> None:
+def test_apt_within_a_build_asks_the_mirror_alone(closed: Closed, built: BuildResult) -> None:
     """In a base that lacks a package: it comes from the mirror, and the base's own sources are left alone."""
     base = json.loads(built.done.stdout)["base"]
     lacking = f"FROM {base}\nRUN dpkg --purge tini\n"
@@ -212,7 +212,7 @@ def test_apt_within_a_build_asks_the_mirror_alone(closed: Closed, built: Built) 
     assert any("/pool/main/t/tini/" in path for path in closed.site.paths)
 
 
-def test_what_a_build_asks_for_elsewhere_is_in_the_list(closed: Closed, built: Built) -> None:
+def test_what_a_build_asks_for_elsewhere_is_in_the_list(closed: Closed, built: BuildResult) -> None:
     """A step that connects, a frontend that is itself pulled, and a base by a name that has a registry."""
     base = json.loads(built.done.stdout)["base"]
     assert closed.run("docker", "tag", base, "elsewhere.example/base:1").returncode == 0
@@ -232,7 +232,7 @@ def test_what_a_build_asks_for_elsewhere_is_in_the_list(closed: Closed, built: B
         assert strangers(closed.network.asked()) == {destination}
 
 
-def test_no_secret_of_the_site_is_in_the_image_or_said(closed: Closed, built: Built, tmp_path: Path) -> None:
+def test_no_secret_of_the_site_is_in_the_image_or_said(closed: Closed, built: BuildResult, tmp_path: Path) -> None:
     found = closed.canaries
     said = built.done.stdout + built.done.stderr
     assert found.within(said) == set()
@@ -245,7 +245,7 @@ def test_no_secret_of_the_site_is_in_the_image_or_said(closed: Closed, built: Bu
     assert found.below(logs) == {}
 
 
-def test_no_secret_of_the_site_is_kept_by_the_engine(closed: Closed, built: Built) -> None:
+def test_no_secret_of_the_site_is_kept_by_the_engine(closed: Closed, built: BuildResult) -> None:
     """Its cache holds the contexts of builds: the mirror's address is there, and no login, path or name of a file."""
     assert built.image
     run = Path(closed.env["DOCKER_HOST"].removeprefix("unix://")).parent

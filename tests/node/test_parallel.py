@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from envcheck.node import parallel
-from envcheck.node.parallel import Lane, Source, SourceReading
+from envcheck.node.parallel import ReadTask, Source, SourceReading
 from envcheck.node.snapshot import Gpu, Signal
 from envcheck.node.value_types import whole
 
@@ -38,7 +38,7 @@ def test_what_is_read_stands_in_the_order_of_the_lanes_whoever_was_first() -> No
         return value(number)
 
     sources = {f"s{number}": source(functools.partial(after, number)) for number in range(4)}
-    last = Lane({"s4": whole}, lambda: SourceReading({"s4": after(4)}, [Gpu("GPU-1")]), 60)
+    last = ReadTask({"s4": whole}, lambda: SourceReading({"s4": after(4)}, [Gpu("GPU-1")]), 60)
     signals, gpus = parallel.read([*parallel.each(sources), last])
     assert [(name, signal.value) for name, signal in signals.items()] == [(f"s{n}", n) for n in range(5)]
     assert gpus == [Gpu("GPU-1")]
@@ -52,7 +52,7 @@ def test_each_that_hangs_is_given_up_by_its_own_time_and_costs_no_other(monkeypa
         never.wait()
         return SourceReading({})
 
-    hung = [Lane({f"h{number}": whole, f"also {number}": whole}, hangs, 0.2) for number in range(50)]
+    hung = [ReadTask({f"h{number}": whole, f"also {number}": whole}, hangs, 0.2) for number in range(50)]
     signals = parallel.read([*hung, *parallel.each({"sound": source(lambda: value(1))})]).signals
     never.set()
     assert signals.pop("sound") == value(1)
@@ -67,7 +67,7 @@ def test_what_comes_after_its_time_changes_nothing() -> None:
         late.wait()
         return SourceReading({"late": value(1)}, [Gpu("GPU-1")])
 
-    told = parallel.read([Lane({"late": whole}, answers_late, 0.05)])
+    told = parallel.read([ReadTask({"late": whole}, answers_late, 0.05)])
     late.set()
     for thread in threading.enumerate():
         if thread.name == "reads late":

@@ -19,7 +19,7 @@ from envcheck.cli import cli
 from envcheck.cli.registry import access
 from envcheck.errors import EnvcheckError
 from envcheck.registry.oci.documents import StoredManifest
-from envcheck.registry.oci.exchange import Asked
+from envcheck.registry.oci.exchange import RegistryRequest
 from envcheck.registry.oci.opening import open_repository
 from envcheck.registry.oci.repository import Repository
 from envcheck.registry.proofs.judge import ProofTerms
@@ -132,7 +132,7 @@ class Site:
 
     def delete(self, path: str) -> None:
         """Delete what has this path."""
-        asked = Asked("DELETE", path, "a proof", accepted=(202,), push=True)
+        asked = RegistryRequest("DELETE", path, "a proof", accepted=(202,), push=True)
         assert self.repository.exchange.ask(asked).status == 202
 
     def later(self, monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:

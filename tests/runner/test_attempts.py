@@ -29,7 +29,7 @@ from envcheck.runner.judging.outcome_rows import row
 from envcheck.runner.planning import repeat
 from envcheck.runner.planning.discover import CheckModule
 from envcheck.runner.planning.plan import plan
-from envcheck.runner.rejudge import Past, rejudge
+from envcheck.runner.rejudge import EndedRun, rejudge
 from envcheck.runner.schema import OutcomeRow, TargetFacts
 from envcheck.runner.state import Run
 from tests.builders import found
@@ -83,7 +83,9 @@ def measured(rounds: list[list[str]]) -> set[str]:
 
 def again(old: OutcomeRow) -> OutcomeRow:
     """Return the row judged again from a report."""
-    run = Run(plan([FOUND], level="quick", nproc=2), [FOUND], Past(TargetFacts(kind="python", name="x", chosen="y")))
+    run = Run(
+        plan([FOUND], level="quick", nproc=2), [FOUND], EndedRun(TargetFacts(kind="python", name="x", chosen="y"))
+    )
     run.environment = {"device_count": 0}
     rejudge(run, [old])
     return run.known["speed"]

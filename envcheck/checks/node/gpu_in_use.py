@@ -7,7 +7,7 @@ container the driver hides the processes of other ones, but not their memory. Re
 from __future__ import annotations
 
 from envcheck.checks import Check, Outcome, View, passed, warned, worst
-from envcheck.checks.node.support import gpu_readings, gpu_tenants
+from envcheck.checks.node.support import gpu_readings, gpu_users
 
 CHECK = Check(promise="nobody else holds GPU memory or computes", level="quick", seconds=0.01, gpus=1)
 
@@ -17,27 +17,27 @@ _FIX = "end them, or wait; where no process is shown look from the host, and res
 def judge(view: View) -> Outcome:
     """Warn above the limits, naming the processes that NVML shows; below them are the driver and desktops."""
     used = gpu_readings.read(view, "memory_used")
-    findings = [*used.lacking(), *map(_finding, gpu_tenants.tenants(view))]
+    findings = [*used.lacking(), *map(_finding, gpu_users.users(view))]
     small = {
-        gpu: gpu_tenants.people(running)
+        gpu: gpu_users.people(running)
         for gpu, running in gpu_readings.read(view, "processes").values.items()
         if running
     }
     noted = f"; processes below the limit: {gpu_readings.told(small)}" if small else ""
     most = max(used.values.values(), default=0)
-    sound = passed(f"the GPUs are free{noted}", value=most, unit="B", limit=gpu_tenants.HELD)
+    sound = passed(f"the GPUs are free{noted}", value=most, unit="B", limit=gpu_users.HELD)
     return worst(findings, used.absent() or sound)
 
 
-def _finding(tenant: gpu_tenants.Tenant) -> Outcome:
-    limit, value = (gpu_tenants.BUSY, tenant.busy) if tenant.held is None else (gpu_tenants.HELD, tenant.held)
+def _finding(user: gpu_users.GpuUser) -> Outcome:
+    limit, value = (gpu_users.BUSY, user.busy) if user.held is None else (gpu_users.HELD, user.held)
     return warned(
-        f"in use by {tenant.gpu}: {tenant.who or 'processes not shown here'} ({tenant.told()})",
+        f"in use by {user.gpu}: {user.who or 'processes not shown here'} ({user.text()})",
         fix=_FIX,
         value=float(value or 0),
         unit=limit.unit,
         limit=limit,
-        code="gpu-in-use.memory" if tenant.held is not None else "gpu-in-use.busy",
-        culprit=f"{tenant.gpu} ({tenant.uuid})",
-        gpus=[tenant.uuid],
+        code="gpu-in-use.memory" if user.held is not None else "gpu-in-use.busy",
+        culprit=f"{user.gpu} ({user.uuid})",
+        gpus=[user.uuid],
     )

@@ -53,7 +53,7 @@ def _finding(verdict: Callable[..., Outcome], text: str, value: int, code: str, 
     return verdict(text, fix=fix, value=value, unit=_LIMIT.unit, limit=_LIMIT, code=code)
 
 
-def _surprises(view: View, value: str, read: visible_gpus.Visible, environment: dict[str, str]) -> list[Outcome]:
+def _surprises(view: View, value: str, read: visible_gpus.VisibleGpus, environment: dict[str, str]) -> list[Outcome]:
     """Return a warning for each way in which CUDA shows something else than the value seems to say."""
     findings = []
     if read.misread:

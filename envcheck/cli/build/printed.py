@@ -14,7 +14,7 @@ from envcheck.counting import counted
 
 if TYPE_CHECKING:
     from envcheck.images.build.plan import BuildPlan
-    from envcheck.images.engines.build import Built
+    from envcheck.images.engines.build import BuildResult
     from envcheck.images.engines.venv import Environment, EnvironmentPlan
     from envcheck.images.spec import ImageSpec
     from envcheck.mirrors.profiles.model import Profile
@@ -72,7 +72,7 @@ def show_environment_plan(planned: EnvironmentPlan, *, as_json: bool) -> None:
         click.echo("skip    this key is built there already: a build would run nothing")
 
 
-def show_built(built: Built | Environment, name: str, *, quiet: bool, as_json: bool) -> None:
+def show_built(built: BuildResult | Environment, name: str, *, quiet: bool, as_json: bool) -> None:
     """Print what was built: its name, and unless `quiet` what was proven of it."""
     if as_json:
         as_program(built)

@@ -68,7 +68,7 @@ def command(options: PullOptions, settings: Settings) -> None:
     the engine does not answer.
     """
     from envcheck.matrix.file.load import load
-    from envcheck.registry.choosing import Wish, choose, choose_named
+    from envcheck.registry.choosing import ImageQuery, choose, choose_named
 
     reference = _reference(options)
     node = access.DescribedNode(options.gpu, options.gpus, options.driver, here=True).facts()
@@ -77,7 +77,7 @@ def command(options: PullOptions, settings: Settings) -> None:
     if options.source is None:
         choice = choose_named(repository, reference.wanted, access.architecture(), terms)
     else:
-        choice = choose(repository, Wish(options.what or "*", options.target, access.architecture()), terms)
+        choice = choose(repository, ImageQuery(options.what or "*", options.target, access.architecture()), terms)
     pulled = None
     if choice.chosen is not None and not options.plan_only:
         pulled = _pull(reference, choice.chosen, options)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from envcheck.cli.report_output.files import Destinations
-    from envcheck.reports.live_report import Keeper
+    from envcheck.reports.live_report import LiveReport
     from envcheck.reports.model import RunReport
     from envcheck.runner.state import Run
 
@@ -62,15 +62,15 @@ def run_and_report(
     return report_output_baseline.held_against(earlier, report, files.redacted_line, as_json=as_json, quiet=quiet)
 
 
-def _measured(run: Run, files: Destinations) -> tuple[Keeper, KeyboardInterrupt | None]:
+def _measured(run: Run, files: Destinations) -> tuple[LiveReport, KeyboardInterrupt | None]:
     """Run the checks; return what kept the report meanwhile, and the Ctrl-C or SIGTERM that ended it."""
     from envcheck.node.collect import collect
     from envcheck.reports import terminal
-    from envcheck.reports.live_report import Keeper
+    from envcheck.reports.live_report import LiveReport
     from envcheck.runner.execute import validate
 
     with terminal.Progress(run.plan) as progress:
-        keeper = Keeper(run, files.report, progress, files.redacted)
+        keeper = LiveReport(run, files.report, progress, files.redacted)
         try:
             with terminable():
                 validate(run, collect, keeper)

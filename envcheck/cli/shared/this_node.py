@@ -19,7 +19,7 @@ _VERSION: Final = re.compile(r"^version(?:_info)?\s*=\s*(3\.\d+)", re.MULTILINE)
 _NAME: Final = re.compile(r"python(3\.\d+t?)")
 
 
-class Here(NamedTuple):
+class FilledQuery(NamedTuple):
     """A question filled in: `read` says what came off this node, `notes` what was not there."""
 
     query: Query
@@ -27,7 +27,7 @@ class Here(NamedTuple):
     notes: list[str]
 
 
-def fill(matrix: Matrix, query: Query, snapshot: Snapshot, python: str) -> Here:
+def fill(matrix: Matrix, query: Query, snapshot: Snapshot, python: str) -> FilledQuery:
     """Return `wanted` with every free axis of the machine and the Python read off this node.
 
     Without an NVIDIA GPU that is the cpu variant, unless another variant was asked for. Raises UnavailableError for
@@ -42,7 +42,7 @@ def fill(matrix: Matrix, query: Query, snapshot: Snapshot, python: str) -> Here:
         query, read["arch"] = query.replace(arch=arch), str(arch)
     if query.variant != "cpu":
         query = _machine(matrix, query, snapshot, read, notes)
-    return Here(query, read, notes)
+    return FilledQuery(query, read, notes)
 
 
 def _machine(matrix: Matrix, query: Query, snapshot: Snapshot, read: dict[str, str], notes: list[str]) -> Query:

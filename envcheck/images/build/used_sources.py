@@ -16,7 +16,7 @@ _SAID: Final = re.compile(
 )
 
 
-class Used(msgspec.Struct, frozen=True, kw_only=True):
+class UsedSource(msgspec.Struct, frozen=True, kw_only=True):
     """The source of a lock group, or of the distribution's packages ("os"). `failed` maps those before it to why."""
 
     group: str
@@ -24,13 +24,13 @@ class Used(msgspec.Struct, frozen=True, kw_only=True):
     failed: dict[str, str]
 
 
-def used(log: str) -> list[Used]:
+def used(log: str) -> list[UsedSource]:
     """Return the source of each group that this build installed, in order; what came out of a cache is not there."""
     sources = []
     failed: dict[str, str] = {}
     for entry, before in _said(log):
         if entry["used"]:
-            sources.append(Used(group=entry["group"], source=entry["used"], failed=failed))
+            sources.append(UsedSource(group=entry["group"], source=entry["used"], failed=failed))
             failed = {}
         else:
             cause = diagnose(before)

@@ -20,7 +20,7 @@ from envcheck.errors import BuildError, ConfigError, PromiseError, UnavailableEr
 from envcheck.exclusive import held
 from envcheck.images.build import build_key, failure_causes, tags
 from envcheck.images.build.plan import PLATFORMS, BuildInputs, BuildPlan, Network, Options, make
-from envcheck.images.build.used_sources import Used, used
+from envcheck.images.build.used_sources import UsedSource, used
 from envcheck.images.engines import Engine, subprocesses
 from envcheck.images.engines import bootstrap as bases
 from envcheck.images.engines.containers import ImageInfo
@@ -57,7 +57,7 @@ class BuildRequest(NamedTuple):
     tag: str | None = None
 
 
-class Built(msgspec.Struct, frozen=True, kw_only=True):
+class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
     """A proven image. `skipped`: its key had an image already. `held_back`: aliases that stayed, and why.
 
     `sources` are those of what was installed now, and not in a layer that the engine had.
@@ -78,7 +78,7 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
     held_back: dict[str, str]
     base: str
     promises: dict[str, str]
-    sources: list[Used]
+    sources: list[UsedSource]
     log: str | None
     seconds: float
 
@@ -178,7 +178,7 @@ def dry_run(engine: Engine, request: BuildRequest) -> BuildPlan:
 
 def build(
     engine: Engine, request: BuildRequest, *, say: Callable[[str], None], on_line: Callable[[str], None]
-) -> Built:
+) -> BuildResult:
     """Build, read back, tag. A failure is a BuildError that names step and cause; a lie is a PromiseError.
 
     Of two builds of one key the second waits for the first. An engine that ends under way is an UnavailableError.
@@ -200,7 +200,9 @@ def _lost(engine: Engine, error: BuildError) -> bool:
     return bool(_ENDED.search("\n".join(getattr(error, "detail", [])[-1:]))) or not engine.answers()
 
 
-def _build(engine: Engine, request: BuildRequest, say: Callable[[str], None], on_line: Callable[[str], None]) -> Built:
+def _build(
+    engine: Engine, request: BuildRequest, say: Callable[[str], None], on_line: Callable[[str], None]
+) -> BuildResult:
     began = time.monotonic()
     with one_at_a_time(bases.reference(request.spec.base, request.spec.arch, base_packages(request)), say):
         base = choose_base(engine, request, say)
@@ -217,7 +219,7 @@ def _build(engine: Engine, request: BuildRequest, say: Callable[[str], None], on
         message = f"the build of {plan.tag} ended without an image"
         raise BuildError(message, fix=f"see {log}" if log else "build again")
     names, held_back = _approve(engine, request.spec, plan, image)
-    return Built(
+    return BuildResult(
         engine=plan.engine,
         cell=plan.cell,
         target=plan.target,

@@ -18,7 +18,7 @@ import uv
 from envcheck.data import data_path
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images.build import build_key
-from envcheck.images.build.used_sources import Used, used
+from envcheck.images.build.used_sources import UsedSource, used
 from envcheck.images.engines import subprocesses
 from envcheck.images.engines.build import FailedError, keep_log, log_path, one_at_a_time
 from envcheck.images.render import build_context as contexts
@@ -46,7 +46,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     skipped: bool
     promises: dict[str, str]
-    sources: list[Used]
+    sources: list[UsedSource]
     log: str | None
     seconds: float
 

@@ -23,7 +23,7 @@ from envcheck.mirrors.store.objects import Store
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class StoredWheel:
     """A wheel of the store: its file name, hash and the index that its lock names."""
 
     name: str
@@ -53,7 +53,7 @@ def bring(
                 _tell(file, fetched, how)
 
 
-def held(store: Store, locks: Iterable[Lock], python: str) -> list[Held]:
+def held(store: Store, locks: Iterable[Lock], python: str) -> list[StoredWheel]:
     """Return a wheel of every pin. Raise UnavailableError naming the first one that is not in the store."""
     files = []
     for lock in locks:
@@ -62,12 +62,12 @@ def held(store: Store, locks: Iterable[Lock], python: str) -> list[Held]:
             if wheel is None:
                 message = f"{store.root}: no {pin.name} {pin.version} for Python {python} with the locked hash"
                 raise UnavailableError(message, fix="fetch it first: the same command without --dry-run")
-            files.append(Held(*wheel, lock.index))
+            files.append(StoredWheel(*wheel, lock.index))
     return files
 
 
 @contextlib.contextmanager
-def viewed(store: Store, wheels: Iterable[Held], plan: str | None = None) -> Iterator[Path]:
+def viewed(store: Store, wheels: Iterable[StoredWheel], plan: str | None = None) -> Iterator[Path]:
     """Give a directory with these wheels, by further names of the store's own files.
 
     It goes with the block; that of a `plan` stays for who runs what was printed, until the store's next eviction

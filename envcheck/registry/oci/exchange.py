@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class RegistryRequest:
     """One request. `what` is the text of messages; `accepted` are the statuses that are answers.
 
     `push` says whether it changes the repository; `mount_from` is another repository that it also reads.
@@ -110,7 +110,7 @@ class Exchange:
         self._places = threading.BoundedSemaphore(CONNECTIONS)
         self.sent = 0
 
-    def ask(self, asked: Asked, most: int = MOST_MANIFEST) -> RegistryReply:
+    def ask(self, asked: RegistryRequest, most: int = MOST_MANIFEST) -> RegistryReply:
         """Return the answer with its body, which must not have more than `most` bytes."""
 
         def whole(answer: HttpResponse) -> RegistryReply:
@@ -119,7 +119,7 @@ class Exchange:
 
         return self.read(asked, whole)
 
-    def read(self, asked: Asked, consume: Callable[[HttpResponse], _T]) -> _T:
+    def read(self, asked: RegistryRequest, consume: Callable[[HttpResponse], _T]) -> _T:
         """Return what `consume` makes of the answer. It is called again if its reading breaks off."""
         waited = 0.0
         for pause in (*PAUSES, None):
@@ -135,7 +135,7 @@ class Exchange:
             waited += after
         raise AssertionError
 
-    def _body(self, asked: Asked, answer: HttpResponse, most: int) -> bytes:
+    def _body(self, asked: RegistryRequest, answer: HttpResponse, most: int) -> bytes:
         """Return the body of an answer. Raise LyingError as soon as it is known to be too large."""
         stated = answer.headers.get("Content-Length", "")
         parts, left = list[bytes](), most - (int(stated) if stated.isdigit() else 0)
@@ -151,14 +151,14 @@ class Exchange:
             raise LyingError(message, fix="do not use it: what belongs there is smaller")
         return b"".join(parts)
 
-    def _outcome(self, asked: Asked, consume: Callable[[HttpResponse], _T]) -> _T | _AgainError:
+    def _outcome(self, asked: RegistryRequest, consume: Callable[[HttpResponse], _T]) -> _T | _AgainError:
         try:
             with self._places:
                 return self._once(asked, consume)
         except _AgainError as error:
             return error
 
-    def _once(self, asked: Asked, consume: Callable[[HttpResponse], _T]) -> _T:
+    def _once(self, asked: RegistryRequest, consume: Callable[[HttpResponse], _T]) -> _T:
         scopes = self._scopes(asked)
         login, renewed = self._authorization.login(scopes), False
         while True:
@@ -184,11 +184,11 @@ class Exchange:
                 raise denied(self.reference.registry, f"{asked.what} (401)", has=self._authorization.has_account)
             login, renewed = other, True
 
-    def _scopes(self, asked: Asked) -> tuple[str, ...]:
+    def _scopes(self, asked: RegistryRequest) -> tuple[str, ...]:
         own = f"repository:{self.reference.repository}:{'pull,push' if asked.push else 'pull'}"
         return (own,) if asked.mount_from is None else (own, f"repository:{asked.mount_from}:pull")
 
-    def _refusal(self, asked: Asked, answer: HttpResponse) -> Exception:
+    def _refusal(self, asked: RegistryRequest, answer: HttpResponse) -> Exception:
         """Return the error of an answer that is none of the accepted ones."""
         status, registry = answer.status, self.reference.registry
         if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:

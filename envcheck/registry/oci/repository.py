@@ -24,7 +24,7 @@ from envcheck.registry.oci.documents import (
     platform_choice,
     read_manifest,
 )
-from envcheck.registry.oci.exchange import Asked, Exchange, RegistryReply
+from envcheck.registry.oci.exchange import Exchange, RegistryReply, RegistryRequest
 from envcheck.registry.oci.references import ImageReference, is_digest, is_tag
 from envcheck.registry.oci.registry_errors import TAMPERED, AbsentError, LyingError, RegistryUnavailableError
 from envcheck.struct_types import know_types
@@ -64,7 +64,7 @@ class Repository:
         """
         name = wanted if isinstance(wanted, str) else wanted.digest
         where = f"{self.reference.name}{'@' if is_digest(name) else ':'}{name}"
-        reply = self.exchange.ask(Asked("GET", f"{self._path}/manifests/{name}", where, _ACCEPT))
+        reply = self.exchange.ask(RegistryRequest("GET", f"{self._path}/manifests/{name}", where, _ACCEPT))
         manifest = _checked(reply, name, where)
         if isinstance(wanted, Descriptor) and (wanted.size, wanted.media_type) != (
             len(manifest.content),
@@ -76,7 +76,7 @@ class Repository:
 
     def has_manifest(self, digest: str) -> bool:
         """Tell whether the repository has a manifest, without reading it."""
-        asked = Asked("HEAD", f"{self._path}/manifests/{digest}", digest, _ACCEPT, accepted=(200, 404))
+        asked = RegistryRequest("HEAD", f"{self._path}/manifests/{digest}", digest, _ACCEPT, accepted=(200, 404))
         return self.exchange.ask(asked).status != 404  # noqa: PLR2004 (HTTP's status)
 
     def image(self, wanted: str, platform: Platform) -> StoredManifest:
@@ -129,7 +129,7 @@ class Repository:
         digest = digest_of(content)
         path = f"{self._path}/manifests/{tag or digest}"
         what = f"{self.reference.name}{f':{tag}' if tag else ''}@{digest[:19]}"
-        asked = Asked("PUT", path, what, {"Content-Type": media_type}, content, accepted=(201,), push=True)
+        asked = RegistryRequest("PUT", path, what, {"Content-Type": media_type}, content, accepted=(201,), push=True)
         reply = self.exchange.ask(asked)
         _compare_digest(reply.headers, digest, what)
         return reply
@@ -142,7 +142,7 @@ class Repository:
         """Yield the pages of a list. Raise RegistryUnavailableError if they have no end or lead to another host."""
         seen = {path}
         for _ in range(_PAGES):
-            reply = self.exchange.ask(Asked("GET", path, what, accepted=accepted))
+            reply = self.exchange.ask(RegistryRequest("GET", path, what, accepted=accepted))
             yield reply
             target = next_page(reply.headers.get("Link", ""))
             if target is None:
@@ -166,8 +166,8 @@ class Repository:
                 message = f"{self.reference.registry} does not list {what}: its answer is no list"
                 raise RegistryUnavailableError(message, fix="ask who runs the registry") from None
 
-    def _blob(self, descriptor: Descriptor) -> Asked:
-        return Asked("GET", f"{self._path}/blobs/{descriptor.digest}", f"the blob {descriptor.named}")
+    def _blob(self, descriptor: Descriptor) -> RegistryRequest:
+        return RegistryRequest("GET", f"{self._path}/blobs/{descriptor.digest}", f"the blob {descriptor.named}")
 
     def _hashed(self, answer: HttpResponse, descriptor: Descriptor) -> Iterator[bytes]:
         """Yield a blob's bytes. Raise LyingError as soon as there are too many, or at the end if they are others."""

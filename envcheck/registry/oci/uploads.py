@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 from envcheck.errors import ConfigError
 from envcheck.mirrors.net.urls import redirect_target
 from envcheck.registry.oci.documents import Descriptor, digest_of
-from envcheck.registry.oci.exchange import Asked, Exchange, RegistryReply
+from envcheck.registry.oci.exchange import Exchange, RegistryReply, RegistryRequest
 from envcheck.registry.oci.registry_errors import (
     TAMPERED,
     AbsentError,
@@ -42,7 +42,7 @@ def described(content: bytes | Path, media_type: str = _OCTETS) -> Descriptor:
 def has_blob(exchange: Exchange, blob: Descriptor) -> bool:
     """Tell whether the repository has a blob. Raise LyingError if it has one of another size under the digest."""
     path = f"/v2/{exchange.reference.repository}/blobs/{blob.digest}"
-    reply = exchange.ask(Asked("HEAD", path, f"the blob {blob.named}", accepted=(200, 404)))
+    reply = exchange.ask(RegistryRequest("HEAD", path, f"the blob {blob.named}", accepted=(200, 404)))
     size = reply.headers.get("Content-Length", "")
     if reply.status == 200 and size.isdigit() and int(size) != blob.size:  # noqa: PLR2004 (HTTP's status)
         message = f"{exchange.reference.name} has {size} bytes under {blob.digest}, which names {blob.size}"
@@ -87,7 +87,7 @@ def _begun(exchange: Exchange, blob: Descriptor, mount_from: str | None) -> str 
     path = f"/v2/{where.repository}/blobs/uploads/"
     query = "" if mount_from is None else f"?mount={quote(blob.digest)}&from={quote(mount_from, safe='')}"
     what = f"an upload to {where.repository}"
-    asked = Asked("POST", path + query, what, accepted=(201, 202), push=True, mount_from=mount_from)
+    asked = RegistryRequest("POST", path + query, what, accepted=(201, 202), push=True, mount_from=mount_from)
     reply = exchange.ask(asked)
     return None if mount_from is not None and reply.status == 201 else _location(reply)  # noqa: PLR2004
 
@@ -105,7 +105,7 @@ def _finish(exchange: Exchange, blob: Descriptor, content: bytes | Path, upload:
     url = f"{upload}{'&' if urlsplit(upload).query else '?'}digest={quote(blob.digest)}"
     what = f"the blob {blob.named} of {blob.size} bytes"
     headers = {"Content-Type": _OCTETS}
-    reply = exchange.ask(Asked("PUT", url, what, headers, content, accepted=(201,), push=True, again=False))
+    reply = exchange.ask(RegistryRequest("PUT", url, what, headers, content, accepted=(201,), push=True, again=False))
     told = reply.headers.get("Docker-Content-Digest", blob.digest)
     if told.startswith("sha256:") and told != blob.digest:
         message = f"{exchange.reference.name} stored {told} instead of {blob.digest}"

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Final
 
 from envcheck.checks import ERROR, FAIL, WARN, Outcome, View
-from envcheck.checks.node.support import gpu_tenants
+from envcheck.checks.node.support import gpu_users
 from envcheck.runner.judging import findings
 from envcheck.runner.planning.discover import CheckModule
 
@@ -25,7 +25,7 @@ def _excused(view: View, finding: Outcome) -> Outcome:
     others = _others(view, finding) if slow else []
     if not others:
         return finding
-    condition = f"measured while {'; '.join(tenant.told() for tenant in others[:3])}"
+    condition = f"measured while {'; '.join(user.text() for user in others[:3])}"
     if finding.status == WARN:
         return dataclasses.replace(finding, summary=f"{finding.summary}; {condition}")
     return dataclasses.replace(
@@ -35,17 +35,17 @@ def _excused(view: View, finding: Outcome) -> Outcome:
         summary=f"{condition}: {finding.summary}",
         remedy=_FIX,
         remeasure=False,
-        details={**finding.details, "tenants": [tenant.uuid for tenant in others]},
+        details={**finding.details, "tenants": [user.uuid for user in others]},
     )
 
 
-def _others(view: View, outcome: Outcome) -> list[gpu_tenants.Tenant]:
-    """Return the tenants of the GPU that the outcome blames, or of all that torch sees where it blames none."""
+def _others(view: View, outcome: Outcome) -> list[gpu_users.GpuUser]:
+    """Return the users of the GPU that the outcome blames, or of all that torch sees where it blames none."""
     if view.mode != "gpu":
         return []
     own_gpus = {device.get("uuid") for device in view.environment.get("devices") or [] if isinstance(device, dict)}
     blamed = (
         {str(outcome.details["device"])} if outcome.details.get("device") else set(outcome.details.get("gpus") or ())
     )
-    everybody = [tenant for tenant in gpu_tenants.tenants(view) if not own_gpus - {None} or tenant.uuid in own_gpus]
-    return [tenant for tenant in everybody if not blamed or tenant.uuid in blamed]
+    everybody = [user for user in gpu_users.users(view) if not own_gpus - {None} or user.uuid in own_gpus]
+    return [user for user in everybody if not blamed or user.uuid in blamed]

@@ -15,7 +15,7 @@ _FACTS: Final = ("python", "executable", "prefix", "torch", "cuda", "cudnn", "nc
 _DRIVER: Final = ("driver.version", "driver.kernel")
 
 
-class Earlier(Protocol):
+class EarlierRun(Protocol):
     """What a report says of a run that may be gone on with."""
 
     @property
@@ -71,7 +71,7 @@ def boot_id() -> str:
         return ""
 
 
-def refuse_unlike(earlier: Earlier, plan: Plan, target: TargetFacts, tool: str, where: Path) -> None:
+def refuse_unlike(earlier: EarlierRun, plan: Plan, target: TargetFacts, tool: str, where: Path) -> None:
     """Raise a ConfigError, saying what differs, unless this plan on this target and boot is what was cut short."""
     if earlier.ended:
         message = f"the run in {where} is complete"

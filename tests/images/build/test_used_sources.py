@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envcheck.images.build.used_sources import Used, used
+from envcheck.images.build.used_sources import UsedSource, used
 
 BUILDKIT = """\
 #7 [os 1/1] RUN sh /run/mirror/os.sh tini
@@ -21,8 +21,10 @@ BUILDKIT = """\
 
 def test_each_group_has_its_source_and_why_not_those_before() -> None:
     assert used(BUILDKIT) == [
-        Used(group="os", source="the base's own apt sources", failed={"the profile's apt mirrors": "exit status 100"}),
-        Used(
+        UsedSource(
+            group="os", source="the base's own apt sources", failed={"the profile's apt mirrors": "exit status 100"}
+        ),
+        UsedSource(
             group="torch",
             source="pytorch-default",
             failed={
@@ -30,13 +32,13 @@ def test_each_group_has_its_source_and_why_not_those_before() -> None:
                 "pypi-2 (b.example)": "exit status 7",
             },
         ),
-        Used(group="base", source="pypi-1 (a.example:81)", failed={}),
+        UsedSource(group="base", source="pypi-1 (a.example:81)", failed={}),
     ]
 
 
 def test_a_log_without_buildkits_numbers_is_read_too() -> None:
     assert used("error: x\nenvcheck: base: used pypi-1 (a.example)\r\n") == [
-        Used(group="base", source="pypi-1 (a.example)", failed={})
+        UsedSource(group="base", source="pypi-1 (a.example)", failed={})
     ]
 
 

@@ -19,7 +19,7 @@ from envcheck.images.build.plan import BuildPlan
 from envcheck.images.engines import bootstrap as bases
 from envcheck.images.engines import build as building
 from envcheck.images.engines import docker, docker_sdk
-from envcheck.images.engines.build import BuildRequest, Built, FailedError
+from envcheck.images.engines.build import BuildRequest, BuildResult, FailedError
 from envcheck.images.engines.containers import ImageInfo
 from envcheck.images.engines.subprocesses import CommandResult
 from envcheck.images.locks.local_wheels import local_wheels
@@ -102,7 +102,7 @@ def build_request(spec: ImageSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return BuildRequest(spec, Profile(name="t"), "site/torch", None, "auto", 60.0, "abc", 0)
 
 
-def build(shelf: _Shelf, build_request: BuildRequest) -> Built:
+def build(shelf: _Shelf, build_request: BuildRequest) -> BuildResult:
     return building.build(shelf, build_request, say=lambda _: None, on_line=lambda _: None)
 
 
@@ -336,7 +336,7 @@ def test_a_name_with_a_tag_is_the_images_only_one(shelf: _Shelf, build_request: 
 def test_of_two_builds_of_one_key_the_second_waits_and_finds_it_built(
     shelf: _Shelf, build_request: BuildRequest
 ) -> None:
-    said, second = list[str](), list[Built]()
+    said, second = list[str](), list[BuildResult]()
     thread = threading.Thread(
         target=lambda: second.append(building.build(shelf, build_request, say=said.append, on_line=lambda _: None))
     )

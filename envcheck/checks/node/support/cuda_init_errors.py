@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from envcheck.checks import View
 
 
-class Known(NamedTuple):
+class CudaInitError(NamedTuple):
     """A code by its name in cuda.h (CUresult), what it means here, and the remedy."""
 
     name: str
@@ -20,37 +20,37 @@ _COMPAT: Final = (
     "/etc/ld.so.conf.d, or the package; forward compatibility is for data-centre GPUs"
 )
 CODES: Final = {
-    100: Known(
+    100: CudaInitError(
         "CUDA_ERROR_NO_DEVICE",
         "the driver shows this process no GPU",
         "in a container use --gpus all; look at CUDA_VISIBLE_DEVICES and at the rights of /dev/nvidia*",
     ),
-    101: Known(
+    101: CudaInitError(
         "CUDA_ERROR_INVALID_DEVICE",
         "the driver refuses a GPU that is named",
         "look at CUDA_VISIBLE_DEVICES, and whether MIG was switched on without instances",
     ),
-    802: Known(
+    802: CudaInitError(
         "CUDA_ERROR_SYSTEM_NOT_READY",
         "the NVSwitch fabric is not set up yet",
         "start nvidia-fabricmanager of the driver's very version, and look at the check fabric",
     ),
-    803: Known(
+    803: CudaInitError(
         "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
         "the loaded libcuda and the kernel module have different versions",
         "compare them (check driver-nvml); " + _COMPAT,
     ),
-    804: Known(
+    804: CudaInitError(
         "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
         "a forward-compatibility libcuda was loaded on a GPU or driver that has no forward compatibility",
         _COMPAT,
     ),
-    805: Known(
+    805: CudaInitError(
         "CUDA_ERROR_MPS_CONNECTION_FAILED",
         "the MPS control daemon does not answer",
         "start nvidia-cuda-mps-control again, or unset CUDA_MPS_PIPE_DIRECTORY",
     ),
-    999: Known(
+    999: CudaInitError(
         "CUDA_ERROR_UNKNOWN",
         "CUDA does not start, and does not know why",
         "look at `dmesg`; load nvidia_uvm (nvidia-modprobe -u), and after a suspend unload and load it again",
@@ -76,6 +76,6 @@ def code(view: View) -> int | None:
     return next((number for words, number in _TEXTS.items() if words in text), None)
 
 
-def known(view: View) -> Known | None:
+def known(view: View) -> CudaInitError | None:
     """Return what is known of the code that cuInit ended with; None where it did not fail, or nobody knows it."""
     return CODES.get(code(view) or 0)

@@ -14,7 +14,7 @@ _NUMBER: Final = re.compile(r"[+-]?\d+")
 _HIDING: Final = ("", "-1", "NoDevFiles")
 
 
-class Visible(NamedTuple):
+class VisibleGpus(NamedTuple):
     """What a value comes to. `chosen` are indices as NVML counts, or MIG instances by name.
 
     `ignored` are the entries from the first that names nothing; `repeated` is one that comes twice, which hides all;
@@ -34,10 +34,10 @@ class Visible(NamedTuple):
         return min(1, len(self.chosen)) if any(isinstance(name, str) for name in self.chosen) else len(self.chosen)
 
 
-def parse(value: str | None, uuids: list[str]) -> Visible:
+def parse(value: str | None, uuids: list[str]) -> VisibleGpus:
     """Read a value on a machine whose GPUs have these UUIDs, in NVML's order."""
     if value is None:
-        return Visible(list(range(len(uuids))), [])
+        return VisibleGpus(list(range(len(uuids))), [])
     entries = value.split(",")
     by_name = entries[0].startswith(("GPU-", "MIG-"))
     chosen: list[int | str] = []
@@ -45,13 +45,13 @@ def parse(value: str | None, uuids: list[str]) -> Visible:
     for position, entry in enumerate(entries):
         indexes = _named(entry, uuids) if by_name else _numbered(entry, len(uuids))
         if indexes is None:
-            return Visible(chosen, [] if value.strip() in _HIDING else entries[position:], None, tuple(misread))
+            return VisibleGpus(chosen, [] if value.strip() in _HIDING else entries[position:], None, tuple(misread))
         if indexes in chosen:
-            return Visible(chosen, [], entry.strip())
+            return VisibleGpus(chosen, [], entry.strip())
         chosen.append(indexes)
         if not by_name and not entry.strip().isdecimal():
             misread.append(entry.strip())
-    return Visible(chosen, [], None, tuple(misread))
+    return VisibleGpus(chosen, [], None, tuple(misread))
 
 
 def _numbered(entry: str, count: int) -> int | None:

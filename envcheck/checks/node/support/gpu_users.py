@@ -13,7 +13,7 @@ BUSY: Final = Limit(
 )
 
 
-class Tenant(NamedTuple):
+class GpuUser(NamedTuple):
     """Somebody on a GPU: its label and UUID, the bytes held and the share of time it worked (None: not told), who."""
 
     gpu: str
@@ -22,20 +22,20 @@ class Tenant(NamedTuple):
     busy: float | None
     who: str
 
-    def told(self) -> str:
+    def text(self) -> str:
         """Return "4711 (python) held 70.0 GiB on GPU 3"."""
         held = [] if self.held is None else [f"held {self.held / 2**30:.1f} GiB"]
         did = held if self.busy is None else [*held, f"kept it {self.busy:g} % busy"]
         return f"{self.who or 'a process not shown here'} {' and '.join(did)} on {self.gpu}"
 
 
-def tenants(view: View) -> list[Tenant]:
+def users(view: View) -> list[GpuUser]:
     """Return everybody who holds or does more than the limits allow; processes of other containers have no name."""
     held, busy = _over(view, "memory_used", HELD), _over(view, "utilization", BUSY)
     processes = gpu_readings.read(view, "processes").values
     labels = {gpu_readings.label(gpu): gpu.uuid for gpu in view.snapshot.gpus}
     return [
-        Tenant(label, uuid, held.get(label), busy.get(label), people(processes.get(label) or []))
+        GpuUser(label, uuid, held.get(label), busy.get(label), people(processes.get(label) or []))
         for label, uuid in labels.items()
         if label in held or label in busy
     ]
