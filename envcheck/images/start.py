@@ -8,7 +8,7 @@ from typing import Final
 from envcheck.images.build import tags
 from envcheck.images.spec import ImageSpec
 
-# Worker processes of a DataLoader pass tensors through /dev/shm, of which a container has 64 MB unless it is told.
+# Worker processes of a DataLoader pass tensors through /dev/shm, of which a container has 64 MB by default.
 SHM: Final = "8g"
 JUPYTER_PORT: Final = 8888
 SSH_PORT: Final = 2222

@@ -75,7 +75,7 @@ def demanded(demand: Demand) -> str:
 
 
 def _shown(unit_of: str, *, unit: bool) -> str:
-    """Return the unit to tell a value in; bytes are always told in theirs."""
+    """Return the unit in which a value is shown; bytes keep theirs."""
     return unit_of if unit or unit_of in BYTES else ""
 
 

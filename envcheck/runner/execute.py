@@ -31,10 +31,10 @@ class Watcher(Protocol):
     """Observes a run while it goes on."""
 
     def running(self, check: str) -> None:
-        """Be told which check runs now; "" for the start of Python and torch."""
+        """Take the check that runs now; "" for the start of Python and torch."""
 
     def learned(self, run: Run) -> None:
-        """Be told that the run knows more than before."""
+        """Take the news that the run knows more than before."""
 
 
 def validate(run: Run, collect: Callable[[], Snapshot], watcher: Watcher, pause: float = _PAUSE) -> None:

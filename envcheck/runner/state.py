@@ -1,4 +1,4 @@
-"""All that is known of a run while it goes on: what it knows by itself, told from what it did."""
+"""All that is known of a run while it goes on: what it did, and what follows from that."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Run:
 
     @property
     def timing(self) -> Timing:
-        """Return the seconds planned and taken, as they were when a watcher was last told."""
+        """Return the seconds planned and taken, as a watcher last saw them."""
         return Timing(planned=self.plan.seconds, taken=round(self.taken, 3), starting=round(self.starting, 3))
 
     @property

@@ -75,7 +75,7 @@ class Record:
         if differences and sum(row["collective"] == collective for row in self.wrong) < _SHOWN:
             self.wrong.append({"collective": collective, "case": name, **differences[0]})
 
-    def told(self) -> Measured:
+    def measured(self) -> Measured:
         """Return it as plain data."""
         return {
             "done": self.done,
@@ -114,7 +114,7 @@ def measure(rank: Rank) -> Measured:
         if not record.now:
             raise
         entry["raised"] = {"case": record.now, "says": gloo_gaps.quoted(error), "at": time.time()}
-    return {**entry, **record.told()}
+    return {**entry, **record.measured()}
 
 
 def _run(setting: Setting, record: Record) -> None:

@@ -85,7 +85,7 @@ def measure(rank: Rank) -> Measured:
         values[dtype], errors[dtype] = tflops(took), made.error
         products[dtype] = gpu_speed.verdict(made.wrong())
     measured = {"values": values, "errors": errors, "products": products, "unsupported": lacking}
-    return {**entry, **measured, "load": sampler.told()}
+    return {**entry, **measured, "load": sampler.measured()}
 
 
 def _lacking(torch: Any, dtype: str, device: Any, capability: tuple[int, int]) -> str:
@@ -176,7 +176,7 @@ def _faulty(entry: Measured) -> list[Outcome]:
     faults = load_samples.faults(entry.get("load") or {})
     if not faults:
         return []
-    summary = f"rank {entry['rank']} ({entry['device']}): {', '.join(faults)}{load_samples.told(entry['load'])}"
+    summary = f"rank {entry['rank']} ({entry['device']}): {', '.join(faults)}{load_samples.text(entry['load'])}"
     warning = warned(
         summary,
         fix=_FIX,

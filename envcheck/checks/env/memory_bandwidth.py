@@ -71,7 +71,7 @@ def measure(rank: Rank) -> Measured:
             "values": values,
             "right": right,
         }
-        return {**entry, "across": across, "refused": refused, "link": link(sampler.told())}
+        return {**entry, "across": across, "refused": refused, "link": link(sampler.measured())}
 
 
 def link(load: Measured) -> Measured:

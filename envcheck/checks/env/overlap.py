@@ -239,9 +239,7 @@ def _untrue(ranks: Ranks) -> process_group.Problem:
     """Return the failure where the gradients show that something else was timed; None where they agree."""
     digests = [entry.get("digests") or {} for entry in ranks]
     if not all(isinstance(digest.get(name), str) for digest in digests for name in ("synchronised", "local")):
-        return undecided(
-            "a rank told nothing of its gradients", fix="see the check's log", code="overlap.gradients-unmeasured"
-        )
+        return undecided("a rank reported no gradients", fix="see the check's log", code="overlap.gradients-unmeasured")
     buckets: list[Any] = [entry.get("buckets") or [None] for entry in ranks]
     measured = all(process_group.finite(count) and count > 0 for bucket in buckets for count in bucket)
     if not measured or buckets.count(buckets[0]) != len(ranks):

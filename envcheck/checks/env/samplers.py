@@ -233,7 +233,7 @@ class _Tries:
         loader = self.data.DataLoader(parted(self.torch, self.count), batch_size=5, num_workers=WORKERS)
         return seeded_items.alike("what workers share", sorted(self.given(loader)), range(self.count))
 
-    def told(self, generator: Any) -> list[list[list[Any]]]:
+    def drawn(self, generator: Any) -> list[list[list[Any]]]:
         """Return what the workers of two epochs say of themselves, by item."""
         loader = self.data.DataLoader(
             Seeds(8), batch_size=None, num_workers=WORKERS, generator=generator, multiprocessing_context="fork"
@@ -241,7 +241,7 @@ class _Tries:
         return [[[float(x) for x in item] for item in loader] for _ in range(2)]
 
     def seeds(self) -> str | None:
-        first, second = self.told(None)
+        first, second = self.drawn(None)
         if {item[1] for item in first} != {0.0, 1.0}:
             return f"items came of workers {sorted({item[1] for item in first})}, not 0 and 1"
         for source_name, place in (("torch's seed", 2), ("Python's random", 3), ("torch.rand", 4)):
@@ -252,7 +252,7 @@ class _Tries:
         return None
 
     def same_seeds(self) -> str | None:
-        one, other, third = (self.told(self.generator(more)) for more in (0, 0, 1))
+        one, other, third = (self.drawn(self.generator(more)) for more in (0, 0, 1))
         if one != other:
             return "the same generator gives workers other seeds the second time"
         return "another generator gives workers the same seeds" if one == third else None

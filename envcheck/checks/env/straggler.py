@@ -95,7 +95,7 @@ def measure(rank: Rank) -> Measured:
         work = timed_products.Work(torch, device, SIZE[device.type], PRODUCTS[device.type], seed)
         products = _products(torch, dist, work)
         joined, wrong = _meetings(torch, dist, rank, device)
-        measured = {"products": products, "joined": joined, "wrong": wrong, "computed": work.told(), "seed": seed}
+        measured = {"products": products, "joined": joined, "wrong": wrong, "computed": work.measured(), "seed": seed}
         return {**process_group.standing(rank, work.data, dist.get_backend()), **measured}
 
 

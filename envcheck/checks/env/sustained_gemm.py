@@ -76,7 +76,7 @@ def measure(rank: Rank) -> Measured:
     }
     with hardware_sampler.Sampler(entry["device"], rank.local_rank, INTERVAL) as sampler:
         error, points = _run(torch, data)
-    return {**entry, "error": error, "points": points, "interval": INTERVAL, "load": sampler.told()}
+    return {**entry, "error": error, "points": points, "interval": INTERVAL, "load": sampler.measured()}
 
 
 def _run(torch: Any, data: Any) -> tuple[float, list[Measured]]:
@@ -182,7 +182,7 @@ def _wrong(entry: Measured) -> process_group.Problem:
             at = f"{point['at']:.0f} s" if process_group.finite(point.get("at")) else "an unknown time"
             summary = f"{counted(point.get('wrong') or 0, 'word')} of products had other bits after {at} under load"
             return failed(
-                f"rank {entry['rank']} on {entry['device']}: {summary}{load_samples.told(entry.get('load') or {})}",
+                f"rank {entry['rank']} on {entry['device']}: {summary}{load_samples.text(entry.get('load') or {})}",
                 fix="take this GPU out: it computes wrongly when it works hard; dcgmi diag -r 4 tests it alone",
                 value=point.get("wrong"),
                 unit="words",
@@ -203,7 +203,7 @@ def _throttled(entry: Measured) -> process_group.Problem:
     summary = ", ".join(f"{name} in {count}" for name, count in faults.items())
     return failed(
         f"rank {entry['rank']} on {entry['device']}: {summary} of "
-        f"{counted(len(load['samples']), 'sample')}{load_samples.told(load)}",
+        f"{counted(len(load['samples']), 'sample')}{load_samples.text(load)}",
         fix=_FIX,
         value=sum(faults.values()),
         unit=load_samples.NO_FAULT.unit,
@@ -233,7 +233,7 @@ def _lost(share: float, end: float, entry: Measured) -> process_group.Problem:
             load = entry["load"]
             return tell(
                 f"rank {entry['rank']} on {entry['device']}: {end:.4g} TFLOP/s at the end, {share:.1%} of the start"
-                f"{load_samples.told(load)}{load_samples.caps(load)}",
+                f"{load_samples.text(load)}{load_samples.caps(load)}",
                 fix=_FIX,
                 value=round(share, 4),
                 unit=limit.unit,
@@ -260,7 +260,7 @@ def _fallen(view: View, end: float, entry: Measured) -> process_group.Problem:
         else None
     )
     summary = f"rank {entry['rank']} on {entry['device']}: {end:.4g} TFLOP/s at the end, {best:.4g} in its best second"
-    summary += f"{load_samples.told(load)}{load_samples.caps(load)}{cap}"
+    summary += f"{load_samples.text(load)}{load_samples.caps(load)}{cap}"
     common: dict[str, Any] = {"fix": _FIX, "culprit": gpu_speed.culprit(entry)}
     common |= {"rank": entry["rank"], "device": entry["device"]}
     if floor and end < floor.value:
@@ -284,10 +284,10 @@ def _held(judged: list[tuple[float, float, Measured]]) -> Outcome:
     limit = limits.limit("sustained-gemm", "fail")
     slowest = min(judged, key=lambda row: row[1])[2]
     silent = sorted({name for row in judged for name in row[2]["load"].get("not_offered") or {}})
-    also = f"; not told by this GPU: {', '.join(silent)}" if silent else ""
+    also = f"; not reported by this GPU: {', '.join(silent)}" if silent else ""
     return passed(
         f"{counted(len(judged), 'GPU')}, {slowest['dtype']}: {end:.4g} TFLOP/s at the end, {share:.1%} of the start"
-        f"{load_samples.told(slowest['load'])}{load_samples.caps(slowest['load'])}{also}",
+        f"{load_samples.text(slowest['load'])}{load_samples.caps(slowest['load'])}{also}",
         value=round(share, 4),
         unit=limit.unit,
         limit=limit,

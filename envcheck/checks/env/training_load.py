@@ -68,7 +68,7 @@ def measure(rank: Rank) -> Measured:
             "interval": INTERVAL,
             "losses": [float(losses[0]), float(losses[-1])],
             **memory,
-            "load": sampler.told(),
+            "load": sampler.measured(),
         }
 
 
@@ -112,7 +112,7 @@ def _untold(entry: Measured) -> process_group.Problem:
     lacking = [name for name in ("steps_per_second", "lasted", "peak", "total") if not _positive(entry.get(name))]
     if lacking or len(losses) != 2 or entry["peak"] > entry["total"]:  # noqa: PLR2004 (before and after)
         return undecided(
-            f"{where} told no {', '.join(lacking) or 'loss, or memory that cannot be'}",
+            f"{where} reported no {', '.join(lacking) or 'loss, or memory that cannot be'}",
             fix="see the log",
             code="training.unmeasured",
             culprit=where,
@@ -151,10 +151,10 @@ def limits(dtype: str) -> dict[str, float]:
 
 
 def _apart(ranks: Ranks) -> list[Outcome]:
-    """Return the finding that replicas on GPUs of one model have other weights, or that a rank told none."""
+    """Return the finding that replicas on GPUs of one model have other weights, or that a rank reported none."""
     silent = [entry for entry in ranks if not isinstance(entry.get("weights"), str) or not entry["weights"]]
     if silent:
-        message, fix = f"{_name(silent[0])} told nothing of its weights", "see the check's log"
+        message, fix = f"{_name(silent[0])} reported no weights", "see the check's log"
         return [undecided(message, fix=fix, code="training.unmeasured", culprit=_name(silent[0]))]
     models = {entry.get("name") for entry in ranks}
     findings = [
@@ -186,7 +186,7 @@ def _faulty(entry: Measured) -> process_group.Problem:
     if not faults:
         return None
     return warned(
-        f"rank {entry['rank']} on {entry['device']}: {', '.join(faults)} in training{load_samples.told(load)}",
+        f"rank {entry['rank']} on {entry['device']}: {', '.join(faults)} in training{load_samples.text(load)}",
         fix=_FIX,
         value=sum(faults.values()),
         unit=load_samples.NO_FAULT.unit,
@@ -208,9 +208,9 @@ def _told(ranks: Ranks) -> Outcome:
     power = [gpu["power_max"] for gpu in gpus.values() if gpu["power_max"] is not None]
     fullest = max(ranks, key=lambda entry: float(entry["peak"] / entry["total"]))
     lines = [
-        f"utilisation {min(busy):.0f} % at least" if busy else "utilisation not told by this GPU",
+        f"utilisation {min(busy):.0f} % at least" if busy else "utilisation not reported by this GPU",
         f"memory {fullest['peak'] / 2**30:.1f} of {fullest['total'] / 2**30:.1f} GiB at most",
-        f"power up to {max(power):.0f} W" if power else "power not told by this GPU",
+        f"power up to {max(power):.0f} W" if power else "power not reported by this GPU",
     ]
     return passed(
         f"training on {counted(len(ranks), 'GPU')}: {', '.join(lines)}{load_samples.caps(fullest['load'])}: "

@@ -172,7 +172,7 @@ def _slower(view: View, ranks: Ranks, pairs: nccl_log.Pairs, details: dict[str, 
 
 
 def _switched(view: View, ranks: Ranks, details: dict[str, Any]) -> Outcome:
-    """Warn where GPUs behind switches that can add do not have them do it, unless somebody told NCCL not to."""
+    """Warn where GPUs behind switches that can add do not have them do it, unless a setting turns that off."""
     missing = transports.nvls_missing(view, len(ranks), details["nvls"])
     declined = nccl_log.nvls_declined(details["settings"])
     if missing and not declined:

@@ -1,7 +1,7 @@
 """A PCIe bridge with Access Control Services sends what one GPU writes to its neighbour up to the CPU and back.
 
 Seen in the wild: NCCL's first transfer hangs until ACS is off (NVIDIA/nccl#2079), GPUDirect RDMA at a third of its
-speed behind a switch whose ports redirect. Virtual machines need it, to keep guests apart: there it is only told.
+speed behind a switch whose ports redirect. Virtual machines need it, to keep guests apart: there it is only reported.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _shaped(bridge: Any) -> bool:
 def _harmless(view: View) -> str:
     virtual = view.snapshot.signal("host.hypervisor").value
     if virtual is not False:
-        return "a virtual machine's host needs it" if virtual else "whether this is a virtual machine cannot be told"
+        return "a virtual machine's host needs it" if virtual else "whether this is a virtual machine is unknown"
     pairs = gpu_pairs.matrix(view)
     if isinstance(pairs, list) and not any(map(gpu_pairs.ok, pairs)):
         return "these GPUs have no peer-to-peer to turn back"

@@ -49,7 +49,7 @@ def judge(view: View) -> Outcome:
         findings = [*unfit, undecided(text, fix=fix, code="driver-cuda.unknown")]
         return worst(findings, findings[0])
     if unfit:
-        # Whether cuda-compat helps cannot be told while another libcuda is in its place.
+        # Whether cuda-compat helps is unknown while another libcuda is in its place.
         answers = [device_answer for device_answer in answers if device_answer.answer.name == TOO_OLD]
     findings = [*unfit, *(_finding(view, cuda, driver, device_answer) for device_answer in answers)]
     return worst(findings, findings[0])

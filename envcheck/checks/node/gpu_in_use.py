@@ -23,7 +23,7 @@ def judge(view: View) -> Outcome:
         for gpu, running in gpu_readings.read(view, "processes").values.items()
         if running
     }
-    noted = f"; processes below the limit: {gpu_readings.told(small)}" if small else ""
+    noted = f"; processes below the limit: {gpu_readings.listed(small)}" if small else ""
     most = max(used.values.values(), default=0)
     sound = passed(f"the GPUs are free{noted}", value=most, unit="B", limit=gpu_users.HELD)
     return worst(findings, used.absent() or sound)

@@ -60,7 +60,7 @@ def judge(view: View) -> Outcome:
 
 
 def _unseen(view: View, visible: int, expected: list[str], limit: Limit) -> list[Outcome]:
-    """Return one failure for each GPU that torch does not see, or one for the node where they cannot be told apart."""
+    """Return one failure for each GPU that torch does not see, or one for the node if it is unknown which."""
     environment = view.snapshot.signal("env").value
     cause, fix, named = _cause(view, environment), _fix(view, environment), _named(view)
     told_apart = visible > 0 and len(named) == visible and not _sliced(view.snapshot)

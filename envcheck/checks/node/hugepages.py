@@ -21,7 +21,7 @@ def judge(view: View) -> Outcome:
     """Warn where unused huge pages take more than their part; tell what transparent ones are set to."""
     free, total = (view.snapshot.signal(name) for name in ("host.hugepages_free", "host.memory_total"))
     if free.value is None:
-        return skipped(f"huge pages set aside are not told here ({free.reason})", code="hugepages.hidden")
+        return skipped(f"the number of reserved huge pages is unknown here ({free.reason})", code="hugepages.hidden")
     if not _size(free.value) or not _size(total.value) or free.value > total.value:
         return undecided(
             f"huge pages of {free.value!r} B in a memory of {total.value!r} B",
@@ -29,7 +29,7 @@ def judge(view: View) -> Outcome:
             code="hugepages.unexpected-value",
         )
     limit = Limit(int(total.value * _PART), "B", _SOURCE, "at most")
-    transparent = view.snapshot.signal("host.hugepages").value or "not told"
+    transparent = view.snapshot.signal("host.hugepages").value or "unknown"
     summary = f"{free.value / 2**30:.1f} GiB set aside and unused; transparent huge pages: {transparent}"
     if free.value > limit.value:
         return warned(summary, fix=_FIX, value=free.value, unit="B", limit=limit, code="hugepages.unused")

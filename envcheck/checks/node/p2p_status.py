@@ -64,7 +64,7 @@ def judge(view: View) -> Outcome:
 
 def _finding(view: View, pair: gpu_pairs.Pair, limit: Limit, verdict: Callable[..., Outcome], code: str) -> Outcome:
     return verdict(
-        f"no peer-to-peer: {gpu_pairs.told([pair])}",
+        f"no peer-to-peer: {gpu_pairs.listed([pair])}",
         fix=_FIX,
         value=1,
         unit=limit.unit,

@@ -270,4 +270,4 @@ def _format_reasons(ranked: RankedMirror) -> list[str]:
 
 
 def _gate_word(hard: bool, word: str) -> str:  # noqa: FBT001 (two words, private)
-    return "told" if not hard and word == "failed" else word
+    return "noted" if not hard and word == "failed" else word

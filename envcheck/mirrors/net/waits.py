@@ -60,7 +60,7 @@ class Waits:
             self._say, self._watcher = None, None
 
     def due(self) -> list[str]:
-        """Return a line of each wait that has lasted and was not told yet."""
+        """Return a line of each wait that has lasted and was not reported yet."""
         lines, now = [], self._clock()
         with self._lock:
             for wait in self._under_way.values():

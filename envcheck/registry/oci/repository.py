@@ -212,7 +212,7 @@ def _checked(reply: RegistryReply, name: str, where: str) -> StoredManifest:
 
 
 def _compare_digest(headers: Mapping[str, str], digest: str, where: str) -> None:
-    told = headers.get("Docker-Content-Digest", "")
-    if told.startswith("sha256:") and told != digest:
-        message = f"{where}: the registry names {told[:80]} for the bytes of {digest}"
+    stated = headers.get("Docker-Content-Digest", "")
+    if stated.startswith("sha256:") and stated != digest:
+        message = f"{where}: the registry names {stated[:80]} for the bytes of {digest}"
         raise LyingError(message, fix=TAMPERED)

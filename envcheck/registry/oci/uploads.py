@@ -106,7 +106,7 @@ def _finish(exchange: Exchange, blob: Descriptor, content: bytes | Path, upload:
     what = f"the blob {blob.named} of {blob.size} bytes"
     headers = {"Content-Type": _OCTETS}
     reply = exchange.ask(RegistryRequest("PUT", url, what, headers, content, accepted=(201,), push=True, again=False))
-    told = reply.headers.get("Docker-Content-Digest", blob.digest)
-    if told.startswith("sha256:") and told != blob.digest:
-        message = f"{exchange.reference.name} stored {told} instead of {blob.digest}"
+    stated = reply.headers.get("Docker-Content-Digest", blob.digest)
+    if stated.startswith("sha256:") and stated != blob.digest:
+        message = f"{exchange.reference.name} stored {stated} instead of {blob.digest}"
         raise LyingError(message, fix=TAMPERED)

@@ -47,7 +47,7 @@ def prometheus(report: RunReport) -> str:
     series: dict[str, str] = {}
     for name, labels, value, doc in [*_run(report), *_checks(report), *_gpus(report)]:
         series.setdefault(name, f"# HELP {name} {_escaped(doc)}\n# TYPE {name} gauge\n")
-        # A series told twice makes the collector refuse the whole file.
+        # A duplicate series makes the collector refuse the whole file.
         families.setdefault(name, {}).setdefault(_labels(labels), repr(value))
     lines = {
         name: "".join(f"{name}{at} {value}\n" for at, value in family.items()) for name, family in families.items()

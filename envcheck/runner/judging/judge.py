@@ -28,7 +28,7 @@ def decide(
 ) -> Outcome:
     """Judge one check, then apply the rules of status_rules.py to its outcome.
 
-    `details` say how the ranks ran (see p2p_effects.KEPT). What cannot be told, and a judge that breaks or contradicts
+    `details` say how the ranks ran (see p2p_effects.KEPT). What is unknown, and a judge that breaks or contradicts
     itself, is an error.
     """
     outcome = status_rules.apply(_judged(module, view, ranks), status_rules.Evidence(module, view, details or {}))

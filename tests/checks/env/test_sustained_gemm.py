@@ -168,7 +168,7 @@ def test_what_a_gpu_never_tells_is_said_and_no_fault(h100: View) -> None:
     quiet = {"samples": [{"at": float(at)} for at in range(64)], "unread": None, "not_offered": {"power": "no"}}
     outcome = sustained_gemm.judge(h100, entries(h100, load=quiet))
     assert outcome.status == PASS
-    assert "not told by this GPU: power" in outcome.summary
+    assert "not reported by this GPU: power" in outcome.summary
 
 
 def test_a_cpu_dressed_as_a_gpu_fails(h100: View) -> None:

@@ -100,7 +100,7 @@ def test_a_slice_that_tells_neither_utilisation_nor_power_passes_and_says_so(h10
     quiet = {"samples": [{"at": 0.3}] * 19, "unread": None, "not_offered": {"utilization": "NVML: Not Supported"}}
     outcome = training_load.judge(h100, entries(h100, load=quiet))
     assert (outcome.status, outcome.value) == (PASS, None)
-    assert "utilisation not told by this GPU" in outcome.summary
+    assert "utilisation not reported by this GPU" in outcome.summary
 
 
 def test_gloo_and_cpus_are_no_training_on_gpus(h100: View) -> None:

@@ -67,7 +67,7 @@ def test_acs_is_a_fault_on_bare_metal_where_there_is_something_to_turn_back(node
         assert acs.judge(put(bare, pci__acs=[{**BRIDGE, "enabled": [redirect]}])).status == WARN
     assert acs.judge(put(bare, pci__acs=[])).status == SKIP
     assert acs.judge(put(bare, host__hypervisor=True)).status == SKIP
-    assert "cannot be told" in acs.judge(put(bare, host__hypervisor=Signal(reason="no flags", why="failed"))).summary
+    assert "is unknown" in acs.judge(put(bare, host__hypervisor=Signal(reason="no flags", why="failed"))).summary
     without = [{**pair, "read": "chipset not supported"} for pair in pairs()]
     assert acs.judge(put(bare, gpu__p2p=without)).status == SKIP
     assert acs.judge(put(bare, gpu__p2p=pairs())).status == WARN

@@ -14,7 +14,7 @@ Pair = dict[str, Any]
 
 
 def matrix(view: View) -> list[Pair] | Outcome:
-    """Return every pair of the GPUs there are, or the outcome where they cannot be told."""
+    """Return every pair of the GPUs there are, or the outcome where they are unknown."""
     signal = view.snapshot.signal("gpu.p2p")
     missing = node_readings.uncollected(view, "gpu.p2p")
     if missing is not None:
@@ -49,7 +49,7 @@ def why_not(pair: Pair) -> str:
     return next((str(pair[word]) for word in ("read", "write") if pair[word] != "ok"), "ok")
 
 
-def told(pairs: list[Pair]) -> str:
+def listed(pairs: list[Pair]) -> str:
     """Return "GPU 0 - GPU 3 (chipset not supported)", shortened where there are many."""
     parts = [f"GPU {pair['a']} - GPU {pair['b']} ({why_not(pair)})" for pair in pairs]
     return ", ".join(parts[:3]) + (f" and {len(parts) - 3} more" if len(parts) > 3 else "")  # noqa: PLR2004

@@ -166,7 +166,7 @@ def place(view: View, bus_id: object) -> str:
     return f"{culprit(view, labels[0])} at {bus_id}" if labels else f"PCI {bus_id}"
 
 
-def told(values: dict[str, Any], unit: str = "") -> str:
+def listed(values: dict[str, Any], unit: str = "") -> str:
     """Return "GPU 1 3 W, GPU 2 4 W", shortened where there are many."""
     parts = [f"{gpu} {value} {unit}".strip() for gpu, value in values.items()]
     return ", ".join(parts[:4]) + (f" and {len(parts) - 4} more" if len(parts) > 4 else "")  # noqa: PLR2004

@@ -14,7 +14,7 @@ BUSY: Final = Limit(
 
 
 class GpuUser(NamedTuple):
-    """Somebody on a GPU: its label and UUID, the bytes held and the share of time it worked (None: not told), who."""
+    """Somebody on a GPU: its label and UUID, the bytes held and the share of time it worked (None: unknown), who."""
 
     gpu: str
     uuid: str

@@ -104,7 +104,7 @@ def label(port: Port) -> str:
     return f"{port['device']}/{port.get('port', 1)}"
 
 
-def told(listed: list[Port]) -> str:
+def names(ports: list[Port]) -> str:
     """Return the labels, shortened where there are many."""
-    names = [label(port) for port in listed]
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")  # noqa: PLR2004
+    labels = [label(port) for port in ports]
+    return ", ".join(labels[:4]) + (f" and {len(labels) - 4} more" if len(labels) > 4 else "")  # noqa: PLR2004

@@ -158,7 +158,7 @@ def _against_limits(
     view: View, ranks: Ranks, curves: Mapping[str, list[Measured]], common: dict[str, Any], rows: Mapping[str, str]
 ) -> Outcome:
     links = transports.of(view, ranks)
-    common["transport"] = links.told()
+    common["transport"] = links.measured()
     rows_by_name = {name: _row(view, links, rows[name], ranks) for name in curves}
     judged = {
         name: _against_limit(links, name, curve, rows_by_name[name], len(ranks)) for name, curve in curves.items()

@@ -153,7 +153,7 @@ def merged(logs: Logs, field: str) -> dict[str, str]:
 
 
 def nvls_declined(settings: Mapping[str, str]) -> bool:
-    """Return whether somebody told NCCL to do without NVLS."""
+    """Return whether a setting turns NVLS off."""
     algorithms = settings.get("NCCL_ALGO", "").upper()
     excluded = "NVLS" in algorithms if algorithms.startswith("^") else bool(algorithms) and "NVLS" not in algorithms
     return settings.get("NCCL_NVLS_ENABLE") == "0" or excluded

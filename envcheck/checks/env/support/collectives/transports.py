@@ -36,7 +36,7 @@ class Links:
     def __str__(self) -> str:
         return f"{self.backend} ({', '.join(self.ways)})" if self.ways else self.backend
 
-    def told(self) -> Measured:
+    def measured(self) -> Measured:
         """Return it as an outcome's detail."""
         return {"judged_as": self.judged, "proven": list(self.ways), "backend": self.backend}
 

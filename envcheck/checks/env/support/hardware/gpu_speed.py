@@ -151,7 +151,7 @@ def _one(view: View, entry: Measured, name: str, check: str, unit: str, fix: str
         again = "look for a clock or a tensor that is not what it seems; run it again"
         return undecided(summary, fix=again, code="speed.impossible", **details)
     share, cap = capped(view, entry)
-    cause = f"{load_samples.told(entry.get('load') or {})}{load_samples.slowed(entry.get('load') or {})}{cap}"
+    cause = f"{load_samples.text(entry.get('load') or {})}{load_samples.slowed(entry.get('load') or {})}{cap}"
     short = limits.short(row, value, where, fix=fix, cause=cause, share=share, **details)
     return short or Limit(row["fail"], unit, row["source"], "at least")
 

@@ -70,7 +70,7 @@ def spread(load: Measured, quantity: str) -> tuple[float, float, float] | None:
     return (min(values), sum(values) / len(values), max(values)) if values else None
 
 
-def told(load: Measured) -> str:
+def text(load: Measured) -> str:
     """Return the clock, power and heat under load in a few words, to be put behind a sentence; or nothing."""
     clock, power, heat = (spread(load, quantity) for quantity in ("clock", "power", "temperature"))
     parts = [

@@ -177,7 +177,7 @@ class Sampler:
         self._over.set()
         self._thread.join(5 * self._interval)
 
-    def told(self) -> Measured:
+    def measured(self) -> Measured:
         """Return the samples (`at` in seconds from the start), why there are no more, and what this GPU never tells."""
         return {**self._told, "samples": list(self._told["samples"])}
 

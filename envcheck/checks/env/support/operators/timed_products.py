@@ -34,7 +34,7 @@ class Work:
             self.counted.append(wrong)
         return took
 
-    def told(self) -> Measured:
+    def measured(self) -> Measured:
         """Return how far the first product is off, and how many of the timed ones had other bits than it."""
         wrong = [int(count) for count in self.counted]
         return {"error": self.error, "products": len(wrong), "wrong": sum(count > 0 for count in wrong)}

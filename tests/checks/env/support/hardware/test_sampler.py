@@ -145,17 +145,21 @@ def test_a_machine_without_the_library_says_what_a_container_lacks(monkeypatch: 
         hardware_sampler.meter(UUID, 0)
     with hardware_sampler.Sampler(UUID, 0, 0.01) as sampler:
         pass
-    assert "utility" in sampler.told()["unread"]
-    assert sampler.told()["samples"] == []
+    assert "utility" in sampler.measured()["unread"]
+    assert sampler.measured()["samples"] == []
 
 
 def sampled(found: Any, monkeypatch: pytest.MonkeyPatch, samples: int) -> dict[str, Any]:
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: found)
     with hardware_sampler.Sampler(UUID, 0, 0.01) as sampler:
         until = time.monotonic() + 20
-        while len(sampler.told()["samples"]) < samples and not sampler.told()["unread"] and time.monotonic() < until:
+        while (
+            len(sampler.measured()["samples"]) < samples
+            and not sampler.measured()["unread"]
+            and time.monotonic() < until
+        ):
             time.sleep(0.01)
-    return sampler.told()
+    return sampler.measured()
 
 
 def test_samples_are_taken_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
