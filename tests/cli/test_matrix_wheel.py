@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
 import json
 from collections.abc import Callable
@@ -11,19 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from packaging.version import Version
 
 from envcheck.matrix.extensions.file import load, loads
 from envcheck.matrix.extensions.model import ExtensionRelease, ExtensionWheel
-from envcheck.mirrors.hub.api import hub_client
-from envcheck.mirrors.index import simple_api
-from envcheck.mirrors.index.file_names import parse_file_name
-from envcheck.mirrors.index.locate import with_default_url
-from envcheck.mirrors.net.network_errors import NetworkError
-from envcheck.mirrors.profiles.load import load as load_profile
-from envcheck.mirrors.profiles.model import network_indexes
 from tests.elf_files import CUBIN, PTX, MadeLibrary, library
 from tests.http_server import Server, Servers, directory
+from tests.index_wheels import url_of
 from tests.wheels import wheel
 
 Run = Callable[..., tuple[int, str, str]]
@@ -67,36 +58,11 @@ def made(directory: Path, data: bytes = EXTENSION, name: str = "ext-1.0-cp312-cp
     return path.rename(directory / name)
 
 
-@functools.cache
-def listed(project: str) -> list[simple_api.IndexFile]:
-    """Return the files of a project on the index that this machine's clients use, none without one."""
-    profile = load_profile("host")
-    for index in network_indexes(profile.pypi, closed=profile.closed):
-        url = simple_api.page_url(with_default_url(index, "pypi"), project)
-        with contextlib.suppress(NetworkError):
-            return simple_api.read_page(hub_client(profile), url)
-    return []
-
-
 def fact(name: str, version: str) -> tuple[ExtensionRelease, ExtensionWheel]:
     extension = load().find(name)
     assert extension is not None
     release = next(row for row in extension.releases if row.version == version)
     return release, next(row for row in release.wheels if row.channel == "pypi" and row.arch == "x86_64")
-
-
-def url_of(name: str, version: str, tags: list[str]) -> str:
-    """Return the URL of the wheel that the facts were read off: for CPython 3.12 where there is one."""
-    choices = []
-    for file in listed(name):
-        if file.name.endswith("x86_64.whl") and "linux" in file.name:
-            _, found, wheel_tags = parse_file_name(file.name)
-            pythons = {f"{tag.interpreter}-{tag.abi}" for tag in wheel_tags}
-            if found == Version(version) and pythons & set(tags):
-                choices.append((not pythons & {"cp312-cp312"}, "cp311-cp311" not in pythons, file.name, file.url))
-    if not choices:
-        pytest.skip(f"the package index does not have {name} {version}")
-    return min(choices)[-1]
 
 
 @pytest.mark.tools

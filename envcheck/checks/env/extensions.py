@@ -40,25 +40,29 @@ def measure(rank: Rank) -> Measured:
         "glibc": environment.glibc(),
         "torch": distributions["torch"].version if torch else None,
         "installed": {name: distributions[name].version for name in sorted(names) if name in distributions},
-        "extensions": [
-            {
-                "name": extension.name,
-                "version": extension.version,
-                "listed": extension.listed,
-                "tags": extension.tags,
-                "requires": extension.requires,
-                "other_python": extension.other_python,
-                "unread": extension.unread,
-                "undefined": environment.readable(undefined[extension.name]),
-                "libraries": [
-                    _row(library, environment.missing_libraries(extension, library, brought), undefined[extension.name])
-                    for library in extension.libraries
-                ],
-            }
-            for extension in extensions
-        ],
+        "extensions": [_extension(extension, undefined[extension.name], brought) for extension in extensions],
         "bytes": sum(library.size for extension in extensions for library in extension.libraries),
         "seconds": round(time.monotonic() - begun, 2),
+    }
+
+
+def _extension(extension: installed.InstalledExtension, undefined: set[str], brought: set[str]) -> Measured:
+    libraries = [
+        _row(library, environment.missing_libraries(extension, library, brought), undefined)
+        for library in extension.libraries
+    ]
+    # A symbol of a library that lacks another library may be that one's: torch's CUDA part, for example.
+    counted = {symbol for row in libraries if not row["missing"] for symbol in row["undefined"]}
+    return {
+        "name": extension.name,
+        "version": extension.version,
+        "listed": extension.listed,
+        "tags": extension.tags,
+        "requires": extension.requires,
+        "other_python": extension.other_python,
+        "unread": extension.unread,
+        "undefined": environment.readable(counted),
+        "libraries": libraries,
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from envcheck.binaries.library import dotted
-from envcheck.checks import Limit, Outcome, Ranks, View, failed, passed, skipped, undecided, warned, worst
+from envcheck.checks import Limit, Outcome, Ranks, View, failed, passed, skipped, undecided, worst
 from envcheck.checks.extensions import gpu_code, pins
 from envcheck.checks.extensions.remedies import fitting_release
 from envcheck.counting import counted
@@ -118,8 +118,7 @@ def _libraries(view: View, measured: Mapping[str, Any], row: Mapping[str, Any]) 
     details = {"missing": {one["path"]: one["missing"] for one in lacking}}
     if torch and not cuda and row["name"] in _LAZY:
         text = f"{_shown(row)}: {what}; it runs without its native part"
-        fix = f"install torch with CUDA to use {row['name']}'s GPU code"
-        yield warned(text, fix=fix, code="extensions.cpu-torch", culprit=str(row["name"]), missing=details["missing"])
+        yield skipped(text, code="extensions.cpu-torch", culprit=str(row["name"]), missing=details["missing"])
         return
     fix = f"the wheel was built for another CUDA than torch: {fitting_release(view, measured, str(row['name']))}"
     yield _fail(row, what, fix, "extensions.cuda-major", **details)

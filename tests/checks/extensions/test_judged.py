@@ -18,6 +18,7 @@ from envcheck.checks.env import extensions
 from envcheck.checks.env.support.extensions.known_names import KNOWN
 from envcheck.checks.extensions import pins
 from envcheck.matrix.extensions.file import load
+from tests import index_wheels
 from tests.elf_files import CUBIN, PTX, MadeLibrary, library
 
 Node = Callable[..., View]
@@ -148,9 +149,9 @@ def test_one_library_of_several_for_cuda_is_enough(gpu: View) -> None:
     assert outcome(gpu, row("bitsandbytes", libraries=[lacking])).code == "extensions.cuda-major"
 
 
-def test_a_lazy_package_on_a_torch_for_the_cpu_is_a_warning(cpu: View) -> None:
+def test_a_lazy_package_on_a_torch_for_the_cpu_is_skipped(cpu: View) -> None:
     told = outcome(cpu, row("torchao", {"missing": ["libcudart.so.13"]}), torch="2.13.0+cpu")
-    assert (told.status, told.code) == (WARN, "extensions.cpu-torch")
+    assert (told.status, told.code) == (SKIP, "extensions.cpu-torch")
     assert outcome(cpu, row("torchaudio", {"missing": ["libcudart.so.13"]}), torch="2.13.0+cpu").status == FAIL
 
 
@@ -254,3 +255,31 @@ def test_symbols_are_compared_with_the_real_torch(torch_python: Path, tmp_path: 
     by_name = {each["name"]: each["undefined"] for each in measured(torch_python, tmp_path)["extensions"]}
     assert by_name["fits"]["count"] == 0
     assert by_name["misfit"]["symbols"] == {SYMBOL: "c10::MessageLogger::MessageLogger(char const*, int, int, bool)"}
+
+
+@pytest.mark.torch
+@pytest.mark.tools
+@pytest.mark.parametrize(
+    ("version", "missing"), [("0.7.0", 3), ("0.9.1", 3), ("0.10.0", 3), ("0.11.1", 0), ("0.13.0", 0)]
+)
+def test_real_torchcodecs_beside_torch_2_13(
+    torch_python: Path, tmp_path: Path, cpu: View, version: str, missing: int
+) -> None:
+    site = index_wheels.unpack(tmp_path, "torchcodec", version, "cp311-cp311")
+    found = measured(torch_python, site)
+    assert found["torch"] == "2.13.0+cpu"
+    assert found["extensions"][0]["undefined"]["count"] == missing
+    told = extensions.judge(cpu, [found])
+    assert told.status == (FAIL if missing else PASS), told
+    if missing:
+        assert "c10::" in told.summary
+        assert "install torchcodec==0.13.0" in told.remedy
+
+
+@pytest.mark.torch
+@pytest.mark.tools
+def test_a_real_wheel_for_cuda_beside_a_torch_for_the_cpu(torch_python: Path, tmp_path: Path, cpu: View) -> None:
+    found = measured(torch_python, index_wheels.unpack(tmp_path, "torchaudio", "2.11.0", "cp311-cp311"))
+    told = extensions.judge(cpu, [found])
+    assert (told.status, told.code) == (FAIL, "extensions.cuda-major")
+    assert "which nothing here brings: torch 2.13.0+cpu is for the CPU" in told.summary
