@@ -152,7 +152,7 @@ def report_of(image: StoredManifest, ago: int = 3600) -> model.RunReport:
     recorded = proofs.report("cpu")
     target = structs.replace(recorded.target, image_id=image.digest, image=proofs.facts(manifest_digest=image.digest))
     start, end = (written(moment).replace("Z", "+00:00") for moment in (ended - dt.timedelta(seconds=60), ended))
-    return structs.replace(recorded, target=target, started=start, ended=end)
+    return structs.replace(proofs.whole(recorded), target=target, started=start, ended=end)
 
 
 def one(bench: Bench, wanted: argparse.Namespace) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from envcheck.registry.proofs.statement import ReportReference, Statement
 from envcheck.reports.model import RunReport, load
 from envcheck.runner.schema import ImageFacts, TargetFacts
 from envcheck.signing import PrivateKey, load_private, new_key
+from tests.builders import row
 
 REPORTS: Final = Path(__file__).parent / "data/reports"
 MANIFEST: Final = f"sha256:{'a' * 64}"
@@ -65,6 +66,13 @@ def report(name: str = "h200x1", **changes: Any) -> RunReport:
         image=facts(manifest_digest=MANIFEST),
     )
     return structs.replace(recorded(name), **{"target": target, **changes})
+
+
+def whole(report_: RunReport) -> RunReport:
+    """Return the report as if the run had also looked at the checks that came after it was recorded."""
+    known = {outcome.id for outcome in report_.outcomes}
+    new = [row(check, "skip") for check in from_report.catalogue() if check not in known]
+    return structs.replace(report_, outcomes=[*report_.outcomes, *new])
 
 
 @functools.cache

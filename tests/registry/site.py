@@ -64,9 +64,11 @@ class Site:
         facts = proofs.facts(manifest_digest=image.digest)
         target = TargetFacts(kind="image", name=self.name, chosen="--image", image_id=image.digest, image=facts)
         ended = NOW - dt.timedelta(seconds=ago)
-        made = proofs.report("cpu", target=target, started=_iso(ended, 60), ended=_iso(ended))
+        made = proofs.whole(proofs.report("cpu", target=target, started=_iso(ended, 60), ended=_iso(ended)))
         if cell:
-            made = structs.replace(made, promises={**made.promises, "cell": cell, "target": "runtime"})
+            torch = f"{cell.removeprefix('torch').partition('-')[0]}+cpu"
+            promises = {"cell": cell, "target": "runtime", "torch": torch}
+            made = structs.replace(made, promises=promises, environment={**made.environment, "torch": torch})
         if failed:
             made = _failing(made)
         path = self.folder / f"report-{next(_NUMBERS)}.json"

@@ -24,7 +24,6 @@ from envcheck.registry.proofs.strict_json import MalformedError
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import Spread
 from tests import proofs
-from tests.builders import row
 
 
 def state(report: RunReport, levels: dict[str, str] | None = None) -> Statement:
@@ -199,10 +198,9 @@ def test_by_default_the_checks_of_today_make_a_level() -> None:
     assert set(from_report.catalogue()) >= {"matmul", "all-reduce"}
     with pytest.raises(UnprovableError, match="proves no level"):
         from_report.state(proofs.packed(), proofs.IMAGE)
-    report = proofs.report()
-    new = [row(check, "skip") for check in from_report.catalogue() if check not in {o.id for o in report.outcomes}]
-    whole = evidence.pack(structs.replace(report, outcomes=[*report.outcomes, *new]), plain_names=True)
-    assert new
+    report = proofs.whole(proofs.report())
+    assert len(report.outcomes) > len(proofs.report().outcomes)
+    whole = evidence.pack(report, plain_names=True)
     assert from_report.state(whole, proofs.IMAGE).facts.level == "full"
 
 
