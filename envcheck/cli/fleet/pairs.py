@@ -25,7 +25,7 @@ class FleetPairsOptions(NamedTuple):
     mode: Literal["tournament", "diagnose"] | None
     domains: Path | None
     launch: str | None
-    group_command: str | None
+    group_command: str
     timeout: float
     state: Path
     dry_run: bool
@@ -39,7 +39,12 @@ class FleetPairsOptions(NamedTuple):
     "--domains", type=click.Path(path_type=Path, dir_okay=False), help="Lines `NAME LIST`: the nodes of each switch."
 )
 @click.option("--launch", metavar="COMMAND", help="Starts {command} on {nodes}, {count} in number. Default: srun.")
-@click.option("--group-command", metavar="COMMAND", help="What a group runs; it writes {reports}/NODE.json.")
+@click.option(
+    "--group-command",
+    required=True,
+    metavar="COMMAND",
+    help="What a group runs together; it writes {reports}/NODE.json.",
+)
 @click.option("--timeout", type=Duration(), default="10m", show_default=True, help="Time for one test.")
 @click.option(
     "--state",
@@ -55,8 +60,7 @@ def command(options: FleetPairsOptions) -> None:
     """Find the node, link or GPU at fault by tests of groups, with the tests that say so.
 
     \b
-    envcheck fleet pairs --nodes 'n[1-1024]' --dry-run
-    envcheck fleet pairs --nodes 'n[1-64]' --launch 'srun -w {nodes} -N {count} --ntasks-per-node=1 {command}'
+    envcheck fleet pairs --nodes 'n[1-64]' --group-command './group.sh {reports}' --dry-run
 
     A run that was killed goes on with the same command.
     Exit 0: every node passed in a group; 1: a fault; 2: wrong usage; 3: undetermined: a group never formed.
@@ -100,11 +104,11 @@ def _fleet(options: FleetPairsOptions) -> Fleet:
 
 
 def _launcher(options: FleetPairsOptions) -> Launcher:
-    from envcheck.fleet.pairs.launch import GROUP_COMMAND, ROLL_CALL_COMMAND, SLURM, Launcher, checked
+    from envcheck.fleet.pairs.launch import ROLL_CALL_COMMAND, SLURM, Launcher, checked
 
     folder = options.state.absolute().with_name(f"{options.state.stem}-reports")
     template = checked(options.launch or SLURM)
-    return Launcher(template, ROLL_CALL_COMMAND, options.group_command or GROUP_COMMAND, folder, options.timeout)
+    return Launcher(template, ROLL_CALL_COMMAND, options.group_command, folder, options.timeout)
 
 
 def _can_start(launcher: Launcher) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 HERE = Path(__file__).parent
+GROUP = "envcheck group --output {reports}/"
 REPORT = HERE.parents[1] / "data/reports/h200x1.json"
 
 
@@ -28,7 +29,19 @@ class Bench(NamedTuple):
         launch = (
             f"{sys.executable} {HERE / 'fake_launch.py'} {REPORT} {self.folder / 'faults.json'} {{nodes}} {{command}}"
         )
-        base = [sys.executable, "-m", "envcheck", "fleet", "pairs", "--nodes", nodes, "--launch", launch]
+        base = [
+            sys.executable,
+            "-m",
+            "envcheck",
+            "fleet",
+            "pairs",
+            "--nodes",
+            nodes,
+            "--launch",
+            launch,
+            "--group-command",
+            GROUP,
+        ]
         return [*base, "--state", str(self.folder / "state.json"), *options]
 
     def plant(self, **faults: list[str]) -> None:
@@ -155,7 +168,7 @@ def test_a_state_of_other_nodes_is_refused(bench: Bench) -> None:
     ],
 )
 def test_wrong_usage_is_one_line(options: list[str], reason: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "envcheck", "fleet", "pairs", *options]
+    command = [sys.executable, "-m", "envcheck", "fleet", "pairs", "--group-command", GROUP, *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ})
     assert done.returncode == 2
     assert reason in done.stderr.splitlines()[-1], shlex.join(command)
