@@ -41,7 +41,6 @@ class FleetReportOptions(NamedTuple):
     max_age: float
     db: Path | None
     html: Path | None
-    prometheus: Path | None
     strict: bool
     as_json: bool
 
@@ -55,7 +54,6 @@ class FleetReportOptions(NamedTuple):
 @click.option("--max-age", type=Duration(), default="24h", show_default=True, help="A report that is older is stale.")
 @click.option("--db", type=_FILE, help="Keep what was read there: next time only new files are read.")
 @click.option("--html", type=_FILE, help="Write one page: nodes and checks, curves, drift.")
-@click.option("--prometheus", type=_FILE, help="Write metrics for node_exporter's textfile collector.")
 @click.option("--strict", is_flag=True, help="Drift and outliers count as failures, and leave `use now`.")
 @click.option("--json", "as_json", is_flag=True, help="Print envcheck/fleet/1.")
 @takes(FleetReportOptions)
