@@ -1,4 +1,4 @@
-"""Four nodes of a real Slurm on this machine: a run on each leaves its own report in one directory.
+"""Four nodes of a real Slurm on this machine: reports of a run on each, and the rendered prolog and sweep.
 
 Nothing of the host's is used: keys, sockets, ports, logs and state are the test's own.
 """
@@ -16,10 +16,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 import envcheck
+from envcheck.fleet.gate import verdict_file
+from envcheck.fleet.gate.this_boot import fingerprint, this_boot
+from envcheck.fleet.gate.verdict import GatedEnvironment, NodeVerdict
+from envcheck.fleet.launch_files.files import launch_files
+from envcheck.fleet.launch_files.values import LaunchValues
 
 pytestmark = [pytest.mark.tools, pytest.mark.timeout(300)]
 
@@ -74,8 +80,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     host, ports = socket.gethostname().partition(".")[0], free_ports(1 + len(NODES))
     text = CONFIGURATION.format(host=host, ports=ports, at=at)
     nodes = (NODE.format(name=name, host=host, port=port) for name, port in zip(NODES, ports[1:], strict=True))
-    (at / "slurm.conf").write_text(text.replace("PartitionName", "".join(nodes) + "PartitionName"))
-    environment = {**os.environ, "SLURM_CONF": str(at / "slurm.conf")}
+    # Of slurm.conf.part the epilog and the health program stay out: each of their runs would take seconds of a node.
+    (part,) = launch_files("slurm", ["slurm.conf.part"], launch_values(at))
+    kept = [line for line in part.text.splitlines() if not line.startswith(("Epilog=", "HealthCheck"))]
+    (at / "slurm.conf").write_text(text.replace("PartitionName", "".join(nodes) + "PartitionName") + "\n".join(kept))
+    (prolog,) = launch_files("slurm", ["prolog"], launch_values(at))
+    (at / prolog.name).write_text(prolog.text)
+    (at / prolog.name).chmod(prolog.mode)
+    for name in NODES:
+        keep(at / "kept", name, "pass")
+    environment = {**os.environ, "SLURM_CONF": str(at / "slurm.conf"), "ENVCHECK_HOME": str(at / "kept")}
     files = {"key": "munge.key", "socket": "munge.sock", "pid": "munged.pid", "log": "munged.log", "seed": "munge.seed"}
     names = {"key": "key-file", "pid": "pid-file", "log": "log-file", "seed": "seed-file", "socket": "socket"}
     options = [f"--{names[kind]}={at / file}" for kind, file in files.items()]
@@ -86,6 +100,49 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
             running.enter_context(started(command, environment, at))
         until(lambda: idle(environment) == len(NODES), at)
         yield environment
+
+
+def launch_values(at: Path) -> LaunchValues:
+    """Return what this cluster's files are filled in with: this test's own Python, on nodes without a GPU."""
+    return LaunchValues(
+        image=None,
+        python=sys.executable,
+        nodes=len(NODES),
+        gpus=0,
+        level="static",
+        max_age=900.0,
+        budget=20.0,
+        on_error="refuse",
+        program=str(Path(sys.executable).with_name("envcheck")),
+        scripts=str(at),
+        reports=str(at / "reports"),
+        state=str(at / "kept"),
+        partition="",
+        namespace="default",
+        variables=(),
+    )
+
+
+def keep(state: Path, name: str, status: Literal["pass", "fail"], check: str = "", summary: str = "") -> None:
+    """Keep a verdict of now for a node, in the place of the one that it has."""
+    subject = GatedEnvironment(kind="python", name=sys.executable, state=fingerprint(Path(sys.executable)))
+    at = this_boot({"SLURMD_NODENAME": name})
+    verdict = NodeVerdict(
+        subject=subject, at=at, level="static", mode="cpu", status=status, check=check, summary=summary
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("ENVCHECK_HOME", str(state))
+        verdict_file.keep(verdict)
+
+
+def slurm(environment: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a program of Slurm's, which has a minute."""
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+
+def node(environment: dict[str, str], name: str) -> str:
+    """Return the state and the reason of a node, as Slurm shows them."""
+    return slurm(environment, "sinfo", "--noheader", "--Node", f"--nodes={name}", "--format=%T %E").stdout
 
 
 def free_ports(count: int) -> list[int]:
@@ -154,3 +211,44 @@ def test_four_nodes_in_one_directory_leave_four_reports(cluster: dict[str, str],
     assert set(reports) == {f"envcheck-report-{name}.json" for name in NODES}
     assert {report["host"]["place"]["node"] for report in reports.values()} == set(NODES)
     assert {report["verdict"]["status"] for report in reports.values()} == {"pass"}
+
+
+def test_the_rendered_prolog_decides_and_its_reason_stays(cluster: dict[str, str], tmp_path: Path) -> None:
+    """A fresh pass lets a job in; a fresh failure drains with its reason, and leaves a batch job to start again."""
+    state = Path(cluster["ENVCHECK_HOME"])
+    assert slurm(cluster, "srun", "-w", "n1", "true").returncode == 0
+    keep(state, "n2", "fail", check="gpu-visible", summary="7 of 8 GPUs")
+    assert slurm(cluster, "srun", "-w", "n2", "--immediate=20", "true").returncode != 0
+    until(lambda: "drain" in node(cluster, "n2"), tmp_path)
+    assert "envcheck: gpu-visible: 7 of 8 GPUs" in node(cluster, "n2")
+    keep(state, "n3", "fail", check="ecc", summary="2 errors")
+    script = tmp_path / "batch.sh"
+    script.write_text("#!/bin/sh\ntrue\n")
+    sent = slurm(cluster, "sbatch", "--parsable", "-w", "n3", "-o", "/dev/null", str(script))
+    job = sent.stdout.strip()
+    until(lambda: "drain" in node(cluster, "n3"), tmp_path)
+    until(lambda: "JobState=PENDING" in slurm(cluster, "scontrol", "show", "job", job).stdout, tmp_path)
+    shown = slurm(cluster, "scontrol", "show", "job", job).stdout
+    slurm(cluster, "scancel", job)
+    assert "held" not in shown, shown
+    assert "Priority=0 " not in shown, shown
+
+
+def test_the_rendered_sweep_leaves_a_report_a_node(cluster: dict[str, str], tmp_path: Path) -> None:
+    for name in NODES:
+        keep(Path(cluster["ENVCHECK_HOME"]), name, "pass")
+        slurm(cluster, "scontrol", "update", f"nodename={name}", "state=resume")
+    until(lambda: idle(cluster) == len(NODES), tmp_path)
+    values = launch_values(tmp_path)._replace(reports=str(tmp_path / "reports"))
+    (sweep,) = launch_files("slurm", ["sweep"], values)
+    (tmp_path / sweep.name).write_text(sweep.text)
+    job = slurm(cluster, "sbatch", "--parsable", "-o", str(tmp_path / "out"), str(tmp_path / sweep.name)).stdout.strip()
+    until(
+        lambda: (
+            "EndTime=Unknown" not in (shown := slurm(cluster, "scontrol", "show", "job", job).stdout)
+            and any(f"JobState={state}" in shown for state in ("COMPLETED", "FAILED"))
+        ),
+        tmp_path,
+    )
+    found = {path.name for path in (tmp_path / "reports").glob("*/*.json")}
+    assert found == {f"{name}.json" for name in NODES}, (tmp_path / "out").read_text()
