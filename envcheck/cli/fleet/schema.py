@@ -8,7 +8,7 @@ import click
 
 from envcheck.cli.shared.typed_options import takes
 
-_DOCUMENTS: Final = ("report", "history")
+_DOCUMENTS: Final = ("report", "plan", "history")
 
 
 class FleetSchemaOptions(NamedTuple):
@@ -28,8 +28,9 @@ def command(options: FleetSchemaOptions) -> None:
     """
     import msgspec
 
+    from envcheck.fleet.cover.plan import FleetPlan
     from envcheck.fleet.summary.history import FleetHistory
     from envcheck.fleet.summary.model import FleetReport, json_schema
 
-    documents: dict[str, type[msgspec.Struct]] = {"report": FleetReport, "history": FleetHistory}
+    documents: dict[str, type[msgspec.Struct]] = {"report": FleetReport, "plan": FleetPlan, "history": FleetHistory}
     click.echo(json_schema(documents[options.document]), nl=False)

@@ -25,15 +25,15 @@ _TITLES: Final[dict[BadState, str]] = {
 
 def lines(report: FleetReport) -> Iterator[str]:
     """Yield the lines."""
-    yield from _wrapped(report.verdict.sentence, "")
-    yield from _wrapped(f"use now: {report.verdict.good or 'no node'}", "", "         ")
+    yield from wrapped(report.verdict.sentence, "")
+    yield from wrapped(f"use now: {report.verdict.good or 'no node'}", "", "         ")
     for state, title in _TITLES.items():
-        yield from _section(title, _nodes(report, state))
-    yield from _section("Drift (who differs from most of its group)", [drifted(row) for row in report.drift])
-    yield from _section("Outliers (far from the median of its group)", [outlying(row) for row in report.outliers])
-    yield from _section("Files that are not reports", [f"{row.file} {row.reason}" for row in report.unread])
-    yield from _section("Note", report.notes)
-    yield from _section("Groups", [described(group) for group in report.groups])
+        yield from section(title, _nodes(report, state))
+    yield from section("Drift (who differs from most of its group)", [drifted(row) for row in report.drift])
+    yield from section("Outliers (far from the median of its group)", [outlying(row) for row in report.outliers])
+    yield from section("Files that are not reports", [f"{row.file} {row.reason}" for row in report.unread])
+    yield from section("Note", report.notes)
+    yield from section("Groups", [described(group) for group in report.groups])
 
 
 def _nodes(report: FleetReport, state: BadState) -> list[str]:
@@ -84,18 +84,20 @@ def described(group: FleetGroup) -> str:
     return f"{counted(group.nodes, 'node')}: {', '.join(filter(None, [group.gpu, group.cell, driver]))}"
 
 
-def _section(title: str, items: Sequence[str]) -> Iterator[str]:
+def section(title: str, items: Sequence[str]) -> Iterator[str]:
+    """Yield a title and its items, of many the first; nothing without an item."""
     if not items:
         return
     yield ""
     yield title
     for item in items[:MOST]:
-        yield from _wrapped(item, "  ")
+        yield from wrapped(item, "  ")
     if len(items) > MOST:
         yield f"  and {len(items) - MOST:,} more: see --json or --html"
 
 
-def _wrapped(text: str, indent: str, subsequent: str | None = None) -> Iterable[str]:
+def wrapped(text: str, indent: str, subsequent: str | None = None) -> Iterable[str]:
+    """Return a text as lines of 80 columns, without what a terminal could take for more than text."""
     whole = " ".join(printable(text).split())
     following = f"{indent}    " if subsequent is None else subsequent
     return textwrap.wrap(whole, WIDTH, initial_indent=indent, subsequent_indent=following, break_on_hyphens=False)

@@ -1,0 +1,1 @@
+"""Plan images for a fleet: the fewest published cells that run on all its nodes."""

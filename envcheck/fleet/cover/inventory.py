@@ -1,0 +1,113 @@
+"""The nodes of a fleet by kind: GPU models, driver and host architecture; from reports, or from a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from envcheck import safe_files
+from envcheck.errors import ConfigError
+from envcheck.fleet.hostlist import is_name, natural, unfold
+from envcheck.fleet.reading.database import opened
+from envcheck.fleet.reading.ingest import ingest
+
+_COLUMNS: Final = ("node", "gpu", "driver", "arch", "count")
+_NEEDED: Final = ("node", "gpu", "driver")
+_MOST: Final = 1 << 20
+_FIX: Final = "write a header node,gpu,driver[,arch][,count] and a line for each node or host list"
+_ARCHS: Final = {"": "x86_64", "amd64": "x86_64", "arm64": "aarch64", "x86_64": "x86_64", "aarch64": "aarch64"}
+
+
+class NodeKind(NamedTuple):
+    """What decides which cells run on a node."""
+
+    gpus: tuple[str, ...]
+    driver: str
+    arch: str
+
+
+class Inventory(NamedTuple):
+    """How many nodes there are of each kind, and their names; `notes` say which nodes are left out, and why."""
+
+    counts: dict[NodeKind, int]
+    names: dict[NodeKind, list[str]]
+    notes: list[str]
+
+
+def of_places(places: Iterable[Path]) -> Inventory:
+    """Return the inventory in CSV files, and in the reports in other files and below directories.
+
+    Raise ConfigError for a line of CSV that cannot be understood, and where there is no node at all.
+    """
+    everything = [*places]
+    tables = [place for place in everything if place.suffix.lower() == ".csv" and not place.is_dir()]
+    counts, names, notes = defaultdict[NodeKind, int](int), defaultdict[NodeKind, list[str]](list), list[str]()
+    for table in tables:
+        for kind, nodes, count in _of_csv(table):
+            counts[kind] += count
+            names[kind] += nodes
+    rest = [place for place in everything if place not in tables]
+    if rest:
+        for node, reported, note in _of_reports(rest):
+            if reported is None:
+                notes.append(note)
+            else:
+                counts[reported] += 1
+                names[reported].append(node)
+    if not counts:
+        message = f"no node with a GPU and a driver in {', '.join(map(str, everything))}"
+        raise ConfigError(message, fix="name reports of `envcheck run`, or a CSV file: node,gpu,driver[,arch][,count]")
+    return Inventory(dict(counts), {kind: sorted(set(nodes), key=natural) for kind, nodes in names.items()}, notes)
+
+
+def _of_reports(places: list[Path]) -> Iterable[tuple[str, NodeKind | None, str]]:
+    """Yield each node with its kind by its newest report, or the note that says why it has none."""
+    with opened(None) as database:
+        files = ingest(database, places).files
+        query = "SELECT node, gpu, driver, arch FROM runs WHERE id IN (SELECT run FROM files) ORDER BY started, id"
+        newest = {row[0]: row[1:] for row in database.rows(query)}
+    yield from ((file.node, None, f"{file.path} {file.note}") for file in files if file.problem)
+    for node, (gpu, driver, arch) in newest.items():
+        if gpu and driver:
+            yield node, NodeKind(tuple(gpu.split(" + ")), driver, _ARCHS.get(arch, arch)), ""
+        else:
+            yield node, None, f"{node} is left out: its report has {'no driver' if gpu else 'no GPU'}"
+
+
+def _of_csv(path: Path) -> Iterable[tuple[NodeKind, list[str], int]]:
+    try:
+        content = safe_files.read_whole(path).decode()
+        rows = csv.DictReader(io.StringIO(content), skipinitialspace=True, strict=True)
+        header = [name.strip() for name in rows.fieldnames or ()]
+        rows.fieldnames = header
+        if not set(_NEEDED) <= set(header) <= set(_COLUMNS):
+            message = f"{path} has the columns {', '.join(header)[:60]!r}"
+            raise ConfigError(message, fix=_FIX)
+        for row in rows:
+            yield _csv_row(f"{path}:{rows.line_num}", row)
+    except (UnicodeDecodeError, csv.Error) as error:
+        message = f"{path} is not CSV: {error}"
+        raise ConfigError(message, fix=_FIX) from error
+
+
+def _csv_row(where: str, row: dict[str | None, str | None]) -> tuple[NodeKind, list[str], int]:
+    values = {name: (row.get(name) or "").strip() for name in _COLUMNS}
+    if None in row or not all(values[name] for name in _NEEDED):
+        message = f"{where}: a line needs a node, a GPU and a driver, and no more than the header names"
+        raise ConfigError(message, fix=_FIX)
+    arch = _ARCHS.get(values["arch"].lower())
+    if arch is None:
+        message = f"{where}: {values['arch'][:20]!r} is not a host architecture"
+        raise ConfigError(message, fix="write x86_64 or aarch64")
+    number = values["count"]
+    if number and not (number.isascii() and number.isdigit() and 0 < int(number[:8]) <= _MOST):
+        message = f"{where}: {number[:20]!r} is not a number of nodes"
+        raise ConfigError(message, fix="write how many nodes the line is about, 1 or more")
+    # With a count the first column may be any label of a partition.
+    nodes = [values["node"]] if number and is_name(values["node"]) else unfold(values["node"])
+    kind = NodeKind(tuple(gpu.strip() for gpu in values["gpu"].split("+")), values["driver"], arch)
+    return kind, nodes, int(number) if number else len(nodes)
