@@ -69,6 +69,8 @@ def wrong(words: list[str], command: click.Command = cli) -> str | None:
     flags = {name: one for one in command.params for name in (*one.opts, *one.secondary_opts)}
     rest = iter(words)
     for word in rest:
+        if word == "--":  # what follows is another program's
+            return None
         option, _, value = word.partition("=")
         if option in ("--help", "--version", "..."):
             continue
