@@ -67,10 +67,25 @@ def test_memory_and_cores_of_the_whole_tree_are_seen(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_written_change_no_exit_code(tmp_path: Path) -> None:
-    missing = tmp_path / "no/such/page.html"
-    done = subprocess.run([*WATCH, "--html", str(missing), "--", "true"], capture_output=True, text=True, check=False)
+    page = tmp_path / "removed/page.html"
+    page.parent.mkdir()
+    words = [*WATCH, "--html", str(page), "--", "rmdir", str(page.parent)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0
-    assert f"{missing}: No such file or directory" in done.stderr
+    assert f"{page}: No such file or directory" in done.stderr
+
+
+def test_a_directory_that_is_missing_is_named_before_the_command_starts(tmp_path: Path) -> None:
+    missing, started = tmp_path / "no/page.html", tmp_path / "started"
+    words = [*WATCH, "--html", str(missing), "--", "touch", str(started)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, started.exists()) == (2, False)
+    assert f"there is no directory {missing.parent}" in done.stderr
+
+
+def test_a_command_too_short_to_measure_is_said_to_be_so() -> None:
+    done = subprocess.run([*WATCH, "--", "true"], capture_output=True, text=True, check=False)
+    assert "nothing was measured" in done.stderr or "processes:" in done.stderr
 
 
 def test_a_watcher_that_dies_is_said_and_the_command_goes_on(tmp_path: Path) -> None:

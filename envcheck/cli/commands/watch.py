@@ -46,9 +46,14 @@ def command(options: WatchOptions, ctx: click.Context) -> None:
     Standard output stays the command's; the summary goes to standard error.
     The exit code is the command's: 128+n if signal n ended it, 127 if it is not there, 126 if it cannot be started.
     """
+    from envcheck.errors import ConfigError
     from envcheck.node.collect import find_library
     from envcheck.watch.run_command import watch
 
+    for path in (options.html, options.openmetrics, options.output):
+        if path is not None and not path.parent.is_dir():
+            message = f"{path}: there is no directory {path.parent}"
+            raise ConfigError(message, fix="create it; the command was not started")
     seen = watch(options.words, options.interval, gpus=find_library("libnvidia-ml.so.1") is not None)
     _report(seen, options, quiet=ctx.obj.quiet)
     ctx.exit(seen.exit_code)
@@ -69,7 +74,10 @@ def _report(seen: Watched, options: WatchOptions, *, quiet: bool) -> None:
     if options.as_json:
         click.echo(content, nl=False, err=True)
     elif not quiet:
-        for line in summarize(seen):
+        lines = [*summarize(seen)]
+        if not lines:
+            messages.say("nothing was measured: the command ended before the first sample")
+        for line in lines:
             click.echo(
                 printable(f"envcheck: {line.what}: {line.text}" + (" [low]" if line.status == "low" else "")), err=True
             )

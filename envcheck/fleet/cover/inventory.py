@@ -14,6 +14,7 @@ from envcheck.errors import ConfigError
 from envcheck.fleet.hostlist import is_name, natural, unfold
 from envcheck.fleet.reading.database import opened
 from envcheck.fleet.reading.ingest import ingest
+from envcheck.matrix.resolver.query import DRIVER_VERSION
 
 _COLUMNS: Final = ("node", "gpu", "driver", "arch", "count")
 _NEEDED: Final = ("node", "gpu", "driver")
@@ -103,6 +104,9 @@ def _csv_row(where: str, row: dict[str | None, str | None]) -> tuple[NodeKind, l
     if arch is None:
         message = f"{where}: {values['arch'][:20]!r} is not a host architecture"
         raise ConfigError(message, fix="write x86_64 or aarch64")
+    if not DRIVER_VERSION.fullmatch(values["driver"]):
+        message = f"{where}: {values['driver'][:20]!r} is not a driver version"
+        raise ConfigError(message, fix="write it as nvidia-smi prints it, 570.124.06")
     number = values["count"]
     if number and not (number.isascii() and number.isdigit() and 0 < int(number[:8]) <= _MOST):
         message = f"{where}: {number[:20]!r} is not a number of nodes"

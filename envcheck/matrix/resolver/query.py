@@ -15,7 +15,7 @@ from envcheck.matrix.facts.versions import branch, key
 
 _PLAIN: Final = re.compile(r"(?:==)?(?P<version>\d+(?:\.\d+)*)(?P<wild>\.\*)?")
 _PYTHON: Final = re.compile(r"3\.\d+t?")
-_DRIVER: Final = re.compile(r"\d{3,4}(\.\d+){1,3}")
+DRIVER_VERSION: Final = re.compile(r"\d{3,4}(\.\d+){1,3}")
 _BRANCH: Final = re.compile(r"\d{3,4}")
 _VARIANT: Final = re.compile(r"cpu|cu\d{2,3}")
 _CUDA: Final = re.compile(r"\d{1,2}\.\d")
@@ -127,7 +127,7 @@ def _refuse_bad_form(query: Query) -> None:
     if query.python is not None and not _PYTHON.fullmatch(query.python):
         message = f"--python {query.python} is not a Python version"
         raise ConfigError(message, fix="write it as 3.12 (or 3.13t)")
-    if query.driver is not None and not _DRIVER.fullmatch(query.driver):
+    if query.driver is not None and not DRIVER_VERSION.fullmatch(query.driver):
         message = f"--driver {query.driver} is not a driver version"
         raise ConfigError(message, fix="write it as nvidia-smi prints it, 570.124.06, or as a branch, 570")
     for cc in query.cc:

@@ -138,3 +138,11 @@ def test_reports_are_an_inventory(tmp_path: Path) -> None:
     [(kind, count)] = inventory.counts.items()
     assert (kind.gpus, kind.driver, count) == (("NVIDIA H200",), "570.124.06", 2)
     assert len(inventory.notes) == 1
+
+
+@pytest.mark.parametrize("driver", ["550", "NaN", "R550", "[bold]"])
+def test_a_driver_that_is_no_version_is_named_with_its_line(driver: str, tmp_path: Path) -> None:
+    table = tmp_path / "nodes.csv"
+    table.write_text(f"node,gpu,driver\nn1,H100,550.54.15\nn2,H100,{driver}\n")
+    with pytest.raises(ConfigError, match=r"nodes\.csv:3: .* is not a driver version.*570\.124\.06"):
+        of_places([table])
