@@ -122,7 +122,7 @@ def command(options: RunOptions, ctx: click.Context) -> None:
     envcheck run                                 the active environment
     envcheck run --python /opt/venv              another one on this machine
     envcheck run --image REF --require-gpu       an image, on this node's GPUs
-    envcheck run --budget 60s                    the most important checks that fit
+    envcheck run --budget 60s                    what fits into a minute
     envcheck run --level full --duration 10m     repeat for ten minutes
     envcheck run --baseline good.json            compare with an earlier run
 
