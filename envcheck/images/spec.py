@@ -64,6 +64,16 @@ class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
         return f"{tag}-with-{locking.digest([self.user_lock])[:12]}" if self.user_lock else tag
 
     @property
+    def packages(self) -> str:
+        """Return every locked package, e.g. "numpy==2.4.1 torch==2.8.0"."""
+        return " ".join(f"{pin.name}=={pin.version}" for lock in self.locks for pin in lock.pins)
+
+    @property
+    def own_promises(self) -> dict[str, str]:
+        """Return what an environment holds of itself: whoever has not its lock compares the packages with these."""
+        return {**self.promises, "packages": self.packages}
+
+    @property
     def user_lock(self) -> Lock | None:
         """Return the lock of the packages that the user added."""
         return next((lock for lock in self.locks if lock.group == "user"), None)
@@ -152,9 +162,9 @@ def load_specs(matrix: Matrix, cell: Cell, *, images_dir: Path | None = None, ar
 def with_user_packages(spec: ImageSpec, lock: Lock) -> ImageSpec:
     """Return the spec with a user's lock on top; it promises each package, as no shipped lock names them all."""
     locks = [*spec.locks, lock]
-    packages = " ".join(f"{pin.name}=={pin.version}" for each in locks for pin in each.pins)
-    promises = {**spec.promises, "lock": locking.digest(locks), "packages": packages}
-    return msgspec.structs.replace(spec, locks=locks, promises=promises)
+    spec = msgspec.structs.replace(spec, locks=locks)
+    promises = {**spec.promises, "lock": locking.digest(locks), "packages": spec.packages}
+    return msgspec.structs.replace(spec, promises=promises)
 
 
 def make_spec(

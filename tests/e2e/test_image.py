@@ -43,6 +43,7 @@ def test_labels_are_the_specs_promises(image: Image, machine: Machine) -> None:
     said = layers.labels(image.reference, machine.env)
     assert {name: said.get(f"envcheck.{name}") for name in image.result["promises"]} == image.result["promises"]
     assert said["envcheck.torch"] == "2.13.0+cpu"
+    assert "torch==2.13.0+cpu" in said["envcheck.packages"].split()
     assert said["org.opencontainers.image.base.name"].startswith("localhost/envcheck/base:bookworm-")
 
 

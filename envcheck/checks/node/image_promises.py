@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from packaging.version import InvalidVersion, Version
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, worst
+from envcheck.checks import FAIL, Check, Limit, Outcome, View, failed, passed, skipped, undecided, worst
 from envcheck.checks.node.support.matrix_facts import matrix
 from envcheck.counting import counted
 from envcheck.matrix.facts.model import Target
@@ -81,14 +81,15 @@ def judge(view: View) -> Outcome:
         # A report of before packages were listed is judged by what it has.
         promised = {key: value for key, value in promised.items() if key not in _PACKAGES}
     measured = {key: _seen(key, view.environment) for key in promised}
-    off, lock = _lock(view)
+    off, compared = _lock(view)
     lies = [lie for key, value in promised.items() for lie in _lie(key, value, measured[key])]
     lies += [*_misnamed(view), *_not_of_target(view), *off]
     sound = passed(
-        f"{len(promised)} of {counted(len(promised), 'promise')} kept{lock}", value=measured, limit=_limit(promised)
+        f"{len(promised)} of {counted(len(promised), 'promise')} kept{compared}", value=measured, limit=_limit(promised)
     )
+    broken = [lie.summary for lie in lies if lie.status == FAIL]
     outcome = worst(lies, sound)
-    return dataclasses.replace(outcome, details={"lies": [lie.summary for lie in lies]}) if lies else outcome
+    return dataclasses.replace(outcome, details={"lies": broken}) if broken else outcome
 
 
 def _promises(key: str, value: str) -> bool:
@@ -158,10 +159,11 @@ def _broken(name: str, how: str, promised: str, real: str) -> Outcome:
 
 
 def _lock(view: View) -> tuple[list[Outcome], str]:
-    """Return what is not installed as it is locked; and of a lock that is kept, or that cannot be looked into, so."""
+    """Return what is not installed as it is locked, or why that is not known; and how many packages were compared."""
     installed, locked = view.environment.get("packages"), view.promises.get("packages", "").split()
     if not locked or not isinstance(installed, Mapping):
-        return [], "" if view.promises.get("lock", "none") == "none" else "; its lock is not at hand to compare with"
+        digest = view.promises.get("lock", "none")
+        return [] if digest == "none" else [_not_compared(digest, listed=isinstance(installed, Mapping))], ""
     pins = dict(pin.split("==", 1) for pin in locked)
     off = [
         _broken(name, "locked", version, _word(installed.get(name)))
@@ -169,6 +171,21 @@ def _lock(view: View) -> tuple[list[Outcome], str]:
         if not _same(version, installed.get(name))
     ]
     return off, f", and {counted(len(pins), 'package')} as locked"
+
+
+def _not_compared(digest: str, *, listed: bool) -> Outcome:
+    """Return that the packages are not known to be the locked ones: no list of one or of the other is here."""
+    if not listed:
+        return undecided(
+            "its packages were not listed, so they are not compared with its lock",
+            fix="run the check again: the report is of an envcheck that did not list them",
+            code="image-promises.lock-unread",
+        )
+    return undecided(
+        f"its packages are not compared: no lock here has its digest {digest[:12]}, and it names no packages itself",
+        fix="validate it with the envcheck that built it, e.g. the one inside: `docker run IMAGE envcheck run`",
+        code="image-promises.lock-unread",
+    )
 
 
 def _same(locked: str, installed: Any) -> bool:

@@ -15,6 +15,8 @@ from envcheck.matrix.facts.model import HostArch
 
 Network = Literal["host", "default", "none"]
 KEY_LABEL: Final = f"{LABEL_PREFIX}key"
+# For an envcheck that has not the lock of the image.
+PACKAGES_LABEL: Final = f"{LABEL_PREFIX}packages"
 # Images that are derived from an image inherit its label, so the label alone does not identify it.
 BUILDS: Final = "envcheck/build"
 PLATFORMS: Final[dict[HostArch, str]] = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
@@ -99,7 +101,7 @@ def make(spec: ImageSpec, options: Options, inputs: BuildInputs) -> BuildPlan:
             "REVISION": options.revision,
             "SOURCE_DATE_EPOCH": str(options.epoch),
         },
-        labels={**({KEY_LABEL: inputs.key} if inputs.key else {}), **inputs.labels},
+        labels={PACKAGES_LABEL: spec.packages, **({KEY_LABEL: inputs.key} if inputs.key else {}), **inputs.labels},
     )
     return msgspec.structs.replace(plan, argv=[*options.frontend, *_options(plan), plan.context])
 

@@ -210,7 +210,7 @@ def _write_targets(specs: Sequence[ImageSpec], profile: Profile, base: str, out:
     (out / "Dockerfile").write_text(render_dockerfile(*specs, base=base, kept=kept))
     (out / "promises").mkdir()
     for spec in specs:
-        text = json.dumps(spec.promises, indent=1, sort_keys=True) + "\n"
+        text = json.dumps(spec.own_promises, indent=1, sort_keys=True) + "\n"
         (out / "promises" / f"{spec.target}.json").write_text(text)
         files = data_path("templates") / "context/targets" / spec.target
         if files.is_dir():

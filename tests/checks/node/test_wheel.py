@@ -164,8 +164,11 @@ PACKAGES = {"torch": "2.8.0", "pytorch-triton": "3.4.0", "torchvision": "0.23.0+
         ({"packages": "filelock==4.2.11 torch==2.8"}, PACKAGES, PASS, "and 2 packages as locked"),
         ({"packages": "filelock==4.2.12"}, PACKAGES, FAIL, "filelock: locked 4.2.12, is 4.2.11"),
         ({"packages": "mpmath==1.3.0"}, PACKAGES, FAIL, "mpmath: locked 1.3.0, is none"),
-        ({"packages": "mpmath==1.3.0", "lock": "ab12"}, None, PASS, "its lock is not at hand"),
-        ({"lock": "ab12"}, PACKAGES, PASS, "its lock is not at hand"),
+        ({"packages": "mpmath==1.3.0", "lock": "ab12"}, None, ERROR, "packages were not listed"),
+        ({"packages": "", "lock": "ab12"}, PACKAGES, ERROR, "no lock here has its digest ab12"),
+        ({"packages": "filelock==4.2.11", "lock": "ab12"}, PACKAGES, PASS, "and 1 package as locked"),
+        ({"triton": "3.5.0", "lock": "ab12"}, PACKAGES, FAIL, "triton: promised 3.5.0, is 3.4.0"),
+        ({"lock": "ab12"}, PACKAGES, ERROR, "no lock here has its digest ab12"),
         ({"lock": "none"}, PACKAGES, PASS, "1 of 1 promise kept"),
     ],
 )

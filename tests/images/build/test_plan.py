@@ -49,6 +49,7 @@ def test_the_argv_is_all_of_it(spec: ImageSpec, tmp_path: Path) -> None:
         "--build-arg=BASE=envcheck/base:bookworm-1",
         "--build-arg=REVISION=abc",
         "--build-arg=SOURCE_DATE_EPOCH=1700000000",
+        f"--label=envcheck.packages={spec.packages}",
         f"--label=envcheck.key={'f' * 64}",
         "--label=x=y",
         f"--secret=id=netrc,src={tmp_path}/netrc",
@@ -79,7 +80,8 @@ def test_no_secret_is_in_it(spec: ImageSpec, tmp_path: Path) -> None:
 def test_without_a_base_there_is_no_key_and_no_label_of_one(spec: ImageSpec, tmp_path: Path) -> None:
     made = plan.make(spec, OPTIONS, inputs(tmp_path, key=None))
     assert made.key is None
-    assert made.labels == {"x": "y"}
+    assert made.labels == {"envcheck.packages": spec.packages, "x": "y"}
+    assert "numpy==2.5.5" in spec.packages.split()
 
 
 def test_bake_says_the_same(spec: ImageSpec, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import py_compile
 import re
@@ -97,6 +98,7 @@ def test_it_holds_all_that_a_build_copies_or_mounts(spec: ImageSpec, tmp_path: P
     assert "envcheck/_data/matrix.yaml" in here
     assert not [name for name in here if "__pycache__" in name or name.endswith(".pyc")]
     assert (context.secrets, context.base, context.network) == ({}, "debian:bookworm-slim", "default")
+    assert json.loads((context.path / "promises/runtime.json").read_text())["packages"] == spec.packages
     text = (context.path / "Dockerfile").read_text()
     assert text == (tmp_path / "ctx/Dockerfile").read_text()
     assert "keep" not in text
