@@ -45,7 +45,7 @@ from msgspec import structs
 
 import envcheck
 from envcheck.matrix.file.load import load as load_matrix
-from envcheck.registry.attached_proofs import beside
+from envcheck.registry.attached_proofs import read_proofs
 from envcheck.registry.choosing import ImageQuery, choose, choose_named
 from envcheck.registry.oci.documents import StoredManifest, digest_of
 from envcheck.registry.oci.repository import Repository
@@ -55,7 +55,7 @@ from envcheck.registry.proofs.covers import NodeFacts
 from envcheck.registry.proofs.judge import ProofTerms, judge_image
 from envcheck.registry.proofs.ran_image import RemoteImage
 from envcheck.registry.proofs.statement import PREDICATE_TYPE, ProvenImage, Sha256, Subject, written
-from envcheck.registry.publishing import Prepared, prepare, publish
+from envcheck.registry.publishing import PreparedProof, prepare, publish
 from envcheck.reports import model
 from envcheck.signing import load_private, new_key
 from tests import proofs, registries
@@ -197,7 +197,7 @@ def work(bench: Bench, number: int) -> float:
     publish(repository, prepare(repository, image.digest, [report])[0], bench.key)
     now = dt.datetime.now(dt.timezone.utc).replace(microsecond=0)
     terms = ProofTerms(policies.read(bench.policies["cpu"]), None, now, load_matrix())
-    proven = judge_image(beside(repository, image.digest).proofs, image.digest, terms).chosen
+    proven = judge_image(read_proofs(repository, image.digest).proofs, image.digest, terms).chosen
     if proven is None or choose_named(repository, image.digest, "amd64", terms).chosen is None:
         message = f"{repository.reference.name} has a proof that does not hold"
         raise SystemExit(message)
@@ -238,7 +238,7 @@ def fill(bench: Bench, name: str, images: int, each: int) -> Repository:
                 ended=written(ended),
                 report=packed.reference,
             )
-            publish(repository, Prepared(remote, packed, statement), bench.key)
+            publish(repository, PreparedProof(remote, packed, statement), bench.key)
 
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(image, range(images)))

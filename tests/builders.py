@@ -14,7 +14,7 @@ from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
 from envcheck.reports.model import HostFacts, RunReport
 from envcheck.runner.judging.judge import verdict
 from envcheck.runner.planning.discover import CheckModule
-from envcheck.runner.schema import OutcomeRow, Plan, Planned, TargetFacts
+from envcheck.runner.schema import OutcomeRow, Plan, PlannedCheck, TargetFacts
 from envcheck.runner.targets.launcher import Place
 
 DATA = Path(__file__).parent / "data"
@@ -105,10 +105,10 @@ def row(identity: str, status: Any = "pass", summary: str | None = None, **more:
     return OutcomeRow(**{"id": identity, "kind": "env", "status": status, "summary": said, **more})
 
 
-def planned(identity: str, **changes: Any) -> Planned:
+def planned(identity: str, **changes: Any) -> PlannedCheck:
     """Return a check as a plan has it."""
     check = {"kind": "env", "level": "quick", "promise": f"{identity} holds", "seconds": 2.0, "timeout": 30.0}
-    return Planned(**{"id": identity, **check, "gpus": 1, "ranks": 0, "performance": True, **changes})
+    return PlannedCheck(**{"id": identity, **check, "gpus": 1, "ranks": 0, "performance": True, **changes})
 
 
 def report(*outcomes: OutcomeRow, mode: Any = "gpu", **facts: Any) -> RunReport:

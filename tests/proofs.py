@@ -20,7 +20,7 @@ from envcheck.registry.proofs.covers import NodeFacts
 from envcheck.registry.proofs.judge import ImageProofs, ListedProof, ProofTerms, judge_image
 from envcheck.registry.proofs.policy import Policy
 from envcheck.registry.proofs.ran_image import RemoteImage
-from envcheck.registry.proofs.refusals import ProofRefusal, Refused
+from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
 from envcheck.registry.proofs.statement import ReportReference, Statement
 from envcheck.reports.model import RunReport, load
 from envcheck.runner.schema import ImageFacts, TargetFacts
@@ -125,9 +125,9 @@ def attached(content: bytes | Statement, by: PrivateKey | None = None, *, name: 
     """Return what a registry lists: these bytes, or the statement signed, with the evidence of a recorded report."""
     shown = content if isinstance(content, bytes) else bundle(content, by)
 
-    def fetch(report: ReportReference) -> bytes | Refused:
+    def fetch(report: ReportReference) -> bytes | Rejection:
         known = packed(name)
-        gone = Refused(ProofRefusal.DANGLING, "the report is gone")
+        gone = Rejection(ProofRefusal.DANGLING, "the report is gone")
         return known.content if report.digest == known.reference.digest else gone
 
     return ListedProof(f"sha256:{len(shown):064x}", shown, fetch)

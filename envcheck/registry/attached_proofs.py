@@ -16,7 +16,7 @@ from envcheck.registry.proofs import strict_json
 from envcheck.registry.proofs.envelope import BUNDLE_TYPE, UNSIGNED_TYPE, bundle_annotations
 from envcheck.registry.proofs.judge import ListedProof
 from envcheck.registry.proofs.ran_image import RemoteImage
-from envcheck.registry.proofs.refusals import ProofRefusal, Refused
+from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
 from envcheck.registry.proofs.statement import MOST_REPORT, PREDICATE_TYPE, ReportReference
 from envcheck.struct_types import know_types
 
@@ -29,7 +29,7 @@ _MOST_CONFIG: Final = 4 << 20
 _MOST_PLATFORMS: Final = 100
 
 
-class Beside(NamedTuple):
+class AttachedProofs(NamedTuple):
     """What lies beside an image: the proofs for the judge, and notes for people."""
 
     proofs: list[ListedProof]
@@ -49,21 +49,21 @@ class _Config(msgspec.Struct):
 know_types(_Config)
 
 
-def remote_images(repository: Repository, wanted: str, arch: str | None = None) -> list[RemoteImage]:
+def remote_images(repository: Repository, tag_or_digest: str, arch: str | None = None) -> list[RemoteImage]:
     """Return the images that a tag or digest names: one of a manifest, one for each platform of an index.
 
     With an `arch` an index need not hold the images of other architectures: a mirror often has one of them only.
     """
-    manifest = repository.manifest(wanted)
+    manifest = repository.manifest(tag_or_digest)
     if not manifest.is_index:
         return [_remote(repository, manifest, None)]
     # What else is in an index (a builder's provenance) has the platform "unknown".
     entries = [entry for entry in manifest.index().manifests if entry.platform and entry.platform.os == "linux"]
     if not entries:
-        message = f"{repository.reference.name}: the index {wanted} names no image for Linux"
+        message = f"{repository.reference.name}: the index {tag_or_digest} names no image for Linux"
         raise AbsentError(message, fix="name an image that was built for Linux")
     if len(entries) > _MOST_PLATFORMS:
-        message = f"{repository.reference.name}: the index {wanted} names {len(entries)} images for Linux"
+        message = f"{repository.reference.name}: the index {tag_or_digest} names {len(entries)} images for Linux"
         raise LyingError(message, fix="name one image of it by its digest")
     if arch is not None:
         entries = [entry for entry in entries if entry.platform and entry.platform.architecture == arch]
@@ -87,60 +87,60 @@ def _remote(repository: Repository, manifest: StoredManifest, index: str | None)
     )
 
 
-def beside(repository: Repository, digest: str, tags: Sequence[str] | None = None) -> Beside:
+def read_proofs(repository: Repository, digest: str, tags: Sequence[str] | None = None) -> AttachedProofs:
     """Return what lies beside a digest. `tags` are those of the repository, for a caller that asks for many digests."""
-    found = referrers(repository, digest, tags)
-    proofs = [_proof(repository, one) for one in found.found if _is_proof(one)]
-    for refused in found.refused:
+    attachments = referrers(repository, digest, tags)
+    proofs = [_proof(repository, artifact) for artifact in attachments.artifacts if _is_proof(artifact)]
+    for refused in attachments.refused:
         reason = ProofRefusal.TAMPERED if refused.reason == "tampered" else ProofRefusal.WRONG_SUBJECT
-        proofs.append(_unread(refused.named, Refused(reason, refused.detail)))
-    gone = "the registry lists it, and does not have it: somebody may have deleted it"
-    proofs += [_unread(named, Refused(ProofRefusal.DANGLING, gone)) for named in found.dangling]
-    return Beside(proofs, found.notes)
+        proofs.append(_unread(refused.named, Rejection(reason, refused.detail)))
+    detail = "the registry lists it, and does not have it: somebody may have deleted it"
+    proofs += [_unread(named, Rejection(ProofRefusal.DANGLING, detail)) for named in attachments.dangling]
+    return AttachedProofs(proofs, attachments.notes)
 
 
 def attached_promotions(repository: Repository, digest: str, tags: Sequence[str]) -> tuple[list[bytes], list[str]]:
     """Return the envelopes of the promotions beside a digest, and the own tags of those that cannot be read."""
-    found = [one for one in referrers(repository, digest, tags).found if one.manifest.kind == PROMOTION_TYPE]
-    envelopes = {own_start(one.descriptor.digest): _envelope(repository, one) for one in found}
-    read = {start: each for start, each in envelopes.items() if isinstance(each, bytes)}
+    listed = [one for one in referrers(repository, digest, tags).artifacts if one.manifest.kind == PROMOTION_TYPE]
+    envelopes = {own_start(one.descriptor.digest): _envelope(repository, one) for one in listed}
+    read = {start: envelope for start, envelope in envelopes.items() if isinstance(envelope, bytes)}
     promotions = {tag: start for tag, start in own_tags(digest, tags).items() if is_promotion(tag)}
     return list(read.values()), [tag for tag, start in promotions.items() if start not in read]
 
 
-def _is_proof(one: Referrer) -> bool:
+def _is_proof(artifact: Referrer) -> bool:
     """Tell whether an artifact can be a proof; tools attach other statements (SBOMs, provenance) as bundles, too."""
-    said = {name: one.manifest.annotations.get(name, value) for name, value in _ANNOTATIONS.items()}
-    return one.manifest.kind in _PROOFS and said == _ANNOTATIONS
+    annotations = {name: artifact.manifest.annotations.get(name, value) for name, value in _ANNOTATIONS.items()}
+    return artifact.manifest.kind in _PROOFS and annotations == _ANNOTATIONS
 
 
-def _unread(named: str, refused: Refused) -> ListedProof:
+def _unread(named: str, refused: Rejection) -> ListedProof:
     return ListedProof(named, refused, lambda _: refused)
 
 
-def _proof(repository: Repository, one: Referrer) -> ListedProof:
-    def evidence(report: ReportReference) -> bytes | Refused:
+def _proof(repository: Repository, artifact: Referrer) -> ListedProof:
+    def evidence(report: ReportReference) -> bytes | Rejection:
         # By the size in the statement, which is signed: what an artifact says of its layer may be another's word.
         blob = Descriptor(media_type=REPORT_TYPE, digest=report.digest, size=report.size)
         return _blob(repository, blob, MOST_REPORT, "its report")
 
-    return ListedProof(one.descriptor.digest, _envelope(repository, one), evidence)
+    return ListedProof(artifact.descriptor.digest, _envelope(repository, artifact), evidence)
 
 
-def _envelope(repository: Repository, one: Referrer) -> bytes | Refused:
-    layers = one.manifest.layers
+def _envelope(repository: Repository, artifact: Referrer) -> bytes | Rejection:
+    layers = artifact.manifest.layers
     if len(layers) != 1:
-        return Refused(ProofRefusal.UNKNOWN_FORMAT, f"{len(layers)} layers instead of one")
+        return Rejection(ProofRefusal.UNKNOWN_FORMAT, f"{len(layers)} layers instead of one")
     if layers[0].size > strict_json.MOST:
-        return Refused(ProofRefusal.UNKNOWN_FORMAT, f"{layers[0].size} bytes, more than {strict_json.MOST}")
+        return Rejection(ProofRefusal.UNKNOWN_FORMAT, f"{layers[0].size} bytes, more than {strict_json.MOST}")
     return _blob(repository, layers[0], strict_json.MOST, "its content")
 
 
-def _blob(repository: Repository, descriptor: Descriptor, most: int, what: str) -> bytes | Refused:
+def _blob(repository: Repository, descriptor: Descriptor, most: int, label: str) -> bytes | Rejection:
     """Return a blob, or why it does not count. A registry that does not answer is an error: nothing is known then."""
     try:
         return repository.blob(descriptor, most)
     except AbsentError:
-        return Refused(ProofRefusal.DANGLING, f"{what} {descriptor.named} is not there")
+        return Rejection(ProofRefusal.DANGLING, f"{label} {descriptor.named} is not there")
     except LyingError as error:
-        return Refused(ProofRefusal.TAMPERED, error.message)
+        return Rejection(ProofRefusal.TAMPERED, error.message)

@@ -14,14 +14,14 @@ from typing import Final, NamedTuple
 
 from envcheck.matrix.facts.model import Cell
 from envcheck.matrix.facts.versions import key
-from envcheck.registry.attached_proofs import Beside, beside, remote_images
+from envcheck.registry.attached_proofs import AttachedProofs, read_proofs, remote_images
 from envcheck.registry.oci.attachments import is_own_or_fallback
 from envcheck.registry.oci.registry_errors import AbsentError, LyingError
 from envcheck.registry.oci.repository import Repository
 from envcheck.registry.promotions import promoted
 from envcheck.registry.proofs.judge import ImageProofs, JudgedProof, ProofTerms, judge_image
 from envcheck.registry.proofs.ran_image import RemoteImage
-from envcheck.registry.proofs.refusals import ProofRefusal, Refused
+from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
 from envcheck.registry.proofs.statement import Statement
 
 _TAG: Final = re.compile(r"(?P<cell>\d+\.\d+\.\d+-(?:cpu|cu\d{2,4})-py3\d{1,2}t?)(?:-(?P<target>[a-z]+))?(?![a-z0-9])")
@@ -49,7 +49,7 @@ class ImageRefusal(NamedTuple):
     digest: str
     tags: tuple[str, ...]
     proof: str | None
-    refused: Refused
+    refused: Rejection
 
 
 class ChosenImage(NamedTuple):
@@ -64,7 +64,7 @@ class ScreenedImage(NamedTuple):
     """What lies beside an image, and what becomes of it without its evidence."""
 
     candidate: ImageCandidate
-    found: Beside
+    attached: AttachedProofs
     proofs: ImageProofs
 
 
@@ -76,14 +76,14 @@ class PullChoice(NamedTuple):
     notes: list[str]
 
 
-def choose_named(repository: Repository, wanted: str, arch: str, terms: ProofTerms) -> PullChoice:
+def choose_named(repository: Repository, tag_or_digest: str, arch: str, terms: ProofTerms) -> PullChoice:
     """Return the image of a tag or digest, if it is proven. A tag must be what was promoted last."""
-    found = [image for image in remote_images(repository, wanted, arch) if image.arch == arch]
-    if not found:
-        refused = Refused(ProofRefusal.WRONG_ARCH, f"{wanted} has no image for {arch}")
-        return PullChoice(None, [ImageRefusal(wanted, (), None, refused)], [])
-    image = found[0]
-    tag = wanted if ":" not in wanted else None
+    images = [image for image in remote_images(repository, tag_or_digest, arch) if image.arch == arch]
+    if not images:
+        refused = Rejection(ProofRefusal.WRONG_ARCH, f"{tag_or_digest} has no image for {arch}")
+        return PullChoice(None, [ImageRefusal(tag_or_digest, (), None, refused)], [])
+    image = images[0]
+    tag = tag_or_digest if ":" not in tag_or_digest else None
     if tag is not None:
         not_promoted = promoted(repository, tag, image.index_digest or image.manifest, terms)
         if not_promoted is not None:
@@ -95,23 +95,23 @@ def choose_named(repository: Repository, wanted: str, arch: str, terms: ProofTer
 def choose(repository: Repository, query: ImageQuery, terms: ProofTerms) -> PullChoice:
     """Return the newest image of the repository that is proven and wanted."""
     tags = repository.tags()
-    named = [tag for tag in tags if not is_own_or_fallback(tag) and _may_be(tag, query)]
+    candidate_tags = [tag for tag in tags if not is_own_or_fallback(tag) and _may_be(tag, query)]
     best: PullChoice = PullChoice(None, [], [])
-    seen: set[str] = set()
-    for torch, group in _newest_first(named):
+    screened_digests: set[str] = set()
+    for torch, group in _newest_first(candidate_tags):
         if best.chosen and torch is not None and torch < _torch(best.chosen.statement):
             break
         of_group, notes = _candidates(repository, group, query.arch)
-        candidates = [one for one in of_group if one.digest not in seen]
-        seen |= {one.digest for one in candidates}
+        candidates = [one for one in of_group if one.digest not in screened_digests]
+        screened_digests |= {one.digest for one in candidates}
         with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
             screened = list(pool.map(lambda one: _screened(repository, one, terms, tags), candidates))
-        found = _best(screened, query, terms)
-        chosen = max([each for each in (best.chosen, found.chosen) if each], key=_rank, default=None)
-        best = PullChoice(chosen, [*best.refused, *found.refused], [*best.notes, *notes, *found.notes])
+        group_choice = _best(screened, query, terms)
+        newest = max([each for each in (best.chosen, group_choice.chosen) if each], key=_rank, default=None)
+        best = PullChoice(newest, [*best.refused, *group_choice.refused], [*best.notes, *notes, *group_choice.notes])
     if best.chosen is None and not best.refused:
         why = f"no image for {query.arch} fits {query.cells}, target {query.target}"
-        refused = Refused(ProofRefusal.NO_PROOF, why if tags else "the repository is empty, or its name is wrong")
+        refused = Rejection(ProofRefusal.NO_PROOF, why if tags else "the repository is empty, or its name is wrong")
         best = best._replace(refused=[ImageRefusal(repository.reference.name, (), None, refused)])
     return best
 
@@ -121,12 +121,12 @@ def _screened(
 ) -> ScreenedImage:
     """Judge an image by all but its evidence, which takes longer than everything else together."""
     try:
-        found = beside(repository, candidate.digest, tags)
+        attached = read_proofs(repository, candidate.digest, tags)
     except LyingError as error:  # who can write to the registry could stop every pull with one image
-        refused = Refused(ProofRefusal.TAMPERED, error.message)
-        return ScreenedImage(candidate, Beside([], []), ImageProofs([], None, refused))
+        refused = Rejection(ProofRefusal.TAMPERED, error.message)
+        return ScreenedImage(candidate, AttachedProofs([], []), ImageProofs([], None, refused))
     by_statement = terms._replace(policy=terms.policy._replace(rejudge=False))
-    return ScreenedImage(candidate, found, judge_image(found.proofs, candidate.digest, by_statement))
+    return ScreenedImage(candidate, attached, judge_image(attached.proofs, candidate.digest, by_statement))
 
 
 def _best(screened: Iterable[ScreenedImage], query: ImageQuery | None, terms: ProofTerms) -> PullChoice:
@@ -134,25 +134,25 @@ def _best(screened: Iterable[ScreenedImage], query: ImageQuery | None, terms: Pr
     refused: list[ImageRefusal] = []
     notes: list[str] = []
     holding: list[tuple[ChosenImage, ScreenedImage]] = []
-    for one in screened:
-        notes += one.found.notes
-        chosen = _chosen(one.candidate, one.proofs, query)
-        if chosen is None:
-            refused += _refusals(one.candidate, one.proofs)
+    for screened_image in screened:
+        notes += screened_image.attached.notes
+        image = _chosen_image(screened_image.candidate, screened_image.proofs, query)
+        if image is None:
+            refused += _refusals(screened_image.candidate, screened_image.proofs)
         else:
-            holding.append((chosen, one))
-    for _, one in sorted(holding, key=lambda pair: _rank(pair[0]), reverse=True):
-        proofs = judge_image(one.found.proofs, one.candidate.digest, terms)
-        refused += _refusals(one.candidate, proofs)
-        chosen = _chosen(one.candidate, proofs, query)
-        if chosen is not None:
-            return PullChoice(chosen, refused, notes)
+            holding.append((image, screened_image))
+    for _, screened_image in sorted(holding, key=lambda pair: _rank(pair[0]), reverse=True):
+        proofs = judge_image(screened_image.attached.proofs, screened_image.candidate.digest, terms)
+        refused += _refusals(screened_image.candidate, proofs)
+        image = _chosen_image(screened_image.candidate, proofs, query)
+        if image is not None:
+            return PullChoice(image, refused, notes)
     return PullChoice(None, refused, notes)
 
 
-def _chosen(candidate: ImageCandidate, proofs: ImageProofs, query: ImageQuery | None) -> ChosenImage | None:
+def _chosen_image(candidate: ImageCandidate, proofs: ImageProofs, query: ImageQuery | None) -> ChosenImage | None:
     proof = proofs.chosen
-    if proof is None or proof.statement is None or not (query is None or _wanted(proof.statement, query)):
+    if proof is None or proof.statement is None or not (query is None or _fits_query(proof.statement, query)):
         return None
     return ChosenImage(candidate, proof, proof.statement)
 
@@ -172,7 +172,7 @@ def _torch(statement: Statement) -> tuple[int, ...]:
     return key(cell.torch) if cell else ()
 
 
-def _wanted(statement: Statement, query: ImageQuery) -> bool:
+def _fits_query(statement: Statement, query: ImageQuery) -> bool:
     facts = statement.facts
     return fnmatch.fnmatchcase(facts.cell or "", query.cells) and facts.target in ("", query.target)
 
@@ -197,9 +197,9 @@ def _candidates(repository: Repository, tags: Sequence[str], arch: str) -> tuple
             return []
 
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = list(pool.map(images, tags))
+        images_by_tag = list(pool.map(images, tags))
     by_digest: dict[str, list[str]] = {}
-    for tag, listed in zip(tags, found, strict=True):
+    for tag, listed in zip(tags, images_by_tag, strict=True):
         for image in listed:
             if image.arch == arch:
                 by_digest.setdefault(image.manifest, []).append(tag)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from envcheck.errors import EnvcheckError
-from envcheck.registry.attached_proofs import attached_promotions, beside, remote_images
+from envcheck.registry.attached_proofs import attached_promotions, read_proofs, remote_images
 from envcheck.registry.oci.attachments import PROMOTION_TYPE, attach, promoted_digests
 from envcheck.registry.oci.copying import copy_image
 from envcheck.registry.oci.documents import StoredManifest
@@ -16,7 +16,7 @@ from envcheck.registry.proofs.envelope import sign
 from envcheck.registry.proofs.judge import JudgedProof, ProofTerms
 from envcheck.registry.proofs.policy import NamedGpus
 from envcheck.registry.proofs.promotion import Promotion, SignedPromotion
-from envcheck.registry.proofs.refusals import ProofRefusal, Refused
+from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
 from envcheck.registry.proofs.statement import instant, written
 from envcheck.signing import PrivateKey
 
@@ -32,7 +32,7 @@ class GateResult(NamedTuple):
 
     gpus: NamedGpus
     proof: JudgedProof | None
-    refused: Refused | None
+    refused: Rejection | None
 
     @property
     def name(self) -> str:
@@ -40,7 +40,7 @@ class GateResult(NamedTuple):
         return f"{self.gpus.gpu} x{self.gpus.gpus}" if self.gpus.gpus else "any node"
 
 
-class Promoted(NamedTuple):
+class PromotionResult(NamedTuple):
     """What a promotion did. `missing` keys must still sign before an alias moves."""
 
     reference: str
@@ -49,19 +49,19 @@ class Promoted(NamedTuple):
     notes: list[str]
 
 
-def gate(repository: Repository, wanted: str, terms: ProofTerms) -> list[GateResult]:
+def gate(repository: Repository, tag_or_digest: str, terms: ProofTerms) -> list[GateResult]:
     """Return, for each kind of GPUs that the policy names, the proof that holds or why none does."""
-    found = remote_images(repository, wanted)
-    if len({image.arch for image in found}) != len(found):
-        message = f"{repository.reference.name}@{wanted} has two images of one architecture"
+    remotes = remote_images(repository, tag_or_digest)
+    if len({image.arch for image in remotes}) != len(remotes):
+        message = f"{repository.reference.name}@{tag_or_digest} has two images of one architecture"
         raise NotProvenError(message, fix="promote one image by its own digest")
-    images = [image.manifest for image in found]
-    judged = [promotion.judge_named(beside(repository, image).proofs, image, terms) for image in images]
+    images = [image.manifest for image in remotes]
+    judged = [promotion.judge_named(read_proofs(repository, image).proofs, image, terms) for image in images]
     results = []
     for of_images in zip(*judged, strict=True):
         proofs = [each for _, each in of_images]
         proven = next((each.chosen for each in proofs if each.chosen and each.chosen.proven), None)
-        unsigned = Refused(ProofRefusal.UNSIGNED, "nobody signed it")
+        unsigned = Rejection(ProofRefusal.UNSIGNED, "nobody signed it")
         refused = next((each.refused for each in proofs if each.refused), unsigned)
         results.append(GateResult(of_images[0][0], proven, None if proven else refused))
     return results
@@ -74,7 +74,7 @@ def promote(
     gates: Sequence[GateResult],
     key: PrivateKey,
     terms: ProofTerms,
-) -> Promoted:
+) -> PromotionResult:
     """Copy the image with its proofs, sign the promotion of each alias, and move the aliases last.
 
     An alias moves when as many keys as the policy asks for have promoted the image to it.
@@ -83,7 +83,7 @@ def promote(
     notes: list[str] = []
     if source.reference.name != target.reference.name:
         copied = copy_image(source, target, digest)
-        notes += [*(note for left in copied.left for note in left.notes), *copied.notes]
+        notes += [*(note for incomplete in copied.incomplete for note in incomplete.notes), *copied.notes]
         _check_copy(target, digest, terms)
     manifest = target.manifest(digest)
     proofs = sorted({one.proof.digest for one in gates if one.proof})
@@ -96,15 +96,15 @@ def promote(
         )
         envelope = sign(promotion.encode(document), promotion.PAYLOAD_TYPE, key)
         attach(target, manifest.descriptor, PROMOTION_TYPE, [(PROMOTION_TYPE, envelope)], {})
-        known = _signed(target, digest, terms)
-        if promotion.refuse_alias(known, alias, digest, terms.policy, terms.now) is not None:
-            _refuse_newer(known, alias, digest, terms)
-            signers = {one.signer for one in known if (one.promotion.alias, one.promotion.digest) == (alias, digest)}
+        signed = _signed(target, digest, terms)
+        if promotion.refuse_alias(signed, alias, digest, terms.policy, terms.now) is not None:
+            _refuse_newer(signed, alias, digest, terms)
+            signers = {one.signer for one in signed if (one.promotion.alias, one.promotion.digest) == (alias, digest)}
             missing = max(missing, terms.policy.signers - len(signers), 1)
             continue
         _move(target, tag, manifest)
         moved.append(alias)
-    return Promoted(str(target.reference.pinned(digest)), moved, missing, notes)
+    return PromotionResult(str(target.reference.pinned(digest)), moved, missing, notes)
 
 
 def _check_copy(target: Repository, digest: str, terms: ProofTerms) -> None:
@@ -116,9 +116,9 @@ def _check_copy(target: Repository, digest: str, terms: ProofTerms) -> None:
             raise NotProvenError(message, fix=f"see `envcheck proof {target.reference.pinned(digest)}`")
 
 
-def _refuse_newer(known: Sequence[SignedPromotion], alias: str, digest: str, terms: ProofTerms) -> None:
+def _refuse_newer(signed: Sequence[SignedPromotion], alias: str, digest: str, terms: ProofTerms) -> None:
     """Raise NotProvenError where another image was promoted to the alias at a later time than now, or right now."""
-    for one in known:
+    for one in signed:
         other = one.promotion
         if (other.alias, other.digest != digest) == (alias, True) and instant(other.at) >= terms.now:
             message = f"{alias} was promoted to {other.digest} at {other.at}, and it is {written(terms.now)} here"
@@ -137,13 +137,13 @@ def alias_name(repository: Repository, tag: str) -> str:
     return f"{repository.reference.name}:{tag}"
 
 
-def promoted(repository: Repository, tag: str, digest: str, terms: ProofTerms) -> Refused | None:
+def promoted(repository: Repository, tag: str, digest: str, terms: ProofTerms) -> Rejection | None:
     """Return why the image that a tag leads to is not the one that was promoted last; None where it is."""
     try:
-        known = _signed(repository, digest, terms)
+        signed = _signed(repository, digest, terms)
     except NotProvenError as error:
-        return Refused(ProofRefusal.ALIAS_NOT_PROMOTED, error.message)
-    return promotion.refuse_alias(known, alias_name(repository, tag), digest, terms.policy, terms.now)
+        return Rejection(ProofRefusal.ALIAS_NOT_PROMOTED, error.message)
+    return promotion.refuse_alias(signed, alias_name(repository, tag), digest, terms.policy, terms.now)
 
 
 def _signed(repository: Repository, digest: str, terms: ProofTerms) -> list[SignedPromotion]:
@@ -151,12 +151,12 @@ def _signed(repository: Repository, digest: str, terms: ProofTerms) -> list[Sign
     tags = repository.tags()
     envelopes: list[bytes] = []
     for subject in sorted({digest, *promoted_digests(tags)}):
-        found, unread = attached_promotions(repository, subject, tags)
+        attached, unread = attached_promotions(repository, subject, tags)
         if unread:
             # It may be the newest: somebody who moves an alias back would hide it so.
             message = f"the promotion {unread[0]} cannot be read, and may be the newest"
             raise NotProvenError(message, fix="look at who wrote it; delete the tag if it is no promotion of yours")
-        envelopes += found
+        envelopes += attached
     read = [promotion.read(envelope, terms.policy) for envelope in envelopes]
     signed = [one for one in read if isinstance(one, SignedPromotion)]
     source = terms.policy.promoted_from

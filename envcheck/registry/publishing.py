@@ -45,7 +45,7 @@ class Publication(NamedTuple):
     notes: tuple[str, ...]
 
 
-class Prepared(NamedTuple):
+class PreparedProof(NamedTuple):
     """A report that is ready to be published."""
 
     image: RemoteImage
@@ -54,23 +54,23 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    repository: Repository, wanted: str, reports: Sequence[RunReport], *, plain_names: bool = False
-) -> list[Prepared]:
+    repository: Repository, tag_or_digest: str, reports: Sequence[RunReport], *, plain_names: bool = False
+) -> list[PreparedProof]:
     """Return what each report says of the image that it ran. Nothing is written.
 
     Raises UnprovableError for a report that is unfinished, of another image or of a Python.
     """
     archs = sorted({image_arch(report) for report in reports})
-    images = [image for arch in archs for image in remote_images(repository, wanted, arch)]
+    images = [image for arch in archs for image in remote_images(repository, tag_or_digest, arch)]
     prepared = []
     for report in reports:
         image = ran(report, images)
         packed = evidence.pack(report, plain_names=plain_names)
-        prepared.append(Prepared(image, packed, state(packed, image)))
+        prepared.append(PreparedProof(image, packed, state(packed, image)))
     return prepared
 
 
-def publish(repository: Repository, one: Prepared, key: PrivateKey | None) -> Publication:
+def publish(repository: Repository, one: PreparedProof, key: PrivateKey | None) -> Publication:
     """Attach the report and then the statement; whoever is interrupted in between has published no proof."""
     subject = _subject(repository, one.image)
     report = attach(repository, subject, REPORT_TYPE, [(evidence.MEDIA_TYPE, one.packed.content)], {})

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from envcheck.reports import phrases
 from envcheck.reports.model import RunReport
 from envcheck.runner.planning.time_budget import expected_to_fit
-from envcheck.runner.schema import OutcomeRow, Plan, Planned
+from envcheck.runner.schema import OutcomeRow, Plan, PlannedCheck
 
 # Below a second nobody asks where it went.
 _TELLING = 1.0
@@ -25,7 +25,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if rest else f"{minutes} min"
 
 
-def cost(plan: Plan, check: Planned, fitting: Collection[str]) -> str:
+def cost(plan: Plan, check: PlannedCheck, fitting: Collection[str]) -> str:
     """Return how long one check is expected to take here, or why it takes no time."""
     if check.seconds and not plan.seconds_of(check):
         return "no GPU" if check.gpus and not plan.gpus else "too few"

@@ -17,7 +17,7 @@ from envcheck.runner.rejudge import rejudge as judge_again
 from envcheck.runner.state import Run
 
 
-class Rejudged(NamedTuple):
+class RejudgedReport(NamedTuple):
     """The report with today's outcomes; `changed` are (check, before, after), `unknown` what has no check today."""
 
     report: RunReport
@@ -25,7 +25,7 @@ class Rejudged(NamedTuple):
     unknown: list[str]
 
 
-def rejudge(report: RunReport, matrix: Any = None, site: Path | None = None) -> Rejudged:
+def rejudge(report: RunReport, matrix: Any = None, site: Path | None = None) -> RejudgedReport:
     """Judge what the report holds by today's rules, and by `matrix` (None: the shipped one)."""
     planned = {check.id for check in report.plan.checks}
     chosen = [module for module in discover(site) if module.id in planned]
@@ -35,4 +35,4 @@ def rejudge(report: RunReport, matrix: Any = None, site: Path | None = None) -> 
     before = {outcome.id: outcome.status for outcome in report.outcomes}
     new = structs.replace(report, outcomes=run.ordered, verdict=run.verdict, judged_by=__version__)
     changed = [(o.id, str(before.get(o.id, "nothing")), o.status) for o in new.outcomes if o.status != before.get(o.id)]
-    return Rejudged(new, changed, unknown)
+    return RejudgedReport(new, changed, unknown)

@@ -19,7 +19,7 @@ from envcheck.runner.planning import repeat, resume, time_budget
 from envcheck.runner.planning.discover import CheckModule
 from envcheck.runner.planning.plan import planned_seconds, worker_plan
 from envcheck.runner.requirements import measured as requirements_measured
-from envcheck.runner.schema import LimitRow, OutcomeRow, Plan, Planned
+from envcheck.runner.schema import LimitRow, OutcomeRow, Plan, PlannedCheck
 from envcheck.runner.state import Run, now
 from envcheck.runner.targets import locked_packages, worker_session
 
@@ -54,7 +54,9 @@ def validate(run: Run, collect: Callable[[], Snapshot], watcher: Watcher, pause:
         _tell(run, watcher)
 
 
-def _round(run: Run, checks: list[Planned], collect: Callable[[], Snapshot], watcher: Watcher, pause: float) -> None:
+def _round(
+    run: Run, checks: list[PlannedCheck], collect: Callable[[], Snapshot], watcher: Watcher, pause: float
+) -> None:
     # What waits for its second look, in a run that is gone on with, has had its first.
     first = [c for c in checks if c.id not in run.current]
     watcher.running("")

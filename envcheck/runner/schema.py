@@ -17,7 +17,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Base of every part."""
 
 
-class Planned(Row, frozen=True, kw_only=True):
+class PlannedCheck(Row, frozen=True, kw_only=True):
     """One check of a plan. `ranks` 0 is one a GPU, or `nproc` on a CPU; seconds and timeout are of one attempt."""
 
     id: str
@@ -41,7 +41,7 @@ class Plan(Row, frozen=True, kw_only=True):
     """
 
     level: str
-    checks: list[Planned]
+    checks: list[PlannedCheck]
     nproc: int
     gpus: int | None = None
     require_gpu: bool = False
@@ -54,7 +54,7 @@ class Plan(Row, frozen=True, kw_only=True):
         """Return how long the checks themselves are expected to take."""
         return max(sum(map(self.seconds_of, self.checks)) * self.repeat, self.duration or 0.0)
 
-    def seconds_of(self, check: Planned) -> float:
+    def seconds_of(self, check: PlannedCheck) -> float:
         """Return how long a check is expected to take here: no time where the machine shows too few GPUs for it."""
         if self.gpus is None:
             return check.seconds

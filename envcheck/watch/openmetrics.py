@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from envcheck.printable import printable
-from envcheck.watch.samples import GpuSample, TreeSample, Watched
+from envcheck.watch.samples import GpuSample, TreeSample, WatchRecord
 
 _GPU: Final[tuple[tuple[str, str, Callable[[GpuSample], float | None], float], ...]] = (
     ("utilization_ratio", "Share of the time in which the GPU worked.", lambda s: s.utilization, 0.01),
@@ -27,12 +27,12 @@ _TREE: Final[tuple[tuple[str, str, str, Callable[[TreeSample], float]], ...]] = 
 )
 
 
-def openmetrics(seen: Watched) -> str:
+def openmetrics(seen: WatchRecord) -> str:
     """Return the text, which ends with # EOF. A value that a GPU does not offer has no sample."""
     return "".join([*_gpus(seen), *_processes(seen), *_result(seen), "# EOF\n"])
 
 
-def _gpus(seen: Watched) -> Iterator[str]:
+def _gpus(seen: WatchRecord) -> Iterator[str]:
     by_gpu: dict[tuple[str, str], list[GpuSample]] = {}
     for sample in seen.gpus:
         by_gpu.setdefault((str(sample.index), sample.uuid), []).append(sample)
@@ -48,7 +48,7 @@ def _gpus(seen: Watched) -> Iterator[str]:
             yield f"# TYPE {full} gauge\n# HELP {full} {text}\n{''.join(rows)}"
 
 
-def _processes(seen: Watched) -> Iterator[str]:
+def _processes(seen: WatchRecord) -> Iterator[str]:
     for name, kind, text, read in _TREE:
         full, suffix = f"envcheck_watch_{name}", "_total" if kind == "counter" else ""
         # A process that ended between two samples may take bytes of its own with it; a counter never falls.
@@ -60,7 +60,7 @@ def _processes(seen: Watched) -> Iterator[str]:
             yield f"# TYPE {full} {kind}\n# HELP {full} {text}\n{''.join(rows)}"
 
 
-def _result(seen: Watched) -> Iterator[str]:
+def _result(seen: WatchRecord) -> Iterator[str]:
     ended = seen.started + seen.seconds
     for name, text, value in (
         ("exit_code", "Exit code of the command.", seen.exit_code),

@@ -12,7 +12,7 @@ from typing import Final
 from envcheck.printable import printable
 from envcheck.reports.html import charts
 from envcheck.reports.html.svg import SECONDS, PlotLine, chart, legend
-from envcheck.watch.samples import GpuSample, TreeSample, Watched
+from envcheck.watch.samples import GpuSample, TreeSample, WatchRecord
 from envcheck.watch.summary import grouped, summarize
 
 _CSS: Final = Path(charts.__file__).with_name("page.css")
@@ -29,7 +29,7 @@ _GPU: Final[tuple[tuple[str, str, Callable[[GpuSample], float | None], float], .
 )
 
 
-def page(seen: Watched) -> str:
+def page(seen: WatchRecord) -> str:
     """Return the page; what the command is called cannot steer it."""
     title = _text(f"envcheck watch: {shlex.join(seen.command)}")
     rows = "".join(
@@ -50,7 +50,7 @@ def page(seen: Watched) -> str:
     )
 
 
-def _figures(seen: Watched) -> Iterator[str]:
+def _figures(seen: WatchRecord) -> Iterator[str]:
     by_gpu = grouped(seen.gpus)
     for title, unit, read, factor in _GPU:
         lines = [

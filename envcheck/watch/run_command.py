@@ -18,7 +18,7 @@ import msgspec
 
 from envcheck.node.sources import kernel_log
 from envcheck.watch.process_tree import TreeUse
-from envcheck.watch.samples import GpuSample, TreeSample, Watched
+from envcheck.watch.samples import GpuSample, TreeSample, WatchRecord
 
 _FORWARDED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -38,7 +38,7 @@ class _GpuLine(msgspec.Struct):
     problem: str = ""
 
 
-def watch(command: Sequence[str], interval: float, *, gpus: bool) -> Watched:
+def watch(command: Sequence[str], interval: float, *, gpus: bool) -> WatchRecord:
     """Run a command to its end, sample it every `interval` seconds, and return what was seen.
 
     Its exit code is as in a shell: 128+n where signal n ended it, 127 where it is not there, 126 where it cannot run.
@@ -51,7 +51,7 @@ def watch(command: Sequence[str], interval: float, *, gpus: bool) -> Watched:
         except OSError as error:
             code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
             line = f"{command[0]}: {error.strerror}"
-            return Watched(tuple(command), started, 0.0, code, 1, [], [], [], [line])
+            return WatchRecord(tuple(command), started, 0.0, code, 1, [], [], [], [line])
         forwarded.to(process)
         with _Watcher(process.pid, began, interval, problems, gpus=gpus) as watcher:
             status = process.wait()
@@ -59,7 +59,7 @@ def watch(command: Sequence[str], interval: float, *, gpus: bool) -> Watched:
     xids = _xids(problems, seconds) if gpus else []
     code = status if status >= 0 else 128 - status
     cores = len(os.sched_getaffinity(0))
-    return Watched(tuple(command), started, seconds, code, cores, watcher.gpus, watcher.tree, xids, problems)
+    return WatchRecord(tuple(command), started, seconds, code, cores, watcher.gpus, watcher.tree, xids, problems)
 
 
 class _Watcher:

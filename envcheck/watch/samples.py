@@ -46,7 +46,7 @@ class TreeSample(NamedTuple):
     sent: int
 
 
-class Watched(NamedTuple):
+class WatchRecord(NamedTuple):
     """All that was seen. `exit_code` is the command's, `problems` what could not be watched and why.
 
     `xids` are the kernel's lines on GPU errors that came while it ran.

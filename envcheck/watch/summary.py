@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from envcheck.counting import counted
-from envcheck.watch.samples import GpuSample, TreeSample, Watched
+from envcheck.watch.samples import GpuSample, TreeSample, WatchRecord
 
 # What practitioners aim at in training: GPUs at work in 80 % of the time, and 20 % of their memory free as reserve
 # against longer batches and fragmentation.
@@ -34,7 +34,7 @@ class SummaryLine(NamedTuple):
     text: str
 
 
-def summarize(seen: Watched) -> list[SummaryLine]:
+def summarize(seen: WatchRecord) -> list[SummaryLine]:
     """Return the lines of the summary: goals first, then what slowed the run, then the processes."""
     by_gpu = grouped(seen.gpus)
     lines = [*_goals(by_gpu), *_slowed(by_gpu, seen), *_processes(seen.tree, seen.cores)]
@@ -78,7 +78,7 @@ def headroom(samples: Sequence[GpuSample]) -> float | None:
     return 1 - max(shares) if shares else None
 
 
-def _slowed(by_gpu: dict[str, list[GpuSample]], seen: Watched) -> Iterator[SummaryLine]:
+def _slowed(by_gpu: dict[str, list[GpuSample]], seen: WatchRecord) -> Iterator[SummaryLine]:
     for gpu, samples in by_gpu.items():
         reasons = {reason for sample in samples for reason in sample.reasons or ()}
         for reason in (*_FAULTS, *_CAPS):
@@ -102,7 +102,7 @@ def _slowed(by_gpu: dict[str, list[GpuSample]], seen: Watched) -> Iterator[Summa
     yield from _waiting({gpu: by_gpu[gpu] for gpu in busy}, seen)
 
 
-def _waiting(by_gpu: dict[str, list[GpuSample]], seen: Watched) -> Iterator[SummaryLine]:
+def _waiting(by_gpu: dict[str, list[GpuSample]], seen: WatchRecord) -> Iterator[SummaryLine]:
     """Yield why GPUs that work now and then wait, as far as the CPU shows it."""
     values = [s.utilization for samples in by_gpu.values() for s in samples if s.utilization is not None]
     share = sum(value < _WAITING for value in values) / len(values) if values else 0.0
@@ -138,7 +138,7 @@ def _processes(tree: Sequence[TreeSample], cores: int) -> Iterator[SummaryLine]:
     yield SummaryLine("traffic", "info", f"{disk}; {network}")
 
 
-def document(seen: Watched) -> dict[str, Any]:
+def document(seen: WatchRecord) -> dict[str, Any]:
     """Return the document envcheck/watch/1: what ran, the summary, and the series."""
     return {
         "schema": "envcheck/watch/1",

@@ -25,7 +25,7 @@ from envcheck.registry.oci.repository import Repository
 from envcheck.registry.proofs.judge import ProofTerms
 from envcheck.registry.proofs.ran_image import RemoteImage
 from envcheck.registry.proofs.statement import ProvenImage, Sha256, Statement, Subject, written
-from envcheck.registry.publishing import Prepared, publish
+from envcheck.registry.publishing import PreparedProof, publish
 from envcheck.reports import model
 from envcheck.runner.schema import TargetFacts
 from envcheck.signing import load_private
@@ -102,7 +102,7 @@ class Site:
         """Attach the proof of such a run with its evidence."""
         statement = self.stated(image, **changes)
         remote = RemoteImage(self.name, image.digest, statement.facts.image.config, "amd64")
-        prepared = Prepared(remote, proofs.packed("cpu"), statement)
+        prepared = PreparedProof(remote, proofs.packed("cpu"), statement)
         publish(self.repository, prepared, load_private(self.folder / by))
 
     def pull(self, *words: object, policy: Path | None = None) -> dict[str, Any]:

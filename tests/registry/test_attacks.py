@@ -48,7 +48,7 @@ def put(site: Site, image: StoredManifest, content: bytes) -> None:
 
 def envelope_of(site: Site, image: StoredManifest) -> bytes:
     """Return the bytes of the one proof beside an image."""
-    [proof] = [one for one in referrers(site.repository, image.digest).found if one.manifest.kind == BUNDLE_TYPE]
+    [proof] = [one for one in referrers(site.repository, image.digest).artifacts if one.manifest.kind == BUNDLE_TYPE]
     return site.repository.blob(proof.manifest.layers[0], 1 << 20)
 
 
@@ -57,7 +57,7 @@ def another_image_s_index(site: Site, image: StoredManifest) -> None:
     site.attach(other)
     index = site.repository.manifest(fallback_tag(other.digest))
     site.repository.push_manifest(index.content, index.media_type, fallback_tag(image.digest))
-    for one in referrers(site.repository, other.digest).found:
+    for one in referrers(site.repository, other.digest).artifacts:
         site.repository.push_manifest(
             one.content, one.descriptor.media_type, own_tag(image.digest, one.descriptor.digest)
         )
@@ -141,7 +141,9 @@ def test_each_attack_ends_in_its_refusal(
 def test_a_report_that_is_exchanged_on_the_disk_is_tampering(on_disk: Site, docker_files: Path) -> None:
     image = on_disk.image("one")
     on_disk.attach(image)
-    [report] = [one for one in referrers(on_disk.repository, image.digest).found if one.manifest.kind == REPORT_TYPE]
+    [report] = [
+        one for one in referrers(on_disk.repository, image.digest).artifacts if one.manifest.kind == REPORT_TYPE
+    ]
     file = stored_blob(docker_files, report.manifest.layers[0].digest)
     honest = file.read_bytes()
     file.write_bytes(proofs.packed("h200x1").content)

@@ -71,11 +71,11 @@ def test_a_bundle_of_cosigns_is_opened_by_its_key(address: str, tmp_path: Path) 
     words += ["--use-signing-config=false", "--tlog-upload=false", "--allow-http-registry"]
     code, said = cosign(tmp_path, "attest", *words, f"{address}/team/theirs@{image}")
     assert code == 0, said
-    (found,) = referrers(repository, image).found
+    (found,) = referrers(repository, image).artifacts
     content = repository.blob(found.manifest.layers[0], strict_json.MOST)
     key = load_public(tmp_path / "cosign.pub")
     result = envelope.open_envelope(content, statements.PAYLOAD_TYPE, [key])
-    assert isinstance(result, envelope.Opened)
+    assert isinstance(result, envelope.EnvelopeContents)
     assert result.signer == key.id
     with pytest.raises(strict_json.MalformedError, match=r"Statement/v0\.1"):
         statements.decode(result.payload)

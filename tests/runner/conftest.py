@@ -15,7 +15,7 @@ from envcheck.runner.planning.discover import discover
 from envcheck.runner.planning.plan import plan
 from envcheck.runner.schema import OutcomeRow
 from envcheck.runner.state import Run
-from envcheck.runner.targets.interface import Chosen, Target
+from envcheck.runner.targets.interface import ChosenPython, Target
 from envcheck.runner.targets.local_python import LocalPython
 
 HEAD = '''"""Goes wrong in a test."""
@@ -85,7 +85,7 @@ def run_site(site: Path) -> RunSite:
     ) -> Run:
         chosen = [f for f in discover(site) if f.path.is_relative_to(site)]
         planned = plan(chosen, level="full", nproc=2, require_gpu=require_gpu, timeout=timeout, **choices)
-        ours = target or LocalPython(Chosen(Path(sys.executable), "--python"))
+        ours = target or LocalPython(ChosenPython(Path(sys.executable), "--python"))
         result = Run(planned, chosen, ours, site=site, spawn=spawn)
         validate(result, lambda: snapshot or Snapshot(), watcher or Silent(), pause=0.0)
         return result
@@ -116,6 +116,6 @@ def run_real(add: AddCheck, run_site: RunSite) -> Callable[[Path], Run]:
         add(
             "uses_torch", "import torch\nreturn {'sum': float(torch.ones(3).sum()), 'threads': torch.get_num_threads()}"
         )
-        return run_site(target=LocalPython(Chosen(python, "--python")))
+        return run_site(target=LocalPython(ChosenPython(python, "--python")))
 
     return run

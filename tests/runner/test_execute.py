@@ -16,7 +16,7 @@ from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.runner.schema import TargetFacts, plain
 from envcheck.runner.state import Run
 from envcheck.runner.targets import worker_session
-from envcheck.runner.targets.interface import Chosen
+from envcheck.runner.targets.interface import ChosenPython
 from envcheck.runner.targets.local_python import PACKAGE, LocalPython
 from tests.interpreters import interpreters
 
@@ -136,7 +136,7 @@ from envcheck.runner.planning.discover import discover
 from envcheck.runner.planning.plan import plan
 from envcheck.runner.targets.local_python import LocalPython
 from envcheck.runner.state import Run
-from envcheck.runner.targets.interface import Chosen
+from envcheck.runner.targets.interface import ChosenPython
 site = pathlib.Path({site!r})
 chosen = [f for f in discover(site) if f.id == "one"]
 class Watcher:
@@ -148,7 +148,8 @@ def hangs():
     signal.raise_signal(signal.SIGINT)
     threading.Event().wait()
 def run(collect):
-    made = Run(plan(chosen, level="full", nproc=1), chosen, LocalPython(Chosen(pathlib.Path(sys.executable), "x")))
+    python = ChosenPython(pathlib.Path(sys.executable), "x")
+    made = Run(plan(chosen, level="full", nproc=1), chosen, LocalPython(python))
     made.site = site
     execute.validate(made, collect, Watcher())
 try:
@@ -337,6 +338,6 @@ def test_the_worker_runs_in_every_python_there_is(
 ) -> None:
     add("version", "return {'python': list(sys.version_info[:2])}")
     add("raises", "raise ValueError('as planned')", "ranks=1")
-    run = run_site(target=LocalPython(Chosen(Path(python), "--python")), spawn=spawn)
+    run = run_site(target=LocalPython(ChosenPython(Path(python), "--python")), spawn=spawn)
     assert run.environment["python"].startswith(".".join(map(str, run.outcomes["version"].ranks[0]["python"])))
     assert run.outcomes["raises"].summary == "rank 0 ValueError: as planned"

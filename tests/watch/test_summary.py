@@ -6,7 +6,7 @@ import pytest
 
 from envcheck.watch.openmetrics import openmetrics
 from envcheck.watch.page import page, thinned
-from envcheck.watch.samples import GpuSample, TreeSample, Watched
+from envcheck.watch.samples import GpuSample, TreeSample, WatchRecord
 from envcheck.watch.summary import summarize
 
 GIB = 1 << 30
@@ -27,14 +27,14 @@ def gpu(at: float, index: int = 0, **values: object) -> GpuSample:
     return GpuSample(at=at, uuid=f"GPU-{index}", index=index, **{**usual, **values})  # type: ignore[arg-type]
 
 
-def watched(gpus: list[GpuSample], cpu: float = 1.0, **values: object) -> Watched:
+def watched(gpus: list[GpuSample], cpu: float = 1.0, **values: object) -> WatchRecord:
     """Return a run of ten seconds on four cores, `cpu` of which were busy."""
     tree = [TreeSample(float(at), 2, GIB, at * cpu, at * 1000, 0, 0, 0) for at in range(11)]
-    seen = Watched(("python", "train.py"), 1_800_000_000.0, 10.0, 0, 4, gpus, tree, [], [])
+    seen = WatchRecord(("python", "train.py"), 1_800_000_000.0, 10.0, 0, 4, gpus, tree, [], [])
     return seen._replace(**values)  # type: ignore[arg-type]
 
 
-def lines(seen: Watched) -> dict[str, tuple[str, str]]:
+def lines(seen: WatchRecord) -> dict[str, tuple[str, str]]:
     """Return status and text of each line."""
     return {line.what: (line.status, line.text) for line in summarize(seen)}
 

@@ -85,7 +85,7 @@ def _every(torch: Any, device: Any, seed: int, capability: tuple[int, ...]) -> d
 
 def _emulated(capability: tuple[int, ...]) -> None:
     message = f"bf16 is emulated at compute capability {capability} (8.0 has it)"
-    raise promise_cases.Absent(message)
+    raise promise_cases.AbsentFeature(message)
 
 
 class _AutocastTask(NamedTuple):

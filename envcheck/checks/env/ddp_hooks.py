@@ -80,7 +80,7 @@ def measure(rank: Rank) -> Measured:
 def _tried(torch: Any, dist: Any, rank: Rank, device: Any, hook: str) -> Measured:
     try:
         return _run(torch, dist, rank, device, hook)
-    except promise_cases.Absent as absent:
+    except promise_cases.AbsentFeature as absent:
         return {"unsupported": str(absent)}
     except Exception as error:  # noqa: BLE001 (an error of NCCL's or CUDA's is a failure that is quoted, no absence)
         return {"raised": promise_cases.quoted(error)}
@@ -114,11 +114,11 @@ def _register(torch: Any, dist: Any, model: Any, hook: str, device: Any) -> Any:
             refused = next((refusal for refusal in REFUSALS if refusal in str(error)), None)
             if refused is None or device.type != "cpu":
                 raise
-            raise promise_cases.Absent(promise_cases.quoted(error)) from error
+            raise promise_cases.AbsentFeature(promise_cases.quoted(error)) from error
         return None
     if importlib.util.find_spec("numpy") is None:
         message = "torch's PowerSGD hook imports NumPy, which is not installed"
-        raise promise_cases.Absent(message)
+        raise promise_cases.AbsentFeature(message)
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=SUBSPACE, start_powerSGD_iter=WHOLE)

@@ -225,7 +225,7 @@ class _Options:
         """Normalise by the mean and variance of all ranks' samples."""
         if self.device.type == "cpu":
             message = "SyncBatchNorm works on GPUs alone (its documentation)"
-            raise promise_cases.Absent(message)
+            raise promise_cases.AbsentFeature(message)
         torch, count = self.torch, 6
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(torch.nn.BatchNorm1d(1, eps=0.0)).to(self.device)
         samples = plain_math.values("samples", count * len(self.every), 2.0)

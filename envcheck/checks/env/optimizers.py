@@ -72,7 +72,7 @@ def measure(rank: Rank) -> Measured:
         **walks.cases(),
         **schedule_cases.cases(walks),
         **clipping_cases.Clipping(torch, walks.gradients[0], walks.with_gradients).cases(),
-        **optimizer_cases.More(torch, device, seed, walks.make).cases(),
+        **optimizer_cases.LargeProblemCases(torch, device, seed, walks.make).cases(),
         **gradient_cases.cases(walks),
         **optimizer_cases.averages(walks),
     }

@@ -97,12 +97,12 @@ class Seeds(Squares):
 def parted(torch: Any, count: int) -> Any:
     """Return an IterableDataset of `count` numbers, of which each worker gives its share."""
 
-    class Parted(torch.utils.data.IterableDataset):  # type: ignore[misc]
+    class PartedDataset(torch.utils.data.IterableDataset):  # type: ignore[misc]
         def __iter__(self) -> Iterator[int]:
             info = torch.utils.data.get_worker_info()
             return iter(range(info.id, count, info.num_workers))
 
-    return Parted()
+    return PartedDataset()
 
 
 class _Tries:

@@ -10,7 +10,7 @@ import click
 
 from envcheck.cli.shared import completion
 from envcheck.cli.shared.interruptible import terminable
-from envcheck.cli.shared.parameter_types import Finite
+from envcheck.cli.shared.parameter_types import FiniteRange
 from envcheck.cli.shared.typed_options import takes
 from envcheck.images.build.tags import REPOSITORY
 
@@ -115,7 +115,7 @@ class BuildOptions(NamedTuple):
     type=click.Choice(["auto", "registry", "bootstrap"]),
     help="Where the base is from. auto: bootstrapped where no registry has it.",
 )
-@click.option("--timeout", default=7200.0, show_default=True, type=Finite(min=1), help="Seconds.")
+@click.option("--timeout", default=7200.0, show_default=True, type=FiniteRange(min=1), help="Seconds.")
 @click.option(
     "--images",
     "images_dir",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import click
 
 from envcheck.cli.report_output import files as report_output_files
-from envcheck.cli.shared.parameter_types import Finite
+from envcheck.cli.shared.parameter_types import FiniteRange
 from envcheck.cli.shared.typed_options import takes
 from envcheck.reports.formats import registry
 
@@ -114,7 +114,7 @@ def convert(options: ReportConvertOptions) -> None:
 @command.command()
 @click.argument("before", type=_REPORT)
 @click.argument("after", type=_REPORT)
-@click.option("--threshold", type=Finite(0, 1), metavar="SHARE", help="Slower by less is the same [0.05].")
+@click.option("--threshold", type=FiniteRange(0, 1), metavar="SHARE", help="Slower by less is the same [0.05].")
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 @click.pass_context
 @takes(ReportCompareOptions)

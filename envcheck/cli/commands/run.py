@@ -17,7 +17,7 @@ from envcheck.cli.report_output.files import Destinations
 from envcheck.cli.report_output.node_files import Output, OutputType
 from envcheck.cli.report_output.run_and_report import run_and_report
 from envcheck.cli.shared import completion, messages
-from envcheck.cli.shared.parameter_types import Duration, Finite
+from envcheck.cli.shared.parameter_types import Duration, FiniteRange
 from envcheck.cli.shared.typed_options import takes
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
@@ -86,7 +86,7 @@ class RunOptions(NamedTuple):
     "--requirements", metavar="FILE", help="Fail if the node lacks what this TOML file (or: hgx-h100) asks for."
 )
 @click.option("--nproc", type=click.IntRange(1), default=2, show_default=True, help="Ranks of a group on a CPU.")
-@click.option("--timeout", type=Finite(0.1), help="End each check after this many seconds, instead of its own limit.")
+@click.option("--timeout", type=FiniteRange(0.1), help="End each check after so many seconds, not after its own limit.")
 @click.option("--shm-size", default="8g", show_default=True, help="Shared memory of the container (with --image).")
 @click.option("--spawn", is_flag=True, help="Start every rank in a fresh Python instead of forking it.")
 @click.option(

@@ -13,7 +13,7 @@ from envcheck.cli.shared.typed_options import takes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from envcheck.watch.samples import Watched
+    from envcheck.watch.samples import WatchRecord
 
 
 class WatchOptions(NamedTuple):
@@ -59,7 +59,7 @@ def command(options: WatchOptions, ctx: click.Context) -> None:
     ctx.exit(seen.exit_code)
 
 
-def _report(seen: Watched, options: WatchOptions, *, quiet: bool) -> None:
+def _report(seen: WatchRecord, options: WatchOptions, *, quiet: bool) -> None:
     """Print the summary and write the files; what cannot be written is said and changes no exit code."""
     import msgspec
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from envcheck.images.spec import ImageSpec
     from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
 
-Chosen = tuple["Cell", list["Target"]]
+CellTargets = tuple["Cell", list["Target"]]
 
 
 class Selection(Protocol):
@@ -35,7 +35,7 @@ class Selection(Protocol):
         """A file that lists changed paths."""
 
 
-def selected(matrix: Matrix, options: Selection, images_dir: Path) -> list[Chosen]:
+def selected(matrix: Matrix, options: Selection, images_dir: Path) -> list[CellTargets]:
     """Return the cells with their targets; a target that no named cell has is a ConfigError."""
     from envcheck.images.spec import select
 
@@ -50,7 +50,7 @@ def selected(matrix: Matrix, options: Selection, images_dir: Path) -> list[Chose
     return _touched(chosen, options, images_dir)
 
 
-def _touched(chosen: list[Chosen], options: Selection, images_dir: Path) -> list[Chosen]:
+def _touched(chosen: list[CellTargets], options: Selection, images_dir: Path) -> list[CellTargets]:
     """Return those that the named changes touch; all where no change is named."""
     from envcheck.cli.images import changed_paths
     from envcheck.images.changed import changed_cells
@@ -68,7 +68,9 @@ def _touched(chosen: list[Chosen], options: Selection, images_dir: Path) -> list
     return [(cell, targets) for cell, targets in chosen if str(cell) in touched]
 
 
-def specs_of(matrix: Matrix, chosen: Sequence[Chosen], images_dir: Path, archs: Sequence[HostArch]) -> list[ImageSpec]:
+def specs_of(
+    matrix: Matrix, chosen: Sequence[CellTargets], images_dir: Path, archs: Sequence[HostArch]
+) -> list[ImageSpec]:
     """Return one spec for each target of each cell on each of these architectures that the cell is published for."""
     from envcheck.images.build.plan import PLATFORMS
     from envcheck.images.spec import load_spec

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from envcheck.cli.shared import completion
-from envcheck.cli.shared.parameter_types import Finite, Size
+from envcheck.cli.shared.parameter_types import FiniteRange, Size
 from envcheck.cli.shared.typed_options import takes
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
@@ -67,7 +67,7 @@ class MirrorProbeOptions(NamedTuple):
 @click.option(
     "--max-bytes", type=Size(), default="128M", show_default=True, help="Byte budget for all mirrors together."
 )
-@click.option("--seconds", type=Finite(1, 600), default=45.0, show_default=True, help="Time budget for each part.")
+@click.option("--seconds", type=FiniteRange(1, 600), default=45.0, show_default=True, help="Time budget for each part.")
 @click.option("--fresh", is_flag=True, help="Measure again, even if results of the last hour are stored.")
 @click.option("--offline", is_flag=True, help="Rank stored results of any age; send no requests.")
 @click.option("--json", "as_json", is_flag=True, help="Print envcheck/ranking/1.")

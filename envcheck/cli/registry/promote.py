@@ -15,7 +15,7 @@ from envcheck.errors import ConfigError
 if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.registry.oci.references import ImageReference
-    from envcheck.registry.promotions import GateResult, Promoted
+    from envcheck.registry.promotions import GateResult, PromotionResult
     from envcheck.registry.proofs.policy import Policy
 
 
@@ -109,7 +109,7 @@ def _check_source(policy: Policy, source: ImageReference) -> None:
         raise ConfigError(message, fix="promote the image of that repository, or change promote.from")
 
 
-def _show(gates: list[GateResult], done: Promoted | None) -> None:
+def _show(gates: list[GateResult], done: PromotionResult | None) -> None:
     for gate in gates:
         if gate.refused is None and gate.proof is not None:
             click.echo(f"met      {gate.name}: {access.ran_on(gate.proof)}")
@@ -125,7 +125,7 @@ def _show(gates: list[GateResult], done: Promoted | None) -> None:
         click.echo(f"note: {note}")
 
 
-def _document(source: ImageReference, gates: list[GateResult], done: Promoted | None) -> str:
+def _document(source: ImageReference, gates: list[GateResult], done: PromotionResult | None) -> str:
     import msgspec
 
     rows = [

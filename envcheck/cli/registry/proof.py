@@ -52,7 +52,7 @@ def command(options: ProofOptions, settings: Settings) -> None:
     Exit 0: a proof holds; 1: none does; 2: wrong usage; 3: the registry does not answer.
     """
     from envcheck.matrix.file.load import load
-    from envcheck.registry.attached_proofs import beside
+    from envcheck.registry.attached_proofs import read_proofs
     from envcheck.registry.oci.documents import Platform
     from envcheck.registry.oci.references import parse_reference
     from envcheck.registry.proofs.judge import judge_image
@@ -62,7 +62,7 @@ def command(options: ProofOptions, settings: Settings) -> None:
     reference = parse_reference(options.reference)
     repository = access.repository(reference, options.mirror)
     image = repository.image(reference.wanted, Platform(architecture=access.architecture(), os="linux")).digest
-    found = beside(repository, image)
+    found = read_proofs(repository, image)
     proofs = judge_image(found.proofs, image, terms)
     name = str(reference.pinned(image))
     if options.as_json:

@@ -102,14 +102,14 @@ def _reference(options: PullOptions) -> ImageReference:
     return reference
 
 
-class Pulled(NamedTuple):
+class PulledImage(NamedTuple):
     """The engine that has the image now, and the local name."""
 
     engine: str
     name: str
 
 
-def _pull(reference: ImageReference, chosen: ChosenImage, options: PullOptions) -> Pulled:
+def _pull(reference: ImageReference, chosen: ChosenImage, options: PullOptions) -> PulledImage:
     from envcheck.images import engines
 
     engine = engines.find(options.engine)
@@ -130,10 +130,10 @@ def _pull(reference: ImageReference, chosen: ChosenImage, options: PullOptions) 
         engine, f"envcheck/torch:{(facts.cell or 'image').removeprefix('torch')}-{facts.target or 'runtime'}"
     )
     connected.tag(pinned, name)
-    return Pulled(engine, name)
+    return PulledImage(engine, name)
 
 
-def _show(reference: ImageReference, choice: PullChoice, pulled: Pulled | None, options: PullOptions) -> None:
+def _show(reference: ImageReference, choice: PullChoice, pulled: PulledImage | None, options: PullOptions) -> None:
     chosen = choice.chosen
     if chosen is not None:
         said = "proven" if chosen.proof.proven else "not proven: nobody signed it, and the policy allows that"
@@ -158,7 +158,7 @@ def _show(reference: ImageReference, choice: PullChoice, pulled: Pulled | None, 
         click.echo(f"{pulled.engine} run --rm -it {gpu}{pulled.name}")
 
 
-def _document(reference: ImageReference, choice: PullChoice, pulled: Pulled | None, options: PullOptions) -> str:
+def _document(reference: ImageReference, choice: PullChoice, pulled: PulledImage | None, options: PullOptions) -> str:
     import msgspec
 
     chosen = choice.chosen

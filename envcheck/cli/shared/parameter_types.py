@@ -33,7 +33,7 @@ class Duration(click.ParamType[float]):
         return seconds
 
 
-class Finite(click.FloatRange):
+class FiniteRange(click.FloatRange):
     """A number within bounds: NaN and infinity are refused, which click's own type takes."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from envcheck.cli.shared import messages
-from envcheck.cli.shared.parameter_types import Finite, Size
+from envcheck.cli.shared.parameter_types import FiniteRange, Size
 from envcheck.cli.shared.typed_options import takes
 from envcheck.cli.store.bundle import export, import_
 from envcheck.cli.store.options import format_bytes, format_version, json_option
@@ -182,8 +182,8 @@ def verify(options: StoreVerifyOptions, obj: Any) -> int:
 
 @command.command("gc")
 @click.option("--max-size", type=Size(), help="Limit for the store itself instead of the file system.")
-@click.option("--high", default=85.0, show_default=True, type=Finite(0, 100), help="Start above this percentage.")
-@click.option("--low", default=75.0, show_default=True, type=Finite(0, 100), help="Stop at this percentage.")
+@click.option("--high", default=85.0, show_default=True, type=FiniteRange(0, 100), help="Start above this percentage.")
+@click.option("--low", default=75.0, show_default=True, type=FiniteRange(0, 100), help="Stop at this percentage.")
 @click.option("--dry-run", is_flag=True, help="Only report what would be evicted.")
 @json_option
 @click.pass_obj

@@ -19,7 +19,7 @@ _MOST_NAMED: Final = 5
 _LONGEST: Final = 200
 
 
-class Launched(NamedTuple):
+class LaunchResult(NamedTuple):
     """How a launch went: seconds since 1970 at its start and end, and its last line of output or why it ended."""
 
     started: float
@@ -42,7 +42,7 @@ def read_reports(folder: Path) -> tuple[list[NodeReport], list[str]]:
 
 
 def result_of(
-    test: GroupTest, reports: Sequence[NodeReport], problems: Sequence[str], launched: Launched
+    test: GroupTest, reports: Sequence[NodeReport], problems: Sequence[str], launched: LaunchResult
 ) -> GroupResult:
     """Return what the reports of a test say together; a group of which a report is missing is undetermined.
 
@@ -74,7 +74,7 @@ def _is_of(report: NodeReport, node: str) -> bool:
     return report.node == node or report.node.partition(".")[0] == node.partition(".")[0]
 
 
-def _answer(node: str, report: NodeReport, launched: Launched) -> NodeAnswer:
+def _answer(node: str, report: NodeReport, launched: LaunchResult) -> NodeAnswer:
     status = "undetermined" if report.status == "error" else report.status
     gpus = {check.gpu for check in report.checks if check.status == "fail" and check.gpu}
     reason = next((f"{check.check}: {check.summary}" for check in report.checks if check.status == "fail"), report.why)
@@ -90,7 +90,7 @@ def _answer(node: str, report: NodeReport, launched: Launched) -> NodeAnswer:
     )
 
 
-def _clock(report: NodeReport, launched: Launched) -> float | None:
+def _clock(report: NodeReport, launched: LaunchResult) -> float | None:
     """Return how far a node's clock is ahead of this machine's, as far as the launch shows: 0 within its time."""
     if report.started is None or report.ended is None:
         return None

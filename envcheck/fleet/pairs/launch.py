@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from envcheck.errors import ConfigError
 from envcheck.fleet.hostlist import fold
-from envcheck.fleet.pairs.group_reports import Launched, read_reports, result_of
+from envcheck.fleet.pairs.group_reports import LaunchResult, read_reports, result_of
 from envcheck.fleet.pairs.model import ROLL_CALL, GroupResult, GroupTest
 
 SLURM: Final = "srun --nodelist={nodes} --nodes={count} --ntasks-per-node=1 --overlap {command}"
@@ -72,7 +72,7 @@ class Launcher(NamedTuple):
         with (folder / _LOG).open("wb") as log:
             why = _waited(self.command(test, folder), meeting_point(test), log.fileno(), self.timeout, stop)
         reports, problems = read_reports(folder)
-        launched = Launched(began, time.time(), why or _last_line(folder / _LOG))
+        launched = LaunchResult(began, time.time(), why or _last_line(folder / _LOG))
         return result_of(test, reports, problems, launched)
 
 

@@ -73,7 +73,7 @@ class Blame(msgspec.Struct, frozen=True):
     by: tuple[str, ...] = ()
 
 
-class Unclear(msgspec.Struct, frozen=True):
+class UnclearNodes(msgspec.Struct, frozen=True):
     """Nodes about which nothing certain was found: a fault that could not be isolated, or groups that never formed."""
 
     nodes: tuple[str, ...]
@@ -85,8 +85,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
     """What all tests together say. `good` are the nodes that passed in a group; `notes` change no verdict."""
 
     blamed: tuple[Blame, ...] = ()
-    not_isolated: tuple[Unclear, ...] = ()
-    undetermined: tuple[Unclear, ...] = ()
+    not_isolated: tuple[UnclearNodes, ...] = ()
+    undetermined: tuple[UnclearNodes, ...] = ()
     good: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -10,7 +10,7 @@ import msgspec
 
 from envcheck.counting import counted
 from envcheck.fleet.hostlist import fold
-from envcheck.fleet.pairs.model import Diagnosis, Unclear
+from envcheck.fleet.pairs.model import Diagnosis, UnclearNodes
 from envcheck.fleet.pairs.session import Fleet
 from envcheck.printable import printable
 
@@ -65,5 +65,5 @@ def document(diagnosis: Diagnosis, fleet: Fleet, tests: int) -> bytes:
     return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
 
 
-def _nodes(row: Unclear) -> str:
+def _nodes(row: UnclearNodes) -> str:
     return fold(row.nodes) if row.nodes else "no node"

@@ -15,14 +15,14 @@ from envcheck.runner.schema import encodable
 from envcheck.safe_files import read_regular
 
 
-class Ingested(NamedTuple):
+class IngestResult(NamedTuple):
     """The files of a fleet, each once, and how many of them were read now."""
 
     files: list[KnownFile]
     read: int
 
 
-def ingest(database: FleetDatabase, places: Iterable[Path]) -> Ingested:
+def ingest(database: FleetDatabase, places: Iterable[Path]) -> IngestResult:
     """Read what is new below the places. Raise ConfigError for a place that is not there."""
     known, files, count = database.files(), dict[str, KnownFile](), 0
     for found in find(places):
@@ -35,7 +35,7 @@ def ingest(database: FleetDatabase, places: Iterable[Path]) -> Ingested:
             database.keep_file(file)
             count += 1
         files[path] = file
-    return Ingested([*files.values()], count)
+    return IngestResult([*files.values()], count)
 
 
 def _read(database: FleetDatabase, found: FoundFile, path: str) -> KnownFile:

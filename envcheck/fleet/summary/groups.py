@@ -30,7 +30,7 @@ class RunFacts(NamedTuple):
     late: float | None
 
 
-class Grouped(NamedTuple):
+class GroupRuns(NamedTuple):
     """A group, with its runs."""
 
     group: FleetGroup
@@ -47,7 +47,7 @@ def run_facts(database: FleetDatabase, runs: Collection[int], modified: dict[int
     ]
 
 
-def grouped(runs: Iterable[RunFacts], by: Sequence[str]) -> list[Grouped]:
+def grouped(runs: Iterable[RunFacts], by: Sequence[str]) -> list[GroupRuns]:
     """Return the groups, the largest first. A driver counts by its branch: other releases of it are drift."""
     held: dict[tuple[str | None, ...], list[RunFacts]] = defaultdict(list)
     for run in runs:
@@ -59,12 +59,12 @@ def grouped(runs: Iterable[RunFacts], by: Sequence[str]) -> list[Grouped]:
         held[tuple(kinds[axis] if axis in by else None for axis in AXES)].append(run)
     ordered = sorted(held.items(), key=lambda item: (-len(item[1]), tuple(map(str, item[0]))))
     return [
-        Grouped(FleetGroup(gpu=gpu, cell=cell, driver=driver, nodes=len(members)), members)
+        GroupRuns(FleetGroup(gpu=gpu, cell=cell, driver=driver, nodes=len(members)), members)
         for (gpu, cell, driver), members in ordered
     ]
 
 
-def drifts(database: FleetDatabase, groups: Sequence[Grouped]) -> Iterator[ConfigurationDrift]:
+def drifts(database: FleetDatabase, groups: Sequence[GroupRuns]) -> Iterator[ConfigurationDrift]:
     """Yield in what the nodes of each group are configured differently."""
     contents = dict(database.rows("SELECT id, content FROM configurations"))
     for number, group in enumerate(groups):
@@ -81,7 +81,7 @@ class _Measured(NamedTuple):
     repeat: int
 
 
-def measured(database: FleetDatabase, groups: Sequence[Grouped]) -> Iterator[Outlier | ConfigurationDrift]:
+def measured(database: FleetDatabase, groups: Sequence[GroupRuns]) -> Iterator[Outlier | ConfigurationDrift]:
     """Yield the values that are far from those of the same group and number of GPUs, a check at a time."""
     kind = {run.run: (number, run.gpus, run.node) for number, group in enumerate(groups) for run in group.runs}
     units = dict(database.rows("SELECT id, text FROM names"))
@@ -116,7 +116,7 @@ def _deviating(
         yield compared(group, check, nodes)
 
 
-def _clocks(groups: Sequence[Grouped]) -> Iterator[Outlier | ConfigurationDrift]:
+def _clocks(groups: Sequence[GroupRuns]) -> Iterator[Outlier | ConfigurationDrift]:
     """Yield the nodes whose files were written much longer after the end of the run than those of the others."""
     for number, group in enumerate(groups):
         rows = [_Measured(run.node, run.late, "", 1) for run in group.runs if run.late is not None]

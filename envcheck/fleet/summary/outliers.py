@@ -26,7 +26,7 @@ class Deviation(NamedTuple):
     z: float
 
 
-class Compared(NamedTuple):
+class OutlierResult(NamedTuple):
     """The outliers of some values; where MAD is 0 the value of most of them, and the places of those that drift."""
 
     outliers: list[Deviation]
@@ -34,21 +34,21 @@ class Compared(NamedTuple):
     drifting: list[int] = []  # noqa: RUF012 (a NamedTuple's default is never changed)
 
 
-def compare(values: Sequence[float], floor: float = 0.0) -> Compared:
+def compare(values: Sequence[float], floor: float = 0.0) -> OutlierResult:
     """Return which values are far from the others; `floor` is the least distance in their unit that counts."""
     if len(values) < LEAST:
-        return Compared([])
+        return OutlierResult([])
     median = statistics.median(values)
     scale = max(SCALE * statistics.median(abs(value - median) for value in values), floor / FURTHEST)
     if scale == 0:
-        return Compared([], median, [place for place, value in enumerate(values) if _drifts(value, median)])
+        return OutlierResult([], median, [place for place, value in enumerate(values) if _drifts(value, median)])
     least = max(FURTHEST * scale, FLOOR * abs(median), floor)
     far = [
         Deviation(place, value, median, (value - median) / scale)
         for place, value in enumerate(values)
         if abs(value - median) > least
     ]
-    return Compared(far)
+    return OutlierResult(far)
 
 
 def _drifts(value: float, constant: float) -> bool:

@@ -11,7 +11,7 @@ from envcheck import __version__
 from envcheck.counting import counted
 from envcheck.fleet.hostlist import fold, is_name, natural
 from envcheck.fleet.reading.database import FleetDatabase, KnownFile
-from envcheck.fleet.reading.ingest import Ingested
+from envcheck.fleet.reading.ingest import IngestResult
 from envcheck.fleet.reading.one_report import BY_SEVERITY
 from envcheck.fleet.summary import groups as grouping
 from envcheck.fleet.summary.model import (
@@ -51,10 +51,10 @@ class FleetAnswer(NamedTuple):
 
     report: FleetReport
     states: dict[str, StateOfNode]
-    groups: list[grouping.Grouped]
+    groups: list[grouping.GroupRuns]
 
 
-def summarize(database: FleetDatabase, ingested: Ingested, question: FleetQuestion) -> FleetAnswer:
+def summarize(database: FleetDatabase, ingested: IngestResult, question: FleetQuestion) -> FleetAnswer:
     """Return what the reports of a fleet say together."""
     runs = _runs(database)
     sightings = [_sighting(file, runs) for file in ingested.files if file.run is not None or file.problem]

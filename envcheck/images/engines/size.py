@@ -10,7 +10,7 @@ import msgspec
 from envcheck.errors import BuildError, ConfigError
 from envcheck.images.engines import connect, local_name, subprocesses
 from envcheck.images.size import inside
-from envcheck.images.size.ledger import Layer, Measured, SizeLedger, ledger
+from envcheck.images.size.ledger import Layer, MeasuredSizes, SizeLedger, ledger
 
 _TIMEOUT: Final = 300.0
 
@@ -43,7 +43,7 @@ def _bytes(row: dict[str, Any]) -> int:
     return int(float(size))
 
 
-def _measured(engine: str, name: str) -> Measured:
+def _measured(engine: str, name: str) -> MeasuredSizes:
     script = Path(inside.__file__).read_text(encoding="utf-8")
     argv = [engine, "run", "--rm", "--network=none", "--user=0", "--entrypoint=python3", name, "-I", "-B", "-c", script]
     printed = subprocesses.output(argv, timeout=_TIMEOUT)
@@ -51,4 +51,4 @@ def _measured(engine: str, name: str) -> Measured:
     if line is None:
         message = f"{name} did not print the sizes of its files"
         raise BuildError(message, fix="run it by hand to see more")
-    return msgspec.json.decode(line.removeprefix(inside.MARK), type=Measured)
+    return msgspec.json.decode(line.removeprefix(inside.MARK), type=MeasuredSizes)

@@ -26,7 +26,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     step: str
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredSizes(msgspec.Struct, frozen=True, kw_only=True):
     """What `inside.py` prints. Sizes are in bytes; `kinds` has the keys of KINDS."""
 
     packages: dict[str, int]
@@ -60,7 +60,7 @@ class SizeLedger(msgspec.Struct, frozen=True, kw_only=True):
     unneeded: dict[str, int]
 
 
-def ledger(image: str, layers: Sequence[Layer], measured: Measured) -> SizeLedger:
+def ledger(image: str, layers: Sequence[Layer], measured: MeasuredSizes) -> SizeLedger:
     """Return the ledger of an image."""
     total = sum(measured.kinds.values())
     added = measured.kinds.get("envcheck", 0) + measured.kinds.get("bytecode", 0)

@@ -21,7 +21,7 @@ __all__ = [
     "Alternative",
     "Query",
     "RankedCell",
-    "Rejected",
+    "RejectedCombination",
     "Resolution",
     "Verdict",
     "can_build",
@@ -41,7 +41,7 @@ class RankedCell(msgspec.Struct, frozen=True, kw_only=True):
     verified: bool
 
 
-class Rejected(msgspec.Struct, frozen=True, kw_only=True):
+class RejectedCombination(msgspec.Struct, frozen=True, kw_only=True):
     """A torch and variant that cannot run, and why."""
 
     torch: str
@@ -77,7 +77,7 @@ class Resolution(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str] = []
     read_here: dict[str, str] = {}
     ranked: list[RankedCell] = []
-    rejected: list[Rejected] = []
+    rejected: list[RejectedCombination] = []
 
     @property
     def legal(self) -> bool:
@@ -134,7 +134,9 @@ def resolve(
             for cell in row.cells()
         ],
         rejected=[
-            Rejected(torch=row.torch, variant=row.variant, verdict=row.verdict.name, reason=row.verdict.reason)
+            RejectedCombination(
+                torch=row.torch, variant=row.variant, verdict=row.verdict.name, reason=row.verdict.reason
+            )
             for row in ranking
             if not row.legal
         ],

@@ -46,7 +46,7 @@ _UNKNOWN: Final = {"MANIFEST_BLOB_UNKNOWN", "BLOB_UNKNOWN"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Attached:
+class Attachment:
     """What was attached, the tag that keeps it, and notes for the user."""
 
     descriptor: Descriptor
@@ -118,7 +118,7 @@ def attach(
     annotations: Mapping[str, str],
     *,
     sleep: Callable[[float], None] = time.sleep,
-) -> Attached:
+) -> Attachment:
     """Push an artifact and attach it to a manifest of the same repository. Doing it again changes nothing."""
     manifest = artifact(subject, artifact_type, layers, annotations)
     contents = dict.fromkeys([EMPTY, *(content for _, content in layers)])
@@ -137,7 +137,7 @@ def attach_manifest(
     push_blobs: Callable[..., None],
     *,
     sleep: Callable[[float], None] = time.sleep,
-) -> Attached:
+) -> Attachment:
     """Store a manifest that names its subject. `push_blobs(ask_first=…)` has the registry hold what it consists of.
 
     A registry can lose a blob that is uploaded twice at once; it says so when the manifest comes, and gets all again.
@@ -153,7 +153,7 @@ def attach_manifest(
                 raise
     listed = reply.headers.get("OCI-Subject") == subject
     note = "" if listed else _enter(repository, subject, manifest, sleep)
-    return Attached(manifest.descriptor, tag, (note,) if note else ())
+    return Attachment(manifest.descriptor, tag, (note,) if note else ())
 
 
 def entry_of(manifest: StoredManifest) -> dict[str, Any]:
@@ -195,13 +195,13 @@ def _index(repository: Repository, tag: str, subject: str) -> dict[str, Any]:
     """Return the fallback index with all it holds, or an empty one. Raise LyingError if the tag is something else."""
     empty = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": []}
     try:
-        found = repository.manifest(tag)
+        manifest = repository.manifest(tag)
     except AbsentError:
         return empty
-    if found.digest == subject or not found.is_index:
+    if manifest.digest == subject or not manifest.is_index:
         message = f"{repository.reference.name} has no index under {tag}"
         raise LyingError(message, fix="ask who runs the registry whether it has the referrers API")
-    document = json.loads(found.content)
+    document = json.loads(manifest.content)
     if isinstance(document.get("manifests"), list):
         return dict(document)
     message = f"the index {tag} of {repository.reference.name} has no list of manifests"

@@ -22,21 +22,21 @@ _ELSEWHERE: Final = ("foreign", "nondistributable")
 
 
 @dataclasses.dataclass
-class Copied:
+class CopyResult:
     """What a copy did: digests of manifests and of blobs that were sent, and what is attached but was not copied."""
 
     manifests: list[str] = dataclasses.field(default_factory=list)
     blobs: list[str] = dataclasses.field(default_factory=list)
-    left: list[Referrers] = dataclasses.field(default_factory=list)
+    incomplete: list[Referrers] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
 
 
-def copy_image(source: Repository, target: Repository, digest: str) -> Copied:
+def copy_image(source: Repository, target: Repository, digest: str) -> CopyResult:
     """Copy a manifest, all that it consists of, and all that is attached to any of it. Read back and compare it.
 
     It has no tag in the target afterwards, but for the own tags of what is attached.
     """
-    copied = Copied()
+    copied = CopyResult()
     _copy(source, target, source.manifest(digest), copied, _DEEPEST)
     if target.manifest(digest).digest != digest:
         message = f"{target.reference.name} does not have what was copied"
@@ -44,7 +44,7 @@ def copy_image(source: Repository, target: Repository, digest: str) -> Copied:
     return copied
 
 
-def _copy(source: Repository, target: Repository, manifest: StoredManifest, copied: Copied, depth: int) -> None:
+def _copy(source: Repository, target: Repository, manifest: StoredManifest, copied: CopyResult, depth: int) -> None:
     if depth == 0:
         message = f"{source.reference.name}: {manifest.digest} lies too deep below the image"
         raise LyingError(message, fix="copy what it belongs to by itself")
@@ -60,14 +60,14 @@ def _copy(source: Repository, target: Repository, manifest: StoredManifest, copi
     _copy_attached(source, target, manifest.digest, copied, depth)
 
 
-def _copy_attached(source: Repository, target: Repository, subject: str, copied: Copied, depth: int) -> None:
+def _copy_attached(source: Repository, target: Repository, subject: str, copied: CopyResult, depth: int) -> None:
     attached = referrers(source, subject)
-    if attached.found and depth == 0:
+    if attached.artifacts and depth == 0:
         message = f"{source.reference.name}: what is attached to {subject} lies too deep below the image"
         raise LyingError(message, fix="copy what it belongs to by itself")
     if attached.refused or attached.dangling or attached.notes:
-        copied.left.append(attached)
-    for one in attached.found:
+        copied.incomplete.append(attached)
+    for one in attached.artifacts:
         manifest = StoredManifest(one.content, one.descriptor.digest, one.descriptor.media_type)
 
         def push(*, ask_first: bool, parts: Iterable[Descriptor] = manifest.children) -> None:
@@ -80,7 +80,7 @@ def _copy_attached(source: Repository, target: Repository, subject: str, copied:
 
 
 def _copy_blobs(
-    source: Repository, target: Repository, blobs: Iterable[Descriptor], copied: Copied, *, ask_first: bool = True
+    source: Repository, target: Repository, blobs: Iterable[Descriptor], copied: CopyResult, *, ask_first: bool = True
 ) -> None:
     for blob in {blob.digest: blob for blob in blobs}.values():
         if any(word in blob.media_type for word in _ELSEWHERE) or (ask_first and target.has_blob(blob)):

@@ -171,20 +171,20 @@ def read_manifest(content: bytes, content_type: str, where: str) -> StoredManife
     return StoredManifest(content, digest, media_type)
 
 
-def platform_choice(index: ImageIndex, wanted: Platform) -> Descriptor | None:
+def platform_choice(index: ImageIndex, platform: Platform) -> Descriptor | None:
     """Return the manifest for a platform, or None. Without a wanted variant the first one of that architecture.
 
     An entry that names no variant fits any.
     """
-    fitting = [entry for entry in index.manifests if entry.platform and _fits(entry.platform, wanted)]
-    exact = [entry for entry in fitting if entry.platform and entry.platform.variant == wanted.variant]
+    fitting = [entry for entry in index.manifests if entry.platform and _fits(entry.platform, platform)]
+    exact = [entry for entry in fitting if entry.platform and entry.platform.variant == platform.variant]
     return next(iter(exact or fitting), None)
 
 
-def _fits(platform: Platform, wanted: Platform) -> bool:
-    if (platform.os, platform.architecture) != (wanted.os, wanted.architecture):
+def _fits(platform: Platform, requested: Platform) -> bool:
+    if (platform.os, platform.architecture) != (requested.os, requested.architecture):
         return False
-    return not (wanted.variant and platform.variant) or platform.variant == wanted.variant
+    return not (requested.variant and platform.variant) or platform.variant == requested.variant
 
 
 def shown_type(media_type: str) -> str:

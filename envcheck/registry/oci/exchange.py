@@ -44,20 +44,20 @@ _T = TypeVar("_T")
 
 @dataclasses.dataclass(frozen=True)
 class RegistryRequest:
-    """One request. `what` is the text of messages; `accepted` are the statuses that are answers.
+    """One request. `label` names it in messages; `accepted` are the statuses that are answers.
 
     `push` says whether it changes the repository; `mount_from` is another repository that it also reads.
     """
 
     method: str
     path: str
-    what: str
+    label: str
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     body: bytes | Path = b""
     accepted: tuple[int, ...] = (200,)
     push: bool = False
     mount_from: str | None = None
-    again: bool = True
+    retry: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,24 +110,24 @@ class Exchange:
         self._places = threading.BoundedSemaphore(CONNECTIONS)
         self.sent = 0
 
-    def ask(self, asked: RegistryRequest, most: int = MOST_MANIFEST) -> RegistryReply:
+    def ask(self, request: RegistryRequest, most: int = MOST_MANIFEST) -> RegistryReply:
         """Return the answer with its body, which must not have more than `most` bytes."""
 
-        def whole(answer: HttpResponse) -> RegistryReply:
-            body = b"" if asked.method == "HEAD" else self._body(asked, answer, most)
+        def read_reply(answer: HttpResponse) -> RegistryReply:
+            body = b"" if request.method == "HEAD" else self._body(request, answer, most)
             return RegistryReply(answer.status, answer.headers, body, answer.url)
 
-        return self.read(asked, whole)
+        return self.read(request, read_reply)
 
-    def read(self, asked: RegistryRequest, consume: Callable[[HttpResponse], _T]) -> _T:
+    def read(self, request: RegistryRequest, consume: Callable[[HttpResponse], _T]) -> _T:
         """Return what `consume` makes of the answer. It is called again if its reading breaks off."""
         waited = 0.0
         for pause in (*PAUSES, None):
-            outcome = self._outcome(asked, consume)
+            outcome = self._outcome(request, consume)
             if not isinstance(outcome, _AgainError):
                 return outcome
             after = pause if outcome.after is None else outcome.after
-            if pause is None or after is None or not asked.again or waited + after > LONGEST:
+            if pause is None or after is None or not request.retry or waited + after > LONGEST:
                 raise self._unavailable(str(outcome), outcome.fix) from outcome
             note = f"{outcome}; next attempt in {after:.0f} s"
             with NETWORK_WAITS.on(host_of(self.reference.url), "pause", note):
@@ -135,43 +135,43 @@ class Exchange:
             waited += after
         raise AssertionError
 
-    def _body(self, asked: RegistryRequest, answer: HttpResponse, most: int) -> bytes:
+    def _body(self, request: RegistryRequest, answer: HttpResponse, most: int) -> bytes:
         """Return the body of an answer. Raise LyingError as soon as it is known to be too large."""
         stated = answer.headers.get("Content-Length", "")
-        parts, left = list[bytes](), most - (int(stated) if stated.isdigit() else 0)
-        if left >= 0:
-            left = most
+        parts, bytes_left = list[bytes](), most - (int(stated) if stated.isdigit() else 0)
+        if bytes_left >= 0:
+            bytes_left = most
             for part in answer.page(2 * most):
                 parts.append(part)
-                left -= len(part)
-                if left < 0:
+                bytes_left -= len(part)
+                if bytes_left < 0:
                     break
-        if left < 0:
-            message = f"{self.reference.registry} answers for {asked.what} with more than {most} bytes"
+        if bytes_left < 0:
+            message = f"{self.reference.registry} answers for {request.label} with more than {most} bytes"
             raise LyingError(message, fix="do not use it: what belongs there is smaller")
         return b"".join(parts)
 
-    def _outcome(self, asked: RegistryRequest, consume: Callable[[HttpResponse], _T]) -> _T | _AgainError:
+    def _outcome(self, request: RegistryRequest, consume: Callable[[HttpResponse], _T]) -> _T | _AgainError:
         try:
             with self._places:
-                return self._once(asked, consume)
+                return self._once(request, consume)
         except _AgainError as error:
             return error
 
-    def _once(self, asked: RegistryRequest, consume: Callable[[HttpResponse], _T]) -> _T:
-        scopes = self._scopes(asked)
+    def _once(self, request: RegistryRequest, consume: Callable[[HttpResponse], _T]) -> _T:
+        scopes = self._scopes(request)
         login, renewed = self._authorization.login(scopes), False
         while True:
             with self._counting:
                 self.sent += 1
             try:
-                url = urljoin(self.reference.url, asked.path)
-                answer = self._client.send(asked.method, url, asked.headers, body=asked.body, login=login)
+                url = urljoin(self.reference.url, request.path)
+                answer = self._client.send(request.method, url, request.headers, body=request.body, login=login)
                 with answer:
-                    if answer.status in asked.accepted:
+                    if answer.status in request.accepted:
                         return consume(answer)
                     if answer.status != HTTPStatus.UNAUTHORIZED or renewed:
-                        raise self._refusal(asked, answer)
+                        raise self._refusal(request, answer)
                     error_codes(answer)  # what is read to its end can be used again
                 other = self._authorization.answer(answer.headers, scopes, login)
             except (SlowError, UntrustedError) as error:
@@ -181,28 +181,28 @@ class Exchange:
                     raise self._unavailable(str(error), error.fix) from error
                 raise _AgainError(str(error)) from error
             if other is None:
-                raise denied(self.reference.registry, f"{asked.what} (401)", has=self._authorization.has_account)
+                raise denied(self.reference.registry, f"{request.label} (401)", has=self._authorization.has_account)
             login, renewed = other, True
 
-    def _scopes(self, asked: RegistryRequest) -> tuple[str, ...]:
-        own = f"repository:{self.reference.repository}:{'pull,push' if asked.push else 'pull'}"
-        return (own,) if asked.mount_from is None else (own, f"repository:{asked.mount_from}:pull")
+    def _scopes(self, request: RegistryRequest) -> tuple[str, ...]:
+        own = f"repository:{self.reference.repository}:{'pull,push' if request.push else 'pull'}"
+        return (own,) if request.mount_from is None else (own, f"repository:{request.mount_from}:pull")
 
-    def _refusal(self, asked: RegistryRequest, answer: HttpResponse) -> Exception:
+    def _refusal(self, request: RegistryRequest, answer: HttpResponse) -> Exception:
         """Return the error of an answer that is none of the accepted ones."""
         status, registry = answer.status, self.reference.registry
         if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-            return denied(registry, f"{asked.what} ({status})", has=self._authorization.has_account)
+            return denied(registry, f"{request.label} ({status})", has=self._authorization.has_account)
         if status == HTTPStatus.NOT_FOUND:
             codes = error_codes(answer)
-            message = f"{registry} does not have {asked.what} (404{''.join(f' {code}' for code in codes[:1])})"
+            message = f"{registry} does not have {request.label} (404{''.join(f' {code}' for code in codes[:1])})"
             return AbsentError(message, fix="check the name, the tag and the digest")
         if status in _BUSY:
             after = retry_after(answer.headers, self._now())
             fix = "wait, or log in: many limits are those of an account" if status == _LIMITED else ""
             return _AgainError(f"it answers {status}{wait_phrase(after)}", after, fix)
         codes = error_codes(answer)
-        message = f"{registry} does not accept {asked.what} ({' '.join([str(status), *codes[:3]])})"
+        message = f"{registry} does not accept {request.label} ({' '.join([str(status), *codes[:3]])})"
         return RefusedError(message, fix="ask who runs the registry what it accepts", codes=codes)
 
     def _unavailable(self, reason: str, fix: str = "") -> RegistryUnavailableError:
@@ -213,7 +213,7 @@ class Exchange:
 def error_codes(answer: HttpResponse) -> tuple[str, ...]:
     """Return the registry's own codes of an error. Its texts are left out: they can repeat what was sent."""
     try:
-        found = msgspec.json.decode(answer.text(_ERRORS), type=_ErrorAnswer)
+        answer_errors = msgspec.json.decode(answer.text(_ERRORS), type=_ErrorAnswer)
     except (NetworkError, msgspec.DecodeError, UnicodeDecodeError):
         return ()
-    return tuple(error.code for error in found.errors if _CODE.fullmatch(error.code))
+    return tuple(error.code for error in answer_errors.errors if _CODE.fullmatch(error.code))

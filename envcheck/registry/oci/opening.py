@@ -64,17 +64,17 @@ def places(reference: ImageReference, profile: Profile | None) -> list[ImageRefe
     """
     if profile is None:
         return [reference]
-    found = [_at(mirror, reference) for mirror in mirrors(profile).get(reference.registry, [])]
+    urls = [_at(mirror, reference) for mirror in mirrors(profile).get(reference.registry, [])]
     hosts = registry_hosts(profile)
     own = urlsplit(reference.url).hostname
-    return list(dict.fromkeys([*found, *([] if profile.closed and found and own not in hosts else [reference])]))
+    return list(dict.fromkeys([*urls, *([] if profile.closed and urls and own not in hosts else [reference])]))
 
 
 def _at(mirror: str, reference: ImageReference) -> ImageReference:
     """Return the reference at a mirror, HOST[:PORT][/PATH] with http:// before it if it has no TLS."""
     base = (mirror if "://" in mirror else f"https://{mirror}").rstrip("/")
-    there = parse_reference(f"{base}/{reference.repository}")
-    return ImageReference(there.registry, there.repository, reference.tag, reference.digest, there.plain)
+    mirrored = parse_reference(f"{base}/{reference.repository}")
+    return ImageReference(mirrored.registry, mirrored.repository, reference.tag, reference.digest, mirrored.plain)
 
 
 def _account(

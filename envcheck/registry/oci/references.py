@@ -75,15 +75,15 @@ def is_tag(text: str) -> bool:
 
 def parse_reference(text: str) -> ImageReference:
     """Read a reference. Raise ConfigError, which repeats no password, for anything else."""
-    scheme, found, rest = text.rpartition("://")
-    if found and scheme not in {"http", "https"}:
+    scheme, separator, name = text.rpartition("://")
+    if separator and scheme not in {"http", "https"}:
         raise _invalid(text, f"a registry is reached by http or https, not by {scheme!r}", _FORM)
-    rest, at, digest = rest.partition("@")
+    name, at, digest = name.partition("@")
     if at and (":" not in digest or "/" in digest or "@" in digest):
         raise _invalid(text, "what follows its @ is no digest", "remove a user or password: `docker login` keeps them")
     if at and not is_digest(digest):
         raise _invalid(text, "its digest is not sha256: and 64 hexadecimal digits", _FORM)
-    registry, path = _split(rest, named=bool(found))
+    registry, path = _split(name, named=bool(separator))
     path, colon, tag = path.partition(":")
     if colon and not is_tag(tag):
         raise _invalid(text, f"{tag!r} is not a tag", "use letters, digits, _, . and -, at most 128 of them")
@@ -96,19 +96,19 @@ def parse_reference(text: str) -> ImageReference:
     if _PATH.fullmatch(path) is None or len(path) > _LONGEST:
         why = "it names no repository" if not path else f"{path!r} is not the name of a repository"
         raise _invalid(text, why, "use lower case letters, digits and single . _ - between them, parts joined by /")
-    plain = scheme == "http" if found else is_loopback(host[1].strip("[]"))
+    plain = scheme == "http" if separator else is_loopback(host[1].strip("[]"))
     return ImageReference(registry, path, tag or None, digest or None, plain)
 
 
 def _split(text: str, *, named: bool) -> tuple[str, str]:
     """Return the registry and the rest; after a scheme the first part is always the registry."""
-    first, slash, rest = text.partition("/")
+    first, slash, remainder = text.partition("/")
     if named or (slash and (first == "localhost" or "." in first or ":" in first)):
-        return first, rest
+        return first, remainder
     return DOCKER_HUB, text
 
 
 def _invalid(text: str, why: str, fix: str) -> ConfigError:
-    shown = redacted(text)
-    shown = shown if shown.isprintable() else ascii(shown)
-    return ConfigError(f"the reference {shown[:300]!r} is invalid: {why}", fix=fix)
+    printable = redacted(text)
+    printable = printable if printable.isprintable() else ascii(printable)
+    return ConfigError(f"the reference {printable[:300]!r} is invalid: {why}", fix=fix)

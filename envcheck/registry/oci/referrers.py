@@ -59,7 +59,7 @@ class RefusedReferrer:
 class Referrers:
     """What is attached to a manifest. `dangling` was listed and is gone; it may have been deleted on purpose."""
 
-    found: list[Referrer]
+    artifacts: list[Referrer]
     dangling: list[str]
     refused: list[RefusedReferrer]
     notes: list[str]
@@ -82,30 +82,30 @@ def referrers(repository: Repository, subject: str, tags: Sequence[str] | None =
     # Only what was read stands for its own tag: a list may name a digest that begins like that of another artifact.
     read = {own_start(one.descriptor.digest) for one in results if isinstance(one, Referrer)}
     results += _read_all(repository, subject, {tag: start for tag, start in tagged.items() if start not in read})
-    found = {one.descriptor.digest: one for one in results if isinstance(one, Referrer)}
+    by_digest = {one.descriptor.digest: one for one in results if isinstance(one, Referrer)}
     refused = [one for one in results if isinstance(one, RefusedReferrer)]
-    gone = [one for one in results if isinstance(one, str)]
-    listed_starts = {own_start(name) for name in (*gone, *(one.named for one in refused)) if is_digest(name)}
+    absent = [one for one in results if isinstance(one, str)]
+    listed_starts = {own_start(name) for name in (*absent, *(one.named for one in refused)) if is_digest(name)}
     return Referrers(
-        found=[found[digest] for digest in sorted(found)],
-        dangling=sorted(name for name in gone if name not in found and tagged.get(name) not in listed_starts),
+        artifacts=[by_digest[digest] for digest in sorted(by_digest)],
+        dangling=sorted(name for name in absent if name not in by_digest and tagged.get(name) not in listed_starts),
         refused=[one for one in refused if tagged.get(one.named) not in listed_starts],
         notes=notes,
     )
 
 
 def _read_all(
-    repository: Repository, subject: str, wanted: Mapping[str, str]
+    repository: Repository, subject: str, starts: Mapping[str, str]
 ) -> list[Referrer | RefusedReferrer | str]:
     """Read digests and own tags at once; the value of a tag is how its digest begins."""
 
     def read(name: str) -> Referrer | RefusedReferrer | str:
-        return _read(repository, subject, name, wanted[name])
+        return _read(repository, subject, name, starts[name])
 
-    if len(wanted) <= 1:
-        return [read(name) for name in wanted]
-    with concurrent.futures.ThreadPoolExecutor(min(_AT_ONCE, len(wanted))) as pool:
-        return list(pool.map(read, wanted))
+    if len(starts) <= 1:
+        return [read(name) for name in starts]
+    with concurrent.futures.ThreadPoolExecutor(min(_AT_ONCE, len(starts))) as pool:
+        return list(pool.map(read, starts))
 
 
 def _read(repository: Repository, subject: str, name: str, start: str) -> Referrer | RefusedReferrer | str:
@@ -130,16 +130,16 @@ def _from_index(repository: Repository, subject: str, notes: list[str]) -> list[
     """Return the digests in the fallback index. Some registries resolve its tag to the subject itself."""
     tag = fallback_tag(subject)
     try:
-        found = repository.manifest(tag)
+        manifest = repository.manifest(tag)
     except AbsentError:
         return []
     except LyingError as error:
         notes.append(f"the index {tag} was not used: {error.message}")
         return []
-    if found.digest == subject or not found.is_index:
+    if manifest.digest == subject or not manifest.is_index:
         notes.append(f"the tag {tag} leads to no index of artifacts; it was not used")
         return []
-    return _listed(found.content, f"the index {tag}", notes)
+    return _listed(manifest.content, f"the index {tag}", notes)
 
 
 def _from_api(repository: Repository, subject: str, notes: list[str]) -> list[str]:

@@ -57,16 +57,16 @@ class Repository:
     def _path(self) -> str:
         return f"/v2/{self.reference.repository}"
 
-    def manifest(self, wanted: str | Descriptor) -> StoredManifest:
+    def manifest(self, reference: str | Descriptor) -> StoredManifest:
         """Return the manifest of a tag, a digest or a descriptor. Its digest is what to use from then on.
 
         Raise AbsentError, or LyingError if its bytes are not what the digest, size and type name.
         """
-        name = wanted if isinstance(wanted, str) else wanted.digest
+        name = reference if isinstance(reference, str) else reference.digest
         where = f"{self.reference.name}{'@' if is_digest(name) else ':'}{name}"
         reply = self.exchange.ask(RegistryRequest("GET", f"{self._path}/manifests/{name}", where, _ACCEPT))
         manifest = _checked(reply, name, where)
-        if isinstance(wanted, Descriptor) and (wanted.size, wanted.media_type) != (
+        if isinstance(reference, Descriptor) and (reference.size, reference.media_type) != (
             len(manifest.content),
             manifest.media_type,
         ):
@@ -76,22 +76,24 @@ class Repository:
 
     def has_manifest(self, digest: str) -> bool:
         """Tell whether the repository has a manifest, without reading it."""
-        asked = RegistryRequest("HEAD", f"{self._path}/manifests/{digest}", digest, _ACCEPT, accepted=(200, 404))
-        return self.exchange.ask(asked).status != 404  # noqa: PLR2004 (HTTP's status)
+        request = RegistryRequest("HEAD", f"{self._path}/manifests/{digest}", digest, _ACCEPT, accepted=(200, 404))
+        return self.exchange.ask(request).status != 404  # noqa: PLR2004 (HTTP's status)
 
-    def image(self, wanted: str, platform: Platform) -> StoredManifest:
+    def image(self, tag_or_digest: str, platform: Platform) -> StoredManifest:
         """Return the manifest of one image: of an index, the one for a platform. Raise AbsentError if it has none."""
-        manifest = self.manifest(wanted)
+        manifest = self.manifest(tag_or_digest)
         if not manifest.is_index:
             manifest.image()
             return manifest
         index = manifest.index()
-        chosen = platform_choice(index, platform)
-        if chosen is None:
+        descriptor = platform_choice(index, platform)
+        if descriptor is None:
             has = sorted({str(entry.platform) for entry in index.manifests if entry.platform})
-            message = f"{self.reference.name}:{wanted} has no image for {platform}; it has {', '.join(has) or 'none'}"
+            message = (
+                f"{self.reference.name}:{tag_or_digest} has no image for {platform}; it has {', '.join(has) or 'none'}"
+            )
             raise AbsentError(message, fix="name an image for this platform")
-        return self.manifest(chosen)
+        return self.manifest(descriptor)
 
     def blob(self, descriptor: Descriptor, most: int) -> bytes:
         """Return a blob of at most `most` bytes; a larger one is refused unread. Raise LyingError for other bytes."""
@@ -128,42 +130,42 @@ class Repository:
         """
         digest = digest_of(content)
         path = f"{self._path}/manifests/{tag or digest}"
-        what = f"{self.reference.name}{f':{tag}' if tag else ''}@{digest[:19]}"
-        asked = RegistryRequest("PUT", path, what, {"Content-Type": media_type}, content, accepted=(201,), push=True)
-        reply = self.exchange.ask(asked)
-        _compare_digest(reply.headers, digest, what)
+        label = f"{self.reference.name}{f':{tag}' if tag else ''}@{digest[:19]}"
+        request = RegistryRequest("PUT", path, label, {"Content-Type": media_type}, content, accepted=(201,), push=True)
+        reply = self.exchange.ask(request)
+        _compare_digest(reply.headers, digest, label)
         return reply
 
     def tags(self) -> list[str]:
         """Return all tags, of all pages; none of a repository that is not there. What is no tag is left out."""
         return [tag for page in self._pages() for tag in page if is_tag(tag)]
 
-    def pages(self, path: str, what: str, accepted: tuple[int, ...] = (200,)) -> Iterator[RegistryReply]:
+    def pages(self, path: str, label: str, accepted: tuple[int, ...] = (200,)) -> Iterator[RegistryReply]:
         """Yield the pages of a list. Raise RegistryUnavailableError if they have no end or lead to another host."""
-        seen = {path}
+        visited = {path}
         for _ in range(_PAGES):
-            reply = self.exchange.ask(RegistryRequest("GET", path, what, accepted=accepted))
+            reply = self.exchange.ask(RegistryRequest("GET", path, label, accepted=accepted))
             yield reply
             target = next_page(reply.headers.get("Link", ""))
             if target is None:
                 return
             path = urljoin(reply.url, target)
-            if path in seen or origin_of(path) != origin_of(self.reference.url):
+            if path in visited or origin_of(path) != origin_of(self.reference.url):
                 break
-            seen.add(path)
-        message = f"{self.reference.registry} names pages of {what} that have no end or are on another host"
+            visited.add(path)
+        message = f"{self.reference.registry} names pages of {label} that have no end or are on another host"
         raise RegistryUnavailableError(message, fix="ask who runs the registry")
 
     def _pages(self) -> Iterator[list[str]]:
-        what = f"the tags of {self.reference.repository}"
+        label = f"the tags of {self.reference.repository}"
         # Without `n`: some registries cut a list to so many, and do not say that there are more.
-        for reply in self.pages(f"{self._path}/tags/list", what, (200, 404)):
+        for reply in self.pages(f"{self._path}/tags/list", label, (200, 404)):
             if reply.status == 404:  # noqa: PLR2004 (HTTP's status)
                 return
             try:
                 yield msgspec.json.decode(reply.body, type=_Tags).tags or []
             except (msgspec.DecodeError, UnicodeDecodeError):
-                message = f"{self.reference.registry} does not list {what}: its answer is no list"
+                message = f"{self.reference.registry} does not list {label}: its answer is no list"
                 raise RegistryUnavailableError(message, fix="ask who runs the registry") from None
 
     def _blob(self, descriptor: Descriptor) -> RegistryRequest:
@@ -171,23 +173,23 @@ class Repository:
 
     def _hashed(self, answer: HttpResponse, descriptor: Descriptor) -> Iterator[bytes]:
         """Yield a blob's bytes. Raise LyingError as soon as there are too many, or at the end if they are others."""
-        digest, left = hashlib.sha256(), descriptor.size
+        digest, bytes_left = hashlib.sha256(), descriptor.size
         stated = answer.headers.get("Content-Length", "")
         encoded = answer.headers.get("Content-Encoding", "identity") != "identity"
-        if stated.isdigit() and not encoded and int(stated) != left:
-            raise self._lie(descriptor, f"{stated} bytes instead of {left}")
+        if stated.isdigit() and not encoded and int(stated) != bytes_left:
+            raise self._lie(descriptor, f"{stated} bytes instead of {bytes_left}")
         for part in answer.decoded_chunks(_BLOCK):
-            left -= len(part)
-            if left < 0:
+            bytes_left -= len(part)
+            if bytes_left < 0:
                 raise self._lie(descriptor, f"more than {descriptor.size} bytes")
             digest.update(part)
             yield part
         sent = f"sha256:{digest.hexdigest()}"
-        if left or sent != descriptor.digest:
-            raise self._lie(descriptor, f"{left} bytes too few" if left else f"the bytes of {sent}")
+        if bytes_left or sent != descriptor.digest:
+            raise self._lie(descriptor, f"{bytes_left} bytes too few" if bytes_left else f"the bytes of {sent}")
 
-    def _lie(self, descriptor: Descriptor, what: str) -> LyingError:
-        return LyingError(f"{self.reference.name} sends for the blob {descriptor.digest} {what}", fix=TAMPERED)
+    def _lie(self, descriptor: Descriptor, problem: str) -> LyingError:
+        return LyingError(f"{self.reference.name} sends for the blob {descriptor.digest} {problem}", fix=TAMPERED)
 
 
 def next_page(link: str) -> str | None:

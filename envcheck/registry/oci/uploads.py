@@ -86,9 +86,9 @@ def _begun(exchange: Exchange, blob: Descriptor, mount_from: str | None) -> str 
     where = exchange.reference
     path = f"/v2/{where.repository}/blobs/uploads/"
     query = "" if mount_from is None else f"?mount={quote(blob.digest)}&from={quote(mount_from, safe='')}"
-    what = f"an upload to {where.repository}"
-    asked = RegistryRequest("POST", path + query, what, accepted=(201, 202), push=True, mount_from=mount_from)
-    reply = exchange.ask(asked)
+    label = f"an upload to {where.repository}"
+    request = RegistryRequest("POST", path + query, label, accepted=(201, 202), push=True, mount_from=mount_from)
+    reply = exchange.ask(request)
     return None if mount_from is not None and reply.status == 201 else _location(reply)  # noqa: PLR2004
 
 
@@ -103,9 +103,9 @@ def _location(reply: RegistryReply) -> str:
 
 def _finish(exchange: Exchange, blob: Descriptor, content: bytes | Path, upload: str) -> None:
     url = f"{upload}{'&' if urlsplit(upload).query else '?'}digest={quote(blob.digest)}"
-    what = f"the blob {blob.named} of {blob.size} bytes"
+    label = f"the blob {blob.named} of {blob.size} bytes"
     headers = {"Content-Type": _OCTETS}
-    reply = exchange.ask(RegistryRequest("PUT", url, what, headers, content, accepted=(201,), push=True, again=False))
+    reply = exchange.ask(RegistryRequest("PUT", url, label, headers, content, accepted=(201,), push=True, retry=False))
     stated = reply.headers.get("Docker-Content-Digest", blob.digest)
     if stated.startswith("sha256:") and stated != blob.digest:
         message = f"{exchange.reference.name} stored {stated} instead of {blob.digest}"

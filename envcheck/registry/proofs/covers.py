@@ -11,7 +11,7 @@ from envcheck.matrix.facts.versions import branch, key
 from envcheck.matrix.resolver.resolve import Query, resolve
 from envcheck.matrix.resolver.verdict import FORWARD, LEGAL
 from envcheck.node.snapshot import Snapshot
-from envcheck.registry.proofs.refusals import ProofRefusal, Refused
+from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
 from envcheck.registry.proofs.statement import ProofFacts
 
 _ARCHS: Final[dict[str, HostArch]] = {"x86_64": "x86_64", "aarch64": "aarch64"}
@@ -50,11 +50,11 @@ def as_proven(facts: ProofFacts) -> NodeFacts:
     return NodeFacts(models, covers.gpus, covers.driver, covers.arch, covers.mig)
 
 
-def uncovered(facts: ProofFacts, node: NodeFacts, matrix: Matrix) -> Refused | None:
+def uncovered(facts: ProofFacts, node: NodeFacts, matrix: Matrix) -> Rejection | None:
     """Return why a proof does not cover the node, None where it does. A proof on a CPU covers its architecture."""
     covers = facts.covers
     if node.arch is not None and node.arch != covers.arch:
-        return Refused(ProofRefusal.WRONG_ARCH, f"proven on {covers.arch}, not on {node.arch or 'an unknown one'}")
+        return Rejection(ProofRefusal.WRONG_ARCH, f"proven on {covers.arch}, not on {node.arch or 'an unknown one'}")
     if facts.mode != "gpu":
         return None
     return _other_gpus(facts, node, matrix) or _other_driver(facts, node, matrix)
@@ -78,46 +78,46 @@ def concerns(facts: ProofFacts, node: NodeFacts, matrix: Matrix) -> bool:
         return True
 
 
-def _other_gpus(facts: ProofFacts, node: NodeFacts, matrix: Matrix) -> Refused | None:
+def _other_gpus(facts: ProofFacts, node: NodeFacts, matrix: Matrix) -> Rejection | None:
     covers, wrong = facts.covers, ProofRefusal.WRONG_GPU
     if not node.gpus or not node.models:
-        return Refused(wrong, f"proven on {covers.gpu}, and this node shows no GPU")
-    others = [model for model in node.models if covers.gpu is None or not _same(covers.gpu, model, matrix)]
-    if others:
-        return Refused(wrong, f"proven on {covers.gpu}, not on {' and '.join(others)}")
+        return Rejection(wrong, f"proven on {covers.gpu}, and this node shows no GPU")
+    uncovered = [model for model in node.models if covers.gpu is None or not _same(covers.gpu, model, matrix)]
+    if uncovered:
+        return Rejection(wrong, f"proven on {covers.gpu}, not on {' and '.join(uncovered)}")
     if covers.mig != node.mig:
-        return Refused(wrong, f"proven with MIG {_switch(covers.mig)}, and it is {_switch(node.mig)} here")
+        return Rejection(wrong, f"proven with MIG {_switch(covers.mig)}, and it is {_switch(node.mig)} here")
     if node.gpus > covers.gpus:
         proven = f"{covers.gpus} GPU{'' if covers.gpus == 1 else 's'}"
-        return Refused(ProofRefusal.TOO_FEW_GPUS, f"proven on {proven}, and this node has {node.gpus}")
+        return Rejection(ProofRefusal.TOO_FEW_GPUS, f"proven on {proven}, and this node has {node.gpus}")
     return None
 
 
-def _other_driver(facts: ProofFacts, node: NodeFacts, matrix: Matrix) -> Refused | None:
-    proven, here = facts.covers.driver, node.driver
-    if here is None:
+def _other_driver(facts: ProofFacts, node: NodeFacts, matrix: Matrix) -> Rejection | None:
+    proven, node_driver = facts.covers.driver, node.driver
+    if node_driver is None:
         return None
-    if not here or proven is None:
-        return Refused(ProofRefusal.DRIVER_UNSUPPORTED, "the driver of this node or of the proof is not known")
+    if not node_driver or proven is None:
+        return Rejection(ProofRefusal.DRIVER_UNSUPPORTED, "the driver of this node or of the proof is not known")
     try:
-        if key(here) < key(proven):
-            return Refused(ProofRefusal.DRIVER_TOO_OLD, f"proven on driver {proven}, and this node has {here}")
-        why = _unsupported(facts, here, proven, matrix)
+        if key(node_driver) < key(proven):
+            return Rejection(ProofRefusal.DRIVER_TOO_OLD, f"proven on driver {proven}, and this node has {node_driver}")
+        why = _unsupported(facts, node_driver, proven, matrix)
     except (ConfigError, ValueError) as error:
-        why = f"cannot be resolved for driver {here[:40]}: {error}"
-    return Refused(ProofRefusal.DRIVER_UNSUPPORTED, why) if why else None
+        why = f"cannot be resolved for driver {node_driver[:40]}: {error}"
+    return Rejection(ProofRefusal.DRIVER_UNSUPPORTED, why) if why else None
 
 
-def _unsupported(facts: ProofFacts, here: str, proven: str, matrix: Matrix) -> str:
+def _unsupported(facts: ProofFacts, node_driver: str, proven: str, matrix: Matrix) -> str:
     """Return why today's resolver does not say that the cell runs here as it was proven; "" where it does."""
-    verdict, reason = _verdict(facts, here, matrix)
-    forward = (verdict if here == proven else _verdict(facts, proven, matrix)[0]) == FORWARD
+    verdict, reason = _verdict(facts, node_driver, matrix)
+    forward = (verdict if node_driver == proven else _verdict(facts, proven, matrix)[0]) == FORWARD
     if verdict not in LEGAL:
-        return f"{facts.cell} on driver {here}: {verdict}: {reason}"
-    if forward and branch(here) != branch(proven):
-        return f"proven with forward compatibility on R{branch(proven)}, which says nothing of R{branch(here)}"
+        return f"{facts.cell} on driver {node_driver}: {verdict}: {reason}"
+    if forward and branch(node_driver) != branch(proven):
+        return f"proven with forward compatibility on R{branch(proven)}, which says nothing of R{branch(node_driver)}"
     if verdict == FORWARD and not forward:
-        return f"{facts.cell} needs forward compatibility on driver {here}, and was proven without"
+        return f"{facts.cell} needs forward compatibility on driver {node_driver}, and was proven without"
     return ""
 
 
@@ -127,14 +127,14 @@ def _verdict(facts: ProofFacts, driver: str, matrix: Matrix) -> tuple[str, str]:
     if cell is None:
         return "no-wheel", f"{facts.cell!r} is not a cell"
     gpu = facts.covers.gpu or ""
-    known = find_gpu(matrix, gpu) is not None
+    is_known = find_gpu(matrix, gpu) is not None
     query = Query(
         torch=f"=={cell.torch}",
         variant=cell.variant,
         python=cell.python,
         driver=driver,
-        gpus=[gpu] if known else [],
-        cc=[] if known or facts.covers.cc is None else [facts.covers.cc],
+        gpus=[gpu] if is_known else [],
+        cc=[] if is_known or facts.covers.cc is None else [facts.covers.cc],
         arch=_ARCHS.get(facts.covers.arch),
     )
     resolution = resolve(matrix, query)
@@ -143,8 +143,8 @@ def _verdict(facts: ProofFacts, driver: str, matrix: Matrix) -> tuple[str, str]:
 
 def _same(one: str, other: str, matrix: Matrix) -> bool:
     """Tell whether two names mean one model: by the matrix, else by the letter."""
-    known = find_gpu(matrix, one), find_gpu(matrix, other)
-    return known[0] == known[1] if all(known) else one == other
+    models = find_gpu(matrix, one), find_gpu(matrix, other)
+    return models[0] == models[1] if all(models) else one == other
 
 
 def _switch(on: bool) -> str:  # noqa: FBT001 (a fact)

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from envcheck.registry.proofs import strict_json
-from envcheck.registry.proofs.refusals import ProofRefusal, Refused
+from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
 from envcheck.signing import PrivateKey, PublicKey
 from envcheck.struct_types import know_types
 
@@ -28,7 +28,7 @@ def bundle_annotations(predicate_type: str) -> dict[str, str]:
     }
 
 
-class Opened(NamedTuple):
+class EnvelopeContents(NamedTuple):
     """What was in an envelope, and the id of the key that signed it; None where nobody did."""
 
     payload: bytes
@@ -101,20 +101,20 @@ def authenticated(payload: bytes, payload_type: str) -> bytes:
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
-def open_envelope(content: bytes, payload_type: str, keys: Sequence[PublicKey]) -> Opened | Refused:
+def open_envelope(content: bytes, payload_type: str, keys: Sequence[PublicKey]) -> EnvelopeContents | Rejection:
     """Return the payload of this type, signed by one of the keys or by nobody, or why not. It never raises."""
     try:
         document = strict_json.parse(content)
         if isinstance(document, dict) and document.get("mediaType") == UNSIGNED_TYPE:
             unsigned = strict_json.convert(document, _Unsigned)
             _expect_type(unsigned.payload_type, payload_type)
-            return Opened(strict_json.canonical_base64(unsigned.payload, "the payload"), None)
+            return EnvelopeContents(strict_json.canonical_base64(unsigned.payload, "the payload"), None)
         return _verified(strict_json.convert(document, _Bundle), payload_type, keys)
     except strict_json.MalformedError as error:
-        return Refused(ProofRefusal.UNKNOWN_FORMAT, str(error))
+        return Rejection(ProofRefusal.UNKNOWN_FORMAT, str(error))
 
 
-def _verified(bundle: _Bundle, payload_type: str, keys: Sequence[PublicKey]) -> Opened | Refused:
+def _verified(bundle: _Bundle, payload_type: str, keys: Sequence[PublicKey]) -> EnvelopeContents | Rejection:
     envelope, hint = bundle.dsse_envelope, bundle.verification_material.public_key.hint
     _expect_type(envelope.payload_type, payload_type)
     if len(envelope.signatures) != 1:
@@ -127,15 +127,15 @@ def _verified(bundle: _Bundle, payload_type: str, keys: Sequence[PublicKey]) -> 
     signed = authenticated(payload, payload_type)
     signer = next((key for key in tried if key.verifies(signed, signature)), None)
     if signer is not None:
-        return Opened(payload, signer.id)
+        return EnvelopeContents(payload, signer.id)
     if hint and tried:
-        return Refused(ProofRefusal.TAMPERED, f"the signature is not that of key {hint} for this content")
-    return Refused(ProofRefusal.WRONG_KEY, f"signed by key {hint[:80] or 'without an id'}, which is not allowed here")
+        return Rejection(ProofRefusal.TAMPERED, f"the signature is not that of key {hint} for this content")
+    return Rejection(ProofRefusal.WRONG_KEY, f"signed by key {hint[:80] or 'without an id'}, which is not allowed here")
 
 
-def _expect_type(given: str, wanted: str) -> None:
-    if given != wanted:
-        message = f"the payload's type is {given[:100]!r}, not {wanted!r}"
+def _expect_type(stated: str, expected: str) -> None:
+    if stated != expected:
+        message = f"the payload's type is {stated[:100]!r}, not {expected!r}"
         raise strict_json.MalformedError(message)
 
 

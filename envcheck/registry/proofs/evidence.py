@@ -33,14 +33,14 @@ def pack(report: RunReport, *, plain_names: bool = False) -> PackedReport:
 
     Raises RedactError as redact does, and UnprovableError for a report that `unpack` would refuse.
     """
-    kept = report if plain_names else redact(report)
-    plain = msgspec.json.encode(kept)
+    published = report if plain_names else redact(report)
+    plain = msgspec.json.encode(published)
     if len(plain) > MOST_REPORT:
         message = f"the report has {len(plain) >> 20} MiB, more than the {MOST_REPORT >> 20} MiB of a proof"
         raise UnprovableError(message, fix="run it without --repeat, and publish that report")
     content = gzip.compress(plain, compresslevel=9, mtime=0)
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-    return PackedReport(content, ReportReference(digest=digest, size=len(content), redacted=not plain_names), kept)
+    return PackedReport(content, ReportReference(digest=digest, size=len(content), redacted=not plain_names), published)
 
 
 def unpack(content: bytes) -> RunReport:

@@ -19,7 +19,7 @@ from envcheck.registry.proofs.covers import NodeFacts, as_proven, concerns, unco
 from envcheck.registry.proofs.envelope import open_envelope
 from envcheck.registry.proofs.evidence import unpack
 from envcheck.registry.proofs.policy import Policy
-from envcheck.registry.proofs.refusals import ProofRefusal, Refused
+from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
 from envcheck.registry.proofs.statement import ReportReference, Statement
 from envcheck.registry.proofs.strict_json import MalformedError
 from envcheck.reports.rejudge import rejudge
@@ -35,8 +35,8 @@ class ListedProof(NamedTuple):
     """
 
     digest: str
-    bundle: bytes | Refused
-    evidence: Callable[[ReportReference], bytes | Refused]
+    bundle: bytes | Rejection
+    evidence: Callable[[ReportReference], bytes | Rejection]
 
 
 class ProofTerms(NamedTuple):
@@ -58,7 +58,7 @@ class JudgedProof(NamedTuple):
     digest: str
     statement: Statement | None
     signer: str | None
-    refused: Refused | None
+    refused: Rejection | None
 
     @property
     def proven(self) -> bool:
@@ -71,7 +71,7 @@ class ImageProofs(NamedTuple):
 
     judged: list[JudgedProof]
     chosen: JudgedProof | None
-    refused: Refused | None
+    refused: Rejection | None
 
 
 def judge_image(attached: Sequence[ListedProof], image: str, terms: ProofTerms) -> ImageProofs:
@@ -80,11 +80,11 @@ def judge_image(attached: Sequence[ListedProof], image: str, terms: ProofTerms) 
     fails = [each for each in read if each.statement is not None and not each.statement.passed]
     judged = [_judge(each, fails, one.evidence, terms) for one, each in zip(attached, read, strict=True)]
     judged.sort(key=lambda each: (_ended(each), each.digest), reverse=True)
-    chosen = next((each for each in judged if each.refused is None), None)
-    if chosen is not None:
-        return ImageProofs(judged, chosen, None)
+    accepted = next((each for each in judged if each.refused is None), None)
+    if accepted is not None:
+        return ImageProofs(judged, accepted, None)
     if not judged:
-        return ImageProofs([], None, Refused(ProofRefusal.NO_PROOF, "nothing lies beside this image"))
+        return ImageProofs([], None, Rejection(ProofRefusal.NO_PROOF, "nothing lies beside this image"))
     # The one that came furthest says most.
     order = list(ProofRefusal)
     furthest = max((each.refused for each in judged if each.refused), key=lambda refused: order.index(refused.reason))
@@ -93,21 +93,23 @@ def judge_image(attached: Sequence[ListedProof], image: str, terms: ProofTerms) 
 
 def _read(attached: ListedProof, image: str, policy: Policy) -> JudgedProof:
     """Return a statement about this image by whom the policy allows, or the refusal."""
-    if isinstance(attached.bundle, Refused):
+    if isinstance(attached.bundle, Rejection):
         return JudgedProof(attached.digest, None, None, attached.bundle)
     opened = open_envelope(attached.bundle, statements.PAYLOAD_TYPE, policy.keys)
-    if isinstance(opened, Refused):
+    if isinstance(opened, Rejection):
         return JudgedProof(attached.digest, None, None, opened)
     if opened.signer is None and not policy.unsigned:
-        return JudgedProof(attached.digest, None, None, Refused(ProofRefusal.UNSIGNED, "nobody signed it"))
+        return JudgedProof(attached.digest, None, None, Rejection(ProofRefusal.UNSIGNED, "nobody signed it"))
     try:
         statement = statements.decode(opened.payload)
     except MalformedError as error:
-        refused = Refused(ProofRefusal.UNKNOWN_FORMAT, str(error))
+        refused = Rejection(ProofRefusal.UNKNOWN_FORMAT, str(error))
         return JudgedProof(attached.digest, None, opened.signer, refused)
     named = [f"sha256:{subject.digest.sha256}" for subject in statement.subject]
     if named != [image] or statement.facts.image.manifest != image:
-        refused = Refused(ProofRefusal.WRONG_SUBJECT, f"it is about {', '.join(named[:3]) or 'no image'}, not {image}")
+        refused = Rejection(
+            ProofRefusal.WRONG_SUBJECT, f"it is about {', '.join(named[:3]) or 'no image'}, not {image}"
+        )
         return JudgedProof(attached.digest, None, opened.signer, refused)
     return JudgedProof(attached.digest, statement, opened.signer, None)
 
@@ -115,7 +117,7 @@ def _read(attached: ListedProof, image: str, policy: Policy) -> JudgedProof:
 def _judge(
     proof: JudgedProof,
     fails: Sequence[JudgedProof],
-    evidence: Callable[[ReportReference], bytes | Refused],
+    evidence: Callable[[ReportReference], bytes | Rejection],
     terms: ProofTerms,
 ) -> JudgedProof:
     if proof.refused is not None or proof.statement is None:
@@ -132,45 +134,45 @@ def _judge(
     return proof._replace(refused=refused)
 
 
-def _by_itself(statement: Statement, terms: ProofTerms) -> Refused | None:
+def _by_itself(statement: Statement, terms: ProofTerms) -> Rejection | None:
     facts, predicate = statement.facts, statement.predicate
     if statement.ended > terms.now + CLOCK_SKEW:
-        return Refused(ProofRefusal.FROM_THE_FUTURE, f"it ended at {facts.ended}, and it is {_text(terms.now)} here")
+        return Rejection(ProofRefusal.FROM_THE_FUTURE, f"it ended at {facts.ended}, and it is {_text(terms.now)} here")
     if not statement.passed:
         checks = ", ".join(predicate.failed_tests[:5]) or f"exit code {facts.exit_code}"
-        return Refused(ProofRefusal.FAILED, f"the run failed: {checks}")
+        return Rejection(ProofRefusal.FAILED, f"the run failed: {checks}")
     if predicate.result == "WARNED" and terms.policy.warnings == "refuse":
-        return Refused(ProofRefusal.FAILED, f"the policy refuses warnings: {', '.join(predicate.warned_tests[:5])}")
+        return Rejection(ProofRefusal.FAILED, f"the policy refuses warnings: {', '.join(predicate.warned_tests[:5])}")
     if facts.mode != "gpu" and terms.policy.mode == "gpu":
-        return Refused(ProofRefusal.NOT_A_GPU_RUN, "it ran on a CPU")
+        return Rejection(ProofRefusal.NOT_A_GPU_RUN, "it ran on a CPU")
     return None
 
 
-def _elsewhere(statement: Statement, terms: ProofTerms) -> Refused | None:
+def _elsewhere(statement: Statement, terms: ProofTerms) -> Rejection | None:
     return None if terms.node is None else uncovered(statement.facts, terms.node, terms.matrix)
 
 
-def _too_little(statement: Statement, policy: Policy) -> Refused | None:
+def _too_little(statement: Statement, policy: Policy) -> Rejection | None:
     level = statement.facts.level
     if LEVELS.index(level) < LEVELS.index(policy.level):
-        return Refused(ProofRefusal.LEVEL_TOO_LOW, f"level {level}, and the policy asks for {policy.level}")
+        return Rejection(ProofRefusal.LEVEL_TOO_LOW, f"level {level}, and the policy asks for {policy.level}")
     missing = [check for check in policy.required if check not in statement.predicate.passed_tests]
     if missing:
-        return Refused(ProofRefusal.CHECK_MISSING, f"not among the passed checks: {', '.join(missing)}")
+        return Rejection(ProofRefusal.CHECK_MISSING, f"not among the passed checks: {', '.join(missing)}")
     return None
 
 
-def _too_old(statement: Statement, terms: ProofTerms) -> Refused | None:
+def _too_old(statement: Statement, terms: ProofTerms) -> Rejection | None:
     age = terms.now - statement.ended
     if age <= terms.policy.max_age:
         return None
     allowed = terms.policy.max_age
-    return Refused(ProofRefusal.EXPIRED, f"it ended at {statement.facts.ended}, and the policy allows {allowed}")
+    return Rejection(ProofRefusal.EXPIRED, f"it ended at {statement.facts.ended}, and the policy allows {allowed}")
 
 
 def _taken_back(
     proof: JudgedProof, statement: Statement, fails: Sequence[JudgedProof], terms: ProofTerms
-) -> Refused | None:
+) -> Rejection | None:
     """Return the newest failed run since, if it says something about the node. At the same second the fail counts."""
     node = terms.node or as_proven(statement.facts)
     for fail in sorted(fails, key=_ended, reverse=True):
@@ -181,30 +183,32 @@ def _taken_back(
         if heard and facts.mode in (statement.facts.mode, "unknown") and concerns(facts, node, terms.matrix):
             checks = ", ".join(fail.statement.predicate.failed_tests[:5])
             why = f"a run that ended at {facts.ended} failed{f': {checks}' if checks else ''} ({fail.digest[:19]})"
-            return Refused(ProofRefusal.FAILED_SINCE, why)
+            return Rejection(ProofRefusal.FAILED_SINCE, why)
     return None
 
 
 def _by_todays_limits(
-    statement: Statement, evidence: Callable[[ReportReference], bytes | Refused], terms: ProofTerms
-) -> Refused | None:
+    statement: Statement, evidence: Callable[[ReportReference], bytes | Rejection], terms: ProofTerms
+) -> Rejection | None:
     reference = statement.facts.report
     content = evidence(reference)
-    if isinstance(content, Refused):
+    if isinstance(content, Rejection):
         return content
     if f"sha256:{hashlib.sha256(content).hexdigest()}" != reference.digest:
-        return Refused(ProofRefusal.TAMPERED, f"the report is not the one that was stated: {reference.digest}")
+        return Rejection(ProofRefusal.TAMPERED, f"the report is not the one that was stated: {reference.digest}")
     try:
-        again = rejudge(unpack(content), terms.matrix)
+        rejudged = rejudge(unpack(content), terms.matrix)
     except MalformedError as error:
-        return Refused(ProofRefusal.UNKNOWN_FORMAT, str(error))
+        return Rejection(ProofRefusal.UNKNOWN_FORMAT, str(error))
     except EnvcheckError as error:
-        return Refused(ProofRefusal.STALE_LIMITS, f"cannot be judged again: {error}")
-    outcomes = {outcome.id: outcome.status for outcome in again.report.outcomes}
-    if again.report.verdict.status == "pass" and all(outcomes.get(check) == "pass" for check in terms.policy.required):
+        return Rejection(ProofRefusal.STALE_LIMITS, f"cannot be judged again: {error}")
+    outcomes = {outcome.id: outcome.status for outcome in rejudged.report.outcomes}
+    if rejudged.report.verdict.status == "pass" and all(
+        outcomes.get(check) == "pass" for check in terms.policy.required
+    ):
         return None
-    changed = ", ".join(f"{check} {before} then, {after} now" for check, before, after in again.changed[:5])
-    return Refused(ProofRefusal.STALE_LIMITS, f"by today's limits: {changed or again.report.verdict.sentence}")
+    changed = ", ".join(f"{check} {before} then, {after} now" for check, before, after in rejudged.changed[:5])
+    return Rejection(ProofRefusal.STALE_LIMITS, f"by today's limits: {changed or rejudged.report.verdict.sentence}")
 
 
 def _ended(proof: JudgedProof) -> dt.datetime:

@@ -14,7 +14,7 @@ from envcheck.registry.proofs.covers import NodeFacts
 from envcheck.registry.proofs.envelope import open_envelope
 from envcheck.registry.proofs.judge import CLOCK_SKEW, ImageProofs, ListedProof, ProofTerms, judge_image
 from envcheck.registry.proofs.policy import NamedGpus, Policy
-from envcheck.registry.proofs.refusals import ProofRefusal, Refused
+from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
 from envcheck.registry.proofs.statement import Digest, instant
 from envcheck.struct_types import know_types
 
@@ -46,7 +46,7 @@ class SignedPromotion(NamedTuple):
     signer: str
 
 
-class InForce(NamedTuple):
+class CurrentPromotion(NamedTuple):
     """The image that an alias names by promotion, and who said so."""
 
     digest: str
@@ -73,57 +73,57 @@ def encode(promotion: Promotion) -> bytes:
     return msgspec.json.encode(promotion)
 
 
-def read(content: bytes, policy: Policy) -> SignedPromotion | Refused:
+def read(content: bytes, policy: Policy) -> SignedPromotion | Rejection:
     """Return a promotion that an allowed key signed, or why not. It never raises; without a signature there is none."""
     opened = open_envelope(content, PAYLOAD_TYPE, policy.keys)
-    if isinstance(opened, Refused):
+    if isinstance(opened, Rejection):
         return opened
     if opened.signer is None:
-        return Refused(ProofRefusal.UNSIGNED, "nobody signed the promotion")
+        return Rejection(ProofRefusal.UNSIGNED, "nobody signed the promotion")
     try:
         promotion = strict_json.decode(opened.payload, Promotion)
         instant(promotion.at)
     except strict_json.MalformedError as error:
-        return Refused(ProofRefusal.UNKNOWN_FORMAT, str(error))
+        return Rejection(ProofRefusal.UNKNOWN_FORMAT, str(error))
     return SignedPromotion(promotion, opened.signer)
 
 
-def in_force(promotions: Sequence[SignedPromotion], alias: str, signers: int) -> InForce | None:
+def in_force(promotions: Sequence[SignedPromotion], alias: str, signers: int) -> CurrentPromotion | None:
     """Return what the alias names: the image that so many different keys promoted last.
 
     Keys count together when no other image was promoted between them; so nobody goes back to an old image with the
     signatures of then.
     """
-    current: InForce | None = None
+    current: CurrentPromotion | None = None
     heard: dict[str, set[str]] = collections.defaultdict(set)
     mine = [each for each in promotions if each.promotion.alias == alias]
     for each in sorted(mine, key=lambda one: (instant(one.promotion.at), one.promotion.digest, one.signer)):
         digest = each.promotion.digest
         heard[digest].add(each.signer)
         if len(heard[digest]) >= signers:
-            current = InForce(digest, instant(each.promotion.at), frozenset(heard[digest]))
+            current = CurrentPromotion(digest, instant(each.promotion.at), frozenset(heard[digest]))
             heard.clear()
     return current
 
 
 def refuse_alias(
     promotions: Sequence[SignedPromotion], alias: str, digest: str, policy: Policy, now: dt.datetime
-) -> Refused | None:
+) -> Rejection | None:
     """Return why an alias that a registry resolves to `digest` is not believed; None where its promotion names it."""
     wrong = ProofRefusal.ALIAS_NOT_PROMOTED
     current = in_force(promotions, alias, policy.signers)
     if current is None:
         keys = {each.signer for each in promotions if each.promotion.alias == alias}
-        return Refused(wrong, f"nobody promoted {alias} ({len(keys)} of {policy.signers} keys)")
+        return Rejection(wrong, f"nobody promoted {alias} ({len(keys)} of {policy.signers} keys)")
     if current.at > now + CLOCK_SKEW:
-        return Refused(wrong, f"the promotion of {alias} is from the future")
+        return Rejection(wrong, f"the promotion of {alias} is from the future")
     rivals = {each.promotion.digest for each in promotions if _at_once(each, current, alias)}
     if len(rivals) > 1:
-        return Refused(wrong, f"{alias} was promoted to {len(rivals)} images in the same second")
+        return Rejection(wrong, f"{alias} was promoted to {len(rivals)} images in the same second")
     if current.digest != digest:
-        return Refused(wrong, f"{alias} was promoted to {current.digest}, and the registry says {digest}")
+        return Rejection(wrong, f"{alias} was promoted to {current.digest}, and the registry says {digest}")
     return None
 
 
-def _at_once(each: SignedPromotion, current: InForce, alias: str) -> bool:
+def _at_once(each: SignedPromotion, current: CurrentPromotion, alias: str) -> bool:
     return each.promotion.alias == alias and instant(each.promotion.at) == current.at

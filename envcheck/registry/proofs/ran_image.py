@@ -50,16 +50,16 @@ def ran(report: RunReport, images: Sequence[RemoteImage]) -> RemoteImage:
         message = f"the report is of a Python ({target.name}), not of an image"
         raise UnprovableError(message, fix="run `envcheck run --image REF`")
     facts = target.image or ImageFacts(runs_as="", program="", history=0, secrets=[])
-    here = [image for image in images if image.arch == image_arch(report)]
+    same_arch = [image for image in images if image.arch == image_arch(report)]
     for fits in _evidence(facts, target.image_id):
-        found = {image.manifest: image for image in here if fits(image)}
-        if len(found) == 1:
-            return next(iter(found.values()))
-        if found:
-            message = f"the report fits {len(found)} images: {', '.join(sorted(found))}"
+        fitting = {image.manifest: image for image in same_arch if fits(image)}
+        if len(fitting) == 1:
+            return next(iter(fitting.values()))
+        if fitting:
+            message = f"the report fits {len(fitting)} images: {', '.join(sorted(fitting))}"
             raise UnprovableError(message, fix="publish by digest: REPOSITORY@sha256:...")
-    there = ", ".join(image.manifest for image in here) or "no image for this architecture"
-    message = f"the report is about another image: {_named(facts, target.image_id)}; the registry has {there}"
+    listed = ", ".join(image.manifest for image in same_arch) or "no image for this architecture"
+    message = f"the report is about another image: {_named(facts, target.image_id)}; the registry has {listed}"
     raise UnprovableError(message, fix="push the image that was run, or run the one in the registry")
 
 

@@ -36,7 +36,7 @@ class ProofRefusal(enum.Enum):
     ALIAS_NOT_PROMOTED = "alias-not-promoted"
 
 
-class Refused(NamedTuple):
+class Rejection(NamedTuple):
     """A refusal, and what it is about in a sentence for people."""
 
     reason: ProofRefusal

@@ -54,15 +54,15 @@ def convert(document: Any, kind: type[_Type]) -> _Type:
         raise MalformedError(_line(error)) from error
 
 
-def canonical_base64(text: str, what: str) -> bytes:
+def canonical_base64(text: str, label: str) -> bytes:
     """Return the bytes. Raises MalformedError unless this is how base64 (RFC 4648, padded) writes them."""
     try:
         content = base64.b64decode(text.encode("ascii"), validate=True)
     except (UnicodeError, binascii.Error) as error:
-        message = f"{what} is not base64"
+        message = f"{label} is not base64"
         raise MalformedError(message) from error
     if base64.b64encode(content).decode("ascii") != text:
-        message = f"{what} is not canonical base64"
+        message = f"{label} is not canonical base64"
         raise MalformedError(message)
     return content
 

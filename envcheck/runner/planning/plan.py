@@ -10,7 +10,7 @@ from typing import Any
 from envcheck.checks import LEVELS, Check
 from envcheck.errors import ConfigError
 from envcheck.runner.planning.discover import CheckModule
-from envcheck.runner.schema import Plan, Planned
+from envcheck.runner.schema import Plan, PlannedCheck
 
 
 def select(
@@ -75,9 +75,9 @@ def planned_seconds(check: Check, gpus: int | None) -> float:
     return check.cpu_seconds if gpus == 0 and check.cpu_seconds is not None else check.seconds
 
 
-def _planned(module: CheckModule, timeout: float | None, gpus: int | None) -> Planned:
+def _planned(module: CheckModule, timeout: float | None, gpus: int | None) -> PlannedCheck:
     check = module.check
-    return Planned(
+    return PlannedCheck(
         id=module.id,
         kind=module.kind,
         level=check.level,

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from envcheck.checks import FAIL, PASS
 from envcheck.runner import attempts
-from envcheck.runner.schema import OutcomeRow, Plan, Planned, Spread
+from envcheck.runner.schema import OutcomeRow, Plan, PlannedCheck, Spread
 
 _OTHER_BITS: Final = (
     "take this GPU out and test it alone (dcgmi diag -r 4); all at once: look for what changed between the rounds"
@@ -23,7 +23,7 @@ def rounds(row: OutcomeRow | None) -> int:
     return row.spread.rounds if row.spread else 1
 
 
-def to_do(plan: Plan, done: dict[str, OutcomeRow], elapsed: float) -> list[Planned]:
+def to_do(plan: Plan, done: dict[str, OutcomeRow], elapsed: float) -> list[PlannedCheck]:
     """Return the checks of the round to come: those done least often. None when the run is over.
 
     A round that has begun is finished, so every check is done equally often, and at least once.

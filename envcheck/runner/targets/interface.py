@@ -49,23 +49,27 @@ class Target(Protocol):
         """Return what it says of itself; nothing for one that promises nothing."""
 
 
-class Chosen(NamedTuple):
+class ChosenPython(NamedTuple):
     """An interpreter of this machine, and why this one."""
 
     python: Path
     why: str
 
 
-def choose_python(path: Path | None, environ: Mapping[str, str] = os.environ) -> Chosen:
+def choose_python(path: Path | None, environ: Mapping[str, str] = os.environ) -> ChosenPython:
     """Return --python, else the active virtual or conda environment's, else `python3` on PATH, else envcheck's own."""
     if path is not None:
-        return Chosen(_interpreter(path), "--python")
+        return ChosenPython(_interpreter(path), "--python")
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         active = Path(environ.get(name) or "/nonexistent") / "bin" / "python"
         if os.access(active, os.X_OK):
-            return Chosen(active, f"${name}")
+            return ChosenPython(active, f"${name}")
     on_path = shutil.which("python3", path=environ.get("PATH"))
-    return Chosen(Path(on_path), "python3 on PATH") if on_path else Chosen(Path(sys.executable), "envcheck's own")
+    return (
+        ChosenPython(Path(on_path), "python3 on PATH")
+        if on_path
+        else ChosenPython(Path(sys.executable), "envcheck's own")
+    )
 
 
 def _interpreter(path: Path) -> Path:

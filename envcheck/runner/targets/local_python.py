@@ -16,7 +16,7 @@ from typing import Any, Final
 import envcheck
 from envcheck.errors import ConfigError
 from envcheck.runner.schema import TargetFacts, encodable
-from envcheck.runner.targets.interface import Chosen, read_promises
+from envcheck.runner.targets.interface import ChosenPython, read_promises
 from envcheck.runner.worker import process_limits
 
 PACKAGE: Final = Path(envcheck.__file__).resolve().parent
@@ -34,7 +34,7 @@ class LocalPython:
 
     ours = True
 
-    def __init__(self, chosen: Chosen) -> None:
+    def __init__(self, chosen: ChosenPython) -> None:
         self._python = chosen.python
         self.facts = TargetFacts(kind="python", name=encodable(str(chosen.python)), chosen=chosen.why)
 
@@ -91,7 +91,7 @@ class LocalHandle:
             self._process.wait(_GRACE)
 
 
-def answering(chosen: Chosen) -> Chosen:
+def answering(chosen: ChosenPython) -> ChosenPython:
     """Return the interpreter once it has answered as a Python that the worker runs on; else a ConfigError says why."""
     output = _said(chosen.python)
     version = re.search(r"^Python-(\d+)\.(\d+)$", output, re.MULTILINE)

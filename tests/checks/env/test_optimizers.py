@@ -70,7 +70,7 @@ def test_nothing_that_could_be_tried_is_no_pass(cpu: View) -> None:
 def test_absence_is_only_what_says_so() -> None:
     tried = promise_cases.run(
         {
-            "absent": raising(promise_cases.Absent("torch 1.13 has no such hook")),
+            "absent": raising(promise_cases.AbsentFeature("torch 1.13 has no such hook")),
             "broken": raising(NotImplementedError("CUDA error")),
             "missing import": raising(ImportError("libnccl.so")),
             "exact": lambda: None,

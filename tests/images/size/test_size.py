@@ -9,7 +9,7 @@ import pytest
 
 from envcheck.images.engines.size import read_history
 from envcheck.images.size import inside
-from envcheck.images.size.ledger import Duplicate, Layer, Measured, duplicates, ledger
+from envcheck.images.size.ledger import Duplicate, Layer, MeasuredSizes, duplicates, ledger
 
 SITE = "opt/venv/lib/python3.11/site-packages"
 MB = 1 << 20
@@ -77,7 +77,7 @@ def test_a_library_in_two_places_is_a_duplicate_and_its_links_and_versions_in_on
 
 
 def test_overhead_is_what_envcheck_adds() -> None:
-    measured = Measured(
+    measured = MeasuredSizes(
         packages={"a==1": 300, "b==1": 600},
         kinds={"packages": 800, "system": 150, "other": 50, "bytecode": 20, "envcheck": 10},
         unneeded={},
@@ -86,7 +86,7 @@ def test_overhead_is_what_envcheck_adds() -> None:
     found = ledger("x:1", [Layer(bytes=5, step="RUN true")], measured)
     assert (found.total, found.overhead) == (1030, 0.03)
     assert list(found.packages) == ["b==1", "a==1"]
-    empty = Measured(packages={}, kinds={}, unneeded={}, libraries=[])
+    empty = MeasuredSizes(packages={}, kinds={}, unneeded={}, libraries=[])
     assert ledger("x:1", [], empty).overhead == 0.0
 
 

@@ -29,7 +29,7 @@ LINE = {"part": "files", "seconds": 0.1, "cache": "MISS", "complete": "OK", "met
 
 
 @dataclasses.dataclass(frozen=True)
-class Watched:
+class WatchRecord:
     """A running site and its Prometheus."""
 
     site: Path
@@ -57,7 +57,7 @@ class Watched:
 
 
 @pytest.fixture
-def watched(world: World) -> Iterator[Watched]:
+def watched(world: World) -> Iterator[WatchRecord]:
     """Return a site with a Prometheus, an audit, a copied tree, and a page and a file to be had."""
     if shutil.which("prometheus") is None:
         pytest.skip("no prometheus here (`make test` unpacks it where apt is)")
@@ -72,13 +72,13 @@ def watched(world: World) -> Iterator[Watched]:
     try:
         done = envcheck("mirror", "site", "up", str(site))
         assert done.returncode == 0, done.stdout + done.stderr
-        yield Watched(site, port)
+        yield WatchRecord(site, port)
     finally:
         envcheck("mirror", "site", "down", str(site))
 
 
 @pytest.fixture
-def busy(watched: Watched) -> Iterator[Watched]:
+def busy(watched: WatchRecord) -> Iterator[WatchRecord]:
     """Return it while clients take pages and large files all the time: what is a rate needs two scrapes."""
     over = threading.Event()
 
@@ -104,7 +104,7 @@ def until(there: Callable[[], bool]) -> bool:
     return False
 
 
-def test_every_query_has_data_every_rule_is_sound_and_only_the_bad_log_rings(busy: Watched) -> None:
+def test_every_query_has_data_every_rule_is_sound_and_only_the_bad_log_rings(busy: WatchRecord) -> None:
     queries = [query for panel in PANELS for query in panel.queries.values()]
     silent = set(queries)
 

@@ -14,7 +14,7 @@ import pytest
 
 from envcheck.mirrors.net.client import Client
 from envcheck.registry.oci import attachments
-from envcheck.registry.oci.attachments import Attached, attach, fallback_tag, own_tag
+from envcheck.registry.oci.attachments import Attachment, attach, fallback_tag, own_tag
 from envcheck.registry.oci.documents import OCI_INDEX, OCI_MANIFEST, StoredManifest, digest_of
 from envcheck.registry.oci.referrers import referrers
 from envcheck.registry.oci.registry_errors import DeniedError, LyingError, RefusedError, RegistryUnavailableError
@@ -27,7 +27,7 @@ Fresh = Callable[[str], Repository]
 WRITERS = 8
 
 
-def attached(repository: Repository, subject: StoredManifest, word: str = "proof") -> Attached:
+def attached(repository: Repository, subject: StoredManifest, word: str = "proof") -> Attachment:
     return attach(
         repository, subject.descriptor, KIND, [("application/json", json.dumps(word).encode())], {"word": word}
     )
@@ -35,7 +35,7 @@ def attached(repository: Repository, subject: StoredManifest, word: str = "proof
 
 def words(repository: Repository, subject: str) -> list[str]:
     """Return what was attached, by its bytes."""
-    found = referrers(repository, subject).found
+    found = referrers(repository, subject).artifacts
     return sorted(json.loads(repository.blob(one.manifest.layers[0], 1000)) for one in found)
 
 
@@ -44,11 +44,11 @@ def test_what_is_attached_is_found_with_its_bytes(real: str, fresh: Fresh) -> No
     repository = fresh(real)
     subject, other = push_image(repository), push_image(repository, "other")
     done = attached(repository, subject)
-    [found] = referrers(repository, subject.digest).found
+    [found] = referrers(repository, subject.digest).artifacts
     assert (found.descriptor, done.notes) == (done.descriptor, ())
     assert (found.manifest.kind, found.manifest.annotations) == (KIND, {"word": "proof"})
     assert words(repository, subject.digest) == ["proof"]
-    assert referrers(repository, other.digest).found == []
+    assert referrers(repository, other.digest).artifacts == []
     assert done.tag in repository.tags()
 
 
@@ -131,7 +131,7 @@ def test_oras_and_this_client_find_what_the_other_attached(real: str, fresh: Fre
     digests = {one["digest"] for one in listed.get("referrers", listed.get("manifests", []))}
     found = referrers(repository, subject.digest)
     assert done.descriptor.digest in digests
-    assert {one.descriptor.digest for one in found.found} == digests
+    assert {one.descriptor.digest for one in found.artifacts} == digests
     assert words(repository, subject.digest) == ["oras", "proof"]
     assert (found.dangling, found.refused, found.notes) == ([], [], [])
 
@@ -146,7 +146,7 @@ def test_a_proof_whose_bytes_flip_on_the_disk_is_refused(
     file = stored_blob(docker_files, flipped.descriptor.digest)
     file.write_bytes(file.read_bytes().replace(b"flipped", b"flopped"))
     found = referrers(repository, subject.digest)
-    assert [one.descriptor for one in found.found] == [kept.descriptor]
+    assert [one.descriptor for one in found.artifacts] == [kept.descriptor]
     assert [(one.named, one.reason) for one in found.refused] == [(flipped.descriptor.digest, "tampered")]
 
 
@@ -159,7 +159,7 @@ def test_a_proof_that_was_deleted_is_listed_as_dangling(docker_registry: str, fr
     with Client().send("DELETE", f"{repository.reference.url}{path}") as answer:
         assert answer.status == 202
     found = referrers(repository, subject.digest)
-    assert [one.descriptor for one in found.found] == [kept.descriptor]
+    assert [one.descriptor for one in found.artifacts] == [kept.descriptor]
     assert found.dangling == [gone.descriptor.digest]
 
 
@@ -174,10 +174,10 @@ def test_the_index_of_another_image_under_this_one_brings_nothing(real: str, fre
     manifest = repository.manifest(proof.descriptor.digest)
     repository.push_manifest(manifest.content, manifest.media_type, own_tag(second.digest, manifest.digest))
     found = referrers(repository, second.digest)
-    assert found.found == []
+    assert found.artifacts == []
     assert {one.reason for one in found.refused} == {"wrong-subject"}
     assert first.digest in found.refused[0].detail
-    assert len(referrers(repository, first.digest).found) == 1
+    assert len(referrers(repository, first.digest).artifacts) == 1
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_an_own_tag_that_leads_to_something_else_is_refused(registry: FakeRegist
     del registry.tags[fallback_tag(subject.digest)]
     registry.tags[first.tag] = second.descriptor.digest
     found = referrers(repository, subject.digest)
-    assert [one.descriptor for one in found.found] == [second.descriptor]
+    assert [one.descriptor for one in found.artifacts] == [second.descriptor]
     assert [(one.named, one.reason) for one in found.refused] == [(first.tag, "tampered")]
 
 
@@ -204,7 +204,7 @@ def test_a_listed_digest_that_begins_like_a_proofs_does_not_hide_it(registry: Fa
     document = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [{"digest": alike}]}
     repository.push_manifest(json.dumps(document).encode(), OCI_INDEX, fallback_tag(subject.digest))
     found = referrers(repository, subject.digest)
-    assert [one.descriptor for one in found.found] == [done.descriptor]
+    assert [one.descriptor for one in found.artifacts] == [done.descriptor]
     assert found.dangling == [alike]
 
 
@@ -215,7 +215,7 @@ def test_what_its_own_tag_still_leads_to_is_not_gone(registry: FakeRegistry) -> 
     done = attached(repository, subject)
     registry.fault = lambda request: Answer(404) if request.path.endswith(done.descriptor.digest) else None
     found = referrers(repository, subject.digest)
-    assert ([one.descriptor for one in found.found], found.dangling) == ([done.descriptor], [])
+    assert ([one.descriptor for one in found.artifacts], found.dangling) == ([done.descriptor], [])
 
 
 @pytest.mark.parametrize("hidden", ["index", "own tag", "both"])
@@ -327,7 +327,7 @@ def test_a_fallback_tag_that_resolves_to_the_subject_is_neither_read_nor_written
     assert registry.tags[tag] == subject.digest
     assert "other clients may not find it" in done.notes[0]
     found = referrers(repository, subject.digest)
-    assert [one.descriptor for one in found.found] == [done.descriptor]
+    assert [one.descriptor for one in found.artifacts] == [done.descriptor]
     assert (found.refused, [tag in note for note in found.notes]) == ([], [True])
 
 
@@ -397,7 +397,7 @@ def test_what_a_descriptor_says_of_a_manifest_is_not_used(registry: FakeRegistry
     index = json.loads(repository.manifest(tag).content)
     index["manifests"][0] |= {"artifactType": "application/vnd.evil", "annotations": {"word": "evil"}, "size": 1}
     repository.push_manifest(json.dumps(index).encode(), OCI_INDEX, tag)
-    [found] = referrers(repository, subject.digest).found
+    [found] = referrers(repository, subject.digest).artifacts
     assert (found.manifest.kind, found.manifest.annotations) == (KIND, {"word": "proof"})
     assert found.descriptor == done.descriptor
 
@@ -429,7 +429,7 @@ def test_tags_that_a_caller_lists_once_are_not_listed_again(registry: FakeRegist
     done = attached(repository, subject)
     del registry.tags[fallback_tag(subject.digest)]
     tags, before = repository.tags(), len(registry.requests)
-    [found] = referrers(repository, subject.digest, tags).found
+    [found] = referrers(repository, subject.digest, tags).artifacts
     assert found.descriptor == done.descriptor
     assert not any("/tags/" in request.path for request in registry.requests[before:])
     assert (image("one")[0], OCI_MANIFEST) == (subject.content, subject.media_type)

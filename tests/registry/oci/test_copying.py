@@ -37,12 +37,12 @@ def test_an_image_goes_to_another_registry_with_its_proofs_and_their_signatures(
     signature = attach(source, proof, KIND, [("application/json", b'"signature"')], {}).descriptor
     copied = copy_image(source, target, index.digest)
     assert target.manifest(index.digest).content == index.content
-    assert [one.descriptor for one in referrers(target, child.digest).found] == [proof]
-    [signed] = referrers(target, proof.digest).found
+    assert [one.descriptor for one in referrers(target, child.digest).artifacts] == [proof]
+    [signed] = referrers(target, proof.digest).artifacts
     assert signed.descriptor == signature
     assert target.blob(signed.manifest.layers[0], 100) == b'"signature"'
     assert len(copied.manifests) == 5
-    assert (copied.left, copied.notes) == ([], [])
+    assert (copied.incomplete, copied.notes) == ([], [])
     assert copy_image(source, target, index.digest).blobs == []
 
 
@@ -52,7 +52,7 @@ def test_within_a_registry_blobs_are_taken_over_and_not_sent(docker_registry: st
     manifest = push_image(source, "within")
     attach(source, manifest.descriptor, KIND, [("application/json", b'"proof"')], {})
     assert copy_image(source, target, manifest.digest).blobs == []
-    [found] = referrers(target, manifest.digest).found
+    [found] = referrers(target, manifest.digest).artifacts
     assert target.blob(found.manifest.layers[0], 100) == b'"proof"'
 
 
@@ -74,8 +74,8 @@ def test_skopeo_leaves_proofs_behind_and_oras_takes_what_is_in_the_index(
     names = [f"{one.reference.name}:latest" for one in (source, by_oras)]
     subprocess.run([oras, "cp", "-r", *plain, *names], check=True, capture_output=True)
     assert by_skopeo.manifest("latest").digest == by_oras.manifest("latest").digest == manifest.digest
-    assert referrers(by_skopeo, manifest.digest).found == []
-    assert len(referrers(by_oras, manifest.digest).found) == 1
+    assert referrers(by_skopeo, manifest.digest).artifacts == []
+    assert len(referrers(by_oras, manifest.digest).artifacts) == 1
 
 
 def test_what_is_attached_and_cannot_be_copied_is_listed(servers: Servers) -> None:
@@ -85,7 +85,7 @@ def test_what_is_attached_and_cannot_be_copied_is_listed(servers: Servers) -> No
     proof = attach(source, manifest.descriptor, KIND, [("application/json", b'"proof"')], {})
     del registries[0].manifests[proof.descriptor.digest]
     copied = copy_image(source, target, manifest.digest)
-    assert [left.dangling for left in copied.left] == [sorted({proof.descriptor.digest})]
+    assert [left.dangling for left in copied.incomplete] == [sorted({proof.descriptor.digest})]
     assert copied.manifests == [manifest.digest]
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from envcheck.registry.proofs import statement as statements
 from envcheck.registry.proofs import strict_json
-from envcheck.registry.proofs.envelope import Opened, authenticated, leave_unsigned, open_envelope, sign
-from envcheck.registry.proofs.refusals import ProofRefusal, Refused
+from envcheck.registry.proofs.envelope import EnvelopeContents, authenticated, leave_unsigned, open_envelope, sign
+from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
 from envcheck.signing import PrivateKey
 from tests import proofs
 
@@ -22,13 +22,13 @@ TYPE: Final = "application/x-test+json"
 PAYLOAD: Final = b'{"a": 1}'
 
 
-def opened(content: bytes, *keys: PrivateKey) -> Opened | Refused:
+def opened(content: bytes, *keys: PrivateKey) -> EnvelopeContents | Rejection:
     return open_envelope(content, TYPE, [key.public for key in keys])
 
 
 def word(content: bytes, *keys: PrivateKey) -> str:
     result = opened(content, *keys)
-    assert isinstance(result, Refused)
+    assert isinstance(result, Rejection)
     assert result.detail
     assert "\n" not in result.detail
     return result.reason.value
@@ -52,9 +52,9 @@ def test_a_bundle_has_the_form_that_sigstore_reads(key: PrivateKey) -> None:
 
 def test_what_is_signed_is_read_back(key: PrivateKey, other_key: PrivateKey, ecdsa_key: PrivateKey) -> None:
     for each in (key, ecdsa_key):
-        assert opened(sign(PAYLOAD, TYPE, each), other_key, each) == Opened(PAYLOAD, each.public.id)
+        assert opened(sign(PAYLOAD, TYPE, each), other_key, each) == EnvelopeContents(PAYLOAD, each.public.id)
     assert sign(PAYLOAD, TYPE, key) == sign(PAYLOAD, TYPE, key)
-    assert opened(leave_unsigned(PAYLOAD, TYPE), key) == Opened(PAYLOAD, None)
+    assert opened(leave_unsigned(PAYLOAD, TYPE), key) == EnvelopeContents(PAYLOAD, None)
 
 
 def test_the_signature_decides_and_not_the_hint(key: PrivateKey, other_key: PrivateKey) -> None:
@@ -64,7 +64,7 @@ def test_the_signature_decides_and_not_the_hint(key: PrivateKey, other_key: Priv
     claimed = content.replace(key.public.id.encode(), other_key.public.id.encode())
     assert word(claimed, key, other_key) == "tampered"
     nameless = content.replace(key.public.id.encode(), b"")
-    assert opened(nameless, other_key, key) == Opened(PAYLOAD, key.public.id)
+    assert opened(nameless, other_key, key) == EnvelopeContents(PAYLOAD, key.public.id)
     assert word(nameless, other_key) == "wrong-key"
 
 
@@ -153,7 +153,7 @@ def test_other_forms_are_refused_by_name(name: str, key: PrivateKey) -> None:
 
 def test_logs_of_sigstores_services_may_be_there(key: PrivateKey) -> None:
     content = put("verificationMaterial.tlogEntries", [{"logIndex": "1"}])(sign(PAYLOAD, TYPE, key))
-    assert opened(content, key) == Opened(PAYLOAD, key.public.id)
+    assert opened(content, key) == EnvelopeContents(PAYLOAD, key.public.id)
 
 
 @pytest.mark.parametrize("name", ["a key twice", "an unknown key", "trailing bytes"])
@@ -165,16 +165,16 @@ def test_the_unsigned_form_is_read_as_strictly(name: str) -> None:
 def test_a_bundle_has_at_most_4_mb(key: PrivateKey) -> None:
     content = sign(PAYLOAD, TYPE, key)
     full = content + b" " * (strict_json.MOST - len(content))
-    assert opened(full, key) == Opened(PAYLOAD, key.public.id)
-    assert opened(full + b" ", key) == Refused(ProofRefusal.UNKNOWN_FORMAT, "larger than 4000000 bytes")
+    assert opened(full, key) == EnvelopeContents(PAYLOAD, key.public.id)
+    assert opened(full + b" ", key) == Rejection(ProofRefusal.UNKNOWN_FORMAT, "larger than 4000000 bytes")
     assert word(bytes(100_000_000), key) == "unknown-format"
 
 
 def read_as_proof(content: bytes, key: PrivateKey) -> None:
     """Read the bytes as a proof is read; whatever they are, there is an answer."""
     result = open_envelope(content, statements.PAYLOAD_TYPE, [key.public])
-    assert isinstance(result, (Opened, Refused))
-    if isinstance(result, Opened):
+    assert isinstance(result, (EnvelopeContents, Rejection))
+    if isinstance(result, EnvelopeContents):
         try:
             statements.decode(result.payload)
         except strict_json.MalformedError as error:
@@ -222,4 +222,4 @@ def test_no_flipped_bit_leaves_a_proof(position: int, bit: int, key: PrivateKey)
     content = bytearray(whole)
     content[position % len(content)] ^= 1 << bit
     result = open_envelope(bytes(content), statements.PAYLOAD_TYPE, [key.public])
-    assert isinstance(result, Refused)
+    assert isinstance(result, Rejection)

@@ -20,7 +20,7 @@ from envcheck.registry.proofs.covers import NodeFacts
 from envcheck.registry.proofs.judge import ListedProof
 from envcheck.registry.proofs.policy import DEFAULT, Policy
 from envcheck.registry.proofs.promotion import refuse_alias
-from envcheck.registry.proofs.refusals import ProofRefusal, Refused
+from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
 from envcheck.registry.proofs.statement import ReportReference, Sha256, Statement, Subject
 from envcheck.signing import PrivateKey
 from tests import proofs
@@ -60,7 +60,7 @@ def of_another_payload(statement: Statement, key: PrivateKey) -> bytes:
 
 
 def unfetched(refused: ProofRefusal) -> ListedProof:
-    return ListedProof("sha256:0", Refused(refused, "the registry said so"), lambda _: b"")
+    return ListedProof("sha256:0", Rejection(refused, "the registry said so"), lambda _: b"")
 
 
 # What lies beside the image, by the refusal it must end in; the policy and node are the default's otherwise.
@@ -339,7 +339,7 @@ def test_a_report_that_was_edited_after_signing_is_tampered(policy: Policy, key:
 
 def test_evidence_that_is_gone_or_no_report_is_named(policy: Policy, key: PrivateKey) -> None:
     statement = proofs.stated()
-    gone = ListedProof("sha256:1", proofs.bundle(statement, key), lambda _: Refused(ProofRefusal.DANGLING, "gone"))
+    gone = ListedProof("sha256:1", proofs.bundle(statement, key), lambda _: Rejection(ProofRefusal.DANGLING, "gone"))
     assert word(gone, policy=policy, node=proofs.H200) == "dangling"
     assert word(gone, policy=policy._replace(rejudge=False), node=proofs.H200) is None
     cut = proofs.packed().content[:-1]

@@ -17,7 +17,7 @@ from envcheck.registry.proofs.envelope import leave_unsigned, sign
 from envcheck.registry.proofs.judge import ListedProof, ProofTerms
 from envcheck.registry.proofs.policy import DEFAULT, NamedGpus, Policy
 from envcheck.registry.proofs.promotion import Promotion, SignedPromotion, in_force, judge_named, read, refuse_alias
-from envcheck.registry.proofs.refusals import Refused
+from envcheck.registry.proofs.refusals import Rejection
 from envcheck.signing import PrivateKey
 from tests import proofs
 
@@ -142,7 +142,7 @@ def test_what_was_not_signed_as_a_promotion_is_refused(key: PrivateKey, other_ke
 
     def word(content: bytes, terms: Policy = policy) -> str:
         result = read(content, terms)
-        assert isinstance(result, Refused)
+        assert isinstance(result, Rejection)
         return result.reason.value
 
     assert word(sign(payload, promotion.PAYLOAD_TYPE, other_key)) == "wrong-key"
@@ -165,5 +165,5 @@ def test_what_was_not_signed_as_a_promotion_is_refused(key: PrivateKey, other_ke
 @given(content=st.binary(max_size=500))
 def test_any_bytes_are_a_promotion_or_a_refusal(content: bytes, key: PrivateKey) -> None:
     terms = DEFAULT._replace(keys=(key.public,))
-    assert isinstance(read(content, terms), Refused)
-    assert isinstance(read(sign(content, promotion.PAYLOAD_TYPE, key), terms), Refused)
+    assert isinstance(read(content, terms), Rejection)
+    assert isinstance(read(sign(content, promotion.PAYLOAD_TYPE, key), terms), Rejection)

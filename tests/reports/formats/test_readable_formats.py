@@ -17,7 +17,7 @@ from envcheck.reports.formats import registry
 from envcheck.reports.model import HostFacts, RunReport
 from envcheck.reports.redact import RedactError, redact
 from envcheck.reports.rejudge import rejudge
-from envcheck.runner.schema import Attempt, LimitRow, OutcomeRow, Plan, Planned, TargetFacts, plain
+from envcheck.runner.schema import Attempt, LimitRow, OutcomeRow, Plan, PlannedCheck, TargetFacts, plain
 from envcheck.runner.targets.launcher import Place
 from tests.builders import report
 
@@ -60,7 +60,7 @@ LIMIT = st.builds(
 SIGNAL = st.builds(Signal, JSON, TEXT, st.sampled_from(["W", "B", "MHz", None, "x"]), TEXT)
 SIGNALS = st.dictionaries(st.sampled_from(["name", "index", "power_draw", "power.draw", "temperature"]) | WORD, SIGNAL)
 PLANNED = st.builds(
-    Planned,
+    PlannedCheck,
     id=WORD,
     kind=st.just("env"),
     level=WORD,
@@ -91,7 +91,7 @@ OUTCOME = st.builds(
 MOMENT = st.sampled_from(["", "2026-01-02T03:04:05+00:00", "2026-01-02T03:04:05", "yesterday"])
 
 
-def _report(outcomes: list[OutcomeRow], planned: list[Planned], **facts: Any) -> RunReport:
+def _report(outcomes: list[OutcomeRow], planned: list[PlannedCheck], **facts: Any) -> RunReport:
     image = TargetFacts(kind="image", name="<img>", chosen="--image")
     return report(*outcomes, target=image, plan=Plan(level="quick", checks=planned, nproc=2), **facts)
 

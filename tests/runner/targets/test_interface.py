@@ -11,7 +11,7 @@ import pytest
 
 from envcheck.errors import ConfigError
 from envcheck.runner.targets import interface as targets_interface
-from envcheck.runner.targets.interface import Chosen, choose_python, parse_promises, read_promises
+from envcheck.runner.targets.interface import ChosenPython, choose_python, parse_promises, read_promises
 from envcheck.runner.targets.local_python import LocalPython, answering
 
 
@@ -25,7 +25,9 @@ def interpreter(directory: Path) -> Path:
 def test_the_one_that_is_given_wins_and_an_environment_is_as_good_as_its_python(tmp_path: Path) -> None:
     python = interpreter(tmp_path / "venv")
     environ = {"VIRTUAL_ENV": "/elsewhere"}
-    assert choose_python(python, environ) == choose_python(tmp_path / "venv", environ) == Chosen(python, "--python")
+    assert (
+        choose_python(python, environ) == choose_python(tmp_path / "venv", environ) == ChosenPython(python, "--python")
+    )
 
 
 def test_a_virtual_environment_comes_before_conda_before_path_before_our_own(tmp_path: Path) -> None:
@@ -36,12 +38,12 @@ def test_a_virtual_environment_comes_before_conda_before_path_before_our_own(tmp
         "CONDA_PREFIX": str(tmp_path / "conda"),
         "PATH": str(conda.parent),
     }
-    assert choose_python(None, environ) == Chosen(venv, "$VIRTUAL_ENV")
+    assert choose_python(None, environ) == ChosenPython(venv, "$VIRTUAL_ENV")
     del environ["VIRTUAL_ENV"]
-    assert choose_python(None, environ) == Chosen(conda, "$CONDA_PREFIX")
+    assert choose_python(None, environ) == ChosenPython(conda, "$CONDA_PREFIX")
     del environ["CONDA_PREFIX"]
-    assert choose_python(None, environ) == Chosen(conda.parent / "python3", "python3 on PATH")
-    assert choose_python(None, {"PATH": str(tmp_path)}) == Chosen(Path(sys.executable), "envcheck's own")
+    assert choose_python(None, environ) == ChosenPython(conda.parent / "python3", "python3 on PATH")
+    assert choose_python(None, {"PATH": str(tmp_path)}) == ChosenPython(Path(sys.executable), "envcheck's own")
 
 
 def test_a_symlink_stays_one_for_it_names_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,14 +61,14 @@ def test_no_python_and_no_program_are_refused_in_one_line(tmp_path: Path) -> Non
     (tmp_path / "binary").write_bytes(b"\x7fELF")
     (tmp_path / "binary").chmod(0o755)
     with pytest.raises(ConfigError, match="cannot be started"):
-        LocalPython(Chosen(tmp_path / "binary", "--python")).start(tmp_path)
+        LocalPython(ChosenPython(tmp_path / "binary", "--python")).start(tmp_path)
 
 
-def script(directory: Path, *lines: str) -> Chosen:
+def script(directory: Path, *lines: str) -> ChosenPython:
     python = directory / "python"
     python.write_text("\n".join(["#!/bin/sh", *lines, ""]))
     python.chmod(0o755)
-    return Chosen(python, "--python")
+    return ChosenPython(python, "--python")
 
 
 def test_what_an_impostor_says_is_cut_off_and_quoted(tmp_path: Path) -> None:
@@ -89,7 +91,7 @@ def test_what_a_wrapper_leaves_running_does_not_hold_up_the_answer(tmp_path: Pat
 def test_a_python_too_old_for_the_worker_is_refused(tmp_path: Path, version: str, *, fine: bool) -> None:
     (tmp_path / "python").write_text(f"#!/bin/sh\necho noise of a wrapper\necho Python-{version}\n")
     (tmp_path / "python").chmod(0o755)
-    chosen = Chosen(tmp_path / "python", "--python")
+    chosen = ChosenPython(tmp_path / "python", "--python")
     if fine:
         assert answering(chosen) == chosen
     else:

@@ -160,13 +160,13 @@ def test_a_killed_worker_is_an_error_of_every_unfinished_check(
 def test_a_worker_that_cannot_even_start_is_told_with_its_last_words(
     add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
 ) -> None:
-    from envcheck.runner.targets.interface import Chosen  # noqa: PLC0415
+    from envcheck.runner.targets.interface import ChosenPython  # noqa: PLC0415
     from envcheck.runner.targets.local_python import LocalPython  # noqa: PLC0415
 
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho this is no Python >&2\nexit 9\n")
     python.chmod(0o755)
     add("good", "return {}")
-    run = run_site(target=LocalPython(Chosen(python, "--python")))
+    run = run_site(target=LocalPython(ChosenPython(python, "--python")))
     assert run.outcomes["good"].summary == ("the worker exited with code 9 while importing torch: this is no Python")
     assert run.mode == "unknown"

@@ -10,7 +10,7 @@ import pytest
 
 from envcheck.checks.env.support.process import progress_file
 from envcheck.runner.state import Run
-from envcheck.runner.targets.interface import Chosen
+from envcheck.runner.targets.interface import ChosenPython
 from envcheck.runner.targets.local_python import LocalPython
 from envcheck.runner.worker import group_ending, lost_rank
 from envcheck.runner.worker.lost_rank import ObservedRank
@@ -54,7 +54,7 @@ def test_the_rank_that_the_others_waited_for_is_named(
 ) -> None:
     before, after, limit, words = FAULTS[fault]
     add("group", GROUP.format(before=before, fault=after), options=f"ranks=3, timeout={limit}")
-    outcome = run_site(target=LocalPython(Chosen(torch_python, "--python"))).outcomes["group"]
+    outcome = run_site(target=LocalPython(ChosenPython(torch_python, "--python"))).outcomes["group"]
     assert outcome.status == "error"
     assert outcome.summary.startswith("rank 1 "), outcome.summary
     assert all(word in outcome.summary for word in words), outcome.summary
@@ -68,7 +68,7 @@ def test_a_rank_that_hangs_in_an_import_is_named(
 ) -> None:
     path = add("group", GROUP.format(before="", fault="pass"), options="ranks=2, timeout=12")
     path.write_text(f"{path.read_text()}\nif os.environ.get('RANK') == '1': time.sleep(600)\n")
-    outcome = run_site(target=LocalPython(Chosen(torch_python, "--python"))).outcomes["group"]
+    outcome = run_site(target=LocalPython(ChosenPython(torch_python, "--python"))).outcomes["group"]
     assert outcome.summary.startswith("rank 1 still running after 12 s (ranks 0, 1): it still imports its check")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.runner.state import Run
-from envcheck.runner.targets.interface import Chosen
+from envcheck.runner.targets.interface import ChosenPython
 from envcheck.runner.targets.local_python import PACKAGE, LocalPython, foreign_environment
 from envcheck.runner.worker import rank as worker_rank
 
@@ -60,7 +60,7 @@ def test_ranks_meet_on_one_free_port_alone_in_an_empty_directory(
         """,
     )
     # Not this interpreter: envcheck may well be installed in its environment.
-    bare = LocalPython(Chosen(Path(sys.base_prefix, "bin", "python3"), "--python"))
+    bare = LocalPython(ChosenPython(Path(sys.base_prefix, "bin", "python3"), "--python"))
     first, second = run_site(spawn=spawn, target=bare).outcomes["meets"].ranks
     assert first == second
     assert first["env"].pop("MASTER_PORT").isdigit()

@@ -19,7 +19,7 @@ from envcheck.runner.execute import validate
 from envcheck.runner.planning.discover import discover
 from envcheck.runner.planning.plan import plan
 from envcheck.runner.state import Run
-from envcheck.runner.targets.interface import Chosen
+from envcheck.runner.targets.interface import ChosenPython
 from envcheck.runner.targets.local_python import LocalPython
 from envcheck.runner.worker import torch_facts
 from envcheck.runner.worker.torch_facts import dotted_cudnn, dotted_nccl
@@ -323,7 +323,7 @@ def test_no_gpu_is_touched_before_the_node_was_read(torch: Torch, add: Callable[
         return Snapshot(taken="now")
 
     chosen = [f for f in discover(site) if f.path.is_relative_to(site)]
-    target = LocalPython(Chosen(Path(sys.executable), "--python"))
+    target = LocalPython(ChosenPython(Path(sys.executable), "--python"))
     run = Run(plan(chosen, level="full", nproc=1), chosen, target, site=site)
     validate(run, collect, Quiet(), pause=0.0)
     assert (seen, touched.exists()) == ([False], True)

@@ -13,7 +13,7 @@ import itertools
 import math
 from collections.abc import Generator, Mapping, Sequence
 
-from envcheck.fleet.pairs.model import Diagnosis, GroupResult, GroupTest, Unclear
+from envcheck.fleet.pairs.model import Diagnosis, GroupResult, GroupTest, UnclearNodes
 from envcheck.fleet.pairs.planner.measured import Round, measure_alike, usual_speed
 from envcheck.fleet.pairs.planner.roll_call import RollCall, roll_call
 from envcheck.fleet.pairs.planner.search import Search
@@ -45,7 +45,7 @@ def diagnosis(nodes: Sequence[str], domains: Domains) -> Generator[Round, Sequen
 
 def _no_group_passed(call: RollCall, names: Sequence[str], reason: str) -> Diagnosis:
     why = f"not one of {len(names)} groups passed, so that there is no known-good partner: {reason}"
-    unclear = Unclear(tuple(call.present), why, tuple(names))
+    unclear = UnclearNodes(tuple(call.present), why, tuple(names))
     return Diagnosis(
         tuple(call.blamed), (*call.not_isolated, unclear), tuple(call.undetermined), notes=tuple(call.notes)
     )

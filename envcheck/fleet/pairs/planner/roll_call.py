@@ -6,7 +6,7 @@ import collections
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from envcheck.fleet.pairs.model import ROLL_CALL, Blame, GroupResult, GroupTest, NodeAnswer, Unclear
+from envcheck.fleet.pairs.model import ROLL_CALL, Blame, GroupResult, GroupTest, NodeAnswer, UnclearNodes
 from envcheck.fleet.pairs.planner.measured import Round
 
 # Seconds. Kerberos refuses a clock that is five minutes off, and logs of nodes that differ by one cannot be merged.
@@ -21,8 +21,8 @@ class RollCall(NamedTuple):
 
     present: list[str]
     blamed: list[Blame]
-    not_isolated: list[Unclear]
-    undetermined: list[Unclear]
+    not_isolated: list[UnclearNodes]
+    undetermined: list[UnclearNodes]
     notes: list[str]
 
 
@@ -48,9 +48,9 @@ def judge(answers: Mapping[str, Sequence[NodeAnswer]]) -> RollCall:
         if statuses == ["fail", "fail"]:
             call.blamed.append(_failed(node, given))
         elif statuses == ["fail", "pass"]:
-            call.not_isolated.append(Unclear((node,), f"failed once and passed once: {given[0].reason}", _BY))
+            call.not_isolated.append(UnclearNodes((node,), f"failed once and passed once: {given[0].reason}", _BY))
         elif statuses[-1] != "pass":
-            call.undetermined.append(Unclear((node,), given[-1].reason or given[0].reason, _BY))
+            call.undetermined.append(UnclearNodes((node,), given[-1].reason or given[0].reason, _BY))
         elif node in odd:
             call.blamed.append(Blame("node", node, odd[node], _BY))
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Sequence
 from typing import Final
 
-from envcheck.fleet.pairs.model import Blame, GroupResult, GroupTest, Unclear
+from envcheck.fleet.pairs.model import Blame, GroupResult, GroupTest, UnclearNodes
 from envcheck.fleet.pairs.planner.measured import MeasuredGroup, Round, compared, measure, name_of
 
 # A failing test costs two measurements and a passing one costs one: cutting in the golden ratio makes both worth it.
@@ -25,8 +25,8 @@ class Search:
         self._group_of = {node: group for group in groups for node in group}
         self.good: set[str] = set()
         self.blamed: list[Blame] = []
-        self.not_isolated: list[Unclear] = []
-        self.undetermined: list[Unclear] = []
+        self.not_isolated: list[UnclearNodes] = []
+        self.undetermined: list[UnclearNodes] = []
         self._out: set[str] = set()
         # A link that fails once and passes once is not what a permanent fault looks like.
         self._unsteady = False
@@ -115,7 +115,7 @@ class Search:
                 self._unclear(whole, "a pair failed once and passed once")
         elif "fail" not in statuses:
             reason = "groups with it do not form: " + results[0].reason
-            self.undetermined.append(Unclear((suspect,), reason, tuple(map(name_of, pairs))))
+            self.undetermined.append(UnclearNodes((suspect,), reason, tuple(map(name_of, pairs))))
             self._out.add(suspect)
         else:
             self._unclear(whole, results[0].reason)
@@ -166,7 +166,7 @@ class Search:
 
     def _unclear(self, whole: MeasuredGroup, reason: str) -> bool:
         certain = {"undetermined": self.undetermined}.get(whole.certainty, self.not_isolated)
-        certain.append(Unclear(whole.nodes, f"{whole.reason}; {reason}", (whole.name,)))
+        certain.append(UnclearNodes(whole.nodes, f"{whole.reason}; {reason}", (whole.name,)))
         self._out.update(node for node in whole.nodes if node not in self.good)
         return False
 

@@ -6,7 +6,7 @@ import collections
 from collections.abc import Generator, Mapping, Sequence
 from typing import Final
 
-from envcheck.fleet.pairs.model import Blame, Diagnosis, GroupResult, GroupTest, Unclear
+from envcheck.fleet.pairs.model import Blame, Diagnosis, GroupResult, GroupTest, UnclearNodes
 from envcheck.fleet.pairs.planner.measured import MeasuredGroup, Round, compared, usual_speed
 from envcheck.fleet.pairs.planner.roll_call import RollCall, roll_call
 
@@ -74,9 +74,11 @@ def judge(call: RollCall, measured: Sequence[MeasuredGroup]) -> Diagnosis:
         lost = [one for one in lost if one not in by]
     for one in lost:
         if one.certainty == "unsteady":
-            unclear.append(Unclear(one.nodes, f"failed once and passed once: {one.results[0].reason}", (one.name,)))
+            unclear.append(
+                UnclearNodes(one.nodes, f"failed once and passed once: {one.results[0].reason}", (one.name,))
+            )
         elif all(met[node] == 1 for node in one.nodes):
-            unclear.append(Unclear(one.nodes, f"they met no other node: {one.reason}", (one.name,)))
+            unclear.append(UnclearNodes(one.nodes, f"they met no other node: {one.reason}", (one.name,)))
         else:
             blamed.append(Blame("link", one.name, f"both pass with others: {one.reason}", (one.name,)))
     passed = {node for one in measured if one.passed for node in one.nodes}
@@ -112,17 +114,17 @@ def _named(node: str, blamed: Sequence[Blame]) -> bool:
     return any(one.kind != "link" and one.who.partition(" ")[0] == node for one in blamed)
 
 
-def _never_met(call: RollCall, measured: Sequence[MeasuredGroup], passed: set[str]) -> list[Unclear]:
+def _never_met(call: RollCall, measured: Sequence[MeasuredGroup], passed: set[str]) -> list[UnclearNodes]:
     """Return the nodes whose groups never formed, and of the others the pairs that did not."""
     unformed = [one for one in measured if one.certainty == "undetermined"]
     failed = {node for one in measured if one.certainty in ("fail", "unsteady") for node in one.nodes}
     alone = [node for node in call.present if node not in passed | failed]
     by = {node: [one for one in unformed if node in one.nodes] for node in alone}
     rows = [
-        Unclear(
+        UnclearNodes(
             (node,), by[node][0].reason if by[node] else "it met no other node", tuple(one.name for one in by[node])
         )
         for node in alone
     ]
     pairs = [one for one in unformed if not set(one.nodes) & set(alone)]
-    return rows + [Unclear(one.nodes, one.reason, (one.name,)) for one in pairs]
+    return rows + [UnclearNodes(one.nodes, one.reason, (one.name,)) for one in pairs]

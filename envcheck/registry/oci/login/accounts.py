@@ -106,7 +106,7 @@ def _account(logins: _LoginFile, reference: ImageReference, path: Path) -> Accou
         if answer is not None:
             return _of_helper(answer)
     stored = {_plain_key(key): entry for key, entry in logins.auths.items()}
-    return next((found for key in keys if (found := _of_entry(stored.get(key), key, path))), None)
+    return next((account for key in keys if (account := _of_entry(stored.get(key), key, path))), None)
 
 
 def _keys(reference: ImageReference) -> Iterator[str]:

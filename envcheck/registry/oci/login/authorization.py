@@ -82,9 +82,9 @@ class Authorization:
 
     def login(self, scopes: Sequence[str]) -> Login | None:
         """Return the login for these scopes that an earlier 401 led to and that has not expired, or None."""
-        kept = self._tokens.get(tuple(scopes))
-        if kept is not None and self._clock() < kept.until:
-            return kept.login
+        cached = self._tokens.get(tuple(scopes))
+        if cached is not None and self._clock() < cached.until:
+            return cached.login
         return self._basic
 
     def answer(self, headers: Mapping[str, str], scopes: Sequence[str], refused: Login | None) -> Login | None:
@@ -98,9 +98,9 @@ class Authorization:
                 return current  # another thread has logged in meanwhile
             if challenge.scheme == "basic":
                 return self._with_password(refused)
-            kept = self._with_token(challenge, scopes, again=refused is not None)
-            self._tokens[tuple(scopes)] = kept
-            return kept.login
+            token = self._with_token(challenge, scopes, retry=refused is not None)
+            self._tokens[tuple(scopes)] = token
+            return token.login
 
     def _with_password(self, refused: Login | None) -> Login | None:
         account = self._account()
@@ -121,9 +121,9 @@ class Authorization:
             message = f"{host_of(url)} wants a login over plain http, which would show it to the network"
             raise DeniedError(message, fix="give the registry TLS, and write its name without http://")
 
-    def _with_token(self, challenge: Challenge, scopes: Sequence[str], *, again: bool) -> _KeptLogin:
+    def _with_token(self, challenge: Challenge, scopes: Sequence[str], *, retry: bool) -> _KeptLogin:
         account = self._account()
-        if account is not None and account.token and not again:
+        if account is not None and account.token and not retry:
             self._need_tls(self._url)
             return _KeptLogin(BearerToken(self._url, account.token), float("inf"))
         realm = self._realm(challenge)
@@ -179,9 +179,9 @@ class Authorization:
         return self._client.send("POST", realm, kind, body=urlencode(form).encode())
 
 
-def denied(registry: str, what: str, *, has: bool) -> DeniedError:
+def denied(registry: str, label: str, *, has: bool) -> DeniedError:
     """Return the error of a refusal; `has`: a login was found and is not enough."""
     fix = f"log in with `docker login {registry}` or `podman login {registry}`"
     if has:
         fix = f"use an account that may do this: {fix}"
-    return DeniedError(f"{registry} refuses {what}", fix=fix)
+    return DeniedError(f"{registry} refuses {label}", fix=fix)

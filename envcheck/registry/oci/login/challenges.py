@@ -40,8 +40,8 @@ class Challenge:
 
     def token_url(self, own: Sequence[str]) -> str:
         """Return the URL that issues a token for these scopes."""
-        asked = urlencode(self.query(own))
-        return f"{self.realm}{('&' if '?' in self.realm else '?') + asked if asked else ''}"
+        query = urlencode(self.query(own))
+        return f"{self.realm}{('&' if '?' in self.realm else '?') + query if query else ''}"
 
 
 def challenges(header: str) -> list[Challenge]:
@@ -49,10 +49,10 @@ def challenges(header: str) -> list[Challenge]:
     return [Challenge(scheme.lower(), dict(parameters)) for scheme, parameters in _parts(header)]
 
 
-def preferred(found: Iterable[Challenge]) -> Challenge | None:
+def preferred(challenges: Iterable[Challenge]) -> Challenge | None:
     """Return the challenge to answer: a token before a password, which then does not go with each request."""
-    known = [challenge for challenge in found if challenge.scheme in {"bearer", "basic"}]
-    return min(known, key=lambda challenge: challenge.scheme != "bearer", default=None)
+    supported = [challenge for challenge in challenges if challenge.scheme in {"bearer", "basic"}]
+    return min(supported, key=lambda challenge: challenge.scheme != "bearer", default=None)
 
 
 def _parts(header: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:

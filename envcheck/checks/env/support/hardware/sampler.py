@@ -34,7 +34,7 @@ _SILENT = (_NOT_SUPPORTED, _NO_PERMISSION, _NO_FUNCTION)
 _CLOCK_SM, _GPU_SENSOR = 1, 0
 
 
-class Unreadable(RuntimeError):  # noqa: N818 (what it says of a GPU)
+class UnreadableGpu(RuntimeError):  # noqa: N818 (what it says of a GPU)
     """NVML could not be asked, or failed on something that this GPU has; the message says what and why."""
 
 
@@ -76,7 +76,7 @@ class Meter:
         self._library, self.not_offered = library, dict[str, str]()
         status = library.nvmlInit_v2()
         if status:
-            raise Unreadable(self._text(status))
+            raise UnreadableGpu(self._text(status))
         self._device = self._find(names)
 
     def read(self) -> Measured:
@@ -102,7 +102,7 @@ class Meter:
                 return filled
             if status != _NO_FUNCTION:
                 break
-        raise (_NotOffered if status in _SILENT else Unreadable)(self._text(status))
+        raise (_NotOffered if status in _SILENT else UnreadableGpu)(self._text(status))
 
     def _find(self, names: tuple[str, ...]) -> Any:
         device, status = ctypes.c_void_p(), _NOT_FOUND
@@ -111,7 +111,7 @@ class Meter:
             if not status:
                 return self._whole(device)
         message = f"{names[0] if names else 'no UUID'}: {self._text(status)}"
-        raise Unreadable(message)
+        raise UnreadableGpu(message)
 
     def _whole(self, device: Any) -> Any:
         """Return the GPU that a MIG slice is cut from: a slice has no clock, power or heat of its own."""
@@ -143,7 +143,7 @@ def meter(identity: str, ordinal: int) -> Meter:
         bare = identity[4:] if identity.startswith(("GPU-", "MIG-")) else _cuda_uuid(ordinal)
     except (OSError, AttributeError) as error:
         message = f"{error} (a container needs NVIDIA_DRIVER_CAPABILITIES with utility)"
-        raise Unreadable(message) from None
+        raise UnreadableGpu(message) from None
     return Meter(library, (f"GPU-{bare}", f"MIG-{bare}"))
 
 
@@ -152,7 +152,7 @@ def _cuda_uuid(ordinal: int) -> str:
     device, raw = ctypes.c_int(), (ctypes.c_ubyte * 16)()
     if cuda.cuDeviceGet(ctypes.byref(device), ordinal) or cuda.cuDeviceGetUuid(ctypes.byref(raw), device):
         message = f"CUDA does not tell the UUID of its device {ordinal}"
-        raise Unreadable(message)
+        raise UnreadableGpu(message)
     return str(uuid.UUID(bytes=bytes(raw)))
 
 
@@ -189,5 +189,5 @@ class Sampler:
                 at = time.monotonic() - began
                 self._told["samples"].append({"at": round(at, 2), **gpu.read()})
                 self._told["not_offered"] = dict(gpu.not_offered)
-        except Unreadable as error:
+        except UnreadableGpu as error:
             self._told["unread"] = str(error)

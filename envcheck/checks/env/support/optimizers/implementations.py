@@ -61,14 +61,14 @@ def optimizer(torch: Any, device: Any, name: str, parameters: Any, options: dict
     """Return torch's optimizer; Absent where this one is not made in that way here."""
     lacking = _lacking(torch, device, name, options, kind)
     if lacking is not None:
-        raise promise_cases.Absent(lacking)
+        raise promise_cases.AbsentFeature(lacking)
     least = {"lr": optimizer_formulas.DEFAULTS["SGD"]["lr"]} if name == "SGD" and "lr" not in options else {}
     try:
         return getattr(torch.optim, name)(parameters, **options, **KINDS[kind], **least)
     except RuntimeError as error:
         # The documented refusal of a fused kernel for a device that has none; anything else is a failure.
         if "fused" in KINDS[kind] and any(words in str(error) for words in _FUSED_ELSEWHERE):
-            raise promise_cases.Absent(str(error)) from error
+            raise promise_cases.AbsentFeature(str(error)) from error
         raise
 
 

@@ -54,7 +54,7 @@ _FAST: dict[str, dict[str, Any]] = {
 Make = Callable[[str, Any, dict[str, Any], str], Any]
 
 
-class More:
+class LargeProblemCases:
     """The cases, on numbers from a seed; `make` is what makes an optimizer, or says that this torch has none."""
 
     def __init__(self, torch: Any, device: Any, seed: int, make: Make) -> None:
@@ -92,7 +92,7 @@ class More:
             parameter = self.torch.nn.Parameter(self.tensor(self.start, ROWS, WIDTH))
             try:
                 optimizer = self.make(name, [parameter], {}, kind)
-            except promise_cases.Absent:
+            except promise_cases.AbsentFeature:
                 if kind == "as it comes":
                     raise
                 continue
@@ -109,7 +109,7 @@ class More:
             parameters = [self.torch.nn.Parameter(tensor) for tensor in (long, *short)]
             try:
                 optimizer = self.make(name, parameters, _FAST[name], kind)
-            except promise_cases.Absent:
+            except promise_cases.AbsentFeature:
                 if kind == "as it comes":
                     raise
                 continue
@@ -134,7 +134,7 @@ class More:
             parameter = torch.nn.Parameter(torch.zeros(count, dtype=torch.bfloat16, device=self.device))
             try:
                 optimizer = self.make(name, [parameter], _FAST[name], kind)
-            except promise_cases.Absent:
+            except promise_cases.AbsentFeature:
                 if kind == "as it comes":
                     raise
                 continue
@@ -183,7 +183,7 @@ class More:
         """Give a rate as a tensor, and change it in place."""
         if tuple(int(part) for part in self.torch.__version__.split(".")[:2]) < TENSOR_RATE_SINCE:
             message = f"torch {self.torch.__version__} takes no tensor for a rate"
-            raise promise_cases.Absent(message)
+            raise promise_cases.AbsentFeature(message)
         parameter = self.small()
         optimizer = self.make("Adam", [parameter], {"lr": self.torch.tensor(0.05)}, "one by one")
         self.walk(optimizer, parameter)
@@ -197,7 +197,7 @@ class More:
         optimizer = self.make("SGD", [parameter], {"lr": 0.1}, "as it comes")
         if not hasattr(optimizer, "register_step_pre_hook"):
             message = f"torch {self.torch.__version__} has no hooks of optimizers"
-            raise promise_cases.Absent(message)
+            raise promise_cases.AbsentFeature(message)
         optimizer.register_step_pre_hook(lambda *_: seen.append("before" if len(seen) % 2 == 0 else "late"))
         optimizer.register_step_post_hook(lambda *_: seen.append("after"))
         self.walk(optimizer, parameter)
@@ -237,7 +237,7 @@ class More:
         rows, width = _MUON
         if not hasattr(self.torch.optim, "Muon"):
             message = f"torch {self.torch.__version__} has no Muon"
-            raise promise_cases.Absent(message)
+            raise promise_cases.AbsentFeature(message)
         options = {"lr": 0.02, "weight_decay": 0.1}
         parameter = self.torch.nn.Parameter(self.tensor(self.start[: rows * width], rows, width))
         self.walk(self.torch.optim.Muon([parameter], **options), parameter)

@@ -24,7 +24,7 @@ def _off(seeded: seeded_parameters.SeededParameters, name: str) -> float:
     """Follow a schedule of two groups, whole and from its state half-way on; return how far its rates are off."""
     if not hasattr(seeded.torch.optim.lr_scheduler, name.split(",", maxsplit=1)[0]):
         message = f"torch {seeded.torch.__version__} has no {name}"
-        raise promise_cases.Absent(message)
+        raise promise_cases.AbsentFeature(message)
     epochs = schedule_formulas.EPOCHS
     right = [schedule_formulas.FORMULAS[name](epoch) for epoch in range(epochs)]
     right += [schedule_formulas.second(name, rate) for rate in right]

@@ -40,7 +40,7 @@ MAGIC, HEADER = importlib.util.MAGIC_NUMBER, 16
 CHECKED_HASH = 0b11
 
 
-class Listed(NamedTuple):
+class RecordedFile(NamedTuple):
     """One file that must be there: its path, how its digest was made, the digest in hexadecimal, and its owner."""
 
     path: Path
@@ -56,7 +56,7 @@ class Package(NamedTuple):
     version: str
     where: str
     ledger: str
-    files: list[Listed]
+    files: list[RecordedFile]
 
 
 def key(name: str) -> str:
@@ -88,7 +88,7 @@ def _package(name: str, dist: importlib.metadata.Distribution) -> Package:
     return Package(name, dist.version, str(where), "dpkg" if debian else "", debian)
 
 
-def _record(text: str, root: Path, owner: str) -> Iterator[Listed]:
+def _record(text: str, root: Path, owner: str) -> Iterator[RecordedFile]:
     for row in csv.reader(text.splitlines()):
         if len(row) < 2 or not row[0]:  # noqa: PLR2004 (path and hash)
             continue
@@ -96,10 +96,10 @@ def _record(text: str, root: Path, owner: str) -> Iterator[Listed]:
         if row[0].endswith(".pyc") or Path(row[0]).name in OWN:
             continue
         digest = base64.urlsafe_b64decode(code + "=" * (-len(code) % 4)).hex() if code else ""
-        yield Listed(Path(os.path.normpath(root / row[0])), algorithm, digest, owner)
+        yield RecordedFile(Path(os.path.normpath(root / row[0])), algorithm, digest, owner)
 
 
-def _conda(name: str) -> list[Listed]:
+def _conda(name: str) -> list[RecordedFile]:
     """Return the files of the conda packages that a distribution is made of."""
     prefix, names, files = Path(sys.prefix), {name, *CONDA.get(name, ())}, []
     for path in sorted((prefix / "conda-meta").glob("*.json")):
@@ -110,11 +110,11 @@ def _conda(name: str) -> list[Listed]:
     return [listed for listed in files if listed.path.suffix != ".pyc"]
 
 
-def _in_prefix(prefix: Path, row: dict[str, Any], owner: str) -> Listed:
-    return Listed(prefix / row["_path"], "sha256", row.get("sha256_in_prefix") or row.get("sha256") or "", owner)
+def _in_prefix(prefix: Path, row: dict[str, Any], owner: str) -> RecordedFile:
+    return RecordedFile(prefix / row["_path"], "sha256", row.get("sha256_in_prefix") or row.get("sha256") or "", owner)
 
 
-def _debian(where: Path) -> list[Listed]:
+def _debian(where: Path) -> list[RecordedFile]:
     """Return the files of the Debian package that owns this metadata, and of torch's libraries beside it."""
     inside = ROOT / "usr/lib/python3" in where.parents
     listings = sorted((ROOT / DPKG).glob("*.list")) if inside else []
@@ -129,15 +129,15 @@ def _lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
-def _summed(listing: Path) -> Iterator[Listed]:
+def _summed(listing: Path) -> Iterator[RecordedFile]:
     sums = listing.with_suffix(".md5sums")
     for line in _lines(sums) if sums.exists() else []:
         digest, _, name = line.partition("  ")
         if name:
-            yield Listed(ROOT / name, "md5", digest, listing.stem)
+            yield RecordedFile(ROOT / name, "md5", digest, listing.stem)
 
 
-def digest(listed: Listed) -> str:
+def digest(listed: RecordedFile) -> str:
     """Return a file's digest by the algorithm its ledger used."""
     made = hashlib.new(listed.algorithm, usedforsecurity=False)
     with listed.path.open("rb") as file:
@@ -146,7 +146,7 @@ def digest(listed: Listed) -> str:
     return made.hexdigest()
 
 
-def compare(files: Iterable[Listed]) -> dict[str, Any]:
+def compare(files: Iterable[RecordedFile]) -> dict[str, Any]:
     """Return counts, bytes and seconds, and which files are missing, changed, unreadable or have no digest."""
     begun, waiting, lock = time.monotonic(), iter(list(files)), threading.Lock()
     measured: dict[str, Any] = {"files": 0, "bytes": 0, "missing": [], "changed": [], "unreadable": [], "without": []}
@@ -173,7 +173,7 @@ def compare(files: Iterable[Listed]) -> dict[str, Any]:
     return {**measured, "seconds": round(time.monotonic() - begun, 2)}
 
 
-def _state(listed: Listed) -> tuple[str, int]:
+def _state(listed: RecordedFile) -> tuple[str, int]:
     """Return what is wrong with a file ("" for nothing), and its size."""
     if not listed.algorithm or not listed.digest:
         return ("without" if listed.path.exists() else "missing"), 0

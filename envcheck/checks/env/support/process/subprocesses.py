@@ -10,7 +10,7 @@ from typing import NamedTuple
 _GRACE = 20.0
 
 
-class Done(NamedTuple):
+class FinishedProcess(NamedTuple):
     """How a program ended: its exit code (None: it was ended for taking too long), and what it wrote."""
 
     code: int | None
@@ -18,7 +18,7 @@ class Done(NamedTuple):
     errors: str
 
 
-def run(command: Sequence[str], seconds: float, grace: float = _GRACE) -> Done:
+def run(command: Sequence[str], seconds: float, grace: float = _GRACE) -> FinishedProcess:
     """Run a program for at most so long; then it is interrupted as by Ctrl-C, and killed if that does not end it."""
     with subprocess.Popen(
         list(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -28,13 +28,13 @@ def run(command: Sequence[str], seconds: float, grace: float = _GRACE) -> Done:
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)
             return _ended(process, grace)
-    return Done(process.returncode, output.decode(errors="replace"), errors.decode(errors="replace"))
+    return FinishedProcess(process.returncode, output.decode(errors="replace"), errors.decode(errors="replace"))
 
 
-def _ended(process: subprocess.Popen[bytes], grace: float) -> Done:
+def _ended(process: subprocess.Popen[bytes], grace: float) -> FinishedProcess:
     try:
         output, errors = process.communicate(timeout=grace)
     except subprocess.TimeoutExpired:
         process.kill()
-        return Done(None, "", "")
-    return Done(None, output.decode(errors="replace"), errors.decode(errors="replace"))
+        return FinishedProcess(None, "", "")
+    return FinishedProcess(None, output.decode(errors="replace"), errors.decode(errors="replace"))

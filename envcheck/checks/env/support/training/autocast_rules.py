@@ -181,7 +181,7 @@ class AutocastTrials:
             context = self.torch.autocast(self.device.type, dtype=self.dtype, **options)
         refused = [str(w.message) for w in warned if "target dtype is not supported. Disabling" in str(w.message)]
         if refused:
-            raise promise_cases.Absent(refused[0].replace("\n", " "))
+            raise promise_cases.AbsentFeature(refused[0].replace("\n", " "))
         return context
 
     def operation(self, call: Operation, owed: str) -> str | None:
@@ -191,7 +191,7 @@ class AutocastTrials:
         transposed = call in [LOWER[f"conv_transpose{dimensions}d"] for dimensions in (1, 2, 3)]
         if transposed and self.device.type == "cpu" and self.torch.__version__.startswith("1."):
             message = f"CPU autocast of torch {self.torch.__version__} has no transposed convolution in its list"
-            raise promise_cases.Absent(message)
+            raise promise_cases.AbsentFeature(message)
         with self.autocast():
             result = call(Inputs(self.torch, self.single, self.single.to(self.dtype)))
         return self.unlike(result, self.dtype if owed == "lower" else self.torch.float32)
@@ -201,10 +201,10 @@ class AutocastTrials:
         version = tuple(int(part) for part in self.torch.__version__.split(".")[:2])
         if not hasattr(self.torch.nn.functional, "scaled_dot_product_attention"):
             message = f"torch {self.torch.__version__} has no scaled_dot_product_attention (2.0 has)"
-            raise promise_cases.Absent(message)
+            raise promise_cases.AbsentFeature(message)
         if self.device.type == "cpu" and version < ATTENTION_ON_CPU_SINCE:
             message = f"CPU autocast of torch {self.torch.__version__} leaves attention as it is (2.4 casts it)"
-            raise promise_cases.Absent(message)
+            raise promise_cases.AbsentFeature(message)
 
     @staticmethod
     def unlike(tensor: Any, dtype: Any) -> str | None:
@@ -286,11 +286,11 @@ class AutocastTrials:
         if not hasattr(amp, "custom_fwd"):
             if self.device.type == "cpu":
                 message = f"torch {self.torch.__version__} has no torch.amp.custom_fwd (2.4 has)"
-                raise promise_cases.Absent(message)
+                raise promise_cases.AbsentFeature(message)
             amp, options = self.torch.cuda.amp, {}
         if importlib.util.find_spec("numpy") is None:
             message = "torch's custom_fwd looks at NumPy, which is not installed (2.4 raises NameError without it)"
-            raise promise_cases.Absent(message)
+            raise promise_cases.AbsentFeature(message)
         seen: list[Any] = []
 
         def forward(context: Any, one: Any) -> Any:

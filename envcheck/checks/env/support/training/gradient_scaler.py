@@ -53,7 +53,7 @@ class ScalerTrials:
             message = (
                 f"the GradScaler of torch {self.torch.__version__} is for CUDA alone (2.3 has torch.amp.GradScaler)"
             )
-            raise promise_cases.Absent(message)
+            raise promise_cases.AbsentFeature(message)
         return self.torch.cuda.amp.GradScaler(**chosen)
 
     def parameter(self) -> Any:

@@ -17,7 +17,7 @@ Case = Callable[[], Optional[Union[str, float]]]
 _LENGTH = 300
 
 
-class Absent(Exception):  # noqa: N818 (an answer, no error)
+class AbsentFeature(Exception):  # noqa: N818 (an answer, no error)
     """This torch or device does not have it; the text is the evidence: a capability query, a signature, a message."""
 
 
@@ -35,7 +35,7 @@ def run(cases: Mapping[str, Case]) -> dict[str, Measured]:
 def _tried(case: Case) -> Measured:
     try:
         result = case()
-    except Absent as absent:
+    except AbsentFeature as absent:
         return {"absent": str(absent)}
     except Exception as error:  # noqa: BLE001 (whatever it is, it is this case's finding, and a failure)
         return {"raised": quoted(error)}

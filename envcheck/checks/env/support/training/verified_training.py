@@ -108,14 +108,14 @@ class VerifiedTraining:
         share = float(apart) / PRODUCTS[str(self.dtype)[6:]]
         return verified_products.worst([abs(float(loss) - right) / right, LOSS * share])
 
-    def _update(self, weight: Any, seen: Seen, moved: Any) -> float:
+    def _update(self, weight: Any, seen: LayerTensors, moved: Any) -> float:
         """Return how far the new weight is from the formula's, in units in the last place of the largest one."""
         due = MOMENTUM * moved + weight.grad.double()
         right = seen.weight.double() - RATE / self.scale * due
         return float((weight.double() - right).abs().max() / (_ULP * right.abs().max()))
 
 
-class Seen(NamedTuple):
+class LayerTensors(NamedTuple):
     """What went into a layer, the weight that it met, and what came out; both ends keep their gradients."""
 
     input: Any
@@ -124,9 +124,9 @@ class Seen(NamedTuple):
 
 
 @contextlib.contextmanager
-def watched(layers: Sequence[Any]) -> Iterator[list[Seen]]:
+def watched(layers: Sequence[Any]) -> Iterator[list[LayerTensors]]:
     """Record what each of the layers does meanwhile, in the order in which they are called."""
-    seen: list[Seen] = []
+    seen: list[LayerTensors] = []
     hooks = [layer.register_forward_hook(lambda *given: seen.append(_seen(*given))) for layer in layers]
     try:
         yield seen
@@ -135,10 +135,10 @@ def watched(layers: Sequence[Any]) -> Iterator[list[Seen]]:
             hook.remove()
 
 
-def product_errors(torch: Any, layers: Sequence[Any], seen: Sequence[Seen], dtype: Any) -> dict[str, float]:
+def product_errors(torch: Any, layers: Sequence[Any], seen: Sequence[LayerTensors], dtype: Any) -> dict[str, float]:
     """Return how far the products of linear layers without bias are off, in the forward and the backward pass."""
 
-    def error(name: str, layer: Any, one: Seen) -> float:
+    def error(name: str, layer: Any, one: LayerTensors) -> float:
         made, upstream = one.output, one.output.grad
         given, weight = one.input.to(dtype), one.weight.to(dtype)
         if name == "forward":
@@ -152,14 +152,14 @@ def product_errors(torch: Any, layers: Sequence[Any], seen: Sequence[Seen], dtyp
     return {name: verified_products.worst([error(name, *pair) for pair in zip(layers, seen)]) for name in names}
 
 
-def _seen(layer: Any, given: Any, made: Any) -> Seen:
+def _seen(layer: Any, given: Any, made: Any) -> LayerTensors:
     for tensor in (given[0], made):
         if tensor.requires_grad:
             tensor.retain_grad()
-    return Seen(given[0], layer.weight.detach().clone(), made)
+    return LayerTensors(given[0], layer.weight.detach().clone(), made)
 
 
-def _bend(torch: Any, below: Seen, above: Seen) -> float:
+def _bend(torch: Any, below: LayerTensors, above: LayerTensors) -> float:
     """Return how many elements are not bent at zero, on the way there and back."""
     flat, passed = below.output.detach(), above.input.grad
     there = above.input.detach().ne(torch.where(flat > 0, flat, 0 * flat))

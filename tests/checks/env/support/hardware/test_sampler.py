@@ -99,14 +99,14 @@ def test_what_is_not_offered_is_told_and_nothing_else_is_lost(status: int, why: 
 
 
 def test_a_gpu_that_fails_is_unreadable() -> None:
-    with pytest.raises(hardware_sampler.Unreadable, match="GPU is lost"):
+    with pytest.raises(hardware_sampler.UnreadableGpu, match="GPU is lost"):
         read(nvmlDeviceGetTemperature=answering(0, 15))
-    with pytest.raises(hardware_sampler.Unreadable, match="error 999"):
+    with pytest.raises(hardware_sampler.UnreadableGpu, match="error 999"):
         read(nvmlInit_v2=lambda: 999)
 
 
 def test_a_gpu_that_nvml_does_not_list_is_unreadable() -> None:
-    with pytest.raises(hardware_sampler.Unreadable, match="Not Found"):
+    with pytest.raises(hardware_sampler.UnreadableGpu, match="Not Found"):
         hardware_sampler.Meter(library(), ("GPU-other", "MIG-other"))
 
 
@@ -141,7 +141,7 @@ def test_names_and_codes_are_those_of_nvidia() -> None:
 
 def test_a_machine_without_the_library_says_what_a_container_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware_sampler, "LIBRARY", "libnvidia-ml-that-is-not-there.so.1")
-    with pytest.raises(hardware_sampler.Unreadable, match="utility"):
+    with pytest.raises(hardware_sampler.UnreadableGpu, match="utility"):
         hardware_sampler.meter(UUID, 0)
     with hardware_sampler.Sampler(UUID, 0, 0.01) as sampler:
         pass
@@ -185,5 +185,5 @@ def test_a_torch_that_tells_no_uuid_has_cuda_asked(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ctypes, "CDLL", lambda _name: found)
     assert hardware_sampler.meter("node1/all/0", 0).read()["clock"] == 1755
     found.cuDeviceGet = lambda *_: 101
-    with pytest.raises(hardware_sampler.Unreadable, match="device 0"):
+    with pytest.raises(hardware_sampler.UnreadableGpu, match="device 0"):
         hardware_sampler.meter("node1/all/0", 0)

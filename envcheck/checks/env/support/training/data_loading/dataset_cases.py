@@ -65,7 +65,7 @@ class DatasetCases(seeded_items.SeededNumbers):
         """Judge data sets side by side."""
         if not hasattr(self.data, "StackDataset"):
             message = f"torch {self.torch.__version__} has no StackDataset"
-            raise promise_cases.Absent(message)
+            raise promise_cases.AbsentFeature(message)
         made = self.data.StackDataset(x=seeded_items.Numbers(self.values), y=seeded_items.Numbers(self.order))
         got = [made[index] for index in range(len(made))]
         right = [{"x": x, "y": y} for x, y in zip(self.values, self.order)]

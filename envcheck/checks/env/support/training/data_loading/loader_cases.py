@@ -39,7 +39,7 @@ class Pairs(seeded_items.Numbers):
         return self.values[index], Pairs.started
 
 
-class Broken(seeded_items.Numbers):
+class BrokenDataset(seeded_items.Numbers):
     """A data set one of whose items cannot be read."""
 
     def __getitem__(self, index: int) -> int:
@@ -139,7 +139,7 @@ class LoaderCases(seeded_items.SeededNumbers):
         """Judge that no item is lost where batches may come in any order."""
         if "in_order" not in inspect.signature(self.data.DataLoader.__init__).parameters:
             message = f"the DataLoader of torch {self.torch.__version__} takes no in_order"
-            raise promise_cases.Absent(message)
+            raise promise_cases.AbsentFeature(message)
         loader = self.data.DataLoader(
             seeded_items.Numbers(self.values), batch_size=3, num_workers=_WORKERS, in_order=False
         )
@@ -151,7 +151,7 @@ class LoaderCases(seeded_items.SeededNumbers):
         right = [batch for number, batch in enumerate(whole) if number != FATAL // 4]
         for workers in (0, _WORKERS):
             texts, got = list[str](), []
-            batches = iter(self.data.DataLoader(Broken(self.values), batch_size=4, num_workers=workers))
+            batches = iter(self.data.DataLoader(BrokenDataset(self.values), batch_size=4, num_workers=workers))
             # Read to its end: workers that are left waiting take seconds to end.
             while len(texts) < len(whole):
                 try:
@@ -171,7 +171,7 @@ class LoaderCases(seeded_items.SeededNumbers):
         """Judge arrays and numbers of NumPy, where it is installed, by value and dtype."""
         if importlib.util.find_spec("numpy") is None:
             message = "NumPy is not installed"
-            raise promise_cases.Absent(message)
+            raise promise_cases.AbsentFeature(message)
         numpy, differing = importlib.import_module("numpy"), []
         for dtype in ("float32", "float64", "int64", "uint8"):
             array = numpy.array([value % 200 for value in self.values[:6]], dtype=dtype).reshape(2, 3)

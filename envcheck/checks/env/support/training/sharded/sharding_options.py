@@ -70,7 +70,7 @@ class ShardingOptions:
         """Raise Absent on a GPU: the cases that call this have not met one yet."""
         if self.task.rank.device != "cpu":
             message = "tried on CPUs alone"
-            raise promise_cases.Absent(message)
+            raise promise_cases.AbsentFeature(message)
 
     def split(self) -> float | str:
         """Split layers by columns and rows."""
@@ -106,7 +106,7 @@ class ShardingOptions:
 
         if self.task.device.type != "cuda":
             message = "FSDP1 needs an accelerator (torch says so itself)"
-            raise promise_cases.Absent(message)
+            raise promise_cases.AbsentFeature(message)
         sharded = FullyShardedDataParallel(self.task.model(), device_id=self.task.device)
         for step in range(sharded_task.STEPS):
             self.task.step(sharded, step)
