@@ -79,18 +79,18 @@ class Elf:
             raise BinaryError(message)
         return _HEADER.unpack(start)
 
-    def read(self, offset: int, size: int, what: str) -> bytes:
+    def read(self, offset: int, size: int, label: str) -> bytes:
         """Return bytes of the file. Raises BinaryError if they are not all in it, or more than any real table has."""
         if size > _LARGEST_TABLE:
-            message = f"{what} claims {size} bytes"
+            message = f"{label} claims {size} bytes"
             raise BinaryError(message)
         if offset + size > self.size:
-            message = f"{what} ends at byte {offset + size}, and the file has {self.size}: it is truncated or damaged"
+            message = f"{label} ends at byte {offset + size}, and the file has {self.size}: it is truncated or damaged"
             raise BinaryError(message)
         self.file.seek(offset)
         data = self.file.read(size)
         if len(data) != size:
-            message = f"{what} could not be read: the file changed"
+            message = f"{label} could not be read: the file changed"
             raise BinaryError(message)
         return data
 

@@ -77,8 +77,8 @@ def _next_container(elf: Elf, at: int, end: int) -> int:
     """Return where the next container begins (they are padded with zeros), or `end`."""
     while at < end:
         block = elf.read(at, min(_BLOCK, end - at), "a fatbin")
-        found = block.find(MAGIC)
-        if found >= 0:
-            return at + found
+        offset_of_magic = block.find(MAGIC)
+        if offset_of_magic >= 0:
+            return at + offset_of_magic
         at += max(len(block) - len(MAGIC) + 1, 1)
     return end

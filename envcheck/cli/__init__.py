@@ -173,7 +173,7 @@ def _status() -> int:
         error.show()
         return error.exit_code
     except (click.ClickException, EnvcheckError, OSError) as error:
-        return _say(*_told(error))
+        return _say(*_message_and_code(error))
     except (ImportError, AttributeError) as error:
         return _say(_installation_problem(error), ConfigError.exit_code)
     return status if isinstance(status, int) else 0
@@ -211,7 +211,7 @@ def _say(line: str, status: int) -> int:
     return status
 
 
-def _told(error: click.ClickException | EnvcheckError | OSError) -> tuple[str, int]:
+def _message_and_code(error: click.ClickException | EnvcheckError | OSError) -> tuple[str, int]:
     """Return the line a user reads, and the exit code."""
     if isinstance(error, EnvcheckError):
         return str(error), error.exit_code

@@ -18,8 +18,8 @@ class LazyGroup(click.Group):
     `described` gives each command's line in the help of the group, in its order.
     """
 
-    def __init__(self, *, room: str, described: Mapping[str, str], **given: Any) -> None:
-        super().__init__(**given)
+    def __init__(self, *, room: str, described: Mapping[str, str], **settings: Any) -> None:
+        super().__init__(**settings)
         self.room = room
         self.described = described
 
@@ -56,8 +56,8 @@ class DefaultGroup(LazyGroup):
     default's options are the group's: ENVCHECK_IMAGES_JSON.
     """
 
-    def __init__(self, *, default: str, **given: Any) -> None:
-        super().__init__(subcommand_metavar="[CELL]... | COMMAND [ARGS]...", **given)
+    def __init__(self, *, default: str, **settings: Any) -> None:
+        super().__init__(subcommand_metavar="[CELL]... | COMMAND [ARGS]...", **settings)
         self.default = default
 
     def path(self, name: str) -> str:

@@ -68,8 +68,8 @@ def natural(name: str) -> tuple[object, ...]:
 
 
 def _entries(text: str) -> Iterator[str]:
-    rest = text.strip().strip(",")
-    for part in re.split(r"[,\s]+(?![^\[]*\])", rest) if rest else []:
+    remainder = text.strip().strip(",")
+    for part in re.split(r"[,\s]+(?![^\[]*\])", remainder) if remainder else []:
         if _ENTRY.fullmatch(part) is None:
             message = f"{part[:40]!r} is not an entry of a host list"
             raise ConfigError(message, fix=_FIX)

@@ -22,7 +22,7 @@ from envcheck.images.lock_with_uv import (
 from envcheck.images.locks.lockfile import group_of
 from envcheck.images.locks.model import Lock, Pin
 from envcheck.images.spec import ARCH, ImageSpec, facts
-from envcheck.images.targets import RECIPES, wanted
+from envcheck.images.targets import RECIPES, requirements_of
 from envcheck.matrix.facts.c_libraries import glibc_of
 from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
 from envcheck.mirrors.profiles.model import Profile, without_logins
@@ -42,10 +42,13 @@ def lock_target(
     With `like`, the versions are those of its lock of the target where the architecture has them.
     """
     _, variant, _ = facts(matrix, cell, arch)
-    group, given = RECIPES[target].group, {pin.name for lock in locks for pin in lock.pins if lock.group == "nvidia"}
+    group, locked = (
+        RECIPES[target].group,
+        {pin.name for lock in locks for pin in lock.pins if lock.group == "nvidia"},
+    )
     # Of NVIDIA's packages the cell has what its torch asks for, be it of a later CUDA than the target would take.
-    wishes = wanted(target, variant.cuda)
-    requirements = [wish for wish in wishes if canonicalize_name(Requirement(wish).name) not in given]
+    wishes = requirements_of(target, variant.cuda)
+    requirements = [wish for wish in wishes if canonicalize_name(Requirement(wish).name) not in locked]
     if not requirements or group is None:
         return None
     same = [f"{pin.name}=={pin.version}" for lock in like for pin in lock.pins if lock.group == group]

@@ -118,18 +118,18 @@ def lock_from_facts(matrix: Matrix, cell: Cell, profile: Profile, unanswered: st
     release, variant, _ = facts(matrix, cell, ARCH)
     named = {"torchvision": release.torchvision, "torchaudio": release.torchaudio} if variant.cuda else {}
     versions = {name: version for name, version in named.items() if version}
-    known = known_cell(release, cell, versions, ARCH)
-    if known is None:
+    cell_facts = known_cell(release, cell, versions, ARCH)
+    if cell_facts is None:
         return None
-    public = [f"{pin.name}=={pin.version.partition('+')[0]}" for pin in known.pins]
-    overrides = [*known.requires, *(f"{name} ; sys_platform == 'never'" for name in known.without)]
+    public = [f"{pin.name}=={pin.version.partition('+')[0]}" for pin in cell_facts.pins]
+    overrides = [*cell_facts.requires, *(f"{name} ; sys_platform == 'never'" for name in cell_facts.without)]
     options = ["--python-version", cell.python, "--python-platform", PLATFORMS[ARCH]]
-    wanted = [*public, *BESIDE_TORCH, *known.requires]
-    tries = [([*options, *source], wanted) for source in source_options(profile, "pypi")]
+    requirements_in = [*public, *BESIDE_TORCH, *cell_facts.requires]
+    tries = [([*options, *source], requirements_in) for source in source_options(profile, "pypi")]
     pins = {pin.name: pin for pin in first_resolution(tries, str(cell), profile, overrides=overrides)}
-    pins |= {pin.name: pin for pin in known.pins}
+    pins |= {pin.name: pin for pin in cell_facts.pins}
     left_out = tuple(name for name in named if name not in pins)
-    return MadeLocks(divide(pins.values(), f"pytorch/{cell.variant}"), unanswered, left_out, not known.verified)
+    return MadeLocks(divide(pins.values(), f"pytorch/{cell.variant}"), unanswered, left_out, not cell_facts.verified)
 
 
 def lock_cell(
@@ -139,8 +139,8 @@ def lock_cell(
     release, _, _ = facts(matrix, cell, arch)
     index = torch_index(release, cell.variant, arch)
     options = ["--python-version", cell.python, "--python-platform", PLATFORMS[arch]]
-    wanted = requirements(matrix, cell, arch)
-    tries = [([*options, *source], w) for w in wanted for source in source_options(profile, index)]
+    requirements_in = requirements(matrix, cell, arch)
+    tries = [([*options, *source], w) for w in requirements_in for source in source_options(profile, index)]
     same = [f"{pin.name}=={pin.version}" for lock in like for pin in lock.pins if lock.group in ("nvidia", "base")]
     try:
         pins = first_resolution(tries, str(cell), profile, constraints=same)
@@ -163,7 +163,7 @@ def lock_tool(requirements: Sequence[str], pythons: Sequence[str], profile: Prof
         tries = [([*options, *source], [*requirements, *exact]) for source in source_options(profile, "pypi")]
         for pin in first_resolution(tries, "envcheck itself", profile):
             files.setdefault((pin.name, pin.version), set()).update(pin.sha256)
-    pins = [Pin(name=name, version=version, sha256=sorted(known)) for (name, version), known in sorted(files.items())]
+    pins = [Pin(name=name, version=version, sha256=sorted(hashes)) for (name, version), hashes in sorted(files.items())]
     return Lock(group="base", index="pypi", pins=pins)
 
 
@@ -208,11 +208,11 @@ def first_resolution(
         if options in silent:
             continue
         files = {"wanted.in": requirements, "constraints.in": constraints, "overrides.in": overrides}
-        found = _compile(options, files, profile)
-        if not isinstance(found, Refusal):
-            return found
-        refusals.append(found)
-        if not found.unsatisfiable:
+        resolution = _compile(options, files, profile)
+        if not isinstance(resolution, Refusal):
+            return resolution
+        refusals.append(resolution)
+        if not resolution.unsatisfiable:
             silent.append(options)
     first = refusals[0] if refusals else Refusal(f"{profile.name} is closed and does not name its indexes")
     message = f"{name} cannot be locked: {first.why}"

@@ -14,7 +14,7 @@ from envcheck.data import data_path
 from envcheck.errors import ConfigError
 from envcheck.images.locks import lockfile as locking
 from envcheck.images.locks.model import Group, Lock, Pin
-from envcheck.images.targets import RECIPES, groups_of, wanted
+from envcheck.images.targets import RECIPES, groups_of, requirements_of
 from envcheck.matrix.facts.model import Base, Build, Cell, HostArch, Matrix, Target, TorchRelease, TorchVariant
 from envcheck.matrix.facts.versions import key
 
@@ -86,8 +86,9 @@ class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def lacks_lock(self) -> bool:
         """Tell whether a lock must be made before this can be built: the cell's, or the one of its target."""
-        own = RECIPES[self.target].group
-        return not self.locks or bool(wanted(self.target, self.cuda) and own not in {lock.group for lock in self.locks})
+        groups = {lock.group for lock in self.locks}
+        needs_own = bool(requirements_of(self.target, self.cuda))
+        return not self.locks or (needs_own and RECIPES[self.target].group not in groups)
 
 
 def select(matrix: Matrix, selectors: Sequence[str]) -> list[Cell]:

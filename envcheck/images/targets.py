@@ -88,7 +88,7 @@ def groups_of(target: Target) -> tuple[Group, ...]:
     return (*SHARED_GROUPS, *((own,) if own else ()))
 
 
-def wanted(target: Target, cuda: str | None) -> list[str]:
+def requirements_of(target: Target, cuda: str | None) -> list[str]:
     """Return what a target's lock is resolved from, for a wheel of this CUDA ("12.8", None for cpu)."""
     recipe = RECIPES[target]
     return [*recipe.requirements, *(recipe.cuda_requirements(cuda) if cuda else ())]

@@ -74,13 +74,13 @@ def _helpers(module: CheckModule) -> list[ModuleType]:
 
 
 @functools.cache
-def _known() -> tuple[dict[str, str], ...]:
+def _gpu_runs() -> tuple[dict[str, str], ...]:
     return tuple(json.loads(MET.read_text(encoding="utf-8"))["met"])
 
 
 def met(identity: str) -> list[dict[str, str]]:
     """Return the GPUs that a check has met, each with model, date and the recorded report that shows it."""
-    return [row for row in _known() if row["check"] == identity]
+    return [row for row in _gpu_runs() if row["check"] == identity]
 
 
 def met_in(reports: Iterable[tuple[str, RunReport]]) -> list[dict[str, str]]:

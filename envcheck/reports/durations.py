@@ -21,8 +21,8 @@ def duration(seconds: float) -> str:
         return "<1 s"
     if seconds < _SHORT:
         return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    minutes, seconds_left = divmod(round(seconds), 60)
+    return f"{minutes} min {seconds_left} s" if seconds_left else f"{minutes} min"
 
 
 def cost(plan: Plan, check: PlannedCheck, fitting: Collection[str]) -> str:
@@ -90,6 +90,6 @@ def progress(plan: Plan, done: int, now: str, seconds: tuple[float, float], numb
     estimate = f" of about {duration(planned)}" if planned and planned >= _TELLING else ""
     current = f"{now or 'starting Python and torch'} {duration(seconds[0])}{estimate}"
     rounds = f"round {number}{f' of {plan.repeat}' if plan.repeat > 1 else ''}, " if plan.repeated else ""
-    whole = plan.budget or plan.seconds
-    in_all = f"{duration(seconds[1])}{f' of about {duration(whole)}' if whole >= _TELLING else ''} in all"
+    total = plan.budget or plan.seconds
+    in_all = f"{duration(seconds[1])}{f' of about {duration(total)}' if total >= _TELLING else ''} in all"
     return f"{rounds}{done}/{len(plan.checks)} done; {current}; {in_all}"

@@ -56,7 +56,7 @@ def join(first: OutcomeRow, second: OutcomeRow) -> OutcomeRow:
     joined = structs.replace(row, attempts=_together(row, first, second))
     if other.status in (PASS, SKIP) and not first.remeasure:
         return changed("worse-measurement", first, joined)
-    whole = structs.replace(
+    attempt_row = structs.replace(
         joined,
         summary=f"{row.summary}; measured again: {other.summary}" if other is second else row.summary,
         remeasure=False,
@@ -64,7 +64,7 @@ def join(first: OutcomeRow, second: OutcomeRow) -> OutcomeRow:
         details={**other.details, **row.details},
         log="\n".join(filter(None, (row.log, other.log))),
     )
-    return changed("worse-measurement", first, whole)
+    return changed("worse-measurement", first, attempt_row)
 
 
 def changed(rule: str, before: OutcomeRow, after: OutcomeRow) -> OutcomeRow:
@@ -80,23 +80,23 @@ def over_rounds(before: OutcomeRow, now: OutcomeRow) -> OutcomeRow:
     row = now if severity(now) < severity(before) else before
     other = before if row is now else now
     merged = findings(row, other) if other.status not in (PASS, SKIP) else row.findings
-    whole = structs.replace(row, attempts=_together(row, before, now), findings=merged)
-    return changed("worst-round", before, whole)
+    combined = structs.replace(row, attempts=_together(row, before, now), findings=merged)
+    return changed("worst-round", before, combined)
 
 
 def combine(rows: Sequence[OutcomeRow]) -> OutcomeRow:
     """Return one row of single attempts: joined within each round, the worst over the rounds."""
-    whole: OutcomeRow | None = None
+    combined: OutcomeRow | None = None
     for number in dict.fromkeys(_round(row) for row in rows):
         joined: OutcomeRow | None = None
         for row in rows:
             if _round(row) == number:
                 joined = row if joined is None else join(joined, row)
         if joined is not None:
-            whole = joined if whole is None else over_rounds(whole, joined)
-    if whole is None:
+            combined = joined if combined is None else over_rounds(combined, joined)
+    if combined is None:
         raise ValueError(rows)
-    return whole
+    return combined
 
 
 def in_round(row: OutcomeRow, number: int) -> OutcomeRow:

@@ -63,13 +63,13 @@ def _round(
     if first:
         left = None if run.plan.budget is None else run.plan.budget - run.elapsed
         _measure(run, structs.replace(run.plan, checks=first, budget=left), collect, watcher)
-    again = [c for c in checks if c.id in run.current and attempts.unfinished(run.current[c.id])]
-    if again:
+    unfinished = [c for c in checks if c.id in run.current and attempts.unfinished(run.current[c.id])]
+    if unfinished:
         time.sleep(pause)
         before = run.snapshot
         reread = collect if run.report is not None else lambda: before
         # A check that has begun is not cut short by a budget.
-        _measure(run, structs.replace(run.plan, checks=again, budget=None), reread, watcher)
+        _measure(run, structs.replace(run.plan, checks=unfinished, budget=None), reread, watcher)
     run.known, run.current = run.outcomes, {}
 
 
@@ -106,7 +106,7 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
                 _compare(run, event["facts"], reading.result())
             if run.plan.repeated or not run.snapshot.taken:
                 run.snapshot = reading.result()
-            for identity, outcome in _told(run, event, modules, unfinished):
+            for identity, outcome in _outcomes_of(run, event, modules, unfinished):
                 unfinished.discard(identity)
                 run.current[identity] = row(modules[identity], outcome, event, run.current.get(identity), run.plan.gpus)
             if event["event"] == "started":
@@ -145,7 +145,7 @@ def _compare(run: Run, facts: dict[str, Any], snapshot: Snapshot) -> None:
         )
 
 
-def _told(
+def _outcomes_of(
     run: Run, event: worker_session.Event, modules: dict[str, CheckModule], unfinished: set[str]
 ) -> list[tuple[str, Outcome]]:
     """Return the outcomes that an event makes known."""
@@ -164,8 +164,8 @@ def _told(
         why = ending(event, importing=importing, own_limits=run.target.ours)
         run.environment = run.environment or {"error": why}
         fix = ending_fix(event, importing=importing)
-        gone = undecided(why, fix=fix, code="torch.import-lost" if importing else "worker.lost")
-        return [(i, unmeasured(run, modules[i]) or gone) for i in sorted(unfinished)]
+        lost = undecided(why, fix=fix, code="torch.import-lost" if importing else "worker.lost")
+        return [(i, unmeasured(run, modules[i]) or lost) for i in sorted(unfinished)]
     return []
 
 

@@ -51,7 +51,7 @@ def rejudge(run: Run, before: Iterable[OutcomeRow]) -> list[str]:
     unknown = []
     for old in before:
         if old.id in modules:
-            run.known[old.id] = _with_change(_compared(_again(run, modules[old.id], old), old), old)
+            run.known[old.id] = _with_change(_compared(_judge_again(run, modules[old.id], old), old), old)
         elif old.id not in _OWN:
             run.known[old.id] = old
             unknown.append(old.id)
@@ -60,7 +60,7 @@ def rejudge(run: Run, before: Iterable[OutcomeRow]) -> list[str]:
     return unknown
 
 
-def _again(run: Run, module: CheckModule, old: OutcomeRow) -> OutcomeRow:
+def _judge_again(run: Run, module: CheckModule, old: OutcomeRow) -> OutcomeRow:
     """Judge every attempt again whose measurements are kept; one without them stays what it was."""
     shown = attempts.shown(old.attempts) or _last(old)
     if shown is None:

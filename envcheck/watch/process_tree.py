@@ -54,13 +54,13 @@ def below(root: int) -> dict[int, ProcessUse]:
     for name in os.listdir("/proc"):  # noqa: PTH208 (thousands of names many times a minute)
         if name.isdigit() and (parent := _parent(name)) is not None:
             parents.setdefault(parent, []).append(int(name))
-    found, waiting = {}, [root]
+    descendants, waiting = {}, [root]
     while waiting:
         pid = waiting.pop()
         waiting += parents.get(pid, [])
         with contextlib.suppress(OSError, ValueError, IndexError):
-            found[pid] = _use(pid)
-    return found
+            descendants[pid] = _use(pid)
+    return descendants
 
 
 def _parent(pid: str) -> int | None:

@@ -8,7 +8,7 @@ import pytest
 
 from envcheck.images.locks.lockfile import version_of
 from envcheck.images.spec import load_specs
-from envcheck.images.targets import cuda_compilers, wanted
+from envcheck.images.targets import cuda_compilers, requirements_of
 from envcheck.matrix.file.load import load
 
 
@@ -28,10 +28,10 @@ def test_compilers_are_those_of_the_same_minor_cuda(cuda: str, wheels: set[str])
 
 
 def test_devel_wants_a_cuda_compiler_only_for_a_wheel_with_cuda() -> None:
-    without = wanted("devel", None)
+    without = requirements_of("devel", None)
     assert not any(name.startswith("nvidia-") for name in without)
-    assert wanted("devel", "13.0") == [*without, *cuda_compilers("13.0")]
-    assert wanted("runtime", "13.0") == []
+    assert requirements_of("devel", "13.0") == [*without, *cuda_compilers("13.0")]
+    assert requirements_of("runtime", "13.0") == []
 
 
 def test_every_published_devel_holds_the_compilers_of_its_own_cuda() -> None:

@@ -134,7 +134,7 @@ def site(pypi: list[str], pytorch: list[str], *, closed: bool = False) -> Profil
 
 def listed(server: Server, profile: Profile | None = None) -> list[str]:
     profile = profile or site([f"{server.url}/simple"], [f"{server.url}/whl/{{variant}}"])
-    listing = read_torch_wheels(Client(), profile, ["cpu", "cu199"], known={"2.15.0"}, torchvisions=["0.29.2"])
+    listing = read_torch_wheels(Client(), profile, ["cpu", "cu199"], releases={"2.15.0"}, torchvisions=["0.29.2"])
     return [found.file.name for found in listing.wheels]
 
 
@@ -199,6 +199,6 @@ def test_only_companions_that_are_not_known_are_looked_up(servers: Servers) -> N
     )
     server = index(servers, answers)
     profile = site([f"{server.url}/simple"], [f"{server.url}/whl/{{variant}}"])
-    listing = read_torch_wheels(Client(), profile, ["cpu"], known={"2.15.0"}, torchvisions=["0.14.1", "0.29.2"])
+    listing = read_torch_wheels(Client(), profile, ["cpu"], releases={"2.15.0"}, torchvisions=["0.14.1", "0.29.2"])
     assert (listing.torchvision, listing.pypi_variants) == ({"2.10.0": "0.25.0"}, {("2.10.0", "x86_64"): "cpu"})
     assert [path for path in server.paths if "torchvision-" in path] == [f"/f/torchvision-0.25.0-{tags}.metadata"]

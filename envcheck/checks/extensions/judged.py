@@ -45,8 +45,8 @@ def _one(view: View, measured: Mapping[str, Any], row: Mapping[str, Any]) -> lis
     return findings or gpu_code.findings(view, row)
 
 
-def _fail(row: Mapping[str, Any], what: str, fix: str, code: str, **details: Any) -> Outcome:
-    text = f"{_shown(row)}: {what}"
+def _fail(row: Mapping[str, Any], statement: str, fix: str, code: str, **details: Any) -> Outcome:
+    text = f"{_shown(row)}: {statement}"
     return failed(text, fix=fix, code=code, culprit=str(row["name"]), value=1, unit=LIMIT.unit, limit=LIMIT, **details)
 
 
@@ -64,7 +64,7 @@ def _unread(row: Mapping[str, Any]) -> Iterator[Outcome]:
 def _python(view: View, measured: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Outcome]:
     interpreter, tags = measured.get("interpreter") or {}, row.get("tags") or []
     version = interpreter.get("version") or []
-    here = ".".join(map(str, version))
+    python = ".".join(map(str, version))
     if tags and version and not any(pins.takes(tag, interpreter) for tag in tags):
         why = f"its wheel is for {', '.join(dict.fromkeys('-'.join(tag.split('-')[:2]) for tag in tags))}"
     elif row.get("other_python"):
@@ -72,18 +72,18 @@ def _python(view: View, measured: Mapping[str, Any], row: Mapping[str, Any]) -> 
     else:
         return
     fix = fitting_release(view, measured, str(row["name"]))
-    yield _fail(row, f"{why}, and this is Python {here}", fix, "extensions.no-python")
+    yield _fail(row, f"{why}, and this is Python {python}", fix, "extensions.no-python")
 
 
 def _glibc(measured: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Outcome]:
-    here = measured.get("glibc")
+    system_glibc = measured.get("glibc")
     needs = [library for library in row.get("libraries") or [] if library.get("glibc")]
-    newer = [library for library in needs if here and dotted(library["glibc"]) > dotted(here)]
+    newer = [library for library in needs if system_glibc and dotted(library["glibc"]) > dotted(system_glibc)]
     if newer:
         library = max(newer, key=lambda each: dotted(each["glibc"]))
-        what = f"{library['path']} needs GLIBC_{library['glibc']}, and this system has {here}"
+        statement = f"{library['path']} needs GLIBC_{library['glibc']}, and this system has {system_glibc}"
         fix = f"use a base with glibc {library['glibc']} or newer, or a wheel with an older manylinux tag"
-        yield _fail(row, what, fix, "extensions.glibc")
+        yield _fail(row, statement, fix, "extensions.glibc")
 
 
 def _symbols(view: View, measured: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Outcome]:
@@ -93,14 +93,14 @@ def _symbols(view: View, measured: Mapping[str, Any], row: Mapping[str, Any]) ->
     symbol, readable = next(iter(undefined["symbols"].items()))
     library = next((one for one in row["libraries"] if symbol in (one.get("undefined") or ())), {"path": "a library"})
     more = undefined["count"] - 1
-    what = (
+    statement = (
         f"{library['path']} needs {readable}{f' and {more} more' if more else ''}, "
         f"which torch {measured['torch']} does not define"
     )
     strings = bool(_OLD_STRING.search(symbol)) and "__cxx11" not in symbol
     cause = "it was built with the old C++ string ABI (cxx11abi=0)" if strings else "it was built for another torch"
     fix = f"{cause}: {fitting_release(view, measured, str(row['name']))}"
-    yield _fail(row, what, fix, "extensions.torch-abi", symbols=dict(undefined["symbols"]))
+    yield _fail(row, statement, fix, "extensions.torch-abi", symbols=dict(undefined["symbols"]))
 
 
 def _libraries(view: View, measured: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Outcome]:
@@ -114,11 +114,11 @@ def _libraries(view: View, measured: Mapping[str, Any], row: Mapping[str, Any]) 
     library, cuda = lacking[0], view.environment.get("cuda")
     missing, torch = library["missing"][0], measured.get("torch")
     brings = f"torch {torch} is for {f'CUDA {cuda}' if cuda else 'the CPU'}" if torch else "there is no torch"
-    what = f"{library['path']} needs {missing}, which nothing here brings: {brings}"
+    statement = f"{library['path']} needs {missing}, which nothing here brings: {brings}"
     details = {"missing": {one["path"]: one["missing"] for one in lacking}}
     if torch and not cuda and row["name"] in _LAZY:
-        text = f"{_shown(row)}: {what}; it runs without its native part"
+        text = f"{_shown(row)}: {statement}; it runs without its native part"
         yield skipped(text, code="extensions.cpu-torch", culprit=str(row["name"]), missing=details["missing"])
         return
     fix = f"the wheel was built for another CUDA than torch: {fitting_release(view, measured, str(row['name']))}"
-    yield _fail(row, what, fix, "extensions.cuda-major", **details)
+    yield _fail(row, statement, fix, "extensions.cuda-major", **details)

@@ -24,10 +24,12 @@ def conflicts(measured: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[O
         if requirement is None or not version or requirement.specifier.contains(version, prereleases=True):
             continue
         name = requirement.name
-        what = f"{row['name']} {row.get('version')} requires {name}{requirement.specifier}, and {version} is installed"
+        problem = (
+            f"{row['name']} {row.get('version')} requires {name}{requirement.specifier}, and {version} is installed"
+        )
         judged = failed if canonicalize_name(name) in _COMPILED_AGAINST else warned
         yield judged(
-            what,
+            problem,
             fix=_fix(str(row["name"]), name, str(requirement.specifier), version),
             code="extensions.pins",
             culprit=str(row["name"]),
@@ -52,16 +54,16 @@ def _applicable(line: str, interpreter: Mapping[str, Any]) -> Requirement | None
     except InvalidRequirement:
         return None
     version = ".".join(map(str, interpreter.get("version") or [3, 12]))
-    here = {"python_version": version, "python_full_version": f"{version}.0", "extra": ""}
-    here |= {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
-    here |= {"platform_machine": str(interpreter.get("machine") or "x86_64")}
-    return requirement if requirement.marker is None or requirement.marker.evaluate(here) else None
+    environment = {"python_version": version, "python_full_version": f"{version}.0", "extra": ""}
+    environment |= {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
+    environment |= {"platform_machine": str(interpreter.get("machine") or "x86_64")}
+    return requirement if requirement.marker is None or requirement.marker.evaluate(environment) else None
 
 
 def takes(tag: str, interpreter: Mapping[str, Any]) -> bool:
     """Return whether this Python takes a wheel's tag; an abi3 tag counts upwards, never for a free-threaded Python."""
-    python, _, rest = tag.partition("-")
-    abi = rest.partition("-")[0]
+    python, _, remainder = tag.partition("-")
+    abi = remainder.partition("-")[0]
     major, minor = interpreter["version"]
     free = bool(interpreter.get("free_threaded"))
     for one in python.split("."):

@@ -50,7 +50,7 @@ def judge(view: View) -> Outcome:
         reason = f"the CDI specifications cannot be read: {cdi.reason}"
         findings.append(undecided(reason, fix="run as root", code="container-toolkit.cdi-unread"))
     findings += _stale(view, cdi.value or [])
-    return worst(findings, _told(tools.value, engines.value, cdi.value or []))
+    return worst(findings, _installed(tools.value, engines.value, cdi.value or []))
 
 
 def _listed(specifications: Any) -> bool:
@@ -73,7 +73,7 @@ def _stale(view: View, specifications: list[dict[str, Any]]) -> list[Outcome]:
     return findings
 
 
-def _told(tools: dict[str, Any], engines: list[Any], specifications: list[dict[str, Any]]) -> Outcome:
+def _installed(tools: dict[str, Any], engines: list[Any], specifications: list[dict[str, Any]]) -> Outcome:
     if not tools:
         also = f"; {', '.join(map(str, engines))} here cannot give a container its GPUs" if engines else ""
         return skipped(f"no NVIDIA container toolkit is installed{also}", code="container-toolkit.not-installed")

@@ -47,8 +47,8 @@ def _one_side(view: View, kernel: Signal, nvml: Signal, refused: str) -> Outcome
     """
     version = view.snapshot.signal("driver.version").value
     libcuda = view.snapshot.signal("driver.libcuda").value
-    whole = libcuda == nvml.value or matrix_facts.wsl(view)
-    if view.snapshot.gpus and version is not None and not refused and whole:
+    both_known = libcuda == nvml.value or matrix_facts.wsl(view)
+    if view.snapshot.gpus and version is not None and not refused and both_known:
         hidden = "WSL2 has no kernel module" if matrix_facts.wsl(view) else str(kernel.reason or nvml.reason)
         return passed(
             f"NVML {nvml.value or version} opens, which it does on its own version only; {hidden}", value=version

@@ -40,7 +40,7 @@ def judge(view: View) -> Outcome:
 
 def _lanes(view: View, width: gpu_readings.Reading, widest: gpu_readings.Reading) -> list[Outcome]:
     """Compare each GPU with its siblings, and with what it can have in this system."""
-    names, slots, findings = gpu_readings.read(view, "name").values, _given(view), []
+    names, slots, findings = gpu_readings.read(view, "name").values, _limits(view), []
     for gpu, lanes in width.values.items():
         siblings = [count for other, count in width.values.items() if names.get(other) == names.get(gpu)]
         usual, most = _most_common(siblings), widest.values.get(gpu, lanes)
@@ -60,8 +60,8 @@ def _lanes(view: View, width: gpu_readings.Reading, widest: gpu_readings.Reading
     return findings
 
 
-def _given(view: View) -> dict[str, str]:
-    """Return the GPUs whose lanes nobody can add to, with what limits them."""
+def _limits(view: View) -> dict[str, str]:
+    """Return the GPUs whose lanes cannot be increased, with what limits them."""
     several = gpu_readings.read(view, "multi_gpu_board", newer=True).values
     limits = {}
     for gpu, name in gpu_readings.read(view, "name").values.items():
@@ -114,7 +114,7 @@ def _sound(
     slower = any(not gen >= newest.values.get(gpu, gen) for gpu, gen in now.values.items())
     idle = " (lower while idle)" if slower else ""
     fewer = any(not lanes >= widest.values.get(gpu, lanes) for gpu, lanes in width.values.items())
-    reason = f" of x{max(widest.values.values())}, {' and '.join(sorted(set(_given(view).values())))}" if fewer else ""
+    reason = f" of x{max(widest.values.values())}, {' and '.join(sorted(set(_limits(view).values())))}" if fewer else ""
     note = "virtual machine" if matrix_facts.guest(view) else "bare metal"
     return passed(f"{lanes}{reason}, generation {best}{idle}", value=best, limit=limit, system=note)
 

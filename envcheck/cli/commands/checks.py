@@ -127,9 +127,9 @@ def _all_about(f: CheckModule) -> Iterator[str]:
         yield f"  needs     {counted(f.check.gpus, 'GPU')}"
     if f.check.signals:
         yield f"  signals   {_wrapped(', '.join(f.check.signals), ' ' * 12, 12)}"
-    again = "; a value that falls short is measured again" if f.check.performance else ""
+    second_measurement = "; a value that falls short is measured again" if f.check.performance else ""
     cpu = "" if f.check.cpu_seconds is None else f" ({f.check.cpu_seconds:g} s on a CPU)"
-    takes = f"{f.check.seconds:g} s{cpu}, ended after {f.check.timeout:g} s{again}"
+    takes = f"{f.check.seconds:g} s{cpu}, ended after {f.check.timeout:g} s{second_measurement}"
     yield f"  takes     {_wrapped(takes, ' ' * 12, 12)}"
     models = [f"{row['gpu']} on {row['date']} ({row['report']})" for row in check_catalogue.met(f.id)]
     yield f"  met       {'; '.join(models) or 'no real GPU yet'}"

@@ -68,7 +68,7 @@ def command(options: DemoOptions, ctx: click.Context) -> None:
     click.echo(best.why or "the newest published cell that is legal here (`envcheck images` lists them)")
     ctx.invoke(build.command, selector=str(cell), mirror=options.mirror, engine=engine)
     ctx.meta["envcheck.resolution"] = (
-        f"{_said(answer, cell)}; built by {engine} through mirror profile {options.mirror}"
+        f"{_answer_line(answer, cell)}; built by {engine} through mirror profile {options.mirror}"
     )
     _step(3, "validate: is it what it says, and does it compute?")
     output = options.output
@@ -124,7 +124,7 @@ def choose(matrix: Matrix, answer: Resolution, engine: str) -> list[Cell]:
     return usable
 
 
-def _said(answer: Resolution, cell: Cell) -> str:
+def _answer_line(answer: Resolution, cell: Cell) -> str:
     """Return what the report says of the choice: the cell, its verdict, and the machine it is for."""
     verdict = next((row.verdict for row in answer.ranked if row.cell == str(cell)), "its CUDA build on a CPU")
     machine = [*answer.query.gpus, *answer.query.cc] or ["no NVIDIA GPU"]

@@ -88,11 +88,11 @@ def command(options: RenderImagesOptions, settings: Settings) -> None:
         raise ConfigError(message, fix="give one of them")
     shipped = options.check or output is not None
     directory = options.images_dir or (data_path("images") if shipped else own_images())
-    specs, whole = _specs(settings, options.selectors, directory), not options.selectors
+    specs, all_cells = _specs(settings, options.selectors, directory), not options.selectors
     if mirror is not None and output is not None:
         _context(specs, mirror, output, settings)
     elif options.check:
-        _check(specs, directory, options, whole=whole)
+        _check(specs, directory, options, all_cells=all_cells)
     else:
         _render(specs, directory, options, settings)
 
@@ -114,17 +114,17 @@ def _unlocked(specs: list[ImageSpec]) -> list[str]:
     return sorted({str(spec.cell) for spec in specs if not spec.locks})
 
 
-def _check(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOptions, *, whole: bool) -> None:
+def _check(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOptions, *, all_cells: bool) -> None:
     """Compare. Every cell of `specs` must have locks, but a directory of the user's own may hold some cells only."""
     from envcheck.images.render.committed_files import drift
     from envcheck.images.render.dockerfile import render_cells
 
-    unlocked = _unlocked(specs) if options.images_dir is None or not whole else []
+    unlocked = _unlocked(specs) if options.images_dir is None or not all_cells else []
     rendered = render_cells(spec for spec in specs if spec.locks)
     cells = {str(spec.cell) for spec in specs if spec.locks}
     for cell in unlocked:
         click.echo(f"missing: {options.shown}/{cell} has no lock; run `envcheck lock {cell}{options.where}`")
-    differences = [d for d in drift(images_dir, rendered) if whole or d.path.partition("/")[0] in cells]
+    differences = [d for d in drift(images_dir, rendered) if all_cells or d.path.partition("/")[0] in cells]
     for difference in differences:
         click.echo(f"{difference.kind}: {options.shown}/{difference.path}")
     if differences:
@@ -140,8 +140,8 @@ def _render(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOptio
     from envcheck.images.render.committed_files import remove_orphans, write
     from envcheck.images.render.dockerfile import render_cells
 
-    unlocked, whole = _unlocked(specs), not options.selectors
-    if unlocked and not whole:
+    unlocked, all_cells = _unlocked(specs), not options.selectors
+    if unlocked and not all_cells:
         message = f"{options.shown}/{unlocked[0]} has no lock"
         raise ConfigError(message, fix=f"run `envcheck lock {unlocked[0]}{options.where}`")
     if unlocked:
@@ -150,7 +150,7 @@ def _render(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOptio
         click.echo(f"{lacking} (run `envcheck lock{options.where}`)", err=True)
     rendered = render_cells(spec for spec in specs if spec.locks)
     changed = write(images_dir, rendered)
-    removed = remove_orphans(images_dir, rendered) if whole else []
+    removed = remove_orphans(images_dir, rendered) if all_cells else []
     if not settings.quiet:
         for path in changed:
             click.echo(f"wrote {options.shown}/{path}")

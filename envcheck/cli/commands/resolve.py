@@ -155,12 +155,12 @@ def _with_extensions(
     extensions = file.load()
     if options.extensions is not None:
         extensions = file.merged(extensions, file.load(options.extensions))
-    wanted = wanted_extensions(extensions, [*options.requirements])
+    required_extensions = wanted_extensions(extensions, [*options.requirements])
     return resolve_with(
         matrix,
         extensions,
         plain,
-        wanted,
+        required_extensions,
         third_party=options.third_party,
         every_cell=options.everything or options.as_json,
         base_cuda=options.base_cuda,

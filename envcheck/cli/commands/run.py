@@ -219,7 +219,7 @@ def _prepare(ctx: click.Context, options: RunOptions) -> Run:
     from envcheck.runner.targets.gpu_devices import shown_gpus
 
     matrix = ctx.obj.matrix
-    requirements = _wanted(options.requirements, matrix)
+    requirements = _requirements(options.requirements, matrix)
     chosen = [*node_checks.checks(requirements), *_chosen(options)]
     _exclusive(redact=options.redact or options.redact_key, resume=options.resume)
     _exclusive(budget=options.budget, repeat=options.repeat > 1, duration=options.duration)
@@ -245,7 +245,7 @@ def _prepare(ctx: click.Context, options: RunOptions) -> Run:
     return run
 
 
-def _wanted(requirements: str | None, matrix: Path | None) -> Requirements:
+def _requirements(requirements: str | None, matrix: Path | None) -> Requirements:
     """Return the requirements of a site's file, or none without a file."""
     from envcheck.matrix.file.load import load
     from envcheck.runner.requirements.file import Requirements, read

@@ -58,27 +58,27 @@ def command(options: FleetHistoryOptions) -> None:
         message = f"{options.db}: no such database"
         raise ConfigError(message, fix="name the one that `envcheck fleet report DIR --db FILE` wrote")
     with opened(options.db) as database:
-        known = history(database, options.who)
+        past = history(database, options.who)
     if options.as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(known), indent=1))
+        click.echo(msgspec.json.format(msgspec.json.encode(past), indent=1))
         return
-    for line in _lines(known):
+    for line in _lines(past):
         click.echo(printable(line))
 
 
-def _lines(known: FleetHistory) -> Iterator[str]:
+def _lines(past: FleetHistory) -> Iterator[str]:
     from envcheck.counting import counted
 
-    often = ", ".join(f"{check} {times} times" for check, times in known.checks.items())
-    yield f"{known.who}: failed in {known.failed} of {counted(len(known.runs), 'run')}{f': {often}' if often else ''}"
-    where = f"on {', '.join(known.nodes)}" if known.gpus == [known.who] else f"GPUs: {', '.join(known.gpus) or 'none'}"
+    often = ", ".join(f"{check} {times} times" for check, times in past.checks.items())
+    yield f"{past.who}: failed in {past.failed} of {counted(len(past.runs), 'run')}{f': {often}' if often else ''}"
+    where = f"on {', '.join(past.nodes)}" if past.gpus == [past.who] else f"GPUs: {', '.join(past.gpus) or 'none'}"
     yield f"  {where}"
-    for run in known.runs[:_SHOWN]:
-        yield f"{run.at or 'at an unknown time':25}  {run.status:5}  {_what(run)}".rstrip()
-    if len(known.runs) > _SHOWN:
-        yield f"and {len(known.runs) - _SHOWN} older runs: see --json"
+    for run in past.runs[:_SHOWN]:
+        yield f"{run.at or 'at an unknown time':25}  {run.status:5}  {_findings_of(run)}".rstrip()
+    if len(past.runs) > _SHOWN:
+        yield f"and {len(past.runs) - _SHOWN} older runs: see --json"
 
 
-def _what(run: PastRun) -> str:
+def _findings_of(run: PastRun) -> str:
     findings = [f for f in run.findings if f.status == run.status]
     return ", ".join(f"{f.check} [{f.code}] {f.culprit}".strip() for f in findings) or run.why or run.driver

@@ -147,13 +147,13 @@ def _progress(number: int, test: GroupTest, result: GroupResult) -> None:
     from envcheck.fleet.pairs.model import ROLL_CALL
     from envcheck.fleet.pairs.planner.measured import name_of
 
-    again = ", again" if test.attempt > 1 else ""
+    attempt = ", again" if test.attempt > 1 else ""
     if test.step == ROLL_CALL:
-        said = f"{sum(answer.status == 'pass' for answer in result.answers)} of {len(test.nodes)} nodes pass"
+        summary = f"{sum(answer.status == 'pass' for answer in result.answers)} of {len(test.nodes)} nodes pass"
     else:
         speed = f", {result.speed:.1f} GB/s" if result.speed is not None else ""
-        said = f"{result.status}{speed}" + (f": {result.reason}" if result.reason else "")
-    note(f"round {number}, {test.step}{again} {name_of(test.nodes)}: {said}")
+        summary = f"{result.status}{speed}" + (f": {result.reason}" if result.reason else "")
+    note(f"round {number}, {test.step}{attempt} {name_of(test.nodes)}: {summary}")
 
 
 def _print(diagnosis: Diagnosis, fleet: Fleet, options: FleetPairsOptions, tests: int) -> None:

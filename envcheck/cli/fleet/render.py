@@ -86,12 +86,12 @@ def command(options: FleetRenderOptions, settings: Settings) -> None:
     from envcheck.fleet.launch_files.files import launch_files
     from envcheck.fleet.launch_files.values import LaunchValues
 
-    given = {name: value for name, value in options._asdict().items() if name in LaunchValues._fields}
+    launch_values = {name: value for name, value in options._asdict().items() if name in LaunchValues._fields}
     chosen = {
         "program": options.program or _this_program(),
         "reports": options.reports or str(Path.cwd() / "envcheck-reports"),
     }
-    values = LaunchValues(**{**given, **chosen})
+    values = LaunchValues(**{**launch_values, **chosen})
     for file in launch_files(options.system, options.names, values):
         if options.output is None:
             click.echo(f"# {file.name}\n{file.text}", nl=False)

@@ -77,13 +77,13 @@ def _created() -> dt.datetime:
 
     from envcheck.errors import ConfigError
 
-    given = os.environ.get("SOURCE_DATE_EPOCH")
-    if not given:
+    epoch = os.environ.get("SOURCE_DATE_EPOCH")
+    if not epoch:
         return dt.datetime.now(dt.timezone.utc)
     try:
-        if given.isdecimal():
-            return dt.datetime.fromtimestamp(int(given), dt.timezone.utc)
+        if epoch.isdecimal():
+            return dt.datetime.fromtimestamp(int(epoch), dt.timezone.utc)
     except (ValueError, OverflowError, OSError):
         pass  # a year that no date has
-    message = f"SOURCE_DATE_EPOCH is {given!r}, not seconds since 1970"
+    message = f"SOURCE_DATE_EPOCH is {epoch!r}, not seconds since 1970"
     raise ConfigError(message, fix="set it to a whole number, or unset it")

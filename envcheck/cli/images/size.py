@@ -75,5 +75,5 @@ def _show(ledger: SizeLedger, *, quiet: bool) -> None:
         click.echo(f"  {size / 1e6:10.1f} MB  {name}")
     for each in ledger.duplicates:
         click.echo(f"twice   {each.library}: {each.bytes / 1e6:.1f} MB more than one copy: {', '.join(each.paths)}")
-    for what, size in ledger.unneeded.items():
-        click.echo(f"unused  {size / 1e6:.1f} MB of {what}")
+    for category, size in ledger.unneeded.items():
+        click.echo(f"unused  {size / 1e6:.1f} MB of {category}")

@@ -63,8 +63,8 @@ def command(options: KeyNewOptions, ctx: click.Context) -> None:
 
 def _prompted() -> bytes:
     secret: str = click.prompt("password", hide_input=True, default="", show_default=False, err=True)
-    again: str = click.prompt("again", hide_input=True, default="", show_default=False, err=True)
-    if secret != again:
+    repeated: str = click.prompt("again", hide_input=True, default="", show_default=False, err=True)
+    if secret != repeated:
         message = "the two passwords differ"
         raise ConfigError(message, fix="type the same one twice")
     if not secret:

@@ -166,7 +166,7 @@ def _read(matrix: Matrix, profile: Profile) -> tuple[SeenIndexes, list[str]]:
         profile_client(profile, 8),
         profile,
         variants_to_read(matrix),
-        known=releases,
+        releases=releases,
         torchvisions=known_torchvisions(matrix),
     )
     wheels = [
@@ -205,8 +205,8 @@ def _tell(
         return
     for row in proposal.rows:
         click.echo(f"{row.where}: Python {', '.join(row.pythons)}")
-    for where, what in problems:
-        click.echo(f"to do: {where}: {what}")
+    for where, problem in problems:
+        click.echo(f"to do: {where}: {problem}")
     for line in proposal.left_out:
         click.echo(f"not proposed: {line}")
     rows = counted(len(proposal.rows), "row")

@@ -76,11 +76,11 @@ def policy(path: Path | None) -> Policy:
     return DEFAULT if path is None else read(path)
 
 
-def terms(given: Policy, node: NodeFacts | None, matrix: Matrix) -> ProofTerms:
+def terms(policy: Policy, node: NodeFacts | None, matrix: Matrix) -> ProofTerms:
     """Return what proofs are judged by now."""
     from envcheck.registry.proofs.judge import ProofTerms
 
-    return ProofTerms(given, node, dt.datetime.now(dt.timezone.utc).replace(microsecond=0), matrix)
+    return ProofTerms(policy, node, dt.datetime.now(dt.timezone.utc).replace(microsecond=0), matrix)
 
 
 def private_key(path: Path) -> PrivateKey:

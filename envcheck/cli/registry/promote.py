@@ -76,8 +76,8 @@ def command(options: PromoteOptions, settings: Settings) -> None:
     done = None
     met = all(gate.refused is None for gate in gates)
     if met and not options.plan_only:
-        there = access.repository(target, options.mirror)
-        done = promotions.promote(repository, there, options.tags, gates, key, terms)
+        target_repository = access.repository(target, options.mirror)
+        done = promotions.promote(repository, target_repository, options.tags, gates, key, terms)
     if options.as_json:
         click.echo(_document(source, gates, done))
     else:

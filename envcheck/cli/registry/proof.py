@@ -62,13 +62,13 @@ def command(options: ProofOptions, settings: Settings) -> None:
     reference = parse_reference(options.reference)
     repository = access.repository(reference, options.mirror)
     image = repository.image(reference.wanted, Platform(architecture=access.architecture(), os="linux")).digest
-    found = read_proofs(repository, image)
-    proofs = judge_image(found.proofs, image, terms)
+    attached = read_proofs(repository, image)
+    proofs = judge_image(attached.proofs, image, terms)
     name = str(reference.pinned(image))
     if options.as_json:
-        click.echo(_document(name, proofs, found.notes))
+        click.echo(_document(name, proofs, attached.notes))
     else:
-        _show(name, proofs, found.notes)
+        _show(name, proofs, attached.notes)
         if proofs.judged and options.policy is None:
             click.echo(access.NO_POLICY)
     sys.exit(0 if proofs.chosen is not None else 1)

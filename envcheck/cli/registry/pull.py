@@ -136,9 +136,9 @@ def _pull(reference: ImageReference, chosen: ChosenImage, options: PullOptions) 
 def _show(reference: ImageReference, choice: PullChoice, pulled: PulledImage | None, options: PullOptions) -> None:
     chosen = choice.chosen
     if chosen is not None:
-        said = "proven" if chosen.proof.proven else "not proven: nobody signed it, and the policy allows that"
+        standing = "proven" if chosen.proof.proven else "not proven: nobody signed it, and the policy allows that"
         click.echo(str(reference.pinned(chosen.candidate.digest)))
-        click.echo(f"  {chosen.statement.facts.cell}, {said}: {access.ran_on(chosen.proof)}")
+        click.echo(f"  {chosen.statement.facts.cell}, {standing}: {access.ran_on(chosen.proof)}")
     else:
         click.echo(f"{reference}: no image is proven for this node")
     for refusal in choice.refused[:_SHOWN]:
@@ -162,7 +162,11 @@ def _document(reference: ImageReference, choice: PullChoice, pulled: PulledImage
     import msgspec
 
     chosen = choice.chosen
-    wanted = {"reference": str(reference), "cells": options.what if options.source else None, "target": options.target}
+    query = {
+        "reference": str(reference),
+        "cells": options.what if options.source else None,
+        "target": options.target,
+    }
     refused = [
         {
             "digest": one.digest,
@@ -175,7 +179,7 @@ def _document(reference: ImageReference, choice: PullChoice, pulled: PulledImage
     ]
     document = {
         "schema": "envcheck/pull/1",
-        "wanted": wanted,
+        "wanted": query,
         "chosen": str(reference.pinned(chosen.candidate.digest)) if chosen else None,
         "proven": chosen.proof.proven if chosen else False,
         "proof": chosen.proof.digest if chosen else None,

@@ -37,7 +37,7 @@ def listeners(settings: Settings) -> Iterator[tuple[_Listener, _Listener]]:
     if settings.quiet:
         yield _nothing, _nothing
     elif settings.verbose:
-        yield _message, _whole
+        yield _message, _show_whole
     elif not sys.stderr.isatty():
         yield _message, _step
     else:
@@ -49,7 +49,7 @@ def _nothing(_: str) -> None:
     return
 
 
-def _whole(line: str) -> None:
+def _show_whole(line: str) -> None:
     click.echo(line, err=True)
 
 

@@ -34,8 +34,8 @@ def takes(
 
     def decorate(body: Callable[Concatenate[_Struct, _Rest], _Result]) -> Callable[_Rest, _Result]:
         @functools.wraps(body)
-        def command(*given: Any, **options: Any) -> _Result:
-            return cast("Callable[..., _Result]", body)(struct(**options), *given)
+        def command(*arguments: Any, **options: Any) -> _Result:
+            return cast("Callable[..., _Result]", body)(struct(**options), *arguments)
 
         setattr(command, STRUCT, struct)
         return cast("Callable[_Rest, _Result]", command)

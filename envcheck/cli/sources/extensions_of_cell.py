@@ -90,8 +90,8 @@ def ask_installer(
         return "; ".join(answer.reasons)
     served = [f"{each.name}=={each.version}" for each in answer.extensions if each.channel == "pypi"]
     for each in answer.extensions:
-        asked = "" if each.channel == "pypi" else f", from {each.where or 'its source'}: the installer was not asked"
-        click.echo(f"{cell}: {each.name} {each.version} ({each.verdict}){asked}")
+        index = "" if each.channel == "pypi" else f", from {each.where or 'its source'}: the installer was not asked"
+        click.echo(f"{cell}: {each.name} {each.version} ({each.verdict}){index}")
     if not served:
         return None
     try:

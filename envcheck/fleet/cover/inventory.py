@@ -51,9 +51,9 @@ def of_places(places: Iterable[Path]) -> Inventory:
         for kind, nodes, count in _of_csv(table):
             counts[kind] += count
             names[kind] += nodes
-    rest = [place for place in everything if place not in tables]
-    if rest:
-        for node, reported, note in _of_reports(rest):
+    report_places = [place for place in everything if place not in tables]
+    if report_places:
+        for node, reported, note in _of_reports(report_places):
             if reported is None:
                 notes.append(note)
             else:

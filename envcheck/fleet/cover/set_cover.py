@@ -60,8 +60,8 @@ def _covers(missing: int, sets: Sequence[CoverSet], size: int) -> Iterator[list[
     if size == 0 or max((one.mask & missing).bit_count() for one in sets) * size < missing.bit_count():
         return
     for place in min((_covering(bit, sets) for bit in _bits(missing)), key=len):
-        for rest in _covers(missing & ~sets[place].mask, sets, size - 1):
-            yield [place, *rest]
+        for cover in _covers(missing & ~sets[place].mask, sets, size - 1):
+            yield [place, *cover]
 
 
 def _bits(mask: int) -> Iterator[int]:

@@ -113,14 +113,14 @@ def _alike(answer: FleetAnswer, matrix: CheckMatrix, cells: _Cells) -> str:
     ]
     if not rows:
         return ""
-    rest = len(matrix.checks) - len(telling)
+    equal_checks = len(matrix.checks) - len(telling)
     body = []
     for (state, words), nodes in itertools.islice(rows.items(), _ROWS):
         inner = "".join(_cell(words[place], cells.why(nodes[0], matrix.checks[place])) for place in telling)
         head = f'<th scope="row">{_names(nodes)}<span class="soft"> {counted(len(nodes), "node")}</span></th>'
         body.append(f'<tr>{head}<td class="status {state}">{state}</td>{inner}</tr>\n')
-    others = f"{counted(rest, 'more check')} passed, or did not apply, on all of these nodes alike."
-    note = f"<p>{others}</p>" if rest else ""
+    others = f"{counted(equal_checks, 'more check')} passed, or did not apply, on all of these nodes alike."
+    note = f"<p>{others}</p>" if equal_checks else ""
     return _matrix_table([matrix.checks[place] for place in telling], body) + _more(len(rows) - _ROWS) + note
 
 

@@ -74,7 +74,7 @@ def overlays(database: FleetDatabase, answer: FleetAnswer) -> list[Overlay]:
     """Return the curves of each check, laid over each other by group; nodes that failed or are far off stand out."""
     failed = {blame.node for blame in answer.report.verdict.blame}
     of_run = {run.run: (number, run.node) for number, group in enumerate(answer.groups) for run in group.runs}
-    found = []
+    curves_drawn = []
     for identity, name in database.rows("SELECT id, text FROM names WHERE id IN (SELECT DISTINCT name FROM curves)"):
         curves: dict[int, dict[str, Sequence[tuple[float, float]]]] = defaultdict(dict)
         for run, points in database.each("SELECT run, points FROM curves WHERE name = ?", (identity,)):
@@ -83,8 +83,8 @@ def overlays(database: FleetDatabase, answer: FleetAnswer) -> list[Overlay]:
                 curves[group][node] = [(at, value) for at, value in json.loads(points)]
         check = name.partition(":")[0]
         flagged = failed | {row.node for row in answer.report.outliers if row.check == check}
-        found += [_overlay(group, name, nodes, flagged) for group, nodes in sorted(curves.items())]
-    return found
+        curves_drawn += [_overlay(group, name, nodes, flagged) for group, nodes in sorted(curves.items())]
+    return curves_drawn
 
 
 def _overlay(

@@ -98,6 +98,6 @@ def section(title: str, items: Sequence[str]) -> Iterator[str]:
 
 def wrapped(text: str, indent: str, subsequent: str | None = None) -> Iterable[str]:
     """Return a text as lines of 80 columns, without what a terminal could take for more than text."""
-    whole = " ".join(printable(text).split())
+    line = " ".join(printable(text).split())
     following = f"{indent}    " if subsequent is None else subsequent
-    return textwrap.wrap(whole, WIDTH, initial_indent=indent, subsequent_indent=following, break_on_hyphens=False)
+    return textwrap.wrap(line, WIDTH, initial_indent=indent, subsequent_indent=following, break_on_hyphens=False)

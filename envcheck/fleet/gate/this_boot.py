@@ -45,8 +45,8 @@ def fingerprint(python: Path) -> str:
 
 def _state(path: Path) -> str:
     try:
-        known = path.stat()
+        status = path.stat()
     except OSError:
         return f"{path}: absent"
-    size = 0 if path.is_dir() else known.st_size
-    return f"{path}: {known.st_dev} {known.st_ino} {known.st_mtime_ns} {size}"
+    size = 0 if path.is_dir() else status.st_size
+    return f"{path}: {status.st_dev} {status.st_ino} {status.st_mtime_ns} {size}"

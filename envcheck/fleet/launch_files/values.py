@@ -73,10 +73,10 @@ def context(values: LaunchValues, system: str) -> dict[str, Any]:
     }
 
 
-def _hold(option: str, value: str | None, pattern: re.Pattern[str], wanted: str) -> None:
+def _hold(option: str, value: str | None, pattern: re.Pattern[str], expected: str) -> None:
     if value is not None and not pattern.fullmatch(value):
         message = f"{option} {value[:200]!r} cannot stand in a launch file"
-        raise ConfigError(message, fix=f"give {wanted}")
+        raise ConfigError(message, fix=f"give {expected}")
 
 
 def _seconds(option: str, value: float, least: int) -> int:
@@ -86,9 +86,9 @@ def _seconds(option: str, value: float, least: int) -> int:
     return round(value)
 
 
-def _variables(given: tuple[str, ...]) -> Mapping[str, str] | list[tuple[str, str]]:
+def _variables(assignments: tuple[str, ...]) -> Mapping[str, str] | list[tuple[str, str]]:
     pairs = []
-    for text in given:
+    for text in assignments:
         name, separator, value = text.partition("=")
         if not separator or not _VARIABLE.fullmatch(name) or _UNPRINTABLE.search(value):
             message = f"--env {text[:200]!r} is not NAME=VALUE"

@@ -65,9 +65,9 @@ def extent(fleet: Fleet, oracle: Callable[[GroupTest], GroupResult]) -> tuple[Ex
     number = tests = 0
     try:
         while True:
-            wanted = rounds.send(sent) if sent is not None else next(rounds)
-            number += bool(wanted)
-            tests += sum(test.step != ROLL_CALL for test in wanted)
-            sent = [oracle(test) for test in wanted]
+            round_tests = rounds.send(sent) if sent is not None else next(rounds)
+            number += bool(round_tests)
+            tests += sum(test.step != ROLL_CALL for test in round_tests)
+            sent = [oracle(test) for test in round_tests]
     except StopIteration as ended:
         return Extent(number, tests), ended.value

@@ -82,8 +82,8 @@ class FleetDatabase:
 
     def run_of(self, digest: str) -> int | None:
         """Return the run of a report that was read before."""
-        known = self.rows("SELECT id FROM runs WHERE digest = ?", (digest,))
-        return int(known[0][0]) if known else None
+        rows = self.rows("SELECT id FROM runs WHERE digest = ?", (digest,))
+        return int(rows[0][0]) if rows else None
 
     def add(self, report: NodeReport) -> int:
         """Keep a report and return its run."""
@@ -118,11 +118,11 @@ class FleetDatabase:
     def _name(self, text: str) -> int:
         return self._number("names", "text", text, self._names)
 
-    def _number(self, table: str, column: str, text: str, known: dict[str, int]) -> int:
-        if text not in known:
+    def _number(self, table: str, column: str, text: str, numbers: dict[str, int]) -> int:
+        if text not in numbers:
             cursor = self._connection.execute(f"INSERT INTO {table}({column}) VALUES (?)", (text,))  # noqa: S608 (ours)
-            known[text] = cursor.lastrowid or 0
-        return known[text]
+            numbers[text] = cursor.lastrowid or 0
+        return numbers[text]
 
 
 @contextlib.contextmanager

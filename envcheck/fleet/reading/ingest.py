@@ -24,35 +24,33 @@ class IngestResult(NamedTuple):
 
 def ingest(database: FleetDatabase, places: Iterable[Path]) -> IngestResult:
     """Read what is new below the places. Raise ConfigError for a place that is not there."""
-    known, files, count = database.files(), dict[str, KnownFile](), 0
-    for found in find(places):
-        path = encodable(os.path.abspath(found.path))  # noqa: PTH100 (Path costs more than the call)
+    recorded, files, count = database.files(), dict[str, KnownFile](), 0
+    for located in find(places):
+        path = encodable(os.path.abspath(located.path))  # noqa: PTH100 (Path costs more than the call)
         if path in files:
             continue
-        file = known.get(path)
-        if file is None or not found.stamp or file.stamp != found.stamp:
-            file = _read(database, found, path)
+        file = recorded.get(path)
+        if file is None or not located.stamp or file.stamp != located.stamp:
+            file = _read(database, located, path)
             database.keep_file(file)
             count += 1
         files[path] = file
     return IngestResult([*files.values()], count)
 
 
-def _read(database: FleetDatabase, found: FoundFile, path: str) -> KnownFile:
+def _read(database: FleetDatabase, file: FoundFile, path: str) -> KnownFile:
     stem = os.path.basename(path).removesuffix(".json")  # noqa: PTH119 (as above)
     node = node_of_file(stem)
-    if found.problem:
-        return KnownFile(path, found.stamp, found.modified, node, None, found.problem, problem=True)
+    if file.problem:
+        return KnownFile(path, file.stamp, file.modified, node, None, file.problem, problem=True)
     try:
-        report = read(read_regular(Path(found.path), LONGEST + 1), stem)
+        report = read(read_regular(Path(file.path), LONGEST + 1), stem)
     except ConfigError as error:
-        return KnownFile(path, found.stamp, found.modified, node, None, str(error), problem=True)
+        return KnownFile(path, file.stamp, file.modified, node, None, str(error), problem=True)
     except OSError as error:
         note = f"cannot be read: {error.strerror}"
-        return KnownFile(path, found.stamp, found.modified, node, None, note, problem=True)
+        return KnownFile(path, file.stamp, file.modified, node, None, note, problem=True)
     if isinstance(report, OtherDocument):
-        return KnownFile(
-            path, found.stamp, found.modified, node, None, f"is a document {report.schema}, not of one node"
-        )
+        return KnownFile(path, file.stamp, file.modified, node, None, f"is a document {report.schema}, not of one node")
     run = database.run_of(report.digest)
-    return KnownFile(path, found.stamp, found.modified, report.node, database.add(report) if run is None else run)
+    return KnownFile(path, file.stamp, file.modified, report.node, database.add(report) if run is None else run)

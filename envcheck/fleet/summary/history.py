@@ -66,11 +66,11 @@ def history(database: FleetDatabase, who: str) -> FleetHistory:
         raise ConfigError(message, fix="read reports with `envcheck fleet report DIR --db FILE`, or check the name")
     runs = [_run(database, row, gpu) for row in rows]
     failed = [finding.check for run in runs for finding in run.findings if finding.status == "fail"]
-    known = database.rows("SELECT DISTINCT uuid FROM gpus JOIN runs ON run = id WHERE node = ?", (value,))
+    gpus_of_node = database.rows("SELECT DISTINCT uuid FROM gpus JOIN runs ON run = id WHERE node = ?", (value,))
     return FleetHistory(
         who=gpu or who,
         nodes=[*dict.fromkeys(run.node for run in runs)],
-        gpus=[gpu] if gpu else sorted(uuid for (uuid,) in known),
+        gpus=[gpu] if gpu else sorted(uuid for (uuid,) in gpus_of_node),
         failed=sum(run.status == "fail" for run in runs),
         checks=dict(Counter(failed).most_common()),
         runs=runs,
@@ -79,11 +79,11 @@ def history(database: FleetDatabase, who: str) -> FleetHistory:
 
 def _gpu(database: FleetDatabase, beginning: str) -> str:
     query = "SELECT DISTINCT uuid FROM gpus WHERE substr(uuid, 1, ?) = ? LIMIT 3"
-    found = [uuid for (uuid,) in database.rows(query, (len(beginning), beginning))]
-    if len(found) > 1 and beginning not in found:
-        message = f"several GPUs begin with {beginning!r}: {', '.join(found)}"
+    uuids = [uuid for (uuid,) in database.rows(query, (len(beginning), beginning))]
+    if len(uuids) > 1 and beginning not in uuids:
+        message = f"several GPUs begin with {beginning!r}: {', '.join(uuids)}"
         raise ConfigError(message, fix="give more of the UUID")
-    return beginning if beginning in found or not found else str(found[0])
+    return beginning if beginning in uuids or not uuids else str(uuids[0])
 
 
 def _run(database: FleetDatabase, row: tuple[int, str, float | None, str, str, str, str], gpu: str) -> PastRun:

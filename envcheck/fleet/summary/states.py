@@ -45,9 +45,9 @@ def states(
     by_node: dict[str, list[Sighting]] = defaultdict(list)
     for sighting in sightings:
         by_node[sighting.node].append(sighting)
-    found = {node: _state(seen, now, max_age) for node, seen in by_node.items()}
-    missing = {node: StateOfNode(node, "missing", "no report", None) for node in expected if node not in found}
-    return found | missing
+    state_of = {node: _state(seen, now, max_age) for node, seen in by_node.items()}
+    missing = {node: StateOfNode(node, "missing", "no report", None) for node in expected if node not in state_of}
+    return state_of | missing
 
 
 def span(seconds: float) -> str:

@@ -58,31 +58,33 @@ def summarize(database: FleetDatabase, ingested: IngestResult, question: FleetQu
     """Return what the reports of a fleet say together."""
     runs = _runs(database)
     sightings = [_sighting(file, runs) for file in ingested.files if file.run is not None or file.problem]
-    found = states(sightings, question.now, question.max_age, question.expected)
-    current = {state.run for state in found.values() if state.run is not None and state.state != "stale"}
+    node_states = states(sightings, question.now, question.max_age, question.expected)
+    current = {state.run for state in node_states.values() if state.run is not None and state.state != "stale"}
     modified = {file.run: file.modified for file in ingested.files if file.run is not None}
     groups = grouping.grouped(grouping.run_facts(database, current, modified), question.by)
     deviating = [*grouping.drifts(database, groups), *grouping.measured(database, groups)]
     drift = [row for row in deviating if isinstance(row, ConfigurationDrift)]
     outliers = sorted((row for row in deviating if isinstance(row, Outlier)), key=lambda row: -abs(row.z))
-    blame = _blame(database, found)
+    blame = _blame(database, node_states)
     report = FleetReport(
         tool=__version__,
         at=dt.datetime.fromtimestamp(question.now, dt.timezone.utc).isoformat(timespec="seconds"),
         files=len(ingested.files),
         read=ingested.read,
         groups=[group.group for group in groups],
-        nodes=_node_states(found),
+        nodes=_node_states(node_states),
         reasons={
-            node: _reason(found[node], blame) for node in sorted(found, key=natural) if found[node].state != "pass"
+            node: _reason(node_states[node], blame)
+            for node in sorted(node_states, key=natural)
+            if node_states[node].state != "pass"
         },
         drift=drift,
         outliers=outliers,
         unread=[UnreadFile(file=f.path, node=f.node, reason=f.note) for f in ingested.files if f.problem],
-        notes=[*_notes(ingested.files, found, question.expected)],
-        verdict=_verdict(found, blame, _deviant(drift, outliers), question),
+        notes=[*_notes(ingested.files, node_states, question.expected)],
+        verdict=_verdict(node_states, blame, _deviant(drift, outliers), question),
     )
-    return FleetAnswer(report, found, groups)
+    return FleetAnswer(report, node_states, groups)
 
 
 def _runs(database: FleetDatabase) -> dict[int, tuple[str, float | None, float | None, str, str]]:
@@ -96,10 +98,10 @@ def _sighting(file: KnownFile, runs: dict[int, tuple[str, float | None, float | 
     return Sighting(node, file.modified if started is None else started, status, why, file.run, ended, file.modified)
 
 
-def _node_states(found: dict[str, StateOfNode]) -> NodeStates:
+def _node_states(state_of: dict[str, StateOfNode]) -> NodeStates:
     nodes: dict[NodeState, list[str]] = defaultdict(list)
-    for node in sorted(found, key=natural):
-        nodes[found[node].state].append(node)
+    for node in sorted(state_of, key=natural):
+        nodes[state_of[node].state].append(node)
     return NodeStates(
         passed=len(nodes["pass"]),
         fail=nodes["fail"],
@@ -109,10 +111,10 @@ def _node_states(found: dict[str, StateOfNode]) -> NodeStates:
     )
 
 
-def _blame(database: FleetDatabase, found: dict[str, StateOfNode]) -> list[FleetBlame]:
+def _blame(database: FleetDatabase, state_of: dict[str, StateOfNode]) -> list[FleetBlame]:
     blame = []
-    for node in sorted(found, key=natural):
-        state = found[node]
+    for node in sorted(state_of, key=natural):
+        state = state_of[node]
         if state.state != "fail":
             continue
         rows = [] if state.run is None else grouping.statuses(database, state.run)
@@ -139,7 +141,7 @@ def _deviant(drift: Iterable[ConfigurationDrift], outliers: Iterable[Outlier]) -
     return nodes.union(*(members for row in drift if row.majority is not None for members in row.others.values()))
 
 
-def _notes(files: Iterable[KnownFile], found: dict[str, StateOfNode], expected: Collection[str]) -> Iterable[str]:
+def _notes(files: Iterable[KnownFile], state_of: dict[str, StateOfNode], expected: Collection[str]) -> Iterable[str]:
     first: dict[int, str] = {}
     for file in files:
         if file.run is None:
@@ -149,19 +151,19 @@ def _notes(files: Iterable[KnownFile], found: dict[str, StateOfNode], expected: 
             yield f"{file.path} is the same report as {first[file.run]}"
         else:
             first[file.run] = file.path
-    unexpected = [node for node in found if expected and node not in expected]
+    unexpected = [node for node in state_of if expected and node not in expected]
     if unexpected:
         names = fold(filter(is_name, unexpected))
         yield f"--expect does not name {counted(len(unexpected), 'node')} that reported: {names or 'names of no host'}"
 
 
 def _verdict(
-    found: dict[str, StateOfNode], blame: list[FleetBlame], deviant: set[str], question: FleetQuestion
+    state_of: dict[str, StateOfNode], blame: list[FleetBlame], deviant: set[str], question: FleetQuestion
 ) -> FleetVerdict:
-    expected = set(question.expected) or set(found)
-    counts = Counter(state.state for state in found.values())
+    expected = set(question.expected) or set(state_of)
+    counts = Counter(state.state for state in state_of.values())
     left_out = deviant if question.strict else set()
-    good = {node for node, state in found.items() if state.state == "pass"} & expected - left_out
+    good = {node for node, state in state_of.items() if state.state == "pass"} & expected - left_out
     undetermined = counts["error"] + counts["missing"] + counts["stale"]
     code = 1 if counts["fail"] or left_out else 3 if undetermined or not counts["pass"] else 0
     status: FleetStatus = "fail" if code == 1 else "error" if code else "pass"

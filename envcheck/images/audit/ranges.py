@@ -45,7 +45,7 @@ def affects(version: str, versions: Sequence[str], ranges: Sequence[OsvRange]) -
     listed version.
     """
     candidate = Version(Version(version).public)
-    if candidate in _known(versions):
+    if candidate in _parsed_versions(versions):
         return True
     ordered = [one for one in ranges if one.type != _OF_COMMITS]
     if not ordered:
@@ -86,7 +86,7 @@ def _result(version: Version, within: OsvRange) -> bool | UncomparableError:
         return error
 
 
-def _known(versions: Iterable[str]) -> set[Version]:
+def _parsed_versions(versions: Iterable[str]) -> set[Version]:
     """Return the listed versions that are of PEP 440."""
     parsed = (_parsed_or_none(version) for version in versions)
     return {Version(version.public) for version in parsed if version is not None}
@@ -127,8 +127,8 @@ def _kind(event: OsvEvent) -> _Event:
     if event.limit is not None:
         kinds.append(("limit", event.limit))
     if len(kinds) != 1:
-        what = "several things at once" if kinds else "nothing that is known"
-        message = f"an event of its ranges says {what}"
+        bounds = "several things at once" if kinds else "nothing that is known"
+        message = f"an event of its ranges says {bounds}"
         raise UncomparableError(message)
     return kinds[0]
 

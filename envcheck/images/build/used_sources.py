@@ -28,7 +28,7 @@ def used(log: str) -> list[UsedSource]:
     """Return the source of each group that this build installed, in order; what came out of a cache is not there."""
     sources = []
     failed: dict[str, str] = {}
-    for entry, before in _said(log):
+    for entry, before in _attempts(log):
         if entry["used"]:
             sources.append(UsedSource(group=entry["group"], source=entry["used"], failed=failed))
             failed = {}
@@ -38,8 +38,8 @@ def used(log: str) -> list[UsedSource]:
     return sources
 
 
-def _said(log: str) -> Iterator[tuple[re.Match[str], str]]:
-    """Yield what was said of each attempt, with the lines since the one before."""
+def _attempts(log: str) -> Iterator[tuple[re.Match[str], str]]:
+    """Yield the result of each attempt, with the lines since the one before."""
     since: list[str] = []
     for line in map(said_of, log.splitlines()):
         match = _SAID.fullmatch(line.rstrip())

@@ -147,7 +147,7 @@ class DockerContainer:
 
     def logs(self, lines: int = 40) -> str:
         """Return the last lines it wrote to stdout and stderr."""
-        with _told("cannot read the container's log"):
+        with _docker_errors("cannot read the container's log"):
             raw: bytes = self._container.logs(tail=lines)
             return raw.decode(errors="replace")
 
@@ -161,7 +161,7 @@ class DockerContainer:
         self._engine.close()
 
     def _state(self) -> dict[str, Any]:
-        with _told("cannot read the state of the container"):
+        with _docker_errors("cannot read the state of the container"):
             self._container.reload()
             return dict(self._container.attrs["State"])
 
@@ -185,7 +185,7 @@ def run_container(
     labels(image)
     with ExitStack() as undo:
         engine = undo.enter_context(closing(client()))
-        undo.enter_context(_told(f"cannot run {image}"))
+        undo.enter_context(_docker_errors(f"cannot run {image}"))
         _sweep(engine)
         created = engine.api.create_container(
             image,
@@ -258,12 +258,12 @@ def _info(image: Image, manifests: Sequence[Mapping[str, Any]] = ()) -> ImageInf
 
 @contextmanager
 def _engine(action: str, timeout: int = 60) -> Iterator[DockerClient]:
-    with closing(client(timeout)) as engine, _told(action):
+    with closing(client(timeout)) as engine, _docker_errors(action):
         yield engine
 
 
 @contextmanager
-def _told(action: str) -> Iterator[None]:
+def _docker_errors(action: str) -> Iterator[None]:
     """Turn the SDK's errors into one line with what to do."""
     try:
         yield

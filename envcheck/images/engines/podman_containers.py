@@ -38,11 +38,11 @@ class PodmanContainer:
         deadline = time.monotonic() + timeout
         while True:
             # Asked before its state, so that one that could not be started is not taken for one still to start.
-            gone = self._client.poll() is not None
+            ended = self._client.poll() is not None
             state = self._state()
             if state.get("Status") in {"exited", "stopped"}:
                 return int(state["ExitCode"])
-            if gone and state.get("Status") != "running":
+            if ended and state.get("Status") != "running":
                 message = f"podman could not start the container: {state.get('Error') or state.get('Status')}"
                 raise UnavailableError(message, fix=f"try `podman start --attach {self.id[:12]}` by hand")
             if time.monotonic() >= deadline:

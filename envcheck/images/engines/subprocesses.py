@@ -95,17 +95,17 @@ def _start(
 def _read(pipe: Any, deadline: float, on_line: Callable[[str], None]) -> tuple[str, bool]:
     """Read until end of file or the deadline; tell which."""
     parts: list[bytes] = []
-    rest = b""
+    partial = b""
     with selectors.DefaultSelector() as ready:
         ready.register(pipe, selectors.EVENT_READ)
         while ready.select(max(0.0, deadline - time.monotonic())):
             chunk = os.read(pipe.fileno(), 65536)
             if not chunk:
-                if rest:
-                    on_line(rest.decode(errors="replace"))
+                if partial:
+                    on_line(partial.decode(errors="replace"))
                 return b"".join(parts).decode(errors="replace"), True
             parts.append(chunk)
-            *lines, rest = (rest + chunk).split(b"\n")
+            *lines, partial = (partial + chunk).split(b"\n")
             for line in lines:
                 on_line(line.decode(errors="replace"))
     return b"".join(parts).decode(errors="replace"), False

@@ -32,8 +32,8 @@ def bytes_to_fetch(locks: Sequence[Lock], python: str, profile: Profile, client:
     Raises UnavailableError naming what no source has; NotFoundError where all indexes answered. Without a client only
     this machine's directories are looked at.
     """
-    here = local_wheels(locks, [*profile.pypi, *profile.pytorch], python)
-    absent = [package for package in wanted_packages(locks, python) if not {*package.sha256} & here.keys()]
+    local = local_wheels(locks, [*profile.pypi, *profile.pytorch], python)
+    absent = [package for package in wanted_packages(locks, python) if not {*package.sha256} & local.keys()]
     if not absent:
         return 0
     indexes = indexes_by_family(profile) if client else {}

@@ -39,10 +39,10 @@ def write_locks(images_dir: Path, cell: Cell, locks: Sequence[Lock], arch: HostA
     directory = images_dir / str(cell)
     files = lock_files(cell, locks, arch)
     names = [file_name(group, arch) for group in GROUPS]
-    gone = [path for path in (directory / name for name in names if name not in files) if path.exists()]
-    for path in gone:
+    stale = [path for path in (directory / name for name in names if name not in files) if path.exists()]
+    for path in stale:
         path.unlink()
-    return bool(write(directory, files) or gone)
+    return bool(write(directory, files) or stale)
 
 
 def write(directory: Path, files: Mapping[str, bytes]) -> list[str]:

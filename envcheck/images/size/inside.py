@@ -98,11 +98,11 @@ def measured(root: str = "") -> "dict[str, object]":
         else:
             kind = kind_of(path, owned)
         kinds[kind] = kinds.get(kind, 0) + size
-        what = next((UNNEEDED[part] for part in UNNEEDED if path.startswith(part)), None)
+        reason = next((UNNEEDED[part] for part in UNNEEDED if path.startswith(part)), None)
         if path.endswith(".a"):
-            what = "static libraries"
-        if what:
-            unneeded[what] = unneeded.get(what, 0) + size
+            reason = "static libraries"
+        if reason:
+            unneeded[reason] = unneeded.get(reason, 0) + size
         if size >= BIG_LIBRARY and ".so" in os.path.basename(path):
             libraries.append((path, size))
     return {"packages": packages, "kinds": kinds, "unneeded": unneeded, "libraries": libraries}

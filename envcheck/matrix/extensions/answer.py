@@ -72,18 +72,18 @@ class ExtensionResolution(Resolution, frozen=True, kw_only=True):
 
 def wanted_extensions(extensions: Extensions, requirements: list[str]) -> list[WantedExtension]:
     """Return the extensions of PEP 508 requirements without extras, markers and URLs. Raises ConfigError."""
-    wanted: dict[str, WantedExtension] = {}
+    requested: dict[str, WantedExtension] = {}
     for text in requirements:
-        given, specifier = _name_and_specifier(text)
-        name = re.sub(r"[-_.]+", "-", given).lower()
+        written_name, specifier = _name_and_specifier(text)
+        name = re.sub(r"[-_.]+", "-", written_name).lower()
         extension = extensions.find(name)
         if extension is None:
             raise _unknown(extensions, name)
-        if extension.name in wanted:
+        if extension.name in requested:
             message = f"--with names {extension.name} twice"
             raise ConfigError(message, fix=f'give one requirement: "{extension.name}>=…,<…"')
-        wanted[extension.name] = WantedExtension(extension, specifier)
-    return list(wanted.values())
+        requested[extension.name] = WantedExtension(extension, specifier)
+    return list(requested.values())
 
 
 def _name_and_specifier(text: str) -> tuple[str, str]:
@@ -117,7 +117,7 @@ def resolve_with(
     matrix: Matrix,
     extensions: Extensions,
     plain: Resolution,
-    wanted: list[WantedExtension],
+    requested: list[WantedExtension],
     *,
     third_party: bool = False,
     every_cell: bool = False,
@@ -131,17 +131,17 @@ def resolve_with(
     What is not known about a wheel never counts as fitting. `third_party` allows wheels of other authors.
     """
     rules = Rules(Facts(matrix), extensions, third_party=third_party)
-    best = search(rules, plain, wanted) if plain.legal else None
+    best = search(rules, plain, requested) if plain.legal else None
     if best is None:
         return _extended(plain)
-    alternatives = alternatives_with(rules, plain, wanted, best)
-    refused = [*_refused_cells(rules, plain, wanted, best)] if every_cell else []
+    alternatives = alternatives_with(rules, plain, requested, best)
+    refused = [*_refused_cells(rules, plain, requested, best)] if every_cell else []
     if not best.choice.complete:
-        return _none_fits(plain, wanted, best, alternatives, refused)
+        return _none_fits(plain, requested, best, alternatives, refused)
     cell = best.choice.place.cell
     pinned = plain.query.replace(torch=f"=={cell.torch}", variant=cell.variant, cuda=None, python=cell.python)
     only = resolve(matrix, pinned, base_cuda=base_cuda, read_here=plain.read_here, notes=notes)
-    return _fits(plain, only, wanted, best, alternatives, refused)
+    return _fits(plain, only, requested, best, alternatives, refused)
 
 
 def _extended(plain: Resolution, **changes: object) -> ExtensionResolution:
@@ -152,12 +152,12 @@ def _extended(plain: Resolution, **changes: object) -> ExtensionResolution:
 def _fits(
     plain: Resolution,
     only: Resolution,
-    wanted: list[WantedExtension],
+    requested: list[WantedExtension],
     best: Answer,
     alternatives: list[Alternative],
     refused: list[RefusedCell],
 ) -> ExtensionResolution:
-    chosen = [_chosen(want, fit) for want, fit in zip(wanted, best.choice.fits, strict=True)]
+    chosen = [_chosen(want, fit) for want, fit in zip(requested, best.choice.fits, strict=True)]
     weak = list(dict.fromkeys([*only.weak, *(fact for each in chosen for fact in each.weak)]))
     return _extended(
         only,
@@ -190,12 +190,12 @@ def _chosen(want: WantedExtension, fit: Fit) -> ChosenExtension:
 
 def _none_fits(
     plain: Resolution,
-    wanted: list[WantedExtension],
+    requested: list[WantedExtension],
     best: Answer,
     alternatives: list[Alternative],
     refused: list[RefusedCell],
 ) -> ExtensionResolution:
-    first = _refusals(wanted, best)
+    first = _refusals(requested, best)
     return _extended(
         plain,
         verdict=first[0].word,
@@ -212,7 +212,7 @@ def _none_fits(
     )
 
 
-def _refusals(wanted: list[WantedExtension], answer: Answer) -> list[RefusedExtension]:
+def _refusals(requested: list[WantedExtension], answer: Answer) -> list[RefusedExtension]:
     choice = answer.choice
     refused = [
         RefusedExtension(
@@ -221,18 +221,20 @@ def _refusals(wanted: list[WantedExtension], answer: Answer) -> list[RefusedExte
             reason=fit.reason,
             not_known=fit.word == NOT_KNOWN or fit.others_unknown,
         )
-        for want, fit in zip(wanted, choice.fits, strict=True)
+        for want, fit in zip(requested, choice.fits, strict=True)
         if fit.word not in INSTALLABLE
     ]
     if refused:
         return refused
-    names = " + ".join(want.extension.name for want in wanted)
+    names = " + ".join(want.extension.name for want in requested)
     return [RefusedExtension(name=names, word=PINS_CONFLICT, reason=choice.clash)]
 
 
-def _refused_cells(rules: Rules, plain: Resolution, wanted: list[WantedExtension], best: Answer) -> list[RefusedCell]:
+def _refused_cells(
+    rules: Rules, plain: Resolution, requested: list[WantedExtension], best: Answer
+) -> list[RefusedCell]:
     return [
-        RefusedCell(cell=str(each.choice.place.cell), verdict=each.verdict, refused=_refusals(wanted, each))
-        for each in every_choice(rules, plain, wanted)
+        RefusedCell(cell=str(each.choice.place.cell), verdict=each.verdict, refused=_refusals(requested, each))
+        for each in every_choice(rules, plain, requested)
         if not each.choice.complete and each.choice.place.cell != best.choice.place.cell
     ]

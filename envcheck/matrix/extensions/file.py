@@ -94,6 +94,6 @@ def merged(shipped: Extensions, own: Extensions) -> Extensions:
     """Return the shipped facts with a site's own: its releases come beside those shipped, or replace them."""
     rows = {row.name: row for row in shipped.extensions}
     for row in own.extensions:
-        releases = {release.version: release for known in (rows.get(row.name, row), row) for release in known.releases}
+        releases = {release.version: release for each in (rows.get(row.name, row), row) for release in each.releases}
         rows[row.name] = msgspec.structs.replace(row, releases=[*releases.values()])
     return msgspec.structs.replace(shipped, sources=shipped.sources | own.sources, extensions=[*rows.values()])

@@ -115,23 +115,23 @@ def _closeness(each: Fit) -> tuple[int, ...]:
 def _whole_release(name: str, release: ExtensionRelease, place: CellOnHost) -> Fit | None:
     """Refuse what no wheel of the release can change: the Python, the host and the pin of torch, in this order."""
     python = place.cell.python
-    what = f"{name} {release.version}"
+    label = f"{name} {release.version}"
     # The newest patch release of that Python: it meets "!=3.14.1".
     if release.requires_python and not meets(f"{python.removesuffix('t')}.99", release.requires_python):
-        return Fit(release, NO_PYTHON, f"{what} requires Python {release.requires_python}")
+        return Fit(release, NO_PYTHON, f"{label} requires Python {release.requires_python}")
     if release.wheels and release.built_from is None:
         mine = [wheel for wheel in release.wheels if wheel.arch in ("any", place.arch)]
         tags = [tag for wheel in mine or release.wheels for tag in wheel.tags]
         if not any(_tag(wheel, python) for wheel in mine or release.wheels):
-            return Fit(release, NO_PYTHON, f"{what} has wheels for {', '.join(dict.fromkeys(tags))}")
+            return Fit(release, NO_PYTHON, f"{label} has wheels for {', '.join(dict.fromkeys(tags))}")
         if not mine:
-            return Fit(release, NO_HOST, f"{what} has no wheel for {place.arch}")
+            return Fit(release, NO_HOST, f"{label} has no wheel for {place.arch}")
         hosts = [_host(name, release, wheel, place) for wheel in mine]
         if all(hosts):
             return max((refused for refused in hosts if refused is not None), key=_closeness)
     torch = release.requires.get("torch", "")
     if not meets(place.cell.torch, torch):
-        return Fit(release, TORCH_PINNED, f"{what} requires torch{torch}")
+        return Fit(release, TORCH_PINNED, f"{label} requires torch{torch}")
     return None
 
 
@@ -148,58 +148,58 @@ def _wheel(
 
 
 def _host(name: str, release: ExtensionRelease, wheel: ExtensionWheel, place: CellOnHost) -> Fit | None:
-    what = f"{name} {release.version}"
+    label = f"{name} {release.version}"
     if _tag(wheel, place.cell.python) is None:
-        return Fit(release, NO_PYTHON, f"{what} has wheels for {', '.join(wheel.tags)}", wheel)
+        return Fit(release, NO_PYTHON, f"{label} has wheels for {', '.join(wheel.tags)}", wheel)
     if wheel.glibc and place.glibc and key(wheel.glibc) > key(place.glibc):
-        return Fit(release, NO_HOST, f"{what} needs glibc {wheel.glibc}, the base has {place.glibc}", wheel)
+        return Fit(release, NO_HOST, f"{label} needs glibc {wheel.glibc}, the base has {place.glibc}", wheel)
     return None
 
 
 def _bound(facts: Facts, name: str, release: ExtensionRelease, wheel: ExtensionWheel, place: CellOnHost) -> Fit | None:
-    what = f"{name} {release.version}"
-    torch = _torch(what, release, wheel, place)
+    label = f"{name} {release.version}"
+    torch = _torch(label, release, wheel, place)
     if torch is not None and torch.word == TORCH_ABI:
         return torch
     if wheel.variants and place.cell.variant not in wheel.variants:
-        reason = f"this wheel of {what} is for {', '.join(wheel.variants)}"
+        reason = f"this wheel of {label} is for {', '.join(wheel.variants)}"
         return Fit(release, CUDA_MAJOR, reason, wheel)
     if wheel.cuda and (place.cuda is None or place.cuda.split(".")[0] not in wheel.cuda):
         has = f"CUDA {place.cuda}" if place.cuda else "no CUDA"
-        reason = f"{what} needs the libraries of CUDA {' or '.join(wheel.cuda)}, {place.cell.variant} has {has}"
+        reason = f"{label} needs the libraries of CUDA {' or '.join(wheel.cuda)}, {place.cell.variant} has {has}"
         return Fit(release, CUDA_MAJOR, reason, wheel)
     if torch is not None:
         return torch
     if wheel.cuda is None or wheel.sass is None:
-        return Fit(release, NOT_KNOWN, f"the libraries of this wheel of {what} were never read", wheel)
-    return _code(facts, what, release, wheel, place)
+        return Fit(release, NOT_KNOWN, f"the libraries of this wheel of {label} were never read", wheel)
+    return _code(facts, label, release, wheel, place)
 
 
-def _torch(what: str, release: ExtensionRelease, wheel: ExtensionWheel, place: CellOnHost) -> Fit | None:
+def _torch(label: str, release: ExtensionRelease, wheel: ExtensionWheel, place: CellOnHost) -> Fit | None:
     """Refuse a wheel that was built for another torch, or of which it is not known for which."""
     torch = place.cell.torch
     if wheel.torch and place.minor not in wheel.torch:
-        reason = f"{what} has wheels for torch {', '.join(wheel.torch)}"
+        reason = f"{label} has wheels for torch {', '.join(wheel.torch)}"
         return Fit(release, TORCH_ABI, reason, wheel)
     if wheel.built_for and not meets(torch, wheel.built_for):
-        return Fit(release, TORCH_ABI, f"{what} is built for torch {wheel.built_for}", wheel)
+        return Fit(release, TORCH_ABI, f"{label} is built for torch {wheel.built_for}", wheel)
     if wheel.abi == "none":
         return None
     if wheel.abi == "stable":
         least = wheel.built_for or release.requires.get("torch")
-        return None if least else Fit(release, NOT_KNOWN, f"the lowest torch for {what} is not known", wheel)
+        return None if least else Fit(release, NOT_KNOWN, f"the lowest torch for {label} is not known", wheel)
     if wheel.abi is None:
-        return Fit(release, NOT_KNOWN, f"the libraries of this wheel of {what} were never read", wheel)
-    return _strings(what, release, wheel, torch)
+        return Fit(release, NOT_KNOWN, f"the libraries of this wheel of {label} were never read", wheel)
+    return _strings(label, release, wheel, torch)
 
 
-def _strings(what: str, release: ExtensionRelease, wheel: ExtensionWheel, torch: str) -> Fit | None:
+def _strings(label: str, release: ExtensionRelease, wheel: ExtensionWheel, torch: str) -> Fit | None:
     """Refuse C++ symbols with the other string ABI, and those of which it is not known for which torch they are."""
     if wheel.cxx11abi and _has_new_strings(torch) not in wheel.cxx11abi:
         kind = "new" if wheel.cxx11abi[0] else "old"
-        return Fit(release, TORCH_ABI, f"{what} has the {kind} C++ strings, torch {torch} has the others", wheel)
+        return Fit(release, TORCH_ABI, f"{label} has the {kind} C++ strings, torch {torch} has the others", wheel)
     if not wheel.torch and not _names_torch(wheel.built_for or "", release.requires.get("torch", "")):
-        reason = f"{what} has C++ symbols of libtorch, and for which torch it was built is not known"
+        reason = f"{label} has C++ symbols of libtorch, and for which torch it was built is not known"
         return Fit(release, NOT_KNOWN, reason, wheel)
     return None
 
@@ -210,14 +210,14 @@ def _names_torch(built_for: str, required: str) -> bool:
     return exact or ">" in built_for or (">" in required and "<" in required)
 
 
-def _code(facts: Facts, what: str, release: ExtensionRelease, wheel: ExtensionWheel, place: CellOnHost) -> Fit | None:
+def _code(facts: Facts, label: str, release: ExtensionRelease, wheel: ExtensionWheel, place: CellOnHost) -> Fit | None:
     for device in place.devices:
         sass = any(sass_runs(facts, sm, device.cc, place.cuda or "0") for sm in wheel.sass or [])
         ptx = place.native and any(ptx_runs(code, device.cc) for code in wheel.ptx)
         if wheel.cuda and (wheel.sass or wheel.ptx) and not sass and not ptx:
             code = ", ".join([*(wheel.sass or []), *(f"{each}+PTX" for each in wheel.ptx)])
             old = " (its driver compiles no PTX of that CUDA)" if wheel.ptx and not place.native else ""
-            reason = f"{what} has code for {code}: none runs on {device.label} ({device.cc}){old}"
+            reason = f"{label} has code for {code}: none runs on {device.label} ({device.cc}){old}"
             return Fit(release, NO_GPU_CODE, reason, wheel)
     return None
 
@@ -226,16 +226,16 @@ def _from_source(name: str, release: ExtensionRelease, place: CellOnHost, best: 
     source = release.built_from
     if source is None or (best is not None and best.word == OK):
         return None
-    what = f"{name} {release.version}"
+    label = f"{name} {release.version}"
     if release.jit:
-        return Fit(release, JIT, release.jit, weak=() if release.verified else (what,))
+        return Fit(release, JIT, release.jit, weak=() if release.verified else (label,))
     if place.cuda is None:
-        return Fit(release, CUDA_MAJOR, f"{what} is built with nvcc, and {place.cell.variant} has no CUDA")
+        return Fit(release, CUDA_MAJOR, f"{label} is built with nvcc, and {place.cell.variant} has no CUDA")
     if source.torch and not meets(place.cell.torch, source.torch):
-        return Fit(release, TORCH_ABI, f"{what} builds with torch {source.torch} only")
+        return Fit(release, TORCH_ABI, f"{label} builds with torch {source.torch} only")
     takes = f"; {source.takes}" if source.takes else ""
-    reason = f"no wheel of {what} fits: build it in `devel` with nvcc {place.cuda} ({source.needs}{takes})"
-    return Fit(release, SOURCE_ONLY, reason, weak=() if release.verified and source.verified else (what,))
+    reason = f"no wheel of {label} fits: build it in `devel` with nvcc {place.cuda} ({source.needs}{takes})"
+    return Fit(release, SOURCE_ONLY, reason, weak=() if release.verified and source.verified else (label,))
 
 
 def _tag(wheel: ExtensionWheel, python: str) -> str | None:
@@ -275,11 +275,11 @@ def _binds(wheel: ExtensionWheel) -> str:
 
 
 def _weak(name: str, release: ExtensionRelease, wheel: ExtensionWheel) -> tuple[str, ...]:
-    what = f"{name} {release.version}"
+    label = f"{name} {release.version}"
     parts = {
-        f"the release {what}": release.verified,
-        f"the wheel of {what}": wheel.verified,
-        f"the torch that {what} was built for": wheel.built_for_verified,
-        f"the GPU code of {what}": wheel.code_verified,
+        f"the release {label}": release.verified,
+        f"the wheel of {label}": wheel.verified,
+        f"the torch that {label} was built for": wheel.built_for_verified,
+        f"the GPU code of {label}": wheel.code_verified,
     }
     return tuple(text for text, verified in parts.items() if not verified)

@@ -79,19 +79,19 @@ class Choice(NamedTuple):
         return (len(self.fits) - len(refused), min(refused))
 
 
-def choose(rules: Rules, wanted: list[WantedExtension], place: CellOnHost) -> Choice:
+def choose(rules: Rules, requested: list[WantedExtension], place: CellOnHost) -> Choice:
     """Return the best releases for a cell: the lowest rank first, then the newest of each extension."""
-    judged = [_judged(rules, want, place) for want in wanted]
+    judged = [_judged(rules, want, place) for want in requested]
     options = [[each for each in fits if each.word in INSTALLABLE] for fits in judged]
     if not all(options):
         return Choice(place, [_first(fits) for fits in judged])
     for most in sorted({ranked(rules, each) for fits in options for each in fits}):
         allowed = [[each for each in fits if ranked(rules, each) <= most] for fits in options]
-        chosen = _compatible(wanted, allowed, place, []) if all(allowed) else None
+        chosen = _compatible(requested, allowed, place, []) if all(allowed) else None
         if chosen is not None:
             return Choice(place, chosen)
     newest = [fits[0] for fits in options]
-    return Choice(place, newest, clash(wanted, newest, place) or "their requirements exclude each other")
+    return Choice(place, newest, clash(requested, newest, place) or "their requirements exclude each other")
 
 
 def ranked(rules: Rules, each: Fit) -> int:
@@ -140,34 +140,34 @@ def _with_dependencies(rules: Rules, name: str, each: Fit, place: CellOnHost) ->
         ]
         if fits and all(one.word not in INSTALLABLE and one.word != NOT_KNOWN for one in fits):
             closest = _first(fits)
-            what = f"{name} {each.release.version}"
-            return each._replace(word=closest.word, reason=f"{what} needs {other}{specifier}, and {closest.reason}")
+            label = f"{name} {each.release.version}"
+            return each._replace(word=closest.word, reason=f"{label} needs {other}{specifier}, and {closest.reason}")
     return each
 
 
 def _compatible(
-    wanted: list[WantedExtension], options: list[list[Fit]], place: CellOnHost, chosen: list[Fit]
+    requested: list[WantedExtension], options: list[list[Fit]], place: CellOnHost, chosen: list[Fit]
 ) -> list[Fit] | None:
     if len(chosen) == len(options):
         return chosen
     for each in options[len(chosen)]:
         more = [*chosen, each]
-        if not clash(wanted, more, place):
-            whole = _compatible(wanted, options, place, more)
-            if whole is not None:
-                return whole
+        if not clash(requested, more, place):
+            combination = _compatible(requested, options, place, more)
+            if combination is not None:
+                return combination
     return None
 
 
-def clash(wanted: list[WantedExtension], chosen: list[Fit], place: CellOnHost) -> str:
+def clash(requested: list[WantedExtension], chosen: list[Fit], place: CellOnHost) -> str:
     """Return the first package on which the requirements of the chosen releases exclude each other; "" for none."""
     fixed = {"torch": f"=={place.cell.torch}"} | ({"triton": f"=={place.triton}"} if place.triton else {})
     by_package: dict[str, dict[str, str]] = {name: {"torch's wheel": version} for name, version in fixed.items()}
-    for want, each in zip(wanted, chosen, strict=False):
-        what = f"{want.extension.name} {each.release.version}"
+    for want, each in zip(requested, chosen, strict=False):
+        label = f"{want.extension.name} {each.release.version}"
         by_package.setdefault(want.extension.name, {})["the question"] = f"=={each.release.version}"
         for package, specifier in each.release.requires.items():
-            by_package.setdefault(package, {})[what] = specifier
+            by_package.setdefault(package, {})[label] = specifier
     for package, needs in by_package.items():
         if not satisfiable(frozenset(needs.values())):
             return ", ".join(f"{who} needs {package}{specifier}" for who, specifier in needs.items() if specifier)

@@ -30,9 +30,9 @@ def lint(extensions: Extensions, matrix: Matrix) -> list[Problem]:
             problems.append(Problem(row.name, "it has no release: no answer can name one"))
         for release in row.releases:
             where = f"{row.name} {release.version}"
-            problems += [Problem(where, what) for what in _release(release)]
+            problems += [Problem(where, problem) for problem in _release(release)]
             for wheel in release.wheels:
-                problems += [Problem(where, what) for what in _wheel(facts, variants, wheel)]
+                problems += [Problem(where, problem) for problem in _wheel(facts, variants, wheel)]
     return problems
 
 

@@ -19,44 +19,44 @@ _PAIR: Final = 2
 class _Offers:
     """A question to repeat with one thing changed, and the answer that a change must improve."""
 
-    def __init__(self, rules: Rules, plain: Resolution, wanted: list[WantedExtension], best: Answer) -> None:
-        self.rules, self.plain, self.wanted, self.best = rules, plain, wanted, best
+    def __init__(self, rules: Rules, plain: Resolution, requested: list[WantedExtension], best: Answer) -> None:
+        self.rules, self.plain, self.wanted, self.best = rules, plain, requested, best
 
-    def answer(self, wanted: list[WantedExtension], query: Query | None = None) -> Answer | None:
+    def answer(self, requested: list[WantedExtension], query: Query | None = None) -> Answer | None:
         """Return the complete answer to a changed question, or None."""
         plain = self.plain if query is None else resolve(self.rules.facts.matrix, query)
-        answer = search(self.rules, plain, wanted) if plain.legal else None
+        answer = search(self.rules, plain, requested) if plain.legal else None
         return answer if answer is not None and answer.choice.complete else None
 
 
 def alternatives_with(
-    rules: Rules, plain: Resolution, wanted: list[WantedExtension], best: Answer
+    rules: Rules, plain: Resolution, requested: list[WantedExtension], best: Answer
 ) -> list[Alternative]:
     """Return the alternatives with their verdicts, the smallest change first.
 
     An answer of which every wheel is served by an index or the project needs none but what gives a newer torch.
     """
-    search_for = _Offers(rules, plain, wanted, best)
+    search_for = _Offers(rules, plain, requested, best)
     if best.choice.complete and best.choice.rank(rules) == 0:
         return _unique([*_newer_without_one(search_for)])
-    found = [
+    offers = [
         *_without_one(search_for),
         *_others_instead(search_for),
         *_queries(search_for),
         *_third_party(search_for),
         *_from_source(search_for),
     ]
-    if not best.choice.complete and len(wanted) > 1:
-        found += _environments(search_for)
-    return _unique(found)
+    if not best.choice.complete and len(requested) > 1:
+        offers += _environments(search_for)
+    return _unique(offers)
 
 
-def _unique(found: list[Alternative]) -> list[Alternative]:
-    return list({each.change: each for each in found}.values())
+def _unique(alternatives: list[Alternative]) -> list[Alternative]:
+    return list({each.change: each for each in alternatives}.values())
 
 
-def _offer(wanted: list[WantedExtension], answer: Answer, change: str) -> Alternative:
-    parts = zip(wanted, answer.choice.fits, strict=True)
+def _offer(requested: list[WantedExtension], answer: Answer, change: str) -> Alternative:
+    parts = zip(requested, answer.choice.fits, strict=True)
     versions = ", ".join(f"{want.extension.name} {fit.release.version}{_soft(fit.word)}" for want, fit in parts)
     return Alternative(cell=str(answer.choice.place.cell), change=f"{change}: {versions}", verdict=answer.verdict)
 
@@ -68,29 +68,29 @@ def _soft(word: str) -> str:
 def _newer_without_one(offers: _Offers) -> Iterator[Alternative]:
     """Offer to drop an extension for a newer torch: mostly it is the one with compiled wheels for old torches only."""
     best = offers.best.choice.place.cell.torch
-    for want, rest, answer in _each_dropped(offers):
+    for want, remaining, answer in _each_dropped(offers):
         if key(answer.choice.place.cell.torch) > key(best) and answer.choice.rank(offers.rules) == 0:
-            yield _offer(rest, answer, f"without {want.extension.name}{_kernels(want, rest)}")
+            yield _offer(remaining, answer, f"without {want.extension.name}{_kernels(want, remaining)}")
 
 
 def _without_one(offers: _Offers) -> Iterator[Alternative]:
     if offers.best.choice.clash and len(offers.wanted) == _PAIR:
         return  # to drop one of two that exclude each other is what `_environments` offers
-    for want, rest, answer in _each_dropped(offers):
+    for want, remaining, answer in _each_dropped(offers):
         if not offers.best.choice.complete or answer.choice.rank(offers.rules) < offers.best.choice.rank(offers.rules):
-            yield _offer(rest, answer, f"without {want.extension.name}{_kernels(want, rest)}")
+            yield _offer(remaining, answer, f"without {want.extension.name}{_kernels(want, remaining)}")
 
 
 def _each_dropped(offers: _Offers) -> Iterator[tuple[WantedExtension, list[WantedExtension], Answer]]:
     for want in offers.wanted if len(offers.wanted) > 1 else []:
-        rest = [other for other in offers.wanted if other is not want]
-        answer = offers.answer(rest)
+        remaining = [other for other in offers.wanted if other is not want]
+        answer = offers.answer(remaining)
         if answer is not None:
-            yield want, rest, answer
+            yield want, remaining, answer
 
 
-def _kernels(want: WantedExtension, rest: list[WantedExtension]) -> str:
-    names = {other.extension.name for other in rest}
+def _kernels(want: WantedExtension, remaining: list[WantedExtension]) -> str:
+    names = {other.extension.name for other in remaining}
     also = [name for name in want.extension.instead if name in names]
     return f" ({also[0]} brings such kernels of its own)" if also else ""
 

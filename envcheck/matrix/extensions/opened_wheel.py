@@ -141,11 +141,11 @@ def architecture(tags: Iterable[Tag], name: str) -> HostArch | Literal["any"]:
     platforms = sorted({tag.platform for tag in tags})
     if platforms == ["any"]:
         return "any"
-    found = {match[4] for platform in platforms for match in [_PLATFORM.fullmatch(platform)] if match}
-    if len(found) != 1:
+    architectures = {match[4] for platform in platforms for match in [_PLATFORM.fullmatch(platform)] if match}
+    if len(architectures) != 1:
         message = f"{name} is for {', '.join(platforms)}"
         raise ConfigError(message, fix="give a wheel for Linux with glibc, x86_64 or aarch64")
-    return cast("HostArch", found.pop())
+    return cast("HostArch", architectures.pop())
 
 
 def oldest_glibc(tags: Iterable[Tag]) -> str | None:

@@ -25,7 +25,7 @@ class Answer(NamedTuple):
     verdict: str
 
 
-def search(rules: Rules, answer: Resolution, wanted: list[WantedExtension]) -> Answer | None:
+def search(rules: Rules, answer: Resolution, requested: list[WantedExtension]) -> Answer | None:
     """Return the best choice among the legal cells of `answer`, else the one that came closest.
 
     Cells that run as they are come before those that need cuda-compat; then the rank of the worst extension decides,
@@ -35,29 +35,29 @@ def search(rules: Rules, answer: Resolution, wanted: list[WantedExtension]) -> A
     complete: list[tuple[tuple[int, int], Answer]] = []
     closest: Answer | None = None
     for at, group in enumerate(_groups(rules, answer)):
-        found = [Answer(choose(rules, wanted, place), verdict) for place, verdict in group]
-        fitting = [each for each in found if each.choice.complete]
+        answers = [Answer(choose(rules, requested, place), verdict) for place, verdict in group]
+        fitting = [each for each in answers if each.choice.complete]
         if fitting:
-            best = min(fitting, key=lambda each: _age(rules, wanted, each.choice))
+            best = min(fitting, key=lambda each: _age(rules, requested, each.choice))
             rank = (int(best.verdict == FORWARD), best.choice.rank(rules))
             if rank == (0, 0):
                 return best
             complete.append(((*rank, at)[:2], best))
-        for each in found:
+        for each in answers:
             if closest is None or each.choice.closeness > closest.choice.closeness:
                 closest = each
     return min(complete, key=lambda row: row[0])[1] if complete else closest
 
 
-def every_choice(rules: Rules, answer: Resolution, wanted: list[WantedExtension]) -> Iterator[Answer]:
+def every_choice(rules: Rules, answer: Resolution, requested: list[WantedExtension]) -> Iterator[Answer]:
     """Return the choice for each legal cell, best cells first."""
     for group in _groups(rules, answer):
         for place, verdict in group:
-            yield Answer(choose(rules, wanted, place), verdict)
+            yield Answer(choose(rules, requested, place), verdict)
 
 
-def _age(rules: Rules, wanted: list[WantedExtension], choice: Choice) -> tuple[int, list[int]]:
-    versions = [newest_first(release.version for release in rules.releases(want)) for want in wanted]
+def _age(rules: Rules, requested: list[WantedExtension], choice: Choice) -> tuple[int, list[int]]:
+    versions = [newest_first(release.version for release in rules.releases(want)) for want in requested]
     return choice.rank(rules), [
         each.index(fit.release.version) for each, fit in zip(versions, choice.fits, strict=True)
     ]

@@ -122,11 +122,11 @@ def _clause(text: str) -> Predicate | None:
 
 
 def _prefix(fields: str, *, same: bool) -> Predicate:
-    wanted = tuple(int(field) for field in fields.split("."))
+    prefix = tuple(int(field) for field in fields.split("."))
 
     def predicate(version: _Version) -> bool:
-        padded = (*version.release, *(0 for _ in wanted))[: len(wanted)]
-        return (padded == wanted) is same
+        padded = (*version.release, *(0 for _ in prefix))[: len(prefix)]
+        return (padded == prefix) is same
 
     return predicate
 

@@ -82,5 +82,5 @@ def _key(name: str) -> str:
     words = [word for word in re.split(r"[\s_/-]+", name.upper()) if word]
     if "MIG" in words[1:]:
         words = words[: words.index("MIG")]
-    first, *rest = [word for word in words if word not in _MAKER] or [""]
-    return "".join([first, *(word for word in rest if not _FORM.fullmatch(word))])
+    first, *tail = [word for word in words if word not in _MAKER] or [""]
+    return "".join([first, *(word for word in tail if not _FORM.fullmatch(word))])

@@ -22,7 +22,7 @@ def markdown(proposal: Proposal, source: RefreshSource, problems: Iterable[Probl
             *(_row(row) for row in proposal.rows),
             "",
         ]
-    lines += _section("To do by hand", [f"{where}: {what}" for where, what in problems])
+    lines += _section("To do by hand", [f"{where}: {problem}" for where, problem in problems])
     lines += _section("Seen, not proposed", proposal.left_out)
     if proposal.rows:
         lines += ["<details><summary>Wheels and their sha256</summary>", "", "```"]

@@ -210,8 +210,8 @@ def _fewer_gpus(search: _Search) -> Iterator[Alternative]:
         return
     if len(search.devices) > 1:
         for device in search.devices:
-            rest = [other for other in search.devices if other is not device]
-            for candidate in search.legal(search.query, rest)[:1]:
+            remaining = [other for other in search.devices if other is not device]
+            for candidate in search.legal(search.query, remaining)[:1]:
                 yield _alternative(candidate, f"without the {device.label}")
     if search.devices and search.query.variant is None and search.query.cuda is None:
         for candidate in search.legal(search.query.replace(variant="cpu"))[:1]:

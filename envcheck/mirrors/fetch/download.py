@@ -167,9 +167,9 @@ class FileDownload:
                     failure = self._requests.receive(task.span, answer)
                 return failure, etag, time.monotonic() - began
         except NetworkError as error:
-            got = self._requests.in_flight.get(threading.get_ident(), 0)
+            received = self._requests.in_flight.get(threading.get_ident(), 0)
             slow, silent = isinstance(error, SlowError), isinstance(error, SilentError)
-            return Failure(str(error), got=got, fix=error.fix, slow=slow, silent=silent), None, 0.0
+            return Failure(str(error), got=received, fix=error.fix, slow=slow, silent=silent), None, 0.0
 
     def _record_result(self, task: RangeTask, failure: Failure | None, etag: str | None, seconds: float) -> None:
         with self._changed:

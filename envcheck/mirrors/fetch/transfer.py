@@ -139,8 +139,8 @@ def _source_sizes(target: WantedFile, options: TransferOptions) -> Iterator[int]
     except NoSourceError as error:
         reasons = "; ".join(f"{host_of(url)}: {reason}" for url, reason in error.reasons.items())
         message = f"{target.path.name}: no source can provide it: {reasons or 'no source is known'}"
-        again = "" if all(error.missing) else ", or run it again later"
-        fix = joined_advice((reason.fix for reason in error.reasons.values()), again, other=target.other_fix)
+        retry_later = "" if all(error.missing) else ", or run it again later"
+        fix = joined_advice((reason.fix for reason in error.reasons.values()), retry_later, other=target.other_fix)
         raise no_answer_error(message, fix, error.missing) from error
     yield first
     sizes = {first}

@@ -60,7 +60,12 @@ class TorchListing(NamedTuple):
 
 
 def read_torch_wheels(
-    client: Client, profile: Profile, variants: Sequence[str], *, known: Collection[str], torchvisions: Collection[str]
+    client: Client,
+    profile: Profile,
+    variants: Sequence[str],
+    *,
+    releases: Collection[str],
+    torchvisions: Collection[str],
 ) -> TorchListing:
     """Return the wheels of torch on the Python index and on the PyTorch index's pages of these variants.
 
@@ -78,7 +83,7 @@ def read_torch_wheels(
     wheels = [*parse_wheels(on_pypi, None)]
     for variant, page in zip(variants, pages, strict=True):
         wheels += parse_wheels(page or [], variant)
-    new = [wheel for wheel in wheels if wheel.torch not in known]
+    new = [wheel for wheel in wheels if wheel.torch not in releases]
     absent = [variant for variant, page in zip(variants, pages, strict=True) if page is None]
     companions = _companions(client, profile, torchvisions) if new else {}
     return TorchListing(wheels, _pypi_variants(client, new), companions, absent)
@@ -145,14 +150,14 @@ def _pypi_variants(client: Client, new: Iterable[TorchWheel]) -> dict[tuple[str,
     }
 
 
-def _companions(client: Client, profile: Profile, known: Collection[str]) -> dict[str, str]:
+def _companions(client: Client, profile: Profile, releases: Collection[str]) -> dict[str, str]:
     """Map each torch that an unknown torchvision requires to it; those older than all known ones are of no interest."""
     page = read_project(client, profile.pypi, profile, "pypi", "", "torchvision") or []
-    oldest = min(map(Version, known), default=Version("0"))
+    oldest = min(map(Version, releases), default=Version("0"))
     unknown: dict[Version, IndexFile] = {}
     for file in page:
         version = _torchvision(file)
-        if version is not None and version > oldest and str(version) not in known:
+        if version is not None and version > oldest and str(version) not in releases:
             unknown.setdefault(version, file)
     requirements = in_parallel(lambda file: _requirements(client, file), list(unknown.values()))
     pairs = zip(unknown, requirements, strict=True)

@@ -117,11 +117,11 @@ def network_indexes(indexes: list[Index], *, closed: bool = False) -> list[Index
 
 def has_userinfo(url: str) -> bool:
     """Tell whether a URL holds a user or a password, also when it is unescaped or the URL has no scheme."""
-    scheme, rest = _split_scheme(url)
+    scheme, after_scheme = _split_scheme(url)
     if not scheme:
-        return _BARE_LOGIN.match(rest) is not None
-    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    return "@" in authority or (":" in authority and "@" in rest and _HOST.fullmatch(authority) is None)
+        return _BARE_LOGIN.match(after_scheme) is not None
+    authority = re.split(r"[/?#]", after_scheme, maxsplit=1)[0]
+    return "@" in authority or (":" in authority and "@" in after_scheme and _HOST.fullmatch(authority) is None)
 
 
 def _split_scheme(url: str) -> tuple[str, str]:

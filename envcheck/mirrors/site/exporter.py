@@ -53,10 +53,10 @@ def parse(line: str) -> Request | None:
     if not _count(status) or not _count(sent) or not _duration(seconds):
         return None
     method, part, cache = entry.get("method"), str(entry["part"]), entry.get("cache")
-    whole = sent if method != "GET" else _promised(entry.get("promised"), sent)
+    promised = sent if method != "GET" else _promised(entry.get("promised"), sent)
     return Request(
         part=part,
-        outcome=_outcome(status, complete=entry.get("complete") == "OK", short=sent < whole),
+        outcome=_outcome(status, complete=entry.get("complete") == "OK", short=sent < promised),
         cache=cache.lower() if isinstance(cache, str) and cache in CACHES else "none",
         sent=sent,
         seconds=float(seconds),
@@ -168,8 +168,8 @@ class Follower:
             except FileNotFoundError:
                 return
         while chunk := os.read(self._file, 1 << 20):
-            *whole, self._rest = (self._rest + chunk).split(b"\n")
-            yield from (line.decode("utf-8", "replace") for line in whole)
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
+            yield from (line.decode("utf-8", "replace") for line in lines)
             if len(self._rest) > _LONGEST:
                 yield ""  # counted as unreadable; its tail will be one more
                 self._rest = b""

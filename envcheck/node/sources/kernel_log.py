@@ -140,10 +140,10 @@ def events(records: Iterable[LogRecord], uptime: float, kind: str) -> list[dict[
             key = _key(event)
             before = latest.pop(key, {"count": 0})
             latest[key] = {**event, "count": before["count"] + event["count"]}
-    return _whole(list(latest.values()))
+    return _complete_events(list(latest.values()))
 
 
-def _whole(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _complete_events(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Leave out what only adds to a switch's error, but keep a fatal severity whose first line is gone."""
     added = {id(event): _ADDED.match(event["text"]) for event in events}
     first = [event for event in events if added[id(event)] is None]

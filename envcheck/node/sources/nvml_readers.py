@@ -159,8 +159,8 @@ def clock_reasons(nvml: Any, gpu: Any) -> list[str]:
     except (AttributeError, nvml.NVMLError):  # a driver or nvidia-ml-py from before the new name
         bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
     names = [name for bit, name in CLOCK_REASONS.items() if bits & bit]
-    rest = bits & ~sum(CLOCK_REASONS)
-    return [*names, f"unknown 0x{rest:x}"] if rest else names
+    unnamed_bits = bits & ~sum(CLOCK_REASONS)
+    return [*names, f"unknown 0x{unnamed_bits:x}"] if unnamed_bits else names
 
 
 def margin(nvml: Any, gpu: Any) -> int:

@@ -80,8 +80,8 @@ def _unescape(path: str) -> str:
 
 def process_stat(text: str) -> Process | None:
     """Read /proc/PID/stat, whose name stands in parentheses and may hold anything."""
-    name, rest = text.partition("(")[2].rpartition(")")[::2]
-    fields = rest.split()
+    name, after_name = text.partition("(")[2].rpartition(")")[::2]
+    fields = after_name.split()
     if len(fields) < 7 or not fields[6].isdecimal():  # noqa: PLR2004 (state, ppid, pgrp, session, tty, tpgid, flags)
         return None
     return Process(name, fields[0], bool(int(fields[6]) & _KERNEL_THREAD))

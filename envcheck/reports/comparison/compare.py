@@ -160,9 +160,9 @@ def _shifts(old: OutcomeRow, new: OutcomeRow, floor: float) -> Iterator[ReportCh
 
 def _vanished(key: Key, old: Series) -> ReportChange:
     """Return that a speed is measured no more, though its check ran on that GPU: it may have changed."""
-    before = _told(old, [*old.points][-1])
-    what = f"{key.check} {key.quantity}"
-    return ReportChange(kind="speed", what=what, gpu=key.gpu, before=before, after="not measured", worse=True)
+    before = _value_at(old, [*old.points][-1])
+    quantity = f"{key.check} {key.quantity}"
+    return ReportChange(kind="speed", what=quantity, gpu=key.gpu, before=before, after="not measured", worse=True)
 
 
 def _shift(key: Key, old: Series, new: Series, floor: float) -> ReportChange | None:
@@ -178,8 +178,8 @@ def _shift(key: Key, old: Series, new: Series, floor: float) -> ReportChange | N
         kind="speed",
         what=f"{key.check} {key.quantity}{f' ({len(points)} sizes)' if len(points) > 1 else ''}",
         gpu=key.gpu,
-        before=_told(old, largest),
-        after=_told(new, largest),
+        before=_value_at(old, largest),
+        after=_value_at(new, largest),
         worse=shift > 0,
         shift=_share(sign * shift),
         threshold=_share(threshold),
@@ -196,7 +196,7 @@ def _noise(ratios: list[float]) -> float:
     return _STANDARD_ERRORS * _OF_MEDIAN * statistics.stdev(ratios) / math.sqrt(len(ratios))
 
 
-def _told(series: Series, point: str) -> str:
+def _value_at(series: Series, point: str) -> str:
     return f"{phrases.quantity(series.points[point], series.unit)}{f' at {point}' if point else ''}"
 
 
@@ -230,7 +230,7 @@ def lines(comparison: Comparison) -> list[str]:
     }
     text = []
     for title, changes in sections.items():
-        text += [title, *(line for same in _by_what(changes) for line in _said(same)), ""] if changes else []
+        text += [title, *(line for same in _by_what(changes) for line in _change_lines(same)), ""] if changes else []
     text += [line for note in comparison.notes for line in _wrapped(f"note: {note}", "  ")]
     worse = len(comparison.regressions)
     end = counted(worse, "regression") if worse else "nothing got worse" if comparison.compared else "no match"
@@ -244,7 +244,7 @@ def _by_what(changes: list[ReportChange]) -> list[list[ReportChange]]:
     return list(groups.values())
 
 
-def _said(same: list[ReportChange]) -> list[str]:
+def _change_lines(same: list[ReportChange]) -> list[str]:
     """Return a change with what was and what is; those of several GPUs under one head, a line each."""
     first = same[0]
     shifts = [change.shift for change in same if change.shift is not None]

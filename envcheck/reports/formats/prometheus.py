@@ -90,9 +90,9 @@ def _checks(report: RunReport) -> Iterable[Sample]:
     for outcome in [*report.outcomes, *never]:
         labels = {"check": outcome.id}
         for status in _STATUSES:
-            whole = {**labels, "level": levels.get(outcome.id, report.plan.level), "status": status}
+            sample_labels = {**labels, "level": levels.get(outcome.id, report.plan.level), "status": status}
             doc = "1 for what the check came to; only pass is a pass."
-            yield "envcheck_check_status", whole, float(outcome.status == status), doc
+            yield "envcheck_check_status", sample_labels, float(outcome.status == status), doc
         if outcome.attempts:
             yield "envcheck_check_duration_seconds", labels, outcome.seconds, "How long the check took."
         yield from _quantity("envcheck_check_value", labels, outcome.value, outcome.unit, "What the check measured")
@@ -112,9 +112,9 @@ def _findings(outcome: OutcomeRow) -> Iterable[Sample]:
     for (status, code, culprit), count in list(named.items())[:_MOST]:
         labels = {"check": outcome.id, "status": status, "code": code, "culprit": culprit[:_LONGEST]}
         yield "envcheck_check_findings", labels, float(count), doc
-    if rest := sum(list(named.values())[_MOST:]):
+    if unnamed_count := sum(list(named.values())[_MOST:]):
         labels = {"check": outcome.id, "status": outcome.status, "code": "more", "culprit": "more"}
-        yield "envcheck_check_findings", labels, float(rest), doc
+        yield "envcheck_check_findings", labels, float(unnamed_count), doc
 
 
 def _attempts(outcome: OutcomeRow) -> Iterable[Sample]:

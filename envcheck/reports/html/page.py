@@ -26,8 +26,8 @@ def page(report: RunReport) -> str:
     """Return the page: the verdict, what is wrong, the GPUs, the curves, all checks; evidence folded away."""
     title = f"{report.verdict.status}: {report.host.name}, {report.target.name}"
     body = [_findings(report), _gpus(report), _figures(report), _checks(report), _evidence(report)]
-    whole = f"{_verdict(report)}<main>\n{''.join(body)}</main>\n"
-    return document(f"envcheck {title}", whole, f"envcheck {report.tool}, {report.schema}")
+    content = f"{_verdict(report)}<main>\n{''.join(body)}</main>\n"
+    return document(f"envcheck {title}", content, f"envcheck {report.tool}, {report.schema}")
 
 
 def _verdict(report: RunReport) -> str:
@@ -136,19 +136,19 @@ def _figures(report: RunReport) -> str:
 
 def _evidence(report: RunReport) -> str:
     promises = {check.id: check.promise for check in report.plan.checks}
-    checks = "".join(_folded(f"{o.id}: {promises.get(o.id, o.summary)}", _known(o)) for o in report.outcomes)
-    whole = {
+    checks = "".join(_folded(f"{o.id}: {promises.get(o.id, o.summary)}", _details_of(o)) for o in report.outcomes)
+    sections = {
         "the data read from the node": snapshot.to_json(report.snapshot),
         "the environment": report.environment,
         "its promises": report.promises,
         "the plan": msgspec.to_builtins(report.plan),
         "the place in its group": msgspec.to_builtins(report.host.place),
     }
-    rest = "".join(_folded(title, value) for title, value in whole.items() if value)
-    return f'<div class="evidence"><h2>Evidence</h2>\n{checks}{rest}</div>\n'
+    folded_sections = "".join(_folded(title, value) for title, value in sections.items() if value)
+    return f'<div class="evidence"><h2>Evidence</h2>\n{checks}{folded_sections}</div>\n'
 
 
-def _known(outcome: OutcomeRow) -> dict[str, Any]:
+def _details_of(outcome: OutcomeRow) -> dict[str, Any]:
     kept = msgspec.to_builtins(outcome)
     return {key: value for key, value in kept.items() if value not in (None, "", [], {}) and key not in ("id", "kind")}
 

@@ -98,8 +98,8 @@ def legend(lines: Sequence[PlotLine]) -> list[tuple[str, str]]:
     if not any(line.hot for line in lines):
         return [(colour(number, lines), line.name) for number, line in enumerate(lines)] if len(lines) > 1 else []
     entries = [("hot", line.name) for line in lines if line.hot]
-    rest = len(lines) - len(entries)
-    return [*entries, ("calm", counted(rest, "other"))] if rest else entries
+    hidden = len(lines) - len(entries)
+    return [*entries, ("calm", counted(hidden, "other"))] if hidden else entries
 
 
 def heat_map(columns: Sequence[str], rows: Mapping[str, Sequence[HeatCell]], title: str) -> Drawing:

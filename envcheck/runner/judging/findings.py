@@ -19,8 +19,8 @@ def each(outcome: Outcome, change: Callable[[Outcome], Outcome]) -> Outcome:
         return outcome
     if not outcome.findings:
         return after[0]
-    whole = worst(after, otherwise=outcome)
-    return dataclasses.replace(whole, details={**whole.details, **outcome.details})
+    combined = worst(after, otherwise=outcome)
+    return dataclasses.replace(combined, details={**combined.details, **outcome.details})
 
 
 def named(check: str, outcome: Outcome) -> Outcome:

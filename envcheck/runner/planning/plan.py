@@ -17,7 +17,7 @@ def select(
     modules: Sequence[CheckModule], level: str, only: Iterable[str] = (), skip: Iterable[str] = ()
 ) -> list[CheckModule]:
     """Return the checks of a level (each level holds the ones before it), or those of `only`; less `skip`."""
-    included, excluded = _known(modules, only), _known(modules, skip)
+    included, excluded = _known_ids(modules, only), _known_ids(modules, skip)
     upto = LEVELS[: LEVELS.index(level) + 1]
     chosen = [f for f in modules if (f.id in included if included else f.check.level in upto) and f.id not in excluded]
     if not chosen:
@@ -91,7 +91,7 @@ def _planned(module: CheckModule, timeout: float | None, gpus: int | None) -> Pl
     )
 
 
-def _known(modules: Sequence[CheckModule], ids: Iterable[str]) -> set[str]:
+def _known_ids(modules: Sequence[CheckModule], ids: Iterable[str]) -> set[str]:
     names = [f.id for f in modules]
     chosen = {i.replace("_", "-") for i in ids}
     for name in sorted(chosen - set(names)):

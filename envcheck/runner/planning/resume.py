@@ -77,7 +77,7 @@ def refuse_unlike(earlier: EarlierRun, plan: Plan, target: TargetFacts, tool: st
         message = f"the run in {where} is complete"
         raise ConfigError(message, fix="leave --resume out to run again")
     differences = [
-        *_told("envcheck", earlier.tool, tool),
+        *_difference("envcheck", earlier.tool, tool),
         *_plans(earlier.plan, plan),
         *_targets(earlier.target, target),
     ]
@@ -97,10 +97,10 @@ def changed(before: Mapping[str, Any], now: Mapping[str, Any], node_before: Snap
     """Say how an environment and its driver differ from what they were; nothing of one that was not known before."""
     if not before:
         return []
-    differences = [line for name in _FACTS for line in _told(name, before.get(name), now.get(name))]
-    differences += _told("GPUs", _devices(before), _devices(now))
+    differences = [line for name in _FACTS for line in _difference(name, before.get(name), now.get(name))]
+    differences += _difference("GPUs", _devices(before), _devices(now))
     for name in _DRIVER:
-        differences += _told(name, node_before.signal(name).value, node_now.signal(name).value)
+        differences += _difference(name, node_before.signal(name).value, node_now.signal(name).value)
     return differences
 
 
@@ -109,7 +109,7 @@ def _plans(before: Plan, now: Plan) -> list[str]:
         line
         for name in before.__struct_fields__
         if name not in {"checks", "gpus"}
-        for line in _told(f"--{name.replace('_', '-')}", _given(before, name), _given(now, name))
+        for line in _difference(f"--{name.replace('_', '-')}", _option(before, name), _option(now, name))
     ]
     ids = {check.id for check in before.checks} ^ {check.id for check in now.checks}
     if ids:
@@ -120,16 +120,16 @@ def _plans(before: Plan, now: Plan) -> list[str]:
     return differences
 
 
-def _given(plan: Plan, name: str) -> Any:
+def _option(plan: Plan, name: str) -> Any:
     value = getattr(plan, name)
     return "not given" if value is None else value
 
 
 def _targets(before: TargetFacts, now: TargetFacts) -> list[str]:
-    return [*_told("target", before.name, now.name), *_told("image", before.image_id, now.image_id)]
+    return [*_difference("target", before.name, now.name), *_difference("image", before.image_id, now.image_id)]
 
 
-def _told(name: str, before: Any, now: Any) -> list[str]:
+def _difference(name: str, before: Any, now: Any) -> list[str]:
     then, today = ("unknown" if value is None else value for value in (before, now))
     return [] if before == now else [f"{name} was {then}, is {today}"]
 

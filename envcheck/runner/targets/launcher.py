@@ -96,7 +96,7 @@ def place(environ: Mapping[str, str]) -> Place:
     A process of an allocation of several nodes that no launcher started, such as a batch script, is a group of one on
     a node of several. A group of one node, such as `srun -N4 torchrun --standalone`, is on the node of what is around.
     """
-    launched, around = _said(environ), _allocated(environ)
+    launched, around = _from_environment(environ), _allocated(environ)
     if launched is None or _impossible(launched):
         return around
     if launched.launcher == "slurm":
@@ -116,7 +116,7 @@ def complaints(environ: Mapping[str, str]) -> list[str]:
     tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     if tasks and not _TASKS.fullmatch(tasks):
         wrong.append(f"SLURM_STEP_TASKS_PER_NODE={tasks!r} is not a list of numbers, such as 4(x2),1")
-    launched = _said(environ)
+    launched = _from_environment(environ)
     if launched is not None and _impossible(launched):
         ranks = f"rank {launched.rank} of {launched.world}, local rank {launched.local_rank} of {launched.local_world}"
         wrong.append(f"the variables of {launched.launcher} contradict each other: {ranks}")
@@ -129,7 +129,7 @@ def _numbers() -> list[str]:
     return list(dict.fromkeys([*named, *_SLURM_NUMBERS]))
 
 
-def _said(environ: Mapping[str, str]) -> Place | None:
+def _from_environment(environ: Mapping[str, str]) -> Place | None:
     return (
         next(filter(None, (_ranks(environ, names) for names in _STARTS_RANKS)), None)
         or _slurm(environ)

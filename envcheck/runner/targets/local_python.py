@@ -93,7 +93,7 @@ class LocalHandle:
 
 def answering(chosen: ChosenPython) -> ChosenPython:
     """Return the interpreter once it has answered as a Python that the worker runs on; else a ConfigError says why."""
-    output = _said(chosen.python)
+    output = _described_python(chosen.python)
     version = re.search(r"^Python-(\d+)\.(\d+)$", output, re.MULTILINE)
     if version is None:
         message = f"{chosen.python} is not a Python: it {_quoted(output)}"
@@ -111,7 +111,7 @@ def _quoted(output: str) -> str:
     return f'said "{telling[:200]}"' if telling else "printed nothing"
 
 
-def _said(python: Path) -> str:
+def _described_python(python: Path) -> str:
     """Return the end of what the interpreter prints when it is asked for its version."""
     try:
         process = subprocess.Popen(

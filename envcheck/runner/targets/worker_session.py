@@ -109,8 +109,8 @@ def _read(path: Path, position: int) -> tuple[list[Event], int]:
         text = stream.read(_LINE)
     if len(text) == _LINE and b"\n" not in text:
         raise OSError(0, f"a line has over {_LINE} bytes")
-    whole = text[: text.rfind(b"\n") + 1]
-    return [event for line in whole.splitlines() if (event := _event(line))], position + len(whole)
+    complete_lines = text[: text.rfind(b"\n") + 1]
+    return [event for line in complete_lines.splitlines() if (event := _event(line))], position + len(complete_lines)
 
 
 def _event(line: bytes) -> Event | None:

@@ -38,14 +38,14 @@ def worth_another_try(done: Mapping[str, Any], environment: Mapping[str, str], *
     return gpu and world > 1 and hung and any(environment.get(name) != value for name, value in OFF.items())
 
 
-def second(first: Mapping[str, Any], again: dict[str, Any]) -> dict[str, Any]:
+def second(first: Mapping[str, Any], repeated: dict[str, Any]) -> dict[str, Any]:
     """Return what a group without peer-to-peer came to, after it had hung with it; hung both times, it hung."""
     both = {
-        "seconds": round(first["seconds"] + again["seconds"], 3),
-        "survivors": [*first["survivors"], *again["survivors"]],
+        "seconds": round(first["seconds"] + repeated["seconds"], 3),
+        "survivors": [*first["survivors"], *repeated["survivors"]],
     }
-    if again["error"]:
+    if repeated["error"]:
         error = dict(first["error"])
-        error["text"] = f"{error['text']}; without peer-to-peer it was lost too: {again['error']['text']}"
+        error["text"] = f"{error['text']}; without peer-to-peer it was lost too: {repeated['error']['text']}"
         return {**first, **both, "error": error}
-    return {**again, **both, "hung": first["error"]["text"]}
+    return {**repeated, **both, "hung": first["error"]["text"]}

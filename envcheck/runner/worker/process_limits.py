@@ -105,7 +105,7 @@ def _memory_kills(before: float) -> list[str]:
     if counted <= before:
         return []
     groups = _groups("memory")
-    allowed = _told(groups) if groups else "no limit of memory of its own"
+    allowed = _limit_text(groups) if groups else "no limit of memory of its own"
     return [f"the kernel ended processes of the control group for lack of memory ({counted}), {allowed}"]
 
 
@@ -125,7 +125,7 @@ def _squeezed() -> list[str]:
     used = next((int(text) for text in texts if text.isdecimal()), 0)
     if limit is None or used < _NEARLY * limit[0]:
         return []
-    return [f"slow for lack of memory: {used} bytes were in use, {_told(limit)}"]
+    return [f"slow for lack of memory: {used} bytes were in use, {_limit_text(limit)}"]
 
 
 def _refusals() -> list[str]:
@@ -136,7 +136,7 @@ def _refusals() -> list[str]:
     groups = _groups("pids")
     if counted == "0" or groups is None:
         return []
-    return [f"the control group was refused processes or threads ({counted}), {_told(groups)}"]
+    return [f"the control group was refused processes or threads ({counted}), {_limit_text(groups)}"]
 
 
 def _crowded() -> list[str]:
@@ -196,11 +196,11 @@ def _met(number: int, resource_name: str, shell: str, controller: str) -> list[s
     limit = resource.getrlimit(number)[0]
     limits = [] if limit == resource.RLIM_INFINITY else [(limit, f"{limit} {resource_name}, see `{shell}`")]
     groups = _groups(controller)
-    limits += [(groups[0], _told(groups))] if groups else []
+    limits += [(groups[0], _limit_text(groups))] if groups else []
     return [text for _, text in (sorted(limits)[:1] if number == resource.RLIMIT_NPROC else limits)]
 
 
-def _told(limit: tuple[int, str]) -> str:
+def _limit_text(limit: tuple[int, str]) -> str:
     return f"{limit[1]} of the control group is {limit[0]}"
 
 

@@ -98,7 +98,7 @@ def measure(load: Callable[[], Callable[[Any], Any]], world: int, rank: int, *, 
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException as error:  # noqa: BLE001 (a check's process ends here; what it raised is its result)
         traceback.print_exc()  # first, for there may be no room for a file
-        _write(directory, rank, json.dumps({"error": process_limits.explained(_told(error))}))
+        _write(directory, rank, json.dumps({"error": process_limits.explained(_error_text(error))}))
     finally:
         try:
             sys.stdout.flush()
@@ -139,7 +139,7 @@ def _sized(result: dict[str, Any]) -> str:
     return text
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return ": ".join([type(error).__name__, *lines[:1]])[:500]
 

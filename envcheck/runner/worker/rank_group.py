@@ -232,10 +232,10 @@ def _watch(members: list[_Member], directory: Path, deadline: float) -> list[_Me
                 if key.data.read() == b"":
                     selector.unregister(key.fd)
             # Of those found dead in one look, a signal explains an exception better than the other way round.
-            gone = sorted((m for m in members if m.poll()), key=lambda m: (m.status or 0, m.rank))
-            if any(m.status or not group_ending.has_result(directory, m.rank) for m in gone):
+            ended_members = sorted((m for m in members if m.poll()), key=lambda m: (m.status or 0, m.rank))
+            if any(m.status or not group_ending.has_result(directory, m.rank) for m in ended_members):
                 deadline = min(deadline, time.monotonic() + _GRACE)
-            ended += gone
+            ended += ended_members
             if time.monotonic() >= look:
                 look = time.monotonic() + _LOOK
                 running = [m for m in members if m.status is None]

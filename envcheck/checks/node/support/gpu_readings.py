@@ -156,8 +156,8 @@ def at(view: View, slots: Iterable[object]) -> list[str]:
 def slot(bus_id: object) -> str:
     """Return NVML's 00000000:1B:00.0, the kernel's 0000:1b:00.0 and an Xid's 0000:1b:00 as the same."""
     text = str(bus_id).lower()
-    domain, _, rest = (text if text.count(":") > 1 else f"0000:{text}").partition(":")
-    return f"{domain[-4:]}:{rest.partition('.')[0]}"
+    domain, _, address = (text if text.count(":") > 1 else f"0000:{text}").partition(":")
+    return f"{domain[-4:]}:{address.partition('.')[0]}"
 
 
 def place(view: View, bus_id: object) -> str:

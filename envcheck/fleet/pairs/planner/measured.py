@@ -46,9 +46,9 @@ def measure(tests: Round, usual: float | None = None) -> Rounds:
     judged = [compared(result, usual) for result in first]
     repeated = [test for test, result in zip(tests, judged, strict=True) if result.status != "pass"]
     second: Sequence[GroupResult] = (yield [test._replace(attempt=2) for test in repeated]) if repeated else ()
-    again = dict(zip(repeated, (compared(result, usual) for result in second), strict=True))
+    repeated_results = dict(zip(repeated, (compared(result, usual) for result in second), strict=True))
     return [
-        MeasuredGroup.of(test, [one for one in (result, again.get(test)) if one])
+        MeasuredGroup.of(test, [one for one in (result, repeated_results.get(test)) if one])
         for test, result in zip(tests, judged, strict=True)
     ]
 
@@ -64,9 +64,9 @@ def _after(tests: Round, first: Sequence[GroupResult], usual: float | None) -> R
     rounds = measure(tests, usual)
     next(rounds)
     try:
-        again = rounds.send(first)
+        following = rounds.send(first)
         while True:
-            again = rounds.send((yield again))
+            following = rounds.send((yield following))
     except StopIteration as ended:
         measured: list[MeasuredGroup] = ended.value
         return measured

@@ -41,16 +41,16 @@ def roll_call(nodes: Sequence[str]) -> Generator[Round, Sequence[GroupResult], R
 def judge(answers: Mapping[str, Sequence[NodeAnswer]]) -> RollCall:
     """Return what the answers say, one or two of each node."""
     call = RollCall([], [], [], [], [])
-    latest = {node: given[-1] for node, given in answers.items()}
+    latest = {node: replies[-1] for node, replies in answers.items()}
     odd = _odd(latest.values(), call.notes)
-    for node, given in answers.items():
-        statuses = [answer.status for answer in given]
+    for node, replies in answers.items():
+        statuses = [answer.status for answer in replies]
         if statuses == ["fail", "fail"]:
-            call.blamed.append(_failed(node, given))
+            call.blamed.append(_failed(node, replies))
         elif statuses == ["fail", "pass"]:
-            call.not_isolated.append(UnclearNodes((node,), f"failed once and passed once: {given[0].reason}", _BY))
+            call.not_isolated.append(UnclearNodes((node,), f"failed once and passed once: {replies[0].reason}", _BY))
         elif statuses[-1] != "pass":
-            call.undetermined.append(UnclearNodes((node,), given[-1].reason or given[0].reason, _BY))
+            call.undetermined.append(UnclearNodes((node,), replies[-1].reason or replies[0].reason, _BY))
         elif node in odd:
             call.blamed.append(Blame("node", node, odd[node], _BY))
         else:
@@ -64,11 +64,11 @@ def _by_node(nodes: Iterable[str], result: GroupResult) -> dict[str, NodeAnswer]
     return {node: answers.get(node) or NodeAnswer(node, "undetermined", why) for node in nodes}
 
 
-def _failed(node: str, given: Sequence[NodeAnswer]) -> Blame:
-    same = [gpu for gpu in given[-1].faulty_gpus if gpu in given[0].faulty_gpus]
+def _failed(node: str, answers: Sequence[NodeAnswer]) -> Blame:
+    same = [gpu for gpu in answers[-1].faulty_gpus if gpu in answers[0].faulty_gpus]
     if len(same) == 1:
-        return Blame("gpu", same[0], given[-1].reason, _BY)
-    return Blame("node", node, given[-1].reason, _BY)
+        return Blame("gpu", same[0], answers[-1].reason, _BY)
+    return Blame("node", node, answers[-1].reason, _BY)
 
 
 def _odd(answers: Iterable[NodeAnswer], notes: list[str]) -> dict[str, str]:

@@ -54,28 +54,28 @@ class Search:
         good = [next((n for n in group if n in self.good and n not in self._out), None) for group in self._groups]
         return (*filter(None, good), *uncleared)
 
-    def _first_fault(self, whole: MeasuredGroup) -> Steps:
+    def _first_fault(self, full_group: MeasuredGroup) -> Steps:
         """Find the shortest beginning of a list that does not pass; its last node or a link of it is at fault."""
-        nodes = whole.nodes
-        self._unsteady = whole.certainty == "unsteady"
-        end, shortest = yield from self._shortest(nodes, (), 1, whole)
+        nodes = full_group.nodes
+        self._unsteady = full_group.certainty == "unsteady"
+        end, shortest = yield from self._shortest(nodes, (), 1, full_group)
         last, before = nodes[end - 1], nodes[: end - 1]
         if self._apart and len(before) == 1 and len(nodes) > end + 1:
             yield from self._measured("rest", nodes[end:])
         suspects = (last, *before) if len(before) == 1 else (last,)
         for suspect in suspects:
-            cleared = yield from self._with_partners(suspect, whole, shortest)
+            cleared = yield from self._with_partners(suspect, full_group, shortest)
             if not cleared:
                 return
         if len(before) > 1:
-            known = [node for node in self._partners(last, ()) if node in before][:1]
-            ordered = (*known, *(node for node in before if node not in known))
+            earlier = [node for node in self._partners(last, ()) if node in before][:1]
+            ordered = (*earlier, *(node for node in before if node not in earlier))
             end, shortest = yield from self._shortest(ordered, (last,), 1, shortest)
             before = ordered[end - 1 : end]
-        yield from self._link(before[0], last, whole)
+        yield from self._link(before[0], last, full_group)
 
     def _shortest(
-        self, nodes: Sequence[str], extra: tuple[str, ...], low: int, whole: MeasuredGroup
+        self, nodes: Sequence[str], extra: tuple[str, ...], low: int, full_group: MeasuredGroup
     ) -> Generator[Round, Sequence[GroupResult], tuple[int, MeasuredGroup]]:
         """Return the least number of nodes that do not pass with `extra`, and their test; `low` of them do."""
         high = len(nodes)
@@ -85,16 +85,16 @@ class Search:
             if one.passed:
                 low = middle
             else:
-                high, whole = middle, one
-        return high, whole
+                high, full_group = middle, one
+        return high, full_group
 
     def _with_partners(
-        self, suspect: str, whole: MeasuredGroup, shortest: MeasuredGroup
+        self, suspect: str, full_group: MeasuredGroup, shortest: MeasuredGroup
     ) -> Generator[Round, Sequence[GroupResult], bool]:
         """Measure a node with two partners that passed elsewhere; return True if it passes with the first."""
         partners = self._partners(suspect, shortest.nodes if len(shortest.nodes) == PAIR else ())
         if not partners:
-            return self._unclear(whole, "there is no known-good partner")
+            return self._unclear(full_group, "there is no known-good partner")
         pairs = [(suspect, partner) for partner in partners]
         results: list[GroupResult] = []
         for pair in pairs:
@@ -107,18 +107,18 @@ class Search:
         if statuses == ["fail", "fail"]:
             yield from self._blame(suspect, pairs, [*results, *shortest.results])
         elif statuses == ["fail", "pass"]:
-            again = yield from self._once(pairs[0], 2)
+            repeated = yield from self._once(pairs[0], 2)
             self.good.add(suspect)
-            if again.status == "fail" and not self._unsteady:
-                self._name_link(pairs[0][1], suspect, again.reason, [name_of(pair) for pair in pairs])
+            if repeated.status == "fail" and not self._unsteady:
+                self._name_link(pairs[0][1], suspect, repeated.reason, [name_of(pair) for pair in pairs])
             else:
-                self._unclear(whole, "a pair failed once and passed once")
+                self._unclear(full_group, "a pair failed once and passed once")
         elif "fail" not in statuses:
             reason = "groups with it do not form: " + results[0].reason
             self.undetermined.append(UnclearNodes((suspect,), reason, tuple(map(name_of, pairs))))
             self._out.add(suspect)
         else:
-            self._unclear(whole, results[0].reason)
+            self._unclear(full_group, results[0].reason)
         return False
 
     def _blame(self, suspect: str, pairs: Sequence[tuple[str, str]], results: Sequence[GroupResult]) -> Steps:
@@ -142,11 +142,11 @@ class Search:
             Blame("gpu", gpus.pop(), reason, tuple(by)) if len(gpus) == 1 else Blame("node", suspect, reason, tuple(by))
         )
 
-    def _link(self, one: str, other: str, whole: MeasuredGroup) -> Steps:
+    def _link(self, one: str, other: str, full_group: MeasuredGroup) -> Steps:
         """Blame the link between two nodes that pass with others, if they fail together twice."""
         pair = yield from self._measured("link", (one, other))
         if pair.certainty != "fail" or self._unsteady:
-            self._unclear(whole, "the fault comes and goes: its parts and pairs do not fail each time")
+            self._unclear(full_group, "the fault comes and goes: its parts and pairs do not fail each time")
             return
         groups = self._group_of[one], self._group_of[other]
         beside = tuple(next((n for n in group if n in self.good and n not in pair.nodes), None) for group in groups)
@@ -164,10 +164,10 @@ class Search:
         # Either end may stay in use, but not both in one group.
         self._out.add(other)
 
-    def _unclear(self, whole: MeasuredGroup, reason: str) -> bool:
-        certain = {"undetermined": self.undetermined}.get(whole.certainty, self.not_isolated)
-        certain.append(UnclearNodes(whole.nodes, f"{whole.reason}; {reason}", (whole.name,)))
-        self._out.update(node for node in whole.nodes if node not in self.good)
+    def _unclear(self, full_group: MeasuredGroup, reason: str) -> bool:
+        certain = {"undetermined": self.undetermined}.get(full_group.certainty, self.not_isolated)
+        certain.append(UnclearNodes(full_group.nodes, f"{full_group.reason}; {reason}", (full_group.name,)))
+        self._out.update(node for node in full_group.nodes if node not in self.good)
         return False
 
     def usable(self, node: str) -> bool:

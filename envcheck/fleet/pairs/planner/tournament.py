@@ -27,12 +27,14 @@ def tournament(nodes: Sequence[str]) -> Generator[Round, Sequence[GroupResult], 
     doubtful = [
         (one, other) for (_, (one, other), _), result in results.items() if compared(result, usual).status != "pass"
     ]
-    again: dict[GroupTest, GroupResult] = {}
+    repeated: dict[GroupTest, GroupResult] = {}
     for pairs in disjoint(doubtful):
         tests = [GroupTest("pair", pair, 2) for pair in pairs]
-        again |= zip(tests, (yield tests), strict=True)
+        repeated |= zip(tests, (yield tests), strict=True)
     measured = [
-        MeasuredGroup.of(test, [compared(one, usual) for one in (result, again.get(test._replace(attempt=2))) if one])
+        MeasuredGroup.of(
+            test, [compared(one, usual) for one in (result, repeated.get(test._replace(attempt=2))) if one]
+        )
         for test, result in results.items()
     ]
     return judge(call, measured)

@@ -207,10 +207,10 @@ class PieceScheduler:
             state.failures = 1
         never = (failure.drop and not state.served) or state.waited > LONGEST_WAIT
         state.dropped = state.dropped or never or state.failures > len(BACKOFF)
-        self._rest(state, failure, now)
+        self._pause_source(state, failure, now)
 
     @staticmethod
-    def _rest(state: SourceState, failure: Failure, now: float) -> None:
+    def _pause_source(state: SourceState, failure: Failure, now: float) -> None:
         if failure.crowded and state.busy and (failure.after is None or failure.after > LONGEST_WAIT):
             return  # a slot is free when another request has ended
         state.resting_until = max(state.resting_until, now + backoff_seconds(state.failures, failure))
@@ -247,11 +247,11 @@ class PieceScheduler:
     def _came(self, piece: int, begun: _PieceState) -> int:
         return self.spans[piece].size - sum(gap.size for gap in begun.gaps) - begun.requested
 
-    def _give_back(self, task: RangeTask, begun: _PieceState, got: int) -> None:
-        left = Span(task.span.start + got, task.span.stop)
+    def _give_back(self, task: RangeTask, begun: _PieceState, received: int) -> None:
+        left = Span(task.span.start + received, task.span.stop)
         begun.gaps = sorted([*begun.gaps, left], key=lambda gap: gap.start)
         self._left += left.size
-        if got:
+        if received:
             begun.sources.add(task.source)
 
     def _settle(self) -> None:

@@ -69,15 +69,15 @@ def audit_site(site: Site, scope: AuditScope, client: Client) -> Iterator[AuditF
 
 def registry_of(site: Site, image: ImageName) -> tuple[Registry, ImageName]:
     """Return the site's registry of an image and the image's name in it. Raise ConfigError if there is none."""
-    first, _, rest = image.repository.partition("/")
+    first, _, path = image.repository.partition("/")
     names = {registry.name: registry for registry in site.registries}
-    if rest and first in names:
-        return names[first], dataclasses.replace(image, repository=rest)
+    if path and first in names:
+        return names[first], dataclasses.replace(image, repository=path)
     hub = names.get("docker.io")
-    if hub is None or (rest and ("." in first or ":" in first)):
+    if hub is None or (path and ("." in first or ":" in first)):
         message = f"{site.root} mirrors no registry of {image.repository}"
         raise ConfigError(message, fix=f"its registries: {', '.join(sorted(names)) or 'none'}")
-    return hub, image if rest else dataclasses.replace(image, repository=f"library/{first}")
+    return hub, image if path else dataclasses.replace(image, repository=f"library/{first}")
 
 
 def _reached(

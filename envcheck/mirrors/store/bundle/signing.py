@@ -22,13 +22,13 @@ def sign(content: bytes, purpose: str, key: Path) -> bytes:
     return signing.load_private(key, signing.password(), _KINDS).sign(_signed_message(content, purpose))
 
 
-def verify(content: bytes, signed: bytes, purpose: str, key: Path, what: str) -> None:
+def verify(content: bytes, signed: bytes, purpose: str, key: Path, label: str) -> None:
     """Raise PromiseError unless `signed` is the signature of the content by this public key.
 
     `what` names the content in errors. Raises ConfigError if the file is not such a key.
     """
     if not signing.load_public(key, _KINDS).verifies(_signed_message(content, purpose), signed):
-        message = f"{what}: it is not signed by the key in {key}"
+        message = f"{label}: it is not signed by the key in {key}"
         raise PromiseError(message, fix="do not use it: ask the person who exported it for its digest and key")
 
 

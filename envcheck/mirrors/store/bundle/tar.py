@@ -66,10 +66,10 @@ def read(stream: ByteReader) -> Iterator[Member]:
             message = f"{name!r} in it is not followed by zeros"
             raise InvalidTarError(message)
         at += before + size + -size % _BLOCK
-    rest = block
-    while len(rest) <= tarfile.RECORDSIZE + _BLOCK and (more := stream.read(tarfile.RECORDSIZE)):
-        rest += more
-    if rest != _end_blocks(at):
+    remainder = block
+    while len(remainder) <= tarfile.RECORDSIZE + _BLOCK and (more := stream.read(tarfile.RECORDSIZE)):
+        remainder += more
+    if remainder != _end_blocks(at):
         message = "it does not end as a tar does"
         raise InvalidTarError(message)
 
@@ -82,15 +82,15 @@ def _end_blocks(at: int) -> bytes:
 def _parse_header(stream: ByteReader, block: bytes) -> tuple[str, int, int]:
     """Return the name and size in the header that begins with this block, and the length of the header in bytes."""
     extended = block[156:157] == _EXTENDED
-    whole = block + (_read_exactly(stream, 2 * _BLOCK) if extended else b"")
-    last = whole[-_BLOCK:]
-    size_field = _SIZE.fullmatch(whole[_BLOCK : 2 * _BLOCK]) if extended else _OCTAL.fullmatch(last[124:136])
+    header_blocks = block + (_read_exactly(stream, 2 * _BLOCK) if extended else b"")
+    last = header_blocks[-_BLOCK:]
+    size_field = _SIZE.fullmatch(header_blocks[_BLOCK : 2 * _BLOCK]) if extended else _OCTAL.fullmatch(last[124:136])
     name = last[:100].rstrip(b"\0").decode("ascii", "replace")
     size = int(size_field[1]) if size_field and extended else int(size_field[0][:-1], 8) if size_field else -1
-    if size < 0 or not name.isascii() or header(name, size) != whole:
+    if size < 0 or not name.isascii() or header(name, size) != header_blocks:
         message = f"{name!r} in it has a header that no export writes"
         raise InvalidTarError(message)
-    return name, size, len(whole)
+    return name, size, len(header_blocks)
 
 
 def _read_exactly(stream: ByteReader, size: int) -> bytes:
