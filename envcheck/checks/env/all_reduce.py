@@ -78,15 +78,15 @@ def _reduce(torch: Any, dist: Any, rank: Rank, hashed: Any, dtype: str) -> Measu
     return comparison
 
 
-def _difference(torch: Any, got: Any, expected: Any, dtype: str) -> Measured:
+def _difference(torch: Any, actual: Any, expected: Any, dtype: str) -> Measured:
     bits = getattr(torch, _BITS[dtype])
-    pairs = list(enumerate(zip(got.view(bits).tolist(), expected.view(bits).tolist())))
+    pairs = list(enumerate(zip(actual.view(bits).tolist(), expected.view(bits).tolist())))
     wrong = [(index, mine ^ right) for index, (mine, right) in pairs if mine != right] or [(0, 0)]
     first, xor = wrong[0][0], wrong[0][1] & 0xFFFFFFFF
     return {
         "wrong": len(wrong),
         "index": first,
-        "got": float(got[first]),
+        "got": float(actual[first]),
         "expected": float(expected[first]),
         "xor": f"{xor:#x}",
     }

@@ -188,9 +188,11 @@ def _rates(entry: Measured) -> list[Outcome]:
             )
         ]
     findings = []
-    for who, got, due in (("saved", rates[0], right), ("resumed", rates[1], right[STEPS:])):
-        if not all(process_group.finite(one) and abs(one - other) <= other * _ROUNDING for one, other in zip(got, due)):
-            summary = f"the {who} training's learning rates are {got}, not {due}"
+    for who, actual, due in (("saved", rates[0], right), ("resumed", rates[1], right[STEPS:])):
+        if not all(
+            process_group.finite(one) and abs(one - other) <= other * _ROUNDING for one, other in zip(actual, due)
+        ):
+            summary = f"the {who} training's learning rates are {actual}, not {due}"
             findings.append(failed(summary, fix=_FIX, code="checkpoint.rates", culprit=who))
     return findings
 

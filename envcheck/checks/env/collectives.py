@@ -88,14 +88,16 @@ class Record:
 
 def difference(part: Part, slack: float = 0.0) -> Measured:
     """Return where what arrived first differs by more than `slack`, and how often; nothing where it never does."""
-    which, got, expected = part
-    if got == expected:
+    which, actual, expected = part
+    if actual == expected:
         return {}
-    far = [index for index, (g, e) in enumerate(zip(got, expected)) if not (g == e or (slack and abs(g - e) <= slack))]
-    far += range(min(len(got), len(expected)), max(len(got), len(expected)))
+    far = [
+        index for index, (g, e) in enumerate(zip(actual, expected)) if not (g == e or (slack and abs(g - e) <= slack))
+    ]
+    far += range(min(len(actual), len(expected)), max(len(actual), len(expected)))
     if not far:
         return {}
-    got_value, expected_value = (repr(side[far[0]]) if far[0] < len(side) else "nothing" for side in (got, expected))
+    got_value, expected_value = (repr(side[far[0]]) if far[0] < len(side) else "nothing" for side in (actual, expected))
     return {"which": which, "index": far[0], "got": got_value[:60], "expected": expected_value[:60], "count": len(far)}
 
 

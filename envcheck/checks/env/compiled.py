@@ -150,10 +150,10 @@ def _errors(torch: Any, device: Any, seed: int) -> Iterator[tuple[int, list[tupl
         model.zero_grad()
         output = compiled(inputs)
         (output * output.cos()).sum().backward()
-        got = [plain_math.numbers(output), *(plain_math.numbers(p.grad) for p in model.parameters())]
+        actual = [plain_math.numbers(output), *(plain_math.numbers(p.grad) for p in model.parameters())]
         names = ["output", *(f"gradient of {name}" for name, _ in model.named_parameters())]
         right = reference(weights, rows)
-        yield count, [(name, plain_math.off(one, other)) for name, one, other in zip(names, got, right)]
+        yield count, [(name, plain_math.off(one, other)) for name, one, other in zip(names, actual, right)]
 
 
 def reference(weights: list[Any], rows: plain_math.Matrix, eps: float = 1e-5) -> list[list[float]]:

@@ -134,7 +134,7 @@ def _errors(torch: Any, device: Any, dtype: str, example: Example, form: str) ->
     made = _called(torch, example.shape, leaves, transposed=form == "transposed")
     made.backward(upstream)
     with torch.no_grad():
-        again = _called(torch, example.shape, leaves, transposed=form == "transposed")
+        repeated = _called(torch, example.shape, leaves, transposed=form == "transposed")
     raised, sums = _with_bias(output, seeded_numbers.read(upstream), bias, out)
     results = [made, *(leaf.grad for leaf in leaves)]
     parts = (*PARTS, ALSO) if dtype == "float32" else PARTS
@@ -142,7 +142,7 @@ def _errors(torch: Any, device: Any, dtype: str, example: Example, form: str) ->
         part: seeded_numbers.apart(seeded_numbers.read(x), right)
         for part, x, right in zip(parts, results, (raised, first, second, sums))
     }
-    return {**errors, "output": max(errors["output"], seeded_numbers.apart(seeded_numbers.read(again), raised))}
+    return {**errors, "output": max(errors["output"], seeded_numbers.apart(seeded_numbers.read(repeated), raised))}
 
 
 def _called(torch: Any, c: products_reference.Convolution, leaves: list[Any], *, transposed: bool) -> Any:

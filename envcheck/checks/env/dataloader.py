@@ -106,12 +106,12 @@ def _compare(batch: Any, number: int, read: Measured) -> None:
     for row, item in enumerate(batch):
         index = number * BATCH + row
         values = item.detach().cpu().contiguous()
-        got = ctypes.string_at(values.data_ptr(), values.numel() * values.element_size())
-        if got == expected(index):
+        actual = ctypes.string_at(values.data_ptr(), values.numel() * values.element_size())
+        if actual == expected(index):
             continue
-        pairs = zip(array.array("i", got[: ELEMENTS * 4]), array.array("i", expected(index)))
+        pairs = zip(array.array("i", actual[: ELEMENTS * 4]), array.array("i", expected(index)))
         wrong: list[tuple[int, Any]] = [(place, one) for place, (one, other) in enumerate(pairs) if one != other]
-        wrong = wrong or [(len(got) // 4, None)]
+        wrong = wrong or [(len(actual) // 4, None)]
         if not read["wrong"]:
             read |= {"item": index, "index": wrong[0][0], "got": wrong[0][1]}
         read["wrong"] += len(wrong)

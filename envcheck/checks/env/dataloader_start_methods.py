@@ -124,8 +124,8 @@ def _epoch(loader: Any, expected: list[list[int]], device: str, measured: Measur
     count = 0
     for batch, makers, forked in loader:
         due = expected[count * BATCH : (count + 1) * BATCH]
-        got = batch.to(device, non_blocking=True)
-        rows = [seeded_numbers.read(row) for row in got]
+        actual = batch.to(device, non_blocking=True)
+        rows = [seeded_numbers.read(row) for row in actual]
         measured["wrong"] += rows != due
         measured["workers"] = sorted({*measured["workers"], *seeded_numbers.read(makers)} - {os.getpid()})
         measured["forked"] += sum(seeded_numbers.read(forked))

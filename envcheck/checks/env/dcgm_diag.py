@@ -107,7 +107,7 @@ def _judged(view: View, entry: Measured, results: list[dcgm_report.Result]) -> O
     ]
     grave = [r for r in bad if r.status == dcgm_report.FAILED and not _mild(r.findings, _of_test(bad, r.test))]
     if bad:
-        return _told(view, grave or bad, failed if grave else warned)
+        return _failed_tests(view, grave or bad, failed if grave else warned)
     if entry["code"] != 0:
         why = f"dcgmi diag ended with code {entry['code']}, and no test says why"
         return undecided(why, fix="run it by hand, and look at nvvs.log", code="dcgm.unexplained-exit")
@@ -133,7 +133,7 @@ def _worst(findings: list[dcgm_report.Finding]) -> Any:
     return next((severity for severity in _ASKED if any(f.severity == severity for f in findings)), None)
 
 
-def _told(view: View, bad: list[dcgm_report.Result], verdict: Callable[..., Outcome]) -> Outcome:
+def _failed_tests(view: View, bad: list[dcgm_report.Result], verdict: Callable[..., Outcome]) -> Outcome:
     """Name test, GPU and DCGM's own text of the gravest first."""
     order = list(_ASKED)
     ranked = sorted(bad, key=lambda r: (not r.entities, order.index(_worst(r.findings) or 3)))

@@ -133,8 +133,8 @@ def _step(torch: Any, rank: Rank, model: Any, seed: str, device: Any) -> float:
     sent = [model_replicas.reference(model.module, share) for share in shares]
     inputs, targets = shares[rank.rank].tensors
     torch.nn.functional.mse_loss(model(inputs), targets).backward()
-    got = [model_replicas.numbers(p.grad) for p in model.module.parameters()]
-    return model_replicas.worst(_off(gradient, list(own)) for gradient, own in zip(got, zip(*sent)))
+    actual = [model_replicas.numbers(p.grad) for p in model.module.parameters()]
+    return model_replicas.worst(_off(gradient, list(own)) for gradient, own in zip(actual, zip(*sent)))
 
 
 def _batch(torch: Any, seed: str, count: int, device: Any) -> model_replicas.Batch:
@@ -155,7 +155,7 @@ def _off(gradient: list[float], sent: list[list[float]]) -> float:
         return math.inf
     average = [sum(parts) / len(sent) for parts in zip(*sent)]
     scale = sum(math.sqrt(plain_math.dot(own, own)) for own in sent) / len(sent)
-    gap = [got - right for got, right in zip(gradient, average)]
+    gap = [actual - right for actual, right in zip(gradient, average)]
     return math.sqrt(plain_math.dot(gap, gap)) / scale
 
 

@@ -58,7 +58,7 @@ def measure(rank: Rank) -> Measured:
 def _accumulate(torch: Any, rank: Rank, model: Any, batch: model_replicas.Batch) -> tuple[float, float]:
     """Return the errors of the gradients before and after they are synchronised, in tolerances."""
     module, per_rank = model.module, MICRO_BATCHES * PER_MICRO
-    whole = model_replicas.reference(module, batch)
+    unsplit = model_replicas.reference(module, batch)
     own = batch.share(rank.rank * per_rank, per_rank)
     last = per_rank - PER_MICRO
     with model.no_sync():
@@ -68,7 +68,7 @@ def _accumulate(torch: Any, rank: Rank, model: Any, batch: model_replicas.Batch)
     share = last / per_rank
     before = model_replicas.off([p.grad for p in module.parameters()], [[x * share for x in grad] for grad in expected])
     _backward(torch, model, own.share(last, PER_MICRO))
-    return before, model_replicas.off([p.grad for p in module.parameters()], whole)
+    return before, model_replicas.off([p.grad for p in module.parameters()], unsplit)
 
 
 def _backward(torch: Any, model: Any, batch: model_replicas.Batch) -> None:

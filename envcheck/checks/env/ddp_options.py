@@ -203,9 +203,9 @@ class _Options:
             mine = [float(10 * step + self.rank.rank)] * 3
             model.module.level.copy_(self.torch.tensor(mine))
             model(self.factors(step, [0])).backward()
-            got, right = plain_math.numbers(model.module.level), [10.0 * step] * 3 if shared else mine
-            if got != right:
-                return f"the buffer is {got} in step {step}, not {right}"
+            actual, right = plain_math.numbers(model.module.level), [10.0 * step] * 3 if shared else mine
+            if actual != right:
+                return f"the buffer is {actual} in step {step}, not {right}"
         return None
 
     def joined(self, *, by_all: bool) -> float | str:
@@ -230,10 +230,10 @@ class _Options:
         model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(torch.nn.BatchNorm1d(1, eps=0.0)).to(self.device)
         samples = plain_math.values("samples", count * len(self.every), 2.0)
         own = slice(count * self.rank.rank, count * (self.rank.rank + 1))
-        got = model_replicas.wrap(self.rank, model)(torch.tensor([[x] for x in samples[own]], device=self.device))
+        actual = model_replicas.wrap(self.rank, model)(torch.tensor([[x] for x in samples[own]], device=self.device))
         mean = sum(samples) / len(samples)
         width = math.sqrt(sum((x - mean) ** 2 for x in samples) / len(samples))
-        return plain_math.off(plain_math.numbers(got), [(x - mean) / width for x in samples[own]])
+        return plain_math.off(plain_math.numbers(actual), [(x - mean) / width for x in samples[own]])
 
     def walked(self, model: Any, optimizer: Any, steps: int) -> list[list[float]]:
         """Step on all parts; return the parameters."""
@@ -252,12 +252,12 @@ class _Options:
         model, torch = self.model(parts), self.torch
         options = {"lr": RATE, "momentum": MOMENTUM}
         optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD, **options)
-        got = self.walked(model, optimizer, STEPS)
+        actual = self.walked(model, optimizer, STEPS)
         kept = len(optimizer.optim.state)
         if not 0 < kept < parts:
             return f"this rank keeps the momentum of {kept} of {parts} parameters: they are not shared out"
         errors = []
-        for part, values in enumerate(got):
+        for part, values in enumerate(actual):
             given = [average(self.every, part, step, len(self.every)) for step in range(STEPS)]
             right = optimizer_formulas.trajectory("SGD", [0.0] * _PERIOD, given, options)
             errors.append(plain_math.off(values, whole(right, SIZE)))
@@ -275,9 +275,9 @@ class _Options:
         model.register_comm_hook(state, hooks.post_localSGD_hook)
         averager = PeriodicModelAverager(period=2, warmup_steps=LOCAL_FROM)
         sgd = self.torch.optim.SGD(model.parameters(), lr=RATE)
-        got = self.walked(model, PostLocalSGDOptimizer(optim=sgd, averager=averager), steps)
+        actual = self.walked(model, PostLocalSGDOptimizer(optim=sgd, averager=averager), steps)
         errors = []
-        for part, values in enumerate(got):
+        for part, values in enumerate(actual):
             # Averaged after the first step of a rank's own: as if that gradient had been averaged too.
             given = [average(self.every, part, step, len(self.every)) for step in range(steps - 1)]
             given.append(coefficients(self.rank.rank, part, steps - 1))

@@ -79,21 +79,21 @@ def measure(rank: Rank) -> Measured:
 
 def _compared(torch: Any, rank: Rank, sharded: Any, task: sharded_task.ShardedTask) -> Measured:
     """Return how far this rank's shards and what it gathers are from the reference, and how many it held."""
-    whole = [p.full_tensor().detach() for p in sharded.parameters()]
-    shapes = [(p.shape[0], p.numel() // p.shape[0]) for p in whole]
+    unsharded = [p.full_tensor().detach() for p in sharded.parameters()]
+    shapes = [(p.shape[0], p.numel() // p.shape[0]) for p in unsharded]
     mine = [sharded_task.rows_of(rank, part, *shape) for part, shape in zip(task.right, shapes)]
     shards = [plain_math.numbers(p.to_local()) for p in sharded.parameters()]
     return {
-        "errors": [_off(got, right) for got, right in zip(shards, mine)],
-        "gathered": [_off(plain_math.numbers(got), right) for got, right in zip(whole, task.right)],
+        "errors": [_off(actual, right) for actual, right in zip(shards, mine)],
+        "gathered": [_off(plain_math.numbers(actual), right) for actual, right in zip(unsharded, task.right)],
         "held": sum(map(len, shards)),
         "total": sum(map(len, task.right)),
-        "ended": model_replicas.digest(torch, whole),
+        "ended": model_replicas.digest(torch, unsharded),
     }
 
 
-def _off(got: list[float], right: list[float]) -> float:
-    return plain_math.off(got, right) if right or got else 0.0
+def _off(actual: list[float], right: list[float]) -> float:
+    return plain_math.off(actual, right) if right or actual else 0.0
 
 
 def _fully_shard(torch: Any, kind: str) -> tuple[Any, str | None]:
@@ -125,9 +125,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return skipped(min(map(str, reasons)), code="fsdp.unsupported")
     for entry in ranks:
         losses = entry.get("losses") or []
-        whole = entry.get("errors") and entry.get("gathered") and entry.get("ended")
+        complete = entry.get("errors") and entry.get("gathered") and entry.get("ended")
         if (
-            not whole
+            not complete
             or len(losses) != sharded_task.STEPS
             or not all(process_group.finite(loss) and loss >= 0 for loss in losses)
         ):
@@ -144,7 +144,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         findings += [_apart(ranks[-number], kind, error)] if error > LIMIT.value else []
         most = max(most, error)
     findings += [
-        problem for problem in (model_replicas.drifted(ranks, "ended", "when gathered"), _whole(ranks)) if problem
+        problem for problem in (model_replicas.drifted(ranks, "ended", "when gathered"), _incomplete(ranks)) if problem
     ]
     varied = promise_cases.judge(
         view, ranks, promise_cases.Terms(sharding_options.NAMES, _limit, "fsdp.variant", _FIX), backend=True
@@ -175,7 +175,7 @@ def _apart(entry: Measured, kind: str, error: float) -> Outcome:
     )
 
 
-def _whole(ranks: Ranks) -> process_group.Problem:
+def _incomplete(ranks: Ranks) -> process_group.Problem:
     """Return the failure that a rank held everything, or all together not everything."""
     held: list[Any] = [entry.get("held") for entry in ranks]
     total: Any = ranks[0].get("total")

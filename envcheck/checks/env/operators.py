@@ -153,8 +153,8 @@ def _findings(entry: Measured) -> Iterator[Outcome]:
         )
         return
     error: Any = (entry.get("worst") or {}).get("error")
-    whole = process_group.finite(error) and 0 <= error <= LIMIT.value
-    if not whole or (len(wrong) != entry.get("wrong_rows") and not wrong):
+    within_limit = process_group.finite(error) and 0 <= error <= LIMIT.value
+    if not within_limit or (len(wrong) != entry.get("wrong_rows") and not wrong):
         yield undecided(
             f"{where} does not say how far off its operators were",
             fix="see the check's log",

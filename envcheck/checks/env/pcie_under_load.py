@@ -75,13 +75,13 @@ def measure(rank: Rank) -> Measured:
 def _loaded(words: seeded_words.Words, card: Any, bus_id: str) -> Measured:
     """Return the link's `readings` while copies are under way, and how many `copies` did not bring every bit."""
     torch, host = words.torch, [one.pin_memory() for one in gpu_speed.numbers(words, SIZE)]
-    there = [one.to(card.device, copy=True) for one in host]
+    on_device = [one.to(card.device, copy=True) for one in host]
     wrong: list[Any] = []
     readings, until = [], time.monotonic() + SECONDS
     while time.monotonic() < until:
         for turn in range(4):
             card.copy_(host[turn % 2], non_blocking=True)
-            wrong.append(exact_comparison.compared(torch, card, there[turn % 2]))
+            wrong.append(exact_comparison.compared(torch, card, on_device[turn % 2]))
         readings.append(list(pcie_link.link(bus_id)))
         torch.cuda.synchronize()
     counts = [int(count) for count in wrong]
@@ -104,8 +104,10 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return worst(bad, otherwise=bad[0])
     links = sorted({f"Gen{link.generation} x{link.lanes}" for link in results if isinstance(link, pcie_link.Link)})
     unknown = sum(_most(view, entry) is None for entry in ranks)
-    rest = f"; of {unknown} NVML does not say what they could have" if unknown else ""
-    return passed(f"{counted(len(ranks), 'GPU')} under load: {', '.join(links)}{rest}", value=len(ranks), unit="GPUs")
+    unread_note = f"; of {unknown} NVML does not say what they could have" if unknown else ""
+    return passed(
+        f"{counted(len(ranks), 'GPU')} under load: {', '.join(links)}{unread_note}", value=len(ranks), unit="GPUs"
+    )
 
 
 def _lost(ranks: Ranks) -> list[Outcome]:

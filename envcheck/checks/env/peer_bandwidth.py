@@ -58,7 +58,7 @@ def measure(rank: Rank) -> Measured:
     words = seeded_words.Words(torch, seed)
     pattern = gpu_speed.numbers(words, size // 3)
     held = [[one.to(device, copy=True) for one in pattern] for device in devices]
-    for one, mask in [pair for there in held for pair in zip(there, gpu_speed.MASKS)]:
+    for one, mask in [pair for rows in held for pair in zip(rows, gpu_speed.MASKS)]:
         words.confirm(one, mask)
     wrong: list[Measured] = []
     size = 4 * pattern[0].numel()
@@ -74,8 +74,8 @@ def measure(rank: Rank) -> Measured:
     return {**process_group.standing(rank, held[0][0]), **measured}
 
 
-def _copies(words: seeded_words.Words, sources: Any, there: Any) -> tuple[float, Measured]:
-    torch, target = words.torch, words.torch.zeros_like(there[0])
+def _copies(words: seeded_words.Words, sources: Any, destinations: Any) -> tuple[float, Measured]:
+    torch, target = words.torch, words.torch.zeros_like(destinations[0])
 
     def copy(turn: int) -> None:
         target.copy_(sources[turn], non_blocking=True)
@@ -85,7 +85,7 @@ def _copies(words: seeded_words.Words, sources: Any, there: Any) -> tuple[float,
     with torch.cuda.device(sources[0].device):
         checked = gpu_speed.Copy(
             copy,
-            lambda turn: exact_comparison.compared(torch, target, there[turn]),
+            lambda turn: exact_comparison.compared(torch, target, destinations[turn]),
             lambda turn: words.wrong(target, gpu_speed.MASKS[turn]),
             lambda: gpu_pairs.synchronize(torch, target.device),
         )
@@ -118,7 +118,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     # The furthest behind its limit first: of findings that are equally bad, the first one stands for all.
     pairs.sort(key=_share)
     findings = [_wrong(names, one) for one in entry["wrong"]]
-    findings += [finding for pair in pairs for finding in _found(pair, matrix)]
+    findings += [finding for pair in pairs for finding in _findings(pair, matrix)]
     return worst(findings, otherwise=findings[0]) if findings else _passed(pairs, matrix)
 
 
@@ -156,7 +156,7 @@ def _pair(view: View, entry: Measured, source: int, target: int) -> Pair:
     return {"where": where, "ends": ends, "rate": entry["matrix"][source][target], "row": row, "link": link}
 
 
-def _found(pair: Pair, matrix: Any) -> list[Outcome]:
+def _findings(pair: Pair, matrix: Any) -> list[Outcome]:
     """Return what is amiss with one pair: no rate, one that its links cannot carry, or one below its limits."""
     from envcheck.checks import limits
 

@@ -62,20 +62,20 @@ def measure(rank: Rank) -> Measured:
     seed = seeded_numbers.seed()
     words = seeded_words.Words(torch, seed)
     pattern = words.tensor(VALUES)
-    there = [pattern.to(device, copy=True) for device in devices]
+    copies = [pattern.to(device, copy=True) for device in devices]
     gpu_pairs.synchronize(torch, *devices)
-    for one in there:
+    for one in copies:
         words.confirm(one)
     pairs: list[Measured] = []
     for source, target in gpu_pairs.ordered(len(devices)):
         why = gpu_pairs.unreachable(torch, devices[source], devices[target])
         if why is None:
             gpu_pairs.doing(rank, f"{names[source]} -> {names[target]}")
-        result = {"unreachable": why} if why else {"wrong": _wrong(words, there[source], there[target])}
+        result = {"unreachable": why} if why else {"wrong": _wrong(words, copies[source], copies[target])}
         pairs.append({"source": source, "target": target, **result})
     broken = any(pair.get("wrong") for pair in pairs)
     measured = {"gpus": names, "pairs": pairs, "broken": broken, "seed": seed}
-    return {**process_group.standing(rank, there[0]), **measured}
+    return {**process_group.standing(rank, copies[0]), **measured}
 
 
 def _wrong(words: seeded_words.Words, source: Any, reference: Any) -> dict[str, Measured]:
@@ -127,11 +127,11 @@ def judge(view: View, ranks: Ranks) -> Outcome:
             f"no GPU here can reach another ({pairs[0]['unreachable']}): NCCL goes through the host's memory",
             code="peer-to-peer.none",
         )
-    rest = (
+    notes = (
         f"; out of reach of each other: {counted(len(pairs) - len(tried), 'pair')}" if len(tried) < len(pairs) else ""
     )
     return passed(
-        f"{len(tried)} ordered pairs, {VALUES} values each way they are written: exact{rest}",
+        f"{len(tried)} ordered pairs, {VALUES} values each way they are written: exact{notes}",
         value=0,
         unit="wrong values",
         limit=_LIMIT,

@@ -130,8 +130,8 @@ class _Tries:
             each = self.count // world if drop else math.ceil(self.count / world)
             padded = [index % self.count for index in range(each * world)]
             for rank in range(world):
-                got = made(range(self.count), rank=rank, shuffle=False, **options)
-                wrong = seeded_items.alike(f"rank {rank} of {world}", got, padded[rank::world])
+                actual = made(range(self.count), rank=rank, shuffle=False, **options)
+                wrong = seeded_items.alike(f"rank {rank} of {world}", actual, padded[rank::world])
                 if wrong:
                     return wrong
             drawn = [i for r in range(world) for i in made(range(self.count), rank=r, shuffle=True, **options)]
@@ -152,10 +152,10 @@ class _Tries:
         return None if orders[0] == orders[2] else "the same epoch gives another order the second time"
 
     def permutation(self) -> str | None:
-        got = list(self.data.RandomSampler(range(self.count)))
-        if got == list(range(self.count)):
+        actual = list(self.data.RandomSampler(range(self.count)))
+        if actual == list(range(self.count)):
             return "nothing was shuffled"
-        return seeded_items.alike("a permutation", sorted(got), range(self.count))
+        return seeded_items.alike("a permutation", sorted(actual), range(self.count))
 
     def repeated(self) -> str | None:
         orders = [list(self.data.RandomSampler(range(self.count), generator=self.generator(i))) for i in (0, 0, 1)]
@@ -179,10 +179,10 @@ class _Tries:
 
     def batches(self) -> str | None:
         whole = _plain_batches(range(self.count), 7)
-        got = list(self.data.BatchSampler(range(self.count), 7, drop_last=False))
+        actual = list(self.data.BatchSampler(range(self.count), 7, drop_last=False))
         full = list(self.data.BatchSampler(range(self.count), 7, drop_last=True))
         right = [batch for batch in whole if len(batch) == len(whole[0])]
-        return seeded_items.alike("batches", got, whole) or seeded_items.alike("full batches", full, right)
+        return seeded_items.alike("batches", actual, whole) or seeded_items.alike("full batches", full, right)
 
     def split(self) -> str | None:
         sizes = [self.count - 17, 10, 7]
@@ -194,28 +194,28 @@ class _Tries:
     def collated(self) -> str | None:
         items = [{"x": float(i), "y": (i, [i, i + 1]), "name": str(i)} for i in range(3)]
         loaded = next(iter(self.data.DataLoader(items, batch_size=3)))
-        got = [
+        actual = [
             loaded["x"].tolist(),
             loaded["y"][0].tolist(),
             [part.tolist() for part in loaded["y"][1]],
             loaded["name"],
         ]
         return seeded_items.alike(
-            "a batch of nested items", got, [[0.0, 1.0, 2.0], [0, 1, 2], [[0, 1, 2], [1, 2, 3]], ["0", "1", "2"]]
+            "a batch of nested items", actual, [[0.0, 1.0, 2.0], [0, 1, 2], [[0, 1, 2], [1, 2, 3]], ["0", "1", "2"]]
         )
 
     def loader(self, **options: Any) -> Any:
         return self.data.DataLoader(Squares(self.count), batch_size=6, **options)
 
     def shuffled(self) -> str | None:
-        got = [self.given(self.loader(shuffle=True, generator=self.generator(i))) for i in (0, 0, 1)]
-        if got[0] != got[1] or got[0] == got[2]:
+        actual = [self.given(self.loader(shuffle=True, generator=self.generator(i))) for i in (0, 0, 1)]
+        if actual[0] != actual[1] or actual[0] == actual[2]:
             return "a shuffle does not follow its generator"
-        return seeded_items.alike("a shuffled epoch", sorted(got[0]), [i * i for i in range(self.count)])
+        return seeded_items.alike("a shuffled epoch", sorted(actual[0]), [i * i for i in range(self.count)])
 
     def workers(self) -> str | None:
-        got = self.given(self.loader(num_workers=WORKERS, prefetch_factor=3))
-        return seeded_items.alike("an epoch of workers", got, [i * i for i in range(self.count)])
+        actual = self.given(self.loader(num_workers=WORKERS, prefetch_factor=3))
+        return seeded_items.alike("an epoch of workers", actual, [i * i for i in range(self.count)])
 
     def persistent(self) -> str | None:
         loader = self.loader(num_workers=WORKERS, persistent_workers=True, prefetch_factor=1)

@@ -139,8 +139,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
         return undecided("torchrun was not started", fix="see the check's log", code="torchrun.not-started")
     code, failures = entry["code"], entry.get("failures")
     exited = code is None or (isinstance(code, int) and not isinstance(code, bool))
-    whole = len(members) == entry.get("nproc") and all(isinstance(member, dict) for member in members)
-    if not (exited and whole and isinstance(failures, list) and isinstance(entry.get("by_name"), bool)):
+    complete = len(members) == entry.get("nproc") and all(isinstance(member, dict) for member in members)
+    if not (exited and complete and isinstance(failures, list) and isinstance(entry.get("by_name"), bool)):
         summary = f"torchrun did not say how each of its {entry.get('nproc')} ranks and it itself ended"
         return undecided(summary, fix="see the check's log", code="torchrun.unmeasured")
     findings = [_joined(number, member, entry) for number, member in enumerate(members)] + _ended(entry, members)

@@ -103,15 +103,15 @@ def _train(torch: Any, rank: Rank, result: Measured) -> None:
     gpu = rank.device != "cpu"
     options = {"bf16": computed_in(gpu=gpu, capability=result["capability"]) == "bfloat16", "cpu": not gpu}
     result["stage"] = "training"
-    whole = trainer_runs.TrainerRun(torch, model, directory / "whole", tensorboard=tensorboard, **options)
-    whole.train()
-    result |= {"whole": whole.seen(), **process_group.standing(rank, next(model.parameters()))}
+    uninterrupted = trainer_runs.TrainerRun(torch, model, directory / "whole", tensorboard=tensorboard, **options)
+    uninterrupted.train()
+    result |= {"whole": uninterrupted.seen(), **process_group.standing(rank, next(model.parameters()))}
     result["stage"] = f"resuming from step {SAVED_AT}"
     trainer_runs.spoil(torch, spoilt)
     resumed = trainer_runs.TrainerRun(torch, spoilt, directory / "resumed", tensorboard=tensorboard, **options)
     resumed.train(directory / "whole" / f"checkpoint-{SAVED_AT}")
     result |= {"resumed": resumed.seen(), "stage": "reading the TensorBoard log"}
-    result["events"] = trainer_runs.events(whole.logs) if tensorboard else None
+    result["events"] = trainer_runs.events(uninterrupted.logs) if tensorboard else None
 
 
 def computed_in(*, gpu: bool, capability: list[int]) -> str:
@@ -135,17 +135,23 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     broken = _broken(entry)
     if broken is not None:
         return broken
-    whole, resumed = entry.get("whole") or {}, entry.get("resumed") or {}
-    if not _complete(entry, whole) or not isinstance(resumed.get("losses"), list) or not resumed.get("state"):
+    uninterrupted, resumed = entry.get("whole") or {}, entry.get("resumed") or {}
+    if not _complete(entry, uninterrupted) or not isinstance(resumed.get("losses"), list) or not resumed.get("state"):
         return undecided("no training was compared", fix="see the check's log", code="trainer.unmeasured")
-    findings = [*_model(entry), *_losses(whole), *_dtypes(view, entry), *_resumed(whole, resumed), *_events(entry)]
+    findings = [
+        *_model(entry),
+        *_losses(uninterrupted),
+        *_dtypes(view, entry),
+        *_resumed(uninterrupted, resumed),
+        *_events(entry),
+    ]
     return worst(findings, otherwise=findings[0]) if findings else _trained(entry)
 
 
-def _complete(entry: Measured, whole: Measured) -> bool:
+def _complete(entry: Measured, uninterrupted: Measured) -> bool:
     """Return whether the first run went from the first step to the last, and kept moments."""
-    moments = [name for name in whole.get("state") or {} if name.endswith(("exp_avg", "exp_avg_sq"))]
-    steps = whole.get("steps") == list(range(1, STEPS + 1)) and len(whole.get("losses") or []) == STEPS
+    moments = [name for name in uninterrupted.get("state") or {} if name.endswith(("exp_avg", "exp_avg_sq"))]
+    steps = uninterrupted.get("steps") == list(range(1, STEPS + 1)) and len(uninterrupted.get("losses") or []) == STEPS
     return steps and bool(moments) and isinstance(entry.get("apart"), list)
 
 
@@ -177,9 +183,9 @@ def _model(entry: Measured) -> list[Outcome]:
     return [failed(summary, fix="reinstall transformers and safetensors", tensors=apart, code="trainer.loading")]
 
 
-def _losses(whole: Measured) -> list[Outcome]:
+def _losses(uninterrupted: Measured) -> list[Outcome]:
     """Return a finding where the loss is not finite, or does not fall."""
-    losses = whole["losses"]
+    losses = uninterrupted["losses"]
     wrong = [step for step, loss in enumerate(losses, 1) if not process_group.finite(loss)]
     if wrong:
         fix = "run the checks matmul and amp on this device"
@@ -213,15 +219,15 @@ def _dtypes(view: View, entry: Measured) -> list[Outcome]:
     return findings
 
 
-def _resumed(whole: Measured, resumed: Measured) -> list[Outcome]:
+def _resumed(uninterrupted: Measured, resumed: Measured) -> list[Outcome]:
     """Return a finding where the resumed run took other steps, saw other losses, or ended with other bits."""
-    due = whole["steps"][SAVED_AT:]
+    due = uninterrupted["steps"][SAVED_AT:]
     fix = "update transformers, accelerate and torch together; look at what the checkpoint's directory holds"
     if resumed.get("steps") != due:
         summary = f"resumed from step {SAVED_AT}, the Trainer took the steps {resumed.get('steps')}, not {due}"
         return [failed(summary, fix=fix, code="trainer.steps")]
-    apart = _apart(whole["state"], resumed["state"])
-    pairs = zip(due, whole["losses"][SAVED_AT:], resumed["losses"])
+    apart = _apart(uninterrupted["state"], resumed["state"])
+    pairs = zip(due, uninterrupted["losses"][SAVED_AT:], resumed["losses"])
     # As texts: a NaN that comes again is no difference, and has a finding of its own.
     steps = [step for step, one, other in pairs if str(one) != str(other)]
     if not apart and not steps:
@@ -235,7 +241,7 @@ def _resumed(whole: Measured, resumed: Measured) -> list[Outcome]:
             value=len(apart),
             unit="tensors that differ",
             tensors=apart,
-            losses=[whole["losses"], resumed["losses"]],
+            losses=[uninterrupted["losses"], resumed["losses"]],
             code="trainer.differs",
         )
     ]
@@ -245,14 +251,14 @@ def _events(entry: Measured) -> list[Outcome]:
     """Return a finding where the TensorBoard log lacks a step, or holds another loss; none without tensorboard."""
     if "tensorboard" not in (entry.get("versions") or {}) and entry.get("events") is None:
         return []
-    events, whole = entry.get("events") or [], entry["whole"]
+    events, uninterrupted = entry.get("events") or [], entry["whole"]
     fix = "reinstall tensorboard with a protobuf that it accepts; look for space on the disk"
-    if [int(step) for step, _ in events] != whole["steps"]:
+    if [int(step) for step, _ in events] != uninterrupted["steps"]:
         summary = f"the TensorBoard log has the loss of {len(events)} of {counted(STEPS, 'step')}"
         return [failed(summary, fix=fix, value=len(events), unit="steps", code="trainer.events")]
-    for (step, got), loss in zip(events, whole["losses"]):
-        if process_group.finite(loss) and not (process_group.finite(got) and abs(got - loss) <= _ROUNDING):
-            summary = f"the TensorBoard log says that the loss at step {step} is {got}, it was {loss}"
+    for (step, actual), loss in zip(events, uninterrupted["losses"]):
+        if process_group.finite(loss) and not (process_group.finite(actual) and abs(actual - loss) <= _ROUNDING):
+            summary = f"the TensorBoard log says that the loss at step {step} is {actual}, it was {loss}"
             return [failed(summary, fix=fix, code="trainer.events")]
     return []
 
@@ -264,12 +270,12 @@ def _some(names: Any) -> str:
 
 
 def _trained(entry: Measured) -> Outcome:
-    whole, versions = entry["whole"], entry.get("versions") or {}
-    losses, [dtype] = whole["losses"], whole["computed"]
+    uninterrupted, versions = entry["whole"], entry.get("versions") or {}
+    losses, [dtype] = uninterrupted["losses"], uninterrupted["computed"]
     logged = "TensorBoard's log holds them" if entry.get("events") else "without a log: tensorboard is not installed"
     return passed(
         f"transformers {versions.get('transformers')}: {STEPS} steps in {dtype}, the loss falls from {losses[0]:.3g} "
-        f"to {losses[-1]:.3g}, {logged}; resumed at step {SAVED_AT}, {counted(len(whole['state']), 'tensor')} "
+        f"to {losses[-1]:.3g}, {logged}; resumed at step {SAVED_AT}, {counted(len(uninterrupted['state']), 'tensor')} "
         "are the same to the bit",
         value=losses[-1] / losses[0],
         unit=LIMIT.unit,

@@ -103,7 +103,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         if untold[entry["rank"]] is None:
             findings += [finding for finding in (_idle(entry), _faulty(entry)) if finding is not None]
     findings += [finding for entry in ranks for finding in _wrong(entry)] + _apart(ranks)
-    return worst(findings, otherwise=findings[0]) if findings else _told(ranks)
+    return worst(findings, otherwise=findings[0]) if findings else _summary(ranks)
 
 
 def _untold(entry: Measured) -> process_group.Problem:
@@ -202,7 +202,7 @@ def _name(entry: Measured) -> str:
     return f"rank {entry['rank']} on {entry['device']}"
 
 
-def _told(ranks: Ranks) -> Outcome:
+def _summary(ranks: Ranks) -> Outcome:
     gpus = {str(entry["rank"]): _one(entry) for entry in ranks}
     busy = [gpu["utilization"] for gpu in gpus.values() if gpu["utilization"] is not None]
     power = [gpu["power_max"] for gpu in gpus.values() if gpu["power_max"] is not None]

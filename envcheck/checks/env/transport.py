@@ -74,10 +74,10 @@ def _between_pairs(torch: Any, dist: Any, rank: Rank, device: Any, seed: int) ->
     for distance in range(1, rank.world):
         sender, receiver = (rank.rank - distance) % rank.world, (rank.rank + distance) % rank.world
         mine, theirs = _mask(seed, rank.rank, receiver), _mask(seed, sender, rank.rank)
-        sent, got = base.bitwise_xor(mine), torch.zeros_like(base)
-        timed_collectives.around(dist, rank, sent, got, distance)
+        sent, actual = base.bitwise_xor(mine), torch.zeros_like(base)
+        timed_collectives.around(dist, rank, sent, actual, distance)
         # Plain Python compares, and each of the two was made of the words that it read back.
-        if words.wrong(got, theirs) or words.wrong(sent, mine):
+        if words.wrong(actual, theirs) or words.wrong(sent, mine):
             wrong.append(f"a message from rank {sender}")
     return wrong
 

@@ -29,7 +29,7 @@ class Waits:
         self._clock = clock
         self._lock = threading.Lock()
         self._under_way: dict[object, Wait] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         self._say: Callable[[str], None] | None = None
         self._watcher: threading.Thread | None = None
         self._end = threading.Event()
@@ -52,7 +52,7 @@ class Waits:
     @contextlib.contextmanager
     def announced(self, say: Callable[[str], None]) -> Iterator[None]:
         """Have `say` hear of waits that last, until the block ends. One block at a time."""
-        self._say, self._end, self._told = say, threading.Event(), set()
+        self._say, self._end, self._reported = say, threading.Event(), set()
         try:
             yield
         finally:
@@ -65,8 +65,8 @@ class Waits:
         with self._lock:
             for wait in self._under_way.values():
                 key = wait.host, wait.kind
-                if now - wait.since >= AFTER and key not in self._told:
-                    self._told.add(key)
+                if now - wait.since >= AFTER and key not in self._reported:
+                    self._reported.add(key)
                     lines.append(f"waiting for {wait.host} since {now - wait.since:.0f} s: {wait.what}")
         return lines
 

@@ -18,10 +18,10 @@ def measure(rank: Rank) -> Measured:
 
     honest = timed_collectives.around
 
-    def repeating(dist: Any, rank: Rank, sent: Any, got: Any, distance: int = 1) -> None:
-        honest(dist, rank, sent, got, distance)
-        if rank.rank == 1 and got.numel() == transport.PAIRED:
-            got[BLOCK : 2 * BLOCK] = got[:BLOCK]
+    def repeating(dist: Any, rank: Rank, sent: Any, received: Any, distance: int = 1) -> None:
+        honest(dist, rank, sent, received, distance)
+        if rank.rank == 1 and received.numel() == transport.PAIRED:
+            received[BLOCK : 2 * BLOCK] = received[:BLOCK]
 
     transport.SIZE = 1 << 20
     timed_collectives.around = repeating

@@ -82,7 +82,7 @@ def started(setting: Setting, late: int, operation: str) -> tuple[Measured, list
     arrived = [tensor.tolist() for tensor in made]
     _finish(setting)
     times |= {"out": time.monotonic(), "complete": bool(work.is_completed())}
-    return times, [("after the wait", got, right) for got, right in zip(arrived, due)]
+    return times, [("after the wait", received, right) for received, right in zip(arrived, due)]
 
 
 def _finish(setting: Setting) -> None:

@@ -66,10 +66,10 @@ def parts(name: str, rank: int, world: int) -> Parts:
     }[name]
 
 
-def around(dist: Any, rank: Rank, sent: Any, got: Any, distance: int = 1) -> None:
+def around(dist: Any, rank: Rank, sent: Any, received: Any, distance: int = 1) -> None:
     """Send to the rank at a distance and receive from the one as far before; at 1, as nccl-tests' sendrecv does."""
     after, before = (rank.rank + distance) % rank.world, (rank.rank - distance) % rank.world
-    works = dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, after), dist.P2POp(dist.irecv, got, before)])
+    works = dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, after), dist.P2POp(dist.irecv, received, before)])
     for work in works:
         work.wait()
 

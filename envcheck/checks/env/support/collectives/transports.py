@@ -110,8 +110,8 @@ def nvls_missing(view: View, ranks: int, nvls: Measured) -> str:
     """Return what is amiss with reduction in the switch where GPUs and switches have it; "" where nothing is."""
     gpus = view.snapshot.gpus
     fabrics = [gpu.signal("fabric").value for gpu in gpus]
-    whole = all(isinstance(fabric, dict) and fabric.get("state") == "completed" for fabric in fabrics)
-    if not (linked(view) and whole and all(_capability(gpu) >= SWITCHED for gpu in gpus)):
+    all_completed = all(isinstance(fabric, dict) and fabric.get("state") == "completed" for fabric in fabrics)
+    if not (linked(view) and all_completed and all(_capability(gpu) >= SWITCHED for gpu in gpus)):
         return ""
     if nvls["trouble"]:
         return str(nvls["trouble"])

@@ -51,6 +51,9 @@ class VerifiedBuckets:
         for tensor, sent in zip(self.tensors, self.sent):
             # A torch that sees no difference would hide all of them: plain Python looks at the ends.
             ends = [(tensor[end], sent[end]) for end in (slice(0, _ENDS), slice(-_ENDS, None))]
-            seen = sum(seeded_numbers.read(got) != [total * x for x in seeded_numbers.read(sent)] for got, sent in ends)
+            seen = sum(
+                seeded_numbers.read(received) != [total * x for x in seeded_numbers.read(sent)]
+                for received, sent in ends
+            )
             wrong += max(seen, int(exact_comparison.compared(self.torch, tensor, sent * total)))
         return wrong

@@ -58,13 +58,13 @@ def _cached() -> set[str]:
 
 def missing_libraries(extension: InstalledExtension, library: Library, brought: set[str]) -> list[str]:
     """Return the libraries of torch and CUDA that a library needs and that nothing brings."""
-    wanted = [name for name in library.needed if cuda_libraries.is_torchs(name) or cuda_libraries.is_nvidias(name)]
+    needed = [name for name in library.needed if cuda_libraries.is_torchs(name) or cuda_libraries.is_nvidias(name)]
     own = {other.name for other in extension.libraries} | {other.soname for other in extension.libraries}
-    here = os.path.dirname(os.path.join(extension.root, library.path))  # noqa: PTH118, PTH120 (thousands of them)
-    searched = [place.replace("$ORIGIN", here).replace("${ORIGIN}", here) for place in library.search]
+    folder = os.path.dirname(os.path.join(extension.root, library.path))  # noqa: PTH118, PTH120 (thousands of them)
+    searched = [place.replace("$ORIGIN", folder).replace("${ORIGIN}", folder) for place in library.search]
     return [
         name
-        for name in wanted
+        for name in needed
         if name not in brought and name not in own and not any(os.path.exists(f"{d}/{name}") for d in searched)  # noqa: PTH110
     ]
 
@@ -90,11 +90,11 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _defined(path: Path, wanted: set[str]) -> set[str]:
+def _defined(path: Path, symbols: set[str]) -> set[str]:
     """Return those of the symbols that a library defines. A library of torch that is damaged defines none."""
     try:
         with path.open("rb") as file:
-            return {symbol.name for symbol in Elf(file).symbols() if symbol.defined and symbol.name in wanted}
+            return {symbol.name for symbol in Elf(file).symbols() if symbol.defined and symbol.name in symbols}
     except (BinaryError, OSError):
         return set()
 

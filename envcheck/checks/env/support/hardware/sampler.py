@@ -109,11 +109,11 @@ class Meter:
         for name in names:
             status = self._library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(device))
             if not status:
-                return self._whole(device)
+                return self._complete_reading(device)
         message = f"{names[0] if names else 'no UUID'}: {self._text(status)}"
         raise UnreadableGpu(message)
 
-    def _whole(self, device: Any) -> Any:
+    def _complete_reading(self, device: Any) -> Any:
         """Return the GPU that a MIG slice is cut from: a slice has no clock, power or heat of its own."""
         parent = ctypes.c_void_p()
         find = getattr(self._library, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", None)
@@ -129,8 +129,8 @@ class Meter:
 def words(bits: int) -> list[str]:
     """Return the reasons for its clocks that a GPU gives, in words."""
     names = [name for bit, name in REASONS.items() if bits & bit]
-    rest = bits & ~sum(REASONS)
-    return [*names, f"unknown 0x{rest:x}"] if rest else names
+    unnamed_bits = bits & ~sum(REASONS)
+    return [*names, f"unknown 0x{unnamed_bits:x}"] if unnamed_bits else names
 
 
 def meter(identity: str, ordinal: int) -> Meter:
@@ -163,7 +163,7 @@ class Sampler:
         self._gpu, self._interval = (identity, ordinal), interval
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._told: Measured = {"samples": [], "unread": None, "not_offered": {}}
+        self._result: Measured = {"samples": [], "unread": None, "not_offered": {}}
 
     def __enter__(self) -> Sampler:  # noqa: PYI034 (typing.Self is newer than the oldest Python here)
         """Begin."""
@@ -179,7 +179,7 @@ class Sampler:
 
     def measured(self) -> Measured:
         """Return the samples (`at` in seconds from the start), why there are no more, and what this GPU never tells."""
-        return {**self._told, "samples": list(self._told["samples"])}
+        return {**self._result, "samples": list(self._result["samples"])}
 
     def _watch(self) -> None:
         began = time.monotonic()
@@ -187,7 +187,7 @@ class Sampler:
             gpu = meter(*self._gpu)
             while not self._over.wait(self._interval):
                 at = time.monotonic() - began
-                self._told["samples"].append({"at": round(at, 2), **gpu.read()})
-                self._told["not_offered"] = dict(gpu.not_offered)
+                self._result["samples"].append({"at": round(at, 2), **gpu.read()})
+                self._result["not_offered"] = dict(gpu.not_offered)
         except UnreadableGpu as error:
-            self._told["unread"] = str(error)
+            self._result["unread"] = str(error)

@@ -48,8 +48,8 @@ class Clipping(NamedTuple):
                     return f"the norm is said to be {returned}, and is {norm} ({options})"
                 share = min(1.0, largest / (norm + _ADDED))
                 off = max(off, self.in_two(kind, largest, share, options))
-                got = [x for p in parameters for x in plain_math.numbers(p.grad)]
-                off = max(off, plain_math.off(got, [x * share for x in given]))
+                actual = [x for p in parameters for x in plain_math.numbers(p.grad)]
+                off = max(off, plain_math.off(actual, [x * share for x in given]))
         return off
 
     def in_two(self, kind: float, largest: float, share: float, options: dict[str, Any]) -> float:
@@ -60,8 +60,8 @@ class Clipping(NamedTuple):
         parameters = self.given(self.gradient)
         total = tools.get_total_norm([p.grad for p in parameters], norm_type=kind, **options)
         tools.clip_grads_with_norm_(parameters, largest, total, **options)
-        got = [x for p in parameters for x in plain_math.numbers(p.grad)]
-        return plain_math.off(got, [x * share for x in self.gradient])
+        actual = [x for p in parameters for x in plain_math.numbers(p.grad)]
+        return plain_math.off(actual, [x * share for x in self.gradient])
 
     def implementations(self) -> list[dict[str, Any]]:
         """Return the options of each implementation that this torch offers."""
@@ -72,8 +72,8 @@ class Clipping(NamedTuple):
         """Clip each gradient to half of what the largest may be."""
         parameters = self.given(self.gradient)
         self.torch.nn.utils.clip_grad_value_(parameters, 1.0)
-        got = [x for p in parameters for x in plain_math.numbers(p.grad)]
-        return plain_math.off(got, [min(1.0, max(-1.0, x)) for x in self.gradient])
+        actual = [x for p in parameters for x in plain_math.numbers(p.grad)]
+        return plain_math.off(actual, [min(1.0, max(-1.0, x)) for x in self.gradient])
 
     def infinite(self) -> str | None:
         """Clip with an infinite or undefined gradient: an error where one was requested, and nothing is changed."""

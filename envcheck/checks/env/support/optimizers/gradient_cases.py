@@ -21,8 +21,8 @@ def _accumulated(seeded: seeded_parameters.SeededParameters) -> float:
     parameters = seeded.parameters()
     for gradient in seeded.gradients[:3]:
         sum((p * g).sum() for p, g in zip(parameters, seeded.tensors(gradient))).backward()
-    got = [x for p in parameters for x in plain_math.numbers(p.grad)]
-    return plain_math.off(got, [sum(step) for step in zip(*seeded.gradients[:3])])
+    actual = [x for p in parameters for x in plain_math.numbers(p.grad)]
+    return plain_math.off(actual, [sum(step) for step in zip(*seeded.gradients[:3])])
 
 
 def _zeroed(seeded: seeded_parameters.SeededParameters, *, to_none: bool) -> str | None:

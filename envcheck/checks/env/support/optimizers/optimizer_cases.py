@@ -212,8 +212,8 @@ class LargeProblemCases:
         torch.optim.swa_utils.update_bn([self.tensor(batch, count, 1) for batch in batches], norm)
         means = [math.fsum(batch) / count for batch in batches]
         spreads = [math.fsum((x - m) ** 2 for x in batch) / (count - 1) for batch, m in zip(batches, means)]
-        got = [*plain_math.numbers(norm.running_mean), *plain_math.numbers(norm.running_var)]
-        return plain_math.off(got, [math.fsum(means) / len(means), math.fsum(spreads) / len(spreads)])
+        actual = [*plain_math.numbers(norm.running_mean), *plain_math.numbers(norm.running_var)]
+        return plain_math.off(actual, [math.fsum(means) / len(means), math.fsum(spreads) / len(spreads)])
 
     def buffers(self) -> float:
         """Average a module's weights and buffers alike."""
@@ -229,8 +229,8 @@ class LargeProblemCases:
             average.update_parameters(module)
         columns = zip(*self.gradients)
         means = [math.fsum(column) / STEPS for column in columns][: 2 * count]
-        got = [*plain_math.numbers(average.module.weight), *plain_math.numbers(average.module.level)]
-        return plain_math.off(got, means)
+        actual = [*plain_math.numbers(average.module.weight), *plain_math.numbers(average.module.level)]
+        return plain_math.off(actual, means)
 
     def muon(self) -> float:
         """Walk Muon, whose products are in bfloat16: within a twentieth of the way, or it is another algorithm."""

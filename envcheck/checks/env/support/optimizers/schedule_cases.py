@@ -32,8 +32,8 @@ def _off(seeded: seeded_parameters.SeededParameters, name: str) -> float:
     return max(plain_math.off([*one, *other], right) for one, other in (zip(*rates), zip(*resumed)))
 
 
-def _rates(seeded: seeded_parameters.SeededParameters, name: str, again: int = 0) -> list[tuple[float, float]]:
-    """Return the rates of both groups at each epoch; at `again` all is made anew and loads the states."""
+def _rates(seeded: seeded_parameters.SeededParameters, name: str, reloaded_at: int = 0) -> list[tuple[float, float]]:
+    """Return the rates of both groups at each epoch; at `reloaded_at` new objects load the states."""
 
     def made() -> tuple[Any, Any]:
         parameters, rate = seeded.parameters(), schedule_formulas.RATE
@@ -43,7 +43,7 @@ def _rates(seeded: seeded_parameters.SeededParameters, name: str, again: int = 0
 
     (optimizer, schedule), rates = made(), []
     for epoch in range(schedule_formulas.EPOCHS):
-        if again and epoch == again:
+        if reloaded_at and epoch == reloaded_at:
             old = copy.deepcopy((optimizer.state_dict(), schedule.state_dict()))
             optimizer, schedule = made()
             optimizer.load_state_dict(old[0])
@@ -59,10 +59,10 @@ def _momenta_off(seeded: seeded_parameters.SeededParameters, name: str) -> float
     """Follow the momentum that a schedule moves against the rate."""
     optimizer = seeded.torch.optim.SGD(seeded.parameters(), lr=schedule_formulas.RATE, momentum=0.5)
     made = getattr(seeded.torch.optim.lr_scheduler, name)
-    schedule, got = made(optimizer, **schedule_formulas.MOVES_MOMENTUM[name]), []
+    schedule, actual = made(optimizer, **schedule_formulas.MOVES_MOMENTUM[name]), []
     for epoch in range(schedule_formulas.EPOCHS):
-        got.append(float(optimizer.param_groups[0]["momentum"]))
+        actual.append(float(optimizer.param_groups[0]["momentum"]))
         optimizer.step()
         if epoch + 1 < schedule_formulas.EPOCHS:
             schedule.step()
-    return plain_math.off(got, [schedule_formulas.momentum(name, epoch) for epoch in range(len(got))])
+    return plain_math.off(actual, [schedule_formulas.momentum(name, epoch) for epoch in range(len(actual))])

@@ -81,11 +81,11 @@ class ScalerTrials:
         """Scale a loss, alone and in a list: it is multiplied by the scale, to the bit."""
         loss = self.torch.tensor(1.5, device=self.device)
         scaler = self.scaler()
-        got = [
+        actual = [
             *plain_math.numbers(scaler.scale(loss)),
             *(x for y in scaler.scale([loss, loss]) for x in plain_math.numbers(y)),
         ]
-        return _unlike("a loss of 1.5 scaled by 1024 thrice", got, [1.5 * START] * 3)
+        return _unlike("a loss of 1.5 scaled by 1024 thrice", actual, [1.5 * START] * 3)
 
     def grows(self, factor: float) -> str | None:
         """Step cleanly: after each INTERVAL the scale is multiplied by its factor, and not before."""
@@ -176,5 +176,5 @@ class ScalerTrials:
         return _unlike("weights", [*after, float(scaler.get_scale())], [*(1 - _RATE * g for g in _GRADIENT), 1.0])
 
 
-def _unlike(subject: str, got: list[float], right: list[float]) -> str | None:
-    return None if got == right else f"{subject}: {got}, not {right}"
+def _unlike(subject: str, actual: list[float], right: list[float]) -> str | None:
+    return None if actual == right else f"{subject}: {actual}, not {right}"

@@ -51,14 +51,14 @@ def flat(nested: Iterable[Any]) -> list[float]:
     return values
 
 
-def off(got: Sequence[float], right: Sequence[float], scale: float | None = None) -> float:
+def off(actual: Sequence[float], right: Sequence[float], scale: float | None = None) -> float:
     """Return the largest difference relative to `scale` (by default the largest of `right`).
 
     Infinite where the lengths differ or anything is no finite number: these never compare as small.
     """
-    if len(got) != len(right) or not got:
+    if len(actual) != len(right) or not actual:
         return math.inf
-    gaps = [abs(one - other) for one, other in zip(got, right)]
+    gaps = [abs(one - other) for one, other in zip(actual, right)]
     if not all(map(math.isfinite, gaps)):
         return math.inf
     size = max(map(abs, right)) if scale is None else scale

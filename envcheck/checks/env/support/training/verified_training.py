@@ -162,6 +162,6 @@ def _seen(layer: Any, given: Any, made: Any) -> LayerTensors:
 def _bend(torch: Any, below: LayerTensors, above: LayerTensors) -> float:
     """Return how many elements are not bent at zero, on the way there and back."""
     flat, passed = below.output.detach(), above.input.grad
-    there = above.input.detach().ne(torch.where(flat > 0, flat, 0 * flat))
+    differing = above.input.detach().ne(torch.where(flat > 0, flat, 0 * flat))
     back = below.output.grad.ne(torch.where(flat > 0, passed, 0 * passed))
-    return float(there.sum() + back.sum())
+    return float(differing.sum() + back.sum())

@@ -36,65 +36,67 @@ def _broadcast(b: Bench) -> list[Part]:
 
 
 def _scatter(b: Bench) -> list[Part]:
-    got, sent = b.empty(), [b.tensor(block) for block in b.blocks(b.root)] if b.mine == b.root else None
-    b.setting.dist.scatter(got, sent, b.root)
-    return [(f"from root {b.root}", got.tolist(), b.given(b.root, b.mine))]
+    received, sent = b.empty(), [b.tensor(block) for block in b.blocks(b.root)] if b.mine == b.root else None
+    b.setting.dist.scatter(received, sent, b.root)
+    return [(f"from root {b.root}", received.tolist(), b.given(b.root, b.mine))]
 
 
 def _gather(b: Bench) -> list[Part]:
-    got = [b.empty() for _ in range(b.world)] if b.mine == b.root else None
+    received = [b.empty() for _ in range(b.world)] if b.mine == b.root else None
     sent = b.tensor(b.given(b.mine))
-    b.setting.dist.gather(sent, got, b.root)
-    parts = [(f"at root {b.root} from rank {r}", block.tolist(), b.given(r)) for r, block in enumerate(got or [])]
+    b.setting.dist.gather(sent, received, b.root)
+    parts = [(f"at root {b.root} from rank {r}", block.tolist(), b.given(r)) for r, block in enumerate(received or [])]
     return [*parts, case_tensors.unchanged(sent, b.given(b.mine))]
 
 
 def _all_gather(b: Bench) -> list[Part]:
-    got, sent = [b.empty() for _ in range(b.world)], b.tensor(b.given(b.mine))
-    b.setting.dist.all_gather(got, sent)
-    parts = [(f"from rank {r}", block.tolist(), b.given(r)) for r, block in enumerate(got)]
+    received, sent = [b.empty() for _ in range(b.world)], b.tensor(b.given(b.mine))
+    b.setting.dist.all_gather(received, sent)
+    parts = [(f"from rank {r}", block.tolist(), b.given(r)) for r, block in enumerate(received)]
     return [*parts, case_tensors.unchanged(sent, b.given(b.mine))]
 
 
 def _all_gather_tensor(b: Bench) -> list[Part]:
-    got, sent = b.empty(b.case.size * b.world), b.tensor(b.given(b.mine))
-    b.setting.dist.all_gather_into_tensor(got, sent)
+    received, sent = b.empty(b.case.size * b.world), b.tensor(b.given(b.mine))
+    b.setting.dist.all_gather_into_tensor(received, sent)
     return [
-        *((f"from rank {r}", block.tolist(), b.given(r)) for r, block in enumerate(got.split(b.case.size))),
+        *((f"from rank {r}", block.tolist(), b.given(r)) for r, block in enumerate(received.split(b.case.size))),
         case_tensors.unchanged(sent, b.given(b.mine)),
     ]
 
 
 def _all_gather_stacked(b: Bench) -> list[Part]:
-    got, sent = b.empty(b.case.size * b.world).reshape(b.world, b.case.size), b.tensor(b.given(b.mine))
-    b.setting.dist.all_gather_into_tensor(got, sent)
-    return [(f"from rank {r}", block.tolist(), b.given(r)) for r, block in enumerate(got)]
+    received, sent = b.empty(b.case.size * b.world).reshape(b.world, b.case.size), b.tensor(b.given(b.mine))
+    b.setting.dist.all_gather_into_tensor(received, sent)
+    return [(f"from rank {r}", block.tolist(), b.given(r)) for r, block in enumerate(received)]
 
 
 def _reduce_scatter(b: Bench) -> list[Part]:
-    got = b.empty()
-    b.setting.dist.reduce_scatter(got, [b.tensor(block) for block in b.blocks(b.mine)], op=b.operation)
-    return [("", got.tolist(), b.reduced(b.mine))]
+    received = b.empty()
+    b.setting.dist.reduce_scatter(received, [b.tensor(block) for block in b.blocks(b.mine)], op=b.operation)
+    return [("", received.tolist(), b.reduced(b.mine))]
 
 
 def _reduce_scatter_tensor(b: Bench) -> list[Part]:
-    got, values = b.empty(), [*itertools.chain(*b.blocks(b.mine))]
+    received, values = b.empty(), [*itertools.chain(*b.blocks(b.mine))]
     sent = b.tensor(values)
-    b.setting.dist.reduce_scatter_tensor(got, sent, op=b.operation)
-    return [("", got.tolist(), b.reduced(b.mine)), case_tensors.unchanged(sent, values)]
+    b.setting.dist.reduce_scatter_tensor(received, sent, op=b.operation)
+    return [("", received.tolist(), b.reduced(b.mine)), case_tensors.unchanged(sent, values)]
 
 
 def _all_to_all(b: Bench) -> list[Part]:
-    got = [b.empty() for _ in range(b.world)]
-    b.setting.dist.all_to_all(got, [b.tensor(block) for block in b.blocks(b.mine)])
-    return [(f"from rank {r}", block.tolist(), b.given(r, b.mine)) for r, block in enumerate(got)]
+    received = [b.empty() for _ in range(b.world)]
+    b.setting.dist.all_to_all(received, [b.tensor(block) for block in b.blocks(b.mine)])
+    return [(f"from rank {r}", block.tolist(), b.given(r, b.mine)) for r, block in enumerate(received)]
 
 
 def _all_to_all_single(b: Bench) -> list[Part]:
     values = [*itertools.chain(*b.blocks(b.mine))]
-    got, sent = b.empty(len(values)), b.tensor(values)
-    b.setting.dist.all_to_all_single(got, sent)
-    parts = [(f"from rank {r}", block.tolist(), b.given(r, b.mine)) for r, block in enumerate(got.split(b.case.size))]
+    received, sent = b.empty(len(values)), b.tensor(values)
+    b.setting.dist.all_to_all_single(received, sent)
+    parts = [
+        (f"from rank {r}", block.tolist(), b.given(r, b.mine)) for r, block in enumerate(received.split(b.case.size))
+    ]
     return [*parts, case_tensors.unchanged(sent, values)]
 
 
@@ -106,11 +108,11 @@ def _uneven(b: Bench) -> list[Part]:
 
     out, into = ([size(b.mine, r) for r in range(b.world)], [size(r, b.mine) for r in range(b.world)])
     sent = b.tensor([*itertools.chain(*(b.given(b.mine, r, count) for r, count in enumerate(out)))])
-    got = b.empty(sum(into))
-    b.setting.dist.all_to_all_single(got, sent, into, out)
+    received = b.empty(sum(into))
+    b.setting.dist.all_to_all_single(received, sent, into, out)
     return [
         (f"from rank {r}", block.tolist(), b.given(r, b.mine, count))
-        for (r, count), block in zip(enumerate(into), got.split(into))
+        for (r, count), block in zip(enumerate(into), received.split(into))
     ]
 
 

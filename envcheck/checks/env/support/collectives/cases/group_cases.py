@@ -85,8 +85,8 @@ def within(call: Call, bench: Bench, *, later: bool) -> list[Part]:
         dist = Team(setting.dist, ranks, ours, later=later)
         rank = dataclasses.replace(setting.rank, rank=ranks.index(mine), world=len(ranks))
         parts = [
-            (f"{which} in the group of ranks {ranks}".strip(), got, right)
-            for which, got, right in call(Bench(setting._replace(dist=dist, rank=rank), bench.case))
+            (f"{which} in the group of ranks {ranks}".strip(), received, right)
+            for which, received, right in call(Bench(setting._replace(dist=dist, rank=rank), bench.case))
         ]
     numbers = [ranks.index(mine), len(ranks), *(ranks if hasattr(setting.dist, "get_global_rank") else [])]
     parts.append(("the numbers of the ranks", _numbers(setting.dist, ours), numbers))
@@ -146,10 +146,12 @@ def types(b: Bench) -> list[Part]:
     torch, dist = b.setting.torch, b.setting.dist
     ones = [value % 2 for value in b.given(b.mine)]
     truth = torch.tensor(ones, dtype=torch.bool).to(b.setting.device)
-    got = [torch.zeros_like(truth) for _ in range(b.world)]
-    dist.all_gather(got, truth)
+    received = [torch.zeros_like(truth) for _ in range(b.world)]
+    dist.all_gather(received, truth)
     every = [[value % 2 for value in b.given(rank)] for rank in range(b.world)]
-    parts: list[Part] = [(f"truth values from rank {r}", block.int().tolist(), every[r]) for r, block in enumerate(got)]
+    parts: list[Part] = [
+        (f"truth values from rank {r}", block.int().tolist(), every[r]) for r, block in enumerate(received)
+    ]
     dist.broadcast(truth, b.root)
     parts.append((f"truth values from root {b.root}", truth.int().tolist(), every[b.root]))
     pairs = [b.given(b.mine), b.given(b.mine, 1)]

@@ -17,7 +17,7 @@ def objects(b: Bench) -> list[Part]:
     group = group_cases.group(b.setting, range(b.world)) if b.case.turn % 2 else None
     torch = b.setting.torch
 
-    def thing(rank: int, *, plain: bool = True) -> dict[str, Any]:
+    def sent_object(rank: int, *, plain: bool = True) -> dict[str, Any]:
         numbers = b.given(rank)
         large = "x" * (_LARGE_OBJECT if b.case.turn == 0 else 0)
         text = f"{'y' * (rank * 100 + b.case.size)}{large}"
@@ -26,14 +26,14 @@ def objects(b: Bench) -> list[Part]:
     def plain(taken: Any) -> Any:
         return {**taken, "tensor": taken["tensor"].tolist()} if isinstance(taken, dict) else taken
 
-    got: list[Any] = [None] * b.world
-    b.setting.dist.all_gather_object(got, thing(b.mine, plain=False), group=group)
-    sent = [thing(b.mine, plain=False), b.mine]
+    received: list[Any] = [None] * b.world
+    b.setting.dist.all_gather_object(received, sent_object(b.mine, plain=False), group=group)
+    sent = [sent_object(b.mine, plain=False), b.mine]
     b.setting.dist.broadcast_object_list(sent, b.root, group=group)
-    every = [thing(rank) for rank in range(b.world)]
+    every = [sent_object(rank) for rank in range(b.world)]
     return [
-        ("of every rank", [*map(plain, got)], every),
-        (f"from root {b.root}", [*map(plain, sent)], [thing(b.root), b.root]),
+        ("of every rank", [*map(plain, received)], every),
+        (f"from root {b.root}", [*map(plain, sent)], [sent_object(b.root), b.root]),
         *_objects_at_root(b, every, group),
     ]
 

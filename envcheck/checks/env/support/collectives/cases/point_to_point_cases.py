@@ -14,10 +14,10 @@ def _send_recv(b: Bench) -> list[Part]:
     """Send to the rank at a distance, each distance in turn, so that every pair is used both ways."""
     distance = 1 + b.case.turn % (b.world - 1)
     to, source, dist = (b.mine + distance) % b.world, (b.mine - distance) % b.world, b.setting.dist
-    got, sent = b.empty(), b.tensor(b.given(b.mine))
-    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, got, source)]):
+    received, sent = b.empty(), b.tensor(b.given(b.mine))
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, received, source)]):
         work.wait()
-    return [(f"from rank {source}", got.tolist(), b.given(source)), case_tensors.unchanged(sent, b.given(b.mine))]
+    return [(f"from rank {source}", received.tolist(), b.given(source)), case_tensors.unchanged(sent, b.given(b.mine))]
 
 
 def _send_recv_in_turn(b: Bench) -> list[Part]:
@@ -26,14 +26,14 @@ def _send_recv_in_turn(b: Bench) -> list[Part]:
     for first, second in itertools.combinations(range(b.world), 2):
         if b.mine not in (first, second):
             continue
-        other, got = first + second - b.mine, b.empty()
+        other, received = first + second - b.mine, b.empty()
         sent = b.tensor(b.given(b.mine, other))
         steps = [
             functools.partial(b.setting.dist.send, sent, other),
-            functools.partial(b.setting.dist.recv, got, other),
+            functools.partial(b.setting.dist.recv, received, other),
         ]
         senders = [step() for step in (steps if b.mine == first else steps[::-1])]
-        parts.append((f"from rank {other}", got.tolist(), b.given(other, b.mine)))
+        parts.append((f"from rank {other}", received.tolist(), b.given(other, b.mine)))
         parts.append(("the sender's number", [number for number in senders if number is not None], [other]))
     return parts
 
@@ -41,12 +41,13 @@ def _send_recv_in_turn(b: Bench) -> list[Part]:
 def _batched(b: Bench) -> list[Part]:
     """Send several messages to one rank in one batch: they arrive in their order."""
     to, source, dist = (b.mine + 1) % b.world, (b.mine - 1) % b.world, b.setting.dist
-    got = [b.empty() for _ in range(case_tensors.IN_FLIGHT)]
+    received = [b.empty() for _ in range(case_tensors.IN_FLIGHT)]
     calls = [dist.P2POp(dist.isend, b.tensor(b.given(b.mine, block)), to) for block in range(case_tensors.IN_FLIGHT)]
-    for work in dist.batch_isend_irecv([*calls, *(dist.P2POp(dist.irecv, one, source) for one in got)]):
+    for work in dist.batch_isend_irecv([*calls, *(dist.P2POp(dist.irecv, one, source) for one in received)]):
         work.wait()
     return [
-        (f"message {block} from rank {source}", one.tolist(), b.given(source, block)) for block, one in enumerate(got)
+        (f"message {block} from rank {source}", one.tolist(), b.given(source, block))
+        for block, one in enumerate(received)
     ]
 
 
@@ -54,9 +55,9 @@ def tagged(b: Bench) -> list[Part]:
     """Send two messages with tags to the next rank, which receives them in the other order (gloo; NCCL has no tags)."""
     to, source, dist = (b.mine + 1) % b.world, (b.mine - 1) % b.world, b.setting.dist
     works = [dist.isend(b.tensor(b.given(b.mine, block)), to, tag=71 + block) for block in range(2)]
-    got = [b.empty(), b.empty()]
+    received = [b.empty(), b.empty()]
     for block in (1, 0):
-        dist.recv(got[block], source, tag=71 + block)
+        dist.recv(received[block], source, tag=71 + block)
     for work in works:
         work.wait()
     # One rank alone sends to this one: who, is said by what is received from anybody.
@@ -68,7 +69,7 @@ def tagged(b: Bench) -> list[Part]:
         ("who that was", [sender], [source]),
         *(
             (f"tag {71 + block} from rank {source}", one.tolist(), b.given(source, block))
-            for block, one in enumerate(got)
+            for block, one in enumerate(received)
         ),
     ]
 

@@ -242,12 +242,12 @@ def pooling(source: random.Random, size: int) -> Iterator[Case]:
             function = getattr(t.nn.functional, f"avg_pool{dims}d")
             return function(x, c.kernel, c.stride, c.padding, count_include_pad=counted)
 
-        if _whole(plain):
+        if _windows_fit(plain):
             yield Case(f"avg_pool{dims}d", average, mean, (given(source, *images),), wide=2)
     yield _adaptive(source, size)
 
 
-def _whole(c: products_reference.Convolution) -> bool:
+def _windows_fit(c: products_reference.Convolution) -> bool:
     """Return whether no window reaches beyond the padding, where torch divides by less."""
     return all(len(window) > 0 for window in _windows(c))
 

@@ -212,8 +212,8 @@ def spectra(source: random.Random, _: int) -> Iterator[Case]:
         made = [[0.0] * 4 for _ in range(4)]
         for i in range(4):
             for j in range(i + 1):
-                rest = v[i * 4 + j] - math.fsum(p * q for p, q in zip(made[i][:j], made[j][:j]))
-                made[i][j] = math.sqrt(rest) if i == j else rest / made[j][j]
+                remainder = v[i * 4 + j] - math.fsum(p * q for p, q in zip(made[i][:j], made[j][:j]))
+                made[i][j] = math.sqrt(remainder) if i == j else remainder / made[j][j]
         return [x for row in made for x in row]
 
     yield Case(

@@ -68,11 +68,11 @@ def _close(torch: Any, one: Any, other: Any) -> bool:
 
 def python_values(torch: Any, device: Any, source: random.Random) -> str:
     """Judge tolist, item, int, float and bool of tensors, whole numbers among them, against their memory."""
-    whole = [source.randint(-1000, 1000) for _ in range(12)]
+    integers = [source.randint(-1000, 1000) for _ in range(12)]
     wrong = []
     for dtype in ("int64", "int32", "float32", "float64", "bool"):
         kind: Any = {"bool": bool}.get(dtype, float if dtype.startswith("float") else int)
-        values = [kind(v) for v in whole]
+        values = [kind(v) for v in integers]
         x = seeded_numbers.tensor(torch, values, (3, 4), dtype, device, source.choice(seeded_numbers.LAYOUTS))
         if x.tolist() != [values[i : i + 4] for i in (0, 4, 8)]:
             wrong.append(f"tolist() of {dtype}")

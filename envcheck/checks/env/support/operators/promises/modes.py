@@ -40,11 +40,11 @@ def gradients(torch: Any, device: Any, source: random.Random) -> str:
     half = leaf()
     (half * half.detach()).sum().backward()
     check("detach", half.grad, values)
-    again = leaf()
+    second_leaf = leaf()
     from torch.utils import checkpoint
 
-    checkpoint.checkpoint(lambda v: v * v * v, again, use_reentrant=False).sum().backward()
-    check("checkpoint", again.grad, slopes)
+    checkpoint.checkpoint(lambda v: v * v * v, second_leaf, use_reentrant=False).sum().backward()
+    check("checkpoint", second_leaf.grad, slopes)
     with torch.no_grad():
         quiet = x * 2
     with torch.no_grad(), torch.enable_grad():
@@ -89,8 +89,8 @@ def promotion(torch: Any, device: Any, _: random.Random) -> str:
         dtypes = {str((a + b).dtype), str((b * a).dtype), str(torch.result_type(a, b))}
         if dtypes != {f"torch.{right}"}:
             wrong.append(f"{one} and {other} give {', '.join(sorted(dtypes))}, not {right}")
-    whole = torch.tensor([7], device=device)
-    if str((whole / 2).dtype) != "torch.float32" or seeded_numbers.read(whole / 2) != [3.5]:
+    integer = torch.tensor([7], device=device)
+    if str((integer / 2).dtype) != "torch.float32" or seeded_numbers.read(integer / 2) != [3.5]:
         wrong.append("7 / 2 of whole numbers is not 3.5")
     return "; ".join(wrong)
 

@@ -88,12 +88,12 @@ def states(torch: Any, device: Any, source: random.Random) -> str:
     lacking = {name: value for name, value in state.items() if name != "0.bias"}
     more = {**lacking, "more": state["kept"]}
     odd = {"lacks one": lacking, "has one more": {**state, **more}, "is longer": {**state, "0.bias": state["0.weight"]}}
-    for what, given in odd.items():
+    for kind, given in odd.items():
         try:
             other.load_state_dict(given)
         except RuntimeError:
             continue
-        wrong.append(f"a state that {what} is loaded")
+        wrong.append(f"a state that {kind} is loaded")
     result = other.load_state_dict(more, strict=False)
     if ([*result.missing_keys], [*result.unexpected_keys]) != (["0.bias"], ["more"]):
         wrong.append("strict=False does not name what is missing")
@@ -111,14 +111,14 @@ def _assigned(torch: Any, module: Any, state: dict[str, Any]) -> list[str]:
 def copies(torch: Any, device: Any, source: random.Random) -> str:
     """Judge what is made of a module: a deep copy, one in evaluation, one of another dtype."""
     one, wrong = _module(torch, device, source), list[str]()
-    again = copy.deepcopy(one)
-    old, new = ([*module.parameters(), *module.buffers()] for module in (one, again))
+    copied = copy.deepcopy(one)
+    old, new = ([*module.parameters(), *module.buffers()] for module in (one, copied))
     if not _alike(old, new) or any(a.data_ptr() == b.data_ptr() for a, b in zip(old, new)):
         wrong.append("deepcopy is not a copy")
     one.eval()
-    if one.training or one[1].training or not again[1].training:
+    if one.training or one[1].training or not copied[1].training:
         wrong.append("eval() does not reach the parts, or reaches others")
-    lower = again.to(torch.bfloat16)
+    lower = copied.to(torch.bfloat16)
     if lower[0].weight.dtype != torch.bfloat16 or lower[1].num_batches_tracked.dtype != torch.int64:
         wrong.append("to(bfloat16) casts other tensors than the floating ones")
     if not _alike([one[0].weight.to(torch.bfloat16)], [lower[0].weight]):

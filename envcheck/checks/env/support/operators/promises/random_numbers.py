@@ -24,10 +24,10 @@ def _bad_moments(values: list[float], mean: float, deviation: float) -> str:
     count = len(values)
     if not count or not all(map(math.isfinite, values)):
         return f"{count} values, not all of them finite"
-    got = math.fsum(values) / count
-    if abs(got - mean) > SIGMAS * deviation / math.sqrt(count):
-        return f"the mean of {count} is {got:.4g}, not {mean:.4g}"
-    spread = math.sqrt(math.fsum((v - got) ** 2 for v in values) / count)
+    actual = math.fsum(values) / count
+    if abs(actual - mean) > SIGMAS * deviation / math.sqrt(count):
+        return f"the mean of {count} is {actual:.4g}, not {mean:.4g}"
+    spread = math.sqrt(math.fsum((v - actual) ** 2 for v in values) / count)
     # The variance of a sample's variance is at most (kurtosis - 1) / n of its square; the normal's kurtosis is 3.
     if abs(spread / deviation - 1) > SIGMAS / math.sqrt(count):
         return f"the standard deviation of {count} is {spread:.4g}, not {deviation:.4g}"

@@ -135,10 +135,10 @@ def wide_lines(torch: Any, device: Any, source: random.Random) -> str:
     scale = {"sum": size, "mean": 1 / size, "cumsum": size}
     wrong = []
     for name, (made, right) in rows.items():
-        got, least = seeded_numbers.read(made), scale.get(name, 0.0)
-        off = [abs(p - q) for p, q in zip(got, right)]
+        actual, least = seeded_numbers.read(made), scale.get(name, 0.0)
+        off = [abs(p - q) for p, q in zip(actual, right)]
         top = max([least, *map(abs, right)])
-        if len(got) != len(right) or not all(distance <= limit * top for distance in off):
+        if len(actual) != len(right) or not all(distance <= limit * top for distance in off):
             wrong.append(f"{name} of {count}")
     return ", ".join(wrong)
 

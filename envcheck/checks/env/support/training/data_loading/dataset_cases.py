@@ -36,8 +36,8 @@ class DatasetCases(seeded_items.SeededNumbers):
     def joined(self) -> str | None:
         """Judge data sets one after the other, also counted from the end."""
         made = self.data.ConcatDataset([seeded_items.Numbers(part) for part in self.parts()])
-        got = [made[index] for index in range(len(made))]
-        return seeded_items.alike("three data sets", got, self.values) or seeded_items.alike(
+        actual = [made[index] for index in range(len(made))]
+        return seeded_items.alike("three data sets", actual, self.values) or seeded_items.alike(
             "the last item", [made[-1]], self.values[-1:]
         )
 
@@ -46,18 +46,18 @@ class DatasetCases(seeded_items.SeededNumbers):
         inner = self.data.Subset(seeded_items.Numbers(self.values), self.order[: len(self.order) // 2])
         outer = self.data.Subset(inner, list(range(len(inner)))[::-1])
         right = [self.values[index] for index in self.order[: len(self.order) // 2]][::-1]
-        got = [outer[index] for index in range(len(outer))]
+        actual = [outer[index] for index in range(len(outer))]
         loaded = self.given(self.data.DataLoader(outer, batch_size=4))
-        return seeded_items.alike("item by item", got, right) or seeded_items.alike("several at once", loaded, right)
+        return seeded_items.alike("item by item", actual, right) or seeded_items.alike("several at once", loaded, right)
 
     def tensors(self) -> str | None:
         """Judge rows of two tensors."""
         one = self.torch.tensor(self.values)
         made = self.data.TensorDataset(one, one + 1)
-        got = [[int(part) for part in made[index]] for index in self.order]
+        actual = [[int(part) for part in made[index]] for index in self.order]
         right = [[self.values[index], self.values[index] + 1] for index in self.order]
         loaded = [batch.tolist() for pair in self.data.DataLoader(made, batch_size=len(made)) for batch in pair]
-        return seeded_items.alike("rows", got, right) or seeded_items.alike(
+        return seeded_items.alike("rows", actual, right) or seeded_items.alike(
             "a batch", loaded, [self.values, [v + 1 for v in self.values]]
         )
 
@@ -67,9 +67,9 @@ class DatasetCases(seeded_items.SeededNumbers):
             message = f"torch {self.torch.__version__} has no StackDataset"
             raise promise_cases.AbsentFeature(message)
         made = self.data.StackDataset(x=seeded_items.Numbers(self.values), y=seeded_items.Numbers(self.order))
-        got = [made[index] for index in range(len(made))]
+        actual = [made[index] for index in range(len(made))]
         right = [{"x": x, "y": y} for x, y in zip(self.values, self.order)]
-        return seeded_items.alike("items", got, right)
+        return seeded_items.alike("items", actual, right)
 
     def chained(self) -> str | None:
         """Judge streams one after the other."""
@@ -90,28 +90,30 @@ class DatasetCases(seeded_items.SeededNumbers):
     def many(self) -> str | None:
         """Judge a permutation of many, of one process and of three."""
         right = list(range(MANY))
-        got = sorted(self.data.RandomSampler(range(MANY), generator=self.generator()))
+        actual = sorted(self.data.RandomSampler(range(MANY), generator=self.generator()))
         made = partial(self.data.distributed.DistributedSampler, right, num_replicas=3, seed=self.seed, drop_last=True)
         three = [index for rank in range(3) for index in made(rank=rank)]
-        wrong = seeded_items.alike("a permutation", got, right)
+        wrong = seeded_items.alike("a permutation", actual, right)
         return wrong or (None if len({*three}) == len(three) == MANY // 3 * 3 else "three ranks share an index")
 
     def replaced(self) -> str | None:
         """Judge draws with replacement: as many as asked for, some twice, none outside, each about as often."""
-        got = list(self.data.RandomSampler(range(50), replacement=True, num_samples=5000, generator=self.generator()))
-        counts = collections.Counter(got)
+        actual = list(
+            self.data.RandomSampler(range(50), replacement=True, num_samples=5000, generator=self.generator())
+        )
+        counts = collections.Counter(actual)
         # 100 expected of each; eight standard deviations of the binomial.
         # That the first 50 are all different happens once in 10^20 times.
-        if len({*got[:50]}) == 50:  # noqa: PLR2004 (as said)
+        if len({*actual[:50]}) == 50:  # noqa: PLR2004 (as said)
             return "50 draws of 50 with replacement hold none twice"
-        if len(got) == 5000 and {*counts} <= {*range(50)} and all(abs(counts[i] - 100) < 80 for i in range(50)):  # noqa: PLR2004
+        if len(actual) == 5000 and {*counts} <= {*range(50)} and all(abs(counts[i] - 100) < 80 for i in range(50)):  # noqa: PLR2004
             return None
-        return f"{len(got)} draws of 50, the most frequent {counts.most_common(1)}, the least {min(counts.values())}"
+        return f"{len(actual)} draws of 50, the most frequent {counts.most_common(1)}, the least {min(counts.values())}"
 
     def more(self) -> str | None:
         """Judge more indices than there are, without replacement: one permutation after the other."""
-        got = list(self.data.RandomSampler(range(10), num_samples=25, generator=self.generator()))
-        rounds = [sorted(got[:10]), sorted(got[10:20])]
-        if len(got) != 25 or rounds != [list(range(10))] * 2 or len({*got[20:]}) != 5:  # noqa: PLR2004 (as asked for)
-            return f"25 of 10 indices are {got}"
+        actual = list(self.data.RandomSampler(range(10), num_samples=25, generator=self.generator()))
+        rounds = [sorted(actual[:10]), sorted(actual[10:20])]
+        if len(actual) != 25 or rounds != [list(range(10))] * 2 or len({*actual[20:]}) != 5:  # noqa: PLR2004 (as asked for)
+            return f"25 of 10 indices are {actual}"
         return None

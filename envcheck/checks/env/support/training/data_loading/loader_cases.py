@@ -132,7 +132,7 @@ class LoaderCases(seeded_items.SeededNumbers):
                 seeded_items.Numbers(self.values), batch_size=3, num_workers=4, persistent_workers=True
             )
             epochs = [self.given(loader) for _ in range(3)]
-        differences = (seeded_items.alike(f"epoch {epoch}", got, self.values) for epoch, got in enumerate(epochs))
+        differences = (seeded_items.alike(f"epoch {epoch}", actual, self.values) for epoch, actual in enumerate(epochs))
         return next((wrong for wrong in differences if wrong), None)
 
     def unordered(self) -> str | None:
@@ -150,19 +150,21 @@ class LoaderCases(seeded_items.SeededNumbers):
         whole = [self.values[first : first + 4] for first in range(0, len(self.values), 4)]
         right = [batch for number, batch in enumerate(whole) if number != FATAL // 4]
         for workers in (0, _WORKERS):
-            texts, got = list[str](), []
+            texts, actual = list[str](), []
             batches = iter(self.data.DataLoader(BrokenDataset(self.values), batch_size=4, num_workers=workers))
             # Read to its end: workers that are left waiting take seconds to end.
             while len(texts) < len(whole):
                 try:
-                    got.append(next(batches).tolist())
+                    actual.append(next(batches).tolist())
                 except StopIteration:  # noqa: PERF203 (each batch may raise)
                     break
                 except KeyError as error:
                     texts.append(str(error))
             if len(texts) != 1 or str(FATAL) not in texts[0]:
-                return f"with {workers} workers it is raised {len(texts)} times: {texts[:1]}; {len(got)} batches came"
-            wrong = seeded_items.alike(f"with {workers} workers the other batches", got, right)
+                return (
+                    f"with {workers} workers it is raised {len(texts)} times: {texts[:1]}; {len(actual)} batches came"
+                )
+            wrong = seeded_items.alike(f"with {workers} workers the other batches", actual, right)
             if wrong:
                 return wrong
         return None
@@ -192,7 +194,7 @@ class LoaderCases(seeded_items.SeededNumbers):
         torch = self.torch
         batch = self.data.default_collate([Point(x=0.5, y=True), Point(x=0.25, y=False)])
         rows = self.data.default_collate([torch.tensor([1, 2]), torch.tensor([3, 4])])
-        got = [type(batch).__name__, str(batch.x.dtype), batch.x.tolist(), batch.y.tolist()]
-        got += [rows.tolist(), self.data.default_collate([b"a", b"b"]), self.data.default_convert("text")]
+        actual = [type(batch).__name__, str(batch.x.dtype), batch.x.tolist(), batch.y.tolist()]
+        actual += [rows.tolist(), self.data.default_collate([b"a", b"b"]), self.data.default_convert("text")]
         right = ["Point", "torch.float64", [0.5, 0.25], [True, False], [[1, 2], [3, 4]], [b"a", b"b"], "text"]
-        return seeded_items.alike("a batch", got, right)
+        return seeded_items.alike("a batch", actual, right)

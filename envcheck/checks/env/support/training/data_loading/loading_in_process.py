@@ -35,7 +35,7 @@ def tries(torch: Any, seed: int) -> dict[str, Callable[[], str | None]]:
     whole, load = [*range(ITEMS)], torch.utils.data.DataLoader
     return {
         "in order": partial(_right, data, load(data, batch_size=BATCH), cut(whole)),
-        "in order, a second time": lambda: _again(data, load(data, batch_size=BATCH)),
+        "in order, a second time": lambda: _second_epoch(data, load(data, batch_size=BATCH)),
         "last batch dropped": partial(_right, data, load(data, batch_size=BATCH, drop_last=True), cut(whole)[:-1]),
         "by default one by one": partial(_right, data, load(data), cut(whole, 1)),
         "by a sampler": partial(_right, data, load(data, batch_size=BATCH, sampler=subset), cut(subset)),
@@ -81,13 +81,13 @@ def _right(data: Rows, loader: Any, due: list[list[int]]) -> str | None:
             "floats": (batch["pair"][1].tolist(), [row[0] for row in rows]),
             "texts": (list(batch["name"]), [str(place) for place in places]),
         }
-        for part, (got, right) in parts.items():
-            if got != right:
-                return f"the {part} of batch {number} are {str(got)[:80]}, not {str(right)[:80]}"
+        for part, (actual, right) in parts.items():
+            if actual != right:
+                return f"the {part} of batch {number} are {str(actual)[:80]}, not {str(right)[:80]}"
     return None
 
 
-def _again(data: Rows, loader: Any) -> str | None:
+def _second_epoch(data: Rows, loader: Any) -> str | None:
     list(loader)
     return _right(data, loader, cut([*range(ITEMS)]))
 

@@ -55,12 +55,12 @@ def stream(torch: Any, values: list[int]) -> Any:
     return Stream()
 
 
-def alike(subject: str, got: Any, right: Any) -> str | None:
+def alike(subject: str, actual: Any, right: Any) -> str | None:
     """Return what is wrong with some items: which are missing and which came too often, or their order."""
-    got, right = list(got), list(right)
-    if got == right:
+    actual, right = list(actual), list(right)
+    if actual == right:
         return None
-    less, more = (collections.Counter(map(repr, part)) for part in (got, right))
+    less, more = (collections.Counter(map(repr, part)) for part in (actual, right))
     missing, extra = sorted((more - less).elements())[:3], sorted((less - more).elements())[:3]
     if not missing and not extra:
         return f"{subject} comes in another order than documented"

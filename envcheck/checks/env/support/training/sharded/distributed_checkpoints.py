@@ -69,7 +69,7 @@ def _wrong(loaded: dict[str, Any]) -> list[str]:
     state, group = loaded["optimizer"]["state"][0], loaded["optimizer"]["param_groups"][0]
     moments = [plain_math.numbers(state["exp_avg"]), plain_math.numbers(state["exp_avg_sq"])]
     right = [[(1 - _BETAS[0]) * g for g in _GRADIENT], [(1 - _BETAS[1]) * g * g for g in _GRADIENT]]
-    off = max(plain_math.off(got, one) for got, one in zip(moments, right))
+    off = max(plain_math.off(actual, one) for actual, one in zip(moments, right))
     held = (
         loaded["large"].tolist() == list(range(_LARGE)),
         loaded["turned"].tolist() == [[1, 4], [2, 5], [3, 6]],

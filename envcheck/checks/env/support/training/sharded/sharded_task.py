@@ -65,7 +65,7 @@ class ShardedTask:
     def off(self, whole: list[list[float]], right: list[list[float]]) -> float:
         """Return how far weights are from where they should be, as a share of the longest way."""
         way = max(abs(end - begin) for part, old in zip(right, self.start) for end, begin in zip(part, old))
-        return model_replicas.worst(plain_math.off(got, part, way) for got, part in zip(whole, right))
+        return model_replicas.worst(plain_math.off(actual, part, way) for actual, part in zip(whole, right))
 
 
 def rows_of(rank: Rank, whole: list[float], rows: int, width: int) -> list[float]:

@@ -96,8 +96,8 @@ class ShardingOptions:
         ]
         # What has no row of a parameter holds nothing of it.
         way = max(abs(x - y) for new, old in zip(task.right, task.start) for x, y in zip(new, old))
-        errors = [0.0, *(plain_math.off(plain_math.numbers(got), right, way) for got, right in pairs if right)]
-        lost = [1 for got, right in pairs if len(right) != got.numel()]
+        errors = [0.0, *(plain_math.off(plain_math.numbers(actual), right, way) for actual, right in pairs if right)]
+        lost = [1 for actual, right in pairs if len(right) != actual.numel()]
         return "a shard has another size" if lost else model_replicas.worst(errors)
 
     def first(self) -> float:

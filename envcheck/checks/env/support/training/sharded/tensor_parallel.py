@@ -40,4 +40,4 @@ def trained(torch: Any, rank: Rank, dist: Any) -> float | str:
         return f"rank {rank.rank} holds {held} numbers of each parameter: they are not split"
     way = max(abs(new - old) for ends, begins in zip(now, start) for new, old in zip(ends, begins))
     whole = [plain_math.numbers(p.full_tensor()) for p in split.parameters()]
-    return model_replicas.worst([*errors, *(plain_math.off(got, due, way) for got, due in zip(whole, now))])
+    return model_replicas.worst([*errors, *(plain_math.off(actual, due, way) for actual, due in zip(whole, now))])

@@ -126,8 +126,10 @@ def _values(source: random.Random, n: int, even: Input) -> Iterator[Case]:
         made = [[0.0] * n for _ in range(n)]
         for i in range(n):
             for j in range(i + 1):
-                rest = (v[i * n + j] + v[j * n + i]) / 2 - math.fsum(p * q for p, q in zip(made[i][:j], made[j][:j]))
-                made[i][j] = math.sqrt(rest) if i == j else rest / made[j][j]
+                remainder = (v[i * n + j] + v[j * n + i]) / 2 - math.fsum(
+                    p * q for p, q in zip(made[i][:j], made[j][:j])
+                )
+                made[i][j] = math.sqrt(remainder) if i == j else remainder / made[j][j]
         return [x for row in made for x in row]
 
     yield Case(

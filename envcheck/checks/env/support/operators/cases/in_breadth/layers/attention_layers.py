@@ -176,16 +176,16 @@ def _masked(source: random.Random, heads: int, sizes: tuple[int, int, int]) -> I
         lambda *v: reference(*v, added=unpadded), inputs, wide=8, dtypes=WIDE, since=(1, 11),
     )  # fmt: skip
 
-    def with_masks(t: Any, x: Any, *rest: Any) -> Any:
-        return module(t, x, rest[:4])(x, x, x, attn_mask=rest[4].to(x.dtype), need_weights=False)[0]
+    def with_masks(t: Any, x: Any, *others: Any) -> Any:
+        return module(t, x, others[:4])(x, x, x, attn_mask=others[4].to(x.dtype), need_weights=False)[0]
 
-    def masked(x: Values, *rest: Values) -> Values:
-        mask = rest[4]
+    def masked(x: Values, *others: Values) -> Values:
+        mask = others[4]
 
         def added(n: int, h: int, i: int, j: int) -> float:
             return mask[((n * heads + h) * tokens + i) * tokens + j]
 
-        return reference(x, *rest[:4], added=added)[0]
+        return reference(x, *others[:4], added=added)[0]
 
     yield Case(
         "MultiheadAttention, a mask a head", with_masks, masked, (*inputs, each), wide=8, dtypes=WIDE, layouts=False
