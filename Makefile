@@ -3,7 +3,7 @@
 # make test    everything, the engine tests included where an engine can be had (sets itself up)
 .DEFAULT_GOAL := help
 .PHONY: help setup tool demo engine test ci lint workflows format types contracts drift docs checks faults bench dev-lock clean
-.PHONY: jobs image stage staged gate key promote validate refresh dist
+.PHONY: jobs image stage staged gate key promote publish validate refresh dist tool-keyless
 
 BIN := .venv/bin
 
@@ -11,7 +11,7 @@ help:
 	@sed -n 's/^# //p' Makefile
 	@echo "make lint types contracts drift docs    what CI checks besides the tests"
 	@echo "make workflows   actionlint, zizmor and the schemas over .github/"
-	@echo "make jobs image stage staged gate key promote validate refresh dist    the steps of .github/ (docs/ci-images.md)"
+	@echo "make jobs image stage staged gate key promote publish validate refresh dist    the steps of .github/ (docs/ci-images.md)"
 	@echo "make checks  write the table of docs/checks.md, and which checks have met a GPU"
 	@echo "make faults  every fault of tests/faults put in: found, missed, false alarms on sound machines"
 	@echo "make bench   benchmarks/, as ratios"
@@ -47,6 +47,13 @@ workflows: setup
 
 # What the steps of .github/ run. Their values come from the environment, never from a text that a shell reads.
 jobs image stage staged gate promote validate refresh dist: tool
+	@.ci/step $@
+
+# The one step that signs without a key, and its packages.
+tool-keyless:
+	@.ci/setup keyless
+
+publish: tool-keyless
 	@.ci/step $@
 
 # Alone: no program that is installed meanwhile sees the secret.
@@ -89,6 +96,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --gen
 dev-lock: setup
 	$(COMPILE) --group dev -o .ci/dev.lock
 	$(COMPILE) --group tool --constraints .ci/dev.lock -o .ci/tool.lock
+	$(COMPILE) --group tool --extra keyless --constraints .ci/dev.lock -o .ci/keyless.lock
 
 clean:
 	rm -rf .venv .envcheck dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed25519, rsa
@@ -37,6 +37,7 @@ KINDS: Final[tuple[Kind, ...]] = ("ed25519", "ECDSA P-256")
 # The environment variable with a private key's password.
 PASSWORD: Final = "ENVCHECK_KEY_PASSWORD"  # noqa: S105 (a name)
 _LARGEST_KEY: Final = 1 << 16
+_OIDC_ISSUER: Final = "1.3.6.1.4.1.57264.1.1"
 _BEGIN: Final = re.compile(rb"-----BEGIN ([A-Z0-9 ]{1,60})-----")
 _MAKE: Final = "make one with `envcheck key new FILE`"
 _Private = ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey
@@ -156,6 +157,25 @@ def load_public(path: Path, kinds: tuple[Kind, ...] = KINDS) -> PublicKey:
         message = f"{path}: its kind is {kind}, {expected}"
         raise ConfigError(message, fix=fix)
     return _public(key, str(path))
+
+
+def certified_identity(certificate: Any) -> tuple[str, str]:
+    """Return whom a certificate of Sigstore's Fulcio names, and the OIDC issuer; "" for what it does not say.
+
+    Nothing is verified. The issuer has an extension of its own (sigstore/fulcio, docs/oid-info.md).
+    """
+    from cryptography import x509  # noqa: PLC0415 (only where a certificate is at hand)
+
+    names: list[str] = []
+    issuer = ""
+    for extension in certificate.extensions:
+        value = extension.value
+        if isinstance(value, x509.SubjectAlternativeName):
+            names += value.get_values_for_type(x509.UniformResourceIdentifier)
+            names += value.get_values_for_type(x509.RFC822Name)
+        elif extension.oid.dotted_string == _OIDC_ISSUER:
+            issuer = value.value.decode()
+    return names[0] if len(names) == 1 else "", issuer
 
 
 def _public(key: _Public, where: str) -> PublicKey:

@@ -58,6 +58,12 @@ def hub_python() -> Path:
 
 
 @pytest.fixture(scope="session")
+def keyless_python() -> Path:
+    """Return the interpreter that has the extra `keyless`; `.ci/test` installs it."""
+    return _python("ENVCHECK_TEST_KEYLESS", "sigstore", "installs it")
+
+
+@pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
     """Return what does something dear once for all workers of pytest-xdist: the directory that `make` has filled."""
     mine = tmp_path_factory.getbasetemp()

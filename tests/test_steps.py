@@ -37,7 +37,7 @@ class Step:
     def __call__(self, name: str, **env: str) -> tuple[int, str]:
         """Return the exit status of make and standard error."""
         # The environment of these tests is not made anew below them.
-        command = ["make", "--silent", "--old-file=tool", "-C", str(ROOT), name]
+        command = ["make", "--silent", "--old-file=tool", "--old-file=tool-keyless", "-C", str(ROOT), name]
         done = subprocess.run(
             command, env={**self.env, **env}, capture_output=True, text=True, check=False, timeout=240, cwd=self.at
         )
@@ -260,6 +260,15 @@ def test_a_promotion_that_lacks_something_promotes_nothing(step: Step, wrong: di
 def test_an_image_that_does_not_meet_the_policy_fails_its_promotion(step: Step) -> None:
     step.fake("envcheck", "exit 1")
     assert step("promote", **PROMOTE)[0] != 0
+
+
+def test_a_report_is_published_as_this_job_and_without_a_key(step: Step) -> None:
+    said = step.fake("envcheck")
+    assert step("publish", IMAGE=DIGEST, REPORT="gated/report.json") == (0, "")
+    assert said() == [f"publish {DIGEST} --report gated/report.json --keyless"]
+    assert step("publish", IMAGE="registry.example/x:latest", REPORT="gated/report.json")[0] == 2
+    assert step("publish", IMAGE=DIGEST)[0] == 2
+    assert len(said()) == 1
 
 
 def test_validate_takes_an_image_or_an_interpreter(step: Step) -> None:

@@ -132,7 +132,20 @@ def test_every_make_target_of_a_step_is_in_the_makefile_and_ci_knows_every_step(
     runs = [str(step["run"]).split() for path in FILES for step in steps(path) if "run" in step]
     made = {words[-1] for words in runs if words[0] == "make"}
     assert made <= targets
-    assert made == {"ci", "jobs", "image", "stage", "staged", "gate", "key", "promote", "validate", "refresh", "dist"}
+    assert made == {
+        "ci",
+        "jobs",
+        "image",
+        "stage",
+        "staged",
+        "gate",
+        "key",
+        "promote",
+        "publish",
+        "validate",
+        "refresh",
+        "dist",
+    }
 
 
 def test_one_action_is_of_one_commit() -> None:
@@ -181,8 +194,11 @@ def test_the_gate_pulls_by_digest_what_was_staged() -> None:
 
 def test_only_what_the_gate_let_through_is_promoted() -> None:
     jobs = read(ROOT / ".github/workflows/gpu.yml")["jobs"]
-    assert jobs["promote"]["needs"] == "gate"
-    assert not {"always", "cancelled", "failure"} & set(re.findall(r"\w+(?=\()", str(jobs["promote"]["if"])))
+    condition = " ".join(jobs["promote"]["if"].split())
+    published = """contains(fromJSON('["success", "skipped"]'), needs.publish.result)"""
+    assert jobs["promote"]["needs"] == ["gate", "publish"]
+    assert condition.startswith(f"!cancelled() && needs.gate.result == 'success' && {published} && ")
+    assert "||" not in condition
     assert not any("continue-on-error" in part for job in jobs.values() for part in (job, *job["steps"]))
 
 
@@ -190,6 +206,14 @@ def test_the_secret_reaches_one_step_which_installs_and_runs_nothing() -> None:
     read_by = {(path.name, str(step.get("run"))) for path in FILES for step in steps(path) if "secrets." in str(step)}
     assert read_by == {("gpu.yml", "make key")}
     assert "\nkey:\n\t@.ci/step $@\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def test_only_the_job_that_publishes_without_a_key_gets_a_token_to_sign_with() -> None:
+    jobs = read(ROOT / ".github/workflows/gpu.yml")["jobs"]
+    signing = [name for name, job in jobs.items() if "id-token" in job["permissions"]]
+    assert signing == ["publish"]
+    assert "self-hosted" not in str(jobs["publish"]["runs-on"])
+    assert [step["run"] for step in jobs["publish"]["steps"] if "run" in step] == ["make publish"]
 
 
 def functions() -> dict[str, str]:
@@ -239,3 +263,6 @@ def test_workflows_run_envcheck_with_the_packages_that_it_is_worked_on_with() ->
     tool, dev = pins("tool.lock"), pins("dev.lock")
     assert wanted <= set(tool)
     assert {name: versions for name, versions in tool.items() if versions != dev.get(name)} == {}
+    keyless = pins("keyless.lock")
+    assert set(keyless) > {"sigstore", *tool}
+    assert {name: versions for name, versions in tool.items() if versions != keyless.get(name)} == {}

@@ -11,6 +11,7 @@ import msgspec
 from envcheck import safe_files
 from envcheck.errors import ConfigError
 from envcheck.registry.attached_proofs import REPORT_TYPE, remote_images
+from envcheck.registry.keyless_signing import KeylessSigner
 from envcheck.registry.oci.attachments import attach
 from envcheck.registry.oci.documents import Descriptor
 from envcheck.registry.oci.repository import Repository
@@ -70,15 +71,15 @@ def prepare(
     return prepared
 
 
-def publish(repository: Repository, one: PreparedProof, key: PrivateKey | None) -> Publication:
-    """Attach the report and then the statement; whoever is interrupted in between has published no proof."""
+def publish(repository: Repository, one: PreparedProof, by: PrivateKey | KeylessSigner | None) -> Publication:
+    """Attach the report and then the statement; whoever is interrupted in between has published no proof.
+
+    With a key, an identity of a CI, or unsigned (None).
+    """
     subject = _subject(repository, one.image)
+    kind = UNSIGNED_TYPE if by is None else BUNDLE_TYPE
+    envelope, signer = _enveloped(statement.encode(one.statement), by)
     report = attach(repository, subject, REPORT_TYPE, [(evidence.MEDIA_TYPE, one.packed.content)], {})
-    payload = statement.encode(one.statement)
-    if key is None:
-        kind, envelope = UNSIGNED_TYPE, leave_unsigned(payload, statement.PAYLOAD_TYPE)
-    else:
-        kind, envelope = BUNDLE_TYPE, sign(payload, statement.PAYLOAD_TYPE, key)
     annotations = bundle_annotations(statement.PREDICATE_TYPE)
     proof = attach(repository, subject, kind, [(kind, envelope)], annotations)
     return Publication(
@@ -86,9 +87,18 @@ def publish(repository: Repository, one: PreparedProof, key: PrivateKey | None) 
         statement=one.statement,
         report=report.descriptor.digest,
         proof=proof.descriptor.digest,
-        signer=key.public.id if key else None,
+        signer=signer,
         notes=(*report.notes, *proof.notes),
     )
+
+
+def _enveloped(payload: bytes, by: PrivateKey | KeylessSigner | None) -> tuple[bytes, str | None]:
+    """Return the envelope around a statement, and who signed it."""
+    if by is None:
+        return leave_unsigned(payload, statement.PAYLOAD_TYPE), None
+    if isinstance(by, PrivateKey):
+        return sign(payload, statement.PAYLOAD_TYPE, by), by.public.id
+    return by.sign(payload), str(by.identity)
 
 
 def read_sbom(path: Path) -> tuple[str, bytes]:

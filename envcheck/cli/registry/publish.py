@@ -12,6 +12,7 @@ from envcheck.cli.shared.typed_options import takes
 from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
+    from envcheck.registry.keyless_signing import KeylessSigner
     from envcheck.registry.publishing import Publication
 
 
@@ -21,6 +22,8 @@ class PublishOptions(NamedTuple):
     reference: str
     reports: tuple[Path, ...]
     key: Path | None
+    keyless: bool
+    trust_config: Path | None
     unsigned: bool
     plain_names: bool
     sboms: tuple[Path, ...]
@@ -36,6 +39,10 @@ class PublishOptions(NamedTuple):
     help="A report of `envcheck run --image`; again for more.",
 )  # fmt: skip
 @click.option("--key", type=click.Path(path_type=Path), help="The private key that signs (`envcheck key new`).")
+@click.option("--keyless", is_flag=True, help="Sign as this CI job, with its OIDC token and Sigstore.")
+@click.option(
+    "--trust-config", type=click.Path(path_type=Path), help="A Sigstore instance of your own, as ClientTrustConfig."
+)
 @click.option("--unsigned", is_flag=True, help="Publish without a signature; it counts where a policy allows it.")
 @click.option("--plain-names", is_flag=True, help="Keep the names of hosts, users and paths in the report.")
 @click.option(
@@ -64,9 +71,7 @@ def command(options: PublishOptions) -> None:
     from envcheck.registry.oci.references import parse_reference
     from envcheck.reports.model import load
 
-    if (options.key is None) != options.unsigned:
-        message = "--key and --unsigned exclude each other" if options.key else "no key to sign with"
-        raise ConfigError(message, fix="pass --key FILE (`envcheck key new FILE` makes one), or --unsigned")
+    _check(options)
     key = access.private_key(options.key) if options.key else None
     sboms = [publishing.read_sbom(path) for path in options.sboms]
     reports = [load(path) for path in options.reports]
@@ -80,11 +85,33 @@ def command(options: PublishOptions) -> None:
         ]
         _show(planned, as_json=options.as_json)
         return
-    done = [publishing.publish(repository, one, key) for one in prepared]
+    by = _keyless(options) if options.keyless else key
+    done = [publishing.publish(repository, one, by) for one in prepared]
     for image in {one.image.manifest: one.image for one in prepared}.values():
         for sbom in sboms:
             publishing.attach_sbom(repository, image, sbom)
     _show(done, as_json=options.as_json)
+
+
+def _check(options: PublishOptions) -> None:
+    ways = {"--key": options.key is not None, "--keyless": options.keyless, "--unsigned": options.unsigned}
+    given = [way for way, is_given in ways.items() if is_given]
+    if len(given) != 1:
+        message = f"{' and '.join(given)} exclude each other" if given else "no key to sign with"
+        raise ConfigError(message, fix="pass --key FILE (`envcheck key new FILE` makes one), --keyless or --unsigned")
+    if options.trust_config and not options.keyless:
+        message = "--trust-config is for --keyless"
+        raise ConfigError(message, fix="leave it out, or sign with --keyless")
+
+
+def _keyless(options: PublishOptions) -> KeylessSigner:
+    from envcheck.mirrors.profiles.load import load
+    from envcheck.registry.keyless_signing import KeylessSigner
+
+    if options.trust_config is None and load(options.mirror).closed:
+        message = f"the mirror profile {options.mirror} is closed, and --keyless asks Sigstore's public instance"
+        raise ConfigError(message, fix="pass --trust-config with an instance of your own, or sign with --key")
+    return KeylessSigner(options.trust_config)
 
 
 def _show(publications: list[Publication], *, as_json: bool) -> None:

@@ -1,6 +1,7 @@
 """Envelopes around statements: DSSE signatures in a Sigstore bundle (v0.3), and a form of its own without a signature.
 
-A bundle has one signature and names its key by a hint, the key's id; `cosign verify-attestation --key` reads it.
+A bundle has one signature and names its key by a hint, the key's id; `cosign verify-attestation --key` reads it. One
+that an identity signed has a certificate instead.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from envcheck.registry.proofs import strict_json
+from envcheck.registry.proofs.keyless import CertifiedMaterial, Identities
 from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
 from envcheck.signing import PrivateKey, PublicKey
 from envcheck.struct_types import know_types
@@ -29,7 +31,7 @@ def bundle_annotations(predicate_type: str) -> dict[str, str]:
 
 
 class EnvelopeContents(NamedTuple):
-    """What was in an envelope, and the id of the key that signed it; None where nobody did."""
+    """What was in an envelope, and the id of the key or the identity that signed it; None where nobody did."""
 
     payload: bytes
     signer: str | None
@@ -64,13 +66,17 @@ class _Bundle(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
     dsse_envelope: _DsseEnvelope
 
 
+class _CertifiedBundle(_Bundle, forbid_unknown_fields=True, rename="camel"):
+    verification_material: CertifiedMaterial  # type: ignore[assignment]
+
+
 class _Unsigned(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
     media_type: Literal["application/vnd.envcheck.unsigned.v1+json"]
     payload_type: str
     payload: str
 
 
-know_types(_Bundle, _Unsigned)
+know_types(_Bundle, _CertifiedBundle, _Unsigned)
 
 
 def sign(payload: bytes, payload_type: str, key: PrivateKey) -> bytes:
@@ -101,10 +107,15 @@ def authenticated(payload: bytes, payload_type: str) -> bytes:
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
-def open_envelope(content: bytes, payload_type: str, keys: Sequence[PublicKey]) -> EnvelopeContents | Rejection:
-    """Return the payload of this type, signed by one of the keys or by nobody, or why not. It never raises."""
+def open_envelope(
+    content: bytes, payload_type: str, keys: Sequence[PublicKey], identities: Identities | None = None
+) -> EnvelopeContents | Rejection:
+    """Return the payload of this type, signed by a key, an identity or nobody, or why not. It never raises."""
     try:
         document = strict_json.parse(content)
+        if isinstance(document, dict) and _is_certified(document.get("verificationMaterial")):
+            strict_json.convert(document, _CertifiedBundle)
+            return _certified(content, payload_type, identities)
         if isinstance(document, dict) and document.get("mediaType") == UNSIGNED_TYPE:
             unsigned = strict_json.convert(document, _Unsigned)
             _expect_type(unsigned.payload_type, payload_type)
@@ -112,6 +123,20 @@ def open_envelope(content: bytes, payload_type: str, keys: Sequence[PublicKey]) 
         return _verified(strict_json.convert(document, _Bundle), payload_type, keys)
     except strict_json.MalformedError as error:
         return Rejection(ProofRefusal.UNKNOWN_FORMAT, str(error))
+
+
+def _is_certified(material: Any) -> bool:
+    return isinstance(material, dict) and "certificate" in material
+
+
+def _certified(content: bytes, payload_type: str, identities: Identities | None) -> EnvelopeContents | Rejection:
+    if identities is None:
+        return Rejection(ProofRefusal.WRONG_KEY, "signed by an identity, and none is allowed here")
+    signed = identities.open(content)
+    if isinstance(signed, Rejection):
+        return signed
+    _expect_type(signed.payload_type, payload_type)
+    return EnvelopeContents(signed.payload, str(signed.signer))
 
 
 def _verified(bundle: _Bundle, payload_type: str, keys: Sequence[PublicKey]) -> EnvelopeContents | Rejection:

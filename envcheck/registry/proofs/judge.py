@@ -51,8 +51,8 @@ class ProofTerms(NamedTuple):
 class JudgedProof(NamedTuple):
     """One proof and what became of it: it holds where `refused` is None.
 
-    `statement` is None where it could not be believed at all. `signer` is the id of its key; without one nothing is
-    proven, whatever holds.
+    `statement` is None where it could not be believed at all. `signer` is the id of its key, or its identity; without
+    one nothing is proven, whatever holds.
     """
 
     digest: str
@@ -95,7 +95,7 @@ def _read(attached: ListedProof, image: str, policy: Policy) -> JudgedProof:
     """Return a statement about this image by whom the policy allows, or the refusal."""
     if isinstance(attached.bundle, Rejection):
         return JudgedProof(attached.digest, None, None, attached.bundle)
-    opened = open_envelope(attached.bundle, statements.PAYLOAD_TYPE, policy.keys)
+    opened = open_envelope(attached.bundle, statements.PAYLOAD_TYPE, policy.keys, policy.identities)
     if isinstance(opened, Rejection):
         return JudgedProof(attached.digest, None, None, opened)
     if opened.signer is None and not policy.unsigned:

@@ -12,6 +12,7 @@ import msgspec
 
 from envcheck import safe_files
 from envcheck.errors import ConfigError
+from envcheck.registry.proofs.keyless import Identities, Identity
 from envcheck.registry.proofs.statement import Level
 from envcheck.signing import PublicKey, load_public
 from envcheck.struct_types import know_types
@@ -24,13 +25,16 @@ else:
 NAME: Final = "envcheck-policy.toml"
 _MOST: Final = 1 << 20  # bytes of a file
 _FIX: Final = (
-    "the settings of [proof] are level, max_age, keys, required, warnings, rejudge, mode and unsigned, "
+    "the settings of [proof] are level, max_age, keys, identities, trusted_root, required, warnings, rejudge, mode and "
+    "unsigned, "
     "those of [promote] gpus, from and signers"
 )
 _WRITE: Final = {
     "level": 'write "static", "quick", "standard" or "full"',
     "max_age": 'write "30d", "12h" or "90m"',
     "keys": 'write a list: ["release.pub"]',
+    "identities": 'write a list: [{identity = "https://...", issuer = "https://..."}]',
+    "trusted_root": 'write a file: "trusted_root.json"',
     "required": 'write a list: ["all-reduce"]; `envcheck checks` lists the names',
     "warnings": 'write "allow" or "refuse"',
     "rejudge": "write true or false",
@@ -56,6 +60,8 @@ class NamedGpus(NamedTuple):
 class Policy(NamedTuple):
     """What a proof must be. `required` checks must have passed; `unsigned` takes statements that nobody signed.
 
+    `keys` and `identities` are those whose proofs count.
+
     `promoted_on` are the GPUs that a promotion needs a proof for each, `promoted_from` the repository it comes from,
     `signers` how many different keys must sign it.
     """
@@ -63,6 +69,7 @@ class Policy(NamedTuple):
     level: Level = "standard"
     max_age: dt.timedelta = dt.timedelta(days=30)
     keys: tuple[PublicKey, ...] = ()
+    identities: Identities | None = None
     required: tuple[str, ...] = ()
     warnings: Literal["allow", "refuse"] = "allow"
     rejudge: bool = True
@@ -76,10 +83,17 @@ class Policy(NamedTuple):
 DEFAULT: Final = Policy()
 
 
+class _IdentityTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    identity: Annotated[str, msgspec.Meta(min_length=1)]
+    issuer: Annotated[str, msgspec.Meta(min_length=1)]
+
+
 class _ProofTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     level: Level = DEFAULT.level
     max_age: str = "30d"
     keys: list[str] = []
+    identities: list[_IdentityTable] = []
+    trusted_root: str | None = None
     required: list[str] = []
     warnings: Literal["allow", "refuse"] = DEFAULT.warnings
     rejudge: bool = DEFAULT.rejudge
@@ -145,9 +159,10 @@ def _policy(tables: _PolicyFile, place: _Place) -> Policy:
     if len({key.id for key in keys}) != len(keys):
         # Two files of one key would count as two signers.
         place.refuse("proof", "keys", "one key is there twice", "name each key once")
-    if not keys and not proof.unsigned:
+    identities = _identities(proof, place)
+    if not keys and identities is None and not proof.unsigned:
         why = "no key, and unsigned proofs are refused: no proof would hold"
-        place.refuse("proof", "keys", why, "name public keys, or set unsigned = true")
+        place.refuse("proof", "keys", why, "name public keys or identities, or set unsigned = true")
     if promote.signers > len(keys) > 0:
         why = f"{promote.signers} signers, and only {len(keys)} keys"
         place.refuse("promote", "signers", why, "name more keys in proof.keys, or ask for fewer signers")
@@ -158,6 +173,7 @@ def _policy(tables: _PolicyFile, place: _Place) -> Policy:
         level=proof.level,
         max_age=_age(proof.max_age, place),
         keys=keys,
+        identities=identities,
         required=tuple(proof.required),
         warnings=proof.warnings,
         rejudge=proof.rejudge,
@@ -175,6 +191,29 @@ def _key(name: str, place: _Place) -> PublicKey:
     except (ConfigError, ValueError) as error:  # ValueError: a NUL in the path
         why = error.message if isinstance(error, ConfigError) else "not the name of a file"
         place.refuse("proof", "keys", why, "name public keys, relative to this file")
+
+
+def _identities(proof: _ProofTable, place: _Place) -> Identities | None:
+    """Return the identities, whose certificates are verified by the trusted root alone."""
+    if not proof.identities and proof.trusted_root is None:
+        return None
+    if not proof.identities:
+        place.refuse("proof", "trusted_root", "no identity that it would verify", _WRITE["identities"])
+    if proof.trusted_root is None:
+        place.refuse("proof", "identities", "no trusted_root to verify them by", _WRITE["trusted_root"])
+    path = place.path.parent / proof.trusted_root
+    try:
+        identities = Identities(
+            tuple(Identity(one.identity, one.issuer) for one in proof.identities),
+            safe_files.read_whole(path, most=_MOST),
+        )
+        identities.check()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        why = f"cannot read {path}: {getattr(error, 'strerror', None) or 'not the name of a file'}"
+        place.refuse("proof", "trusted_root", why, "name Sigstore's trusted_root.json, relative to this file")
+    except ConfigError as error:
+        place.refuse("proof", "trusted_root", error.message, error.fix)
+    return identities
 
 
 def _age(text: str, place: _Place) -> dt.timedelta:

@@ -51,6 +51,7 @@ def test_every_setting_is_read_and_keys_lie_beside_the_file(site: Path, monkeypa
         "quick",
         dt.timedelta(hours=12),
         (),
+        None,
         ("all-reduce", "ddp"),
         "refuse",
         False,

@@ -1,0 +1,316 @@
+"""Signatures by an identity of a CI: published through a Sigstore instance, verified by sigstore, refused when wrong.
+
+The instance is made here (tests/sigstore_instance.py): the public one cannot be reached from the tests.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from envcheck.registry.oci.attachments import attach
+from envcheck.registry.oci.documents import StoredManifest
+from envcheck.registry.proofs import keyless
+from envcheck.registry.proofs import statement as statements
+from envcheck.registry.proofs.envelope import BUNDLE_TYPE, EnvelopeContents, bundle_annotations, open_envelope
+from envcheck.registry.proofs.refusals import Rejection
+from tests import proofs
+from tests.http_server import Server, Servers
+from tests.registry.site import NOW, Site
+from tests.sigstore_instance import IDENTITY, ISSUER, Entry, SigstoreInstance, token
+
+pytestmark = pytest.mark.tools
+HOUR: Final = 3600
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sigstore(keyless_python: Path) -> None:
+    """Have the packages of the extra, after all that is installed here."""
+    [packages] = keyless_python.parent.parent.glob("lib/python*/site-packages")
+    if str(packages) not in sys.path:
+        sys.path.append(str(packages))
+
+
+@pytest.fixture(scope="module")
+def instance() -> SigstoreInstance:
+    return SigstoreInstance()
+
+
+class KeylessSite(Site):
+    """A repository whose policy allows one identity."""
+
+    def __init__(self, address: str, folder: Path, instance: SigstoreInstance) -> None:
+        super().__init__(address, folder)
+        self.instance = instance
+        (folder / "root.json").write_bytes(instance.trusted_root())
+        self.allowed = self.identities()
+
+    def identities(self, identity: str = IDENTITY, issuer: str = ISSUER, root: str = "root.json") -> Path:
+        """Write a policy that allows an identity, and no key."""
+        proof = f'identities = [{{identity = "{identity}", issuer = "{issuer}"}}]\ntrusted_root = "{root}"'
+        return self.write_policy(proof, keys="")
+
+    def payload(self, image: StoredManifest, **changes: Any) -> bytes:
+        """Return the statement about an image."""
+        return statements.encode(self.stated(image, **changes))
+
+    def put(self, image: StoredManifest, document: Any) -> None:
+        """Attach a bundle, and the evidence of every statement here."""
+        self.attach(image, by="other")
+        content = [(BUNDLE_TYPE, json.dumps(document).encode())]
+        annotations = bundle_annotations(statements.PREDICATE_TYPE)
+        attach(self.repository, image.descriptor, BUNDLE_TYPE, content, annotations)
+
+
+@pytest.fixture
+def ci(docker_registry: str, tmp_path: Path, instance: SigstoreInstance) -> KeylessSite:
+    """Return a repository and the commands, with an instance of Sigstore."""
+    return KeylessSite(docker_registry, tmp_path, instance)
+
+
+@pytest.fixture
+def service(servers: Servers, ci: KeylessSite, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """Return the services of the instance, in the environment of a job of GitHub."""
+    server = servers.start(Server(ci.instance.answer))
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("ACTIONS_ID_TOKEN_REQUEST_TOKEN", "canary-of-the-job")
+    monkeypatch.setenv("ACTIONS_ID_TOKEN_REQUEST_URL", f"{server.url}/token?api=1")
+    monkeypatch.setenv("no_proxy", "*")
+    (ci.folder / "config.json").write_bytes(ci.instance.trust_config(server.url))
+    return server
+
+
+def publish(ci: KeylessSite, image: StoredManifest, *options: object, **report: Any) -> tuple[int, str]:
+    words = ("--report", ci.report(image, **report), "--keyless", "--trust-config", ci.folder / "config.json")
+    return ci.run("publish", f"{ci.name}@{image.digest}", *words, *options)
+
+
+def test_a_job_of_a_ci_publishes_and_a_node_pulls_by_its_identity(ci: KeylessSite, service: Server) -> None:
+    image = ci.image("keyless")
+    status, output = publish(ci, image)
+    assert status == 0, output
+    assert f"signed by {IDENTITY} ({ISSUER})" in output
+    assert service.paths == ["/token?api=1&audience=sigstore", "/api/v2/signingCert", "/api/v1/log/entries"]
+    assert "canary" not in output
+    assert token(ISSUER) not in output
+    asked = len(service.requests)
+    name = f"{ci.name}@{image.digest}"
+    document = ci.pull(name, policy=ci.allowed)
+    assert (document["chosen"], document["proven"]) == (name, True)
+    status, output = ci.run("proof", name, "--policy", ci.allowed, "--no-here")
+    assert (status, "holds" in output) == (0, True), output
+    assert ci.reasons(name, policy=ci.policy) == {"wrong-key"}
+    assert len(service.requests) == asked, "nothing is asked to verify"
+
+
+def test_a_failed_run_of_the_job_takes_back_the_pass(ci: KeylessSite, service: Server) -> None:
+    image = ci.image("keyless-failed")
+    assert publish(ci, image)[0] == 0
+    assert publish(ci, image, failed=True, ago=60)[0] == 0
+    assert "failed-since" in ci.reasons(f"{ci.name}@{image.digest}", policy=ci.allowed)
+    assert len(service.requests) == 6
+
+
+def test_a_promotion_takes_a_proof_of_an_identity(ci: KeylessSite, service: Server) -> None:
+    image = ci.image("keyless-promoted")
+    assert publish(ci, image)[0] == 0
+    proof = f'identities = [{{identity = "{IDENTITY}", issuer = "{ISSUER}"}}]\ntrusted_root = "root.json"'
+    policy = ci.write_policy(proof)
+    status, output = ci.promote(image, "--to", "stable", policy=policy)
+    assert status == 0, output
+    assert ci.chosen(f"{ci.name}:stable", policy=policy) == image.digest
+    assert service.requests
+
+
+def test_a_service_that_does_not_sign_is_one_line_and_nothing_is_published(ci: KeylessSite, service: Server) -> None:
+    image = ci.image("keyless-refused")
+    ci.instance.answer, kept = SigstoreInstance().answer, ci.instance.answer  # type: ignore[method-assign]
+    try:
+        service.answering = ci.instance.answer
+        status, output = publish(ci, image)
+    finally:
+        ci.instance.answer = kept  # type: ignore[method-assign]
+    assert status == 3
+    assert output.startswith("Sigstore did not sign: ")
+    assert "canary" not in output
+    assert not [tag for tag in ci.repository.tags() if image.digest.partition(":")[2] in tag]
+
+
+def test_without_a_token_of_a_ci_it_says_what_the_job_lacks(ci: KeylessSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    (ci.folder / "config.json").write_bytes(ci.instance.trust_config("http://127.0.0.1:1"))
+    image = ci.image("keyless-no-token")
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    status, output = publish(ci, image)
+    assert (status, "no CI here" in output, "id-token: write" in output) == (2, True, True), output
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.delenv("ACTIONS_ID_TOKEN_REQUEST_TOKEN", raising=False)
+    status, output = publish(ci, image)
+    assert (status, "id-token: write" in output) == (2, True), output
+
+
+Forgery = Callable[[SigstoreInstance, bytes], dict[str, Any]]
+AT: Final = (NOW - dt.timedelta(minutes=50)).replace(microsecond=0)
+
+
+def honest(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
+    return instance.bundle(payload, at=AT)
+
+
+def just_in_time(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
+    return instance.bundle(payload, at=AT, delay=600)
+
+
+def too_late(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
+    return instance.bundle(payload, at=AT, delay=601)
+
+
+def before_the_certificate(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
+    return instance.bundle(payload, at=AT, delay=-1)
+
+
+def entry_of_another(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
+    other = instance.bundle(payload, at=AT)
+    entry = other["verificationMaterial"]["tlogEntries"][0]
+    body = base64.b64decode(entry["canonicalizedBody"])
+    return instance.bundle(payload, at=AT, entry=Entry(body, int(entry["integratedTime"])))
+
+
+def another_payload(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
+    document = instance.bundle(payload, at=AT)
+    other = payload.replace(b'"level":"', b'"level": "')
+    document["dsseEnvelope"]["payload"] = base64.b64encode(other).decode()
+    return document
+
+
+def in_entry(**changes: Any) -> Forgery:
+    def change(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
+        document = instance.bundle(payload, at=AT)
+        entry = document["verificationMaterial"]["tlogEntries"][0]
+        for where, value in changes.items():
+            if value is None:
+                del entry[where]
+            else:
+                entry[where] = value
+        return document
+
+    return change
+
+
+def no_entry(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
+    document = instance.bundle(payload, at=AT)
+    document["verificationMaterial"]["tlogEntries"] = []
+    return document
+
+
+def of_a_log_that_forgot(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
+    document = instance.bundle(payload, at=AT)
+    proof = document["verificationMaterial"]["tlogEntries"][0]["inclusionProof"]
+    proof["hashes"] = [base64.b64encode(bytes(32)).decode()]
+    return document
+
+
+def of_another_authority(_: SigstoreInstance, payload: bytes) -> dict[str, Any]:
+    return SigstoreInstance().bundle(payload, at=AT)
+
+
+def of_another_log(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
+    other = SigstoreInstance()
+    document = instance.bundle(payload, at=AT)
+    entry = document["verificationMaterial"]["tlogEntries"][0]
+    taken = Entry(base64.b64decode(entry["canonicalizedBody"]), int(entry["integratedTime"]))
+    document["verificationMaterial"]["tlogEntries"] = other.bundle(payload, at=AT, entry=taken)["verificationMaterial"][
+        "tlogEntries"
+    ]
+    return document
+
+
+def claims_a_key(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
+    document = instance.bundle(payload, at=AT)
+    document["verificationMaterial"]["publicKey"] = {"hint": ""}
+    return document
+
+
+def no_certificate(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
+    document = instance.bundle(payload, at=AT)
+    document["verificationMaterial"]["certificate"]["rawBytes"] = base64.b64encode(b"none").decode()
+    return document
+
+
+FORGERIES: Final[dict[str, tuple[Forgery, str]]] = {
+    "honest": (honest, "holds"),
+    "in the log in the certificate's last second": (just_in_time, "holds"),
+    "in the log after the certificate had expired": (too_late, "wrong-key"),
+    "in the log before the certificate": (before_the_certificate, "wrong-key"),
+    "the entry of another bundle": (entry_of_another, "tampered"),
+    "a payload that was changed after signing": (another_payload, "tampered"),
+    "no proof of inclusion": (in_entry(inclusionProof=None), "unknown-format"),
+    "no promise, so that nobody states when it was signed": (in_entry(inclusionPromise=None), "unknown-format"),
+    "a later time than the promise states": (in_entry(integratedTime=str(int(AT.timestamp()) + 5)), "tampered"),
+    "no entry": (no_entry, "unknown-format"),
+    "a log that does not have the entry": (of_a_log_that_forgot, "tampered"),
+    "an untrusted root": (of_another_authority, "wrong-key"),
+    "an untrusted log": (of_another_log, "tampered"),
+    "a key beside the certificate": (claims_a_key, "unknown-format"),
+    "a certificate that is none": (no_certificate, "unknown-format"),
+}
+
+
+@pytest.mark.parametrize(("forgery", "word"), FORGERIES.values(), ids=FORGERIES)
+def test_a_bundle_holds_only_if_certificate_log_and_payload_agree(
+    instance: SigstoreInstance, forgery: Forgery, word: str
+) -> None:
+    allowed = keyless.Identities((keyless.Identity(IDENTITY, ISSUER),), instance.trusted_root())
+    payload = statements.encode(proofs.stated("cpu"))
+    content = json.dumps(forgery(instance, payload)).encode()
+    opened = open_envelope(content, statements.PAYLOAD_TYPE, [], allowed)
+    if word == "holds":
+        assert opened == EnvelopeContents(payload, f"{IDENTITY} ({ISSUER})")
+    else:
+        assert isinstance(opened, Rejection)
+        assert (opened.reason.value, "\n" in opened.detail, len(opened.detail) < 300) == (word, False, True)
+
+
+def test_a_forgery_in_a_registry_is_listed_and_not_pulled(ci: KeylessSite) -> None:
+    image = ci.image("keyless-forged")
+    for forgery in (another_payload, too_late):
+        ci.put(image, forgery(ci.instance, ci.payload(image)))
+    assert ci.reasons(f"{ci.name}@{image.digest}", policy=ci.allowed) == {"tampered", "wrong-key"}
+
+
+def test_another_identity_or_issuer_does_not_count(ci: KeylessSite) -> None:
+    image, name = ci.image("keyless-others"), f"{ci.name}@{{}}"
+    ci.put(image, honest(ci.instance, ci.payload(image)))
+    assert ci.chosen(name.format(image.digest), policy=ci.allowed) == image.digest
+    for other in ({"identity": IDENTITY.replace("main", "other")}, {"issuer": "https://gitlab.example"}):
+        assert ci.reasons(name.format(image.digest), policy=ci.identities(**other)) == {"wrong-key"}
+
+
+WRONG: Final = {
+    "a root that is not there": ('trusted_root = "none.json"', "No such file"),
+    "no root": ("", "no trusted_root to verify them by"),
+    "a root that is none": ('trusted_root = "release.pub"', "not a trusted root of Sigstore"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG.values(), ids=WRONG)
+def test_a_policy_of_identities_needs_a_trusted_root(ci: KeylessSite, text: str, message: str) -> None:
+    policy = ci.write_policy(f'identities = [{{identity = "x", issuer = "y"}}]\n{text}')
+    status, output = ci.run("proof", f"{ci.name}:x", "--policy", policy, "--no-here")
+    assert (status, message in output) == (2, True), output
+
+
+def test_without_the_extra_the_policy_and_the_signature_name_it(
+    ci: KeylessSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    status, output = ci.run("proof", f"{ci.name}:x", "--policy", ci.allowed, "--no-here")
+    assert (status, "torch-envcheck[keyless]" in output) == (2, True), output
+    status, output = publish(ci, ci.image("keyless-missing"))
+    assert (status, "torch-envcheck[keyless]" in output) == (2, True), output
