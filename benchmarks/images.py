@@ -8,8 +8,10 @@ no cache of yours is emptied. Takes about 15 minutes on two cores. PART is one o
     times      `envcheck build` of the target runtime, cold (the base is made too), and unchanged, as a whole command;
                the peer is `docker buildx build` of the same context, where every step is cached
     lock       a pin taken out of base.lock: how many of the steps above it and below it are built again
-    targets    all targets of the cell with an empty cache, against `docker buildx build --no-cache` of each. The peer
-               keeps the cache of uv, so that it downloads nothing and shares no layer
+    targets    all targets of the cell by one `envcheck build`, with an empty cache: it downloads what it installs. The
+               peer is a plain Dockerfile for each target, as people write them: the same distribution packages, then
+               `pip install --no-cache-dir` of the same versions, on the same base. Its wheels are there already, it
+               makes no second environment for envcheck, proves nothing, and shares no layer
     size       bytes of all files of runtime, against `pip install` of the same torch and numpy into a virtual
                environment on the same base, which holds no recommended package; of a cell with CUDA also against
                NVIDIA's libraries and compilers, a C++ compiler and the same `pip install` (a stand-in for an image on
@@ -39,7 +41,8 @@ from typing import IO, Any, Final, cast
 from envcheck.images.engines import bootstrap
 from envcheck.images.engines.docker import Docker
 from envcheck.images.spec import load_spec, select
-from envcheck.images.targets import OS_PACKAGES
+from envcheck.images.targets import OS_PACKAGES, RECIPES, SHARED_GROUPS
+from envcheck.matrix.facts.model import Target
 from envcheck.matrix.file.load import load as load_matrix
 from envcheck.mirrors.profiles.load import load as profile
 from tests.e2e.private_engine import private_engine
@@ -57,6 +60,7 @@ PIP: Final = """FROM {base}
 RUN --mount=type=bind,from=wheels,target=/wheels python3 -m venv /opt/venv \\
  && /opt/venv/bin/pip install --quiet --no-cache-dir --no-index --find-links /wheels {wanted}
 """
+PACKAGES: Final = "RUN --mount=type=bind,source=mirror/os,target=/run/os sh /run/os/packages.sh {packages}\n"
 # In the order of an image on cudnn-devel: a compiler and NVIDIA's files, then all of them again beside torch.
 STAND_IN: Final = """FROM {base}
 RUN --mount=type=bind,source=mirror/os,target=/run/os sh /run/os/packages.sh g++ gcc libc6-dev make
@@ -74,24 +78,26 @@ class Bench:
         self.env = {**os.environ, **env, "ENVCHECK_HOME": str(scratch / "home"), "NO_COLOR": "1"}
         self.images = ROOT / "images" / cell
 
-    def envcheck(self, *arguments: str) -> tuple[float, dict[str, Any]]:
+    def envcheck(self, *arguments: str) -> tuple[float, Any]:
         """Return the seconds of a command of envcheck, as a whole process, and its JSON."""
         began = time.perf_counter()
         text = self._run([sys.executable, "-m", "envcheck", *arguments, "--json"])
-        return time.perf_counter() - began, cast("dict[str, Any]", json.loads(text))
+        return time.perf_counter() - began, json.loads(text)
 
-    def build(self, *options: str) -> tuple[float, dict[str, Any]]:
-        """Return the seconds of `envcheck build` of the cell, and its result."""
+    def build(self, *options: str) -> tuple[float, Any]:
+        """Return the seconds of `envcheck build` of the cell, and its result, of several targets a list."""
         where = ("--mirror", self.mirror, "--engine", "docker", "--base", "bootstrap")
         return self.envcheck("build", self.cell, *where, *options)
 
-    def base(self) -> None:
-        """Have the base in the engine: no build of a target is to wait for it."""
+    def base(self) -> str:
+        """Have the base in the engine, and return its reference: no build of a target is to wait for it."""
         os.environ.update(self.env)
         spec = load_spec(load_matrix(), select(load_matrix(), [self.cell])[0])
         engine = Docker()
-        if not engine.inspect(bootstrap.reference(spec.base, spec.arch)):
+        reference = bootstrap.reference(spec.base, spec.arch)
+        if not engine.inspect(reference):
             engine.import_base(spec, OS_PACKAGES, profile(self.mirror))
+        return reference
 
     def plan(self, target: str) -> list[str]:
         """Return the engine's own command for a target; its context stays where the plan names it."""
@@ -181,31 +187,46 @@ def lock(bench: Bench) -> dict[str, Any]:
 
 
 def targets(bench: Bench) -> dict[str, Any]:
-    """Return the seconds of all targets with shared layers, and of a plain build of each."""
-    bench.base()
-    names = [name for name in ("runtime", "devel", "train", "jupyter") if _has(bench, name)]
+    """Return the seconds of all targets by one build, and of a plain build of each; half of these before it."""
+    base = bench.base()
+    names = [name for name in RECIPES if name == "runtime" or bench.pins(name)]
+    wheels, context = bench.scratch / "wheels", bench.scratch / "context"
+    for group in (*SHARED_GROUPS, *names):
+        _download(bench.images / f"{group}.lock", wheels)
+    _render(bench, context)
+    load = [os.getloadavg()[0]]
+    peer = {name: _plain(bench, name, base, wheels, context) for name in names[::2]}
     for image in bench.docker("image", "ls", "--quiet", "--filter=label=envcheck.cell").split():
         bench.docker("image", "rm", "--force", image)
     bench.docker("buildx", "prune", "--all", "--force")
-    ours = {name: bench.build("--target", name)[0] for name in names}
-    peer = {name: bench.seconds(_plain(bench, name)) for name in names}
-    ratio = sum(ours.values()) / sum(peer.values())
+    ours, _ = bench.build(*(f"--target={name}" for name in names))
+    load.append(os.getloadavg()[0])
+    peer |= {name: _plain(bench, name, base, wheels, context) for name in names[1::2]}
+    load.append(os.getloadavg()[0])
+    ratio = ours / sum(peer.values())
     return {
-        "shared_s": {name: round(value, 1) for name, value in ours.items()},
+        "targets_s": round(ours, 1),
         "plain_s": {name: round(value, 1) for name, value in peer.items()},
         "ratio": round(ratio, 2),
+        "load": [round(each, 1) for each in load],
         "met": ratio <= GOALS["targets_ratio"],
     }
 
 
-def _has(bench: Bench, target: str) -> bool:
-    return target == "runtime" or (bench.images / f"{target}.lock").is_file()
-
-
-def _plain(bench: Bench, target: str) -> list[str]:
-    """Return the command of a build of its own that leaves no tag of ours behind."""
-    argv = [word for word in bench.plan(target) if not word.startswith("--tag=")]
-    return [*argv[:-1], "--no-cache", f"--tag=plain:{target}", argv[-1]]
+def _plain(bench: Bench, target: Target, base: str, wheels: Path, context: Path) -> float:
+    """Return the seconds of a plain Dockerfile for a target, of which no step is cached; its image is removed."""
+    groups = (*SHARED_GROUPS, target)
+    lines = PIP.format(base=base, wanted=" ".join(pin for group in groups for pin in bench.pins(group)))
+    if packages := RECIPES[target].packages:
+        first, rest = lines.split("\n", 1)
+        lines = f"{first}\n{PACKAGES.format(packages=' '.join(packages))}{rest}"
+    build = ["docker", "buildx", "build", "--network=host", "--provenance=false", "--no-cache", "--load"]
+    build += [f"--build-context=wheels={wheels}", "--file=-", "--tag=plain:1", str(context)]
+    began = time.perf_counter()
+    bench.docker(*build[1:], stdin=lines)
+    seconds = time.perf_counter() - began
+    bench.docker("image", "rm", "--force", "plain:1")
+    return seconds
 
 
 def size(bench: Bench) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from envcheck.images.spec import load_spec, select
 from envcheck.matrix.file.load import load
 
 CELL = "torch2.13.0-cpu-py311"
+TWO = (CELL, "--target", "runtime", "--target", "devel")
 
 
 @pytest.fixture
@@ -61,6 +62,12 @@ def build(env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
             2,
             "'me/torch:' is not a valid image name",
         ),
+        ((*TWO, "--engine", "venv"), 2, "several --target: an environment is of one target"),
+        ((*TWO, "--engine", "docker", "--with", "einops"), 2, "packages on top are locked for one target"),
+        ((*TWO, "--engine", "docker", "--prefetch"), 2, "without a network each target has a base of its own"),
+        ((*TWO, "--engine", "docker", "--tag", "me/torch:mine"), 2, "one TAG names one image; give one --target"),
+        ((*TWO, "--engine", "docker", "--tag", "me/torch"), 3, "no docker engine answers"),
+        ((*TWO[:3], "--target", "runtime", "--engine", "docker", "--prefetch"), 3, "no docker engine answers"),
     ],
 )
 def test_what_cannot_be_built_is_one_line(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +97,19 @@ def refuse_without_lock(spec: ImageSpec, mirror: str, *, bake: bool) -> None:
     if bake:
         message = f"--bake is the plan of a locked cell, and {spec.cell} has no lock yet"
         raise ConfigError(message, fix="run `envcheck build` without it once: it makes the lock")
+
+
+def locked_specs(
+    settings: Settings, specs: Sequence[ImageSpec], profile: Profile, images_dir: Path | None
+) -> list[ImageSpec]:
+    """Return the specs with locks; the lock that was made for one is that of the next."""
+    locked: list[ImageSpec] = []
+    for given in specs:
+        spec = given
+        if spec.lacks_lock and locked:
+            spec = spec_to_build(settings, str(spec.cell), spec.target, images_dir, spec.arch)
+        locked.append(lock_first(settings, spec, profile))
+    return locked
 
 
 def lock_first(settings: Settings, spec: ImageSpec, profile: Profile) -> ImageSpec:

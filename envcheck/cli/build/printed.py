@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,19 +19,17 @@ if TYPE_CHECKING:
     from envcheck.mirrors.profiles.model import Profile
 
 
-def show_unlocked(spec: ImageSpec, profile: Profile, *, engine: str, packages: Sequence[str], as_json: bool) -> None:
-    """Print the plan of a cell that has no lock: what it installs is not known yet, `packages` on top neither."""
+def show_unlocked(
+    specs: Sequence[ImageSpec], profile: Profile, *, engine: str, packages: Sequence[str], as_json: bool
+) -> None:
+    """Print the plan of targets of a cell that have no lock: what they install is not known yet, `packages` neither."""
     from envcheck.cli.build.cell_to_build import kept_locks
 
+    spec = specs[0]
     if as_json:
-        plan: dict[str, Any] = {
-            "schema": "envcheck/build-plan/1",
-            "engine": engine,
-            "cell": str(spec.cell),
-            "target": spec.target,
-        }
-        plan |= {"key": None, "lock": "made first", "mirror": profile.name, "with": list(packages)}
-        click.echo(json.dumps(plan, indent=2))
+        plan: dict[str, Any] = {"schema": "envcheck/build-plan/1", "engine": engine, "cell": str(spec.cell)}
+        more = {"key": None, "lock": "made first", "mirror": profile.name, "with": list(packages)}
+        as_program(_one_or_all([{**plan, "target": each.target, **more} for each in specs]))
         return
     click.echo(f"cell    {spec.cell}")
     click.echo(f"lock    made first, through mirror profile {profile.name}; kept in {kept_locks(spec.cell)}")
@@ -41,11 +38,16 @@ def show_unlocked(spec: ImageSpec, profile: Profile, *, engine: str, packages: S
     click.echo("key     known once the lock is made")
 
 
-def show_plan(planned: BuildPlan, *, as_json: bool) -> None:
-    """Print the plan of an image."""
+def show_plans(plans: Sequence[BuildPlan], *, as_json: bool) -> None:
+    """Print the plans of images."""
     if as_json:
-        as_program(planned)
+        as_program(_one_or_all(plans))
         return
+    for planned in plans:
+        _show_plan(planned)
+
+
+def _show_plan(planned: BuildPlan) -> None:
     click.echo(f"key     {planned.key or 'known once the base is here'}")
     click.echo(f"base    {planned.base}")
     click.echo(f"tag     {planned.tag}")
@@ -70,6 +72,32 @@ def show_environment_plan(planned: EnvironmentPlan, *, as_json: bool) -> None:
         click.echo(f"install {counted(packages, 'package')} of {group}.lock")
     if planned.skipped:
         click.echo("skip    this key is built there already: a build would run nothing")
+
+
+def show_images(images: Sequence[BuildResult], *, gpus: bool, quiet: bool, as_json: bool) -> None:
+    """Print the images that were built, and unless `quiet` what to do with them; `gpus`: they are for some."""
+    from envcheck.images import engines
+
+    if as_json:
+        as_program(_one_or_all(images))
+        return
+    for image in images:
+        show_built(image, image.image, quiet=quiet, as_json=False)
+        if quiet:
+            continue
+        click.echo(f"size    {image.bytes / 1e6:.0f} MB   id {image.id[:19]}")
+        for tag in image.tags[1:]:
+            click.echo(f"alias   {tag}")
+        for alias, why in image.held_back.items():
+            click.echo(f"stays   {alias}: {why}")
+        click.echo(f"next    envcheck run --image {engines.local_name(image.engine, image.image)}")
+        options = f"{engines.GPUS[image.engine]} " if gpus else ""
+        click.echo(f"or      {image.engine} run --rm {options}--shm-size 8g {image.image} envcheck run")
+
+
+def _one_or_all(values: Sequence[object]) -> object:
+    """Return the one value, or a list of several."""
+    return values[0] if len(values) == 1 else list(values)
 
 
 def show_built(built: BuildResult | Environment, name: str, *, quiet: bool, as_json: bool) -> None:

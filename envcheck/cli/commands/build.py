@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -27,7 +28,7 @@ class BuildOptions(NamedTuple):
 
     selector: str | None
     mirror: str
-    target: Literal["runtime", "devel", "train", "jupyter"]
+    targets: tuple[Literal["runtime", "devel", "train", "jupyter"], ...]
     platform: Literal["auto", "linux/amd64", "linux/arm64"]
     engine: Literal["auto", "docker", "podman", "venv"]
     packages: tuple[str, ...]
@@ -60,10 +61,12 @@ class BuildOptions(NamedTuple):
 )
 @click.option(
     "--target",
-    default="runtime",
+    "targets",
+    multiple=True,
+    default=["runtime"],
     show_default=True,
     type=click.Choice(["runtime", "devel", "train", "jupyter"]),
-    help="What the image holds besides torch: compilers, a training stack, or JupyterLab.",
+    help="What the image holds besides torch: compilers, a training stack, or JupyterLab. Repeatable.",
 )
 @click.option(
     "--platform",
@@ -141,6 +144,8 @@ def command(options: BuildOptions, settings: Settings) -> None:
     An unpublished cell is locked first, through the mirror. Its hashes are trusted on first use and kept. Packages of
     --with get a lock of their own on top of the cell's; a package that needs another torch or numpy is refused.
 
+    Several --target are built at once and share their layers: a shared step runs once.
+
     The build checks its versions before an image exists, and the labels before the image gets its tag. A cell that has
     an image with the same key is not built again. With --prefetch, envcheck downloads and verifies all files first, and
     the build has no network (docker needs buildx, podman 4.2). If a mirror fails, envcheck says why and tries the next
@@ -149,11 +154,7 @@ def command(options: BuildOptions, settings: Settings) -> None:
     Exit 0: built, or there already; 1: the build failed, or breaks a promise; 2: wrong usage; 3: an engine, a Python or
     an index is missing.
     """
-    from envcheck.cli.build.cell_to_build import (
-        lock_first,
-        refuse_without_lock,
-        spec_to_build,
-    )
+    from envcheck.cli.build.cell_to_build import locked_specs, refuse_without_lock, spec_to_build
     from envcheck.cli.build.printed import show_unlocked
     from envcheck.cli.shared.platforms import architecture
     from envcheck.cli.sources.best_cell import cell_for_this_machine
@@ -167,26 +168,47 @@ def command(options: BuildOptions, settings: Settings) -> None:
     parse(options.tag)  # a wrong one is refused before anything runs
     selector = options.selector or cell_for_this_machine(settings, options.mirror)
     arch = architecture(options.platform)
-    spec = spec_to_build(settings, selector, options.target, options.images_dir, arch)
+    targets = dict.fromkeys(options.targets)
+    specs = [spec_to_build(settings, selector, name, options.images_dir, arch) for name in targets]
+    _refuse_several(options)
     options = options._replace(engine=_engine(options))
     if options.prefetch:
         options = _without_network(options)
     requirements = requested_packages(options.packages, options.packages_file)
-    refuse_without_lock(spec, options.mirror, bake=options.bake)
-    profile = profile_for(settings, options.mirror, spec.locks)
-    if options.dry_run and spec.lacks_lock:
+    for spec in specs:
+        refuse_without_lock(spec, options.mirror, bake=options.bake)
+    profile = profile_for(settings, options.mirror, [lock for spec in specs for lock in spec.locks])
+    if options.dry_run and (unlocked := [spec for spec in specs if spec.lacks_lock]):
         if options.engine == "venv":
-            venv.plan(spec, _destination(spec, options))  # what it would refuse is refused here too
-        show_unlocked(spec, profile, engine=options.engine, packages=requirements, as_json=options.as_json)
+            venv.plan(unlocked[0], _destination(unlocked[0], options))  # what it would refuse is refused here too
+        show_unlocked(unlocked, profile, engine=options.engine, packages=requirements, as_json=options.as_json)
         return
-    spec = lock_first(settings, spec, profile)
-    requirements = pinned_to_fit(load(settings.matrix), spec, requirements) if requirements else []
-    spec = with_packages(spec, requirements, profile, keep=not options.plan_only)
-    with _wheels(spec, profile, options, settings) as wheels:
+    specs = locked_specs(settings, specs, profile, options.images_dir)
+    if requirements:
+        requirements = pinned_to_fit(load(settings.matrix), specs[0], requirements)
+        specs = [with_packages(specs[0], requirements, profile, keep=not options.plan_only)]
+    with _wheels(specs[0], profile, options, settings) as wheels:
         if options.engine == "venv":
-            _venv(spec, profile, wheels, options, settings)
+            _venv(specs[0], profile, wheels, options, settings)
         else:
-            _image(_request(settings, spec, profile, wheels, options), options, settings)
+            _images([_request(settings, spec, profile, wheels, options) for spec in specs], options, settings)
+
+
+def _refuse_several(options: BuildOptions) -> None:
+    """Refuse what several targets cannot share; --engine auto that comes to venv is refused by `_engine`."""
+    from envcheck.errors import ConfigError
+    from envcheck.images.build.tags import parse
+
+    reasons = {
+        "an environment is of one target, and the engine is venv": options.engine == "venv",
+        "packages on top are locked for one target": bool(options.packages or options.packages_file),
+        "without a network each target has a base of its own": options.prefetch or options.network == "none",
+        "one TAG names one image": parse(options.tag)[1] is not None,
+    }
+    reason = next((reason for reason, applies in reasons.items() if applies), None)
+    if reason and len(set(options.targets)) > 1:
+        message = f"several --target: {reason}"
+        raise ConfigError(message, fix="give one --target at a time")
 
 
 def _wheels(
@@ -233,6 +255,8 @@ def _engine(options: BuildOptions) -> EngineName:
         reason = "--engine is venv" if options.engine == "venv" else "neither docker nor podman answers"
         message = f"--tag names an image, but {reason}"
         raise ConfigError(message, fix="start docker or podman, or leave --tag out: --output says where a venv goes")
+    if engine == "venv" and options.engine == "auto":
+        _refuse_several(options._replace(engine="venv"))
     if options.output is not None and engine != "venv":
         message = f"--output is for the venv engine, and the engine is {engine}"
         raise ConfigError(message, fix="give --engine venv, or --tag to name the image")
@@ -268,32 +292,24 @@ def _request(
     )
 
 
-def _image(request: BuildRequest, options: BuildOptions, settings: Settings) -> None:
-    from envcheck.cli.build.printed import as_program, show_built, show_plan
+def _images(requests: Sequence[BuildRequest], options: BuildOptions, settings: Settings) -> None:
+    from envcheck.cli.build.printed import as_program, show_images, show_plans
     from envcheck.cli.shared.build_progress import details, listeners
     from envcheck.images import engines
     from envcheck.images.build import plan
     from envcheck.images.engines import build
 
     if options.plan_only:
-        planned = build.dry_run(engines.connect(options.engine), request)
+        plans = [build.dry_run(engines.connect(options.engine), request) for request in requests]
         if options.bake:
-            as_program(plan.bake(planned))
+            as_program(plan.bake(*plans))
         else:
-            show_plan(planned, as_json=options.as_json)
+            show_plans(plans, as_json=options.as_json)
         return
     with listeners(settings) as (say, on_line), details():
-        built = build.build(engines.connect(options.engine), request, say=say, on_line=on_line)
-    show_built(built, built.image, quiet=settings.quiet, as_json=options.as_json)
-    if not options.as_json and not settings.quiet:
-        click.echo(f"size    {built.bytes / 1e6:.0f} MB   id {built.id[:19]}")
-        for tag in built.tags[1:]:
-            click.echo(f"alias   {tag}")
-        for alias, why in built.held_back.items():
-            click.echo(f"stays   {alias}: {why}")
-        click.echo(f"next    envcheck run --image {engines.local_name(options.engine, built.image)}")
-        gpus = f"{engines.GPUS[options.engine]} " if request.spec.cuda else ""
-        click.echo(f"or      {options.engine} run --rm {gpus}--shm-size 8g {built.image} envcheck run")
+        images = build.build(engines.connect(options.engine), requests, say=say, on_line=on_line)
+    gpus = bool(requests[0].spec.cuda)
+    show_images(images, gpus=gpus, quiet=settings.quiet, as_json=options.as_json)
 
 
 def _venv(spec: ImageSpec, profile: Profile, wheels: Path | None, options: BuildOptions, settings: Settings) -> None:

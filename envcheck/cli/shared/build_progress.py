@@ -18,7 +18,7 @@ _Listener = Callable[[str], None]
 @contextmanager
 def details() -> Iterator[None]:
     """Print the step and its last lines before the one line that every error gets."""
-    from envcheck.images.engines.build import FailedError
+    from envcheck.images.build.build_log import FailedError
 
     try:
         yield
@@ -39,7 +39,7 @@ def listeners(settings: Settings) -> Iterator[tuple[_Listener, _Listener]]:
     elif settings.verbose:
         yield _message, _show_whole
     elif not sys.stderr.isatty():
-        yield _message, _step
+        yield _message, _steps()
     else:
         with _live() as update:
             yield update, update
@@ -57,12 +57,19 @@ def _message(line: str) -> None:
     click.echo(f"  {line}"[:80], err=True)
 
 
-def _step(line: str) -> None:
+def _steps() -> _Listener:
+    """Return what prints each step once: targets that are built at once share steps."""
     from envcheck.images.build.failure_causes import step_of
 
-    title = step_of(line)
-    if title:
-        _message(title)
+    shown: set[str] = set()
+
+    def listener(line: str) -> None:
+        title = step_of(line)
+        if title and title not in shown:
+            shown.add(title)
+            _message(title)
+
+    return listener
 
 
 @contextmanager

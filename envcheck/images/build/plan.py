@@ -118,11 +118,17 @@ def _options(plan: BuildPlan) -> list[str]:
     return options + [f"--{option}={value}" for option, values in named.items() for value in values]
 
 
-def bake(plan: BuildPlan) -> dict[str, Any]:
-    """Return the plan as the JSON that `docker buildx bake -f` reads; a host network needs `--allow network.host`.
+def bake(*plans: BuildPlan) -> dict[str, Any]:
+    """Return the plans as the JSON that `docker buildx bake -f` reads; a host network needs `--allow network.host`.
 
-    It makes the image under the name of its key only: `envcheck build` finds it there, reads it back and tags it.
+    It makes the images under the names of their keys only: `envcheck build` finds them there, reads them back and tags
+    them.
     """
+    targets = {f"{plan.cell}-{plan.target}".replace(".", "_"): _bake_target(plan) for plan in plans}
+    return {"group": {"default": {"targets": list(targets)}}, "target": targets}
+
+
+def _bake_target(plan: BuildPlan) -> dict[str, Any]:
     target: dict[str, Any] = {
         "context": plan.context,
         "dockerfile": "Dockerfile",
@@ -138,5 +144,4 @@ def bake(plan: BuildPlan) -> dict[str, Any]:
         target["contexts"] = plan.contexts
     if plan.network != "default":
         target["network"] = plan.network
-    name = f"{plan.cell}-{plan.target}".replace(".", "_")
-    return {"group": {"default": {"targets": [name]}}, "target": {name: target}}
+    return target

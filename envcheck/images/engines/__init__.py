@@ -46,8 +46,13 @@ class Engine(Protocol):
     def import_base(self, spec: ImageSpec, packages: Sequence[str], profile: Profile) -> str:
         """Bootstrap the spec's base with these packages, import it and return its reference."""
 
-    def build(self, plan: BuildPlan, *, on_line: Callable[[str], None], timeout: float) -> CommandResult:
-        """Run the plan's command, handing over each line it writes."""
+    def build(
+        self, plans: Sequence[BuildPlan], *, on_line: Callable[[str], None], timeout: float
+    ) -> list[CommandResult]:
+        """Run each plan's command, handing over each line it writes: at once where that runs a shared step only once.
+
+        `timeout` is for all of them. Return their results in order.
+        """
 
     def tag(self, image: str, reference: str) -> None:
         """Give an image one more reference."""

@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -18,12 +18,13 @@ from envcheck import __version__
 from envcheck.data import data_path, state_path
 from envcheck.errors import BuildError, ConfigError, PromiseError, UnavailableError
 from envcheck.exclusive import held
-from envcheck.images.build import build_key, failure_causes, tags
+from envcheck.images.build import build_key, build_log, tags
 from envcheck.images.build.plan import PLATFORMS, BuildInputs, BuildPlan, Network, Options, make
 from envcheck.images.build.used_sources import UsedSource, used
 from envcheck.images.engines import Engine, subprocesses
 from envcheck.images.engines import bootstrap as bases
 from envcheck.images.engines.containers import ImageInfo
+from envcheck.images.engines.subprocesses import CommandResult
 from envcheck.images.render import build_context as contexts
 from envcheck.images.render.dockerfile import base_reference
 from envcheck.images.spec import ImageSpec
@@ -129,14 +130,7 @@ def prepare(engine: Engine, request: BuildRequest, base: str, scratch: Path, *, 
 
     With `key_only` the key and the names are right, and the plan is not one to build by.
     """
-    context = contexts.write(
-        [request.spec],
-        request.profile,
-        scratch / "context",
-        matrix=request.matrix,
-        wheels=request.wheels,
-        key_only=key_only,
-    )
+    context = _context([request], scratch, key_only=key_only)
     base_image = engine.inspect(base)
     key = base_image and build_key.key(
         context=build_key.context_digest(context.path),
@@ -145,6 +139,23 @@ def prepare(engine: Engine, request: BuildRequest, base: str, scratch: Path, *, 
         target=request.spec.target,
         secrets=context.secrets,
     )
+    return _plan(engine, request, base, key, context)
+
+
+def _context(requests: Sequence[BuildRequest], scratch: Path, *, key_only: bool = False) -> contexts.Context:
+    """Write the one context that these requests for targets of a cell are built in."""
+    return contexts.write(
+        [request.spec for request in requests],
+        requests[0].profile,
+        scratch / "context",
+        matrix=requests[0].matrix,
+        wheels=requests[0].wheels,
+        key_only=key_only,
+    )
+
+
+def _plan(engine: Engine, request: BuildRequest, base: str, key: str | None, context: contexts.Context) -> BuildPlan:
+    """Return the plan of a target in a context, which may be that of other targets too."""
     complete = base.startswith(f"{bases.REPOSITORY}:")
     asks_apt = not complete or bool(RECIPES[request.spec.target].packages)
     needed: Network = "none" if not asks_apt and context.network == "none" else "host"
@@ -177,14 +188,18 @@ def dry_run(engine: Engine, request: BuildRequest) -> BuildPlan:
 
 
 def build(
-    engine: Engine, request: BuildRequest, *, say: Callable[[str], None], on_line: Callable[[str], None]
-) -> BuildResult:
-    """Build, read back, tag. A failure is a BuildError that names step and cause; a lie is a PromiseError.
+    engine: Engine, requests: Sequence[BuildRequest], *, say: Callable[[str], None], on_line: Callable[[str], None]
+) -> list[BuildResult]:
+    """Build targets of one cell, read back, tag. The requests differ in their targets alone.
 
-    Of two builds of one key the second waits for the first. An engine that ends under way is an UnavailableError.
+    Several of them need a network: without one each target has a base of its own.
+
+    A failure is a BuildError that names step and cause; a lie is a PromiseError. The other targets are built and tagged
+    all the same. Of two builds of one key the second waits for the first. An engine that ends under way is an
+    UnavailableError.
     """
     try:
-        return _build(engine, request, say, on_line)
+        return _build(engine, requests, say, on_line)
     except PromiseError:
         raise
     except BuildError as error:
@@ -201,20 +216,62 @@ def _lost(engine: Engine, error: BuildError) -> bool:
 
 
 def _build(
-    engine: Engine, request: BuildRequest, say: Callable[[str], None], on_line: Callable[[str], None]
-) -> BuildResult:
+    engine: Engine, requests: Sequence[BuildRequest], say: Callable[[str], None], on_line: Callable[[str], None]
+) -> list[BuildResult]:
     began = time.monotonic()
-    with one_at_a_time(bases.reference(request.spec.base, request.spec.arch, base_packages(request)), say):
-        base = choose_base(engine, request, say)
-    with tempfile.TemporaryDirectory(prefix="envcheck-build-") as scratch:
-        plan = prepare(engine, request, base, Path(scratch), key_only=True)
-        with one_at_a_time(f"{engine.name} {plan.key}", say):
-            built = engine.inspect(plan.name) if plan.key else None
-            log, text = None, ""
-            if built is None:
-                plan = prepare(engine, request, base, Path(scratch))
-                log, text = _run(engine, plan, request.timeout, on_line)
-            image = built or engine.inspect(plan.name)
+    first = requests[0]
+    with one_at_a_time(bases.reference(first.spec.base, first.spec.arch, base_packages(first)), say):
+        base = choose_base(engine, first, say)
+    with contextlib.ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="envcheck-build-")))
+        plans = [prepare(engine, request, base, scratch / request.spec.target, key_only=True) for request in requests]
+        for key in sorted({f"{engine.name} {plan.key}" for plan in plans}):
+            stack.enter_context(one_at_a_time(key, say))
+        targets = [
+            _Target(request, plan, engine.inspect(plan.name) if plan.key else None)
+            for request, plan in zip(requests, plans, strict=True)
+        ]
+        targets = _run(engine, targets, scratch, on_line)
+    outcomes = [_outcome(engine, target, began) for target in targets]
+    for outcome in outcomes:
+        if isinstance(outcome, BuildError):
+            raise outcome
+    return [outcome for outcome in outcomes if isinstance(outcome, BuildResult)]
+
+
+class _Target(NamedTuple):
+    """A target on its way: the image that its key had, or how the command of its plan ended."""
+
+    request: BuildRequest
+    plan: BuildPlan
+    there: ImageInfo | None
+    ended: CommandResult | None = None
+
+
+def _run(engine: Engine, targets: Sequence[_Target], scratch: Path, on_line: Callable[[str], None]) -> list[_Target]:
+    """Build the targets that have no image, in one context."""
+    lacking = [target for target in targets if target.there is None]
+    if not lacking:
+        return list(targets)
+    context = _context([target.request for target in lacking], scratch)
+    plans = [_plan(engine, t.request, t.plan.base, t.plan.key, context) for t in lacking]
+    results = engine.build(plans, on_line=on_line, timeout=lacking[0].request.timeout)
+    built = (t._replace(plan=plan, ended=end) for t, plan, end in zip(lacking, plans, results, strict=True))
+    return [target if target.there else next(built) for target in targets]
+
+
+def _outcome(engine: Engine, target: _Target, began: float) -> BuildResult | BuildError:
+    """Return what came of a target once it is read back and tagged, or why it failed."""
+    try:
+        return _result(engine, target, began)
+    except BuildError as error:
+        return error
+
+
+def _result(engine: Engine, target: _Target, began: float) -> BuildResult:
+    request, plan, there, ended = target
+    log = build_log.require_success(plan, *ended, request.timeout) if ended else None
+    image = there or engine.inspect(plan.name)
     if image is None:
         message = f"the build of {plan.tag} ended without an image"
         raise BuildError(message, fix=f"see {log}" if log else "build again")
@@ -227,12 +284,12 @@ def _build(
         id=image.id,
         key=plan.key or "",
         bytes=image.size,
-        skipped=built is not None,
+        skipped=there is not None,
         tags=names,
         held_back=held_back,
-        base=base,
+        base=plan.base,
         promises=request.spec.promises,
-        sources=used(text),
+        sources=used(ended.output if ended else ""),
         log=str(log) if log else None,
         seconds=round(time.monotonic() - began, 1),
     )
@@ -257,31 +314,6 @@ def _approve(engine: Engine, spec: ImageSpec, plan: BuildPlan, image: ImageInfo)
     return [plan.tag, *(a for a in plan.aliases if a not in held_back)], held_back
 
 
-def _run(engine: Engine, plan: BuildPlan, timeout: float, on_line: Callable[[str], None]) -> tuple[Path | None, str]:
-    """Run the build; return its log, where there was room for one, and what the log says."""
-    result = engine.build(plan, on_line=on_line, timeout=timeout)
-    log = keep_log(log_path(f"{plan.cell}-{plan.target}"), result.output)
-    if result.status != 0:
-        ended = f"timed out after {timeout:.0f} s" if result.status is None else ""
-        raise FailedError(plan.tag, f"{result.output}\n{ended}", log)
-    return log, result.output
-
-
-def log_path(name: str) -> Path:
-    """Return where a build's whole log goes."""
-    return state_path("logs") / f"{name}.log"
-
-
-def keep_log(log: Path, text: str) -> Path | None:
-    """Write a log, and return where it is; None where it cannot be written: that must not hide why a build failed."""
-    try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(text, encoding="utf-8")
-    except OSError:
-        return None
-    return log
-
-
 @contextlib.contextmanager
 def one_at_a_time(key: str, say: Callable[[str], None]) -> Iterator[None]:
     """Hold what only one build of this user may do at once; say that another one is waited for."""
@@ -289,24 +321,6 @@ def one_at_a_time(key: str, say: Callable[[str], None]) -> Iterator[None]:
     lock.parent.mkdir(parents=True, exist_ok=True)
     with held(lock, lambda: say("another build of the same image is running; waiting for it")):
         yield
-
-
-class FailedError(BuildError):
-    """A build that failed: one line names the cause and what to do; `detail` is the step and its last lines.
-
-    `step` is named for a build that is not in a container, whose log does not tell its steps.
-    """
-
-    def __init__(self, name: str, text: str, log: Path | None, *, step: str | None = None) -> None:
-        explanation = failure_causes.explain(text)
-        cause = explanation.cause or failure_causes.Cause(
-            "no known cause", "read its last lines above, or the whole log"
-        )
-        fix = cause.fix + ("" if step else cause.contained)
-        where = f"log: {log}" if log else "no space left for the log"
-        super().__init__(f"{name} could not be built: {cause.what} ({where})", fix=fix)
-        self.log = log
-        self.detail = [f"in {step or explanation.step}", *explanation.lines]
 
 
 def origin() -> tuple[str, int]:

@@ -74,9 +74,15 @@ class Docker:
             subprocesses.output(["docker", "import", str(tar), how.reference], timeout=_IMPORT_TIMEOUT)
         return how.reference
 
-    def build(self, plan: BuildPlan, *, on_line: Callable[[str], None], timeout: float) -> CommandResult:
-        """Run the plan's command, handing over each line of BuildKit's plain progress."""
-        return subprocesses.stream(plan.argv, timeout=timeout, on_line=on_line, env={"DOCKER_BUILDKIT": "1"})
+    def build(
+        self, plans: Sequence[BuildPlan], *, on_line: Callable[[str], None], timeout: float
+    ) -> list[CommandResult]:
+        """Run the plans' commands at once, handing over each line of BuildKit's plain progress.
+
+        BuildKit runs a step that is the same in builds under way once, for all of them.
+        """
+        argvs = [plan.argv for plan in plans]
+        return subprocesses.stream_all(argvs, timeout=timeout, on_line=on_line, env={"DOCKER_BUILDKIT": "1"})
 
     def tag(self, image: str, reference: str) -> None:
         """Give an image one more reference."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -72,9 +73,15 @@ class Podman:
             subprocesses.output(["podman", "import", "--quiet", str(tar), how.reference], timeout=_IMPORT_TIMEOUT)
         return how.reference
 
-    def build(self, plan: BuildPlan, *, on_line: Callable[[str], None], timeout: float) -> CommandResult:
-        """Run the plan's command, handing over each line it writes."""
-        return subprocesses.stream(plan.argv, timeout=timeout, on_line=on_line)
+    def build(
+        self, plans: Sequence[BuildPlan], *, on_line: Callable[[str], None], timeout: float
+    ) -> list[CommandResult]:
+        """Run the plans' commands one after another, handing over each line they write: Buildah shares no step."""
+        deadline = time.monotonic() + timeout
+        return [
+            subprocesses.stream(plan.argv, timeout=max(1.0, deadline - time.monotonic()), on_line=on_line)
+            for plan in plans
+        ]
 
     def tag(self, image: str, reference: str) -> None:
         """Give an image one more reference."""

@@ -9,6 +9,8 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,16 +43,40 @@ def stream(
     """
     deadline = time.monotonic() + timeout
     with _start(argv, env, cwd) as process:
+        return _result(process, deadline, on_line or (lambda _: None))
+
+
+def stream_all(
+    argvs: Sequence[Sequence[str]], *, timeout: float, on_line: Callable[[str], None], env: Mapping[str, str]
+) -> list[CommandResult]:
+    """Run programs at the same time, each as `stream` does, and return their results in order.
+
+    `on_line` is called by a thread of each. An interrupt, or an error of `on_line`, kills all of them.
+    """
+    deadline = time.monotonic() + timeout
+    with ExitStack() as stack:
+        processes = [stack.enter_context(_start(argv, env, None)) for argv in argvs]
+        pool = stack.enter_context(ThreadPoolExecutor(len(processes)))
         try:
-            output, ended = _read(process.stdout, deadline, on_line or (lambda _: None))
-            status = process.wait(max(0.1, deadline - time.monotonic())) if ended else None
-        except subprocess.TimeoutExpired:
-            status = None
+            return [*pool.map(_result, processes, [deadline] * len(processes), [on_line] * len(processes))]
         except BaseException:
-            _kill(process)
+            for process in processes:
+                _kill(process)
             raise
-        if status is None:
-            _kill(process)
+
+
+def _result(process: subprocess.Popen[bytes], deadline: float, on_line: Callable[[str], None]) -> CommandResult:
+    try:
+        output, ended = _read(process.stdout, deadline, on_line)
+        status = process.wait(max(0.1, deadline - time.monotonic())) if ended else None
+    except subprocess.TimeoutExpired:
+        status = None
+    except BaseException:
+        _kill(process)
+        raise
+    if status is None:
+        _kill(process)
+        process.wait()
     return CommandResult(status, output)
 
 

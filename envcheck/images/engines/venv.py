@@ -18,9 +18,10 @@ import uv
 from envcheck.data import data_path
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images.build import build_key
+from envcheck.images.build.build_log import FailedError, keep_log, log_path
 from envcheck.images.build.used_sources import UsedSource, used
 from envcheck.images.engines import subprocesses
-from envcheck.images.engines.build import FailedError, keep_log, log_path, one_at_a_time
+from envcheck.images.engines.build import one_at_a_time
 from envcheck.images.render import build_context as contexts
 from envcheck.images.render import dockerfile
 from envcheck.images.render.committed_files import lock_files

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from envcheck.images.build.build_log import FailedError
 from envcheck.images.build.failure_causes import LAST_LINES, diagnose, explain
-from envcheck.images.engines.build import FailedError
 
 REAL = {
     "disk": "OSError: [Errno 28] No space left on device",

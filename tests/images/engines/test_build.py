@@ -15,11 +15,13 @@ import pytest
 from envcheck import __version__
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.images import engines
+from envcheck.images.build import build_log
+from envcheck.images.build.build_log import FailedError
 from envcheck.images.build.plan import BuildPlan
 from envcheck.images.engines import bootstrap as bases
 from envcheck.images.engines import build as building
 from envcheck.images.engines import docker, docker_sdk
-from envcheck.images.engines.build import BuildRequest, BuildResult, FailedError
+from envcheck.images.engines.build import BuildRequest, BuildResult
 from envcheck.images.engines.containers import ImageInfo
 from envcheck.images.engines.subprocesses import CommandResult
 from envcheck.images.locks.local_wheels import local_wheels
@@ -41,6 +43,7 @@ class _Shelf:
         self.registry: set[str] = set()
         self.builds: list[BuildPlan] = []
         self.alive = True
+        self.failing: set[str] = set()
         self.says = "#1 [1/1] RUN true\n#1 0.1 error: Hash mismatch for `numpy`\n#1 ERROR: exit code: 1\n"
         self.meanwhile: Callable[[], None] = lambda: None
 
@@ -70,14 +73,21 @@ class _Shelf:
         self.put(bases.reference(spec.base, spec.arch, packages), {})
         return bases.reference(spec.base, spec.arch, packages)
 
-    def build(self, plan: BuildPlan, *, on_line: Callable[[str], None], timeout: float) -> CommandResult:
+    def build(
+        self, plans: Sequence[BuildPlan], *, on_line: Callable[[str], None], timeout: float
+    ) -> list[CommandResult]:
+        return [self.build_one(plan, on_line, timeout) for plan in plans]
+
+    def build_one(self, plan: BuildPlan, on_line: Callable[[str], None], timeout: float) -> CommandResult:
         assert timeout > 0
         self.builds.append(plan)
         on_line("#1 [1/1] RUN true")
         self.meanwhile()
-        if self.status == 0:
-            self.put(plan.name, {**self.labels, **plan.labels}, len(self.builds))
-        return CommandResult(self.status, self.says)
+        status = 1 if plan.target in self.failing else self.status
+        if status == 0:
+            own = {"envcheck.target": plan.target, **self.labels, **plan.labels}
+            self.put(plan.name, own, len(self.builds))
+        return CommandResult(status, self.says)
 
     def tag(self, image: str, reference: str) -> None:
         self.images[reference] = next(i for i in self.images.values() if i.id == image)
@@ -103,7 +113,12 @@ def build_request(spec: ImageSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def build(shelf: _Shelf, build_request: BuildRequest) -> BuildResult:
-    return building.build(shelf, build_request, say=lambda _: None, on_line=lambda _: None)
+    (built,) = build_all(shelf, [build_request])
+    return built
+
+
+def build_all(shelf: _Shelf, requests: Sequence[BuildRequest]) -> list[BuildResult]:
+    return building.build(shelf, requests, say=lambda _: None, on_line=lambda _: None)
 
 
 def test_a_built_image_gets_its_keys_name_its_tag_and_its_aliases(shelf: _Shelf, build_request: BuildRequest) -> None:
@@ -187,7 +202,7 @@ def test_a_failed_build_names_step_cause_and_log(shelf: _Shelf, build_request: B
     with pytest.raises(FailedError, match="hash mismatch") as failed:
         build(shelf, build_request)
     assert failed.value.detail[:2] == ["in [1/1] RUN true", "error: Hash mismatch for `numpy`"]
-    log = building.log_path(f"{build_request.spec.cell}-runtime")
+    log = build_log.log_path(f"{build_request.spec.cell}-runtime")
     assert str(log) in str(failed.value)
     assert "Hash mismatch" in log.read_text()
     assert "\n" not in str(failed.value)
@@ -197,7 +212,7 @@ def test_a_build_past_its_limit_is_a_failure(shelf: _Shelf, build_request: Build
     shelf.status = None
     with pytest.raises(FailedError):
         build(shelf, build_request)
-    assert "timed out" in building.FailedError("x", "timed out after 60 s", Path("log")).message
+    assert "timed out" in FailedError("x", "timed out after 60 s", Path("log")).message
 
 
 @pytest.mark.parametrize(
@@ -338,7 +353,7 @@ def test_of_two_builds_of_one_key_the_second_waits_and_finds_it_built(
 ) -> None:
     said, second = list[str](), list[BuildResult]()
     thread = threading.Thread(
-        target=lambda: second.append(building.build(shelf, build_request, say=said.append, on_line=lambda _: None))
+        target=lambda: second.extend(building.build(shelf, [build_request], say=said.append, on_line=lambda _: None))
     )
 
     def begin_another() -> None:
@@ -384,7 +399,36 @@ def test_a_disk_that_has_no_room_for_the_log_hides_no_cause(monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    assert building.keep_log(Path("log"), "text") is None
+    assert build_log.keep_log(Path("log"), "text") is None
     assert str(FailedError("x", "no space left on device", None)).startswith(
         "x could not be built: the disk is full (no space left for the log)"
     )
+
+
+def test_several_targets_are_built_at_once_in_one_context_each_under_the_key_it_has_alone(
+    shelf: _Shelf, build_request: BuildRequest, matrix: Matrix, locks: list[Lock]
+) -> None:
+    alone = build(shelf, build_request)
+    shelf.images = {name: image for name, image in shelf.images.items() if name.startswith("localhost/")}
+    shelf.builds = []
+    jupyter = make_spec(matrix, build_request.spec.cell, locks, target="jupyter")
+    more = build_request._replace(spec=jupyter)
+    shelf.labels.pop("envcheck.target")
+    runtime, other = build_all(shelf, [build_request, more])
+    assert (runtime.target, runtime.key, other.target) == ("runtime", alone.key, "jupyter")
+    assert len({plan.context for plan in shelf.builds}) == 1
+    assert [plan.target for plan in shelf.builds] == ["runtime", "jupyter"]
+    again = build_all(shelf, [more, build_request])
+    assert [(each.target, each.skipped) for each in again] == [("jupyter", True), ("runtime", True)]
+
+
+def test_a_target_that_fails_takes_no_other_with_it(
+    shelf: _Shelf, build_request: BuildRequest, matrix: Matrix, locks: list[Lock]
+) -> None:
+    shelf.failing = {"runtime"}
+    shelf.labels.pop("envcheck.target")
+    jupyter = make_spec(matrix, build_request.spec.cell, locks, target="jupyter")
+    with pytest.raises(FailedError, match=r"2\.8\.0-cu128-py311-runtime could not be built"):
+        build_all(shelf, [build_request, build_request._replace(spec=jupyter)])
+    assert "site/torch:2.8.0-cu128-py311-jupyter" in shelf.images
+    assert "site/torch:2.8.0-cu128-py311-runtime" not in shelf.images

@@ -57,3 +57,26 @@ def test_environment_is_added_not_replaced() -> None:
     assert subprocesses.output(["sh", "-c", 'test -n "$PATH" && echo ok']) == "ok\n"
     done = subprocesses.stream(["sh", "-c", 'echo "$ADDED-$PATH"'], timeout=5, env={"ADDED": "yes"})
     assert done.output == f"yes-{os.environ['PATH']}\n"
+
+
+def test_programs_of_stream_all_run_at_the_same_time(tmp_path: Path) -> None:
+    """Each waits for the other."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    argvs = [["sh", "-c", f"echo word > {fifo}; exit 3"], ["cat", str(fifo)]]
+    lines: list[str] = []
+    first, second = subprocesses.stream_all(argvs, timeout=60, on_line=lines.append, env={})
+    assert (first, second) == ((3, ""), (0, "word\n"))
+    assert lines == ["word"]
+
+
+def test_an_error_of_one_ends_all(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+
+    def stop(line: str) -> None:
+        raise RuntimeError(line)
+
+    argvs = [["sh", "-c", f"echo $$ > {pid}; exec sleep 600"], ["sh", "-c", f"until [ -s {pid} ]; do :; done; echo no"]]
+    with pytest.raises(RuntimeError, match="no"):
+        subprocesses.stream_all(argvs, timeout=60, on_line=stop, env={})
+    assert not Path(f"/proc/{pid.read_text().strip()}").exists()

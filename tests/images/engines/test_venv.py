@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from envcheck.errors import ConfigError, UnavailableError
+from envcheck.images.build.build_log import FailedError
 from envcheck.images.engines import venv
-from envcheck.images.engines.build import FailedError
 from envcheck.images.engines.venv import Environment
 from envcheck.images.locks.model import Lock, Pin
 from envcheck.images.spec import ImageSpec, with_user_packages
