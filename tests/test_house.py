@@ -288,7 +288,9 @@ def test_foreign_interpreters_down_to_3_9_can_parse_what_they_import() -> None:
 def test_foreign_interpreters_import_the_standard_library_only() -> None:
     allowed = set(sys.stdlib_module_names) | {"envcheck", "torch", "__future__"}
     for path in foreign():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        # An extension's operation imports that extension, when it runs.
+        for node in tree.body if path.stem.startswith(("operations", "gpu_operations")) else ast.walk(tree):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert {name.split(".")[0] for name in names} <= allowed, path

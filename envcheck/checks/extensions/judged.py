@@ -15,7 +15,7 @@ from envcheck.counting import counted
 LIMIT: Final = Limit(0, "misfits", "ELF: DT_NEEDED, undefined symbols, symbol versions; METADATA", "equal")
 # They run without their native part on a torch without CUDA, by their own documentation: pytorch/ao#2919 ("Skipping
 # import of cpp extensions"), ONNX Runtime (execution providers), bitsandbytes (CPU library), xformers (WARNING).
-_LAZY: Final = {"torchao", "onnxruntime-gpu", "bitsandbytes", "xformers"}
+LAZY: Final = {"torchao", "onnxruntime-gpu", "bitsandbytes", "xformers"}
 # One library for each CUDA, of which one is loaded: libbitsandbytes_cuda128.so.
 _CHOICE: Final = re.compile(r"(?<![a-z])(cuda?)_?\d{2,3}(?!\d)")
 _OLD_STRING: Final = re.compile(r"Ss(?![a-z])")
@@ -116,7 +116,7 @@ def _libraries(view: View, measured: Mapping[str, Any], row: Mapping[str, Any]) 
     brings = f"torch {torch} is for {f'CUDA {cuda}' if cuda else 'the CPU'}" if torch else "there is no torch"
     statement = f"{library['path']} needs {missing}, which nothing here brings: {brings}"
     details = {"missing": {one["path"]: one["missing"] for one in lacking}}
-    if torch and not cuda and row["name"] in _LAZY:
+    if torch and not cuda and row["name"] in LAZY:
         text = f"{_shown(row)}: {statement}; it runs without its native part"
         yield skipped(text, code="extensions.cpu-torch", culprit=str(row["name"]), missing=details["missing"])
         return

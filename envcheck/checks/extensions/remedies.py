@@ -31,8 +31,11 @@ def variant_of(torch: str, cuda: str | None) -> str:
     return local or ("cpu" if not cuda else f"cu{cuda.replace('.', '')}")
 
 
-def fitting_release(view: View, measured: Mapping[str, Any], name: str) -> str:
-    """Return how to install the newest release of an extension that fits this environment, else where to look."""
+def fitting_release(view: View, measured: Mapping[str, Any], name: str, installed: str = "") -> str:
+    """Return how to install the newest release of an extension that fits this environment, else where to look.
+
+    `installed` is the version that is there: if it is the one that fits, its files are not what they should be.
+    """
     torch = str(measured.get("torch") or "")
     look = f"see `envcheck resolve --with {name} --torch {torch.partition('+')[0]}`" if torch else "install torch first"
     extension, place = _facts().find(name), _place(view, measured, torch)
@@ -42,6 +45,8 @@ def fitting_release(view: View, measured: Mapping[str, Any], name: str) -> str:
     for release in sorted(extension.releases, key=_newest_first, reverse=True):
         judged = fit(facts, extension.name, release, place, third_party=False)
         if judged.word in (OK, JIT):
+            if release.version == installed.partition("+")[0]:
+                return f"{extension.name} {installed} fits by its facts: install it again, from the index of this torch"
             where = judged.wheel.where if judged.wheel is not None and judged.wheel.where else ""
             return f"install {extension.name}=={release.version}{f' from {where}' if where else ''}, with --no-deps"
     return f"no release of {name} on record fits torch {torch}: {look}"

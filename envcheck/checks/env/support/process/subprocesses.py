@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 _GRACE = 20.0
@@ -18,10 +18,16 @@ class FinishedProcess(NamedTuple):
     errors: str
 
 
-def run(command: Sequence[str], seconds: float, grace: float = _GRACE) -> FinishedProcess:
-    """Run a program for at most so long; then it is interrupted as by Ctrl-C, and killed if that does not end it."""
+def run(
+    command: Sequence[str], seconds: float, grace: float = _GRACE, environment: Mapping[str, str] | None = None
+) -> FinishedProcess:
+    """Run a program for at most so long; then it is interrupted as by Ctrl-C, and killed if that does not end it.
+
+    `environment` are its variables, None for this process's.
+    """
+    pipe = subprocess.PIPE
     with subprocess.Popen(
-        list(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        list(command), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environment
     ) as process:
         try:
             output, errors = process.communicate(timeout=seconds)

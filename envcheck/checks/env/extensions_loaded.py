@@ -1,0 +1,59 @@
+"""An extension may install and import, and still do without its native part, compute nothing, or end the process.
+
+Seen in the wild: torchao logs "Skipping import of cpp extensions" and goes on (pytorch/ao#2919), and aborted the
+interpreter beside another torch (pytorch/ao#2908); xformers says "can't load C++/CUDA extensions"; onnxruntime takes
+the CPU instead of the GPU (microsoft/onnxruntime#21684); torchcodec finds no FFmpeg (meta-pytorch/torchcodec#762).
+Each extension is imported in a process of its own, its libraries are loaded, and its smallest operation is run.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View
+from envcheck.checks.env.support.extensions import installed, trials
+from envcheck.checks.env.support.extensions.built_against import built_against
+from envcheck.checks.env.support.extensions.operations import OPERATIONS
+
+CHECK = Check(
+    promise="every installed extension imports, loads its native part, and computes its smallest operation right",
+    level="quick",
+    seconds=10.0,
+    cpu_seconds=1.0,
+    timeout=560.0,
+)
+# What is left of the timeout is for reading the libraries.
+_PATIENCE = 500.0
+
+
+def measure(rank: Rank) -> Measured:
+    """Try each installed extension in a process of its own."""
+    extensions = installed.extensions(installed.distributions())
+    gpu = rank.device.startswith("cuda")
+    results = trials.run_all(extensions, Path(rank.scratch), _PATIENCE, gpu=gpu)
+    return {
+        "rank": rank.rank,
+        "gpu": gpu,
+        "interpreter": installed.interpreter(),
+        "extensions": [_row(extension, results[extension.name]) for extension in extensions],
+    }
+
+
+def _row(extension: installed.InstalledExtension, trial: Measured | None) -> Measured:
+    return {
+        "name": extension.name,
+        "version": extension.version,
+        "built": built_against(extension)._asdict(),
+        "libraries": len(extension.libraries),
+        "gpu_code": any(library.sass or library.ptx for library in extension.libraries),
+        "operation": extension.name in OPERATIONS,
+        "trial": trial,
+    }
+
+
+def judge(view: View, ranks: Ranks) -> Outcome:
+    """Fail on each extension that does not import, goes on without its native part, or computes something else."""
+    # Facts and version rules are for envcheck's own process; `measure` runs in the environment's Python.
+    from envcheck.checks.extensions import loaded
+
+    return loaded.judge(view, ranks)
