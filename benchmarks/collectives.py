@@ -100,28 +100,28 @@ def group(python: str, world: int, backend: str, repeat: int) -> dict[str, Any]:
             rank.kill()
         if any(codes):
             sys.exit(f"ranks of {world} ended with {codes}")
-        told = [json.loads(Path(scratch, f"rank{n}.json").read_text(encoding="utf-8")) for n in range(world)]
-    return figures(told, world, backend)
+        figure_line = [json.loads(Path(scratch, f"rank{n}.json").read_text(encoding="utf-8")) for n in range(world)]
+    return figures(figure_line, world, backend)
 
 
 def free_ports(count: int) -> list[int]:
     """Return ports that nobody listens on, below those that clients are given: they are used minutes later."""
-    found: list[int] = []
+    measured: list[int] = []
     for port in random.sample(range(15000, 32000), 17000):
         with socket.socket() as tried, contextlib.suppress(OSError):
             tried.bind(("127.0.0.1", port))
-            found.append(port)
-        if len(found) == count:
+            measured.append(port)
+        if len(measured) == count:
             break
-    return found
+    return measured
 
 
-def figures(told: list[dict[str, Any]], world: int, backend: str) -> dict[str, Any]:
+def figures(figure_line: list[dict[str, Any]], world: int, backend: str) -> dict[str, Any]:
     """Return the bus bandwidths of both, GB/s, and their ratio: medians over the rounds, times averaged over ranks."""
-    size = int(told[0]["bytes"])
+    size = int(figure_line[0]["bytes"])
 
     def busbw(name: str) -> list[float]:
-        means = [statistics.fmean(times) for times in zip(*(rank[name] for rank in told), strict=True)]
+        means = [statistics.fmean(times) for times in zip(*(rank[name] for rank in figure_line), strict=True)]
         return [size / seconds * 2 * (world - 1) / world / 1e9 for seconds in means]
 
     ours, theirs = busbw("envcheck"), busbw("bare")
@@ -151,32 +151,32 @@ def measure(python: str, worlds: list[int], repeat: int) -> list[dict[str, Any]]
     gpus = int(subprocess.run([executable, "-c", COUNT], capture_output=True, text=True, check=True).stdout)
     if gpus < 2:  # noqa: PLR2004 (one has nobody to talk to)
         return [group(executable, world, "gloo", repeat) for world in worlds]
-    found = group(executable, gpus, "nccl", repeat)
+    measured = group(executable, gpus, "nccl", repeat)
     program = shutil.which("all_reduce_perf")
     if program:
-        found["nccl_tests"] = nccl_tests(program, found["bytes"], gpus)
-        found["nccl_tests_ratio"] = found["envcheck"] / found["nccl_tests"]
-    return [found]
+        measured["nccl_tests"] = nccl_tests(program, measured["bytes"], gpus)
+        measured["nccl_tests_ratio"] = measured["envcheck"] / measured["nccl_tests"]
+    return [measured]
 
 
-def met(found: dict[str, Any]) -> bool:
+def met(measured: dict[str, Any]) -> bool:
     """Return whether a group's ratios are within their goals."""
-    same = abs(float(found["ratio"]) - 1) <= GOAL
-    return same and abs(float(found.get("nccl_tests_ratio", 1)) - 1) <= NCCL_TESTS_GOAL
+    same = abs(float(measured["ratio"]) - 1) <= GOAL
+    return same and abs(float(measured.get("nccl_tests_ratio", 1)) - 1) <= NCCL_TESTS_GOAL
 
 
-def told(found: dict[str, Any]) -> str:
+def figure_line(measured: dict[str, Any]) -> str:
     """Return a group's figures as a line."""
-    low, high = found["spread"]
-    said = (
-        f"{found['ranks']} ranks over {found['backend']}, {found['bytes'] >> 20} MiB, busbw in GB/s: "
-        f"envcheck {found['envcheck']:.3f}, bare loop {found['bare']:.3f}; "
-        f"ratio {found['ratio']:.3f} ({low:.3f} to {high:.3f}); goal 1 +- {GOAL}"
+    low, high = measured["spread"]
+    text = (
+        f"{measured['ranks']} ranks over {measured['backend']}, {measured['bytes'] >> 20} MiB, busbw in GB/s: "
+        f"envcheck {measured['envcheck']:.3f}, bare loop {measured['bare']:.3f}; "
+        f"ratio {measured['ratio']:.3f} ({low:.3f} to {high:.3f}); goal 1 +- {GOAL}"
     )
-    if "nccl_tests" in found:
-        ratio = found["nccl_tests_ratio"]
-        said += f"; nccl-tests {found['nccl_tests']:.3f}, ratio {ratio:.3f}; goal 1 +- {NCCL_TESTS_GOAL}"
-    return said
+    if "nccl_tests" in measured:
+        ratio = measured["nccl_tests_ratio"]
+        text += f"; nccl-tests {measured['nccl_tests']:.3f}, ratio {ratio:.3f}; goal 1 +- {NCCL_TESTS_GOAL}"
+    return text
 
 
 def main() -> None:
@@ -200,7 +200,7 @@ def main() -> None:
     if given.json:
         print(json.dumps({"benchmark": "collectives", "groups": groups, "goal": GOAL, "met": good}))
     else:
-        print("\n".join(map(told, groups)))
+        print("\n".join(map(figure_line, groups)))
     raise SystemExit(0 if good else 1)
 
 

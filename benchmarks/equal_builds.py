@@ -153,13 +153,13 @@ def main() -> None:
     for umask in UMASKS:
         with tempfile.TemporaryDirectory(prefix="envcheck-equal-") as scratch:
             sides.append(build(Path(scratch), umask, options))
-    found = compare(*sides)
+    differences = compare(*sides)
     if options.json:
-        print(json.dumps({"benchmark": "equal_builds", "cell": options.cell, "target": options.target, **found}))
+        print(json.dumps({"benchmark": "equal_builds", "cell": options.cell, "target": options.target, **differences}))
     else:
-        for name, value in found.items():
+        for name, value in differences.items():
             print(f"{name}: {value}")
-    raise SystemExit(not found["met"])
+    raise SystemExit(not differences["met"])
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def served(root: Path) -> Iterator[str]:
         process.wait()
 
 
-class Paced(BaseHTTPRequestHandler):
+class PacedHandler(BaseHTTPRequestHandler):
     """Serves one file, whole or a range of it, at so many bytes a second to each connection."""
 
     protocol_version = "HTTP/1.1"
@@ -139,7 +139,7 @@ class Paced(BaseHTTPRequestHandler):
 @contextlib.contextmanager
 def paced(path: Path, rate: int) -> Iterator[str]:
     """Serve a file at `rate` bytes a second to each connection."""
-    handler = type("Handler", (Paced,), {"path_of": path, "rate": rate})
+    handler = type("Handler", (PacedHandler,), {"path_of": path, "rate": rate})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
@@ -191,25 +191,25 @@ def ours(url: str, sha256: str, to: Path) -> Ran:
 def programs(url: str, name: str, sha256: str, to: Path) -> dict[str, Callable[[], Ran]]:
     """Return what fetches the file, by name; only what is on this machine."""
     aria2c = ["aria2c", "-q", "-x16", "-s16", "-k1M", "-d", str(to), "-o", name]
-    found: dict[str, Callable[[], Ran]] = {"envcheck": lambda: ours(f"{url}/{name}", sha256, to)}
+    runners: dict[str, Callable[[], Ran]] = {"envcheck": lambda: ours(f"{url}/{name}", sha256, to)}
     if shutil.which("aria2c"):
-        found["aria2c -x16"] = lambda: run([*aria2c, f"{url}/{name}"])
-        found["aria2c -x16 --checksum"] = lambda: run([*aria2c, f"--checksum=sha-256={sha256}", f"{url}/{name}"])
+        runners["aria2c -x16"] = lambda: run([*aria2c, f"{url}/{name}"])
+        runners["aria2c -x16 --checksum"] = lambda: run([*aria2c, f"--checksum=sha-256={sha256}", f"{url}/{name}"])
     if shutil.which("curl"):
-        found["curl"] = lambda: run(["curl", "-sfo", str(to / name), f"{url}/{name}"])
+        runners["curl"] = lambda: run(["curl", "-sfo", str(to / name), f"{url}/{name}"])
     hub = os.environ.get("ENVCHECK_TEST_HUB")
     if hub:
         cache = {"HF_HUB_CACHE": str(to), "HF_ENDPOINT": url, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": ""}
         cache["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-        found["huggingface_hub"] = lambda: run([hub, "-c", HUB, name, COMMIT], **cache)
-    return found
+        runners["huggingface_hub"] = lambda: run([hub, "-c", HUB, name, COMMIT], **cache)
+    return runners
 
 
-def in_turn(found: dict[str, Callable[[], Ran]], to: Path, repeat: int) -> dict[str, float]:
+def in_turn(runners: dict[str, Callable[[], Ran]], to: Path, repeat: int) -> dict[str, float]:
     """Return each program's median seconds over rounds in which all take their turn, into an empty directory."""
-    rounds: dict[str, list[float]] = {name: [] for name in found}
+    rounds: dict[str, list[float]] = {name: [] for name in runners}
     for _ in range(repeat):
-        for name, fetch in found.items():
+        for name, fetch in runners.items():
             shutil.rmtree(to, ignore_errors=True)
             to.mkdir()
             os.sync()
@@ -223,10 +223,10 @@ def rates(seconds: dict[str, float], size: int) -> dict[str, float]:
     return {name: round(size / MB / taken, 1) for name, taken in seconds.items()}
 
 
-def small_files(root: Path, url: str, to: Path, wanted: argparse.Namespace) -> dict[str, Any]:
+def small_files(root: Path, url: str, to: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return the median seconds and CPU seconds that many small files take, and ours as a multiple of aria2c's."""
     chance = random.Random(5)  # noqa: S311 (data)
-    files = {f"small-{number:05}.bin": chance.randbytes(10_000) for number in range(wanted.files)}
+    files = {f"small-{number:05}.bin": chance.randbytes(10_000) for number in range(options.files)}
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     for name, content in files.items():
         (root / "www" / name).write_bytes(content)
@@ -245,7 +245,7 @@ def small_files(root: Path, url: str, to: Path, wanted: argparse.Namespace) -> d
         "aria2c -i": lambda: run(other),
     }
     rounds: dict[str, list[Ran]] = {name: [] for name in programs_of}
-    for _ in range(wanted.repeat):
+    for _ in range(options.repeat):
         for name, fetch in programs_of.items():
             shutil.rmtree(to, ignore_errors=True)
             to.mkdir()
@@ -258,37 +258,37 @@ def small_files(root: Path, url: str, to: Path, wanted: argparse.Namespace) -> d
         "small_files_time": round(seconds["envcheck"] / seconds["aria2c -i"], 2),
         "small_files_cpu": round(cpu["envcheck"] / cpu["aria2c -i"], 2),
     }
-    return {"seconds": seconds, "cpu_seconds": cpu, "files": wanted.files, "ratios": ratios}
+    return {"seconds": seconds, "cpu_seconds": cpu, "files": options.files, "ratios": ratios}
 
 
 def peaks(root: Path, url: str, to: Path, sizes: list[int]) -> list[int]:
     """Return the peak memory of fetching zeros, for each size."""
-    found = []
+    peak_sizes = []
     for size in sizes:
         sha256 = sparse_file(root / "www" / "zeros", size)
         to.mkdir()
-        found.append(ours(f"{url}/zeros", sha256, to).peak)
+        peak_sizes.append(ours(f"{url}/zeros", sha256, to).peak)
         shutil.rmtree(to)
-    return found
+    return peak_sizes
 
 
-def measure(root: Path, wanted: argparse.Namespace) -> dict[str, Any]:
+def measure(root: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Measure everything below one directory."""
     (root / "www").mkdir()
     to = root / "to"
-    size, limited = wanted.size * MB, wanted.limited * MB
+    size, limited = options.size * MB, options.limited * MB
     with served(root) as url:
-        many = small_files(root, url, to, wanted) if shutil.which("aria2c") else {"ratios": {}}
-        if wanted.only_small:
+        many = small_files(root, url, to, options) if shutil.which("aria2c") else {"ratios": {}}
+        if options.only_small:
             return {**many, "load": os.getloadavg()}
         sha256 = random_file(root / "www" / "free", size)
-        free = in_turn(programs(url, "free", sha256, to), to, wanted.repeat)
+        free = in_turn(programs(url, "free", sha256, to), to, options.repeat)
         sha256 = random_file(root / "held", limited)
-        with paced(root / "held", int(wanted.rate * MB)) as held_at:
+        with paced(root / "held", int(options.rate * MB)) as held_at:
             held = programs(held_at, "held", sha256, to)
             held.pop("huggingface_hub", None)  # one stream too, and this server is no hub
-            slow = in_turn(held, to, wanted.repeat)
-        small, large = peaks(root, url, to, [100 * MB, wanted.large * MB])
+            slow = in_turn(held, to, options.repeat)
+        small, large = peaks(root, url, to, [100 * MB, options.large * MB])
     ratios = {
         **{f"vs_{name}": round(free[name] / free["envcheck"], 2) for name in free if name != "envcheck"},
         **{
@@ -299,17 +299,17 @@ def measure(root: Path, wanted: argparse.Namespace) -> dict[str, Any]:
         "memory_growth": round(large / small, 3),
         **many["ratios"],
     }
-    for shown, told in (("aria2c -x16 --checksum", "aria2c_checksum"), ("curl_limited", "one_stream_limited")):
-        ratios = {name.replace(shown, told): value for name, value in ratios.items()}
+    for shown, key in (("aria2c -x16 --checksum", "aria2c_checksum"), ("curl_limited", "one_stream_limited")):
+        ratios = {name.replace(shown, key): value for name, value in ratios.items()}
     return {
         "schema": "envcheck/benchmark/1",
         "name": "fetch",
         "mb_per_second": rates(free, size),
         "mb_per_second_limited": rates(slow, limited),
         "peak_mb": [round(small / MB, 1), round(large / MB, 1)],
-        "large_mb": wanted.large,
+        "large_mb": options.large,
         "small_files": many,
-        "mb_per_second_of_a_limited_connection": wanted.rate,
+        "mb_per_second_of_a_limited_connection": options.rate,
         "load": os.getloadavg(),
         "ratios": ratios,
         "goals": GOALS,
@@ -336,21 +336,21 @@ def main() -> None:
     parser.add_argument("--only-small", action="store_true")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--dir", type=Path)
-    wanted = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=wanted.dir) as root:
-        found = measure(Path(root), wanted)
-    if wanted.only_small:
-        print(json.dumps(found))
-        raise SystemExit(found["ratios"].get("small_files_time", math.inf) > GOALS["small_files_time"])
-    if wanted.json:
-        print(json.dumps(found))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.dir) as root:
+        figures = measure(Path(root), options)
+    if options.only_small:
+        print(json.dumps(figures))
+        raise SystemExit(figures["ratios"].get("small_files_time", math.inf) > GOALS["small_files_time"])
+    if options.json:
+        print(json.dumps(figures))
     else:
-        held = f", {wanted.rate:g} MB/s a connection"
-        for title, told in (("", found["mb_per_second"]), (held, found["mb_per_second_limited"])):
-            print("\n".join(f"{name:<24} {rate:>8} MB/s{title}" for name, rate in told.items()))
-        print(f"peak memory: {found['peak_mb'][0]} MB for 100 MB, {found['peak_mb'][1]} MB for {wanted.large} MB")
-        print("\n".join(f"{name}: {value} (goal {GOALS.get(name, '-')})" for name, value in found["ratios"].items()))
-    raise SystemExit(0 if all(found["met"].values()) else 1)
+        held = f", {options.rate:g} MB/s a connection"
+        for title, rates in (("", figures["mb_per_second"]), (held, figures["mb_per_second_limited"])):
+            print("\n".join(f"{name:<24} {rate:>8} MB/s{title}" for name, rate in rates.items()))
+        print(f"peak memory: {figures['peak_mb'][0]} MB for 100 MB, {figures['peak_mb'][1]} MB for {options.large} MB")
+        print("\n".join(f"{name}: {value} (goal {GOALS.get(name, '-')})" for name, value in figures["ratios"].items()))
+    raise SystemExit(0 if all(figures["met"].values()) else 1)
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ def times(bench: Bench) -> dict[str, Any]:
     }
 
 
-def again(log: str) -> dict[str, bool]:
+def cached_parts(log: str) -> dict[str, bool]:
     """Return the steps of a build's log, lowest first, and whether each was built again."""
     cached = set(re.findall(r"^#(\d+) CACHED$", log, re.MULTILINE))
     # What is cached is logged in any order.
@@ -173,7 +173,7 @@ def lock(bench: Bench) -> dict[str, Any]:
     text, count = pin.subn("", path.read_text())
     path.write_text(text)
     seconds, built = bench.build("--images", str(images))
-    steps = again(Path(built["log"]).read_text())
+    steps = cached_parts(Path(built["log"]).read_text())
     first = next((at for at, step in enumerate(steps) if "install.sh base" in step), 0)
     above, below = list(steps.values())[:first], list(steps.values())[first:]
     return {
@@ -239,8 +239,8 @@ def size(bench: Bench) -> dict[str, Any]:
         _download(bench.images / f"{name}.lock", wheels)
     context = bench.scratch / "context"
     _render(bench, context)
-    wanted = " ".join([*bench.pins("torch"), "numpy"])
-    peers = {"pip": PIP.format(base=built["base"], wanted=wanted)}
+    pins = " ".join([*bench.pins("torch"), "numpy"])
+    peers = {"pip": PIP.format(base=built["base"], wanted=pins)}
     if bench.pins("nvidia"):
         files = [pin for group in ("nvidia", "devel") for pin in bench.pins(group)]
         nvidia = [pin for pin in files if pin.startswith(("nvidia-", "cuda-"))]
@@ -309,12 +309,12 @@ def main() -> None:
     parser.add_argument("--mirror", default="host")
     parser.add_argument("--only", action="append", choices=list(PARTS), metavar="PART")
     given = parser.parse_args()
-    found = measure(given.cell, given.mirror, given.only or list(PARTS))
-    missed = [name for name, part in found.items() if not part["met"]]
+    figures = measure(given.cell, given.mirror, given.only or list(PARTS))
+    missed = [name for name, part in figures.items() if not part["met"]]
     if given.json:
-        print(json.dumps({"benchmark": "images", "cell": given.cell, "goals": GOALS, **found}))
+        print(json.dumps({"benchmark": "images", "cell": given.cell, "goals": GOALS, **figures}))
     else:
-        for name, part in found.items():
+        for name, part in figures.items():
             print(f"{name}: {json.dumps(part)}")
     raise SystemExit(bool(missed))
 

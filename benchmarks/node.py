@@ -80,19 +80,19 @@ def main() -> None:
     parser.add_argument("--slow", type=float, default=0.2, help="seconds that a slow source takes [default: 0.2]")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    found = {
+    figures = {
         "here": measured(here, given.repeat),
         "slow": measured(lambda: slow(given.slow), given.repeat),
         "hung": measured(lambda: hung(given.slow), given.repeat),
     }
-    goal = round(found["here"]["beside_s"] + GOAL * given.slow, 3)
-    missed = [name for name in ("slow", "hung") if found[name]["beside_s"] > goal]
+    goal = round(figures["here"]["beside_s"] + GOAL * given.slow, 3)
+    missed = [name for name in ("slow", "hung") if figures[name]["beside_s"] > goal]
     if given.json:
-        print(json.dumps({"benchmark": "node", "wait_s": given.slow, "goal_s": goal, **found}))
+        print(json.dumps({"benchmark": "node", "wait_s": given.slow, "goal_s": goal, **figures}))
         raise SystemExit(bool(missed))
-    for name, row in found.items():
-        told = f"one after the other {row['serial_s']:.3f} s, side by side {row['beside_s']:.3f} s"
-        print(f"{name}: {told}: {row['ratio']:.2f} x{'' if name == 'here' else f'; goal <= {goal:g} s'}")
+    for name, row in figures.items():
+        line = f"one after the other {row['serial_s']:.3f} s, side by side {row['beside_s']:.3f} s"
+        print(f"{name}: {line}: {row['ratio']:.2f} x{'' if name == 'here' else f'; goal <= {goal:g} s'}")
     raise SystemExit(bool(missed))
 
 

@@ -55,13 +55,13 @@ class Sparse:
         """Return the bytes of a range."""
         if not self.marked(start, stop):
             return bytes(stop - start)
-        found = bytearray(stop - start)
+        content = bytearray(stop - start)
         for mark in self.marks:
             own = b"%020d" % mark * 50
             low, high = max(start, mark), min(stop, mark + len(own))
             if low < high:
-                found[low - start : high - start] = own[low - mark : high - mark]
-        return bytes(found)
+                content[low - start : high - start] = own[low - mark : high - mark]
+        return bytes(content)
 
     def sha256(self) -> str:
         """Return the hash of all of it."""
@@ -113,29 +113,29 @@ class _Handler(BaseHTTPRequestHandler):
             with hub.lock:
                 hub.links += 1
                 link = f"http://localhost:{hub.server_port}/cdn/{hub.links}"
-            told = {"ETag": tag, "X-Linked-Etag": tag, "X-Linked-Size": str(hub.file.size), "X-Repo-Commit": COMMIT}
-            self._head(302, {**told, "Location": link, "Content-Length": "0"})
+            headers = {"ETag": tag, "X-Linked-Etag": tag, "X-Linked-Size": str(hub.file.size), "X-Repo-Commit": COMMIT}
+            self._head(302, {**headers, "Location": link, "Content-Length": "0"})
             return
         with hub.lock:
-            again = self.path in hub.used
+            used_before = self.path in hub.used
             hub.used.add(self.path)
             hub.ranges.append(self.headers.get("Range"))
-        if again or not self.path.startswith("/cdn/"):
+        if used_before or not self.path.startswith("/cdn/"):
             self._refuse(403)
         else:
             self._content(tag, self.headers.get("Range"))
 
-    def _content(self, tag: str, asked: str | None) -> None:
+    def _content(self, tag: str, byte_range: str | None) -> None:
         size = self.server.file.size
-        if asked is None and size > self.server.most and self.command != "HEAD":
+        if byte_range is None and size > self.server.most and self.command != "HEAD":
             self._refuse(400)
             return
         start, stop = 0, size
-        if asked is not None:
-            first, last = asked.removeprefix("bytes=").split("-")
+        if byte_range is not None:
+            first, last = byte_range.removeprefix("bytes=").split("-")
             start, stop = int(first), int(last or size - 1) + 1
-        told = {"Content-Range": f"bytes {start}-{stop - 1}/{size}"} if asked is not None else {}
-        self._head(206 if told else 200, {**told, "ETag": tag, "Content-Length": str(stop - start)})
+        headers = {"Content-Range": f"bytes {start}-{stop - 1}/{size}"} if byte_range is not None else {}
+        self._head(206 if headers else 200, {**headers, "ETag": tag, "Content-Length": str(stop - start)})
         for at in range(start, stop if self.command != "HEAD" else start, MIB):
             block = self.server.file.read(at, min(stop, at + MIB))
             self.wfile.write(block)
@@ -296,12 +296,12 @@ def main() -> int:
     if os.geteuid() != 0 or shutil.which("mkfs.ext4") is None:
         raise SystemExit("needs root and mkfs.ext4")  # noqa: EM101, TRY003 (a script's)
     with tempfile.TemporaryDirectory(dir=options.dir) as made:
-        found = measured(Path(made), options.size)
+        figures = measured(Path(made), options.size)
     if options.json:
-        print(json.dumps({"schema": "envcheck/benchmark/1", "over_50_gb": found, "goals": GOALS}, indent=2))
+        print(json.dumps({"schema": "envcheck/benchmark/1", "over_50_gb": figures, "goals": GOALS}, indent=2))
     else:
-        print("\n".join(f"{name:<16} {value}" for name, value in found.items()))
-    met = found["right"] is True and all(float(str(found[name])) <= goal for name, goal in list(GOALS.items())[1:])
+        print("\n".join(f"{name:<16} {value}" for name, value in figures.items()))
+    met = figures["right"] is True and all(float(str(figures[name])) <= goal for name, goal in list(GOALS.items())[1:])
     return 0 if met else 1
 
 

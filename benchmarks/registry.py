@@ -155,14 +155,14 @@ def report_of(image: StoredManifest, ago: int = 3600) -> model.RunReport:
     return structs.replace(proofs.whole(recorded), target=target, started=start, ended=end)
 
 
-def one(bench: Bench, wanted: argparse.Namespace) -> dict[str, Any]:
+def one(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
     """Return what one proof takes, ours and cosign's, in turn."""
     predicate = bench.folder / "predicate.json"
     predicate.write_bytes(msgspec.json.encode(proofs.stated("cpu").predicate))
     report, policy = bench.folder / "report.json", ("--policy", bench.policies["cpu"])
     ours: dict[str, list[Ran]] = {"publish": [], "proof": [], "pull": []}
     theirs: dict[str, list[Ran]] = {"attest": [], "verify-attestation": []}
-    for number in range(wanted.rounds):
+    for number in range(options.rounds):
         repository = bench.repository(f"one/ours-{number}")
         image = push_image(repository, f"ours {number}")
         name = f"{repository.reference.name}@{image.digest}"
@@ -175,11 +175,11 @@ def one(bench: Bench, wanted: argparse.Namespace) -> dict[str, Any]:
         signing = ("--key", "cosign.key", "--yes", "--use-signing-config=false", "--tlog-upload=false")
         theirs["attest"].append(bench.cosign("attest", "--predicate", predicate, *signing, theirs_is))
         theirs["verify-attestation"].append(verified(bench, theirs_is))
-    works = [work(bench, number) for number in range(wanted.rounds + 1)][1:]
+    works = [work(bench, number) for number in range(options.rounds + 1)][1:]
     seconds = {who: _medians(runs, lambda ran: ran.seconds) for who, runs in (("envcheck", ours), ("cosign", theirs))}
     cpu = {who: _medians(runs, lambda ran: ran.cpu) for who, runs in (("envcheck", ours), ("cosign", theirs))}
     return {
-        "rounds": wanted.rounds,
+        "rounds": options.rounds,
         "seconds": seconds,
         "cpu_seconds": cpu,
         "one_time": round(seconds["envcheck"]["all"] / seconds["cosign"]["all"], 2),
@@ -211,9 +211,9 @@ def verified(bench: Bench, name: str, key: str = "cosign.pub") -> Ran:
 
 def _medians(runs: dict[str, list[Ran]], of: Callable[[Ran], float]) -> dict[str, float]:
     """Return the median of each command, and of a round of all of them."""
-    found = {name: round(statistics.median(map(of, each)), 3) for name, each in runs.items()}
+    medians = {name: round(statistics.median(map(of, each)), 3) for name, each in runs.items()}
     rounds = [sum(map(of, each)) for each in zip(*runs.values(), strict=True)]
-    return {**found, "all": round(statistics.median(rounds), 3)}
+    return {**medians, "all": round(statistics.median(rounds), 3)}
 
 
 def fill(bench: Bench, name: str, images: int, each: int) -> Repository:
@@ -266,17 +266,17 @@ def requests(bench: Bench, repository: Repository, node: Sequence[str]) -> int:
     return asking.exchange.sent
 
 
-def many(bench: Bench, wanted: argparse.Namespace) -> dict[str, Any]:
+def many(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:
     """Return what a choice among many images takes."""
     began = time.perf_counter()
-    few = fill(bench, "many/few", wanted.few, wanted.proofs)
-    full = fill(bench, "many/full", wanted.images, wanted.proofs)
+    few = fill(bench, "many/few", options.few, options.proofs)
+    full = fill(bench, "many/full", options.images, options.proofs)
     filled = time.perf_counter() - began
-    found: dict[str, Any] = {"images": wanted.images, "proofs": wanted.proofs, "filled_s": round(filled, 1)}
+    figures: dict[str, Any] = {"images": options.images, "proofs": options.proofs, "filled_s": round(filled, 1)}
     for case, node, status in (("newest", NODE, 0), ("all", OTHER, 1)):
         runs = [bench.pull(full, node, status) for _ in range(3)]
         small = bench.pull(few, node, status)
-        found[case] = {
+        figures[case] = {
             "seconds": round(statistics.median(ran.seconds for ran in runs), 2),
             "cpu_seconds": round(statistics.median(ran.cpu for ran in runs), 2),
             "requests": requests(bench, full, node),
@@ -284,21 +284,21 @@ def many(bench: Bench, wanted: argparse.Namespace) -> dict[str, Any]:
         }
     digests = [full.manifest(tag).digest for tag in full.tags() if "runtime" in tag][:_COSIGNED]
     spent = [verified(bench, f"{full.reference.name}@{digest}", "key.pub").seconds for digest in digests]
-    peer = statistics.median(spent) * wanted.images
-    found["cosign_s"] = round(peer, 1)
-    found["vs_cosign"] = round(found["all"]["seconds"] / peer, 3)
-    growth = max(found[case]["peak_mb"][1] / found[case]["peak_mb"][0] for case in ("newest", "all"))
-    return {**found, "memory_growth": round(growth, 3)}
+    peer = statistics.median(spent) * options.images
+    figures["cosign_s"] = round(peer, 1)
+    figures["vs_cosign"] = round(figures["all"]["seconds"] / peer, 3)
+    growth = max(figures[case]["peak_mb"][1] / figures[case]["peak_mb"][0] for case in ("newest", "all"))
+    return {**figures, "memory_growth": round(growth, 3)}
 
 
 PARTS: Final = {"one": one, "many": many}
 
 
-def judged(found: dict[str, Any]) -> dict[str, tuple[float, bool]]:
+def judged(results: dict[str, Any]) -> dict[str, tuple[float, bool]]:
     """Return each goal's figure, and whether it is met."""
-    figures = {name: found["one"][name] for name in ("one_time",) if "one" in found}
-    if "many" in found:
-        many_ = found["many"]
+    figures = {name: results["one"][name] for name in ("one_time",) if "one" in results}
+    if "many" in results:
+        many_ = results["many"]
         figures |= {f"{case}_s": many_[case]["seconds"] for case in ("newest", "all")}
         figures["memory_growth"] = many_["memory_growth"]
     return {name: (figure, figure <= GOALS[name]) for name, figure in figures.items()}
@@ -313,20 +313,20 @@ def main() -> None:
     parser.add_argument("--proofs", type=int, default=5)
     parser.add_argument("--few", type=int, default=20)
     parser.add_argument("--only", action="append", choices=list(PARTS), default=[])
-    wanted = parser.parse_args()
+    options = parser.parse_args()
     missing = [program for program in ("docker-registry", "cosign") if shutil.which(program) is None]
     if missing:
         message = f"no {' and no '.join(missing)} in PATH; `make setup` has them where apt is"
         raise SystemExit(message)
     with tempfile.TemporaryDirectory() as folder, registries.docker_registry(Path(folder)) as address:
         bench = Bench(address, Path(folder))
-        found: dict[str, Any] = {name: PARTS[name](bench, wanted) for name in wanted.only or PARTS}
-    goals = judged(found)
-    if wanted.json:
+        figures: dict[str, Any] = {name: PARTS[name](bench, options) for name in options.only or PARTS}
+    goals = judged(figures)
+    if options.json:
         shown = {"schema": "envcheck/benchmark/1", "name": "registry", "load": os.getloadavg(), "goals": GOALS}
-        print(json.dumps({**shown, **found, "met": {name: met for name, (_, met) in goals.items()}}))
+        print(json.dumps({**shown, **figures, "met": {name: met for name, (_, met) in goals.items()}}))
     else:
-        for name, part in found.items():
+        for name, part in figures.items():
             print(f"{name}: {json.dumps(part, indent=2)}")
         for name, (figure, met) in goals.items():
             print(f"{name}: {figure} (goal <= {GOALS[name]:g}){'' if met else ': missed'}")

@@ -78,15 +78,15 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--cells", type=int, default=320)
     parser.add_argument("--repeat", type=int, default=5)
-    wanted = parser.parse_args()
-    found = measure(specs(wanted.cells), wanted.repeat)
-    if wanted.json:
-        print(json.dumps(found))
+    options = parser.parse_args()
+    figures = measure(specs(options.cells), options.repeat)
+    if options.json:
+        print(json.dumps(figures))
     else:
-        low, high = found["spread"]
-        print(f"{found['cells']} cells: {found['seconds']} s ({low} to {high}); goal {GOAL_S} s")
-        print(f"{found['ratio']} x Jinja alone ({found['peer_seconds']} s)")
-    raise SystemExit(0 if found["met"] else 1)
+        low, high = figures["spread"]
+        print(f"{figures['cells']} cells: {figures['seconds']} s ({low} to {high}); goal {GOAL_S} s")
+        print(f"{figures['ratio']} x Jinja alone ({figures['peer_seconds']} s)")
+    raise SystemExit(0 if figures["met"] else 1)
 
 
 if __name__ == "__main__":

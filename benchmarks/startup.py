@@ -33,12 +33,12 @@ def seconds(command: list[str]) -> float:
 
 def measure(runs: int, extensions: list[str]) -> dict[str, float]:
     """Return medians, minima (seconds) and their ratios over `runs` pairs; the question asks for `extensions` too."""
-    asked = [*QUESTION, *(part for name in extensions for part in ("--with", name))]
+    resolve = [*QUESTION, *(part for name in extensions for part in ("--with", name))]
     if extensions:
-        asked[asked.index("--torch") : asked.index("--gpu")] = []
-    for command in (BARE, asked):
+        resolve[resolve.index("--torch") : resolve.index("--gpu")] = []
+    for command in (BARE, resolve):
         seconds(command)
-    pairs = [(seconds(BARE), seconds(asked)) for _ in range(runs)]
+    pairs = [(seconds(BARE), seconds(resolve)) for _ in range(runs)]
     bare, question = ([pair[at] for pair in pairs] for at in (0, 1))
     return {
         "bare_median_s": statistics.median(bare),

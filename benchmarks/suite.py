@@ -97,30 +97,30 @@ def measured(target: Target, level: str, repeat: int) -> dict[str, Any]:
     """Return the medians of some rounds, after one that reads everything from disk."""
     once(target, level)
     rounds = [once(target, level) for _ in range(repeat)]
-    found: dict[str, Any] = {name: round(statistics.median(r[name] for r in rounds), 3) for name in rounds[0]}
+    figures: dict[str, Any] = {name: round(statistics.median(r[name] for r in rounds), 3) for name in rounds[0]}
     overhead = [r["whole"] / (r["import"] + r["bodies"]) for r in rounds]
     imports = [r["whole"] / r["import"] for r in rounds]
-    found |= {"level": level, "overhead": round(statistics.median(overhead), 3), "overhead_goal": OVERHEAD}
+    figures |= {"level": level, "overhead": round(statistics.median(overhead), 3), "overhead_goal": OVERHEAD}
     planned = statistics.median(max(r["planned"] / r["taken"], r["taken"] / r["planned"]) for r in rounds)
-    found |= {"off_plan": round(planned, 3), "off_plan_goal": PLANNED}
-    if level == "quick" and not found["gpus"]:
-        found |= {"imports": round(statistics.median(imports), 3), "imports_goal": QUICK}
-    return found
+    figures |= {"off_plan": round(planned, 3), "off_plan_goal": PLANNED}
+    if level == "quick" and not figures["gpus"]:
+        figures |= {"imports": round(statistics.median(imports), 3), "imports_goal": QUICK}
+    return figures
 
 
-def told(found: dict[str, Any]) -> str:
+def figure_line(figures: dict[str, Any]) -> str:
     """Return a measurement as a line or two of text."""
-    parts = f"import torch {found['import']:.2f} s + check bodies {found['bodies']:.2f} s"
-    line = f"{found['level']}: {found['whole']:.2f} s = {found['overhead']:.2f} x ({parts}); goal <= {OVERHEAD}"
-    if "imports" in found:
-        line += f"\n{found['level']}: {found['imports']:.2f} x import torch; goal <= {QUICK:g}"
-    plan = f"planned {found['planned']:.1f} s, taken {found['taken']:.1f} s"
-    return f"{line}\n{found['level']}: {plan}: {found['off_plan']:.2f} x; goal <= {PLANNED}"
+    parts = f"import torch {figures['import']:.2f} s + check bodies {figures['bodies']:.2f} s"
+    line = f"{figures['level']}: {figures['whole']:.2f} s = {figures['overhead']:.2f} x ({parts}); goal <= {OVERHEAD}"
+    if "imports" in figures:
+        line += f"\n{figures['level']}: {figures['imports']:.2f} x import torch; goal <= {QUICK:g}"
+    plan = f"planned {figures['planned']:.1f} s, taken {figures['taken']:.1f} s"
+    return f"{line}\n{figures['level']}: {plan}: {figures['off_plan']:.2f} x; goal <= {PLANNED}"
 
 
-def missed(found: dict[str, Any]) -> bool:
+def missed(figures: dict[str, Any]) -> bool:
     """Return whether a ratio is over its goal."""
-    return bool(found["off_plan"] > PLANNED or found["overhead"] > OVERHEAD or found.get("imports", 0.0) > QUICK)
+    return bool(figures["off_plan"] > PLANNED or figures["overhead"] > OVERHEAD or figures.get("imports", 0.0) > QUICK)
 
 
 def main() -> None:
@@ -135,7 +135,7 @@ def main() -> None:
     given = parser.parse_args()
     target = Target(given.image or given.python, image=bool(given.image), lonely=given.no_resolver)
     results = [measured(target, level, given.repeat) for level in given.level or ["quick"]]
-    print(json.dumps({"benchmark": "suite", "levels": results}) if given.json else "\n".join(map(told, results)))
+    print(json.dumps({"benchmark": "suite", "levels": results}) if given.json else "\n".join(map(figure_line, results)))
     raise SystemExit(int(any(map(missed, results))))
 
 

@@ -91,7 +91,7 @@ def group(
     ]
 
 
-def found(
+def check_module(
     identity: str = "speed", kind: Any = "env", judge: Callable[..., Any] = lambda *_: passed("fine"), **check: Any
 ) -> CheckModule:
     """Return a check as it is found in a file."""
@@ -101,8 +101,8 @@ def found(
 
 def row(identity: str, status: Any = "pass", summary: str | None = None, **more: Any) -> OutcomeRow:
     """Return the outcome of a check as a report has it."""
-    said = f"{identity} said so" if summary is None else summary
-    return OutcomeRow(**{"id": identity, "kind": "env", "status": status, "summary": said, **more})
+    message = f"{identity} said so" if summary is None else summary
+    return OutcomeRow(**{"id": identity, "kind": "env", "status": status, "summary": message, **more})
 
 
 def planned(identity: str, **changes: Any) -> PlannedCheck:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 _NEW = ("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 
 
-class Certified(NamedTuple):
+class Certificate(NamedTuple):
     """A certificate that a server has, its key, the certificate that it is to be trusted by, and a context of both."""
 
     ca: Path
@@ -20,14 +20,14 @@ class Certified(NamedTuple):
     context: ssl.SSLContext
 
 
-def signed(at: Path, *hosts: str, name: str = "ca.pem") -> Certified:
+def signed(at: Path, *hosts: str, name: str = "ca.pem") -> Certificate:
     """Make a private CA, in a file of that name, and a server's certificate by it for addresses and names."""
     root = ("-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign")
     openssl(at, *_NEW, "-x509", "-days", "2", "-subj", "/CN=Test CA", *root, "-keyout", "ca.key", "-out", name)
     return resigned(at / name, at, *hosts)
 
 
-def resigned(ca: Path, at: Path, *hosts: str) -> Certified:
+def resigned(ca: Path, at: Path, *hosts: str) -> Certificate:
     """Make another server's certificate by a CA of `signed`."""
     (at / "names").write_text(f"{_names(hosts)}\nbasicConstraints=critical,CA:FALSE\n")
     openssl(at, *_NEW, "-subj", "/CN=mirror", "-keyout", "key.pem", "-out", "request.pem")
@@ -36,7 +36,7 @@ def resigned(ca: Path, at: Path, *hosts: str) -> Certified:
     return _certified(at, ca)
 
 
-def self_signed(at: Path, *hosts: str) -> Certified:
+def self_signed(at: Path, *hosts: str) -> Certificate:
     """Make a server's certificate that nobody has signed."""
     own = ("-x509", "-days", "2", "-subj", "/CN=mirror", "-addext", _names(hosts))
     leaf = ("-addext", "basicConstraints=critical,CA:FALSE")
@@ -48,11 +48,11 @@ def _names(hosts: Iterable[str]) -> str:
     return "subjectAltName=" + ",".join(f"{'IP' if host[0].isdigit() else 'DNS'}:{host}" for host in hosts)
 
 
-def _certified(at: Path, ca: Path) -> Certified:
+def _certified(at: Path, ca: Path) -> Certificate:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(at / "cert.pem", at / "key.pem")
     context.set_alpn_protocols(["http/1.1"])
-    return Certified(ca, at / "cert.pem", at / "key.pem", context)
+    return Certificate(ca, at / "cert.pem", at / "key.pem", context)
 
 
 def openssl(at: Path, *arguments: str | Path) -> None:

@@ -95,7 +95,7 @@ AFTER_PROBES = ("all-reduce", "tells-environment")
 TRAINED = {"trainer", *(name.replace("_", "-") for name, one in lies.LIES.items() if one.check == "trainer")}
 
 
-class Sabotaged(NamedTuple):
+class SabotagedTorch(NamedTuple):
     """A run of the command: its report, exit code and printed text; `site` holds the checks that lie."""
 
     report: Path
@@ -111,32 +111,32 @@ def liars(once: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def sabotaged(torch_python: Path, liars: Path, once: Callable[..., Path]) -> Callable[[str], Sabotaged]:
+def sabotaged(torch_python: Path, liars: Path, once: Callable[..., Path]) -> Callable[[str], SabotagedTorch]:
     """Return what runs a check in two ranks of a real torch, with others, honest and lying, once for all."""
     parts: dict[str, list[str]] = {"probes": [*AFTER_PROBES], "quick": [], "full": [], "long": [], "train": []}
-    for found in discover(liars):
-        lying = not found.doc.startswith("Nothing is wrong")
-        part = "long" if found.check.level == "full" and found.check.seconds >= LONG else "full"
-        part = "probes" if found.check.probe else "quick" if found.check.level in ("static", "quick") else part
-        part = "train" if found.id in TRAINED else part
-        if found.kind == "env" and (lying or not found.check.probe):
-            parts[part].append(found.id)
+    for actual in discover(liars):
+        lying = not actual.doc.startswith("Nothing is wrong")
+        part = "long" if actual.check.level == "full" and actual.check.seconds >= LONG else "full"
+        part = "probes" if actual.check.probe else "quick" if actual.check.level in ("static", "quick") else part
+        part = "train" if actual.id in TRAINED else part
+        if actual.kind == "env" and (lying or not actual.check.probe):
+            parts[part].append(actual.id)
 
     def run(directory: Path, mine: list[str], python: Path) -> None:
         command = [sys.executable, "-m", "envcheck", "run", "--python", str(python), "--nproc", "2"]
         command += ["--checks", str(liars), "--output", "report.json", *(w for i in mine for w in ("--only", i))]
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PWD": str(directory)}
-        done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
-        (directory / "printed.txt").write_text(done.stdout)
-        (directory / "code.txt").write_text(f"{done.returncode} {done.stderr}")
+        completed = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
+        (directory / "printed.txt").write_text(completed.stdout)
+        (directory / "code.txt").write_text(f"{completed.returncode} {completed.stderr}")
 
-    def get(identity: str) -> Sabotaged:
+    def get(identity: str) -> SabotagedTorch:
         part = next(part for part in ("quick", "full", "long", "train", "probes") if identity in parts[part])
         python = train_python() if part == "train" else torch_python
         directory = once(f"sabotaged-{part}", lambda made: run(made, parts[part], python))
         code, _, errors = (directory / "code.txt").read_text().partition(" ")
         assert (directory / "report.json").exists(), errors
-        return Sabotaged(directory / "report.json", int(code), (directory / "printed.txt").read_text(), liars)
+        return SabotagedTorch(directory / "report.json", int(code), (directory / "printed.txt").read_text(), liars)
 
     return get
 
@@ -152,8 +152,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Under `.ci/run` fail what could not run for want of an engine, of torch, of promtool or of another tool."""
     report = yield
-    wanted = any(item.get_closest_marker(name) for name in ("engine", "torch", "promtool", "tools"))
-    if REQUIRE_ALL and wanted and report.skipped:
+    expected = any(item.get_closest_marker(name) for name in ("engine", "torch", "promtool", "tools"))
+    if REQUIRE_ALL and expected and report.skipped:
         report.outcome = "failed"
         report.longrepr = f"skipped where everything is required: {report.longrepr}"
     return report
@@ -161,20 +161,20 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print what became of the fault catalogue, where its tests were run: found, missed, false alarms."""
-    told = collections.defaultdict[str, dict[tuple[str, str], str]](dict)
+    result = collections.defaultdict[str, dict[tuple[str, str], str]](dict)
     kept = [one for group in terminalreporter.stats.values() for one in group]
     # Beside reports of tests there are the tests that were left out, and what could not be collected.
     for report in [one for one in kept if hasattr(one, "when") and hasattr(one, "user_properties")]:
         for what, about in report.user_properties:
             if what in ("fault", "quiet", "sound machine") and (report.when == "call" or report.outcome != "passed"):
-                told[what][tuple(about)] = report.outcome
-    if told["fault"]:
+                result[what][tuple(about)] = report.outcome
+    if result["fault"]:
         terminalreporter.section("fault catalogue")
-        terminalreporter.write_line("\n".join(_table(told)))
+        terminalreporter.write_line("\n".join(_table(result)))
 
 
-def _table(told: dict[str, dict[tuple[str, str], str]]) -> list[str]:
-    faults, quiet, sound = told["fault"], told["quiet"], told["sound machine"]
+def _table(data: dict[str, dict[tuple[str, str], str]]) -> list[str]:
+    faults, quiet, sound = data["fault"], data["quiet"], data["sound machine"]
     row = "{:<32} {:>7} {:>7} {:>7} {:>7}".format
     lines = [row("faults, by how they are put in", "put in", "found", "missed", "not run")]
     for kind in [*dict.fromkeys(kind for _, kind in faults), None]:

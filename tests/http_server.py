@@ -49,8 +49,8 @@ class Request(NamedTuple):
 
     def span(self, size: int) -> tuple[int, int] | None:
         """Return which bytes of so many are asked for, as start and stop; None for all."""
-        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.range or "")
-        return (int(asked[1]), min(int(asked[2] or size) + 1, size)) if asked else None
+        requests = re.fullmatch(r"bytes=(\d+)-(\d*)", self.range or "")
+        return (int(requests[1]), min(int(requests[2] or size) + 1, size)) if requests else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,8 +153,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         server, body = self.server, self.rfile.read(int(self.headers.get("Content-Length", 0)))
         with server.lock:
-            asked = (self.command, self.path, self.headers, body, len(server.requests) + 1, time.time())
-            request = Request(*asked, self.connection)
+            requests = (self.command, self.path, self.headers, body, len(server.requests) + 1, time.time())
+            request = Request(*requests, self.connection)
             server.requests.append(request)
         answer = server.answering(request)
         headers = dict(answer.headers)
@@ -192,9 +192,9 @@ class _RawHandler(socketserver.BaseRequestHandler):
     request: socket.socket
 
     def handle(self) -> None:
-        while asked := self.request.recv(BLOCK):
-            self.server.requests.append(asked)
-            for part in self.server.speaking(asked):
+        while requests := self.request.recv(BLOCK):
+            self.server.requests.append(requests)
+            for part in self.server.speaking(requests):
                 self.request.sendall(part)
             if not self.server.keeps:
                 return
@@ -215,15 +215,15 @@ def endless(before: bytes, unit: bytes = b"x", pause: float = 0.1) -> Speaking:
 def ranged(request: Request, content: bytes | Path, headers: Mapping[str, str] | None = None) -> Answer:
     """Return the part of a file that is asked for."""
     size = len(content) if isinstance(content, bytes) else content.stat().st_size
-    span, told = request.span(size), dict(headers or {})
+    span, result = request.span(size), dict(headers or {})
     if span is None:
-        told |= {"Accept-Ranges": "bytes", "Content-Length": str(size)}
-        return Answer(200, content if isinstance(content, bytes) else _blocks(content, 0, size), told)
+        result |= {"Accept-Ranges": "bytes", "Content-Length": str(size)}
+        return Answer(200, content if isinstance(content, bytes) else _blocks(content, 0, size), result)
     start, stop = span
     if start >= size:
-        return Answer(416, b"", {**told, "Content-Range": f"bytes */{size}"})
-    told |= {"Content-Range": f"bytes {start}-{stop - 1}/{size}", "Content-Length": str(stop - start)}
-    return Answer(206, content[start:stop] if isinstance(content, bytes) else _blocks(content, start, stop), told)
+        return Answer(416, b"", {**result, "Content-Range": f"bytes */{size}"})
+    result |= {"Content-Range": f"bytes {start}-{stop - 1}/{size}", "Content-Length": str(stop - start)}
+    return Answer(206, content[start:stop] if isinstance(content, bytes) else _blocks(content, start, stop), result)
 
 
 def _blocks(path: Path, start: int, stop: int) -> Iterator[bytes]:

@@ -36,9 +36,9 @@ def url_of(name: str, version: str, tags: list[str]) -> str:
     choices = []
     for file in listed(name):
         if file.name.endswith("x86_64.whl") and "linux" in file.name:
-            _, found, wheel_tags = parse_file_name(file.name)
+            _, actual, wheel_tags = parse_file_name(file.name)
             pythons = {f"{tag.interpreter}-{tag.abi}" for tag in wheel_tags}
-            if found == Version(version) and pythons & set(tags):
+            if actual == Version(version) and pythons & set(tags):
                 choices.append((not pythons & {"cp312-cp312"}, "cp311-cp311" not in pythons, file.name, file.url))
     if not choices:
         pytest.skip(f"the package index does not have {name} {version}")

@@ -18,5 +18,5 @@ def interpreters() -> list[str]:
 def _minor_versions() -> Iterator[str]:
     root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     for minor in range(9, 16):
-        found = [*sorted(map(str, root.glob(f"versions/3.{minor}.*/bin/python"))), shutil.which(f"python3.{minor}")]
-        yield from [python for python in found if python][:1]
+        actual = [*sorted(map(str, root.glob(f"versions/3.{minor}.*/bin/python"))), shutil.which(f"python3.{minor}")]
+        yield from [python for python in actual if python][:1]

@@ -127,8 +127,8 @@ def attached(content: bytes | Statement, by: PrivateKey | None = None, *, name: 
 
     def fetch(report: ReportReference) -> bytes | Rejection:
         known = packed(name)
-        gone = Rejection(ProofRefusal.DANGLING, "the report is gone")
-        return known.content if report.digest == known.reference.digest else gone
+        rejection = Rejection(ProofRefusal.DANGLING, "the report is gone")
+        return known.content if report.digest == known.reference.digest else rejection
 
     return ListedProof(f"sha256:{len(shown):064x}", shown, fetch)
 

@@ -14,20 +14,20 @@ from typing import Any
 
 import pytest
 
-from tests.certificates import Certified
+from tests.certificates import Certificate
 from tests.waiting import eventually
 
 
 def program(name: str) -> str:
     """Return a real server or client; skip without it."""
-    found = shutil.which(name)
-    if found is None:
+    text = shutil.which(name)
+    if text is None:
         pytest.skip(f"no {name} here (`make test` has it where apt is)")
-    return found
+    return text
 
 
 @contextlib.contextmanager
-def docker_registry(at: Path, tls: Certified | None = None, password_file: Path | None = None) -> Iterator[str]:
+def docker_registry(at: Path, tls: Certificate | None = None, password_file: Path | None = None) -> Iterator[str]:
     """Serve docker-registry, which has no referrers API, and yield HOST:PORT. Its files are in data/.
 
     With a certificate it is served over TLS, and with a password file (htpasswd, bcrypt) to those who log in.
@@ -81,7 +81,7 @@ def _serving(argv: list[str], at: Path, address: str) -> Iterator[None]:
             return tried.connect_ex((host, int(port))) == 0
 
     try:
-        assert eventually(there, wanted=True), (at / "registry.log").read_text()
+        assert eventually(there, expected=True), (at / "registry.log").read_text()
         yield
     finally:
         process.terminate()

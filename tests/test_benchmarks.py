@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import equal_builds as equal
-from benchmarks.images import again
+from benchmarks.images import cached_parts
 
 LOG = """
 #6 [os 1/2] FROM localhost/envcheck/base:1@sha256:1
@@ -29,7 +29,7 @@ LOG = """
 
 
 def test_the_steps_that_were_built_again_are_those_that_are_not_cached() -> None:
-    assert list(again(LOG).items()) == [
+    assert list(cached_parts(LOG).items()) == [
         ("RUN sh /run/os/os.sh tini", False),
         ("RUN sh /run/install/install.sh torch /opt/venv", False),
         ("RUN sh /run/install/install.sh base /opt/venv", True),
@@ -64,9 +64,9 @@ def test_images_that_differ_in_times_alone_are_equal(
     first, second = saved(tmp_path / "one", time=1), saved(tmp_path / "other", time=2, mode=mode, text=text)
     one = equal.BuiltImage("key", first, ["sha256:1"], "sha256:m", ["sha256:b"])
     other = equal.BuiltImage("key", second, ["sha256:2"], "sha256:n", ["sha256:b"])
-    found = equal.compare(one, other)
-    assert (found["differing"], found["content_equal"], found["met"]) == (differing, not differing, not differing)
-    assert (found["entries"], found["digests_equal"]) == (1, 0)
+    actual = equal.compare(one, other)
+    assert (actual["differing"], actual["content_equal"], actual["met"]) == (differing, not differing, not differing)
+    assert (actual["entries"], actual["digests_equal"]) == (1, 0)
     assert equal.compare(one, other._replace(blobs=["sha256:c"]))["met"] is False
 
 

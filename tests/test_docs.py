@@ -58,7 +58,7 @@ PROFILE = (
 )
 
 
-class Shown(NamedTuple):
+class PageCommand(NamedTuple):
     """A command of a page, and the output that the page shows for it (empty if none)."""
 
     page: str
@@ -66,13 +66,13 @@ class Shown(NamedTuple):
     output: str
 
 
-def shown() -> Iterator[Shown]:
+def shown() -> Iterator[PageCommand]:
     """Yield every `$ ` line of every console block."""
     for page in PAGES:
         for block in re.findall(r"(?ms)^ *```console\n(.*?)^ *```$", page.read_text(encoding="utf-8")):
             for part in re.split(r"(?m)^ *\$ ", block)[1:]:
                 command, _, output = part.partition("\n")
-                yield Shown(page.name, command.strip(), output.strip("\n"))
+                yield PageCommand(page.name, command.strip(), output.strip("\n"))
 
 
 ALL = list(shown())
@@ -103,7 +103,7 @@ def parse(command: click.Command, arguments: list[str], parent: click.Context | 
     context = click.Context(command, info_name=command.name, parent=parent)
     if isinstance(command, DefaultGroup):
         arguments = command.with_command(arguments)
-    values, rest, _ = command.make_parser(context).parse_args(list(arguments))
+    values, remaining, _ = command.make_parser(context).parse_args(list(arguments))
     for parameter in command.params:
         given = values.get(parameter.name)
         if isinstance(parameter.type, click.Choice) and isinstance(given, str):
@@ -112,11 +112,11 @@ def parse(command: click.Command, arguments: list[str], parent: click.Context | 
             f"{parameter.name} is missing"
         )
     if isinstance(command, click.Group):
-        inner = command.get_command(context, rest[0]) if rest else None
-        assert inner is not None, f"no such command: {rest}"
-        parse(inner, rest[1:], context)
+        inner = command.get_command(context, remaining[0]) if remaining else None
+        assert inner is not None, f"no such command: {remaining}"
+        parse(inner, remaining[1:], context)
     else:
-        assert rest == []
+        assert remaining == []
 
 
 def pattern_of(output: str) -> str:
@@ -181,10 +181,10 @@ def desk(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("each", [each for each in ALL if reason(each.command) is None], ids=lambda each: each.command)
-def test_a_command_does_what_its_page_shows(each: Shown, desk: Path) -> None:
+def test_a_command_does_what_its_page_shows(each: PageCommand, desk: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("ENVCHECK_", "XDG_"))}
     environment |= {"HOME": str(desk), "COLUMNS": "80", "NO_COLOR": "1", "PATH": f"{desk}/bin:{os.environ['PATH']}"}
-    done = subprocess.run(
+    completed = subprocess.run(
         ["bash", "-c", each.command],
         cwd=desk,
         env=environment,
@@ -194,9 +194,9 @@ def test_a_command_does_what_its_page_shows(each: Shown, desk: Path) -> None:
         timeout=300,
         check=False,
     )
-    assert done.returncode == RETURNS.get(each.command, 0), done.stderr + done.stdout[-2000:]
+    assert completed.returncode == RETURNS.get(each.command, 0), completed.stderr + completed.stdout[-2000:]
     if each.output:
-        assert re.fullmatch(pattern_of(each.output), done.stdout), done.stdout
+        assert re.fullmatch(pattern_of(each.output), completed.stdout), completed.stdout
 
 
 def anchors(page: Path) -> set[str]:

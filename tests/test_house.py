@@ -102,9 +102,9 @@ def tracked() -> list[Path]:
 
 def foreign() -> list[Path]:
     """Return the files that foreign interpreters import."""
-    found = [ROOT / name for name in FOREIGN]
-    found += sorted((ROOT / "envcheck/checks/env").rglob("*.py"))
-    return [*found, ROOT / "envcheck/runner/__init__.py", *sorted((ROOT / "envcheck/runner/worker").glob("*.py"))]
+    actual = [ROOT / name for name in FOREIGN]
+    actual += sorted((ROOT / "envcheck/checks/env").rglob("*.py"))
+    return [*actual, ROOT / "envcheck/runner/__init__.py", *sorted((ROOT / "envcheck/runner/worker").glob("*.py"))]
 
 
 def test_the_top_level_is_what_users_fixed() -> None:
@@ -163,6 +163,45 @@ def test_no_two_classes_have_one_name() -> None:
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(str(path.relative_to(ROOT)))
     assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
+
+
+# Words that say nothing of what they hold, as names: write `outcome`, `requests`, `message`.
+NAMELESS = {"asked", "had", "said", "told"}
+# Participles and prepositions that a class may not be called alone: `CopyResult`, not `Copied`.
+NO_NOUN = re.compile(
+    r"_?(?:[A-Z][a-z]*(?<!Fe)(?<!Ne)(?<!Se)(?<!Spe)ed|Above|After|Before|Begun|Below|Beside|Between|Beyond|Bought|Chosen|Done|Found|Given|Gone|Held|InForce"
+    r"|Kept|Known|Left|Lost|Made|More|Seen|Sent|Shown|Taken|Then|Told|Under|Written)"
+)
+
+
+def nameless(source: str) -> list[tuple[int, str]]:
+    """Return the lines of a file that give such a word to a value, a parameter or a function, or call a class so."""
+    names = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef) and NO_NOUN.fullmatch(node.name):
+            names.append((node.lineno, node.name))
+        name = getattr(node, "name", None) if isinstance(node, ast.FunctionDef) else getattr(node, "arg", None)
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            name = node.id if isinstance(node, ast.Name) else node.attr
+        if isinstance(name, str) and not isinstance(node, ast.keyword) and name.strip("_") in NAMELESS:
+            names.append((getattr(node, "lineno", 0), name))
+    return names
+
+
+def test_names_say_what_they_hold() -> None:
+    for line in ("told = 1", "def f(asked): pass", "def _said(): pass", "for had in x: pass", "x.told = 1"):
+        assert nameless(line), line
+    assert len(nameless("class Copied: pass\nclass _Kept: pass")) == 2
+    assert nameless("class CopyResult: pass\nprint(told=1)\nTOLD = 1") == []
+    files = [path for path in tracked() if path.suffix == ".py" or path.parent.name == ".ci"]
+    python = [path for path in files if path.suffix == ".py" or b"python" in path.read_bytes()[:40]]
+    assert len(python) > 1000
+    used = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in python
+        for line, name in nameless(path.read_text(encoding="utf-8"))
+    ]
+    assert used == []
 
 
 def test_tests_stand_in_the_rooms_of_what_they_test() -> None:
@@ -250,18 +289,18 @@ def scripts_in(path: Path) -> list[ast.ImportFrom]:
     """Return the imports from envcheck in the strings of a file: scripts that it gives to another process."""
     strings = (node.value for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Constant))
     lines = (line for text in strings if isinstance(text, str) for line in text.splitlines())
-    found = [match[1] for line in lines if (match := IMPORT.match(line))]
-    return [node for line in found for node in ast.parse(line).body if isinstance(node, ast.ImportFrom)]
+    actual = [match[1] for line in lines if (match := IMPORT.match(line))]
+    return [node for line in actual for node in ast.parse(line).body if isinstance(node, ast.ImportFrom)]
 
 
 def test_what_a_script_in_a_string_imports_is_there() -> None:
     """No linter reads a script in a string, and a test that only kills such a process passes when it never began."""
-    imports = {path: found for path in tracked() if path.suffix == ".py" and (found := scripts_in(path))}
+    imports = {path: import_froms for path in tracked() if path.suffix == ".py" and (import_froms := scripts_in(path))}
     assert len(imports) > 10
     missing = [
         f"{path.relative_to(ROOT)}: from {node.module} import {alias.name}"
-        for path, found in imports.items()
-        for node in found
+        for path, import_froms in imports.items()
+        for node in import_froms
         for alias in node.names
         if not importable(str(node.module), alias.name)
     ]
@@ -311,11 +350,11 @@ def test_foreign_files_import_torch_inside_functions_only() -> None:
 
 def old_python() -> str | None:
     """Return a Python 3.9 that starts, from PATH or from pyenv."""
-    found = [
+    actual = [
         shutil.which("python3.9"),
         *map(str, Path(os.environ.get("PYENV_ROOT", "/nowhere")).glob("versions/3.9.*/bin/python")),
     ]
-    for python in filter(None, found):
+    for python in filter(None, actual):
         if subprocess.run([python, "--version"], capture_output=True, check=False).returncode == 0:
             return python
     return None
@@ -329,8 +368,8 @@ def test_an_old_interpreter_imports_what_it_must() -> None:
         str(path.relative_to(ROOT).with_suffix("")).replace("/", ".").removesuffix(".__init__") for path in foreign()
     ]
     code = "; ".join(f"import {name}" for name in modules)
-    done = subprocess.run([python, "-B", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run([python, "-B", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
 
 
 # `envcheck` on the public package index is a project of somebody else.

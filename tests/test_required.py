@@ -34,12 +34,12 @@ def test_a_skip_is_a_failure_only_where_all_is_required(tmp_path: Path, mark: st
     (tmp_path / "conftest.py").write_bytes(conftest.read_bytes())
     (tmp_path / "test_it.py").write_text(TESTS.format(mark=mark), encoding="utf-8")
     config = Path(__file__).parents[1] / "pyproject.toml"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-c", str(config), "--rootdir", str(tmp_path), str(tmp_path)],
         env={**os.environ, "ENVCHECK_REQUIRE_ALL": required},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == status, done.stdout
-    assert ("1 failed" if status else "1 skipped") in done.stdout
+    assert completed.returncode == status, completed.stdout
+    assert ("1 failed" if status else "1 skipped") in completed.stdout

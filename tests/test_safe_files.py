@@ -44,17 +44,17 @@ def python(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_signal_in_the_middle_ends_the_process_after_it(tmp_path: Path, number: signal.Signals) -> None:
     file = tmp_path / "x.lock"
     file.write_text("old")
-    done = python(SIGNALLED, str(file), str(int(number)))
-    assert done.returncode == -number, done.stderr
-    assert "went on" not in done.stdout
+    completed = python(SIGNALLED, str(file), str(int(number)))
+    assert completed.returncode == -number, completed.stderr
+    assert "went on" not in completed.stdout
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x.lock", "new")]
 
 
 def test_without_room_the_old_file_stays_and_is_named(tmp_path: Path) -> None:
     file = tmp_path / "x.lock"
     file.write_text("old")
-    done = python(FULL, str(file))
-    assert done.stdout.strip() == str(file), done.stderr
+    completed = python(FULL, str(file))
+    assert completed.stdout.strip() == str(file), completed.stderr
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x.lock", "old")]
 
 

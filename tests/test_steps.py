@@ -38,10 +38,10 @@ class Step:
         """Return the exit status of make and standard error."""
         # The environment of these tests is not made anew below them.
         command = ["make", "--silent", "--old-file=tool", "--old-file=tool-keyless", "-C", str(ROOT), name]
-        done = subprocess.run(
+        completed = subprocess.run(
             command, env={**self.env, **env}, capture_output=True, text=True, check=False, timeout=240, cwd=self.at
         )
-        return done.returncode, done.stderr
+        return completed.returncode, completed.stderr
 
     def outputs(self) -> dict[str, str]:
         """Return what it told GitHub."""
@@ -73,9 +73,9 @@ def test_jobs_are_the_cells_that_were_asked_for(step: Step) -> None:
 
 
 def test_jobs_of_a_change_are_the_cells_that_it_touches(step: Step) -> None:
-    said = step.fake("envcheck", "echo '{\"include\":[]}'")
+    fake_registry = step.fake("envcheck", "echo '{\"include\":[]}'")
     assert step("jobs", SINCE="main")[0] == 0
-    assert said() == ["images --format github --changed-since main"]
+    assert fake_registry() == ["images --format github --changed-since main"]
     assert step.outputs() == {"matrix": '{"include":[]}'}
 
 
@@ -88,9 +88,9 @@ def test_jobs_that_cannot_be_listed_are_no_empty_list(step: Step, env: dict[str,
 
 
 def test_an_image_is_built_by_the_command_that_people_use(step: Step) -> None:
-    said = step.fake("envcheck", 'echo \'{"image": "envcheck/torch:x", "tags": []}\'')
+    fake_registry = step.fake("envcheck", 'echo \'{"image": "envcheck/torch:x", "tags": []}\'')
     assert step("image", CELL="torch2.13.0-cpu-py311", TARGET="devel", MIRROR="")[0] == 0
-    assert said() == [
+    assert fake_registry() == [
         "build torch2.13.0-cpu-py311 --target devel --engine docker --mirror host --base auto --json",
     ]
     assert step.outputs() == {"image": "envcheck/torch:x"}
@@ -116,10 +116,10 @@ INSPECTED = f'[ "$1 $2" != "image inspect" ] || printf "other/name@sha256:%064d\
 
 
 def test_an_image_is_staged_under_a_tag_of_its_commit_and_known_by_its_digest(step: Step) -> None:
-    said = step.fake("docker", INSPECTED)
+    fake_registry = step.fake("docker", INSPECTED)
     assert step("stage", **STAGE) == (0, "")
     tag, digest = f"{REPOSITORY}:2.13.0-cpu-py311-devel-amd64-c0ffee", f"sha256:{2:064d}"
-    words = [line for line in said() if not line.startswith("image inspect")]
+    words = [line for line in fake_registry() if not line.startswith("image inspect")]
     assert words == [f"tag envcheck/torch:x {tag}", f"push --quiet {tag}", f"pull --quiet {REPOSITORY}@{digest}"]
     assert step.outputs() == {"name": REPOSITORY, "digest": digest}
     assert json.loads((step.at / "state/staged.json").read_text()) == {
@@ -194,12 +194,12 @@ REPORTS = '[ "$1" != run ] || {{ echo {{}} >"$STATE/report.json"; exit {status};
 BREAKS = '[ "$1" != run ] || exit 3'
 
 
-@pytest.mark.parametrize(("ran", "told"), [(0, 0), (1, 2)])
-def test_the_gate_publishes_what_the_run_proved_also_when_it_failed(step: Step, ran: int, told: int) -> None:
+@pytest.mark.parametrize(("ran", "count"), [(0, 0), (1, 2)])
+def test_the_gate_publishes_what_the_run_proved_also_when_it_failed(step: Step, ran: int, count: int) -> None:
     step.fake("docker")
     envcheck = step.fake("envcheck", REPORTS.format(status=ran))
     (step.at / "key").touch()
-    assert step("gate", IMAGE=DIGEST, KEY=f"{step.at}/key")[0] == told
+    assert step("gate", IMAGE=DIGEST, KEY=f"{step.at}/key")[0] == count
     assert envcheck()[1:] == [f"publish {DIGEST} --report {step.at}/state/report.json --key {step.at}/key"]
 
 
@@ -243,18 +243,18 @@ PROMOTE = {"IMAGE": DIGEST, "TAGS": "stable 2.8", "POLICY": "policy.toml", "KEY"
 
 
 def test_an_image_is_promoted_by_the_command_that_people_use(step: Step) -> None:
-    said = step.fake("envcheck")
+    fake_registry = step.fake("envcheck")
     assert step("promote", **PROMOTE, TO="registry.example/Owner/Torch") == (0, "")
     assert step("promote", **PROMOTE) == (0, "")
     there, signed = "--to-repo registry.example/owner/torch ", "--policy policy.toml --key key"
     start = f"promote {DIGEST} --to stable --to 2.8 "
-    assert said() == [f"{start}{there}{signed}", f"{start}{signed}"]
+    assert fake_registry() == [f"{start}{there}{signed}", f"{start}{signed}"]
 
 
 @pytest.mark.parametrize("wrong", [*({name: ""} for name in PROMOTE), {"IMAGE": "registry.example/staging:latest"}])
 def test_a_promotion_that_lacks_something_promotes_nothing(step: Step, wrong: dict[str, str]) -> None:
-    said = step.fake("envcheck")
-    assert (step("promote", **{**PROMOTE, **wrong})[0], said()) == (2, [])
+    fake_registry = step.fake("envcheck")
+    assert (step("promote", **{**PROMOTE, **wrong})[0], fake_registry()) == (2, [])
 
 
 def test_an_image_that_does_not_meet_the_policy_fails_its_promotion(step: Step) -> None:
@@ -288,8 +288,8 @@ def test_the_action_hands_its_inputs_to_the_step_from_wherever_it_lies(step: Ste
     env = {name: re.sub(r"\$\{\{ inputs\.([a-z-]+) \}\}", lambda m: inputs[m[1]], v) for name, v in only["env"].items()}
     envcheck, run = step.fake("envcheck"), only["run"].replace("make ", "make --old-file=tool ")
     env |= {**step.env, "GITHUB_ACTION_PATH": str(ROOT / ".github/actions/validate")}
-    done = subprocess.run(["bash", "-c", run], env=env, cwd=step.at, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(["bash", "-c", run], env=env, cwd=step.at, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
     assert envcheck()[0].startswith("run --level static ")
     assert envcheck()[0].endswith("--python /opt/ven v --requirements $(touch pwned) --require-gpu")
     assert set(step.outputs()) == set(action["outputs"])
@@ -341,5 +341,5 @@ def test_the_wheel_of_a_tag_runs_alone_and_is_of_its_version(step: Step) -> None
 
 
 def test_a_step_that_does_not_exist_is_one_line() -> None:
-    done = subprocess.run([str(ROOT / ".ci/step"), "deploy"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (2, "step: no step 'deploy'; see `make help`\n")
+    completed = subprocess.run([str(ROOT / ".ci/step"), "deploy"], capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stderr) == (2, "step: no step 'deploy'; see `make help`\n")

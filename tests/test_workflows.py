@@ -39,16 +39,16 @@ def steps(path: Path) -> Iterator[dict[str, Any]]:
 def faults(text: str, name: str = "x.yml") -> list[str]:
     """Return what breaks the rules in the text of a workflow or an action."""
     document = yaml.safe_load(text)
-    found = [line.strip() for line in text.splitlines() if re.search(r"\buses:", line) and not used(line)]
+    actual = [line.strip() for line in text.splitlines() if re.search(r"\buses:", line) and not used(line)]
     parts = [document["runs"]] if "runs" in document else [*document["jobs"].values()]
     for part in parts:
         for step in part.get("steps", []):
-            found += step_faults(step, name)
+            actual += step_faults(step, name)
     if "jobs" in document:
-        found += [] if document.get("permissions") == {} else ["permissions of the workflow"]
-        found += [f"permissions of {key}" for key, job in document["jobs"].items() if not granted(job)]
-        found += [f"timeout of {key}" for key, job in document["jobs"].items() if not bounded(job)]
-    return found
+        actual += [] if document.get("permissions") == {} else ["permissions of the workflow"]
+        actual += [f"permissions of {key}" for key, job in document["jobs"].items() if not granted(job)]
+        actual += [f"timeout of {key}" for key, job in document["jobs"].items() if not bounded(job)]
+    return actual
 
 
 def used(line: str) -> bool:
@@ -153,7 +153,7 @@ def test_one_action_is_of_one_commit() -> None:
     for path in FILES:
         for name, sha in re.findall(r"uses: ([\w.-]+/[\w./-]+)@([0-9a-f]{40} # v[\d.]+)", path.read_text("utf-8")):
             pins.setdefault(name, set()).add(sha)
-    assert {name: found for name, found in pins.items() if len(found) != 1} == {}
+    assert {name: actual for name, actual in pins.items() if len(actual) != 1} == {}
     assert len(pins) > 5
 
 
@@ -249,19 +249,19 @@ def test_needs_are_found() -> None:
 
 
 def pins(name: str) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    data: dict[str, set[str]] = {}
     for package, version in re.findall(r"(?m)^([a-z0-9-]+)==(\S+)", (ROOT / ".ci" / name).read_text(encoding="utf-8")):
-        found.setdefault(package, set()).add(version)
-    return found
+        data.setdefault(package, set()).add(version)
+    return data
 
 
 def test_workflows_run_envcheck_with_the_packages_that_it_is_worked_on_with() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     block = re.search(r"(?ms)^dependencies = \[\n(.*?)^\]", text)
     assert block is not None
-    wanted = set(re.findall(r'^ *"([A-Za-z0-9-]+)', block[1], re.MULTILINE)) | {"hatchling"}
+    expected = set(re.findall(r'^ *"([A-Za-z0-9-]+)', block[1], re.MULTILINE)) | {"hatchling"}
     tool, dev = pins("tool.lock"), pins("dev.lock")
-    assert wanted <= set(tool)
+    assert expected <= set(tool)
     assert {name: versions for name, versions in tool.items() if versions != dev.get(name)} == {}
     keyless = pins("keyless.lock")
     assert set(keyless) > {"sigstore", *tool}

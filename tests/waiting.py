@@ -11,9 +11,9 @@ PATIENCE: Final = 60.0  # seconds
 T = TypeVar("T")
 
 
-def eventually(read: Callable[[], T], wanted: T) -> T:
+def eventually(read: Callable[[], T], expected: T) -> T:
     """Return what is read once it is what is wanted, or what it still is after a minute."""
     deadline = time.monotonic() + PATIENCE
-    while (found := read()) != wanted and time.monotonic() < deadline:
+    while (actual := read()) != expected and time.monotonic() < deadline:
         time.sleep(0.02)
-    return found
+    return actual

@@ -28,9 +28,9 @@ def wheel(
     """Write a wheel of a module that says its version, or of other files, with bytes that do not compress."""
     module = name.replace("-", "_")
     stem, info = f"{module}-{version}", f"{module}-{version}.dist-info"
-    told = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{metadata}"
+    result = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{metadata}"
     texts = dict(files or {f"{module}.py": f"VERSION = {version!r}\n"})
-    texts[f"{info}/METADATA"] = told + "".join(f"Requires-Dist: {line}\n" for line in requires)
+    texts[f"{info}/METADATA"] = result + "".join(f"Requires-Dist: {line}\n" for line in requires)
     texts[f"{info}/WHEEL"] = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     content = {path: text if isinstance(text, bytes) else text.encode() for path, text in texts.items()}
     content |= {f"{module}.bin": _noise(name, ballast)} if ballast else {}

@@ -65,7 +65,7 @@ class PipeClosedError(Exception):
     """Whoever read our output has gone."""
 
 
-class _Listed(click.types.StringParamType):
+class _ListedText(click.types.StringParamType):
     """Text of a repeatable option; in an environment variable its values stand between commas, as GPUs have spaces."""
 
     envvar_list_splitter = ","
@@ -120,7 +120,7 @@ def prepare(command: click.Command, path: str) -> None:
         elif "CELL" in (parameter.metavar or ""):
             parameter.envvar = variable(path, "--cell")
         if (parameter.multiple or parameter.nargs == -1) and isinstance(parameter.type, click.types.StringParamType):
-            parameter.type = _Listed()
+            parameter.type = _ListedText()
     make_strict(command, path)
     if isinstance(command, click.Group):
         for name, child in command.commands.items():

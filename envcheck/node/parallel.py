@@ -66,7 +66,7 @@ def read(tasks: Sequence[ReadTask]) -> SourceReading:
     return SourceReading(signals, [gpu for reading in readings for gpu in reading.gpus])
 
 
-class _Running(NamedTuple):
+class _RunningReader(NamedTuple):
     task: ReadTask
     thread: threading.Thread
     answer: list[SourceReading]
@@ -76,14 +76,14 @@ def _alone(name: str, source: Source) -> ReadTask:
     return ReadTask({name: source.type}, lambda: SourceReading({name: source.read()}), TIMEOUT)
 
 
-def _start(task: ReadTask) -> _Running:
+def _start(task: ReadTask) -> _RunningReader:
     answer: list[SourceReading] = []
     thread = threading.Thread(target=_run, args=(task, answer), name=f"reads {task.names[0]}", daemon=True)
     try:
         thread.start()
     except RuntimeError:  # the number of processes is limited: read one after the other
         _run(task, answer)
-    return _Running(task, thread, answer)
+    return _RunningReader(task, thread, answer)
 
 
 def _run(task: ReadTask, answer: list[SourceReading]) -> None:
@@ -94,7 +94,7 @@ def _run(task: ReadTask, answer: list[SourceReading]) -> None:
         answer.append(_unread(task, why, f"{type(error).__name__}: {error}"))
 
 
-def _answer(running: _Running, begun: float) -> SourceReading:
+def _answer(running: _RunningReader, begun: float) -> SourceReading:
     if not running.answer:
         running.thread.join(max(0.0, begun + running.task.timeout - time.monotonic()))
     late = f"timed out: no answer in {running.task.timeout:g} s"

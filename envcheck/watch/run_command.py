@@ -141,7 +141,7 @@ class _Watcher:
                 return
 
 
-class _Forwarded:
+class _SignalForwarding:
     """Signals on their way to a command; those that come before it has started wait for it."""
 
     def __init__(self) -> None:
@@ -163,9 +163,9 @@ class _Forwarded:
 
 
 @contextlib.contextmanager
-def _forwarding() -> Iterator[_Forwarded]:
+def _forwarding() -> Iterator[_SignalForwarding]:
     """Pass signals on to the command, and end only when it does."""
-    forwarded = _Forwarded()
+    forwarded = _SignalForwarding()
     before = {number: signal.signal(number, forwarded) for number in _FORWARDED}
     try:
         yield forwarded

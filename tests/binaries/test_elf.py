@@ -49,13 +49,13 @@ def complaint(data: bytes) -> str | None:
 
 
 def test_a_library_is_read_whole() -> None:
-    found = read_library(io.BytesIO(WHOLE), "x/_C.so")
-    assert (found.name, found.size, found.machine, found.soname) == ("_C.so", len(WHOLE), "x86_64", "_C.so")
-    assert found.needed == ("libc10.so", "libcudart.so.12")
-    assert found.search == ("$ORIGIN/../nvidia", "/opt/lib")
-    assert found.torch_symbols == ("_ZN3c105ErrorC1Ev",)  # the loader does without a weak one
-    assert (found.abi, found.glibc) == ("libtorch C++ (cxx11abi=1)", "2.17")
-    assert (found.sass, found.ptx) == (("8.0", "9.0"), ("9.0",))  # 16 is no code that runs
+    actual = read_library(io.BytesIO(WHOLE), "x/_C.so")
+    assert (actual.name, actual.size, actual.machine, actual.soname) == ("_C.so", len(WHOLE), "x86_64", "_C.so")
+    assert actual.needed == ("libc10.so", "libcudart.so.12")
+    assert actual.search == ("$ORIGIN/../nvidia", "/opt/lib")
+    assert actual.torch_symbols == ("_ZN3c105ErrorC1Ev",)  # the loader does without a weak one
+    assert (actual.abi, actual.glibc) == ("libtorch C++ (cxx11abi=1)", "2.17")
+    assert (actual.sass, actual.ptx) == (("8.0", "9.0"), ("9.0",))  # 16 is no code that runs
 
 
 @given(names, names, names, st.lists(st.tuples(st.sampled_from([PTX, CUBIN]), st.integers(50, 129)), max_size=5))
@@ -67,7 +67,7 @@ def test_what_was_written_is_what_is_read(
     assert elf.dynamic().needed == tuple(needed)
     assert [s.name for s in elf.symbols() if not s.defined] == undefined
     assert [s.name for s in elf.symbols() if s.defined] == exported
-    expected = [sorted({number for kind, number in code if kind == wanted}) for wanted in (CUBIN, PTX)]
+    expected = [sorted({number for kind, number in code if kind == requested}) for requested in (CUBIN, PTX)]
     assert gpu_code(elf) == tuple(tuple(f"{n // 10}.{n % 10}" for n in numbers) for numbers in expected)
 
 
@@ -172,7 +172,7 @@ def test_real_libraries_are_read_as_pyelftools_reads_them() -> None:
             assert {s.name for s in ours.symbols() if not s.defined} == undefined, path
             section: Any = theirs.get_section_by_name(".gnu.version_r")
             rows = section.iter_versions() if section is not None else []
-            wanted = {aux.name for _, auxiliaries in rows for aux in auxiliaries if not aux.entry.vna_flags & 2}
-            assert ours.versions() == wanted, path
+            expected = {aux.name for _, auxiliaries in rows for aux in auxiliaries if not aux.entry.vna_flags & 2}
+            assert ours.versions() == expected, path
             compared += 1
     assert compared >= 20

@@ -30,7 +30,7 @@ def wheel(path: Path, members: dict[str, bytes], compression: int = zipfile.ZIP_
 def test_libraries_are_found_by_their_content(tmp_path: Path) -> None:
     members = {"x/_C.so": LIBRARY, "x/data.bin": LIBRARY, "x/fake.so": b"text", "x/empty.so": b"", "x/dir/": b""}
     contents = read_members(wheel(tmp_path / "x.whl", members))
-    assert [found.path for found in contents.libraries] == ["x/_C.so", "x/data.bin"]
+    assert [actual.path for actual in contents.libraries] == ["x/_C.so", "x/data.bin"]
     assert contents.libraries[0].sass == ("9.0",)
     assert contents.metadata == METADATA.decode()
     assert contents.unread == {}

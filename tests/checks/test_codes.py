@@ -63,7 +63,7 @@ def pattern(node: ast.AST) -> str:
     return f"<{next(named, 'what')}>"
 
 
-class Given(NamedTuple):
+class CodeArguments(NamedTuple):
     """One place in the source that gives a code, and the call that takes it."""
 
     module: str
@@ -71,7 +71,7 @@ class Given(NamedTuple):
     call: ast.Call | None
 
 
-def given(path: Path) -> Iterator[Given]:
+def given(path: Path) -> Iterator[CodeArguments]:
     """Yield each code that a module gives."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     above = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
@@ -79,7 +79,7 @@ def given(path: Path) -> Iterator[Given]:
         parents = [*parents_of(node, above)]
         code, call = pattern(node), next((parent for parent in parents if isinstance(parent, ast.Call)), None)
         if code and not isinstance(parents[0], ast.JoinedStr) and (is_keyword(parents) or looks_like_one(code)):
-            yield Given(path.relative_to(ROOT).as_posix(), code, call)
+            yield CodeArguments(path.relative_to(ROOT).as_posix(), code, call)
 
 
 def parents_of(node: ast.AST, above: dict[ast.AST, ast.AST]) -> Iterator[ast.AST]:

@@ -46,13 +46,13 @@ def test_a_row_is_verified_by_two_public_sources_or_says_that_it_is_not(row: dic
 )
 def test_an_unverified_row_only_warns(row: dict[str, Any], value: float, share: float, status: str) -> None:
     whole = {"fail": 80, "warn": 90, "unit": "GB/s", "source": "two machines of the same maker", **row}
-    found = limits.short(whole, value, "copy: slow one", fix="reseat", share=share)
+    outcome = limits.short(whole, value, "copy: slow one", fix="reseat", share=share)
     if status == FAIL and row:
-        assert found is not None
-        assert (found.status, found.code, found.remeasure) == (WARN, "speed.unverified", False)
-        assert "unverified" in found.summary
+        assert outcome is not None
+        assert (outcome.status, outcome.code, outcome.remeasure) == (WARN, "speed.unverified", False)
+        assert "unverified" in outcome.summary
     else:
-        assert (PASS if found is None else found.status) == status
+        assert (PASS if outcome is None else outcome.status) == status
 
 
 @pytest.mark.parametrize(("generation", "lanes", "floor"), [(4, 16, 20), (4, 8, 10), (3, 16, 9), (5, 4, 10.25)])
@@ -105,13 +105,13 @@ def _adds(row: dict[str, Any], rate: float) -> bool:
 
 
 def test_no_two_rows_answer_the_same_question() -> None:
-    asked = [
+    requests = [
         (row["check"], gpu, transport, row.get("gpus"), row.get("pcie"))
         for row in ROWS
         for gpu in row.get("gpu", [None])
         for transport in ([row.get("transport")] if not isinstance(row.get("transport"), list) else row["transport"])
     ]
-    assert len(asked) == len(set(asked))
+    assert len(requests) == len(set(requests))
 
 
 def test_a_row_is_found_by_all_it_holds() -> None:

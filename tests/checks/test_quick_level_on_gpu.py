@@ -20,9 +20,9 @@ def test_a_gpu_machine_passes_on_its_gpus(tmp_path: Path) -> None:
     python, output = os.environ.get("ENVCHECK_TEST_GPU_PYTHON"), tmp_path / "report.json"
     assert python, "a GPU, and no ENVCHECK_TEST_GPU_PYTHON: `make test` builds one"
     command = [sys.executable, "-m", "envcheck", "run", "--python", python, "--require-gpu"]
-    done = subprocess.run([*command, "--output", str(output)], capture_output=True, text=True, check=False)
+    completed = subprocess.run([*command, "--output", str(output)], capture_output=True, text=True, check=False)
     report = {row["id"]: row for row in json.loads(output.read_text())["outcomes"]}
-    assert done.returncode == 0, done.stdout
+    assert completed.returncode == 0, completed.stdout
     for check in ("matmul", "amp", "driver-cuda", "gpu-visible", "arch-list"):
         assert report[check]["status"] == "pass", report[check]
     assert all(rank["is_cuda"] for rank in report["matmul"]["ranks"])

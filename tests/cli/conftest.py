@@ -24,7 +24,7 @@ def run(
             main()
         code = ended.value.code
         assert code is None or isinstance(code, int)
-        said = capsys.readouterr()
-        return code or 0, said.out, said.err
+        output = capsys.readouterr()
+        return code or 0, output.out, output.err
 
     return call

@@ -38,7 +38,7 @@ def build(env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "message"),
     [
         (("torch9.9.9-cpu-py311", "--engine", "venv"), 2, "no published cell is named 'torch9.9.9-cpu-py311'"),
         (("torch2.13.0-cpu-py39", "--engine", "venv"), 2, "did you mean torch2.13.0-cpu-py311"),
@@ -71,12 +71,12 @@ def build(env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_what_cannot_be_built_is_one_line(
-    nowhere: dict[str, str], arguments: tuple[str, ...], status: int, said: str
+    nowhere: dict[str, str], arguments: tuple[str, ...], status: int, message: str
 ) -> None:
     done = build(nowhere, *arguments)
     assert (done.returncode, done.stdout) == (status, "")
     assert done.stderr.count("\n") == 1
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 def test_a_cell_without_a_lock_is_refused_with_what_to_do(nowhere: dict[str, str], tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ def test_without_a_cell_it_is_the_published_one_that_resolve_names(nowhere: dict
     dead = "pypi: [{url: 'http://127.0.0.1:9/simple'}]\npytorch: [{url: 'http://127.0.0.1:9/{variant}'}]\n"
     (tmp_path / "dead.yaml").write_text(f"closed: true\n{dead}")
     argv = [sys.executable, "-m", "envcheck", "resolve", "--json"]
-    asked = subprocess.run(argv, env=nowhere, capture_output=True, text=True, check=False)
-    published = json.loads(asked.stdout)["published"]
+    completed = subprocess.run(argv, env=nowhere, capture_output=True, text=True, check=False)
+    published = json.loads(completed.stdout)["published"]
     done = build(nowhere, "--engine", "docker", "--mirror", str(tmp_path / "dead.yaml"))
     assert done.returncode == 3
     assert f"cell    {published}: the best published one for this machine" in done.stderr
@@ -144,9 +144,9 @@ def held(tmp_path: Path) -> Path:
 def test_a_plan_says_that_nothing_would_be_built(nowhere: dict[str, str], held: Path) -> None:
     common = ("torch2.13.0-cpu-py311", "--engine", "venv", "--output", str(held), "--dry-run")
     assert "skip    this key is built there already" in build(nowhere, *common).stdout
-    told = json.loads(build(nowhere, *common, "--json").stdout)
-    assert (told["schema"], told["engine"], told["skipped"]) == ("envcheck/build-plan/1", "venv", True)
-    assert told["installs"]["torch"] == 1
+    document = json.loads(build(nowhere, *common, "--json").stdout)
+    assert (document["schema"], document["engine"], document["skipped"]) == ("envcheck/build-plan/1", "venv", True)
+    assert document["installs"]["torch"] == 1
 
 
 def test_quiet_prints_the_result_alone(nowhere: dict[str, str], held: Path) -> None:
@@ -184,21 +184,21 @@ def test_the_shell_completes_cells() -> None:
     spoken = {**os.environ, "_ENVCHECK_COMPLETE": "bash_complete", "COMP_CWORD": "2"}
     for command in ("build", "images", "lock", "render"):
         env = {**spoken, "COMP_WORDS": f"envcheck {command} torch2.13.0-cp"}
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-c", "from envcheck.cli import cli; cli(prog_name='envcheck')"],
             env=env,
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.stdout == "plain,torch2.13.0-cpu-py311\n"
+        assert completed.stdout == "plain,torch2.13.0-cpu-py311\n"
 
 
 @pytest.mark.parametrize("command", ["build", "images", "lock", "render"])
 def test_help_says_how_it_ends(command: str) -> None:
-    told = CliRunner().invoke(cli, [command, "--help"]).output
-    assert re.search(r"Exit 0: .*\b2:\s+[^;]*\bwrong\s+usage", told, re.DOTALL)
-    assert max(map(len, told.splitlines())) <= 80
+    output = CliRunner().invoke(cli, [command, "--help"]).output
+    assert re.search(r"Exit 0: .*\b2:\s+[^;]*\bwrong\s+usage", output, re.DOTALL)
+    assert max(map(len, output.splitlines())) <= 80
 
 
 def on_top(home: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -210,8 +210,8 @@ def on_top(home: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_kept_lock_that_is_broken_is_named_with_what_to_do(tmp_path: Path) -> None:
-    asked = on_top(tmp_path, "--with", "einops")
-    assert asked.returncode == 3, asked.stderr
+    completed = on_top(tmp_path, "--with", "einops")
+    assert completed.returncode == 3, completed.stderr
     assert not (tmp_path / "locks-on-top").exists()
     spec = load_spec(load(), select(load(), [CELL])[0])
     request = json.dumps([spec.tag, spec.promises["lock"], ["einops"]])
@@ -229,10 +229,10 @@ def test_a_kept_lock_that_is_broken_is_named_with_what_to_do(tmp_path: Path) -> 
 
 
 def test_a_package_that_its_marker_excludes_is_left_out_and_named(tmp_path: Path) -> None:
-    done = on_top(tmp_path, "--with", "einops; python_version < '3'")
-    assert done.returncode == 0, done.stderr
-    assert "with    einops; python_version < '3' is left out: its marker excludes this Python" in done.stderr
-    assert "with    nothing to add\n" in done.stderr
+    completed = on_top(tmp_path, "--with", "einops; python_version < '3'")
+    assert completed.returncode == 0, completed.stderr
+    assert "with    einops; python_version < '3' is left out: its marker excludes this Python" in completed.stderr
+    assert "with    nothing to add\n" in completed.stderr
 
 
 def test_the_plan_of_a_cell_without_a_lock_checks_what_a_build_would(tmp_path: Path) -> None:

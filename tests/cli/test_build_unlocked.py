@@ -57,7 +57,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ImageSpec]]:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def requested_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Answer for the index, and note which cells it was asked for."""
     cells: list[str] = []
 
@@ -73,20 +73,22 @@ def build(*arguments: str) -> Result:
     return CliRunner().invoke(cli, ["build", "--engine", "venv", "--mirror", "none", *arguments], standalone_mode=False)
 
 
-def test_the_lock_is_made_kept_and_used_again(home: Path, built: Iterator[list[ImageSpec]], asked: list[str]) -> None:
+def test_the_lock_is_made_kept_and_used_again(
+    home: Path, built: Iterator[list[ImageSpec]], requested_names: list[str]
+) -> None:
     specs = next(built)
     first = build(CELL)
     assert isinstance(first.exception, PromiseError), first.output
     assert f"{CELL} has no lock: made through mirror profile none" in first.stderr
     assert "trust on first use" in first.stderr
     assert sorted(path.name for path in (home / "images" / CELL).iterdir()) == ["base.lock", "torch.lock"]
-    again = build(CELL)
-    assert f"lock    of an earlier build: {home / 'images' / CELL}" in again.stderr
-    assert (asked, [spec.locks for spec in specs]) == ([CELL], [LOCKS, LOCKS])
+    repeated = build(CELL)
+    assert f"lock    of an earlier build: {home / 'images' / CELL}" in repeated.stderr
+    assert (requested_names, [spec.locks for spec in specs]) == ([CELL], [LOCKS, LOCKS])
 
 
 def test_the_lock_of_a_target_is_made_on_top_of_the_shipped_locks(
-    home: Path, built: Iterator[list[ImageSpec]], asked: list[str], monkeypatch: pytest.MonkeyPatch
+    home: Path, built: Iterator[list[ImageSpec]], requested_names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     specs, train = (
         next(built),
@@ -100,9 +102,9 @@ def test_the_lock_of_a_target_is_made_on_top_of_the_shipped_locks(
 
     monkeypatch.setattr(lock_on_top, "lock_target", add)
     shipped = read_locks(data_path("images") / PUBLISHED)
-    for told in (f"{PUBLISHED} has no lock of its target train", "of an earlier build"):
-        assert told in build(PUBLISHED, "--target", "train").stderr
-    assert (asked, held, [spec.locks for spec in specs]) == ([], [shipped], [[*shipped, train]] * 2)
+    for result in (f"{PUBLISHED} has no lock of its target train", "of an earlier build"):
+        assert result in build(PUBLISHED, "--target", "train").stderr
+    assert (requested_names, held, [spec.locks for spec in specs]) == ([], [shipped], [[*shipped, train]] * 2)
     older = home / "images" / PUBLISHED / "base.lock"
     older.write_text(older.read_text().replace("numpy==", "numpy==0."))
     assert "has no lock of its target train" in build(PUBLISHED, "--target", "train").stderr
@@ -115,10 +117,10 @@ def test_whose_hashes_are_known_is_said_instead(
         return MadeLocks(LOCKS, "no answer")
 
     monkeypatch.setattr(lock_with_uv, "make_locks", known)
-    told = build(CELL).stderr
+    output = build(CELL).stderr
     assert (next(built)[0].locks, (home / "images").is_dir()) == (LOCKS, True)
-    assert "are those of the matrix's facts" in told
-    assert "first use" not in told
+    assert "are those of the matrix's facts" in output
+    assert "first use" not in output
 
 
 def test_an_index_that_does_not_answer_leaves_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,13 +133,15 @@ def test_an_index_that_does_not_answer_leaves_nothing(home: Path, monkeypatch: p
     assert not (home / "images").exists()
 
 
-def test_a_plan_asks_no_index_and_writes_nothing(home: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_asks_no_index_and_writes_nothing(
+    home: Path, requested_names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def here(_version: str) -> str:
         return sys.executable
 
     monkeypatch.setattr(venv, "find_python", here)
     plan = build(CELL, "--dry-run")
-    assert (plan.exception, asked, [*home.iterdir()]) == (None, [], [])
+    assert (plan.exception, requested_names, [*home.iterdir()]) == (None, [], [])
     assert plan.stdout.splitlines() == [
         f"cell    {CELL}",
         f"lock    made first, through mirror profile none; kept in {home / 'images' / CELL}",
@@ -150,9 +154,9 @@ def test_a_plan_asks_no_index_and_writes_nothing(home: Path, asked: list[str], m
 @pytest.mark.usefixtures("home")
 def test_a_probe_needs_the_lock_first() -> None:
     words = ["build", CELL, "--engine", "venv", "--mirror", "auto"]
-    done = CliRunner().invoke(cli, words, standalone_mode=False)
-    assert isinstance(done.exception, ConfigError)
-    assert "has none yet; name the mirror" in str(done.exception)
+    result = CliRunner().invoke(cli, words, standalone_mode=False)
+    assert isinstance(result.exception, ConfigError)
+    assert "has none yet; name the mirror" in str(result.exception)
 
 
 @pytest.mark.usefixtures("home")
@@ -164,7 +168,7 @@ def test_a_cell_whose_python_has_no_base_is_refused_with_that() -> None:
 
 @pytest.mark.usefixtures("home")
 @pytest.mark.parametrize(
-    ("cell", "said"),
+    ("cell", "message"),
     [
         ("torch2.8.0-cu118-py312", "torch2.8.0-cu118-py312: the matrix lists no such wheel for x86_64; did you mean"),
         ("torch2.99.0-cpu-py311", "no published cell is named 'torch2.99.0-cpu-py311'; did you mean"),
@@ -174,8 +178,8 @@ def test_a_cell_whose_python_has_no_base_is_refused_with_that() -> None:
         ),
     ],
 )
-def test_a_cell_that_cannot_be_meant_is_one_line(cell: str, said: str) -> None:
-    assert str(build(cell, "--platform", "linux/amd64").exception).startswith(said)
+def test_a_cell_that_cannot_be_meant_is_one_line(cell: str, message: str) -> None:
+    assert str(build(cell, "--platform", "linux/amd64").exception).startswith(message)
 
 
 def test_a_build_for_another_architecture_is_refused_and_its_plan_is_not() -> None:

@@ -21,15 +21,15 @@ PAGE = ROOT / "docs" / "checks.md"
 REPORTS = ROOT / "tests" / "data" / "reports"
 
 
-def told(*argv: str) -> str:
-    done = CliRunner().invoke(command, argv, obj=Settings(None, verbose=False, quiet=False), catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.output
+def listed_checks(*argv: str) -> str:
+    result = CliRunner().invoke(command, argv, obj=Settings(None, verbose=False, quiet=False), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def test_the_page_of_checks_is_up_to_date() -> None:
     [table] = re.findall(r"(?s)<!-- checks -->\n\n(.*)\n<!-- /checks -->", PAGE.read_text(encoding="utf-8"))
-    assert table == told("--format", "markdown"), "run `make checks`"
+    assert table == listed_checks("--format", "markdown"), "run `make checks`"
 
 
 def test_which_checks_have_met_a_gpu_is_what_recorded_reports_say() -> None:
@@ -39,7 +39,7 @@ def test_which_checks_have_met_a_gpu_is_what_recorded_reports_say() -> None:
 
 
 def test_the_list_is_by_level_and_fits_80_columns() -> None:
-    lines = told().splitlines()
+    lines = listed_checks().splitlines()
     assert max(map(len, lines)) <= 80
     assert [line.partition(":")[0] for line in lines if re.match(r"\w+: \d+ check", line)] == list(LEVELS)
     assert not any(line != line.rstrip() for line in lines)
@@ -59,16 +59,16 @@ def test_a_file_that_is_no_check_hides_no_other_check(tmp_path: Path) -> None:
     settings = Settings(None, verbose=False, quiet=False)
     for more in ([], ["--json"]):
         argv = ["--checks", str(tmp_path), *more]
-        done = CliRunner().invoke(command, argv, obj=settings, standalone_mode=False)
-        assert done.return_value == 2
-        assert "my-sound" in done.stdout
-        assert "driver-cuda" in done.stdout
-        assert f"envcheck: {tmp_path / 'node/my_broken.py'} cannot be imported: SyntaxError" in done.stderr
+        result = CliRunner().invoke(command, argv, obj=settings, standalone_mode=False)
+        assert result.return_value == 2
+        assert "my-sound" in result.stdout
+        assert "driver-cuda" in result.stdout
+        assert f"envcheck: {tmp_path / 'node/my_broken.py'} cannot be imported: SyntaxError" in result.stderr
 
 
 def test_a_level_holds_those_before_it() -> None:
-    ids = [check["id"] for check in json.loads(told("--level", "static", "--json"))]
-    assert ids == [found.id for found in discover() if found.check.level == "static"]
+    ids = [check["id"] for check in json.loads(listed_checks("--level", "static", "--json"))]
+    assert ids == [actual.id for actual in discover() if actual.check.level == "static"]
 
 
 @pytest.mark.parametrize(
@@ -87,17 +87,17 @@ def test_a_level_holds_those_before_it() -> None:
     ],
 )
 def test_all_about_one_says_what_it_needs_costs_and_is_judged_by(identity: str, lines: list[str]) -> None:
-    text = " ".join(told(identity).split())
+    text = " ".join(listed_checks(identity).split())
     assert [line for line in lines if " ".join(line.split()) not in text] == []
 
 
 def test_every_limit_belongs_to_a_check_that_tells_it() -> None:
-    shown = {row["check"] for found in discover() for row in check_catalogue.rows(found)}
+    shown = {row["check"] for actual in discover() for row in check_catalogue.rows(actual)}
     assert {row["check"] for row in limits.rows()} == shown, "name the row in the file of the check that judges by it"
 
 
 def test_every_check_says_where_it_runs_in_known_words() -> None:
-    assert {check_catalogue.runs_on(found) for found in discover()} <= set(check_catalogue.RUNS)
+    assert {check_catalogue.runs_on(actual) for actual in discover()} <= set(check_catalogue.RUNS)
 
 
 def test_a_site_has_its_own_checks_told(tmp_path: Path) -> None:
@@ -105,6 +105,6 @@ def test_a_site_has_its_own_checks_told(tmp_path: Path) -> None:
     text = '"""Ours."""\nfrom envcheck.checks import Check, Limit, passed\nCHECK = Check("ours holds", "quick")\n'
     text += 'BOUND = Limit(3, "W", "the contract")\ndef judge(view):\n    return passed("x")\n'
     (tmp_path / "node" / "ours.py").write_text(text)
-    about = told("ours", "--checks", str(tmp_path))
+    about = listed_checks("ours", "--checks", str(tmp_path))
     assert "runs on   node: data read from the node" in about
     assert "  at least 3 W\n    the contract\n" in about

@@ -62,9 +62,9 @@ def test_its_first_step_says_what_resolve_says(
     monkeypatch.setattr(collect, "identify", lambda: no_gpu)
     monkeypatch.setattr(this_node, "active_python", lambda: "3.12")
     answer = demo._resolve(MATRIX, quiet=False)  # noqa: SLF001 (the step, without the build that follows it)
-    said = capsys.readouterr().out
-    assert click.unstyle(said).startswith("torch2.15.0-cpu-py312: ok")
-    assert "read from this node: python 3.12" in said
+    output = capsys.readouterr().out
+    assert click.unstyle(output).startswith("torch2.15.0-cpu-py312: ok")
+    assert "read from this node: python 3.12" in output
     assert {"torch2.13.0-cpu-py311", "torch2.13.0-cpu-py312"} <= {row.cell for row in answer.ranked}
 
 
@@ -72,7 +72,7 @@ def test_its_first_step_says_what_resolve_says(
 @pytest.mark.usefixtures("torch_python")
 def test_the_main_job_without_an_engine(tmp_path: Path) -> None:
     home = {"ENVCHECK_HOME": str(tmp_path / "home")}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "envcheck", "demo", "--engine", "venv"],
         cwd=tmp_path,
         env={**os.environ, **home},
@@ -80,7 +80,7 @@ def test_the_main_job_without_an_engine(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     report = json.loads((tmp_path / "envcheck-report.json").read_text(encoding="utf-8"))
     assert "built by venv through mirror profile host" in report["resolution"]
     assert report["promises"]["torch"] == report["environment"]["torch"]
@@ -90,4 +90,4 @@ def test_the_main_job_without_an_engine(tmp_path: Path) -> None:
         "matmul",
         "all-reduce",
     }
-    assert "PASS" in done.stdout
+    assert "PASS" in completed.stdout

@@ -21,9 +21,9 @@ def test_the_locks_come_with_the_wheel(tmp_path: Path) -> None:
     )
     words = [sys.executable, "-m", "envcheck", "fetch", "torch2.13.0-cpu-py311", "--mirror", str(profile)]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "no_proxy": "*"}
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 3, done.stderr
-    assert "no connection" in done.stderr
+    completed = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert completed.returncode == 3, completed.stderr
+    assert "no connection" in completed.stderr
     where = [sys.executable, "-c", "import envcheck; print(envcheck.__file__)"]
     assert (
         str(tmp_path)

@@ -122,7 +122,7 @@ def test_a_lock_that_contradicts_the_facts_is_named_where_it_lies(run: Callable[
 
 
 @pytest.mark.parametrize(
-    ("content", "line", "said"),
+    ("content", "line", "message"),
     [
         (b"# index: pytorch/cpu\ntorch>=2\n", 2, "'torch>=2' is not an exact version with a hash"),
         (b"# index: pytorch/cpu\n\n\xff\xfe\n", 3, "not UTF-8 text"),
@@ -130,14 +130,14 @@ def test_a_lock_that_contradicts_the_facts_is_named_where_it_lies(run: Callable[
     ],
 )
 def test_a_bad_lock_hides_no_other_cell(
-    images: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, line: int, said: str
+    images: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, line: int, message: str
 ) -> None:
     (images / CELL / "torch.lock").write_bytes(content)
     argv = ["images", "--images", str(images), "torch2.13.0-*py311"]
     shown = CliRunner().invoke(cli, argv, standalone_mode=False)
     assert shown.return_value == 2
     assert [row.split()[1] for row in shown.stdout.splitlines()[1:3]] == ["BAD", "NO"]
-    error = f"{images / CELL / 'torch.lock'}:{line}: {said}"
+    error = f"{images / CELL / 'torch.lock'}:{line}: {message}"
     assert error in shown.stdout
     assert f"envcheck: {error}" in shown.stderr
     assert "run `envcheck lock` for the cell" in shown.stderr
@@ -168,8 +168,8 @@ def test_the_group_is_its_list_where_no_command_is_named(words: list[str], image
     arguments = ["--images", str(images), "torch2.13.0-cpu*", "--json"]
     shown = json.loads(CliRunner().invoke(cli, [*words, *arguments]).stdout)
     assert [row["cell"] for row in shown["cells"]] == [CELL]
-    told = CliRunner().invoke(cli, words, env={"ENVCHECK_IMAGES_CELL": CELL, "ENVCHECK_IMAGES_JSON": "1"})
-    assert [row["cell"] for row in json.loads(told.stdout)["cells"]] == [CELL]
+    result = CliRunner().invoke(cli, words, env={"ENVCHECK_IMAGES_CELL": CELL, "ENVCHECK_IMAGES_JSON": "1"})
+    assert [row["cell"] for row in json.loads(result.stdout)["cells"]] == [CELL]
     assert "--images DIRECTORY" in CliRunner().invoke(cli, [*words, "--help"]).output
 
 
@@ -228,10 +228,10 @@ def test_a_published_cell_without_a_lock_is_named(run: Callable[..., Result], im
 
 
 def test_many_cells_without_a_lock_are_a_count_and_a_few_names(run: Callable[..., Result], images: Path) -> None:
-    told = run("render").stderr
-    assert told.startswith("135 cells without a lock, so nothing to render: torch2.10.0-cpu-py310, ")
-    assert f"… (run `envcheck lock --images {images}`)" in told
-    assert told.count("torch2.") == 3
+    output = run("render").stderr
+    assert output.startswith("135 cells without a lock, so nothing to render: torch2.10.0-cpu-py310, ")
+    assert f"… (run `envcheck lock --images {images}`)" in output
+    assert output.count("torch2.") == 3
 
 
 def test_a_context_is_written_and_the_command_that_builds_it_printed(
@@ -281,7 +281,7 @@ def test_a_context_of_a_cell_that_this_machine_cannot_run_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--mirror", "none"], "go together"),
         (["--output", "x"], "go together"),
@@ -294,12 +294,12 @@ def test_a_context_of_a_cell_that_this_machine_cannot_run_is_refused(
     ],
 )
 def test_bad_input_is_one_error_that_says_what_to_do_and_writes_nothing(
-    run: Callable[..., Result], arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., Result], arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     ended = run("render", *arguments)
     assert isinstance(ended.exception, ConfigError)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         raise ended.exception
     assert not (tmp_path / "x").exists()
 
@@ -326,13 +326,13 @@ def test_a_new_lock_replaces_the_whole_of_the_old_one(
 ) -> None:
     locks = read_locks(images / CELL)
 
-    def found(*_: object) -> list[Lock]:
+    def lock_files(*_: object) -> list[Lock]:
         return locks[:1]
 
     def nothing_more(*_: object) -> None:
         return None
 
-    monkeypatch.setattr(lock_with_uv, "lock_cell", found)
+    monkeypatch.setattr(lock_with_uv, "lock_cell", lock_files)
     monkeypatch.setattr(lock_on_top, "lock_target", nothing_more)
     ended = run("lock", "--mirror", "none", CELL)
     assert "facts" not in ended.output
@@ -347,12 +347,12 @@ def test_a_target_is_locked_for_another_architecture_on_top_of_its_own_locks(
 ) -> None:
     cell = GRACE
     shutil.copytree(data_path("images") / cell, images / cell)
-    asked: list[tuple[str, str]] = []
+    requests: list[tuple[str, str]] = []
 
     def add(
         _matrix: object, _cell: object, target: str, locks: list[Lock], _profile: object, arch: str, *_: object
     ) -> Lock:
-        asked.append((target, arch))
+        requests.append((target, arch))
         assert locks == read_locks(images / cell, SHARED_GROUPS, "aarch64")
         return Lock(group="train", index="pypi", pins=[Pin(name="peft", version="1", sha256=["c" * 64])])
 
@@ -361,7 +361,7 @@ def test_a_target_is_locked_for_another_architecture_on_top_of_its_own_locks(
     words = ["lock", cell, "--arch", "aarch64", "--target", "train", "--mirror", "none", "--images", str(images)]
     assert CliRunner().invoke(cli, words).exit_code == 0
     after = {path.name: path.read_bytes() for path in (images / cell).iterdir()}
-    assert asked == [("train", "aarch64")]
+    assert requests == [("train", "aarch64")]
     assert {name for name in after if after[name] != before[name]} == {"train.aarch64.lock"}
     assert before.keys() == after.keys()
 

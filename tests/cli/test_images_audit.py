@@ -103,8 +103,8 @@ def test_without_a_database_it_is_undetermined(
     assert isinstance(error, UnavailableError)
     assert error.exit_code == 3
     assert "--osv" in str(error)
-    done = CliRunner().invoke(cli, ["images", "audit", CELL, "--json", *arguments])
-    assert isinstance(done.exception, UnavailableError)
-    shown = json.loads(done.stdout)
+    result = CliRunner().invoke(cli, ["images", "audit", CELL, "--json", *arguments])
+    assert isinstance(result.exception, UnavailableError)
+    shown = json.loads(result.stdout)
     assert (shown["schema"], shown["verdict"]) == ("envcheck/images-audit/1", "undetermined")
     assert shown["undetermined"] == [str(error)]

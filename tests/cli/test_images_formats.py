@@ -120,8 +120,8 @@ def test_git_selects_what_the_branch_itself_changed(checkout: Path) -> None:
 
 @pytest.mark.parametrize("revision", ["nowhere", "--output=x", "main...branch^{tree}"])
 def test_a_revision_that_git_does_not_know_is_no_empty_change(revision: str, checkout: Path) -> None:
-    said = refusal("--images", str(checkout), "--changed-since", revision, "--format", "github")
-    assert said.startswith(f"git cannot compare with {revision!r}: ")
+    text = refusal("--images", str(checkout), "--changed-since", revision, "--format", "github")
+    assert text.startswith(f"git cannot compare with {revision!r}: ")
 
 
 def test_a_directory_outside_git_and_a_machine_without_git_are_said(
@@ -134,7 +134,7 @@ def test_a_directory_outside_git_and_a_machine_without_git_are_said(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--format", "github", "--json"], "--format and --json exclude each other"),
         (["--format", "github", "--repository", "me/torch:1"], "has the tag '1', and each image has a tag of its own"),
@@ -145,8 +145,8 @@ def test_a_directory_outside_git_and_a_machine_without_git_are_said(
         (["torch2.4.1-cu121-py310", "--target", "jupyter"], "no selected cell is published as jupyter"),
     ],
 )
-def test_what_does_not_go_together_is_one_line(arguments: list[str], said: str) -> None:
-    assert said in refusal(*arguments)
+def test_what_does_not_go_together_is_one_line(arguments: list[str], message: str) -> None:
+    assert message in refusal(*arguments)
 
 
 def test_a_cell_without_a_lock_is_left_out_and_named(tmp_path: Path) -> None:

@@ -30,17 +30,17 @@ def test_both_formats_are_printed_and_unknown_licences_are_counted(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([RUNTIME, "--target", "jupyter"], f"{RUNTIME} is not published as jupyter; choose --target runtime"),
         (["torch2.13*"], "'torch2.13*' names 5 cells; name one at a time, e.g. torch2.13.0-cpu-py311"),
         (["torch1.0"], "no published cell is named 'torch1.0'"),
     ],
 )
-def test_what_is_no_image_is_one_line(arguments: list[str], said: str) -> None:
+def test_what_is_no_image_is_one_line(arguments: list[str], message: str) -> None:
     error = CliRunner().invoke(cli, ["images", "sbom", *arguments]).exception
     assert isinstance(error, ConfigError)
-    assert str(error).startswith(said)
+    assert str(error).startswith(message)
 
 
 def test_a_date_that_is_none_and_a_cell_without_a_lock_are_one_line(tmp_path: Path) -> None:

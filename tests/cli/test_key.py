@@ -24,9 +24,9 @@ def test_it_writes_a_pair_and_prints_its_id(tmp_path: Path) -> None:
     assert result.output.splitlines()[-1] == f"id {public.id}"
     assert stat.S_IMODE((tmp_path / "release").stat().st_mode) == 0o600
     assert signing.load_private(tmp_path / "release").public.id == public.id
-    again = new(tmp_path / "release")
-    assert isinstance(again.exception, ConfigError)
-    assert again.exception.exit_code == 2
+    repeated = new(tmp_path / "release")
+    assert isinstance(repeated.exception, ConfigError)
+    assert repeated.exception.exit_code == 2
 
 
 def test_a_password_is_asked_for_or_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

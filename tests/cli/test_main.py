@@ -29,7 +29,7 @@ def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def subclasses(error: type[EnvcheckError]) -> list[type[EnvcheckError]]:
-    return [error, *(found for child in error.__subclasses__() for found in subclasses(child))]
+    return [error, *(actual for child in error.__subclasses__() for actual in subclasses(child))]
 
 
 def test_the_version_is_the_packages() -> None:
@@ -85,7 +85,7 @@ def test_a_command_module_is_a_click_command() -> None:
 def options(command: click.Command, name: str) -> list[tuple[str, click.Option]]:
     own = [(name, p) for p in command.params if isinstance(p, click.Option)]
     children = command.commands.items() if isinstance(command, click.Group) else ()
-    return own + [found for child, sub in children for found in options(sub, f"{name} {child}")]
+    return own + [actual for child, sub in children for actual in options(sub, f"{name} {child}")]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -119,11 +119,11 @@ def test_a_reader_that_goes_is_no_verdict() -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_output_that_cannot_be_written_is_one_line() -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-m", "envcheck", "resolve", "--no-here"], stdout=full, stderr=subprocess.PIPE, check=False
         )
-    assert done.returncode == 3
-    assert done.stderr == b"envcheck: standard output: no space left on device; free space, or send it elsewhere\n"
+    assert completed.returncode == 3
+    assert completed.stderr == b"envcheck: standard output: no space left on device; free space, or send it elsewhere\n"
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,9 @@ def test_a_terminal_without_our_signs_gets_others() -> None:
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full"])
 def test_a_stream_that_is_closed_or_full_changes_nothing_of_the_result(closed: str) -> None:
     command = f"exec '{sys.executable}' -m envcheck mirror show none {closed}"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert bool(done.stdout) == (">&-" not in closed.split())
+    completed = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert bool(completed.stdout) == (">&-" not in closed.split())
     wrong = subprocess.run(
         ["sh", "-c", command.replace("none", "nowhere")], capture_output=True, text=True, check=False
     )
@@ -174,19 +174,19 @@ def test_a_file_that_hides_a_module_of_python_is_named_in_one_line(tmp_path: Pat
     (tmp_path / f"{name}.py").write_text("nothing = None\n")
     command = [sys.executable, "-m", "envcheck", "run", "--level", "static", "--dry-run"]
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert f"{tmp_path / name}.py hides Python's own module {name}" in done.stderr
+    completed = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stderr.count("\n")) == (2, 1), completed.stderr
+    assert f"{tmp_path / name}.py hides Python's own module {name}" in completed.stderr
 
 
 def test_what_a_server_or_file_calls_itself_does_not_steer_the_terminal() -> None:
-    said = messages.last_line("x: unknown field \x1b]0;t\x07\x9b31m \u202egpj.exe\r\n\tand a line of its own: é 中")
-    assert said == "x: unknown field ?]0;t??31m ?gpj.exe?\n\tand a line of its own: é 中"
+    text = messages.last_line("x: unknown field \x1b]0;t\x07\x9b31m \u202egpj.exe\r\n\tand a line of its own: é 中")
+    assert text == "x: unknown field ?]0;t??31m ?gpj.exe?\n\tand a line of its own: é 中"
 
 
 def test_a_line_that_quotes_a_whole_file_is_cut() -> None:
-    said = messages.last_line(f"r.json: {'no field ' * 50_000}; give the file")
-    assert said.startswith("r.json: no field ")
-    assert said.endswith("no field ; give the file")
-    assert len(said) == messages.LONGEST_LINE
+    text = messages.last_line(f"r.json: {'no field ' * 50_000}; give the file")
+    assert text.startswith("r.json: no field ")
+    assert text.endswith("no field ; give the file")
+    assert len(text) == messages.LONGEST_LINE
     assert messages.last_line("x " * (messages.LONGEST_LINE // 2)) == "x " * (messages.LONGEST_LINE // 2)

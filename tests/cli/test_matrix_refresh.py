@@ -32,8 +32,8 @@ def answer(request: Request) -> Answer:
     if request.route in PAGES:
         links = "".join(f'<a href="/files/{name}#sha256={"b" * 64}">w</a>' for name in PAGES[request.route])
         return Answer(200, links.encode(), {"Content-Type": "text/html"})
-    told = METADATA.get(request.route.removeprefix("/files/").removesuffix(".metadata"))
-    return Answer(404) if told is None else Answer(200, f"Metadata-Version: 2.1\n{told}\n".encode())
+    result = METADATA.get(request.route.removeprefix("/files/").removesuffix(".metadata"))
+    return Answer(404) if result is None else Answer(200, f"Metadata-Version: 2.1\n{result}\n".encode())
 
 
 @pytest.fixture

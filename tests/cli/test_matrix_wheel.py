@@ -73,13 +73,13 @@ def test_a_real_wheel_has_the_record_of_the_facts(run: Run, name: str, version: 
     assert code == 0, err
     [row] = loads(out.encode()).extensions
     [written] = row.releases
-    [found] = written.wheels
+    [actual] = written.wheels
     assert (row.name, written.version, written.requires_python) == (name, version, release.requires_python)
     # The facts keep only what several extensions share.
     assert {key: written.requires.get(key) for key in release.requires} == release.requires
-    assert set(found.tags) <= set(expected.tags)
+    assert set(actual.tags) <= set(expected.tags)
     for field in ("arch", "glibc", "size_mb", "abi", "cxx11abi", "cuda", "cuda_choices", "sass", "ptx"):
-        assert getattr(found, field) == getattr(expected, field), field
+        assert getattr(actual, field) == getattr(expected, field), field
 
 
 def test_the_row_is_a_file_of_facts(run: Run, tmp_path: Path) -> None:
@@ -88,21 +88,21 @@ def test_the_row_is_a_file_of_facts(run: Run, tmp_path: Path) -> None:
     assert code == 0, err
     [row] = loads(out.encode()).extensions
     [release] = row.releases
-    [found] = release.wheels
+    [actual] = release.wheels
     assert (row.name, release.version, release.requires) == ("ext", "1.0", {"numpy": "<3", "torch": ">=2.10"})
-    assert (found.channel, found.arch, found.tags, found.glibc) == ("pypi", "x86_64", ["cp312-cp312"], "2.28")
-    assert (found.abi, found.cxx11abi, found.cuda) == ("c++", [True], ["13"])
-    assert (found.sass, found.ptx) == (["9.0"], ["12.0"])
-    assert found.sha256 == {path.name: hashlib.sha256(path.read_bytes()).hexdigest()}
-    assert found.note == "_C.so needs glibc 2.34, newer than the tag says"
+    assert (actual.channel, actual.arch, actual.tags, actual.glibc) == ("pypi", "x86_64", ["cp312-cp312"], "2.28")
+    assert (actual.abi, actual.cxx11abi, actual.cuda) == ("c++", [True], ["13"])
+    assert (actual.sass, actual.ptx) == (["9.0"], ["12.0"])
+    assert actual.sha256 == {path.name: hashlib.sha256(path.read_bytes()).hexdigest()}
+    assert actual.note == "_C.so needs glibc 2.34, newer than the tag says"
 
 
 def test_a_file_name_says_what_metadata_does_not(run: Run, tmp_path: Path) -> None:
     name = "ext-1.0+cu12torch2.8cxx11abiTRUE-cp312-cp312-linux_x86_64.whl"
     path = wheel(tmp_path, "ext", "1.0+cu12torch2.8cxx11abiTRUE").rename(tmp_path / name)
     document: dict[str, Any] = json.loads(opened(run, str(path), "--json", "--channel", "project")[1])
-    found = document["row"]["releases"][0]["wheels"][0]
-    assert (found["torch"], found.get("glibc"), found["channel"]) == (["2.8"], None, "project")
+    actual = document["row"]["releases"][0]["wheels"][0]
+    assert (actual["torch"], actual.get("glibc"), actual["channel"]) == (["2.8"], None, "project")
     assert (document["schema"], document["libraries"], document["size"]) == (
         "envcheck/wheel/1",
         [],

@@ -44,12 +44,12 @@ def run(*args: str) -> Any:
 
 def refused(*args: str) -> str:
     """Return the one line a wrong call ends with."""
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "envcheck", "mirror", *args], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    return done.stderr
+    assert completed.returncode == 2
+    assert completed.stderr.count("\n") == 1
+    return completed.stderr
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name not in {"probe", "site", "audit"}])
@@ -57,9 +57,9 @@ def test_each_command_has_help_with_an_example_and_its_variables(name: str) -> N
     result = run(name, "--help")
     assert f"envcheck mirror {name}" in result.output
     assert max(map(len, result.output.splitlines())) <= 80
-    found = command.get_command(click.Context(command), name)
-    assert found is not None
-    for option in (p for p in found.params if isinstance(p, click.Option)):
+    actual = command.get_command(click.Context(command), name)
+    assert actual is not None
+    for option in (p for p in actual.params if isinstance(p, click.Option)):
         flag = max(option.opts, key=len).lstrip("-").replace("-", "_").upper()
         assert option.envvar == f"ENVCHECK_MIRROR_{name.upper()}_{flag}"
 
@@ -119,8 +119,8 @@ def test_files_are_written_below_a_directory_and_what_is_there_is_kept(home: Pat
         assert f"wrote {out}/etc/apt/sources.list.d/envcheck.sources" in result.stdout
     assert "ubuntu.mirrors" in (out / "etc/apt/sources.list.d/envcheck.sources").read_text()
     (out / "etc/apt/envcheck/ubuntu.mirrors").write_text("mine\n")
-    said = refused("show", "tuna", "--format", "apt", "--suite", "noble", "--output", str(out))
-    assert "exists with other content" in said
+    text = refused("show", "tuna", "--format", "apt", "--suite", "noble", "--output", str(out))
+    assert "exists with other content" in text
     assert (out / "etc/apt/envcheck/ubuntu.mirrors").read_text() == "mine\n"
     assert run("show", "tuna", "--format", "pip", "--output", str(out)).stdout == f"wrote {out}/.config/pip/pip.conf\n"
 
@@ -159,10 +159,10 @@ def test_use_says_what_it_wrote_and_takes_it_back(home: Path) -> None:
 def test_env_makes_one_bundle_of_all_roots_which_no_other_profile_inherits(home: Path) -> None:
     def exported(profile: str, environ: dict[str, str]) -> dict[str, str]:
         script = 'eval "$("$1" -m envcheck --quiet mirror env "$2")"; env'
-        done = subprocess.run(
+        completed = subprocess.run(
             ["sh", "-c", script, "sh", sys.executable, profile], capture_output=True, text=True, check=True, env=environ
         )
-        return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+        return dict(line.split("=", 1) for line in completed.stdout.splitlines() if "=" in line)
 
     (home / "other.pem").write_text("-----BEGIN CERTIFICATE-----\nother\n-----END CERTIFICATE-----\n")
     (home / "other.yaml").write_text("npm: https://o.example\nca: other.pem\n")
@@ -173,9 +173,9 @@ def test_env_makes_one_bundle_of_all_roots_which_no_other_profile_inherits(home:
     assert bundle.parent == home / "state/ca"
     assert (home / "ca.pem").read_text().strip() in bundle.read_text()
     assert bundle.read_text().count("BEGIN CERTIFICATE") > 1
-    again = exported(str(home / "site.yaml"), first)
-    assert again["SSL_CERT_FILE"] == str(bundle)
-    other = exported(str(home / "other.yaml"), again)
+    path = exported(str(home / "site.yaml"), first)
+    assert path["SSL_CERT_FILE"] == str(bundle)
+    other = exported(str(home / "other.yaml"), path)
     assert "site\n" not in Path(other["SSL_CERT_FILE"]).read_text()
     none = exported("none", other)
     assert "SSL_CERT_FILE" not in none

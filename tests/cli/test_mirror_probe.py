@@ -87,8 +87,8 @@ def test_offline_with_nothing_stored_answers_nothing(site: Path) -> None:
 def test_a_mirror_without_an_index_is_not_applicable(site: Path) -> None:
     done = probe(site, "--mirror", "hf-mirror")
     assert isinstance(done.exception, ConfigError)
-    said = "not applicable: hf-mirror: the profile names no Python index"
-    assert str(done.exception).startswith(said)
+    message = "not applicable: hf-mirror: the profile names no Python index"
+    assert str(done.exception).startswith(message)
     both = probe(site, "--mirror", "hf-mirror", "--mirror", str(site / "site.yaml"))
     assert both.return_value == 0
     assert "hf-mirror              not applicable: coverage" in both.output
@@ -114,46 +114,46 @@ def test_urls_of_one_file_are_compared(site: Path) -> None:
     index = (site / "site.yaml").read_text().partition("'")[2].partition("'")[0]
     there = index.replace("simple", WHEEL) + "?token=canary"
     arguments = ["mirror", "probe", "--mirror", "none", "--need", there, "--need", "http://127.0.0.99:9/away.whl"]
-    done = CliRunner().invoke(cli, arguments, standalone_mode=False)
-    assert done.return_value == 0, done.output
-    first, second = (line.split() for line in done.output.splitlines() if line[:5].strip() in {"1", "-"})
+    result = CliRunner().invoke(cli, arguments, standalone_mode=False)
+    assert result.return_value == 0, result.output
+    first, second = (line.split() for line in result.output.splitlines() if line[:5].strip() in {"1", "-"})
     assert first[:2] == ["1", there.split("/")[2]]
     assert second[:2] == ["-", "127.0.0.99:9"]
-    assert "no expected hash; the file has 200000 bytes" in " ".join(done.output.split())
-    assert "canary" not in done.output
+    assert "no expected hash; the file has 200000 bytes" in " ".join(result.output.split())
+    assert "canary" not in result.output
 
 
 def test_urls_of_one_host_are_told_apart(site: Path) -> None:
     index = (site / "site.yaml").read_text().partition("'")[2].partition("'")[0]
-    there, gone = index.replace("simple", WHEEL), index.replace("simple", "gone.whl")
-    arguments = ["mirror", "probe", "--mirror", "none", "--need", there, "--need", f"{gone}?token=canary"]
-    done = CliRunner().invoke(cli, arguments, standalone_mode=False)
-    rows = [line.split() for line in done.output.splitlines() if line[:5].strip() in {"1", "-"}]
-    assert rows == [["1", there.removeprefix("http://")], ["-", gone.removeprefix("http://")]]
+    there, missing = index.replace("simple", WHEEL), index.replace("simple", "gone.whl")
+    arguments = ["mirror", "probe", "--mirror", "none", "--need", there, "--need", f"{missing}?token=canary"]
+    result = CliRunner().invoke(cli, arguments, standalone_mode=False)
+    rows = [line.split() for line in result.output.splitlines() if line[:5].strip() in {"1", "-"}]
+    assert rows == [["1", there.removeprefix("http://")], ["-", missing.removeprefix("http://")]]
 
 
 def judged(*arguments: str) -> tuple[int, dict[str, Any]]:
     """Return how a probe for a URL ends, and each mirror by its name."""
-    done = CliRunner().invoke(cli, ["mirror", "probe", "--json", *arguments], standalone_mode=False)
-    assert done.exception is None, done.exception
-    return done.return_value, {one["mirror"]: one for one in json.loads(done.stdout)["parts"]["url"]}
+    result = CliRunner().invoke(cli, ["mirror", "probe", "--json", *arguments], standalone_mode=False)
+    assert result.exception is None, result.exception
+    return result.return_value, {one["mirror"]: one for one in json.loads(result.stdout)["parts"]["url"]}
 
 
 def test_mirrors_are_asked_for_the_wheel_of_a_url(site: Path) -> None:
     digest = hashlib.sha256((site / WHEEL).read_bytes()).hexdigest()
     profiles = ["--mirror", str(site / "site.yaml"), "--mirror", str(site / "dead.yaml")]
     away = f"http://127.0.0.99:9/{WHEEL}"
-    code, found = judged(*profiles, "--need", f"{away}#sha256={digest}")
-    assert (code, next(iter(found))) == (0, "site")
-    assert {name: one["passed"] for name, one in found.items()} == {"site": True, "127.0.0.99:9": False, "dead": False}
-    assert [(file["listed"], file["sha256"]) for file in found["site"]["measured"]["files"]] == [("hash", digest)]
-    code, found = judged(*profiles, "--need", f"{away}#sha256={'0' * 64}")
+    code, actual = judged(*profiles, "--need", f"{away}#sha256={digest}")
+    assert (code, next(iter(actual))) == (0, "site")
+    assert {name: one["passed"] for name, one in actual.items()} == {"site": True, "127.0.0.99:9": False, "dead": False}
+    assert [(file["listed"], file["sha256"]) for file in actual["site"]["measured"]["files"]] == [("hash", digest)]
+    code, actual = judged(*profiles, "--need", f"{away}#sha256={'0' * 64}")
     assert code == 1
-    assert [gate["name"] for gate in found["site"]["gates"] if gate["hard"] and not gate["passed"]] == ["hash"]
-    code, found = judged(*profiles, "--need", away.replace("demo-1.0", "demo-2.0"))
-    assert "its page does not list the file" in str(found["site"]["gates"])
-    code, found = judged(*profiles, "--need", away.replace("demo-1.0", "demo-1.0+cu128"))
-    assert "the profile names no index or endpoint that may have it" in str(found["site"]["gates"])
+    assert [gate["name"] for gate in actual["site"]["gates"] if gate["hard"] and not gate["passed"]] == ["hash"]
+    code, actual = judged(*profiles, "--need", away.replace("demo-1.0", "demo-2.0"))
+    assert "its page does not list the file" in str(actual["site"]["gates"])
+    code, actual = judged(*profiles, "--need", away.replace("demo-1.0", "demo-1.0+cu128"))
+    assert "the profile names no index or endpoint that may have it" in str(actual["site"]["gates"])
 
 
 def test_the_hash_of_a_url_is_compared_with_the_file(site: Path) -> None:
@@ -194,12 +194,12 @@ def test_mirrors_are_asked_for_the_model_file_of_a_url(site: Path) -> None:
     (site / path).write_bytes(b"weights" * 1000)
     url = (site / "site.yaml").read_text().partition("'")[2].partition("/simple")[0]
     (site / "hub.yaml").write_text(f"hf: {{endpoint: '{url}/'}}\n")
-    code, found = judged("--mirror", str(site / "hub.yaml"), "--need", f"http://127.0.0.99:9/{path}")
-    assert (code, found["hub"]["passed"], found["hub"]["measured"]["files"][0]["url"]) == (0, True, f"{url}/{path}")
+    code, actual = judged("--mirror", str(site / "hub.yaml"), "--need", f"http://127.0.0.99:9/{path}")
+    assert (code, actual["hub"]["passed"], actual["hub"]["measured"]["files"][0]["url"]) == (0, True, f"{url}/{path}")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--mirror", "none", "--need", "https://host/a.bin#md5=0"], "no valid hash"),
         (
@@ -222,25 +222,25 @@ def test_mirrors_are_asked_for_the_model_file_of_a_url(site: Path) -> None:
         (["torch2.13.0-cpu-py311", "--model", "org/name"], "CELL and --model exclude each other"),
     ],
 )
-def test_bad_input_is_one_line(arguments: list[str], said: str) -> None:
-    done = CliRunner().invoke(cli, ["mirror", "probe", *arguments], standalone_mode=False)
-    assert isinstance(done.exception, ConfigError)
-    assert said in str(done.exception)
+def test_bad_input_is_one_line(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(cli, ["mirror", "probe", *arguments], standalone_mode=False)
+    assert isinstance(result.exception, ConfigError)
+    assert message in str(result.exception)
 
 
 def test_fetch_takes_the_mirror_that_passed_and_says_so(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = [by_lock.load_mirror(str(site / name)) for name in ("dead.yaml", "site.yaml")]
     monkeypatch.setattr(by_lock, "default_mirrors", lambda: named)
     arguments = ["fetch", "--lock", str(site / "demo.lock"), "--mirror", "auto", "--output", str(site / "to")]
-    done = CliRunner().invoke(cli, arguments, standalone_mode=False)
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(cli, arguments, standalone_mode=False)
+    assert result.exit_code == 0, result.output
     assert (site / "to" / WHEEL).read_bytes() == (site / WHEEL).read_bytes()
-    assert done.stderr.splitlines()[0].startswith("mirror  auto: pypi: site (")
-    assert "pypi: not dead: has 0 of 1 file; demo==1.0: no connection" in done.stderr
+    assert result.stderr.splitlines()[0].startswith("mirror  auto: pypi: site (")
+    assert "pypi: not dead: has 0 of 1 file; demo==1.0: no connection" in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("chosen", "arguments", "said"),
+    ("chosen", "arguments", "message"),
     [
         (None, [], "mirror  none chosen: each client uses its own default"),
         ("site.yaml", [], "mirror  {}/site.yaml: `envcheck mirror use` chose it"),
@@ -249,46 +249,46 @@ def test_fetch_takes_the_mirror_that_passed_and_says_so(site: Path, monkeypatch:
     ],
 )
 def test_a_mirror_that_is_not_named_is_told(
-    site: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None, arguments: list[str], said: str | None
+    site: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None, arguments: list[str], message: str | None
 ) -> None:
     monkeypatch.chdir(site)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(site / "config"))
     if chosen is not None:
         CliRunner().invoke(cli, ["mirror", "use", chosen])
-    there = [said.format(site)] if said else []
+    there = [message.format(site)] if message else []
     build = ["build", "torch2.13.0-cpu-py311", "--engine", "venv", "--dry-run", *arguments]
     assert CliRunner().invoke(cli, build).stderr.splitlines()[:1] == there
     fetch = ["fetch", "--lock", "demo.lock", "--output", "to", *arguments]
-    told = CliRunner().invoke(cli, fetch).stderr.splitlines()
-    assert [line for line in told if line.startswith("mirror")] == there
+    lines = CliRunner().invoke(cli, fetch).stderr.splitlines()
+    assert [line for line in lines if line.startswith("mirror")] == there
     assert CliRunner().invoke(cli, ["--quiet", *build]).stderr == ""
 
 
 def test_a_mirror_of_the_environment_is_told(site: Path) -> None:
     named = {"ENVCHECK_BUILD_MIRROR": str(site / "site.yaml")}
     build = ["build", "torch2.13.0-cpu-py311", "--engine", "venv", "--dry-run"]
-    done = CliRunner().invoke(cli, build, env=named, auto_envvar_prefix="ENVCHECK")
-    assert done.stderr.splitlines() == [f"mirror  {site}/site.yaml: the environment names it"]
+    result = CliRunner().invoke(cli, build, env=named, auto_envvar_prefix="ENVCHECK")
+    assert result.stderr.splitlines() == [f"mirror  {site}/site.yaml: the environment names it"]
 
 
 def test_build_asks_a_probe_too(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(by_lock, "default_mirrors", lambda: [by_lock.load_mirror(str(site / "dead.yaml"))])
     arguments = ["build", "torch2.13.0-cpu-py311", "--mirror", "auto", "--engine", "venv", "--dry-run"]
-    done = CliRunner().invoke(cli, arguments, standalone_mode=False)
-    assert isinstance(done.exception, UnavailableError)
-    assert "no mirror has all files" in str(done.exception)
+    result = CliRunner().invoke(cli, arguments, standalone_mode=False)
+    assert isinstance(result.exception, UnavailableError)
+    assert "no mirror has all files" in str(result.exception)
 
 
 def test_who_is_not_trusted_is_told_with_options_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_api, "default_endpoint", lambda: None)
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
-    done = CliRunner().invoke(
+    result = CliRunner().invoke(
         cli, ["mirror", "probe", "--mirror", "tuna", "--model", "org/name"], standalone_mode=False
     )
-    assert "no trusted endpoint for the hashes" in str(done.exception)
-    assert "--trust-mirror" not in str(done.exception)
+    assert "no trusted endpoint for the hashes" in str(result.exception)
+    assert "--trust-mirror" not in str(result.exception)
 
 
 def test_auto_is_for_the_wheels_of_a_lock() -> None:
-    done = CliRunner().invoke(cli, ["fetch", "--model", "org/name", "--mirror", "auto"], standalone_mode=False)
-    assert isinstance(done.exception, ConfigError)
+    result = CliRunner().invoke(cli, ["fetch", "--model", "org/name", "--mirror", "auto"], standalone_mode=False)
+    assert isinstance(result.exception, ConfigError)

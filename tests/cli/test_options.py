@@ -47,10 +47,10 @@ def struct_of(command: click.Command) -> dict[str, Any]:
     return get_type_hints(struct)
 
 
-def value_type(kind: click.ParamType[Any], wanted: Any) -> Any:
+def value_type(kind: click.ParamType[Any], expected: Any) -> Any:
     """Return the type of one value of a parameter; `wanted` says whether its choices are listed or only a str."""
     if isinstance(kind, click.Choice):
-        return Literal[tuple(kind.choices)] if get_origin(wanted) is Literal else str
+        return Literal[tuple(kind.choices)] if get_origin(expected) is Literal else str
     if isinstance(kind, click.Path):
         return kind.type
     if isinstance(kind, click.Tuple):
@@ -62,15 +62,15 @@ def value_type(kind: click.ParamType[Any], wanted: Any) -> Any:
     return get_type_hints(type(kind).convert)["return"] if not hasattr(kind, "path_type") else None
 
 
-def field_type(parameter: click.Parameter, wanted: Any) -> Any:
+def field_type(parameter: click.Parameter, expected: Any) -> Any:
     """Return what a parameter gives its command: bool of a flag, a tuple of what may come twice, None if absent."""
     if parameter.multiple or parameter.nargs == -1:
-        return types.GenericAlias(tuple, (value_type(parameter.type, next(iter(get_args(wanted)), None)), ...))
+        return types.GenericAlias(tuple, (value_type(parameter.type, next(iter(get_args(expected)), None)), ...))
     if getattr(parameter, "is_flag", False):
         return bool if parameter.default is not None else bool | None
-    inner = [arg for arg in get_args(wanted) if arg is not type(None)]
-    optional = len(inner) == 1 and get_origin(wanted) is not Literal
-    result = value_type(parameter.type, inner[0] if optional else wanted)
+    inner = [arg for arg in get_args(expected) if arg is not type(None)]
+    optional = len(inner) == 1 and get_origin(expected) is not Literal
+    result = value_type(parameter.type, inner[0] if optional else expected)
     return result if parameter.required or parameter.to_info_dict()["default"] is not None else result | None
 
 
@@ -103,15 +103,18 @@ OLD: Final = [(path, old, new) for path, options in OLD_OPTIONS.items() for old,
 
 def refusal(*argv: str, **environ: str) -> str:
     """Return the line that refuses a command line."""
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "envcheck", *argv],
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, **environ},
     )
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), (argv, done.stderr)
-    return done.stderr
+    assert (completed.returncode, completed.stdout, completed.stderr.count("\n")) == (2, "", 1), (
+        argv,
+        completed.stderr,
+    )
+    return completed.stderr
 
 
 def named(path: str, new: str) -> bool:
@@ -130,8 +133,8 @@ def test_an_old_option_names_the_new_one(path: str, old: str, new: str) -> None:
     assert named(path, new)
     assert not named(path, old)
     for words in ([old, "x"], [f"{old}=x"]):
-        assert f"{old} is now" in (said := refusal(*path.split(), *words))
-        assert new in said
+        assert f"{old} is now" in (text := refusal(*path.split(), *words))
+        assert new in text
 
 
 @pytest.mark.parametrize(("path", "old", "new"), [row for row in OLD if row[2].startswith("-")])
@@ -140,11 +143,11 @@ def test_the_variable_of_an_old_option_names_the_new_one(
 ) -> None:
     monkeypatch.setenv(variable(path, old), "x")
     words = [word for one in COMMANDS[path].params if one.required for word in given(one)]
-    done = CliRunner().invoke(cli, [*path.split(), *words])
-    assert done.exit_code == 2
+    result = CliRunner().invoke(cli, [*path.split(), *words])
+    assert result.exit_code == 2
     now = variable(path, new.split(maxsplit=1)[0]) if new.startswith("-") else new
-    assert f"the variable {variable(path, old)} is now" in done.output
-    assert now in done.output
+    assert f"the variable {variable(path, old)} is now" in result.output
+    assert now in result.output
 
 
 def given(parameter: click.Parameter) -> list[str]:
@@ -155,8 +158,8 @@ def given(parameter: click.Parameter) -> list[str]:
 
 
 def test_what_an_old_variable_asked_for_is_never_left_out() -> None:
-    said = refusal("run", "--dry-run", ENVCHECK_RUN_REQUIRE="hgx-h100")
-    assert "the variable ENVCHECK_RUN_REQUIRE is now ENVCHECK_RUN_REQUIREMENTS" in said
+    text = refusal("run", "--dry-run", ENVCHECK_RUN_REQUIRE="hgx-h100")
+    assert "the variable ENVCHECK_RUN_REQUIRE is now ENVCHECK_RUN_REQUIREMENTS" in text
 
 
 @pytest.mark.parametrize("path", [path for path, options in OLD_OPTIONS.items() if "--cell" in options])
@@ -201,6 +204,6 @@ def test_an_old_command_names_the_new_one(old: str, new: str) -> None:
 @pytest.mark.parametrize(("old", "new"), OLD_COMMANDS.items())
 def test_the_variable_of_an_old_command_names_the_new_one(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"{variable(old)}_MIRROR", "x")
-    done = CliRunner().invoke(cli, new.split())
-    assert done.exit_code == 2
-    assert f"`{old}`, which is now `{new}`: use {variable(new)}_" in done.output
+    result = CliRunner().invoke(cli, new.split())
+    assert result.exit_code == 2
+    assert f"`{old}`, which is now `{new}`: use {variable(new)}_" in result.output

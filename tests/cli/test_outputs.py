@@ -244,8 +244,8 @@ def test_a_second_run_does_not_write_over_one_at_work(start: Start, tmp_path: Pa
     assert "--output DIR/ has a file for each" in err
     first.kill()
     first.communicate()
-    again = start()
-    assert again.wait() == 0, again.communicate()
+    repeated = start()
+    assert repeated.wait() == 0, repeated.communicate()
     assert not lock.exists()
 
 
@@ -284,25 +284,25 @@ ONLY = "--only one --only two"
 def test_a_file_that_takes_standard_output_is_refused_for_the_report(
     quick_site: Path, tmp_path: Path, option: str
 ) -> None:
-    done = run_once(quick_site, tmp_path, f"{ONLY} {option} both > both")
-    assert done.returncode == ConfigError.exit_code
-    assert "and standard output are both both" in done.stderr
+    completed = run_once(quick_site, tmp_path, f"{ONLY} {option} both > both")
+    assert completed.returncode == ConfigError.exit_code
+    assert "and standard output are both both" in completed.stderr
     assert (tmp_path / "both").read_text() == ""
     shared = run_once(quick_site, tmp_path, f"{ONLY} --summary both >> both")
     assert shared.returncode == 0, shared.stderr
 
 
 def test_a_dash_is_no_file_of_that_name(quick_site: Path, tmp_path: Path) -> None:
-    done = run_once(quick_site, tmp_path, f"{ONLY} -o -")
-    assert done.returncode == ConfigError.exit_code
-    assert "use --json to print the report" in done.stderr
+    completed = run_once(quick_site, tmp_path, f"{ONLY} -o -")
+    assert completed.returncode == ConfigError.exit_code
+    assert "use --json to print the report" in completed.stderr
     assert not (tmp_path / "-").exists()
 
 
 def test_a_pipe_takes_one_report(quick_site: Path, tmp_path: Path) -> None:
     tail = f"{ONLY} -o >(cat > part.json; mv part.json whole.json) --html >(cat > page.html)"
-    done = run_once(quick_site, tmp_path, f"{tail} && while [ ! -e whole.json ]; do sleep 0.1; done")
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = run_once(quick_site, tmp_path, f"{tail} && while [ ! -e whole.json ]; do sleep 0.1; done")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     assert json.loads((tmp_path / "whole.json").read_text())["verdict"]["exit_code"] == 0
 
 

@@ -53,7 +53,7 @@ def texts() -> Iterator[tuple[str, str]]:
 def commands() -> Iterator[tuple[str, str]]:
     """Yield each command in backticks, and each line of a text that is one, with its file."""
     for where, text in texts():
-        yield from ((where, found) for found in re.findall(r"`(envcheck [a-z-][^`]*)`", text))
+        yield from ((where, actual) for actual in re.findall(r"`(envcheck [a-z-][^`]*)`", text))
         # An example of a help text ends where two spaces begin its explanation.
         lines = re.findall(r"(?m)^ *(envcheck [a-z-].*?)(?:  .*| [|>].*|\\)?$", text)
         yield from ((where, line) for line in lines if line.split()[1] in COMMANDS)
@@ -67,8 +67,8 @@ def wrong(words: list[str], command: click.Command = cli) -> str | None:
     if isinstance(command, DefaultGroup):
         words = command.with_command(words)
     flags = {name: one for one in command.params for name in (*one.opts, *one.secondary_opts)}
-    rest = iter(words)
-    for word in rest:
+    remaining = iter(words)
+    for word in remaining:
         if word == "--":  # what follows is another program's
             return None
         option, _, value = word.partition("=")
@@ -78,10 +78,10 @@ def wrong(words: list[str], command: click.Command = cli) -> str | None:
             if option not in flags:
                 return option
             if not getattr(flags[option], "is_flag", False) and not value:
-                next(rest, None)
+                next(remaining, None)
         elif isinstance(command, click.Group):
             inner = command.get_command(click.Context(command), word)
-            return word if inner is None and word.islower() else wrong([*rest], inner) if inner else None
+            return word if inner is None and word.islower() else wrong([*remaining], inner) if inner else None
         elif not any(isinstance(one, click.Argument) for one in command.params):
             return word
     return None

@@ -80,10 +80,12 @@ def singing(*texts: str) -> list[str]:
 
 @pytest.mark.parametrize("more", [(), ("--json",), ("--quiet",)], ids=["terminal", "json", "quiet"])
 def test_no_output_of_a_run_names_host_user_or_path(site: Path, more: tuple[str, ...]) -> None:
-    first, rest = (("--quiet",), ()) if more == ("--quiet",) else ((), more)
+    first, remaining = (("--quiet",), ()) if more == ("--quiet",) else ((), more)
     files = [word for pair in zip(("--output", "--html", "--summary"), REPORTS, strict=True) for word in pair]
     checks = ["--checks", "../canarysite", "--only", "sick", "--only", "broken", "--only", "disk-space"]
-    done = start(site, *first, "run", "--redact", *checks, "--requirements", "canaryout/canary.toml", *files, *rest)
+    done = start(
+        site, *first, "run", "--redact", *checks, "--requirements", "canaryout/canary.toml", *files, *remaining
+    )
     assert done.returncode == 1, done.stderr
     written = [(site / "canarywork" / name).read_text() for name in REPORTS]
     forms = [start(site, "report", "convert", REPORTS[0], "--format", form).stdout for form in ("junit", "prometheus")]
@@ -140,7 +142,7 @@ def test_the_variable_redacts_as_the_option_does(site: Path) -> None:
 NAME = st.text("abcdefghijklmnopqrstuvwxyzäñ東京0123456789_-", min_size=3, max_size=12).map(
     lambda text: f"canary{text}"
 )
-SAID = (
+LINES = (
     "no requirements at {given}",
     "cannot read '/{a}/{b} c/{given}': No such file or directory",
     "/data/{a}/{b}: Permission denied; chown {user}",
@@ -151,15 +153,15 @@ SAID = (
 )
 
 
-@given(NAME, NAME, NAME, NAME, st.lists(NAME, min_size=1, max_size=3).map("/".join), st.sampled_from(SAID))
-def test_no_name_is_left_in_any_line(a: str, b: str, user: str, host: str, typed: str, said: str) -> None:
+@given(NAME, NAME, NAME, NAME, st.lists(NAME, min_size=1, max_size=3).map("/".join), st.sampled_from(LINES))
+def test_no_name_is_left_in_any_line(a: str, b: str, user: str, host: str, typed: str, line: str) -> None:
     names = redact.Pseudonyms()
     names.of("user", user)
     names.of("host", host)
     words = messages.words([typed])
-    told = redact.line(said.format(a=a, b=b, user=user, host=host, given=typed), names, words)
-    assert "canary" not in told
-    assert "/root" not in told
+    result = redact.line(line.format(a=a, b=b, user=user, host=host, given=typed), names, words)
+    assert "canary" not in result
+    assert "/root" not in result
 
 
 @pytest.mark.parametrize(("length", "whole"), [(100, True), (101, False), (5000, False)])

@@ -99,8 +99,8 @@ def test_a_newer_release_becomes_a_row_that_never_counts_as_fitting(
     ]
     assert mine.read_text() == dump(extensions)
     assert f"{'b' * 64}  {FILES[2]}" in page.read_text()
-    asked = ("resolve", "--no-here", "--with", "vllm==0.34.1", "--torch", "2.15.0", "--extensions", str(mine))
-    code, out, _ = run(*asked, "--json")
+    requests = ("resolve", "--no-here", "--with", "vllm==0.34.1", "--torch", "2.15.0", "--extensions", str(mine))
+    code, out, _ = run(*requests, "--json")
     assert (code, json.loads(out)["verdict"]) == (1, "not-known")
     assert run(*args)[1].startswith("the index lists no newer release")
 

@@ -74,7 +74,7 @@ def test_a_form_is_printed_or_written(run: Envcheck, saved: Callable[..., Path],
 
 
 @pytest.mark.parametrize(
-    ("argv", "told"),
+    ("argv", "message"),
     [
         (["none.json", "--format", "junit"], "cannot read none.json"),
         (["bad.json", "--format", "junit"], "bad.json is not a report"),
@@ -83,13 +83,13 @@ def test_a_form_is_printed_or_written(run: Envcheck, saved: Callable[..., Path],
     ],
 )
 def test_what_is_wrong_is_one_line(
-    run: Envcheck, saved: Callable[..., Path], tmp_path: Path, argv: list[str], told: str
+    run: Envcheck, saved: Callable[..., Path], tmp_path: Path, argv: list[str], message: str
 ) -> None:
     saved("r.json", GOOD)
     (tmp_path / "bad.json").write_text("{}")
     done = run("report", "convert", *argv)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-    assert told in done.stderr
+    assert message in done.stderr
 
 
 @pytest.mark.parametrize("host", ["[/tmp/x]", "[red]n1[/red]"])
@@ -205,10 +205,10 @@ def test_the_steps_of_a_job_append_to_one_summary_whatever_they_came_to(run: Env
     (tmp_path / "summary.md").write_text("# The job\n")
     argv = ("run", "--checks", "site", "--only", "mine", "--summary", "summary.md", "--output", "r.json")
     assert [run(*argv).returncode, run("--quiet", *argv).returncode] == [1, 1]
-    told = (tmp_path / "summary.md").read_text()
-    assert told.startswith("# The job\n")
-    assert told.count("## ❌ FAIL: mine") == 2
-    assert "no. What to do: do it." in told
+    result = (tmp_path / "summary.md").read_text()
+    assert result.startswith("# The job\n")
+    assert result.count("## ❌ FAIL: mine") == 2
+    assert "no. What to do: do it." in result
 
 
 def test_node_exporter_finds_a_whole_file_by_its_name(
@@ -218,7 +218,7 @@ def test_node_exporter_finds_a_whole_file_by_its_name(
     argv = ("report", "convert", "r.json", "--format", "prometheus", "--output")
     good, odd = run(*argv, "envcheck.prom"), run(*argv, "envcheck.txt")
     assert (good.returncode, good.stderr) == (0, "")
-    said = "note: node_exporter reads only files that end in .prom, and not envcheck.txt\n"
-    assert (odd.returncode, odd.stderr) == (0, said)
+    message = "note: node_exporter reads only files that end in .prom, and not envcheck.txt\n"
+    assert (odd.returncode, odd.stderr) == (0, message)
     assert {path.name for path in tmp_path.glob("*envcheck*")} == {"envcheck.prom", "envcheck.txt"}
     assert (tmp_path / "envcheck.prom").stat().st_mode & 0o777 == 0o644

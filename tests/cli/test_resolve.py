@@ -223,15 +223,15 @@ def test_a_gpu_that_cannot_be_read_is_never_left_free(
 
 
 def test_a_driver_without_a_gpu_is_said(fill: Callable[..., this_node.FilledQuery]) -> None:
-    found = fill(node())
-    assert found.query.variant == "cpu"
-    assert "driver 570.124.06 is loaded, but NVML lists no GPU" in found.notes[0]
+    repository = fill(node())
+    assert repository.query.variant == "cpu"
+    assert "driver 570.124.06 is loaded, but NVML lists no GPU" in repository.notes[0]
 
 
 def test_what_was_asked_for_is_kept(fill: Callable[..., this_node.FilledQuery]) -> None:
-    found = fill(NO_GPU, variant="cu128", python="3.13")
-    assert (found.query.variant, found.query.python) == ("cu128", "3.13")
-    assert "left free" in found.notes[0]
+    repository = fill(NO_GPU, variant="cu128", python="3.13")
+    assert (repository.query.variant, repository.query.python) == ("cu128", "3.13")
+    assert "left free" in repository.notes[0]
 
 
 def make(path: Path, text: str = "") -> Path:

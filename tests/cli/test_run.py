@@ -81,8 +81,8 @@ def test_the_exit_code_and_the_last_words_say_the_same(
     add("mine", outcome)
     done = run(*own(tmp_path, "mine"))
     assert done.returncode == code
-    _, said = done.stdout.split("report: envcheck-report.json\n")
-    assert " ".join(said.split()).startswith(last)
+    _, message = done.stdout.split("report: envcheck-report.json\n")
+    assert " ".join(message.split()).startswith(last)
     assert json.loads((tmp_path / "cwd" / "envcheck-report.json").read_text())["verdict"]["exit_code"] == code
     assert max(map(len, done.stdout.splitlines()[1:])) <= 80
     assert done.stderr == ""
@@ -165,14 +165,14 @@ def test_a_full_disk_for_temporary_files_is_named_by_every_check_it_takes(add: A
         add(name, "passed('fine')")
     argv = [sys.executable, "-m", "envcheck", *own(tmp_path, *names), "--level", "static", "--json"]
     env = {**os.environ, "TMPDIR": str(small)}
-    done = subprocess.run([*mount, *argv], capture_output=True, text=True, check=False, env=env)
-    if not done.stdout:
-        *_, line = done.stderr.splitlines()
+    completed = subprocess.run([*mount, *argv], capture_output=True, text=True, check=False, env=env)
+    if not completed.stdout:
+        *_, line = completed.stderr.splitlines()
         assert line.startswith("envcheck: no writable directory for temporary files: No space left")
-        assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+        assert (completed.returncode, "Traceback" in completed.stderr) == (2, False)
         return
-    assert (done.returncode, "Traceback" in done.stderr) == (3, False), done.stderr
-    lost = [o for o in json.loads(done.stdout)["outcomes"] if o["status"] != "pass"]
+    assert (completed.returncode, "Traceback" in completed.stderr) == (3, False), completed.stderr
+    lost = [o for o in json.loads(completed.stdout)["outcomes"] if o["status"] != "pass"]
     assert lost
     for outcome in lost:
         assert outcome["status"] == "error"
@@ -184,11 +184,11 @@ def test_a_disk_that_is_full_takes_the_report_and_not_the_run(add: Add, tmp_path
     mount = with_disk_of("4k", small)
     add("mine", "passed('fine')")
     argv = [sys.executable, "-m", "envcheck", *own(tmp_path, "mine"), "--output", str(small / "report.json")]
-    done = subprocess.run([*mount, *argv, "--level", "static"], capture_output=True, text=True, check=False)
-    assert done.returncode == 3
-    assert "PASS" not in done.stdout
-    assert "UNDETERMINED: every check that ran is sound, but the report could not be written" in done.stdout
-    [line] = done.stderr.splitlines()
+    completed = subprocess.run([*mount, *argv, "--level", "static"], capture_output=True, text=True, check=False)
+    assert completed.returncode == 3
+    assert "PASS" not in completed.stdout
+    assert "UNDETERMINED: every check that ran is sound, but the report could not be written" in completed.stdout
+    [line] = completed.stderr.splitlines()
     assert (
         line == f"envcheck: {small / 'report.json'}: no space left on device; free space, or give --output another file"
     )
@@ -216,14 +216,14 @@ def test_a_standard_output_that_is_full_is_one_line_and_no_pass(
     add("mine", outcome)
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "envcheck", "--quiet", *own(tmp_path, "mine"), *more.split()]
-        done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == (3 if more == "--dry-run" else code)
-    [line] = done.stderr.splitlines()
+        completed = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert completed.returncode == (3 if more == "--dry-run" else code)
+    [line] = completed.stderr.splitlines()
     assert line.lower() == "envcheck: standard output: no space left on device; free space, or send it elsewhere"
 
 
 @pytest.mark.parametrize(
-    ("environ", "told"),
+    ("environ", "message"),
     [
         ({"SLURM_NTASKS": "abc", "SLURM_PROCID": "0", "SLURM_STEP_ID": "0"}, "SLURM_NTASKS='abc' is not a number"),
         ({"RANK": "0", "WORLD_SIZE": "-1"}, "WORLD_SIZE='-1' is not a number"),
@@ -232,13 +232,13 @@ def test_a_standard_output_that_is_full_is_one_line_and_no_pass(
     ],
 )
 def test_a_launchers_nonsense_is_a_warning_before_the_run(
-    run: Envcheck, add: Add, tmp_path: Path, environ: dict[str, str], told: str
+    run: Envcheck, add: Add, tmp_path: Path, environ: dict[str, str], message: str
 ) -> None:
     add("mine", "passed('fine')")
     done = run("--quiet", *own(tmp_path, "mine"), **environ)
     assert done.returncode == 0
     lines = [line for line in done.stderr.splitlines() if line.startswith("envcheck: warning: ")]
-    assert [told in line for line in lines] == [True] * bool(told), done.stderr
+    assert [message in line for line in lines] == [True] * bool(message), done.stderr
 
 
 def test_what_is_redacted_names_nobody_on_the_terminal_either(run: Envcheck, add: Add, tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(run: Envcheck, add: Ad
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["--baseline", "no.json"], "cannot read no.json: No such file or directory"),
         (["--baseline", "bad"], "bad is not a report"),
@@ -276,7 +276,7 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(run: Envcheck, add: Ad
 )
 @pytest.mark.parametrize("also", [["--dry-run"], []], ids=["dry", "real"])
 def test_a_dry_run_refuses_what_the_run_would_refuse_and_before_anything_is_said(
-    run: Envcheck, add: Add, tmp_path: Path, options: list[str], told: str, also: list[str]
+    run: Envcheck, add: Add, tmp_path: Path, options: list[str], message: str, also: list[str]
 ) -> None:
     add("mine", "passed('fine')")
     (tmp_path / "cwd").mkdir()
@@ -284,7 +284,7 @@ def test_a_dry_run_refuses_what_the_run_would_refuse_and_before_anything_is_said
     done = run(*own(tmp_path, "mine"), *options, *also)
     assert (done.returncode, done.stdout) == (2, "")
     [line] = done.stderr.splitlines()
-    assert told in line
+    assert message in line
 
 
 def test_a_dry_run_names_what_a_site_demands_of_measured_values_and_who_measures_them(
@@ -294,9 +294,9 @@ def test_a_dry_run_names_what_a_site_demands_of_measured_values_and_who_measures
     (tmp_path / "cwd").mkdir()
     (tmp_path / "cwd/ours.toml").write_text("[gpu]\nhbm_gb_s = 2800\n[host]\ndisk_read_gb_s = 1.5\n")
     done = run(*own(tmp_path, "mine", "disk-read"), "--requirements", "ours.toml", "--dry-run")
-    told = " ".join(done.stdout.split())
-    assert "require-hbm-speed not run copy on the card ≥ 2800 GB/s, measured by memory-bandwidth" in told
-    assert "require-disk-read reading the disk ≥ 1.5 GB/s, measured by disk-read" in told
+    outcome_row = " ".join(done.stdout.split())
+    assert "require-hbm-speed not run copy on the card ≥ 2800 GB/s, measured by memory-bandwidth" in outcome_row
+    assert "require-disk-read reading the disk ≥ 1.5 GB/s, measured by disk-read" in outcome_row
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
@@ -346,10 +346,10 @@ def test_a_budget_names_what_did_not_fit_and_the_exit_code_is_that_of_what_ran(
     assert "0 expected to fit into 60 s" in planned
     assert "dear quick left out it holds" in planned
     done = run(*own(tmp_path, "good", "dear"), "--budget", "60s")
-    told = " ".join(done.stdout.split())
+    outcome_row = " ".join(done.stdout.split())
     assert done.returncode == 0
-    assert "skip dear left out: planned for 500 s" in told
-    assert "; 1 check left out by the budget" in told
+    assert "skip dear left out: planned for 500 s" in outcome_row
+    assert "; 1 check left out by the budget" in outcome_row
     nothing = run(*own(tmp_path, "dear"), "--budget", "60s")
     assert nothing.returncode == 3
 
@@ -357,10 +357,10 @@ def test_a_budget_names_what_did_not_fit_and_the_exit_code_is_that_of_what_ran(
 def test_a_repeated_run_shows_its_spread_and_what_it_took(run: Envcheck, add: Add, tmp_path: Path) -> None:
     add("mine", "passed('fine', value=2.5, unit='s')")
     done = run(*own(tmp_path, "mine"), "--repeat", "2")
-    told = " ".join(done.stdout.split())
-    assert "2 times, under a second" in told
-    assert "mine 2 pass 2.5 / 2.5 / 2.5 s" in told
-    assert "s (planned for what was measured: 0.2 s): starting Python and torch" in told
+    outcome_row = " ".join(done.stdout.split())
+    assert "2 times, under a second" in outcome_row
+    assert "mine 2 pass 2.5 / 2.5 / 2.5 s" in outcome_row
+    assert "s (planned for what was measured: 0.2 s): starting Python and torch" in outcome_row
     report = json.loads((tmp_path / "cwd" / "envcheck-report.json").read_text())
     assert report["outcomes"][0]["spread"]["values"] == [2.5, 2.5]
     assert report["outcomes"][0]["planned"] == 0.1
@@ -426,27 +426,29 @@ def test_what_an_image_comes_without_is_not_needed_to_validate_it() -> None:
     absent = ("docker", "jinja2", "requests", "urllib3", "uv")
     program = f"import sys; sys.modules.update(dict.fromkeys({absent!r})); from envcheck.cli import main; main()"
     for words in (["run", "--dry-run"], ["checks"], ["report", "schema"], ["judge", "none.json"]):
-        done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
-        assert "inside an image" not in done.stderr
-        assert done.returncode == (2 if words[0] == "judge" else 0), done.stderr
+        completed = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+        assert "inside an image" not in completed.stderr
+        assert completed.returncode == (2 if words[0] == "judge" else 0), completed.stderr
 
 
 @pytest.mark.parametrize("words", [["run", "--dry-run"], ["matrix", "show"]])
 def test_nobody_who_reads_is_no_failed_check(words: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run([sys.executable, "-m", "envcheck", *words], stdout=write, stderr=subprocess.PIPE, check=False)
+    completed = subprocess.run(
+        [sys.executable, "-m", "envcheck", *words], stdout=write, stderr=subprocess.PIPE, check=False
+    )
     os.close(write)
-    assert (done.returncode, done.stderr) == (141, b"")
+    assert (completed.returncode, completed.stderr) == (141, b"")
 
 
 def test_where_nothing_can_be_written_it_still_runs_and_says_so(add: Add, tmp_path: Path) -> None:
     add("mine", "passed('fine')")
     argv = [sys.executable, "-m", "envcheck", *own(tmp_path, "mine")]
     env = {**os.environ, "PYTHONPATH": str(Path(envcheck.__file__).parents[1])}
-    done = subprocess.run(argv, cwd="/proc", env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0
-    assert "no report written" in done.stdout
+    completed = subprocess.run(argv, cwd="/proc", env=env, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0
+    assert "no report written" in completed.stdout
 
 
 def test_checks_lists_what_there_is_and_tells_all_about_one(run: Envcheck) -> None:
@@ -476,8 +478,8 @@ def test_a_shell_is_offered_the_checks_that_begin_so(run: Envcheck, add: Add, tm
     add("my_one", "passed('fine')")
     add("my_other", "passed('fine')")
     command, incomplete = words.rsplit(" ", 1)
-    first, _, rest = command.removeprefix("envcheck ").partition(" ")
-    typed = f"envcheck {first} --checks {tmp_path / 'site'} {rest}".split()
+    first, _, remaining = command.removeprefix("envcheck ").partition(" ")
+    typed = f"envcheck {first} --checks {tmp_path / 'site'} {remaining}".split()
 
     def offered(word: str) -> set[str]:
         environ = {"_ENVCHECK_COMPLETE": "bash_complete", "COMP_CWORD": str(len(typed))}

@@ -172,14 +172,14 @@ def started(command: list[str], environment: dict[str, str], at: Path) -> Iterat
 
 def idle(environment: dict[str, str]) -> int:
     """Return how many nodes are ready for work."""
-    done = subprocess.run(
+    completed = subprocess.run(
         ["sinfo", "--noheader", "--Node", "--states=idle", "--format=%N"],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
-    return len(done.stdout.split()) if done.returncode == 0 else 0
+    return len(completed.stdout.split()) if completed.returncode == 0 else 0
 
 
 def until(ready: Callable[[], bool], at: Path) -> None:
@@ -197,7 +197,7 @@ def test_four_nodes_in_one_directory_leave_four_reports(cluster: dict[str, str],
     (tmp_path / "site/env/mine.py").write_text(CHECK)
     (tmp_path / "cwd").mkdir()
     step = ["srun", "-N4", "--ntasks-per-node=1", sys.executable, "-m", "envcheck", "run", "--python", sys.executable]
-    done = subprocess.run(
+    completed = subprocess.run(
         [*step, "--checks", str(tmp_path / "site"), "--only", "mine"],
         cwd=tmp_path / "cwd",
         env={**cluster, "PYTHONPATH": str(Path(envcheck.__file__).parents[1])},
@@ -206,7 +206,7 @@ def test_four_nodes_in_one_directory_leave_four_reports(cluster: dict[str, str],
         check=False,
         timeout=240,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     reports = {path.name: json.loads(path.read_text()) for path in (tmp_path / "cwd").iterdir()}
     assert set(reports) == {f"envcheck-report-{name}.json" for name in NODES}
     assert {report["host"]["place"]["node"] for report in reports.values()} == set(NODES)
@@ -250,5 +250,5 @@ def test_the_rendered_sweep_leaves_a_report_a_node(cluster: dict[str, str], tmp_
         ),
         tmp_path,
     )
-    found = {path.name for path in (tmp_path / "reports").glob("*/*.json")}
-    assert found == {f"{name}.json" for name in NODES}, (tmp_path / "out").read_text()
+    actual = {path.name for path in (tmp_path / "reports").glob("*/*.json")}
+    assert actual == {f"{name}.json" for name in NODES}, (tmp_path / "out").read_text()

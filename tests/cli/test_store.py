@@ -42,15 +42,18 @@ def run(store: Store) -> Run:
     return invoke
 
 
-def failed(done: Result, kind: type[EnvcheckError]) -> str:
-    assert isinstance(done.exception, kind), done.output
-    return str(done.exception)
+def failed(result: Result, kind: type[EnvcheckError]) -> str:
+    assert isinstance(result.exception, kind), result.output
+    return str(result.exception)
 
 
 def test_versions_are_listed_switched_and_taken_back(run: Run, store: Store) -> None:
     assert run("rollback").stdout == "version 1 is served\n"
-    told = json.loads(run("versions", "--json").stdout)
-    assert [(one["number"], one["current"], one["models"]) for one in told["versions"]] == [(1, True, 1), (2, False, 1)]
+    document = json.loads(run("versions", "--json").stdout)
+    assert [(one["number"], one["current"], one["models"]) for one in document["versions"]] == [
+        (1, True, 1),
+        (2, False, 1),
+    ]
     assert run("switch", "2").stdout == "version 2 is served\n"
     assert versions.current(store) == 2
     assert "no version 9; existing versions: 1, 2" in failed(run("switch", "9"), ConfigError)
@@ -74,14 +77,14 @@ def test_an_unreadable_manifest_hides_no_other_version(run: Run, store: Store) -
 
 
 def test_df_says_what_is_pinned(run: Run) -> None:
-    told = json.loads(run("df", "--json").stdout)
-    assert told["schema"] == "envcheck/store/1"
-    assert told["pinned"] == told["bytes"] > 7
+    document = json.loads(run("df", "--json").stdout)
+    assert document["schema"] == "envcheck/store/1"
+    assert document["pinned"] == document["bytes"] > 7
     assert "version 2    current" in run("df").stdout
 
 
 @pytest.mark.parametrize(
-    ("size", "said"),
+    ("size", "message"),
     [
         (0, "0 bytes"),
         (999, "999 bytes"),
@@ -91,8 +94,8 @@ def test_df_says_what_is_pinned(run: Run) -> None:
         (3 * 10**12, "3.0 TB"),
     ],
 )
-def test_sizes_are_told_as_people_read_them(size: int, said: str) -> None:
-    assert format_bytes(size) == said
+def test_sizes_are_told_as_people_read_them(size: int, message: str) -> None:
+    assert format_bytes(size) == message
 
 
 def test_verify_is_1_when_something_is_wrong_and_names_it(run: Run, store: Store) -> None:
@@ -114,15 +117,15 @@ def test_what_only_the_store_has_wrong_no_version_serves(run: Run, store: Store)
     one = next(one for one in store.objects() if one.size == 7)
     store.path(one.sha256).unlink()
     store.path(one.sha256).write_bytes(b"WEIGHTS")
-    told = run("verify").stdout
-    assert "; no version serves wrong bytes\n    repaired from versions/" in told
+    output = run("verify").stdout
+    assert "; no version serves wrong bytes\n    repaired from versions/" in output
 
 
 def test_a_store_with_nothing_in_it_is_not_found_sound(run: Run, tmp_path: Path) -> None:
     with Store(tmp_path / "empty").held():
         pass
-    told = failed(run("verify", root=tmp_path / "empty"), UnavailableError)
-    assert "the store is empty; pass the right store" in told
+    result = failed(run("verify", root=tmp_path / "empty"), UnavailableError)
+    assert "the store is empty; pass the right store" in result
 
 
 @pytest.mark.parametrize(
@@ -175,9 +178,9 @@ def test_every_answer_is_json_for_programs(run: Run, store: Store, tmp_path: Pat
     publish = ("release", "--model-lock", str(tmp_path / "model.lock"), "--json")
     assert json.loads(run(*publish).stdout) == {**published, "new": True}
     assert json.loads(run(*publish).stdout) == {**published, "new": False}
-    told = json.loads(run("export", "-o", str(tmp_path / "b"), "--json").stdout)
-    assert (told["schema"], told["not_redistributable"]) == ("envcheck/store-export/1", [])
-    assert told["parts"] == {"bundle.tar.000": (tmp_path / "b/bundle.tar.000").stat().st_size}
+    document = json.loads(run("export", "-o", str(tmp_path / "b"), "--json").stdout)
+    assert (document["schema"], document["not_redistributable"]) == ("envcheck/store-export/1", [])
+    assert document["parts"] == {"bundle.tar.000": (tmp_path / "b/bundle.tar.000").stat().st_size}
     assert json.loads(run("gc", "--json").stdout)["schema"] == "envcheck/store-gc/1"
     assert json.loads(run("versions", "--json").stdout)["schema"] == "envcheck/versions/1"
 
@@ -203,12 +206,12 @@ def test_a_model_is_published_from_its_lock(run: Run, store: Store, tmp_path: Pa
     assert (store.root / "current/hf/o/s/resolve/main/m.bin").read_bytes() == b"other"
     assert (store.root / "current/hf/o/r/resolve/main/model.bin").exists()
     store.evict(digest)
-    said = failed(run("release", "--model-lock", str(tmp_path / "model.lock")), UnavailableError)
-    assert "has no hf.endpoint" in said
+    message = failed(run("release", "--model-lock", str(tmp_path / "model.lock")), UnavailableError)
+    assert "has no hf.endpoint" in message
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["release"], "nothing to release; name a CELL"),
         (["release", "torch9*"], "no published cell"),
@@ -216,8 +219,8 @@ def test_a_model_is_published_from_its_lock(run: Run, store: Store, tmp_path: Pa
         (["release", "torch2.13.0-cpu-py311", "--mirror", "nosuch"], "no mirror profile"),
     ],
 )
-def test_what_is_refused(run: Run, arguments: list[str], said: str) -> None:
-    assert said in failed(run(*arguments), ConfigError)
+def test_what_is_refused(run: Run, arguments: list[str], message: str) -> None:
+    assert message in failed(run(*arguments), ConfigError)
 
 
 def test_an_empty_store_has_nothing_to_export(run: Run, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ class Canaries:
     def __init__(self, stem: str | None = None) -> None:
         self.stem = stem or f"canary{secrets.token_hex(6)}"
         self.needles = [self.stem.encode(), *encoded(self.stem)]
-        self._said = re.compile(rb"%s-([a-z]+)|%s" % (self.stem.encode(), b"|".join(self.needles)))
+        self._pattern = re.compile(rb"%s-([a-z]+)|%s" % (self.stem.encode(), b"|".join(self.needles)))
 
     def __getitem__(self, name: str) -> str:
         assert re.fullmatch("[a-z]+", name)
@@ -29,14 +29,14 @@ class Canaries:
         data = data.encode(errors="surrogateescape") if isinstance(data, str) else data
         if not any(needle in data for needle in self.needles):
             return set()  # a hundred times as fast, and what nearly every gigabyte comes to
-        return {(found[1] or b"part").decode() for found in self._said.finditer(data)}
+        return {(actual[1] or b"part").decode() for actual in self._pattern.finditer(data)}
 
     def below(self, *roots: Path, but: Iterable[Path] = ()) -> dict[str, set[str]]:
         """Return file -> the names of those in its content (also as gzip packs it), its name, or where it leads to.
 
         `but` are the files that the secrets were put in.
         """
-        found = {}
+        data = {}
         given = {path.resolve() for path in but}
         for path in (path for root in roots for path in [root, *root.rglob("*")] if path.resolve() not in given):
             names = self.within(path.name)
@@ -45,31 +45,31 @@ class Canaries:
             elif path.is_file():
                 names |= self._in(path)
             if names:
-                found[str(path)] = names
-        return found
+                data[str(path)] = names
+        return data
 
     def _in(self, path: Path) -> set[str]:
         names: set[str] = set()
         with path.open("rb") as plain:
             packed = plain.read(2) == b"\x1f\x8b"
             plain.seek(0)
-            rest = b""
+            remaining = b""
             while chunk := plain.read(CHUNK):
-                names |= self.within(rest + chunk)
-                rest = chunk[-200:]
+                names |= self.within(remaining + chunk)
+                remaining = chunk[-200:]
             plain.seek(0)
             if packed:
                 with gzip.open(plain) as stream:
                     while chunk := stream.read(CHUNK):
-                        names |= self.within(rest + chunk)
-                        rest = chunk[-200:]
+                        names |= self.within(remaining + chunk)
+                        remaining = chunk[-200:]
         return names
 
 
 def encoded(text: str) -> list[bytes]:
     """Return what a text is within base64, wherever in a group of three bytes it begins."""
-    found = []
+    actual = []
     for before in range(3):
         letters = base64.b64encode(b"\0" * before + text.encode())
-        found.append(letters[-(-before * 8 // 6) : (before + len(text)) * 8 // 6])
-    return found
+        actual.append(letters[-(-before * 8 // 6) : (before + len(text)) * 8 // 6])
+    return actual

@@ -63,14 +63,14 @@ class Network:
         """Return a socket of this process that listens at the mirror's address; its others stay where they are."""
         return _in(self.edge, lambda: socket.create_server((ADDRESS, port), backlog=64))
 
-    def asked(self) -> set[Destination]:
+    def destinations(self) -> set[Destination]:
         """Return every destination asked for until now, and forget them. Fail where the kernel dropped one."""
         return self._recorder.take() | self._names.take()
 
 
-def strangers(asked: Iterable[Destination]) -> set[Destination]:
+def strangers(destinations: Iterable[Destination]) -> set[Destination]:
     """Return those that are not the mirror. apt asks by name which of its hosts serves https (RFC 2782)."""
-    return {one for one in asked if one.where not in {MIRROR, f"_https._tcp.{MIRROR}", ADDRESS, ADDRESS6}}
+    return {one for one in destinations if one.where not in {MIRROR, f"_https._tcp.{MIRROR}", ADDRESS, ADDRESS6}}
 
 
 @contextlib.contextmanager
@@ -148,9 +148,9 @@ def _lay(edge: int, inside: int) -> None:
 
 def _ip(pid: int, *arguments: str) -> None:
     command = ["nsenter", f"--target={pid}", "--net", "ip", *arguments]
-    done = subprocess.run(command, env={"PATH": PATH}, capture_output=True, text=True, check=False)
-    if done.returncode:
-        message = f"`ip {' '.join(arguments)}`: {done.stderr.strip()}"
+    completed = subprocess.run(command, env={"PATH": PATH}, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        message = f"`ip {' '.join(arguments)}`: {completed.stderr.strip()}"
         raise CannotCloseError(message)
 
 
@@ -167,7 +167,7 @@ def _in(pid: int, make: Callable[[], socket.socket]) -> socket.socket:
         return pool.submit(enter).result()
 
 
-class _Kept(abc.ABC):
+class _KeptNamespace(abc.ABC):
     """Destinations, noted by a thread of its own until the block ends."""
 
     def __init__(self, listening: socket.socket) -> None:
@@ -201,7 +201,7 @@ class _Kept(abc.ABC):
         return seen
 
 
-class _Recorder(_Kept):
+class _Recorder(_KeptNamespace):
     """Notes what comes out of the cable at the edge."""
 
     def __init__(self, edge: int) -> None:
@@ -228,12 +228,12 @@ class _Recorder(_Kept):
             except TimeoutError:
                 self._quiet.set()
                 continue
-            found = destination(frame) if about[2] != PACKET_OUTGOING else None
-            if found is not None:
-                self._note(found)
+            actual = destination(frame) if about[2] != PACKET_OUTGOING else None
+            if actual is not None:
+                self._note(actual)
 
 
-class _Names(_Kept):
+class _Names(_KeptNamespace):
     """A name server that knows the mirror, and notes whom it was asked for; by UDP, as every client asks first."""
 
     def __init__(self, edge: int) -> None:

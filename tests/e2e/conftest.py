@@ -52,8 +52,8 @@ class Machine:
     def derive(self, tag: str, *lines: str, image: str) -> str:
         """Build an image from another and these instructions, its layers as they are: nobody sends them anywhere."""
         output = f"--output=type=image,name={tag},compression=uncompressed"
-        done = self.docker("build", "--quiet", output, "-", stdin="\n".join([f"FROM {image}", *lines]))
-        assert done.returncode == 0, done.stderr
+        completed = self.docker("build", "--quiet", output, "-", stdin="\n".join([f"FROM {image}", *lines]))
+        assert completed.returncode == 0, completed.stderr
         return tag
 
 

@@ -15,26 +15,26 @@ CHUNK = 1 << 20
 
 def search(image: str, needles: Iterable[str], env: Mapping[str, str], scratch: Path) -> dict[str, str]:
     """Return each needle that is in the image, and where: a layer, the configuration or the history."""
-    wanted = [needle.encode() for needle in needles]
+    expected = [needle.encode() for needle in needles]
     archive = scratch / "image.tar"
     subprocess.run(["docker", "save", "--output", archive, image], env=env, check=True)
-    found: dict[str, str] = {}
+    data: dict[str, str] = {}
     with tarfile.open(archive) as outer:
         for member in outer:
             stream = outer.extractfile(member) if member.isfile() else None
             if stream is not None:
-                found |= {n.decode(): member.name for n in _in(_plain(stream), wanted)}
+                data |= {n.decode(): member.name for n in _in(_plain(stream), expected)}
     archive.unlink()
     for about in (["history", "--no-trunc", "--format={{json .}}", image], ["inspect", image]):
-        said = subprocess.run(["docker", *about], env=env, check=True, capture_output=True).stdout
-        found |= {needle.decode(): f"docker {about[0]}" for needle in wanted if needle in said}
-    return found
+        output = subprocess.run(["docker", *about], env=env, check=True, capture_output=True).stdout
+        data |= {needle.decode(): f"docker {about[0]}" for needle in expected if needle in output}
+    return data
 
 
 def labels(image: str, env: Mapping[str, str]) -> dict[str, str]:
     """Return an image's labels."""
-    said = subprocess.run(["docker", "inspect", image], env=env, check=True, capture_output=True).stdout
-    return dict(json.loads(said)[0]["Config"]["Labels"] or {})
+    output = subprocess.run(["docker", "inspect", image], env=env, check=True, capture_output=True).stdout
+    return dict(json.loads(output)[0]["Config"]["Labels"] or {})
 
 
 def _plain(stream: IO[bytes]) -> IO[bytes]:
@@ -43,12 +43,12 @@ def _plain(stream: IO[bytes]) -> IO[bytes]:
     return gzip.GzipFile(fileobj=stream) if magic == b"\x1f\x8b" else stream  # type: ignore[return-value]  # reads alike
 
 
-def _in(stream: IO[bytes], wanted: list[bytes]) -> set[bytes]:
-    found: set[bytes] = set()
-    keep = max(map(len, wanted)) - 1
-    rest = b""
+def _in(stream: IO[bytes], contents: list[bytes]) -> set[bytes]:
+    actual: set[bytes] = set()
+    keep = max(map(len, contents)) - 1
+    remaining = b""
     while chunk := stream.read(CHUNK):
-        text = rest + chunk
-        found |= {needle for needle in wanted if needle in text}
-        rest = text[-keep:]
-    return found
+        text = remaining + chunk
+        actual |= {needle for needle in contents if needle in text}
+        remaining = text[-keep:]
+    return actual

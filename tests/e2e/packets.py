@@ -52,18 +52,18 @@ def destination(frame: bytes) -> Destination | None:
     return Destination(f"ethernet {kind:#06x}", frame[:6].hex(":"))
 
 
-def _within(protocol: int, address: bytes, rest: bytes, *, later: bool) -> Destination | None:
+def _within(protocol: int, address: bytes, content: bytes, *, later: bool) -> Destination | None:
     to = ipaddress.ip_address(address)
     if protocol == TCP and not later:
-        first = rest[13] & (SYN | ACK) == SYN
-        return Destination("tcp", str(to), struct.unpack_from("!H", rest, 2)[0]) if first else None
+        first = content[13] & (SYN | ACK) == SYN
+        return Destination("tcp", str(to), struct.unpack_from("!H", content, 2)[0]) if first else None
     if protocol == UDP and not later:
-        return Destination("udp", str(to), struct.unpack_from("!H", rest, 2)[0])
-    if protocol == ICMPV6 and rest[0] == SOLICITATION:
-        asked = ipaddress.ip_address(rest[8:24])
-        return None if asked.is_link_local else Destination("neighbour", str(asked))
+        return Destination("udp", str(to), struct.unpack_from("!H", content, 2)[0])
+    if protocol == ICMPV6 and content[0] == SOLICITATION:
+        requests = ipaddress.ip_address(content[8:24])
+        return None if requests.is_link_local else Destination("neighbour", str(requests))
     # Before reports of multicast listeners stand hop-by-hop options (0).
-    if (protocol == ICMPV6 and rest[0] in KERNELS) or (protocol in {0, IGMP} and to.is_multicast):
+    if (protocol == ICMPV6 and content[0] in KERNELS) or (protocol in {0, IGMP} and to.is_multicast):
         return None
     return Destination(f"protocol {protocol}", str(to))
 

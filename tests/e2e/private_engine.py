@@ -200,11 +200,11 @@ def _unpack(scratch: Path) -> None:
 
 
 def release() -> str:
-    found = re.search(r"^VERSION_CODENAME=(\w+)", Path("/etc/os-release").read_text(encoding="utf-8"), re.MULTILINE)
-    if found is None:
+    text = re.search(r"^VERSION_CODENAME=(\w+)", Path("/etc/os-release").read_text(encoding="utf-8"), re.MULTILINE)
+    if text is None:
         message = "/etc/os-release names no release"
         raise CannotStartError(message)
-    return found[1]
+    return text[1]
 
 
 def download(into: Path, suite: str, packages: tuple[str, ...], *, expired: bool = False) -> None:
@@ -235,10 +235,10 @@ def _sources(suite: str) -> str:
     codename = release()
     template = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
     listed = _run("apt-get", "indextargets", "--format", template, "Created-By: Packages")
-    wanted = {codename, f"{codename}-updates"} if suite == codename else {codename}
+    expected = {codename, f"{codename}-updates"} if suite == codename else {codename}
     rows = (line.split() for line in listed.splitlines())
     lines = {
-        f"deb {uri} {release.replace(codename, suite)} {part}\n" for uri, release, part in rows if release in wanted
+        f"deb {uri} {release.replace(codename, suite)} {part}\n" for uri, release, part in rows if release in expected
     }
     if not lines:
         message = f"this machine's apt sources do not name {codename}"
@@ -344,10 +344,10 @@ def _unmount(directory: Path) -> None:
 
 
 def _run(*argv: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
-    done = subprocess.run(argv, env=env, cwd=cwd, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return done.stdout
-    message = f"{argv[0]} {argv[1]} failed: {done.stderr.strip()[-300:]}"
+    completed = subprocess.run(argv, env=env, cwd=cwd, capture_output=True, text=True, check=False)
+    if completed.returncode == 0:
+        return completed.stdout
+    message = f"{argv[0]} {argv[1]} failed: {completed.stderr.strip()[-300:]}"
     raise CannotStartError(message)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
-from tests.certificates import Certified, self_signed
+from tests.certificates import Certificate, self_signed
 from tests.e2e.site_mirror import basic, page
 from tests.http_server import Answer, Request, Server, Servers, ranged
 
@@ -15,7 +15,7 @@ from tests.http_server import Answer, Request, Server, Servers, ranged
 class Index(Server):
     """A running index: its certificate, and the status and path of each of its answers."""
 
-    def __init__(self, wheels: Path, path: str, login: str, *, hashed: bool, certified: Certified) -> None:
+    def __init__(self, wheels: Path, path: str, login: str, *, hashed: bool, certified: Certificate) -> None:
         super().__init__(self.answer, tls=certified.context)
         self.wheels, self.prefix, self.login, self.hashed = wheels, f"/{path}/simple", login, hashed
         self.certificate = certified.certificate
@@ -35,11 +35,11 @@ class Index(Server):
     def _answer(self, request: Request) -> Answer:
         if request.login != self.login:
             return Answer(401, headers={"WWW-Authenticate": 'Basic realm="site"'})
-        rest = unquote(request.path).removeprefix(self.prefix).strip("/")
-        if not rest.startswith("files/"):
-            return page(self.wheels, rest, f"{self.prefix}/files", hashed=self.hashed)
-        found = self.wheels / Path(rest).name
-        return ranged(request, found) if found.is_file() else Answer(404)
+        remaining = unquote(request.path).removeprefix(self.prefix).strip("/")
+        if not remaining.startswith("files/"):
+            return page(self.wheels, remaining, f"{self.prefix}/files", hashed=self.hashed)
+        actual = self.wheels / Path(remaining).name
+        return ranged(request, actual) if actual.is_file() else Answer(404)
 
 
 @contextlib.contextmanager

@@ -92,9 +92,9 @@ def _unpack(debs: Path, root: Path) -> None:
 
 
 def _run(argv: list[str], environment: dict[str, str] | None = None) -> None:
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        message = f"{argv[0]} {argv[1]} failed: {done.stderr.strip()[-500:]}"
+    completed = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        message = f"{argv[0]} {argv[1]} failed: {completed.stderr.strip()[-500:]}"
         raise CannotStartError(message)
 
 

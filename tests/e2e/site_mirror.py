@@ -37,21 +37,21 @@ class Site(Server):
     def answer(self, request: Request) -> Answer:
         """Return a page, a redirect to a signed link, or what is there."""
         path, _, query = request.path.partition("?")
-        kind, _, rest = unquote(path).removeprefix(f"/{self.path}/").strip("/").partition("/")
+        kind, _, remaining = unquote(path).removeprefix(f"/{self.path}/").strip("/").partition("/")
         if path.startswith(("/debian/", "/debian-security/")):
             return self._relayed(request.method, path)
         if kind == "signed":
             right = query == f"X-Amz-Signature={self.signature}" and not self.refuse
-            file = self.wheels / Path(rest).name
+            file = self.wheels / Path(remaining).name
             if not right:
                 return Answer(self.refuse or 403)
             return ranged(request, file, {"ETag": f'"{file.name}"'}) if file.is_file() else Answer(404)
         if request.login != basic(self.login, self.password):
             return Answer(401, headers={"WWW-Authenticate": 'Basic realm="site"'})
         if kind == "files":
-            to = f"/{self.path}/signed/{rest.replace('+', '%2B')}?X-Amz-Signature={self.signature}"
+            to = f"/{self.path}/signed/{remaining.replace('+', '%2B')}?X-Amz-Signature={self.signature}"
             return Answer(302, headers={"Location": to})
-        project = rest.rpartition("/")[2] if kind in {"simple", "whl"} else ""
+        project = remaining.rpartition("/")[2] if kind in {"simple", "whl"} else ""
         return page(self.wheels, project, f"/{self.path}/files", hashed=True)
 
     def _relayed(self, method: str, path: str) -> Answer:
@@ -61,8 +61,8 @@ class Site(Server):
                 request = urllib.request.Request(base.rstrip("/") + path, method=method)  # noqa: S310 (apt's own)
                 answer = urllib.request.urlopen(request, timeout=60)  # noqa: S310 (as above)
                 known = {name: answer.headers[name] for name in ("Content-Length", "Last-Modified")}
-                told = {name: value for name, value in known.items() if value is not None}
-                return Answer(200, iter(functools.partial(answer.read, BLOCK), b""), told)
+                data = {name: value for name, value in known.items() if value is not None}
+                return Answer(200, iter(functools.partial(answer.read, BLOCK), b""), data)
         return Answer(404)
 
 
@@ -73,12 +73,12 @@ def basic(login: str, password: str) -> str:
 
 def page(wheels: Path, project: str, files: str, *, hashed: bool) -> Answer:
     """Return the PEP 503 page of a project, if there is one; `files` is where its links lead."""
-    found = [path for path in sorted(wheels.glob("*.whl")) if _normal(path.name.partition("-")[0]) == project]
-    hashes = (f"#sha256={_digest(path)}" if hashed else "" for path in found)
-    links = (f"{files}/{path.name.replace('+', '%2B')}{hash_}" for path, hash_ in zip(found, hashes, strict=True))
-    rows = (f'<a href="{link}">{html.escape(path.name)}</a>' for link, path in zip(links, found, strict=True))
+    actual = [path for path in sorted(wheels.glob("*.whl")) if _normal(path.name.partition("-")[0]) == project]
+    hashes = (f"#sha256={_digest(path)}" if hashed else "" for path in actual)
+    links = (f"{files}/{path.name.replace('+', '%2B')}{hash_}" for path, hash_ in zip(actual, hashes, strict=True))
+    rows = (f'<a href="{link}">{html.escape(path.name)}</a>' for link, path in zip(links, actual, strict=True))
     body = f"<!DOCTYPE html><html><body>{'<br>'.join(rows)}</body></html>".encode()
-    return Answer(200, body, {"Content-Type": "text/html"}) if found else Answer(404)
+    return Answer(200, body, {"Content-Type": "text/html"}) if actual else Answer(404)
 
 
 @functools.cache

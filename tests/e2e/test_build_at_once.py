@@ -35,8 +35,8 @@ def building(machine: Machine, *options: str) -> Iterator[subprocess.Popen[str]]
 
 def untagged(machine: Machine, image: Image) -> None:
     """Take away the name of the key, by which a build finds that it is done; layers and tags stay."""
-    done = machine.docker("image", "rm", f"envcheck/build:{image.result['key'][:32]}")
-    assert done.returncode == 0, done.stderr
+    completed = machine.docker("image", "rm", f"envcheck/build:{image.result['key'][:32]}")
+    assert completed.returncode == 0, completed.stderr
 
 
 def read_until(process: subprocess.Popen[str], text: str) -> None:
@@ -79,11 +79,11 @@ def test_a_build_whose_engine_is_killed_says_so_and_the_engine_leaves_no_mount(
     env = {**machine.env, "OUT": str(tmp_path), "ENVCHECK_HOME": str(tmp_path / "home")}
     argv = [sys.executable, private_engine.__file__, "exec", "--", "sh", "-c", KILLED, "sh"]
     argv += [sys.executable, "-m", "envcheck", *BUILD]
-    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    said = (tmp_path / "stderr").read_text()
-    status, run = done.stdout.split()
-    assert status == "3", said
-    assert said.splitlines()[-1] == (
+    completed = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    text = (tmp_path / "stderr").read_text()
+    status, run = completed.stdout.split()
+    assert status == "3", text
+    assert text.splitlines()[-1] == (
         f"envcheck: docker stopped answering during the build (log: {tmp_path}/home/logs/{CELL}-runtime.log); "
         "start it again, then build again: finished layers are kept"
     )

@@ -55,9 +55,11 @@ class Place:
         """Run envcheck as a user does, and return all that it printed."""
         command = [sys.executable, "-m", "envcheck", *map(str, words)]
         env = {**self.env, **more}
-        done = subprocess.run(command, cwd=self.home, env=env, capture_output=True, text=True, check=False, timeout=120)
-        assert done.returncode == status, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        completed = subprocess.run(
+            command, cwd=self.home, env=env, capture_output=True, text=True, check=False, timeout=120
+        )
+        assert completed.returncode == status, completed.stdout + completed.stderr
+        return completed.stdout + completed.stderr
 
     def say(self, *words: str | Path, status: int = 0) -> str:
         """Do the same in this process: a tenth of the time, for what starts nothing and asks nobody."""
@@ -148,19 +150,19 @@ def test_fetches(place: Place) -> None:
     """By a lock, by a URL that is signed, by a model's revision; with what they leave when they end and when not."""
     images = locked(place)
     profile = ("--mirror", "site.yaml", "--output", "got")
-    said = place.run("--verbose", "fetch", "--lock", images / CELL / "base.lock", *profile)
-    said += place.run("fetch", "--lock", images / CELL / "torch.lock", *profile, "--json")
-    said += place.run("fetch", "--model", f"{REPO}@{COMMIT}", *profile)
+    message = place.run("--verbose", "fetch", "--lock", images / CELL / "base.lock", *profile)
+    message += place.run("fetch", "--lock", images / CELL / "torch.lock", *profile, "--json")
+    message += place.run("fetch", "--model", f"{REPO}@{COMMIT}", *profile)
     assert any(path.startswith("/index/signed/demo-") for path in place.site.paths)
     assert f"Bearer {place.canaries['file']}" in place.hub.tokens
     place.site.refuse = 403
-    said += place.run(
+    message += place.run(
         "fetch", "--lock", images / CELL / "base.lock", "--mirror", "site.yaml", "--output", "x", status=3
     )
     url = f"https://localhost:1/file?X-Amz-Signature={place.canaries['signature']}"
-    said += place.run("fetch", url, "--sha256", "0" * 64, "--mirror", "site.yaml", status=3)
-    assert place.canaries.within(said) == set()
-    assert "demo-1.0-py3-none-any.whl" in said
+    message += place.run("fetch", url, "--sha256", "0" * 64, "--mirror", "site.yaml", status=3)
+    assert place.canaries.within(message) == set()
+    assert "demo-1.0-py3-none-any.whl" in message
     assert place.left() == {str(place.home / "site.yaml"): PATHS}
 
 
@@ -183,15 +185,15 @@ def test_a_fetch_that_is_killed(place: Place) -> None:
 
 
 def test_a_lock_a_published_tree_and_a_bundle(place: Place) -> None:
-    said = place.run("lock", "--model", f"{REPO}@{COMMIT}", "--mirror", "site.yaml", "--output", "m.lock")
+    message = place.run("lock", "--model", f"{REPO}@{COMMIT}", "--mirror", "site.yaml", "--output", "m.lock")
     store = ("store", "--store", "store")
-    said += place.run(*store, "release", "--model-lock", "m.lock", "--mirror", "site.yaml")
-    said += place.run(*store, "export", "-o", "bundle")
-    said += place.run("store", "--store", "other", "import", "bundle")
-    said += place.run(*store, "verify", "--json") + place.run(*store, "df", "--json")
+    message += place.run(*store, "release", "--model-lock", "m.lock", "--mirror", "site.yaml")
+    message += place.run(*store, "export", "-o", "bundle")
+    message += place.run("store", "--store", "other", "import", "bundle")
+    message += place.run(*store, "verify", "--json") + place.run(*store, "df", "--json")
     assert list((place.home / "other/current/").rglob("config.json"))
     assert f"Bearer {place.canaries['file']}" in place.hub.tokens
-    assert place.canaries.within(said) == set()
+    assert place.canaries.within(message) == set()
     assert place.left() == {str(place.home / "site.yaml"): PATHS}
 
 
@@ -199,16 +201,16 @@ def test_probes_and_what_is_kept_of_them(place: Place) -> None:
     images = locked(place)
     for form in ((), ("--json",)):
         lock = ("--lock", images / CELL / "base.lock", "--fresh", *form)
-        said = place.run("mirror", "probe", "--mirror", "site.yaml", *lock)
+        message = place.run("mirror", "probe", "--mirror", "site.yaml", *lock)
         model = ("--model", f"{REPO}@{COMMIT}")
-        said += place.run("mirror", "probe", "--mirror", "site.yaml", *model, *form)
+        message += place.run("mirror", "probe", "--mirror", "site.yaml", *model, *form)
         url = f"https://localhost:1/file?X-Amz-Signature={place.canaries['signature']}"
-        said += place.run("mirror", "probe", "--mirror", "site.yaml", "--need", url, *form, status=3)
+        message += place.run("mirror", "probe", "--mirror", "site.yaml", "--need", url, *form, status=3)
         place.site.refuse = 403
-        said += place.run("mirror", "probe", "--mirror", "site.yaml", *lock, status=1)
+        message += place.run("mirror", "probe", "--mirror", "site.yaml", *lock, status=1)
         place.site.refuse = 0
-        assert place.canaries.within(said) == set()
-        assert "localhost" in said
+        assert place.canaries.within(message) == set()
+        assert "localhost" in message
     assert len(list((place.home / ".cache/envcheck/probe").iterdir())) > 0
     assert place.left() == {str(place.home / "site.yaml"): PATHS}
 
@@ -218,12 +220,12 @@ FORMS = ("pip", "uv", "hf", "apt", "conda", "npm", "buildkitd", "daemon", "regis
 
 def test_settings_name_files_and_hold_no_secret(place: Place) -> None:
     """Paths of the CA, the netrc and a token are in them: the machine's own clients read them there."""
-    said = place.say("mirror", "show", "site.yaml") + place.say("mirror", "show", "site.yaml", "--json")
+    message = place.say("mirror", "show", "site.yaml") + place.say("mirror", "show", "site.yaml", "--json")
     for form in FORMS:
         words = ("mirror", "show", "site.yaml", "--format", form, "--variant", "cpu", "--suite", "bookworm")
-        said += place.say(*words) + place.say(*words, "--json") + place.say(*words, "--output", place.home / form)
-    said += place.run("mirror", "env", "site.yaml") + place.say("mirror", "use", "site.yaml")
-    assert place.canaries.within(said) == PATHS
+        message += place.say(*words) + place.say(*words, "--json") + place.say(*words, "--output", place.home / form)
+    message += place.run("mirror", "env", "site.yaml") + place.say("mirror", "use", "site.yaml")
+    assert place.canaries.within(message) == PATHS
     written = place.left()
     assert {Path(file).name for file in written} >= {"pip.conf", ".npmrc", "envcheck.sh", "buildkitd.toml"}
     assert set().union(*written.values()) == PATHS
@@ -245,21 +247,21 @@ def test_the_doctor_says_where_a_secret_is_and_not_what(place: Place) -> None:
     (place.home / ".config/pip/pip.conf").write_text(
         f"[global]\nindex-url = http://me:{secret}@mirror.example/simple\n"
     )
-    said = place.say("mirror", "doctor", "Dockerfile", status=1) + place.say("mirror", "doctor", "--json", status=1)
-    assert "Dockerfile:2" in said
-    assert ".npmrc" in said
-    assert place.canaries.within(said) == set()
+    message = place.say("mirror", "doctor", "Dockerfile", status=1) + place.say("mirror", "doctor", "--json", status=1)
+    assert "Dockerfile:2" in message
+    assert ".npmrc" in message
+    assert place.canaries.within(message) == set()
 
 
 def test_a_build_context_and_an_environment(place: Place) -> None:
     """Nothing but the CA's certificates leaves for a build: neither where they lie, nor what else that file says."""
     images = locked(place)
-    said = place.say("render", CELL, "--mirror", "site.yaml", "--output", "context")
+    text = place.say("render", CELL, "--mirror", "site.yaml", "--output", "context")
     context = place.home / "context"
     assert "BEGIN CERTIFICATE" in (context / "mirror/os/ca.pem").read_text()
     assert place.canaries.below(context) == {}
     # The command it prints names the netrc, which is not in the context, by its path.
-    assert place.canaries.within(said) == {"directory"}
+    assert place.canaries.within(text) == {"directory"}
     build = (
         "--verbose",
         "build",
@@ -274,15 +276,15 @@ def test_a_build_context_and_an_environment(place: Place) -> None:
         "venv",
     )
     place.site.refuse = 403
-    said = place.run(*build, status=1)
+    text = place.run(*build, status=1)
     assert any(path.startswith("/index/signed/") for path in place.site.paths)
-    assert place.canaries.within(said) == set()
+    assert place.canaries.within(text) == set()
     for status in (403, 418):
         place.site.refuse = status
-        said += place.run("lock", CELL, "--mirror", "site.yaml", "--images", "locks", status=3)
-    assert "418" in said
-    assert "X-Amz-Signature" not in said
-    assert "/index/signed/" in said
+        text += place.run("lock", CELL, "--mirror", "site.yaml", "--images", "locks", status=3)
+    assert "418" in text
+    assert "X-Amz-Signature" not in text
+    assert "/index/signed/" in text
     assert place.left() == {str(place.home / "site.yaml"): PATHS}
 
 
@@ -296,9 +298,9 @@ def test_a_site_and_its_logs(place: Place, servers: Servers) -> None:
     options = ("--no-hf", "--no-pytorch", "--link", "http://127.0.0.1:9", "--port", str(port), "--min-free", "0")
     registry = servers.start(Hub())  # which answers, and is no registry: the one of the site logs that
     registered = ("--registry", f"one={registry.url}")
-    said = place.run("mirror", "site", "render", root, "--mirror", "site.yaml", *options, *registered)
+    message = place.run("mirror", "site", "render", root, "--mirror", "site.yaml", *options, *registered)
     try:
-        said += place.run("mirror", "site", "up", root)
+        message += place.run("mirror", "site", "up", root)
         password = {"Authorization": basic(place.site.login, place.site.password)}
         bearer = {"Authorization": f"Bearer {canaries['token']}", "Cookie": f"session={canaries['token']}"}
         paths = ["/pypi/simple/demo/", "/files/127.0.0.1:9/x.whl", "/static/none", "/none", "/files/127.0.0.1:9/%2f"]
@@ -306,13 +308,13 @@ def test_a_site_and_its_logs(place: Place, servers: Servers) -> None:
         for url in [f"http://127.0.0.1:{at}{path}" for at, known in bases.items() for path in known]:
             for headers in (password, bearer):
                 get(f"{url}?X-Amz-Signature={canaries['signature']}", None, "GET", **headers)
-        said += place.run("mirror", "site", "status", root, "--json", status=0)
-        said += get(f"http://127.0.0.1:{port + 100}/metrics")[1].decode()
+        message += place.run("mirror", "site", "status", root, "--json", status=0)
+        message += get(f"http://127.0.0.1:{port + 100}/metrics")[1].decode()
     finally:
-        said += place.run("mirror", "site", "down", root)
+        message += place.run("mirror", "site", "down", root)
     assert '"uri":"/files/127.0.0.1:9/x.whl"' in (root / "logs/access.json").read_text()
     left = place.left()
-    assert canaries.within(said) == set()
+    assert canaries.within(message) == set()
     # nginx gets the CA of its upstreams.
     assert {name for names in left.values() for name in names} == PATHS, left
     assert not [file for file in left if "/logs/" in file]
@@ -320,10 +322,10 @@ def test_a_site_and_its_logs(place: Place, servers: Servers) -> None:
 
 def test_a_run_and_every_form_of_its_report(place: Place) -> None:
     words = ("run", "--level", "quick", "--python", sys.executable, "--output", "report.json", "--html", "run.html")
-    said = place.run(*words, "--summary", "summary.md", status=3)
+    message = place.run(*words, "--summary", "summary.md", status=3)
     for form in ("junit", "prometheus", "html", "markdown"):
-        said += place.run("report", "convert", "report.json", "--format", form, "--output", f"report.{form}")
-    said += place.run("judge", "report.json", "--json", status=3) + place.run("report", "redact", "report.json")
+        message += place.run("report", "convert", "report.json", "--format", form, "--output", f"report.{form}")
+    message += place.run("judge", "report.json", "--json", status=3) + place.run("report", "redact", "report.json")
     assert json.loads((place.home / "report.json").read_text())["outcomes"]
-    assert place.canaries.within(said) == set()
+    assert place.canaries.within(message) == set()
     assert place.left() == {str(place.home / "site.yaml"): PATHS}

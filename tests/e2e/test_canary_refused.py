@@ -41,7 +41,7 @@ SITE = ("mirror", "site", "render", "{}/site", "--no-pytorch", "--no-hf", "--lin
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Said:
+def canary_outputs(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Said:
     """Give a function that runs envcheck as its program does: exit status, and all that was printed and left."""
     for name in ("NETRC", "PIP_CONFIG_FILE", "UV_CONFIG_FILE", *CLIENTS):
         monkeypatch.delenv(name, raising=False)
@@ -70,7 +70,7 @@ def refused(answer: tuple[int, str]) -> None:
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_a_url_with_a_secret(said: Said, tmp_path: Path, url: str) -> None:
+def test_a_url_with_a_secret(canary_outputs: Said, tmp_path: Path, url: str) -> None:
     for words in (
         ("mirror", "show", url),
         ("mirror", "env", url),
@@ -87,9 +87,9 @@ def test_a_url_with_a_secret(said: Said, tmp_path: Path, url: str) -> None:
         (*SITE, "--sync", f"one={url}"),
         (*SITE, "--link", url),
     ):
-        refused(said(*words))
+        refused(canary_outputs(*words))
     if "?" not in url:  # where a signed link is what a file is fetched from, it is used and not said
-        refused(said("fetch", url, "--sha256", "0" * 64))
+        refused(canary_outputs("fetch", url, "--sha256", "0" * 64))
     assert CANARIES.below(tmp_path) == {}
 
 
@@ -111,9 +111,9 @@ def test_a_url_with_a_secret(said: Said, tmp_path: Path, url: str) -> None:
         "modelscope: URL",
     ],
 )
-def test_a_profile_with_a_secret_in_a_url(said: Said, tmp_path: Path, profile: str, url: str) -> None:
+def test_a_profile_with_a_secret_in_a_url(canary_outputs: Said, tmp_path: Path, profile: str, url: str) -> None:
     (tmp_path / "site.yaml").write_text(profile.replace("URL", json.dumps(url)))
-    refused(said("mirror", "show", "site.yaml", "--json"))
+    refused(canary_outputs("mirror", "show", "site.yaml", "--json"))
 
 
 @pytest.mark.parametrize(
@@ -139,28 +139,30 @@ def test_a_profile_with_a_secret_in_a_url(said: Said, tmp_path: Path, profile: s
         f"pypi: '{SECRET}\n",
     ],
 )
-def test_a_profile_with_a_secret_elsewhere(said: Said, tmp_path: Path, profile: str) -> None:
+def test_a_profile_with_a_secret_elsewhere(canary_outputs: Said, tmp_path: Path, profile: str) -> None:
     (tmp_path / "site.yaml").write_text(profile)
-    refused(said("mirror", "show", "site.yaml", "--json"))
+    refused(canary_outputs("mirror", "show", "site.yaml", "--json"))
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_this_machines_settings_with_a_secret(said: Said, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def test_this_machines_settings_with_a_secret(canary_outputs: Said, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     for name in CLIENTS:
         if " " in url and name != "HF_ENDPOINT":
             continue  # a list's blank: what follows is another URL
         with monkeypatch.context() as set_:
             set_.setenv(name, url)
-            refused(said("mirror", "show", "host", "--json"))
+            refused(canary_outputs("mirror", "show", "host", "--json"))
 
 
-def test_this_machines_files_with_a_secret(said: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_this_machines_files_with_a_secret(
+    canary_outputs: Said, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     file = tmp_path / "settings"
     monkeypatch.setenv("PIP_CONFIG_FILE", str(file))
     texts = (f"[global]\nindex-url = {URLS[0]}\n", f"index-url = {URLS[0]}\n", f"[global]\n{SECRET}\n")
     for text in (*texts, f"[global]\nproxy = {SECRET}\nproxy = {SECRET}\n"):
         file.write_text(text)
-        refused(said("mirror", "show", "host", "--json"))
+        refused(canary_outputs("mirror", "show", "host", "--json"))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.delenv("UV_NO_CONFIG")
     monkeypatch.setenv("UV_CONFIG_FILE", str(file))
@@ -171,22 +173,22 @@ def test_this_machines_files_with_a_secret(said: Said, monkeypatch: pytest.Monke
         f"index = '{SECRET}'",
     ):
         file.write_text(text)
-        refused(said("mirror", "show", "host", "--json"))
+        refused(canary_outputs("mirror", "show", "host", "--json"))
 
 
 @pytest.mark.parametrize(
     "text", [f"machine h login me password two {SECRET}\n", f"{SECRET}\n", f"machine h {SECRET}\n", f"macdef {SECRET}"]
 )
-def test_a_netrc_that_is_none(said: Said, tmp_path: Path, text: str) -> None:
+def test_a_netrc_that_is_none(canary_outputs: Said, tmp_path: Path, text: str) -> None:
     (tmp_path / "netrc").write_text(text)
     (tmp_path / "netrc").chmod(0o600)
     (tmp_path / "site.yaml").write_text("netrc: netrc\npypi: [{url: 'https://127.0.0.1:9/simple'}]\n")
-    refused(said("fetch", "torch2.13.0-cpu-py311", "--mirror", "site.yaml"))
+    refused(canary_outputs("fetch", "torch2.13.0-cpu-py311", "--mirror", "site.yaml"))
 
 
-def test_what_would_not_be_found_is_found(said: Said, tmp_path: Path) -> None:
+def test_what_would_not_be_found_is_found(canary_outputs: Said, tmp_path: Path) -> None:
     """The search sees what is printed and what lies below a directory, as it is and in base64."""
     (tmp_path / "site.yaml").write_text(f"npm: 'https://mirror.example/{SECRET}'\n")
-    status, text = said("mirror", "show", "site.yaml")
+    status, text = canary_outputs("mirror", "show", "site.yaml")
     assert (status, CANARIES.within(text)) == (0, {"secret"})
     assert CANARIES.below(tmp_path) == {str(tmp_path / "site.yaml"): {"secret"}}

@@ -167,11 +167,11 @@ def _appears(path: Path) -> bool:
 
 def _named(name: str) -> list[str]:
     """Return the processes of this machine, those in containers too, that call themselves so."""
-    found = []
+    actual = []
     for comm in Path("/proc").glob("[0-9]*/comm"):
         with contextlib.suppress(OSError):
-            found += [comm.parent.name] if comm.read_text().strip() == name else []
-    return found
+            actual += [comm.parent.name] if comm.read_text().strip() == name else []
+    return actual
 
 
 def _within(seconds: float, true: Callable[[], bool]) -> bool:

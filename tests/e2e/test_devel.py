@@ -65,5 +65,5 @@ def test_an_extension_is_installed_in_devel_by_its_user(devel: Image, machine: M
     (tmp_path / "setup.py").write_text(SETUP)
     tmp_path.chmod(0o755)
     mounted = ("--volume", f"{tmp_path}:/source:ro", "--user", "12345:12345")
-    done = machine.docker("run", "--rm", *mounted, devel.reference, "sh", "-c", INSTALL)
-    assert (done.returncode, done.stdout.strip()) == (0, "[2.0, 2.0]"), done.stderr
+    completed = machine.docker("run", "--rm", *mounted, devel.reference, "sh", "-c", INSTALL)
+    assert (completed.returncode, completed.stdout.strip()) == (0, "[2.0, 2.0]"), completed.stderr

@@ -35,16 +35,16 @@ def test_no_layer_label_or_history_holds_a_mirror_a_certificate_or_a_secret(
     needles += mirrors_of_apt(image.result["base"], machine)
     # What is in the image is found, so that finding nothing means something: a file's content, and a file's name.
     there = ['"python": "3.11"', "torch/_C.cpython-311", f"envcheck.cell={CELL}"]
-    found = layers.search(image.reference, [*needles, *there], machine.env, tmp_path)
-    assert set(found) == set(there), found
+    answer = layers.search(image.reference, [*needles, *there], machine.env, tmp_path)
+    assert set(answer) == set(there), answer
 
 
 def test_labels_are_the_specs_promises(image: Image, machine: Machine) -> None:
-    said = layers.labels(image.reference, machine.env)
-    assert {name: said.get(f"envcheck.{name}") for name in image.result["promises"]} == image.result["promises"]
-    assert said["envcheck.torch"] == "2.13.0+cpu"
-    assert "torch==2.13.0+cpu" in said["envcheck.packages"].split()
-    assert said["org.opencontainers.image.base.name"].startswith("localhost/envcheck/base:bookworm-")
+    data = layers.labels(image.reference, machine.env)
+    assert {name: data.get(f"envcheck.{name}") for name in image.result["promises"]} == image.result["promises"]
+    assert data["envcheck.torch"] == "2.13.0+cpu"
+    assert "torch==2.13.0+cpu" in data["envcheck.packages"].split()
+    assert data["org.opencontainers.image.base.name"].startswith("localhost/envcheck/base:bookworm-")
 
 
 def test_the_image_carries_an_envcheck_that_its_user_does_not_see(image: Image, machine: Machine) -> None:
@@ -62,8 +62,8 @@ def test_nobody_is_root_and_any_user_can_work(image: Image, machine: Machine, us
         "import os, pathlib, torch; pathlib.Path.home().joinpath('x').touch(); print(os.getuid(), torch.ones(2).sum())"
     )
     chosen = ["--user", user] if user else []
-    done = machine.docker("run", "--rm", *chosen, image.reference, "python", "-c", program)
-    assert done.stdout.split() == [user.partition(":")[0] if user else "1000", "tensor(2.)"], done.stderr
+    completed = machine.docker("run", "--rm", *chosen, image.reference, "python", "-c", program)
+    assert completed.stdout.split() == [user.partition(":")[0] if user else "1000", "tensor(2.)"], completed.stderr
 
 
 @pytest.mark.usefixtures("image")
@@ -72,11 +72,11 @@ def test_the_same_key_is_not_built_again_but_tagged(machine: Machine) -> None:
     first = json.loads(machine.envcheck(*arguments, "one/name").stdout)
     # What is derived from it inherits its key's label, and is another image all the same.
     machine.derive("my/own:1", "LABEL mine=1", image=first["image"])
-    again = json.loads(machine.envcheck(*arguments, "other/name").stdout)
-    assert again["skipped"] is True
-    assert (again["key"], again["id"]) == (first["key"], first["id"])
-    assert again["image"] == "other/name:2.13.0-cpu-py311-runtime"
-    assert machine.docker("image", "inspect", again["image"]).returncode == 0
+    document = json.loads(machine.envcheck(*arguments, "other/name").stdout)
+    assert document["skipped"] is True
+    assert (document["key"], document["id"]) == (first["key"], first["id"])
+    assert document["image"] == "other/name:2.13.0-cpu-py311-runtime"
+    assert machine.docker("image", "inspect", document["image"]).returncode == 0
 
 
 def test_validation_from_the_inside_passes_with_two_ranks(image: Image, machine: Machine, tmp_path: Path) -> None:
@@ -98,15 +98,15 @@ def test_validation_from_the_inside_passes_with_two_ranks(image: Image, machine:
 
 
 def test_the_image_validates_itself_as_documented(image: Image, machine: Machine) -> None:
-    done = machine.docker("run", "--rm", "--shm-size", "8g", image.reference, "envcheck", "run")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 ranks over gloo" in " ".join(done.stdout.split())
+    completed = machine.docker("run", "--rm", "--shm-size", "8g", image.reference, "envcheck", "run")
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    assert "2 ranks over gloo" in " ".join(completed.stdout.split())
 
 
 def test_in_the_64_mb_that_docker_gives_unasked_nothing_but_shared_memory_fails(image: Image, machine: Machine) -> None:
-    done = machine.docker("run", "--rm", image.reference, "envcheck", "run", "--level", "quick", "--json")
-    assert done.returncode == 1, done.stderr
-    outcomes = json.loads(done.stdout)["outcomes"]
+    completed = machine.docker("run", "--rm", image.reference, "envcheck", "run", "--level", "quick", "--json")
+    assert completed.returncode == 1, completed.stderr
+    outcomes = json.loads(completed.stdout)["outcomes"]
     undecided = [o for o in outcomes if o["status"] == "error"]
     assert ([o["id"] for o in outcomes if o["status"] == "fail"], undecided) == (["shm"], [])
 
@@ -116,23 +116,23 @@ def test_a_rendered_context_is_built_by_docker_alone(image: Image, machine: Mach
     command = shlex.split(rendered.stdout.splitlines()[-1])
     assert command[:2] == ["docker", "build"]
     # No registry is asked for the base; the rest is the command as it was printed.
-    done = machine.docker("build", f"--build-arg=BASE={image.result['base']}", *command[2:])
-    assert done.returncode == 0, done.stderr
+    completed = machine.docker("build", f"--build-arg=BASE={image.result['base']}", *command[2:])
+    assert completed.returncode == 0, completed.stderr
     built = command[command.index("-t") + 1]
-    said = machine.docker("run", "--rm", built, "python", "-c", "import torch; print(torch.__version__)")
-    assert said.stdout.strip() == "2.13.0+cpu", said.stderr
+    completed = machine.docker("run", "--rm", built, "python", "-c", "import torch; print(torch.__version__)")
+    assert completed.stdout.strip() == "2.13.0+cpu", completed.stderr
 
 
 @pytest.mark.usefixtures("image")
 def test_docker_reads_the_plan_that_bake_prints(machine: Machine) -> None:
     printed = machine.envcheck(*BUILD, "--bake").stdout
-    done = machine.docker("buildx", "bake", "--file", "-", "--print", stdin=printed)
-    assert done.returncode == 0, done.stderr
-    (read,) = json.loads(done.stdout)["target"].values()
-    (said,) = json.loads(printed)["target"].values()
+    completed = machine.docker("buildx", "bake", "--file", "-", "--print", stdin=printed)
+    assert completed.returncode == 0, completed.stderr
+    (read,) = json.loads(completed.stdout)["target"].values()
+    (message,) = json.loads(printed)["target"].values()
     # buildx 0.13, bookworm's next, passes over the network.
-    assert said.keys() - read.keys() <= {"network"}
-    assert {name: read[name] for name in said if name in read} == {n: said[n] for n in said if n in read}
+    assert message.keys() - read.keys() <= {"network"}
+    assert {name: read[name] for name in message if name in read} == {n: message[n] for n in message if n in read}
     # Only what is read back gets the tag of the cell.
     assert read["tags"] == [f"envcheck/build:{read['labels']['envcheck.key'][:32]}"]
 
@@ -145,8 +145,8 @@ def test_pip_installs_in_a_child_image(image: Image, machine: Machine, tmp_path:
     mount = "--mount=type=bind,from=wheels,target=/wheels"
     install = f"RUN {mount} pip install --no-index --find-links /wheels mine && test -e /opt/venv/bin/mine"
     build = ("build", "--quiet", f"--build-context=wheels={tmp_path}", "-")
-    done = machine.docker(*build, stdin=f"FROM {image.reference}\nUSER {user}\n{install}\n")
-    assert done.returncode == 0, done.stderr
+    completed = machine.docker(*build, stdin=f"FROM {image.reference}\nUSER {user}\n{install}\n")
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_the_default_user_replaces_no_package_of_the_image(image: Image, machine: Machine, tmp_path: Path) -> None:
@@ -155,9 +155,9 @@ def test_the_default_user_replaces_no_package_of_the_image(image: Image, machine
     script = (
         "pip install --no-index --find-links /wheels numpy==99.0; python -c 'import numpy; print(numpy.__version__)'"
     )
-    done = machine.docker("run", "--rm", "-v", f"{tmp_path}:/wheels:ro", image.reference, "sh", "-c", script)
-    assert "ERROR: Could not install packages due to an OSError" in done.stderr
-    assert f"numpy=={done.stdout.split()[-1]} " in (ROOT / "images" / CELL / "base.lock").read_text()
+    completed = machine.docker("run", "--rm", "-v", f"{tmp_path}:/wheels:ro", image.reference, "sh", "-c", script)
+    assert "ERROR: Could not install packages due to an OSError" in completed.stderr
+    assert f"numpy=={completed.stdout.split()[-1]} " in (ROOT / "images" / CELL / "base.lock").read_text()
 
 
 def test_an_alias_never_goes_back(image: Image, machine: Machine) -> None:
@@ -179,15 +179,15 @@ def test_the_bytes_of_the_image_are_accounted_for(image: Image, machine: Machine
     """What envcheck adds beside bytecode stays below 3 % of the wheels and the base; nothing is there twice."""
     done = machine.envcheck("images", "size", image.reference, "--engine", "docker", "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    kinds = found["kinds"]
+    document = json.loads(done.stdout)
+    kinds = document["kinds"]
     assert kinds["packages"] > 700e6
     assert kinds["envcheck"] / (kinds["packages"] + kinds["system"]) < 0.03
     assert kinds["system"] < 150e6
-    assert found["duplicates"] == []
-    assert found["unneeded"].get("translations", 0) + found["unneeded"].get("package lists", 0) == 0
-    layers_bytes = sum(layer["bytes"] for layer in found["layers"])
-    assert 0.9 < layers_bytes / found["total"] < 1.25
+    assert document["duplicates"] == []
+    assert document["unneeded"].get("translations", 0) + document["unneeded"].get("package lists", 0) == 0
+    layers_bytes = sum(layer["bytes"] for layer in document["layers"])
+    assert 0.9 < layers_bytes / document["total"] < 1.25
     missing = machine.envcheck("images", "size", "no/such:image", "--engine", "docker")
     assert missing.returncode == 2
     assert missing.stderr.startswith("envcheck: docker has no image no/such:image; build it with")

@@ -36,7 +36,7 @@ OPEN_PORTS = r"""awk '$4 == "0A" && $2 !~ /^0100007F/ { sub(/.*:/, "", $2); prin
 
 
 @dataclasses.dataclass(frozen=True)
-class Served:
+class JupyterServer:
     """A running container of the image, and who may log in."""
 
     machine: Machine
@@ -47,13 +47,13 @@ class Served:
     @property
     def address(self) -> str:
         """Return its address on the engine's bridge."""
-        said = self.machine.docker("inspect", "--format={{.NetworkSettings.IPAddress}}", self.name).stdout
-        return said.strip()
+        output = self.machine.docker("inspect", "--format={{.NetworkSettings.IPAddress}}", self.name).stdout
+        return output.strip()
 
     def logs(self) -> str:
         """Return all that it has said."""
-        done = self.machine.docker("logs", self.name)
-        return done.stdout + done.stderr
+        completed = self.machine.docker("logs", self.name)
+        return completed.stdout + completed.stderr
 
     def http(self, path: str, token: str | None = None, method: str = "GET", body: Any = None) -> tuple[int, Any]:
         """Return the status and the JSON of a request to JupyterLab."""
@@ -104,31 +104,31 @@ def keys(tmp_path_factory: pytest.TempPathFactory, machine: Machine, image: str)
 
 
 @pytest.fixture(scope="module")
-def served(machine: Machine, image: str, keys: Path) -> Iterator[Served]:
+def served(machine: Machine, image: str, keys: Path) -> Iterator[JupyterServer]:
     """Return a container with both servers, run by a user that no file of the image knows, with a new volume."""
     given = {**GIVEN, "JUPYTER_TOKEN": TOKEN, "SSH_PUBLIC_KEY": (keys / "key.pub").read_text()}
     environment = [f"--env={name}={value}" for name, value in given.items()]
     volume = "--volume=code:/workspace/code"
-    done = machine.docker("run", "--detach", "--name=served", f"--user={USER}", volume, *environment, image)
-    assert done.returncode == 0, done.stderr
-    served = Served(machine, image, "served", keys)
+    completed = machine.docker("run", "--detach", "--name=served", f"--user={USER}", volume, *environment, image)
+    assert completed.returncode == 0, completed.stderr
+    served = JupyterServer(machine, image, "served", keys)
     assert eventually(lambda: served.http("/api/status", TOKEN)[0], 200) == 200, served.logs()
     yield served
     machine.docker("rm", "--force", "--volumes", "served")
 
 
 def test_nothing_listens_without_a_token_or_a_key(machine: Machine, image: str) -> None:
-    done = machine.docker("run", "--rm", image)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "JUPYTER_TOKEN" in done.stderr
-    assert "SSH_PUBLIC_KEY" in done.stderr
+    completed = machine.docker("run", "--rm", image)
+    assert (completed.returncode, completed.stderr.count("\n")) == (2, 1), completed.stderr
+    assert "JUPYTER_TOKEN" in completed.stderr
+    assert "SSH_PUBLIC_KEY" in completed.stderr
 
 
-def test_jupyter_answers_the_token_alone(served: Served) -> None:
+def test_jupyter_answers_the_token_alone(served: JupyterServer) -> None:
     assert [served.http("/api/contents", token)[0] for token in (None, "0123456789abcdef", TOKEN)] == [403, 403, 200]
 
 
-def test_the_token_is_on_no_command_line_in_no_log_and_in_no_kernel(served: Served) -> None:
+def test_the_token_is_on_no_command_line_in_no_log_and_in_no_kernel(served: JupyterServer) -> None:
     assert served.http(f"/api/contents?token={TOKEN}")[0] == 200
     status, kernel = served.http("/api/kernels", TOKEN, "POST", {})
     assert status == 201
@@ -145,10 +145,10 @@ def test_the_token_is_on_no_command_line_in_no_log_and_in_no_kernel(served: Serv
     assert served.http(f"/api/kernels/{kernel['id']}", TOKEN, "DELETE")[0] == 204
 
 
-def test_ssh_takes_the_key_and_a_session_has_the_containers_environment(served: Served) -> None:
-    done = served.ssh("id -un; id -u; command -v python; env")
-    assert done.returncode == 0, done.stderr
-    name, number, python, *environment = done.stdout.splitlines()
+def test_ssh_takes_the_key_and_a_session_has_the_containers_environment(served: JupyterServer) -> None:
+    completed = served.ssh("id -un; id -u; command -v python; env")
+    assert completed.returncode == 0, completed.stderr
+    name, number, python, *environment = completed.stdout.splitlines()
     assert (name, number, python) == ("envcheck", "12345", "/opt/venv/bin/python")
     assert {f"{name}={value}" for name, value in GIVEN.items()} <= set(environment)
     assert not [line for line in environment if line.startswith(("JUPYTER_TOKEN", "SSH_PUBLIC_KEY"))]
@@ -168,19 +168,19 @@ def test_ssh_takes_the_key_and_a_session_has_the_containers_environment(served: 
     ids=["no key", "another key", "root"],
 )
 def test_ssh_takes_no_password_no_stranger_and_no_root(
-    served: Served, options: tuple[str, ...], user: str, key: str
+    served: JupyterServer, options: tuple[str, ...], user: str, key: str
 ) -> None:
-    done = served.ssh("true", *options, user=user, key=key)
-    assert done.returncode == 255
+    completed = served.ssh("true", *options, user=user, key=key)
+    assert completed.returncode == 255
     # A server that takes a password names it here.
-    assert done.stderr.strip().endswith("Permission denied (publickey)."), done.stderr
+    assert completed.stderr.strip().endswith("Permission denied (publickey)."), completed.stderr
 
 
-def test_a_notebook_runs_a_cell_in_the_volume(served: Served) -> None:
+def test_a_notebook_runs_a_cell_in_the_volume(served: JupyterServer) -> None:
     body = {"type": "notebook", "format": "json", "content": NOTEBOOK}
     assert served.http("/api/contents/one.ipynb", TOKEN, "PUT", body)[0] == 201
-    done = served.ssh("cd /workspace/code && jupyter execute --inplace one.ipynb")
-    assert done.returncode == 0, done.stderr
+    completed = served.ssh("cd /workspace/code && jupyter execute --inplace one.ipynb")
+    assert completed.returncode == 0, completed.stderr
     status, saved = served.http("/api/contents/one.ipynb", TOKEN)
     assert status == 200
     (output,) = saved["content"]["cells"][0]["outputs"]
@@ -193,9 +193,9 @@ def test_the_default_user_with_files_has_the_one_server_that_was_asked_for(
     mounted = f"--volume={keys}/key.pub:/run/key.pub:ro"
     given = (mounted, "--env=SSH_PUBLIC_KEY_FILE=/run/key.pub", "--env=SSH_PORT=2222")
     assert machine.docker("run", "--detach", "--name=one", *given, image).returncode == 0
-    served = Served(machine, image, "one", keys)
+    served = JupyterServer(machine, image, "one", keys)
     try:
-        assert eventually(lambda: "Server listening" in served.logs(), wanted=True), served.logs()
+        assert eventually(lambda: "Server listening" in served.logs(), expected=True), served.logs()
         assert served.ports() == {2222}
         assert served.ssh("id -un; echo $SHELL", "-p", "2222").stdout.split() == ["envcheck", "/bin/bash"]
     finally:
@@ -211,7 +211,7 @@ def test_no_layer_holds_a_host_key_or_a_secret_of_the_build(machine: Machine, im
     assert shadow.split(":")[2] == "7305", "the day of the build is in it"
 
 
-def test_stopping_ends_both_within_seconds_and_the_host_key_stays(served: Served) -> None:
+def test_stopping_ends_both_within_seconds_and_the_host_key_stays(served: JupyterServer) -> None:
     before = [line for line in served.logs().splitlines() if "host key SHA256:" in line]
     assert served.http("/api/kernels", TOKEN, "POST", {})[0] == 201
     assert served.ports() == {22, 8888}

@@ -47,7 +47,7 @@ except OSError:
 
 
 @dataclasses.dataclass(frozen=True)
-class Closed:
+class ClosedNetwork:
     """A closed network, its mirror, and a user's directory in it."""
 
     network: Network
@@ -71,7 +71,7 @@ def network() -> Iterator[Network]:
 
 
 @pytest.fixture(scope="module")
-def closed(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Closed]:
+def closed(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClosedNetwork]:
     """Return it with a mirror of two indexes and a hub, behind a password and a private CA."""
     home = tmp_path_factory.mktemp("home")
     built = [wheel(home / "wheels", name, ballast=3_000_000) for name in ("demo", "other")]
@@ -94,7 +94,7 @@ def closed(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with Servers() as servers:
         servers.start(site)
         servers.start(hub)
-        yield Closed(network, site, home, env)
+        yield ClosedNetwork(network, site, home, env)
 
 
 def sha256(path: Path) -> str:
@@ -104,18 +104,18 @@ def sha256(path: Path) -> str:
 @pytest.fixture(autouse=True)
 def forgotten(network: Network) -> None:
     """Begin each test with an empty list."""
-    network.asked()
+    network.destinations()
 
 
 def only_the_mirror(network: Network) -> bool:
     """Tell whether the mirror was asked, by name and by TCP, and nobody else was."""
-    asked = network.asked()
-    assert strangers(asked) == set()
-    assert {one.kind for one in asked} >= {"dns", "tcp"}
-    return {one.where for one in asked if one.kind == "dns"} == {MIRROR}
+    requests = network.destinations()
+    assert strangers(requests) == set()
+    assert {one.kind for one in requests} >= {"dns", "tcp"}
+    return {one.where for one in requests if one.kind == "dns"} == {MIRROR}
 
 
-def test_a_fetch_asks_the_mirror_alone(closed: Closed, tmp_path: Path) -> None:
+def test_a_fetch_asks_the_mirror_alone(closed: ClosedNetwork, tmp_path: Path) -> None:
     profile = ("--mirror", closed.home / "site.yaml", "--output", tmp_path)
     done = closed.envcheck("fetch", "--lock", closed.home / "demo.lock", *profile)
     assert done.returncode == 0, done.stderr
@@ -126,14 +126,14 @@ def test_a_fetch_asks_the_mirror_alone(closed: Closed, tmp_path: Path) -> None:
     assert {"demo-1.0-py3-none-any.whl", "models--owner--tiny"} <= {path.name for path in tmp_path.iterdir()}
 
 
-def test_a_probe_asks_the_mirror_alone(closed: Closed) -> None:
+def test_a_probe_asks_the_mirror_alone(closed: ClosedNetwork) -> None:
     url = f"https://{MIRROR}:{PORT}/index/files/demo-1.0-py3-none-any.whl"
     done = closed.envcheck("mirror", "probe", "--mirror", closed.home / "site.yaml", "--need", url)
     assert done.returncode == 0, done.stdout + done.stderr
     assert only_the_mirror(closed.network)
 
 
-def test_clients_with_the_profiles_environment_ask_the_mirror_alone(closed: Closed, tmp_path: Path) -> None:
+def test_clients_with_the_profiles_environment_ask_the_mirror_alone(closed: ClosedNetwork, tmp_path: Path) -> None:
     """With pip that asks for its own newer version: there, too, the mirror is who it asks."""
     envcheck = f"{sys.executable} -m envcheck"
     script = f'eval "$({envcheck} mirror env {closed.home}/site.yaml)" && export UV_NO_CONFIG=1 && "$@"'
@@ -155,11 +155,11 @@ def test_clients_with_the_profiles_environment_ask_the_mirror_alone(closed: Clos
     assert only_the_mirror(closed.network)
 
 
-def test_what_asks_elsewhere_is_in_the_list(closed: Closed, tmp_path: Path) -> None:
+def test_what_asks_elsewhere_is_in_the_list(closed: ClosedNetwork, tmp_path: Path) -> None:
     """Names, TCP and datagrams of both protocols, to hosts beyond and to a neighbour; from a profile, too."""
     done = closed.network.run(sys.executable, "-c", ELSEWHERE)
     assert done.returncode == 0, done.stderr
-    assert strangers(closed.network.asked()) == {
+    assert strangers(closed.network.destinations()) == {
         Destination("udp", "192.0.2.7", 9),
         Destination("udp", "2001:db8::7", 443),
         Destination("udp", "224.0.0.251", 5353),
@@ -169,9 +169,9 @@ def test_what_asks_elsewhere_is_in_the_list(closed: Closed, tmp_path: Path) -> N
         Destination("dns", "elsewhere.example"),
     }
     time.sleep(1.2)  # a kernel asks for a neighbour again after a second
-    assert closed.network.asked() == set()
+    assert closed.network.destinations() == set()
     (tmp_path / "open.yaml").write_text("pypi: [{url: 'https://elsewhere.example/simple'}]\n")
     lock = closed.home / "demo.lock"
     done = closed.envcheck("fetch", "--lock", lock, "--mirror", tmp_path / "open.yaml", "--output", tmp_path)
     assert done.returncode == 3, done.stderr
-    assert strangers(closed.network.asked()) == {Destination("dns", "elsewhere.example")}
+    assert strangers(closed.network.destinations()) == {Destination("dns", "elsewhere.example")}

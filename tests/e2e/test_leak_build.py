@@ -31,7 +31,7 @@ ENVCHECK = (sys.executable, "-m", "envcheck")
 
 
 @dataclasses.dataclass(frozen=True)
-class Closed:
+class ClosedNetwork:
     """A closed network with a mirror and an engine in it, secrets everywhere, and what was put where."""
 
     network: Network
@@ -62,7 +62,7 @@ class BuildResult:
     """What a build said, whom it asked, and the image."""
 
     done: subprocess.CompletedProcess[str]
-    asked: set[Destination]
+    destinations: set[Destination]
 
     @property
     def image(self) -> str:
@@ -84,15 +84,15 @@ def network() -> Iterator[Network]:
 @pytest.fixture(scope="module")
 def engine_env(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Return the environment of an engine that runs inside: what it asks for itself is in the list, too."""
-    told = tmp_path_factory.mktemp("engine") / "environment"
-    beside = ("exec", "--", "sh", "-c", f"env -0 >{told}; echo; cat")
+    result = tmp_path_factory.mktemp("engine") / "environment"
+    beside = ("exec", "--", "sh", "-c", f"env -0 >{result}; echo; cat")
     command = network.argv(sys.executable, private_engine.__file__, *beside)
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin
         assert process.stdout
         try:
             assert process.stdout.readline(), "no engine came up inside: see what it said"
-            pairs = (text.split("=", 1) for text in told.read_text().split("\0") if text)
+            pairs = (text.split("=", 1) for text in result.read_text().split("\0") if text)
             yield {name: value for name, value in pairs if name in {"DOCKER_HOST", "DOCKER_CONFIG", "PATH"}}
         finally:
             process.stdin.close()
@@ -101,7 +101,7 @@ def engine_env(network: Network, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture(scope="module")
 def closed(
     network: Network, engine_env: dict[str, str], wheels: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Closed]:
+) -> Iterator[ClosedNetwork]:
     """Return all of it, a canary in each place where a site has a secret."""
     canaries = Canaries()
     root = tmp_path_factory.mktemp("site")
@@ -137,7 +137,7 @@ def closed(
     }
     with Servers() as servers:
         servers.start(site)
-        yield Closed(network, site, canaries, env, profile, locks, secret)
+        yield ClosedNetwork(network, site, canaries, env, profile, locks, secret)
 
 
 def _small(wheels: Path, images: Path) -> Path:
@@ -155,44 +155,44 @@ def _small(wheels: Path, images: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def built(closed: Closed) -> BuildResult:
+def built(closed: ClosedNetwork) -> BuildResult:
     """Return the build of a cell: base bootstrapped from the mirror, packages from the mirror, nothing at hand."""
-    closed.network.asked()
+    closed.network.destinations()
     words = (CELL, "--images", closed.locks, "--mirror", closed.profile, "--engine", "docker", "--json")
     done = closed.run(*ENVCHECK, "--verbose", "build", *words)
     assert done.returncode == 0, done.stderr[-3000:]
-    return BuildResult(done, closed.network.asked())
+    return BuildResult(done, closed.network.destinations())
 
 
-def test_the_build_asks_the_mirror_alone(closed: Closed, built: BuildResult) -> None:
-    assert strangers(built.asked) == set()
-    assert MIRROR in {one.where for one in built.asked if one.kind == "dns"}
-    assert {one.port for one in built.asked if one.kind == "tcp"} == {PORT}
-    asked = " ".join(closed.site.paths)
-    assert "/debian/dists/bookworm/InRelease" in asked
+def test_the_build_asks_the_mirror_alone(closed: ClosedNetwork, built: BuildResult) -> None:
+    assert strangers(built.destinations) == set()
+    assert MIRROR in {one.where for one in built.destinations if one.kind == "dns"}
+    assert {one.port for one in built.destinations if one.kind == "tcp"} == {PORT}
+    outcome_row = " ".join(closed.site.paths)
+    assert "/debian/dists/bookworm/InRelease" in outcome_row
     for name in ("torch", "demo", "msgspec"):
-        assert f"/signed/{name}-" in asked
+        assert f"/signed/{name}-" in outcome_row
 
 
-def test_a_fetch_of_a_cell_asks_the_mirror_alone(closed: Closed, wheels: Path, tmp_path: Path) -> None:
+def test_a_fetch_of_a_cell_asks_the_mirror_alone(closed: ClosedNetwork, wheels: Path, tmp_path: Path) -> None:
     """Of the real locks, every wheel; a quarter of a gigabyte of packets loses the list none."""
     torch = ("--lock", ROOT / "images" / CELL / "torch.lock", "--output", tmp_path / "wheels")
     subprocess.run([*ENVCHECK, "fetch", "--mirror", "host", *torch], cwd=ROOT, check=True, capture_output=True)
     for path in wheels.glob("*.whl"):
         os.link(path, tmp_path / "wheels" / path.name)
     there, closed.site.wheels = closed.site.wheels, tmp_path / "wheels"
-    closed.network.asked()
+    closed.network.destinations()
     done = closed.run(*ENVCHECK, "fetch", CELL, "--mirror", closed.profile, "--output", tmp_path / "got")
     closed.site.wheels = there
     assert done.returncode == 0, done.stderr
-    asked = closed.network.asked()
-    assert strangers(asked) == set()
-    assert {one.port for one in asked if one.kind == "tcp"} == {PORT}
+    requests = closed.network.destinations()
+    assert strangers(requests) == set()
+    assert {one.port for one in requests if one.kind == "tcp"} == {PORT}
     assert len(list((tmp_path / "got").glob("torch-2.13.0+cpu-cp311-*.whl"))) == 1
     assert closed.canaries.within(done.stdout + done.stderr) == set()
 
 
-def test_apt_within_a_build_asks_the_mirror_alone(closed: Closed, built: BuildResult) -> None:
+def test_apt_within_a_build_asks_the_mirror_alone(closed: ClosedNetwork, built: BuildResult) -> None:
     """In a base that lacks a package: it comes from the mirror, and the base's own sources are left alone."""
     base = json.loads(built.done.stdout)["base"]
     lacking = f"FROM {base}\nRUN dpkg --purge tini\n"
@@ -203,20 +203,20 @@ def test_apt_within_a_build_asks_the_mirror_alone(closed: Closed, built: BuildRe
     out = closed.profile.parent / "context"
     done = closed.run(*ENVCHECK, "render", CELL, "--mirror", closed.profile, "--output", out)
     assert done.returncode == 0, done.stderr
-    closed.network.asked()
+    closed.network.destinations()
     closed.site.requests.clear()
     words = ("--progress=plain", "--network=host", "--build-arg=BASE=localhost/lacking:1", "--target=os")
     done = closed.run("docker", "build", *words, f"--secret=id=netrc,src={closed.netrc}", out)
     assert "used the profile's apt mirrors" in done.stderr
-    assert strangers(closed.network.asked()) == set()
+    assert strangers(closed.network.destinations()) == set()
     assert any("/pool/main/t/tini/" in path for path in closed.site.paths)
 
 
-def test_what_a_build_asks_for_elsewhere_is_in_the_list(closed: Closed, built: BuildResult) -> None:
+def test_what_a_build_asks_for_elsewhere_is_in_the_list(closed: ClosedNetwork, built: BuildResult) -> None:
     """A step that connects, a frontend that is itself pulled, and a base by a name that has a registry."""
     base = json.loads(built.done.stdout)["base"]
     assert closed.run("docker", "tag", base, "elsewhere.example/base:1").returncode == 0
-    closed.network.asked()
+    closed.network.destinations()
     program = 'import socket; socket.create_connection(("192.0.2.9", 80), 1)'
     step = f"FROM {base}\nRUN python3 -c '{program}'\n"
     frontend = f"# syntax=elsewhere.example/frontend:1\nFROM {base}\n"
@@ -229,23 +229,25 @@ def test_what_a_build_asks_for_elsewhere_is_in_the_list(closed: Closed, built: B
         (closed.profile.parent / "Dockerfile").write_text(text)
         words = ("--network=host", "--file", closed.profile.parent / "Dockerfile", closed.profile.parent / "images")
         assert closed.run("docker", "build", *words).returncode != 0
-        assert strangers(closed.network.asked()) == {destination}
+        assert strangers(closed.network.destinations()) == {destination}
 
 
-def test_no_secret_of_the_site_is_in_the_image_or_said(closed: Closed, built: BuildResult, tmp_path: Path) -> None:
-    found = closed.canaries
-    said = built.done.stdout + built.done.stderr
-    assert found.within(said) == set()
+def test_no_secret_of_the_site_is_in_the_image_or_said(
+    closed: ClosedNetwork, built: BuildResult, tmp_path: Path
+) -> None:
+    actual = closed.canaries
+    output = built.done.stdout + built.done.stderr
+    assert actual.within(output) == set()
     # What is there is found, so that finding nothing means something.
     there = [f"envcheck.cell={CELL}", "demo.py"]
-    needles = [*(needle.decode() for needle in found.needles), closed.certificate]
+    needles = [*(needle.decode() for needle in actual.needles), closed.certificate]
     assert set(layers.search(built.image, [*needles, *there], closed.env, tmp_path)) == set(there)
     logs = closed.profile.parent / "home"
     assert "used pypi-1" in "".join(path.read_text() for path in logs.rglob("*.log"))
-    assert found.below(logs) == {}
+    assert actual.below(logs) == {}
 
 
-def test_no_secret_of_the_site_is_kept_by_the_engine(closed: Closed, built: BuildResult) -> None:
+def test_no_secret_of_the_site_is_kept_by_the_engine(closed: ClosedNetwork, built: BuildResult) -> None:
     """Its cache holds the contexts of builds: the mirror's address is there, and no login, path or name of a file."""
     assert built.image
     run = Path(closed.env["DOCKER_HOST"].removeprefix("unix://")).parent

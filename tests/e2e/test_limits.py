@@ -22,11 +22,11 @@ LIMITS = {
 def test_a_check_that_a_limit_takes_names_it(image: Image, machine: Machine, kind: str) -> None:
     options, what, names = LIMITS[kind]
     argv = ["envcheck", "run", "--level", "standard", *what.split(), "--json"]
-    done = machine.docker("run", "--rm", "--shm-size=8g", *options, image.reference, *argv)
-    assert "Traceback" not in done.stderr
-    lost = [o for o in json.loads(done.stdout)["outcomes"] if o["status"] in ("fail", "error")]
-    assert lost, done.stdout
-    assert done.returncode in (1, 3)
+    completed = machine.docker("run", "--rm", "--shm-size=8g", *options, image.reference, *argv)
+    assert "Traceback" not in completed.stderr
+    lost = [o for o in json.loads(completed.stdout)["outcomes"] if o["status"] in ("fail", "error")]
+    assert lost, completed.stdout
+    assert completed.returncode in (1, 3)
     for outcome in lost:
         assert names in outcome["summary"]
 
@@ -35,7 +35,7 @@ def test_a_root_that_is_read_only_without_a_place_for_temporary_files_is_one_cle
     image: Image, machine: Machine
 ) -> None:
     argv = [image.reference, "envcheck", "run", "--only", "matmul", "--level", "quick"]
-    done = machine.docker("run", "--rm", "--read-only", *argv)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("envcheck: no writable directory for temporary files: ")
+    completed = machine.docker("run", "--rm", "--read-only", *argv)
+    assert completed.returncode == 2
+    assert completed.stderr.splitlines()[-1].startswith("envcheck: no writable directory for temporary files: ")
     assert machine.docker("run", "--rm", "--read-only", "--tmpfs=/tmp", *argv).returncode == 0

@@ -72,10 +72,10 @@ def offline(image: Image, machine: Machine, mirror: Index, tmp_path_factory: pyt
 @pytest.fixture(scope="module")
 def built(offline: Offline) -> Image:
     """Return the image of the second build, which has no network; the first one has brought all there is to bring."""
-    asked = len(offline.mirror.served)
+    requests = len(offline.mirror.served)
     done = offline.envcheck(*offline.build, "--json")
     assert done.returncode == 0, done.stderr
-    assert len(offline.mirror.served) == asked
+    assert len(offline.mirror.served) == requests
     result = json.loads(done.stdout)
     return Image(result["image"], result, Path(result["log"]).read_text())
 
@@ -88,10 +88,10 @@ def test_a_cut_off_network_is_enough_and_every_part_is_of_the_store(built: Image
     labels = layers.labels(built.reference, offline.machine.env)
     assert {name: labels[f"envcheck.{name}"] for name in built.result["promises"]} == built.result["promises"]
     inside = "import torch, numpy; print(torch.__version__, numpy.__version__)"
-    said = offline.machine.docker("run", "--rm", "--network=none", built.reference, "python", "-c", inside)
+    completed = offline.machine.docker("run", "--rm", "--network=none", built.reference, "python", "-c", inside)
     locked = (ROOT / "images" / CELL / "base.lock").read_text()
     numpy = next(line for line in locked.splitlines() if line.startswith("numpy==")).split()[0].partition("==")[2]
-    assert said.stdout.split() == ["2.13.0+cpu", numpy], said.stderr
+    assert completed.stdout.split() == ["2.13.0+cpu", numpy], completed.stderr
 
 
 def test_it_is_validated_without_a_network_too(built: Image, offline: Offline, tmp_path: Path) -> None:
@@ -105,8 +105,8 @@ def test_it_is_validated_without_a_network_too(built: Image, offline: Offline, t
 
 def test_no_wheel_lies_in_the_image_nor_in_the_context(built: Image, offline: Offline) -> None:
     find = ("find", "/", "-xdev", "-name", "*.whl", "-not", "-path", "*/share/python-wheels/*")
-    found = offline.machine.docker("run", "--rm", "--user=0", "--entrypoint=", built.reference, *find)
-    assert (found.returncode, found.stdout) == (0, ""), found.stderr
+    completed = offline.machine.docker("run", "--rm", "--user=0", "--entrypoint=", built.reference, *find)
+    assert (completed.returncode, completed.stdout) == (0, ""), completed.stderr
     planned = json.loads(offline.envcheck(*offline.build, "--dry-run", "--json").stdout)
     assert (planned["network"], planned["secrets"], planned["skipped"]) == ("none", {}, True)
     assert "--network=none" in planned["argv"]
@@ -127,7 +127,7 @@ def test_no_network_is_none_on_this_engine(image: Image, offline: Offline) -> No
 
 
 def test_once_more_nothing_is_asked_for_and_nothing_built(built: Image, offline: Offline) -> None:
-    asked = len(offline.mirror.served)
-    again = json.loads(offline.machine.envcheck(*offline.build, "--json").stdout)
-    assert (again["skipped"], again["id"], again["sources"]) == (True, built.result["id"], [])
-    assert len(offline.mirror.served) == asked
+    requests = len(offline.mirror.served)
+    document = json.loads(offline.machine.envcheck(*offline.build, "--json").stdout)
+    assert (document["skipped"], document["id"], document["sources"]) == (True, built.result["id"], [])
+    assert len(offline.mirror.served) == requests

@@ -77,8 +77,8 @@ def test_what_an_offered_engine_holds_is_there_for_the_next_offer(tmp_path: Path
     made = run("offer", "--", "sh", "-c", f"tar -c --files-from /dev/null | docker import - {name}", env=none)
     assert made.returncode == 0, made.stderr
     assert "make engine" in made.stderr
-    found = run("offer", "--", "docker", "image", "rm", name, env=none)
-    assert found.returncode == 0, found.stderr
+    actual = run("offer", "--", "docker", "image", "rm", name, env=none)
+    assert actual.returncode == 0, actual.stderr
 
 
 def test_where_no_engine_can_be_the_command_is_run_all_the_same(tmp_path: Path) -> None:

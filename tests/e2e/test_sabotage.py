@@ -48,9 +48,9 @@ def test_a_torch_that_differs_from_its_tag_never_becomes_a_layer(machine: Machin
     base = machine.docker("images", "--format", "{{.Repository}}:{{.Tag}}", "localhost/envcheck/base").stdout.split()[0]
     netrc = f"id=netrc,src={machine.env['NETRC']}"
     build = ["build", "--progress=plain", "--network=host", "--build-arg", f"BASE={base}", "--secret", netrc]
-    done = machine.docker(*build, "--tag", "lie:1", str(context))
-    assert done.returncode != 0
-    failure = explain(done.stderr)
+    completed = machine.docker(*build, "--tag", "lie:1", str(context))
+    assert completed.returncode != 0
+    failure = explain(completed.stderr)
     assert failure.cause is not None
     assert failure.cause.what.startswith("version assertion failed")
     assert any("torch is 2.13.0+cpu, promised was 2.12.1+cpu" in line for line in failure.lines)
@@ -59,11 +59,11 @@ def test_a_torch_that_differs_from_its_tag_never_becomes_a_layer(machine: Machin
 
 def test_a_label_that_lies_is_named(image: Image, machine: Machine, tmp_path: Path) -> None:
     liar = machine.derive("liar:1", 'LABEL envcheck.torch="2.12.1+cpu"', image=image.reference)
-    status, said = outcome(machine, tmp_path, "image-promises", "--image", liar, "--only", "image-promises")
+    status, message = outcome(machine, tmp_path, "image-promises", "--image", liar, "--only", "image-promises")
     assert status == 1
-    assert said["status"] == "fail"
-    assert "torch" in said["summary"]
-    assert "2.12.1+cpu" in json.dumps(said)
+    assert message["status"] == "fail"
+    assert "torch" in message["summary"]
+    assert "2.12.1+cpu" in json.dumps(message)
 
 
 def test_what_an_image_was_built_with_is_found_in_its_history_and_files(
@@ -80,30 +80,30 @@ def test_what_an_image_was_built_with_is_found_in_its_history_and_files(
         "RUN echo canary > /root/.netrc",
     )
     leaky = machine.derive("leaky:1", *lines, image=image.reference)
-    status, said = outcome(machine, tmp_path, "credentials", "--image", leaky, *only)
-    assert (status, said["status"]) == (1, "fail")
-    assert "HF_TOKEN" in said["summary"]
-    assert "/root/.netrc" in said["summary"]
+    status, message = outcome(machine, tmp_path, "credentials", "--image", leaky, *only)
+    assert (status, message["status"]) == (1, "fail")
+    assert "HF_TOKEN" in message["summary"]
+    assert "/root/.netrc" in message["summary"]
     assert "canary" not in (tmp_path / "report.json").read_text()
-    said = outcome(machine, tmp_path, "image-config", "--image", leaky, *only)[1]
-    assert (said["status"], said["summary"]) == ("warn", "it runs as root; PID 1 is env, which is no init")
+    message = outcome(machine, tmp_path, "image-config", "--image", leaky, *only)[1]
+    assert (message["status"], message["summary"]) == ("warn", "it runs as root; PID 1 is env, which is no init")
 
 
 def test_64_mb_of_shared_memory_are_too_few(image: Image, machine: Machine, tmp_path: Path) -> None:
     arguments = ("--image", image.reference, "--only", "shm", "--shm-size")
-    status, said = outcome(machine, tmp_path, "shm", *arguments, "64m")
-    assert (status, said["status"]) == (1, "fail")
-    status, said = outcome(machine, tmp_path, "shm", *arguments, "8g")
-    assert (status, said["status"]) == (0, "pass")
+    status, message = outcome(machine, tmp_path, "shm", *arguments, "64m")
+    assert (status, message["status"]) == (1, "fail")
+    status, message = outcome(machine, tmp_path, "shm", *arguments, "8g")
+    assert (status, message["status"]) == (0, "pass")
 
 
 def test_another_torch_than_the_tag_says_is_found(image: Image, machine: Machine, tmp_path: Path) -> None:
     torch = "/opt/venv/lib/python3.11/site-packages/torch"
     swap = f"RUN sed -i s/2.13.0+cpu/2.12.1+cpu/ {torch}/version.py && rm {torch}/__pycache__/version.*.pyc"
     swapped = machine.derive("swapped:1", "USER 0", swap, "USER 1000", image=image.reference)
-    status, said = outcome(machine, tmp_path, "image-promises", "--image", swapped, "--only", "image-promises")
-    assert (status, said["status"]) == (1, "fail")
-    assert said["summary"] == "torch: promised 2.13.0+cpu, is 2.12.1+cpu"
+    status, message = outcome(machine, tmp_path, "image-promises", "--image", swapped, "--only", "image-promises")
+    assert (status, message["status"]) == (1, "fail")
+    assert message["summary"] == "torch: promised 2.13.0+cpu, is 2.12.1+cpu"
 
 
 def test_an_image_that_is_not_ours_is_validated_all_the_same(image: Image, machine: Machine, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_an_image_that_is_not_ours_is_validated_all_the_same(image: Image, machi
     foreign = machine.derive("foreign:1", *lines, image=str(image.result["base"]))
     assert not layers.labels(foreign, machine.env)
     only = ("--only", "image-promises", "--only", "ddp")
-    status, said = outcome(machine, tmp_path, "image-promises", "--image", foreign, *only)
-    assert (status, said["status"]) == (0, "skip")
+    status, message = outcome(machine, tmp_path, "image-promises", "--image", foreign, *only)
+    assert (status, message["status"]) == (0, "skip")
     outcomes = json.loads((tmp_path / "report.json").read_text())["outcomes"]
     assert next(o for o in outcomes if o["id"] == "ddp")["status"] == "pass"

@@ -45,7 +45,7 @@ DOCKERFILE = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Composed:
+class ComposedSite:
     """A site that compose has started, its upstreams, and an engine that pulls through it."""
 
     machine: Machine
@@ -75,8 +75,8 @@ class Composed:
         command = [*pip, "--index-url", f"http://127.0.0.1:{self.port}/pypi/simple", "--target", str(to)]
         env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "PIP_CONFIG_FILE": "/dev/null", "no_proxy": "*"}
         command += ["-r", str(self.root.parent / "lock")]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        completed = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        assert completed.returncode == 0, completed.stderr
 
 
 @pytest.fixture(scope="module")
@@ -84,19 +84,19 @@ def programs(machine: Machine, image: Image) -> str:
     """Return an image with this machine's servers in it."""
     with tempfile.TemporaryDirectory() as context:
         for name in PROGRAMS:
-            found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
-            if found is None:
+            actual = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
+            if actual is None:
                 pytest.skip(f"no {name} here (`make test` unpacks it where apt is)")
-            shutil.copy(found, context)
+            shutil.copy(actual, context)
         Path(context, "Dockerfile").write_text(DOCKERFILE.format(base=image.reference))
         output = f"--output=type=image,name={LOCAL},compression=uncompressed"
-        done = machine.docker("build", "--quiet", output, context)
-    assert done.returncode == 0, done.stderr
+        completed = machine.docker("build", "--quiet", output, context)
+    assert completed.returncode == 0, completed.stderr
     return LOCAL
 
 
 @pytest.fixture(scope="module")
-def composed(machine: Machine, programs: str) -> Iterator[Composed]:
+def composed(machine: Machine, programs: str) -> Iterator[ComposedSite]:
     """Return a running site: a package index and a registry of one image are its upstreams."""
     assert programs
     # Whom nginx' workers run as in a container must reach the site, and pytest keeps its own directories to its user.
@@ -116,7 +116,7 @@ def composed(machine: Machine, programs: str) -> Iterator[Composed]:
     answers(f"http://{at}/", registry)
     options = ["--mirror", str(scratch / "profile.yaml"), "--link", index.origin, "--no-pytorch", "--no-hf"]
     options += ["--port", str(port), "--min-free", "0", "--registry", f"docker.io=http://{at}"]
-    site = Composed(machine, scratch / "site", port, index.process, registry, at)
+    site = ComposedSite(machine, scratch / "site", port, index.process, registry, at)
     done = machine.envcheck("mirror", "site", "render", str(site.root), *options)
     assert done.returncode == 0, done.stderr
     try:
@@ -130,7 +130,7 @@ def composed(machine: Machine, programs: str) -> Iterator[Composed]:
 
 
 @pytest.fixture(scope="module")
-def mirrored(composed: Composed) -> Iterator[Composed]:
+def mirrored(composed: ComposedSite) -> Iterator[ComposedSite]:
     """Have the engine pull through the site, by the daemon.json that envcheck renders for it, joined to its own."""
     shown = composed.machine.envcheck("mirror", "show", str(composed.root / "client.yaml"), "--format", "daemon")
     assert shown.returncode == 0, shown.stderr
@@ -139,21 +139,21 @@ def mirrored(composed: Composed) -> Iterator[Composed]:
     dockerd = int((run / "pid").read_text())
     (run / "daemon.json").write_text(json.dumps({**json.loads(own), **json.loads(shown.stdout)}))
     os.kill(dockerd, signal.SIGHUP)
-    wanted = f"http://127.0.0.1:{composed.port + 2}/"
+    expected = f"http://127.0.0.1:{composed.port + 2}/"
     info = ("info", "--format", "{{.RegistryConfig.Mirrors}}")
-    assert eventually(lambda: wanted in composed.machine.docker(*info).stdout, wanted=True)
+    assert eventually(lambda: expected in composed.machine.docker(*info).stdout, expected=True)
     yield composed
     (run / "daemon.json").write_text(own)
     os.kill(dockerd, signal.SIGHUP)
 
 
-def states(site: Composed) -> dict[str, str]:
-    said = json.loads(site.envcheck("status", "--json").stdout)
-    return {part["name"]: part["state"] for part in said["parts"]}
+def states(site: ComposedSite) -> dict[str, str]:
+    document = json.loads(site.envcheck("status", "--json").stdout)
+    return {part["name"]: part["state"] for part in document["parts"]}
 
 
 def test_a_site_runs_in_containers_serves_without_its_upstream_and_leaves_nothing(
-    mirrored: Composed, tmp_path: Path
+    mirrored: ComposedSite, tmp_path: Path
 ) -> None:
     site, machine = mirrored, mirrored.machine
     done = site.envcheck("up")
@@ -167,18 +167,18 @@ def test_a_site_runs_in_containers_serves_without_its_upstream_and_leaves_nothin
     _cut_off(site)
     site.installed(tmp_path / "two")
     assert machine.docker("rmi", "library/small:1").returncode == 0
-    again = machine.docker("pull", "library/small:1")
-    assert again.returncode == 0, again.stderr
+    completed = machine.docker("pull", "library/small:1")
+    assert completed.returncode == 0, completed.stderr
     built = machine.docker("build", "--no-cache", "--pull", "--quiet", "-", stdin="FROM library/small:1\nCMD x\n")
     assert built.returncode == 0, built.stderr
 
     def metrics() -> str:
         return get(f"http://127.0.0.1:{site.port + 100}/metrics")[1].decode()
 
-    assert eventually(lambda: 'requests_total{part="files",outcome="ok"} 2\n' in metrics(), wanted=True)
+    assert eventually(lambda: 'requests_total{part="files",outcome="ok"} 2\n' in metrics(), expected=True)
     assert 'downloads_total{outcome="error"} 0\n' in metrics()
     targets = f"http://127.0.0.1:{site.port + 101}/api/v1/targets"
-    assert eventually(lambda: b'"health":"up"' in get(targets)[1], wanted=True)
+    assert eventually(lambda: b'"health":"up"' in get(targets)[1], expected=True)
     ended = machine.docker("kill", "envcheck-mirror-exporter-1")
     assert ended.returncode == 0, ended.stderr
     assert (site.envcheck("status").returncode, states(site)["exporter"]) == (1, "ended")
@@ -187,7 +187,7 @@ def test_a_site_runs_in_containers_serves_without_its_upstream_and_leaves_nothin
     assert "envcheck-mirror" not in machine.docker("ps", "--all").stdout
 
 
-def _push(site: Composed) -> None:
+def _push(site: ComposedSite) -> None:
     """Put a small image into the upstream's registry: one that the engine never had, so that it pulls every blob."""
     unpacked = io.BytesIO()
     with tarfile.open(fileobj=unpacked, mode="w") as tar:
@@ -199,7 +199,7 @@ def _push(site: Composed) -> None:
     push(f"http://{site.origin}", "library/small", "1", config, gzip.compress(unpacked.getvalue()))
 
 
-def _cut_off(site: Composed) -> None:
+def _cut_off(site: ComposedSite) -> None:
     """End the upstreams once the registry of the site has stored what it sent."""
     stored = site.root / "cache/registry/docker.io/docker/registry/v2"
     links = "repositories/library/small/_layers/sha256/*/link"  # to its one layer and to its configuration

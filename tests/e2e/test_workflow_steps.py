@@ -26,7 +26,7 @@ def step(machine: Machine, at: Path, name: str, **env: str) -> tuple[subprocess.
     """Run a step as a workflow does, and return it with what it told GitHub."""
     output = at / f"{name}.output"
     own = {"STATE": str(at), "GITHUB_OUTPUT": str(output), "GITHUB_WORKSPACE": str(at), "GITHUB_SHA": "c0ffee"}
-    done = subprocess.run(
+    completed = subprocess.run(
         ["make", "--silent", "--old-file=tool", name],
         env={**machine.env, **own, **env},
         cwd=ROOT,
@@ -36,7 +36,7 @@ def step(machine: Machine, at: Path, name: str, **env: str) -> tuple[subprocess.
         timeout=1000,
     )
     lines = output.read_text().splitlines() if output.exists() else []
-    return done, dict(line.split("=", 1) for line in lines)
+    return completed, dict(line.split("=", 1) for line in lines)
 
 
 def test_an_image_goes_from_its_cell_to_the_gate(registry: str, image: Image, machine: Machine, tmp_path: Path) -> None:
@@ -53,13 +53,13 @@ def test_an_image_goes_from_its_cell_to_the_gate(registry: str, image: Image, ma
 
     summary = tmp_path / "summary.md"
     env = {"IMAGE": reference, "LEVEL": "quick", "GITHUB_STEP_SUMMARY": str(summary)}
-    done, told = step(machine, tmp_path, "validate", **env)
+    done, result = step(machine, tmp_path, "validate", **env)
     assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads(Path(told["report"]).read_text())
+    report = json.loads(Path(result["report"]).read_text())
     assert pushed["digest"] in json.dumps(report)
     assert reference in summary.read_text()
 
-    publish_and_pull(machine, tmp_path, reference, told["report"])
+    publish_and_pull(machine, tmp_path, reference, result["report"])
 
     done, _ = step(machine, tmp_path, "gate", **env)
     assert done.returncode != 0

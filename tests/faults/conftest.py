@@ -24,7 +24,7 @@ from tests import builders
 
 SNAPSHOTS = Path(__file__).parents[1] / "data" / "snapshots"
 RECORDINGS = SNAPSHOTS.with_name("recordings.yaml")
-CHECKS = {found.id: found for found in discover()}
+CHECKS = {module.id: module for module in discover()}
 Row = Mapping[str, Any]
 
 # Snapshots that are of faulty machines.
@@ -52,8 +52,8 @@ KINDS = {
 }
 
 
-class Told(NamedTuple):
-    """What a user is told: the exit code, the printed text without its blanks, and the outcomes of the JSON."""
+class RunResult(NamedTuple):
+    """What a user reads: the exit code, the printed text without its blanks, and the outcomes of the JSON."""
 
     code: int
     printed: str
@@ -99,7 +99,7 @@ def recorded(row: Row) -> Snapshot:
 
 def kind(row: Row) -> str:
     """Return how a fault is put in."""
-    return next(told for field, told in KINDS.items() if field in row)
+    return next(result for field, result in KINDS.items() if field in row)
 
 
 def sound() -> list[dict[str, Any]]:
@@ -127,11 +127,11 @@ def broken(row: Row) -> Snapshot:
     if "source" in row:
         return recorded(row)
     sound = machine(row.get("machine", "h100x8"))
-    changes, gone = row.get("gpus", {}), row.get("gone", [])
+    changes, missing = row.get("gpus", {}), row.get("gone", [])
     gpus = [
         Gpu(gpu.uuid, {**gpu.signals, **_signals(changes.get("all", {})), **_signals(changes.get(index, {}))})
         for index, gpu in enumerate(sound.gpus)
-        if index not in gone
+        if index not in missing
     ]
     return dataclasses.replace(sound, signals={**sound.signals, **_signals(row.get("node", {}))}, gpus=gpus)
 
@@ -156,7 +156,7 @@ def evidence(row: Row) -> RunReport:
     """Return the report of a run on the row's machine that nobody has judged: every check of the node, and its own."""
     snapshot = broken(row)
     seen = {"device_count": len(snapshot.gpus), "devices": [{"uuid": gpu.uuid} for gpu in snapshot.gpus]}
-    chosen = [found for found in CHECKS.values() if found.kind == "node"]
+    chosen = [module for module in CHECKS.values() if module.kind == "node"]
     chosen += [CHECKS[row["check"]]] if "measured" in row else []
     unjudged = [
         OutcomeRow(
@@ -186,10 +186,10 @@ def blankless(text: str) -> str:
 
 
 @pytest.fixture
-def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Told]:
+def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunResult]:
     """Return what writes a report and has `envcheck judge` judge it, as if typed."""
 
-    def run(report: RunReport, *options: str) -> Told:
+    def run(report: RunReport, *options: str) -> RunResult:
         write(report, tmp_path / "evidence.json")
         argv = ["envcheck", "judge", str(tmp_path / "evidence.json"), "--output", str(tmp_path / "judged.json")]
         monkeypatch.setattr("sys.argv", [*argv, *options])
@@ -197,7 +197,7 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Told
             main()
         judged = json.loads((tmp_path / "judged.json").read_text(encoding="utf-8"))
         outcomes = {row["id"]: row for row in judged["outcomes"]}
-        return Told(int(str(ended.value.code)), blankless(printed.getvalue()), outcomes, judged["verdict"])
+        return RunResult(int(str(ended.value.code)), blankless(printed.getvalue()), outcomes, judged["verdict"])
 
     return run
 
@@ -209,7 +209,7 @@ def unjudged() -> Callable[[Row], RunReport]:
 
 
 @pytest.fixture
-def judged(judge: Callable[..., Told]) -> Callable[[Row], Told]:
+def judged(judge: Callable[..., RunResult]) -> Callable[[Row], RunResult]:
     """Return what judges a row's machine: all checks of the node, and the one that the row has measurements for."""
     return lambda row: judge(evidence(row))
 

@@ -43,24 +43,24 @@ def culprits(row: Row) -> list[str]:
     return named if isinstance(named, list) else [named]
 
 
-def told_rightly(row: Row, identity: str, told: Any) -> None:
+def told_rightly(row: Row, identity: str, result: Any) -> None:
     """Hold what is printed, the JSON and the exit code against the row."""
-    found = told.outcomes[identity]
-    assert found["status"] == row["status"], found
+    actual = result.outcomes[identity]
+    assert actual["status"] == row["status"], actual
     for culprit in culprits(row):
-        assert culprit in found["summary"]
-        assert blankless(culprit) in told.printed
-    told_findings = [(f["status"], f["code"], f["culprit"]) for f in found["findings"]]
-    wanted = row.get("findings", [])
-    assert len(told_findings) == len(wanted) or not wanted, told_findings
-    for (status, code, culprit), one in zip(wanted, told_findings, strict=False):
+        assert culprit in actual["summary"]
+        assert blankless(culprit) in result.printed
+    told_findings = [(f["status"], f["code"], f["culprit"]) for f in actual["findings"]]
+    expected = row.get("findings", [])
+    assert len(told_findings) == len(expected) or not expected, told_findings
+    for (status, code, culprit), one in zip(expected, told_findings, strict=False):
         assert one[:2] == (status, code)
         assert one[2].startswith(culprit)
-    assert found["remedy"] or row["status"] == "error", found
-    assert blankless(found["remedy"]) in told.printed
-    assert (told.code, told.verdict["exit_code"]) == (row.get("exit", EXIT[row["status"]]),) * 2
-    assert identity in told.verdict["sentence"] or EXIT[row["status"]] != told.code or not told.code
-    assert blankless(told.verdict["sentence"]) in told.printed
+    assert actual["remedy"] or row["status"] == "error", actual
+    assert blankless(actual["remedy"]) in result.printed
+    assert (result.code, result.verdict["exit_code"]) == (row.get("exit", EXIT[row["status"]]),) * 2
+    assert identity in result.verdict["sentence"] or EXIT[row["status"]] != result.code or not result.code
+    assert blankless(result.verdict["sentence"]) in result.printed
 
 
 def test_a_fault_is_found_by_its_check_and_its_culprit_is_named(fault: Row, judged: Callable[..., Any]) -> None:
@@ -68,7 +68,7 @@ def test_a_fault_is_found_by_its_check_and_its_culprit_is_named(fault: Row, judg
 
 
 def test_nothing_else_is_blamed_for_a_fault(fault: Row, judged: Callable[..., Any]) -> None:
-    others = {i for i, found in judged(fault).outcomes.items() if found["status"] in ALARMS} - {fault["check"]}
+    others = {i for i, actual in judged(fault).outcomes.items() if actual["status"] in ALARMS} - {fault["check"]}
     assert others - TIMELY == {*fault.get("also", [])} - TIMELY
 
 
@@ -84,8 +84,8 @@ def test_every_outcome_of_a_faulty_machine_that_is_no_pass_has_a_documented_code
     outcomes = judged(fault).outcomes
     bare = [
         (identity, part["status"], part["code"], part["summary"])
-        for identity, found in outcomes.items()
-        for part in (found, *found["findings"])
+        for identity, actual in outcomes.items()
+        for part in (actual, *actual["findings"])
         if part["status"] != "pass" and not documented(part["code"])
     ]
     assert bare == []
@@ -108,9 +108,9 @@ def test_a_rank_that_lies_is_found_and_named(
     # Judged alone, on the measurements that the lying ranks made: the exit code is that of this fault.
     [mine] = [row for row in everything.outcomes if row.id == lie["sabotage"]]
     plan = structs.replace(everything.plan, checks=[c for c in everything.plan.checks if c.id == mine.id])
-    told = judge(structs.replace(everything, plan=plan, outcomes=[mine]), "--checks", str(run.site))
-    assert (mine.status, mine.summary) == (lie["status"], told.outcomes[mine.id]["summary"])
-    told_rightly({"exit": EXIT[lie["status"]] or 3, **lie}, mine.id, told)
+    result = judge(structs.replace(everything, plan=plan, outcomes=[mine]), "--checks", str(run.site))
+    assert (mine.status, mine.summary) == (lie["status"], result.outcomes[mine.id]["summary"])
+    told_rightly({"exit": EXIT[lie["status"]] or 3, **lie}, mine.id, result)
 
 
 CHECK = '''"""Breaks as the catalogue says."""
@@ -136,9 +136,9 @@ def processes(once: Callable[..., Path], rows: list[Row]) -> tuple[str, dict[str
         command = [sys.executable, "-m", "envcheck", "run", "--python", sys.executable, "--nproc", "2"]
         command += ["--checks", str(site), "--output", str(site / "report.json")]
         command += [word for fault in bodies for word in ("--only", _name(fault).replace("_", "-"))]
-        done = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=False)
-        assert done.returncode == 3, done.stderr
-        (site / "printed.txt").write_text(done.stdout)
+        completed = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=False)
+        assert completed.returncode == 3, completed.stderr
+        (site / "printed.txt").write_text(completed.stdout)
 
     site = once("processes", run)
     outcomes = json.loads((site / "report.json").read_text())["outcomes"]
@@ -151,20 +151,20 @@ def _name(fault: str) -> str:
 
 def test_a_process_that_breaks_is_one_error_that_names_it(process: Row, processes: tuple[str, dict[str, Any]]) -> None:
     printed, outcomes = processes
-    found = outcomes[_name(process["fault"]).replace("_", "-")]
-    assert found["status"] == process["status"], found
-    assert process["culprit"] in found["summary"]
+    actual = outcomes[_name(process["fault"]).replace("_", "-")]
+    assert actual["status"] == process["status"], actual
+    assert process["culprit"] in actual["summary"]
     assert blankless(process["culprit"]) in printed
-    assert blankless(found["remedy"]) in printed
+    assert blankless(actual["remedy"]) in printed
     assert outcomes["sound"]["status"] == "pass"
 
 
 def test_a_sound_machine_raises_no_alarm(sane: Row, judged: Callable[..., Any]) -> None:
-    told = judged(sane)
-    assert {i: o["summary"] for i, o in told.outcomes.items() if o["status"] in ("fail", "error")} == {}
-    assert {i for i, o in told.outcomes.items() if o["status"] == "warn"} - TIMELY == {*sane.get("warns", [])}
+    result = judged(sane)
+    assert {i: o["summary"] for i, o in result.outcomes.items() if o["status"] in ("fail", "error")} == {}
+    assert {i for i, o in result.outcomes.items() if o["status"] == "warn"} - TIMELY == {*sane.get("warns", [])}
     # A machine without a GPU has nothing that a check of the node could pass or fail, but what holds for any.
-    assert (told.code, told.verdict["status"]) == (0, "pass")
+    assert (result.code, result.verdict["status"]) == (0, "pass")
 
 
 def speechless(snapshot: Snapshot) -> Snapshot:
@@ -214,17 +214,17 @@ SHAPES: tuple[dict[str, int], ...] = (
 
 def test_every_shape_of_machine_that_users_have_is_among_the_sound_ones(machines: list[Row], shape: Any) -> None:
     assert len(machines) >= 20
-    got = [shape(row) for row in machines]
-    missing = [wanted for wanted in SHAPES if not any(_is(wanted, names) for names in got)]
+    actual = [shape(row) for row in machines]
+    missing = [expected for expected in SHAPES if not any(_is(expected, names) for names in actual)]
     assert missing == []
     named = " ".join(row["name"] for row in machines).lower()
     assert [word for word in ("mig", "virtual machine", "wsl", "container", "cpu") if word not in named] == []
 
 
-def _is(wanted: dict[str, int], names: list[str]) -> bool:
-    if not wanted:
+def _is(expected: dict[str, int], names: list[str]) -> bool:
+    if not expected:
         return not names
-    [(model, count)] = wanted.items()
+    [(model, count)] = expected.items()
     return len(names) == count and all(model in name for name in names)
 
 
@@ -242,16 +242,16 @@ def test_the_catalogue_is_large_enough_and_says_each_thing_once(
 
 def test_every_check_of_the_node_has_a_fault_that_it_catches(rows: list[Row], checks: dict[str, CheckModule]) -> None:
     caught = {row["check"] for row in rows}
-    assert sorted(found.id for found in checks.values() if found.kind == "node" and found.id not in caught) == [], (
+    assert sorted(actual.id for actual in checks.values() if actual.kind == "node" and actual.id not in caught) == [], (
         "add a fault of each of these checks to tests/faults/faults.yaml"
     )
 
 
 def test_every_sabotage_is_a_fault_of_the_catalogue(rows: list[Row]) -> None:
-    told = {row["sabotage"] for row in rows if "sabotage" in row}
+    result = {row["sabotage"] for row in rows if "sabotage" in row}
     files = {path.stem: path.read_text() for path in (TESTS / "checks/sabotage/env").glob("*.py")}
     kept = {name for name, text in files.items() if not text.startswith('"""Nothing is wrong')}
-    assert {name.replace("_", "-") for name in {*LIES, *kept}} == told
+    assert {name.replace("_", "-") for name in {*LIES, *kept}} == result
 
 
 KINDS_RECORDED = {"guest", "wsl", "mig", "vgpu", "idle", "loaded", "laptop", "jetson", "workstation", "desktop", "sick"}

@@ -34,8 +34,8 @@ def node_report(node: str, recorded: str = "h200x1", **values: float) -> dict[st
 
 def outcome_of(document: dict[str, Any], check: str) -> dict[str, Any]:
     """Return a check's outcome in a report."""
-    found: dict[str, Any] = next(outcome for outcome in document["outcomes"] if outcome["id"] == check)
-    return found
+    data: dict[str, Any] = next(outcome for outcome in document["outcomes"] if outcome["id"] == check)
+    return data
 
 
 def failing(document: dict[str, Any], check: str = "gemm-throughput", culprit: str = "") -> dict[str, Any]:

@@ -38,9 +38,9 @@ def fleet(folder: Path, count: int = 12) -> dict[str, dict[str, Any]]:
 
 
 def test_a_sound_fleet_is_used_whole(tmp_path: Path) -> None:
-    told, code = answer(write(tmp_path, *fleet(tmp_path).values()), "--expect", "n[1-12]", "--strict")
-    assert (code, told["verdict"]["good"], told["nodes"]["pass"]) == (0, "n[1-12]", 12)
-    assert (told["drift"], told["outliers"], told["notes"], told["unread"]) == ([], [], [], [])
+    result, code = answer(write(tmp_path, *fleet(tmp_path).values()), "--expect", "n[1-12]", "--strict")
+    assert (code, result["verdict"]["good"], result["nodes"]["pass"]) == (0, "n[1-12]", 12)
+    assert (result["drift"], result["outliers"], result["notes"], result["unread"]) == ([], [], [], [])
 
 
 def test_each_fault_is_named_and_its_node_not_used(tmp_path: Path) -> None:
@@ -54,16 +54,16 @@ def test_each_fault_is_named_and_its_node_not_used(tmp_path: Path) -> None:
     nodes.pop("n9")
     write(tmp_path, *nodes.values())
     (tmp_path / "n10.json").write_text((tmp_path / "n10.json").read_text()[:1000])
-    told, code = answer(tmp_path, "--expect", "n[1-20]")
+    result, code = answer(tmp_path, "--expect", "n[1-20]")
     assert code == 1
-    assert told["nodes"] == {"pass": 16, "fail": ["n3"], "error": ["n8", "n10"], "missing": ["n9"], "stale": []}
-    assert told["verdict"]["blame"] == [
+    assert result["nodes"] == {"pass": 16, "fail": ["n3"], "error": ["n8", "n10"], "missing": ["n9"], "stale": []}
+    assert result["verdict"]["blame"] == [
         {"kind": "gpu", "who": uuid, "node": "n3", "by": ["gemm-throughput [speed.slow]"]}
     ]
-    assert told["verdict"]["good"] == "n[1-2,4-7,11-20]"
-    [drift] = told["drift"]
+    assert result["verdict"]["good"] == "n[1-2,4-7,11-20]"
+    [drift] = result["drift"]
     assert (drift["signal"], drift["others"]) == ("host.kernel", {"5.15.0-1061": ["n7"]})
-    slow = next(row for row in told["outliers"] if row["check"] == "gemm-throughput")
+    slow = next(row for row in result["outliers"] if row["check"] == "gemm-throughput")
     assert (slow["node"], slow["value"], slow["unit"]) == ("n5", 550.0, "TFLOP/s")
     assert slow["z"] < -8
 
@@ -74,8 +74,8 @@ def test_strict_counts_what_differs_as_failed(tmp_path: Path) -> None:
     outcome_of(nodes["n5"], "gemm-throughput")["value"] = 550.0
     write(tmp_path, *nodes.values())
     assert answer(tmp_path)[1] == 0
-    told, code = answer(tmp_path, "--strict")
-    assert (code, told["verdict"]["good"]) == (1, "n[1-4,6,8-12]")
+    result, code = answer(tmp_path, "--strict")
+    assert (code, result["verdict"]["good"]) == (1, "n[1-4,6,8-12]")
 
 
 @pytest.mark.parametrize(("state", "code"), [("missing", 3), ("stale", 3), ("error", 3), ("fail", 1)])
@@ -89,10 +89,10 @@ def test_the_exit_code_says_what_is_wrong(tmp_path: Path, state: str, code: int)
         failing(other)
     write(tmp_path, sound, *([] if state == "missing" else [other]))
     result = run("report", str(tmp_path), "--max-age", "90000h", "--expect", "n1,n2", "--json")
-    told = json.loads(result.stdout)
+    document = json.loads(result.stdout)
     assert result.exit_code == code
-    assert told["nodes"][state] == ["n2"]
-    assert told["verdict"]["good"] == "n1"
+    assert document["nodes"][state] == ["n2"]
+    assert document["verdict"]["good"] == "n1"
 
 
 def test_no_report_at_all_is_undetermined(tmp_path: Path) -> None:
@@ -109,11 +109,11 @@ def test_nodes_of_other_kinds_are_compared_with_their_own(tmp_path: Path) -> Non
             gpu["signals"]["memory_total"]["value"] = 48 << 30
         outcome_of(nodes[node], "gemm-throughput")["value"] = 300.0
     write(tmp_path, *nodes.values())
-    told, code = answer(tmp_path, "--strict")
-    assert (code, [group["nodes"] for group in told["groups"]]) == (0, [9, 3])
-    told, code = answer(tmp_path, "--strict", "--by", "cell,driver")
-    assert (code, told["groups"][0]["gpu"]) == (1, None)
-    assert {row["node"] for row in told["outliers"]} == {"n1", "n2", "n3"}
+    result, code = answer(tmp_path, "--strict")
+    assert (code, [group["nodes"] for group in result["groups"]]) == (0, [9, 3])
+    result, code = answer(tmp_path, "--strict", "--by", "cell,driver")
+    assert (code, result["groups"][0]["gpu"]) == (1, None)
+    assert {row["node"] for row in result["outliers"]} == {"n1", "n2", "n3"}
 
 
 HOSTILE = '<script>alert(1)</script>"&\x1b[31m\u202e'
@@ -155,11 +155,11 @@ def test_lines_fit_80_columns_and_the_answer_stands_first(tmp_path: Path) -> Non
 def test_two_files_of_one_report_are_noted_and_two_reports_of_one_moment_count_the_worse(tmp_path: Path) -> None:
     write(tmp_path, node_report("n1"))
     (tmp_path / "copy.json").write_bytes((tmp_path / "n1.json").read_bytes())
-    told, code = answer(tmp_path)
-    assert (code, told["nodes"]["pass"], len(told["notes"])) == (0, 1, 1)
+    result, code = answer(tmp_path)
+    assert (code, result["nodes"]["pass"], len(result["notes"])) == (0, 1, 1)
     (tmp_path / "other.json").write_text(json.dumps(failing(node_report("n1"))))
-    told, code = answer(tmp_path)
-    assert (code, told["nodes"]["fail"]) == (1, ["n1"])
+    result, code = answer(tmp_path)
+    assert (code, result["nodes"]["fail"]) == (1, ["n1"])
 
 
 def test_the_history_says_how_often_and_for_what(tmp_path: Path) -> None:
@@ -171,9 +171,9 @@ def test_the_history_says_how_often_and_for_what(tmp_path: Path) -> None:
             failing(report, culprit=f"GPU 0 ({uuid})")
             failing(report, "ecc")
         run("report", str(write(tmp_path / "r", report)), "--db", database, "--max-age", OLD)
-    told = json.loads(run("history", "n1", "--db", database, "--json").stdout)
-    assert (told["failed"], told["checks"]) == (2, {"gemm-throughput": 2, "ecc": 2})
-    assert [one["status"] for one in told["runs"]] == ["fail", "pass", "fail"]
+    document = json.loads(run("history", "n1", "--db", database, "--json").stdout)
+    assert (document["failed"], document["checks"]) == (2, {"gemm-throughput": 2, "ecc": 2})
+    assert [one["status"] for one in document["runs"]] == ["fail", "pass", "fail"]
     gpu = json.loads(run("history", uuid[:16], "--db", database, "--json").stdout)
     assert (gpu["who"], gpu["nodes"], gpu["checks"]) == (uuid, ["n1"], {"gemm-throughput": 2})
     assert "failed in 2 of 3 runs" in run("history", "n1", "--db", database).stdout
@@ -192,8 +192,8 @@ def valid(schema: str, document: Path) -> bool:
 
 def test_the_answer_is_of_its_schema(tmp_path: Path) -> None:
     (tmp_path / "schema").write_text(run("schema", "report").stdout)
-    told, _ = answer(write(tmp_path / "r", failing(node_report("n1")), node_report("n2")), "--expect", "n[1-3]")
-    for name, document in (("right", told), ("wrong", told | {"nodes": {}})):
+    result, _ = answer(write(tmp_path / "r", failing(node_report("n1")), node_report("n2")), "--expect", "n[1-3]")
+    for name, document in (("right", result), ("wrong", result | {"nodes": {}})):
         (tmp_path / name).write_text(json.dumps(document))
     assert valid(str(tmp_path / "schema"), tmp_path / "right")
     assert not valid(str(tmp_path / "schema"), tmp_path / "wrong")

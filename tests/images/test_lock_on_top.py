@@ -118,7 +118,7 @@ def test_a_package_that_fights_the_cell_is_refused(spec: ImageSpec, profile: Pro
 
 
 @pytest.mark.parametrize(
-    ("pins", "wanted", "wrong"),
+    ("pins", "expected", "wrong"),
     [
         ({"trainer": "1.0", "helper": "2.0"}, "trainer", None),
         ({"trainer": "1.0", "torch": "2.0.0"}, "trainer", "pins torch, which the cell holds"),
@@ -130,10 +130,10 @@ def test_a_package_that_fights_the_cell_is_refused(spec: ImageSpec, profile: Pro
     ],
 )
 def test_a_kept_lock_is_held_against_the_cell_and_the_request(
-    spec: ImageSpec, pins: dict[str, str], wanted: str, wrong: str | None
+    spec: ImageSpec, pins: dict[str, str], expected: str, wrong: str | None
 ) -> None:
     kept = [Pin(name=name, version=version, sha256=["0" * 64]) for name, version in pins.items()]
-    assert contradiction(spec, Lock(group="user", index="pypi", pins=kept), [wanted]) == wrong
+    assert contradiction(spec, Lock(group="user", index="pypi", pins=kept), [expected]) == wrong
 
 
 def test_no_message_repeats_a_login(tmp_path: Path) -> None:

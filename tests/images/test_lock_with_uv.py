@@ -75,22 +75,22 @@ def test_an_index_that_does_not_answer_is_asked_once(
     matrix: Matrix, index: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The three ways to ask for companions are no three waits; an index that lacks one is asked for the next."""
-    asked: list[str] = []
+    requests: list[str] = []
     run = lock_with_uv._compile  # noqa: SLF001 (what is counted)
 
     def counted(options: list[str], files: Mapping[str, Sequence[str]], profile: Profile) -> list[Pin] | Refusal:
-        asked.append(options[-1])
+        requests.append(options[-1])
         return run(options, files, profile)
 
     monkeypatch.setattr(lock_with_uv, "_compile", counted)
     dead = "http://127.0.0.1:9/cu126"
     with pytest.raises(UnavailableError):
         lock_cell(_with_cu126(matrix), CU126, _profile(index, Index(url="http://127.0.0.1:9/{variant}")))
-    assert asked == [dead]
-    asked.clear()
+    assert requests == [dead]
+    requests.clear()
     with pytest.raises(UnavailableError):
         lock_cell(_with_cu126(matrix), CU126, _profile(index, Index(url=index)))
-    assert len(asked) > 1
+    assert len(requests) > 1
 
 
 def test_companions_follow_the_torch_label(matrix: Matrix) -> None:
@@ -119,11 +119,11 @@ def test_a_cell_whose_index_is_silent_is_locked_by_known_hashes(
     known = known_wheels().wheels.sha256["whl/cu126/torch-2.8.0+cu126-cp311-cp311-manylinux_2_28_x86_64.whl"]
     assert (torch.index, torch.pins[0].sha256) == ("pytorch/cu126", [known])
     assert [pin.name for pin in base.pins] == ["numpy", "pip", "setuptools", "sympy"]
-    told = made.origin()
-    assert told[0].startswith(
+    text = made.origin()
+    assert text[0].startswith(
         "the hashes of torch 2.8.0+cu126, torchvision 0.23.0+cu126 are those of the matrix's facts"
     )
-    assert "127.0.0.1:9" in told[-1]
+    assert "127.0.0.1:9" in text[-1]
 
 
 def test_the_cpu_variant_needs_nothing_of_what_the_cuda_wheel_requires(matrix: Matrix, index: str) -> None:
@@ -167,8 +167,8 @@ def test_another_architecture_has_the_versions_of_the_first_where_it_can(
     first = [Lock(group="base", index="pypi", pins=[Pin(name="numpy", version="2.5.5", sha256=[])])]
     arm = _with_aarch64(matrix)
     assert _versions(lock_cell(arm, CELL, profile, "aarch64", first)) == ["2.5.5", "1.15.0"]
-    gone = [Lock(group="base", index="pypi", pins=[Pin(name="numpy", version="2.5.4", sha256=[])])]
-    assert _versions(lock_cell(arm, CELL, profile, "aarch64", gone)) == ["2.6.0", "1.15.0"]
+    missing = [Lock(group="base", index="pypi", pins=[Pin(name="numpy", version="2.5.4", sha256=[])])]
+    assert _versions(lock_cell(arm, CELL, profile, "aarch64", missing)) == ["2.6.0", "1.15.0"]
 
 
 def _versions(locks: list[Lock]) -> list[str]:

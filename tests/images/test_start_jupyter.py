@@ -109,7 +109,7 @@ def refused(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({}, r"nothing was started: set JUPYTER_TOKEN .*, SSH_PUBLIC_KEY .* for ssh"),
         ({"JUPYTER_TOKEN": ""}, "JUPYTER_TOKEN is set and empty"),
@@ -134,9 +134,9 @@ def refused(process: subprocess.Popen[str]) -> str:
         ({"JUPYTER_TOKEN": TOKEN, "HOME": "home"}, "HOME is no absolute path"),
     ],
 )
-def test_a_wrong_input_is_one_line_and_nothing_starts(place: Place, given: dict[str, str], said: str) -> None:
+def test_a_wrong_input_is_one_line_and_nothing_starts(place: Place, given: dict[str, str], message: str) -> None:
     line = refused(place.start(**given))
-    assert re.search(said, line), line
+    assert re.search(message, line), line
     # A secret in the wrong place is not shown to all who read the log.
     assert not re.search("hunter2|h.rse", line)
     assert place.seen() == set()
@@ -145,7 +145,7 @@ def test_a_wrong_input_is_one_line_and_nothing_starts(place: Place, given: dict[
 @pytest.mark.tools
 @pytest.mark.parametrize("as_file", [False, True])
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("what", "message"),
     [
         ("hunter2", r"is no public key \(line 1\): give the line of a \.pub file"),
         ("{public}hunter2\n", r"is no public key \(line 2\)"),
@@ -159,37 +159,37 @@ def test_a_wrong_input_is_one_line_and_nothing_starts(place: Place, given: dict[
     ],
 )
 def test_a_key_that_is_a_password_or_a_private_key_is_refused(
-    place: Place, pair: tuple[str, str], what: str, said: str, *, as_file: bool
+    place: Place, pair: tuple[str, str], what: str, message: str, *, as_file: bool
 ) -> None:
     key = what.format(public=pair[0], private=pair[1])
     (place.root / "given").write_text(key)
     given = {"SSH_PUBLIC_KEY_FILE": f"{place.root}/given"} if as_file else {"SSH_PUBLIC_KEY": key}
     line = refused(place.start(JUPYTER_TOKEN=TOKEN, **given))
-    assert re.search(f"^{next(iter(given))} {said}", line), line
+    assert re.search(f"^{next(iter(given))} {message}", line), line
     assert "hunter2" not in line
     assert place.seen() == set()
 
 
 @pytest.mark.skipif(NOBODY is None, reason="needs root")
 def test_root_is_refused(place: Place) -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         ["bash", place.root / "start-jupyter"], env={"HOME": "/x"}, stderr=subprocess.PIPE, text=True, check=False
     )
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "this is root" in done.stderr
+    assert (completed.returncode, completed.stderr.count("\n")) == (2, 1)
+    assert "this is root" in completed.stderr
 
 
 def test_jupyter_gets_the_token_in_a_file_of_its_own_and_sshd_does_not_start(place: Place) -> None:
     # The port of a server that is not started is in nobody's way.
     process = place.start("--ServerApp.base_url=/lab/", JUPYTER_TOKEN=TOKEN, SSH_PORT="8888")
-    assert eventually(lambda: "jupyter-lab.args" in place.seen(), wanted=True)
+    assert eventually(lambda: "jupyter-lab.args" in place.seen(), expected=True)
     arguments, environment = place.arguments("jupyter-lab"), place.environment("jupyter-lab")
     token = Path(environment["JUPYTER_TOKEN_FILE"])
     assert (token.read_text(), token.stat().st_mode & 0o777) == (TOKEN, 0o600)
     process.terminate()
-    said = process.communicate(timeout=60)[1]
-    assert process.returncode == 0, said
-    assert TOKEN not in said
+    message = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, message
+    assert TOKEN not in message
     assert not [text for text in (*arguments, *environment.values()) if TOKEN in text]
     assert arguments[-1] == "--ServerApp.base_url=/lab/"
     assert {"--ServerApp.ip=0.0.0.0", "--ServerApp.port=8888", "--ServerApp.port_retries=0"} <= set(arguments)
@@ -204,10 +204,10 @@ def test_sshd_takes_keys_only_and_gives_a_session_the_containers_environment(
 ) -> None:
     odd = 'a "b" \\c #d $HOME'
     process = place.start(SSH_PUBLIC_KEY=pair[0], HF_HOME="/data/hf", ODD=odd, LINES="1\n2", NVIDIA_VISIBLE_DEVICES="0")
-    assert eventually(lambda: "sshd.args" in place.seen(), wanted=True)
+    assert eventually(lambda: "sshd.args" in place.seen(), expected=True)
     process.terminate()
-    said = process.communicate(timeout=60)[1]
-    assert process.returncode == 0, said
+    message = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, message
     config = place.state("sshd_config").read_text()
     lines = config.splitlines()
     for line in ("PasswordAuthentication no", "KbdInteractiveAuthentication no", "PermitRootLogin no", "UsePAM no"):
@@ -224,7 +224,7 @@ def test_sshd_takes_keys_only_and_gives_a_session_the_containers_environment(
     fingerprint = subprocess.run(
         ["ssh-keygen", "-l", "-f", place.state("host_key.pub")], capture_output=True, text=True, check=True
     )
-    assert fingerprint.stdout.split()[1] in said
+    assert fingerprint.stdout.split()[1] in message
 
 
 @pytest.mark.tools
@@ -234,7 +234,7 @@ def test_a_token_file_of_a_container_that_was_killed_does_not_stay(place: Place,
     if NOBODY is not None:
         os.chown(place.state(""), NOBODY, -1)
     process = place.start(SSH_PUBLIC_KEY=pair[0])
-    assert eventually(lambda: "sshd.args" in place.seen(), wanted=True)
+    assert eventually(lambda: "sshd.args" in place.seen(), expected=True)
     there = place.state("token").exists()
     process.terminate()
     process.communicate(timeout=60)
@@ -255,10 +255,10 @@ def test_the_lines_of_several_pub_files_are_taken(place: Place, pair: tuple[str,
     others.append(f"{kind} {base64.b64encode(hardware).decode()}\n")
     given = "".join(("# mine\n\n", pair[0], *others, "  " + pair[0].replace(" ", "\t"), pair[0].replace("\n", "\r\n")))
     process = place.start(SSH_PUBLIC_KEY=given)
-    assert eventually(lambda: "sshd.args" in place.seen(), wanted=True)
+    assert eventually(lambda: "sshd.args" in place.seen(), expected=True)
     process.terminate()
-    said = process.communicate(timeout=60)[1]
-    assert process.returncode == 0, said
+    message = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, message
 
 
 @pytest.mark.tools
@@ -266,12 +266,12 @@ def test_the_port_is_22_where_anybody_may_take_it_and_another_where_one_is_named
     place: Place, pair: tuple[str, str]
 ) -> None:
     lowest = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
-    for given, wanted in (({}, 22 if lowest <= 22 else 2222), ({"SSH_PORT": "2022"}, 2022)):
+    for given, expected in (({}, 22 if lowest <= 22 else 2222), ({"SSH_PORT": "2022"}, 2022)):
         process = place.start(SSH_PUBLIC_KEY=pair[0], **given)
-        assert eventually(lambda: "sshd.args" in place.seen(), wanted=True)
+        assert eventually(lambda: "sshd.args" in place.seen(), expected=True)
         process.terminate()
-        assert f"sshd: port {wanted}," in process.communicate(timeout=60)[1]
-        assert f"Port {wanted}\n" in place.state("sshd_config").read_text()
+        assert f"sshd: port {expected}," in process.communicate(timeout=60)[1]
+        assert f"Port {expected}\n" in place.state("sshd_config").read_text()
         (place.root / "seen/sshd.args").unlink()
 
 
@@ -279,10 +279,10 @@ def test_the_port_is_22_where_anybody_may_take_it_and_another_where_one_is_named
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_both(place: Place, pair: tuple[str, str], number: int) -> None:
     process = place.start(JUPYTER_TOKEN=TOKEN, SSH_PUBLIC_KEY=pair[0])
-    assert eventually(lambda: {"sshd.args", "jupyter-lab.args"} <= place.seen(), wanted=True)
+    assert eventually(lambda: {"sshd.args", "jupyter-lab.args"} <= place.seen(), expected=True)
     process.send_signal(number)
-    said = process.communicate(timeout=60)[1]
-    assert process.returncode == 0, said
+    message = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, message
     assert {"sshd.ended", "jupyter-lab.ended"} <= place.seen()
 
 
@@ -295,9 +295,9 @@ def test_where_one_server_ends_by_itself_the_other_is_ended_too(
 ) -> None:
     (place.root / "seen" / f"{ends}.ends").touch()
     process = place.start(JUPYTER_TOKEN=TOKEN, SSH_PUBLIC_KEY=pair[0])
-    said = process.communicate(timeout=60)[1]
+    message = process.communicate(timeout=60)[1]
     assert process.returncode == 1
-    assert f"start-jupyter: {named} ended by itself" in said
+    assert f"start-jupyter: {named} ended by itself" in message
     assert f"{other}.args" not in place.seen() or f"{other}.ended" in place.seen()
 
 
@@ -306,7 +306,7 @@ def test_the_host_key_is_made_once(place: Place, pair: tuple[str, str]) -> None:
     keys = set()
     for _ in range(2):
         process = place.start(SSH_PUBLIC_KEY=pair[0])
-        assert eventually(lambda: "sshd.args" in place.seen(), wanted=True)
+        assert eventually(lambda: "sshd.args" in place.seen(), expected=True)
         process.terminate()
         process.communicate(timeout=60)
         keys.add(place.state("host_key").read_text())

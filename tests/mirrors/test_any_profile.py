@@ -60,8 +60,8 @@ VALUES = st.recursive(
 @example(value=[{" - at `$.hf": None}])
 @example(value={"a": {"b": "c"}})
 def test_any_value_of_a_key_is_accepted_or_refused_by_name(key: str, value: Any) -> None:
-    said = outcome({key: value})
-    assert said is None or re.fullmatch(rf"x\.yaml:\d+: {key}\b.*", said), said
+    message = outcome({key: value})
+    assert message is None or re.fullmatch(rf"x\.yaml:\d+: {key}\b.*", message), message
 
 
 @given(value=st.dictionaries(NAMES, VALUES, max_size=4))
@@ -70,11 +70,11 @@ def test_any_value_of_a_key_is_accepted_or_refused_by_name(key: str, value: Any)
 @example(value={"pypi": [{"url": "/x", "kind": "a\nb"}]})
 @example(value={"pypi": [{"url": "/x", "kind": "a?b"}]})
 def test_any_mapping_is_a_profile_or_one_line(value: Any) -> None:
-    said = outcome(value)
-    assert said is None or re.fullmatch(r"x\.yaml:\d+: .+", said), said
+    message = outcome(value)
+    assert message is None or re.fullmatch(r"x\.yaml:\d+: .+", message), message
 
 
-class Unaliased(yaml.SafeDumper):
+class UnaliasedDumper(yaml.SafeDumper):
     """Writes what is in two places twice: an alias is refused before anything else is read."""
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -84,7 +84,7 @@ class Unaliased(yaml.SafeDumper):
 
 def outcome(value: Any) -> str | None:
     """Return what is said of a profile of this value, or None if it is one."""
-    text = yaml.dump(value, Dumper=Unaliased)
+    text = yaml.dump(value, Dumper=UnaliasedDumper)
     try:
         parse(text.encode(), Path("x.yaml"))
     except ConfigError as error:

@@ -75,13 +75,15 @@ def test_our_own_scripts_and_images_are_clean() -> None:
 
 
 def test_the_samples_have_every_rule() -> None:
-    found = {finding.id for finding in found_in(*(path for path in DATA.iterdir() if path.is_file()))}
-    assert {rule.id for rule in RULES} - found == {"W014"}
+    actual = {finding.id for finding in found_in(*(path for path in DATA.iterdir() if path.is_file()))}
+    assert {rule.id for rule in RULES} - actual == {"W014"}
 
 
 def test_no_finding_repeats_a_secret() -> None:
-    said = json.dumps([msgspec.to_builtins(f) for f in found_in(*(path for path in DATA.iterdir() if path.is_file()))])
-    assert [canary for canary in CANARIES if canary in said] == []
+    message = json.dumps(
+        [msgspec.to_builtins(f) for f in found_in(*(path for path in DATA.iterdir() if path.is_file()))]
+    )
+    assert [canary for canary in CANARIES if canary in message] == []
     assert all(any(canary in path.read_text() for path in DATA.iterdir() if path.is_file()) for canary in CANARIES)
 
 
@@ -213,8 +215,8 @@ def test_this_machine_is_read_and_a_root_of_ones_own(tmp_path: Path) -> None:
         "HF_HUB_ENABLE_HF_TRANSFER": "1",
         "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"),
     }
-    found = examine(this_machine.read_machine(environ, tmp_path))
-    assert [(Path(f.where).name, f.id) for f in found] == [
+    doctor_findings = examine(this_machine.read_machine(environ, tmp_path))
+    assert [(Path(f.where).name, f.id) for f in doctor_findings] == [
         ("daemon.json", "W005"),
         (".bashrc", "W001"),
         ("pip.conf", "W010"),
@@ -227,8 +229,8 @@ def test_a_token_that_a_login_left_goes_to_the_mirror_too(tmp_path: Path) -> Non
     assert examine(this_machine.read_machine(environ, tmp_path)) == []
     (tmp_path / ".cache/huggingface").mkdir(parents=True)
     (tmp_path / ".cache/huggingface/token").write_text("hf_hunter2-canary")
-    (found,) = examine(this_machine.read_machine(environ, tmp_path))
-    assert (found.id, found.where) == ("W009", "environment")
+    (actual,) = examine(this_machine.read_machine(environ, tmp_path))
+    assert (actual.id, actual.where) == ("W009", "environment")
     assert examine(this_machine.read_machine({**environ, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}, tmp_path)) == []
 
 
@@ -244,13 +246,13 @@ def test_a_home_of_somebody_else_is_told_and_ends_no_look(tmp_path: Path, monkey
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / ".config"))
     with as_nobody(tmp_path, home):
         (shut,) = this_machine.unreadable_settings(environ, tmp_path)
-        found = examine(this_machine.read_machine(environ, tmp_path))
+        doctor_findings = examine(this_machine.read_machine(environ, tmp_path))
         with pytest.raises(
             ConfigError, match=r"/mirror: cannot read the chosen mirror: Permission denied.* --mirror none"
         ):
             user_choice.read()
     assert (shut.where, shut.level, shut.what[:33]) == (str(home), "unreal", "cannot be read (Permission denied")
-    assert [Path(one.where).name for one in found] == ["pip.conf"]
+    assert [Path(one.where).name for one in doctor_findings] == ["pip.conf"]
     with as_nobody(tmp_path, home / ".bashrc"):
         assert [one.where for one in this_machine.unreadable_settings(environ, tmp_path)] == [str(home / ".bashrc")]
 
@@ -295,18 +297,18 @@ def test_a_file_that_is_no_text_hides_no_finding_of_the_others(tmp_path: Path) -
     (tmp_path / "a.bin").write_bytes(b"\0")
     (tmp_path / "b.sh").write_text("HF_MIRROR=https://m.example\n")
     command = [sys.executable, "-m", "envcheck", "mirror", "doctor", str(tmp_path / "a.bin"), str(tmp_path / "b.sh")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 2
-    assert "b.sh:1: unreal W001" in done.stdout
-    assert done.stderr.startswith(f"envcheck: {tmp_path / 'a.bin'} is not a text file; name Dockerfiles")
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert completed.returncode == 2
+    assert "b.sh:1: unreal W001" in completed.stdout
+    assert completed.stderr.startswith(f"envcheck: {tmp_path / 'a.bin'} is not a text file; name Dockerfiles")
 
 
 def _refused(*arguments: str) -> str:
     """Return the one line that a wrong call ends with."""
     command = [sys.executable, "-m", "envcheck", "mirror", "doctor", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    return done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (completed.returncode, completed.stdout, completed.stderr.count("\n")) == (2, "", 1)
+    return completed.stderr
 
 
 def test_to_look_at_nothing_is_no_answer(tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ def test_a_page_of_such_names_is_read_in_seconds() -> None:
 def test_a_probe_reads_them_too() -> None:
     package = WantedPackage("torch", "1.0", (A,))
     for name in (BOMB, f"torch-{DIGITS}-py3-none-any.whl"):
-        found = candidates(package, [[IndexFile(name, "http://t/x", None)]], [], {})
-        assert [option.status.listed for options in found for option in options] == ["absent"]
+        actual = candidates(package, [[IndexFile(name, "http://t/x", None)]], [], {})
+        assert [option.status.listed for options in actual for option in options] == ["absent"]
 
 
 def test_a_lock_s_version_of_many_digits_is_one_line() -> None:

@@ -83,7 +83,7 @@ def test_the_other_clients_and_credentials_by_reference(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (("{token_env: NPM_TOKEN}", "{token_env: 'npm_s3cr3t-x'}"), ":6: credentials.Npm.Example.token_env: not the"),
         (("NPM_TOKEN", "npm_s3cr3t00000000000000000"), ":6: credentials.Npm.Example.token_env: not the"),
@@ -111,12 +111,12 @@ def test_the_other_clients_and_credentials_by_reference(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_in_the_other_parts_is_named_and_no_secret_repeated(
-    tmp_path: Path, change: tuple[str, str], said: str
+    tmp_path: Path, change: tuple[str, str], message: str
 ) -> None:
     (tmp_path / "secret").write_text("hunter2")
     with pytest.raises(ConfigError) as refused:
         parse(MORE.replace(*change).encode(), tmp_path / "x.yaml")
-    assert refused.value.message.startswith(f"{tmp_path}/x.yaml{said}")
+    assert refused.value.message.startswith(f"{tmp_path}/x.yaml{message}")
     assert "s3cr3t" not in str(refused.value)
 
 
@@ -129,7 +129,7 @@ def test_an_unnamed_profile_is_called_as_its_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (("keep: true", "kepp: true"), ":15: kepp: unknown key"),
         (("apt: [https://mirror.example]", "apt: https://m.example"), ":11: apt: Expected a list, got `str`"),
@@ -168,11 +168,11 @@ def test_an_unnamed_profile_is_called_as_its_file() -> None:
         ((WHOLE, ""), ": not a mirror profile"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_key_and_line(site: Path, change: tuple[str, str], said: str) -> None:
+def test_what_is_wrong_is_named_with_its_key_and_line(site: Path, change: tuple[str, str], message: str) -> None:
     (site / "site.yaml").write_text(WHOLE.replace(*change))
     with pytest.raises(ConfigError) as refused:
         load(site / "site.yaml")
-    assert refused.value.message.startswith(f"{site}/site.yaml{said.replace('{site}', str(site))}")
+    assert refused.value.message.startswith(f"{site}/site.yaml{message.replace('{site}', str(site))}")
     assert "\n" not in str(refused.value)
 
 
@@ -224,7 +224,7 @@ def test_a_certificate_file_must_hold_certificates_and_no_key(site: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("hosst", "no mirror profile 'hosst'; did you mean host"),
         ("tunna", "did you mean tuna"),
@@ -233,8 +233,8 @@ def test_a_certificate_file_must_hold_certificates_and_no_key(site: Path) -> Non
         ("/", "/ is a directory, not a mirror profile"),
     ],
 )
-def test_an_unknown_profile_says_what_there_is(name: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_an_unknown_profile_says_what_there_is(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         load(name)
 
 

@@ -48,12 +48,12 @@ def test_a_login_goes_to_its_host_over_tls_and_on_the_port_that_the_profile_name
 
 
 @pytest.mark.parametrize(
-    ("mode", "said"), [(0o600, None), (0o400, None), (0o644, "read"), (0o666, "write"), (0o620, "write")]
+    ("mode", "message"), [(0o600, None), (0o400, None), (0o644, "read"), (0o666, "write"), (0o620, "write")]
 )
-def test_a_file_of_secrets_that_others_may_use_is_said(netrc: Path, mode: int, said: str | None) -> None:
+def test_a_file_of_secrets_that_others_may_use_is_said(netrc: Path, mode: int, message: str | None) -> None:
     netrc.chmod(mode)
     text = permission_warning(netrc)
-    assert text is None if said is None else text is not None and f"other users can {said} the" in text
+    assert text is None if message is None else text is not None and f"other users can {message} the" in text
 
 
 @pytest.mark.parametrize("bad", ["`id`", "$(id)", "'", '"', "\\", ";id", "|id", "<x", "${x}"])

@@ -21,8 +21,8 @@ urls = st.from_regex(r"https://[a-z]{1,8}\.example/[a-z]{0,8}", fullmatch=True)
 )
 def test_every_url_of_a_pip_file_is_found_in_order(extra: list[str], *, lines: bool, section: str) -> None:
     value = "\n    ".join(["", *extra]) if lines else " ".join(extra)
-    found = pip_config([(PIP, f"[{section}]\nextra-index-url = {value}\n")], {})
-    assert found == ClientConfig(extra=extra)
+    client_config = pip_config([(PIP, f"[{section}]\nextra-index-url = {value}\n")], {})
+    assert client_config == ClientConfig(extra=extra)
 
 
 def test_later_files_win_and_the_environment_wins_over_all() -> None:
@@ -72,8 +72,10 @@ def test_uvs_environment_goes_before_its_files() -> None:
         "UV_FIND_LINKS": "/w1,/w2",
         "SSL_CERT_FILE": "/ca.pem",
     }
-    found = uv_config([(UV, 'index-url = "https://a.example"\nextra-index-url = ["https://x.example"]\n')], environ)
-    assert found == ClientConfig(
+    client_config = uv_config(
+        [(UV, 'index-url = "https://a.example"\nextra-index-url = ["https://x.example"]\n')], environ
+    )
+    assert client_config == ClientConfig(
         index="https://e.example",
         extra=["https://l.example", "https://m.example/?a=b", "https://x.example"],
         find_links=["/w1", "/w2"],

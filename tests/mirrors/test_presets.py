@@ -56,7 +56,7 @@ example:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (
             ("https://mirror.example.org/hf", "https://u:s3cr3t@mirror.example.org/hf"),
@@ -84,11 +84,11 @@ example:
         ((EXAMPLE, "[]"), ": not presets: expected a mapping"),
     ],
 )
-def test_a_wrong_preset_is_named_with_its_key_and_line(change: tuple[str, str], said: str) -> None:
+def test_a_wrong_preset_is_named_with_its_key_and_line(change: tuple[str, str], message: str) -> None:
     assert list(parse_presets(EXAMPLE.encode(), Path("p.yaml"))) == ["example"]
     with pytest.raises(ConfigError) as refused:
         parse_presets(EXAMPLE.replace(*change).encode(), Path("p.yaml"))
-    assert str(refused.value).startswith(f"p.yaml{said}")
+    assert str(refused.value).startswith(f"p.yaml{message}")
     assert "s3cr3t" not in str(refused.value)
 
 

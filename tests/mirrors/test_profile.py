@@ -29,9 +29,9 @@ def test_without_an_endpoint_xet_stays_and_no_token_is_sent() -> None:
 
 
 def test_an_endpoint_turns_xet_off_because_its_data_would_go_elsewhere() -> None:
-    found = hf_environment(Profile(name="t", hf=HuggingFace(endpoint="https://hf.example/", etag_timeout=90)))
-    assert (found["HF_ENDPOINT"], found["HF_HUB_DISABLE_XET"]) == ("https://hf.example", "1")
-    assert (found["HF_HUB_ETAG_TIMEOUT"], found["HF_HUB_DOWNLOAD_TIMEOUT"]) == ("90", "60")
+    data = hf_environment(Profile(name="t", hf=HuggingFace(endpoint="https://hf.example/", etag_timeout=90)))
+    assert (data["HF_ENDPOINT"], data["HF_HUB_DISABLE_XET"]) == ("https://hf.example", "1")
+    assert (data["HF_HUB_ETAG_TIMEOUT"], data["HF_HUB_DOWNLOAD_TIMEOUT"]) == ("90", "60")
 
 
 def test_only_an_explicit_allow_lets_the_token_go_to_the_endpoint() -> None:
@@ -79,6 +79,6 @@ def test_a_user_or_password_in_a_url_is_seen_and_hidden(url: str, *, has: bool) 
 
 def test_a_query_is_hidden() -> None:
     assert redacted("https://a.example/x?token=a@b") == "https://a.example/x?..."
-    said = "error (https://a.example/x?sig=s): `https://b.example/?t=s` is gone, is it? https://c.example/y"
+    message = "error (https://a.example/x?sig=s): `https://b.example/?t=s` is gone, is it? https://c.example/y"
     hidden = "error (https://a.example/x?...): `https://b.example/?...` is gone, is it? https://c.example/y"
-    assert without_queries(said) == hidden
+    assert without_queries(message) == hidden

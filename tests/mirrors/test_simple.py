@@ -79,8 +79,10 @@ def test_a_file_is_known_by_its_hash_and_has_every_place_that_names_it() -> None
         [IndexFile(W, "https://three.example/t.whl", A, 5), IndexFile("torch-2.8.0.tar.gz", "https://three.example/x")],
         [IndexFile(W, "https://four.example/t.whl")],
     ]
-    found = match_files(LockedPackage("torch", (A,)), pages)
-    assert found == [LocatedFile(W, A, 5, tuple(f"https://{host}.example/t.whl" for host in ("one", "three", "four")))]
+    located_files = match_files(LockedPackage("torch", (A,)), pages)
+    assert located_files == [
+        LocatedFile(W, A, 5, tuple(f"https://{host}.example/t.whl" for host in ("one", "three", "four")))
+    ]
 
 
 def test_where_no_page_tells_hashes_the_one_file_it_can_be_is_taken() -> None:
@@ -113,10 +115,10 @@ def test_nothing_of_that_hash_says_why_at_each_place() -> None:
 
 def test_who_was_asked_in_vain_is_named() -> None:
     pages: list[list[IndexFile] | str] = ["it answers 404", [IndexFile(W, "https://x.example/t", B)]]
-    said = "torch: one.example: it answers 404; two.example: no file on its page has a hash of the lock"
-    with pytest.raises(UnavailableError, match=said):
+    message = "torch: one.example: it answers 404; two.example: no file on its page has a hash of the lock"
+    with pytest.raises(UnavailableError, match=message):
         match_files(LockedPackage("torch", (A,)), pages, hosts=["one.example", "two.example"])
     nobody = [Index(url=f"http://{name}.invalid/simple") for name in ("one", "two")]
-    said = "numpy: one.invalid: the name does not resolve; two.invalid: the name does not resolve"
-    with pytest.raises(UnavailableError, match=said):
+    message = "numpy: one.invalid: the name does not resolve; two.invalid: the name does not resolve"
+    with pytest.raises(UnavailableError, match=message):
         locate([LockedPackage("numpy", (A,))], {"pypi": nobody}, Client())

@@ -22,7 +22,7 @@ JSON = "application/vnd.pypi.simple.v1+json"
 
 def read(*names: str, variant: str | None = None) -> list[tuple[str, str, str]]:
     files = [IndexFile(name, f"https://mirror.example/{name}") for name in names]
-    return [(found.torch, found.arch, found.python) for found in parse_wheels(files, variant)]
+    return [(actual.torch, actual.arch, actual.python) for actual in parse_wheels(files, variant)]
 
 
 def test_names_of_wheels() -> None:
@@ -135,7 +135,7 @@ def site(pypi: list[str], pytorch: list[str], *, closed: bool = False) -> Profil
 def listed(server: Server, profile: Profile | None = None) -> list[str]:
     profile = profile or site([f"{server.url}/simple"], [f"{server.url}/whl/{{variant}}"])
     listing = read_torch_wheels(Client(), profile, ["cpu", "cu199"], releases={"2.15.0"}, torchvisions=["0.29.2"])
-    return [found.file.name for found in listing.wheels]
+    return [actual.file.name for actual in listing.wheels]
 
 
 PAGE = b'<a href="torch-2.15.0-cp312-cp312-manylinux_2_28_x86_64.whl">w</a>'
@@ -144,8 +144,8 @@ CPU = b'<a href="torch-2.15.0+cpu-cp312-cp312-manylinux_2_28_x86_64.whl">w</a>'
 
 def pages(**more: Answer) -> dict[str, Answer]:
     html = {"Content-Type": "text/html"}
-    found = {"/simple/torch/": Answer(200, PAGE, html), "/whl/cpu/torch/": Answer(200, CPU, html)}
-    return found | {name.replace("_", "/"): answer for name, answer in more.items()}
+    data = {"/simple/torch/": Answer(200, PAGE, html), "/whl/cpu/torch/": Answer(200, CPU, html)}
+    return data | {name.replace("_", "/"): answer for name, answer in more.items()}
 
 
 def index(servers: Servers, answers: dict[str, Answer]) -> Server:

@@ -67,12 +67,12 @@ def test_what_comes_after_its_time_changes_nothing() -> None:
         late.wait()
         return SourceReading({"late": value(1)}, [Gpu("GPU-1")])
 
-    told = parallel.read([ReadTask({"late": whole}, answers_late, 0.05)])
+    result = parallel.read([ReadTask({"late": whole}, answers_late, 0.05)])
     late.set()
     for thread in threading.enumerate():
         if thread.name == "reads late":
             thread.join()
-    assert (told.signals["late"].reason, [*told.gpus]) == ("timed out: no answer in 0.05 s", [])
+    assert (result.signals["late"].reason, [*result.gpus]) == ("timed out: no answer in 0.05 s", [])
 
 
 def test_a_source_that_breaks_is_a_reason_of_all_its_signals_and_of_no_other() -> None:

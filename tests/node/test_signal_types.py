@@ -53,10 +53,10 @@ def test_what_it_cannot_be_is_a_reason_that_shows_it(name: str, value: Any) -> N
 def test_a_gpus_signals_are_held_to_their_shapes_and_unknown_ones_are_left() -> None:
     signals = {"temperature": "hot" * 40, "temperature_margin": -3, "newer": "x", "mig_mode": "half"}
     gpu = Gpu("GPU-1", {name: Signal(value) for name, value in signals.items()})
-    [told] = signal_types.sound(Snapshot("", {}, [gpu])).gpus
-    assert told.signal("mig_mode").why == "failed"
-    assert (told.uuid, told.signal("temperature_margin").value, told.signal("newer").value) == ("GPU-1", -3, "x")
-    assert len(str(told.signal("temperature").reason)) < 100
+    [result] = signal_types.sound(Snapshot("", {}, [gpu])).gpus
+    assert result.signal("mig_mode").why == "failed"
+    assert (result.uuid, result.signal("temperature_margin").value, result.signal("newer").value) == ("GPU-1", -3, "x")
+    assert len(str(result.signal("temperature").reason)) < 100
 
 
 def test_a_signal_without_a_value_keeps_its_reason() -> None:
@@ -65,5 +65,5 @@ def test_a_signal_without_a_value_keeps_its_reason() -> None:
 
 
 def test_what_torch_cannot_have_said_was_not_said() -> None:
-    said = {"device_count": "banana", "devices": [{"uuid": 7}], "torch": "2.8.0", "cuda": None, "other": math.nan}
-    assert [*signal_types.sound_facts(said)] == ["torch", "cuda", "other"]
+    data = {"device_count": "banana", "devices": [{"uuid": 7}], "torch": "2.8.0", "cuda": None, "other": math.nan}
+    assert [*signal_types.sound_facts(data)] == ["torch", "cuda", "other"]

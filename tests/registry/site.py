@@ -134,8 +134,8 @@ class Site:
 
     def delete(self, path: str) -> None:
         """Delete what has this path."""
-        asked = RegistryRequest("DELETE", path, "a proof", accepted=(202,), push=True)
-        assert self.repository.exchange.ask(asked).status == 202
+        registry_request = RegistryRequest("DELETE", path, "a proof", accepted=(202,), push=True)
+        assert self.repository.exchange.ask(registry_request).status == 202
 
     def later(self, monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
         """Have the commands take the time for so many seconds later."""

@@ -260,8 +260,8 @@ def test_a_registry_that_was_busy_for_a_moment_is_asked_again(lied: Site, fake: 
     ],
 )
 def test_what_was_mistyped_is_said_before_a_registry_is_asked(words: tuple[str, ...], why: str, lied: Site) -> None:
-    status, said = lied.run(*words)
-    assert (status, why in said) == (2, True), said
+    status, message = lied.run(*words)
+    assert (status, why in message) == (2, True), message
 
 
 def test_a_repository_without_tags_may_be_a_wrong_name(lied: Site, fake: FakeRegistry) -> None:
@@ -354,10 +354,10 @@ def cut_off(promote: Callable[[], None], after: int, monkeypatch: pytest.MonkeyP
     """Promote until so many requests were sent; tell whether it was completed."""
     left, honest = iter(range(after)), Exchange.read
 
-    def read(self: Exchange, asked: Any, consume: Any) -> Any:
+    def read(self: Exchange, requests: Any, consume: Any) -> Any:
         if next(left, None) is None:
             raise KilledError
-        return honest(self, asked, consume)
+        return honest(self, requests, consume)
 
     with monkeypatch.context() as patched:
         patched.setattr(Exchange, "read", read)
@@ -377,8 +377,8 @@ def test_a_failure_that_only_the_target_knows_stops_a_promotion(on_disk: Site, r
     assert on_disk.promote(image, *to)[0] == 0
     report, key = on_disk.report(image, ago=60, failed=True), on_disk.folder / "release"
     assert on_disk.run("publish", f"{there.reference.name}@{image.digest}", "--report", report, "--key", key)[0] == 0
-    status, said = on_disk.promote(image, "--to", "next", "--to-repo", there.reference.name)
-    assert (status, "is not promoted" in said, "failed-since" in said) == (1, True, True), said
+    status, message = on_disk.promote(image, "--to", "next", "--to-repo", there.reference.name)
+    assert (status, "is not promoted" in message, "failed-since" in message) == (1, True, True), message
     assert "next" not in there.tags()
 
 
@@ -390,6 +390,6 @@ def test_a_clock_that_is_behind_is_named_when_it_promotes(site: Site, monkeypatc
     site.later(monkeypatch, 120)
     assert site.promote(first, "--to", "stable")[0] == 0
     site.later(monkeypatch, 0)
-    status, said = site.promote(second, "--to", "stable")
-    assert (status, "check the clocks" in said) == (1, True), said
+    status, message = site.promote(second, "--to", "stable")
+    assert (status, "check the clocks" in message) == (1, True), message
     assert site.chosen(f"{site.name}:stable") == first.digest

@@ -130,9 +130,9 @@ def test_older_releases_are_not_read_once_a_newer_one_is_chosen(site: Site, monk
     site.publish(new, cell="torch2.13.0-cpu-py311")
     read, honest = [], Repository.manifest
 
-    def manifest(self: Repository, wanted: Any) -> StoredManifest:
-        read.append(wanted)
-        return honest(self, wanted)
+    def manifest(self: Repository, expected: Any) -> StoredManifest:
+        read.append(expected)
+        return honest(self, expected)
 
     monkeypatch.setattr(Repository, "manifest", manifest)
     assert site.chosen() == new.digest
@@ -222,15 +222,15 @@ def test_an_alias_does_not_go_back_when_its_newest_promotion_is_overwritten(
     site.repository.push_manifest(empty, OCI_INDEX, fallback_tag(second.digest))
     _tag(site.repository, "stable", first)
     assert site.reasons(f"{site.name}:stable") == {"alias-not-promoted"}
-    status, said = site.promote(first, "--to", "stable")
-    assert (status, "cannot be read, and may be the newest" in said) == (1, True), said
+    status, message = site.promote(first, "--to", "stable")
+    assert (status, "cannot be read, and may be the newest" in message) == (1, True), message
 
 
 def test_an_index_with_two_images_of_one_architecture_is_not_promoted(site: Site) -> None:
     index = push_index(site.repository, "both", amd64="one", amd64_v3="two")
     assert site.publish(site.image("one"))[0] == 0
-    status, said = site.promote(index, "--to", "stable")
-    assert (status, "two images of one architecture" in said) == (1, True), said
+    status, message = site.promote(index, "--to", "stable")
+    assert (status, "two images of one architecture" in message) == (1, True), message
     assert "stable" not in site.repository.tags()
 
 
@@ -322,10 +322,10 @@ def test_a_publication_that_is_cut_off_anywhere_proves_nothing_and_the_next_comp
     for allowed in itertools.count():
         left = iter(range(allowed))
 
-        def ask(self: Exchange, asked: Any, left: Iterator[int] = left) -> Any:
+        def ask(self: Exchange, requests: Any, left: Iterator[int] = left) -> Any:
             if next(left, None) is None:
                 raise KilledError
-            return honest(self, asked)
+            return honest(self, requests)
 
         monkeypatch.setattr(Exchange, "ask", ask)
         result = CliRunner().invoke(cli, [*map(str, words)])

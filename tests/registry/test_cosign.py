@@ -32,8 +32,8 @@ def cosign(home: Path, *words: str) -> tuple[int, str]:
     """Run cosign, which reaches nothing but this machine, and return its exit code and what it says."""
     environment = {"HOME": str(home), "HTTPS_PROXY": "127.0.0.1:9", "COSIGN_PASSWORD": ""}
     argv = [registries.program("cosign"), *words]
-    done = subprocess.run(argv, cwd=home, env=environment, capture_output=True, text=True, check=False)
-    return done.returncode, done.stderr
+    completed = subprocess.run(argv, cwd=home, env=environment, capture_output=True, text=True, check=False)
+    return completed.returncode, completed.stderr
 
 
 def verified(image: str, key: PrivateKey, home: Path) -> tuple[int, str]:
@@ -56,9 +56,9 @@ def test_cosign_verifies_a_proof_by_its_key_alone(
     attach(repository, image, envelope.BUNDLE_TYPE, [(envelope.BUNDLE_TYPE, content)], kept)
     name = f"{address}/team/{kind.replace('_', '-')}@{image.digest}"
     assert verified(name, signer, tmp_path)[0] == 0
-    code, said = verified(name, other_key, tmp_path)
+    code, message = verified(name, other_key, tmp_path)
     assert code != 0
-    assert "signature" in said
+    assert "signature" in message
 
 
 def test_a_bundle_of_cosigns_is_opened_by_its_key(address: str, tmp_path: Path) -> None:
@@ -69,10 +69,10 @@ def test_a_bundle_of_cosigns_is_opened_by_its_key(address: str, tmp_path: Path) 
     assert cosign(tmp_path, "generate-key-pair")[0] == 0
     words = ["--key", "cosign.key", "--predicate", "predicate", "--type", statements.PREDICATE_TYPE, "--yes"]
     words += ["--use-signing-config=false", "--tlog-upload=false", "--allow-http-registry"]
-    code, said = cosign(tmp_path, "attest", *words, f"{address}/team/theirs@{image}")
-    assert code == 0, said
-    (found,) = referrers(repository, image).artifacts
-    content = repository.blob(found.manifest.layers[0], strict_json.MOST)
+    code, message = cosign(tmp_path, "attest", *words, f"{address}/team/theirs@{image}")
+    assert code == 0, message
+    (actual,) = referrers(repository, image).artifacts
+    content = repository.blob(actual.manifest.layers[0], strict_json.MOST)
     key = load_public(tmp_path / "cosign.pub")
     result = envelope.open_envelope(content, statements.PAYLOAD_TYPE, [key])
     assert isinstance(result, envelope.EnvelopeContents)

@@ -55,9 +55,9 @@ def test_podman_has_what_was_proven(on_disk: Site, tmp_path: Path, monkeypatch: 
     environment = {**os.environ, "HOME": str(tmp_path), **named}
 
     def run(*argv: str) -> str:
-        done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=120)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        completed = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=120)
+        assert completed.returncode == 0, completed.stderr
+        return completed.stdout
 
     words = ("--from", on_disk.name, "--policy", str(on_disk.policy), "--engine", "podman", "--json")
     pulled = json.loads(run(sys.executable, "-m", "envcheck", "pull", *words))

@@ -14,7 +14,7 @@ from envcheck.mirrors.profiles.load import load
 from envcheck.registry.oci.opening import open_repository
 from envcheck.registry.oci.references import parse_reference
 from tests import registries
-from tests.certificates import Certified, signed
+from tests.certificates import Certificate, signed
 from tests.registry.site import Site
 
 pytestmark = pytest.mark.tools
@@ -23,21 +23,21 @@ PASSWORDS: Final = "gate:$2b$04$7q7vAkQAV0S.2WDNzQ0cx.B7uh8c7/9gHogPqse9C2.D5hrd
 PASSWORD: Final = "canary-password"  # noqa: S105 (of a test)
 
 
-class Secured(NamedTuple):
+class SecuredRegistry(NamedTuple):
     """Its address and its certificate."""
 
     address: str
-    certified: Certified
+    certified: Certificate
 
 
 @pytest.fixture(scope="module")
-def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredRegistry]:
     """Serve a registry over TLS, with a login."""
     at = tmp_path_factory.mktemp("secured")
     certified = signed(at, "127.0.0.1")
     (at / "passwords").write_text(PASSWORDS)
     with registries.docker_registry(at, certified, at / "passwords") as address:
-        yield Secured(address, certified)
+        yield SecuredRegistry(address, certified)
 
 
 LOGINS: Final[dict[str, Callable[[str, str], dict[str, object]]]] = {
@@ -59,7 +59,7 @@ def log_in(how: str, address: str, at: Path, monkeypatch: pytest.MonkeyPatch, pa
 
 @pytest.mark.parametrize("how", LOGINS)
 def test_a_proof_is_published_and_pulled_over_tls_with_a_login(
-    how: str, secured: Secured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: str, secured: SecuredRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log_in(how, secured.address, tmp_path, monkeypatch)
     profile = tmp_path / "site.yaml"
@@ -70,7 +70,7 @@ def test_a_proof_is_published_and_pulled_over_tls_with_a_login(
     image = site.image("one", "one")
     words = ("--policy", site.policy, "--mirror", profile)
     published = ("publish", f"{name}@{image.digest}", "--report", site.report(image), "--mirror", profile)
-    said = []
+    messages = []
     for command in (
         (*published, "--key", site.folder / "release"),
         ("proof", f"{name}@{image.digest}", *words),
@@ -80,13 +80,13 @@ def test_a_proof_is_published_and_pulled_over_tls_with_a_login(
     ):
         status, output = site.run(*command)
         assert status == 0, output
-        said.append(output)
+        messages.append(output)
     log_in(how, secured.address, tmp_path, monkeypatch, "canary-of-another")
     status, output = site.run("pull", "--from", name, *words, "--dry-run")
     assert (status, "docker login" in output) == (3, True), output
     (tmp_path / "config.json").unlink()
     status, none = site.run("proof", f"{name}@{image.digest}", *words)
     assert status == 3, none
-    assert not any("canary" in text for text in (*said, output, none))
+    assert not any("canary" in text for text in (*messages, output, none))
     log = (secured.certified.ca.parent / "registry.log").read_text()
     assert PASSWORD not in log

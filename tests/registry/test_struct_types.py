@@ -24,7 +24,7 @@ print(len(structs), *sorted(late))
 
 
 def test_no_struct_of_the_registry_is_learned_when_it_is_first_decoded() -> None:
-    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=True)
-    structs, *late = done.stdout.split()
+    completed = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, check=True)
+    structs, *late = completed.stdout.split()
     assert late == []
     assert int(structs) > 20

@@ -33,6 +33,6 @@ def test_findings_blame_the_gpus_they_name(
     report: Callable[..., RunReport], finding: dict[str, Any], blamed: list[str], status: str
 ) -> None:
     outcome = row("x", status, **finding)
-    found = culprits(report(outcome, snapshot=Snapshot("", {}, [Gpu(f"GPU-{i}") for i in range(3)])))
+    data = culprits(report(outcome, snapshot=Snapshot("", {}, [Gpu(f"GPU-{i}") for i in range(3)])))
     expected = blamed if status in ("warn", "fail", "error") else []
-    assert [uuid for uuid, outcomes in found.items() if outcomes] == expected
+    assert [uuid for uuid, outcomes in data.items() if outcomes] == expected

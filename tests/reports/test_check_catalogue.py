@@ -42,11 +42,11 @@ def test_what_counts_as_having_met_a_gpu(
     facts: dict[str, Any],
     met: bool,  # noqa: FBT001 (a table's column)
 ) -> None:
-    found = met_in([("a.json", report(outcome, **{"snapshot": REAL, **facts}))])
+    entries = met_in([("a.json", report(outcome, **{"snapshot": REAL, **facts}))])
     expected = {"check": "gemm", "gpu": "NVIDIA H200", "date": "2026-01-02", "report": "a.json"}
-    assert found == ([expected] if met else [])
+    assert entries == ([expected] if met else [])
 
 
 def test_each_model_is_told_once_by_the_first_report(report: Callable[..., RunReport]) -> None:
     made = report(gemm(), snapshot=REAL)
-    assert [found["report"] for found in met_in([("a.json", made), ("b.json", made)])] == ["a.json"]
+    assert [actual["report"] for actual in met_in([("a.json", made), ("b.json", made)])] == ["a.json"]

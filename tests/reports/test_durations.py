@@ -27,15 +27,15 @@ def plan(*seconds: float, **choices: Any) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "message"),
     [(0.4, "<1 s"), (1.0, "1 s"), (119.4, "119 s"), (120.0, "2 min"), (605.0, "10 min 5 s"), (3600.0, "60 min")],
 )
-def test_durations(seconds: float, said: str) -> None:
-    assert durations.duration(seconds) == said
+def test_durations(seconds: float, message: str) -> None:
+    assert durations.duration(seconds) == message
 
 
 @pytest.mark.parametrize(
-    ("choices", "said"),
+    ("choices", "message"),
     [
         ({}, "about 12 s"),
         ({"repeat": 3}, "3 times, about 36 s"),
@@ -43,8 +43,8 @@ def test_durations(seconds: float, said: str) -> None:
         ({"budget": 10.0}, "about 12 s if all; 1 expected to fit into 10 s"),
     ],
 )
-def test_what_is_said_before_it_begins(choices: dict[str, Any], said: str) -> None:
-    assert durations.extent(plan(2.0, 10.0, **choices)) == said
+def test_what_is_said_before_it_begins(choices: dict[str, Any], message: str) -> None:
+    assert durations.extent(plan(2.0, 10.0, **choices)) == message
 
 
 def test_time_taken_stands_beside_time_planned(report: MakeReport) -> None:
@@ -88,7 +88,7 @@ def test_a_spread_says_how_often_what_and_from_where_to_where() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choices", "now", "said"),
+    ("choices", "now", "message"),
     [
         ({}, "", "0/2 done; starting Python and torch 3 s; 4 s of about 12 s in all"),
         ({}, "c1", "0/2 done; c1 3 s of about 10 s; 4 s of about 12 s in all"),
@@ -97,12 +97,12 @@ def test_a_spread_says_how_often_what_and_from_where_to_where() -> None:
         ({"budget": 8.0}, "c1", "0/2 done; c1 3 s of about 10 s; 4 s of about 8 s in all"),
     ],
 )
-def test_the_progress_line(choices: dict[str, Any], now: str, said: str) -> None:
-    assert durations.progress(plan(2.0, 10.0, **choices), 0, now, (3.0, 4.0), 1) == said
+def test_the_progress_line(choices: dict[str, Any], now: str, message: str) -> None:
+    assert durations.progress(plan(2.0, 10.0, **choices), 0, now, (3.0, 4.0), 1) == message
 
 
 @pytest.mark.parametrize(
-    ("gpus", "least_ranks", "fitting", "said"),
+    ("gpus", "least_ranks", "fitting", "message"),
     [
         (1, 1, ["x"], "10 s"),
         (1, 1, [], "left out"),
@@ -112,7 +112,7 @@ def test_the_progress_line(choices: dict[str, Any], now: str, said: str) -> None
     ],
 )
 def test_a_check_that_takes_no_time_here_says_why(
-    gpus: int | None, least_ranks: int, fitting: list[str], said: str
+    gpus: int | None, least_ranks: int, fitting: list[str], message: str
 ) -> None:
     check = planned("x", seconds=10.0, least_ranks=least_ranks)
-    assert durations.cost(Plan(level="full", checks=[check], nproc=2, gpus=gpus), check, fitting) == said
+    assert durations.cost(Plan(level="full", checks=[check], nproc=2, gpus=gpus), check, fitting) == message

@@ -23,35 +23,35 @@ EACH = pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
 @EACH
 def test_an_example_is_what_todays_judges_make_of_it(path: Path) -> None:
     report = load(path)
-    found = rejudge(report)
-    assert (list(found.changed), found.unknown) == ([], [])
-    assert found.report.verdict == report.verdict
-    assert [(o.id, o.code, o.findings) for o in found.report.outcomes] == [
+    rejudged_report = rejudge(report)
+    assert (list(rejudged_report.changed), rejudged_report.unknown) == ([], [])
+    assert rejudged_report.report.verdict == report.verdict
+    assert [(o.id, o.code, o.findings) for o in rejudged_report.report.outcomes] == [
         (o.id, o.code, o.findings) for o in report.outcomes
     ]
 
 
 def test_the_examples_conform_to_the_published_schema() -> None:
     argv = [str(Path(sys.executable).with_name("check-jsonschema")), "--schemafile", str(SCHEMA), *map(str, REPORTS)]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert (done.returncode, len(REPORTS) >= 2) == (0, True), done.stdout
+    completed = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (completed.returncode, len(REPORTS) >= 2) == (0, True), completed.stdout
 
 
 def test_the_examples_name_the_slow_gpu_and_pass_the_sound_one() -> None:
     slow, sound = (load(DATA / "reports" / f"{name}.json") for name in ("h100x8-slow-gpu", "h200x1"))
     culprit = slow.snapshot.gpus[5].uuid
-    told = {o.id: o.summary for o in slow.outcomes if o.status == "fail"}
-    assert set(told) == {"throttle", "gemm-throughput", "straggler"}
-    assert "GPU 5" in told["throttle"]
-    assert all(culprit in told[check] for check in ("gemm-throughput", "straggler"))
+    data = {o.id: o.summary for o in slow.outcomes if o.status == "fail"}
+    assert set(data) == {"throttle", "gemm-throughput", "straggler"}
+    assert "GPU 5" in data["throttle"]
+    assert all(culprit in data[check] for check in ("gemm-throughput", "straggler"))
     assert (sound.verdict.status, sound.verdict.counts["fail"], sound.verdict.counts["error"]) == ("pass", 0, 0)
 
 
 @pytest.mark.parametrize("kind", ["reports", "snapshots"])
 def test_the_readme_says_of_each_whether_it_was_recorded(kind: str) -> None:
-    told = dict(re.findall(r"^\| ([\w-]+) \|.*\| ([\w ]+) \|$", (DATA / kind / "README.md").read_text(), re.MULTILINE))
-    told.pop(kind[:-1])
+    text = dict(re.findall(r"^\| ([\w-]+) \|.*\| ([\w ]+) \|$", (DATA / kind / "README.md").read_text(), re.MULTILINE))
+    text.pop(kind[:-1])
     files = {path.stem: json.loads(path.read_text()) for path in (DATA / kind).glob("*.json")}
     snapshots = {name: data.get("snapshot", data) for name, data in files.items()}
-    assert told == {name: data["signals"]["origin"]["value"] for name, data in snapshots.items()}
-    assert set(told.values()) <= {"recorded", "made from documentation"}
+    assert text == {name: data["signals"]["origin"]["value"] for name, data in snapshots.items()}
+    assert set(text.values()) <= {"recorded", "made from documentation"}

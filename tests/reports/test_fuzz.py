@@ -37,7 +37,7 @@ from envcheck.runner.planning.discover import discover
 from envcheck.runner.planning.plan import plan
 
 DATA = Path(__file__).parents[1] / "data"
-CHECKS = {found.id: found for found in discover()}
+CHECKS = {module.id: module for module in discover()}
 EACH, CHUNKS = 200, 20
 TYPED = 50
 NAN = float("nan")
@@ -146,15 +146,15 @@ def machine(name: str) -> dict[str, Any]:
     devices = [{"index": i, "uuid": gpu["uuid"]} for i, gpu in enumerate(snapshot["gpus"])]
     environment = {**base["environment"], "device_count": len(devices), "devices": devices}
     rows = [{"id": check.id, "kind": "node", "status": "error", "summary": "not judged"} for check in chosen.checks]
-    told = {"plan": msgspec.to_builtins(chosen), "environment": environment, "snapshot": snapshot, "outcomes": rows}
-    return {**base, **told}
+    data = {"plan": msgspec.to_builtins(chosen), "environment": environment, "snapshot": snapshot, "outcomes": rows}
+    return {**base, **data}
 
 
-def view(told: RunReport) -> View:
+def view(run_report: RunReport) -> View:
     """Return what the judges of a report may look at."""
-    facts = signal_types.sound_facts(told.environment)
+    facts = signal_types.sound_facts(run_report.environment)
     mode = "gpu" if facts.get("device_count") else "cpu"
-    return View(signal_types.sound(told.snapshot), facts, told.promises, mode)
+    return View(signal_types.sound(run_report.snapshot), facts, run_report.promises, mode)
 
 
 @functools.cache
@@ -165,24 +165,24 @@ def deciding(name: str) -> dict[Path_, list[str]]:
     sound = [f for f in nodes if decide(f, view(msgspec.convert(data, RunReport))).status == PASS]
     gpus = range(len(data["snapshot"]["gpus"]))
     homes: list[Path_] = [("snapshot", "signals"), *(("snapshot", "gpus", number, "signals") for number in gpus)]
-    found = {}
+    module = {}
     for path in [(*home, signal) for home in homes for signal in at(data, home)]:
         if "value" in at(data, path):
             seen = view(msgspec.convert(put(data, path, {"reason": "not read"}), RunReport))
-            found[path] = [f.id for f in sound if decide(f, seen).status != PASS]
-    return {path: ids for path, ids in found.items() if ids}
+            module[path] = [f.id for f in sound if decide(f, seen).status != PASS]
+    return {path: ids for path, ids in module.items() if ids}
 
 
 @functools.cache
 def measured(name: str) -> list[tuple[int, Path_]]:
     """Return the fields of measurements that their check passes with, and not without: row, and the way to it."""
-    seen, found = view(example(name)), []
+    seen, module = view(example(name)), []
     for number, row in enumerate(report(name)["outcomes"]):
         check = CHECKS.get(row["id"])
         if row["ranks"] and check and decide(check, seen, row["ranks"]).status == PASS:
             ways = paths(row["ranks"])
-            found += [(number, way) for way in ways if decide(check, seen, drop(row["ranks"], way)).status != PASS]
-    return found
+            module += [(number, way) for way in ways if decide(check, seen, drop(row["ranks"], way)).status != PASS]
+    return module
 
 
 def meant(identity: str, path: Path_, new: Any) -> bool:
@@ -196,18 +196,18 @@ def passing(data: Any, ids: list[str]) -> list[str]:
     return [identity for identity in ids if decide(CHECKS[identity], seen).status == PASS]
 
 
-def forms(told: RunReport, chance: random.Random, before: RunReport) -> None:
+def forms(run_report: RunReport, chance: random.Random, before: RunReport) -> None:
     """Tell a report in one form or another: none may break, and JUnit is XML."""
     form = chance.choice((*registry.names(), "json", "compare", "redact" if chance.random() < 0.2 else "json"))
     with contextlib.suppress(EnvcheckError):  # one line, and an exit code
         if form == "compare":
-            found = compare(before, told, None)
-            assert json.loads(encode(found))
-            assert lines(found) is not None
+            module = compare(before, run_report, None)
+            assert json.loads(encode(module))
+            assert lines(module) is not None
         elif form == "redact":
-            redact(told)
+            redact(run_report)
         elif form in registry.names():
-            text = registry.named(form).render(told)
+            text = registry.named(form).render(run_report)
             assert form != "junit" or ET.fromstring(text) is not None  # noqa: S314 (our own)
 
 
@@ -241,21 +241,21 @@ def test_nonsense_in_reports_is_no_traceback_and_no_pass(chunk: int, typed: Call
         if number % TYPED == 0:
             typed(broken(chance, data, chance.choice(PARTS)), chance)
         elif number % 2:
-            told = judged(broken(chance, data, chance.choice(PARTS)))
-            if told is not None:
-                forms(told, chance, example(name))
+            result = judged(broken(chance, data, chance.choice(PARTS)))
+            if result is not None:
+                forms(result, chance, example(name))
         else:
             row, way = chance.choice(measured(name))
             path = ("outcomes", row, "ranks", *way)
             new = chance.choice(garbage(at(data, path)))
-            again = put(data, path, new)["outcomes"][row]
+            repeated = put(data, path, new)["outcomes"][row]
             if number % TYPED == 2:
-                told = judged(put(data, path, new))
-                assert told is not None
-                status: str = next(r.status for r in told.outcomes if r.id == again["id"])
+                result = judged(put(data, path, new))
+                assert result is not None
+                status: str = next(r.status for r in result.outcomes if r.id == repeated["id"])
             else:
-                status = decide(CHECKS[again["id"]], view(example(name)), again["ranks"]).status
-            assert status != PASS or meant(again["id"], path, new), (name, again["id"], way, new)
+                status = decide(CHECKS[repeated["id"]], view(example(name)), repeated["ranks"]).status
+            assert status != PASS or meant(repeated["id"], path, new), (name, repeated["id"], way, new)
 
 
 def broken(chance: random.Random, data: Any, where: Path_) -> Any:
@@ -271,10 +271,10 @@ def broken(chance: random.Random, data: Any, where: Path_) -> Any:
 def judged(data: Any) -> RunReport | None:
     """Return the report as it is judged today; None where it is none, which `load` says in one line."""
     try:
-        told = msgspec.convert(data, RunReport)
+        result = msgspec.convert(data, RunReport)
     except msgspec.ValidationError:
         return None
-    return rejudge(told).report
+    return rejudge(result).report
 
 
 @functools.cache
@@ -327,8 +327,8 @@ def typed(
         )
         with pytest.raises(SystemExit) as ended:
             main()
-        said = capsys.readouterr().err
+        output = capsys.readouterr().err
         assert ended.value.code in (0, 1, 2, 3), command
-        assert ended.value.code != 2 or (said.startswith("envcheck: ") and said.count("\n") == 1), said
+        assert ended.value.code != 2 or (output.startswith("envcheck: ") and output.count("\n") == 1), output
 
     return run

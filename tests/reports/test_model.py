@@ -138,9 +138,9 @@ def test_what_is_no_file_is_written_to_and_stays_what_it_is(tmp_path: Path) -> N
     link.symlink_to(pipe)
     with ThreadPoolExecutor(1) as reader:
         for way in (pipe, link):
-            told = reader.submit(pipe.read_bytes)
+            result = reader.submit(pipe.read_bytes)
             safe_files.replace(way, b"told")
-            assert told.result() == b"told"
+            assert result.result() == b"told"
     assert pipe.is_fifo()
     assert link.is_symlink()
 

@@ -115,13 +115,14 @@ def test_no_canary_sings(report: MakeReport) -> None:
     loud = [structs.replace(o, log=LOG, summary="10.66.7.9 at canary7-n[1-2] of canaryuser") for o in made.outcomes]
     target = TargetFacts(kind="image", name="canaryregistry.example:5000/canaryteam/torch:1", chosen="--image")
     made = structs.replace(made, snapshot=Snapshot("", signals, gpus), outcomes=loud, target=target)
-    told = encode(redact(made)).decode()
+    statement = encode(redact(made)).decode()
     leaks = [
-        told[max(0, at.start() - 60) : at.end() + 30] for at in re.finditer("canary|10\\.66|ca11a7|a103|be1a", told)
+        statement[max(0, at.start() - 60) : at.end() + 30]
+        for at in re.finditer("canary|10\\.66|ca11a7|a103|be1a", statement)
     ]
     assert leaks == []
-    assert "in c10::cuda of torch.distributed.elastic" in told
-    assert ".example/owner-1/torch:1" in told
+    assert "in c10::cuda of torch.distributed.elastic" in statement
+    assert ".example/owner-1/torch:1" in statement
 
 
 def test_what_says_what_a_thing_is_stays(report: MakeReport) -> None:
@@ -131,10 +132,10 @@ def test_what_says_what_a_thing_is_stays(report: MakeReport) -> None:
     assert {g.signal("name").value for g in made.snapshot.gpus} == {"NVIDIA H100 80GB HBM3"}
     assert made.snapshot.signal("driver.version").value == "570.124.06"
     assert made.snapshot.signal("env").value["LD_LIBRARY_PATH"].endswith("/lib:/usr/lib")
-    told = {
+    data = {
         "text": "/usr/local/cuda-12.8/lib64/libcudart.so.12, /usr/local/bin/ptxas, /etc/nccl.conf, /run/docker.sock"
     }
-    assert redacting._walk(told, "", redacting.Pseudonyms()) == told  # noqa: SLF001 (one text of many)
+    assert redacting._walk(data, "", redacting.Pseudonyms()) == data  # noqa: SLF001 (one text of many)
 
 
 def test_one_name_has_one_pseudonym_and_another_another(report: MakeReport) -> None:
@@ -148,9 +149,9 @@ def test_one_name_has_one_pseudonym_and_another_another(report: MakeReport) -> N
 
 def test_a_key_gives_the_same_pseudonyms_in_another_report(report: MakeReport) -> None:
     one, other = site(report), site(report, user="bob")
-    again = redact(one, "k1").snapshot.gpus[0].uuid
-    assert redact(other, "k1").snapshot.gpus[0].uuid == again
-    assert redact(other, "k2").snapshot.gpus[0].uuid != again
+    repeated = redact(one, "k1").snapshot.gpus[0].uuid
+    assert redact(other, "k1").snapshot.gpus[0].uuid == repeated
+    assert redact(other, "k2").snapshot.gpus[0].uuid != repeated
 
 
 # Names that are words of the report itself.

@@ -52,23 +52,23 @@ def ranks(wrong: int = 0) -> list[dict[str, Any]]:
 
 def test_a_snapshot_is_judged_by_todays_rules(past: Callable[..., RunReport]) -> None:
     bad = Snapshot(SNAPSHOT.taken, {**SNAPSHOT.signals, "driver.library": Signal("550.54.14")}, SNAPSHOT.gpus)
-    found = rejudge(past(row("driver-nvml", "pass"), snapshot=bad))
-    assert found.changed == [("driver-nvml", "pass", "fail")]
-    assert (found.report.verdict.status, found.report.verdict.exit_code) == ("fail", 1)
-    assert found.report.outcomes[0].remedy
-    assert found.report.judged_by
-    [change] = found.report.outcomes[0].changes
+    actual = rejudge(past(row("driver-nvml", "pass"), snapshot=bad))
+    assert actual.changed == [("driver-nvml", "pass", "fail")]
+    assert (actual.report.verdict.status, actual.report.verdict.exit_code) == ("fail", 1)
+    assert actual.report.outcomes[0].remedy
+    assert actual.report.judged_by
+    [change] = actual.report.outcomes[0].changes
     assert (change.rule, change.before, change.after) == ("judged-again", "pass", "fail")
-    again = rejudge(found.report)
-    assert (again.changed, again.report.outcomes[0].changes) == ([], [change])
+    rejudged_report = rejudge(actual.report)
+    assert (rejudged_report.changed, rejudged_report.report.outcomes[0].changes) == ([], [change])
 
 
 @pytest.mark.parametrize(("wrong", "status"), [(0, "pass"), (1, "fail")])
 @pytest.mark.parametrize("then", ["pass", "fail"])
 def test_measurements_are_judged_again(past: Callable[..., RunReport], wrong: int, status: str, then: str) -> None:
-    found = rejudge(past(row("all-reduce", then, ranks=ranks(wrong), remedy="r")))
-    assert found.report.outcomes[0].status == status
-    assert found.report.outcomes[0].ranks == ranks(wrong)
+    rejudged_report = rejudge(past(row("all-reduce", then, ranks=ranks(wrong), remedy="r")))
+    assert rejudged_report.report.outcomes[0].status == status
+    assert rejudged_report.report.outcomes[0].ranks == ranks(wrong)
 
 
 @pytest.mark.parametrize(
@@ -81,64 +81,64 @@ def test_measurements_are_judged_again(past: Callable[..., RunReport], wrong: in
     ],
 )
 def test_what_was_not_measured_whole_stays_what_it_was(past: Callable[..., RunReport], broken: OutcomeRow) -> None:
-    found = rejudge(past(broken))
-    assert found.report.outcomes == [broken]
-    assert found.report.verdict.exit_code == 3
+    rejudged_report = rejudge(past(broken))
+    assert rejudged_report.report.outcomes == [broken]
+    assert rejudged_report.report.verdict.exit_code == 3
 
 
 def test_what_an_older_report_does_not_hold_is_no_pass_and_is_told_as_that(past: Callable[..., RunReport]) -> None:
     older = [{name: value for name, value in rank.items() if name != "results"} for rank in ranks()]
-    found = rejudge(past(row("all-reduce", "pass", ranks=older)))
-    assert found.report.verdict.exit_code == 3
-    outcome = found.report.outcomes[0]
+    rejudged_report = rejudge(past(row("all-reduce", "pass", ranks=older)))
+    assert rejudged_report.report.verdict.exit_code == 3
+    outcome = rejudged_report.report.outcomes[0]
     assert outcome.status == "error"
     assert outcome.summary.startswith("pass then; today's rule needs what this report does not hold: ")
     assert outcome.remedy == "measure again with `envcheck run --only all-reduce`"
     assert {finding.remedy for finding in outcome.findings} <= {outcome.remedy}
-    assert rejudge(found.report).report.outcomes[0].summary == outcome.summary
+    assert rejudge(rejudged_report.report).report.outcomes[0].summary == outcome.summary
 
 
 def test_no_gpu_is_blamed_for_what_an_older_report_does_not_hold(past: Callable[..., RunReport]) -> None:
-    again = rejudge(past(*(row(name, "pass", ranks=ranks()) for name in ("amp", "fingerprint")))).report
-    assert {outcome.status for outcome in again.outcomes} == {"error"}
-    assert all(outcome.remedy.startswith("measure again") for outcome in again.outcomes)
-    assert not any(culprits(again).values())
+    repeated = rejudge(past(*(row(name, "pass", ranks=ranks()) for name in ("amp", "fingerprint")))).report
+    assert {outcome.status for outcome in repeated.outcomes} == {"error"}
+    assert all(outcome.remedy.startswith("measure again") for outcome in repeated.outcomes)
+    assert not any(culprits(repeated).values())
 
 
 def test_a_check_there_is_no_more_stays_and_is_named(past: Callable[..., RunReport]) -> None:
-    gone = row("of-a-site", "fail", remedy="r")
-    found = rejudge(past(gone))
-    assert (found.report.outcomes, found.unknown) == ([gone], ["of-a-site"])
+    outcome_row = row("of-a-site", "fail", remedy="r")
+    rejudged_report = rejudge(past(outcome_row))
+    assert (rejudged_report.report.outcomes, rejudged_report.unknown) == ([outcome_row], ["of-a-site"])
 
 
 def test_a_gpu_that_had_to_be_there_has_to_be_there_again(past: Callable[..., RunReport]) -> None:
     none = {"python": "3.12.3", "torch": "2.8.0+cu128", "cuda": "12.8", "device_count": 0, "devices": []}
     shm = row("shm", "pass", ranks=[{"rank": 0, "total": 64 << 30, "free": 64 << 30}])
-    found = rejudge(past(shm, mode="cpu", environment=none, snapshot=Snapshot(), require_gpu=True))
-    assert [(o.id, o.status) for o in found.report.outcomes] == [("shm", "pass"), ("require-gpu", "fail")]
+    rejudged_report = rejudge(past(shm, mode="cpu", environment=none, snapshot=Snapshot(), require_gpu=True))
+    assert [(o.id, o.status) for o in rejudged_report.report.outcomes] == [("shm", "pass"), ("require-gpu", "fail")]
 
 
 def test_a_lost_gpu_is_named_again_as_long_as_the_snapshot_has_it(past: Callable[..., RunReport]) -> None:
     signals = {**SNAPSHOT.gpus[5].signals, "utilization": Signal(reason="NVML: GPU is lost", why="lost")}
     gpus = [*SNAPSHOT.gpus[:5], Gpu(SNAPSHOT.gpus[5].uuid, signals), *SNAPSHOT.gpus[6:]]
-    gone = Snapshot(SNAPSHOT.taken, SNAPSHOT.signals, gpus)
+    snapshot = Snapshot(SNAPSHOT.taken, SNAPSHOT.signals, gpus)
     for before in ([row("ecc", "pass")], [row("ecc", "pass"), row("lost-gpus", "error")]):
-        found = rejudge(past(*before, snapshot=gone))
-        assert [(o.id, o.status) for o in found.report.outcomes] == [("ecc", "pass"), ("lost-gpus", "error")]
-        assert found.report.verdict.exit_code == 3
+        rejudged_report = rejudge(past(*before, snapshot=snapshot))
+        assert [(o.id, o.status) for o in rejudged_report.report.outcomes] == [("ecc", "pass"), ("lost-gpus", "error")]
+        assert rejudged_report.report.verdict.exit_code == 3
     healed = rejudge(past(row("ecc", "pass"), row("lost-gpus", "error")))
     assert [(o.id, o.status) for o in healed.report.outcomes] == [("ecc", "pass")]
 
 
 def test_a_run_that_was_cut_short_is_no_pass_now(past: Callable[..., RunReport]) -> None:
-    found = rejudge(past(row("driver-nvml", "pass"), ended=""))
-    assert found.report.verdict.exit_code == 3
+    rejudged_report = rejudge(past(row("driver-nvml", "pass"), ended=""))
+    assert rejudged_report.report.verdict.exit_code == 3
 
 
 def test_to_judge_twice_is_to_judge_once(past: Callable[..., RunReport]) -> None:
     once = rejudge(past(*(row(f.id, "pass") for f in discover() if f.kind == "node"))).report
-    again = rejudge(once)
-    assert (again.report, list(again.changed)) == (once, [])
+    rejudged_report = rejudge(once)
+    assert (rejudged_report.report, list(rejudged_report.changed)) == (once, [])
 
 
 def test_every_node_check_of_an_edited_snapshot_is_judged(past: Callable[..., RunReport]) -> None:

@@ -30,9 +30,9 @@ def text(report: RunReport) -> str:
     return stream.getvalue()
 
 
-def last(told: str) -> str:
+def last(message: str) -> str:
     """Return the last paragraph, unwrapped."""
-    return " ".join(told.rsplit("\n\n", maxsplit=1)[-1].split())
+    return " ".join(message.rsplit("\n\n", maxsplit=1)[-1].split())
 
 
 SLOW = row(
@@ -60,11 +60,11 @@ def test_no_line_is_wider_than_80_columns(report: MakeReport) -> None:
 
 
 def test_it_says_what_ran_on_what(report: MakeReport) -> None:
-    told = text(report(GROUP))
-    assert "registry.example/torch:1" in told
-    assert "Python 3.12.3, torch 2.9.1+cu128, CUDA 12.8, cuDNN 9.10.2, NCCL 2.27.5" in told
-    assert "8 x NVIDIA H100 80GB HBM3 (nccl), driver 570.124.06" in told
-    assert told.splitlines()[-1] == "PASS: 1 promise proved on the GPUs of this node"
+    result = text(report(GROUP))
+    assert "registry.example/torch:1" in result
+    assert "Python 3.12.3, torch 2.9.1+cu128, CUDA 12.8, cuDNN 9.10.2, NCCL 2.27.5" in result
+    assert "8 x NVIDIA H100 80GB HBM3 (nccl), driver 570.124.06" in result
+    assert result.splitlines()[-1] == "PASS: 1 promise proved on the GPUs of this node"
 
 
 def test_every_form_says_which_image_ran(report: MakeReport) -> None:
@@ -91,8 +91,8 @@ def test_gloo_and_nccl_are_named_only_where_a_group_of_ranks_ran(report: MakeRep
 
 
 def test_a_failure_shows_value_limit_source_remedy_and_both_measurements(report: MakeReport) -> None:
-    told = text(report(GOOD, SLOW))
-    finding = told[told.index("why ") : told.index("FAIL: ")]
+    result = text(report(GOOD, SLOW))
+    finding = result[result.index("why ") : result.index("FAIL: ")]
     assert [line.strip().split(maxsplit=1) for line in finding.splitlines() if line] == [
         ["why", "busbw 312.2 GB/s over 8 ranks"],
         ["value", "312.2 GB/s"],
@@ -102,7 +102,7 @@ def test_a_failure_shows_value_limit_source_remedy_and_both_measurements(report:
         ["attempt", "1 of 2: fail, 311 GB/s"],
         ["attempt", "2 of 2: fail, 312.2 GB/s"],
     ]
-    assert last(told) == (
+    assert last(result) == (
         "FAIL: all-reduce-bandwidth. busbw 312.2 GB/s over 8 ranks. What to do: restart nvidia-fabricmanager."
     )
 
@@ -110,36 +110,36 @@ def test_a_failure_shows_value_limit_source_remedy_and_both_measurements(report:
 def test_the_log_that_is_shown_is_of_the_rank_that_was_lost(report: MakeReport) -> None:
     log = "[rank 0] I wait\n[rank 1] I hang\n[rank 2] I wait too"
     hung = row("ddp", "error", "rank 1 still running after 1 s", details={"rank": 1}, log=log)
-    told = text(report(hung))
-    assert "I hang" in told
-    assert "I wait" not in told
+    result = text(report(hung))
+    assert "I hang" in result
+    assert "I wait" not in result
 
 
 def test_a_torch_that_cannot_be_imported_is_told_in_one_line_not_in_a_traceback(report: MakeReport) -> None:
     why, log = "torch cannot be imported: ImportError: no lib", "[rank 0] Traceback (most recent call last):"
     facts = {"details": {"unimportable": "torch"}, "log": log, "ranks": [None, None]}
-    told = text(report(*(row(name, "error", why, **facts) for name in ("ddp", "amp")), mode="cpu"))
-    assert told.count("why ") == 1
-    assert "Traceback" not in told
-    assert "gloo" not in told
+    result = text(report(*(row(name, "error", why, **facts) for name in ("ddp", "amp")), mode="cpu"))
+    assert result.count("why ") == 1
+    assert "Traceback" not in result
+    assert "gloo" not in result
 
 
 def test_an_error_shows_the_last_words(report: MakeReport) -> None:
-    told = text(report(BROKEN))
-    assert "[rank 1] Fatal Python error" in told
-    assert last(told) == "UNDETERMINED: amp. rank 1 died of SIGSEGV. What to do: see the log."
+    result = text(report(BROKEN))
+    assert "[rank 1] Fatal Python error" in result
+    assert last(result) == "UNDETERMINED: amp. rank 1 died of SIGSEGV. What to do: see the log."
 
 
 @pytest.mark.parametrize("outcome", [GOOD, SLOW, BROKEN])
 def test_the_last_line_of_a_cpu_run_says_that_no_gpu_was_tested(report: MakeReport, outcome: OutcomeRow) -> None:
-    told = text(report(outcome, mode="cpu"))
-    assert "no GPU was tested" in " ".join(told.split("\n\n")[-1].split())
+    result = text(report(outcome, mode="cpu"))
+    assert "no GPU was tested" in " ".join(result.split("\n\n")[-1].split())
 
 
 def test_checks_that_came_to_the_very_same_share_a_line(report: MakeReport) -> None:
-    told = text(report(GOOD, row("a", "skip", "needs 1 GPU"), row("b", "skip", "needs 1 GPU")))
-    assert told.count("needs 1 GPU") == 1
-    assert told.index("ddp") < told.index("needs 1 GPU")
+    result = text(report(GOOD, row("a", "skip", "needs 1 GPU"), row("b", "skip", "needs 1 GPU")))
+    assert result.count("needs 1 GPU") == 1
+    assert result.index("ddp") < result.index("needs 1 GPU")
 
 
 def test_nothing_in_a_message_is_taken_for_markup(report: MakeReport) -> None:
@@ -147,7 +147,7 @@ def test_nothing_in_a_message_is_taken_for_markup(report: MakeReport) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "unit", "told"),
+    ("value", "unit", "message"),
     [
         (1.23456, "GB/s", "1.235 GB/s"),
         (64 << 20, "B", "64 MiB"),
@@ -163,8 +163,8 @@ def test_nothing_in_a_message_is_taken_for_markup(report: MakeReport) -> None:
         ("nan", "s", "nan s"),
     ],
 )
-def test_quantities(value: object, unit: str, told: str) -> None:
-    assert quantity(value, unit) == told
+def test_quantities(value: object, unit: str, message: str) -> None:
+    assert quantity(value, unit) == message
 
 
 def test_a_plan_says_how_long_it_takes_before_anything_runs(report: MakeReport) -> None:
@@ -173,11 +173,11 @@ def test_a_plan_says_how_long_it_takes_before_anything_runs(report: MakeReport) 
     show_plan(made.plan, made.target, Console(width=80, file=stream))
     assert "2 checks of level quick in registry.example/torch:1 (--image), about 4 s" in stream.getvalue()
     assert announcement(made.plan, made.target).endswith("about 4 s")
-    told = io.StringIO()
+    string_io = io.StringIO()
     long = structs.replace(made.target, name=f"/{'deep/' * 30}python")
-    show_announcement(made.plan, long, Console(width=80, file=told))
-    assert max(map(len, told.getvalue().splitlines())) <= 80
-    assert announcement(made.plan, long).replace(" ", "") in "".join(told.getvalue().split())
+    show_announcement(made.plan, long, Console(width=80, file=string_io))
+    assert max(map(len, string_io.getvalue().splitlines())) <= 80
+    assert announcement(made.plan, long).replace(" ", "") in "".join(string_io.getvalue().split())
     assert max(map(len, stream.getvalue().splitlines())) <= 80
 
 
@@ -188,8 +188,8 @@ def test_a_repeated_run_counts_what_never_applied(report: MakeReport) -> None:
     never = [repeated(f"never-{n}", "skip", skip=2) for n in range(5)]
     made = report(repeated("good", "pass", **{"pass": 2}), repeated("once", "fail", **{"pass": 1, "fail": 1}), *never)
     table = text(structs.replace(made, plan=structs.replace(made.plan, repeat=2))).partition("smallest / median")[2]
-    told = [" ".join(line.split()) for line in table.splitlines()[1:4]]
-    assert told == ["good 2 pass", "once 1 pass, 1 fail (first in round 2)", "5 checks 2 skip"]
+    result = [" ".join(line.split()) for line in table.splitlines()[1:4]]
+    assert result == ["good 2 pass", "once 1 pass, 1 fail (first in round 2)", "5 checks 2 skip"]
     assert "never-" not in table
 
 
@@ -198,32 +198,32 @@ def test_what_is_no_terminal_gets_no_colours(report: MakeReport) -> None:
 
 
 def test_a_long_list_of_skips_is_counted_and_named_in_prose(report: MakeReport) -> None:
-    told = text(report(GOOD, *(row(f"check-{n}", "skip", "needs 1 GPU") for n in range(20))))
-    assert "20 checks" in told
-    assert all(f"check-{n}" in told for n in range(20))
-    assert told.count("\n") < 30
+    result = text(report(GOOD, *(row(f"check-{n}", "skip", "needs 1 GPU") for n in range(20))))
+    assert "20 checks" in result
+    assert all(f"check-{n}" in result for n in range(20))
+    assert result.count("\n") < 30
 
 
 def test_of_several_failures_the_first_is_told_last_and_the_one_gpu_they_name(report: MakeReport) -> None:
     bad = [row(name, "fail", f"{name}: GPU-1 is hot", remedy="cool it") for name in ("heat", "gemm")]
-    told = text(report(GOOD, *bad))
-    assert last(told) == (
+    result = text(report(GOOD, *bad))
+    assert last(result) == (
         "heat, gemm name one GPU: GPU 0 (GPU-1). FAIL: heat, gemm. First heat: heat: GPU-1 is hot. What to do: cool it."
     )
 
 
 def test_the_worst_stands_nearest_to_the_verdict(report: MakeReport) -> None:
-    told = text(report(SLOW, BROKEN, row("odd", "warn", "hm", remedy="look")))
-    findings = told[told.index("why ") - 80 :]
+    result = text(report(SLOW, BROKEN, row("odd", "warn", "hm", remedy="look")))
+    findings = result[result.index("why ") - 80 :]
     assert findings.index("odd") < findings.index("amp") < findings.index("all-reduce-bandwidth")
 
 
 def test_a_limit_that_was_met_to_the_digit_is_not_told_twice(report: MakeReport) -> None:
     none = LimitRow(value=0, unit="wrong elements", source="a test", kind="at most")
     met, missed = (row(f"c{v}", "pass", "exact", value=v, unit="wrong elements", limit=none) for v in (0, 1))
-    told = text(report(met, missed))
-    assert re.search(r"c0 +exact *$", told, re.MULTILINE)
-    assert re.search(r"c1 +exact \(1; limit ≤ 0 wrong elements\)", told)
+    result = text(report(met, missed))
+    assert re.search(r"c0 +exact *$", result, re.MULTILINE)
+    assert re.search(r"c1 +exact \(1; limit ≤ 0 wrong elements\)", result)
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80])
@@ -252,6 +252,6 @@ def test_evidence_that_nobody_measured_says_so_in_every_form_that_people_read() 
         made = load(path)
         stream = io.StringIO()
         show(made, Console(width=80, file=stream, highlight=False))
-        told = made.snapshot.signal("origin").value != "recorded"
+        result = made.snapshot.signal("origin").value != "recorded"
         for form in (stream.getvalue(), page(made), markdown(made)):
-            assert ("no such machine was measured" in form) is told, path
+            assert ("no such machine was measured" in form) is result, path

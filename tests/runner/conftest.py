@@ -100,10 +100,10 @@ def outcome(add: AddCheck, run_site: RunSite) -> Callable[..., OutcomeRow]:
     def run(measure: str, *, spawn: bool = False, **check: str) -> OutcomeRow:
         add("sabotaged", measure, **check)
         add("sound", "return {'rank': rank.rank}")
-        found = run_site(spawn=spawn).outcomes
-        assert found["sound"].status == "pass"
-        assert found["sound"].ranks == [{"rank": 0}, {"rank": 1}]
-        return found["sabotaged"]
+        actual = run_site(spawn=spawn).outcomes
+        assert actual["sound"].status == "pass"
+        assert actual["sound"].ranks == [{"rank": 0}, {"rank": 1}]
+        return actual["sabotaged"]
 
     return run
 

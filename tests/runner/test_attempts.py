@@ -32,7 +32,7 @@ from envcheck.runner.planning.plan import plan
 from envcheck.runner.rejudge import EndedRun, rejudge
 from envcheck.runner.schema import OutcomeRow, TargetFacts
 from envcheck.runner.state import Run
-from tests.builders import found
+from tests.builders import check_module
 
 OUTCOMES = {
     "good": passed("fine", value=400.0, unit="GB/s"),
@@ -53,7 +53,7 @@ def _judge(view: View, ranks: list[dict[str, Any]]) -> Outcome:  # noqa: ARG001 
     return OUTCOMES[ranks[0]["kind"]]
 
 
-FOUND = found(judge=_judge, performance=True)
+FOUND = check_module(judge=_judge, performance=True)
 
 
 def made(kind: str, before: OutcomeRow | None = None) -> OutcomeRow:
@@ -81,7 +81,7 @@ def measured(rounds: list[list[str]]) -> set[str]:
     return {kind for kinds in rounds for kind in (kinds[:2] if kinds[0] == "slow" else kinds[:1])}
 
 
-def again(old: OutcomeRow) -> OutcomeRow:
+def unread_again(old: OutcomeRow) -> OutcomeRow:
     """Return the row judged again from a report."""
     run = Run(
         plan([FOUND], level="quick", nproc=2), [FOUND], EndedRun(TargetFacts(kind="python", name="x", chosen="y"))
@@ -96,33 +96,33 @@ ROUNDS = st.lists(st.lists(KINDS, min_size=1, max_size=2), min_size=1, max_size=
 
 @given(ROUNDS)
 def test_what_was_wrong_once_is_the_verdict_whatever_comes_later(rounds: list[list[str]]) -> None:
-    found, seen = run_of(rounds), measured(rounds)
+    check_module, seen = run_of(rounds), measured(rounds)
     if "wrong" in seen:
-        assert (found.status, found.remeasure) == (FAIL, False)
-        assert {f.code for f in found.findings or [attempts.as_finding(found)]} >= {"data.wrong"}
+        assert (check_module.status, check_module.remeasure) == (FAIL, False)
+        assert {f.code for f in check_module.findings or [attempts.as_finding(check_module)]} >= {"data.wrong"}
     if "lost" in seen:
-        assert found.status in (FAIL, ERROR)
+        assert check_module.status in (FAIL, ERROR)
     if seen == {"good"}:
-        assert found.status == PASS
-    assert len([a for a in found.attempts if a.shown]) == 1
+        assert check_module.status == PASS
+    assert len([a for a in check_module.attempts if a.shown]) == 1
 
 
 @given(ROUNDS)
 def test_an_old_report_is_judged_alike(rounds: list[list[str]]) -> None:
     old = run_of(rounds)
-    new = again(old)
+    new = unread_again(old)
     assert (new.status, new.code, new.remeasure) == (old.status, old.code, old.remeasure)
-    assert again(new) == new
+    assert unread_again(new) == new
 
 
 @given(st.lists(KINDS, min_size=1, max_size=9), st.lists(KINDS, min_size=1, max_size=9))
 def test_no_order_of_attempts_makes_wrong_data_better(first: list[str], second: list[str]) -> None:
     rows = [made(kind) for kind in first] + [attempts.in_round(made(kind), 2) for kind in second]
-    found = attempts.combine(rows)
+    check_module = attempts.combine(rows)
     if "wrong" in first + second:
-        assert (found.status, found.remeasure) == (FAIL, False)
+        assert (check_module.status, check_module.remeasure) == (FAIL, False)
     if "lost" in first + second:
-        assert found.status in (FAIL, ERROR)
+        assert check_module.status in (FAIL, ERROR)
 
 
 @pytest.mark.parametrize(
@@ -139,26 +139,28 @@ def test_no_order_of_attempts_makes_wrong_data_better(first: list[str], second: 
     ],
 )
 def test_the_second_measurement_counts_only_after_slowness(kinds: list[str], status: str, shown: int) -> None:
-    found = attempts.combine([made(kind) for kind in kinds])
-    assert (found.status, [a.shown for a in found.attempts].index(True)) == (status, shown)
-    assert [a.status for a in found.attempts] == [OUTCOMES[kind].status for kind in kinds]
+    check_module = attempts.combine([made(kind) for kind in kinds])
+    assert (check_module.status, [a.shown for a in check_module.attempts].index(True)) == (status, shown)
+    assert [a.status for a in check_module.attempts] == [OUTCOMES[kind].status for kind in kinds]
 
 
 def test_an_old_report_whose_first_attempt_failed_for_an_unknown_reason_is_no_pass() -> None:
     old = run_of([["slow", "good"]])
     legacy = [{"status": a.status, "value": a.value, "seconds": a.seconds, "body": a.body} for a in old.attempts]
     kept = [type(old.attempts[0])(**a) for a in legacy]
-    found = again(OutcomeRow(id="speed", kind="env", status="pass", summary="fine", attempts=kept, ranks=old.ranks))
-    assert found.status == ERROR
-    assert "does not say" in found.summary
+    check_module = unread_again(
+        OutcomeRow(id="speed", kind="env", status="pass", summary="fine", attempts=kept, ranks=old.ranks)
+    )
+    assert check_module.status == ERROR
+    assert "does not say" in check_module.summary
 
 
 def test_a_report_of_a_long_repeated_run_keeps_the_wrong_round_and_not_every_good_one() -> None:
-    found = run_of([*[["good"]] * 150, ["wrong"], *[["good"]] * 150])
-    assert len(found.attempts) <= 100
-    assert "wrong data" in [a.summary for a in found.attempts]
-    assert found.spread is not None
-    assert (found.spread.rounds, found.spread.told_in) == (301, 151)
+    check_module = run_of([*[["good"]] * 150, ["wrong"], *[["good"]] * 150])
+    assert len(check_module.attempts) <= 100
+    assert "wrong data" in [a.summary for a in check_module.attempts]
+    assert check_module.spread is not None
+    assert (check_module.spread.rounds, check_module.spread.told_in) == (301, 151)
 
 
 def judged(outcome: Any) -> Outcome:
@@ -187,17 +189,17 @@ def test_a_finding_that_is_not_sound_is_an_error_and_hides_no_other(bad: Outcome
 
 @pytest.mark.parametrize(("finding", "status"), [("wrong", FAIL), ("low", ERROR), ("lost", ERROR), ("slow", FAIL)])
 def test_an_outcome_that_is_better_than_its_findings_is_a_bug(finding: str, status: str) -> None:
-    found = judged(Outcome(PASS, "all well", findings=(OUTCOMES[finding],)))
-    assert found.status == status
-    assert "envcheck.bug" in [f.code for f in found.findings]
-    assert not found.remeasure
+    check_module = judged(Outcome(PASS, "all well", findings=(OUTCOMES[finding],)))
+    assert check_module.status == status
+    assert "envcheck.bug" in [f.code for f in check_module.findings]
+    assert not check_module.remeasure
 
 
 def test_without_peer_to_peer_slowness_is_excused_and_wrong_data_is_not() -> None:
     both = judged(attempts_worst("slow", "wrong"))
-    told = after_rules(both, FOUND, {"ran_with": ["NCCL_P2P_DISABLE=1"]})
-    assert (told.status, told.summary) == (FAIL, "wrong data")
-    assert [f.status for f in told.findings] == [FAIL, ERROR]
+    outcome = after_rules(both, FOUND, {"ran_with": ["NCCL_P2P_DISABLE=1"]})
+    assert (outcome.status, outcome.summary) == (FAIL, "wrong data")
+    assert [f.status for f in outcome.findings] == [FAIL, ERROR]
     slow = after_rules(judged(OUTCOMES["slow"]), FOUND, {"ran_with": ["NCCL_P2P_DISABLE=1"]})
     assert slow.status == ERROR
 

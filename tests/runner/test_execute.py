@@ -55,8 +55,8 @@ def test_a_performance_that_falls_short_is_measured_again_before_it_fails(
 ) -> None:
     (tmp_path / "seen").mkdir()
     add("speed", speeds(tmp_path / "seen", *measured), "ranks=1, performance=True", SPEED)
-    found = run_site().outcomes["speed"]
-    assert (found.status, found.value, [a.value for a in found.attempts]) == (status, kept[-1], kept)
+    actual = run_site().outcomes["speed"]
+    assert (actual.status, actual.value, [a.value for a in actual.attempts]) == (status, kept[-1], kept)
 
 
 def test_a_second_look_that_cannot_look_takes_nothing_away(
@@ -64,13 +64,13 @@ def test_a_second_look_that_cannot_look_takes_nothing_away(
 ) -> None:
     (tmp_path / "seen").mkdir()
     add("speed", speeds(tmp_path / "seen", 99.0), "ranks=1, performance=True", SPEED)
-    found = run_site().outcomes["speed"]
-    assert (found.status, found.value) == ("fail", 99.0)
-    assert [(a.status, a.shown) for a in found.attempts] == [("fail", True), ("error", False)]
-    assert [(f.status, f.code) for f in found.findings] == [("fail", "speed.fail"), ("error", "process.lost")]
-    assert "measured again: rank 0 IndexError" in found.summary
-    assert "IndexError" in found.log
-    assert not found.remeasure
+    actual = run_site().outcomes["speed"]
+    assert (actual.status, actual.value) == ("fail", 99.0)
+    assert [(a.status, a.shown) for a in actual.attempts] == [("fail", True), ("error", False)]
+    assert [(f.status, f.code) for f in actual.findings] == [("fail", "speed.fail"), ("error", "process.lost")]
+    assert "measured again: rank 0 IndexError" in actual.summary
+    assert "IndexError" in actual.log
+    assert not actual.remeasure
 
 
 def test_wrong_data_in_the_second_measurement_is_final_too(
@@ -78,9 +78,9 @@ def test_wrong_data_in_the_second_measurement_is_final_too(
 ) -> None:
     (tmp_path / "seen").mkdir()
     add("speed", speeds(tmp_path / "seen", 99.0, 0.0, 100.0), "ranks=1, performance=True", MIXED)
-    found = run_site().outcomes["speed"]
-    assert (found.status, found.summary) == ("fail", "wrong data")
-    assert [(a.summary, a.shown, a.ranks) for a in found.attempts] == [
+    actual = run_site().outcomes["speed"]
+    assert (actual.status, actual.summary) == ("fail", "wrong data")
+    assert [(a.summary, a.shown, a.ranks) for a in actual.attempts] == [
         ("slow", False, [{"speed": 99.0}]),
         ("wrong data", True, []),
     ]
@@ -92,10 +92,10 @@ def test_one_round_with_wrong_data_is_the_verdict_of_all_rounds(
 ) -> None:
     (tmp_path / "seen").mkdir()
     add("speed", speeds(tmp_path / "seen", *values), "ranks=1, performance=True", MIXED)
-    found = run_site(repeat=3).outcomes["speed"]
-    assert (found.status, found.summary) == ("fail", "wrong data")
-    assert [a.summary for a in found.attempts if a.shown] == ["wrong data"]
-    assert {a.round for a in found.attempts} == {1, 2, 3}
+    actual = run_site(repeat=3).outcomes["speed"]
+    assert (actual.status, actual.summary) == ("fail", "wrong data")
+    assert [a.summary for a in actual.attempts if a.shown] == ["wrong data"]
+    assert {a.round for a in actual.attempts} == {1, 2, 3}
 
 
 def test_a_correctness_that_fails_fails_at_once(
@@ -122,8 +122,10 @@ def test_a_node_that_cannot_be_read_is_raised_and_one_that_hangs_holds_up_nobody
 ) -> None:
     add("one", "return {}", "timeout=5")
     code = HANGS.format(root=str(PACKAGE.parent), site=str(site))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
-    assert (done.stdout, done.returncode) == ("ValueError: no node\nSystemExit: 3\nleft\n", 0), done.stderr
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (completed.stdout, completed.returncode) == ("ValueError: no node\nSystemExit: 3\nleft\n", 0), (
+        completed.stderr
+    )
 
 
 # A node that never answers, and a user who presses Ctrl-C when torch is there.
@@ -167,7 +169,7 @@ except KeyboardInterrupt:
 """
 
 
-class Scripted:
+class ScriptedTarget:
     """A target whose worker is a script of events, one for each start."""
 
     ours = True
@@ -176,7 +178,7 @@ class Scripted:
     def __init__(self, events: list[dict[str, Any]], code: int | None) -> None:
         self.events, self.code, self.ended = events, code, 0
 
-    def start(self, directory: Path) -> Scripted:
+    def start(self, directory: Path) -> ScriptedTarget:
         """Write the events at once."""
         (directory / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in self.events) + '{"event": "don')
         return self
@@ -231,7 +233,7 @@ def test_however_a_worker_ends_every_check_has_its_outcome_and_it_is_ended(
 ) -> None:
     monkeypatch.setattr(worker_session, "_OVER", 0.2)
     add("two", "return {}", "timeout=0.1")
-    target = Scripted(events, code)
+    target = ScriptedTarget(events, code)
     run = run_site(target=target)
     assert run.outcomes["two"].summary == summary
     assert run.outcomes["two"].code == ("worker.lost" if events else "torch.import-lost")
@@ -259,12 +261,12 @@ def test_what_an_image_puts_in_the_place_of_its_results_holds_up_nobody(
     monkeypatch.setattr(worker_session, "_LINE", 4096)
     add("one", "return {}")
 
-    class Planted(Scripted):
-        def start(self, directory: Path) -> Scripted:
+    class PlantedTarget(ScriptedTarget):
+        def start(self, directory: Path) -> ScriptedTarget:
             plant(directory / "events.jsonl")
             return self
 
-    run = run_site(target=Planted([], None))
+    run = run_site(target=PlantedTarget([], None))
     assert run.outcomes["one"].summary == f"the worker's results cannot be read: {why}"
     assert run.verdict.exit_code == 3
 
@@ -272,8 +274,8 @@ def test_what_an_image_puts_in_the_place_of_its_results_holds_up_nobody(
 def test_lines_that_are_no_events_are_skipped(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
     add("one", "return {}")
 
-    class Noisy(Scripted):
-        def start(self, directory: Path) -> Scripted:
+    class Noisy(ScriptedTarget):
+        def start(self, directory: Path) -> ScriptedTarget:
             events = [json.dumps(FACTS), "[" * 100_000, "5", '{"no": "event"}', json.dumps(DONE), '{"event": "end"}']
             (directory / "events.jsonl").write_text("\n".join([*events, ""]))
             return self
@@ -284,7 +286,7 @@ def test_lines_that_are_no_events_are_skipped(add: Callable[..., Path], run_site
 def test_what_was_done_before_the_worker_died_is_kept(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
     add("one", "return {}")
     add("two", "return {}")
-    run = run_site(target=Scripted([FACTS, DONE], 1))
+    run = run_site(target=ScriptedTarget([FACTS, DONE], 1))
     assert (run.outcomes["one"].status, run.outcomes["two"].status) == ("pass", "error")
     assert run.verdict.exit_code == 3
 
@@ -294,7 +296,7 @@ def test_a_process_that_no_signal_ends_is_named_in_the_report(
 ) -> None:
     add("one", "return {}")
     stuck = [{"pid": 4711, "state": "D"}]
-    run = run_site(target=Scripted([FACTS, {**DONE, "survivors": stuck}, {"event": "end"}], None))
+    run = run_site(target=ScriptedTarget([FACTS, {**DONE, "survivors": stuck}, {"event": "end"}], None))
     assert run.outcomes["one"].details == {"survivors": stuck}
 
 
@@ -317,10 +319,10 @@ process_tree.end_descendants(5)
 def test_a_process_that_survives_sigkill_is_reported_and_left(add: Callable[..., Path], tmp_path: Path) -> None:
     check = add("immortal", "time.sleep(600)")
     code = IMMORTAL.format(root=str(PACKAGE.parent), check=check, scratch=str(tmp_path / "scratch"))
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    done = json.loads(told)
-    assert done["error"]["text"] == "still running after 0.3 s (ranks 0); ended by nothing: it survives SIGKILL"
-    assert [s["state"] for s in done["survivors"]] == ["S"]
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    document = json.loads(output)
+    assert document["error"]["text"] == "still running after 0.3 s (ranks 0); ended by nothing: it survives SIGKILL"
+    assert [s["state"] for s in document["survivors"]] == ["S"]
 
 
 def test_measurements_that_json_cannot_hold_are_told_not_nulled() -> None:

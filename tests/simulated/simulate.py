@@ -21,10 +21,10 @@ def main() -> None:
     find = collect.find_library
     library = Path("/usr/lib/libnvidia-ml.so.580.95.05")
 
-    def found(name: str, **places: Any) -> Any:
+    def discover(name: str, **places: Any) -> Any:
         return library if name.startswith("libnvidia-ml") else find(name, **places)
 
-    collect.find_library = found
+    collect.find_library = discover
     importlib.import_module("envcheck.cli").main()
 
 

@@ -38,14 +38,14 @@ def run(python: Path, output: Path, gpus: int, *options: str, **settings: str) -
     """Return what each check came to on so many GPUs, and under "log" what the launcher printed."""
     named = {f"SIMULATED_{name.upper()}": value for name, value in settings.items()}
     command = [sys.executable, str(LAUNCHER), "--quiet", "run", "--python", str(python), *options]
-    done = subprocess.run(
+    completed = subprocess.run(
         [*command, "--output", str(output)],
         env={**os.environ, "SIMULATED_GPUS": str(gpus), "SIMULATED_NAME": MODEL, **named},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert "Traceback" not in done.stderr, done.stderr
+    assert "Traceback" not in completed.stderr, completed.stderr
     report = json.loads(output.read_text())
     return {**{row["id"]: row for row in report["outcomes"]}, "environment": report["environment"]}
 
@@ -94,8 +94,8 @@ torch.mm = lying
 _FUNCTION = "honest = torch.nn.functional.{0}\ntorch.nn.functional.{0} = lambda *a, **k: honest(*a, **k) * {1}"
 
 
-def _gemm(change: str, said: str) -> Fault:
-    return Fault("gemm-throughput", _PRODUCT.format(counted="out is not None", change=change), said)
+def _gemm(change: str, message: str) -> Fault:
+    return Fault("gemm-throughput", _PRODUCT.format(counted="out is not None", change=change), message)
 
 
 def _sustained(change: str) -> Fault:
@@ -146,8 +146,8 @@ FAULTS = {
 
 @pytest.mark.torch
 def test_one_wrong_element_and_one_step_that_is_another_are_found(torch_python: Path, tmp_path: Path) -> None:
-    found = run(torch_python, tmp_path / "report.json", 1, *torch_faults.write(tmp_path, FAULTS))
-    assert all(torch_faults.is_found(found[f"fault-{name}"], fault) for name, fault in FAULTS.items())
+    actual = run(torch_python, tmp_path / "report.json", 1, *torch_faults.write(tmp_path, FAULTS))
+    assert all(torch_faults.is_found(actual[f"fault-{name}"], fault) for name, fault in FAULTS.items())
 
 
 @pytest.mark.torch
@@ -163,11 +163,11 @@ def test_the_slow_one_of_two_gpus_is_named(torch_python: Path, tmp_path: Path) -
 def test_one_gpu_without_bfloat16_and_fp8_is_judged_by_what_it_has(torch_python: Path, tmp_path: Path) -> None:
     passing = ("matmul", "attention", "convolution", "gemm-throughput", "amp")
     only = [option for check in (*passing, "fp8-training", "all-reduce") for option in ("--only", check)]
-    found = run(torch_python, tmp_path / "report.json", 1, *only, cc="7.0", name="Tesla V100-SXM2-16GB", cuda="12.6")
-    assert {check: found[check]["status"] for check in passing} == dict.fromkeys(passing, "pass")
-    assert [found[check]["status"] for check in ("fp8-training", "all-reduce")] == ["skip", "skip"]
-    assert set(found["gemm-throughput"]["ranks"][0]["values"]) == {"float32", "float16"}
-    assert found["amp"]["ranks"][0]["cases"]["linear, bfloat16"] == {
+    actual = run(torch_python, tmp_path / "report.json", 1, *only, cc="7.0", name="Tesla V100-SXM2-16GB", cuda="12.6")
+    assert {check: actual[check]["status"] for check in passing} == dict.fromkeys(passing, "pass")
+    assert [actual[check]["status"] for check in ("fp8-training", "all-reduce")] == ["skip", "skip"]
+    assert set(actual["gemm-throughput"]["ranks"][0]["values"]) == {"float32", "float16"}
+    assert actual["amp"]["ranks"][0]["cases"]["linear, bfloat16"] == {
         "absent": "bf16 is emulated at compute capability (7, 0) (8.0 has it)"
     }
 
@@ -178,5 +178,5 @@ def test_cuda_visible_devices_by_uuid_leaves_that_gpu(
 ) -> None:
     second = pair["environment"]["devices"][1]["uuid"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", second)
-    found = run(torch_python, tmp_path / "report.json", 2, "--only", "matmul")
-    assert [rank["device"] for rank in found["matmul"]["ranks"]] == [second]
+    actual = run(torch_python, tmp_path / "report.json", 2, "--only", "matmul")
+    assert [rank["device"] for rank in actual["matmul"]["ranks"]] == [second]

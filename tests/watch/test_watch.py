@@ -33,14 +33,14 @@ def test_the_exit_code_is_the_commands(script: str, code: int) -> None:
 
 def test_a_command_that_is_not_there_or_cannot_run_is_as_in_a_shell(tmp_path: Path) -> None:
     for name, code in (("no-such-command", 127), (str(tmp_path), 126)):
-        done = subprocess.run([*WATCH, "--", name], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
+        completed = subprocess.run([*WATCH, "--", name], capture_output=True, text=True, check=False)
+        assert (completed.returncode, completed.stderr.count("\n")) == (code, 1), completed.stderr
 
 
 def test_standard_output_is_the_commands_alone() -> None:
-    done = subprocess.run([*WATCH, "--json", "--", "echo", "-n", "x"], capture_output=True, text=True, check=False)
-    assert done.stdout == "x"
-    assert json.loads(done.stderr)["schema"] == "envcheck/watch/1"
+    completed = subprocess.run([*WATCH, "--json", "--", "echo", "-n", "x"], capture_output=True, text=True, check=False)
+    assert completed.stdout == "x"
+    assert json.loads(completed.stderr)["schema"] == "envcheck/watch/1"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
@@ -70,22 +70,22 @@ def test_files_that_cannot_be_written_change_no_exit_code(tmp_path: Path) -> Non
     page = tmp_path / "removed/page.html"
     page.parent.mkdir()
     words = [*WATCH, "--html", str(page), "--", "rmdir", str(page.parent)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0
-    assert f"{page}: No such file or directory" in done.stderr
+    completed = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0
+    assert f"{page}: No such file or directory" in completed.stderr
 
 
 def test_a_directory_that_is_missing_is_named_before_the_command_starts(tmp_path: Path) -> None:
     missing, started = tmp_path / "no/page.html", tmp_path / "started"
     words = [*WATCH, "--html", str(missing), "--", "touch", str(started)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert (done.returncode, started.exists()) == (2, False)
-    assert f"there is no directory {missing.parent}" in done.stderr
+    completed = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (completed.returncode, started.exists()) == (2, False)
+    assert f"there is no directory {missing.parent}" in completed.stderr
 
 
 def test_a_command_too_short_to_measure_is_said_to_be_so() -> None:
-    done = subprocess.run([*WATCH, "--", "true"], capture_output=True, text=True, check=False)
-    assert "nothing was measured" in done.stderr or "processes:" in done.stderr
+    completed = subprocess.run([*WATCH, "--", "true"], capture_output=True, text=True, check=False)
+    assert "nothing was measured" in completed.stderr or "processes:" in completed.stderr
 
 
 def test_a_watcher_that_dies_is_said_and_the_command_goes_on(tmp_path: Path) -> None:
@@ -95,9 +95,9 @@ def test_a_watcher_that_dies_is_said_and_the_command_goes_on(tmp_path: Path) -> 
     code += "sys.argv = ['envcheck', *sys.argv[1:]]\nrunpy.run_module('envcheck', run_name='__main__')"
     command = [sys.executable, "-c", code, "watch", "--interval", "0.1s", "--", "sh", "-c", "sleep 1; exit 5"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 5
-    assert "GPUs are not watched any more: their process ended" in done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert completed.returncode == 5
+    assert "GPUs are not watched any more: their process ended" in completed.stderr
 
 
 def simulated(output: Path, *options: str) -> dict[str, Any]:
@@ -126,6 +126,6 @@ def test_prometheus_takes_the_series(tmp_path: Path) -> None:
     text = tmp_path / "series.om"
     simulated(tmp_path / "watch.json", "--openmetrics", str(text))
     command = [promtool, "tsdb", "create-blocks-from", "openmetrics", str(text), str(tmp_path / "blocks")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
     assert any((tmp_path / "blocks").iterdir())

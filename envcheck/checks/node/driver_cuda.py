@@ -55,31 +55,31 @@ def judge(view: View) -> Outcome:
     return worst(findings, findings[0])
 
 
-class _Judged(NamedTuple):
+class _Comparison(NamedTuple):
     """What the driver means for one GPU; `gpu` is None where it means the same for all."""
 
     gpu: Gpu | None
     answer: Verdict
 
 
-def _answers(view: View, cuda: str, driver: str) -> list[_Judged]:
+def _answers(view: View, cuda: str, driver: str) -> list[_Comparison]:
     """Return one answer for the node, or one for each GPU where a rule for data-centre GPUs tells them apart."""
     matrix = matrix_facts.matrix(view)
     each = [
-        _Judged(gpu, driver_verdict(matrix, cuda, driver, matrix_facts.is_datacenter(view, _name(gpu))))
+        _Comparison(gpu, driver_verdict(matrix, cuda, driver, matrix_facts.is_datacenter(view, _name(gpu))))
         for gpu in view.snapshot.gpus
         if not gpu_readings.lost(gpu)
     ]
     if len({device_answer.answer.name for device_answer in each}) > 1:
         return each
-    return [_Judged(None, driver_verdict(matrix, cuda, driver, matrix_facts.datacenter(view)))]
+    return [_Comparison(None, driver_verdict(matrix, cuda, driver, matrix_facts.datacenter(view)))]
 
 
 def _name(gpu: Gpu) -> str:
     return str(gpu.signal("name").value)
 
 
-def _finding(view: View, cuda: str, driver: str, judged: _Judged) -> Outcome:
+def _finding(view: View, cuda: str, driver: str, judged: _Comparison) -> Outcome:
     answer = judged.answer
     if answer.name in (OK, MINOR):
         note = ": new PTX-only features need the newer driver" if answer.name == MINOR else ""

@@ -48,7 +48,7 @@ class FetchOptions(NamedTuple):
     connections: int
     as_json: bool
 
-    def asked(self) -> FetchRequest:
+    def request(self) -> FetchRequest:
         """Return which files are asked for: a cell's name has no colon and no slash, and each URL has both."""
         text = self.cell_or_url
         url, cell = (text, None) if text is not None and (":" in text or "/" in text) else (None, text)
@@ -121,7 +121,7 @@ def _fetched(settings: Settings, options: FetchOptions, done: list[FetchedFile],
     from envcheck.mirrors.fetch.batch import fetch_all
     from envcheck.mirrors.net.credentials import permission_warning
 
-    request = options.asked()
+    request = options.request()
     request.check()
     profile, requested = profile_to_fetch(settings, options.mirror, request)
     if profile.netrc and not settings.quiet and (warning := permission_warning(Path(profile.netrc))):

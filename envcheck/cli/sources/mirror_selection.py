@@ -53,7 +53,7 @@ class ProbedSource:
 
     def __init__(self, files: list[WantedPackage], measure: Measure, only: list[Mirror] | None = None) -> None:
         self.name = files[0].part
-        self._asked = files
+        self._files = files
         self._measure = measure
         self._only = only
 
@@ -80,7 +80,7 @@ class ProbedSource:
         from envcheck.mirrors.probe.ranking import rank
 
         mirrors = self._only or mirrors
-        measurements = cached_or_measured(mirrors, self._asked, budget, age=age, offline=offline, measure=self._measure)
+        measurements = cached_or_measured(mirrors, self._files, budget, age=age, offline=offline, measure=self._measure)
         return rank(measurements, no_redirects=no_redirects, own_region=own_region)
 
 
@@ -106,7 +106,9 @@ def probed_sources(
     hub_request = _hub_request(requested, mirrors)
     if hub_request is not None:
         return [
-            ProbedSource(files_of(hub_request), lambda mirrors, _asked, budget: probe_hub(mirrors, hub_request, budget))
+            ProbedSource(
+                files_of(hub_request), lambda mirrors, _packages, budget: probe_hub(mirrors, hub_request, budget)
+            )
         ]
     locks = (
         [read_lock(requested["--lock"])]
@@ -123,7 +125,7 @@ def _url_source(urls: tuple[str, ...], mirrors: list[Mirror], *, named: bool) ->
     only = probe_url.url_mirrors(need, mirrors[0]) + (probe_url.named_mirrors(need, mirrors) if named else [])
     return ProbedSource(
         probe_url.wanted_packages(need),
-        lambda mirrors, _asked, budget: probe_url.probe_urls(mirrors, need, budget),
+        lambda mirrors, _packages, budget: probe_url.probe_urls(mirrors, need, budget),
         only,
     )
 

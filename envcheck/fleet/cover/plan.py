@@ -84,7 +84,7 @@ class FleetPlan(Row, frozen=True, kw_only=True):
     notes: list[str]
 
 
-class _Chosen(NamedTuple):
+class _CellChoice(NamedTuple):
     cells: list[Cell]
     uncovered: set[int]
     verdicts: dict[Cell, dict[int, str]]
@@ -144,7 +144,7 @@ class _Judge:
         return resolve(self._matrix, self.query(kind))
 
 
-def _choose(kinds: Sequence[NodeKind], judge: _Judge) -> _Chosen:
+def _choose(kinds: Sequence[NodeKind], judge: _Judge) -> _CellChoice:
     verdicts: dict[Cell, dict[int, str]] = {}
     for place, kind in enumerate(kinds):
         for cell, verdict in judge.verdicts(kind).items():
@@ -160,7 +160,7 @@ def _choose(kinds: Sequence[NodeKind], judge: _Judge) -> _Chosen:
     chosen = smallest_cover(elements, [*sets]) or []
     cells = [[*sets.values()][place] for place in chosen]
     uncovered = {place for place in range(len(kinds)) if not elements >> place & 1}
-    return _Chosen(sorted(cells, key=lambda cell: key(cell.torch), reverse=True), uncovered, verdicts)
+    return _CellChoice(sorted(cells, key=lambda cell: key(cell.torch), reverse=True), uncovered, verdicts)
 
 
 def _score(cell: Cell, covered: Mapping[int, str]) -> tuple[int, ...]:
@@ -169,7 +169,7 @@ def _score(cell: Cell, covered: Mapping[int, str]) -> tuple[int, ...]:
     return (*version, min(_QUALITY[verdict] for verdict in covered.values()))
 
 
-def _planned(chosen: _Chosen, counts: Sequence[int]) -> list[PlannedCell]:
+def _planned(chosen: _CellChoice, counts: Sequence[int]) -> list[PlannedCell]:
     """Return the cells with their nodes; a node that several cover gets the newest torch that runs best there."""
     homes: dict[Cell, dict[str, str]] = {cell: {} for cell in chosen.cells}
     nodes = dict.fromkeys(chosen.cells, 0)
@@ -195,7 +195,7 @@ def _oldest(cells: Iterable[Cell]) -> str | None:
 
 
 def _upgrades(
-    matrix: Matrix, kinds: Sequence[NodeKind], counts: Sequence[int], judge: _Judge, now: _Chosen
+    matrix: Matrix, kinds: Sequence[NodeKind], counts: Sequence[int], judge: _Judge, now: _CellChoice
 ) -> Iterable[DriverUpgrade]:
     """Yield what each newer driver branch would buy on the nodes that are below it and that it still drives."""
     best = _worth(now, counts)
@@ -224,7 +224,7 @@ def _with(kind: NodeKind, newer: str) -> NodeKind:
     return kind._replace(driver=f"{newer}.{_LAST}")
 
 
-def _worth(chosen: _Chosen, counts: Sequence[int]) -> tuple[int, int, tuple[int, ...]]:
+def _worth(chosen: _CellChoice, counts: Sequence[int]) -> tuple[int, int, tuple[int, ...]]:
     """Return what plans are compared by: fewer nodes without a cell, fewer cells, a newer oldest torch."""
     torch = _oldest(chosen.cells)
     return -sum(counts[place] for place in chosen.uncovered), -len(chosen.cells), key(torch) if torch else ()

@@ -74,7 +74,7 @@ def drifts(database: FleetDatabase, groups: Sequence[GroupRuns]) -> Iterator[Con
         yield from drift(number, members, {key: json.loads(contents[int(key)]) for key in members})
 
 
-class _Measured(NamedTuple):
+class _MeasuredValues(NamedTuple):
     node: str
     value: float
     gpu: str
@@ -87,18 +87,18 @@ def measured(database: FleetDatabase, groups: Sequence[GroupRuns]) -> Iterator[O
     units = dict(database.rows("SELECT id, text FROM names"))
     query = "SELECT run, value, unit, gpu, attempts FROM outcomes WHERE name = ? AND value IS NOT NULL"
     for name, check in database.rows("SELECT id, text FROM names WHERE id IN (SELECT DISTINCT name FROM outcomes)"):
-        alike: dict[tuple[int, int, str], list[_Measured]] = defaultdict(list)
+        alike: dict[tuple[int, int, str], list[_MeasuredValues]] = defaultdict(list)
         for run, value, unit, gpu, attempts in database.each(query, (name,)):
             if run in kind:
                 number, gpus, node = kind[run]
-                alike[number, gpus, units.get(unit, "")].append(_Measured(node, value, gpu or "", attempts or 1))
+                alike[number, gpus, units.get(unit, "")].append(_MeasuredValues(node, value, gpu or "", attempts or 1))
         for (number, _, unit), values in alike.items():
             yield from _deviating(number, check, unit, values)
     yield from _clocks(groups)
 
 
 def _deviating(
-    group: int, check: str, unit: str, rows: list[_Measured], floor: float = 0.0
+    group: int, check: str, unit: str, rows: list[_MeasuredValues], floor: float = 0.0
 ) -> Iterator[Outlier | ConfigurationDrift]:
     result = compare([row.value for row in rows], floor)
     for place, value, median, z in result.outliers:
@@ -119,7 +119,7 @@ def _deviating(
 def _clocks(groups: Sequence[GroupRuns]) -> Iterator[Outlier | ConfigurationDrift]:
     """Yield the nodes whose files were written much longer after the end of the run than those of the others."""
     for number, group in enumerate(groups):
-        rows = [_Measured(run.node, run.late, "", 1) for run in group.runs if run.late is not None]
+        rows = [_MeasuredValues(run.node, run.late, "", 1) for run in group.runs if run.late is not None]
         yield from (row for row in _deviating(number, "clock", "s", rows, CLOCK_SLACK) if isinstance(row, Outlier))
 
 

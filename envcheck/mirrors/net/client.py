@@ -59,7 +59,7 @@ class Handshake:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Sent:
+class _SentRequest:
     """What is sent at every hop of a request."""
 
     method: str
@@ -122,7 +122,7 @@ class Client:
         """
         hosts: list[str] = []
         passed: list[Mapping[str, str]] = []
-        request = _Sent(method, headers or {}, body, login)
+        request = _SentRequest(method, headers or {}, body, login)
         until = time.monotonic() + _REDIRECTED
         for _ in range(HOPS):
             if hosts and time.monotonic() > until:
@@ -139,7 +139,7 @@ class Client:
         message = f"more than {HOPS} redirects, the last to {host_of(url)}"
         raise NetworkError(message)
 
-    def _follow(self, request: _Sent, url: str) -> urllib3.BaseHTTPResponse:
+    def _follow(self, request: _SentRequest, url: str) -> urllib3.BaseHTTPResponse:
         """Send a request to where a redirect leads; an error names that host, and not the one that redirects."""
         try:
             return self._send(request, url)
@@ -169,7 +169,7 @@ class Client:
         except (OSError, UnicodeError) as error:
             raise _network_error(error, url) from error
 
-    def _send(self, request: _Sent, url: str) -> urllib3.BaseHTTPResponse:
+    def _send(self, request: _SentRequest, url: str) -> urllib3.BaseHTTPResponse:
         if self._within is not None and urlsplit(url).hostname not in self._within:
             message = f"{host_of(url)} is not in the profile, and the profile is closed"
             raise NetworkError(message, advice.CLOSED)
@@ -221,7 +221,7 @@ class Client:
 
 
 @contextlib.contextmanager
-def _opened(request: _Sent) -> Iterator[tuple[dict[str, Any], int]]:
+def _opened(request: _SentRequest) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield the options of a request that send its body from the beginning, and how many bytes it has."""
     if not request.body:
         yield {}, 0
@@ -232,7 +232,7 @@ def _opened(request: _Sent) -> Iterator[tuple[dict[str, Any], int]]:
         yield {"body": read_deadlines.Upload(file, size, size / _DIGESTED)}, size
 
 
-def _next_hop(request: _Sent, url: str, target: str, status: int) -> str:
+def _next_hop(request: _SentRequest, url: str, target: str, status: int) -> str:
     """Return the URL that a redirect leads to. Raise NetworkError if the request must not follow it."""
     try:
         location = redirect_target(url, target)

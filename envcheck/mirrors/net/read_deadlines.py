@@ -91,7 +91,7 @@ class _Raw(Protocol):
     def close(self) -> None: ...
 
 
-class _Timed(io.RawIOBase):
+class _TimedReader(io.RawIOBase):
     """A socket's stream that times the waiting."""
 
     def __init__(self, raw: _Raw) -> None:
@@ -124,7 +124,7 @@ class _Response(http.client.HTTPResponse):
     def __init__(self, sock: Any, *args: Any, **options: Any) -> None:
         super().__init__(sock, *args, **options)
         plain = self.fp
-        self.fp = io.BufferedReader(_Timed(sock.makefile("rb", buffering=0)))
+        self.fp = io.BufferedReader(_TimedReader(sock.makefile("rb", buffering=0)))
         plain.close()
 
 

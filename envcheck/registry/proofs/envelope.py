@@ -70,13 +70,13 @@ class _CertifiedBundle(_Bundle, forbid_unknown_fields=True, rename="camel"):
     verification_material: CertifiedMaterial  # type: ignore[assignment]
 
 
-class _Unsigned(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
+class _UnsignedStatement(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
     media_type: Literal["application/vnd.envcheck.unsigned.v1+json"]
     payload_type: str
     payload: str
 
 
-know_types(_Bundle, _CertifiedBundle, _Unsigned)
+know_types(_Bundle, _CertifiedBundle, _UnsignedStatement)
 
 
 def sign(payload: bytes, payload_type: str, key: PrivateKey) -> bytes:
@@ -117,7 +117,7 @@ def open_envelope(
             strict_json.convert(document, _CertifiedBundle)
             return _certified(content, payload_type, identities)
         if isinstance(document, dict) and document.get("mediaType") == UNSIGNED_TYPE:
-            unsigned = strict_json.convert(document, _Unsigned)
+            unsigned = strict_json.convert(document, _UnsignedStatement)
             _expect_type(unsigned.payload_type, payload_type)
             return EnvelopeContents(strict_json.canonical_base64(unsigned.payload, "the payload"), None)
         return _verified(strict_json.convert(document, _Bundle), payload_type, keys)

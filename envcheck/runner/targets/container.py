@@ -105,14 +105,14 @@ class ContainerHandle:
 
     def __init__(self, running: RunningContainer) -> None:
         self._running = running
-        self._asked = 0.0
+        self._polled_at = 0.0
 
     def poll(self) -> int | None:
         """Return the exit code, or None while it runs; one killed for its memory has its own text."""
         # Each question is a round trip to the engine.
-        if time.monotonic() - self._asked < _POLL:
+        if time.monotonic() - self._polled_at < _POLL:
             return None
-        self._asked = time.monotonic()
+        self._polled_at = time.monotonic()
         code = self._running.wait(0)
         if code is not None and self._running.out_of_memory():
             message = "the container ran out of memory"

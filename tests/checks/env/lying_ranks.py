@@ -218,10 +218,10 @@ def average_divides_twice(_torch: Any, dist: Any, rank: int) -> None:
     """Divide averages once more, on rank 1."""
     honest = dist.reduce_scatter_tensor
 
-    def lying(got: Any, sent: Any, op: Any = dist.ReduceOp.SUM, **options: Any) -> Any:
-        done = honest(got, sent, op=op, **options)
+    def lying(actual: Any, sent: Any, op: Any = dist.ReduceOp.SUM, **options: Any) -> Any:
+        done = honest(actual, sent, op=op, **options)
         if rank == 1 and op == dist.ReduceOp.AVG:
-            got /= dist.get_world_size()
+            actual /= dist.get_world_size()
         return done
 
     dist.reduce_scatter_tensor = lying
@@ -232,9 +232,9 @@ def bfloat16_is_rounded(torch: Any, dist: Any, rank: int) -> None:
     """Lose the last bit of what rank 1 gathers in bfloat16, and in no other dtype."""
     honest = dist.all_gather
 
-    def lying(got: Any, sent: Any, **options: Any) -> Any:
-        done = honest(got, sent, **options)
-        for one in got if rank == 1 and sent.dtype is torch.bfloat16 else ():
+    def lying(actual: Any, sent: Any, **options: Any) -> Any:
+        done = honest(actual, sent, **options)
+        for one in actual if rank == 1 and sent.dtype is torch.bfloat16 else ():
             one.view(torch.int16).bitwise_and_(-2)
         return done
 
@@ -273,10 +273,10 @@ def tail_is_dropped(_torch: Any, dist: Any, rank: int) -> None:
     """Lose the last element of what rank 1 gets in an uneven all-to-all."""
     honest = dist.all_to_all_single
 
-    def lying(got: Any, sent: Any, into: Any = None, out: Any = None, **options: Any) -> Any:
-        done = honest(got, sent, into, out, **options)
-        if rank == 1 and into is not None and len(got):
-            got[-1] = 0
+    def lying(actual: Any, sent: Any, into: Any = None, out: Any = None, **options: Any) -> Any:
+        done = honest(actual, sent, into, out, **options)
+        if rank == 1 and into is not None and len(actual):
+            actual[-1] = 0
         return done
 
     dist.all_to_all_single = lying
@@ -287,12 +287,12 @@ def blocks_change_places(_torch: Any, dist: Any, rank: int) -> None:
     """Give rank 1's first two blocks of an all-to-all to each other."""
     honest = dist.all_to_all
 
-    def lying(got: Any, sent: Any, **options: Any) -> Any:
-        done = honest(got, sent, **options)
-        if rank == 1 and len(got) > 1:
-            first = got[0].clone()
-            got[0].copy_(got[1])
-            got[1].copy_(first)
+    def lying(actual: Any, sent: Any, **options: Any) -> Any:
+        done = honest(actual, sent, **options)
+        if rank == 1 and len(actual) > 1:
+            first = actual[0].clone()
+            actual[0].copy_(actual[1])
+            actual[1].copy_(first)
         return done
 
     dist.all_to_all = lying
@@ -303,10 +303,10 @@ def objects_change_places(_torch: Any, dist: Any, rank: int) -> None:
     """Turn the order of the objects that the last rank gathers."""
     honest = dist.all_gather_object
 
-    def lying(got: Any, thing: Any, **options: Any) -> None:
-        honest(got, thing, **options)
+    def lying(actual: Any, value: Any, **options: Any) -> None:
+        honest(actual, value, **options)
         if rank == dist.get_world_size() - 1:
-            got.reverse()
+            actual.reverse()
 
     dist.all_gather_object = lying
 
@@ -316,8 +316,8 @@ def root_is_forgotten(_torch: Any, dist: Any, _rank: int) -> None:
     """Gather at the right root, and scatter from it what was meant for the next rank."""
     honest = dist.scatter
 
-    def lying(got: Any, sent: Any = None, src: int = 0, **options: Any) -> Any:
-        return honest(got, [*sent[1:], sent[0]] if sent and src else sent, src, **options)
+    def lying(actual: Any, sent: Any = None, src: int = 0, **options: Any) -> Any:
+        return honest(actual, [*sent[1:], sent[0]] if sent and src else sent, src, **options)
 
     dist.scatter = lying
 

@@ -65,20 +65,20 @@ def _in_group(name: str) -> Fault:
     return Fault("collectives", (_DIST + _GROUP).format(name=name), "in a group is wrong")
 
 
-def _when(name: str, when: str, said: str, then: str = "made.mul_(2)") -> Fault:
-    return Fault("collectives", (_DIST + _WHEN).format(name=name, when=when, then=then), said)
+def _when(name: str, when: str, message: str, then: str = "made.mul_(2)") -> Fault:
+    return Fault("collectives", (_DIST + _WHEN).format(name=name, when=when, then=then), message)
 
 
-def _schedule(name: str, options: str, said: str) -> Fault:
-    return Fault("optimizers", _OPTIONS.format(name=name, options=options), said)
+def _schedule(name: str, options: str, message: str) -> Fault:
+    return Fault("optimizers", _OPTIONS.format(name=name, options=options), message)
 
 
-def _loader(when: str, said: str) -> Fault:
-    return Fault("samplers", _LOADER.format(when=when), said)
+def _loader(when: str, message: str) -> Fault:
+    return Fault("samplers", _LOADER.format(when=when), message)
 
 
-def _dataset(patch: str, said: str) -> Fault:
-    return Fault("samplers", f"import torch.utils.data as d\n{patch}", said)
+def _dataset(patch: str, message: str) -> Fault:
+    return Fault("samplers", f"import torch.utils.data as d\n{patch}", message)
 
 
 FAULTS = {

@@ -137,8 +137,8 @@ def test_a_latency_that_is_no_time_is_an_error_and_one_that_nobody_took_is_left_
 def test_the_latency_is_that_of_the_rank_that_waits_longest(node: Node) -> None:
     ranks = entries(2, SLOW)
     ranks[1]["latency"]["all-gather"][0] |= {"p50": 4e-5, "p99": 9e-5}
-    told = collective_bandwidth.judge(node("mixed"), ranks).details["latency"]["all-gather"][0]
-    assert told == {"bytes": 8, "p50": 4e-5, "p99": 9e-5, "slowest_rank": 1}
+    result = collective_bandwidth.judge(node("mixed"), ranks).details["latency"]["all-gather"][0]
+    assert result == {"bytes": 8, "p50": 4e-5, "p99": 9e-5, "slowest_rank": 1}
 
 
 # PCI-SIG: GT/s, 8b/10b in the first two generations, 128b/130b up to the fifth; the sixth has 242 of 256 bytes.

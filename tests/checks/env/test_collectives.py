@@ -150,7 +150,7 @@ def test_the_rank_that_raised_first_is_named_and_not_those_that_lost_it(h100: Vi
 
 
 @pytest.mark.parametrize(
-    ("backend", "said", "lacks"),
+    ("backend", "message", "lacks"),
     [
         ("gloo", "Backend gloo does not support reduce_scatter_tensor_coalesced", True),
         ("gloo", "ProcessGroupGloo does not support reduce_scatter", True),
@@ -163,8 +163,8 @@ def test_the_rank_that_raised_first_is_named_and_not_those_that_lost_it(h100: Vi
         ("nccl", "Invalid scalar type", False),
     ],
 )
-def test_only_gloo_s_own_words_are_a_lack(backend: str, said: str, lacks: bool) -> None:  # noqa: FBT001 (a table)
-    assert gloo_gaps.lacks(backend, RuntimeError(said)) is lacks
+def test_only_gloo_s_own_words_are_a_lack(backend: str, message: str, lacks: bool) -> None:  # noqa: FBT001 (a table)
+    assert gloo_gaps.lacks(backend, RuntimeError(message)) is lacks
 
 
 def holds(dtype: str, value: int) -> bool:

@@ -48,7 +48,7 @@ def test_all_of_it_is_found(machine: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gone", "name"),
+    ("text", "name"),
     [
         ("bin/gcc", ["C compiler"]),
         ("bin/g++", ["C++ compiler"]),
@@ -58,8 +58,8 @@ def test_all_of_it_is_found(machine: Path) -> None:
         ("lib/libcuda.so.1", ["libcuda.so.1"]),
     ],
 )
-def test_each_is_missed_by_itself(machine: Path, gone: str, name: list[str]) -> None:
-    (machine / gone).unlink()
+def test_each_is_missed_by_itself(machine: Path, text: str, name: list[str]) -> None:
+    (machine / text).unlink()
     assert missing() == name
 
 
@@ -83,8 +83,8 @@ def test_variables_that_point_somewhere_are_followed(machine: Path, monkeypatch:
     monkeypatch.setenv("TRITON_LIBCUDA_PATH", str(machine))
     (machine / "ptxas").touch()
     monkeypatch.setenv("TRITON_PTXAS_PATH", str(machine / "ptxas"))
-    found = compile_prerequisites.measure(RANK)["found"]
-    assert (found["libcuda.so.1"], found["ptxas"]) == (str(machine), str(machine / "ptxas"))
+    actual = compile_prerequisites.measure(RANK)["found"]
+    assert (actual["libcuda.so.1"], actual["ptxas"]) == (str(machine), str(machine / "ptxas"))
 
 
 def test_the_loaders_cache_comes_before_the_path(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

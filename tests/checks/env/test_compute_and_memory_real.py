@@ -73,9 +73,9 @@ def test_a_repeated_run_compares_the_bits_of_its_rounds(torch_python: Path, tmp_
     output = tmp_path / "report.json"
     command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(torch_python), "--nproc", "2"]
     command += ["--checks", str(tmp_path), "--only", "other-bits-later", "--repeat", "2", "--output", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
     [row] = json.loads(output.read_text())["outcomes"]
-    assert (done.returncode, row["status"]) == (1, "fail"), row
+    assert (completed.returncode, row["status"]) == (1, "fail"), row
     assert "rank 0 on cpu, rank 1 on cpu gave other bits than in the rounds before" in row["summary"]
-    again = [sys.executable, "-m", "envcheck", "judge", str(output), "--checks", str(tmp_path)]
-    assert subprocess.run(again, capture_output=True, text=True, check=False).returncode == 1
+    repeated = [sys.executable, "-m", "envcheck", "judge", str(output), "--checks", str(tmp_path)]
+    assert subprocess.run(repeated, capture_output=True, text=True, check=False).returncode == 1

@@ -22,7 +22,7 @@ IDS = (
 def test_no_check_fails_a_sound_foreign_environment(python: Path, tmp_path: Path) -> None:
     only = [word for name in IDS for word in ("--only", name)]
     argv = [sys.executable, "-m", "envcheck", "run", "--python", str(python), *only, "--json", "--output", "r.json"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600)
-    outcomes = json.loads(done.stdout)["outcomes"]
+    completed = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600)
+    outcomes = json.loads(completed.stdout)["outcomes"]
     bad = {row["id"]: row["summary"] for row in outcomes if row["status"] in ("fail", "error")}
-    assert not bad, f"{bad}\n{done.stderr}"
+    assert not bad, f"{bad}\n{completed.stderr}"

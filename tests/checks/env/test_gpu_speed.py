@@ -171,7 +171,7 @@ def test_a_fast_product_that_is_wrong_fails(h100: View, error: float | None, sta
 
 
 @pytest.mark.parametrize(
-    ("products", "status", "said"),
+    ("products", "status", "message"),
     [
         (
             {"messages": 30, "wrong": 2, "first": 17},
@@ -184,12 +184,12 @@ def test_a_fast_product_that_is_wrong_fails(h100: View, error: float | None, sta
         (None, ERROR, "verified no tf32 product"),
     ],
 )
-def test_every_timed_product_has_to_be_verified(h100: View, products: Any, status: str, said: str) -> None:
+def test_every_timed_product_has_to_be_verified(h100: View, products: Any, status: str, message: str) -> None:
     ranks = entries(gemm_throughput, h100)
     ranks[6]["products"]["tf32"] = products
     outcome = gemm_throughput.judge(h100, ranks)
     assert (outcome.status, outcome.remeasure, outcome.culprit[:6]) == (status, False, "rank 6")
-    assert said in outcome.summary
+    assert message in outcome.summary
 
 
 # What a dtype's rounding leaves of a product of 8192 terms, by its bits of mantissa: 23, 10, 10, 7 and, in fp8, 3.

@@ -32,11 +32,11 @@ def test_an_honest_environment_passes(outcomes: Outcomes, check: str) -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize("check", SPEEDS)
 def test_honest_ranks_report_what_they_measured_and_are_not_judged_on_a_cpu(outcomes: Outcomes, check: str) -> None:
-    found = outcomes(check)
-    assert (found["status"], found["limit"]) == ("pass", None), found
-    assert "over gloo" in found["summary"]
-    assert "reported, not judged" in found["summary"]
-    assert 0 <= found["value"] < 1000
+    actual = outcomes(check)
+    assert (actual["status"], actual["limit"]) == ("pass", None), actual
+    assert "over gloo" in actual["summary"]
+    assert "reported, not judged" in actual["summary"]
+    assert 0 <= actual["value"] < 1000
 
 
 @pytest.mark.torch
@@ -61,9 +61,9 @@ def test_ddp_tells_in_which_buckets_it_sends_and_what_a_step_takes(outcomes: Out
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("check", "said"), [("shm", ""), ("dataloader", "the loader broke")])
+@pytest.mark.parametrize(("check", "message"), [("shm", ""), ("dataloader", "the loader broke")])
 def test_the_64_mb_that_docker_gives_fail_with_the_remedy(
-    torch_python: Path, tmp_path: Path, check: str, said: str
+    torch_python: Path, tmp_path: Path, check: str, message: str
 ) -> None:
     shrink = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh"]
     if (
@@ -73,14 +73,14 @@ def test_the_64_mb_that_docker_gives_fail_with_the_remedy(
         pytest.skip("needs the right to mount a small /dev/shm over its own")
     output = tmp_path / "report.json"
     command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(torch_python), "--only", check]
-    done = subprocess.run([*shrink, *command, "--output", str(output)], capture_output=True, check=False)
+    completed = subprocess.run([*shrink, *command, "--output", str(output)], capture_output=True, check=False)
     [row] = json.loads(output.read_text())["outcomes"]
-    assert (done.returncode, row["status"]) == (1, "fail"), row
+    assert (completed.returncode, row["status"]) == (1, "fail"), row
     assert check != "shm" or row["value"] == 64 << 20
-    assert said in row["summary"]
+    assert message in row["summary"]
     assert "--shm-size" in row["remedy"]
 
 
 def test_a_sites_own_checks_are_found_by_a_relative_path(liars: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(liars.parent)
-    assert "drifts" in {found.id for found in discover(Path(liars.name))}
+    assert "drifts" in {actual.id for actual in discover(Path(liars.name))}

@@ -115,8 +115,8 @@ def dpkg_record(root: Path, name: str, files: list[str]) -> None:
 
 def alone(monkeypatch: pytest.MonkeyPatch, site: Path, root: Path) -> Path:
     """Make a directory the only one on the path."""
-    found = importlib.metadata.distributions
-    monkeypatch.setattr(importlib.metadata, "distributions", lambda: found(path=[str(site)]))
+    actual = importlib.metadata.distributions
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: actual(path=[str(site)]))
     monkeypatch.setattr(installed_files, "_imported", lambda: str(site / "torch/__init__.py"))
     monkeypatch.setattr(sys, "path", [str(site)])
     return root
@@ -189,10 +189,10 @@ def test_a_wheel_that_pip_put_into_a_conda_environment_is_held_against_its_own_r
     assert torch.ledger == "RECORD"
 
 
-@pytest.mark.parametrize("gone", ["conda-meta/pytorch-9.9.0-py3.11_cpu_0.json", "conda-meta"])
-def test_without_a_ledger_nothing_passes(conda: Path, gone: str) -> None:
+@pytest.mark.parametrize("text", ["conda-meta/pytorch-9.9.0-py3.11_cpu_0.json", "conda-meta"])
+def test_without_a_ledger_nothing_passes(conda: Path, text: str) -> None:
     (conda / CONDA_SITE / "torch-9.9.0.dist-info/RECORD").unlink()
-    for path in sorted((conda / gone).glob("*.json")) or [conda / gone]:
+    for path in sorted((conda / text).glob("*.json")) or [conda / text]:
         path.unlink()
     assert judged(installed_files).status in (WARN, FAIL)
 

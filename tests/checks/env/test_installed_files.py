@@ -44,8 +44,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path.write_text(text)
     record = "".join(line(tmp_path / name, name) for name in FILES)
     (tmp_path / INFO / "RECORD").write_text(f"{record}torch/__pycache__/nn.cpython-311.pyc,,\n{INFO}/RECORD,,\n")
-    found = importlib.metadata.distributions
-    monkeypatch.setattr(importlib.metadata, "distributions", lambda: found(path=[str(tmp_path)]))
+    actual = importlib.metadata.distributions
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: actual(path=[str(tmp_path)]))
     monkeypatch.setattr(installed_files, "_imported", lambda: str(tmp_path / "torch" / "__init__.py"))
     monkeypatch.setattr("sys.path", [str(tmp_path)])
     return tmp_path
@@ -73,7 +73,7 @@ def rewrite(name: str, text: str) -> Callable[[Path], None]:
     return change
 
 
-def again(site: Path) -> None:
+def install_again(site: Path) -> None:
     (site / "torch-9.8.0.dist-info").mkdir()
     (site / "torch-9.8.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.8.0\n")
 
@@ -84,7 +84,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "another version": (rewrite("torch/version.py", "__version__ = '9.8.0'\n"), FAIL, "torch/version.py"),
     "a package in place of a module": (rewrite("torch/nn/__init__.py", ""), FAIL, "in place of a file of its package"),
     "a library in place of a module": (rewrite("torch/nn.abi3.so", ""), FAIL, "in place of a file of its package"),
-    "two versions": (again, FAIL, "torch is installed twice"),
+    "two versions": (install_again, FAIL, "torch is installed twice"),
     "a planted file": (rewrite("torch/_x.py", ""), WARN, "torch/_x.py was added"),
     "a sitecustomize": (rewrite("sitecustomize.py", ""), WARN, "sitecustomize.py runs whenever Python starts"),
     "a .pth that runs": (rewrite("x.pth", "import os\n"), WARN, "x.pth runs whenever Python starts"),
@@ -94,11 +94,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str, str]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_each_damage_is_named(site: Path, damage: str) -> None:
-    change, status, said = DAMAGE[damage]
+    change, status, message = DAMAGE[damage]
     change(site)
     outcome = files()
     assert outcome.status == status, outcome
-    assert said in " ".join(finding.summary for finding in outcome.findings)
+    assert message in " ".join(finding.summary for finding in outcome.findings)
     assert all(finding.code for finding in outcome.findings)
 
 

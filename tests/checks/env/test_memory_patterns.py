@@ -41,16 +41,16 @@ def test_one_word_under_any_pattern_fails_naming_gpu_place_and_bits(h100: View, 
     ranks[5]["passes"][pattern] = {"wrong": 1, "first": FIRST}
     outcome = memory_patterns.judge(h100, ranks)
     assert (outcome.status, outcome.value) == (FAIL, 1)
-    for said in (f"rank 5 on {h100.snapshot.gpus[5].uuid}", pattern, "byte 4096", "0x7f0000001000", FIRST["xor"]):
-        assert str(said) in outcome.summary
+    for message in (f"rank 5 on {h100.snapshot.gpus[5].uuid}", pattern, "byte 4096", "0x7f0000001000", FIRST["xor"]):
+        assert str(message) in outcome.summary
     assert outcome.remedy
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("told", [None, {}, {"wrong": None}, {"wrong": NAN}, {"wrong": True}, {"wrong": "0"}])
-def test_a_pattern_nobody_read_back_is_an_error(h100: View, pattern: str, told: Any) -> None:
+@pytest.mark.parametrize("result", [None, {}, {"wrong": None}, {"wrong": NAN}, {"wrong": True}, {"wrong": "0"}])
+def test_a_pattern_nobody_read_back_is_an_error(h100: View, pattern: str, result: Any) -> None:
     ranks = entries(h100)
-    ranks[7]["passes"][pattern] = told
+    ranks[7]["passes"][pattern] = result
     outcome = memory_patterns.judge(h100, ranks)
     assert outcome.status == ERROR
     assert f"rank 7 tested no {pattern}" in outcome.summary

@@ -87,9 +87,9 @@ def test_what_was_not_looked_up_is_an_error(cpu: View, ranks: list[dict[str, Any
 
 def test_a_lookup_that_breaks_is_kept_as_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "a" * 64)
-    found = check.measure(Rank(0, 1, 0, "cpu", "gloo", ""))["lookups"]
-    assert found[check.OWN]["error"]
-    assert found[check.LOOPBACK]["ended"]
+    actual = check.measure(Rank(0, 1, 0, "cpu", "gloo", ""))["lookups"]
+    assert actual[check.OWN]["error"]
+    assert actual[check.LOOPBACK]["ended"]
 
 
 @pytest.fixture
@@ -101,9 +101,9 @@ def lonely(tmp_path: Path) -> Callable[..., tuple[str, str]]:
         (tmp_path / "questions").touch()
         (tmp_path / "scratch").mkdir(exist_ok=True)
         argv = silent_resolver.command(python, "-c", code, hosts=tmp_path / "hosts", questions=tmp_path / "questions")
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=200)
-        assert done.returncode == 0, done.stderr
-        return done.stdout, (tmp_path / "questions").read_text()
+        completed = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=200)
+        assert completed.returncode == 0, completed.stderr
+        return completed.stdout, (tmp_path / "questions").read_text()
 
     return run
 

@@ -91,7 +91,7 @@ def test_the_variables_are_read_and_no_others(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(image_facts, "is_image", lambda: True)
     monkeypatch.setenv("NVIDIA_REQUIRE_CUDA", "cuda>=12.0")
     monkeypatch.setenv("NVIDIA_SECRET", "canary")
-    found = nvidia_settings.measure(RANK)
-    assert found["variables"]["NVIDIA_REQUIRE_CUDA"] == "cuda>=12.0"
-    assert "NVIDIA_SECRET" not in found["variables"]
-    assert found["contained"]
+    actual = nvidia_settings.measure(RANK)
+    assert actual["variables"]["NVIDIA_REQUIRE_CUDA"] == "cuda>=12.0"
+    assert "NVIDIA_SECRET" not in actual["variables"]
+    assert actual["contained"]

@@ -77,8 +77,8 @@ def test_a_known_flaw_warns_and_hides_no_failure(cpu: View) -> None:
         "worst": {"operator": "add", "dtype": "bfloat16", "error": 0.2},
         "known": {"conv3d bfloat16": "known upstream"},
     }
-    told = operators.judge(cpu, [entry])
-    assert (told.status, "conv3d bfloat16: known upstream" in told.summary) == ("warn", True)
+    result = operators.judge(cpu, [entry])
+    assert (result.status, "conv3d bfloat16: known upstream" in result.summary) == ("warn", True)
     wrong = [{"operator": "conv1d", "dtype": "bfloat16", "error": 9.0, "part": "output"}]
     assert operators.judge(cpu, [{**entry, "wrong": wrong, "wrong_rows": 1}]).status == "fail"
     absent = {**entry, "ran": {"float32": 300, "float64": 240, "": 22}, "absent": {"add bfloat16": "not implemented"}}

@@ -31,7 +31,7 @@ def raising(error: Exception) -> promise_cases.Case:
 
 
 @pytest.mark.parametrize(
-    ("cases", "status", "said"),
+    ("cases", "status", "message"),
     [
         ({}, PASS, "2 cases right"),
         ({"one": {"off": 0.11}}, FAIL, "one is off by 0.11"),
@@ -46,11 +46,11 @@ def raising(error: Exception) -> promise_cases.Case:
         ({"one": {"off": 1.0}, "two": {"off": 2.0}}, FAIL, "one is off by 1.0; rank 0 on cpu: two is off by 2.0"),
     ],
 )
-def test_each_case_is_judged_by_itself(cpu: View, cases: dict[str, Any], status: str, said: str) -> None:
+def test_each_case_is_judged_by_itself(cpu: View, cases: dict[str, Any], status: str, message: str) -> None:
     outcome = promise_cases.judge(cpu, [entry(**cases)], TERMS)
     assert outcome.status == status
-    assert said in outcome.summary
-    expected = {"was not tried": "cases.not-tried"}.get(said.removeprefix("one "), "tests.code")
+    assert message in outcome.summary
+    expected = {"was not tried": "cases.not-tried"}.get(message.removeprefix("one "), "tests.code")
     assert all(finding.code == expected for finding in outcome.findings)
 
 
@@ -84,9 +84,9 @@ def test_absence_is_only_what_says_so() -> None:
     assert (tried["exact"], tried["text"], tried["number"]) == ({"off": 0.0}, {"wrong": "row 3 is lost"}, {"off": 0.5})
 
 
-@pytest.mark.parametrize("got", [[1.0], [1.0, math.nan], [1.0, math.inf], [], [1.0, 2.0, 3.0]])
-def test_what_does_not_compare_is_infinitely_far(got: list[float]) -> None:
-    assert plain_math.off(got, [1.0, 2.0]) == math.inf
+@pytest.mark.parametrize("values", [[1.0], [1.0, math.nan], [1.0, math.inf], [], [1.0, 2.0, 3.0]])
+def test_what_does_not_compare_is_infinitely_far(values: list[float]) -> None:
+    assert plain_math.off(values, [1.0, 2.0]) == math.inf
 
 
 def test_the_distance_is_that_of_the_worst_relative_to_the_largest() -> None:

@@ -32,14 +32,14 @@ def test_the_hidden_share_is_what_a_step_does_not_get_longer_by(h100: View, sync
     assert "reported, not judged" in outcome.summary
 
 
-@pytest.mark.parametrize(("step", "said"), [(1, "which count buckets"), (4, "which are timed")])
+@pytest.mark.parametrize(("step", "message"), [(1, "which count buckets"), (4, "which are timed")])
 @pytest.mark.parametrize("value", [0.011, -1.0, NAN, None])
-def test_gradients_of_every_step_are_verified(h100: View, step: int, said: str, value: Any) -> None:
+def test_gradients_of_every_step_are_verified(h100: View, step: int, message: str, value: Any) -> None:
     ranks = entries()
     ranks[3]["off"][step] = value
     outcome = overlap.judge(h100, ranks)
     assert (outcome.status, outcome.culprit) == (FAIL, "rank 3")
-    assert said in outcome.summary
+    assert message in outcome.summary
     ranks[3]["off"] = [1e-7] * 5
     assert overlap.judge(h100, ranks).status == ERROR
 

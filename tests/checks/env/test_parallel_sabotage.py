@@ -21,17 +21,17 @@ single.{name} = lying
 """
 
 
-def _alone(body: str, said: str, name: str = "_next_data") -> Fault:
-    return Fault("dataloader", _ALONE.format(name=name, body=body), said)
+def _alone(body: str, message: str, name: str = "_next_data") -> Fault:
+    return Fault("dataloader", _ALONE.format(name=name, body=body), message)
 
 
-def _loader(change: str, said: str) -> Fault:
+def _loader(change: str, message: str) -> Fault:
     patch = f"""
 honest = torch.utils.data.DataLoader.__iter__
 def change(batches): {change}
 torch.utils.data.DataLoader.__iter__ = lambda self: honest(self) if self.num_workers else change(list(honest(self)))
 """
-    return Fault("dataloader", patch, said)
+    return Fault("dataloader", patch, message)
 
 
 _NARROW = "p[0].dtype == torch.bfloat16"
@@ -46,7 +46,7 @@ module.{function} = staticmethod(lying)
 """
 
 
-def _brought_back(change: str, said: str) -> Fault:
+def _brought_back(change: str, message: str) -> Fault:
     patch = f"""
 from torch.distributed import checkpoint
 honest = checkpoint.load
@@ -55,7 +55,7 @@ def lying(state, **k):
     {change}
 checkpoint.load = lying
 """
-    return Fault("checkpoint", patch, f"brings back other numbers: {said}")
+    return Fault("checkpoint", patch, f"brings back other numbers: {message}")
 
 
 def _split(name: str, function: str, body: str) -> Fault:

@@ -92,7 +92,7 @@ def test_what_has_no_known_limit_is_reported_and_never_fails(
 
 def probe(*wrong: Any, **entry: Any) -> list[Entry]:
     """Return what the probe of two GPUs told of the two directions."""
-    pairs = [{"source": i, "target": 1 - i, **found} for i, found in enumerate(wrong)]
+    pairs = [{"source": i, "target": 1 - i, **actual} for i, actual in enumerate(wrong)]
     return group({"gpus": ["GPU 0 (GPU-0)", "GPU 1 (GPU-1)"], "pairs": pairs, **entry}, 1, backend=None)
 
 

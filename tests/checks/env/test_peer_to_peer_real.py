@@ -31,8 +31,8 @@ def outcomes(
         command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(torch_python), "--nproc", "2"]
         command += ["--checks", str(liars), "--output", str(output)]
         command += [word for check in (*probes, "all-reduce", "tells-environment") for word in ("--only", check)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert completed.returncode == 0, completed.stderr
         return {row["id"]: row for row in json.loads(output.read_text())["outcomes"]}
 
     return run

@@ -71,7 +71,7 @@ def test_a_volta_owes_no_bfloat16(h100: View) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "result", "said"),
+    ("name", "result", "message"),
     [
         ("linear, bfloat16", {"wrong": "gives torch.float32 under autocast"}, "gives torch.float32"),
         (
@@ -87,13 +87,13 @@ def test_a_volta_owes_no_bfloat16(h100: View) -> None:
         ("scaler: grows by its factor", {"absent": "no"}, "is missing"),
     ],
 )
-def test_each_way_mixed_precision_is_wrong_is_named(h100: View, name: str, result: Entry, said: str) -> None:
+def test_each_way_mixed_precision_is_wrong_is_named(h100: View, name: str, result: Entry, message: str) -> None:
     ranks = entries(amp)
     ranks[4]["cases"][name] = result
     outcome = amp.judge(h100, ranks)
     assert outcome.status == FAIL
     assert "rank 4 on GPU-4" in outcome.summary
-    assert said in outcome.summary
+    assert message in outcome.summary
 
 
 def test_a_loss_just_within_the_tolerance_passes(h100: View) -> None:

@@ -88,9 +88,9 @@ def test_packages_that_overwrite_each_other_are_named(
 def test_a_stub_on_the_loaders_path_fails_in_a_real_torch(torch_python: Path, tmp_path: Path) -> None:
     (tmp_path / "stubs").mkdir()
     (tmp_path / "stubs/libcuda.so").touch()
-    found = [_run(torch_python, tmp_path, path) for path in ("", str(tmp_path / "stubs"))]
-    assert [outcome["status"] for outcome in found] == ["pass", "fail"]
-    assert str(tmp_path / "stubs/libcuda.so") in found[1]["summary"]
+    actual = [_run(torch_python, tmp_path, path) for path in ("", str(tmp_path / "stubs"))]
+    assert [outcome["status"] for outcome in actual] == ["pass", "fail"]
+    assert str(tmp_path / "stubs/libcuda.so") in actual[1]["summary"]
 
 
 def _run(python: Path, tmp_path: Path, path: str) -> dict[str, Any]:
@@ -99,8 +99,8 @@ def _run(python: Path, tmp_path: Path, path: str) -> dict[str, Any]:
     environ = {**os.environ, "LD_LIBRARY_PATH": path}
     subprocess.run([*command, "--only", "shared-libraries"], env=environ, capture_output=True, check=False)
     [outcome] = json.loads(output.read_text())["outcomes"]
-    said: dict[str, Any] = outcome
-    return said
+    data: dict[str, Any] = outcome
+    return data
 
 
 def test_only_the_distributions_own_dangling_links_are_no_libraries(

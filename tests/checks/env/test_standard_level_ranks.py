@@ -197,8 +197,8 @@ def test_a_fingerprint_names_every_rank_and_the_same_bits_may_be_wrong(h100: Vie
     ranks[4]["errors"] = {}
     ranks[6]["digests"] = ["c", "c", "c"]
     outcome = fingerprint.judge(h100, ranks)
-    said = [(finding.culprit[:6], finding.code, finding.status) for finding in outcome.findings]
-    assert said == [
+    message = [(finding.culprit[:6], finding.code, finding.status) for finding in outcome.findings]
+    assert message == [
         ("rank 1", "fingerprint.bits", FAIL),
         ("rank 3", "data.wrong", FAIL),
         ("rank 3", "data.wrong", FAIL),
@@ -375,6 +375,6 @@ def test_the_fsdp2_of_an_old_torch_is_not_tried_without_a_gpu(
     for name in ("torch", "torch.distributed", "torch.distributed.fsdp"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     vars(sys.modules["torch.distributed.fsdp"])["fully_shard"] = object()
-    found, why = fsdp._fully_shard(types.SimpleNamespace(__version__=version), kind)  # noqa: SLF001 (no old torch here)
-    assert (found is None) is lacks
+    actual, why = fsdp._fully_shard(types.SimpleNamespace(__version__=version), kind)  # noqa: SLF001 (no old torch here)
+    assert (actual is None) is lacks
     assert ("for GPUs alone" in str(why)) is lacks

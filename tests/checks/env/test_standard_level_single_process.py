@@ -66,7 +66,7 @@ def test_a_cpu_dressed_as_a_gpu_fails(check: Any, node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "status", "said"),
+    ("changes", "status", "message"),
     [
         ({"lacking": ["1.running_mean"]}, FAIL, "lacks 1.running_mean"),
         (
@@ -93,14 +93,14 @@ def test_a_cpu_dressed_as_a_gpu_fails(check: Any, node: Node) -> None:
         ({"distributed": {"absent": "no module"}}, PASS, "same to the bit"),
     ],
 )
-def test_each_way_a_checkpoint_lies_is_named(cpu: View, changes: Entry, status: str, said: str) -> None:
+def test_each_way_a_checkpoint_lies_is_named(cpu: View, changes: Entry, status: str, message: str) -> None:
     outcome = checkpoint.judge(cpu, entries(checkpoint, **changes))
     assert outcome.status == status
-    assert said in outcome.summary
+    assert message in outcome.summary
 
 
 @pytest.mark.parametrize(
-    ("changes", "status", "said"),
+    ("changes", "status", "message"),
     [
         ({"died": "DataLoader worker (pid 5) is killed by signal: Bus error."}, FAIL, "Bus error"),
         ({"wrong": 3, "item": 9, "index": 5, "got": -1}, FAIL, "item 9, element 5 arrived as -1"),
@@ -119,14 +119,14 @@ def test_each_way_a_checkpoint_lies_is_named(cpu: View, changes: Entry, status: 
         ({"shared": False}, ERROR, "shared memory"),
     ],
 )
-def test_each_way_a_loader_lies_is_named(cpu: View, changes: Entry, status: str, said: str) -> None:
+def test_each_way_a_loader_lies_is_named(cpu: View, changes: Entry, status: str, message: str) -> None:
     outcome = dataloader.judge(cpu, entries(dataloader, **changes))
     assert outcome.status == status
-    assert said in outcome.summary
+    assert message in outcome.summary
 
 
 @pytest.mark.parametrize(
-    ("changes", "status", "said"),
+    ("changes", "status", "message"),
     [
         ({"missing": ["a C compiler", "Python.h"]}, SKIP, "needs a C compiler and Python.h"),
         ({"broke": "InductorError: no ptxas"}, FAIL, "no ptxas"),
@@ -139,7 +139,7 @@ def test_each_way_a_loader_lies_is_named(cpu: View, changes: Entry, status: str,
         ({"errors": {"output": None}}, FAIL, "the output is off by None"),
     ],
 )
-def test_each_way_a_compiler_fails_is_named(cpu: View, changes: Entry, status: str, said: str) -> None:
+def test_each_way_a_compiler_fails_is_named(cpu: View, changes: Entry, status: str, message: str) -> None:
     outcome = compiled.judge(cpu, entries(compiled, **changes))
     assert outcome.status == status
-    assert said in outcome.summary
+    assert message in outcome.summary

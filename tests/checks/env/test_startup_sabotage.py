@@ -48,9 +48,9 @@ float erff(float x) { float (*real)(float) = dlsym(RTLD_NEXT, "erff"); return re
 def _outcomes(python: Path, tmp_path: Path, **environment: str) -> tuple[int, dict[str, Any]]:
     words = ["--only", "operators", "--only", "environment-variables", "--only", "installed-files"]
     argv = [sys.executable, "-m", "envcheck", "run", "--python", str(python), *words, "--output", "report.json"]
-    done = subprocess.run(argv, cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, check=False)
+    completed = subprocess.run(argv, cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, check=False)
     report = json.loads((tmp_path / "report.json").read_text())
-    return done.returncode, {row["id"]: row for row in report["outcomes"]}
+    return completed.returncode, {row["id"]: row for row in report["outcomes"]}
 
 
 @pytest.mark.torch

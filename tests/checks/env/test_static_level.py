@@ -164,7 +164,7 @@ def test_a_setting_is_a_credential_only_with_one_in_it(
 def test_what_is_for_all_users_is_looked_into_too(
     cpu: View, home: Path, monkeypatch: pytest.MonkeyPatch, place: str, harmless: str, secret: str
 ) -> None:
-    [pattern] = [found for name, found in SHARED if name == place]
+    [pattern] = [actual for name, actual in SHARED if name == place]
     monkeypatch.setattr(credentials, "SHARED", ((f"{home}{place}", pattern),))
     name = f"{place[1:].rstrip('*')}{'mine' if place.endswith('*') else ''}"
     leave(home, name, harmless)
@@ -246,10 +246,10 @@ def test_variables_that_hold_secrets_are_named(
 
 
 def test_an_image_that_holds_a_credential_fails_and_a_machine_is_warned(cpu: View) -> None:
-    found = {"rank": 0, "image": False, "prefix": "/venv", "files": ["/root/.netrc"], "variables": []}
-    assert credentials.judge(cpu, [found]).status == WARN
-    assert credentials.judge(cpu, [{**found, "image": True}]).status == FAIL
-    assert credentials.judge(cpu, [{**found, "files": ["/venv/pip.conf"]}]).status == FAIL
+    data = {"rank": 0, "image": False, "prefix": "/venv", "files": ["/root/.netrc"], "variables": []}
+    assert credentials.judge(cpu, [data]).status == WARN
+    assert credentials.judge(cpu, [{**data, "image": True}]).status == FAIL
+    assert credentials.judge(cpu, [{**data, "files": ["/venv/pip.conf"]}]).status == FAIL
     assert credentials.judge(cpu, []).status == ERROR
 
 
@@ -323,8 +323,8 @@ def measured_in(*sites: Path) -> dict[str, Any]:
     )
     paths = [str(Path(requirements.__file__).parents[3]), str(Path(packaging.__file__).parents[1])]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
-    measured: dict[str, Any] = json.loads(done.stdout)
+    completed = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    measured: dict[str, Any] = json.loads(completed.stdout)
     return measured
 
 

@@ -32,8 +32,8 @@ def test_speed_kept_passes_with_what_the_gpu_went_through(h100: View) -> None:
     outcome = sustained_gemm.judge(h100, entries(h100))
     assert outcome.status == PASS
     assert outcome.value == 1.0
-    for said in ("8 GPUs, bfloat16: 700 TFLOP/s", "1700 to 1700 MHz", "690 W", "up to 65 C", "at its power limit"):
-        assert said in outcome.summary
+    for message in ("8 GPUs, bfloat16: 700 TFLOP/s", "1700 to 1700 MHz", "690 W", "up to 65 C", "at its power limit"):
+        assert message in outcome.summary
 
 
 @pytest.mark.parametrize(
@@ -100,17 +100,17 @@ def test_each_fault_among_the_reasons_fails(h100: View, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "said"),
+    ("reason", "message"),
     [("applications clocks", "clocks that somebody set"), ("software power cap", "at its power limit"), ("idle", "")],
 )
-def test_a_cap_is_named_and_is_no_fault(h100: View, reason: str, said: str) -> None:
+def test_a_cap_is_named_and_is_no_fault(h100: View, reason: str, message: str) -> None:
     ranks = entries(h100)
     for entry in ranks:
         for sample in entry["load"]["samples"]:
             sample["reasons"] = [reason]
     outcome = sustained_gemm.judge(h100, ranks)
     assert outcome.status == PASS
-    assert said in outcome.summary
+    assert message in outcome.summary
 
 
 @pytest.mark.parametrize("error", [0.0101, NAN, -0.1])

@@ -62,7 +62,7 @@ def test_a_cpu_dressed_as_a_gpu_fails(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "status", "code", "said"),
+    ("changes", "status", "code", "message"),
     [
         ({"absent": "transformers"}, SKIP, "no-transformers", "not installed"),
         ({"missing": ["accelerate"]}, SKIP, "missing", "installed without accelerate"),
@@ -88,12 +88,12 @@ def test_a_cpu_dressed_as_a_gpu_fails(node: Node) -> None:
         ({"events": [[step, None] for step in range(1, 9)]}, FAIL, "events", "at step 1 is None"),
     ],
 )
-def test_each_way_a_trainer_lies_is_named(cpu: View, changes: Entry, status: str, code: str, said: str) -> None:
+def test_each_way_a_trainer_lies_is_named(cpu: View, changes: Entry, status: str, code: str, message: str) -> None:
     outcome = trainer.judge(cpu, entries(**changes))
     assert outcome.status == status, outcome
-    assert said in outcome.summary
-    told = {finding.code for finding in outcome.findings} or {outcome.code}
-    assert f"trainer.{code}" in told
+    assert message in outcome.summary
+    result = {finding.code for finding in outcome.findings} or {outcome.code}
+    assert f"trainer.{code}" in result
     assert outcome.remedy or status == SKIP
 
 
@@ -121,8 +121,8 @@ def test_a_gpu_without_bfloat16_trains_in_float32(node: Node, computed: str, sta
 @pytest.mark.torch
 def test_an_environment_without_transformers_is_skipped(torch_python: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "envcheck", "run", "--python", str(torch_python), "--only", "trainer", "--json"]
-    done = subprocess.run(
+    completed = subprocess.run(
         [*command, "--output", str(tmp_path / "r.json")], capture_output=True, text=True, check=False, timeout=240
     )
-    [row] = json.loads(done.stdout)["outcomes"]
+    [row] = json.loads(completed.stdout)["outcomes"]
     assert (row["status"], row["code"]) == (SKIP, "trainer.no-transformers"), row

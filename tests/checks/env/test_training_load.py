@@ -40,8 +40,8 @@ def test_a_training_is_told_and_not_judged(h100: View) -> None:
     ranks[4]["load"]["samples"] = [{**SAMPLE, "power": 699.0}] * 19
     outcome = training_load.judge(h100, ranks)
     assert (outcome.status, outcome.value, outcome.limit) == (PASS, 40.0, None)
-    for said in ("utilisation 40 % at least", "70.0 of 80.0 GiB at most", "power up to 699 W", "not judged"):
-        assert said in outcome.summary
+    for message in ("utilisation 40 % at least", "70.0 of 80.0 GiB at most", "power up to 699 W", "not judged"):
+        assert message in outcome.summary
     assert outcome.details["gpus"]["3"]["headroom"] == 10 * GIB
     assert outcome.details["gpus"]["0"]["steps_per_second"] == 180.0
 
@@ -118,8 +118,8 @@ def test_a_step_with_a_part_that_is_off_fails_naming_it(h100: View, which: int, 
         ranks[3]["verified"][which]["off"][part] = value
         outcome = training_load.judge(h100, ranks)
         assert outcome.status == status
-        said = f"rank 3 on {h100.snapshot.gpus[3].uuid}: the {('first', 'last')[which]} step: {part} off by"
-        assert status == PASS or said in outcome.summary
+        message = f"rank 3 on {h100.snapshot.gpus[3].uuid}: the {('first', 'last')[which]} step: {part} off by"
+        assert status == PASS or message in outcome.summary
 
 
 @pytest.mark.parametrize("verified", [None, [], [{"dtype": "bfloat16", "off": dict.fromkeys(LIMITS, 0.0)}]])

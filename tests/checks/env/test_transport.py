@@ -141,10 +141,10 @@ REAL: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("log", "told"), [row[1:] for row in REAL], ids=[row[0] for row in REAL])
-def test_a_real_line_is_read(log: str, told: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("log", "data"), [row[1:] for row in REAL], ids=[row[0] for row in REAL])
+def test_a_real_line_is_read(log: str, data: dict[str, Any]) -> None:
     parsed = nccl_log.parse(log)
-    assert {name: parsed[name] for name in told} == told
+    assert {name: parsed[name] for name in data} == data
 
 
 WORDS = st.sampled_from(
@@ -182,23 +182,23 @@ def test_no_line_makes_the_parser_fail_or_its_answer_unjudgeable(text: str) -> N
 def test_nccl_is_asked_before_and_its_log_is_read_after(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     scratch = tmp_path / "100%"
     scratch.mkdir()
-    asked: dict[str, str] = {}
-    monkeypatch.setattr("os.environ", asked)
+    data: dict[str, str] = {}
+    monkeypatch.setattr("os.environ", data)
     rank = Rank(3, 8, 3, "cuda:3", "nccl", str(scratch))
     assert nccl_log.read(rank) == {}
     nccl_log.ask(rank, calls=True)
-    assert asked["NCCL_DEBUG"] == "INFO"
-    assert {"INIT", "NET", "P2P", "SHM", "TUNING"} <= {*asked["NCCL_DEBUG_SUBSYS"].split(",")}
+    assert data["NCCL_DEBUG"] == "INFO"
+    assert {"INIT", "NET", "P2P", "SHM", "TUNING"} <= {*data["NCCL_DEBUG_SUBSYS"].split(",")}
     # As NCCL expands it.
-    (scratch / asked["NCCL_DEBUG_FILE"].replace("%%", "%").rpartition("/")[2]).write_bytes(b"\xff NCCL INFO x\n")
+    (scratch / data["NCCL_DEBUG_FILE"].replace("%%", "%").rpartition("/")[2]).write_bytes(b"\xff NCCL INFO x\n")
     assert nccl_log.read(rank)["lines"] == 1
 
 
 def test_gloo_is_not_asked_of_nccl(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, str] = {}
-    monkeypatch.setattr("os.environ", asked)
+    data: dict[str, str] = {}
+    monkeypatch.setattr("os.environ", data)
     nccl_log.ask(Rank(0, 2, 0, "cpu", "gloo", str(tmp_path)))
-    assert asked == {}
+    assert data == {}
 
 
 def line(a: int, b: int, way: str) -> str:
@@ -214,12 +214,12 @@ SWITCH = (
 RING = "AllReduce: 268435456 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}\n"
 
 
-def entries(world: int, way: str, said: str = SWITCH, odd: dict[tuple[int, int], str] | None = None) -> list[Entry]:
+def entries(world: int, way: str, message: str = SWITCH, odd: dict[tuple[int, int], str] | None = None) -> list[Entry]:
     """Return ranks each of which connected to every other by `way`, but for the odd pairs."""
 
     def measured(rank: int) -> Entry:
         ways = {peer: (odd or {}).get((min(rank, peer), max(rank, peer)), way) for peer in range(world) if peer != rank}
-        log = nccl_log.parse(said + "".join(line(rank, peer, each) for peer, each in ways.items()))
+        log = nccl_log.parse(message + "".join(line(rank, peer, each) for peer, each in ways.items()))
         return {"nccl": log, "wrong": []}
 
     return group(measured, world)
@@ -242,8 +242,8 @@ def test_a_pair_that_goes_round_its_nvlink_is_named(node: Node, name: str, way: 
 
 
 def test_the_setting_that_did_it_is_named(node: Node) -> None:
-    said = "node1:1:2 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1.\n" + MULTICAST
-    outcome = transport.judge(node("h100x8"), entries(8, "SHM/direct/direct", said))
+    message = "node1:1:2 [0] NCCL INFO NCCL_P2P_DISABLE set by environment to 1.\n" + MULTICAST
+    outcome = transport.judge(node("h100x8"), entries(8, "SHM/direct/direct", message))
     assert (outcome.status, outcome.value) == (WARN, 28)
     assert "0-1, 0-2" in outcome.summary
     assert "and 20 more talk over SHM/direct (NCCL_P2P_DISABLE=1)" in outcome.summary
@@ -287,7 +287,7 @@ def test_ranks_of_two_hosts_talk_over_the_network(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("world", "said", "status", "summary"),
+    ("world", "message", "status", "summary"),
     [
         (8, MULTICAST + RING, WARN, "8 GPUs in a fabric, and NCCL did not use it"),
         (8, MULTICAST.replace("is available", "is not available"), WARN, "NCCL finds no multicast"),
@@ -301,9 +301,9 @@ def test_ranks_of_two_hosts_talk_over_the_network(node: Node) -> None:
     ],
 )
 def test_nvls_is_missed_where_it_is_faster_and_nobody_declined_it(
-    node: Node, world: int, said: str, status: str, summary: str
+    node: Node, world: int, message: str, status: str, summary: str
 ) -> None:
-    outcome = transport.judge(node("h100x8"), entries(world, "P2P/CUMEM", said))
+    outcome = transport.judge(node("h100x8"), entries(world, "P2P/CUMEM", message))
     assert outcome.status == status
     assert summary in outcome.summary
 
@@ -345,7 +345,7 @@ def test_what_no_parser_of_ours_wrote_is_no_pass(node: Node, field: str, value: 
 
 
 @pytest.mark.parametrize(
-    ("said", "way", "judged"),
+    ("message", "way", "judged"),
     [
         (SWITCH, "P2P/CUMEM", "nvls"),
         (MULTICAST + RING, "P2P/CUMEM", "nvlink"),
@@ -359,8 +359,8 @@ def test_what_no_parser_of_ours_wrote_is_no_pass(node: Node, field: str, value: 
         (MULTICAST + RING, "SHM/direct/direct", "nvlink"),
     ],
 )
-def test_bandwidth_is_judged_by_the_link_that_is_proven(node: Node, said: str, way: str, judged: str) -> None:
-    assert transports.of(node("h100x8"), entries(8, way, said)).judged == judged
+def test_bandwidth_is_judged_by_the_link_that_is_proven(node: Node, message: str, way: str, judged: str) -> None:
+    assert transports.of(node("h100x8"), entries(8, way, message)).judged == judged
 
 
 def test_where_nothing_is_proven_what_nvml_shows_is_the_guess(node: Node) -> None:

@@ -19,26 +19,26 @@ class Fault(NamedTuple):
 
     check: str
     patch: str
-    said: str
+    expected_message: str
 
 
-def replaced(check: str, name: str, made: str, said: str, before: str = "") -> Fault:
+def replaced(check: str, name: str, made: str, message: str, before: str = "") -> Fault:
     """Return the fault of a function that is another one; `honest` is what it was."""
-    return Fault(check, f"{before}\nhonest = {name}\n{name} = {made}", said)
+    return Fault(check, f"{before}\nhonest = {name}\n{name} = {made}", message)
 
 
-def around(check: str, name: str, body: str, said: str, given: str = "*a, **k", before: str = "") -> Fault:
+def around(check: str, name: str, body: str, message: str, given: str = "*a, **k", before: str = "") -> Fault:
     """Return the fault of a function that does this with what it is given; `honest` is what it was."""
     lying = f"def lying({given}):\n{textwrap.indent(body, '    ')}\n{name} = lying"
-    return Fault(check, f"{before}\nhonest = {name}\n{lying}", said)
+    return Fault(check, f"{before}\nhonest = {name}\n{lying}", message)
 
 
-def rate(function: str, when: str, said: str) -> Fault:
+def rate(function: str, when: str, message: str) -> Fault:
     """Return the fault of an optimizer's function whose rate is a tenth too large at times."""
     module = function.rsplit("_", 1)[1]
     body = f"if p and {when}: k['lr'] = k['lr'] * 1.1\nreturn honest(p, *a, **k)"
     return around(
-        "optimizers", f"module.{function}", body, said, "p, *a, **k", f"from torch.optim import {module} as module"
+        "optimizers", f"module.{function}", body, message, "p, *a, **k", f"from torch.optim import {module} as module"
     )
 
 
@@ -72,8 +72,8 @@ def outcomes(python: Path, once: Callable[..., Path], name: str, faults: Mapping
     def run(directory: Path) -> None:
         command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(python), "--nproc", "2"]
         command += [*write(directory, faults), "--output", str(directory / "report.json")]
-        done = subprocess.run(command, capture_output=True, check=False, text=True)
-        (directory / "code").write_text(f"{done.returncode} {done.stderr}")
+        completed = subprocess.run(command, capture_output=True, check=False, text=True)
+        (directory / "code").write_text(f"{completed.returncode} {completed.stderr}")
 
     directory = once(name, run)
     assert (directory / "code").read_text().split()[0] == "1", (directory / "code").read_text()
@@ -84,6 +84,6 @@ def outcomes(python: Path, once: Callable[..., Path], name: str, faults: Mapping
 def is_found(row: Mapping[str, Any], fault: Fault) -> bool:
     """Tell whether a check failed for the fault, and says what to do."""
     assert row["status"] == "fail", row["summary"]
-    said = [row["summary"], *(finding["summary"] for finding in row.get("findings") or [])]
-    assert any(fault.said in text for text in said), said[:5]
+    message = [row["summary"], *(finding["summary"] for finding in row.get("findings") or [])]
+    assert any(fault.expected_message in text for text in message), message[:5]
     return bool(row["remedy"])

@@ -121,23 +121,23 @@ FAILURES: dict[str, tuple[dict[str, Any], str, str, str]] = {
 @pytest.mark.parametrize("symptom", FAILURES)
 def test_a_known_failure_has_its_cause_and_its_remedy(gpu: View, symptom: str) -> None:
     measured, word, cause, remedy = FAILURES[symptom]
-    told = outcome(gpu, measured, installed={"torch": "2.13.0+cu130", "triton": "3.4.0"})
-    assert (told.status, told.code, told.value is not None) == (FAIL, f"extensions.{word}", True), told
-    assert cause in told.summary
-    assert remedy in told.remedy
+    result = outcome(gpu, measured, installed={"torch": "2.13.0+cu130", "triton": "3.4.0"})
+    assert (result.status, result.code, result.value is not None) == (FAIL, f"extensions.{word}", True), result
+    assert cause in result.summary
+    assert remedy in result.remedy
 
 
 def test_extensions_that_exclude_each_other_are_named(gpu: View) -> None:
-    told = outcome(gpu, row("sglang", requires=["flashinfer-python==0.7.2"]), installed={"flashinfer-python": "0.6"})
-    assert (told.status, told.code) == (WARN, "extensions.pins")
-    assert "two environments" in told.remedy
+    result = outcome(gpu, row("sglang", requires=["flashinfer-python==0.7.2"]), installed={"flashinfer-python": "0.6"})
+    assert (result.status, result.code) == (WARN, "extensions.pins")
+    assert "two environments" in result.remedy
 
 
 def test_what_fits_is_no_finding(gpu: View, cpu: View) -> None:
     assert outcome(gpu, row()).status == PASS
     assert outcome(gpu, row(library={"glibc": "2.36"})).status == PASS
-    told = outcome(cpu, row())
-    assert (told.status, told.code) == (SKIP, "extensions.cpu-only")
+    result = outcome(cpu, row())
+    assert (result.status, result.code) == (SKIP, "extensions.cpu-only")
     assert outcome(cpu, row(library={"sass": []})).status == PASS
     assert outcome(cpu).code == "extensions.none"
 
@@ -150,8 +150,8 @@ def test_one_library_of_several_for_cuda_is_enough(gpu: View) -> None:
 
 
 def test_a_lazy_package_on_a_torch_for_the_cpu_is_skipped(cpu: View) -> None:
-    told = outcome(cpu, row("torchao", {"missing": ["libcudart.so.13"]}), torch="2.13.0+cpu")
-    assert (told.status, told.code) == (SKIP, "extensions.cpu-torch")
+    result = outcome(cpu, row("torchao", {"missing": ["libcudart.so.13"]}), torch="2.13.0+cpu")
+    assert (result.status, result.code) == (SKIP, "extensions.cpu-torch")
     assert outcome(cpu, row("torchaudio", {"missing": ["libcudart.so.13"]}), torch="2.13.0+cpu").status == FAIL
 
 
@@ -160,22 +160,22 @@ def test_ptx_counts_only_where_the_driver_compiles_it(
     gpu: View, put: Callable[..., View], driver: str, status: str
 ) -> None:
     view = put(gpu, **{"driver.version": driver})
-    told = outcome(view, row(library={"sass": ["8.0"][:0], "ptx": ["8.0"]}))
-    assert told.status == status, told
-    assert told.code == ("" if status == PASS else "extensions.ptx")
+    result = outcome(view, row(library={"sass": ["8.0"][:0], "ptx": ["8.0"]}))
+    assert result.status == status, result
+    assert result.code == ("" if status == PASS else "extensions.ptx")
 
 
 @pytest.mark.parametrize("broken", [{}, {"extensions": None}, {"extensions": [3]}, {"extensions": [{}]}])
 def test_what_was_not_measured_is_no_pass(gpu: View, broken: dict[str, Any]) -> None:
-    told = extensions.judge(gpu, [{"rank": 0, **broken}])
-    assert (told.status, told.code) == (ERROR, "extensions.unmeasured")
+    result = extensions.judge(gpu, [{"rank": 0, **broken}])
+    assert (result.status, result.code) == (ERROR, "extensions.unmeasured")
     assert extensions.judge(gpu, []).status == ERROR
 
 
 def test_a_library_that_was_not_read_is_an_error(gpu: View) -> None:
-    told = outcome(gpu, row(unread={"x/_C.so": "a 32-bit ELF file"}))
-    assert (told.status, told.code) == (ERROR, "extensions.not-looked-at")
-    assert "a 32-bit ELF file" in told.summary
+    result = outcome(gpu, row(unread={"x/_C.so": "a 32-bit ELF file"}))
+    assert (result.status, result.code) == (ERROR, "extensions.not-looked-at")
+    assert "a 32-bit ELF file" in result.summary
 
 
 @pytest.mark.parametrize(
@@ -217,8 +217,8 @@ def measured(python: str | Path, site: Path) -> dict[str, Any]:
     root = Path(__file__).parents[3]
     command = [str(python), "-c", MEASURE, str(root), str(site)]
     environment = {**os.environ, "LD_LIBRARY_PATH": ""}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=120)
-    result: dict[str, Any] = json.loads(done.stdout)
+    completed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=120)
+    result: dict[str, Any] = json.loads(completed.stdout)
     return result
 
 
@@ -241,10 +241,10 @@ def test_an_installed_package_is_found_by_what_its_library_needs(tmp_path: Path)
         "Requires-Dist: torch<2\n",
     )
     install(tmp_path, "plain", MadeLibrary(needed=["libc.so.6"]))
-    [found] = measured(sys.executable, tmp_path)["extensions"]
-    assert (found["name"], found["requires"], found["tags"]) == ("ext", ["torch<2"], ["py3-none-any"])
-    assert found["libraries"][0]["missing"] == ["libcudart.so.99"]
-    assert (found["libraries"][0]["sass"], found["libraries"][0]["ptx"]) == (["9.0"], ["9.0"])
+    [actual] = measured(sys.executable, tmp_path)["extensions"]
+    assert (actual["name"], actual["requires"], actual["tags"]) == ("ext", ["torch<2"], ["py3-none-any"])
+    assert actual["libraries"][0]["missing"] == ["libcudart.so.99"]
+    assert (actual["libraries"][0]["sass"], actual["libraries"][0]["ptx"]) == (["9.0"], ["9.0"])
 
 
 @pytest.mark.torch
@@ -266,20 +266,20 @@ def test_real_torchcodecs_beside_torch_2_13(
     torch_python: Path, tmp_path: Path, cpu: View, version: str, missing: int
 ) -> None:
     site = index_wheels.unpack(tmp_path, "torchcodec", version, "cp311-cp311")
-    found = measured(torch_python, site)
-    assert found["torch"] == "2.13.0+cpu"
-    assert found["extensions"][0]["undefined"]["count"] == missing
-    told = extensions.judge(cpu, [found])
-    assert told.status == (FAIL if missing else PASS), told
+    actual = measured(torch_python, site)
+    assert actual["torch"] == "2.13.0+cpu"
+    assert actual["extensions"][0]["undefined"]["count"] == missing
+    result = extensions.judge(cpu, [actual])
+    assert result.status == (FAIL if missing else PASS), result
     if missing:
-        assert "c10::" in told.summary
-        assert "install torchcodec==0.13.0" in told.remedy
+        assert "c10::" in result.summary
+        assert "install torchcodec==0.13.0" in result.remedy
 
 
 @pytest.mark.torch
 @pytest.mark.tools
 def test_a_real_wheel_for_cuda_beside_a_torch_for_the_cpu(torch_python: Path, tmp_path: Path, cpu: View) -> None:
-    found = measured(torch_python, index_wheels.unpack(tmp_path, "torchaudio", "2.11.0", "cp311-cp311"))
-    told = extensions.judge(cpu, [found])
-    assert (told.status, told.code) == (FAIL, "extensions.cuda-major")
-    assert "which nothing here brings: torch 2.13.0+cpu is for the CPU" in told.summary
+    actual = measured(torch_python, index_wheels.unpack(tmp_path, "torchaudio", "2.11.0", "cp311-cp311"))
+    result = extensions.judge(cpu, [actual])
+    assert (result.status, result.code) == (FAIL, "extensions.cuda-major")
+    assert "which nothing here brings: torch 2.13.0+cpu is for the CPU" in result.summary

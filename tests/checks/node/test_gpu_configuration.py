@@ -163,10 +163,10 @@ def test_machines_whose_bus_shows_no_gpu_are_skips(node: Node, put: Node, cpu: V
 def test_a_gpu_that_nvml_cannot_open_is_lost(node: Node) -> None:
     view = node("h100x8")
     snapshot = view.snapshot
-    gone = type(snapshot.gpus[0])(
+    missing = type(snapshot.gpus[0])(
         "lost-3", {"index": Signal(3), "name": Signal(reason="NVML: GPU is lost", why="lost")}
     )
-    snapshot.gpus[3] = gone
+    snapshot.gpus[3] = missing
     outcome = gpu_lost.judge(view)
     assert outcome.status == FAIL
     assert "GPU 3" in outcome.summary
@@ -195,8 +195,8 @@ def test_gpus_whose_cpus_this_process_may_not_use_are_named(node: Node, put: Nod
         if index > 3
     ]
     for visible, status in (("0,3", PASS), ("3,4", WARN), (uuids[7], WARN), ("", PASS)):
-        asked = put(node("h100x8"), host__numa_cpus={"0": 48, "1": 0}, env={"CUDA_VISIBLE_DEVICES": visible})
-        assert numa.judge(asked).status == status
+        requests = put(node("h100x8"), host__numa_cpus={"0": 48, "1": 0}, env={"CUDA_VISIBLE_DEVICES": visible})
+        assert numa.judge(requests).status == status
     assert numa.judge(put(node("h100x8"), host__numa_cpus={"0": 1, "1": 1})).status == PASS
     # A node without CPUs is a GPU's own memory, or an expander's.
     assert numa.judge(put(node("h100x8"), host__numa_nodes=3, host__numa_cpus={"0": 1, "1": 1})).status == PASS

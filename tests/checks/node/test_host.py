@@ -55,8 +55,8 @@ def test_a_directory_that_does_not_answer_is_no_warning_about_room(cpu: View, pu
 
 
 def test_each_place_without_room_is_a_finding_beside_one_that_does_not_answer(cpu: View, put: Node) -> None:
-    gone, short = Signal(reason="timed out: no answer in 10 s", why="timed-out"), 10 * GIB - 1
-    outcome = disk_space.judge(put(cpu, disk__tmp__free=short, disk__home__free=gone, disk__cwd__free=short))
+    missing, short = Signal(reason="timed out: no answer in 10 s", why="timed-out"), 10 * GIB - 1
+    outcome = disk_space.judge(put(cpu, disk__tmp__free=short, disk__home__free=missing, disk__cwd__free=short))
     assert [(finding.status, finding.culprit) for finding in outcome.findings] == [
         (ERROR, "the home directory"),
         (WARN, "temporary files"),

@@ -16,7 +16,7 @@ from envcheck.runner.planning.discover import discover
 
 Node = Callable[..., View]
 Port = dict[str, Any]
-FOUND = {found.id: found for found in discover() if found.kind == "node"}
+FOUND = {module.id: module for module in discover() if module.kind == "node"}
 
 
 def rails(count: int, **changed: Any) -> list[Port]:
@@ -32,8 +32,8 @@ def rails(count: int, **changed: Any) -> list[Port]:
         "gids": {"IB/RoCE v1": 1},
         "counters": {"link_downed": 0},
     }
-    found = [{**sound, "device": f"mlx5_{index}"} for index in range(count)]
-    return [*found[:-1], {**found[-1], **changed}]
+    module = [{**sound, "device": f"mlx5_{index}"} for index in range(count)]
+    return [*module[:-1], {**module[-1], **changed}]
 
 
 ROCE = {"layer": "Ethernet", "gids": {"IB/RoCE v1": 1, "RoCE v2": 1}}
@@ -150,8 +150,8 @@ def test_a_second_port_that_nobody_cabled_is_no_fault(
 ) -> None:
     ports = [{**port, **changed} for port, changed in zip(rails(len(changes)), changes, strict=True)]
     outcome = infiniband.judge(put(cpu, ib__ports=ports))
-    found = [part.culprit for part in outcome.findings] or [outcome.culprit] * bool(outcome.culprit)
-    assert (outcome.status, found) == (status, culprits)
+    module = [part.culprit for part in outcome.findings] or [outcome.culprit] * bool(outcome.culprit)
+    assert (outcome.status, module) == (status, culprits)
 
 
 def test_what_ethernet_discards_is_no_error(cpu: View, put: Node) -> None:

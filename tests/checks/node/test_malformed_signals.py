@@ -13,7 +13,7 @@ from envcheck.runner.judging.judge import decide
 from envcheck.runner.planning.discover import discover
 
 Node = Callable[..., View]
-FOUND = {found.id: found for found in discover() if found.kind == "node"}
+FOUND = {module.id: module for module in discover() if module.kind == "node"}
 GARBAGE: list[Any] = ["", "banana", {}, {"a": 1}, [[]], [1], -1, -5.5, math.nan, True, 1e300]
 OF_GPUS = {
     "throttle": "clock_reasons",

@@ -16,7 +16,7 @@ from envcheck.runner.judging.judge import decide
 from envcheck.runner.planning.discover import CheckModule, discover
 
 Node = Callable[..., View]
-FOUND = {found.id: found for found in discover()}
+FOUND = {module.id: module for module in discover()}
 BRIDGE = {"bus_id": "0000:0f:00.0", "gpus": ["0000:10:00.0"], "enabled": ["request redirect"]}
 TRANSLATES = {"0000:10:00.0": "DMA-FQ", "0000:11:00.0": "identity"}
 
@@ -24,12 +24,12 @@ TRANSLATES = {"0000:10:00.0": "DMA-FQ", "0000:11:00.0": "identity"}
 def pairs(count: int = 4, **odd: Any) -> list[dict[str, Any]]:
     """Return the matrix of so many GPUs, over PCIe; `odd` is of the last pair."""
     sound = {"read": "ok", "write": "ok", "nvlink": "not supported", "path": "PIX"}
-    found = [{"a": a, "b": b, **sound} for a, b in itertools.combinations(range(count), 2)]
-    return [*found[:-1], {**found[-1], **odd}]
+    module = [{"a": a, "b": b, **sound} for a, b in itertools.combinations(range(count), 2)]
+    return [*module[:-1], {**module[-1], **odd}]
 
 
 @pytest.mark.parametrize(
-    ("matrix", "status", "said"),
+    ("matrix", "status", "message"),
     [
         (pairs(), PASS, "every pair has it (6 pairs): 6 over PCIe"),
         (pairs(nvlink="ok"), PASS, "1 over NVLink, 5 over PCIe"),
@@ -41,10 +41,10 @@ def pairs(count: int = 4, **odd: Any) -> list[dict[str, Any]]:
     ],
 )
 def test_a_pair_is_held_against_its_links_and_its_like(
-    node: Node, put: Node, matrix: list[dict[str, Any]], status: str, said: str
+    node: Node, put: Node, matrix: list[dict[str, Any]], status: str, message: str
 ) -> None:
     outcome = p2p_status.judge(put(node("v100x4"), gpu__p2p=matrix))
-    assert (outcome.status, said in outcome.summary) == (status, True), outcome
+    assert (outcome.status, message in outcome.summary) == (status, True), outcome
     if status in (WARN, FAIL):
         assert len(outcome.details["gpus"]) == 2
 
@@ -124,8 +124,8 @@ def test_a_snapshot_of_before_is_a_skip_and_nonsense_an_error(node: Node, put: N
         Signal(reason="read as 7, which it cannot be", why="failed"),
     )
     for nonsense in kinds:
-        told = decide(FOUND[check], put(view, **{name.replace(".", "__"): nonsense}))
-        assert told.status in ((ERROR, PASS) if (check, nonsense) == ("iommu", {"a": 1}) else (ERROR,)), nonsense
+        outcome = decide(FOUND[check], put(view, **{name.replace(".", "__"): nonsense}))
+        assert outcome.status in ((ERROR, PASS) if (check, nonsense) == ("iommu", {"a": 1}) else (ERROR,)), nonsense
     hidden = Signal(reason="/sys/bus/pci/devices: Permission denied", why="denied")
     if check != "p2p-status":
         assert decide(FOUND[check], put(view, **{name.replace(".", "__"): hidden})).status == SKIP
@@ -148,17 +148,19 @@ def test_a_window_is_held_against_the_memory_of_data_centre_boards_and_against_i
 
 
 def test_who_is_on_a_gpu_is_named_from_the_limits_on(node: Node, put_gpu: Node) -> None:
-    def told(**signals: Any) -> tuple[str, str]:
+    def summary_of(**signals: Any) -> tuple[str, str]:
         outcome = gpu_in_use.judge(put_gpu(node("h100x8"), [3], **signals))
         return outcome.status, outcome.summary
 
-    assert told(memory_used=2 << 30, utilization=10)[0] == PASS
-    status, summary = told(memory_used=(2 << 30) + 1, processes=[{"pid": 7, "memory": 1}, {"pid": 8, "memory": 9}])
+    assert summary_of(memory_used=2 << 30, utilization=10)[0] == PASS
+    status, summary = summary_of(
+        memory_used=(2 << 30) + 1, processes=[{"pid": 7, "memory": 1}, {"pid": 8, "memory": 9}]
+    )
     assert (status, "GPU 3: 8, 7" in summary) == (WARN, True)
-    status, summary = told(utilization=11, processes=[{"pid": 7, "memory": None, "name": "python"}])
+    status, summary = summary_of(utilization=11, processes=[{"pid": 7, "memory": None, "name": "python"}])
     assert (status, "7 (python) kept it 11 % busy on GPU 3" in summary) == (WARN, True)
-    assert "a process not shown here held 40.0 GiB on GPU 3" in told(memory_used=40 << 30)[1]
-    status, summary = told(processes=[{"pid": 7, "memory": 1 << 20, "name": "Xorg"}])
+    assert "a process not shown here held 40.0 GiB on GPU 3" in summary_of(memory_used=40 << 30)[1]
+    status, summary = summary_of(processes=[{"pid": 7, "memory": 1 << 20, "name": "Xorg"}])
     assert (status, "processes below the limit: GPU 3 7 (Xorg)" in summary) == (PASS, True)
 
 

@@ -18,9 +18,9 @@ from envcheck.node.snapshot import Signal
 from envcheck.runner.judging.judge import decide
 from envcheck.runner.planning.discover import discover
 
-FOUND = {found.id: found for found in discover() if found.kind == "node"}
+FOUND = {module.id: module for module in discover() if module.kind == "node"}
 ROOT = Path(checks.__file__).parent
-NEEDED = [(check, name) for check, found in FOUND.items() for name in found.check.signals]
+NEEDED = [(check, name) for check, module in FOUND.items() for name in module.check.signals]
 
 
 @pytest.mark.parametrize(("check", "name"), NEEDED)
@@ -55,9 +55,9 @@ def named() -> Iterator[tuple[str, str]]:
 def test_a_check_asks_for_signals_that_somebody_reads() -> None:
     """A name that nobody reads is never collected: its check would skip for ever."""
     known = signal_types.NODE.keys() | signal_types.GPU.keys()
-    asked = [*named(), *((check, name) for check, found in FOUND.items() for name in found.check.signals)]
-    assert len(asked) > 100
-    assert [(place, name) for place, name in asked if name not in known] == [], "no source reads this signal"
+    requests = [*named(), *((check, name) for check, module in FOUND.items() for name in module.check.signals)]
+    assert len(requests) > 100
+    assert [(place, name) for place, name in requests if name not in known] == [], "no source reads this signal"
 
 
 def test_a_signal_of_gpus_that_no_row_reads_is_no_number(node: Callable[..., View]) -> None:

@@ -36,10 +36,10 @@ for value in json.loads(sys.argv[1]):
     print(json.dumps(torch.cuda._parse_visible_devices()))
 """
     command = [str(torch_python), "-c", code, json.dumps(values)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    completed = subprocess.run(command, capture_output=True, text=True, check=True)
     read = [visible_gpus.parse(value, UUIDS) for value in values]
     mine = [[] if one.repeated is not None else one.chosen for one in read]
-    assert mine == [json.loads(line) for line in done.stdout.splitlines()]
+    assert mine == [json.loads(line) for line in completed.stdout.splitlines()]
 
 
 @pytest.mark.parametrize(

@@ -116,8 +116,8 @@ def test_what_the_log_only_names_as_a_cause_is_judged_too(
     node: Node, put: Node, seen: list[dict[str, Any]], status: str, codes: list[str]
 ) -> None:
     outcome = xid.judge(put(node("h100x8"), kernel__xids=seen))
-    found = [finding.code for finding in outcome.findings] or [outcome.code] * bool(outcome.code)
-    assert (outcome.status, found) == (status, codes)
+    actual = [finding.code for finding in outcome.findings] or [outcome.code] * bool(outcome.code)
+    assert (outcome.status, actual) == (status, codes)
 
 
 def test_a_gpu_without_power_cables_is_one_failure_and_the_cables_are_its_remedy(node: Node, put: Node) -> None:

@@ -176,7 +176,9 @@ def checkpoint_random_again(torch: Any, _check: Any) -> None:
 @lie("collective_bandwidth", rank=1)
 def chunks_swapped(torch: Any, _check: Any) -> None:
     # Two chunks of an all-to-all arrive in each other's place; the time it took is an honest one.
-    after_into(torch.distributed, "all_to_all_single", lambda got: swap(got, 1 << 14) if len(got) > 1 << 15 else None)
+    after_into(
+        torch.distributed, "all_to_all_single", lambda actual: swap(actual, 1 << 14) if len(actual) > 1 << 15 else None
+    )
 
 
 @lie("compiled")
@@ -354,10 +356,10 @@ def memory_flips_a_bit(_torch: Any, check: Any) -> None:
     # One bit of one word of rank 1's memory is stuck at 1, whatever is written over it.
     honest = vars(check)["_compare"]
 
-    def stuck(found: Any, chunk: Any, expected: Any, number: int) -> None:
+    def stuck(actual: Any, chunk: Any, expected: Any, number: int) -> None:
         if number == 2:
             chunk[77] |= 1 << 20
-        honest(found, chunk, expected, number)
+        honest(actual, chunk, expected, number)
 
     vars(check)["_compare"] = stuck
 
@@ -747,8 +749,8 @@ def trainer_loss_is_nan(_torch: Any, check: Any) -> None:
 @lie("trainer")
 def trainer_starts_again(_torch: Any, check: Any) -> None:
     # A resume that loads everything and begins at step 0.
-    def again(_library: Any, _check: Any) -> None:
+    def start_again(_library: Any, _check: Any) -> None:
         state = importlib.import_module("transformers.trainer_callback").TrainerState
         after(state, "load_from_json", lambda made: setattr(made, "global_step", 0))
 
-    trainer_library(check, again)
+    trainer_library(check, start_again)

@@ -58,9 +58,9 @@ def planned(folder: Path, table: str, *words: str) -> tuple[dict[str, Any], int,
     path = folder / "inventory.csv"
     path.write_text(table)
     result = CliRunner().invoke(cli, ["fleet", "plan", str(path), *words, "--json"])
-    text = CliRunner().invoke(cli, ["fleet", "plan", str(path), *words])
+    completed = CliRunner().invoke(cli, ["fleet", "plan", str(path), *words])
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return json.loads(result.stdout), result.exit_code, text.stdout
+    return json.loads(result.stdout), result.exit_code, completed.stdout
 
 
 FLEET = """node,gpu,driver,arch,count

@@ -68,9 +68,9 @@ def test_shellcheck_finds_nothing(values: LaunchValues, tmp_path: Path, validato
     files = [tmp_path / file.name for file in launch_files("slurm", (), values) if file.mode == 0o755]
     for path in files:
         path.write_text(texts("slurm", values)[path.name])
-    done = subprocess.run([validators / "shellcheck", *files], capture_output=True, text=True, check=False)
+    completed = subprocess.run([validators / "shellcheck", *files], capture_output=True, text=True, check=False)
     # SC2016: what a site calls its directories may hold a dollar sign, in single quotes.
-    assert [line for line in done.stdout.splitlines() if "SC" in line and "SC2016" not in line] == []
+    assert [line for line in completed.stdout.splitlines() if "SC" in line and "SC2016" not in line] == []
 
 
 @pytest.mark.parametrize("script", ["prolog.sh", "epilog.sh", "health.sh"])
@@ -79,8 +79,8 @@ def test_a_script_calls_the_program_with_exactly_the_words_that_were_given(scrip
     program.write_text('#!/bin/sh\nfor word; do printf "%s\\n" "$word"; done\n')
     program.chmod(0o755)
     values = SETTINGS["hostile"]._replace(program=str(program))
-    done = subprocess.run(["sh", "-c", texts("slurm", values)[script]], capture_output=True, text=True, check=True)
-    words = done.stdout.splitlines()
+    completed = subprocess.run(["sh", "-c", texts("slurm", values)[script]], capture_output=True, text=True, check=True)
+    words = completed.stdout.splitlines()
     assert words[:5] == ["--quiet", "fleet", "gate", "--python", f"/opt/{HOSTILE}"]
     assert {"--drain", "--require-gpu"} <= set(words)
 
@@ -128,9 +128,9 @@ def test_kubernetes_schemas_hold(values: LaunchValues, tmp_path: Path, validator
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     command = [str(validators / "kubernetes-validate"), "--strict", *(str(tmp_path / name) for name in files)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    output = done.stdout + done.stderr
-    assert (done.returncode, output.count(" passed for ")) == (0, len(files)), output
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    output = completed.stdout + completed.stderr
+    assert (completed.returncode, output.count(" passed for ")) == (0, len(files)), output
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(files["sweep-job.yaml"].replace("completions: 16", 'completions: "16"'))
     command = [str(validators / "kubernetes-validate"), "--strict", str(wrong)]

@@ -26,8 +26,8 @@ def diagnose(simulated: SimulatedFleet, *, tournament: bool = False) -> tuple[Sc
 def test_a_single_fault_is_named_and_nothing_else(kind: FaultKind) -> None:
     for size in SIZES:
         for seed in range(3):
-            found, _ = diagnose(SimulatedFleet(size, kind, seed))
-            assert (found.missed, found.wrong) == (0, 0), (size, seed)
+            actual, _ = diagnose(SimulatedFleet(size, kind, seed))
+            assert (actual.missed, actual.wrong) == (0, 0), (size, seed)
 
 
 @pytest.mark.parametrize("kind", ["slow-node", "bad-link", "bad-uplink"])

@@ -169,9 +169,9 @@ def test_a_state_of_other_nodes_is_refused(bench: Bench) -> None:
 )
 def test_wrong_usage_is_one_line(options: list[str], reason: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "envcheck", "fleet", "pairs", "--group-command", GROUP, *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ})
-    assert done.returncode == 2
-    assert reason in done.stderr.splitlines()[-1], shlex.join(command)
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ})
+    assert completed.returncode == 2
+    assert reason in completed.stderr.splitlines()[-1], shlex.join(command)
 
 
 def test_every_node_needs_a_domain_and_only_one(bench: Bench) -> None:

@@ -31,8 +31,8 @@ def status(folder: Path) -> tuple[str, str]:
     """Return what the one report of a directory may count as, and why."""
     with opened(None) as held:
         ingest(held, [folder])
-        [(found, why)] = held.rows("SELECT status, why FROM runs")
-    return found, why
+        [(actual, why)] = held.rows("SELECT status, why FROM runs")
+    return actual, why
 
 
 def test_a_second_time_only_what_is_new_is_read(tmp_path: Path) -> None:
@@ -43,8 +43,8 @@ def test_a_second_time_only_what_is_new_is_read(tmp_path: Path) -> None:
         assert ingest(held, [folder]).read == 0
     write(folder, failing(node_report("n2")), node_report("n3"))
     with opened(database) as held:
-        again = ingest(held, [folder])
-        assert (again.read, len(again.files)) == (2, 3)
+        ingest_result = ingest(held, [folder])
+        assert (ingest_result.read, len(ingest_result.files)) == (2, 3)
         assert held.rows("SELECT status FROM runs WHERE node = 'n2' ORDER BY id") == [("pass",), ("fail",)]
 
 
@@ -130,8 +130,8 @@ def test_a_verdict_of_pass_that_something_contradicts_is_no_pass(tmp_path: Path,
     report = node_report("n1")
     contradict(report, how)
     write(tmp_path, report)
-    found, why = status(tmp_path)
-    assert found == ("fail" if how == "check" else "error")
+    actual, why = status(tmp_path)
+    assert actual == ("fail" if how == "check" else "error")
     assert why
 
 

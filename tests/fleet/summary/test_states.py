@@ -62,8 +62,8 @@ def test_a_name_that_no_node_has_is_undetermined() -> None:
 
 
 def test_an_expected_node_without_a_report_is_missing() -> None:
-    found = states([seen()], NOW, 24 * HOUR, ["n1", "n2"])
-    assert {node: one.state for node, one in found.items()} == {"n1": "pass", "n2": "missing"}
+    data = states([seen()], NOW, 24 * HOUR, ["n1", "n2"])
+    assert {node: one.state for node, one in data.items()} == {"n1": "pass", "n2": "missing"}
 
 
 def test_a_span_is_in_its_largest_unit() -> None:

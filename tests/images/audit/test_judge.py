@@ -88,7 +88,7 @@ def test_records_of_one_vulnerability_are_one_finding(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("{", "not read"),
         ("[]", "not read"),
@@ -100,10 +100,10 @@ def test_records_of_one_vulnerability_are_one_finding(tmp_path: Path) -> None:
         ('{"id": "A", "x":' + "[" * 200_000, "not read"),
     ],
 )
-def test_a_record_that_cannot_be_read_or_compared_is_never_clean(tmp_path: Path, content: str, said: str) -> None:
+def test_a_record_that_cannot_be_read_or_compared_is_never_clean(tmp_path: Path, content: str, message: str) -> None:
     result = judged(tmp_path, record(name="other"), content)
     assert result.verdict == "undetermined"
-    assert said in " ".join(result.undetermined)
+    assert message in " ".join(result.undetermined)
     assert judged(tmp_path, record(), content).verdict == "found"
 
 

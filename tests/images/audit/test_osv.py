@@ -57,9 +57,9 @@ def test_a_damaged_member_is_not_read(tmp_path: Path, method: int, start: int) -
     for index in range(start, start + 20):
         content[index] ^= 0xFF
     path.write_bytes(content)
-    (said,) = load(tmp_path).unreadable
-    assert said.startswith(str(path))
-    assert not said.endswith(": ")
+    (message,) = load(tmp_path).unreadable
+    assert message.startswith(str(path))
+    assert not message.endswith(": ")
 
 
 @pytest.mark.parametrize(("offset", "value"), [(8, 1), (10, 77)], ids=["encrypted", "unknown method"])

@@ -86,8 +86,8 @@ def test_a_local_label_is_no_later_version(local: str) -> None:
 
 
 def test_events_of_one_version_keep_the_records_order() -> None:
-    again = span(OsvEvent(introduced="0"), OsvEvent(fixed="1.0"), OsvEvent(introduced="1.0"), OsvEvent(fixed="2.0"))
-    assert [affects(v, [], [again]) for v in ("0.9", "1.0", "1.5", "2.0")] == [True, True, True, False]
+    repeated = span(OsvEvent(introduced="0"), OsvEvent(fixed="1.0"), OsvEvent(introduced="1.0"), OsvEvent(fixed="2.0"))
+    assert [affects(v, [], [repeated]) for v in ("0.9", "1.0", "1.5", "2.0")] == [True, True, True, False]
     empty = span(OsvEvent(introduced="1.0"), OsvEvent(fixed="1.0"))
     assert not any(affects(v, [], [empty]) for v in ("0.9", "1.0", "2.0"))
 
@@ -104,7 +104,7 @@ def test_one_range_of_several_suffices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("versions", "ranges", "said"),
+    ("versions", "ranges", "message"),
     [
         ([], [], "it names no versions"),
         ([], [span(OsvEvent(introduced="0"), kind="GIT")], "only commits"),
@@ -123,8 +123,8 @@ def test_one_range_of_several_suffices() -> None:
         (["1" * 5000], [], "of its versions"),
     ],
 )
-def test_what_cannot_be_compared_is_never_clean(versions: list[str], ranges: list[OsvRange], said: str) -> None:
-    with pytest.raises(UncomparableError, match=said):
+def test_what_cannot_be_compared_is_never_clean(versions: list[str], ranges: list[OsvRange], message: str) -> None:
+    with pytest.raises(UncomparableError, match=message):
         affects("1.0", versions, ranges)
 
 

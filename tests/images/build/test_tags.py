@@ -54,9 +54,9 @@ def test_alias_that_is_free_moves() -> None:
     [({"envcheck.torch": "2.13.1+cpu"}, "newer"), ({"envcheck.torch": "2.14.0"}, "newer"), ({}, "not envcheck's")],
 )
 def test_alias_stays_with_a_newer_torch_or_a_stranger(labels: dict[str, str], why: str) -> None:
-    said = tags.held_back(labels, spec())
-    assert said is not None
-    assert why in said
+    text = tags.held_back(labels, spec())
+    assert text is not None
+    assert why in text
 
 
 @pytest.mark.parametrize(

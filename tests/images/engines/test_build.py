@@ -149,9 +149,9 @@ def test_an_image_of_another_key_is_not_taken_for_this_one(shelf: _Shelf, build_
 
 def test_the_same_key_is_not_built_again_but_tagged(shelf: _Shelf, build_request: BuildRequest) -> None:
     first = build(shelf, build_request)
-    again = build(shelf, build_request._replace(repository="other"))
-    assert (len(shelf.builds), again.skipped, again.key) == (1, True, first.key)
-    assert again.image in shelf.images
+    repeated = build(shelf, build_request._replace(repository="other"))
+    assert (len(shelf.builds), repeated.skipped, repeated.key) == (1, True, first.key)
+    assert repeated.image in shelf.images
 
 
 def test_to_find_that_the_image_is_there_no_wheel_is_looked_for(
@@ -168,8 +168,8 @@ def test_to_find_that_the_image_is_there_no_wheel_is_looked_for(
     links = Profile(name="t", pypi=[Index(url=str(tmp_path), kind="find-links"), Index(url="https://a.example")])
     first = build(shelf, build_request._replace(profile=links))
     assert looked == ["3.11"]
-    again = build(shelf, build_request._replace(profile=links))
-    assert (looked, again.skipped, again.key) == (["3.11"], True, first.key)
+    repeated = build(shelf, build_request._replace(profile=links))
+    assert (looked, repeated.skipped, repeated.key) == (["3.11"], True, first.key)
     # The plan that was carried out is the whole one: its network is that of its sources.
     assert (shelf.builds[0].network, shelf.builds[0].key) == ("host", first.key)
 
@@ -185,9 +185,9 @@ def test_an_image_derived_from_it_is_not_taken_for_it(shelf: _Shelf, build_reque
 def test_another_base_is_another_key(shelf: _Shelf, build_request: BuildRequest) -> None:
     first = build(shelf, build_request)
     shelf.registry.add("debian:bookworm-slim")
-    again = build(shelf, build_request)
-    assert again.base == "debian:bookworm-slim"
-    assert again.key != first.key
+    repeated = build(shelf, build_request)
+    assert repeated.base == "debian:bookworm-slim"
+    assert repeated.key != first.key
 
 
 def test_an_alias_never_goes_back(shelf: _Shelf, build_request: BuildRequest) -> None:
@@ -306,10 +306,10 @@ def test_without_an_engine_auto_is_venv_and_docker_says_what_to_do() -> None:
         UnavailableError, match=r"no docker engine answers at unix://.*no\.sock; start one, or .* or use --engine"
     ):
         engines.find("docker")
-    with pytest.raises(UnavailableError) as told:
+    with pytest.raises(UnavailableError) as result:
         docker_sdk.client()
-    assert "--engine" not in str(told.value)
-    assert "Errno" not in str(told.value)
+    assert "--engine" not in str(result.value)
+    assert "Errno" not in str(result.value)
 
 
 @pytest.mark.usefixtures("nobody")
@@ -351,22 +351,22 @@ def test_a_name_with_a_tag_is_the_images_only_one(shelf: _Shelf, build_request: 
 def test_of_two_builds_of_one_key_the_second_waits_and_finds_it_built(
     shelf: _Shelf, build_request: BuildRequest
 ) -> None:
-    said, second = list[str](), list[BuildResult]()
+    message, second = list[str](), list[BuildResult]()
     thread = threading.Thread(
-        target=lambda: second.extend(building.build(shelf, [build_request], say=said.append, on_line=lambda _: None))
+        target=lambda: second.extend(building.build(shelf, [build_request], say=message.append, on_line=lambda _: None))
     )
 
     def begin_another() -> None:
         shelf.meanwhile = lambda: None
         thread.start()
         deadline = time.monotonic() + 60
-        while not any("waiting" in line for line in said) and time.monotonic() < deadline:
+        while not any("waiting" in line for line in message) and time.monotonic() < deadline:
             time.sleep(0.01)
 
     shelf.meanwhile = begin_another
     first = build(shelf, build_request)
     thread.join(60)
-    assert said == ["another build of the same image is running; waiting for it"]
+    assert message == ["another build of the same image is running; waiting for it"]
     assert (len(shelf.builds), first.skipped, [b.skipped for b in second]) == (1, False, [True])
 
 

@@ -19,12 +19,12 @@ ABSENT: dict[str, Any] = {"Kind": "image", "Available": False, "Descriptor": {"d
 
 def answer(media: str | None, identity: str = "sha256:1", *repository: str) -> dict[str, Any]:
     """Return what docker says of an image whose descriptor, if any, is of this media type."""
-    said: dict[str, Any] = {"Id": identity, "RepoDigests": list(repository), "GraphDriver": {"Name": "overlay2"}}
-    return {**said, "Descriptor": {"mediaType": media, "digest": identity}} if media else said
+    data: dict[str, Any] = {"Id": identity, "RepoDigests": list(repository), "GraphDriver": {"Name": "overlay2"}}
+    return {**data, "Descriptor": {"mediaType": media, "digest": identity}} if media else data
 
 
 @pytest.mark.parametrize(
-    ("said", "manifests", "expected"),
+    ("data", "manifests", "expected"),
     [
         (answer(None), [], Digests(config="sha256:1")),
         (answer(None, "sha256:1", "x@sha256:2"), [], Digests(config="sha256:1", repository=("x@sha256:2",))),
@@ -40,13 +40,13 @@ def answer(media: str | None, identity: str = "sha256:1", *repository: str) -> d
         (answer(None, "sha256:1", "<none>@<none>"), [], Digests(config="sha256:1")),
     ],
 )
-def test_docker(said: dict[str, Any], manifests: list[dict[str, Any]], expected: Digests) -> None:
-    assert digests.of_docker(said, manifests) == expected
+def test_docker(data: dict[str, Any], manifests: list[dict[str, Any]], expected: Digests) -> None:
+    assert digests.of_docker(data, manifests) == expected
 
 
-@pytest.mark.parametrize("said", [{}, {"Id": "", "Digest": "", "RepoDigests": None}])
-def test_a_podman_that_states_none(said: dict[str, Any]) -> None:
-    assert digests.of_podman(said) == Digests()
+@pytest.mark.parametrize("data", [{}, {"Id": "", "Digest": "", "RepoDigests": None}])
+def test_a_podman_that_states_none(data: dict[str, Any]) -> None:
+    assert digests.of_podman(data) == Digests()
 
 
 class Answer:
@@ -67,13 +67,13 @@ class Engine:
         self.api = self.images = self
         self.base_url, self.timeout = "http+docker://localhost", 60
         self.id, self.tags, self.attrs, self.reply = "sha256:1", list[str](), answer(media), reply
-        self.asked: list[str] = []
+        self.urls: list[str] = []
 
     def get(self, url: str, **options: Any) -> Any:
         """Return the image, or the answer to a request."""
         if not options:
             return self
-        self.asked.append(url)
+        self.urls.append(url)
         return self.reply
 
 
@@ -89,14 +89,14 @@ def test_an_engine_is_asked_for_the_manifests_of_an_index_only(
     monkeypatch: pytest.MonkeyPatch, media: str, expected: Digests, *, ok: bool
 ) -> None:
     engine = Engine(media, Answer({"Manifests": [HELD]}, ok=ok))
-    monkeypatch.setattr(docker_sdk, "_engine", lambda *_: _Held(engine))
+    monkeypatch.setattr(docker_sdk, "_engine", lambda *_: _HeldRegistry(engine))
     held = docker_sdk.inspect("x")
     assert held is not None
     assert held.digests == expected
-    assert engine.asked == (["http+docker://localhost/v1.48/images/sha256:1/json"] if media == INDEX else [])
+    assert engine.urls == (["http+docker://localhost/v1.48/images/sha256:1/json"] if media == INDEX else [])
 
 
-class _Held:
+class _HeldRegistry:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 

@@ -117,9 +117,9 @@ def same_as_locked(built: Environment, well: Mirror, wheels: Path) -> None:
         "for n in sys.argv[1:]}))"
     )
     names = ["nvidia_cudnn_cu12", "nvidia_nccl_cu12", "sympy", "numpy"]
-    done = subprocess.run([built.python, "-I", "-c", program, *names], check=True, capture_output=True, text=True)
+    completed = subprocess.run([built.python, "-I", "-c", program, *names], check=True, capture_output=True, text=True)
     versions = {path.name.split("-")[0]: path.name.split("-")[1] for path in wheels.glob("*.whl")}
-    assert json.loads(done.stdout) == {name: f"VERSION = {versions[name]!r}\n" for name in names}
+    assert json.loads(completed.stdout) == {name: f"VERSION = {versions[name]!r}\n" for name in names}
     assert well.wheels
 
 
@@ -151,12 +151,12 @@ def test_the_build_ends_with_the_second_mirror_and_says_why(
     built = venv.build(spec, profile, tmp_path / "env", timeout=120, on_line=lambda _: None)
     same_as_locked(built, well, torch_wheels)
     first, second = f"pypi-1 ({netloc(ill.url)})", f"pypi-2 ({netloc(well.url)})"
-    told = {used.group: used for used in built.sources}
-    assert {group: used.source for group, used in told.items()} == {
+    data = {used.group: used for used in built.sources}
+    assert {group: used.source for group, used in data.items()} == {
         group: second if group in reasons else first for group in ("nvidia", "torch", "base")
     }
     for group, reason in reasons.items():
-        assert told[group].failed[first].startswith(reason), told[group]
+        assert data[group].failed[first].startswith(reason), data[group]
     assert {path.rpartition("/")[2].partition("-")[0] for path in ill.wheels} >= faults.keys()
 
 

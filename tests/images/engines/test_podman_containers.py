@@ -40,12 +40,12 @@ def podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Podman:
     program.write_text(PODMAN.format(python=sys.executable, here=str(tmp_path)))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    asked = tmp_path / "asked"
+    requests = tmp_path / "asked"
 
     def answer(**answers: tuple[str, int]) -> list[list[str]]:
         usual = {"ps": ("[]", 0), "create": ("c0ffee", 0), "inspect": (json.dumps(STATE), 0)}
         (tmp_path / "answers").write_text(json.dumps({**usual, **answers}))
-        return [json.loads(line) for line in asked.read_text().splitlines()] if asked.exists() else []
+        return [json.loads(line) for line in requests.read_text().splitlines()] if requests.exists() else []
 
     answer()
     return answer
@@ -66,7 +66,7 @@ def test_an_images_history_comes_last_instruction_first(podman: Podman) -> None:
 def test_a_container_is_asked_for_as_documented(podman: Podman, tmp_path: Path) -> None:
     mounts = [BindMount(tmp_path, "/in"), BindMount(tmp_path, "/out", read_only=False)]
     podman_containers.run_container("i:1", argv=["sh", "-c", "x"], mounts=mounts, shm_size="8g", user="1:2").close()
-    create = next(asked for asked in podman() if asked[0] == "create")
+    create = next(requests for requests in podman() if requests[0] == "create")
     assert create[-4:] == ['--entrypoint=["sh"]', "i:1", "-c", "x"]
     assert f"--mount=type=bind,source={tmp_path},target=/in,ro=true" in create
     assert f"--mount=type=bind,source={tmp_path},target=/out,ro=false" in create
@@ -116,7 +116,7 @@ def test_what_a_killed_run_left_is_swept_and_what_others_have_is_not(podman: Pod
     names = {"dead": f"{host}:0000", "living": owner(), "elsewhere": "other-host:0000"}
     podman(ps=(json.dumps([{"Id": name, "Labels": {OWNER: label}} for name, label in names.items()]), 0))
     podman_containers.run_container("i:1", argv=["true"]).close()
-    assert [asked[1] for asked in podman() if asked[0] == "rm"] == ["dead", "--force"]
+    assert [requests[1] for requests in podman() if requests[0] == "rm"] == ["dead", "--force"]
 
 
 @pytest.mark.parametrize(

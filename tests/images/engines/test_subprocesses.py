@@ -14,8 +14,10 @@ from envcheck.images.engines import subprocesses
 
 def test_lines_arrive_whole_and_in_order() -> None:
     lines: list[str] = []
-    done = subprocesses.stream(["sh", "-c", "echo one; echo two >&2; printf three"], timeout=10, on_line=lines.append)
-    assert done == (0, "one\ntwo\nthree")
+    command_result = subprocesses.stream(
+        ["sh", "-c", "echo one; echo two >&2; printf three"], timeout=10, on_line=lines.append
+    )
+    assert command_result == (0, "one\ntwo\nthree")
     assert lines == ["one", "two", "three"]
 
 
@@ -25,9 +27,9 @@ def test_a_failure_keeps_its_status_and_words() -> None:
 
 def test_at_its_limit_the_whole_group_is_killed(tmp_path: Path) -> None:
     child = tmp_path / "child"
-    done = subprocesses.stream(["sh", "-c", f"sleep 60 & echo $! >{child}; echo started; wait"], timeout=3)
-    assert done.status is None
-    assert done.output == "started\n"
+    command_result = subprocesses.stream(["sh", "-c", f"sleep 60 & echo $! >{child}; echo started; wait"], timeout=3)
+    assert command_result.status is None
+    assert command_result.output == "started\n"
     pid = int(child.read_text())
     for _ in range(1000):
         if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]:
@@ -55,8 +57,8 @@ def test_output_tells_the_last_words_of_a_failure() -> None:
 
 def test_environment_is_added_not_replaced() -> None:
     assert subprocesses.output(["sh", "-c", 'test -n "$PATH" && echo ok']) == "ok\n"
-    done = subprocesses.stream(["sh", "-c", 'echo "$ADDED-$PATH"'], timeout=5, env={"ADDED": "yes"})
-    assert done.output == f"yes-{os.environ['PATH']}\n"
+    command_result = subprocesses.stream(["sh", "-c", 'echo "$ADDED-$PATH"'], timeout=5, env={"ADDED": "yes"})
+    assert command_result.output == f"yes-{os.environ['PATH']}\n"
 
 
 def test_programs_of_stream_all_run_at_the_same_time(tmp_path: Path) -> None:

@@ -52,9 +52,9 @@ def test_it_is_what_it_promises(build: Build, spec: ImageSpec) -> None:
 
 def test_what_is_there_already_is_not_built_again(build: Build) -> None:
     assert build().skipped is False
-    again = build()
-    assert again.skipped is True
-    assert again.log is None
+    repeated = build()
+    assert repeated.skipped is True
+    assert repeated.log is None
 
 
 def test_another_lock_is_another_environment(build: Build, spec: ImageSpec) -> None:
@@ -169,23 +169,23 @@ def test_of_two_builds_of_one_environment_the_second_waits_and_finds_it_built(
 ) -> None:
     monkeypatch.setenv("ENVCHECK_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
-    said, second = list[str](), list[Environment]()
+    message, second = list[str](), list[Environment]()
 
     def make(on_line: Callable[[str], None], say: Callable[[str], None] = lambda _: None) -> Environment:
         return venv.build(spec, profile, tmp_path / "env", timeout=120, on_line=on_line, say=say)
 
-    thread = threading.Thread(target=lambda: second.append(make(lambda _: None, said.append)))
+    thread = threading.Thread(target=lambda: second.append(make(lambda _: None, message.append)))
 
     def on_line(_: str) -> None:
         if thread.ident is None:
             thread.start()
             deadline = time.monotonic() + 60
-            while not said and time.monotonic() < deadline:
+            while not message and time.monotonic() < deadline:
                 time.sleep(0.01)
 
     first = make(on_line)
     thread.join(60)
-    assert said == ["another build of the same image is running; waiting for it"]
+    assert message == ["another build of the same image is running; waiting for it"]
     assert (first.skipped, [one.skipped for one in second]) == (False, [True])
 
 

@@ -71,7 +71,7 @@ def printed(tmp_path: Path) -> Callable[..., dict[str, Any]]:
         pytest.skip("no buildx on this machine")
 
     def call(*arguments: str, **environment: str) -> dict[str, Any]:
-        done = subprocess.run(
+        completed = subprocess.run(
             [plugin, "bake", "-f", "docker-bake.json", "--print", *arguments],
             cwd=tmp_path,
             env={**os.environ, "DOCKER_CONFIG": str(tmp_path), **environment},
@@ -79,8 +79,8 @@ def printed(tmp_path: Path) -> Callable[..., dict[str, Any]]:
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
-        shown: dict[str, Any] = json.loads(done.stdout)
+        assert completed.returncode == 0, completed.stderr
+        shown: dict[str, Any] = json.loads(completed.stdout)
         return shown
 
     return call

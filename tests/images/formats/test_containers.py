@@ -49,8 +49,8 @@ def devices(compose: dict[str, Any]) -> Any:
 def test_compose_is_of_the_schema(cell: str, tmp_path: Path) -> None:
     (tmp_path / "compose.yaml").write_text(text("compose", cell))
     checker = [str(Path(sys.executable).with_name("check-jsonschema")), "--builtin-schema", "vendor.compose-spec"]
-    done = subprocess.run([*checker, str(tmp_path / "compose.yaml")], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    completed = subprocess.run([*checker, str(tmp_path / "compose.yaml")], capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stdout
     (tmp_path / "compose.yaml").write_text(text("compose", cell).replace("shm_size", "shmsize"))
     assert subprocess.run([*checker, str(tmp_path / "compose.yaml")], capture_output=True, check=False).returncode == 1
 
@@ -71,7 +71,7 @@ def test_compose_itself_reads_the_file_as_it_is_meant(tmp_path: Path) -> None:
     if plugin is None:
         pytest.skip("no compose on this machine")
     (tmp_path / "compose.yaml").write_text(text("compose", CUDA))
-    done = subprocess.run(
+    completed = subprocess.run(
         [plugin, "config", "--format", "json"],
         cwd=tmp_path,
         env={**os.environ, "RUN_AS": "4711:100"},
@@ -79,8 +79,8 @@ def test_compose_itself_reads_the_file_as_it_is_meant(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    service = (shown := json.loads(done.stdout))["services"]["torch"]
+    assert completed.returncode == 0, completed.stderr
+    service = (shown := json.loads(completed.stdout))["services"]["torch"]
     assert (service["image"], service["user"]) == (f"{OPTIONS.repository}:2.8.0-cu128-py312-runtime", "4711:100")
     assert service["shm_size"] == str(8 * 2**30)
     assert devices(shown)[0]["capabilities"] == ["gpu"]

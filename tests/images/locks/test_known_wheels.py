@@ -40,10 +40,10 @@ def test_every_wheel_is_of_a_release_and_variant_that_has_a_row() -> None:
     rows = {(row.torch, row.variant) for row in TABLE.variants}
     torches = {release.torchvision: release.torch for release in MATRIX.torch}
     for path, digest in TABLE.wheels.sha256.items():
-        found = re.match(r"whl/(?P<variant>\w+)/(?P<name>torch|torchvision)-(?P<version>[0-9.]+)", path)
-        assert found, path
-        torch = found["version"] if found["name"] == "torch" else torches[found["version"]]
-        assert (torch, found["variant"]) in rows, path
+        actual = re.match(r"whl/(?P<variant>\w+)/(?P<name>torch|torchvision)-(?P<version>[0-9.]+)", path)
+        assert actual, path
+        torch = actual["version"] if actual["name"] == "torch" else torches[actual["version"]]
+        assert (torch, actual["variant"]) in rows, path
         assert re.fullmatch("[0-9a-f]{64}", digest), path
 
 
@@ -52,7 +52,7 @@ def test_a_row_agrees_with_the_matrix(row: object) -> None:
     assert isinstance(row, type(TABLE.variants[0]))
     variant = _release(row.torch).variant(row.variant)
     assert variant is not None
-    pinned = {found.name: found.specifier for found in map(Requirement, row.requires)}
+    pinned = {actual.name: actual.specifier for actual in map(Requirement, row.requires)}
     for library, fact in (("cudnn", variant.cudnn), ("nccl", variant.nccl)):
         names = [name for name in pinned if re.fullmatch(rf"nvidia-{library}(-cu\d+)?", name)]
         assert len(names) == (variant.cuda is not None)
@@ -65,9 +65,9 @@ def test_a_lock_holds_what_the_row_requires_and_nothing_of_another_variant(cell:
     row = TABLE.variant(cell.torch, cell.variant)
     assert row is not None
     locked = {pin.name: pin.version for lock in _locks(cell) for pin in lock.pins}
-    wanted = [found for found in map(Requirement, row.requires) if not found.marker or _holds(found, cell)]
-    assert {found.name for found in wanted} <= {*locked}
-    assert all(found.specifier.contains(locked[found.name]) for found in wanted)
+    expected = [actual for actual in map(Requirement, row.requires) if not actual.marker or _holds(actual, cell)]
+    assert {actual.name for actual in expected} <= {*locked}
+    assert all(actual.specifier.contains(locked[actual.name]) for actual in expected)
     majors = {name[-2:] for name in locked if re.search(r"-cu1[123]$", name)}
     assert len(majors) <= 1, majors
 

@@ -31,16 +31,16 @@ pins = st.builds(Pin, name=names, version=versions, sha256=hashes)
 @given(st.lists(pins, min_size=1, max_size=6, unique_by=lambda pin: pin.name), st.sampled_from(["pypi", "pytorch/cpu"]))
 def test_what_is_written_is_read_again_in_one_canonical_form(members: list[Pin], index: str) -> None:
     text = format_lock(Lock(group="base", index=index, pins=members), "any title")
-    again = parse_lock(text, "base", "x.lock")
-    assert again.index == index
-    assert {(p.name, p.version, frozenset(p.sha256)) for p in again.pins} == {
+    lock = parse_lock(text, "base", "x.lock")
+    assert lock.index == index
+    assert {(p.name, p.version, frozenset(p.sha256)) for p in lock.pins} == {
         (p.name, p.version, frozenset(p.sha256)) for p in members
     }
-    assert format_lock(again, "any title") == text
+    assert format_lock(lock, "any title") == text
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (GOOD.replace("# index: pypi\n", ""), "x.lock:1: missing comment `# index"),
         (GOOD.replace("pypi", "conda"), "x.lock:1: missing comment `# index"),
@@ -55,10 +55,10 @@ def test_what_is_written_is_read_again_in_one_canonical_form(members: list[Pin],
         (GOOD + "--extra" + "-index-url https://mirror.example\n", "x.lock:5:"),
     ],
 )
-def test_whatever_is_no_exact_hashed_pin_is_refused_with_its_line(text: str, said: str) -> None:
+def test_whatever_is_no_exact_hashed_pin_is_refused_with_its_line(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_lock(text, "base", "x.lock")
-    assert refused.value.message.startswith(said)
+    assert refused.value.message.startswith(message)
 
 
 def test_layers_go_from_the_rarest_change_to_the_most_frequent() -> None:
@@ -66,13 +66,13 @@ def test_layers_go_from_the_rarest_change_to_the_most_frequent() -> None:
         Pin(name=n, version="1", sha256=[SHA])
         for n in ("numpy", "torch", "triton", "nvidia-nccl-cu12", "cuda-bindings")
     ]
-    found = divide(members, "pytorch/cu128")
-    assert [(lock.group, lock.index) for lock in found] == [
+    locks = divide(members, "pytorch/cu128")
+    assert [(lock.group, lock.index) for lock in locks] == [
         ("nvidia", "pypi"),
         ("torch", "pytorch/cu128"),
         ("base", "pypi"),
     ]
-    assert [pin.name for pin in found[0].pins] == ["cuda-bindings", "nvidia-nccl-cu12", "triton"]
+    assert [pin.name for pin in locks[0].pins] == ["cuda-bindings", "nvidia-nccl-cu12", "triton"]
 
 
 def test_a_package_that_only_sounds_like_torch_is_not_in_its_layer() -> None:
@@ -118,14 +118,14 @@ colorama==0.4.6 ; sys_platform == 'win32' \\
 
 
 def test_requirements_without_hashes_are_told_which_would_do() -> None:
-    for text, said in (
+    for text, message in (
         ("six==1.17.0\n", "r.txt:1: 'six==1.17.0' is not an exact version with a hash"),
         (f"# a\n-r more.txt\nsix==1 \\\n    --hash=sha256:{SHA}\n", "r.txt:2: '-r more.txt'"),
         (f"six>=1 \\\n    --hash=sha256:{SHA}\n", "r.txt:1: 'six>=1"),
     ):
         with pytest.raises(ConfigError, match="give a lock of `envcheck lock`, or requirements with hashes") as error:
             parse_requirements(text.encode(), "base", "r.txt")
-        assert error.value.message.startswith(said)
+        assert error.value.message.startswith(message)
     with pytest.raises(ConfigError, match=r"missing comment `# index: …`"):
         parse_requirements(GOOD.replace("pypi", "conda").encode(), "base", "x.lock")
 

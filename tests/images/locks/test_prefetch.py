@@ -143,21 +143,21 @@ def test_build_prefetch_and_then_again_with_the_network_cut(
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "message"),
     [
         (["--network", "host"], "--prefetch builds without a network"),
         (["--base", "registry"], "--base registry installs"),
     ],
 )
-def test_what_asks_for_a_network_is_refused(tmp_path: Path, option: list[str], said: str) -> None:
-    done = _envcheck(["build", "torch2.13.0-cpu-py311", "--engine", "venv", "--prefetch", *option], tmp_path)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert said in done.stderr
+def test_what_asks_for_a_network_is_refused(tmp_path: Path, option: list[str], message: str) -> None:
+    completed = _envcheck(["build", "torch2.13.0-cpu-py311", "--engine", "venv", "--prefetch", *option], tmp_path)
+    assert (completed.returncode, completed.stderr.count("\n")) == (2, 1)
+    assert message in completed.stderr
 
 
 def test_a_plan_fetches_nothing(tmp_path: Path) -> None:
-    done = _envcheck(["build", "torch2.13.0-cpu-py311", "--engine", "venv", "--prefetch", "--dry-run"], tmp_path)
-    mirror, said = done.stderr.splitlines()
-    assert (done.returncode, mirror) == (3, "mirror  none chosen: each client uses its own default")
-    assert said.endswith("fetch it first: the same command without --dry-run")
+    completed = _envcheck(["build", "torch2.13.0-cpu-py311", "--engine", "venv", "--prefetch", "--dry-run"], tmp_path)
+    mirror, message = completed.stderr.splitlines()
+    assert (completed.returncode, mirror) == (3, "mirror  none chosen: each client uses its own default")
+    assert message.endswith("fetch it first: the same command without --dry-run")
     assert not (tmp_path / "store").exists()

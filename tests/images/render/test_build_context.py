@@ -137,11 +137,11 @@ def test_a_file_index_is_read_and_its_word_for_a_hash_is_not_taken(
     locked: ImageSpec, simple_index: Any, torch_wheels: Path
 ) -> None:
     root = simple_index(torch_wheels)
-    found = local_wheels(locked.locks, [Index(url=root.as_uri())], "3.11")
-    assert len(found) == len({pin.name for lock in locked.locks for pin in lock.pins})
+    data = local_wheels(locked.locks, [Index(url=root.as_uri())], "3.11")
+    assert len(data) == len({pin.name for lock in locked.locks for pin in lock.pins})
     (root.parent / "sympy-1.14.0-py3-none-any.whl").write_bytes(b"poison")
-    found = local_wheels(locked.locks, [Index(url=root.as_uri())], "3.11")
-    assert "sympy" not in {path.name.split("-")[0] for path in found.values()}
+    data = local_wheels(locked.locks, [Index(url=root.as_uri())], "3.11")
+    assert "sympy" not in {path.name.split("-")[0] for path in data.values()}
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ def test_everything_carried_needs_no_network(
     context = write([locked], Profile(name="t", pypi=[DEAD, links]), tmp_path / "ctx")
     assert context.carried == {"nvidia": True, "torch": True, "base": True, "envcheck": False}
     for group in ("nvidia", "torch", "base"):
-        done = install(context, group, target)
-        assert done.returncode == 0, done.stderr
-        assert f"envcheck: {group}: used files-in-the-context" in done.stderr
+        completed = install(context, group, target)
+        assert completed.returncode == 0, completed.stderr
+        assert f"envcheck: {group}: used files-in-the-context" in completed.stderr
     assert "torch" in installed(target)
     assert list(target.glob("lib/*/site-packages/torch/__pycache__/*.pyc"))
 
@@ -192,18 +192,18 @@ def test_the_next_source_is_tried_when_one_fails(locked: ImageSpec, site: Any, t
     profile = Profile(name="t", pypi=[DEAD, Index(url=f"{site.url}/simple")])
     context = write([locked], profile, tmp_path / "ctx")
     assert context.network == "host"
-    done = install(context, "nvidia", target)
-    assert done.returncode == 0, done.stderr
-    assert "envcheck: nvidia: pypi-1 (127.0.0.1:9) failed rc=" in done.stderr
-    assert f"envcheck: nvidia: used pypi-2 ({site.url.removeprefix('http://')})\n" in done.stderr
+    completed = install(context, "nvidia", target)
+    assert completed.returncode == 0, completed.stderr
+    assert "envcheck: nvidia: pypi-1 (127.0.0.1:9) failed rc=" in completed.stderr
+    assert f"envcheck: nvidia: used pypi-2 ({site.url.removeprefix('http://')})\n" in completed.stderr
     assert installed(target) == {"nvidia_cudnn_cu12", "nvidia_nccl_cu12"}
 
 
 def test_when_every_source_fails_the_install_fails(locked: ImageSpec, tmp_path: Path, target: Path) -> None:
     context = write([locked], Profile(name="t", pypi=[DEAD, DEAD]), tmp_path / "ctx")
-    done = install(context, "base", target)
-    assert done.returncode != 0
-    assert "no source had all of base.lock" in done.stderr
+    completed = install(context, "base", target)
+    assert completed.returncode != 0
+    assert "no source had all of base.lock" in completed.stderr
     assert installed(target) == set()
 
 
@@ -214,9 +214,9 @@ def test_a_wrong_hash_is_refused_and_nothing_is_installed(
     lock = context.path / "torch.lock"
     digest = locked.locks[1].pins[0].sha256[0]
     lock.write_text(lock.read_text().replace(digest, "0" * 64))
-    done = install(context, "torch", target)
-    assert done.returncode != 0
-    assert "Hash mismatch" in done.stderr
+    completed = install(context, "torch", target)
+    assert completed.returncode != 0
+    assert "Hash mismatch" in completed.stderr
     assert installed(target) == set()
 
 
@@ -228,10 +228,10 @@ def test_a_local_file_with_another_hash_is_named_when_no_source_has_the_right_on
     context = write(
         [locked], Profile(name="t", pypi=[Index(url=str(other), kind="find-links"), DEAD]), tmp_path / "ctx"
     )
-    done = install(context, "base", target)
-    assert done.returncode != 0
-    assert "hash mismatch: the local sympy-1.14.0-py3-none-any.whl is not the file that was locked" in done.stderr
-    cause = diagnose(done.stderr)
+    completed = install(context, "base", target)
+    assert completed.returncode != 0
+    assert "hash mismatch: the local sympy-1.14.0-py3-none-any.whl is not the file that was locked" in completed.stderr
+    cause = diagnose(completed.stderr)
     assert cause is not None
     assert cause.what.startswith("hash mismatch")
     assert "hash mismatch" not in install(context, "nvidia", target).stderr
@@ -250,9 +250,9 @@ def test_a_poisoned_mirror_is_refused_and_the_good_one_used(
         Profile(name="t", pypi=[Index(url=f"{bad.url}/simple"), Index(url=f"{site.url}/simple")]),
         tmp_path / "ctx",
     )
-    done = install(context, "base", target)
-    assert done.returncode == 0, done.stderr
-    assert f"pypi-1 ({bad.url.removeprefix('http://')}) failed" in done.stderr
+    completed = install(context, "base", target)
+    assert completed.returncode == 0, completed.stderr
+    assert f"pypi-1 ({bad.url.removeprefix('http://')}) failed" in completed.stderr
     assert installed(target) == {"numpy", "pip", "setuptools", "sympy"}
 
 
@@ -269,8 +269,8 @@ def test_the_proof_passes_for_what_was_promised_and_names_what_was_not(
     lies = ["torch=2.8.0+cu126", "cuda=12.6", "cudnn=9.10.3", "nccl=2.27.5", "arch-list=sm_80", "python=3.9"]
     for lie in lies:
         name = lie.partition("=")[0]
-        told = prove(context, target, *(lie if promise.startswith(f"{name}=") else promise for promise in good))
-        assert (told.returncode, f"envcheck: proof failed: {name} is" in told.stderr) == (1, True), lie
+        completed = prove(context, target, *(lie if promise.startswith(f"{name}=") else promise for promise in good))
+        assert (completed.returncode, f"envcheck: proof failed: {name} is" in completed.stderr) == (1, True), lie
 
 
 def test_nothing_that_uv_notes_for_itself_stays_and_record_lists_what_is_there(
@@ -279,8 +279,8 @@ def test_nothing_that_uv_notes_for_itself_stays_and_record_lists_what_is_there(
     context = write(
         [locked], Profile(name="t", pypi=[Index(url=str(torch_wheels), kind="find-links")]), tmp_path / "ctx"
     )
-    done = install(context, "base", target)
-    assert done.returncode == 0, done.stderr
+    completed = install(context, "base", target)
+    assert completed.returncode == 0, completed.stderr
     assert not [path for path in target.rglob("*") if path.name in ("uv_cache.json", "uv_build.json", ".lock")]
     for record in target.glob("lib/*/site-packages/*.dist-info/RECORD"):
         listed = [line.split(",")[0] for line in record.read_text().splitlines()]
@@ -329,8 +329,8 @@ def test_a_mirror_behind_a_private_ca_is_trusted_only_with_the_profiles_ca(
     assert refused.returncode != 0
     assert "certificate" in refused.stderr
     trusting = msgspec.structs.replace(profile, ca=str(certified.ca))
-    done = install(write([locked], trusting, tmp_path / "with"), "base", target)
-    assert done.returncode == 0, done.stderr
+    completed = install(write([locked], trusting, tmp_path / "with"), "base", target)
+    assert completed.returncode == 0, completed.stderr
     assert installed(target) == {"numpy", "pip", "setuptools", "sympy"}
 
 

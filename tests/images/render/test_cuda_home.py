@@ -45,8 +45,8 @@ def test_wheels_of_cuda_12_with_a_directory_each_become_one(tmp_path: Path) -> N
     lay(site, files)
     done = run(site, home, "12.8")
     assert (done.returncode, done.stderr) == (0, "")
-    found = {str(path.relative_to(home)): path.read_text() for path in home.rglob("*") if path.is_file()}
-    assert found == {
+    data = {str(path.relative_to(home)): path.read_text() for path in home.rglob("*") if path.is_file()}
+    assert data == {
         "bin/ptxas": PTXAS,
         "include/crt/host_config.h": "config",
         "include/crt/more.h": "more",

@@ -74,8 +74,8 @@ def test_a_cell_without_a_lock_is_refused_with_what_to_do(matrix: Matrix) -> Non
 def test_layers_are_ordered_by_how_rarely_they_change_and_labels_come_last(spec: ImageSpec) -> None:
     text = render_dockerfile(spec)
     steps = ["os.sh", "install.sh nvidia", "install.sh torch", "install.sh base", "install.sh envcheck", "LABEL"]
-    found = [text.index(step) for step in steps]
-    assert found == sorted(found)
+    actual = [text.index(step) for step in steps]
+    assert actual == sorted(actual)
     assert not re.search(r"(?m)^(RUN|COPY|ENV)", text[text.index("LABEL") :])
 
 
@@ -109,21 +109,21 @@ def test_a_kept_value_reaches_the_image_as_it_is(spec: ImageSpec) -> None:
 
 
 def test_missing_stale_and_orphan_files_are_each_found(spec: ImageSpec, tmp_path: Path) -> None:
-    wanted = render_cells([spec])
-    write(tmp_path, wanted)
-    assert drift(tmp_path, wanted) == []
+    expected = render_cells([spec])
+    write(tmp_path, expected)
+    assert drift(tmp_path, expected) == []
     (tmp_path / str(CELL) / "Dockerfile").write_text("FROM x\n")
     (tmp_path / str(CELL) / "torch.lock").unlink()
     (tmp_path / "torch1.0.0-cpu-py39").mkdir()
     (tmp_path / "torch1.0.0-cpu-py39/Dockerfile").touch()
-    assert drift(tmp_path, wanted) == [
+    assert drift(tmp_path, expected) == [
         Drift(path="torch1.0.0-cpu-py39/Dockerfile", kind="orphan"),
         Drift(path=f"{CELL}/Dockerfile", kind="stale"),
         Drift(path=f"{CELL}/torch.lock", kind="missing"),
     ]
-    assert remove_orphans(tmp_path, wanted) == ["torch1.0.0-cpu-py39/Dockerfile"]
-    write(tmp_path, wanted)
-    assert drift(tmp_path, wanted) == []
+    assert remove_orphans(tmp_path, expected) == ["torch1.0.0-cpu-py39/Dockerfile"]
+    write(tmp_path, expected)
+    assert drift(tmp_path, expected) == []
     assert [path.name for path in tmp_path.iterdir()] == [str(CELL)]
 
 
@@ -149,8 +149,8 @@ def _hadolint(files: list[Path]) -> subprocess.CompletedProcess[str]:
 def test_hadolint_finds_nothing(spec: ImageSpec, tmp_path: Path) -> None:
     kept = tmp_path / "Dockerfile"
     kept.write_text(render_dockerfile(spec, kept={"HF_ENDPOINT": "https://hf.example"}))
-    found = _hadolint([*sorted(data_path("images").glob("*/Dockerfile")), kept])
-    assert (found.returncode, found.stdout) == (0, "")
+    completed = _hadolint([*sorted(data_path("images").glob("*/Dockerfile")), kept])
+    assert (completed.returncode, completed.stdout) == (0, "")
     kept.write_text(kept.read_text().replace("USER 1000:1000\n", "USER root\n"))
     assert _hadolint([kept]).returncode == 1
 
@@ -221,8 +221,8 @@ def test_every_devel_target_compiles_with_the_headers_of_its_python() -> None:
 
 
 def test_every_train_target_imports_what_it_asks_for_and_checks_its_requirements() -> None:
-    found = [path.read_text(encoding="utf-8") for path in data_path("images").glob("*/Dockerfile")]
-    stages = [text.partition("FROM installed AS train\n")[2].partition("\nFROM ")[0] for text in found]
+    actual = [path.read_text(encoding="utf-8") for path in data_path("images").glob("*/Dockerfile")]
+    stages = [text.partition("FROM installed AS train\n")[2].partition("\nFROM ")[0] for text in actual]
     stages = [stage for stage in stages if stage]
     assert len(stages) >= 24
     for stage in stages:

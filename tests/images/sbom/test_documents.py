@@ -35,8 +35,8 @@ LICENCES = {
 
 def listed(cell: str) -> tuple[ImageSpec, list[Component]]:
     matrix = load()
-    (found,) = select(matrix, [cell])
-    spec = load_spec(matrix, found)
+    (actual,) = select(matrix, [cell])
+    spec = load_spec(matrix, actual)
     return spec, components(spec, tool_lock(), LICENCES)
 
 
@@ -66,13 +66,13 @@ def test_spdx_is_valid_to_its_own_tool(cell: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cell", [CPU, CUDA])
 def test_each_pin_of_the_locks_is_listed_with_each_hash(cell: str) -> None:
-    spec, found = listed(cell)
+    spec, actual = listed(cell)
     pins = [pin for lock in [*spec.locks, tool_lock()] for pin in lock.pins]
-    assert [(one.name, one.version, list(one.sha256)) for one in found] == [
+    assert [(one.name, one.version, list(one.sha256)) for one in actual] == [
         (pin.name, pin.version, sorted(pin.sha256)) for pin in pins
     ]
-    assert len({one.ref for one in found}) == len(found)
-    assert {one.environment for one in found} == {"/opt/venv", "/opt/envcheck"}
+    assert len({one.ref for one in actual}) == len(actual)
+    assert {one.environment for one in actual} == {"/opt/venv", "/opt/envcheck"}
 
 
 @pytest.mark.parametrize("cell", [CPU, CUDA])
@@ -84,23 +84,23 @@ def test_a_purl_is_in_its_canonical_form(cell: str) -> None:
 
 
 def test_a_purl_of_the_pytorch_index_says_so() -> None:
-    found = {one.name: one.purl for one in listed(CPU)[1] if one.environment == "/opt/venv"}
-    assert found["torch"] == ("pkg:pypi/torch@2.13.0%2Bcpu?repository_url=https://download.pytorch.org/whl/cpu")
-    assert found["numpy"] == "pkg:pypi/numpy@2.4.6"
+    data = {one.name: one.purl for one in listed(CPU)[1] if one.environment == "/opt/venv"}
+    assert data["torch"] == ("pkg:pypi/torch@2.13.0%2Bcpu?repository_url=https://download.pytorch.org/whl/cpu")
+    assert data["numpy"] == "pkg:pypi/numpy@2.4.6"
 
 
 def test_a_licence_that_nobody_stated_is_not_asserted() -> None:
-    found = by_ref(CUDA)
-    assert found["venv-mpmath-1.3.0"]["licenses"] == [{"license": {"name": "BSD"}}]
-    assert found["venv-numpy-2.5.5"]["licenses"] == [{"license": {"name": "NOASSERTION"}}]
+    data = by_ref(CUDA)
+    assert data["venv-mpmath-1.3.0"]["licenses"] == [{"license": {"name": "BSD"}}]
+    assert data["venv-numpy-2.5.5"]["licenses"] == [{"license": {"name": "NOASSERTION"}}]
     packages = {one["name"]: one for one in json.loads(spdx(*listed(CUDA), NOW))["packages"]}
     assert packages["numpy"]["licenseDeclared"] == "NOASSERTION"
     assert packages["mpmath"]["licenseDeclared"] == "LicenseRef-stated-BSD"
 
 
 def test_nvidia_is_named_and_its_licence_is_its_own() -> None:
-    found = by_ref(CUDA)
-    cudnn, nccl = found["venv-nvidia-cudnn-cu12-9.10.2.21"], found["venv-nvidia-nccl-cu12-2.27.3"]
+    data = by_ref(CUDA)
+    cudnn, nccl = data["venv-nvidia-cudnn-cu12-9.10.2.21"], data["venv-nvidia-nccl-cu12-2.27.3"]
     assert cudnn["licenses"] == [{"expression": "LicenseRef-NVIDIA-Proprietary"}]
     assert cudnn["supplier"] == nccl["supplier"] == {"name": "NVIDIA Corporation"}
     assert nccl["licenses"] == [{"license": {"name": "NOASSERTION"}}]
@@ -118,5 +118,5 @@ def test_the_document_says_what_it_does_not_cover_and_is_the_same_each_time() ->
     assert first == second
     document = json.loads(first)
     assert document["compositions"] == [{"aggregate": "incomplete", "assemblies": ["image"]}]
-    spec, found = listed(CPU)
-    assert json.loads(cyclonedx(spec, found[1:], NOW))["serialNumber"] != document["serialNumber"]
+    spec, actual = listed(CPU)
+    assert json.loads(cyclonedx(spec, actual[1:], NOW))["serialNumber"] != document["serialNumber"]

@@ -55,16 +55,16 @@ def test_wheels_and_installed_packages_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "said"),
+    ("file", "content", "message"),
     [
         ("a-1-py3-none-any.whl", b"no zip", "not a wheel"),
         ("a.whl", b"", "not a wheel"),
         ("a.txt", b"", "no wheel and no installed package lies there"),
     ],
 )
-def test_what_is_no_metadata_is_one_line(tmp_path: Path, file: str, content: bytes, said: str) -> None:
+def test_what_is_no_metadata_is_one_line(tmp_path: Path, file: str, content: bytes, message: str) -> None:
     (tmp_path / file).write_bytes(content)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         read([tmp_path])
 
 

@@ -44,19 +44,19 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_every_byte_has_one_owner(root: Path) -> None:
-    found = inside.measured(str(root))
+    actual = inside.measured(str(root))
     listed = len((root / "var/lib/dpkg/info/tini.list").read_bytes())
     record = len((root / f"{SITE}/torch-2.13.0+cpu.dist-info/RECORD").read_bytes())
-    assert found["packages"] == {"torch==2.13.0+cpu": 3 * MB + 110}
-    assert found["kinds"] == {
+    assert actual["packages"] == {"torch==2.13.0+cpu": 3 * MB + 110}
+    assert actual["kinds"] == {
         "packages": 3 * MB + 110,
         "bytecode": 70,
         "envcheck": 50,
         "system": 25,
         "other": 7 + 40 + listed + record,
     }
-    assert found["unneeded"] == {"documentation": 5, "static libraries": 40}
-    assert found["libraries"] == [(f"/{SITE}/torch/lib/libtorch.so", 3 * MB)]
+    assert actual["unneeded"] == {"documentation": 5, "static libraries": 40}
+    assert actual["libraries"] == [(f"/{SITE}/torch/lib/libtorch.so", 3 * MB)]
 
 
 def test_a_library_in_two_places_is_a_duplicate_and_its_links_and_versions_in_one_place_are_not() -> None:
@@ -83,9 +83,9 @@ def test_overhead_is_what_envcheck_adds() -> None:
         unneeded={},
         libraries=[],
     )
-    found = ledger("x:1", [Layer(bytes=5, step="RUN true")], measured)
-    assert (found.total, found.overhead) == (1030, 0.03)
-    assert list(found.packages) == ["b==1", "a==1"]
+    size_ledger = ledger("x:1", [Layer(bytes=5, step="RUN true")], measured)
+    assert (size_ledger.total, size_ledger.overhead) == (1030, 0.03)
+    assert list(size_ledger.packages) == ["b==1", "a==1"]
     empty = MeasuredSizes(packages={}, kinds={}, unneeded={}, libraries=[])
     assert ledger("x:1", [], empty).overhead == 0.0
 

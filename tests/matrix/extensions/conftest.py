@@ -27,7 +27,7 @@ def ask_with(matrix: Matrix, extensions: Extensions) -> AskWith:
 
     def ask(*names: str, third_party: bool = False, every_cell: bool = False, **axes: Any) -> ExtensionResolution:
         plain = resolve(matrix, Query(**axes))
-        wanted = wanted_extensions(extensions, [*names])
-        return resolve_with(matrix, extensions, plain, wanted, third_party=third_party, every_cell=every_cell)
+        expected = wanted_extensions(extensions, [*names])
+        return resolve_with(matrix, extensions, plain, expected, third_party=third_party, every_cell=every_cell)
 
     return ask

@@ -46,9 +46,9 @@ def test_a_row_of_images_is_a_family_in_one_order(matrix: Matrix) -> None:
 def test_every_version_is_quoted(shipped: Path) -> None:
     def numbers(value: Any) -> list[Any]:
         if isinstance(value, dict):
-            return [found for item in value.values() for found in numbers(item)]
+            return [actual for item in value.values() for actual in numbers(item)]
         if isinstance(value, list):
-            return [found for item in value for found in numbers(item)]
+            return [actual for item in value for actual in numbers(item)]
         return [value] if isinstance(value, float) else []
 
     assert numbers(yaml.safe_load(shipped.read_text())) == []

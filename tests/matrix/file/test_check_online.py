@@ -51,27 +51,27 @@ def test_findings_keep_the_order_of_the_matrix_whatever_answers_first(matrix: Ma
 
 
 def test_a_dead_index_is_asked_once(matrix: Matrix) -> None:
-    asked: list[Question] = []
+    requests: list[Question] = []
 
     def dead(question: Question) -> Reply:
-        asked.append(question)
+        requests.append(question)
         message = "dead"
         raise UnavailableError(message, fix="none")
 
     with pytest.raises(UnavailableError):
         check_online(matrix, dead)
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 def test_what_is_still_to_be_asked_is_given_up_when_the_index_goes_away(
     matrix: Matrix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_check_online, "PARALLEL_QUESTIONS", 1)
-    asked: list[Question] = []
+    requests: list[Question] = []
 
     def going(question: Question) -> Reply:
-        asked.append(question)
-        if len(asked) == 1:
+        requests.append(question)
+        if len(requests) == 1:
             return Reply("")
         time.sleep(0.01)
         message = "gone"
@@ -79,7 +79,7 @@ def test_what_is_still_to_be_asked_is_given_up_when_the_index_goes_away(
 
     with pytest.raises(UnavailableError):
         check_online(matrix, going)
-    assert 2 <= len(asked) < 2 * len(matrix.torch)
+    assert 2 <= len(requests) < 2 * len(matrix.torch)
 
 
 def test_another_cuda_is_found(matrix: Matrix) -> None:
@@ -113,9 +113,9 @@ def test_uv_is_asked_for_a_linux_wheel_of_that_python(
 ) -> None:
     fake_uv(tmp_path, monkeypatch, f'echo "$@ < $(cat)" >> {tmp_path}/asked; exit 0')
     check_online(matrix)
-    asked = (tmp_path / "asked").read_text()
-    assert "--python-version 3.13 --python-platform x86_64-manylinux_2_28 - < torch==2.8.0" in asked
-    assert "--only-binary :all:" in asked
+    text = (tmp_path / "asked").read_text()
+    assert "--python-version 3.13 --python-platform x86_64-manylinux_2_28 - < torch==2.8.0" in text
+    assert "--only-binary :all:" in text
 
 
 def test_an_index_that_cannot_be_reached_is_not_a_pass(

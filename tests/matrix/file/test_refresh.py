@@ -81,11 +81,11 @@ def test_a_new_release_is_a_row_that_says_what_is_not_known(matrix: Matrix) -> N
 def test_a_proposal_is_read_again_and_the_lint_finds_nothing(matrix: Matrix) -> None:
     proposal = proposed(matrix, seen(NEW, None), seen(NEW, "cpu", arch="aarch64"), x86_64="cu132")
     text = dump(proposal.matrix)
-    again = loads(text.encode())
-    assert again == proposal.matrix
-    assert dump(again) == text
-    assert lint(again) == []
-    assert again.images == matrix.images
+    extensions = loads(text.encode())
+    assert extensions == proposal.matrix
+    assert dump(extensions) == text
+    assert lint(extensions) == []
+    assert extensions.images == matrix.images
 
 
 def test_a_new_variant_and_a_new_architecture_of_a_known_release(matrix: Matrix) -> None:
@@ -110,9 +110,9 @@ def test_a_new_python_makes_its_whole_row_unverified_and_says_which_is_new(matri
 def test_the_same_indexes_propose_once(matrix: Matrix) -> None:
     wheels = [seen(NEW, "cpu"), seen("2.15.0", None, "3.16")]
     first = proposed(matrix, *wheels)
-    again = proposed(first.matrix, *wheels)
-    assert again.rows == []
-    assert dump(again.matrix) == dump(first.matrix)
+    proposal = proposed(first.matrix, *wheels)
+    assert proposal.rows == []
+    assert dump(proposal.matrix) == dump(first.matrix)
 
 
 def test_what_cannot_be_placed_is_named_and_not_guessed(matrix: Matrix) -> None:

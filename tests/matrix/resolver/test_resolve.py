@@ -80,9 +80,9 @@ def test_an_old_driver_gets_the_old_torch_that_runs_on_it(ask: Ask) -> None:
 def test_torch_is_a_pep_440_requirement(ask: Ask, requirement: str, newest: str) -> None:
     resolution = ask(torch=requirement)
     assert resolution.cell is not None
-    found = Cell.parse(resolution.cell)
-    assert found is not None
-    assert found.torch == newest
+    actual = Cell.parse(resolution.cell)
+    assert actual is not None
+    assert actual.torch == newest
 
 
 def test_2_1_is_not_2_10(ask: Ask) -> None:
@@ -402,7 +402,7 @@ def test_the_nearest_code_is_the_one_that_is_named(ask: Ask, gpu: str, code: str
     ],
 )
 def test_what_is_left_open_or_taken_for_granted_is_said(ask: Ask, axes: dict[str, object], note: str) -> None:
-    assert any(said.endswith(note) for said in ask(**axes).notes)
+    assert any(message.endswith(note) for message in ask(**axes).notes)
 
 
 @pytest.mark.parametrize(
@@ -416,7 +416,7 @@ def test_what_is_left_open_or_taken_for_granted_is_said(ask: Ask, axes: dict[str
     ],
 )
 def test_what_is_not_open_is_not(ask: Ask, axes: dict[str, object], word: str) -> None:
-    assert not any(word in said for said in ask(**axes).notes)
+    assert not any(word in message for message in ask(**axes).notes)
 
 
 def test_a_driver_below_the_listed_branches_is_never_verified(ask: Ask) -> None:

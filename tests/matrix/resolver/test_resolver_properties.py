@@ -87,11 +87,11 @@ def test_every_alternative_is_legal_when_asked_for(
         if version:
             changed = changed.replace(driver=version[1])
         if offer.change.startswith("without the "):
-            gone = offer.change.removeprefix("without the ")
-            changed = changed.replace(gpus=[name for name in names if name != gone])
-        again = resolve(MATRIX, changed)
-        assert (again.verdict, again.cell) == (offer.verdict, offer.cell)
-        assert again.verdict in LEGAL
+            missing = offer.change.removeprefix("without the ")
+            changed = changed.replace(gpus=[name for name in names if name != missing])
+        resolution = resolve(MATRIX, changed)
+        assert (resolution.verdict, resolution.cell) == (offer.verdict, offer.cell)
+        assert resolution.verdict in LEGAL
 
 
 def _shuffled(matrix: Matrix, seed: int) -> Matrix:

@@ -20,7 +20,7 @@ from envcheck.mirrors.fetch.plan import scheduler
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.net.client import Client
 from tests import http_server
-from tests.certificates import Certified, self_signed
+from tests.certificates import Certificate, self_signed
 from tests.http_server import BLOCK, Answer, RawServer, Request, Server, Servers, Speaking
 
 SIZE = 10 * (1 << 20) + 12345
@@ -107,8 +107,8 @@ class FileServer(Server):
             return Answer(416, headers={"Content-Range": f"bytes */{total}"})
         part = faults.content[start:stop] + bytes(faults.extra)
         sized = {"Content-Length": str(len(part))} if faults.sized else {}
-        told = {"Content-Range": f"bytes {start}-{stop - 1}/{total}", **sized, **tag}
-        return self._sent(faults, part, 206, told, request)
+        data = {"Content-Range": f"bytes {start}-{stop - 1}/{total}", **sized, **tag}
+        return self._sent(faults, part, 206, data, request)
 
     def _sent(self, faults: Faults, body: bytes, status: int, headers: dict[str, str], request: Request) -> Answer:
         cut = body[: max(1, len(body) - faults.truncate)][: faults.most]
@@ -152,7 +152,7 @@ def serve(servers: Servers) -> Callable[..., FileServer]:
 
 
 @pytest.fixture
-def certified(tmp_path: Path) -> Certified:
+def certified(tmp_path: Path) -> Certificate:
     """Return a certificate for the first server of a test."""
     return self_signed(tmp_path, "127.0.0.2")
 
@@ -164,7 +164,7 @@ def silent(servers: Servers) -> Callable[..., RawServer]:
 
     def start(before: bytes = b"") -> RawServer:
         return servers.start(
-            RawServer(lambda asked: [size if before and b"bytes=0-0" in asked else before], keeps=True)
+            RawServer(lambda requests: [size if before and b"bytes=0-0" in requests else before], keeps=True)
         )
 
     return start
@@ -204,7 +204,7 @@ def means(notes: list[str], monkeypatch: pytest.MonkeyPatch) -> TransferOptions:
 
 
 @pytest.fixture
-def wanted(tmp_path: Path) -> Callable[..., WantedFile]:
+def wanted_file(tmp_path: Path) -> Callable[..., WantedFile]:
     """Give a function that wants the file from those servers."""
 
     def want(*servers: FileServer, sha256: str = SHA256, size: int | None = SIZE) -> WantedFile:

@@ -38,54 +38,56 @@ def ran(want: WantedFile, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words(want, *more), capture_output=True, text=True, check=False)
 
 
-def test_a_program_gets_an_object_when_all_is_well(serve: Serve, wanted: Want) -> None:
-    want = wanted(serve())
-    told = json.loads(ran(want, "--json").stdout)
-    assert told["error"] is None
-    assert [file["size"] for file in told["files"]] == [want.size]
+def test_a_program_gets_an_object_when_all_is_well(serve: Serve, wanted_file: Want) -> None:
+    want = wanted_file(serve())
+    document = json.loads(ran(want, "--json").stdout)
+    assert document["error"] is None
+    assert [file["size"] for file in document["files"]] == [want.size]
 
 
-def test_a_program_gets_an_object_when_nothing_is_there(serve: Serve, wanted: Want) -> None:
-    want = wanted(serve(status=404))
-    done = ran(want, "--json")
-    assert done.returncode == 1
-    told = json.loads(done.stdout)
-    assert (told["schema"], told["files"]) == ("envcheck/fetch/1", [])
-    assert re.search(r"file\.bin: no source can provide it: 127\.0\.0\.2:\d+: it answers 404", told["error"]["message"])
-    assert told["error"]["fix"] == "check the URL"
-    assert done.stderr == f"envcheck: {told['error']['message']}; {told['error']['fix']}\n"
+def test_a_program_gets_an_object_when_nothing_is_there(serve: Serve, wanted_file: Want) -> None:
+    want = wanted_file(serve(status=404))
+    remote_image = ran(want, "--json")
+    assert remote_image.returncode == 1
+    document = json.loads(remote_image.stdout)
+    assert (document["schema"], document["files"]) == ("envcheck/fetch/1", [])
+    assert re.search(
+        r"file\.bin: no source can provide it: 127\.0\.0\.2:\d+: it answers 404", document["error"]["message"]
+    )
+    assert document["error"]["fix"] == "check the URL"
+    assert remote_image.stderr == f"envcheck: {document['error']['message']}; {document['error']['fix']}\n"
     assert list(want.path.parent.iterdir()) == []
 
 
-def test_a_new_file_without_a_byte_was_not_there_before(serve: Serve, wanted: Want) -> None:
-    done = ran(wanted(serve(content=b""), sha256=hashlib.sha256().hexdigest(), size=None))
-    assert done.returncode == 0, done.stderr
-    assert "0 bytes  empty" in done.stderr
+def test_a_new_file_without_a_byte_was_not_there_before(serve: Serve, wanted_file: Want) -> None:
+    remote_image = ran(wanted_file(serve(content=b""), sha256=hashlib.sha256().hexdigest(), size=None))
+    assert remote_image.returncode == 0, remote_image.stderr
+    assert "0 bytes  empty" in remote_image.stderr
 
 
-def test_a_url_may_hold_its_hash(serve: Serve, wanted: Want) -> None:
-    want = wanted(serve())
+def test_a_url_may_hold_its_hash(serve: Serve, wanted_file: Want) -> None:
+    want = wanted_file(serve())
     command = [sys.executable, "-m", "envcheck", "fetch", "--output", str(want.path.parent)]
     url = f"{want.urls[0]}#sha256={want.sha256}"
     other = subprocess.run([*command, url, "--sha256", "0" * 64], capture_output=True, text=True, check=False)
     assert (other.returncode, "--sha256 and the hash after # differ" in other.stderr) == (2, True)
-    done = subprocess.run([*command, url], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    completed = subprocess.run([*command, url], capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
     assert want.path.is_file()
 
 
-def test_another_fragment_of_a_url_is_no_hash(serve: Serve, wanted: Want) -> None:
-    want = wanted(serve())
+def test_another_fragment_of_a_url_is_no_hash(serve: Serve, wanted_file: Want) -> None:
+    want = wanted_file(serve())
     section = dataclasses.replace(want, urls=(f"{want.urls[0]}#section",))
-    done = ran(section)
-    assert done.returncode == 0, done.stderr
+    remote_image = ran(section)
+    assert remote_image.returncode == 0, remote_image.stderr
     assert want.path.is_file()
     wrong = ran(dataclasses.replace(want, urls=(f"{want.urls[0]}#md5=0",)))
     assert (wrong.returncode, "has no valid hash after its #" in wrong.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (
             ["foo.bin", "--sha256", "0" * 64],
@@ -97,29 +99,33 @@ def test_another_fragment_of_a_url_is_no_hash(serve: Serve, wanted: Want) -> Non
         (["tuna"], "'tuna' is a mirror, but the argument is a CELL or a URL; pass it as --mirror tuna"),
     ],
 )
-def test_what_is_neither_cell_nor_url_is_named(arguments: list[str], said: str) -> None:
+def test_what_is_neither_cell_nor_url_is_named(arguments: list[str], message: str) -> None:
     command = [sys.executable, "-m", "envcheck", "fetch", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, said in done.stderr, done.stderr.count("\n")) == (2, True, 1), done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (completed.returncode, message in completed.stderr, completed.stderr.count("\n")) == (2, True, 1), (
+        completed.stderr
+    )
 
 
-def test_a_program_gets_an_object_of_wrong_bytes_and_of_a_directory_that_is_none(serve: Serve, wanted: Want) -> None:
-    want = wanted(serve(), sha256="0" * 64)
-    done = ran(want, "--json")
-    assert done.returncode == 1
-    assert "no source has the file with sha256 000000000000" in json.loads(done.stdout)["error"]["message"]
-    done = ran(want, "--json", "--output", "/proc/nowhere")
-    assert done.returncode == 2
-    assert "/proc/nowhere" in json.loads(done.stdout)["error"]["message"]
-    assert done.stderr.count("\n") == 1
+def test_a_program_gets_an_object_of_wrong_bytes_and_of_a_directory_that_is_none(
+    serve: Serve, wanted_file: Want
+) -> None:
+    want = wanted_file(serve(), sha256="0" * 64)
+    remote_image = ran(want, "--json")
+    assert remote_image.returncode == 1
+    assert "no source has the file with sha256 000000000000" in json.loads(remote_image.stdout)["error"]["message"]
+    remote_image = ran(want, "--json", "--output", "/proc/nowhere")
+    assert remote_image.returncode == 2
+    assert "/proc/nowhere" in json.loads(remote_image.stdout)["error"]["message"]
+    assert remote_image.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_whoever_stops_it_reads_how_it_goes_on_and_it_does(
-    serve: Serve, wanted: Want, content: bytes, number: signal.Signals, code: int
+    serve: Serve, wanted_file: Want, content: bytes, number: signal.Signals, code: int
 ) -> None:
     server = serve(delay=0.2)
-    want = wanted(server)
+    want = wanted_file(server)
     process = subprocess.Popen(
         words(want, "--json", "--connections", "4"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -133,14 +139,14 @@ def test_whoever_stops_it_reads_how_it_goes_on_and_it_does(
     assert errors == "envcheck: interrupted; run the same command to resume\n"
     assert json.loads(printed)["error"]["message"] == "interrupted"
     server.faults.delay = server.faults.stall = 0.0
-    again = ran(want)
-    assert again.returncode == 0
-    assert "of it from an earlier run" in again.stderr
+    remote_image = ran(want)
+    assert remote_image.returncode == 0
+    assert "of it from an earlier run" in remote_image.stderr
     assert want.path.read_bytes() == content
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (["--limit", "fast"], "'fast' is no rate; write 50M for 50 million bytes a second"),
         (["--limit", "0"], "'0' is no rate"),
@@ -154,13 +160,13 @@ def test_whoever_stops_it_reads_how_it_goes_on_and_it_does(
         (["--output", "/dev/null"], "/dev/null"),
     ],
 )
-def test_a_bad_value_is_one_line(serve: Serve, wanted: Want, more: list[str], said: str) -> None:
+def test_a_bad_value_is_one_line(serve: Serve, wanted_file: Want, more: list[str], message: str) -> None:
     server = serve()
-    done = ran(wanted(server), *more)
-    assert done.returncode == 2
-    assert done.stderr.startswith("envcheck: ")
-    assert done.stderr.count("\n") == 1
-    assert said in done.stderr
+    remote_image = ran(wanted_file(server), *more)
+    assert remote_image.returncode == 2
+    assert remote_image.stderr.startswith("envcheck: ")
+    assert remote_image.stderr.count("\n") == 1
+    assert message in remote_image.stderr
     assert server.sent == 0
 
 
@@ -184,8 +190,8 @@ def on_terminal(command: list[str], columns: int) -> str:
     return drawn.decode()
 
 
-def test_a_terminal_of_80_columns_sees_how_much_how_fast_and_how_long(serve: Serve, wanted: Want) -> None:
-    drawn = on_terminal(words(wanted(serve(delay=0.6)), "--connections", "2"), 80)
+def test_a_terminal_of_80_columns_sees_how_much_how_fast_and_how_long(serve: Serve, wanted_file: Want) -> None:
+    drawn = on_terminal(words(wanted_file(serve(delay=0.6)), "--connections", "2"), 80)
     rows = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn))
     assert [row for row in rows if len(row) > 80] == []
     assert any(re.fullmatch(r"file\.bin  10\.5 MB  127\.0\.0\.2:\d+  [\d.]+ MB/s", row) for row in rows), rows
@@ -193,10 +199,10 @@ def test_a_terminal_of_80_columns_sees_how_much_how_fast_and_how_long(serve: Ser
     assert full, rows
 
 
-def test_a_log_gets_no_bar_and_a_quiet_one_nothing(serve: Serve, wanted: Want) -> None:
-    want = wanted(serve())
-    done = ran(want)
-    assert re.fullmatch(r"file\.bin  10\.5 MB  127\.0\.0\.2:\d+  [\d.]+ MB/s\n", done.stderr)
+def test_a_log_gets_no_bar_and_a_quiet_one_nothing(serve: Serve, wanted_file: Want) -> None:
+    want = wanted_file(serve())
+    remote_image = ran(want)
+    assert re.fullmatch(r"file\.bin  10\.5 MB  127\.0\.0\.2:\d+  [\d.]+ MB/s\n", remote_image.stderr)
     want.path.unlink()
     at = words(want).index("fetch")
     quiet = subprocess.run(
@@ -206,15 +212,15 @@ def test_a_log_gets_no_bar_and_a_quiet_one_nothing(serve: Serve, wanted: Want) -
 
 
 def test_a_log_gets_calm_lines_with_rate_and_remaining_time() -> None:
-    now, moved, said = [0.0], [0], list[str]()
+    now, moved, message = [0.0], [0], list[str]()
     speed = TransferSpeed(lambda: moved[0], lambda: now[0])
-    lines = ProgressLines(speed, said.append, lambda: now[0])
+    lines = ProgressLines(speed, message.append, lambda: now[0])
     for _ in range(2 * 600):
         now[0] += 0.5
         moved[0] += 1_000_000
         lines(400_000_000 + moved[0], 3_000_000_000)
-    assert said[0] == "420.0 of 3000.0 MB, 2.0 MB/s, 0:21:30 left"
-    assert 20 < len(said) < 40
+    assert message[0] == "420.0 of 3000.0 MB, 2.0 MB/s, 0:21:30 left"
+    assert 20 < len(message) < 40
 
 
 def test_what_was_there_before_is_no_speed_and_what_stands_still_has_no_end() -> None:
@@ -230,11 +236,11 @@ def test_what_was_there_before_is_no_speed_and_what_stands_still_has_no_end() ->
     assert last == "0.0 MB/s"
 
 
-def test_a_small_file_is_no_0_mb_and_its_hash_may_say_what_it_is(serve: Serve, wanted: Want) -> None:
-    want = wanted(serve(content=b"few"), sha256=f"sha256:{hashlib.sha256(b'few').hexdigest().upper()}", size=3)
-    done = ran(want)
-    assert done.stdout == "1 file there, 3 bytes, every hash matches; 3 bytes moved\n"
-    assert re.fullmatch(r"file\.bin  3 bytes  127\.0\.0\.2:\d+  [\d.]+ (bytes|kB)/s\n", done.stderr)
+def test_a_small_file_is_no_0_mb_and_its_hash_may_say_what_it_is(serve: Serve, wanted_file: Want) -> None:
+    want = wanted_file(serve(content=b"few"), sha256=f"sha256:{hashlib.sha256(b'few').hexdigest().upper()}", size=3)
+    remote_image = ran(want)
+    assert remote_image.stdout == "1 file there, 3 bytes, every hash matches; 3 bytes moved\n"
+    assert re.fullmatch(r"file\.bin  3 bytes  127\.0\.0\.2:\d+  [\d.]+ (bytes|kB)/s\n", remote_image.stderr)
 
 
 def test_how_much_several_files_come_to_is_said_before() -> None:
@@ -244,8 +250,8 @@ def test_how_much_several_files_come_to_is_said_before() -> None:
 
 
 @pytest.mark.parametrize("lost", ["2>&-", "2>/dev/full"])
-def test_progress_that_cannot_be_said_changes_nothing_of_the_result(serve: Serve, wanted: Want, lost: str) -> None:
-    want = wanted(serve())
+def test_progress_that_cannot_be_said_changes_nothing_of_the_result(serve: Serve, wanted_file: Want, lost: str) -> None:
+    want = wanted_file(serve())
     command = ["sh", "-c", f'exec "$@" {lost}', "sh", *words(want)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "1 file there, 10.5 MB, every hash matches; 10.5 MB moved\n")
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stdout) == (0, "1 file there, 10.5 MB, every hash matches; 10.5 MB moved\n")

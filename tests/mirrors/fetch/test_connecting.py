@@ -64,7 +64,7 @@ def test_the_next_address_is_tried_while_the_first_is_waited_for(deaf: tuple[str
             connecting.connect("host", 80, 60.0)
 
 
-def wanted(urls: list[str], path: Path, content: bytes, *, sized: bool) -> WantedFile:
+def wanted_file(urls: list[str], path: Path, content: bytes, *, sized: bool) -> WantedFile:
     size = len(content) if sized else None
     return WantedFile(tuple(urls), hashlib.sha256(content).hexdigest(), size, path)
 
@@ -78,7 +78,7 @@ def test_a_file_and_a_page_of_a_host_that_drops_packets_take_two_timeouts_at_mos
     client, url = Client(connect=2.0), f"http://{deaf[0]}:{deaf[1]}"
     began = time.monotonic()
     with pytest.raises(UnavailableError, match="no connection in time"):
-        fetch(wanted([f"{url}/f"], tmp_path / "f", bytes(3 << 20), sized=sized), TransferOptions(client))
+        fetch(wanted_file([f"{url}/f"], tmp_path / "f", bytes(3 << 20), sized=sized), TransferOptions(client))
     taken = time.monotonic() - began
     assert client.silence.rounds(url) == (2 if sized else 1)
     assert taken < 18  # two timeouts and one rest: 5 s on an idle machine, 33 s before
@@ -93,7 +93,7 @@ def test_a_host_that_drops_packets_costs_many_files_what_it_costs_one(
 ) -> None:
     content = bytes(2 << 20)
     good, client = serve(content=content), Client(connect=2.0)
-    first = wanted([f"http://{deaf[0]}:{deaf[1]}/f", good.url], tmp_path, content, sized=True)
+    first = wanted_file([f"http://{deaf[0]}:{deaf[1]}/f", good.url], tmp_path, content, sized=True)
     files = [dataclasses.replace(first, path=tmp_path / str(number)) for number in range(40)]
     began = time.monotonic()
     fetch_all(files, TransferOptions(client), lambda _: None)

@@ -49,23 +49,23 @@ except (EnvcheckError, OSError) as error:
 
 def tried(how: str, want: WantedFile) -> str:
     words = [sys.executable, "-c", FETCH, how, want.urls[0], want.sha256, str(want.path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
-    return done.stdout
+    completed = subprocess.run(words, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
+    return completed.stdout
 
 
-def test_a_file_larger_than_the_system_lets_us_write(serve: Serve, wanted: Want) -> None:
+def test_a_file_larger_than_the_system_lets_us_write(serve: Serve, wanted_file: Want) -> None:
     server = serve()
-    want = wanted(server)
-    said = tried("limit", want)
-    assert said.startswith("UnavailableError")
-    assert "is more than its file system or `ulimit -f` allows" in said
-    assert "choose another directory (--output)" in said
+    want = wanted_file(server)
+    measured = tried("limit", want)
+    assert measured.startswith("UnavailableError")
+    assert "is more than its file system or `ulimit -f` allows" in measured
+    assert "choose another directory (--output)" in measured
     assert not want.path.exists()
     assert server.sent <= MIB
 
 
-def test_a_directory_that_cannot_be_written(serve: Serve, wanted: Want, tmp_path: Path) -> None:
-    want = wanted(serve())
+def test_a_directory_that_cannot_be_written(serve: Serve, wanted_file: Want, tmp_path: Path) -> None:
+    want = wanted_file(serve())
     want.path.parent.mkdir(mode=0o555)
     for above in [tmp_path, *tmp_path.parents][:4]:
         if above.stat().st_uid == os.getuid() and above != Path("/tmp"):  # noqa: S108 (a directory of others)
@@ -75,17 +75,17 @@ def test_a_directory_that_cannot_be_written(serve: Serve, wanted: Want, tmp_path
 
 
 @pytest.mark.tools
-def test_a_full_disk_is_told_before_a_byte_comes(serve: Serve, wanted: Want, tmp_path: Path) -> None:
+def test_a_full_disk_is_told_before_a_byte_comes(serve: Serve, wanted_file: Want, tmp_path: Path) -> None:
     """A file system of 4 MiB, mounted in a mount namespace of its own."""
     unshare = ["unshare", "--mount", "--map-root-user"]
     if subprocess.run([*unshare, "mount", "-t", "tmpfs", "t", str(tmp_path)], check=False).returncode != 0:
         pytest.skip("nothing may be mounted here")
     server = serve()
-    want = wanted(server)
+    want = wanted_file(server)
     script = f"mount -t tmpfs -o size=4m t {tmp_path} && exec {sys.executable} -c '{FETCH}' x " + '"$@"'
     words = [*unshare, "sh", "-c", script, "sh", want.urls[0], want.sha256, str(want.path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
-    assert "bytes are needed and 4" in done.stdout
+    completed = subprocess.run(words, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
+    assert "bytes are needed and 4" in completed.stdout
     assert server.sent <= MIB
 
 
@@ -148,44 +148,44 @@ def mounted(how: str, options: str, want: WantedFile, at: Path, content: bytes) 
         pytest.skip("nothing may be mounted here")
     script = f"mount -t {options} t {at} && exec {sys.executable} -c '{MOUNTED}' \"$@\""
     words = [*unshare, "sh", "-c", script, "sh", how, want.urls[0], want.sha256, str(want.size), str(want.path)]
-    done = subprocess.run(words, capture_output=True, input=content, check=False, cwd=Path(__file__).parents[3])
-    assert done.returncode == 0, done.stderr.decode()
-    return done.stdout.decode()
+    completed = subprocess.run(words, capture_output=True, input=content, check=False, cwd=Path(__file__).parents[3])
+    assert completed.returncode == 0, completed.stderr.decode()
+    return completed.stdout.decode()
 
 
 def test_the_room_that_was_reserved_is_ours_though_another_fills_the_disk(
-    serve: Serve, wanted: Want, tmp_path: Path, content: bytes
+    serve: Serve, wanted_file: Want, tmp_path: Path, content: bytes
 ) -> None:
-    told = mounted("reserved", "tmpfs -o size=16m", wanted(serve(delay=0.2)), tmp_path, content)
-    assert told == "filled ENOSPC\nthere True\n"
+    paths = mounted("reserved", "tmpfs -o size=16m", wanted_file(serve(delay=0.2)), tmp_path, content)
+    assert paths == "filled ENOSPC\nthere True\n"
 
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_where_no_room_can_be_reserved_a_disk_that_fills_up_is_one_line_and_what_came_is_kept(
-    serve: Serve, wanted: Want, tmp_path: Path, content: bytes, *, ranges: bool
+    serve: Serve, wanted_file: Want, tmp_path: Path, content: bytes, *, ranges: bool
 ) -> None:
-    want = wanted(serve(delay=0.2, ranges=ranges))
-    told = mounted("unreserved", "tmpfs -o size=16m", want, tmp_path, content).splitlines()
-    assert told[0] == "filled ENOSPC"
-    assert told[1].startswith("UnavailableError")
-    assert "bytes are needed and 0 are free; free some space, or choose another directory (--output)" in told[1]
+    want = wanted_file(serve(delay=0.2, ranges=ranges))
+    lines = mounted("unreserved", "tmpfs -o size=16m", want, tmp_path, content).splitlines()
+    assert lines[0] == "filled ENOSPC"
+    assert lines[1].startswith("UnavailableError")
+    assert "bytes are needed and 0 are free; free some space, or choose another directory (--output)" in lines[1]
     # Of one stream the first piece is not whole yet.
-    assert told[2:] == [f"found {ranges}", "there True"]
+    assert lines[2:] == [f"found {ranges}", "there True"]
 
 
 def test_a_file_system_that_reserves_nothing_and_tells_no_free_space_is_written_to(
-    serve: Serve, wanted: Want, tmp_path: Path, content: bytes
+    serve: Serve, wanted_file: Want, tmp_path: Path, content: bytes
 ) -> None:
     """A ramfs has no fallocate(2), and its statfs(2) says that it has no block at all.
 
     Nothing is written to reserve it: glibc's posix_fallocate would write to every block, on NFS the whole file.
     """
-    assert mounted("ramfs", "ramfs", wanted(serve()), tmp_path, content) == "writes 0\nthere True\n"
+    assert mounted("ramfs", "ramfs", wanted_file(serve()), tmp_path, content) == "writes 0\nthere True\n"
 
 
 @pytest.mark.timeout(30)
 def test_a_disk_error_ends_it_at_once_though_other_connections_wait(
-    serve: Serve, wanted: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, wanted_file: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The data cannot be synced any more, and every connection is in the middle of an answer that has stalled."""
 
@@ -195,13 +195,13 @@ def test_a_disk_error_ends_it_at_once_though_other_connections_wait(
     monkeypatch.setattr(fetch_download, "_SYNC_SECONDS", 1.0)
     monkeypatch.setattr(os, "fdatasync", broken)
     with pytest.raises(UnavailableError, match="Input/output error"):
-        fetch(wanted(serve(stall=60.0)), dataclasses.replace(means, client=Client(read=50.0)))
+        fetch(wanted_file(serve(stall=60.0)), dataclasses.replace(means, client=Client(read=50.0)))
 
 
 @pytest.mark.parametrize("small", [True, False])
 def test_a_disk_that_is_full_only_when_the_file_is_synced_is_told_as_any_other(
     serve: Serve,
-    wanted: Want,
+    wanted_file: Want,
     means: TransferOptions,
     content: bytes,
     tmp_path: Path,
@@ -215,7 +215,9 @@ def test_a_disk_that_is_full_only_when_the_file_is_synced_is_told_as_any_other(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     body = content[:1000] if small else content
-    want = dataclasses.replace(wanted(serve(content=body)), size=len(body), sha256=hashlib.sha256(body).hexdigest())
+    want = dataclasses.replace(
+        wanted_file(serve(content=body)), size=len(body), sha256=hashlib.sha256(body).hexdigest()
+    )
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UnavailableError, match=f"{len(body)} bytes are needed and [0-9]+ are free"):
         fetch(want, means)
@@ -255,11 +257,11 @@ def test_room_is_reserved_to_the_last_block(tmp_path: Path) -> None:
 
 
 def test_after_a_power_cut_what_never_reached_the_disk_is_fetched_again(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The journal of another boot: six pieces noted, two of them synced, and the others' bytes are gone."""
     server = serve()
-    want = wanted(server)
+    want = wanted_file(server)
     assert want.size is not None
     want.path.parent.mkdir()
     part = want.path.with_name(f".{want.path.name}.{want.sha256[:8]}.part")
@@ -278,7 +280,7 @@ def test_after_a_power_cut_what_never_reached_the_disk_is_fetched_again(
     want.path.unlink()
     part.write_bytes(bytes(want.size))
     monkeypatch.setattr(journal, "boot_id", lambda: "before the power cut")
-    again = journal.Journal(partial_file.journal_path(part), header, dict.fromkeys(range(6), "x"))
-    again.close()
+    repeated = journal.Journal(partial_file.journal_path(part), header, dict.fromkeys(range(6), "x"))
+    repeated.close()
     fetch(want, means)
     assert want.path.read_bytes() == content

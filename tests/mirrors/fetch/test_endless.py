@@ -77,7 +77,7 @@ def test_a_page_that_python_s_parser_refuses_is_one_line(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (b"<a href='torch'>torch</a>", "its answer is not valid HTTP"),
         (b"HTTP/2.0 200 OK\r\n\r\n", "its answer is not valid HTTP"),
@@ -95,8 +95,8 @@ def test_a_page_that_python_s_parser_refuses_is_one_line(body: bytes) -> None:
         ),
     ],
 )
-def test_what_is_wrong_and_with_whom_is_said(start: Start, answer: bytes, said: str) -> None:
-    with pytest.raises(NetworkError, match=f"^{said}$"):
+def test_what_is_wrong_and_with_whom_is_said(start: Start, answer: bytes, message: str) -> None:
+    with pytest.raises(NetworkError, match=f"^{message}$"):
         simple_api.read_page(Client(), start(lambda _: [answer]))
 
 
@@ -128,8 +128,8 @@ def test_an_audit_of_a_file_without_an_end_ends(
 def test_a_url_that_is_none_is_one_line(url: str) -> None:
     assert not is_web_url(url)
     for words in (["audit", url], ["probe", "--need", url]):
-        done = CliRunner().invoke(cli, ["mirror", *words])
-        assert isinstance(done.exception, ConfigError)
+        result = CliRunner().invoke(cli, ["mirror", *words])
+        assert isinstance(result.exception, ConfigError)
     assert is_web_url("https://h:8443/simple")
     assert is_web_url("http://[::1]/")
 
@@ -152,11 +152,11 @@ def test_a_proxy_s_url_that_is_none_is_said_to_be_the_proxy_s(
 
 def test_a_size_beyond_the_disk_is_called_a_claim_of_the_source(start: Start, tmp_path: Path) -> None:
     head = b"HTTP/1.1 206 P\r\nContent-Range: bytes 0-0/999999999999999\r\nContent-Length: 1\r\n\r\nx"
-    wanted = WantedFile((start(lambda _: [head]),), "0" * 64, None, tmp_path / "f")
+    expected = WantedFile((start(lambda _: [head]),), "0" * 64, None, tmp_path / "f")
     with pytest.raises(UnavailableError, match=r"the size that a source claims, and it may be wrong") as raised:
-        fetch(wanted, TransferOptions(Client()))
+        fetch(expected, TransferOptions(Client()))
     assert raised.value.fix.endswith("or name another mirror (--mirror)")
-    known = dataclasses.replace(wanted, size=10**15 - 1)
+    known = dataclasses.replace(expected, size=10**15 - 1)
     with pytest.raises(UnavailableError) as raised:
         fetch(known, TransferOptions(Client()))
     assert "claims" not in str(raised.value)

@@ -61,16 +61,16 @@ def is_interrupted(server: RawServer, directory: Path, number: signal.Signals, w
     lock.write_text(f"torch==1.0 --hash=sha256:{'0' * 64}\n")
     command = ["env", "--default-signal=INT", sys.executable, "-m", "envcheck", *words.split()]
     process = subprocess.Popen([*command, "--mirror", str(profile)], stderr=subprocess.PIPE, cwd=directory)
-    assert eventually(lambda: bool(server.requests), wanted=True), process.communicate(timeout=5)
+    assert eventually(lambda: bool(server.requests), expected=True), process.communicate(timeout=5)
     time.sleep(1.0)  # some bytes come
     assert process.poll() is None
     sent = time.monotonic()
     process.send_signal(number)
-    _, said = process.communicate(timeout=20)
-    assert process.returncode == 128 + number, said
-    assert b"Traceback" not in said
+    _, message = process.communicate(timeout=20)
+    assert process.returncode == 128 + number, message
+    assert b"Traceback" not in message
     assert time.monotonic() - sent < 5  # one second on an idle machine
-    return b"interrupted" in said
+    return b"interrupted" in message
 
 
 @pytest.mark.parametrize("part", DRIPS)
@@ -185,5 +185,5 @@ def test_names_in_urls_are_held_to_the_same(tmp_path: object) -> None:
     assert isinstance(WantedFile, type)
     for name in ("%00", "%e2%80%ae", "%1b[2J", "a" * 300):
         words = [sys.executable, "-m", "envcheck", "fetch", f"http://127.0.0.1:9/{name}", "--sha256", "0" * 64]
-        done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=str(tmp_path))
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+        completed = subprocess.run(words, capture_output=True, text=True, check=False, cwd=str(tmp_path))
+        assert (completed.returncode, completed.stderr.count("\n")) == (2, 1)

@@ -119,8 +119,8 @@ def test_however_much_of_it_was_written_it_says_what_held_then(
             now[value] = source
         elif what == "forget":
             journal.forget(value)
-            now = {piece: told for piece, told in now.items() if piece not in value}
-            lasting = {piece: told for piece, told in lasting.items() if piece not in value}
+            now = {piece: result for piece, result in now.items() if piece not in value}
+            lasting = {piece: result for piece, result in lasting.items() if piece not in value}
         else:
             journal.synced(1 + min(value, len(notes) - 1))
             lasting = {**notes[min(value, len(notes) - 1)]}

@@ -44,16 +44,16 @@ print(json.dumps({"wrong": wrong, "finished": finished, "kills": killed}))
 
 @pytest.mark.parametrize("seed", range(4))
 def test_killed_at_100_random_moments(
-    serve: Callable[..., Any], wanted: Callable[..., WantedFile], content: bytes, seed: int
+    serve: Callable[..., Any], wanted_file: Callable[..., WantedFile], content: bytes, seed: int
 ) -> None:
     server = serve(delay=0.02)
-    want = wanted(server)
+    want = wanted_file(server)
     words = [want.urls[0], want.sha256, str(want.size), str(want.path), str(CONNECTIONS), "25", str(seed)]
-    done = subprocess.run([sys.executable, "-c", KILLER, *words], capture_output=True, text=True, check=True)
-    told = json.loads(done.stdout)
-    assert told["kills"] == 25
-    assert told["wrong"] == 0
+    completed = subprocess.run([sys.executable, "-c", KILLER, *words], capture_output=True, text=True, check=True)
+    document = json.loads(completed.stdout)
+    assert document["kills"] == 25
+    assert document["wrong"] == 0
     assert want.path.read_bytes() == content
     # Each kill costs at most the piece that each connection was at.
-    files = told["finished"] + 1
-    assert server.sent <= files * len(content) + told["kills"] * CONNECTIONS * pieces.piece_size(len(content))
+    files = document["finished"] + 1
+    assert server.sent <= files * len(content) + document["kills"] * CONNECTIONS * pieces.piece_size(len(content))

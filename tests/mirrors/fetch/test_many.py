@@ -29,31 +29,33 @@ def copies(want: WantedFile, count: int) -> list[WantedFile]:
 
 
 def test_all_are_there_in_the_order_asked_for_and_each_is_told(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
 ) -> None:
-    told: list[tuple[int, int]] = []
-    done: list[FetchedFile] = []
-    many = copies(wanted(serve()), 3)
-    found = fetch_all(many, dataclasses.replace(means, progress=lambda *so_far: told.append(so_far)), done.append)
-    assert [file.path for file in found] == [want.path for want in many]
-    assert {file.path.read_bytes() for file in done} == {content}
-    assert told[-1] == (3 * len(content), 3 * len(content))
+    messages: list[tuple[int, int]] = []
+    fetched_files: list[FetchedFile] = []
+    many = copies(wanted_file(serve()), 3)
+    actual = fetch_all(
+        many, dataclasses.replace(means, progress=lambda *so_far: messages.append(so_far)), fetched_files.append
+    )
+    assert [file.path for file in actual] == [want.path for want in many]
+    assert {file.path.read_bytes() for file in fetched_files} == {content}
+    assert messages[-1] == (3 * len(content), 3 * len(content))
 
 
-def test_the_others_come_though_one_does_not(serve: Serve, wanted: Want, means: TransferOptions) -> None:
-    good, gone = wanted(serve()), wanted(serve(status=404))
-    many = [dataclasses.replace(gone, path=gone.path.with_name("gone")), *copies(good, 2)]
+def test_the_others_come_though_one_does_not(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
+    good, missing = wanted_file(serve()), wanted_file(serve(status=404))
+    many = [dataclasses.replace(missing, path=missing.path.with_name("gone")), *copies(good, 2)]
     with pytest.raises(UnavailableError, match="gone: no source can provide it"):
         fetch_all(many, means, lambda _: None)
     assert [want.path.exists() for want in many] == [False, True, True]
 
 
 def test_room_for_all_of_them_is_looked_for_before_anything_is_asked(
-    serve: Serve, wanted: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, wanted_file: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two files of three have room; then one of them is there, and another is linked from this machine."""
     server = serve()
-    many, usage = copies(wanted(server), 3), shutil.disk_usage("/")
+    many, usage = copies(wanted_file(server), 3), shutil.disk_usage("/")
     size = many[0].size or 0
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=2 * size))
     with pytest.raises(UnavailableError, match=rf": {3 * size} bytes are needed and {2 * size} are free"):
@@ -66,10 +68,12 @@ def test_room_for_all_of_them_is_looked_for_before_anything_is_asked(
     assert server.sent == 2 * size
 
 
-def test_wrong_bytes_are_told_before_what_is_not_to_be_had(serve: Serve, wanted: Want, means: TransferOptions) -> None:
-    gone, wrong = wanted(serve(status=404)), wanted(serve(), sha256="0" * 64)
+def test_wrong_bytes_are_told_before_what_is_not_to_be_had(
+    serve: Serve, wanted_file: Want, means: TransferOptions
+) -> None:
+    missing, wrong = wanted_file(serve(status=404)), wanted_file(serve(), sha256="0" * 64)
     with pytest.raises(PromiseError, match=r"no source has the file.*and 1 more file"):
-        fetch_all([gone, dataclasses.replace(wrong, path=wrong.path.with_name("b"))], means, lambda _: None)
+        fetch_all([missing, dataclasses.replace(wrong, path=wrong.path.with_name("b"))], means, lambda _: None)
 
 
 def test_a_host_gets_no_more_requests_than_allowed_whatever_the_file() -> None:
@@ -104,10 +108,10 @@ def test_a_total_counts_a_size_as_soon_as_it_is_known() -> None:
 
 
 def test_an_interrupt_is_one_line_at_once_and_what_has_come_is_kept(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
 ) -> None:
     server = serve(delay=0.3)
-    want = wanted(server)
+    want = wanted_file(server)
     # A shell's background job, as CI may be one, ignores the interrupt, and so would what it starts.
     words = ["env", "--default-signal=INT", sys.executable, "-m", "envcheck"]
     words += ["fetch", want.urls[0], "--sha256", want.sha256]

@@ -24,13 +24,13 @@ def index(server: Any) -> Index:
 
 def test_an_index_that_is_busy_is_waited_for_as_it_asks(serve: Serve) -> None:
     server = serve(content=PAGE, status=503, busy=lambda number: number == 1, retry_after="1")
-    assert [found.name for found in locate([NEED], {"pypi": [index(server)]}, Client())] == [NAME]
+    assert [actual.name for actual in locate([NEED], {"pypi": [index(server)]}, Client())] == [NAME]
     assert server.requests[1].time - server.requests[0].time >= 0.9
 
 
 def test_no_busy_index_is_waited_for_where_another_has_it(serve: Serve) -> None:
     busy, good = serve(status=503, retry_after="100"), serve(content=PAGE)
-    assert [found.name for found in locate([NEED], {"pypi": [index(busy), index(good)]}, Client())] == [NAME]
+    assert [actual.name for actual in locate([NEED], {"pypi": [index(busy), index(good)]}, Client())] == [NAME]
     assert len(busy.requests) == 1
 
 
@@ -40,9 +40,9 @@ def test_an_index_that_wants_a_login_is_said_to(serve: Serve) -> None:
 
 
 def test_an_index_without_the_page_is_told_from_a_silent_one(serve: Serve) -> None:
-    gone = index(serve(status=404))
+    missing = index(serve(status=404))
     with pytest.raises(NotFoundError, match="it answers 404 to /demo/"):
-        locate([NEED], {"pypi": [gone]}, Client())
+        locate([NEED], {"pypi": [missing]}, Client())
     with pytest.raises(UnavailableError, match="no connection") as silent:
-        locate([NEED], {"pypi": [gone, Index(url="http://127.0.0.1:9")]}, Client())
+        locate([NEED], {"pypi": [missing, Index(url="http://127.0.0.1:9")]}, Client())
     assert silent.value.exit_code == 3

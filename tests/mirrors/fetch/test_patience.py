@@ -53,12 +53,12 @@ def only_line(error: UnavailableError) -> str:
 @pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize("connections", [1, 4])
 def test_the_only_source_drips(
-    serve: Serve, wanted: Want, means: TransferOptions, connections: int, *, ranges: bool
+    serve: Serve, wanted_file: Want, means: TransferOptions, connections: int, *, ranges: bool
 ) -> None:
     """Several connections drip, then one alone; a source without ranges is asked in streams after its first answer."""
     server = serve(drip=0.05, ranges=ranges)
     with pytest.raises(UnavailableError) as caught:
-        fetch(wanted(server), dataclasses.replace(means, connections=connections))
+        fetch(wanted_file(server), dataclasses.replace(means, connections=connections))
     assert "it sent less than 25 KiB in 0.5 s; name another mirror (--mirror), or run it again" in only_line(
         caught.value
     )
@@ -69,11 +69,11 @@ def test_the_only_source_drips(
 @pytest.mark.usefixtures("short")
 @pytest.mark.timeout(60)
 def test_the_only_source_of_a_small_file_drips(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
 ) -> None:
     server = serve(content=content[:1000], drip=0.05)
     with pytest.raises(UnavailableError) as caught:
-        fetch(dataclasses.replace(wanted(server), size=1000), means)
+        fetch(dataclasses.replace(wanted_file(server), size=1000), means)
     assert "less than 25 KiB" in only_line(caught.value)
     assert len(server.requests) <= 1 + SLOW_ANSWERS
 
@@ -90,27 +90,27 @@ def test_a_page_that_drips_is_asked_for_twice(serve: Serve) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_line_too_narrow_for_several_connections_is_used_by_one(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One alone brings five times what it should in two seconds; of eleven each brings half of it."""
     monkeypatch.setattr(stall, "SECONDS", 2.0)
     monkeypatch.setattr(stall, "BYTES", 1 << 20)
     monkeypatch.setattr(scheduler, "_MOVED", 1 << 30)
-    want = wanted(serve(line=2.5e6))
+    want = wanted_file(serve(line=2.5e6))
     fetch(want, dataclasses.replace(means, client=Client(connect=10.0, read=10.0, connections=16), connections=16))
     assert want.path.read_bytes() == content
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("said", LONG)
+@pytest.mark.parametrize("message", LONG)
 @pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize("known", [True, False])
 def test_the_only_source_asks_for_days(
-    serve: Serve, wanted: Want, means: TransferOptions, said: str, status: int, *, known: bool
+    serve: Serve, wanted_file: Want, means: TransferOptions, message: str, status: int, *, known: bool
 ) -> None:
-    server = serve(status=status, retry_after=said)
-    want = wanted(server)
-    with pytest.raises(UnavailableError, match=f"it answers {status} and {LONG[said].replace('^', '.')}") as caught:
+    server = serve(status=status, retry_after=message)
+    want = wanted_file(server)
+    with pytest.raises(UnavailableError, match=f"it answers {status} and {LONG[message].replace('^', '.')}") as caught:
         fetch(want if known else dataclasses.replace(want, size=None), means)
     only_line(caught.value)
     assert len(server.requests) == 1
@@ -119,10 +119,10 @@ def test_the_only_source_asks_for_days(
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_source_that_asks_for_days_in_the_middle_is_given_up_and_what_came_is_kept(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, *, ranges: bool
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, *, ranges: bool
 ) -> None:
     server = serve(status=429, busy=lambda number: number > 1 + 4 * ranges, ranges=ranges, retry_after=DAY)
-    want = wanted(server)
+    want = wanted_file(server)
     with pytest.raises(UnavailableError, match=LONG[DAY]) as caught:
         fetch(want, means)
     assert ("the pieces that are whole are kept" in only_line(caught.value)) is ranges
@@ -135,18 +135,18 @@ def test_a_source_that_asks_for_days_in_the_middle_is_given_up_and_what_came_is_
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("known", [True, False])
 def test_another_source_has_it(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, *, known: bool
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, *, known: bool
 ) -> None:
-    want = wanted(serve(status=429, retry_after=DAY), serve())
+    want = wanted_file(serve(status=429, retry_after=DAY), serve())
     fetch(want if known else dataclasses.replace(want, size=None), means)
     assert want.path.read_bytes() == content
 
 
 @pytest.mark.timeout(30)
-def test_a_small_file_s_only_source_asks_for_days(serve: Serve, wanted: Want, means: TransferOptions) -> None:
+def test_a_small_file_s_only_source_asks_for_days(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
     server = serve(status=429, retry_after=DAY)
     with pytest.raises(UnavailableError, match=LONG[DAY]):
-        fetch(dataclasses.replace(wanted(server), size=whole.LARGEST), means)
+        fetch(dataclasses.replace(wanted_file(server), size=whole.LARGEST), means)
     assert len(server.requests) == 2
 
 
@@ -179,10 +179,10 @@ def test_the_waits_that_a_page_s_server_asks_for_are_limited_together(monkeypatc
 
 
 def test_who_is_waited_for_is_named_with_the_seconds_once(
-    serve: Serve, wanted: Want, means: TransferOptions, notes: list[str]
+    serve: Serve, wanted_file: Want, means: TransferOptions, notes: list[str]
 ) -> None:
     server = serve(status=503, retry_after="1", first=1)
-    want = wanted(server)
+    want = wanted_file(server)
     fetch(want, means)
     assert notes == [f"{want.urls[0].split('/')[2]}: it answers 503 and asks to wait 1 s"]
 
@@ -192,10 +192,10 @@ def test_the_command_says_it_in_one_line(serve: Serve, tmp_path: Path) -> None:
     server = serve(status=429, retry_after=DAY)
     words = [sys.executable, "-m", "envcheck", "fetch", server.url, "--sha256", "0" * 64]
     began = time.monotonic()
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    completed = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
     host = server.url.split("/")[2]
     reason = f"{host}: it answers 429 and asks to wait 86400 s"
     line = f"envcheck: file.bin: no source can provide it: {reason}; check the URL, or run it again later"
-    assert (done.returncode, done.stderr.splitlines()[-1].startswith(line)) == (3, True), done.stderr
-    assert "Traceback" not in done.stderr
+    assert (completed.returncode, completed.stderr.splitlines()[-1].startswith(line)) == (3, True), completed.stderr
+    assert "Traceback" not in completed.stderr
     assert time.monotonic() - began < 30

@@ -20,9 +20,9 @@ def board(sources: int = 2, size: int = 4 * MIB, **more: int) -> PieceScheduler:
 @given(st.integers(0, 1 << 42))
 def test_pieces_cover_a_file_without_gap_or_overlap(size: int) -> None:
     piece = piece_size(size)
-    found = spans(size, max(piece, size // 4096 + 1))
-    assert sum(span.size for span in found) == size
-    assert all(a.stop == b.start for a, b in itertools.pairwise(found))
+    actual = spans(size, max(piece, size // 4096 + 1))
+    assert sum(span.size for span in actual) == size
+    assert all(a.stop == b.start for a, b in itertools.pairwise(actual))
 
 
 @given(st.integers(1, 1 << 42))
@@ -30,216 +30,216 @@ def test_a_journal_stays_short(size: int) -> None:
     assert size / piece_size(size) <= 2048
 
 
-def known(told: PieceScheduler) -> PieceScheduler:
-    for source in told.sources:
+def known(piece_scheduler: PieceScheduler) -> PieceScheduler:
+    for source in piece_scheduler.sources:
         source.identified = True
-    return told
+    return piece_scheduler
 
 
 def test_one_request_finds_out_which_file_a_source_has() -> None:
-    told = board(sources=1, per_source=9)
-    first = told.take(0.0)
+    piece_scheduler = board(sources=1, per_source=9)
+    first = piece_scheduler.take(0.0)
     assert first is not None
-    assert told.take(0.0) is None
-    told.answered(first, '"a"')
-    second = told.take(0.0)
+    assert piece_scheduler.take(0.0) is None
+    piece_scheduler.answered(first, '"a"')
+    second = piece_scheduler.take(0.0)
     assert second is not None
     assert second.etag == '"a"'
 
 
 def test_pieces_go_to_the_first_source_up_to_its_connections() -> None:
-    told = known(board())
-    taken = [told.take(0.0) for _ in range(5)]
+    result = known(board())
+    taken = [result.take(0.0) for _ in range(5)]
     assert [(task.piece, task.source) if task else None for task in taken] == [(0, 0), (1, 0), (2, 1), (3, 1), None]
 
 
 def test_a_source_that_failed_rests_longer_each_time_and_then_is_left_alone() -> None:
-    told, now = board(sources=1), 0.0
-    for rest in BACKOFF:
-        task = told.take(now)
+    result, now = board(sources=1), 0.0
+    for remaining in BACKOFF:
+        task = result.take(now)
         assert task is not None
-        told.failed(task, Failure("down"), now)
-        assert told.take(now) is None
-        assert told.wait(now) == rest
-        now += rest
-    task = told.take(now)
+        result.failed(task, Failure("down"), now)
+        assert result.take(now) is None
+        assert result.wait(now) == remaining
+        now += remaining
+    task = result.take(now)
     assert task is not None
-    told.failed(task, Failure("down"), now)
-    assert told.wait(now) is None
-    assert told.sources[0].dropped
+    result.failed(task, Failure("down"), now)
+    assert result.wait(now) is None
+    assert result.sources[0].dropped
 
 
-def refused(told: PieceScheduler, now: float, failure: Failure) -> None:
+def refused(piece_scheduler: PieceScheduler, now: float, failure: Failure) -> None:
     """Have the next request fail."""
-    task = told.take(now)
+    task = piece_scheduler.take(now)
     assert task is not None
-    told.failed(task, failure, now)
+    piece_scheduler.failed(task, failure, now)
 
 
 def test_who_asks_to_wait_is_left_alone_for_as_long() -> None:
-    told = board(sources=1)
-    refused(told, 0.0, Failure("429", after=7.0))
-    assert told.wait(0.0) == 7.0
+    piece_scheduler = board(sources=1)
+    refused(piece_scheduler, 0.0, Failure("429", after=7.0))
+    assert piece_scheduler.wait(0.0) == 7.0
 
 
 def test_who_asks_to_wait_too_long_at_once_or_in_all_is_given_up() -> None:
     for waits in ([9e9], [float("inf")], [LONGEST_WAIT / 2 + 1] * 2):
-        told, now = board(sources=1), 0.0
+        result, now = board(sources=1), 0.0
         for number, wait in enumerate(waits, 1):
-            refused(told, now, Failure("429", after=wait))
-            assert told.sources[0].dropped is (number == len(waits))
+            refused(result, now, Failure("429", after=wait))
+            assert result.sources[0].dropped is (number == len(waits))
             now += wait
 
 
 def test_who_gave_something_between_may_ask_to_wait_again() -> None:
-    told, now = board(sources=1), 0.0
+    result, now = board(sources=1), 0.0
     for _ in range(3):
-        refused(told, now, Failure("429", after=LONGEST_WAIT))
+        refused(result, now, Failure("429", after=LONGEST_WAIT))
         now += LONGEST_WAIT
-        task = told.take(now)
+        task = result.take(now)
         assert task is not None
-        told.arrived(task, None)
-    assert not told.sources[0].dropped
+        result.arrived(task, None)
+    assert not result.sources[0].dropped
 
 
 def test_who_serves_some_and_asks_the_rest_to_wait_too_long_is_asked_for_fewer_at_once() -> None:
-    told = board(sources=1, per_source=2)
-    first = told.take(0.0)
+    piece_scheduler = board(sources=1, per_source=2)
+    first = piece_scheduler.take(0.0)
     assert first is not None
-    told.answered(first, None)
-    refused(told, 0.0, Failure("429", after=9e9, crowded=True))
-    assert (told.sources[0].dropped, told.sources[0].room) == (False, 1)
-    told.arrived(first, None)
-    refused(told, 0.0, Failure("429", after=9e9, crowded=True))
-    assert told.sources[0].dropped
+    piece_scheduler.answered(first, None)
+    refused(piece_scheduler, 0.0, Failure("429", after=9e9, crowded=True))
+    assert (piece_scheduler.sources[0].dropped, piece_scheduler.sources[0].room) == (False, 1)
+    piece_scheduler.arrived(first, None)
+    refused(piece_scheduler, 0.0, Failure("429", after=9e9, crowded=True))
+    assert piece_scheduler.sources[0].dropped
 
 
 def test_who_is_slow_for_several_connections_is_tried_with_one_before_it_is_given_up() -> None:
-    told = board(sources=1, per_source=3)
-    first = told.take(0.0)
+    piece_scheduler = board(sources=1, per_source=3)
+    first = piece_scheduler.take(0.0)
     assert first is not None
-    told.answered(first, None)
-    others = [told.take(0.0) for _ in range(2)]
+    piece_scheduler.answered(first, None)
+    others = [piece_scheduler.take(0.0) for _ in range(2)]
     for number, task in enumerate((first, *others)):
         assert task is not None
-        told.failed(task, Failure("slow", slow=True), 30.0 + 2 * number)
-    assert not told.sources[0].dropped
+        piece_scheduler.failed(task, Failure("slow", slow=True), 30.0 + 2 * number)
+    assert not piece_scheduler.sources[0].dropped
     now = 34.0 + max(BACKOFF)
-    alone = told.take(now)
+    alone = piece_scheduler.take(now)
     assert alone is not None
     assert alone.alone
-    told.answered(alone, None)
-    assert told.take(now) is None
-    told.failed(alone, Failure("slow", slow=True), now + 30.0)
-    assert told.sources[0].dropped
+    piece_scheduler.answered(alone, None)
+    assert piece_scheduler.take(now) is None
+    piece_scheduler.failed(alone, Failure("slow", slow=True), now + 30.0)
+    assert piece_scheduler.sources[0].dropped
 
 
 def test_a_success_makes_earlier_failures_forgotten() -> None:
-    told = board(sources=1)
-    first = told.take(0.0)
+    piece_scheduler = board(sources=1)
+    first = piece_scheduler.take(0.0)
     assert first is not None
-    told.failed(first, Failure("down"), 0.0)
-    second = told.take(BACKOFF[0])
+    piece_scheduler.failed(first, Failure("down"), 0.0)
+    second = piece_scheduler.take(BACKOFF[0])
     assert second is not None
-    told.arrived(second, '"a"')
-    assert told.sources[0].failures == 0
+    piece_scheduler.arrived(second, '"a"')
+    assert piece_scheduler.sources[0].failures == 0
 
 
 def test_pieces_of_a_file_that_changed_are_forgotten_once_and_only_that_source_s() -> None:
-    told = board(sources=2, per_source=2)
-    first = told.take(0.0)
-    assert told.take(0.5) is None
-    other = told.take(2.0)
+    piece_scheduler = board(sources=2, per_source=2)
+    first = piece_scheduler.take(0.0)
+    assert piece_scheduler.take(0.5) is None
+    other = piece_scheduler.take(2.0)
     assert first is not None
     assert other is not None
-    told.answered(first, '"one"')
-    told.answered(other, '"other"')
-    second, late = told.take(0.0), told.take(0.0)
+    piece_scheduler.answered(first, '"one"')
+    piece_scheduler.answered(other, '"other"')
+    second, late = piece_scheduler.take(0.0), piece_scheduler.take(0.0)
     assert second is not None
     assert late is not None
     assert [second.source, late.source] == [0, 1]
-    assert told.arrived(first, '"one"')
-    third = told.take(0.0)
+    assert piece_scheduler.arrived(first, '"one"')
+    third = piece_scheduler.take(0.0)
     assert third is None or third.source == 0
-    assert told.arrived(other, '"other"')
-    assert told.failed(second, Failure("changed", changed=True), 0.0) == [first.piece]
-    assert sorted(told.done) == [other.piece]
-    assert told.arrived(late, '"other"')
-    again = told.take(0.0)
-    assert again is not None
-    assert again.etag is None
-    told.answered(again, '"two"')
-    assert not told.arrived(again, '"one"')
-    assert again.piece not in told.done
+    assert piece_scheduler.arrived(other, '"other"')
+    assert piece_scheduler.failed(second, Failure("changed", changed=True), 0.0) == [first.piece]
+    assert sorted(piece_scheduler.done) == [other.piece]
+    assert piece_scheduler.arrived(late, '"other"')
+    destinations = piece_scheduler.take(0.0)
+    assert destinations is not None
+    assert destinations.etag is None
+    piece_scheduler.answered(destinations, '"two"')
+    assert not piece_scheduler.arrived(destinations, '"one"')
+    assert destinations.piece not in piece_scheduler.done
 
 
 @given(st.lists(st.sampled_from(["ok", "fail", "drop", "change", "whole"]), max_size=60))
 def test_whatever_happens_no_piece_is_lost_or_done_twice(events: list[str]) -> None:
-    told, now = board(sources=3, size=9 * MIB + 1), 0.0
+    result, now = board(sources=3, size=9 * MIB + 1), 0.0
     for event in events:
         now += 200.0
-        task = told.take(now)
+        task = result.take(now)
         if task is None:
             break
         if event == "ok":
-            told.arrived(task, '"e"')
+            result.arrived(task, '"e"')
         else:
             what: dict[str, Any] = {"drop": event == "drop", "changed": event == "change", "whole": event == "whole"}
-            told.failed(task, Failure(event, **what), now)
-        assert not told.under_way
-        assert told.complete == (len(told.done) == len(told.spans))
-        assert told.received == sum(told.spans[index].size for index in told.done)
+            result.failed(task, Failure(event, **what), now)
+        assert not result.under_way
+        assert result.complete == (len(result.done) == len(result.spans))
+        assert result.received == sum(result.spans[index].size for index in result.done)
 
 
 def test_what_was_not_fetched_is_taken_again() -> None:
-    told = known(board(sources=1, per_source=9))
-    tasks = [task for task in (told.take(0.0) for _ in range(4)) if task]
+    result = known(board(sources=1, per_source=9))
+    tasks = [task for task in (result.take(0.0) for _ in range(4)) if task]
     for task in tasks[1:]:
-        told.arrived(task, None)
-    told.failed(tasks[0], Failure("cut off"), 0.0)
-    again = told.take(BACKOFF[0])
-    assert again is not None
-    assert again.piece == tasks[0].piece
-    told.arrived(again, None)
-    assert told.complete
+        result.arrived(task, None)
+    result.failed(tasks[0], Failure("cut off"), 0.0)
+    destinations = result.take(BACKOFF[0])
+    assert destinations is not None
+    assert destinations.piece == tasks[0].piece
+    result.arrived(destinations, None)
+    assert result.complete
 
 
 def test_requests_that_fail_together_have_failed_once() -> None:
-    told = known(board(sources=1, size=9 * MIB, per_source=8))
-    tasks = [task for task in (told.take(0.0) for _ in range(8)) if task]
+    result = known(board(sources=1, size=9 * MIB, per_source=8))
+    tasks = [task for task in (result.take(0.0) for _ in range(8)) if task]
     for task in tasks:
-        told.failed(task, Failure("down"), 0.1)
-    assert (told.sources[0].failures, told.sources[0].dropped) == (1, False)
+        result.failed(task, Failure("down"), 0.1)
+    assert (result.sources[0].failures, result.sources[0].dropped) == (1, False)
 
 
 def test_a_crowded_source_gets_as_many_requests_as_it_serves_and_later_one_more() -> None:
-    told = known(board(sources=1, size=64 * MIB, per_source=8))
-    tasks = [task for task in (told.take(0.0) for _ in range(8)) if task]
+    result = known(board(sources=1, size=64 * MIB, per_source=8))
+    tasks = [task for task in (result.take(0.0) for _ in range(8)) if task]
     for task in tasks[2:]:
-        told.failed(task, Failure("429", crowded=True), 0.0)
-    assert told.sources[0].failures == 0
-    assert told.take(0.0) is None
-    told.arrived(tasks[0], None)
-    taken = told.take(0.0)
+        result.failed(task, Failure("429", crowded=True), 0.0)
+    assert result.sources[0].failures == 0
+    assert result.take(0.0) is None
+    result.arrived(tasks[0], None)
+    taken = result.take(0.0)
     assert taken is not None
-    assert told.take(0.0) is None
-    told.arrived(tasks[1], None)
+    assert result.take(0.0) is None
+    result.arrived(tasks[1], None)
     for _ in range(8):
-        told.arrived(taken, None)
-        taken = told.take(0.0)
+        result.arrived(taken, None)
+        taken = result.take(0.0)
         assert taken is not None
-    assert told.take(0.0) is not None
-    assert told.take(0.0) is not None
+    assert result.take(0.0) is not None
+    assert result.take(0.0) is not None
 
 
 def test_a_source_that_gave_pieces_is_not_left_alone_for_one_refusal() -> None:
-    told = known(board(sources=1))
-    first, second = told.take(0.0), told.take(0.0)
+    result = known(board(sources=1))
+    first, second = result.take(0.0), result.take(0.0)
     assert first is not None
     assert second is not None
-    told.arrived(first, None)
-    told.failed(second, Failure("it answers 403", drop=True), 0.0)
-    assert not told.sources[0].dropped
+    result.arrived(first, None)
+    result.failed(second, Failure("it answers 403", drop=True), 0.0)
+    assert not result.sources[0].dropped
 
 
 STEPS = st.lists(
@@ -249,27 +249,27 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_with_many_under_way_every_piece_is_missing_under_way_or_done(steps: list[tuple[str, int]]) -> None:
-    told, now = board(sources=2, size=9 * MIB, per_source=4), 0.0
+    result, now = board(sources=2, size=9 * MIB, per_source=4), 0.0
     taken: list[RangeTask] = []
     for step, which in steps:
         now += which
         if step == "take":
-            task = told.take(now)
+            task = result.take(now)
             taken += [task] if task else []
         elif taken:
             task = taken.pop(which % len(taken))
             if step == "ok":
-                told.answered(task, '"e"')
-                told.arrived(task, '"e"')
+                result.answered(task, '"e"')
+                result.arrived(task, '"e"')
             else:
                 names = {"drop": "drop", "changed": "change", "crowded": "crowded"}
                 what: dict[str, Any] = {name: step == kind for name, kind in names.items()}
-                told.failed(task, Failure(step, **what), now)
-        assert told.under_way == {task.piece for task in taken}
-        assert not told.under_way & set(told.done)
-        assert [source.busy for source in told.sources] == [sum(t.source == n for t in taken) for n in (0, 1)]
-        assert all(1 <= source.room <= 4 and 0 <= source.busy <= 4 for source in told.sources)
+                result.failed(task, Failure(step, **what), now)
+        assert result.under_way == {task.piece for task in taken}
+        assert not result.under_way & set(result.done)
+        assert [source.busy for source in result.sources] == [sum(t.source == n for t in taken) for n in (0, 1)]
+        assert all(1 <= source.room <= 4 and 0 <= source.busy <= 4 for source in result.sources)
     for task in taken:
-        told.failed(task, Failure("the end"), now)
-    if not told.complete and told.take(now + 1e6) is None:
-        assert told.wait(now) is None
+        result.failed(task, Failure("the end"), now)
+    if not result.complete and result.take(now + 1e6) is None:
+        assert result.wait(now) is None

@@ -35,9 +35,9 @@ def untouched(victim: Path) -> bool:
 @pytest.mark.parametrize("name", ["part", "journal", "journal.new", "local"])
 @pytest.mark.parametrize("kind", ["link", "dangling", "hard link", "pipe"])
 def test_a_planted_name_is_replaced_and_not_followed(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, victim: Path, name: str, kind: str
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, victim: Path, name: str, kind: str
 ) -> None:
-    want = wanted(serve())
+    want = wanted_file(serve())
     want.path.parent.mkdir()
     part = partial_file.part_path(want)
     planted = {"part": part, "journal": partial_file.journal_path(part)}
@@ -58,12 +58,12 @@ def test_a_planted_name_is_replaced_and_not_followed(
 
 @pytest.mark.parametrize("owner", ["ours", "another"])
 def test_an_unfinished_file_that_others_may_write_to_is_not_gone_on_with(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, owner: str
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, owner: str
 ) -> None:
     """Who holds it open could change it after its hash was compared."""
     if owner == "another" and os.geteuid() != 0:
         pytest.skip("a file of another user is made by root only")
-    want = wanted(serve())
+    want = wanted_file(serve())
     want.path.parent.mkdir()
     part = partial_file.part_path(want)
     part.write_bytes(content)
@@ -80,18 +80,18 @@ def test_an_unfinished_file_that_others_may_write_to_is_not_gone_on_with(
 
 
 def test_a_directory_in_the_place_of_an_unfinished_file_is_one_line(
-    serve: Serve, wanted: Want, means: TransferOptions
+    serve: Serve, wanted_file: Want, means: TransferOptions
 ) -> None:
-    want = wanted(serve())
+    want = wanted_file(serve())
     (partial_file.part_path(want) / "below").mkdir(parents=True)
     with pytest.raises(ConfigError, match="has the name of a temporary file"):
         fetch(want, means)
 
 
 def test_a_pipe_at_the_final_name_is_replaced(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
 ) -> None:
-    want = wanted(serve())
+    want = wanted_file(serve())
     want.path.parent.mkdir()
     os.mkfifo(want.path)
     fetch(want, means)
@@ -99,8 +99,8 @@ def test_a_pipe_at_the_final_name_is_replaced(
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o077, 0o600), (0o027, 0o640), (0o002, 0o664)])
-def test_the_umask_is_honoured(serve: Serve, wanted: Want, means: TransferOptions, mask: int, mode: int) -> None:
-    want = wanted(serve())
+def test_the_umask_is_honoured(serve: Serve, wanted_file: Want, means: TransferOptions, mask: int, mode: int) -> None:
+    want = wanted_file(serve())
     before = os.umask(mask)
     try:
         fetch(want, means)
@@ -110,9 +110,9 @@ def test_the_umask_is_honoured(serve: Serve, wanted: Want, means: TransferOption
 
 
 def test_a_name_of_the_greatest_length_can_be_fetched(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, tmp_path: Path
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, tmp_path: Path
 ) -> None:
-    want = wanted(serve())
+    want = wanted_file(serve())
     want = WantedFile(want.urls, want.sha256, want.size, tmp_path / ("ä" * 127))
     fetch(want, means)
     assert want.path.read_bytes() == content

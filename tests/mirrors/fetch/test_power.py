@@ -94,7 +94,7 @@ def lose(chance: random.Random, kept: Disk, part: Path) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_what_is_believed_after_a_power_cut_is_right(
     serve: Serve,
-    wanted: Want,
+    wanted_file: Want,
     means: TransferOptions,
     notes: list[str],
     content: bytes,
@@ -105,7 +105,7 @@ def test_what_is_believed_after_a_power_cut_is_right(
     monkeypatch.setattr(fetch_download, "_SYNC_SECONDS", 0.02)
     monkeypatch.setattr(fetch_download, "_TICK", 0.01)
     server = serve(delay=0.02, etag=lambda request: '"one"' if request < 5 + seed else '"two"')
-    want, kept, enough = wanted(server), Disk(monkeypatch), chance.uniform(0.1, 0.9)
+    want, kept, enough = wanted_file(server), Disk(monkeypatch), chance.uniform(0.1, 0.9)
 
     def progress(there: int, size: int) -> None:
         if there > size * enough:

@@ -15,7 +15,7 @@ from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
 from envcheck.mirrors.net import advice
 from envcheck.mirrors.net.credentials import Netrc
-from tests.certificates import Certified
+from tests.certificates import Certificate
 
 Serve = Callable[..., Any]
 Want = Callable[..., WantedFile]
@@ -29,28 +29,28 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name.upper(), raising=False)
 
 
-def said(want: WantedFile, means: TransferOptions) -> str:
+def error_text(want: WantedFile, means: TransferOptions) -> str:
     with pytest.raises(UnavailableError) as error:
         fetch(want, means)
     return str(error.value)
 
 
 @pytest.fixture
-def secure(serve: Serve, certified: Certified, wanted: Callable[..., WantedFile]) -> WantedFile:
-    return wanted(serve(tls=certified.context))
+def secure(serve: Serve, certified: Certificate, wanted_file: Callable[..., WantedFile]) -> WantedFile:
+    return wanted_file(serve(tls=certified.context))
 
 
 def test_a_certificate_of_an_unknown_authority(
     secure: WantedFile, means: TransferOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for size in (secure.size, None):
-        told = said(dataclasses.replace(secure, size=size), means)
-        assert told.endswith(
+        result = error_text(dataclasses.replace(secure, size=size), means)
+        assert result.endswith(
             ": TLS: self-signed certificate; set its CA certificate as `ca:` in the profile, or in SSL_CERT_FILE"
         )
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/ca.pem")
-    told = said(dataclasses.replace(secure, size=None), means)
-    assert "SSL_CERT_FILE names /nowhere/ca.pem, which does not exist" in told
+    result = error_text(dataclasses.replace(secure, size=None), means)
+    assert "SSL_CERT_FILE names /nowhere/ca.pem, which does not exist" in result
 
 
 @pytest.mark.parametrize(("code", "fix"), [(10, "clock"), (62, "certificate has"), (1, "")])
@@ -63,25 +63,25 @@ def test_what_no_authority_mends(code: int, fix: str) -> None:
 
 @pytest.mark.parametrize("status", [401, 403])
 @pytest.mark.parametrize("known", [True, False])
-def test_a_refusal(serve: Serve, wanted: Want, means: TransferOptions, status: int, *, known: bool) -> None:
-    want = wanted(serve(status=status))
-    assert said(want if known else dataclasses.replace(want, size=None), means).endswith(f"; {LOGIN}")
+def test_a_refusal(serve: Serve, wanted_file: Want, means: TransferOptions, status: int, *, known: bool) -> None:
+    want = wanted_file(serve(status=status))
+    assert error_text(want if known else dataclasses.replace(want, size=None), means).endswith(f"; {LOGIN}")
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 def test_a_proxy_that_is_not_there_or_refuses(
-    serve: Serve, wanted: Want, means: TransferOptions, scheme: str, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, wanted_file: Want, means: TransferOptions, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proxy = serve(status=407)
-    want = dataclasses.replace(wanted(proxy), urls=(f"{scheme}://nobody.invalid/file.bin",), size=None)
+    want = dataclasses.replace(wanted_file(proxy), urls=(f"{scheme}://nobody.invalid/file.bin",), size=None)
     for named, why in (("http://me:s3cret@127.0.0.1:9", "no connection"), ("socks5://127.0.0.1:9", "its URL")):
         monkeypatch.setenv(f"{scheme}_proxy", named)
-        told = said(want, means)
-        assert f"its proxy: {why}" in told
-        assert f"correct {scheme}_proxy, which names 127.0.0.1:9, or add the host to no_proxy" in told
-        assert "s3cret" not in told
+        result = error_text(want, means)
+        assert f"its proxy: {why}" in result
+        assert f"correct {scheme}_proxy, which names 127.0.0.1:9, or add the host to no_proxy" in result
+        assert "s3cret" not in result
     monkeypatch.setenv(f"{scheme}_proxy", proxy.url.removesuffix("/file.bin"))
-    assert f"{scheme}_proxy" in said(want, means)
+    assert f"{scheme}_proxy" in error_text(want, means)
 
 
 def test_a_netrc_that_is_no_text(tmp_path: Path) -> None:

@@ -91,9 +91,9 @@ def test_another_source_takes_over_after_one_wait_for_all_files(
 
 
 @pytest.mark.timeout(60)
-def test_a_slow_and_sound_source_is_waited_for(serve: Serve, wanted: Want, content: bytes) -> None:
+def test_a_slow_and_sound_source_is_waited_for(serve: Serve, wanted_file: Want, content: bytes) -> None:
     """Each answer begins when a read has waited for two seconds of the five that it may."""
-    want = wanted(serve(delay=2.0))
+    want = wanted_file(serve(delay=2.0))
     means = TransferOptions(Client(connect=2.0, read=5.0), connections=4)
     fetch(dataclasses.replace(want, size=None), means)
     assert want.path.read_bytes() == content
@@ -127,8 +127,8 @@ def test_pages_of_a_silent_index_cost_two_waits_and_one_where_another_lists_them
     page = "".join(f'<a href="p{n}-1.tar.gz#sha256={n:064}">p</a>' for n in range(40)).encode()
     other = serve(content=page).url.removesuffix("/file.bin")
     began = time.monotonic()
-    found = locate(needs, {"pypi": [Index(url=server.url), Index(url=other)]}, Client(read=3 * READ))
-    assert len(found) == 40
+    located_files = locate(needs, {"pypi": [Index(url=server.url), Index(url=other)]}, Client(read=3 * READ))
+    assert len(located_files) == 40
     assert len(server.requests) <= 3 * 8
     assert time.monotonic() - began < 3 * READ + BUSY
 
@@ -203,10 +203,10 @@ def test_one_connection_that_stalls_takes_no_room_from_a_source_that_gives() -> 
     board.arrived(tasks[1], None)
     board.failed(tasks[2], mute, 51.0)
     assert not board.sources[0].dropped
-    again = board.take(60.0)
-    assert again is not None
-    assert again.span == Span(tasks[0].span.start, tasks[0].span.stop)
-    board.failed(again, mute, 85.0)
+    destinations = board.take(60.0)
+    assert destinations is not None
+    assert destinations.span == Span(tasks[0].span.start, tasks[0].span.stop)
+    board.failed(destinations, mute, 85.0)
     assert board.sources[0].dropped
 
 

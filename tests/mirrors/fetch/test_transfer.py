@@ -23,8 +23,8 @@ Want = Callable[..., WantedFile]
 MIB = 1 << 20
 
 
-def leftovers(wanted: WantedFile) -> list[str]:
-    return sorted(path.name for path in wanted.path.parent.iterdir() if path.name != wanted.path.name)
+def leftovers(wanted_file: WantedFile) -> list[str]:
+    return sorted(path.name for path in wanted_file.path.parent.iterdir() if path.name != wanted_file.path.name)
 
 
 def flipped(content: bytes, at: int) -> bytes:
@@ -32,27 +32,29 @@ def flipped(content: bytes, at: int) -> bytes:
 
 
 def test_a_file_arrives_whole_and_leaves_nothing_beside_it(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
 ) -> None:
-    want = wanted(serve())
+    want = wanted_file(serve())
     done = fetch(want, means)
     assert want.path.read_bytes() == content
     assert leftovers(want) == []
     assert (done.size, done.moved, done.found) == (len(content), len(content), 0)
 
 
-def test_a_file_that_is_there_is_hashed_and_not_fetched(serve: Serve, wanted: Want, means: TransferOptions) -> None:
+def test_a_file_that_is_there_is_hashed_and_not_fetched(
+    serve: Serve, wanted_file: Want, means: TransferOptions
+) -> None:
     server = serve()
-    fetch(wanted(server), means)
+    fetch(wanted_file(server), means)
     before = server.sent
-    assert fetch(wanted(server), means).moved == 0
+    assert fetch(wanted_file(server), means).moved == 0
     assert server.sent == before
 
 
 def test_a_wrong_file_at_the_name_is_replaced_and_that_is_said(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, notes: list[str]
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, notes: list[str]
 ) -> None:
-    want = wanted(serve())
+    want = wanted_file(serve())
     want.path.parent.mkdir()
     want.path.write_bytes(flipped(content, 5))
     with pytest.raises(UnavailableError):
@@ -65,9 +67,9 @@ def test_a_wrong_file_at_the_name_is_replaced_and_that_is_said(
 
 
 def test_a_link_at_the_name_is_replaced_and_what_it_leads_to_is_kept(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, notes: list[str]
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, notes: list[str]
 ) -> None:
-    want = wanted(serve())
+    want = wanted_file(serve())
     want.path.parent.mkdir()
     other = want.path.with_name("other")
     other.write_bytes(b"mine")
@@ -78,8 +80,8 @@ def test_a_link_at_the_name_is_replaced_and_what_it_leads_to_is_kept(
     assert "the download replaces the link" in notes[0]
 
 
-def test_a_directory_of_the_files_name_is_named(serve: Serve, wanted: Want, means: TransferOptions) -> None:
-    want = wanted(serve())
+def test_a_directory_of_the_files_name_is_named(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
+    want = wanted_file(serve())
     want.path.mkdir(parents=True)
     with pytest.raises(ConfigError, match=re.escape(f"{want.path} is a directory, not a file")):
         fetch(want, means)
@@ -116,9 +118,9 @@ def test_a_directory_of_the_files_name_is_named(serve: Serve, wanted: Want, mean
     ],
 )
 def test_one_server_with_a_fault_that_can_be_lived_with(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, faults: dict[str, Any]
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, faults: dict[str, Any]
 ) -> None:
-    want = wanted(serve(**faults))
+    want = wanted_file(serve(**faults))
     fetch(want, means)
     assert want.path.read_bytes() == content
     assert leftovers(want) == []
@@ -152,17 +154,17 @@ def test_one_server_with_a_fault_that_can_be_lived_with(
     ],
 )
 def test_the_second_source_gives_what_the_first_does_not(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, faults: dict[str, Any]
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, faults: dict[str, Any]
 ) -> None:
     bad, good = serve(**faults), serve()
-    want = wanted(bad, good)
+    want = wanted_file(bad, good)
     fetch(want, means)
     assert want.path.read_bytes() == content
     assert good.sent >= len(content) / 2
 
 
-def test_nobody_has_it(serve: Serve, wanted: Want, means: TransferOptions) -> None:
-    want = wanted(serve(status=404), serve(status=403))
+def test_nobody_has_it(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
+    want = wanted_file(serve(status=404), serve(status=403))
     with pytest.raises(UnavailableError, match=r"127\.0\.0\.2:\d+: it answers 404; 127\.0\.0\.3:\d+: it answers 403"):
         fetch(want, means)
     assert not want.path.exists()
@@ -170,39 +172,41 @@ def test_nobody_has_it(serve: Serve, wanted: Want, means: TransferOptions) -> No
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_wrong_bytes_of_the_right_size_and_etag_are_refused(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, *, ranges: bool
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, *, ranges: bool
 ) -> None:
-    want = wanted(serve(content=flipped(content, 3 * MIB), ranges=ranges))
+    want = wanted_file(serve(content=flipped(content, 3 * MIB), ranges=ranges))
     with pytest.raises(PromiseError, match="no source has the file with sha256"):
         fetch(want, means)
     assert not want.path.exists()
 
 
 def test_the_bad_piece_is_found_and_only_what_is_needed_is_asked_of_the_second_source(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, notes: list[str]
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, notes: list[str]
 ) -> None:
     bad, good = serve(content=flipped(content, 2 * MIB + 7)), serve()
-    want = wanted(bad, good)
+    want = wanted_file(bad, good)
     fetch(want, means)
     assert want.path.read_bytes() == content
     assert good.sent == 3 * MIB
     assert any("1 bad piece came from 127.0.0.2" in note for note in notes)
 
 
-def test_several_bad_pieces_are_replaced(serve: Serve, wanted: Want, means: TransferOptions, content: bytes) -> None:
-    want = wanted(serve(content=flipped(flipped(content, 2 * MIB), 7 * MIB)), serve())
+def test_several_bad_pieces_are_replaced(
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
+) -> None:
+    want = wanted_file(serve(content=flipped(flipped(content, 2 * MIB), 7 * MIB)), serve())
     fetch(want, means)
     assert want.path.read_bytes() == content
 
 
 @pytest.mark.parametrize(("one", "other"), [([2], [7]), ([7], [2]), ([1, 8], [0, 5]), ([5], [0, 1, 9])])
 def test_two_sources_with_other_bad_pieces_make_one_good_file(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, one: list[int], other: list[int]
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, one: list[int], other: list[int]
 ) -> None:
     """Each has pieces wrong; the first one's are found at the second, and the second's are not taken over."""
     first = functools.reduce(lambda bad, piece: flipped(bad, piece * MIB), one, content)
     second = functools.reduce(lambda bad, piece: flipped(bad, piece * MIB), other, content)
-    want = wanted(serve(content=first), serve(content=second))
+    want = wanted_file(serve(content=first), serve(content=second))
     fetch(want, means)
     assert want.path.read_bytes() == content
 
@@ -211,7 +215,7 @@ def test_two_sources_with_other_bad_pieces_make_one_good_file(
 @pytest.mark.parametrize("size", [None, 10 * MIB + 12345])
 def test_where_pieces_cannot_be_compared_the_whole_file_is_taken_from_the_other_source(
     serve: Serve,
-    wanted: Want,
+    wanted_file: Want,
     means: TransferOptions,
     content: bytes,
     notes: list[str],
@@ -219,7 +223,7 @@ def test_where_pieces_cannot_be_compared_the_whole_file_is_taken_from_the_other_
     size: int | None,
 ) -> None:
     bad, good = serve(content=flipped(content, 3 * MIB), **first), serve(ranges=False, truncate=1000, first=3)
-    want = wanted(bad, good, size=size)
+    want = wanted_file(bad, good, size=size)
     done = fetch(want, means)
     assert want.path.read_bytes() == content
     assert leftovers(want) == []
@@ -228,54 +232,56 @@ def test_where_pieces_cannot_be_compared_the_whole_file_is_taken_from_the_other_
 
 
 def test_two_sources_of_whole_files_that_are_both_wrong_give_nothing(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
 ) -> None:
     bad, worse = (serve(content=flipped(content, at * MIB), ranges=False) for at in (3, 5))
-    want = wanted(bad, worse)
+    want = wanted_file(bad, worse)
     with pytest.raises(PromiseError, match="no source has the file with sha256"):
         fetch(want, means)
     assert list(want.path.parent.iterdir()) == []
 
 
 def test_a_piece_of_two_mirrors_is_said_to_be_of_several_sources(
-    serve: Serve, wanted: Want, means: TransferOptions
+    serve: Serve, wanted_file: Want, means: TransferOptions
 ) -> None:
-    want = wanted(serve(most=400_000, gone_after=1), serve())
+    want = wanted_file(serve(most=400_000, gone_after=1), serve())
     assert {*fetch(want, means).sources} == {want.urls[1].split("/")[2], "several sources"}
 
 
-def test_an_empty_file(serve: Serve, wanted: Want, means: TransferOptions) -> None:
-    want = wanted(serve(content=b""), sha256=hashlib.sha256(b"").hexdigest(), size=None)
+def test_an_empty_file(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
+    want = wanted_file(serve(content=b""), sha256=hashlib.sha256(b"").hexdigest(), size=None)
     fetch(want, means)
     assert want.path.read_bytes() == b""
 
 
-def test_the_digest_of_nothing_is_no_pass_for_a_file(serve: Serve, wanted: Want, means: TransferOptions) -> None:
-    want = wanted(serve(content=b""), size=None)
+def test_the_digest_of_nothing_is_no_pass_for_a_file(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
+    want = wanted_file(serve(content=b""), size=None)
     with pytest.raises(PromiseError):
         fetch(want, means)
 
 
-def test_a_size_nobody_told_is_asked_for(serve: Serve, wanted: Want, means: TransferOptions, content: bytes) -> None:
-    want = wanted(serve(status=404), serve(), size=None)
+def test_a_size_nobody_told_is_asked_for(
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
+) -> None:
+    want = wanted_file(serve(status=404), serve(), size=None)
     fetch(want, means)
     assert want.path.read_bytes() == content
 
 
 def test_redirects_are_followed_anew_for_each_piece(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
 ) -> None:
     target = serve()
     front = serve(redirect=target.url)
-    want = wanted(front)
+    want = wanted_file(front)
     fetch(want, means)
     assert want.path.read_bytes() == content
     assert len(front.requests) == len(target.requests) == 11
 
 
-def test_two_fetch_one_file_and_one_of_them_moves_it(serve: Serve, wanted: Want, means: TransferOptions) -> None:
+def test_two_fetch_one_file_and_one_of_them_moves_it(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
     server = serve(delay=0.05)
-    want = wanted(server)
+    want = wanted_file(server)
     threads = [threading.Thread(target=fetch, args=(want, means)) for _ in range(3)]
     for thread in threads:
         thread.start()
@@ -286,12 +292,12 @@ def test_two_fetch_one_file_and_one_of_them_moves_it(serve: Serve, wanted: Want,
 
 
 def test_what_came_before_a_failure_is_not_fetched_again(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
 ) -> None:
     dying, sound = serve(gone_after=6), serve()
     with pytest.raises(UnavailableError):
-        fetch(wanted(dying), means)
-    want = wanted(sound)
+        fetch(wanted_file(dying), means)
+    want = wanted_file(sound)
     assert not want.path.exists()
     done = fetch(want, means)
     assert done.found == 6 * MIB
@@ -299,13 +305,13 @@ def test_what_came_before_a_failure_is_not_fetched_again(
     assert want.path.read_bytes() == content
 
 
-def test_a_limit_holds(serve: Serve, wanted: Want, means: TransferOptions, content: bytes) -> None:
+def test_a_limit_holds(serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes) -> None:
     began = time.monotonic()
-    fetch(wanted(serve()), dataclasses.replace(means, limiter=BandwidthLimiter(8 * MIB)))
+    fetch(wanted_file(serve()), dataclasses.replace(means, limiter=BandwidthLimiter(8 * MIB)))
     assert time.monotonic() - began >= len(content) / (8 * MIB) - 1
 
 
-def test_no_more_connections_than_allowed(serve: Serve, wanted: Want, means: TransferOptions) -> None:
+def test_no_more_connections_than_allowed(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
     most = [0, 0]
     lock = threading.Lock()
     server = serve(delay=0.02)
@@ -320,16 +326,16 @@ def test_no_more_connections_than_allowed(serve: Serve, wanted: Want, means: Tra
             most[0] -= 1
 
     server.process_request_thread = counted
-    fetch(wanted(server), dataclasses.replace(means, connections=3))
+    fetch(wanted_file(server), dataclasses.replace(means, connections=3))
     assert 0 < most[1] <= 3
 
 
 @pytest.mark.parametrize("lies", [False, True])
 def test_an_interrupted_fetch_is_gone_on_with_even_if_its_journal_lies(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes, *, lies: bool
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, *, lies: bool
 ) -> None:
     """Pieces said to be there that are not: the hash says so, and they are fetched again."""
-    want = wanted(serve(delay=0.2))
+    want = wanted_file(serve(delay=0.2))
 
     def interrupt(_there: int, _all: int) -> None:
         raise KeyboardInterrupt

@@ -26,7 +26,7 @@ from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.credentials import BearerToken
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.profiles.model import HuggingFace, Index, Profile
-from tests.certificates import Certified
+from tests.certificates import Certificate
 
 Serve = Callable[..., Any]
 Want = Callable[..., WantedFile]
@@ -41,23 +41,23 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_netrc_password_goes_to_its_host_and_to_no_host_it_redirects_to(
-    serve: Serve, wanted: Want, means: TransferOptions, tmp_path: Path, content: bytes
+    serve: Serve, wanted_file: Want, means: TransferOptions, tmp_path: Path, content: bytes
 ) -> None:
     target = serve()
     front = serve(redirect=target.url)
     netrc = tmp_path / "netrc"
     netrc.write_text(f"machine {front.server_address[0]} login me password {CANARY}\ndefault login me password x\n")
-    want = wanted(front)
+    want = wanted_file(front)
     fetch(want, dataclasses.replace(means, client=Client(netrc_file=netrc)))
     assert want.path.read_bytes() == content
     assert front.logins != {None}
     assert target.logins == {None}
 
 
-def test_a_token_goes_to_its_origin_alone(serve: Serve, wanted: Want, means: TransferOptions) -> None:
+def test_a_token_goes_to_its_origin_alone(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
     target = serve()
     front = serve(redirect=target.url)
-    fetch(wanted(front), dataclasses.replace(means, client=Client(logins=[BearerToken(front.url, CANARY)])))
+    fetch(wanted_file(front), dataclasses.replace(means, client=Client(logins=[BearerToken(front.url, CANARY)])))
     assert front.logins == {f"Bearer {CANARY}"}
     assert target.logins == {None}
     port = front.port
@@ -68,21 +68,21 @@ def test_a_token_goes_to_its_origin_alone(serve: Serve, wanted: Want, means: Tra
 
 
 def test_a_closed_profile_asks_no_host_it_does_not_name(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
 ) -> None:
     """Neither where a mirror leads, nor what was asked for by its own URL; a probe finds out who leads there."""
     target = serve()
     front, own = serve(redirect=target.url), serve()
     open_ = Profile(name="site", pypi=[Index(url=front.url)], hf=HuggingFace(endpoint=own.url))
     closed = msgspec.structs.replace(open_, closed=True)
-    said: list[str] = []
-    asking = dataclasses.replace(means, client=hub_client(closed), note=said.append)
+    messages: list[str] = []
+    asking = dataclasses.replace(means, client=hub_client(closed), note=messages.append)
     with pytest.raises(UnavailableError, match="is not in the profile, and the profile is closed"):
-        fetch(wanted(front), asking)
+        fetch(wanted_file(front), asking)
     with pytest.raises(UnavailableError):
-        fetch(wanted(target), asking)
+        fetch(wanted_file(target), asking)
     assert target.requests == []
-    want = wanted(front, own)
+    want = wanted_file(front, own)
     fetch(want, asking)
     assert want.path.read_bytes() == content
     assert target.requests == []
@@ -92,10 +92,10 @@ def test_a_closed_profile_asks_no_host_it_does_not_name(
 
 
 def test_a_private_ca_is_trusted_when_given_and_plain_http_behind_https_is_not(
-    serve: Serve, certified: Certified, wanted: Want, means: TransferOptions, content: bytes
+    serve: Serve, certified: Certificate, wanted_file: Want, means: TransferOptions, content: bytes
 ) -> None:
     server = serve(tls=certified.context)
-    want = wanted(server)
+    want = wanted_file(server)
     with pytest.raises(UnavailableError, match="TLS: "):
         fetch(want, means)
     trusting = dataclasses.replace(means, client=Client(ca=certified.ca))
@@ -107,12 +107,12 @@ def test_a_private_ca_is_trusted_when_given_and_plain_http_behind_https_is_not(
 
 
 def test_the_proxy_of_the_environment_is_asked(
-    serve: Serve, wanted: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch, content: bytes
+    serve: Serve, wanted_file: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
     """A proxy gets the whole URL: this one serves the file itself, and the host behind it does not exist."""
     proxy = serve()
     monkeypatch.setenv("http_proxy", f"http://me:{CANARY}@{proxy.netloc}")
-    want = dataclasses.replace(wanted(proxy), urls=("http://nobody.invalid/file.bin",))
+    want = dataclasses.replace(wanted_file(proxy), urls=("http://nobody.invalid/file.bin",))
     fetch(want, means)
     assert want.path.read_bytes() == content
     assert set(proxy.paths) == {"http://nobody.invalid/file.bin"}
@@ -120,22 +120,22 @@ def test_the_proxy_of_the_environment_is_asked(
 
 
 def test_links_that_are_signed_for_one_use_are_resolved_for_every_piece(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
 ) -> None:
     """Each redirect leads to a link of its own; the target refuses one that it has seen, or that runs out (403)."""
     target = serve()
     front = serve(signed=target.url)
     target.faults.once = True
-    want = wanted(front)
+    want = wanted_file(front)
     fetch(want, means)
     assert want.path.read_bytes() == content
     assert len(set(target.paths)) == len(target.paths)
 
 
 def test_a_link_that_ran_out_costs_one_request_and_not_the_source(
-    serve: Serve, wanted: Want, means: TransferOptions, content: bytes
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
 ) -> None:
-    want = wanted(serve(expires=5))
+    want = wanted_file(serve(expires=5))
     fetch(want, means)
     assert want.path.read_bytes() == content
 
@@ -147,39 +147,39 @@ def test_no_secret_is_written_or_said(serve: Serve, tmp_path: Path) -> None:
     netrc, profile, to = tmp_path / f"{CANARY}.netrc", tmp_path / "site.yaml", tmp_path / "to"
     netrc.write_text(f"machine {server.server_address[0]} login me password {CANARY}\n")
     profile.write_text(f"netrc: {netrc}\n")
-    said = ""
+    message = ""
     for faults in ({"gone_after": 6}, {"status": 404}, {"redirect": f"ftp://x/?{CANARY}"}, {}):
         server.faults = dataclasses.replace(type(server.faults)(), **faults)
         words = ["fetch", f"{server.url}?token={CANARY}", "--sha256", "0" * 64, "--mirror", str(profile)]
-        done = CliRunner().invoke(cli, [*words, "--output", str(to), "--json"])
-        assert done.exit_code != 0
-        said += done.output + done.stderr + str(done.exception)
-        said += "".join(path.name for path in to.iterdir())
-        said += "".join(path.read_text() for path in to.iterdir() if path.name.endswith(".journal"))
+        result = CliRunner().invoke(cli, [*words, "--output", str(to), "--json"])
+        assert result.exit_code != 0
+        message += result.output + result.stderr + str(result.exception)
+        message += "".join(path.name for path in to.iterdir())
+        message += "".join(path.read_text() for path in to.iterdir() if path.name.endswith(".journal"))
     assert server.requests
-    assert CANARY not in said
+    assert CANARY not in message
 
 
 def test_nobody_else_is_asked(
-    serve: Serve, wanted: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, wanted_file: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every name looked up and every address connected to, by whatever thread: the mirror's alone."""
     server = serve()
-    asked: set[Any] = set()
+    requests: set[Any] = set()
     plain, look = socket.socket.connect, socket.getaddrinfo
 
     def connect(self: socket.socket, address: Any) -> None:
-        asked.add(address)
+        requests.add(address)
         plain(self, address)
 
-    def getaddrinfo(host: Any, port: Any, *rest: Any, **more: Any) -> Any:
-        asked.add((host, port))
-        return look(host, port, *rest, **more)
+    def getaddrinfo(host: Any, port: Any, *remaining: Any, **more: Any) -> Any:
+        requests.add((host, port))
+        return look(host, port, *remaining, **more)
 
     monkeypatch.setattr(socket.socket, "connect", connect)
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    fetch(wanted(server), means)
-    assert asked == {server.server_address[:2]}
+    fetch(wanted_file(server), means)
+    assert requests == {server.server_address[:2]}
 
 
 ALONE = """
@@ -200,31 +200,31 @@ print("fetched")
 
 
 @pytest.mark.tools
-def test_a_fetch_needs_no_network_but_the_mirror(tmp_path: Path, content: bytes, wanted: Want) -> None:
+def test_a_fetch_needs_no_network_but_the_mirror(tmp_path: Path, content: bytes, wanted_file: Want) -> None:
     """In a network namespace that has a loopback and nothing else."""
     unshare = ["unshare", "--net", "--map-root-user"]
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("no network namespace may be made here")
     (tmp_path / "file.bin").write_bytes(content)
     root = str(Path(__file__).parents[3])
-    words = [*unshare, sys.executable, "-c", ALONE, root, str(tmp_path), wanted().sha256]
+    words = [*unshare, sys.executable, "-c", ALONE, root, str(tmp_path), wanted_file().sha256]
     environment = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout == "fetched\n", done.stderr
+    completed = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert completed.stdout == "fetched\n", completed.stderr
 
 
-def test_two_processes_on_one_file_move_it_once(serve: Serve, wanted: Want) -> None:
+def test_two_processes_on_one_file_move_it_once(serve: Serve, wanted_file: Want) -> None:
     server = serve(delay=0.05)
-    want = wanted(server)
+    want = wanted_file(server)
     words = [sys.executable, "-m", "envcheck", "fetch", want.urls[0], "--sha256", want.sha256, "--json"]
     words += ["--output", str(want.path.parent)]
     both = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    told = [process.communicate()[0] for process in both]
+    result = [process.communicate()[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
-    assert sorted(json.loads(text)["files"][0]["moved"] for text in told) == [0, want.size]
+    assert sorted(json.loads(text)["files"][0]["moved"] for text in result) == [0, want.size]
     assert [path.name for path in want.path.parent.iterdir()] == [want.path.name]
 
 
-def test_threads_of_a_fetch_end_with_it(serve: Serve, wanted: Want, means: TransferOptions) -> None:
-    fetch(wanted(serve(status=404), serve()), means)
+def test_threads_of_a_fetch_end_with_it(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
+    fetch(wanted_file(serve(status=404), serve()), means)
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("fetch")] == []

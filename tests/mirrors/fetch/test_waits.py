@@ -42,20 +42,20 @@ def test_a_log_says_which_index_is_waited_for(serve: Serve, tmp_path: Path) -> N
     assert process.stderr is not None
     line = process.stderr.readline()
     process.terminate()
-    rest = process.communicate(timeout=20)[1]
+    remaining = process.communicate(timeout=20)[1]
     host = server.url.split("/")[2]
-    said = r"since [0-9]+ s: it answers 503 to /demo/ and asks to wait 7 s"
-    assert re.match(f"  waiting for {host} {said}", line), line + rest
-    assert "waiting" not in rest
+    message = r"since [0-9]+ s: it answers 503 to /demo/ and asks to wait 7 s"
+    assert re.match(f"  waiting for {host} {message}", line), line + remaining
+    assert "waiting" not in remaining
 
 
 @pytest.mark.timeout(60)
 def test_quiet_says_nothing_of_waits(serve: Serve, tmp_path: Path) -> None:
     server = serve(delay=AFTER + 1.5, status=404)
     words = _fetch(tmp_path, server.url, "--quiet", *_lock(tmp_path))
-    said = subprocess.run(words, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False).stderr
-    assert "waiting" not in said
-    assert said.startswith("envcheck: demo:")
+    output = subprocess.run(words, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False).stderr
+    assert "waiting" not in output
+    assert output.startswith("envcheck: demo:")
 
 
 @pytest.mark.timeout(60)
@@ -65,15 +65,15 @@ def test_a_terminal_says_it_above_the_bar(serve: Serve, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(words, stderr=theirs, stdout=theirs, cwd=tmp_path)
     os.close(theirs)
-    said = b""
+    message = b""
     try:
         while chunk := os.read(ours, 1 << 16):
-            said += chunk
+            message += chunk
     except OSError:  # the terminal's other end is closed
         os.close(ours)
     assert process.wait(20) == 1
-    assert f"waiting for {server.url.split('/')[2]} since".encode() in said
-    assert b"no answer yet, and it has 25 s" in said
+    assert f"waiting for {server.url.split('/')[2]} since".encode() in message
+    assert b"no answer yet, and it has 25 s" in message
 
 
 def _waits() -> tuple[Waits, list[float]]:
@@ -99,15 +99,15 @@ def test_a_wait_is_told_once_for_a_host_and_kind_and_not_before_its_time() -> No
 def test_no_thread_runs_without_a_wait_and_none_after_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waits, "AFTER", 0.2)
     monkeypatch.setattr(waits, "_TICK", 0.05)
-    under_way, said = Waits(), list[str]()
+    under_way, message = Waits(), list[str]()
     before = threading.active_count()
-    with under_way.announced(said.append):
+    with under_way.announced(message.append):
         assert threading.active_count() == before
         with under_way.on("a:1", "answer", "no answer yet"):
-            assert eventually(lambda: len(said), wanted=1) == 1
-    assert re.fullmatch(r"waiting for a:1 since [0-9]+ s: no answer yet", said[0])
-    assert eventually(threading.active_count, wanted=before) == before
-    assert len(said) == 1
+            assert eventually(lambda: len(message), expected=1) == 1
+    assert re.fullmatch(r"waiting for a:1 since [0-9]+ s: no answer yet", message[0])
+    assert eventually(threading.active_count, expected=before) == before
+    assert len(message) == 1
     with under_way.on("a:1", "answer", "no answer yet"):
         assert threading.active_count() == before
 

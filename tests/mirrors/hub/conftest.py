@@ -114,7 +114,7 @@ class Hub(Server):
         self.repo.rows = rows
 
     @property
-    def asked(self) -> list[str]:
+    def paths(self) -> list[str]:
         """Return the paths that were asked for, unquoted and without a query; but no form that was sent."""
         return [request.route for request in self.requests if request.method != "POST"]
 
@@ -139,15 +139,15 @@ class Hub(Server):
         if path.startswith("/cdn/"):
             return self._cdn(request, path)
         kind = "datasets" if path.startswith("/datasets/") else "models"
-        name, found, rest = path.removeprefix("/datasets").partition("/resolve/")
-        commit, _, file = rest.partition("/")
-        return self._file(request, self._repo(f"{kind}{name}") if found else None, commit, file)
+        name, actual, remaining = path.removeprefix("/datasets").partition("/resolve/")
+        commit, _, file = remaining.partition("/")
+        return self._file(request, self._repo(f"{kind}{name}") if actual else None, commit, file)
 
     def _paths_info(self, request: Request) -> Answer:
         body = request.body.decode()
-        wanted = json.loads(body)["paths"] if body.startswith("{") else parse_qs(body).get("paths", [])
+        document = json.loads(body)["paths"] if body.startswith("{") else parse_qs(body).get("paths", [])
         repo = self._repo(request.path.removeprefix("/api/").partition("/paths-info/")[0])
-        return _json([row for row in repo.rows if row["path"] in wanted] if repo else [])
+        return _json([row for row in repo.rows if row["path"] in document] if repo else [])
 
     def _repo(self, name: str) -> Repo | None:
         return self.repos.get(name.strip("/"))
@@ -160,23 +160,23 @@ class Hub(Server):
             return Answer(404)
         if tree:
             return _json([{**row, "xetHash": "f" * 64} if self.xet else row for row in repo.rows])
-        told = {"id": name.partition("/")[2], "sha": repo.commits[0], "lastModified": repo.changed, "tags": []}
+        data = {"id": name.partition("/")[2], "sha": repo.commits[0], "lastModified": repo.changed, "tags": []}
         siblings = [{"rfilename": row["path"]} for row in repo.rows]
-        return _json({**told, "modelId": told["id"], "private": False, "siblings": siblings})
+        return _json({**data, "modelId": data["id"], "private": False, "siblings": siblings})
 
     def _file(self, request: Request, repo: Repo | None, commit: str, name: str) -> Answer:
         content = repo.content.get(name) if repo is not None and _has(repo, commit) else None
         if repo is None or content is None:
             return Answer(404, headers={"X-Error-Code": "EntryNotFound"})
         tag = f'"{repo.tag(name)}"'
-        told = {"X-Repo-Commit": repo.commits[0] if commit == "main" else commit, "ETag": tag, "X-Linked-ETag": tag}
-        told["X-Linked-Size"] = str(len(content))
+        data = {"X-Repo-Commit": repo.commits[0] if commit == "main" else commit, "ETag": tag, "X-Linked-ETag": tag}
+        data["X-Linked-Size"] = str(len(content))
         if self.xet:
-            told |= {"X-Xet-Hash": "f" * 64, "Link": f'<{self.url}/api/xet-read-token>; rel="xet-auth"'}
+            data |= {"X-Xet-Hash": "f" * 64, "Link": f'<{self.url}/api/xet-read-token>; rel="xet-auth"'}
         if self.cdn is not None and name in repo.large:
             link = f"{self.cdn}/cdn/{sha256(repo.files[name])}/{request.number}"
-            return Answer(302, headers={**told, "Location": link})
-        return self._content(request, content, told)
+            return Answer(302, headers={**data, "Location": link})
+        return self._content(request, content, data)
 
     def _cdn(self, request: Request, path: str) -> Answer:
         """Return a file by its hash, as long as the link is good."""
@@ -185,13 +185,13 @@ class Hub(Server):
             self.given[path] = self.given.get(path, 0) + 1
             over = self.signed is not None and self.given[path] > self.signed
         files = [(repo, name) for repo in self.repos.values() for name in repo.large if name in repo.files]
-        found = next((repo.content[name] for repo, name in files if sha256(repo.files[name]) == digest), None)
-        return Answer(403) if over or found is None else self._content(request, found, {"ETag": f'"{digest}"'})
+        actual = next((repo.content[name] for repo, name in files if sha256(repo.files[name]) == digest), None)
+        return Answer(403) if over or actual is None else self._content(request, actual, {"ETag": f'"{digest}"'})
 
-    def _content(self, request: Request, content: bytes, told: dict[str, str]) -> Answer:
+    def _content(self, request: Request, content: bytes, data: dict[str, str]) -> Answer:
         if request.range is None and self.most is not None and len(content) > self.most:
             return Answer(400)
-        return paced(ranged(request, content, told), self.pause)
+        return paced(ranged(request, content, data), self.pause)
 
 
 def _has(repo: Repo, commit: str) -> bool:
@@ -216,11 +216,11 @@ def run_hub(hub_python: Path, tmp_path: Path) -> Callable[..., str]:
     def run(script: str, cache: Path, *words: str, **environment: str) -> str:
         plain = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "HF_HUB_CACHE": str(cache), **environment}
         plain |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_XET": "1", "no_proxy": "*"}
-        done = subprocess.run(
+        completed = subprocess.run(
             [hub_python, "-c", script, *words], env=plain, capture_output=True, text=True, check=False
         )
-        assert done.returncode == 0, done.stderr[-2000:]
-        return done.stdout
+        assert completed.returncode == 0, completed.stderr[-2000:]
+        return completed.stdout
 
     return run
 

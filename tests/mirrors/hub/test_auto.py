@@ -37,8 +37,8 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None
     def set_to(**texts: str) -> None:
         for name, text in texts.items():
             (tmp_path / f"{name}.yaml").write_text(text)
-        found = [by_lock.load_mirror(str(tmp_path / f"{name}.yaml")) for name in texts]
-        monkeypatch.setattr(by_lock, "default_mirrors", lambda: found)
+        actual = [by_lock.load_mirror(str(tmp_path / f"{name}.yaml")) for name in texts]
+        monkeypatch.setattr(by_lock, "default_mirrors", lambda: actual)
 
     return set_to
 
@@ -59,10 +59,10 @@ def test_the_fastest_that_has_all_comes_first_and_the_others_stand_by(
     done = run("fetch", "--model", REPO, "--output", str(tmp_path / "to"), "--json")
     assert done.return_value == 0, done.output
     assert {host for file in json.loads(done.stdout)["files"] for host in file["sources"]} == {fast.netloc}
-    said = " ".join(done.stderr.split())
-    assert 0 <= said.find("hf: fast (") < said.find("hf: slow (")
-    assert f"hf: not lacking: has 3 of 4 files; vocab.txt: {lacking.netloc} answers 404" in said
-    assert not any(path.startswith(f"/{REPO}") for path in origin.asked)
+    outcome_row = " ".join(done.stderr.split())
+    assert 0 <= outcome_row.find("hf: fast (") < outcome_row.find("hf: slow (")
+    assert f"hf: not lacking: has 3 of 4 files; vocab.txt: {lacking.netloc} answers 404" in outcome_row
+    assert not any(path.startswith(f"/{REPO}") for path in origin.paths)
 
 
 def test_a_dataset_is_probed_for_as_one(hubs: Hubs, known: Callable[..., None], tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_dataset_is_probed_for_as_one(hubs: Hubs, known: Callable[..., None], 
     known(mirror=f"hf: {{endpoint: '{mirror.url}', trusted: '{origin.url}'}}\n")
     done = run("fetch", "--dataset", REPO, "--output", str(tmp_path / "to"))
     assert done.return_value == 0, done.output
-    assert f"/datasets/{REPO}/resolve/{COMMIT}/vocab.txt" in mirror.asked
+    assert f"/datasets/{REPO}/resolve/{COMMIT}/vocab.txt" in mirror.paths
     assert (tmp_path / "to/datasets--owner--tiny/snapshots" / COMMIT / "vocab.txt").is_file()
 
 
@@ -97,32 +97,32 @@ def test_where_nobody_has_it_each_says_why(hubs: Hubs, known: Callable[..., None
     origin, old = hubs(), hubs()
     old.repo.commits = (OLD,)
     known(old=f"hf: {{endpoint: '{old.url}', trusted: '{origin.url}'}}\n")
-    done = CliRunner().invoke(
+    result = CliRunner().invoke(
         cli, ["fetch", "--model", f"{REPO}@{COMMIT}", "--mirror", "auto", "--output", str(tmp_path)]
     )
-    assert "no mirror has all files: old: lacks commit 0123456789ab: has 0 of 4 files" in str(done.exception)
+    assert "no mirror has all files: old: lacks commit 0123456789ab: has 0 of 4 files" in str(result.exception)
     assert not (tmp_path / "models--owner--tiny").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("https://mirror.example/x", "--sha256", "a" * 64), "--mirror auto does not apply to a URL"),
         (("--model", REPO, "--trust-mirror"), "--trust-mirror needs a named mirror"),
     ],
 )
-def test_auto_is_refused_where_there_is_nothing_to_choose(words: tuple[str, ...], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_auto_is_refused_where_there_is_nothing_to_choose(words: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         run("fetch", *words)
 
 
 def ranked(hubs: Hubs, *names: str) -> list[RankedMirror]:
     """Return honest rankings of as many endpoints."""
-    wish, found = HubProbeRequest(locked_of(hubs())), []
+    wish, actual = HubProbeRequest(locked_of(hubs())), []
     for name in names:
         profile = Profile(name=name, hf=HuggingFace(endpoint=hubs().url))
-        found += rank(probe_hub([Mirror(name, profile, hub_api.hub_client(profile))], wish, Budget(1 << 20, 5.0)))
-    return found
+        actual += rank(probe_hub([Mirror(name, profile, hub_api.hub_client(profile))], wish, Budget(1 << 20, 5.0)))
+    return actual
 
 
 def test_a_token_is_for_the_endpoints_of_the_profile_that_allows_it(hubs: Hubs) -> None:
@@ -138,6 +138,6 @@ def test_a_token_is_for_the_endpoints_of_the_profile_that_allows_it(hubs: Hubs) 
     assert joined.credentials == {"a.example": Credential(token_env="HF_TOKEN"), "c.example": own}  # noqa: S106
     environ = {"HF_TOKEN": "canary", "OTHER": "other"}
     logins = hub_api.logins(joined, environ=environ)
-    said = {url: [one.header(f"{url}/x") for one in logins] for url in joined.hf.endpoints}
-    assert [one for one in said["https://b.example"] if one] == []
-    assert [one for one in said["https://c.example"] if one] == ["Bearer other"]
+    data = {url: [one.header(f"{url}/x") for one in logins] for url in joined.hf.endpoints}
+    assert [one for one in data["https://b.example"] if one] == []
+    assert [one for one in data["https://c.example"] if one] == ["Bearer other"]

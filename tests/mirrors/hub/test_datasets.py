@@ -48,9 +48,9 @@ def server(hubs: Callable[[], Hub]) -> Hub:
 
 
 def run(*words: str) -> Result:
-    done = CliRunner().invoke(cli, list(words), catch_exceptions=False, standalone_mode=False)
-    assert not done.return_value, done.output
-    return done
+    result = CliRunner().invoke(cli, list(words), catch_exceptions=False, standalone_mode=False)
+    assert not result.return_value, result.output
+    return result
 
 
 def profile(server: Hub, tmp_path: Path) -> str:
@@ -61,14 +61,14 @@ def profile(server: Hub, tmp_path: Path) -> str:
 @pytest.mark.parametrize("revision", ["", f"@{COMMIT}"])
 def test_it_lies_where_huggingface_hub_looks_for_datasets(server: Hub, tmp_path: Path, revision: str) -> None:
     words = ("--dataset", f"{REPO}{revision}", "--mirror", profile(server, tmp_path), "--output", str(tmp_path / "to"))
-    said = " ".join(run("fetch", *words).output.split())
+    outcome_row = " ".join(run("fetch", *words).output.split())
     folder = tmp_path / "to/datasets--owner--tiny"
     snapshot = folder / "snapshots" / COMMIT
     assert {path: (snapshot / path).read_bytes() for path in CONTENT} == CONTENT
     assert (folder / "refs/main").exists() == (not revision)
     assert not (tmp_path / "to/models--owner--tiny").exists()
     pinned = f", revision='{COMMIT}'" if revision else ""
-    assert f"load_dataset(snapshot_download('{REPO}', repo_type='dataset'{pinned}))" in said
+    assert f"load_dataset(snapshot_download('{REPO}', repo_type='dataset'{pinned}))" in outcome_row
 
 
 def test_a_lock_of_a_dataset_is_of_the_dataset(server: Hub, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_lock_of_a_dataset_is_of_the_dataset(server: Hub, tmp_path: Path) -> N
     server.requests.clear()
     done = run("fetch", "--lock", str(lock), "--mirror", mirror, "--output", str(tmp_path / "to"))
     assert done.stderr.splitlines()[0].startswith(f"{len(CONTENT)} files, ")
-    assert all(path.startswith(f"/datasets/{REPO}/resolve/{COMMIT}/") for path in server.asked)
+    assert all(path.startswith(f"/datasets/{REPO}/resolve/{COMMIT}/") for path in server.paths)
     assert (tmp_path / "to/datasets--owner--tiny/snapshots" / COMMIT / "README.md").read_text() == CARD
 
 

@@ -93,8 +93,8 @@ def test_two_processes_fetch_each_file_once(
 ) -> None:
     both = [start(), start()]
     ended = [one.wait(60) for one in both]
-    said = [(tmp_path / f"said-{number}").read_text() for number in range(2)]
-    assert ended == [0, 0], said
+    message = [(tmp_path / f"said-{number}").read_text() for number in range(2)]
+    assert ended == [0, 0], message
     assert whole(tmp_path / "to") == CONTENT
     assert server.sent == SIZE
-    assert "another process is fetching model-" in "".join(said)
+    assert "another process is fetching model-" in "".join(message)

@@ -32,11 +32,11 @@ SIZES = [50_000_000_001, 60 * (1 << 30) + 7, 5_000_000_000_000]
 @pytest.mark.parametrize("size", SIZES)
 def test_its_pieces_are_all_of_it_and_few(size: int) -> None:
     piece = piece_size(size)
-    found = spans(size, piece)
-    assert found[0].start == 0
-    assert found[-1].stop == size
-    assert all(one.stop == after.start for one, after in itertools.pairwise(found))
-    assert len(found) <= 2048
+    actual = spans(size, piece)
+    assert actual[0].start == 0
+    assert actual[-1].stop == size
+    assert all(one.stop == after.start for one, after in itertools.pairwise(actual))
+    assert len(actual) <= 2048
     assert piece & (piece - 1) == 0
 
 
@@ -46,9 +46,9 @@ def test_its_last_range_is_asked_for_and_taken(size: int) -> None:
     task = RangeTask(len(pieces) - 1, pieces[-1], 0, '"tag"')
     first, last = pieces[-1].start, size - 1
     assert range_responses.range_headers(task) == {"Range": f"bytes={first}-{last}", "If-Range": '"tag"'}
-    told = {"Content-Range": f"bytes {first}-{last}/{size}", "Content-Length": str(last - first + 1), "ETag": '"tag"'}
-    assert range_responses.range_failure(task, HTTPStatus.PARTIAL_CONTENT, told, size, 0.0) is None
-    assert range_responses.file_size(HTTPStatus.PARTIAL_CONTENT, told) == size
+    data = {"Content-Range": f"bytes {first}-{last}/{size}", "Content-Length": str(last - first + 1), "ETag": '"tag"'}
+    assert range_responses.range_failure(task, HTTPStatus.PARTIAL_CONTENT, data, size, 0.0) is None
+    assert range_responses.file_size(HTTPStatus.PARTIAL_CONTENT, data) == size
     assert range_responses.file_size(HTTPStatus.OK, {"Content-Length": str(size)}) == size
 
 
@@ -56,8 +56,8 @@ def test_its_last_range_is_asked_for_and_taken(size: int) -> None:
 def test_a_size_that_was_cut_to_32_bits_is_refused(wrapped: int) -> None:
     size = 50_000_000_001
     task = RangeTask(0, Span(0, 1 << 20), 0)
-    told = {"Content-Range": f"bytes 0-{(1 << 20) - 1}/{wrapped}"}
-    failure = range_responses.range_failure(task, HTTPStatus.PARTIAL_CONTENT, told, size, 0.0)
+    data = {"Content-Range": f"bytes 0-{(1 << 20) - 1}/{wrapped}"}
+    failure = range_responses.range_failure(task, HTTPStatus.PARTIAL_CONTENT, data, size, 0.0)
     assert failure is not None
     assert failure.reason == f"its file has {wrapped} bytes, not {size}"
 
@@ -99,10 +99,10 @@ class Quick:
 
 
 def quick(file: large.Sparse) -> str:
-    told = Quick()
+    result = Quick()
     for start in range(0, file.size, MIB):
-        told.update(file.read(start, min(file.size, start + MIB)))
-    return told.hexdigest()
+        result.update(file.read(start, min(file.size, start + MIB)))
+    return result.hexdigest()
 
 
 def test_past_2_to_the_32_with_links_that_expire_and_no_whole_file(
@@ -125,7 +125,7 @@ def test_past_2_to_the_32_with_links_that_expire_and_no_whole_file(
         (done,) = hub_download.fetch_revision(large.revision(file, sha256), [hub.url], tmp_path, means, lambda _: None)
     assert large.right(file, tmp_path)
     assert (done.size, done.found, done.moved) == (file.size, file.size - lacking, lacking)
-    starts = [int(str(asked).removeprefix("bytes=").partition("-")[0]) for asked in hub.ranges]
+    starts = [int(str(requests).removeprefix("bytes=").partition("-")[0]) for requests in hub.ranges]
     assert max(starts) >= 1 << 32 > min(starts)
     assert hub.refused == 0
     assert hub.links == len(hub.ranges) == len(hub.used)

@@ -56,10 +56,10 @@ class Site(NamedTuple):
         """Return where a file is on one of the addresses."""
         return f"http://127.0.0.{number}:{self.port}/{path}"
 
-    def told(self, number: int) -> set[str]:
-        """Return what an address was told in Authorization."""
+    def authorizations(self, number: int) -> set[str]:
+        """Return the Authorization headers that an address received."""
         lines = [line.split(" ", 1) for line in (self.root / "access.log").read_text().split("|\n")[:-1]]
-        return {said for at, said in lines if at == f"127.0.0.{number}"}
+        return {header for at, header in lines if at == f"127.0.0.{number}"}
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_a_password_is_told_to_its_host(site: Site, tmp_path: Path, how: str) ->
     named = "netrc: netrc\n" if how == "netrc" else f"credentials: {{'{host}': {{user: me, {where}}}}}\n"
     done = fetch(site, 2, hosts(site, 2) + named, tmp_path, SITE_PASSWORD=PASSWORD)
     assert done.return_value == 0, done.exception
-    assert site.told(2) == {BASIC}
+    assert site.authorizations(2) == {BASIC}
     assert (tmp_path / "file.bin").read_bytes() == CONTENT
 
 
@@ -130,7 +130,7 @@ def test_a_token_is_told_to_its_host(site: Site, tmp_path: Path, where: str) -> 
     named = f"credentials: {{'127.0.0.3:{site.port}': {{{where}}}}}\n"
     done = fetch(site, 3, hosts(site, 3) + named, tmp_path, SITE_TOKEN=TOKEN)
     assert done.return_value == 0, done.exception
-    assert site.told(3) == {f"Bearer {TOKEN}"}
+    assert site.authorizations(3) == {f"Bearer {TOKEN}"}
 
 
 @pytest.mark.tools
@@ -140,8 +140,8 @@ def test_a_redirect_carries_nothing_to_another_host(site: Site, tmp_path: Path, 
     given = PASSWORD if number == 2 else TOKEN
     done = fetch(site, number, hosts(site, number) + named, tmp_path, "away/file.bin", S=given)
     assert done.return_value == 0, done.exception
-    assert len(site.told(number)) == 1
-    assert site.told(4) == {"-"}
+    assert len(site.authorizations(number)) == 1
+    assert site.authorizations(4) == {"-"}
 
 
 @pytest.mark.tools
@@ -151,7 +151,7 @@ def test_a_host_that_a_redirect_leads_to_is_told_its_own(site: Site, tmp_path: P
     both = f"pypi: [{{url: 'http://{front}/simple'}}, {{url: 'http://{behind}/simple'}}]\n"
     done = fetch(site, 2, both + named, tmp_path, "away/file.bin", P=PASSWORD, T=TOKEN)
     assert done.return_value == 0, done.exception
-    assert (site.told(2), site.told(4)) == ({BASIC}, {f"Bearer {TOKEN}"})
+    assert (site.authorizations(2), site.authorizations(4)) == ({BASIC}, {f"Bearer {TOKEN}"})
 
 
 @pytest.mark.tools
@@ -159,16 +159,16 @@ def test_without_tls_only_a_host_that_the_profile_itself_names_so_is_told(site: 
     named = f"credentials: {{'127.0.0.2:{site.port}': {{user: me, password_env: P}}}}\n"
     done = fetch(site, 2, named, tmp_path, P=PASSWORD)
     assert f"127.0.0.2:{site.port}: it answers 401" in str(done.exception)
-    assert site.told(2) == {"-"}
+    assert site.authorizations(2) == {"-"}
 
 
 @pytest.mark.tools
 def test_a_secret_that_is_not_there_is_named_and_nobody_is_asked(site: Site, tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
-    for where, told in (("password_env: NOT_SET", "$NOT_SET"), ("password_file: empty", str(tmp_path / "empty"))):
+    for where, result in (("password_env: NOT_SET", "$NOT_SET"), ("password_file: empty", str(tmp_path / "empty"))):
         named = f"credentials: {{'127.0.0.2:{site.port}': {{user: me, {where}}}}}\n"
         done = fetch(site, 2, hosts(site, 2) + named, tmp_path)
-        assert f"its credential is missing: {told} has no secret" in str(done.exception)
+        assert f"its credential is missing: {result} has no secret" in str(done.exception)
     assert (site.root / "access.log").read_text() == ""
 
 
@@ -192,13 +192,13 @@ NEVER = HuggingFace(endpoint=ENDPOINT, fallbacks=[OTHER], trusted=ORIGIN)
 OWN = Credential(token_env="OWN")  # noqa: S106 (a name)
 
 
-def said(known: Sequence[net_credentials.Login], url: str) -> str | None:
-    """Return what a URL's host is told."""
+def sent_header(known: Sequence[net_credentials.Login], url: str) -> str | None:
+    """Return the header that the host of a URL gets."""
     return next((header for login in known if (header := login.header(url)) is not None), None)
 
 
 @pytest.mark.parametrize(
-    ("policy", "credentials", "told"),
+    ("policy", "credentials", "messages"),
     [
         (NEVER, {}, [None, None, None]),
         (ALLOWED, {}, ["Bearer canary"] * 3),
@@ -207,22 +207,22 @@ def said(known: Sequence[net_credentials.Login], url: str) -> str | None:
     ],
 )
 def test_huggingface_s_own_token_goes_where_the_profile_says(
-    policy: HuggingFace, credentials: dict[str, Credential], told: list[str | None]
+    policy: HuggingFace, credentials: dict[str, Credential], messages: list[str | None]
 ) -> None:
     profile = Profile(name="p", hf=policy, credentials=credentials)
     known = hub_api.logins(profile, environ={"HF_TOKEN": "canary", "OWN": "own"})
-    assert [said(known, f"{url}/api") for url in (ENDPOINT, OTHER, ORIGIN)] == told
+    assert [sent_header(known, f"{url}/api") for url in (ENDPOINT, OTHER, ORIGIN)] == messages
     elsewhere = ("http://a.example/api", "https://b.example:8443/x", "https://evil.example/a.example")
-    assert [said(known, url) for url in elsewhere] == [None, None, None]
+    assert [sent_header(known, url) for url in elsewhere] == [None, None, None]
 
 
 def test_a_credential_of_a_port_is_for_that_port_and_comes_first() -> None:
     named = {"x.example": Credential(token_env="A"), "x.example:444": Credential(token_env="B")}  # noqa: S106
     profile = Profile(name="p", pypi=[Index(url="https://x.example")], credentials=named)
     known = net_credentials.host_credentials(profile, {"A": "a", "B": "b"})
-    assert said(known, "https://x.example:444/f") == "Bearer b"
-    assert said(known, "https://X.example/f") == said(known, "https://x.example:445/f") == "Bearer a"
-    assert said(known, "https://y.example:444/f") is None
+    assert sent_header(known, "https://x.example:444/f") == "Bearer b"
+    assert sent_header(known, "https://X.example/f") == sent_header(known, "https://x.example:445/f") == "Bearer a"
+    assert sent_header(known, "https://y.example:444/f") is None
 
 
 def test_a_token_s_file_is_read_as_huggingface_hub_does(tmp_path: Path) -> None:
@@ -248,8 +248,8 @@ def test_two_hubs_are_each_told_their_own_token(hubs: Callable[[], Hub], tmp_pat
     )
     words = ["fetch", "--model", "owner/tiny", "--mirror", str(tmp_path / "p.yaml"), "--output", str(tmp_path / "to")]
     environ = {"MIRROR": mirror.token, "ORIGIN": origin.token, "HF_TOKEN": "canary-own"}
-    done = CliRunner(env=environ).invoke(cli, words, standalone_mode=False)
-    assert done.return_value == 0, done.exception
+    result = CliRunner(env=environ).invoke(cli, words, standalone_mode=False)
+    assert result.return_value == 0, result.exception
     assert set(origin.tokens) == {"Bearer canary-origin"}
     assert set(mirror.tokens) == {"Bearer canary-mirror"}
     kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]

@@ -25,7 +25,7 @@ Hubs = Callable[[], Any]
 ELSEWHERE = "or use `fetch --lock FILE`, which needs no lookup"
 
 
-def told(endpoint: str, ref: hub_revision.Reference = REF) -> str:
+def error_text(endpoint: str, ref: hub_revision.Reference = REF) -> str:
     with pytest.raises(UnavailableError) as failed:
         hub_download.read_revision(Client(connect=0.5, read=0.5), endpoint, ref)
     assert "\n" not in str(failed.value)
@@ -35,7 +35,8 @@ def told(endpoint: str, ref: hub_revision.Reference = REF) -> str:
 def test_a_name_that_does_not_resolve() -> None:
     fix = "check that the endpoint can be reached from here, set another with `hf: {trusted: URL}` in the profile"
     assert (
-        told("https://x.invalid") == f"model owner/tiny@main: x.invalid: the name does not resolve; {fix}, {ELSEWHERE}"
+        error_text("https://x.invalid")
+        == f"model owner/tiny@main: x.invalid: the name does not resolve; {fix}, {ELSEWHERE}"
     )
 
 
@@ -43,7 +44,7 @@ def test_a_host_where_nobody_listens() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.9", 0))
         at = f"127.0.0.9:{free.getsockname()[1]}"
-    assert told(f"http://{at}").startswith(
+    assert error_text(f"http://{at}").startswith(
         f"model owner/tiny@main: {at}: no connection; check that the endpoint can be reached"
     )
 
@@ -51,15 +52,15 @@ def test_a_host_where_nobody_listens() -> None:
 def test_a_host_that_says_nothing(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetch_retries, "WAITS", ())
     silent = servers.start(RawServer(lambda _: [], keeps=True))
-    said = told(silent.url)
-    assert f"{silent.netloc}: it stalled; check that the endpoint can be reached from here" in said
+    message = error_text(silent.url)
+    assert f"{silent.netloc}: it stalled; check that the endpoint can be reached from here" in message
 
 
 def test_a_host_whose_certificate_is_not_trusted(servers: Servers, tmp_path: Path) -> None:
     tls = self_signed(tmp_path, "127.0.0.1").context
     rogue = servers.start(Server(lambda _: Answer(), tls=tls))
-    said = told(rogue.url)
-    assert f"{rogue.netloc}: TLS: self-signed certificate; set its CA certificate as `ca:`" in said
+    message = error_text(rogue.url)
+    assert f"{rogue.netloc}: TLS: self-signed certificate; set its CA certificate as `ca:`" in message
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_an_answer_that_is_none(hubs: Hubs, monkeypatch: pytest.MonkeyPatch, sta
     monkeypatch.setattr(fetch_retries, "WAITS", (0.01,))
     server = hubs()
     server.busy = [status] * 9
-    assert told(server.url) == f"model owner/tiny@main: {server.netloc}: it answers {status}; {fix}"
+    assert error_text(server.url) == f"model owner/tiny@main: {server.netloc}: it answers {status}; {fix}"
 
 
 def test_a_repository_and_a_revision_that_are_not_there(hubs: Hubs) -> None:
@@ -85,15 +86,17 @@ def test_a_repository_and_a_revision_that_are_not_there(hubs: Hubs) -> None:
         hub_revision.Reference("model", "owner/other", "main"),
         hub_revision.Reference("dataset", "owner/tiny", "main"),
     ):
-        assert told(server.url, ref).startswith(f"{ref.kind} {ref.repo}@main: {server.netloc}: it answers 404; check")
-    assert "@nosuch: " in told(server.url, hub_revision.Reference("model", "owner/tiny", "nosuch"))
-    assert "it answers 404" in told(server.url, hub_revision.Reference("model", "owner/tiny", "f" * 40))
+        assert error_text(server.url, ref).startswith(
+            f"{ref.kind} {ref.repo}@main: {server.netloc}: it answers 404; check"
+        )
+    assert "@nosuch: " in error_text(server.url, hub_revision.Reference("model", "owner/tiny", "nosuch"))
+    assert "it answers 404" in error_text(server.url, hub_revision.Reference("model", "owner/tiny", "f" * 40))
 
 
 def test_what_is_no_hub(hubs: Hubs) -> None:
     server = hubs()
     server.repo.commits = ("no commit",)
-    assert f"{server.netloc}: its response has no commit; check that the endpoint is a hub" in told(server.url)
+    assert f"{server.netloc}: its response has no commit; check that the endpoint is a hub" in error_text(server.url)
 
 
 def test_the_command_says_it_in_one_line_and_ends_with_3(tmp_path: Path) -> None:
@@ -109,12 +112,12 @@ def test_the_command_says_it_in_one_line_and_ends_with_3(tmp_path: Path) -> None
             "--mirror",
             str(tmp_path / "p.yaml"),
         ]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout) == (3, "")
-        assert done.stderr.count("\n") == 1, done.stderr
+        completed = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (completed.returncode, completed.stdout) == (3, "")
+        assert completed.stderr.count("\n") == 1, completed.stderr
         assert (
             "model owner/tiny@main: x.invalid: the name does not resolve; check that the endpoint can be reached"
-            in done.stderr
+            in completed.stderr
         )
 
 
@@ -146,7 +149,7 @@ def test_a_list_of_several_pages_is_read_to_its_end(listing: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "said"),
+    ("page", "message"),
     [
         (lambda query: ([row("x")], f"{query}x"), "it lists 'x' twice"),
         (lambda _query: ([{"type": "directory", "path": "d"}], "c=x"), "its list of files does not end after 0 files"),
@@ -156,12 +159,12 @@ def test_a_list_of_several_pages_is_read_to_its_end(listing: Any) -> None:
     ],
 )
 def test_a_list_without_an_end_is_no_list(
-    listing: Any, monkeypatch: pytest.MonkeyPatch, page: Callable[[str], Any], said: str
+    listing: Any, monkeypatch: pytest.MonkeyPatch, page: Callable[[str], Any], message: str
 ) -> None:
     """A list was cut at its ten thousandth page and taken for all that there is."""
     monkeypatch.setattr(hub_download, "_PAGES", 6)
     monkeypatch.setattr(hub_download, "_FILES", 10)
-    assert said in told(listing(page))
+    assert message in error_text(listing(page))
 
 
 @pytest.mark.parametrize("size", [-1, True, None, 1.5, "1", 10**15, 10**30])

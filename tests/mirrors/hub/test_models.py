@@ -45,8 +45,8 @@ print(hashlib.sha256(open(hf_hub_download({REPO!r}, "{LARGE}"), "rb").read()).he
 
 def fetched(hub: Any, at: str, to: Path) -> list[Any]:
     client = Client(connect=2.0, read=5.0)
-    wanted = hub_download.read_revision(client, hub.url, REF)
-    return hub_download.fetch_revision(wanted, [at], to, TransferOptions(client), lambda _: None)
+    revision = hub_download.read_revision(client, hub.url, REF)
+    return hub_download.fetch_revision(revision, [at], to, TransferOptions(client), lambda _: None)
 
 
 def flip(hub: Any, path: str) -> None:
@@ -129,14 +129,14 @@ def test_a_lock_has_every_sha256_and_needs_nobody_s_trust(hubs: Hubs, tmp_path: 
     assert {file.path: file.size for file in lock.files} == {row["path"]: row["size"] for row in origin.rows}
     text = hub_revision.format_lock(lock)
     flip(mirror, "vocab.txt")
-    again = hub_revision.parse_lock(text, "lock")
-    assert hub_revision.format_lock(again) == text
+    repeated = hub_revision.parse_lock(text, "lock")
+    assert hub_revision.format_lock(repeated) == text
     with pytest.raises(PromiseError, match="no source has the file with sha256"):
-        hub_download.fetch_revision(again, [mirror.url], tmp_path, TransferOptions(Client()), lambda _: None)
+        hub_download.fetch_revision(repeated, [mirror.url], tmp_path, TransferOptions(Client()), lambda _: None)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"path": "../../up"}, "leads outside"),
         ({"path": "/etc/passwd"}, "leads outside"),
@@ -149,11 +149,11 @@ def test_a_lock_has_every_sha256_and_needs_nobody_s_trust(hubs: Hubs, tmp_path: 
         ({"path": "sub"}, "repeated"),
     ],
 )
-def test_a_lock_that_leads_outside_is_refused(change: dict[str, Any], told: str) -> None:
+def test_a_lock_that_leads_outside_is_refused(change: dict[str, Any], message: str) -> None:
     files = [hub_revision.HubFile(path=path, size=1, sha256="a" * 64) for path in ("a", LARGE)]
     files[0] = msgspec.structs.replace(files[0], **change)
     lock = hub_revision.Revision(repo=REPO, revision=COMMIT, files=files)
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=message):
         hub_revision.parse_lock(msgspec.json.encode(lock), "lock")
 
 
@@ -178,8 +178,8 @@ def test_an_endpoint_s_listing_that_leads_outside_is_refused(hubs: Hubs, tmp_pat
 def test_a_file_over_50_gb_is_planned_as_any_other(tmp_path: Path) -> None:
     """huggingface_hub refuses it without xet; moving one is too much for a test."""
     entry = hub_revision.HubFile(path="big.safetensors", size=51_000_000_000, sha256="a" * 64)
-    wanted = hub_revision.Revision(repo=REPO, revision=COMMIT, files=[entry])
-    assert [want.size for want in hub_download.wanted_files(wanted, ["http://mirror"], tmp_path)] == [51_000_000_000]
+    expected = hub_revision.Revision(repo=REPO, revision=COMMIT, files=[entry])
+    assert [want.size for want in hub_download.wanted_files(expected, ["http://mirror"], tmp_path)] == [51_000_000_000]
 
 
 def test_who_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,17 +203,21 @@ def test_what_lacks_is_told_as_what_it_is(monkeypatch: pytest.MonkeyPatch, tmp_p
     )
     (tmp_path / "model.lock").write_bytes(hub_revision.format_lock(lock))
 
-    def told(*words: str) -> str:
-        done = CliRunner().invoke(cli, [*words, "--mirror", "none"], standalone_mode=False)
-        assert isinstance(done.exception, ConfigError)
-        return str(done.exception)
+    def error_text(*words: str) -> str:
+        result = CliRunner().invoke(cli, [*words, "--mirror", "none"], standalone_mode=False)
+        assert isinstance(result.exception, ConfigError)
+        return str(result.exception)
 
-    assert told("fetch", "--lock", str(tmp_path / "model.lock")).startswith("the mirror profile none has no hf.endpo")
-    nobody = told("lock", "--model", "org/name")
+    assert error_text("fetch", "--lock", str(tmp_path / "model.lock")).startswith(
+        "the mirror profile none has no hf.endpo"
+    )
+    nobody = error_text("lock", "--model", "org/name")
     assert "no trusted endpoint" in nobody
     assert "--trust-mirror" not in nobody
     for command in ("fetch", "lock"):
-        assert told(command, "--model", "org@").startswith("'org@' is not the name of a model; write OWNER/NAME@COMMIT")
+        assert error_text(command, "--model", "org@").startswith(
+            "'org@' is not the name of a model; write OWNER/NAME@COMMIT"
+        )
 
 
 def test_a_token_goes_only_where_the_profile_allows(hubs: Hubs, tmp_path: Path) -> None:
@@ -224,8 +228,8 @@ def test_a_token_goes_only_where_the_profile_allows(hubs: Hubs, tmp_path: Path) 
         profile = msgspec.convert({"name": "p", "hf": {"endpoint": server.url, "token": policy}}, Profile)
         client = Client(logins=hub_api.logins(profile, environ=environ))
         if seen:
-            wanted = hub_download.read_revision(client, server.url, REF)
-            hub_download.fetch_revision(wanted, [server.url], tmp_path, TransferOptions(client), lambda _: None)
+            expected = hub_download.read_revision(client, server.url, REF)
+            hub_download.fetch_revision(expected, [server.url], tmp_path, TransferOptions(client), lambda _: None)
         else:
             with pytest.raises(UnavailableError, match="it answers 401"):
                 hub_download.read_revision(client, server.url, REF)
@@ -239,15 +243,15 @@ def test_the_commands(hubs: Hubs, tmp_path: Path) -> None:
     lock, cache = tmp_path / "tiny.lock", tmp_path / "cache"
 
     def run(*words: str) -> str:
-        done = CliRunner().invoke(cli, [*words, "--mirror", str(profile)], catch_exceptions=False)
-        assert done.exit_code == 0, done.output
-        return done.stdout
+        result = CliRunner().invoke(cli, [*words, "--mirror", str(profile)], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        return result.stdout
 
     assert "4 files" in run("lock", "--model", f"{REPO}@main", "--output", str(lock))
-    assert mirror.asked == []
-    told = json.loads(run("fetch", "--lock", str(lock), "--output", str(cache), "--json"))
-    assert sum(file["moved"] for file in told["files"]) == sum(row["size"] for row in origin.rows)
-    assert {host for file in told["files"] for host in file["sources"]} == {mirror.netloc}
+    assert mirror.paths == []
+    document = json.loads(run("fetch", "--lock", str(lock), "--output", str(cache), "--json"))
+    assert sum(file["moved"] for file in document["files"]) == sum(row["size"] for row in origin.rows)
+    assert {host for file in document["files"] for host in file["sources"]} == {mirror.netloc}
     assert "HF_HUB_OFFLINE=1" in run("fetch", "--model", f"{REPO}@main", "--output", str(cache))
 
 

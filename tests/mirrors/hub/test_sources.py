@@ -44,15 +44,15 @@ def fetched(origin: Any, endpoints: list[str], to: Path) -> tuple[dict[str, set[
     """Fetch the model; return the hosts that gave each file, and what a person was told."""
     notes: list[str] = []
     client = Client(connect=1.0, read=2.0)
-    wanted = hub_download.read_revision(client, origin.url, REF)
-    done = hub_download.fetch_revision(
-        wanted, endpoints, to, TransferOptions(client, note=notes.append), lambda _: None
+    revision = hub_download.read_revision(client, origin.url, REF)
+    fetched_files = hub_download.fetch_revision(
+        revision, endpoints, to, TransferOptions(client, note=notes.append), lambda _: None
     )
-    names = {file.blob: file.path for file in wanted.files}
-    for file in wanted.files:
+    names = {file.blob: file.path for file in revision.files}
+    for file in revision.files:
         at = to / "models--owner--tiny/snapshots" / COMMIT / file.path
         assert at.read_bytes() == origin.repo.files[file.path]
-    return {names[one.path.name]: set(one.sources) for one in done}, notes
+    return {names[one.path.name]: set(one.sources) for one in fetched_files}, notes
 
 
 def closed() -> str:
@@ -66,7 +66,7 @@ def test_all_comes_from_the_first_that_is_right(hubs: Hubs, tmp_path: Path) -> N
     origin, first, second = hubs(), hubs(), hubs()
     sources, notes = fetched(origin, [first.url, second.url], tmp_path)
     assert set().union(*sources.values()) == {first.netloc}
-    assert second.asked == notes == []
+    assert second.paths == notes == []
 
 
 def test_a_bad_piece_of_a_large_file_comes_from_the_second_endpoint(hubs: Hubs, tmp_path: Path) -> None:
@@ -119,15 +119,15 @@ def test_who_is_busy_is_asked_again(hubs: Hubs, tmp_path: Path, small: bool) -> 
 
 def test_while_one_is_busy_the_next_gives_small_files(hubs: Hubs, tmp_path: Path) -> None:
     origin, first, second = hubs(), hubs(), hubs()
-    wanted = hub_download.read_revision(Client(), origin.url, REF)
+    expected = hub_download.read_revision(Client(), origin.url, REF)
     first.busy = [503] * 1000
     client, done = Client(), []
-    for file in wanted.files:
+    for file in expected.files:
         if file.path != LARGE:
             urls = [hub_revision.file_url(hub.url, REF, file.path) for hub in (first, second)]
             done.append(cache_layout.fetch_blob(file, urls, tmp_path, TransferOptions(client)))
     assert {host for one in done for host in one.sources} == {second.netloc}
-    assert len(first.asked) == 3
+    assert len(first.paths) == 3
 
 
 @pytest.mark.parametrize("path", [LARGE, "vocab.txt"])
@@ -165,14 +165,14 @@ def test_a_profile_names_them_in_order_and_who_is_trusted(hubs: Hubs, tmp_path: 
     words = ("fetch", "--model", REPO, "--mirror", str(tmp_path / "p.yaml"), "--output", str(tmp_path / "to"))
     files = json.loads(run(*words, "--json").stdout)["files"]
     assert {host for file in files for host in file["sources"]} == {first.netloc, second.netloc}
-    assert not any(path.startswith(f"/{REPO}") for path in origin.asked)
+    assert not any(path.startswith(f"/{REPO}") for path in origin.paths)
     shown = run("mirror", "show", str(tmp_path / "p.yaml")).stdout
     assert f"  hf          {first.url}\n              {second.url}\n  hf hashes   {origin.url}\n" in shown
     assert f"only `envcheck fetch` falls back to {second.netloc}" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("hf: {fallbacks: ['https://b.example']}", "hf.fallbacks: fallbacks without an endpoint"),
         (
@@ -183,10 +183,10 @@ def test_a_profile_names_them_in_order_and_who_is_trusted(hubs: Hubs, tmp_path: 
         ("hf: {endpoint: 'https://a.example', fallbacks: ['https://me:x@b.example']}", "a user or password in"),
     ],
 )
-def test_a_list_that_makes_no_sense_is_refused(text: str, told: str) -> None:
+def test_a_list_that_makes_no_sense_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as failed:
         parse(text.encode(), Path("p.yaml"))
-    assert told in str(failed.value)
+    assert message in str(failed.value)
 
 
 def test_xet_is_never_asked_for(hubs: Hubs, tmp_path: Path) -> None:
@@ -194,5 +194,5 @@ def test_xet_is_never_asked_for(hubs: Hubs, tmp_path: Path) -> None:
     server = hubs()
     server.xet = True
     fetched(server, [server.url], tmp_path)
-    assert server.asked
-    assert [path for path in server.asked if "xet" in path] == []
+    assert server.paths
+    assert [path for path in server.paths if "xet" in path] == []

@@ -54,19 +54,19 @@ print(json.dumps([said, [len(whole), len(whole[0]), len(whole[0][0])], pinned]))
 def torch_site(torch_python: Path) -> str:
     """Return the directory that torch is in: the clients of a hub are in an environment without it."""
     words = [str(torch_python), "-c", "import torch; print(torch.__path__[0])"]
-    found = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    return str(Path(found.strip()).parent)
+    output = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    return str(Path(output.strip()).parent)
 
 
 @pytest.fixture
 def made(run_hub: Callable[..., str], torch_site: str, tmp_path: Path) -> tuple[dict[str, bytes], list[str]]:
     """Return the files of a repository with two real models, and what each of them says to the same words."""
     to = tmp_path / "made"
-    said = run_hub(MADE, tmp_path / "none", torch_site, json.dumps(CONFIG), json.dumps(WORDS), str(to))
+    message = run_hub(MADE, tmp_path / "none", torch_site, json.dumps(CONFIG), json.dumps(WORDS), str(to))
     files = {str(path.relative_to(to)): path.read_bytes() for path in to.rglob("*") if path.is_file()}
     files["vocab.txt"] = "\n".join(WORDS).encode() + b"\n"
     files["tokenizer_config.json"] = b'{"tokenizer_class": "BertTokenizer", "do_lower_case": true}'
-    return files, json.loads(said)
+    return files, json.loads(message)
 
 
 def test_from_pretrained_has_the_very_weights_without_a_network(
@@ -76,7 +76,7 @@ def test_from_pretrained_has_the_very_weights_without_a_network(
     torch_site: str,
     tmp_path: Path,
 ) -> None:
-    files, said = made
+    files, message = made
     shards = {path for path in files if path.startswith("model-") and path.endswith(".safetensors")}
     assert len(shards) > 1
     assert {"model.safetensors.index.json", "encoder/model.safetensors", "encoder/config.json"} <= set(files)
@@ -87,10 +87,10 @@ def test_from_pretrained_has_the_very_weights_without_a_network(
     real.mkdir()
     link.symlink_to(real)
     client = Client()
-    wanted = hub_download.read_revision(client, server.url, hub_revision.Reference("model", REPO, "main"))
-    hub_download.fetch_revision(wanted, [server.url], link, TransferOptions(client), lambda _: None)
+    expected = hub_download.read_revision(client, server.url, hub_revision.Reference("model", REPO, "main"))
+    hub_download.fetch_revision(expected, [server.url], link, TransferOptions(client), lambda _: None)
     server.shutdown()
     moved = real.rename(tmp_path / "moved")
-    found: list[Any] = json.loads(run_hub(LOADED, moved, torch_site, COMMIT, HF_HUB_OFFLINE="1"))
-    assert found == [said, [1, 4, CONFIG["hidden_size"]], [2, 5, 6, 3]]
+    document: list[Any] = json.loads(run_hub(LOADED, moved, torch_site, COMMIT, HF_HUB_OFFLINE="1"))
+    assert document == [message, [1, 4, CONFIG["hidden_size"]], [2, 5, 6, 3]]
     assert (moved / "models--owner--tiny/snapshots" / COMMIT / "encoder/model.safetensors").is_symlink()

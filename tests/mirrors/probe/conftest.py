@@ -59,25 +59,25 @@ class Site(Server):
     def answer(self, request: Request) -> Answer:
         """Return a page or a wheel, or what is wrong."""
         faults = self.faults
-        kind, _, rest = request.path.partition("?")[0].strip("/").partition("/")
+        kind, _, remaining = request.path.partition("?")[0].strip("/").partition("/")
         if faults.drip:
             return Answer(200, endless(b"", b" ")(b""), {"Content-Type": "text/html", "Content-Length": "1000000"})
         if kind == "simple":
-            return _page(rest, faults)
-        if rest not in WHEELS or rest == faults.gone:
+            return _page(remaining, faults)
+        if remaining not in WHEELS or remaining == faults.gone:
             return Answer(404)
         if faults.files_at:
-            return Answer(302, headers={"Location": f"{faults.files_at}/files/{rest}"})
-        return _file(request, WHEELS[rest] + (b"x" if rest == faults.other_size else b""), faults)
+            return Answer(302, headers={"Location": f"{faults.files_at}/files/{remaining}"})
+        return _file(request, WHEELS[remaining] + (b"x" if remaining == faults.other_size else b""), faults)
 
 
 def _page(project: str, faults: Faults) -> Answer:
-    found = next((name for name in WHEELS if name.startswith(f"{project}-")), None)
-    if found is None:
+    actual = next((name for name in WHEELS if name.startswith(f"{project}-")), None)
+    if actual is None:
         return Answer(404)
-    digest = "0" * 64 if found == faults.wrong_hash else HASHES[found]
+    digest = "0" * 64 if actual == faults.wrong_hash else HASHES[actual]
     fragment = "" if faults.no_hash else f"#sha256={digest}"
-    body = f'<a href="/files/{found}{faults.query}{fragment}">{found}</a>'.encode()
+    body = f'<a href="/files/{actual}{faults.query}{fragment}">{actual}</a>'.encode()
     serial = {} if faults.serial is None else {"X-PyPI-Last-Serial": str(faults.serial)}
     return Answer(200, body, {"Content-Type": "text/html", **serial})
 
@@ -129,6 +129,6 @@ def mirror(authority: Authority) -> Callable[..., Mirror]:
 
 
 @pytest.fixture
-def asked() -> list[WantedPackage]:
+def wanted_packages() -> list[WantedPackage]:
     """Return what a lock of both wheels needs."""
     return [WantedPackage(name.split("-")[0], name.split("-")[1], (digest,), "pypi") for name, digest in HASHES.items()]

@@ -99,7 +99,7 @@ def test_an_endpoint_that_is_right_passes_every_gate(serve: Callable[..., Server
 
 
 @pytest.mark.parametrize(
-    ("faults", "gate", "said"),
+    ("faults", "gate", "message"),
     [
         ({"commit": "b" * 40}, "commit", "empty.txt: X-Repo-Commit is bbbbbbbbbbbb"),
         ({"commit": None}, "commit", "empty.txt: no X-Repo-Commit, so huggingface_hub refuses the file"),
@@ -108,29 +108,29 @@ def test_an_endpoint_that_is_right_passes_every_gate(serve: Callable[..., Server
     ],
 )
 def test_what_is_not_what_was_pinned_fails_its_gate(
-    serve: Callable[..., Server], faults: dict[str, object], gate: str, said: str
+    serve: Callable[..., Server], faults: dict[str, object], gate: str, message: str
 ) -> None:
     ranked = judged(serve(**faults).url)
     assert ranked.failed_criteria == {gate}
-    assert said in why(ranked, gate)
+    assert message in why(ranked, gate)
     assert ranked.measured.rate is None
 
 
 def test_the_commit_is_read_off_the_first_host_and_the_bytes_off_the_last(serve: Callable[..., Server]) -> None:
     cdn = serve(commit=None)
     front = serve(at=cdn.url, xet=True)
-    told, gated = judged(front.url), judged(front.url, no_redirects=True)
-    assert told.passed, told.criteria
+    result, gated = judged(front.url), judged(front.url, no_redirects=True)
+    assert result.passed, result.criteria
     assert gated.failed_criteria == {"stays"}
-    assert why(told, "stays") == f"1 of 2 files from {cdn.url.removeprefix('http://')}"
-    assert told.notes == [
+    assert why(result, "stays") == f"1 of 2 files from {cdn.url.removeprefix('http://')}"
+    assert result.notes == [
         "it offers xet, which ignores HF_ENDPOINT: keep HF_HUB_DISABLE_XET=1",
         REDIRECT_NOTE,
     ]
 
 
 @pytest.mark.parametrize(
-    ("faults", "points", "said"),
+    ("faults", "points", "message"),
     [
         ({}, 5.0, "its main is at the commit of the trusted endpoint"),
         (
@@ -157,17 +157,17 @@ def test_the_commit_is_read_off_the_first_host_and_the_bytes_off_the_last(serve:
     ],
 )
 def test_a_branch_that_lags_behind_is_scored_and_said(
-    serve: Callable[..., Server], faults: dict[str, object], points: float, said: str
+    serve: Callable[..., Server], faults: dict[str, object], points: float, message: str
 ) -> None:
     ranked = judged(serve(**faults).url, BRANCH)
     assert ranked.passed
     mark = next(mark for mark in ranked.score_parts if mark.name == "freshness")
-    assert (mark.points, mark.why) == (points, said)
+    assert (mark.points, mark.why) == (points, message)
     elsewhere = faults.get("main") == "b" * 40
-    told = (
+    result = (
         "its main is at bbbbbbbbbbbb, the trusted endpoint's at aaaaaaaaaaaa: it serves another model under that name"
     )
-    assert ranked.notes == ([told] if elsewhere else [])
+    assert ranked.notes == ([result] if elsewhere else [])
 
 
 def test_a_commit_that_a_mirror_lacks_fails_its_gate_however_it_was_asked_by(serve: Callable[..., Server]) -> None:
@@ -201,6 +201,6 @@ def test_a_model_lock_is_probed_for(
         str(tmp_path / "model.lock"),
         "--json",
     ]
-    done = CliRunner().invoke(cli, arguments, standalone_mode=False)
-    assert done.return_value == 0, done.output
-    assert json.loads(done.output)["parts"]["hf"][0]["measured"]["commit"] == COMMIT
+    result = CliRunner().invoke(cli, arguments, standalone_mode=False)
+    assert result.return_value == 0, result.output
+    assert json.loads(result.output)["parts"]["hf"][0]["measured"]["commit"] == COMMIT

@@ -31,14 +31,16 @@ def why(ranked: RankedMirror, gate: str) -> str:
 
 
 def judged(
-    mirrors: list[Mirror], asked: list[WantedPackage], size: int = 32 << 20, **options: Any
+    mirrors: list[Mirror], wanted_packages: list[WantedPackage], size: int = 32 << 20, **options: Any
 ) -> dict[str, RankedMirror]:
-    return {one.mirror: one for one in rank(probe(mirrors, asked, Budget(size, 20.0)), **options)}
+    return {one.mirror: one for one in rank(probe(mirrors, wanted_packages, Budget(size, 20.0)), **options)}
 
 
-def test_the_faster_of_two_that_are_right_comes_first(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:
+def test_the_faster_of_two_that_are_right_comes_first(
+    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
+) -> None:
     slow, fast = serve(pause=0.02), serve()
-    ranked = judged([mirror("slow", slow.url), mirror("fast", fast.url)], asked)
+    ranked = judged([mirror("slow", slow.url), mirror("fast", fast.url)], wanted_packages)
     assert list(ranked) == ["fast", "slow"]
     assert all(one.passed and one.failed_criteria == set() for one in ranked.values())
     rates = {name: one.measured.rate for name, one in ranked.items()}
@@ -50,7 +52,7 @@ def test_the_faster_of_two_that_are_right_comes_first(serve: Serve, mirror: Make
 
 
 @pytest.mark.parametrize(
-    ("faults", "gate", "said"),
+    ("faults", "gate", "message"),
     [
         ({"gone": DEMO}, "coverage", "has 1 of 2 files; demo==1.0: {host} answers 404"),
         ({"wrong_hash": DEMO}, "hash", f"demo==1.0: its page lists {DEMO} with sha256 000000000000..., not the lock's"),
@@ -60,40 +62,42 @@ def test_the_faster_of_two_that_are_right_comes_first(serve: Serve, mirror: Make
     ],
 )
 def test_a_fault_is_a_gate_that_no_speed_outweighs(
-    serve: Serve, mirror: Make, asked: list[WantedPackage], faults: dict[str, Any], gate: str, said: str
+    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage], faults: dict[str, Any], gate: str, message: str
 ) -> None:
     bad, slow = serve(**faults), serve(pause=0.01)
-    ranked = judged([mirror("bad", bad.url), mirror("slow", slow.url)], asked)
+    ranked = judged([mirror("bad", bad.url), mirror("slow", slow.url)], wanted_packages)
     assert list(ranked) == ["slow", "bad"]
     assert (ranked["bad"].passed, ranked["bad"].score) == (False, None)
-    assert why(ranked["bad"], gate) == said.format(host=bad.netloc)
+    assert why(ranked["bad"], gate) == message.format(host=bad.netloc)
     assert gate in ranked["bad"].failed_criteria
     assert ranked["bad"].measured.rate is None
 
 
-def test_a_404_is_never_asked_for_its_speed(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:
+def test_a_404_is_never_asked_for_its_speed(serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]) -> None:
     bad = serve(gone=DEMO)
-    judged([mirror("bad", bad.url)], asked)
+    judged([mirror("bad", bad.url)], wanted_packages)
     assert {one.range for one in bad.requests if one.path.startswith("/files/")} == {"bytes=0-0"}
 
 
-def test_a_dead_host_is_last_and_did_not_answer(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:
-    gone = serve(gone=DEMO)
-    ranked = judged([mirror("dead", "https://127.0.0.99:9/simple"), mirror("gone", gone.url)], asked)
+def test_a_dead_host_is_last_and_did_not_answer(
+    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
+) -> None:
+    missing = serve(gone=DEMO)
+    ranked = judged([mirror("dead", "https://127.0.0.99:9/simple"), mirror("gone", missing.url)], wanted_packages)
     assert list(ranked) == ["gone", "dead"]
     assert not ranked["dead"].measured.answered
     assert why(ranked["dead"], "coverage") == "has 0 of 2 files; demo==1.0: no connection (and 1 more)"
 
 
 def test_where_files_really_come_from_is_told_and_can_be_a_gate(
-    serve: Serve, mirror: Make, asked: list[WantedPackage]
+    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
 ) -> None:
     origin = serve()
     front = serve(files_at=f"https://{origin.netloc}")
-    measured = probe([mirror("front", front.url)], asked, Budget(32 << 20, 20.0))
-    told, gated = rank(measured)[0], rank(measured, no_redirects=True)[0]
-    assert (told.passed, gated.passed) == (True, False)
-    assert why(told, "stays") == f"2 of 2 files from {origin.netloc}"
+    measured = probe([mirror("front", front.url)], wanted_packages, Budget(32 << 20, 20.0))
+    result, gated = rank(measured)[0], rank(measured, no_redirects=True)[0]
+    assert (result.passed, gated.passed) == (True, False)
+    assert why(result, "stays") == f"2 of 2 files from {origin.netloc}"
     assert gated.failed_criteria == {"stays"}
 
 
@@ -111,37 +115,39 @@ def test_the_clients_own_default_is_the_origin_and_no_mirror_that_is_left() -> N
 
 
 def test_an_origin_whose_certificate_nobody_trusts_fails_tls(
-    serve: Serve, mirror: Make, asked: list[WantedPackage]
+    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
 ) -> None:
     origin = serve(tls="rogue")
     front = serve(files_at=f"https://{origin.netloc}")
-    ranked = judged([mirror("front", front.url)], asked)["front"]
+    ranked = judged([mirror("front", front.url)], wanted_packages)["front"]
     assert "tls" in ranked.failed_criteria
 
 
 def test_a_page_without_hashes_is_matched_by_what_another_page_tells(
-    serve: Serve, mirror: Make, asked: list[WantedPackage]
+    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
 ) -> None:
     good, flat = serve(), serve(no_hash=True)
-    alone = judged([mirror("flat", flat.url)], asked)["flat"]
+    alone = judged([mirror("flat", flat.url)], wanted_packages)["flat"]
     assert "no other mirror lists the hash of the lock" in why(alone, "coverage")
-    both = judged([mirror("good", good.url), mirror("flat", flat.url)], asked)
+    both = judged([mirror("good", good.url), mirror("flat", flat.url)], wanted_packages)
     assert why(both["flat"], "hash") == "2 by name and size; 2 of 2 sizes compared"
     assert both["flat"].passed
 
 
-def test_a_file_of_another_size_is_not_the_one(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:
+def test_a_file_of_another_size_is_not_the_one(
+    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
+) -> None:
     good, flat = serve(), serve(no_hash=True, other_size=DEMO)
-    both = judged([mirror("good", good.url), mirror("flat", flat.url)], asked)
+    both = judged([mirror("good", good.url), mirror("flat", flat.url)], wanted_packages)
     assert why(both["flat"], "hash").endswith("has 300001 bytes, expected 300000")
     assert both["flat"].failed_criteria == {"hash"}
 
 
 def test_a_second_index_of_one_profile_is_fallen_back_to(
-    serve: Serve, mirror: Make, asked: list[WantedPackage]
+    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
 ) -> None:
     first, second = serve(gone=DEMO), serve()
-    ranked = judged([mirror("both", first.url, second.url)], asked)["both"]
+    ranked = judged([mirror("both", first.url, second.url)], wanted_packages)["both"]
     assert ranked.passed
     assert {host for file in ranked.measured.files if file.reached for host in file.reached.hosts} == {
         first.netloc,
@@ -149,40 +155,46 @@ def test_a_second_index_of_one_profile_is_fallen_back_to(
     }
 
 
-def test_the_one_that_is_behind_has_less_for_freshness(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:
+def test_the_one_that_is_behind_has_less_for_freshness(
+    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
+) -> None:
     new, old = serve(serial=12), serve(serial=10)
-    ranked = judged([mirror("new", new.url), mirror("old", old.url)], asked)
+    ranked = judged([mirror("new", new.url), mirror("old", old.url)], wanted_packages)
     marks = {name: next(mark for mark in one.score_parts if mark.name == "freshness") for name, one in ranked.items()}
     assert (marks["new"].points, marks["old"].points) == (5.0, 0.0)
     assert marks["old"].why == "2 serials behind the newest page seen"
 
 
-def test_plain_http_is_told_and_has_fewer_points(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:
-    plain = judged([mirror("plain", serve(tls="").url)], asked)["plain"]
+def test_plain_http_is_told_and_has_fewer_points(
+    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
+) -> None:
+    plain = judged([mirror("plain", serve(tls="").url)], wanted_packages)["plain"]
     assert plain.passed
     assert why(plain, "tls").startswith("plain http")
     assert next(mark for mark in plain.score_parts if mark.name == "protocol").points == 2.0
 
 
-def test_no_more_is_moved_than_the_bytes_it_may_cost(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:
+def test_no_more_is_moved_than_the_bytes_it_may_cost(
+    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
+) -> None:
     site = serve()
-    ranked = judged([mirror("one", site.url)], asked, size=2_000)["one"]
+    ranked = judged([mirror("one", site.url)], wanted_packages, size=2_000)["one"]
     assert ranked.passed
     assert ranked.measured.rate is None
     assert ranked.measured.rate_why == "not measured: the probe's budget of bytes or seconds is used up"
 
 
-def test_pages_count_among_the_bytes_too(serve: Serve, mirror: Make, asked: list[WantedPackage]) -> None:
-    ranked = judged([mirror("one", serve().url)], asked, size=50)["one"]
+def test_pages_count_among_the_bytes_too(serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]) -> None:
+    ranked = judged([mirror("one", serve().url)], wanted_packages, size=50)["one"]
     assert why(ranked, "coverage") == "has 0 of 2 files; demo==1.0: the probe's budget of bytes is used up (and 1 more)"
 
 
 def test_a_server_that_drips_for_ever_ends_with_the_time(
-    serve: Serve, mirror: Make, asked: list[WantedPackage]
+    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
 ) -> None:
     drips, good = serve(drip=True), serve()
     began = time.monotonic()
-    measured = probe([mirror("drips", drips.url), mirror("good", good.url)], asked, Budget(32 << 20, 4.0))
+    measured = probe([mirror("drips", drips.url), mirror("good", good.url)], wanted_packages, Budget(32 << 20, 4.0))
     assert time.monotonic() - began < 10
     ranked = {one.mirror: one for one in rank(measured)}
     assert not ranked["drips"].passed
@@ -190,34 +202,36 @@ def test_a_server_that_drips_for_ever_ends_with_the_time(
     assert "the probe's time ran out" in why(ranked["drips"], "coverage")
 
 
-def test_a_profile_without_an_index_is_no_mirror(mirror: Make, asked: list[WantedPackage]) -> None:
-    ranked = judged([mirror("empty")], asked)["empty"]
+def test_a_profile_without_an_index_is_no_mirror(mirror: Make, wanted_packages: list[WantedPackage]) -> None:
+    ranked = judged([mirror("empty")], wanted_packages)["empty"]
     assert why(ranked, "coverage").startswith("the profile names no Python index")
 
 
 def test_what_a_directory_holds_is_there_and_nobody_is_asked(
-    mirror: Make, asked: list[WantedPackage], tmp_path: Path
+    mirror: Make, wanted_packages: list[WantedPackage], tmp_path: Path
 ) -> None:
     dead = mirror("dead", "https://127.0.0.99:9/simple")
     links = Index(url=str(tmp_path), kind="find-links")
     one = dataclasses.replace(dead, profile=msgspec.structs.replace(dead.profile, pypi=[*dead.profile.pypi, links]))
     for name, body in WHEELS.items():
         (tmp_path / name).write_bytes(body)
-    whole = judged([one], asked)["dead"]
+    whole = judged([one], wanted_packages)["dead"]
     assert (whole.passed, whole.measured.answered, whole.measured.latency) == (True, False, None)
     assert why(whole, "coverage") == "has 2 of 2 files, 2 in this machine's directories"
     assert why(whole, "hash") == "2 by hashing the file; 2 of 2 sizes compared"
     alone = dataclasses.replace(one, profile=msgspec.structs.replace(one.profile, pypi=[links]))
-    assert judged([alone], asked)["dead"].passed
+    assert judged([alone], wanted_packages)["dead"].passed
     (tmp_path / DEMO).write_bytes(b"another")
-    part = judged([one], asked)["dead"]
+    part = judged([one], wanted_packages)["dead"]
     assert why(part, "coverage") == "has 1 of 2 files; demo==1.0: no connection"
-    assert "the profile names no Python index" in why(judged([alone], asked)["dead"], "coverage")
+    assert "the profile names no Python index" in why(judged([alone], wanted_packages)["dead"], "coverage")
 
 
-def test_the_rest_comes_from_the_index(serve: Serve, mirror: Make, asked: list[WantedPackage], tmp_path: Path) -> None:
+def test_the_rest_comes_from_the_index(
+    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage], tmp_path: Path
+) -> None:
     site = serve()
     one = mirror("one", site.url, str(tmp_path))
     (tmp_path / DEMO).write_bytes(WHEELS[DEMO])
-    assert judged([one], asked)["one"].passed
+    assert judged([one], wanted_packages)["one"].passed
     assert not any("demo" in path for path in site.paths)

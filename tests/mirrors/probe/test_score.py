@@ -48,8 +48,8 @@ def seen(**changes: Any) -> MirrorMeasurement:
 
 
 def failed(one: MirrorMeasurement, others: PeerFacts | None = None, *, no_redirects: bool = False) -> set[str]:
-    found = criteria_of(one, others or PeerFacts(), no_redirects=no_redirects)
-    return {gate.name for gate in found if gate.hard and not gate.passed}
+    criterions = criteria_of(one, others or PeerFacts(), no_redirects=no_redirects)
+    return {gate.name for gate in criterions if gate.hard and not gate.passed}
 
 
 def mark(one: MirrorMeasurement, name: str, **options: Any) -> ScorePart:
@@ -112,8 +112,8 @@ def test_who_is_left_comes_after_who_is_not_however_fast_and_the_origin_is_no_mi
     fast = seen(
         mirror="fast", files=[sight(hosts=["m", "cdn"])], rate=Rate(bytes=10**8, seconds=1.0, offset=0, host="c")
     )
-    gone = seen(mirror="gone", files=[sight(status=404, ranged=False)])
-    ranked = rank([fast, gone, slow("stays", ["m"]), slow("default", ["m", "files"], origin=True)])
+    missing = seen(mirror="gone", files=[sight(status=404, ranged=False)])
+    ranked = rank([fast, missing, slow("stays", ["m"]), slow("default", ["m", "files"], origin=True)])
     assert [one.mirror for one in ranked] == ["stays", "default", "fast", "gone"]
     assert [one.mirror for one in ranked if REDIRECT_NOTE in one.notes] == ["fast"]
 

@@ -106,14 +106,14 @@ def test_apt_goes_on_to_the_second_mirror_when_the_first_has_it_not(
     }
     given = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
     environment = {"PATH": os.environ["PATH"], "LC_ALL": "C", "APT_CONFIG": "/dev/null"}
-    done = subprocess.run([apt, *given, "update"], env=environment, capture_output=True, text=True, check=False)
-    told = done.stdout + done.stderr
-    assert re.search(rf"^Ign:\d+ {re.escape(other)}/debian bookworm InRelease", told, re.MULTILINE), told
+    completed = subprocess.run([apt, *given, "update"], env=environment, capture_output=True, text=True, check=False)
+    output = completed.stdout + completed.stderr
+    assert re.search(rf"^Ign:\d+ {re.escape(other)}/debian bookworm InRelease", output, re.MULTILINE), output
     for row in ("debian bookworm", "debian bookworm-updates", "debian-security bookworm-security"):
-        assert re.search(rf"^Get:\d+ {re.escape(live)}/{row}/main \w+ Packages", told, re.MULTILINE), told
-    got = [apt, *given, "download", "from-the-mirror"]
-    done = subprocess.run(got, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+        assert re.search(rf"^Get:\d+ {re.escape(live)}/{row}/main \w+ Packages", output, re.MULTILINE), output
+    actual = [apt, *given, "download", "from-the-mirror"]
+    completed = subprocess.run(actual, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     assert (tmp_path / "from-the-mirror_1_all.deb").read_bytes() == (tmp_path / "www/debian/pool/x.deb").read_bytes()
 
 

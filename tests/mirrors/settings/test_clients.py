@@ -74,10 +74,10 @@ def test_uv_reads_none_of_pips_settings(recorder: Callable[[], Recorder], tmp_pa
     assert "uv reads none of pip's settings" in cannot("pip", profile)
     (text,) = RENDERERS["pip"](profile, WISH).files.values()
     (tmp_path / "pip.conf").write_text(text)
-    told = {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf"), "PIP_INDEX_URL": f"{mirror.url}/simple"}
-    run([UV, "pip", "install", "--target", "x", "alpha"], tmp_path, **told)
+    data = {"PIP_CONFIG_FILE": str(tmp_path / "pip.conf"), "PIP_INDEX_URL": f"{mirror.url}/simple"}
+    run([UV, "pip", "install", "--target", "x", "alpha"], tmp_path, **data)
     assert mirror.paths == []
-    run([*PIP, "alpha"], tmp_path, **told)
+    run([*PIP, "alpha"], tmp_path, **data)
     assert "/simple/alpha/" in mirror.paths
 
 
@@ -130,13 +130,13 @@ def test_a_netrc_reaches_pip_and_uv_and_not_huggingface_hub(
         hf=HuggingFace(endpoint=mirror.url),
     )
     assert "a netrc does not reach huggingface_hub" in cannot("hf", profile)
-    found = variables(profile, tmp_path)
-    run([str(hub_python), "-c", ASK], tmp_path, **found)
+    data = variables(profile, tmp_path)
+    run([str(hub_python), "-c", ASK], tmp_path, **data)
     assert mirror.logins == {None}
     login = "Basic " + base64.b64encode(f"joe:{CANARY}".encode()).decode()
     for command in ([*PIP, "alpha"], [UV, "pip", "install", "--target", "x", "alpha"]):
         mirror.requests.clear()
-        run(command, tmp_path, **found)
+        run(command, tmp_path, **data)
         assert login in mirror.logins
 
 
@@ -147,8 +147,8 @@ def test_a_token_goes_to_the_mirror_only_where_the_profile_allows_it(
 ) -> None:
     mirror = recorder()
     profile = Profile(name="x", hf=HuggingFace(endpoint=mirror.url, token="allow" if policy == "allow" else "never"))
-    said = {"never": "HF_TOKEN is not sent to", "allow": "HF_TOKEN is sent to"}[policy]
-    assert f"{said} {mirror.url.removeprefix('http://')}" in cannot("hf", profile)
+    message = {"never": "HF_TOKEN is not sent to", "allow": "HF_TOKEN is sent to"}[policy]
+    assert f"{message} {mirror.url.removeprefix('http://')}" in cannot("hf", profile)
     run([str(hub_python), "-c", ASK], tmp_path, **variables(profile, tmp_path, HF_TOKEN=CANARY))
     assert [path for path in mirror.paths if "/o/r" in path]
     assert mirror.logins == sent
@@ -185,8 +185,8 @@ def test_npm_takes_the_registry_and_puts_the_token_in_itself(recorder: Callable[
     (text,) = RENDERERS["npm"](profile, WISH).files.values()
     assert CANARY not in text
     (tmp_path / ".npmrc").write_text(text)
-    told = {"PATH": os.environ["PATH"], "NPM_TOKEN": CANARY, "NPM_CONFIG_UPDATE_NOTIFIER": "false"}
-    done = run([npm, "view", "tiny", "version"], tmp_path, **told)
+    data = {"PATH": os.environ["PATH"], "NPM_TOKEN": CANARY, "NPM_CONFIG_UPDATE_NOTIFIER": "false"}
+    done = run([npm, "view", "tiny", "version"], tmp_path, **data)
     assert done.stdout == "1.2.3\n", done.stderr
     assert [(one.method, one.path, one.login) for one in mirror.requests] == [("GET", "/repo/tiny", f"Bearer {CANARY}")]
 
@@ -217,7 +217,7 @@ def test_apt_reads_neither_a_netrc_nor_variables(recorder: Callable[[], Recorder
         "APT::Sandbox::User": "",
     }
     words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    told = {"NETRC": str(tmp_path / ".netrc"), "P": CANARY, "APT_CONFIG": "/dev/null"}
-    run([apt, *words, "update"], tmp_path, **told)
+    data = {"NETRC": str(tmp_path / ".netrc"), "P": CANARY, "APT_CONFIG": "/dev/null"}
+    run([apt, *words, "update"], tmp_path, **data)
     assert [path for path in mirror.paths if path.endswith("bookworm/InRelease")]
     assert mirror.logins == {None}

@@ -66,10 +66,10 @@ def test_pips_own_parser_reads_pip_conf(tmp_path: Path) -> None:
     (tmp_path / "pip.conf").write_text(text("pip"))
     environment = {"PATH": os.environ["PATH"], "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"), "HOME": str(tmp_path)}
     command = [sys.executable, "-m", "pip", "config", "list"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert "global.index-url='https://pypi.example:8443/simple'" in done.stdout
-    assert "global.cert='/etc/site/ca.pem'" in done.stdout
-    assert "/srv/wheels" in done.stdout
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "global.index-url='https://pypi.example:8443/simple'" in completed.stdout
+    assert "global.cert='/etc/site/ca.pem'" in completed.stdout
+    assert "/srv/wheels" in completed.stdout
 
 
 def with_wheels(directory: Path) -> Profile:
@@ -82,9 +82,9 @@ def uv_says(toml: str, directory: Path, **more: str) -> str:
     command = [uv_package.find_uv_bin(), "pip", "compile", "--config-file", str(directory / "uv.toml")]
     command += ["--emit-index-url", "--emit-find-links", "--no-header", "-q", "-"]
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(directory), "UV_NO_CACHE": "1", **more}
-    done = subprocess.run(command, input="", env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    completed = subprocess.run(command, input="", env=environment, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 def test_uv_reads_uv_toml(tmp_path: Path) -> None:
@@ -236,17 +236,17 @@ def test_every_preset_has_a_form_and_no_form_breaks(name: str) -> None:
 
 def shell(script: str, program: str = "sh", **environment: str) -> dict[str, str]:
     """Return the environment after a shell has evaluated a script; each of its lines must end well."""
-    found = shutil.which(program)
-    if found is None:
+    actual = shutil.which(program)
+    if actual is None:
         pytest.skip(f"no {program} here (`make test` unpacks it where apt is)")
     plain = ["-f"] if program == "zsh" else []
-    done = subprocess.run(
-        [found, *plain, "-uec", 'eval "$1"; env -0', "sh", script],
+    completed = subprocess.run(
+        [actual, *plain, "-uec", 'eval "$1"; env -0', "sh", script],
         env={"PATH": os.environ["PATH"], **environment},
         capture_output=True,
         check=True,
     )
-    pairs = (entry.split(b"=", 1) for entry in done.stdout.split(b"\0") if b"=" in entry)
+    pairs = (entry.split(b"=", 1) for entry in completed.stdout.split(b"\0") if b"=" in entry)
     return {name.decode(): value.decode("utf-8", "surrogateescape") for name, value in pairs}
 
 
@@ -257,24 +257,24 @@ def test_a_shell_takes_it_and_looks_secrets_up_itself(tmp_path: Path) -> None:
     profile = msgspec.structs.replace(SITE, credentials={**SITE.credentials, "hf.example": token})
     script = text("env", profile)
     assert CANARY not in script
-    found = shell(script, PYPI_PASSWORD=f"{CANARY} '\"$x")
-    assert found["UV_DEFAULT_INDEX"] == "pypi-mirror=https://pypi.example:8443/simple"
-    assert found["UV_INDEX_PYPI_MIRROR_USERNAME"] == "joe"
-    assert found["UV_INDEX_PYPI_MIRROR_PASSWORD"] == f"{CANARY} '\"$x"
-    assert found["HF_TOKEN"] == f"{CANARY}-hf"
-    assert found["NETRC"] == "/etc/site/netrc"
-    assert found["NPM_CONFIG_REGISTRY"] == "https://npm.example/repo/"
+    data = shell(script, PYPI_PASSWORD=f"{CANARY} '\"$x")
+    assert data["UV_DEFAULT_INDEX"] == "pypi-mirror=https://pypi.example:8443/simple"
+    assert data["UV_INDEX_PYPI_MIRROR_USERNAME"] == "joe"
+    assert data["UV_INDEX_PYPI_MIRROR_PASSWORD"] == f"{CANARY} '\"$x"
+    assert data["HF_TOKEN"] == f"{CANARY}-hf"
+    assert data["NETRC"] == "/etc/site/netrc"
+    assert data["NPM_CONFIG_REGISTRY"] == "https://npm.example/repo/"
 
 
 def test_uv_takes_the_index_of_the_variable_by_its_name(tmp_path: Path) -> None:
-    found = shell(text("env", with_wheels(tmp_path)), PYPI_PASSWORD=CANARY)
-    said = uv_says("", tmp_path, **{name: value for name, value in found.items() if name.startswith("UV_")})
-    assert "--index-url https://pypi.example:8443/simple\n" in said
+    data = shell(text("env", with_wheels(tmp_path)), PYPI_PASSWORD=CANARY)
+    message = uv_says("", tmp_path, **{name: value for name, value in data.items() if name.startswith("UV_")})
+    assert "--index-url https://pypi.example:8443/simple\n" in message
 
 
-def after(found: dict[str, str]) -> tuple[str, ...]:
+def after(data: dict[str, str]) -> tuple[str, ...]:
     """Return what a call after this one is told of it."""
-    return tuple(found["ENVCHECK_MIRROR_SET"].split())
+    return tuple(data["ENVCHECK_MIRROR_SET"].split())
 
 
 def test_the_next_call_takes_back_what_it_does_not_set_itself() -> None:
@@ -306,16 +306,16 @@ def test_what_was_there_before_comes_back_whatever_came_between(program: str, tm
     own = {"PYPI_PASSWORD": "", **MINE}
     clean = shell("", program, **own)
     first = shell(text("env", site), program, **own)
-    again = shell(text("env", site, RenderOptions(before=after(first))), program, **first)
-    assert again == first
+    data = shell(text("env", site, RenderOptions(before=after(first))), program, **first)
+    assert data == first
     assert (first["HF_TOKEN"], first["UV_FIND_LINKS"]) == (f"{CANARY}-site", str(tmp_path))
-    second = shell(text("env", other, RenderOptions(before=after(again))), program, **again)
+    second = shell(text("env", other, RenderOptions(before=after(data))), program, **data)
     assert (second["HF_ENDPOINT"], second["PIP_INDEX_URL"]) == ("https://o.example", MINE["PIP_INDEX_URL"])
     assert second["HF_TOKEN"] == MINE["HF_TOKEN"]
     none = shell(text("env", Profile(name="none"), RenderOptions(before=after(second))), program, **second)
     assert none == clean
-    for found in (first, again, second, none):
-        back = restored_environment(found)
+    for actual in (first, data, second, none):
+        back = restored_environment(actual)
         assert {name: back[name] for name in clean} == clean
         assert not [name for name in back if name.startswith("ENVCHECK")]
 

@@ -16,9 +16,9 @@ Findings = dict[str, dict[str, Any]]
 def audit(where: Path | str, cache: str, *options: str) -> tuple[int, Findings]:
     """Return the exit code and the findings about one kind of cache, by name."""
     command = ["mirror", "audit", str(where), *options, "--json"]
-    done = CliRunner().invoke(cli, command, standalone_mode=False, catch_exceptions=False)
-    files = json.loads(done.stdout)["files"]
-    return done.return_value, {one["name"]: one for one in files if one["cache"] == cache}
+    result = CliRunner().invoke(cli, command, standalone_mode=False, catch_exceptions=False)
+    files = json.loads(result.stdout)["files"]
+    return result.return_value, {one["name"]: one for one in files if one["cache"] == cache}
 
 
 def verdicts(findings: Findings) -> dict[str, str]:

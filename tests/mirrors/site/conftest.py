@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from envcheck.cli import cli
-from tests.certificates import Certified, signed
+from tests.certificates import Certificate, signed
 from tests.mirrors.site.upstreams import Upstream, answers, free_ports, page, upstream
 from tests.waiting import PATIENCE
 from tests.wheels import wheel
@@ -25,14 +25,14 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(scope="session")
 def nginx() -> str:
     """Return the real nginx."""
-    found = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
-    if found is None:
+    text = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
+    if text is None:
         pytest.skip("no nginx here (`make test` unpacks it where apt is)")
-    return found
+    return text
 
 
 @pytest.fixture(scope="session")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Certified:
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     """Return a private CA, and a certificate of its own for this machine."""
     return signed(tmp_path_factory.mktemp("authority"), "127.0.0.1", "localhost")
 
@@ -99,7 +99,7 @@ def world(tmp_path: Path, nginx: str) -> Iterator[World]:
 
 
 @pytest.fixture
-def served(world: World, nginx: str, authority: Certified) -> Iterator[tuple[World, Path, str]]:
+def served(world: World, nginx: str, authority: Certificate) -> Iterator[tuple[World, Path, str]]:
     """Return a world, a site before it that nginx serves over TLS, and that site's URL."""
     site, port = world.render("--tls", str(authority.certificate), str(authority.key))
     log, conf = str(site / "logs/error.log"), str(site / "nginx/nginx.conf")
@@ -114,7 +114,7 @@ def served(world: World, nginx: str, authority: Certified) -> Iterator[tuple[Wor
 @pytest.fixture(scope="session")
 def promtool() -> str:
     """Return Prometheus' own judge of metrics and rules."""
-    found = shutil.which("promtool")
-    if found is None:
+    text = shutil.which("promtool")
+    if text is None:
         pytest.skip("no promtool here (`make test` unpacks it where apt is)")
-    return found
+    return text

@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 
 from envcheck.mirrors.site.render import render
-from tests.certificates import Certified
+from tests.certificates import Certificate
 from tests.mirrors.site.audits import audit as audited
 from tests.mirrors.site.audits import spoil
 from tests.mirrors.site.conftest import World, envcheck
 from tests.mirrors.site.test_render import site as everything
-from tests.mirrors.site.test_served import Served, lock
+from tests.mirrors.site.test_served import ServedSite, lock
 from tests.mirrors.site.upstreams import get
 
 pytestmark = pytest.mark.tools
 
 
-def audit(world: World, where: str, authority: Certified, *names: str) -> tuple[int, dict[str, str], str]:
+def audit(world: World, where: str, authority: Certificate, *names: str) -> tuple[int, dict[str, str], str]:
     """Audit a lock of these names; return the exit code, the verdicts and the findings as text."""
     path = world.root / "audited.lock"
     pins = lock(world, *names).replace(" --hash", " \\\n    --hash")
@@ -40,7 +40,7 @@ def url(world: World, base: str, name: str) -> str:
 
 
 def test_a_poisoned_cache_is_found_and_its_fix_makes_the_site_serve_the_right_file(
-    served: Served, authority: Certified
+    served: ServedSite, authority: Certificate
 ) -> None:
     world, site, base = served
     content = {name: world.wheels[name].read_bytes() for name in ("farlib", "rellib")}
@@ -86,7 +86,7 @@ def test_nothing_to_audit_is_no_pass_and_leaves_no_record(tmp_path: Path) -> Non
     assert not (tmp_path / "state/audit.json").exists()
 
 
-def test_a_locked_file_that_the_index_does_not_list_is_unavailable(served: Served, authority: Certified) -> None:
+def test_a_locked_file_that_the_index_does_not_list_is_unavailable(served: ServedSite, authority: Certificate) -> None:
     world, site, base = served
     world.wheels["rellib"].write_bytes(b"another")  # the lock has another hash than the page
     code, verdicts, _ = audit(world, base, authority, "rellib")
@@ -111,7 +111,7 @@ def test_trees_that_cannot_be_read_are_no_pass_and_leave_no_record(tmp_path: Pat
     assert not (tmp_path / "state/audit.json").exists()
 
 
-def test_findings_are_printed_even_if_the_record_cannot_be_written(served: Served, authority: Certified) -> None:
+def test_findings_are_printed_even_if_the_record_cannot_be_written(served: ServedSite, authority: Certificate) -> None:
     world, site, base = served
     assert audit(world, base, authority, "nearlib")[0] == 0
     shutil.rmtree(site / "state")
@@ -144,15 +144,15 @@ def test_on_a_terminal_it_shows_progress_and_prints_no_control_characters(tmp_pa
     (tmp_path / "public/static/a\x1b[31mred/x").touch()
     terminal, stderr = pty.openpty()
     command = [sys.executable, "-m", "envcheck", "mirror", "audit", str(tmp_path)]
-    done = subprocess.run(
+    completed = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=stderr, env={**os.environ, "TERM": "xterm"}, check=False
     )
     os.close(stderr)
     progress = os.read(terminal, 1 << 16).decode()
     os.close(terminal)
-    assert done.returncode == 3
+    assert completed.returncode == 3
     assert "audit" in progress
-    assert b"a?[31mred/x: unknown" in done.stdout
+    assert b"a?[31mred/x: unknown" in completed.stdout
     assert "\x1b[31m" not in progress
 
 

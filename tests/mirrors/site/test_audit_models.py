@@ -11,7 +11,7 @@ from envcheck.mirrors.hub.revision import HubFile, Revision, format_lock
 from tests.mirrors.hub.conftest import COMMIT, FILES, LARGE, REPO, Hub, hubs, sha256
 from tests.mirrors.site.audits import audit, verdicts
 from tests.mirrors.site.conftest import envcheck
-from tests.mirrors.site.test_olah import TOKEN, Served, served
+from tests.mirrors.site.test_olah import TOKEN, ServedSite, served
 
 pytestmark = pytest.mark.tools
 __all__ = ["hubs", "served"]
@@ -47,7 +47,7 @@ def test_an_endpoint_is_compared_with_a_lock(hubs: Callable[[], Hub], tmp_path: 
 
 
 def test_a_poisoned_cache_of_a_site_is_found_with_its_token(
-    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    served: ServedSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = lock(tmp_path)
     options = ("--lock", path, "--ca", str(served.ca))

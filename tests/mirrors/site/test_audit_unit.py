@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.mirrors.site.services import tasks
-from tests.certificates import Certified
+from tests.certificates import Certificate
 from tests.mirrors.site.audits import spoil
 from tests.mirrors.site.conftest import World
 from tests.mirrors.site.test_audit import audit, url
@@ -26,13 +26,13 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
 def started(site: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run what the rendered unit starts, where it starts it, with the variables that its EnvironmentFile would hold."""
     unit = (site / "systemd/envcheck-mirror-audit.service").read_text()
-    told = dict(re.findall(r"^([A-Z]\w+)=(.*)$", unit, re.MULTILINE))
-    assert told["EnvironmentFile"] == "-/etc/envcheck-mirror/audit.env"
-    command = shlex.split(told["ExecStart"])
+    result = dict(re.findall(r"^([A-Z]\w+)=(.*)$", unit, re.MULTILINE))
+    assert result["EnvironmentFile"] == "-/etc/envcheck-mirror/audit.env"
+    command = shlex.split(result["ExecStart"])
     assert Path(command[0]).is_absolute()
     return subprocess.run(
         command,
-        cwd=told["WorkingDirectory"],
+        cwd=result["WorkingDirectory"],
         env={"PATH": PATH, **environment},
         capture_output=True,
         text=True,
@@ -41,7 +41,7 @@ def started(site: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_the_timer_starts_works_by_itself(world: World, nginx: str, authority: Certified) -> None:
+def test_what_the_timer_starts_works_by_itself(world: World, nginx: str, authority: Certificate) -> None:
     more = ("--tls", str(authority.certificate), str(authority.key), "--ca", str(authority.ca), "--no-hf")
     site, port = world.render(*more)
     log, conf = str(site / "logs/error.log"), str(site / "nginx/nginx.conf")

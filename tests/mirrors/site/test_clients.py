@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.certificates import Certified, resigned
+from tests.certificates import Certificate, resigned
 from tests.mirrors.site.conftest import World, envcheck
 from tests.mirrors.site.test_up import CONFIG, LAYER, push
 from tests.mirrors.site.upstreams import answers, free_port, get
@@ -30,14 +30,14 @@ pytestmark = pytest.mark.tools
 
 def tool(name: str) -> str:
     """Return a real client."""
-    found = shutil.which(name)
-    if found is None:
+    text = shutil.which(name)
+    if text is None:
         pytest.skip(f"no {name} here (`make test` unpacks it where apt is)")
-    return found
+    return text
 
 
 @dataclasses.dataclass(frozen=True)
-class Served:
+class ServedSite:
     """A running site at two addresses, its upstreams, and the registry behind one of its ports."""
 
     world: World
@@ -67,13 +67,13 @@ def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory, authority: Certified) -> Certified:
+def wide(tmp_path_factory: pytest.TempPathFactory, authority: Certificate) -> Certificate:
     """Return a certificate of the same authority for two addresses."""
     return resigned(authority.ca, tmp_path_factory.mktemp("wide"), "127.0.0.1", "127.0.0.6")
 
 
 @pytest.fixture
-def served(world: World, wide: Certified) -> Iterator[Served]:
+def served(world: World, wide: Certificate) -> Iterator[ServedSite]:
     """Return a site that `envcheck mirror site up` started, before a registry that it reaches over TLS."""
     program, root = tool("docker-registry"), world.root / "registry"
     root.mkdir()
@@ -97,7 +97,7 @@ def served(world: World, wide: Certified) -> Iterator[Served]:
     try:
         done = envcheck("mirror", "site", "up", str(site))
         assert done.returncode == 0, done.stdout + done.stderr
-        yield Served(world, site, port, wide.ca, process)
+        yield ServedSite(world, site, port, wide.ca, process)
     finally:
         envcheck("mirror", "site", "down", str(site))
         process.terminate()
@@ -108,7 +108,7 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_aria2c_and_curl_take_a_large_file_in_pieces_at_every_address(served: Served, tmp_path: Path) -> None:
+def test_aria2c_and_curl_take_a_large_file_in_pieces_at_every_address(served: ServedSite, tmp_path: Path) -> None:
     aria, curl, whole = tool("aria2c"), tool("curl"), digest(served.world.wheels["farlib"])
     url = served.at(served.far, "127.0.0.6")
     many = [
@@ -145,7 +145,7 @@ def test_aria2c_and_curl_take_a_large_file_in_pieces_at_every_address(served: Se
 
 
 def test_skopeo_copies_an_image_by_the_rendered_settings_and_then_without_its_upstream(
-    served: Served, tmp_path: Path
+    served: ServedSite, tmp_path: Path
 ) -> None:
     skopeo = tool("skopeo")
     shown = envcheck("mirror", "show", str(served.site / "client.yaml"), "--format", "registries")
@@ -170,20 +170,20 @@ def test_skopeo_copies_an_image_by_the_rendered_settings_and_then_without_its_up
     assert eventually(lambda: {line["part"] for line in served.log()}, {"registry"}) == {"registry"}
 
 
-def test_apt_installs_from_a_cached_tree_and_then_without_its_upstream(served: Served, tmp_path: Path) -> None:
+def test_apt_installs_from_a_cached_tree_and_then_without_its_upstream(served: ServedSite, tmp_path: Path) -> None:
     apt, tree = tool("apt-get"), served.world.index.tree / "debian"
     home = _apt(tmp_path / "apt", f"deb [trusted=yes] {served.at('/trees/debian')} /\n", served.ca)
     first = _package(tree, tmp_path, "1")
     for command in (["update"], ["download", "ours"]):
-        _asked(apt, home, *command)
+        _run_apt(apt, home, *command)
     assert digest(home / first.name) == digest(first)
     _package(tree, tmp_path, "2")
-    _asked(apt, home, "update")  # for ten minutes the site has what it had
+    _run_apt(apt, home, "update")  # for ten minutes the site has what it had
     served.world.stop()
     for path in [*home.glob("lists/*Packages*"), home / first.name]:
         path.unlink()
     for command in (["update"], ["download", "ours"]):
-        _asked(apt, home, *command)
+        _run_apt(apt, home, *command)
     assert digest(home / first.name) == digest(first)
 
     def packages() -> list[str]:
@@ -207,11 +207,11 @@ def _apt(home: Path, source: str, ca: Path) -> Path:
     return home
 
 
-def _asked(apt: str, home: Path, *command: str) -> None:
+def _run_apt(apt: str, home: Path, *command: str) -> None:
     env = {"PATH": os.environ["PATH"], "APT_CONFIG": str(home / "apt.conf")}
-    done = subprocess.run([apt, "-qq", *command], env=env, cwd=home, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Failed" not in done.stderr
+    completed = subprocess.run([apt, "-qq", *command], env=env, cwd=home, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    assert "Failed" not in completed.stderr
 
 
 def _package(tree: Path, scratch: Path, version: str) -> Path:
@@ -228,7 +228,7 @@ def _package(tree: Path, scratch: Path, version: str) -> Path:
     return deb
 
 
-def test_one_client_has_so_many_connections_and_no_more(served: Served) -> None:
+def test_one_client_has_so_many_connections_and_no_more(served: ServedSite) -> None:
     # A file that no socket's buffers hold: each download stays open until it is read.
     (served.site / "public/static/large").touch()
     os.truncate(served.site / "public/static/large", 200_000_000)
@@ -253,7 +253,7 @@ def test_one_client_has_so_many_connections_and_no_more(served: Served) -> None:
     def metrics() -> str:
         return get(f"http://127.0.0.1:{served.port + 100}/metrics")[1].decode()
 
-    wanted = {"client_abort": "64", "refused": "6"}
-    assert eventually(lambda: dict(counts.findall(metrics())), wanted) == wanted
+    expected = {"client_abort": "64", "refused": "6"}
+    assert eventually(lambda: dict(counts.findall(metrics())), expected) == expected
     assert 'envcheck_mirror_downloads_total{outcome="error"} 0\n' in metrics()
     assert closed(*begun(0)) == 200

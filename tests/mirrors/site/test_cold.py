@@ -32,10 +32,10 @@ def bucket(tmp_path: Path) -> Iterator[dict[str, str]]:
     command = [program, "serve", "s3", "--addr", at, "--auth-key", "key,secret", str(tmp_path / "store")]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         answers(f"http://{at}/", process)
-        told = {"TYPE": "s3", "PROVIDER": "Other", "ENDPOINT": f"http://{at}", "FORCE_PATH_STYLE": "true"}
-        told |= {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "REGION": "us-east-1"}
+        data = {"TYPE": "s3", "PROVIDER": "Other", "ENDPOINT": f"http://{at}", "FORCE_PATH_STYLE": "true"}
+        data |= {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "REGION": "us-east-1"}
         # rclone 1.60 speaks no S3 where AWS_CA_BUNDLE is set ("unsupported transport").
-        yield {"AWS_CA_BUNDLE": "", **{f"RCLONE_CONFIG_COLD_{name}": value for name, value in told.items()}}
+        yield {"AWS_CA_BUNDLE": "", **{f"RCLONE_CONFIG_COLD_{name}": value for name, value in data.items()}}
         process.terminate()
 
 
@@ -53,20 +53,20 @@ def test_what_the_disk_no_longer_has_comes_from_the_object_store(
     (tree / "simple/x/index.html").write_text("a page")
     (tree / "large.bin").write_bytes(b"x" * 3_000_000)
     try:
-        done = envcheck("mirror", "site", "up", str(site), **bucket)
-        assert done.returncode == 0, done.stdout + done.stderr
+        completed = envcheck("mirror", "site", "up", str(site), **bucket)
+        assert completed.returncode == 0, completed.stdout + completed.stderr
         base = f"http://127.0.0.1:{port}/static/main"
         assert get(f"{base}/large.bin")[1] == b"x" * 3_000_000
         assert get(f"{base}/simple/x/")[:2] == (200, b"a page")
         copy = next(task for task in tasks(read(site)) if task.name == "cold").commands[0]
-        done = subprocess.run(
+        completed = subprocess.run(
             ["/bin/sh", "-c", copy],
             env={"PATH": str(Path(shutil.which("rclone") or "").parent), "HOME": str(tmp_path), **bucket},
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
+        assert completed.returncode == 0, completed.stderr
         shutil.rmtree(tree)
         assert get(f"{base}/large.bin", Range="bytes=10-19")[:2] == (206, b"x" * 10)
         assert get(f"{base}/large.bin")[1] == b"x" * 3_000_000

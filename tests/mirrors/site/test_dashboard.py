@@ -31,8 +31,8 @@ def test_panels_have_numbers_of_their_own_and_none_lies_on_another() -> None:
 
 
 def test_each_panel_asks_the_source_that_is_chosen() -> None:
-    told = json.loads(dashboard())
-    assert [one["name"] for one in told["templating"]["list"]] == ["source"]
+    document = json.loads(dashboard())
+    assert [one["name"] for one in document["templating"]["list"]] == ["source"]
     assert {panel["datasource"]["uid"] for panel in PANELS} == {"${source}"}
 
 
@@ -44,8 +44,8 @@ def test_every_metric_asked_for_is_exported_or_recorded(tmp_path: Path) -> None:
     exported = set(re.findall(r"^# TYPE (\S+)", text(Totals(), gauges(tmp_path)), re.MULTILINE))
     rules = render(site(tmp_path))["prometheus/rules.yml"]
     recorded = set(re.findall(r"- record: (\S+)", rules))
-    asked = set(re.findall(r"envcheck_mirror[\w:]*", " ".join(QUERIES)))
-    assert asked <= exported | recorded
+    requests = set(re.findall(r"envcheck_mirror[\w:]*", " ".join(QUERIES)))
+    assert requests <= exported | recorded
     assert set(re.findall(r"envcheck_mirror[\w:]*", rules)) <= exported | recorded
 
 
@@ -53,8 +53,10 @@ def test_every_metric_asked_for_is_exported_or_recorded(tmp_path: Path) -> None:
 def test_every_query_is_promql(tmp_path: Path, promtool: str) -> None:
     rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(QUERIES)]
     (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
-    done = subprocess.run([promtool, "check", "rules", str(tmp_path / "rules.yml")], capture_output=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = subprocess.run(
+        [promtool, "check", "rules", str(tmp_path / "rules.yml")], capture_output=True, check=False
+    )
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 @pytest.mark.parametrize(
@@ -64,5 +66,5 @@ def test_its_model_is_what_grafana_publishes(tmp_path: Path, right: str, wrong: 
     (tmp_path / "dashboard.json").write_text(dashboard().replace(f'"{right}"', f'"{wrong}"'))
     schema = str(DATA / "grafana-dashboard.schema.json")
     judge = [sys.executable, "-m", "check_jsonschema", "--schemafile", schema, str(tmp_path / "dashboard.json")]
-    done = subprocess.run(judge, capture_output=True, text=True, check=False)
-    assert (done.returncode == 0) == valid, done.stdout
+    completed = subprocess.run(judge, capture_output=True, text=True, check=False)
+    assert (completed.returncode == 0) == valid, completed.stdout

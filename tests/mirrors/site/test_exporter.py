@@ -51,9 +51,9 @@ def line(**changes: Any) -> str:
     ],
 )
 def test_a_line_says_what_became_of_its_request(changes: dict[str, Any], outcome: str) -> None:
-    found = parse(line(**changes))
-    assert found is not None
-    assert found.outcome == outcome
+    actual = parse(line(**changes))
+    assert actual is not None
+    assert actual.outcome == outcome
 
 
 @pytest.mark.parametrize(
@@ -175,10 +175,10 @@ def test_state_of_the_site_is_told_and_what_is_not_there_is_absent(tmp_path: Pat
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "state/sync/main").touch()
     (tmp_path / "state/audit.json").write_text('{"time": 5, "files": 3, "poisoned": 1}')
-    found = gauges(tmp_path)
-    assert found["sync_success_timestamp_seconds"][1] == {'name="main"': (tmp_path / "state/sync/main").stat().st_mtime}
-    assert found["audit_poisoned_files"][1] == {"": 1.0}
-    assert 0 < found["storage_available_bytes"][1][""] <= found["storage_size_bytes"][1][""]
+    data = gauges(tmp_path)
+    assert data["sync_success_timestamp_seconds"][1] == {'name="main"': (tmp_path / "state/sync/main").stat().st_mtime}
+    assert data["audit_poisoned_files"][1] == {"": 1.0}
+    assert 0 < data["storage_available_bytes"][1][""] <= data["storage_size_bytes"][1][""]
     (tmp_path / "state/audit.json").write_text("{}")
     assert "audit_poisoned_files" not in gauges(tmp_path)
 
@@ -191,10 +191,12 @@ def test_promtool_finds_nothing_to_say(tmp_path: Path, promtool: str) -> None:
     (tmp_path / "state/audit.json").write_text('{"time": 5, "files": 3, "poisoned": 1}')
     totals = Totals()
     totals.add([line(), line(**TRUNCATED), "x"])
-    told = text(totals, gauges(tmp_path))
-    done = subprocess.run([promtool, "check", "metrics"], input=told, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
-    assert 'envcheck_mirror_downloads_total{outcome="truncated"} 1\n' in told
+    result = text(totals, gauges(tmp_path))
+    completed = subprocess.run(
+        [promtool, "check", "metrics"], input=result, capture_output=True, text=True, check=False
+    )
+    assert (completed.returncode, completed.stdout + completed.stderr) == (0, "")
+    assert 'envcheck_mirror_downloads_total{outcome="truncated"} 1\n' in result
 
 
 def test_it_is_served_on_loopback(tmp_path: Path) -> None:

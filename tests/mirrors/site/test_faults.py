@@ -89,11 +89,11 @@ def url(server: Upstream, port: int, path: str = "file.whl") -> str:
     return f"http://127.0.0.1:{port}/files/{server.netloc}/{path}"
 
 
-def are_counted(site: Path, **wanted: int) -> bool:
+def are_counted(site: Path, **expected: int) -> bool:
     """Tell whether the requests for files had these outcomes and no other, by the exporter, once nginx has its log."""
     counts = re.compile(r'requests_total\{part="files",outcome="(\w+)"\} ([1-9]\d*)')
-    told = eventually(lambda: {name: int(n) for name, n in counts.findall(Exporter(site).text())}, wanted)
-    assert told == wanted
+    result = eventually(lambda: {name: int(n) for name, n in counts.findall(Exporter(site).text())}, expected)
+    assert result == expected
     return True
 
 
@@ -124,12 +124,12 @@ def test_a_client_that_goes_before_it_is_answered_is_499_and_no_failure(behind: 
     with socket.create_server(("127.0.0.1", port + 102)) as silent:  # in olah's place, and it says nothing
         with socket.create_connection(("127.0.0.1", port + 1)) as client:
             client.sendall(b"GET /api/models/x HTTP/1.1\r\nHost: x\r\n\r\n")
-            asked = silent.accept()[0]
-            asked.recv(100)
-        told = re.compile(r'requests_total\{part="hf",outcome="(\w+)"\} 1')
+            requests = silent.accept()[0]
+            requests.recv(100)
+        result = re.compile(r'requests_total\{part="hf",outcome="(\w+)"\} 1')
         assert eventually(lambda: logged(site, "status"), [499]) == [499]
-        asked.close()
-    assert told.findall(Exporter(site).text()) == ["client_abort"]
+        requests.close()
+    assert result.findall(Exporter(site).text()) == ["client_abort"]
     assert 'downloads_total{outcome="error"} 0' in Exporter(site).text()
 
 
@@ -196,11 +196,11 @@ def test_too_many_requests_at_once_are_told_to_wait(behind: tuple[Upstream, Path
     _, _, port = behind
     assert get(f"http://127.0.0.1:{port}/pypi/simple/x/")[0] == 200
     # In one breath, so that it takes nginx alone, and no machine is too slow to be too fast.
-    asked, said = b"GET /pypi/simple/x/ HTTP/1.1\r\nHost: x\r\n", b""
+    requests, message = b"GET /pypi/simple/x/ HTTP/1.1\r\nHost: x\r\n", b""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
-        client.sendall((asked + b"\r\n") * 599 + asked + b"Connection: close\r\n\r\n")
+        client.sendall((requests + b"\r\n") * 599 + requests + b"Connection: close\r\n\r\n")
         while chunk := client.recv(1 << 16):
-            said += chunk
-    statuses = re.findall(rb"HTTP/1.1 (\d+)", said)
+            message += chunk
+    statuses = re.findall(rb"HTTP/1.1 (\d+)", message)
     assert (len(statuses), set(statuses)) == (600, {b"200", b"429"})
     assert set(statuses[:199]) == {b"200"}

@@ -55,13 +55,13 @@ def test_what_a_person_edited_is_kept_and_said(tmp_path: Path) -> None:
     made = conf.read_text()
     for path in (conf, olah):
         path.write_text(path.read_text() + "# mine\n")
-    said = rendered(site, "--no-hf")
+    text = rendered(site, "--no-hf")
     assert (site / "nginx/nginx.conf.edited").read_text() == made + "# mine\n"
     assert (site / "olah/olah.toml.edited").read_text().endswith("# mine\n")
     assert "# mine" not in conf.read_text()
     assert not olah.exists()
-    assert f"{conf} was edited: renamed to {conf}.edited" in said
-    assert f"{olah} was edited" in said
+    assert f"{conf} was edited: renamed to {conf}.edited" in text
+    assert f"{olah} was edited" in text
     assert "was edited" not in rendered(site, "--no-hf")
     conf.write_text("# again\n")
     rendered(site, "--no-hf")
@@ -72,16 +72,16 @@ def test_what_a_person_edited_is_kept_and_said(tmp_path: Path) -> None:
 def test_a_site_of_before_there_were_manifests_loses_nothing(tmp_path: Path) -> None:
     write(tmp_path / "site", {"site.json": "{}", "old": "1"})
     (tmp_path / "site/rendered.json").unlink()
-    told = write(tmp_path / "site", {"site.json": "{}", "old": "2", "new": "3"})
-    assert (told.removed, told.kept) == ([], {"old": "old.edited"})
+    result = write(tmp_path / "site", {"site.json": "{}", "old": "2", "new": "3"})
+    assert (result.removed, result.kept) == ([], {"old": "old.edited"})
 
 
-@pytest.mark.parametrize("told", ["", "[]", '{"../outside": "0", "inside": "0"}'])
-def test_a_manifest_that_says_something_else_removes_nothing_outside(tmp_path: Path, told: str) -> None:
+@pytest.mark.parametrize("message", ["", "[]", '{"../outside": "0", "inside": "0"}'])
+def test_a_manifest_that_says_something_else_removes_nothing_outside(tmp_path: Path, message: str) -> None:
     outside = tmp_path / "outside"
     outside.write_text("mine")
     write(tmp_path / "site", {"site.json": "{}", "inside": "1"})
-    (tmp_path / "site/rendered.json").write_text(told)
+    (tmp_path / "site/rendered.json").write_text(message)
     write(tmp_path / "site", {"site.json": "{}"})
     assert outside.read_text() == "mine"
 
@@ -95,8 +95,8 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("given", "size"), [("1g", 10**9), ("500m", 5 * 10**8), ("0.0015T", 15 * 10**8), ("7", 7)])
 def test_sizes_are_what_people_write(tmp_path: Path, given: str, size: int) -> None:
     rendered(tmp_path / "site", "--cache-size", given, "--min-free", "0")
-    told = json.loads((tmp_path / "site/site.json").read_text())
-    assert (told["cache_size"], told["min_free"]) == (size, 0)
+    document = json.loads((tmp_path / "site/site.json").read_text())
+    assert (document["cache_size"], document["min_free"]) == (size, 0)
     assert f"max_size={size} min_free=0 " in (tmp_path / "site/nginx/nginx.conf").read_text()
 
 
@@ -132,14 +132,14 @@ def test_clients_have_a_profile_of_the_site(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n")
     site, more = tmp_path / "site", ("--registry", "docker.io=https://registry.example", "--port", "9000")
     rendered(site, *more, "--ca", str(tmp_path / "ca.pem"), "--store", str(tmp_path / "store"))
-    said = {
+    data = {
         form: command("show", str(site / "client.yaml"), "--format", form)
         for form in ("pip", "uv", "hf", "daemon", "buildkitd", "registries")
     }
-    assert {form: done.exception for form, done in said.items()} == dict.fromkeys(said), said
-    assert "http://127.0.0.1:9000/pypi/simple" in said["pip"].output
+    assert {form: done.exception for form, done in data.items()} == dict.fromkeys(data), data
+    assert "http://127.0.0.1:9000/pypi/simple" in data["pip"].output
     assert "http://127.0.0.1:9000/static/store/simple" in (site / "client.yaml").read_text()
-    assert "http://127.0.0.1:9001" in said["hf"].output
-    assert '"http://127.0.0.1:9002"' in said["daemon"].output
-    assert 'mirrors = ["127.0.0.1:9002"]' in said["buildkitd"].output
-    assert 'location = "127.0.0.1:9002"' in said["registries"].output
+    assert "http://127.0.0.1:9001" in data["hf"].output
+    assert '"http://127.0.0.1:9002"' in data["daemon"].output
+    assert 'mirrors = ["127.0.0.1:9002"]' in data["buildkitd"].output
+    assert 'location = "127.0.0.1:9002"' in data["registries"].output

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.certificates import Certified
+from tests.certificates import Certificate
 from tests.http_server import Servers
 from tests.mirrors.hub.conftest import FILES, LARGE, REPO, Hub, sha256
 from tests.mirrors.site.conftest import envcheck
@@ -28,7 +28,7 @@ print(hashlib.sha256(open(at + "/{LARGE}", "rb").read()).hexdigest())
 
 
 @dataclasses.dataclass(frozen=True)
-class Served:
+class ServedSite:
     """An endpoint, a site before it and what its clients need."""
 
     hub: Hub
@@ -53,7 +53,9 @@ class Served:
 
 
 @pytest.fixture
-def served(tmp_path: Path, nginx: str, authority: Certified, servers: Servers, hub_python: Path) -> Iterator[Served]:
+def served(
+    tmp_path: Path, nginx: str, authority: Certificate, servers: Servers, hub_python: Path
+) -> Iterator[ServedSite]:
     """Return a running site with olah in it."""
     python = str(hub_python)
     assert nginx
@@ -69,25 +71,25 @@ def served(tmp_path: Path, nginx: str, authority: Certified, servers: Servers, h
     try:
         done = envcheck("mirror", "site", "up", str(site), PATH=path)
         assert done.returncode == 0, done.stdout + done.stderr
-        yield Served(hub, site, port, python, authority.ca)
+        yield ServedSite(hub, site, port, python, authority.ca)
     finally:
         envcheck("mirror", "site", "down", str(site))
 
 
-def test_a_model_comes_through_the_site_once_and_its_token_stays_there(served: Served, tmp_path: Path) -> None:
+def test_a_model_comes_through_the_site_once_and_its_token_stays_there(served: ServedSite, tmp_path: Path) -> None:
     done = served.taken(tmp_path / "one", HF_TOKEN=TOKEN)
     assert (done.returncode, done.stdout.strip()) == (0, sha256(FILES[LARGE])), done.stderr[-2000:]
     assert set(served.hub.tokens) == {None}
     served.hub.content[LARGE] = bytes(len(FILES[LARGE]))  # what is fetched again would be seen
-    again = served.taken(tmp_path / "two", HF_TOKEN=TOKEN)
-    assert (again.returncode, again.stdout) == (0, done.stdout)
+    repeated = served.taken(tmp_path / "two", HF_TOKEN=TOKEN)
+    assert (repeated.returncode, repeated.stdout) == (0, done.stdout)
     assert served.taken(tmp_path / "none").returncode != 0
     assert get(f"https://127.0.0.1:{served.port + 1}/api/models/{REPO}", served.ca)[0] == 401
     parts = [json.loads(line)["part"] for line in (served.site / "logs/access.json").read_text().splitlines()]
     assert set(parts) == {"hf"}
 
 
-def test_a_model_comes_without_its_upstream_once_the_site_is_offline(served: Served, tmp_path: Path) -> None:
+def test_a_model_comes_without_its_upstream_once_the_site_is_offline(served: ServedSite, tmp_path: Path) -> None:
     done = served.taken(tmp_path / "one", HF_TOKEN=TOKEN)
     assert done.returncode == 0, done.stderr[-2000:]
     served.hub.shutdown()

@@ -35,20 +35,20 @@ class WatchRecord:
     site: Path
     port: int
 
-    def asked(self, path: str, **query: str) -> Any:
+    def query(self, path: str, **query: str) -> Any:
         """Return the data of an answer of Prometheus' API."""
         status, body, _ = get(f"http://127.0.0.1:{self.port + 101}/api/v1/{path}?{urlencode(query)}")
-        told = json.loads(body)
-        assert (status, told["status"]) == (200, "success"), told
-        return told["data"]
+        document = json.loads(body)
+        assert (status, document["status"]) == (200, "success"), document
+        return document["data"]
 
     def values(self, query: str) -> list[float]:
         """Return what a query gives now."""
-        return [float(one["value"][1]) for one in self.asked("query", query=query)["result"]]
+        return [float(one["value"][1]) for one in self.query("query", query=query)["result"]]
 
     def firing(self) -> set[str]:
         """Return the alerts that fire."""
-        alerts = self.asked("alerts")["alerts"]
+        alerts = self.query("alerts")["alerts"]
         return {one["labels"]["alertname"] for one in alerts if one["state"] == "firing"}
 
     def downloaded(self, path: str) -> int:
@@ -119,7 +119,7 @@ def test_every_query_has_data_every_rule_is_sound_and_only_the_bad_log_rings(bus
         log.writelines(json.dumps({**LINE, "status": 200, "bytes": 10}) + "\n" for _ in range(5000))
     assert until(lambda: busy.values("envcheck_mirror:downloads_judged:increase1h")[0] > 200)
     time.sleep(3)
-    rules = [rule for group in busy.asked("rules")["groups"] for rule in group["rules"]]
+    rules = [rule for group in busy.query("rules")["groups"] for rule in group["rules"]]
     assert {rule["name"]: rule.get("lastError") for rule in rules if rule["health"] != "ok"} == {}
     assert len([rule for rule in rules if rule["type"] == "alerting"]) > 5
     # How fast this machine's loopback and how full its disk is, is not what is asked here.

@@ -19,7 +19,7 @@ from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.store import publishing, tree_files, versions
 from envcheck.mirrors.store.manifest import Contents, Wheel
 from envcheck.mirrors.store.objects import Store
-from tests.certificates import Certified
+from tests.certificates import Certificate
 from tests.http_server import Servers
 from tests.mirrors.hub.conftest import COMMIT, FILES, LARGE, REPO, Hub, sha256
 from tests.mirrors.site.conftest import envcheck
@@ -53,8 +53,8 @@ def _wheel(store: Store, path: Path, index: str = "pypi") -> Wheel:
     with zipfile.ZipFile(path) as archive:
         metadata = archive.read(next(name for name in archive.namelist() if name.endswith("/METADATA")))
     store.adopt(path, digest)
-    told = store.add(metadata, f"{path.name}.metadata")
-    return Wheel(name=path.name, sha256=digest, size=size, index=index, metadata=told)
+    result = store.add(metadata, f"{path.name}.metadata")
+    return Wheel(name=path.name, sha256=digest, size=size, index=index, metadata=result)
 
 
 def _model(store: Store, repo: str) -> hub_revision.Revision:
@@ -71,7 +71,7 @@ def _model(store: Store, repo: str) -> hub_revision.Revision:
 
 
 @dataclasses.dataclass(frozen=True)
-class Served:
+class ServedSite:
     """A running site before a store; its clients trust a private authority."""
 
     root: Path
@@ -106,8 +106,8 @@ class Served:
 
 @pytest.fixture
 def served(
-    tmp_path: Path, nginx: str, authority: Certified, servers: Servers, request: pytest.FixtureRequest
-) -> Iterator[Served]:
+    tmp_path: Path, nginx: str, authority: Certificate, servers: Servers, request: pytest.FixtureRequest
+) -> Iterator[ServedSite]:
     """Return a site with a store that holds nothing yet; olah stands behind it where the test names an endpoint."""
     assert nginx
     root, port, behind = tmp_path / "site", free_ports(130), getattr(request, "param", False)
@@ -127,12 +127,12 @@ def served(
     try:
         done = envcheck("mirror", "site", "up", str(root), PATH=path)
         assert done.returncode == 0, done.stdout + done.stderr
-        yield Served(root, Store(tmp_path / "store"), port, authority.ca)
+        yield ServedSite(root, Store(tmp_path / "store"), port, authority.ca)
     finally:
         envcheck("mirror", "site", "down", str(root))
 
 
-def test_pip_and_uv_install_what_was_published(served: Served, tmp_path: Path) -> None:
+def test_pip_and_uv_install_what_was_published(served: ServedSite, tmp_path: Path) -> None:
     assert get(f"{served.packages}/simple/alpha/", served.ca)[0] == 404  # it runs before anything is published
     contents = filled(served.store, tmp_path / "made")
     served.published(contents)
@@ -153,7 +153,7 @@ def test_pip_and_uv_install_what_was_published(served: Served, tmp_path: Path) -
     _pages_are_json_for_who_asks_and_else_html(served)
 
 
-def _pages_are_json_for_who_asks_and_else_html(served: Served) -> None:
+def _pages_are_json_for_who_asks_and_else_html(served: ServedSite) -> None:
     page = f"{served.packages}/simple/alpha/"
     status, body, headers = get(page, served.ca, Accept=f"{tree_files.JSON}, text/html;q=0.01")
     assert (status, headers["Content-Type"], headers["Vary"]) == (200, tree_files.JSON, "Accept")
@@ -170,21 +170,23 @@ def _pages_are_json_for_who_asks_and_else_html(served: Served) -> None:
 
 
 def test_huggingface_hub_and_transformers_take_what_was_published(
-    served: Served, hub_python: Path, tmp_path: Path
+    served: ServedSite, hub_python: Path, tmp_path: Path
 ) -> None:
     served.published(filled(served.store, tmp_path / "made"))
-    asked = {"HF_ENDPOINT": served.models, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    done = served.run(tmp_path / "home", str(hub_python), "-c", USED, HF_TOKEN=TOKEN, **asked)
+    requests = {"HF_ENDPOINT": served.models, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    done = served.run(tmp_path / "home", str(hub_python), "-c", USED, HF_TOKEN=TOKEN, **requests)
     assert done.returncode == 0, done.stderr[-3000:]
-    told, mismatches = done.stdout.splitlines()
-    assert json.loads(told) == [COMMIT, sha256(FILES[LARGE]), 8, 4]
+    result, mismatches = done.stdout.splitlines()
+    assert json.loads(result) == [COMMIT, sha256(FILES[LARGE]), 8, 4]
     assert mismatches == "[]"
-    refused = served.run(tmp_path / "other", str(hub_python), "-c", USED, HF_TOKEN="wrong", **asked)  # noqa: S106 (a test's)
+    refused = served.run(tmp_path / "other", str(hub_python), "-c", USED, HF_TOKEN="wrong", **requests)  # noqa: S106 (a test's)
     assert refused.returncode != 0
     assert get(f"{served.models}/{OWN}/resolve/main/config.json", served.ca)[0] == 401
 
 
-def test_a_model_whose_headers_nginx_has_not_read_is_not_served_without_them(served: Served, tmp_path: Path) -> None:
+def test_a_model_whose_headers_nginx_has_not_read_is_not_served_without_them(
+    served: ServedSite, tmp_path: Path
+) -> None:
     contents = filled(served.store, tmp_path / "made")
     served.published(contents)
     bearer = {"Authorization": f"Bearer {TOKEN}"}
@@ -199,7 +201,7 @@ def test_a_model_whose_headers_nginx_has_not_read_is_not_served_without_them(ser
     assert headers["ETag"] == f'"{sha256(FILES[LARGE])}"'
 
 
-def _never_with_the_headers_of_another_version(served: Served, bearer: dict[str, str]) -> None:
+def _never_with_the_headers_of_another_version(served: ServedSite, bearer: dict[str, str]) -> None:
     """Show that a file of the same path, and of other content, is not served with what was said of the earlier one."""
     path, other = f"{served.models}/{OWN}/resolve/main/config.json", b'{"model_type": "other"}'
     assert get(path, served.ca, **bearer)[0] == 200
@@ -213,19 +215,19 @@ def _never_with_the_headers_of_another_version(served: Served, bearer: dict[str,
 
 
 @pytest.mark.parametrize("served", [True], indirect=True)
-def test_what_is_not_published_comes_from_olah_behind_it(served: Served, hub_python: Path, tmp_path: Path) -> None:
+def test_what_is_not_published_comes_from_olah_behind_it(served: ServedSite, hub_python: Path, tmp_path: Path) -> None:
     served.published(filled(served.store, tmp_path / "made"))
-    asked = {"HF_ENDPOINT": served.models, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    requests = {"HF_ENDPOINT": served.models, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     for repo in (OWN, REPO):
         script = f"from huggingface_hub import snapshot_download as s; print(open(s({repo!r}) + '/vocab.txt').read())"
-        done = served.run(tmp_path / "home", str(hub_python), "-c", script, HF_TOKEN=TOKEN, **asked)
+        done = served.run(tmp_path / "home", str(hub_python), "-c", script, HF_TOKEN=TOKEN, **requests)
         assert done.returncode == 0, done.stderr[-3000:]
         assert "hello" in done.stdout
     shutil.rmtree(served.store.root / "versions")  # what was published is gone, and what olah has is not
     assert get(f"{served.models}/{REPO}/resolve/main/vocab.txt", served.ca, Authorization=f"Bearer {TOKEN}")[0] == 200
 
 
-def test_a_configuration_that_nginx_does_not_take_is_said_and_the_old_one_goes_on(served: Served) -> None:
+def test_a_configuration_that_nginx_does_not_take_is_said_and_the_old_one_goes_on(served: ServedSite) -> None:
     conf = served.root / "nginx/nginx.conf"
     conf.write_text(conf.read_text().replace("http {", "http { nonsense on;"))
     done = envcheck("mirror", "site", "reload", str(served.root))

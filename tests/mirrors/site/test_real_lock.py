@@ -42,8 +42,8 @@ class Live:
         for lock, index in LOCKS.items():
             there = ["--index-url", f"http://127.0.0.1:{self.port}/{index}/", "--target", str(to), "-r", str(lock)]
             words = [*command[client], "--require-hashes", "--no-deps", *there]
-            done = subprocess.run(words, env=CLEAN, capture_output=True, text=True, check=False, timeout=240)
-            assert done.returncode == 0, done.stderr
+            completed = subprocess.run(words, env=CLEAN, capture_output=True, text=True, check=False, timeout=240)
+            assert completed.returncode == 0, completed.stderr
         pins = PINS.findall("".join(lock.read_text() for lock in LOCKS))
         assert {path.name.partition("-")[0].lower() for path in to.glob("*.dist-info")} == {
             pin.replace("-", "_") for pin in pins
@@ -104,10 +104,10 @@ def test_wheels_of_the_real_index_come_over_tls_and_then_without_it(tmp_path: Pa
     assert nginx
     site, port = tmp_path / "site", free_ports(130)
     options = ("--mirror", "host", "--no-pytorch", "--no-hf", "--port", str(port), "--min-free", "0")
-    done = envcheck("mirror", "site", "render", str(site), *options)
-    if done.returncode == 3:
-        pytest.skip(f"no index to be had here: {done.stderr}")
-    assert done.returncode == 0, done.stderr
+    completed = envcheck("mirror", "site", "render", str(site), *options)
+    if completed.returncode == 3:
+        pytest.skip(f"no index to be had here: {completed.stderr}")
+    assert completed.returncode == 0, completed.stderr
     pins = re.findall(r"(?m)^(?:jinja2|markupsafe|mpmath)==.*(?:\n +--hash.*)+", (CELL / "base.lock").read_text())
     (tmp_path / "few.lock").write_text("\n".join(pins))
     uv_pip = [uv.find_uv_bin(), "pip", "install", "--no-cache", "--no-deps", "--require-hashes"]
@@ -117,8 +117,8 @@ def test_wheels_of_the_real_index_come_over_tls_and_then_without_it(tmp_path: Pa
         for name in ("one", "two"):
             assert envcheck("mirror", "site", "up", str(site)).returncode == 0
             to = ["--python", sys.executable, "--target", str(tmp_path / name)]
-            done = subprocess.run([*uv_pip, *there, *to], env=CLEAN, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
+            completed = subprocess.run([*uv_pip, *there, *to], env=CLEAN, capture_output=True, text=True, check=False)
+            assert completed.returncode == 0, completed.stderr
             assert envcheck("mirror", "site", "down", str(site)).returncode == 0
             # No name of an upstream can be resolved any more.
             cut, count = re.subn(r"resolver [^;]*;", "resolver 127.0.0.99;", conf.read_text())

@@ -16,7 +16,7 @@ from envcheck.mirrors.site.audit.over_http import refuse_unreachable
 from envcheck.mirrors.site.certificate import check_certificate
 from envcheck.mirrors.site.disk_space import USEFUL, DiskSpace
 from envcheck.mirrors.site.model import Tls
-from tests.certificates import Certified, openssl
+from tests.certificates import Certificate, openssl
 from tests.mirrors.site.upstreams import free_port
 
 LINK = ("--link", "https://x.example")
@@ -109,13 +109,13 @@ def test_a_full_disk_is_said_by_render_and_status(tmp_path: Path, monkeypatch: p
     done = render(tmp_path / "site", *LINK)
     assert done.exception is None
     assert "warning: the cache can hold 70 bytes of its 70 bytes: 100 bytes are available" in done.output
-    told = CliRunner().invoke(cli, ["mirror", "site", "status", str(tmp_path / "site")])
-    assert "the cache can hold 70 bytes" in told.output.splitlines()[-1]
+    result = CliRunner().invoke(cli, ["mirror", "site", "status", str(tmp_path / "site")])
+    assert "the cache can hold 70 bytes" in result.output.splitlines()[-1]
     begun = CliRunner().invoke(cli, ["mirror", "site", "up", str(tmp_path / "site"), "--compose"], env={"PATH": ""})
     assert "warning: the cache can hold 70 bytes" in begun.output
 
 
-def expired(authority: Certified, to: Path) -> Path:
+def expired(authority: Certificate, to: Path) -> Path:
     """Return the authority's certificate for the same key, of a time that is over."""
     request, ca = to / "request.pem", authority.ca
     subject = ("-subj", "/CN=mirror", "-addext", "subjectAltName=IP:127.0.0.1")
@@ -134,7 +134,7 @@ def stranger(to: Path) -> tuple[Path, Path]:
     return ca, key
 
 
-def test_a_certificate_that_clients_would_not_take_is_said(authority: Certified, tmp_path: Path) -> None:
+def test_a_certificate_that_clients_would_not_take_is_said(authority: Certificate, tmp_path: Path) -> None:
     own = Tls(certificate=str(authority.certificate), key=str(authority.key))
     other, key = stranger(tmp_path)
     old = Tls(certificate=str(expired(authority, tmp_path)), key=own.key)
@@ -156,7 +156,7 @@ def test_a_certificate_that_clients_would_not_take_is_said(authority: Certified,
     check_certificate(Tls(certificate=str(other), key=str(key)), "127.0.0.1", other)
 
 
-def test_render_holds_the_certificate_against_the_name(authority: Certified, tmp_path: Path) -> None:
+def test_render_holds_the_certificate_against_the_name(authority: Certificate, tmp_path: Path) -> None:
     tls = ("--tls", str(authority.certificate), str(authority.key))
     done = render(tmp_path / "site", *LINK, *tls, "--name", "mirror.example")
     assert isinstance(done.exception, ConfigError)

@@ -16,7 +16,7 @@ from envcheck.errors import ConfigError
 from envcheck.mirrors.site.discover import resolvers
 from envcheck.mirrors.site.model import Registry, Site, SiteHub, SiteIndex, Tls, ports, read
 from envcheck.mirrors.site.render import render
-from tests.certificates import Certified
+from tests.certificates import Certificate
 from tests.mirrors.site.conftest import ROOT, World, envcheck
 from tests.mirrors.site.test_files import rendered
 from tests.mirrors.site.upstreams import page
@@ -52,7 +52,7 @@ def site(root: Path, **changes: object) -> Site:
 
 
 @pytest.mark.tools
-def test_nginx_takes_it_with_everything_on(tmp_path: Path, nginx: str, authority: Certified) -> None:
+def test_nginx_takes_it_with_everything_on(tmp_path: Path, nginx: str, authority: Certificate) -> None:
     (tmp_path / "users").write_text("a:b\n")
     (tmp_path / "tokens").write_text('"Bearer x" 1;\n')
     whole = site(
@@ -65,9 +65,9 @@ def test_nginx_takes_it_with_everything_on(tmp_path: Path, nginx: str, authority
         (tmp_path / name).mkdir()
     (tmp_path / "nginx/nginx.conf").write_text(render(whole)["nginx/nginx.conf"])
     command = [nginx, "-t", "-p", str(tmp_path), "-e", "stderr", "-c", str(tmp_path / "nginx/nginx.conf")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "warn" not in done.stderr
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    assert "warn" not in completed.stderr
 
 
 def test_the_same_site_gives_the_same_bytes_and_is_read_back(tmp_path: Path) -> None:
@@ -132,9 +132,9 @@ def test_each_upstream_registry_has_one_of_its_own(tmp_path: Path) -> None:
     assert len(set(ports(made))) == len(ports(made))
     conf, roots = (tmp_path / "site/nginx/nginx.conf").read_text(), set()
     for one in made.registries:
-        told = yaml.safe_load((tmp_path / f"site/registry/{one.name}.yml").read_text())
-        assert (told["proxy"]["remoteurl"], told["http"]["addr"]) == (one.url, f"127.0.0.1:{one.inner}")
-        roots.add(told["storage"]["filesystem"]["rootdirectory"])
+        document = yaml.safe_load((tmp_path / f"site/registry/{one.name}.yml").read_text())
+        assert (document["proxy"]["remoteurl"], document["http"]["addr"]) == (one.url, f"127.0.0.1:{one.inner}")
+        roots.add(document["storage"]["filesystem"]["rootdirectory"])
         server = conf.partition(f"listen 127.0.0.1:{one.port};")[2].partition("listen ")[0]
         assert f"proxy_pass http://127.0.0.1:{one.inner};" in server
     assert len(roots) == len(given)
@@ -186,7 +186,7 @@ def test_a_closed_profile_gives_no_site_before_the_clients_own_defaults(
 ) -> None:
     (tmp_path / "closed.yaml").write_text(f"closed: true\n{names}\n")
     words = ["mirror", "site", "render", str(tmp_path / "s"), "--mirror", str(tmp_path / "closed.yaml")]
-    done = CliRunner().invoke(cli, [*words, "--link", "https://l.example", *options])
-    assert isinstance(done.exception, ConfigError)
-    assert lacks in done.exception.message
+    result = CliRunner().invoke(cli, [*words, "--link", "https://l.example", *options])
+    assert isinstance(result.exception, ConfigError)
+    assert lacks in result.exception.message
     assert not (tmp_path / "s").exists()

@@ -19,8 +19,8 @@ PREFIX = "envcheck_mirror_"
 
 
 def downloads(ok: str, error: str, truncated: str, client_abort: str) -> dict[str, str]:
-    told = {"ok": ok, "error": error, "truncated": truncated, "client_abort": client_abort}
-    return {f'{PREFIX}downloads_total{{outcome="{outcome}"}}': values for outcome, values in told.items()}
+    data = {"ok": ok, "error": error, "truncated": truncated, "client_abort": client_abort}
+    return {f'{PREFIX}downloads_total{{outcome="{outcome}"}}': values for outcome, values in data.items()}
 
 
 def rate(per_minute: float, seconds: float) -> dict[str, str]:
@@ -89,8 +89,8 @@ def judged(tmp_path: Path, promtool: str, *command: str) -> subprocess.Completed
 
 def test_every_alert_fires_on_one_side_of_its_limit_and_not_on_the_other(tmp_path: Path, promtool: str) -> None:
     tests = [case(number, alert, series, at) for number, (alert, series, at, _) in enumerate(CASES)]
-    told = {"rule_files": ["prometheus/rules.yml"], "evaluation_interval": "5m", "tests": tests}
-    (tmp_path / "tests.yml").write_text(json.dumps(told))  # JSON is YAML
+    data = {"rule_files": ["prometheus/rules.yml"], "evaluation_interval": "5m", "tests": tests}
+    (tmp_path / "tests.yml").write_text(json.dumps(data))  # JSON is YAML
     done = judged(tmp_path, promtool, "test", "rules", "tests.yml")
     assert done.returncode == 0, done.stdout + done.stderr
 

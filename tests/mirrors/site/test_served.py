@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import uv
 
-from tests.certificates import Certified
+from tests.certificates import Certificate
 from tests.mirrors.site.conftest import World
 from tests.mirrors.site.upstreams import get
 from tests.waiting import eventually
 
-Served = tuple[World, Path, str]
+ServedSite = tuple[World, Path, str]
 pytestmark = pytest.mark.tools
 CLEAN = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "PIP_CONFIG_FILE": "/dev/null", "UV_NO_CONFIG": "1"}
 
@@ -43,14 +43,14 @@ def install(client: str, index: str, world: World, ca: Path, *names: str) -> sub
 
 
 def test_pip_and_uv_install_and_a_second_build_moves_no_byte_from_upstream(
-    served: Served, authority: Certified
+    served: ServedSite, authority: Certificate
 ) -> None:
     world, site, base = served
     pypi, pytorch = f"{base}/pypi/simple/", f"{base}/pytorch/whl/cpu/"
     for client in ("pip", "uv"):
         for index, names in ((pypi, ("farlib", "nearlib", "rellib")), (pytorch, ("torchlike",))):
-            done = install(client, index, world, authority.ca, *names)
-            assert done.returncode == 0, done.stderr
+            completed = install(client, index, world, authority.ca, *names)
+            assert completed.returncode == 0, completed.stderr
     before = world.sent()
     assert before > 4
     # What an object store would read otherwise comes to it as the page says it.
@@ -64,20 +64,20 @@ def test_pip_and_uv_install_and_a_second_build_moves_no_byte_from_upstream(
     assert [line["cache"] for line in large] == ["MISS", *["HIT"] * (len(large) - 1)]
 
 
-def test_a_large_file_is_asked_for_in_slices_once_for_all(served: Served, authority: Certified) -> None:
+def test_a_large_file_is_asked_for_in_slices_once_for_all(served: ServedSite, authority: Certificate) -> None:
     world, _, base = served
     there = world.wheels["farlib"]
     url = f"{base}/files/{world.far.origin.removeprefix('http://')}/packages/{there.name}"
     middle = get(url, authority.ca, Range="bytes=9000000-9000099")
     assert (middle[0], middle[1]) == (206, there.read_bytes()[9000000:9000100])
     # The cache takes the whole slice, which goes on after the client has its part.
-    assert eventually(lambda: [size < 8_500_000 for _, size, _ in world.far.sent()], wanted=[True]) == [True]
+    assert eventually(lambda: [size < 8_500_000 for _, size, _ in world.far.sent()], expected=[True]) == [True]
     assert get(url, authority.ca)[1] == there.read_bytes()
     assert len(world.far.sent()) == 3  # 20 MB in slices of 8 MiB; the middle one was there
     assert get(url, authority.ca)[2]["X-Cache"] == "HIT"
 
 
-def test_what_is_ambiguous_or_of_no_upstream_is_refused(served: Served, authority: Certified) -> None:
+def test_what_is_ambiguous_or_of_no_upstream_is_refused(served: ServedSite, authority: Certificate) -> None:
     world, _, base = served
     name, far = world.wheels["farlib"].name, world.far.origin.removeprefix("http://")
     expected = {
@@ -92,7 +92,9 @@ def test_what_is_ambiguous_or_of_no_upstream_is_refused(served: Served, authorit
     assert {path: get(base + path, authority.ca)[0] for path in expected} == expected
 
 
-def test_credentials_of_clients_go_no_further_and_nothing_is_written(served: Served, authority: Certified) -> None:
+def test_credentials_of_clients_go_no_further_and_nothing_is_written(
+    served: ServedSite, authority: Certificate
+) -> None:
     world, site, base = served
     secret = "c4nary-5ecret"  # noqa: S105 (it is to be found nowhere)
     url = f"{base}/pypi/simple/nearlib/?token={secret}"
@@ -103,6 +105,6 @@ def test_credentials_of_clients_go_no_further_and_nothing_is_written(served: Ser
     assert kept == []
 
 
-def test_plain_writing_is_refused(served: Served, authority: Certified) -> None:
+def test_plain_writing_is_refused(served: ServedSite, authority: Certificate) -> None:
     _, _, base = served
     assert get(f"{base}/pypi/simple/nearlib/", authority.ca, "POST")[0] == 403

@@ -26,10 +26,10 @@ FILES = 40
 @pytest.fixture(scope="session")
 def rsync() -> str:
     """Return the real rsync."""
-    found = shutil.which("rsync")
-    if found is None:
+    text = shutil.which("rsync")
+    if text is None:
         pytest.skip("no rsync here (`make test` unpacks it where apt is)")
-    return found
+    return text
 
 
 class Mirrors:
@@ -68,8 +68,8 @@ class Mirrors:
     def run(self) -> tuple[int, str]:
         """Copy; return the exit code and what was said."""
         process = self.start()
-        said = process.communicate(timeout=100)[0].decode()
-        return process.returncode, said
+        statement = process.communicate(timeout=100)[0].decode()
+        return process.returncode, statement
 
     def generations(self) -> set[bytes]:
         """Return what the served tree is of."""
@@ -98,14 +98,14 @@ def test_a_tree_is_copied_and_served_in_one_step_and_what_is_the_same_is_linked(
     assert mirrors.run() == (0, "")
     assert (mirrors.generations(), mirrors.served.is_symlink()) == ({b"1\n"}, True)
     before = (mirrors.served / "same.bin").stat().st_ino
-    told = (mirrors.root / "state/sync/main").stat().st_mtime_ns
+    result = (mirrors.root / "state/sync/main").stat().st_mtime_ns
     mirrors.publish(2)
     (mirrors.source / "only-1").unlink()
     assert mirrors.run() == (0, "")
     assert mirrors.generations() == {b"2\n"}
     assert (mirrors.served / "same.bin").stat().st_ino == before
     assert [path.name for path in mirrors.served.glob("only-*")] == ["only-2"]
-    assert (mirrors.root / "state/sync/main").stat().st_mtime_ns > told
+    assert (mirrors.root / "state/sync/main").stat().st_mtime_ns > result
     for _ in range(3):
         assert mirrors.run() == (0, "")
     assert sorted(path.name for path in (mirrors.root / "trees/main").iterdir()) == ["4", "5"]
@@ -114,7 +114,7 @@ def test_a_tree_is_copied_and_served_in_one_step_and_what_is_the_same_is_linked(
 def test_a_copy_that_is_killed_half_way_is_never_seen_and_is_gone_on_with(mirrors: Mirrors) -> None:
     mirrors.publish(1)
     assert mirrors.run()[0] == 0
-    told = (mirrors.root / "state/sync/main").stat().st_mtime_ns
+    result = (mirrors.root / "state/sync/main").stat().st_mtime_ns
     mirrors.publish(2)
     following, seen = mirrors.root / "trees/main/next", set[bytes]()
     with mirrors.start("--bwlimit=300") as process:  # KiB/s: of 1.6 MB the half, so that a loaded machine sees it
@@ -126,7 +126,7 @@ def test_a_copy_that_is_killed_half_way_is_never_seen_and_is_gone_on_with(mirror
     half = {path.name: path.stat().st_ino for path in following.glob("*.bin")}
     assert FILES // 3 <= len(half) < FILES
     assert seen | mirrors.generations() == {b"1\n"}
-    assert (mirrors.root / "state/sync/main").stat().st_mtime_ns == told
+    assert (mirrors.root / "state/sync/main").stat().st_mtime_ns == result
     assert mirrors.run()[0] == 0
     assert mirrors.generations() == {b"2\n"}
     kept = [name for name, inode in half.items() if (mirrors.served / name).stat().st_ino == inode]
@@ -139,8 +139,8 @@ def test_a_source_that_is_gone_or_empty_changes_nothing(mirrors: Mirrors) -> Non
     shutil.rmtree(mirrors.source)
     assert mirrors.run()[0] != 0
     mirrors.source.mkdir()
-    code, said = mirrors.run()
-    assert (code, "is empty" in said) == (1, True)
+    code, message = mirrors.run()
+    assert (code, "is empty" in message) == (1, True)
     assert mirrors.generations() == {b"1\n"}
 
 
@@ -150,12 +150,12 @@ def test_two_copies_at_once_and_what_somebody_put_there_are_left_alone(mirrors: 
     lock = mirrors.root / "run/sync-main.lock"
     with lock.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        code, said = mirrors.run()
-    assert (code, "under way" in said) == (75, True)
+        code, message = mirrors.run()
+    assert (code, "under way" in message) == (75, True)
     assert not mirrors.served.exists()
     mirrors.served.mkdir()
-    code, said = mirrors.run()
-    assert (code, "move it away" in said) == (1, True)
+    code, message = mirrors.run()
+    assert (code, "move it away" in message) == (1, True)
 
 
 def test_a_source_that_changes_while_it_is_read_is_looked_at_again(mirrors: Mirrors) -> None:
@@ -169,8 +169,8 @@ def test_a_source_that_changes_while_it_is_read_is_looked_at_again(mirrors: Mirr
     assert mirrors.run()[0] == 0
     assert (mirrors.served / "late").exists()
     wrapper.write_text(f'#!/bin/sh\ndate +%N > {mirrors.source}/late\n{wrapper}.real "$@"\n')
-    code, said = mirrors.run()
-    assert (code, "changes faster" in said) == (1, True)
+    code, message = mirrors.run()
+    assert (code, "changes faster" in message) == (1, True)
 
 
 def test_links_that_lead_out_of_the_tree_are_not_served(mirrors: Mirrors) -> None:

@@ -24,7 +24,7 @@ def units(tmp_path: Path) -> dict[str, str]:
     return {Path(path).name: text for path, text in render(whole).items() if path.startswith("systemd/")}
 
 
-def said(directory: Path, units: dict[str, str]) -> list[str]:
+def problems(directory: Path, units: dict[str, str]) -> list[str]:
     """Return what systemd says of the units, but for programs that this machine lacks."""
     judge = shutil.which("systemd-analyze")
     if judge is None:
@@ -33,19 +33,21 @@ def said(directory: Path, units: dict[str, str]) -> list[str]:
         (directory / name).write_text(text)
     beside = (Path(judge).parents[2] / "systemd-analyze").glob("**/systemd/system")
     paths = [str(directory), *map(str, beside), *SYSTEM]
-    done = subprocess.run(
+    completed = subprocess.run(
         [judge, "verify", *(str(directory / name) for name in units)],
         env={**os.environ, "SYSTEMD_UNIT_PATH": ":".join(paths), "SYSTEMD_LOG_LEVEL": "info"},
         capture_output=True,
         text=True,
         check=False,
     )
-    return [line for line in done.stderr.splitlines() if "envcheck-mirror" in line and "is not executable" not in line]
+    return [
+        line for line in completed.stderr.splitlines() if "envcheck-mirror" in line and "is not executable" not in line
+    ]
 
 
 def test_systemd_has_nothing_to_say_of_any_unit(tmp_path: Path, units: dict[str, str]) -> None:
     assert {"envcheck-mirror.target", "envcheck-mirror-store.path", "envcheck-mirror-sync-main.timer"} <= set(units)
-    assert said(tmp_path, units) == []
+    assert problems(tmp_path, units) == []
 
 
 @pytest.mark.parametrize(
@@ -59,4 +61,4 @@ def test_systemd_has_nothing_to_say_of_any_unit(tmp_path: Path, units: dict[str,
 )
 def test_a_mistake_in_a_unit_is_found(tmp_path: Path, units: dict[str, str], unit: str, right: str, wrong: str) -> None:
     assert right in units[unit]
-    assert said(tmp_path, {**units, unit: units[unit].replace(right, wrong)}) != []
+    assert problems(tmp_path, {**units, unit: units[unit].replace(right, wrong)}) != []

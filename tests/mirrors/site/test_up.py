@@ -44,11 +44,11 @@ def digest(content: bytes) -> str:
 def manifest_of(config: bytes, layer: bytes) -> bytes:
     """Return the manifest of an image of one layer."""
     kinds = ("application/vnd.docker.container.image.v1+json", "application/vnd.docker.image.rootfs.diff.tar.gzip")
-    told, inner = (
+    result, inner = (
         {"mediaType": kind, "size": len(blob), "digest": digest(blob)}
         for kind, blob in zip(kinds, (config, layer), strict=True)
     )
-    return json.dumps({"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "config": told, "layers": [inner]}).encode()
+    return json.dumps({"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "config": result, "layers": [inner]}).encode()
 
 
 MANIFEST = manifest_of(b"{}", LAYER)
@@ -108,7 +108,7 @@ def up(tmp_path: Path, nginx: str, upstream_registry: tuple[str, object, object]
 
 
 def wait(there: Callable[[], bool]) -> None:
-    assert eventually(there, wanted=True)
+    assert eventually(there, expected=True)
 
 
 def metrics(port: int) -> str:
@@ -119,8 +119,8 @@ def pulled(port: int) -> list[bytes]:
     base = f"http://127.0.0.1:{port + 2}/v2/lib/image"
     status, manifest, _ = get(f"{base}/manifests/one", Accept=MANIFEST_TYPE)
     assert status == 200, manifest
-    told = json.loads(manifest)
-    blobs = [get(f"{base}/blobs/{one['digest']}") for one in (told["config"], *told["layers"])]
+    document = json.loads(manifest)
+    blobs = [get(f"{base}/blobs/{one['digest']}") for one in (document["config"], *document["layers"])]
     assert [status for status, _, _ in blobs] == [200, 200]
     return [manifest, *(body for _, body, _ in blobs)]
 
@@ -134,13 +134,13 @@ def test_an_image_is_pulled_through_once_and_then_without_its_upstream(
     stored = root / "cache/registry/test/docker/registry/v2/repositories/lib/image/_layers"
     wait(lambda: len(list(stored.glob("sha256/*/link"))) == 2)
     # Registry 2.8 asks twice for what it has not: once for the client, once for itself; each is logged when it ends.
-    asked, before = 0, -1
-    while asked != before:
+    requests, before = 0, -1
+    while requests != before:
         time.sleep(0.5)
-        asked, before = log.read_text().count(f"GET /v2/lib/image/blobs/{digest(LAYER)}"), asked
-    assert asked in {1, 2}
+        requests, before = log.read_text().count(f"GET /v2/lib/image/blobs/{digest(LAYER)}"), requests
+    assert requests in {1, 2}
     assert pulled(port) == [MANIFEST, b"{}", LAYER]
-    assert log.read_text().count(f"GET /v2/lib/image/blobs/{digest(LAYER)}") == asked
+    assert log.read_text().count(f"GET /v2/lib/image/blobs/{digest(LAYER)}") == requests
     process.terminate()
     process.wait(PATIENCE)
     assert pulled(port) == [MANIFEST, b"{}", LAYER]
@@ -169,8 +169,8 @@ def _starts_again_offline_alone(root: Path, port: int) -> None:
 
 def test_only_what_was_started_is_ended(up: tuple[Path, int]) -> None:
     root, _ = up
-    said = json.loads(envcheck("mirror", "site", "status", str(root), "--json").stdout)
-    states = {part["name"]: part["state"] for part in said["parts"]}
+    document = json.loads(envcheck("mirror", "site", "status", str(root), "--json").stdout)
+    states = {part["name"]: part["state"] for part in document["parts"]}
     assert {name for name, state in states.items() if state == "running"} >= {"nginx", "exporter", "registry-test"}
     # A number that another process has by now: it began at another time.
     with subprocess.Popen(["sleep", "100"]) as stranger:
@@ -209,9 +209,9 @@ def test_units_are_what_systemd_reads(tmp_path: Path) -> None:
         parser.read_string(text)
         assert parser.sections(), name
         assert not name.endswith(".timer") or name.replace(".timer", ".service") in units
-    wanted = {name for name in units if name.endswith(".service") and name.replace(".service", ".timer") not in units}
+    expected = {name for name in units if name.endswith(".service") and name.replace(".service", ".timer") not in units}
     target = units["envcheck-mirror.target"]
-    assert set(target.partition("Wants=")[2].splitlines()[0].split()) == wanted
+    assert set(target.partition("Wants=")[2].splitlines()[0].split()) == expected
     assert {"envcheck-mirror-sync-main.timer", "envcheck-mirror-olah.service"} <= set(units)
 
 

@@ -74,7 +74,7 @@ class Upstream:
             # It writes a line with the last byte, and is one process: what was before this has its line before it, too.
             mark = f"/mark-{time.monotonic_ns()}"
             get(self.origin + mark)
-            assert eventually(lambda: any(line.endswith(mark) for line in self._log()), wanted=True)
+            assert eventually(lambda: any(line.endswith(mark) for line in self._log()), expected=True)
         lines = [line.split() for line in self._log() if "/mark-" not in line]
         return [(int(status), int(size), path) for status, size, path in lines]
 
@@ -110,7 +110,7 @@ def answers(url: str, process: subprocess.Popen[bytes]) -> None:
         with socket.socket() as probe:
             return probe.connect_ex((host, int(port))) == 0
 
-    assert eventually(there, wanted=True), url
+    assert eventually(there, expected=True), url
 
 
 def page(index: Path, project: str, links: dict[str, Path]) -> None:
@@ -121,8 +121,8 @@ def page(index: Path, project: str, links: dict[str, Path]) -> None:
     anchors = "".join(f'<a href="{link}#sha256={hashes[link]}">{links[link].name}</a>\n' for link in links)
     (directory / "index.html").write_text(f"<!DOCTYPE html><html><body>{anchors}</body></html>")
     files = [{"filename": links[link].name, "url": link, "hashes": {"sha256": hashes[link]}} for link in links]
-    told = {"meta": {"api-version": "1.0"}, "name": project, "files": files}
-    (directory / "index.json").write_text(json.dumps(told))
+    data = {"meta": {"api-version": "1.0"}, "name": project, "files": files}
+    (directory / "index.json").write_text(json.dumps(data))
 
 
 def get(url: str, ca: Path | None = None, method: str = "GET", **headers: str) -> tuple[int, bytes, dict[str, str]]:

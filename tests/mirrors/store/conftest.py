@@ -70,7 +70,7 @@ def contents(store: Store, make_wheel: Callable[..., Path], model: hub_revision.
     return Contents(wheels=[alpha, beta, torch], models=[model], branches={"owner/tiny@main": COMMIT})
 
 
-def again(contents: Contents, number: int) -> Contents:
+def republished(contents: Contents, number: int) -> Contents:
     """Return the contents with one branch more, so that they make a version of their own."""
     return msgspec.structs.replace(contents, branches={**contents.branches, f"owner/tiny@v{number}": COMMIT})
 
@@ -87,16 +87,16 @@ def wheel(store: Store, path: Path, index: str = "pypi") -> Wheel:
     store.adopt(path, digest)
     with zipfile.ZipFile(path) as archive:
         metadata = archive.read(next(name for name in archive.namelist() if name.endswith("/METADATA")))
-    told = wheel_facts(metadata)
+    result = wheel_facts(metadata)
     return Wheel(
         name=path.name,
         sha256=digest,
         size=path.stat().st_size,
         index=index,
         metadata=store.add(metadata, f"{path.name}.metadata"),
-        requires_python=told.requires_python,
-        licence=told.licence,
-        redistributable=told.redistributable,
+        requires_python=result.requires_python,
+        licence=result.licence,
+        redistributable=result.redistributable,
     )
 
 

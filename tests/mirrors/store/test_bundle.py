@@ -48,22 +48,22 @@ def other(tmp_path: Path) -> Store:
 
 def _state(store: Store) -> dict[str, bytes | str]:
     """Return every file of a store with its content; times and locks are not what it holds."""
-    found: dict[str, bytes | str] = {}
+    data: dict[str, bytes | str] = {}
     for path in sorted(store.root.rglob("*")):
         if path.is_symlink():
-            found[str(path.relative_to(store.root))] = str(path.readlink())
+            data[str(path.relative_to(store.root))] = str(path.readlink())
         elif path.is_file() and not path.name.endswith("lock"):
-            found[str(path.relative_to(store.root))] = path.read_bytes()
-    return found
+            data[str(path.relative_to(store.root))] = path.read_bytes()
+    return data
 
 
 def test_two_exports_are_equal_to_the_bit(store: Store, contents: Contents, exported: Path, tmp_path: Path) -> None:
     copy = Store(tmp_path / "copy")
     for digest in reversed(list(object_sizes(contents))):
         copy.adopt(store.path(digest), digest, "other")
-    again = tmp_path / "again"
-    bundle.export(copy, contents, again, part_size=PART, progress=_quiet)
-    assert {p.name: p.read_bytes() for p in exported.iterdir()} == {p.name: p.read_bytes() for p in again.iterdir()}
+    repeated = tmp_path / "again"
+    bundle.export(copy, contents, repeated, part_size=PART, progress=_quiet)
+    assert {p.name: p.read_bytes() for p in exported.iterdir()} == {p.name: p.read_bytes() for p in repeated.iterdir()}
 
 
 def test_plain_tools_read_a_bundle(exported: Path, contents: Contents, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def _elsewhere(at: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "kind", "said"),
+    ("harm", "kind", "message"),
     [
         (lambda at: _flip(at / "bundle.tar.001"), PromiseError, "bundle.tar.001: it has another sha256"),
         (lambda at: _cut(at / "bundle.tar.002"), PromiseError, "bundle.tar.002: it has another sha256"),
@@ -136,11 +136,11 @@ def _elsewhere(at: Path) -> None:
     ],
 )
 def test_a_damaged_bundle_leaves_the_store_as_it_was(
-    exported: Path, other: Store, harm: Callable[[Path], None], kind: type[EnvcheckError], said: str
+    exported: Path, other: Store, harm: Callable[[Path], None], kind: type[EnvcheckError], message: str
 ) -> None:
     before = _state(other)
     harm(exported)
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=message):
         bundle.import_bundle(other, exported, _quiet)
     assert _state(other) == before
 

@@ -111,10 +111,10 @@ def test_a_part_that_changes_after_it_was_verified_is_refused(store: Store, cont
 
 
 def ran(*words: object) -> tuple[int, str]:
-    done = CliRunner().invoke(cli, [str(word) for word in words])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        return 99, str(done.exception)
-    return done.exit_code, done.output
+    result = CliRunner().invoke(cli, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        return 99, str(result.exception)
+    return result.exit_code, result.output
 
 
 def test_the_commands_sign_print_and_refuse(
@@ -122,14 +122,14 @@ def test_the_commands_sign_print_and_refuse(
 ) -> None:
     private, public = keys("own")
     publishing.publish(store, contents, keep=3)
-    code, said = ran("store", "--store", store.root, "export", "-o", tmp_path / "b", "--key", private)
+    code, message = ran("store", "--store", store.root, "export", "-o", tmp_path / "b", "--key", private)
     digest = bundle.bundle_digest(tmp_path / "b")
-    assert (code, f"digest {digest}, signed" in said) == (0, True)
+    assert (code, f"digest {digest}, signed" in message) == (0, True)
     taken = ("store", "--store", tmp_path / "other", "import", tmp_path / "b")
     assert "another digest" in ran(*taken, "--sha256", "0" * 64)[1]
     assert "not a sha256" in ran(*taken, "--sha256", "short")[1]
-    code, said = ran(*taken, "--sha256", digest, "--key", public)
-    assert (code, "not authenticated" in said) == (0, False)
+    code, message = ran(*taken, "--sha256", digest, "--key", public)
+    assert (code, "not authenticated" in message) == (0, False)
     assert "not authenticated" in ran(*taken)[1]
 
 
@@ -141,6 +141,6 @@ def test_a_wheel_that_a_published_cell_locks_is_held_against_the_lock(
     store.adopt(path, digest)
     forged = msgspec.structs.replace(contents.wheels[0], name=path.name, sha256=digest, size=path.stat().st_size)
     at = exported(store, msgspec.structs.replace(contents, wheels=[forged]), tmp_path / "b")
-    said = ran("store", "--store", tmp_path / "other", "import", at)[1]
-    assert "another sha256 than the locks of the published cells" in said
+    message = ran("store", "--store", tmp_path / "other", "import", at)[1]
+    assert "another sha256 than the locks of the published cells" in message
     assert Store(tmp_path / "other").objects() == []

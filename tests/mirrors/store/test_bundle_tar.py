@@ -32,7 +32,7 @@ def written(files: dict[str, bytes]) -> bytes:
     return to.getvalue()
 
 
-def found(tar: bytes) -> dict[str, bytes]:
+def read_members(tar: bytes) -> dict[str, bytes]:
     return {member.name: member.body.read() for member in bundle_tar.read(io.BytesIO(tar))}
 
 
@@ -43,12 +43,12 @@ FILES = st.dictionaries(NAMES, st.binary(max_size=1500), max_size=5)
 @given(FILES)
 def test_what_is_written_is_read_and_plain_tar_reads_the_same(files: dict[str, bytes]) -> None:
     tar = written(files)
-    assert found(tar) == files
+    assert read_members(tar) == files
     assert len(tar) % tarfile.RECORDSIZE == 0
     with tarfile.open(fileobj=io.BytesIO(tar)) as plain:
-        told = {member.name: (member.mode, member.mtime, member.uid, member.uname) for member in plain}
-    assert set(told.values()) <= {(0o444, 0, 0, "")}
-    assert set(told) == set(files)
+        data = {member.name: (member.mode, member.mtime, member.uid, member.uname) for member in plain}
+    assert set(data.values()) <= {(0o444, 0, 0, "")}
+    assert set(data) == set(files)
 
 
 class _Zeros:
@@ -56,10 +56,10 @@ class _Zeros:
 
     def __init__(self, head: bytes) -> None:
         self.head = head
-        self.asked = 0
+        self.read_bytes = 0
 
     def read(self, size: int = -1, /) -> bytes:
-        self.asked += size
+        self.read_bytes += size
         taken, self.head = self.head[:size], self.head[size:]
         return taken or bytes(min(size, 1 << 20))
 
@@ -85,7 +85,7 @@ def test_a_header_that_says_it_is_huge_takes_no_memory(kind: bytes, size: int) -
     endless = _Zeros(info.tobuf(tarfile.GNU_FORMAT))
     with pytest.raises(InvalidTarError):
         list(bundle_tar.read(endless))
-    assert endless.asked <= 1536
+    assert endless.read_bytes <= 1536
 
 
 def test_what_is_no_tar_is_said_to_be_none() -> None:
@@ -130,10 +130,10 @@ def taken(tar: bytes) -> bool:
         try:
             bundle.import_bundle(store, root / "b", lambda _there, _all: None)
         except (PromiseError, ConfigError) as error:
-            done, said = False, str(error)
+            done, message = False, str(error)
         else:
-            done, said = True, ""
-        assert "\n" not in said
+            done, message = True, ""
+        assert "\n" not in message
         assert {one.sha256 for one in store.objects()} == (set(OBJECTS) if done else set())
         assert store_verify.verify(store) == []
         assert {path.name for path in root.iterdir()} <= {"b", "store"}
@@ -184,7 +184,7 @@ TEXTS = st.dictionaries(
 
 
 @st.composite
-def members(draw: st.DrawFn) -> tuple[tarfile.TarInfo, bytes]:
+def tar_members(draw: st.DrawFn) -> tuple[tarfile.TarInfo, bytes]:
     """Return a member as somebody else's tar could have it."""
     info = tarfile.TarInfo(draw(WRONG_NAMES))
     content = draw(st.sampled_from([b"", b"x" * 700, *OBJECTS.values()]))
@@ -198,7 +198,7 @@ def members(draw: st.DrawFn) -> tuple[tarfile.TarInfo, bytes]:
 
 @settings(max_examples=120, deadline=None)
 @given(
-    st.lists(members(), min_size=1, max_size=4),
+    st.lists(tar_members(), min_size=1, max_size=4),
     st.integers(0, len(WHOLE)),
     FORMATS,
 )

@@ -22,7 +22,7 @@ from envcheck.mirrors.store import versions
 from envcheck.mirrors.store.bundle import bundle
 from envcheck.mirrors.store.manifest import Contents, object_sizes
 from envcheck.mirrors.store.objects import Store
-from tests.mirrors.store.test_interrupted import said
+from tests.mirrors.store.test_interrupted import output_of
 from tests.mirrors.store.test_publish import CUT
 
 pytestmark = pytest.mark.tools
@@ -52,7 +52,7 @@ def other(store: Store, contents: Contents, tmp_path: Path) -> Store:
     bundle.export(store, contents, tmp_path / "usb", part_size=100_000, progress=lambda _there, _all: None)
     shutil.rmtree(store.root)
     there = Store(tmp_path / "elsewhere")
-    assert "3 wheels and 1 model imported" in said(there, "import", str(tmp_path / "usb"))
+    assert "3 wheels and 1 model imported" in output_of(there, "import", str(tmp_path / "usb"))
     return there
 
 
@@ -81,9 +81,9 @@ def served(other: Store) -> Iterator[tuple[str, str, subprocess.Popen[bytes]]]:
 
 def _run(argv: list[str], home: Path, **more: str) -> str:
     own = {"PATH": "/usr/bin:/bin", "HOME": str(home), "PIP_CONFIG_FILE": "/dev/null", "UV_NO_CONFIG": "1"}
-    done = subprocess.run(argv, env={**own, **CUT, **more}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    completed = subprocess.run(argv, env={**own, **CUT, **more}, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed.stdout
 
 
 HUB = """
@@ -110,18 +110,18 @@ def test_real_clients_are_served_what_was_carried_and_have_it_offline(
             _run([*client, option, f"{packages}/{index}", *more], tmp_path)
         assert {path.name for path in (tmp_path / f"to{number}").glob("*.py")} == {"alpha.py", "beta.py", "torch.py"}
     files = contents.models[0].files
-    asked = [str(hub_python), "-c", HUB, *(file.path for file in files)]
+    requests = [str(hub_python), "-c", HUB, *(file.path for file in files)]
     own = {"HF_ENDPOINT": models, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "hf")}
-    assert json.loads(_run(asked, tmp_path, **own)) == [file.sha256 for file in files]
+    assert json.loads(_run(requests, tmp_path, **own)) == [file.sha256 for file in files]
     running.terminate()
     running.wait(20)
-    assert json.loads(_run(asked, tmp_path, **own, HF_HUB_OFFLINE="1")) == [file.sha256 for file in files]
+    assert json.loads(_run(requests, tmp_path, **own, HF_HUB_OFFLINE="1")) == [file.sha256 for file in files]
 
 
 def test_what_was_carried_is_all_there_and_as_it_was(other: Store, contents: Contents) -> None:
-    told = versions.read_manifest(other, 1).contents
-    assert told.wheels == sorted(contents.wheels, key=lambda wheel: (wheel.index, wheel.name))
-    assert (told.models, told.branches) == (contents.models, contents.branches)
+    result = versions.read_manifest(other, 1).contents
+    assert result.wheels == sorted(contents.wheels, key=lambda wheel: (wheel.index, wheel.name))
+    assert (result.models, result.branches) == (contents.models, contents.branches)
     assert all(other.sound(digest) for digest in object_sizes(contents))
     assert store_verify.verify(other) == []
-    assert isinstance(told.models[0], hub_revision.Revision)
+    assert isinstance(result.models[0], hub_revision.Revision)

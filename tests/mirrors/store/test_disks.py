@@ -48,9 +48,9 @@ def mount(tmp_path: Path) -> Iterator[Mount]:
     def do(*arguments: str, at: str) -> Path:
         place = tmp_path / at
         place.mkdir(exist_ok=True)
-        done = subprocess.run(["mount", *arguments, str(place)], capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+        completed = subprocess.run(["mount", *arguments, str(place)], capture_output=True, text=True, check=False)
+        if completed.returncode:
+            pytest.skip(f"nothing can be mounted here: {completed.stderr.strip()}")
         mounted.append(place)
         return place
 
@@ -177,13 +177,13 @@ def test_eviction_of_a_file_system_that_fills_up(mount: Mount) -> None:
     with store.held(loose[:2]):
         done = run(store, "gc")
     assert done.return_value == 0
-    gone = [digest for digest in loose if not store.has(digest)]
-    assert gone == loose[2 : 2 + len(gone)]
-    assert done.stdout == f"evicted {len(gone)} objects, {len(gone) * MIB / 1e6:.1f} MB\n"
+    missing = [digest for digest in loose if not store.has(digest)]
+    assert missing == loose[2 : 2 + len(missing)]
+    assert done.stdout == f"evicted {len(missing)} objects, {len(missing) * MIB / 1e6:.1f} MB\n"
     assert 0.72 < _share(disk) <= 0.755
     assert store_verify.verify(store) == []
     assert run(store, "gc", "--high", "1", "--low", "1").return_value == 1
-    assert (loose != gone, [digest for digest in loose if store.has(digest)]) == (True, [])
+    assert (loose != missing, [digest for digest in loose if store.has(digest)]) == (True, [])
     assert all(store.sound(digest) for digest in versions.pinned_digests(store))
 
 
@@ -198,14 +198,14 @@ def test_df_says_what_df_says(mount: Mount) -> None:
     store = Store(disk / "store")
     publishing.publish(store, model(store, *(data(number) for number in range(30))), keep=1)
     os.sync()
-    told = evict.usage(store)
+    store_usage = evict.usage(store)
     df = subprocess.run(["df", "-B1", "--output=used,pcent", disk], capture_output=True, text=True, check=True)
     used, percent = df.stdout.splitlines()[1].split()
-    assert told.used == int(used)
-    assert abs(100 * told.used / told.room - int(percent.rstrip("%"))) <= 1
+    assert store_usage.used == int(used)
+    assert abs(100 * store_usage.used / store_usage.room - int(percent.rstrip("%"))) <= 1
     du = subprocess.run(["du", "-s", "-B1", store.root], capture_output=True, text=True, check=True)
-    assert told.disk == int(du.stdout.split()[0])
-    assert told.bytes <= told.disk <= told.bytes + 600_000
+    assert store_usage.disk == int(du.stdout.split()[0])
+    assert store_usage.bytes <= store_usage.disk <= store_usage.bytes + 600_000
 
 
 def test_an_eviction_in_the_middle_of_a_fetch_takes_nothing_of_it(mount: Mount, servers: Servers) -> None:
@@ -221,18 +221,18 @@ def test_an_eviction_in_the_middle_of_a_fetch_takes_nothing_of_it(mount: Mount, 
 
     server = servers.start(Server(lambda _: Answer(200, halves(), {"Content-Length": str(4 * MIB)})))
     digest = hashlib.sha256(content).hexdigest()
-    wanted = WantedFile((f"{server.url}/a",), digest, 4 * MIB, Path("a"))
+    expected = WantedFile((f"{server.url}/a",), digest, 4 * MIB, Path("a"))
     first, loose = store.add(data(1), "first"), store.add(data(2), "loose")
     os.utime(store.root / "info" / loose[:2] / f"{loose}.json", (1, 1))
-    found: list[Any] = []
+    actual: list[Any] = []
     with store.held([first, digest]):
         fetcher = threading.Thread(
-            target=lambda: found.append(store.put(wanted, TransferOptions(Client(), connections=1)))
+            target=lambda: actual.append(store.put(expected, TransferOptions(Client(), connections=1)))
         )
         fetcher.start()
         assert half.wait(60)
-        gone, _ = evict.gc(store, EvictionLimits(size=1), dry=False, note=lambda _: None)
-        assert [one.sha256 for one in gone] == [loose]
+        missing, _ = evict.gc(store, EvictionLimits(size=1), dry=False, note=lambda _: None)
+        assert [one.sha256 for one in missing] == [loose]
         go.set()
         fetcher.join()
         evict.gc(store, EvictionLimits(size=1), dry=False, note=lambda _: None)
@@ -274,14 +274,14 @@ def test_a_disk_that_is_too_full_for_a_version_serves_the_one_before(mount: Moun
     disk = mount("ext4", 40)
     store = Store(disk / "store")
     publishing.publish(store, model(store, data(1)), keep=2)
-    wanted = model(store, *(data(number, 100) for number in range(120)), repo="o/many")
+    expected = model(store, *(data(number, 100) for number in range(120)), repo="o/many")
     with (disk / "filler").open("wb", buffering=0) as file:
         with contextlib.suppress(OSError):
             while file.write(bytes(65536)):
                 pass
         file.truncate(file.tell() - 30_000)
     with pytest.raises(OSError, match="No space left"):
-        publishing.publish(store, wanted, keep=2)
+        publishing.publish(store, expected, keep=2)
     assert versions.current(store) == 1
     assert [path.name for path in (store.root / "versions").iterdir()] == ["1"]
     assert store_verify.verify(store) == []

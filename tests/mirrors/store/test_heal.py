@@ -14,14 +14,14 @@ from envcheck.mirrors.store import evict, publishing, versions
 from envcheck.mirrors.store import verify as store_verify
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store
-from tests.mirrors.store.conftest import again, broken, sha256
+from tests.mirrors.store.conftest import broken, republished, sha256
 
 
 @pytest.fixture
 def twice(store: Store, contents: Contents) -> Store:
     """Return a store with two versions."""
     for number in range(2):
-        publishing.publish(store, again(contents, number), keep=5)
+        publishing.publish(store, republished(contents, number), keep=5)
     return store
 
 
@@ -125,8 +125,8 @@ def test_a_mirror_mends_what_nothing_here_can(twice: Store, contents: Contents) 
         twice.add(good, "a.whl")
         return {sha256(bad): "m.example: 404"}
 
-    found = {fault.file: fault for fault in store_verify.verify(twice, refetch=bring)}
-    alpha, beta = (found[wheel.name] for wheel in contents.wheels[:2])
+    data = {fault.file: fault for fault in store_verify.verify(twice, refetch=bring)}
+    alpha, beta = (data[wheel.name] for wheel in contents.wheels[:2])
     assert (alpha.mended, beta.mended) == ("what the profile names", None)
     assert beta.left == "m.example: 404; removed from version 1, 2"
     assert len(served(twice, contents.wheels[0].name)) == 2
@@ -146,7 +146,7 @@ def test_a_manifest_that_cannot_be_read_is_told_and_the_rest_is_looked_at(twice:
 
 def test_a_version_that_is_let_go_of_meanwhile_lacks_nothing(twice: Store, contents: Contents) -> None:
     def publish(_name: str, _size: int) -> None:
-        publishing.publish(twice, again(contents, 9), keep=1)
+        publishing.publish(twice, republished(contents, 9), keep=1)
 
     assert store_verify.verify(twice, publish) == []
     assert versions.numbers(twice) == [2, 3]

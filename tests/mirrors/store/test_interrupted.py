@@ -35,7 +35,7 @@ def envcheck(store: Store, *arguments: str, **environment: str) -> subprocess.Po
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def said(store: Store, *arguments: str, **environment: str) -> str:
+def output_of(store: Store, *arguments: str, **environment: str) -> str:
     with envcheck(store, *arguments, **environment) as running:
         out, errors = running.communicate()
     assert running.returncode == 0, errors
@@ -66,7 +66,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def carried(large: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return its bundle."""
     to = tmp_path_factory.mktemp("carried") / "b"
-    said(large, "export", "-o", str(to), "--part-size", "7M")
+    output_of(large, "export", "-o", str(to), "--part-size", "7M")
     return to
 
 
@@ -94,7 +94,7 @@ def test_what_a_killed_export_left_goes_when_the_next_begins(large: Store, carri
         running.kill()
     assert [path for path in to.iterdir() if not path.name.startswith(".")] == []
     assert len(list(to.iterdir())) > 1
-    said(large, "export", "-o", str(to), "--part-size", "7M")
+    output_of(large, "export", "-o", str(to), "--part-size", "7M")
     assert {path.name: path.read_bytes() for path in to.iterdir()} == {
         path.name: path.read_bytes() for path in carried.iterdir()
     }
@@ -135,21 +135,21 @@ def test_the_same_contents_make_the_same_bytes_wherever_and_however(
 ) -> None:
     """Another store, put together in another order and at another time; other rights, time zone, language, user."""
     copy = Store(tmp_path / "copy")
-    said(copy, "import", str(carried))
+    output_of(copy, "import", str(carried))
     for path in copy.root.rglob("*"):
         os.utime(path, (1, 1), follow_symlinks=False)
-    told = json.loads(said(copy, "export", "-o", str(tmp_path / "plain"), "--part-size", "7M", "--json"))
-    assert told["parts"] == {path.name: path.stat().st_size for path in sorted(carried.glob("bundle.tar.*"))}
-    assert told["bytes"] == sum(told["parts"].values())
+    document = json.loads(output_of(copy, "export", "-o", str(tmp_path / "plain"), "--part-size", "7M", "--json"))
+    assert document["parts"] == {path.name: path.stat().st_size for path in sorted(carried.glob("bundle.tar.*"))}
+    assert document["bytes"] == sum(document["parts"].values())
     before = os.umask(0o077)
     try:
         other = {"TZ": "Pacific/Kiritimati", "LC_ALL": "tr_TR.UTF-8", "PYTHONHASHSEED": "7", "USER": "nobody"}
-        said(copy, "export", "-o", str(tmp_path / "odd"), "--part-size", "7M", **other)
+        output_of(copy, "export", "-o", str(tmp_path / "odd"), "--part-size", "7M", **other)
     finally:
         os.umask(before)
     sums = (carried / bundle.SUMS).read_bytes()
     assert (tmp_path / "plain" / bundle.SUMS).read_bytes() == (tmp_path / "odd" / bundle.SUMS).read_bytes() == sums
-    said(large, "export", "-o", str(tmp_path / "one"), "--part-size", "1G")
+    output_of(large, "export", "-o", str(tmp_path / "one"), "--part-size", "1G")
     joined = b"".join(path.read_bytes() for path in sorted(carried.glob("bundle.tar.*")))
     assert (tmp_path / "one/bundle.tar.000").read_bytes() == joined
 
@@ -177,7 +177,7 @@ def test_an_import_that_is_killed_anywhere_leaves_what_is_served(
     store = Store(tmp_path / "site")
     began = time.monotonic()
     trial = Store(tmp_path / "trial")
-    said(trial, "import", str(carried))
+    output_of(trial, "import", str(carried))
     takes = time.monotonic() - began
     for point in range(8):
         with envcheck(store, "import", str(carried)) as running:
@@ -195,7 +195,7 @@ def test_an_import_that_is_killed_anywhere_leaves_what_is_served(
         running.terminate()
     assert not (store.root / "import").exists()
     site()
-    assert "is served" in said(store, "import", str(carried))
+    assert "is served" in output_of(store, "import", str(carried))
     assert store_verify.verify(store) == []
     versions.switch(store, 1)
 
@@ -209,12 +209,12 @@ def test_who_waits_for_another_process_is_told_so(tmp_path: Path) -> None:
         assert running.poll() is None
         os.kill(running.pid, signal.SIGTERM)
         assert running.wait(60) == 128 + signal.SIGTERM
-    assert said(store, "switch", "1") == "version 1 is served\n"
+    assert output_of(store, "switch", "1") == "version 1 is served\n"
 
 
 def test_an_import_of_what_is_served_makes_no_version(carried: Path, tmp_path: Path) -> None:
     store = Store(tmp_path / "site")
-    first = json.loads(said(store, "import", str(carried), "--json"))
+    first = json.loads(output_of(store, "import", str(carried), "--json"))
     assert first == {
         "schema": "envcheck/store-published/1",
         "version": 1,
@@ -223,11 +223,11 @@ def test_an_import_of_what_is_served_makes_no_version(carried: Path, tmp_path: P
         "wheels": 0,
         "models": 1,
     }
-    assert json.loads(said(store, "import", str(carried), "--json")) == {**first, "new": False}
-    assert said(store, "import", str(carried)).splitlines() == [
+    assert json.loads(output_of(store, "import", str(carried), "--json")) == {**first, "new": False}
+    assert output_of(store, "import", str(carried)).splitlines() == [
         "0 wheels and 1 model imported, every hash matches",
         "version 1 is served already and has all of these files: no version was created",
     ]
     assert versions.numbers(store) == [1]
-    told = json.loads(said(Store(tmp_path / "other"), "import", str(carried), "--no-release", "--json"))
-    assert told == {"schema": "envcheck/store-import/1", "wheels": 0, "models": 1}
+    document = json.loads(output_of(Store(tmp_path / "other"), "import", str(carried), "--no-release", "--json"))
+    assert document == {"schema": "envcheck/store-import/1", "wheels": 0, "models": 1}

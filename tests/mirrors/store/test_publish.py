@@ -45,8 +45,8 @@ def lock(contents: Contents, tmp_path: Path) -> Path:
 def _run(argv: list[str], home: Path) -> None:
     """Run with an environment of its own, and no network but the loopback."""
     own = {"PATH": "/usr/bin:/bin", "HOME": str(home), "PIP_CONFIG_FILE": "/dev/null", "UV_NO_CONFIG": "1"}
-    done = subprocess.run(argv, env={**own, **CUT}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = subprocess.run(argv, env={**own, **CUT}, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 def test_pip_installs_a_lock(store: Store, contents: Contents, serve: Serve, lock: Path, tmp_path: Path) -> None:
@@ -65,9 +65,9 @@ def test_pip_resolves_by_metadata(store: Store, contents: Contents, serve: Serve
     site = serve()
     pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "--dry-run"]
     _run([*pip, "--index-url", f"{site.url}/simple", "--target", str(tmp_path / "to"), "alpha"], tmp_path)
-    asked = [path.rpartition("/")[2] for path in site.paths if path.startswith("/files/")]
-    assert asked[0] == f"{contents.wheels[0].name}.metadata"
-    assert f"{contents.wheels[1].name}.metadata" in asked
+    requests = [path.rpartition("/")[2] for path in site.paths if path.startswith("/files/")]
+    assert requests[0] == f"{contents.wheels[0].name}.metadata"
+    assert f"{contents.wheels[1].name}.metadata" in requests
 
 
 def test_uv_installs_a_lock(store: Store, contents: Contents, serve: Serve, lock: Path, tmp_path: Path) -> None:
@@ -120,11 +120,11 @@ def test_wrong_bytes_in_the_tree_are_refused_by_the_clients(
 
 def test_pages_say_the_same_in_html_and_in_json(contents: Contents) -> None:
     pages = tree_files.tree_files(contents).pages
-    told = json.loads(pages["simple/alpha/index.json"])
+    document = json.loads(pages["simple/alpha/index.json"])
     page = pages["simple/alpha/index.html"].decode()
     wheel = contents.wheels[0]
-    assert (told["name"], told["versions"], told["meta"]) == ("alpha", ["1.0"], {"api-version": "1.1"})
-    assert told["files"] == [
+    assert (document["name"], document["versions"], document["meta"]) == ("alpha", ["1.0"], {"api-version": "1.1"})
+    assert document["files"] == [
         {
             "filename": wheel.name,
             "url": f"../../files/{wheel.sha256}/{wheel.name}",
@@ -152,11 +152,11 @@ def test_our_own_client_fetches_a_model_from_the_tree(
     publishing.publish(store, contents, keep=2)
     site = serve("hf")
     client = Client()
-    wanted = hub_download.lock_revision(
+    expected = hub_download.lock_revision(
         client, site.url, hub_revision.Reference("model", "owner/tiny", revision or model.revision)
     )
-    assert (wanted.ref, wanted.files) == (revision, model.files)
-    hub_download.fetch_revision(wanted, [site.url], tmp_path / "hub", TransferOptions(client), lambda _: None)
+    assert (expected.ref, expected.files) == (revision, model.files)
+    hub_download.fetch_revision(expected, [site.url], tmp_path / "hub", TransferOptions(client), lambda _: None)
     snapshot = tmp_path / "hub/models--owner--tiny/snapshots" / model.revision
     assert (snapshot / "config.json").read_bytes() == b'{"model_type": "t"}\n'
 
@@ -188,9 +188,9 @@ def test_huggingface_hub_downloads_a_model_from_the_tree_and_finds_its_hashes_ri
     publishing.publish(store, contents, keep=2)
     own = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "HF_ENDPOINT": serve("hf").url, "HF_HUB_DISABLE_XET": "1"}
     command = [str(hub_python), "-c", HUB, model.revision]
-    done = subprocess.run(command, env={**own, **CUT}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [model.revision, "model.bin", f"{model.revision} []"]
+    completed = subprocess.run(command, env={**own, **CUT}, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.splitlines() == [model.revision, "model.bin", f"{model.revision} []"]
 
 
 def test_what_the_tree_says_of_no_xet(contents: Contents) -> None:
@@ -224,9 +224,9 @@ class _Local(HTTPConnection):
         """Return status, headers and body."""
         self.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
         answer = self.getresponse()
-        told = answer.status, dict(answer.getheaders()), answer.read()
+        result = answer.status, dict(answer.getheaders()), answer.read()
         self.close()
-        return told
+        return result
 
 
 def _listens(path: Path) -> bool:
@@ -276,8 +276,8 @@ def test_nginx_takes_a_tree_with_the_longest_path_that_a_model_may_have(store: S
         conf = CONF.format(at=place, tree=store.root / "current")
         Path(place, "conf").write_text("user root;" + conf if os.getuid() == 0 else conf)
         words = [program, "-t", "-p", place, "-c", f"{place}/conf"]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+        completed = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
 
 
 def test_nginx_gives_json_to_whom_asks_for_it_and_else_html(nginx: Path, contents: Contents) -> None:

@@ -55,13 +55,13 @@ def test_a_mirror_gives_back_all_that_was_lost(
 ) -> None:
     for digest in object_sizes(contents):
         rot(store.path(digest))
-    done = verify()
-    assert (done.exception, done.return_value) == (None, 1)
+    completed = verify()
+    assert (completed.exception, completed.return_value) == (None, 1)
     lost = len(object_sizes(contents))
-    assert f"{lost} damaged, {lost} of them repaired\n" in done.stdout
-    assert done.stdout.count("repaired from what the profile names") == 5
-    assert done.stdout.count("repaired from its wheel") == 3
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert f"{lost} damaged, {lost} of them repaired\n" in completed.stdout
+    assert completed.stdout.count("repaired from what the profile names") == 5
+    assert completed.stdout.count("repaired from its wheel") == 3
+    assert max(map(len, completed.stdout.splitlines())) <= 80
     assert whole(store)
     assert (store_verify.verify(store), verify().return_value) == ([], 0)
     assert mirrored.objects()
@@ -79,9 +79,9 @@ def test_a_directory_of_this_machine_gives_back_what_it_has(
     (tmp_path / "site.yaml").write_text(f"pypi: [{{url: {tmp_path}/wheels, kind: find-links}}]\nclosed: true\n")
     for wheel in contents.wheels[1:]:
         rot(store.path(wheel.sha256))
-    done = verify()
-    assert "2 damaged, 1 of them repaired" in done.stdout
-    assert "torch-2.8.99+cpu-py3-none-any.whl\n    it has another hash; in version 1\n    repaired" in done.stdout
+    completed = verify()
+    assert "2 damaged, 1 of them repaired" in completed.stdout
+    assert "torch-2.8.99+cpu-py3-none-any.whl\n    it has another hash; in version 1\n    repaired" in completed.stdout
     assert store.sound(contents.wheels[2].sha256)
 
 
@@ -94,11 +94,11 @@ def test_what_the_mirror_has_not_either_is_taken_out_and_told_why(
         for path in (mirrored.root / "current").rglob("*"):
             if path.is_file() and path.stat().st_ino == mirrored.path(digest).stat().st_ino:
                 rot(path)
-    done = verify()
-    assert done.return_value == 1
-    assert "2 damaged, 0 of them repaired" in done.stdout
-    assert "alpha-1.0-py3-none-any.whl" in done.stdout
-    assert "verify --mirror PROFILE" not in done.stdout
+    completed = verify()
+    assert completed.return_value == 1
+    assert "2 damaged, 0 of them repaired" in completed.stdout
+    assert "alpha-1.0-py3-none-any.whl" in completed.stdout
+    assert "verify --mirror PROFILE" not in completed.stdout
     assert not store.has(alpha.sha256)
     assert not list(store.root.glob(f"versions/*/**/{alpha.name}"))
     assert not list(store.root.glob("versions/*/**/config.json"))

@@ -109,10 +109,10 @@ def test_gc_evicts_by_last_use_and_keeps_what_a_version_holds(store: Store, cont
     first, second = store.add(b"1" * 1000, "first"), store.add(b"2" * 1000, "second")
     os.utime(store.root / "info" / first[:2] / f"{first}.json", (1, 1))
     room = int(sum(one.size for one in store.objects()) / 0.8501)
-    gone, left = evict.gc(store, EvictionLimits(size=room, low=0.849), dry=False, note=lambda _: None)
-    assert ([one.sha256 for one in gone], left) == ([first], 0)
-    gone, left = evict.gc(store, LITTLE, dry=False, note=lambda _: None)
-    assert [one.sha256 for one in gone] == [second]
+    missing, left = evict.gc(store, EvictionLimits(size=room, low=0.849), dry=False, note=lambda _: None)
+    assert ([one.sha256 for one in missing], left) == ([first], 0)
+    missing, left = evict.gc(store, LITTLE, dry=False, note=lambda _: None)
+    assert [one.sha256 for one in missing] == [second]
     assert left > 0
     assert store_verify.verify(store) == []
 
@@ -162,13 +162,13 @@ def test_gc_keeps_what_a_process_at_work_holds_or_has_used_since(store: Store) -
         os.utime(store.root / "info" / digest[:2] / f"{digest}.json", (1, 1))
     with store.held([listed]):
         store.touch(later)
-        gone, left = evict.gc(store, LITTLE, dry=False, note=lambda _: None)
-        assert ([one.sha256 for one in gone], left) == ([old], 2000)
+        missing, left = evict.gc(store, LITTLE, dry=False, note=lambda _: None)
+        assert ([one.sha256 for one in missing], left) == ([old], 2000)
         assert len(list((store.root / "held").iterdir())) == 1
     assert list((store.root / "held").iterdir()) == []
     (store.root / "held/killed").write_text(f"{listed}\n")
-    gone, _ = evict.gc(store, LITTLE, dry=False, note=lambda _: None)
-    assert {one.sha256 for one in gone} == {listed, later}
+    missing, _ = evict.gc(store, LITTLE, dry=False, note=lambda _: None)
+    assert {one.sha256 for one in missing} == {listed, later}
     assert list((store.root / "held").iterdir()) == []
 
 
@@ -176,6 +176,11 @@ def test_df_counts_what_is_pinned_and_what_is_not(store: Store, contents: Conten
     publishing.publish(store, contents, keep=2)
     held = evict.usage(store).bytes
     store.add(b"1" * 1000, "free")
-    told = evict.usage(store, EvictionLimits(size=10**6))
-    assert (told.bytes - told.pinned, told.pinned, told.room, told.used) == (1000, held, 10**6, held + 1000)
-    assert [(one.number, one.current, one.wheels, one.models) for one in told.versions] == [(1, True, 3, 1)]
+    store_usage = evict.usage(store, EvictionLimits(size=10**6))
+    assert (store_usage.bytes - store_usage.pinned, store_usage.pinned, store_usage.room, store_usage.used) == (
+        1000,
+        held,
+        10**6,
+        held + 1000,
+    )
+    assert [(one.number, one.current, one.wheels, one.models) for one in store_usage.versions] == [(1, True, 3, 1)]

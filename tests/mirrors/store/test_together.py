@@ -38,29 +38,29 @@ def url(servers: Servers, tmp_path: Path) -> str:
     return f"{servers.start(Server(directory(tmp_path / 'served'))).url}/a.whl"
 
 
-def _wanted(url: str, sha256: str = SHA256) -> WantedFile:
+def _wanted_file(url: str, sha256: str = SHA256) -> WantedFile:
     return WantedFile((url,), sha256, None, Path("a.whl"))
 
 
 def test_a_file_is_fetched_into_its_place_read_only(store: Store, url: str) -> None:
-    done = store.put(_wanted(url), TransferOptions(Client()))
+    done = store.put(_wanted_file(url), TransferOptions(Client()))
     assert (done.moved, store.name(SHA256)) == (len(CONTENT), "a.whl")
     assert store.path(SHA256).stat().st_mode & 0o777 == 0o444
-    assert store.put(_wanted(url), TransferOptions(Client())).moved == 0
+    assert store.put(_wanted_file(url), TransferOptions(Client())).moved == 0
     assert [path.name for path in store.path(SHA256).parent.iterdir()] == [SHA256]
 
 
 def test_an_object_that_rotted_is_fetched_anew(store: Store, url: str) -> None:
-    store.put(_wanted(url), TransferOptions(Client()))
+    store.put(_wanted_file(url), TransferOptions(Client()))
     store.path(SHA256).chmod(0o644)
     store.path(SHA256).write_bytes(b"x" * len(CONTENT))
-    store.put(_wanted(url), TransferOptions(Client()))
+    store.put(_wanted_file(url), TransferOptions(Client()))
     assert store_verify.verify(store) == []
 
 
 def test_wrong_bytes_get_no_name_and_the_error_says_which_file(store: Store, url: str) -> None:
     with pytest.raises(PromiseError, match=r"^a\.whl: "):
-        store.put(_wanted(url, "0" * 64), TransferOptions(Client()))
+        store.put(_wanted_file(url, "0" * 64), TransferOptions(Client()))
     assert store.objects() == []
 
 

@@ -16,16 +16,16 @@ from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.mirrors.store import publishing, versions
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store
-from tests.mirrors.store.conftest import again
+from tests.mirrors.store.conftest import republished
 
 
 def test_a_version_holds_every_file_with_its_hash_and_licence(store: Store, contents: Contents) -> None:
     assert publishing.publish(store, contents, keep=3) == (1, True)
     root = store.root / "current"
-    told = versions.read_manifest(store, 1)
+    manifest = versions.read_manifest(store, 1)
     there = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
-    assert there == {file.path for file in told.files} | {versions.MANIFEST}
-    one = next(file for file in told.files if file.path.endswith("alpha-1.0-py3-none-any.whl"))
+    assert there == {file.path for file in manifest.files} | {versions.MANIFEST}
+    one = next(file for file in manifest.files if file.path.endswith("alpha-1.0-py3-none-any.whl"))
     assert (one.licence, one.redistributable, one.sha256) == ("MIT", True, contents.wheels[0].sha256)
     assert (root / one.path).stat().st_ino == store.path(one.sha256).stat().st_ino
 
@@ -40,7 +40,7 @@ def test_whoever_serves_a_version_may_read_it_whatever_the_umask(store: Store, c
     assert {path.stat().st_mode & 0o777 for path in tree if path.is_dir()} == {0o755}
     assert {path.stat().st_mode & 0o777 for path in tree if path.is_file()} == {0o444}
     tree[0].chmod(0o750)
-    publishing.publish(store, again(contents, 1), keep=3)
+    publishing.publish(store, republished(contents, 1), keep=3)
     assert tree[0].stat().st_mode & 0o777 == 0o750
 
 
@@ -81,7 +81,7 @@ def test_publishing_adds_to_what_is_served_unless_told_otherwise(store: Store, c
 
 def test_rollback_and_switch(store: Store, contents: Contents) -> None:
     for number in range(3):
-        publishing.publish(store, again(contents, number), keep=9)
+        publishing.publish(store, republished(contents, number), keep=9)
     assert versions.rollback(store) == 2
     assert (versions.current(store), (store.root / "current").readlink()) == (2, Path("versions/2"))
     versions.switch(store, 3)
@@ -94,10 +94,10 @@ def test_rollback_and_switch(store: Store, contents: Contents) -> None:
 
 def test_so_many_are_kept_and_the_one_that_was_served(store: Store, contents: Contents) -> None:
     for number in range(4):
-        publishing.publish(store, again(contents, number), keep=2)
+        publishing.publish(store, republished(contents, number), keep=2)
     assert versions.numbers(store) == [3, 4]
     versions.switch(store, 3)
-    publishing.publish(store, again(contents, 5), keep=1)
+    publishing.publish(store, republished(contents, 5), keep=1)
     assert versions.numbers(store) == [3, 5]
 
 
@@ -132,7 +132,7 @@ def test_a_version_that_cannot_be_finished_gives_its_room_back(
 
     monkeypatch.setattr(Store, "view", until_full)
     with pytest.raises(OSError, match="No space left"):
-        publishing.publish(store, again(contents, 1), keep=2)
+        publishing.publish(store, republished(contents, 1), keep=2)
     assert left == [-1]
     assert [path.name for path in (store.root / "versions").iterdir()] == ["1"]
     assert versions.current(store) == 1
@@ -154,25 +154,25 @@ def _harm(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "message"),
     [(_harm, "it has another hash"), (Path.unlink, "it is not there"), (lambda path: os.truncate(path, 3), "3 bytes")],
 )
 def test_a_version_that_is_broken_is_not_served(
-    store: Store, contents: Contents, harm: Callable[[Path], None], said: str
+    store: Store, contents: Contents, harm: Callable[[Path], None], message: str
 ) -> None:
     for number in range(2):
-        publishing.publish(store, again(contents, number), keep=9)
+        publishing.publish(store, republished(contents, number), keep=9)
     digest = versions.read_manifest(store, 1).files[0].sha256
     harm(store.root / "versions/1" / versions.read_manifest(store, 1).files[0].path)
     for take in (lambda: versions.rollback(store), lambda: versions.switch(store, 1)):
-        with pytest.raises(PromiseError, match=f"cannot serve version 1: files/{digest}.*{said}.*store verify"):
+        with pytest.raises(PromiseError, match=f"cannot serve version 1: files/{digest}.*{message}.*store verify"):
             take()
         assert versions.current(store) == 2
 
 
 def test_a_switch_that_is_in_a_hurry_looks_at_sizes_alone(store: Store, contents: Contents) -> None:
     for number in range(2):
-        publishing.publish(store, again(contents, number), keep=9)
+        publishing.publish(store, republished(contents, number), keep=9)
     _harm(store.root / "versions/1/simple/alpha/index.html")
     assert versions.rollback(store, hashed=False) == 1
     versions.switch(store, 2, hashed=False)
@@ -211,7 +211,7 @@ def test_a_reader_always_finds_a_whole_tree(store: Store, contents: Contents) ->
         assert reader.stdout is not None
         assert reader.stdout.readline() == "begun\n"
         for number in range(15):
-            publishing.publish(store, again(few if number % 2 else contents, number), keep=200, merge=False)
+            publishing.publish(store, republished(few if number % 2 else contents, number), keep=200, merge=False)
             versions.switch(store, 1 + number % 2)
         while int(reader.stdout.readline() or 15) < 15:
             assert reader.poll() is None

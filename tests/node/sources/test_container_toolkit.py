@@ -71,8 +71,8 @@ def test_specifications_say_of_which_driver_they_are(tmp_path: Path) -> None:
     spec(tmp_path, "var/run/cdi/nvidia.json", '{"cdiVersion": "0.6.0",\n "kind": "nvidia.com/gpu",\n "devices": []}')
     spec(tmp_path, "etc/cdi/other.yaml", "kind: vendor.example/net\n")
     spec(tmp_path, "etc/cdi/notes.txt", SPEC)
-    found = read(container_toolkit.sources(tmp_path, PATH))["toolkit.cdi"].value
-    assert [(row["path"], row["kind"], row["drivers"]) for row in found] == [
+    actual = read(container_toolkit.sources(tmp_path, PATH))["toolkit.cdi"].value
+    assert [(row["path"], row["kind"], row["drivers"]) for row in actual] == [
         ("/etc/cdi/nvidia.yaml", "nvidia.com/gpu", ["550.54.14"]),
         ("/var/run/cdi/nvidia.json", "nvidia.com/gpu", []),
     ]

@@ -143,16 +143,14 @@ def bus(tmp_path: Path) -> Path:
 
 
 def test_each_bridge_above_a_gpu_says_what_of_acs_is_on_and_whom_it_is_above(bus: Path) -> None:
-    found = {
-        bridge["bus_id"]: (bridge["gpus"], bridge["enabled"]) for bridge in read(pci.sources(bus))["pci.acs"].value
-    }
+    data = {bridge["bus_id"]: (bridge["gpus"], bridge["enabled"]) for bridge in read(pci.sources(bus))["pci.acs"].value}
     both = ["0000:10:00.0", "0000:11:00.0"]
-    assert found["0000:00:01.0"] == found["0000:0e:00.0"] == (both, [])
-    assert found["0000:0f:00.0"][0] == both[:1]
-    assert "request redirect" in found["0000:0f:00.0"][1]
-    assert found["0000:0f:01.0"] == (both[1:], ["source validation"])
-    assert found["0000:00:02.0"] == (["0000:20:00.0"], [])
-    assert len(found) == 5
+    assert data["0000:00:01.0"] == data["0000:0e:00.0"] == (both, [])
+    assert data["0000:0f:00.0"][0] == both[:1]
+    assert "request redirect" in data["0000:0f:00.0"][1]
+    assert data["0000:0f:01.0"] == (both[1:], ["source validation"])
+    assert data["0000:00:02.0"] == (["0000:20:00.0"], [])
+    assert len(data) == 5
 
 
 def test_the_64_bytes_that_are_for_everybody_are_no_answer(bus: Path) -> None:

@@ -57,8 +57,8 @@ def test_only_what_is_stuck_at_two_looks_is_stuck(tmp_path: Path, monkeypatch: p
     process(tmp_path, 11, "dd", "D")
     process(tmp_path, 12, "kworker", "D", flags=0x00200000)
     process(tmp_path, 13, "bash", "S")
-    again = STAT.format(pid=11, name="dd", state="R", flags=0)
-    monkeypatch.setattr(time, "sleep", lambda _seconds: (tmp_path / "proc/11/stat").write_text(again))
+    repeated = STAT.format(pid=11, name="dd", state="R", flags=0)
+    monkeypatch.setattr(time, "sleep", lambda _seconds: (tmp_path / "proc/11/stat").write_text(repeated))
     stuck = read(host.sources(tmp_path, {}))["host.stuck_processes"].value
     assert stuck == [{"pid": 10, "name": "python (odd) name"}]
 

@@ -35,9 +35,9 @@ def test_a_port_is_read_whole_and_names_no_address(tmp_path: Path) -> None:
     (path / "counters/link_downed").write_text("3\n")
     (path / "counters/symbol_error").write_text("N/A (no PMA)\n")
     signal = infiniband.ports(tmp_path)
-    [found] = signal.value
-    counters = found.pop("counters")
-    assert found == {
+    [actual] = signal.value
+    counters = actual.pop("counters")
+    assert actual == {
         "device": "mlx5_0",
         "slot": None,
         "port": 1,

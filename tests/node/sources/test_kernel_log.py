@@ -303,13 +303,13 @@ SWITCH = "nvidia-nvswitch3: SXid (PCI:0000:08:00.0): "
 )
 def test_what_adds_to_a_switchs_error_is_none_of_its_own(node: Path, lines: list[str], kept: list[str]) -> None:
     (node / "dev/kmsg").write_text("".join(f"4,2,3600000000,-;{SWITCH}{line}\n" for line in lines))
-    found = kernel_log.signals(node)["kernel.sxids"].value
-    assert [event["count"] for event in found] == [1] * len(kept)
-    assert all(event["text"].startswith(words) for event, words in zip(found, kept, strict=True))
+    actual = kernel_log.signals(node)["kernel.sxids"].value
+    assert [event["count"] for event in actual] == [1] * len(kept)
+    assert all(event["text"].startswith(words) for event, words in zip(actual, kept, strict=True))
 
 
 def test_each_cause_that_an_xid_names_is_kept(node: Path) -> None:
     line = "NVRM: Xid (PCI:0000:dc:00): 45, pid=1, name=x, Ch 0000000c caused by previous Xid"
     (node / "dev/kmsg").write_text("".join(f"4,2,3600000000,-;{line} {cause}\n" for cause in (149, 31, 31)))
-    found = kernel_log.signals(node)["kernel.xids"].value
-    assert [(xid["text"].split()[-1], xid["count"]) for xid in found] == [("149", 1), ("31", 2)]
+    actual = kernel_log.signals(node)["kernel.xids"].value
+    assert [(xid["text"].split()[-1], xid["count"]) for xid in actual] == [("149", 1), ("31", 2)]

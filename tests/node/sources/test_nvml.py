@@ -151,9 +151,9 @@ def test_every_name_asked_of_nvml_is_one_that_nvidia_ml_py_has() -> None:
     import pynvml  # noqa: PLC0415 (only this test needs the real one)
 
     sources = map(inspect.getsource, (nvml_queries, nvml_readers))
-    asked = {name for source in sources for name in re.findall(r"\b(?:nvml|n)\.((?:c_)?(?:nvml|NVML)\w+)", source)}
-    assert len(asked) > 60
-    assert [name for name in sorted(asked) if not hasattr(pynvml, name)] == [], "nvidia-ml-py has no such function"
+    requests = {name for source in sources for name in re.findall(r"\b(?:nvml|n)\.((?:c_)?(?:nvml|NVML)\w+)", source)}
+    assert len(requests) > 60
+    assert [name for name in sorted(requests) if not hasattr(pynvml, name)] == [], "nvidia-ml-py has no such function"
 
 
 def test_a_function_newer_than_nvidia_ml_py_is_a_reason(fake_nvml: Fake) -> None:

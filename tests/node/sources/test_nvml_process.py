@@ -56,13 +56,15 @@ def test_however_it_ends_there_it_is_a_reason_here(installed_nvml: Install, firs
 def test_a_driver_that_never_answers_is_a_reason_and_leaves_nothing_running(
     installed_nvml: Install, tmp_path: Path
 ) -> None:
-    told = tmp_path / "pids"
+    result = tmp_path / "pids"
     child = "subprocess.Popen(['sleep', '600'])"
-    installed_nvml(first=f"print(os.getpid(), {child}.pid, file=open({str(told)!r}, 'w'), flush=True); time.sleep(600)")
+    installed_nvml(
+        first=f"print(os.getpid(), {child}.pid, file=open({str(result)!r}, 'w'), flush=True); time.sleep(600)"
+    )
     signals, gpus = nvml.ask("identity", timeout=6.0)
     assert [*gpus] == []
     assert signals["driver.version"].reason == "NVML gave no answer in 6 s"
-    assert [pid for pid in told.read_text().split() if _runs(pid)] == []
+    assert [pid for pid in result.read_text().split() if _runs(pid)] == []
 
 
 def _runs(pid: str) -> bool:
@@ -77,15 +79,15 @@ def _runs(pid: str) -> bool:
 
 
 def test_it_ends_with_the_process_that_asked(installed_nvml: Install, tmp_path: Path) -> None:
-    told = tmp_path / "pid"
-    installed_nvml(first=f"print(os.getpid(), file=open({str(told)!r}, 'w'), flush=True); time.sleep(600)")
+    result = tmp_path / "pid"
+    installed_nvml(first=f"print(os.getpid(), file=open({str(result)!r}, 'w'), flush=True); time.sleep(600)")
     path = f"import sys; sys.path.insert(0, {str(ROOT)!r})"
     code = f"{path}; from envcheck.node.sources import nvml; nvml.ask('identity', 600)"
     with subprocess.Popen([sys.executable, "-c", code]) as process:
-        while not told.exists() or not told.read_text().strip():
+        while not result.exists() or not result.read_text().strip():
             time.sleep(0.01)
         process.kill()
-    assert not _runs(told.read_text().strip())
+    assert not _runs(result.read_text().strip())
 
 
 def test_a_module_that_lies_in_the_working_directory_is_not_imported(
@@ -100,11 +102,11 @@ def test_a_module_that_lies_in_the_working_directory_is_not_imported(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is left running
 def test_what_no_signal_ends_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pids, kill = tmp_path / "pid", os.killpg
-    asked: list[tuple[int, int]] = []
+    requests: list[tuple[int, int]] = []
     monkeypatch.setattr(subprocesses, "_GRACE", 0.05)
-    monkeypatch.setattr(os, "killpg", lambda group, number: asked.append((group, number)))
+    monkeypatch.setattr(os, "killpg", lambda group, number: requests.append((group, number)))
     with pytest.raises(TimeoutError, match="no answer"):
         subprocesses.output(Path("/bin/sh"), "-c", f"echo $$ > {pids}; exec sleep 600", timeout=2.0)
-    assert [group for group, _ in asked] == [int(pids.read_text())]
-    kill(*asked[0])
-    os.waitpid(asked[0][0], 0)
+    assert [group for group, _ in requests] == [int(pids.read_text())]
+    kill(*requests[0])
+    os.waitpid(requests[0][0], 0)

@@ -41,19 +41,19 @@ class FakeRegistry(Server):
         wrong = self.fault(request)
         if wrong is not None:
             return wrong
-        _, _, rest = request.route.partition("/v2/")
+        _, _, remaining = request.route.partition("/v2/")
         for part, serve in (("/blobs/uploads", self._upload), ("/blobs/", self._blob), ("/manifests/", self._manifest)):
-            if part in rest:
-                return serve(request, rest.partition(part)[2].lstrip("/"))
-        if rest.endswith("/tags/list"):
+            if part in remaining:
+                return serve(request, remaining.partition(part)[2].lstrip("/"))
+        if remaining.endswith("/tags/list"):
             return Answer(200, json.dumps({"tags": sorted(self.tags)}).encode())
         return Answer(404, b'{"errors":[{"code":"UNSUPPORTED","message":"no"}]}')
 
-    def _upload(self, request: Request, rest: str) -> Answer:
+    def _upload(self, request: Request, text: str) -> Answer:
         if request.method == "POST":
             return Answer(202, headers={"Location": f"{request.route}session?state=1"})
         digest = digest_of(request.body)
-        assert f"digest={digest.replace(':', '%3A')}" in request.path, rest
+        assert f"digest={digest.replace(':', '%3A')}" in request.path, text
         self.blobs[digest] = request.body
         return Answer(201, headers={"Docker-Content-Digest": digest})
 
@@ -68,10 +68,10 @@ class FakeRegistry(Server):
             if name != digest:
                 self.tags[name] = digest
             return Answer(201, headers={"Docker-Content-Digest": digest})
-        found = self.manifests.get(self.tags.get(name, name))
-        if found is None:
+        actual = self.manifests.get(self.tags.get(name, name))
+        if actual is None:
             return Answer(404, b'{"errors":[{"code":"MANIFEST_UNKNOWN","message":"no"}]}')
-        return Answer(200, found[0], {"Content-Type": found[1], "Docker-Content-Digest": digest_of(found[0])})
+        return Answer(200, actual[0], {"Content-Type": actual[1], "Docker-Content-Digest": digest_of(actual[0])})
 
 
 def opened(address: str, name: str = "team/torch", **options: Any) -> Repository:

@@ -35,21 +35,21 @@ def attached(repository: Repository, subject: StoredManifest, word: str = "proof
 
 def words(repository: Repository, subject: str) -> list[str]:
     """Return what was attached, by its bytes."""
-    found = referrers(repository, subject).artifacts
-    return sorted(json.loads(repository.blob(one.manifest.layers[0], 1000)) for one in found)
+    actual = referrers(repository, subject).artifacts
+    return sorted(json.loads(repository.blob(one.manifest.layers[0], 1000)) for one in actual)
 
 
 @pytest.mark.tools
 def test_what_is_attached_is_found_with_its_bytes(real: str, fresh: Fresh) -> None:
     repository = fresh(real)
     subject, other = push_image(repository), push_image(repository, "other")
-    done = attached(repository, subject)
-    [found] = referrers(repository, subject.digest).artifacts
-    assert (found.descriptor, done.notes) == (done.descriptor, ())
-    assert (found.manifest.kind, found.manifest.annotations) == (KIND, {"word": "proof"})
+    listed_proof = attached(repository, subject)
+    [actual] = referrers(repository, subject.digest).artifacts
+    assert (actual.descriptor, listed_proof.notes) == (listed_proof.descriptor, ())
+    assert (actual.manifest.kind, actual.manifest.annotations) == (KIND, {"word": "proof"})
     assert words(repository, subject.digest) == ["proof"]
     assert referrers(repository, other.digest).artifacts == []
-    assert done.tag in repository.tags()
+    assert listed_proof.tag in repository.tags()
 
 
 @pytest.mark.tools
@@ -129,11 +129,11 @@ def test_oras_and_this_client_find_what_the_other_attached(real: str, fresh: Fre
     run("attach", "--artifact-type", "application/vnd.example.oras", where, "own.json:application/json")
     listed = json.loads(run("discover", "--format", "json", where))
     digests = {one["digest"] for one in listed.get("referrers", listed.get("manifests", []))}
-    found = referrers(repository, subject.digest)
+    actual = referrers(repository, subject.digest)
     assert done.descriptor.digest in digests
-    assert {one.descriptor.digest for one in found.artifacts} == digests
+    assert {one.descriptor.digest for one in actual.artifacts} == digests
     assert words(repository, subject.digest) == ["oras", "proof"]
-    assert (found.dangling, found.refused, found.notes) == ([], [], [])
+    assert (actual.dangling, actual.refused, actual.notes) == ([], [], [])
 
 
 @pytest.mark.tools
@@ -145,22 +145,22 @@ def test_a_proof_whose_bytes_flip_on_the_disk_is_refused(
     kept, flipped = attached(repository, subject, "kept"), attached(repository, subject, "flipped")
     file = stored_blob(docker_files, flipped.descriptor.digest)
     file.write_bytes(file.read_bytes().replace(b"flipped", b"flopped"))
-    found = referrers(repository, subject.digest)
-    assert [one.descriptor for one in found.artifacts] == [kept.descriptor]
-    assert [(one.named, one.reason) for one in found.refused] == [(flipped.descriptor.digest, "tampered")]
+    actual = referrers(repository, subject.digest)
+    assert [one.descriptor for one in actual.artifacts] == [kept.descriptor]
+    assert [(one.named, one.reason) for one in actual.refused] == [(flipped.descriptor.digest, "tampered")]
 
 
 @pytest.mark.tools
 def test_a_proof_that_was_deleted_is_listed_as_dangling(docker_registry: str, fresh: Fresh) -> None:
     repository = fresh(docker_registry)
     subject = push_image(repository)
-    gone, kept = attached(repository, subject, "gone"), attached(repository, subject, "kept")
-    path = f"/v2/{repository.reference.repository}/manifests/{gone.descriptor.digest}"
+    missing, kept = attached(repository, subject, "gone"), attached(repository, subject, "kept")
+    path = f"/v2/{repository.reference.repository}/manifests/{missing.descriptor.digest}"
     with Client().send("DELETE", f"{repository.reference.url}{path}") as answer:
         assert answer.status == 202
-    found = referrers(repository, subject.digest)
-    assert [one.descriptor for one in found.artifacts] == [kept.descriptor]
-    assert found.dangling == [gone.descriptor.digest]
+    actual = referrers(repository, subject.digest)
+    assert [one.descriptor for one in actual.artifacts] == [kept.descriptor]
+    assert actual.dangling == [missing.descriptor.digest]
 
 
 @pytest.mark.tools
@@ -173,10 +173,10 @@ def test_the_index_of_another_image_under_this_one_brings_nothing(real: str, fre
     repository.push_manifest(index.content, index.media_type, fallback_tag(second.digest))
     manifest = repository.manifest(proof.descriptor.digest)
     repository.push_manifest(manifest.content, manifest.media_type, own_tag(second.digest, manifest.digest))
-    found = referrers(repository, second.digest)
-    assert found.artifacts == []
-    assert {one.reason for one in found.refused} == {"wrong-subject"}
-    assert first.digest in found.refused[0].detail
+    actual = referrers(repository, second.digest)
+    assert actual.artifacts == []
+    assert {one.reason for one in actual.refused} == {"wrong-subject"}
+    assert first.digest in actual.refused[0].detail
     assert len(referrers(repository, first.digest).artifacts) == 1
 
 
@@ -191,44 +191,44 @@ def test_an_own_tag_that_leads_to_something_else_is_refused(registry: FakeRegist
     first, second = attached(repository, subject, "one"), attached(repository, subject, "two")
     del registry.tags[fallback_tag(subject.digest)]
     registry.tags[first.tag] = second.descriptor.digest
-    found = referrers(repository, subject.digest)
-    assert [one.descriptor for one in found.artifacts] == [second.descriptor]
-    assert [(one.named, one.reason) for one in found.refused] == [(first.tag, "tampered")]
+    actual = referrers(repository, subject.digest)
+    assert [one.descriptor for one in actual.artifacts] == [second.descriptor]
+    assert [(one.named, one.reason) for one in actual.refused] == [(first.tag, "tampered")]
 
 
 def test_a_listed_digest_that_begins_like_a_proofs_does_not_hide_it(registry: FakeRegistry) -> None:
     repository = opened(registry.netloc)
     subject = push_image(repository)
-    done = attached(repository, subject)
-    alike = f"{done.descriptor.digest[:19]}{'0' * 52}"
+    listed_proof = attached(repository, subject)
+    alike = f"{listed_proof.descriptor.digest[:19]}{'0' * 52}"
     document = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [{"digest": alike}]}
     repository.push_manifest(json.dumps(document).encode(), OCI_INDEX, fallback_tag(subject.digest))
-    found = referrers(repository, subject.digest)
-    assert [one.descriptor for one in found.artifacts] == [done.descriptor]
-    assert found.dangling == [alike]
+    actual = referrers(repository, subject.digest)
+    assert [one.descriptor for one in actual.artifacts] == [listed_proof.descriptor]
+    assert actual.dangling == [alike]
 
 
 def test_what_its_own_tag_still_leads_to_is_not_gone(registry: FakeRegistry) -> None:
     """Some registries keep a tag's manifest when it is deleted by its digest."""
     repository = opened(registry.netloc)
     subject = push_image(repository)
-    done = attached(repository, subject)
-    registry.fault = lambda request: Answer(404) if request.path.endswith(done.descriptor.digest) else None
-    found = referrers(repository, subject.digest)
-    assert ([one.descriptor for one in found.artifacts], found.dangling) == ([done.descriptor], [])
+    listed_proof = attached(repository, subject)
+    registry.fault = lambda request: Answer(404) if request.path.endswith(listed_proof.descriptor.digest) else None
+    actual = referrers(repository, subject.digest)
+    assert ([one.descriptor for one in actual.artifacts], actual.dangling) == ([listed_proof.descriptor], [])
 
 
 @pytest.mark.parametrize("hidden", ["index", "own tag", "both"])
 def test_each_place_alone_suffices(registry: FakeRegistry, hidden: str) -> None:
     repository = opened(registry.netloc)
     subject = push_image(repository)
-    done = attached(repository, subject)
-    for tag in {"index": [fallback_tag(subject.digest)], "own tag": [done.tag]}.get(
-        hidden, [fallback_tag(subject.digest), done.tag]
+    listed_proof = attached(repository, subject)
+    for tag in {"index": [fallback_tag(subject.digest)], "own tag": [listed_proof.tag]}.get(
+        hidden, [fallback_tag(subject.digest), listed_proof.tag]
     ):
         del registry.tags[tag]
     if hidden == "both":
-        entry = attachments.entry_of(repository.manifest(done.descriptor.digest))
+        entry = attachments.entry_of(repository.manifest(listed_proof.descriptor.digest))
         answer = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [entry]}
         listing = Answer(200, json.dumps(answer).encode(), {"Content-Type": OCI_INDEX})
         registry.fault = lambda request: listing if "/referrers/" in request.path else None
@@ -323,12 +323,12 @@ def test_a_fallback_tag_that_resolves_to_the_subject_is_neither_read_nor_written
     subject = push_index(repository, "latest", amd64="one", arm64="two") if index else push_image(repository)
     tag = fallback_tag(subject.digest)
     registry.tags[tag] = subject.digest
-    done = attached(repository, subject)
+    listed_proof = attached(repository, subject)
     assert registry.tags[tag] == subject.digest
-    assert "other clients may not find it" in done.notes[0]
-    found = referrers(repository, subject.digest)
-    assert [one.descriptor for one in found.artifacts] == [done.descriptor]
-    assert (found.refused, [tag in note for note in found.notes]) == ([], [True])
+    assert "other clients may not find it" in listed_proof.notes[0]
+    actual = referrers(repository, subject.digest)
+    assert [one.descriptor for one in actual.artifacts] == [listed_proof.descriptor]
+    assert (actual.refused, [tag in note for note in actual.notes]) == ([], [True])
 
 
 def test_a_registry_that_says_it_lists_the_subject_needs_no_index(registry: FakeRegistry) -> None:
@@ -349,10 +349,10 @@ def test_entries_of_others_stay_in_the_index_as_they_are(registry: FakeRegistry)
     foreign = {"mediaType": "x/y", "digest": f"sha256:{'c' * 64}", "size": 7, "unknown": {"kept": True}}
     document = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [foreign], "annotations": {"a": "b"}}
     repository.push_manifest(json.dumps(document).encode(), OCI_INDEX, fallback_tag(subject.digest))
-    done = attached(repository, subject)
+    listed_proof = attached(repository, subject)
     index = json.loads(repository.manifest(fallback_tag(subject.digest)).content)
     assert index["manifests"][0] == foreign
-    assert [one["digest"] for one in index["manifests"][1:]] == [done.descriptor.digest]
+    assert [one["digest"] for one in index["manifests"][1:]] == [listed_proof.descriptor.digest]
     assert index["annotations"] == {"a": "b"}
     assert referrers(repository, subject.digest).dangling == [foreign["digest"]]
 
@@ -392,14 +392,14 @@ def test_a_blob_that_the_registry_lost_is_sent_again(registry: FakeRegistry, tim
 def test_what_a_descriptor_says_of_a_manifest_is_not_used(registry: FakeRegistry) -> None:
     repository = opened(registry.netloc)
     subject = push_image(repository)
-    done = attached(repository, subject)
+    listed_proof = attached(repository, subject)
     tag = fallback_tag(subject.digest)
     index = json.loads(repository.manifest(tag).content)
     index["manifests"][0] |= {"artifactType": "application/vnd.evil", "annotations": {"word": "evil"}, "size": 1}
     repository.push_manifest(json.dumps(index).encode(), OCI_INDEX, tag)
-    [found] = referrers(repository, subject.digest).artifacts
-    assert (found.manifest.kind, found.manifest.annotations) == (KIND, {"word": "proof"})
-    assert found.descriptor == done.descriptor
+    [actual] = referrers(repository, subject.digest).artifacts
+    assert (actual.manifest.kind, actual.manifest.annotations) == (KIND, {"word": "proof"})
+    assert actual.descriptor == listed_proof.descriptor
 
 
 def test_an_image_that_is_listed_and_names_no_subject_does_not_count(registry: FakeRegistry) -> None:
@@ -407,8 +407,8 @@ def test_an_image_that_is_listed_and_names_no_subject_does_not_count(registry: F
     subject, other = push_image(repository), push_image(repository, "two")
     document = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [{"digest": other.digest}]}
     repository.push_manifest(json.dumps(document).encode(), OCI_INDEX, fallback_tag(subject.digest))
-    found = referrers(repository, subject.digest)
-    assert [(one.named, one.reason) for one in found.refused] == [(other.digest, "wrong-subject")]
+    actual = referrers(repository, subject.digest)
+    assert [(one.named, one.reason) for one in actual.refused] == [(other.digest, "wrong-subject")]
 
 
 def test_a_list_that_is_far_too_long_is_refused(registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,10 +426,10 @@ def test_a_list_that_is_far_too_long_is_refused(registry: FakeRegistry, monkeypa
 def test_tags_that_a_caller_lists_once_are_not_listed_again(registry: FakeRegistry) -> None:
     repository = opened(registry.netloc)
     subject = push_image(repository)
-    done = attached(repository, subject)
+    listed_proof = attached(repository, subject)
     del registry.tags[fallback_tag(subject.digest)]
     tags, before = repository.tags(), len(registry.requests)
-    [found] = referrers(repository, subject.digest, tags).artifacts
-    assert found.descriptor == done.descriptor
+    [actual] = referrers(repository, subject.digest, tags).artifacts
+    assert actual.descriptor == listed_proof.descriptor
     assert not any("/tags/" in request.path for request in registry.requests[before:])
     assert (image("one")[0], OCI_MANIFEST) == (subject.content, subject.media_type)

@@ -52,8 +52,8 @@ def test_within_a_registry_blobs_are_taken_over_and_not_sent(docker_registry: st
     manifest = push_image(source, "within")
     attach(source, manifest.descriptor, KIND, [("application/json", b'"proof"')], {})
     assert copy_image(source, target, manifest.digest).blobs == []
-    [found] = referrers(target, manifest.digest).artifacts
-    assert target.blob(found.manifest.layers[0], 100) == b'"proof"'
+    [actual] = referrers(target, manifest.digest).artifacts
+    assert target.blob(actual.manifest.layers[0], 100) == b'"proof"'
 
 
 @pytest.mark.tools

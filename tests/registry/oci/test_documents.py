@@ -35,7 +35,7 @@ def _index(*platforms: str) -> ImageIndex:
 
 
 @pytest.mark.parametrize(
-    ("platforms", "wanted", "chosen"),
+    ("platforms", "expected", "chosen"),
     [
         (["linux/amd64", "linux/arm64"], Platform(os="linux", architecture="arm64"), 1),
         (["unknown/unknown", "linux/amd64"], Platform(os="linux", architecture="amd64"), 1),
@@ -47,10 +47,10 @@ def _index(*platforms: str) -> ImageIndex:
     ],
 )
 def test_a_platform_chooses_the_manifest_of_an_index(
-    platforms: list[str], wanted: Platform, chosen: int | None
+    platforms: list[str], expected: Platform, chosen: int | None
 ) -> None:
-    found = platform_choice(_index(*platforms), wanted)
-    assert (None if found is None else found.size) == chosen
+    descriptor = platform_choice(_index(*platforms), expected)
+    assert (None if descriptor is None else descriptor.size) == chosen
 
 
 @pytest.mark.parametrize(

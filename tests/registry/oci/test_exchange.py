@@ -37,7 +37,7 @@ def failing(status: int, times: int = 99, **headers: str) -> Callable[[Request],
 
 
 @pytest.mark.parametrize(
-    ("status", "kind", "code", "said"),
+    ("status", "kind", "code", "message"),
     [
         (401, DeniedError, 3, "docker login 127.0.0.1"),
         (403, DeniedError, 3, "docker login 127.0.0.1"),
@@ -50,10 +50,10 @@ def failing(status: int, times: int = 99, **headers: str) -> Callable[[Request],
     ],
 )
 def test_each_refusal_has_its_error_with_what_to_do(
-    servers: Servers, status: int, kind: type[EnvcheckError], code: int, said: str
+    servers: Servers, status: int, kind: type[EnvcheckError], code: int, message: str
 ) -> None:
     registry = servers.start(FakeRegistry(failing(status)))
-    with pytest.raises(kind, match=said) as refused:
+    with pytest.raises(kind, match=message) as refused:
         opened(registry.netloc).manifest("latest")
     assert (refused.value.exit_code, registry.netloc in str(refused.value)) == (code, True)
     assert str(refused.value).isprintable()
@@ -188,7 +188,7 @@ def test_a_manifest_is_what_its_digest_its_size_and_its_type_name(servers: Serve
     repository = opened(registry.netloc)
     manifest, other = push_image(repository, tag="latest"), image("other")[0]
     named: dict[str, Any] = {"Content_Type": OCI_MANIFEST}
-    for wanted, answer, headers in (
+    for expected, answer, headers in (
         (manifest.digest, other, named),
         (manifest.digest, manifest.content + b" ", named),
         (manifest.digest, b"<html>", {"Content_Type": "text/html"}),
@@ -198,7 +198,7 @@ def test_a_manifest_is_what_its_digest_its_size_and_its_type_name(servers: Serve
     ):
         lie(registry, "/manifests/", answer, **headers)
         with pytest.raises(LyingError) as refused:
-            repository.manifest(wanted)
+            repository.manifest(expected)
         assert refused.value.exit_code == 1
     lie(registry, "/manifests/", manifest.content, **named)
     smaller = type(manifest.descriptor)(media_type=OCI_MANIFEST, digest=manifest.digest, size=7)

@@ -92,8 +92,8 @@ def test_the_files_count_in_their_order(home: Path) -> None:
     environ |= {"XDG_RUNTIME_DIR": str(home / "run")}
 
     def password(name: str, more: dict[str, str]) -> str:
-        found = header({**environ, **more}, f"{name}/torch")
-        return base64.b64decode((found or "").removeprefix("Basic ")).decode().partition(":")[2]
+        text = header({**environ, **more}, f"{name}/torch")
+        return base64.b64decode((text or "").removeprefix("Basic ")).decode().partition(":")[2]
 
     assert password("registry.example", {}) == "docker"
     assert password("registry.example", {"REGISTRY_AUTH_FILE": str(home / "own.json")}) == "podman2"
@@ -121,15 +121,15 @@ def test_a_login_that_is_no_base64_is_refused_without_its_text(home: Path) -> No
 
 @pytest.mark.parametrize("key", ["credsStore", "credHelpers"])
 def test_a_helper_is_asked_for_its_registry(home: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
-    said = home / "asked"
+    message = home / "asked"
     answer = json.dumps({"ServerURL": "x", "Username": "me", "Secret": CANARY})
-    helper(home, monkeypatch, f"echo \"$1 $(cat)\" >{said}\necho '{answer}'")
+    helper(home, monkeypatch, f"echo \"$1 $(cat)\" >{message}\necho '{answer}'")
     environ = log_in(home, **{key: {"registry.example": "test"} if key == "credHelpers" else "test"})
     assert header(environ) == BASIC
-    assert said.read_text() == "get registry.example\n"
+    assert message.read_text() == "get registry.example\n"
     if key == "credsStore":
         assert header(environ, "torch") == BASIC
-        assert said.read_text() == "get https://index.docker.io/v1/\n"
+        assert message.read_text() == "get https://index.docker.io/v1/\n"
     else:
         assert header(environ, "other.example/torch") is None
 
@@ -167,12 +167,12 @@ def test_a_helper_that_is_not_there_or_has_no_name_is_one_line(home: Path, name:
     assert refused.value.exit_code == code
 
 
-class Guarded(FakeRegistry):
+class GuardedRegistry(FakeRegistry):
     """A registry that wants a login: a password, or a token that another server issues."""
 
-    def __init__(self, wanted: Callable[[Request], bool], challenge: str, **options: Any) -> None:
+    def __init__(self, expected: Callable[[Request], bool], challenge: str, **options: Any) -> None:
         super().__init__(self.guard, **options)
-        self.wanted, self.challenge = wanted, challenge
+        self.wanted, self.challenge = expected, challenge
 
     def guard(self, request: Request) -> Answer | None:
         """Refuse what has no login."""
@@ -213,7 +213,7 @@ def logged_in(home: Path, registry: FakeRegistry, **entry: str) -> dict[str, str
 
 
 def test_a_password_goes_to_a_registry_that_asks_and_is_kept(servers: Servers, home: Path) -> None:
-    registry = servers.start(Guarded(lambda request: request.login == BASIC, 'Basic realm="x"'))
+    registry = servers.start(GuardedRegistry(lambda request: request.login == BASIC, 'Basic realm="x"'))
     push_image(opened(registry, logged_in(home, registry)))
     assert [request.login for request in registry.requests][:2] == [None, BASIC]
     assert {request.login for request in registry.requests[1:]} == {BASIC}
@@ -222,7 +222,7 @@ def test_a_password_goes_to_a_registry_that_asks_and_is_kept(servers: Servers, h
 def test_a_token_is_issued_for_reading_and_another_for_writing(servers: Servers, home: Path) -> None:
     tokens = servers.start(Tokens())
     registry = servers.start(
-        Guarded(
+        GuardedRegistry(
             lambda request: (request.login or "").startswith("Bearer token-"),
             f'Bearer realm="{tokens.url}/token",service="s",scope="repository:team/torch:pull"',
         )
@@ -239,7 +239,9 @@ def test_a_token_is_issued_again_before_it_expires_and_when_it_is_refused(server
     tokens, now = servers.start(Tokens(lasts=100)), [0.0]
     current = [lambda: tokens.issued[-1:]]
     registry = servers.start(
-        Guarded(lambda r: (r.login or "").removeprefix("Bearer ") in current[0](), f'Bearer realm="{tokens.url}"')
+        GuardedRegistry(
+            lambda r: (r.login or "").removeprefix("Bearer ") in current[0](), f'Bearer realm="{tokens.url}"'
+        )
     )
     repository = opened(registry, logged_in(home, registry))
     repository.exchange._authorization._clock = lambda: now[0]  # noqa: SLF001
@@ -258,7 +260,7 @@ def test_a_token_is_issued_again_before_it_expires_and_when_it_is_refused(server
 def test_an_identity_token_is_posted_and_never_in_a_url(servers: Servers, home: Path) -> None:
     tokens = servers.start(Tokens())
     registry = servers.start(
-        Guarded(lambda request: request.login == "Bearer token-0", f'Bearer realm="{tokens.url}/t",service="s"')
+        GuardedRegistry(lambda request: request.login == "Bearer token-0", f'Bearer realm="{tokens.url}/t",service="s"')
     )
     opened(registry, logged_in(home, registry, identitytoken=CANARY)).tags()
     [request] = tokens.requests
@@ -271,7 +273,7 @@ def test_an_identity_token_is_posted_and_never_in_a_url(servers: Servers, home: 
 
 def test_without_a_login_a_token_for_anybody_is_asked_for(servers: Servers, home: Path) -> None:
     tokens = servers.start(Tokens())
-    registry = servers.start(Guarded(lambda request: request.login is not None, f'Bearer realm="{tokens.url}"'))
+    registry = servers.start(GuardedRegistry(lambda request: request.login is not None, f'Bearer realm="{tokens.url}"'))
     opened(registry, {"HOME": str(home)}).tags()
     assert tokens.logins == {None}
 
@@ -281,14 +283,14 @@ def test_a_token_that_is_refused_is_a_denial_with_the_command_to_log_in(
     servers: Servers, home: Path, status: int
 ) -> None:
     tokens = servers.start(Tokens(status=status))
-    registry = servers.start(Guarded(lambda _: False, f'Bearer realm="{tokens.url}"'))
+    registry = servers.start(GuardedRegistry(lambda _: False, f'Bearer realm="{tokens.url}"'))
     with pytest.raises(DeniedError, match=f"refuses a token .{status} from .*docker login {registry.netloc}"):
         opened(registry, {"HOME": str(home)}).tags()
 
 
 def test_a_place_of_tokens_that_is_down_is_tried_again_and_named(servers: Servers, home: Path) -> None:
     tokens = servers.start(Tokens(status=503))
-    registry = servers.start(Guarded(lambda _: False, f'Bearer realm="{tokens.url}"'))
+    registry = servers.start(GuardedRegistry(lambda _: False, f'Bearer realm="{tokens.url}"'))
     with pytest.raises(RegistryUnavailableError, match=f"{tokens.netloc}, which issues its tokens: it answers 503"):
         opened(registry, logged_in(home, registry)).tags()
     assert len(tokens.requests) == 4
@@ -296,7 +298,7 @@ def test_a_place_of_tokens_that_is_down_is_tried_again_and_named(servers: Server
 
 @pytest.mark.parametrize("realm", ["ftp://127.0.0.1/", "", "/relative", "http://[::1", "javascript:x"])
 def test_a_place_of_tokens_that_is_no_url_is_not_asked(servers: Servers, home: Path, realm: str) -> None:
-    registry = servers.start(Guarded(lambda _: False, f'Bearer realm="{realm}"'))
+    registry = servers.start(GuardedRegistry(lambda _: False, f'Bearer realm="{realm}"'))
     with pytest.raises(DeniedError, match=r"names no URL for its tokens|not trusted"):
         opened(registry, logged_in(home, registry)).tags()
 
@@ -305,12 +307,12 @@ def test_no_secret_goes_over_plain_http_to_another_machine(
     servers: Servers, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A registry on this machine names a place elsewhere; a registry elsewhere wants a password."""
-    far = Guarded(lambda _: False, 'Bearer realm="http://tokens.example/t"')
+    far = GuardedRegistry(lambda _: False, 'Bearer realm="http://tokens.example/t"')
     registry = servers.start(far)
     with pytest.raises(DeniedError, match=r"tokens\.example wants a login over plain http"):
         opened(registry, logged_in(home, registry)).tags()
     monkeypatch.setattr("envcheck.registry.oci.login.authorization.is_loopback", lambda _: False)
-    basic = servers.start(Guarded(lambda _: False, 'Basic realm="x"'))
+    basic = servers.start(GuardedRegistry(lambda _: False, 'Basic realm="x"'))
     with pytest.raises(DeniedError, match="wants a login over plain http"):
         opened(basic, logged_in(home, basic)).tags()
     assert basic.logins == {None}
@@ -327,7 +329,7 @@ def test_a_registry_over_tls_sends_nobody_to_plain_http_or_to_this_machine(home:
 
 def test_a_registry_that_refuses_its_own_tokens_is_left(servers: Servers, home: Path) -> None:
     tokens = servers.start(Tokens())
-    registry = servers.start(Guarded(lambda _: False, f'Bearer realm="{tokens.url}"'))
+    registry = servers.start(GuardedRegistry(lambda _: False, f'Bearer realm="{tokens.url}"'))
     with pytest.raises(DeniedError, match=r"refuses the tags of team/torch \(401\); use an account that may do this"):
         opened(registry, logged_in(home, registry)).tags()
     assert (len(registry.requests), len(tokens.issued)) == (2, 1)
@@ -336,14 +338,14 @@ def test_a_registry_that_refuses_its_own_tokens_is_left(servers: Servers, home: 
 def test_a_place_of_tokens_gets_no_login_of_its_own_from_a_registry_of_another(servers: Servers, home: Path) -> None:
     """The login is that of the registry, also where the file has one for the host that issues tokens."""
     tokens = servers.start(Tokens())
-    registry = servers.start(Guarded(lambda request: request.login is not None, f'Bearer realm="{tokens.url}"'))
+    registry = servers.start(GuardedRegistry(lambda request: request.login is not None, f'Bearer realm="{tokens.url}"'))
     opened(registry, log_in(home, auths={tokens.netloc: {"auth": ENCODED}})).tags()
     assert tokens.logins == {None}
 
 
 def test_a_login_does_not_follow_a_blob_to_another_host(servers: Servers, home: Path) -> None:
     other = servers.start(FakeRegistry())
-    registry = servers.start(Guarded(lambda request: request.login == BASIC, 'Basic realm="x"'))
+    registry = servers.start(GuardedRegistry(lambda request: request.login == BASIC, 'Basic realm="x"'))
     repository = opened(registry, logged_in(home, registry))
     manifest = push_image(repository)
     layer = manifest.image().layers[0]
@@ -357,7 +359,7 @@ def test_a_login_does_not_follow_a_blob_to_another_host(servers: Servers, home: 
 
 @pytest.mark.parametrize("place", ["password", "netrc"])
 def test_the_login_of_a_profile_counts_before_that_of_docker(servers: Servers, home: Path, place: str) -> None:
-    registry = servers.start(Guarded(lambda request: request.login is not None, 'Basic realm="x"'))
+    registry = servers.start(GuardedRegistry(lambda request: request.login is not None, 'Basic realm="x"'))
     environ = {**logged_in(home, registry, auth=base64.b64encode(b"me:docker").decode()), "SECRET": CANARY}
     (home / "netrc").write_text(f"machine 127.0.0.1 login me password {CANARY}\n")
     user = {"user": "me", "password_env": "SECRET"} if place == "password" else {"token_env": "SECRET"}
@@ -370,7 +372,7 @@ def test_the_login_of_a_profile_counts_before_that_of_docker(servers: Servers, h
 
 
 def test_a_secret_that_the_profile_names_and_is_not_there_is_one_line(servers: Servers, home: Path) -> None:
-    registry = servers.start(Guarded(lambda request: request.login is not None, 'Basic realm="x"'))
+    registry = servers.start(GuardedRegistry(lambda request: request.login is not None, 'Basic realm="x"'))
     credential = {registry.netloc: Credential(user="me", password_env="ABSENT")}  # noqa: S106 (a name)
     profile = Profile(name="site", credentials=credential, hf=HuggingFace(endpoint=registry.url))
     with pytest.raises(ConfigError, match=r"site: its credential is missing: \$ABSENT has no secret"):
@@ -398,9 +400,9 @@ def test_no_message_exception_or_log_holds_a_secret(
     """Everything here repeats what it is sent, in its answers and in its headers."""
 
     def repeat(request: Request) -> Answer:
-        said = f"{request.login} {request.body!r} {CANARY} {ENCODED}"
-        errors = {"errors": [{"code": "DENIED", "message": said}, {"code": said}]}
-        return Answer(status, json.dumps(errors).encode(), {"Warning": said, "WWW-Authenticate": challenge})
+        message = f"{request.login} {request.body!r} {CANARY} {ENCODED}"
+        errors = {"errors": [{"code": "DENIED", "message": message}, {"code": message}]}
+        return Answer(status, json.dumps(errors).encode(), {"Warning": message, "WWW-Authenticate": challenge})
 
     tokens = servers.start(FakeRegistry(repeat))
     challenge = f'Bearer realm="{tokens.url}"' if scheme == "bearer" else 'Basic realm="x"'
@@ -417,10 +419,10 @@ def test_no_message_exception_or_log_holds_a_secret(
     finally:
         root.removeHandler(handler)
         root.setLevel(level)
-    told = (
+    result = (
         "".join(traceback.format_exception(failed.value)) + "\n".join(handler.lines) + repr(vars(repository.exchange))
     )
-    told += repr(account_for(repository.reference, environ)) + str(registry.paths) + str(tokens.paths)
+    result += repr(account_for(repository.reference, environ)) + str(registry.paths) + str(tokens.paths)
     assert handler.lines
-    assert CANARY not in told
-    assert ENCODED not in told
+    assert CANARY not in result
+    assert ENCODED not in result

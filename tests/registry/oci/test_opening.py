@@ -19,7 +19,7 @@ MIRRORS = {"docker.io": ["hub.mirror.example", "http://127.0.0.1:5000/cache"], "
 
 
 @pytest.mark.parametrize(
-    ("name", "closed", "found"),
+    ("name", "closed", "actual"),
     [
         ("torch:2", False, [HUB, CACHE, "https://registry-1.docker.io/library/torch:2"]),
         ("torch:2", True, [HUB, CACHE]),
@@ -31,11 +31,11 @@ MIRRORS = {"docker.io": ["hub.mirror.example", "http://127.0.0.1:5000/cache"], "
 def test_a_name_is_read_at_the_mirrors_of_its_registry_and_then_at_itself(
     name: str,
     closed: bool,  # noqa: FBT001 (a column)
-    found: list[str],
+    actual: list[str],
 ) -> None:
     profile = Profile(name="site", registries=MIRRORS, closed=closed)
     read = places(parse_reference(name), profile)
-    assert [f"{one.url}/{one.repository}{f':{one.tag}' if one.tag else ''}" for one in read] == found
+    assert [f"{one.url}/{one.repository}{f':{one.tag}' if one.tag else ''}" for one in read] == actual
 
 
 def test_the_profiles_registry_mirrors_docker_hub() -> None:

@@ -91,8 +91,8 @@ def test_a_large_file_is_sent_and_read_as_a_stream(docker_registry: str, fresh: 
             digest.update(part)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     blob = repository.push_blob(tmp_path / "large")
-    with (tmp_path / "again").open("w+b") as again:
-        repository.save_blob(blob, again)
+    with (tmp_path / "again").open("w+b") as repeated:
+        repository.save_blob(blob, repeated)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000  # KiB, of a file of 80 MiB
     assert blob.digest == f"sha256:{digest.hexdigest()}"
     assert (tmp_path / "again").stat().st_size == blob.size == 80 << 20

@@ -80,9 +80,9 @@ def test_a_run_on_a_gpu_is_stated_as_the_contract_shows() -> None:
 
 
 def test_the_bytes_are_the_same_each_time() -> None:
-    again = evidence.pack(proofs.report())
-    assert again.content == proofs.packed().content
-    assert statements.encode(from_report.state(again, proofs.IMAGE, {})) == statements.encode(proofs.stated())
+    packed_report = evidence.pack(proofs.report())
+    assert packed_report.content == proofs.packed().content
+    assert statements.encode(from_report.state(packed_report, proofs.IMAGE, {})) == statements.encode(proofs.stated())
 
 
 def test_what_is_written_is_read() -> None:

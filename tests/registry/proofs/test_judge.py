@@ -168,7 +168,7 @@ def test_both_sides_of_the_clock(after: dt.timedelta, refusal: str | None, polic
 
 
 @pytest.mark.parametrize(
-    ("level", "asked", "refusal"),
+    ("level", "requests", "refusal"),
     [
         ("standard", "standard", None),
         ("full", "standard", None),
@@ -177,9 +177,11 @@ def test_both_sides_of_the_clock(after: dt.timedelta, refusal: str | None, polic
         ("standard", "full", "level-too-low"),
     ],
 )
-def test_both_sides_of_the_level(level: Any, asked: Any, refusal: str | None, policy: Policy, key: PrivateKey) -> None:
+def test_both_sides_of_the_level(
+    level: Any, requests: Any, refusal: str | None, policy: Policy, key: PrivateKey
+) -> None:
     proof = proofs.attached(proofs.stated(level=level), key)
-    assert word(proof, policy=policy._replace(level=asked), node=proofs.H200) == refusal
+    assert word(proof, policy=policy._replace(level=requests), node=proofs.H200) == refusal
 
 
 def test_warnings_are_refused_where_the_policy_says_so(policy: Policy, key: PrivateKey) -> None:
@@ -339,11 +341,13 @@ def test_a_report_that_was_edited_after_signing_is_tampered(policy: Policy, key:
 
 def test_evidence_that_is_gone_or_no_report_is_named(policy: Policy, key: PrivateKey) -> None:
     statement = proofs.stated()
-    gone = ListedProof("sha256:1", proofs.bundle(statement, key), lambda _: Rejection(ProofRefusal.DANGLING, "gone"))
-    assert word(gone, policy=policy, node=proofs.H200) == "dangling"
-    assert word(gone, policy=policy._replace(rejudge=False), node=proofs.H200) is None
+    listed_proof = ListedProof(
+        "sha256:1", proofs.bundle(statement, key), lambda _: Rejection(ProofRefusal.DANGLING, "gone")
+    )
+    assert word(listed_proof, policy=policy, node=proofs.H200) == "dangling"
+    assert word(listed_proof, policy=policy._replace(rejudge=False), node=proofs.H200) is None
     cut = proofs.packed().content[:-1]
-    assert word(gone._replace(evidence=lambda _: cut), policy=policy, node=proofs.H200) == "tampered"
+    assert word(listed_proof._replace(evidence=lambda _: cut), policy=policy, node=proofs.H200) == "tampered"
 
 
 def test_evidence_is_fetched_only_for_what_holds_otherwise(policy: Policy, key: PrivateKey) -> None:

@@ -26,7 +26,7 @@ ALIAS: Final = "2.8-cu128-py312"
 NOW: Final = proofs.NOW
 
 
-def said(digest: str, hours: float = -1, signer: str = "one", alias: str = ALIAS) -> SignedPromotion:
+def signed(digest: str, hours: float = -1, signer: str = "one", alias: str = ALIAS) -> SignedPromotion:
     """Return the promotion to a digest, so many hours from now."""
     moment = statements.written(NOW + dt.timedelta(hours=hours))
     made = Promotion(alias=alias, source="registry.example/staging", digest=digest, at=moment, proofs=[C])
@@ -40,49 +40,49 @@ def refusal(*promotions: SignedPromotion, digest: str = A, signers: int = 1) -> 
 
 
 def test_the_alias_names_what_was_promoted_last() -> None:
-    assert refusal(said(A)) == ""
-    assert refusal(said(B, -2), said(A, -1)) == ""
-    assert refusal(said(A, -1), said(B, -2)) == ""
+    assert refusal(signed(A)) == ""
+    assert refusal(signed(B, -2), signed(A, -1)) == ""
+    assert refusal(signed(A, -1), signed(B, -2)) == ""
 
 
 def test_a_tag_that_was_moved_by_hand_is_not_believed() -> None:
     assert refusal() == f"nobody promoted {ALIAS} (0 of 1 keys)"
-    assert f"was promoted to {B}, and the registry says {A}" in refusal(said(B))
-    assert f"was promoted to {B}" in refusal(said(A, -2), said(B, -1))  # a rollback by a writer of the registry
-    assert "nobody promoted" in refusal(said(A, alias="latest"))
+    assert f"was promoted to {B}, and the registry says {A}" in refusal(signed(B))
+    assert f"was promoted to {B}" in refusal(signed(A, -2), signed(B, -1))  # a rollback by a writer of the registry
+    assert "nobody promoted" in refusal(signed(A, alias="latest"))
 
 
 def test_a_rollback_that_was_promoted_is_believed() -> None:
-    assert refusal(said(A, -3), said(B, -2), said(A, -1)) == ""
+    assert refusal(signed(A, -3), signed(B, -2), signed(A, -1)) == ""
 
 
 def test_different_keys_are_counted() -> None:
-    assert "(1 of 2 keys)" in refusal(said(A), said(A, -2), signers=2)
-    assert refusal(said(A), said(A, -2, "two"), signers=2) == ""
-    assert "(2 of 3 keys)" in refusal(said(A), said(A, -2, "two"), signers=3)
+    assert "(1 of 2 keys)" in refusal(signed(A), signed(A, -2), signers=2)
+    assert refusal(signed(A), signed(A, -2, "two"), signers=2) == ""
+    assert "(2 of 3 keys)" in refusal(signed(A), signed(A, -2, "two"), signers=3)
 
 
 def test_an_alias_stays_while_the_next_promotion_still_lacks_a_key() -> None:
-    first = [said(A, -9, "one"), said(A, -8, "two"), said(B, -2, "one")]
+    first = [signed(A, -9, "one"), signed(A, -8, "two"), signed(B, -2, "one")]
     assert refusal(*first, signers=2) == ""
-    assert f"was promoted to {B}" in refusal(*first, said(B, -1, "two"), signers=2)
+    assert f"was promoted to {B}" in refusal(*first, signed(B, -1, "two"), signers=2)
 
 
 def test_old_signatures_do_not_bring_an_old_image_back() -> None:
-    history = [said(A, -9, "one"), said(A, -8, "two"), said(B, -7, "one"), said(B, -6, "two")]
-    assert f"was promoted to {B}" in refusal(*history, said(A, -1, "one"), signers=2)
-    assert refusal(*history, said(A, -2, "one"), said(A, -1, "two"), signers=2) == ""
+    history = [signed(A, -9, "one"), signed(A, -8, "two"), signed(B, -7, "one"), signed(B, -6, "two")]
+    assert f"was promoted to {B}" in refusal(*history, signed(A, -1, "one"), signers=2)
+    assert refusal(*history, signed(A, -2, "one"), signed(A, -1, "two"), signers=2) == ""
 
 
 @pytest.mark.parametrize(("minutes", "taken"), [(5, True), (5.1, False)])
 def test_both_sides_of_the_clock(minutes: float, taken: object) -> None:
-    assert (refusal(said(A, minutes / 60)) == "") is taken
-    assert ("from the future" in refusal(said(A, minutes / 60))) is not taken
+    assert (refusal(signed(A, minutes / 60)) == "") is taken
+    assert ("from the future" in refusal(signed(A, minutes / 60))) is not taken
 
 
 def test_two_images_in_one_second_are_open() -> None:
     for digest in (A, B):
-        assert "in the same second" in refusal(said(A), said(B), digest=digest)
+        assert "in the same second" in refusal(signed(A), signed(B), digest=digest)
 
 
 @given(
@@ -90,7 +90,7 @@ def test_two_images_in_one_second_are_open() -> None:
     seed=st.randoms(use_true_random=False),
 )
 def test_the_order_in_which_a_registry_lists_is_of_no_matter(events: list[tuple[str, int, str]], seed: Any) -> None:
-    promotions = [said(*event) for event in events]
+    promotions = [signed(*event) for event in events]
     shuffled = [*promotions]
     seed.shuffle(shuffled)
     for signers in (1, 2):
@@ -103,8 +103,8 @@ def policy(key: PrivateKey) -> Policy:
 
 
 def test_a_proof_is_asked_for_on_each_of_the_named_gpus(key: PrivateKey, policy: Policy) -> None:
-    wanted = policy._replace(promoted_on=(NamedGpus("H200", 1), NamedGpus("H100", 8)), rejudge=False)
-    terms = ProofTerms(wanted, None, NOW, load())
+    expected = policy._replace(promoted_on=(NamedGpus("H200", 1), NamedGpus("H100", 8)), rejudge=False)
+    terms = ProofTerms(expected, None, NOW, load())
     one = proofs.attached(proofs.stated(), key)
     eight = proofs.attached(proofs.h100x8(driver="580.65.06"), key)
 
@@ -123,7 +123,7 @@ def test_a_proof_is_asked_for_on_each_of_the_named_gpus(key: PrivateKey, policy:
 
 
 def test_what_was_signed_is_read(key: PrivateKey, policy: Policy) -> None:
-    made = said(A).promotion
+    made = signed(A).promotion
     assert json.loads(promotion.encode(made)) == {
         "schema": "envcheck/promotion/1",
         "alias": ALIAS,
@@ -138,7 +138,7 @@ def test_what_was_signed_is_read(key: PrivateKey, policy: Policy) -> None:
 
 
 def test_what_was_not_signed_as_a_promotion_is_refused(key: PrivateKey, other_key: PrivateKey, policy: Policy) -> None:
-    payload = promotion.encode(said(A).promotion)
+    payload = promotion.encode(signed(A).promotion)
 
     def word(content: bytes, terms: Policy = policy) -> str:
         result = read(content, terms)

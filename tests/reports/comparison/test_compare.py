@@ -56,16 +56,16 @@ def curves(factor: float, noise: float = 0.0, seed: int = 1) -> OutcomeRow:
 
 def test_a_run_compared_with_itself_has_not_changed(report: MakeReport) -> None:
     made = report(rate(700.0), curves(1.0))
-    found = compare(made, made)
-    assert (found.changes, found.exit_code) == ([], 0)
-    assert found.compared == 2 + 2
+    actual = compare(made, made)
+    assert (actual.changes, actual.exit_code) == ([], 0)
+    assert actual.compared == 2 + 2
 
 
 @pytest.mark.parametrize(("after", "worse"), [(668.0, []), (664.0, ["gemm value"])])
 def test_a_speed_is_slower_from_the_threshold_on(report: MakeReport, after: float, worse: list[str]) -> None:
-    found = compare(report(rate(700.0)), report(rate(after)))
-    assert [change.what for change in found.regressions] == worse
-    assert found.exit_code == (1 if worse else 0)
+    actual = compare(report(rate(700.0)), report(rate(after)))
+    assert [change.what for change in actual.regressions] == worse
+    assert actual.exit_code == (1 if worse else 0)
 
 
 def test_more_is_better_or_worse_by_the_unit(report: MakeReport) -> None:
@@ -91,14 +91,14 @@ def test_gpus_are_told_apart_by_uuid_not_by_index(report: MakeReport) -> None:
     before = report(gpus({"GPU-a": 700.0, "GPU-b": 650.0, "GPU-c": 700.0}))
     swapped = report(gpus({"GPU-b": 650.0, "GPU-c": 700.0, "GPU-a": 700.0}))
     assert compare(before, swapped).changes == []
-    found = compare(before, report(gpus({"GPU-b": 650.0, "GPU-c": 500.0, "GPU-a": 700.0})))
-    assert [(change.gpu, change.what) for change in found.changes] == [("GPU-c", "gemm values.bf16")]
+    actual = compare(before, report(gpus({"GPU-b": 650.0, "GPU-c": 500.0, "GPU-a": 700.0})))
+    assert [(change.gpu, change.what) for change in actual.changes] == [("GPU-c", "gemm values.bf16")]
 
 
 def test_half_the_gpus_slow_is_not_taken_for_noise(report: MakeReport) -> None:
     before = {f"GPU-{i}": 700.0 for i in range(8)}
-    found = compare(report(gpus(before)), report(gpus({u: 560.0 if i < 4 else 700.0 for i, u in enumerate(before)})))
-    assert [change.gpu for change in found.regressions] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
+    actual = compare(report(gpus(before)), report(gpus({u: 560.0 if i < 4 else 700.0 for i, u in enumerate(before)})))
+    assert [change.gpu for change in actual.regressions] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
 
 
 def test_a_steady_curve_that_is_slower_is_told_and_a_noisy_one_is_not(report: MakeReport) -> None:
@@ -121,9 +121,9 @@ STATUSES = ("pass", "warn", "skip", "error", "fail")
 @pytest.mark.parametrize("old", STATUSES)
 @pytest.mark.parametrize("new", STATUSES)
 def test_only_pass_is_a_pass(report: MakeReport, old: str, new: str) -> None:
-    found = compare(report(row("x", old, remedy="r")), report(row("x", new, remedy="r")))
-    assert bool(found.regressions) is (STATUSES.index(new) > STATUSES.index(old))
-    assert [c.worse for c in found.changes if c.kind == "status"] == (
+    actual = compare(report(row("x", old, remedy="r")), report(row("x", new, remedy="r")))
+    assert bool(actual.regressions) is (STATUSES.index(new) > STATUSES.index(old))
+    assert [c.worse for c in actual.changes if c.kind == "status"] == (
         [] if old == new else [STATUSES.index(new) > STATUSES.index(old)]
     )
 
@@ -143,9 +143,9 @@ def test_a_check_lost_to_a_kill_is_a_regression(report: MakeReport) -> None:
 
 
 def test_a_cpu_run_is_not_held_against_a_gpu_run(report: MakeReport) -> None:
-    found = compare(report(rate(700.0)), report(rate(1.0), mode="cpu"))
-    assert [change.kind for change in found.regressions] == []
-    assert "no speed was compared" in found.notes[0]
+    actual = compare(report(rate(700.0)), report(rate(1.0), mode="cpu"))
+    assert [change.kind for change in actual.regressions] == []
+    assert "no speed was compared" in actual.notes[0]
 
 
 def test_two_runs_with_nothing_in_common_could_not_be_told(report: MakeReport) -> None:
@@ -154,9 +154,9 @@ def test_two_runs_with_nothing_in_common_could_not_be_told(report: MakeReport) -
 
 def test_what_else_changed_is_told(report: MakeReport) -> None:
     after = report(snapshot=Snapshot("", {"driver.version": Signal("580.65.06")}), environment={"torch": "2.9.1"})
-    told = {c.what: (c.before, c.after) for c in compare(report(environment={"torch": "2.8.0"}), after).changes}
-    assert told["torch"] == ("2.8.0", "2.9.1")
-    assert told["driver.version"] == ("570.124.06", "580.65.06")
+    data = {c.what: (c.before, c.after) for c in compare(report(environment={"torch": "2.8.0"}), after).changes}
+    assert data["torch"] == ("2.8.0", "2.9.1")
+    assert data["driver.version"] == ("570.124.06", "580.65.06")
 
 
 def test_it_is_read_at_80_columns_and_by_programs(report: MakeReport) -> None:
@@ -164,12 +164,12 @@ def test_it_is_read_at_80_columns_and_by_programs(report: MakeReport) -> None:
     after = report(
         gpus({f"GPU-{i}" + "0" * 36: 500.0 for i in range(3)}), row("x", "fail", summary="w " * 99, remedy="r")
     )
-    found = compare(before, after)
-    told = lines(found)
-    assert max(map(len, told)) <= 80
-    assert "  gemm values.bf16 on 3 GPUs or ranks: -28.6% (threshold 5.0%)" in told
-    assert told[-1].startswith("4 regressions; ")
-    assert msgspec.json.decode(encode(found))["schema"] == "envcheck/comparison/1"
+    actual = compare(before, after)
+    result = lines(actual)
+    assert max(map(len, result)) <= 80
+    assert "  gemm values.bf16 on 3 GPUs or ranks: -28.6% (threshold 5.0%)" in result
+    assert result[-1].startswith("4 regressions; ")
+    assert msgspec.json.decode(encode(actual))["schema"] == "envcheck/comparison/1"
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -187,9 +187,9 @@ def test_one_gpu_replaced_is_one_gone_and_one_new_and_the_others_are_held_agains
 ) -> None:
     old, new = {"GPU-a": 700.0, "GPU-b": 700.0}, {"GPU-c": 500.0, "GPU-a": 640.0}
     before, after = (report(gpus(v), snapshot=nodes(*v), environment={}) for v in (old, new))
-    told = [(c.kind, c.gpu, c.after) for c in compare(before, after).changes]
-    assert told[:2] == [("gpu", "GPU-b", "gone"), ("gpu", "GPU-c", "there")]
-    assert told[2:] == [("speed", "GPU-a", "640 TFLOP/s")]
+    result = [(c.kind, c.gpu, c.after) for c in compare(before, after).changes]
+    assert result[:2] == [("gpu", "GPU-b", "gone"), ("gpu", "GPU-c", "there")]
+    assert result[2:] == [("speed", "GPU-a", "640 TFLOP/s")]
 
 
 def test_another_torch_is_told_and_speeds_are_compared_all_the_same(report: MakeReport) -> None:
@@ -205,9 +205,14 @@ def pairs(order: list[str], weak: float = 390.0) -> OutcomeRow:
 def test_a_speed_that_is_measured_no_more_is_a_regression(report: MakeReport) -> None:
     ranks = [{"rank": 0, "is_cuda": True, "device": "GPU-1", "values": {"bf16": 700.0, "fp8": 1300.0}}]
     both = row("gemm", "pass", unit="TFLOP/s", ranks=ranks)
-    found = compare(report(both), report(gpus({"GPU-1": 700.0})))
-    [gone] = found.regressions
-    assert (gone.what, gone.gpu, gone.after, found.exit_code) == ("gemm values.fp8", "GPU-1", "not measured", 1)
+    actual = compare(report(both), report(gpus({"GPU-1": 700.0})))
+    [missing] = actual.regressions
+    assert (missing.what, missing.gpu, missing.after, actual.exit_code) == (
+        "gemm values.fp8",
+        "GPU-1",
+        "not measured",
+        1,
+    )
     assert compare(report(gpus({"GPU-1": 700.0})), report(both)).regressions == []
 
 
@@ -222,8 +227,8 @@ def test_speeds_of_a_gpu_that_is_gone_or_a_check_that_did_not_pass_are_told_once
 def test_a_pair_of_gpus_is_the_same_pair_in_any_order(report: MakeReport) -> None:
     before = report(pairs(["GPU-a", "GPU-b", "GPU-c"]))
     assert compare(before, report(pairs(["GPU-c", "GPU-a", "GPU-b"]))).changes == []
-    found = compare(before, report(pairs(["GPU-c", "GPU-a", "GPU-b"], weak=40.0)))
-    assert [c.gpu for c in found.regressions] == ["", "GPU-a -> GPU-c", "GPU-c -> GPU-a"]
+    actual = compare(before, report(pairs(["GPU-c", "GPU-a", "GPU-b"], weak=40.0)))
+    assert [c.gpu for c in actual.regressions] == ["", "GPU-a -> GPU-c", "GPU-c -> GPU-a"]
 
 
 def collectives(latency: float, seconds: float) -> OutcomeRow:
@@ -244,8 +249,8 @@ def collectives(latency: float, seconds: float) -> OutcomeRow:
 def test_each_collective_is_held_against_itself(
     report: MakeReport, latency: float, seconds: float, worse: list[str]
 ) -> None:
-    found = compare(report(collectives(20.0, 1.0)), report(collectives(latency, seconds)))
-    assert [c.what.split()[1] for c in found.regressions] == worse
+    actual = compare(report(collectives(20.0, 1.0)), report(collectives(latency, seconds)))
+    assert [c.what.split()[1] for c in actual.regressions] == worse
 
 
 def test_samples_under_load_are_compared_by_their_median(report: MakeReport) -> None:
@@ -275,9 +280,9 @@ def test_redacted_reports_are_compared_by_pseudonym_with_a_key_and_by_order_with
 
 def test_the_examples_differ_in_what_is_said_of_them() -> None:
     slow, sound = (load(REPORTS / f"{name}.json") for name in ("h100x8-slow-gpu", "h200x1"))
-    found = compare(sound, slow)
-    assert {"throttle", "straggler"} <= {c.what for c in found.regressions if c.kind == "status"}
-    assert found.exit_code == 1
+    actual = compare(sound, slow)
+    assert {"throttle", "straggler"} <= {c.what for c in actual.regressions if c.kind == "status"}
+    assert actual.exit_code == 1
 
 
 @pytest.mark.parametrize("check", ["installed-files", "operators", "torchrun", "name-resolution"])

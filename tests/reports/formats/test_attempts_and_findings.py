@@ -54,7 +54,7 @@ REPEATED = speed(
 )
 
 
-def told(report: RunReport, form: str) -> str:
+def formatted(report: RunReport, form: str) -> str:
     """Return a report in one of its forms, without the line breaks of a narrow terminal."""
     if form == "json":
         return encode(report).decode()
@@ -68,7 +68,7 @@ def told(report: RunReport, form: str) -> str:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("outcome", [TAKEN_BACK, FINAL, REPEATED], ids=["taken-back", "final", "repeated"])
 def test_each_attempt_that_was_no_pass_is_in_every_form(report: MakeReport, outcome: OutcomeRow, form: str) -> None:
-    text = told(report(outcome), form)
+    text = formatted(report(outcome), form)
     for attempt in outcome.attempts:
         assert attempt.status == "pass" or attempt.summary in text
 
@@ -79,9 +79,9 @@ def test_prometheus_counts_attempts_and_findings(report: MakeReport) -> None:
     assert 'envcheck_check_attempts{check="speed",status="fail",code=""} 1.0' in text
     assert 'envcheck_check_attempt_value_bytes_per_second{check="speed",attempt="1",status="fail"} 99' in text
     assert 'envcheck_check_findings{check="speed",status="fail",code="data.wrong",culprit=""} 1.0' in text
-    found = registry.named("prometheus").render(report(SICK))
+    actual = registry.named("prometheus").render(report(SICK))
     for finding in FINDINGS:
-        assert f'status="{finding.status}",code="{finding.code}",culprit="{finding.culprit}"}} 1.0' in found
+        assert f'status="{finding.status}",code="{finding.code}",culprit="{finding.culprit}"}} 1.0' in actual
     assert "envcheck_check_attempts" not in registry.named("prometheus").render(report(speed("pass", "fine")))
 
 
@@ -94,7 +94,7 @@ def test_prometheus_has_few_series_however_much_was_found(report: MakeReport) ->
 
 @pytest.mark.parametrize("form", FORMS)
 def test_each_finding_is_in_every_form(report: MakeReport, form: str) -> None:
-    text = told(report(SICK), form)
+    text = formatted(report(SICK), form)
     for finding in FINDINGS:
         for part in (finding.summary, finding.code, finding.culprit, finding.remedy):
             assert part in text
@@ -102,7 +102,7 @@ def test_each_finding_is_in_every_form(report: MakeReport, form: str) -> None:
 
 def test_two_checks_with_other_findings_do_not_share_a_line(report: MakeReport) -> None:
     other = structs.replace(SICK, id="other", findings=FINDINGS[:1] * 2)
-    assert told(report(SICK, other), "terminal").count("finding ") == 4
+    assert formatted(report(SICK, other), "terminal").count("finding ") == 4
 
 
 def test_a_culprit_is_redacted(report: MakeReport) -> None:

@@ -78,8 +78,8 @@ def _shape(element: ET.Element) -> None:
 
 
 def case(root: ET.Element, name: str) -> ET.Element:
-    (found,) = (c for c in root.iter("testcase") if c.get("name") == name)
-    return found
+    (actual,) = (c for c in root.iter("testcase") if c.get("name") == name)
+    return actual
 
 
 def test_each_status_becomes_what_a_viewer_shows(report: MakeReport) -> None:
@@ -129,8 +129,8 @@ def test_a_warning_passes_and_is_told(report: MakeReport) -> None:
 
 
 def test_the_suite_says_first_what_decided_and_what_to_do(report: MakeReport) -> None:
-    told = parsed(report(*ALL))[0].findtext("system-out") or ""
-    assert told.startswith("FAIL: slow. slow said so. What to do: reseat it.")
+    result = parsed(report(*ALL))[0].findtext("system-out") or ""
+    assert result.startswith("FAIL: slow. slow said so. What to do: reseat it.")
 
 
 @pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
@@ -153,10 +153,10 @@ def test_what_xml_cannot_hold_is_left_out_of_a_log(report: MakeReport, character
 
 
 def test_what_xml_cannot_hold_is_left_out_of_a_name(report: MakeReport) -> None:
-    told = report(row("good", "pass"))
+    result = report(row("good", "pass"))
     check = planned("a\x00b\ud7ff", level="\x01", promise="")
     plan = Plan(level="\x02full", checks=[check], nproc=1)
-    assert ET.fromstring(junit(structs.replace(told, plan=plan, ended=""))) is not None  # noqa: S314 (our own)
+    assert ET.fromstring(junit(structs.replace(result, plan=plan, ended=""))) is not None  # noqa: S314 (our own)
 
 
 def test_a_check_that_never_ran_is_an_error(report: MakeReport) -> None:

@@ -24,7 +24,7 @@ SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\n"])*",?)*)\})
 
 def samples(text: str) -> dict[str, float]:
     """Return every sample by its name and labels; HELP and TYPE stand once and before their family."""
-    found: dict[str, float] = {}
+    data: dict[str, float] = {}
     typed: list[str] = []
     for line in text.splitlines():
         if line.startswith("# HELP "):
@@ -37,9 +37,9 @@ def samples(text: str) -> dict[str, float]:
         assert match, line
         assert match[1] == typed[-1]
         key = f"{match[1]}{{{match[2] or ''}}}"
-        assert key not in found
-        found[key] = float(match[3])
-    return found
+        assert key not in data
+        data[key] = float(match[3])
+    return data
 
 
 SLOW = row(
@@ -54,19 +54,19 @@ SLOW = row(
 
 
 def test_statuses_are_a_set_of_which_one_is_set(report: MakeReport) -> None:
-    found = samples(prometheus(report(row("a", "pass"), SLOW)))
+    data = samples(prometheus(report(row("a", "pass"), SLOW)))
     at = 'envcheck_check_status{{check="{}",level="quick",status="{}"}}'
-    assert [found[at.format("nccl", s)] for s in ("pass", "warn", "fail", "skip", "error")] == [0, 0, 1, 0, 0]
-    assert found[at.format("a", "pass")] == 1
-    assert found['envcheck_run_verdict{verdict="fail"}'] == 1
-    assert found['envcheck_run_verdict{verdict="pass"}'] == 0
+    assert [data[at.format("nccl", s)] for s in ("pass", "warn", "fail", "skip", "error")] == [0, 0, 1, 0, 0]
+    assert data[at.format("a", "pass")] == 1
+    assert data['envcheck_run_verdict{verdict="fail"}'] == 1
+    assert data['envcheck_run_verdict{verdict="pass"}'] == 0
 
 
 def test_values_and_limits_are_in_base_units(report: MakeReport) -> None:
-    found = samples(prometheus(report(SLOW, row("b", "pass", value=3, unit="wrong elements"))))
-    assert found['envcheck_check_value_bytes_per_second{check="nccl"}'] == 312.5e9
-    assert found['envcheck_check_limit_bytes_per_second{check="nccl",kind="at least"}'] == 380e9
-    assert found['envcheck_check_value{check="b",unit="wrong elements"}'] == 3
+    data = samples(prometheus(report(SLOW, row("b", "pass", value=3, unit="wrong elements"))))
+    assert data['envcheck_check_value_bytes_per_second{check="nccl"}'] == 312.5e9
+    assert data['envcheck_check_limit_bytes_per_second{check="nccl",kind="at least"}'] == 380e9
+    assert data['envcheck_check_value{check="b",unit="wrong elements"}'] == 3
 
 
 def test_gpus_are_told_by_uuid_and_findings_name_theirs(report: MakeReport) -> None:
@@ -74,11 +74,11 @@ def test_gpus_are_told_by_uuid_and_findings_name_theirs(report: MakeReport) -> N
         Gpu(f"GPU-{i}", {"power_draw": Signal(70.0, unit="W"), "clock_sm": Signal(reason="hidden", why="failed")})
         for i in (1, 2)
     ]
-    found = samples(prometheus(report(SLOW, snapshot=Snapshot("", {}, gpus))))
-    assert found['envcheck_gpu_power_draw_watts{uuid="GPU-1",gpu="0"}'] == 70
-    assert found['envcheck_gpu_findings{uuid="GPU-1",gpu="0"}'] == 1
-    assert found['envcheck_gpu_findings{uuid="GPU-2",gpu="1"}'] == 0
-    assert not any("clock_sm" in name for name in found)
+    data = samples(prometheus(report(SLOW, snapshot=Snapshot("", {}, gpus))))
+    assert data['envcheck_gpu_power_draw_watts{uuid="GPU-1",gpu="0"}'] == 70
+    assert data['envcheck_gpu_findings{uuid="GPU-1",gpu="0"}'] == 1
+    assert data['envcheck_gpu_findings{uuid="GPU-2",gpu="1"}'] == 0
+    assert not any("clock_sm" in name for name in data)
 
 
 @pytest.mark.parametrize("value", [None, True, "nan", [1.0], {"a": 1}, 10**400])
@@ -89,10 +89,10 @@ def test_what_is_no_number_is_no_sample(report: MakeReport, value: Any) -> None:
 def test_a_check_that_never_ran_is_an_error_and_the_run_not_complete(report: MakeReport) -> None:
     whole = report(row("a", "pass"))
     plan = Plan(level="quick", checks=whole.plan.checks, nproc=2)
-    found = samples(prometheus(report(plan=plan, ended="")))
-    assert found['envcheck_check_status{check="a",level="quick",status="error"}'] == 1
-    assert found["envcheck_run_complete{}"] == 0
-    assert not any("end_timestamp" in name for name in found)
+    data = samples(prometheus(report(plan=plan, ended="")))
+    assert data['envcheck_check_status{check="a",level="quick",status="error"}'] == 1
+    assert data["envcheck_run_complete{}"] == 0
+    assert not any("end_timestamp" in name for name in data)
 
 
 def test_labels_are_escaped(report: MakeReport) -> None:
@@ -103,13 +103,15 @@ def test_labels_are_escaped(report: MakeReport) -> None:
 @pytest.fixture
 def promtool() -> Callable[[str], tuple[int, str]]:
     """Return what asks promtool about a text: its exit status and all it says."""
-    found = shutil.which("promtool")
-    if found is None:
+    actual = shutil.which("promtool")
+    if actual is None:
         pytest.skip("no promtool here (`make test` unpacks it where apt is; Debian: apt-get install prometheus)")
 
     def ask(text: str) -> tuple[int, str]:
-        done = subprocess.run([found, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout + done.stderr
+        completed = subprocess.run(
+            [actual, "check", "metrics"], input=text, capture_output=True, text=True, check=False
+        )
+        return completed.returncode, completed.stdout + completed.stderr
 
     return ask
 

@@ -129,7 +129,7 @@ def exposition(text: str) -> None:
     assert all(float(line.rpartition(" ")[2]) is not None for line in lines)
 
 
-class Balanced(html.parser.HTMLParser):
+class TagBalance(html.parser.HTMLParser):
     """What is opened is closed, in its order."""
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class Balanced(html.parser.HTMLParser):
 
 def hypertext(text: str) -> None:
     """Read it as HTML: only our own elements, each closed."""
-    reader = Balanced()
+    reader = TagBalance()
     reader.feed(text)
     reader.close()
     assert reader.opened == []
@@ -186,17 +186,19 @@ def test_a_form_is_read_back_whatever_the_report_holds(form: str, report: RunRep
 @given(before=REPORTS, after=REPORTS)
 def test_any_two_reports_are_compared(before: RunReport, after: RunReport) -> None:
     assert compare(before, before).changes == []
-    found = compare(before, after)
-    assert found.exit_code in (0, 1, 3)
-    assert max(map(len, lines(found))) <= 80
+    actual = compare(before, after)
+    assert actual.exit_code in (0, 1, 3)
+    assert max(map(len, lines(actual))) <= 80
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(report=REPORTS)
 def test_any_report_is_judged_again_and_redacted_to_the_same(report: RunReport) -> None:
-    again = rejudge(report).report
+    repeated = rejudge(report).report
     try:
         redacted = redact(report)
     except RedactError:
         return
-    assert [(o.id, o.status) for o in rejudge(redacted).report.outcomes] == [(o.id, o.status) for o in again.outcomes]
+    assert [(o.id, o.status) for o in rejudge(redacted).report.outcomes] == [
+        (o.id, o.status) for o in repeated.outcomes
+    ]

@@ -47,8 +47,8 @@ def test_sizes_lie_on_a_logarithmic_axis() -> None:
 
 
 def test_latencies_are_told_in_microseconds() -> None:
-    told = {"all-reduce": [{"bytes": 8, "p50": 14e-6, "p99": 2e-5}], "broadcast": [{"bytes": 8, "p50": None}]}
-    figure = one(outcome(details={"latency": told}), "latency")
+    data = {"all-reduce": [{"bytes": 8, "p50": 14e-6, "p99": 2e-5}], "broadcast": [{"bytes": 8, "p50": None}]}
+    figure = one(outcome(details={"latency": data}), "latency")
     assert ">14<" in figure.drawing.svg
     assert "broadcast" not in figure.drawing.svg
 

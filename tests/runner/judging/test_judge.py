@@ -19,17 +19,17 @@ from tests.builders import row
 VIEW = View(Snapshot(signals={"read": Signal(1), "unread": Signal(reason="permission denied", why="failed")}))
 
 
-def found(judge: Callable[..., Any], **check: Any) -> CheckModule:
-    return builders.found("x", "node", judge, **check)
+def check_module(judge: Callable[..., Any], **check: Any) -> CheckModule:
+    return builders.check_module("x", "node", judge, **check)
 
 
 def test_a_judge_is_asked_when_its_signals_are_read() -> None:
-    assert decide(found(lambda _: passed("fine"), signals=("read",)), VIEW).status == "pass"
+    assert decide(check_module(lambda _: passed("fine"), signals=("read",)), VIEW).status == "pass"
 
 
 @pytest.mark.parametrize(("signal", "reason"), [("unread", "permission denied"), ("never", "not collected")])
 def test_an_unread_signal_is_an_error_that_names_it_and_its_reason(signal: str, reason: str) -> None:
-    outcome = decide(found(lambda _: passed("fine"), signals=("read", signal)), VIEW)
+    outcome = decide(check_module(lambda _: passed("fine"), signals=("read", signal)), VIEW)
     assert (outcome.status, outcome.summary) == ("error", f"undetermined: cannot read {signal}: {reason}")
 
 
@@ -38,7 +38,7 @@ def test_a_judge_that_breaks_is_an_error_that_names_its_file(error: type[Excepti
     def judge(_: View) -> Outcome:
         raise error
 
-    outcome = decide(found(judge), VIEW)
+    outcome = decide(check_module(judge), VIEW)
     assert outcome.status == "error"
     assert outcome.summary.startswith(f"bug in this check: {error.__name__}")
     assert "x.py" in outcome.remedy
@@ -60,7 +60,7 @@ def test_a_judge_that_breaks_is_an_error_that_names_its_file(error: type[Excepti
     ],
 )
 def test_an_outcome_that_says_nothing_is_an_error(outcome: Any) -> None:
-    assert decide(found(lambda _: outcome), VIEW).status == "error"
+    assert decide(check_module(lambda _: outcome), VIEW).status == "error"
 
 
 @pytest.mark.parametrize(
@@ -74,11 +74,11 @@ def test_an_outcome_that_says_nothing_is_an_error(outcome: Any) -> None:
     ],
 )
 def test_a_sound_outcome_is_kept_as_it_is(outcome: Outcome) -> None:
-    assert decide(found(lambda _: outcome), VIEW) is outcome
+    assert decide(check_module(lambda _: outcome), VIEW) is outcome
 
 
 def test_gpus_enough_one_too_few_and_none() -> None:
-    two = found(lambda _: passed("fine"), gpus=2)
+    two = check_module(lambda _: passed("fine"), gpus=2)
     assert without_gpu(two, 2, "", require_gpu=True) is None
     short = without_gpu(two, 1, "CUDA shows none", require_gpu=True)
     assert short == skipped("needs 2 GPUs, found 1", code="gpu.not-enough")
@@ -121,18 +121,22 @@ def test_a_verdict_on_a_cpu_never_reads_like_a_gpus() -> None:
 def test_gloo_is_named_only_where_a_group_of_ranks_ran(ranks: list[Any], size: int) -> None:
     outcomes = [row("a", "pass"), structs.replace(row("b", "pass"), ranks=ranks)]
     assert group_size(outcomes) == size
-    told = "PASS: 2 promises proved on CPU and gloo; no" if size else "PASS: 2 promises proved on CPU; no"
-    assert verdict(outcomes, "cpu").sentence.startswith(told)
+    result = "PASS: 2 promises proved on CPU and gloo; no" if size else "PASS: 2 promises proved on CPU; no"
+    assert verdict(outcomes, "cpu").sentence.startswith(result)
 
 
 def test_a_verdict_names_what_failed_and_counts_everything() -> None:
     outcomes = [row("a", "pass"), row("b", "fail"), row("c", "error"), row("d", "fail")]
-    found = verdict(outcomes, "gpu")
-    assert (found.status, found.exit_code, found.sentence) == ("fail", 1, "FAIL: b, d")
-    assert found.counts == {"pass": 1, "warn": 0, "fail": 2, "skip": 0, "error": 1}
+    check_module = verdict(outcomes, "gpu")
+    assert (check_module.status, check_module.exit_code, check_module.sentence) == ("fail", 1, "FAIL: b, d")
+    assert check_module.counts == {"pass": 1, "warn": 0, "fail": 2, "skip": 0, "error": 1}
 
 
 def test_what_was_cut_short_is_no_pass() -> None:
-    found = verdict([row("a", "pass")], "gpu", complete=False)
-    assert (found.status, found.exit_code, found.sentence) == ("error", 3, "UNDETERMINED: cut short")
+    check_module = verdict([row("a", "pass")], "gpu", complete=False)
+    assert (check_module.status, check_module.exit_code, check_module.sentence) == (
+        "error",
+        3,
+        "UNDETERMINED: cut short",
+    )
     assert verdict([row("a", "fail")], "gpu", complete=False).exit_code == 1

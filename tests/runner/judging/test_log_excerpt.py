@@ -33,8 +33,8 @@ def test_a_hang_is_told_from_where_it_is_and_without_envchecks_frames() -> None:
 
 def test_of_a_deep_stack_the_innermost_frames_are_kept_of_each_thread() -> None:
     deep = [f"f{i}" for i in range(100)]
-    told = last_lines("\n".join([*dump(*deep, name="Thread 0x2"), "", *dump(*deep)]))
-    assert [line.rpartition(" ")[2] for line in told if "File" in line] == deep[:8] * 2
+    texts = last_lines("\n".join([*dump(*deep, name="Thread 0x2"), "", *dump(*deep)]))
+    assert [line.rpartition(" ")[2] for line in texts if "File" in line] == deep[:8] * 2
     # Its head says where it hangs, so as much is kept as faulthandler prints of two threads at most.
     assert (
         2 * 100 * len('  File "/root/.local/share/a/long/prefix/lib/python3.13/site-packages/t.py", line 1 in f')
@@ -61,9 +61,9 @@ def test_where_envcheck_itself_went_wrong_its_frames_stay() -> None:
 
 
 def test_a_line_of_a_flood_is_cut_to_its_end() -> None:
-    [told] = last_lines("x" * 50_000 + "the end")
-    assert told.endswith("xthe end")
-    assert len(told) < 5_000
+    [result] = last_lines("x" * 50_000 + "the end")
+    assert result.endswith("xthe end")
+    assert len(result) < 5_000
 
 
 @pytest.mark.parametrize(

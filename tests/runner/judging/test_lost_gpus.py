@@ -38,7 +38,7 @@ def lost(*indices: int, why: Why = "lost") -> Snapshot:
 def judged(snapshot: Snapshot, **choice: list[str]) -> tuple[list[OutcomeRow], View]:
     """Return the rows of the node checks that a choice leaves, and the view they judged."""
     view = View(snapshot, SEEN, {}, "gpu")
-    chosen = [found for found in select(discover(), "quick", **choice) if found.kind == "node"]
+    chosen = [actual for actual in select(discover(), "quick", **choice) if actual.kind == "node"]
     return [builders.row(f.id, kind="node", **fields(decide(f, view))) for f in chosen], view
 
 

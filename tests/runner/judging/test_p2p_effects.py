@@ -32,7 +32,7 @@ from envcheck.runner.rejudge import rejudge
 from envcheck.runner.state import Run
 from envcheck.runner.worker import p2p_fallback
 from envcheck.runner.worker.fork_server import _Nursery
-from tests.builders import found
+from tests.builders import check_module
 
 PROBE = {"probe": True}
 HANG = {"rank": 0, "text": "still running after 9 s (ranks 0, 1); ended by SIGKILL", "hung": True}
@@ -75,7 +75,7 @@ def test_a_group_that_passed_without_what_it_hung_with_has_those_after_it_go_wit
 
 
 @pytest.mark.parametrize(
-    ("ending", "choices", "again"),
+    ("ending", "choices", "repeated"),
     [
         ({"error": HANG}, {}, True),
         ({"error": HANG}, {"gpu": False}, False),
@@ -86,10 +86,10 @@ def test_a_group_that_passed_without_what_it_hung_with_has_those_after_it_go_wit
     ],
 )
 def test_a_group_of_gpus_that_hung_is_tried_again_where_that_can_help(
-    ending: dict[str, Any], choices: dict[str, Any], *, again: bool
+    ending: dict[str, Any], choices: dict[str, Any], *, repeated: bool
 ) -> None:
-    asked: dict[str, Any] = {"environment": {}, "gpu": True, "world": 2, **choices}
-    assert p2p_fallback.worth_another_try(done(**ending), **asked) is again
+    data: dict[str, Any] = {"environment": {}, "gpu": True, "world": 2, **choices}
+    assert p2p_fallback.worth_another_try(done(**ending), **data) is repeated
 
 
 def test_a_group_that_hung_both_times_hung() -> None:
@@ -173,7 +173,7 @@ def test_a_group_that_the_watchdog_of_nccl_ended_is_run_once_more_without_peer_t
     assert done["error"] is None
     assert done["environment"] == p2p_fallback.OFF
     assert "atchdog" in done["hung"] or "Timeout at NCCL work" in done["hung"]
-    outcome = after_rules(passed("fine", value=1), found(), {**RAN_WITH, "hung": done["hung"]})
+    outcome = after_rules(passed("fine", value=1), check_module(), {**RAN_WITH, "hung": done["hung"]})
     assert (outcome.status, outcome.summary.startswith("P2P broken: ")) == (FAIL, True)
 
 
@@ -203,13 +203,13 @@ LOST = undecided("rank 0 died of SIGSEGV", fix="see the log", code="process.lost
 
 def test_a_probe_that_is_lost_while_it_copies_fails_and_names_the_pair() -> None:
     error = {"rank": 0, "text": "died of SIGSEGV", "doing": "GPU 0 (GPU-a) -> GPU 1 (GPU-b)"}
-    outcome = p2p_effects.lost(found(probe=True), LOST, error)
+    outcome = p2p_effects.lost(check_module(probe=True), LOST, error)
     assert outcome.status == FAIL
     assert outcome.summary == "P2P broken: GPU 0 (GPU-a) -> GPU 1 (GPU-b): the process died of SIGSEGV"
     assert outcome.culprit == "GPU 0 (GPU-a) -> GPU 1 (GPU-b)"
     assert outcome.remedy
-    assert p2p_effects.lost(found(probe=True), LOST, {"rank": 0, "text": "died of SIGSEGV"}) == LOST
-    other = p2p_effects.lost(found(), LOST, error)
+    assert p2p_effects.lost(check_module(probe=True), LOST, {"rank": 0, "text": "died of SIGSEGV"}) == LOST
+    other = p2p_effects.lost(check_module(), LOST, error)
     assert (other.status, other.summary) == (ERROR, f"{LOST.summary}, while it was at: {error['doing']}")
 
 
@@ -235,22 +235,22 @@ FINE = passed("fine", value=400, unit="GB/s", limit=SPEED)
 def test_what_was_measured_without_peer_to_peer_says_so_and_is_not_blamed_for_its_pace(
     outcome: Outcome, options: dict[str, Any], status: str
 ) -> None:
-    told = after_rules(outcome, found(**options), RAN_WITH)
-    assert told.status == status
-    assert "NCCL_P2P_DISABLE=1" in told.summary
-    assert outcome.summary in told.summary
-    assert after_rules(outcome, found(**options), {}) == outcome
+    result = after_rules(outcome, check_module(**options), RAN_WITH)
+    assert result.status == status
+    assert "NCCL_P2P_DISABLE=1" in result.summary
+    assert outcome.summary in result.summary
+    assert after_rules(outcome, check_module(**options), {}) == outcome
     alone = skipped("one rank", code="rank.not-enough")
-    assert after_rules(alone, found(**options), RAN_WITH) == alone
+    assert after_rules(alone, check_module(**options), RAN_WITH) == alone
 
 
 @pytest.mark.parametrize(("outcome", "status"), [(FINE, FAIL), (LOW, FAIL), (SLOW, FAIL), (LOST, ERROR)])
 def test_a_group_that_hung_and_came_through_without_peer_to_peer_has_not_passed(outcome: Outcome, status: str) -> None:
-    told = after_rules(outcome, found(performance=True), {**RAN_WITH, "hung": HANG["text"]})
-    assert told.status == status
-    assert TEXT in told.summary
-    assert outcome.summary in told.summary
-    assert told.remedy
+    result = after_rules(outcome, check_module(performance=True), {**RAN_WITH, "hung": HANG["text"]})
+    assert result.status == status
+    assert TEXT in result.summary
+    assert outcome.summary in result.summary
+    assert result.remedy
 
 
 HANGS_AT_PEERS = "open('rank0.doing', 'w').write('GPU 0 -> GPU 1')\ntime.sleep(60)"

@@ -17,7 +17,7 @@ from envcheck.runner.judging import judge, status_rules
 from envcheck.runner.judging.outcome_rows import row
 from envcheck.runner.planning import repeat
 from envcheck.runner.schema import OutcomeRow
-from tests.builders import found
+from tests.builders import check_module
 
 SLOW = too_slow("slow", fix="look at the links", value=9.0, unit="GB/s", code="speed.slow")
 FINE = passed("fine", value=90.0, unit="GB/s")
@@ -32,7 +32,7 @@ ON_GPU = View(USED, {"devices": [{"uuid": GPU}]}, mode="gpu")
 def decided(outcome: Any, view: View | None = None, details: dict[str, Any] | None = None) -> Outcome:
     """Return an outcome as a run decides it: what the judge returned, then the rules."""
     return judge.decide(
-        found(performance=True, judge=lambda *_: outcome), view or View(Snapshot()), [{"rank": 0}], details
+        check_module(performance=True, judge=lambda *_: outcome), view or View(Snapshot()), [{"rank": 0}], details
     )
 
 
@@ -40,7 +40,7 @@ def as_row(outcome: Outcome, before: OutcomeRow | None = None, **more: Any) -> O
     """Return the row of a measurement, after another one."""
     event = {"event": "done", "ranks": [{"rank": 0, "device": "cpu"}], "seconds": 1.0, "body": 0.5, "logs": [""]}
     return row(
-        found(performance=True), dataclasses.replace(outcome, details={**outcome.details, **more}), event, before
+        check_module(performance=True), dataclasses.replace(outcome, details={**outcome.details, **more}), event, before
     )
 
 
@@ -89,8 +89,8 @@ def test_an_outcome_that_keeps_its_status_has_no_change() -> None:
 
 
 def test_a_reader_of_the_report_sees_the_change_with_its_reason() -> None:
-    told = dict(phrases.particulars(as_row(decided(SLOW, ON_GPU))))
-    assert told["status"] == "fail → error: other processes used the GPU while its speed was measured [busy-gpu]"
+    result = dict(phrases.particulars(as_row(decided(SLOW, ON_GPU))))
+    assert result["status"] == "fail → error: other processes used the GPU while its speed was measured [busy-gpu]"
 
 
 def test_rounds_keep_the_changes_of_the_round_that_counts() -> None:

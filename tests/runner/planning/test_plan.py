@@ -13,11 +13,11 @@ from envcheck.errors import ConfigError
 from envcheck.runner.planning.discover import CheckModule, discover
 from envcheck.runner.planning.plan import plan, select, worker_plan
 from envcheck.runner.state import Run
-from tests.builders import found
+from tests.builders import check_module
 
 
 def check(identity: str, level: str, **needs: Any) -> CheckModule:
-    return found(identity, **{"level": level, "seconds": 2.0, "timeout": 30.0, "gpus": 1, "ranks": 0, **needs})
+    return check_module(identity, **{"level": level, "seconds": 2.0, "timeout": 30.0, "gpus": 1, "ranks": 0, **needs})
 
 
 ALL = [check(f"a-{level}", level) for level in LEVELS]
@@ -55,20 +55,22 @@ def test_a_plan_adds_up_and_a_timeout_replaces_every_limit() -> None:
 def test_the_worker_is_told_of_env_checks_alone() -> None:
     node = ALL[0]._replace(kind="node", id="node")
     made = plan([node, ALL[1]], level="full", nproc=3)
-    told = worker_plan(
+    data = worker_plan(
         made, {"a-quick": "module:q"}, ours=True, spawn=False, import_timeout=9.0, environment={"NCCL_P2P_DISABLE": "1"}
     )
-    [check] = told["checks"]
+    [check] = data["checks"]
     numbers = {"ranks": 0, "least_ranks": 1, "gpus": 1, "seconds": 2.0, "timeout": 30.0}
     assert check == {"id": "a-quick", "source": "module:q", "probe": False, "imports": [], **numbers}
-    assert (told["nproc"], told["environment"]) == (3, {"NCCL_P2P_DISABLE": "1"})
+    assert (data["nproc"], data["environment"]) == (3, {"NCCL_P2P_DISABLE": "1"})
 
 
 def test_every_shipped_check_is_found_once_in_the_order_it_runs() -> None:
-    found = discover()
-    assert len({f.id for f in found}) == len(found) > 0
-    assert [LEVELS.index(f.check.level) for f in found] == sorted(LEVELS.index(f.check.level) for f in found)
-    assert {f.path.stem.replace("_", "-") for f in found} == {f.id for f in found}
+    check_module = discover()
+    assert len({f.id for f in check_module}) == len(check_module) > 0
+    assert [LEVELS.index(f.check.level) for f in check_module] == sorted(
+        LEVELS.index(f.check.level) for f in check_module
+    )
+    assert {f.path.stem.replace("_", "-") for f in check_module} == {f.id for f in check_module}
 
 
 SOUND = (
@@ -143,7 +145,7 @@ def test_a_plan_counts_no_time_for_what_a_machine_has_too_few_gpus_for(
     ("gpus", "cpu_seconds", "planned"), [(0, 0.5, 0.5), (0, None, 5.0), (1, 0.5, 5.0), (None, 0.5, 5.0)]
 )
 def test_the_cpus_time_counts_only_where_no_gpu_is(gpus: int | None, cpu_seconds: float | None, planned: float) -> None:
-    made = plan([found(seconds=5.0, cpu_seconds=cpu_seconds)], level="quick", nproc=2, gpus=gpus)
+    made = plan([check_module(seconds=5.0, cpu_seconds=cpu_seconds)], level="quick", nproc=2, gpus=gpus)
     assert (made.checks[0].seconds, made.seconds) == (planned, planned)
 
 

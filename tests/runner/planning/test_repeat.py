@@ -16,7 +16,7 @@ from envcheck.runner.planning.plan import plan
 from envcheck.runner.schema import OutcomeRow
 from envcheck.runner.state import Run
 from tests import builders
-from tests.builders import found
+from tests.builders import check_module
 
 
 def row(status: Any, value: Any = None) -> OutcomeRow:
@@ -33,17 +33,21 @@ def folded(*rows: OutcomeRow) -> OutcomeRow:
 
 @pytest.mark.parametrize("worst", ["fail", "error", "warn", "skip"])
 def test_one_round_that_is_no_pass_wins_over_all_that_are(worst: str) -> None:
-    found = folded(row("pass"), row("pass"), row(worst), row("pass"))
-    assert found.status == worst
-    assert found.spread is not None
-    assert (found.spread.rounds, found.spread.told_in, found.spread.statuses) == (4, 3, {"pass": 3, worst: 1})
+    check_module = folded(row("pass"), row("pass"), row(worst), row("pass"))
+    assert check_module.status == worst
+    assert check_module.spread is not None
+    assert (check_module.spread.rounds, check_module.spread.told_in, check_module.spread.statuses) == (
+        4,
+        3,
+        {"pass": 3, worst: 1},
+    )
 
 
 def test_the_worst_round_is_shown_and_of_two_alike_the_first() -> None:
-    found = folded(row("warn", 1), row("fail", 2), row("error", 3), row("fail", 4), row("skip"))
-    assert (found.status, found.value) == ("fail", 2)
-    assert found.spread is not None
-    assert found.spread.told_in == 2
+    check_module = folded(row("warn", 1), row("fail", 2), row("error", 3), row("fail", 4), row("skip"))
+    assert (check_module.status, check_module.value) == ("fail", 2)
+    assert check_module.spread is not None
+    assert check_module.spread.told_in == 2
 
 
 def test_the_spread_is_of_every_round_whatever_it_came_to() -> None:
@@ -60,16 +64,19 @@ def repeated(*digests: str) -> OutcomeRow:
 
 def test_bits_that_change_between_rounds_fail_naming_the_gpu() -> None:
     assert folded(repeated("a", "a"), repeated("a", "a"), repeated("a", "a")).status == "pass"
-    found = folded(repeated("a", "a"), repeated("a", "a"), repeated("a", "b"), repeated("a", "a"))
-    assert (found.status, found.summary) == ("fail", "rank 1 on GPU-1 gave other bits than in the rounds before")
-    assert found.remedy
-    assert found.spread is not None
-    assert (found.spread.told_in, found.spread.statuses) == (3, {"pass": 3, "fail": 1})
+    check_module = folded(repeated("a", "a"), repeated("a", "a"), repeated("a", "b"), repeated("a", "a"))
+    assert (check_module.status, check_module.summary) == (
+        "fail",
+        "rank 1 on GPU-1 gave other bits than in the rounds before",
+    )
+    assert check_module.remedy
+    assert check_module.spread is not None
+    assert (check_module.spread.told_in, check_module.spread.statuses) == (3, {"pass": 3, "fail": 1})
 
 
 def test_who_judges_a_repeated_run_again_sees_the_bits_of_both_rounds() -> None:
-    found = folded(repeated("a"), repeated("b"))
-    assert found.ranks == [{"rank": 0, "device": "GPU-0", "digests": ["a", "a", "b", "b"], "repeats": 4}]
+    check_module = folded(repeated("a"), repeated("b"))
+    assert check_module.ranks == [{"rank": 0, "device": "GPU-0", "digests": ["a", "a", "b", "b"], "repeats": 4}]
 
 
 @pytest.mark.parametrize("details", [{}, {"bits": None}, {"bits": "a"}])
@@ -102,10 +109,10 @@ def test_rounds_are_really_run_and_the_bad_one_decides(
     add("counts", counted(tmp_path / "seen"), "ranks=1", VALUE)
     add("sound", "return {}", "ranks=1")
     run = run_site(repeat=3)
-    found = run.outcomes["counts"]
-    assert (found.status, found.value) == ("fail", 2)
-    assert found.spread is not None
-    assert found.spread.values == [1, 2, 3]
+    check_module = run.outcomes["counts"]
+    assert (check_module.status, check_module.value) == ("fail", 2)
+    assert check_module.spread is not None
+    assert check_module.spread.values == [1, 2, 3]
     assert [o.spread.rounds for o in run.outcomes.values() if o.spread] == [3, 3]
     assert run.verdict.sentence.endswith("; 3 rounds")
     assert run.verdict.exit_code == 1
@@ -115,10 +122,10 @@ def test_a_performance_that_falls_short_once_in_a_round_has_its_second_look_in_t
     add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
 ) -> None:
     add("counts", counted(tmp_path / "seen"), "ranks=1, performance=True", VALUE.replace("failed(", "too_slow("))
-    found = run_site(repeat=2).outcomes["counts"]
-    assert found.status == "pass"
-    assert found.spread is not None
-    assert (found.spread.rounds, found.spread.values) == (2, [1, 3])
+    check_module = run_site(repeat=2).outcomes["counts"]
+    assert check_module.status == "pass"
+    assert check_module.spread is not None
+    assert (check_module.spread.rounds, check_module.spread.values) == (2, [1, 3])
 
 
 def test_a_duration_is_at_least_one_round(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
@@ -128,7 +135,7 @@ def test_a_duration_is_at_least_one_round(add: Callable[..., Path], run_site: Ca
 
 
 @pytest.mark.parametrize(
-    ("choices", "done", "elapsed", "to_do"),
+    ("choices", "data", "elapsed", "to_do"),
     [
         ({}, {}, 0.0, ["a", "b"]),
         ({}, {"a": 1}, 0.0, ["b"]),
@@ -143,10 +150,10 @@ def test_a_duration_is_at_least_one_round(add: Callable[..., Path], run_site: Ca
     ],
 )
 def test_a_round_that_has_begun_is_finished_and_no_other_begins_when_it_is_over(
-    choices: dict[str, Any], done: dict[str, int], elapsed: float, to_do: list[str]
+    choices: dict[str, Any], data: dict[str, int], elapsed: float, to_do: list[str]
 ) -> None:
-    checks = [found(identity) for identity in ("a", "b")]
-    known = {identity: folded(*[row("pass")] * count) for identity, count in done.items()}
+    checks = [check_module(identity) for identity in ("a", "b")]
+    known = {identity: folded(*[row("pass")] * count) for identity, count in data.items()}
     made = plan(checks, level="full", nproc=2, **choices)
     assert [c.id for c in planning_repeat.to_do(made, known, elapsed)] == to_do
 
@@ -158,9 +165,9 @@ def test_the_node_is_read_in_every_round(site: Path, run_site: Callable[..., Run
     )
     made = run_site()
     heats: Iterator[float] = iter((40.0, 90.0))
-    again = Run(plan([*made.chosen], level="full", nproc=2, repeat=2), made.chosen, made.target, site=site)
-    validate(again, lambda: Snapshot("now", {"heat": Signal(next(heats))}), Deaf())
-    spread = again.outcomes["heat"].spread
+    run = Run(plan([*made.chosen], level="full", nproc=2, repeat=2), made.chosen, made.target, site=site)
+    validate(run, lambda: Snapshot("now", {"heat": Signal(next(heats))}), Deaf())
+    spread = run.outcomes["heat"].spread
     assert spread is not None
     assert spread.values == [40.0, 90.0]
 
@@ -181,9 +188,9 @@ def test_a_driver_that_changes_between_rounds_is_a_failure_that_names_both(
     add("one", "return {}", "ranks=1")
     made = run_site()
     drivers = iter(("570.26", "570.124.06", "570.124.06"))
-    again = Run(plan([*made.chosen], level="full", nproc=2, repeat=3), made.chosen, made.target, site=made.site)
-    validate(again, lambda: Snapshot("now", {"driver.version": Signal(next(drivers))}), Deaf())
-    changed = again.outcomes["same-environment"]
+    run = Run(plan([*made.chosen], level="full", nproc=2, repeat=3), made.chosen, made.target, site=made.site)
+    validate(run, lambda: Snapshot("now", {"driver.version": Signal(next(drivers))}), Deaf())
+    changed = run.outcomes["same-environment"]
     assert (changed.status, changed.code) == ("fail", "same-environment.changed")
     assert "driver.version was 570.26, is 570.124.06" in changed.summary
-    assert again.verdict.exit_code == 1
+    assert run.verdict.exit_code == 1

@@ -103,9 +103,9 @@ def test_after_kill_9_what_was_known_is_kept_and_only_the_rest_is_run(killed: Jo
 
 def test_a_run_that_is_over_is_not_gone_on_with(killed: Job) -> None:
     assert killed.run("--resume").returncode == 0
-    again = killed.run("--resume")
-    assert (again.returncode, len(again.stderr.splitlines())) == (2, 1)
-    assert "is complete; leave --resume out" in again.stderr
+    repeated = killed.run("--resume")
+    assert (repeated.returncode, len(repeated.stderr.splitlines())) == (2, 1)
+    assert "is complete; leave --resume out" in repeated.stderr
 
 
 def test_without_a_report_it_begins_at_the_beginning_and_says_so(job: Job) -> None:
@@ -146,7 +146,7 @@ def going_on(run: Run, earlier: RunReport, **planned: Any) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("planned", "said"),
+    ("planned", "message"),
     [
         ({"nproc": 3}, "--nproc was 2, is 3"),
         ({"level": "quick"}, "--level was full, is quick"),
@@ -157,9 +157,9 @@ def going_on(run: Run, earlier: RunReport, **planned: Any) -> Run:
     ],
 )
 def test_another_plan_is_refused_saying_what_differs(
-    earlier: tuple[Run, RunReport], planned: dict[str, Any], said: str
+    earlier: tuple[Run, RunReport], planned: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"cannot resume report\.json: {said}; leave --resume out"):
+    with pytest.raises(ConfigError, match=rf"cannot resume report\.json: {message}; leave --resume out"):
         going_on(*earlier, **planned)
 
 
@@ -170,7 +170,7 @@ def test_another_limit_of_a_check_is_another_plan(earlier: tuple[Run, RunReport]
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"target": TargetFacts(kind="image", name="a", chosen="")}, "target was a, is "),
         ({"boot": "another"}, "the machine was rebooted since, or it is another machine"),
@@ -178,9 +178,11 @@ def test_another_limit_of_a_check_is_another_plan(earlier: tuple[Run, RunReport]
         ({"ended": "2026-01-01"}, "is complete; leave --resume out"),
     ],
 )
-def test_another_target_or_boot_is_refused(earlier: tuple[Run, RunReport], changes: dict[str, Any], said: str) -> None:
+def test_another_target_or_boot_is_refused(
+    earlier: tuple[Run, RunReport], changes: dict[str, Any], message: str
+) -> None:
     run, report = earlier
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         going_on(run, structs.replace(report, **changes))
 
 
@@ -191,23 +193,23 @@ def test_another_version_of_envcheck_is_refused(earlier: tuple[Run, RunReport]) 
 
 
 @pytest.mark.parametrize(
-    ("driver", "gpus", "said"),
+    ("driver", "gpus", "message"),
     [("580.65.06", [], "driver.version was 570.26, is 580.65.06"), ("570.26", [{"uuid": "GPU-1"}], "GPUs was GPU-1")],
 )
 def test_another_driver_or_gpu_is_found_once_it_runs_and_nobody_is_told(
-    earlier: tuple[Run, RunReport], driver: str, gpus: list[dict[str, str]], said: str
+    earlier: tuple[Run, RunReport], driver: str, gpus: list[dict[str, str]], message: str
 ) -> None:
     run, report = earlier
     before = structs.replace(report, environment={**report.environment, "devices": gpus}, outcomes=[])
-    watcher = Told()
+    watcher = CallCounter()
     now = Snapshot("now", {"driver.version": Signal(driver)})
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         validate(going_on(run, before), lambda: now, watcher)
     assert watcher.learnt == 0
 
 
-class Told:
-    """A watcher that counts what it is told."""
+class CallCounter:
+    """A watcher that counts its calls."""
 
     learnt = 0
 
@@ -229,11 +231,11 @@ def test_a_performance_that_fell_short_once_has_its_second_look_after_the_kill(
     assert len(row.attempts) == 2
     once = structs.replace(row, attempts=row.attempts[:1])
     cut = structs.replace(report_of(run), ended="", outcomes=[once])
-    again = going_on(run, cut)
-    validate(again, lambda: NODE, Told(), pause=0.0)
-    assert [a.value for a in again.outcomes["slow"].attempts] == [1.0, 1.0]
+    repeated = going_on(run, cut)
+    validate(repeated, lambda: NODE, CallCounter(), pause=0.0)
+    assert [a.value for a in repeated.outcomes["slow"].attempts] == [1.0, 1.0]
     whole = going_on(run, structs.replace(cut, outcomes=[row]))
-    validate(whole, lambda: NODE, Told(), pause=0.0)
+    validate(whole, lambda: NODE, CallCounter(), pause=0.0)
     assert whole.outcomes["slow"] == row
 
 
@@ -245,12 +247,12 @@ def test_a_repeated_run_goes_on_with_the_round_it_was_killed_in(
     run = run_site(repeat=2, snapshot=NODE)
     two = run_site(repeat=1, snapshot=NODE).outcomes["two"]
     partly = [run.outcomes["one"], planning_repeat.fold(None, two)]
-    again = going_on(run, structs.replace(report_of(run), ended="", outcomes=partly))
-    assert (again.number, again.done) == (2, 1)
-    watcher = Told()
-    validate(again, lambda: NODE, watcher, pause=0.0)
-    assert [planning_repeat.rounds(o) for o in again.outcomes.values()] == [2, 2]
-    assert again.outcomes["one"] == run.outcomes["one"]
+    repeated = going_on(run, structs.replace(report_of(run), ended="", outcomes=partly))
+    assert (repeated.number, repeated.done) == (2, 1)
+    watcher = CallCounter()
+    validate(repeated, lambda: NODE, watcher, pause=0.0)
+    assert [planning_repeat.rounds(o) for o in repeated.outcomes.values()] == [2, 2]
+    assert repeated.outcomes["one"] == run.outcomes["one"]
 
 
 def test_what_is_no_report_is_refused(job: Job) -> None:

@@ -12,11 +12,11 @@ from envcheck.runner.planning.discover import CheckModule, discover
 from envcheck.runner.planning.plan import plan
 from envcheck.runner.planning.time_budget import STARTING, expected_to_fit, most_telling_first
 from envcheck.runner.state import Run
-from tests.builders import found
+from tests.builders import check_module
 
 
 def check(identity: str, kind: Any = "env", **about: Any) -> CheckModule:
-    return found(identity, kind, **{"seconds": 1.0, **about})
+    return check_module(identity, kind, **{"seconds": 1.0, **about})
 
 
 def test_the_order_is_the_written_one() -> None:
@@ -28,8 +28,8 @@ def test_the_order_is_the_written_one() -> None:
         check("cheap-too"),
         check("node", "node", level="standard"),
     ]
-    told = [f.id for f in most_telling_first(chosen)]
-    assert told == ["node", "cheap", "cheap-too", "dear", "fast", "late"]
+    result = [f.id for f in most_telling_first(chosen)]
+    assert result == ["node", "cheap", "cheap-too", "dear", "fast", "late"]
 
 
 def test_every_shipped_check_keeps_its_place_in_it() -> None:

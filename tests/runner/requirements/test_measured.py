@@ -78,37 +78,37 @@ CODES = {PASS: "", FAIL: "require.not-met", ERROR: "require.unmeasured"}
     ],
 )
 def test_each_bound_on_both_sides(name: str, bound: float, row: OutcomeRow, status: str, word: str) -> None:
-    wanted = requirements_measured.demand(name, bound, "our contract")
-    found = requirements_measured.hold([wanted], {row.id: row})[f"require-{name}"]
-    assert (found.status, found.code) == (status, CODES[status]), found
-    assert word in found.summary
-    assert bool(found.remedy) == (status != PASS)
+    expected = requirements_measured.demand(name, bound, "our contract")
+    actual = requirements_measured.hold([expected], {row.id: row})[f"require-{name}"]
+    assert (actual.status, actual.code) == (status, CODES[status]), actual
+    assert word in actual.summary
+    assert bool(actual.remedy) == (status != PASS)
     if status != ERROR:
-        assert found.limit is not None
-        assert (found.limit.value, found.limit.source) == (bound, "our contract")
+        assert actual.limit is not None
+        assert (actual.limit.value, actual.limit.source) == (bound, "our contract")
 
 
 @pytest.mark.parametrize("name", requirements_measured.names())
 @pytest.mark.parametrize("row", NOTHING)
 def test_what_was_not_measured_is_never_met(name: str, row: OutcomeRow | None) -> None:
-    wanted = requirements_measured.demand(name, 1e-9 if name != "network-latency" else 1e9, "our contract")
-    rows = {} if row is None else {wanted.of: row}
-    [found] = requirements_measured.hold([wanted], rows).values()
-    assert found.status == ERROR, found
-    assert wanted.of in found.remedy
+    expected = requirements_measured.demand(name, 1e-9 if name != "network-latency" else 1e9, "our contract")
+    rows = {} if row is None else {expected.of: row}
+    [actual] = requirements_measured.hold([expected], rows).values()
+    assert actual.status == ERROR, actual
+    assert expected.of in actual.remedy
 
 
 def test_every_demand_is_measured_by_a_check_there_is() -> None:
-    assert set(requirements_measured.names().values()) <= {found.id for found in discover()}
+    assert set(requirements_measured.names().values()) <= {actual.id for actual in discover()}
 
 
 def test_every_measured_field_of_a_file_becomes_its_demand(tmp_path: Path) -> None:
     text = "[gpu]\npcie_gb_s = 1\nhbm_gb_s = 2\nbf16_tflops = 3\npeer_gb_s = 4\nall_reduce_gb_s = 5\n"
     text += "[host]\ndisk_read_gb_s = 6\n[network]\nlatency_us = 7\n"
     (tmp_path / "ours.toml").write_text(text)
-    found = requirements_file.measured(requirements_file.read(str(tmp_path / "ours.toml")))
-    assert {one.id.removeprefix("require-") for one in found} == set(requirements_measured.names())
-    assert sorted(one.limit.value for one in found) == [1, 2, 3, 4, 5, 6, 7]
+    actual = requirements_file.measured(requirements_file.read(str(tmp_path / "ours.toml")))
+    assert {one.id.removeprefix("require-") for one in actual} == set(requirements_measured.names())
+    assert sorted(one.limit.value for one in actual) == [1, 2, 3, 4, 5, 6, 7]
     assert requirements_file.measured(requirements_file.Requirements()) == []
 
 
@@ -127,11 +127,11 @@ def test_the_command_holds_a_run_against_what_was_measured_and_what_was_not(tmp_
     (tmp_path / "ours.toml").write_text("[host]\ndisk_read_gb_s = 0.000001\n[gpu]\npcie_gb_s = 1\n")
     command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", sys.executable, "--only", "open-files"]
     command += ["--requirements", "ours.toml", "--output", "r.json"]
-    done = subprocess.run(
+    completed = subprocess.run(
         command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, capture_output=True, check=False
     )
     rows = {row["id"]: row for row in json.loads((tmp_path / "r.json").read_text())["outcomes"]}
-    assert done.returncode == 1  # no GPU, and one was demanded
+    assert completed.returncode == 1  # no GPU, and one was demanded
     assert (rows["require-disk-read"]["status"], rows["require-pcie-speed"]["status"]) == (ERROR, ERROR)
     assert "was not run" in rows["require-disk-read"]["summary"]
     assert "--only disk-read" in rows["require-disk-read"]["remedy"]

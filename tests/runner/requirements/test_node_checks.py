@@ -22,8 +22,8 @@ def view(machine: str) -> View:
     return View(builders.machine(machine))
 
 
-def judged(wanted: requirements_file.Requirements, machine: View) -> dict[str, str]:
-    return {found.id: decide(found, machine).status for found in node_checks.checks(wanted)}
+def judged(requirements: requirements_file.Requirements, machine: View) -> dict[str, str]:
+    return {actual.id: decide(actual, machine).status for actual in node_checks.checks(requirements)}
 
 
 def written(tmp_path: Path, text: str) -> str:
@@ -33,11 +33,11 @@ def written(tmp_path: Path, text: str) -> str:
 
 @pytest.mark.parametrize("name", sorted(p.stem for p in requirements_file.PROFILES.glob("*.toml")))
 def test_each_shipped_profile_is_met_by_its_own_machine_and_by_no_other(name: str) -> None:
-    wanted = requirements_file.read(name)
+    expected = requirements_file.read(name)
     machines = {"hgx-h100": ("h100x8", "a100x8"), "workstation": ("rtx4090", "t4")}
     right, wrong = machines[name]
-    assert set(judged(wanted, view(right)).values()) == {PASS}
-    assert judged(wanted, view(wrong))["require-model"] == FAIL
+    assert set(judged(expected, view(right)).values()) == {PASS}
+    assert judged(expected, view(wrong))["require-model"] == FAIL
 
 
 @pytest.mark.parametrize(
@@ -61,27 +61,27 @@ def test_each_shipped_profile_is_met_by_its_own_machine_and_by_no_other(name: st
     ],
 )
 def test_each_demand_on_both_sides(tmp_path: Path, text: str, check: str, status: str) -> None:
-    wanted = requirements_file.read(written(tmp_path, text))
-    assert judged(wanted, view("h100x8"))[check] == status
+    expected = requirements_file.read(written(tmp_path, text))
+    assert judged(expected, view("h100x8"))[check] == status
 
 
 def test_two_demands_never_share_a_line_of_the_report() -> None:
-    found = node_checks.checks(requirements_file.read("hgx-h100"))
-    assert len({decide(f, view("h100x8")).summary for f in found}) == len(found)
+    actual = node_checks.checks(requirements_file.read("hgx-h100"))
+    assert len({decide(f, view("h100x8")).summary for f in actual}) == len(actual)
 
 
 @pytest.mark.parametrize("lanes", [8, Signal(reason="NVML: GPU is lost", why="lost")])
 def test_one_gpu_of_eight_is_enough_to_fall_short(tmp_path: Path, lanes: Any) -> None:
-    wanted = requirements_file.read(written(tmp_path, "[gpu]\npcie_width = 16"))
+    expected = requirements_file.read(written(tmp_path, "[gpu]\npcie_width = 16"))
     machine = view("h100x8")
     machine.snapshot.gpus[6].signals["pcie_width"] = lanes if isinstance(lanes, Signal) else Signal(lanes)
-    assert judged(wanted, machine)["require-pcie-width"] == (ERROR if isinstance(lanes, Signal) else FAIL)
+    assert judged(expected, machine)["require-pcie-width"] == (ERROR if isinstance(lanes, Signal) else FAIL)
 
 
 def test_a_machine_without_gpus_meets_no_demand_for_them() -> None:
-    told = judged(requirements_file.read("hgx-h100"), view("cpu"))
-    assert told["require-gpus"] == FAIL
-    assert {told["require-model"], told["require-nvlinks"], told["require-driver"]} == {ERROR}
+    result = judged(requirements_file.read("hgx-h100"), view("cpu"))
+    assert result["require-gpus"] == FAIL
+    assert {result["require-model"], result["require-nvlinks"], result["require-driver"]} == {ERROR}
 
 
 @pytest.mark.parametrize(

@@ -45,29 +45,29 @@ class FakeContainer:
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Return what the engine is asked to start, once it is; its images carry `labels`."""
-    asked: dict[str, Any] = {"labels": {}, "history": [], "command": (), "user": "", "layers": [], "digests": Digests()}
+    data: dict[str, Any] = {"labels": {}, "history": [], "command": (), "user": "", "layers": [], "digests": Digests()}
 
     def run_container(image: str, **options: Any) -> FakeContainer:
-        asked.update(options, image=image)
+        data.update(options, image=image)
         return FakeContainer(None)
 
-    told = ("labels", "command", "user", "layers", "digests")
+    result = ("labels", "command", "user", "layers", "digests")
     monkeypatch.setattr(
-        docker_sdk, "inspect", lambda _: SimpleNamespace(id="sha256:1", **{name: asked[name] for name in told})
+        docker_sdk, "inspect", lambda _: SimpleNamespace(id="sha256:1", **{name: data[name] for name in result})
     )
-    monkeypatch.setattr(docker_sdk, "history", lambda _: asked["history"])
+    monkeypatch.setattr(docker_sdk, "history", lambda _: data["history"])
     monkeypatch.setattr(docker_sdk, "run_container", run_container)
-    return asked
+    return data
 
 
 def test_an_image_is_only_read_and_has_its_own_results_directory(started: dict[str, Any], tmp_path: Path) -> None:
-    wanted = ContainerTarget("some/image:1", shm_size="1g")
-    wanted.start(tmp_path)
+    expected = ContainerTarget("some/image:1", shm_size="1g")
+    expected.start(tmp_path)
     package, plan = started["mounts"]
     assert (package.source, package.target, package.read_only) == (PACKAGE, "/run/envcheck/envcheck", True)
     assert (plan.source, plan.read_only) == (tmp_path, False)
-    assert (started["image"], started["shm_size"], wanted.facts.image_id) == ("some/image:1", "1g", "sha256:1")
-    assert wanted.ours is False
+    assert (started["image"], started["shm_size"], expected.facts.image_id) == ("some/image:1", "1g", "sha256:1")
+    assert expected.ours is False
 
 
 @pytest.mark.parametrize(("devices", "expected"), [(["nvidiactl"], True), (["dxg"], True), (["null"], False)])
@@ -84,9 +84,9 @@ def test_gpus_are_passed_in_where_there_are_any(
 
 def test_labels_of_ours_are_promises_and_say_where_python_is(started: dict[str, Any]) -> None:
     started["labels"] = {"envcheck.cell": "c", "envcheck.arch-list": "sm_80", "maintainer": "x"}
-    wanted = ContainerTarget("i")
-    assert wanted.promises({}) == {"cell": "c", "arch_list": "sm_80"}
-    assert wanted.argv()[0] == "/opt/venv/bin/python"
+    expected = ContainerTarget("i")
+    assert expected.promises({}) == {"cell": "c", "arch_list": "sm_80"}
+    assert expected.argv()[0] == "/opt/venv/bin/python"
     assert ContainerTarget("i", python="/usr/bin/python3").argv()[0] == "/usr/bin/python3"
 
 
@@ -134,12 +134,12 @@ def test_in_a_foreign_image_the_first_python_with_torch_is_found(
     assert not started["labels"]
     argv = ContainerTarget("i").argv()
     env = {"PATH": str(tmp_path / "p"), **{k: str(tmp_path / v) for k, v in environ.items()}}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    completed = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     if expected is None:
-        assert (done.returncode, done.stdout) == (97, "no Python in this image\n")
+        assert (completed.returncode, completed.stdout) == (97, "no Python in this image\n")
     else:
         worker = "-B /run/envcheck/envcheck/runner/worker/main.py /run/envcheck-plan"
-        assert done.stdout == f"{tmp_path / expected} {worker}\n"
+        assert completed.stdout == f"{tmp_path / expected} {worker}\n"
 
 
 def test_a_container_ended_for_its_memory_is_told_apart() -> None:

@@ -75,9 +75,9 @@ def test_what_no_launcher_would_say_is_a_group_of_one(environ: dict[str, str]) -
     ],
 )
 def test_what_a_launcher_cannot_say_is_named(environ: dict[str, str], words: list[str]) -> None:
-    found = complaints(environ)
-    assert len(found) == len(words)
-    assert all(word in complaint for word, complaint in zip(words, found, strict=True)), found
+    texts = complaints(environ)
+    assert len(texts) == len(words)
+    assert all(word in complaint for word, complaint in zip(words, texts, strict=True)), texts
 
 
 @pytest.mark.parametrize(
@@ -99,8 +99,8 @@ def test_what_launchers_say_is_no_complaint(environ: dict[str, str]) -> None:
 
 
 def test_slurm_without_a_count_for_its_node_knows_at_least_itself() -> None:
-    found = place(SLURM | {"SLURM_STEP_TASKS_PER_NODE": "all", "SLURM_LOCALID": "3"})
-    assert (found.local_rank, found.local_world) == (3, 4)
+    actual = place(SLURM | {"SLURM_STEP_TASKS_PER_NODE": "all", "SLURM_LOCALID": "3"})
+    assert (actual.local_rank, actual.local_world) == (3, 4)
 
 
 def test_a_batch_script_is_no_rank_but_knows_its_node() -> None:

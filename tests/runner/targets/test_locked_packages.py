@@ -18,9 +18,11 @@ CELL = Cell(torch="2.8.0", variant="cu128", python="3.12")
 
 def test_the_shipped_lock_of_a_cell_is_known_by_its_digest() -> None:
     spec = load_spec(load(), CELL)
-    found = with_packages(spec.promises)
-    assert sorted(found["packages"].split()) == sorted(f"{p.name}=={p.version}" for k in spec.locks for p in k.pins)
-    assert {key: value for key, value in found.items() if key != "packages"} == spec.promises
+    image_spec = with_packages(spec.promises)
+    assert sorted(image_spec["packages"].split()) == sorted(
+        f"{p.name}=={p.version}" for k in spec.locks for p in k.pins
+    )
+    assert {key: value for key, value in image_spec.items() if key != "packages"} == spec.promises
 
 
 @pytest.mark.parametrize(

@@ -89,10 +89,10 @@ def test_what_is_not_of_a_killed_run_stays(tmp_path: Path) -> None:
     (place / "envcheck-run-lies/plan").mkdir(parents=True)
     (place / "envcheck-run-lies/plan/owner").symlink_to(tmp_path / "elsewhere/plan/owner")
     before = sorted(place.iterdir())
-    gone = left_behind(place, "envcheck-run-gone")
+    path = left_behind(place, "envcheck-run-gone")
     scratch_dirs.sweep(place)
     assert sorted(place.iterdir()) == before
-    assert not gone.exists()
+    assert not path.exists()
     assert (tmp_path / "elsewhere/plan/owner").exists()
 
 

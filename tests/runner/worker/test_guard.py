@@ -39,7 +39,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def gone(pids: list[int], seconds: float) -> list[int]:
+def ended(pids: list[int], seconds: float) -> list[int]:
     """Return those that still run after so many seconds."""
     deadline = time.monotonic() + seconds
     while (left := [pid for pid in pids if alive(pid)]) and time.monotonic() < deadline:
@@ -82,7 +82,7 @@ def test_nothing_lives_on_when_envcheck_is_killed(
         process.send_signal(number)
         process.wait(30)
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
-    assert gone(pids, 20.0) == []
+    assert ended(pids, 20.0) == []
     # What was known is on disk, and is no pass.
     kept = json.loads(report.read_text())
     assert kept["environment"]["executable"] == sys.executable
@@ -107,7 +107,7 @@ def test_ranks_die_with_their_parents_even_when_nobody_is_left_to_end_them(
         process.send_signal(signal.SIGSTOP)  # so that it cannot see the guard die
         os.kill(guard, signal.SIGKILL)
         process.kill()
-    left = gone([rank, nursery, guard], 2.0)
+    left = ended([rank, nursery, guard], 2.0)
     for orphan in (near, far):
         os.kill(orphan, signal.SIGKILL)
     assert left == []
@@ -151,7 +151,7 @@ def test_a_killed_worker_is_an_error_of_every_unfinished_check(
     assert run.verdict.exit_code == 3
     *_, far, nursery = family(tmp_path, 1)
     # A guard that is SIGKILLed cannot follow what fled from its group; nothing else survives it.
-    left = gone(family(tmp_path, 1), 2.0)
+    left = ended(family(tmp_path, 1), 2.0)
     os.kill(far, signal.SIGKILL) if far in left else None
     assert left in ([], [far] if who == "guard" else [])
     assert not alive(nursery)

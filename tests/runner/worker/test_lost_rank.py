@@ -124,11 +124,11 @@ def test_of_ranks_as_far_as_each_other_the_one_that_does_not_wait_is_named() -> 
 def lost(directory: Path, text: str, running: list[ObservedRank]) -> dict[str, Any]:
     """Return the error of a group whose rank 0 raised `text`, having begun 6 collectives."""
     progress_file.write(directory, 0, JOINED, 6)
-    found = group_ending.error(
+    seconds = group_ending.error(
         directory, [group_ending.End(0, 1, "")], running, [{"error": text}, {}], "9 s", "SIGTERM"
     )
-    assert found is not None
-    return found
+    assert seconds is not None
+    return seconds
 
 
 def test_only_an_error_of_somebody_who_waited_is_blamed_on_another(tmp_path: Path) -> None:

@@ -45,10 +45,10 @@ def _no_group_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", LIMITED)
 def test_a_limit_that_a_rank_meets_is_named(outcome: Callable[..., OutcomeRow], kind: str) -> None:
     limit, does, says, names = LIMITED[kind]
-    found = outcome(f"import resource\nresource.setrlimit(resource.{limit})\n{does}", options="ranks=1, timeout=30")
-    assert found.status == "error"
-    assert says in found.summary
-    assert found.summary.count(names) == 1
+    actual = outcome(f"import resource\nresource.setrlimit(resource.{limit})\n{does}", options="ranks=1, timeout=30")
+    assert actual.status == "error"
+    assert says in actual.summary
+    assert actual.summary.count(names) == 1
 
 
 def test_no_limit_explains_what_it_did_not_cause(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -64,25 +64,25 @@ def test_no_limit_explains_what_it_did_not_cause(monkeypatch: pytest.MonkeyPatch
 def test_what_a_compiler_says_of_a_limit_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler's own line is told, not torch's headline; gcc says this under `ulimit -f` and `ulimit -v`."""
     monkeypatch.setattr("resource.getrlimit", lambda _: (100000, 100000))
-    said = {
+    data = {
         "g++: internal compiler error: File size limit exceeded signal terminated program cc1plus": "ulimit -f",
         "cc1plus: fatal error: out of memory allocating 65536 bytes": "ulimit -v",
         "g++: fatal error: cannot execute 'cc1plus': vfork: Resource temporarily unavailable": "ulimit -u",
     }
-    for line, shell in said.items():
+    for line, shell in data.items():
         error = RuntimeError(f"CppCompileError: C++ compile error\n\nCommand:\ng++ -c a.cpp\n\nOutput:\n{line}\n")
-        told = compiled._telling(error)  # noqa: SLF001 (the line that becomes the finding)
-        assert told == line
-        assert shell in process_limits.explained(told)
+        text = compiled._telling(error)  # noqa: SLF001 (the line that becomes the finding)
+        assert text == line
+        assert shell in process_limits.explained(text)
     assert compiled._telling(RuntimeError("an error\nmore")) == "an error"  # noqa: SLF001
 
 
 def test_a_thread_that_finds_no_room_for_its_stack_names_the_address_space(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {resource.RLIMIT_AS: (10**9, 10**9), resource.RLIMIT_NPROC: (96365, 96365)}
     monkeypatch.setattr("resource.getrlimit", lambda number: limits.get(number, (-1, -1)))
-    told = process_limits.explained("RuntimeError: can't start new thread; MemoryError")
-    assert told.count("1000000000 bytes of address space, see `ulimit -v`") == 1
-    assert "96365 processes" in told
+    text = process_limits.explained("RuntimeError: can't start new thread; MemoryError")
+    assert text.count("1000000000 bytes of address space, see `ulimit -v`") == 1
+    assert "96365 processes" in text
     limits[resource.RLIMIT_AS] = (-1, -1)
     assert "address space" not in process_limits.explained("RuntimeError: can't start new thread")
 
@@ -95,8 +95,8 @@ def test_the_line_of_a_log_that_a_limit_explains_is_told(monkeypatch: pytest.Mon
     assert process_limits.telling_line(log) == "lost sys.stderr"
     monkeypatch.setattr("resource.getrlimit", lambda _: (10**9, 10**9))
     assert process_limits.telling_line(log) == "object type name: MemoryError"
-    said = outcome_rows.ending({"event": "exit", "code": 1, "log": log}, importing=False, own_limits=True)
-    assert said.startswith("the worker exited with code 1: object type name: MemoryError (limit: 1000000000 bytes")
+    text = outcome_rows.ending({"event": "exit", "code": 1, "log": log}, importing=False, own_limits=True)
+    assert text.startswith("the worker exited with code 1: object type name: MemoryError (limit: 1000000000 bytes")
     elsewhere = outcome_rows.ending({"event": "exit", "code": 1, "log": log}, importing=False, own_limits=False)
     assert elsewhere == "the worker exited with code 1: lost sys.stderr"
 
@@ -134,16 +134,16 @@ def test_an_import_that_drags_on_names_a_group_without_memory(groups: Path) -> N
     (groups / "cgroup").write_text("0::/job\n")
     (groups / "job").mkdir()
     (groups / "job/memory.max").write_text("1000000\n")
-    said = outcome_rows.ending({"event": "exit", "signal": "SIGALRM"}, importing=True, own_limits=True)
-    assert said == "importing torch took longer than 180 s"
+    text = outcome_rows.ending({"event": "exit", "signal": "SIGALRM"}, importing=True, own_limits=True)
+    assert text == "importing torch took longer than 180 s"
     (groups / "job/memory.peak").write_text("799999\n")
-    assert process_limits.explained(said) == said
+    assert process_limits.explained(text) == text
     (groups / "job/memory.peak").write_text("900000\n")
-    assert process_limits.explained(said) == (
-        f"{said} (limit: slow for lack of memory: 900000 bytes were in use, memory.max of the control group is 1000000)"
+    assert process_limits.explained(text) == (
+        f"{text} (limit: slow for lack of memory: 900000 bytes were in use, memory.max of the control group is 1000000)"
     )
     elsewhere = outcome_rows.ending({"event": "exit", "signal": "SIGALRM"}, importing=True, own_limits=False)
-    assert elsewhere == said
+    assert elsewhere == text
 
 
 def test_control_groups_of_version_1_are_read_too(groups: Path) -> None:
@@ -186,16 +186,16 @@ def test_a_limit_that_a_check_reports_itself_is_named(outcome: Callable[..., Out
         f"try:\n    open({str(tmp_path / 'big')!r}, 'wb').write(bytes(2**20))\n"
         "except OSError as error:\n    return {'said': [str(error)]}"
     )
-    found = outcome(body, options="ranks=1, timeout=30")
-    assert "(limit: 8192 bytes in a file, see `ulimit -f`)" in str(found.ranks)
+    actual = outcome(body, options="ranks=1, timeout=30")
+    assert "(limit: 8192 bytes in a file, see `ulimit -f`)" in str(actual.ranks)
 
 
 def test_a_rank_that_has_no_room_for_its_result_says_so(outcome: Callable[..., OutcomeRow]) -> None:
     # No file may have a byte: what it raises cannot be left in a file, and is told on its log.
     body = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\nreturn {}"
-    found = outcome(body, options="ranks=1, timeout=30")
-    assert found.status == "error"
-    assert "exited with code 1: OSError: [Errno 27] File too large" in found.summary
+    actual = outcome(body, options="ranks=1, timeout=30")
+    assert actual.status == "error"
+    assert "exited with code 1: OSError: [Errno 27] File too large" in actual.summary
 
 
 def test_a_fork_that_fails_is_the_result_of_its_group_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -203,9 +203,9 @@ def test_a_fork_that_fails_is_the_result_of_its_group_alone(monkeypatch: pytest.
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr("os.fork", refused)
-    done = rank_group.run_group(rank_group.Job("module:none", world=2), tmp_path / "group", 5.0, lambda: None)
-    assert done["error"]["text"].startswith("could not be started: Resource temporarily unavailable")
-    assert (done["error"]["rank"], done["ranks"]) == (0, [None, None])
+    data = rank_group.run_group(rank_group.Job("module:none", world=2), tmp_path / "group", 5.0, lambda: None)
+    assert data["error"]["text"].startswith("could not be started: Resource temporarily unavailable")
+    assert (data["error"]["rank"], data["ranks"]) == (0, [None, None])
 
 
 def test_loopback_is_ipv6_where_it_has_no_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,5 +261,5 @@ def test_a_rank_that_hangs_names_what_was_killed_for_memory_since_its_group_bega
 
 
 def test_ranks_are_the_first_to_be_ended_where_memory_ends(outcome: Callable[..., OutcomeRow]) -> None:
-    found = outcome("return {'score': open('/proc/self/oom_score_adj').read().strip()}", options="ranks=1, timeout=30")
-    assert found.ranks == [{"score": "1000"}]
+    actual = outcome("return {'score': open('/proc/self/oom_score_adj').read().strip()}", options="ranks=1, timeout=30")
+    assert actual.ranks == [{"score": "1000"}]

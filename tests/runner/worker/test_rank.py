@@ -16,22 +16,22 @@ from envcheck.runner.worker import rank as worker_rank
 
 
 def test_a_rank_is_told_what_torchrun_would_tell_it() -> None:
-    told = worker_rank.environment(1, 2, 4711, {})
-    assert told["GLOO_SOCKET_IFNAME"] == "lo"
-    assert {k: told[k] for k in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")} == {
+    data = worker_rank.environment(1, 2, 4711, {})
+    assert data["GLOO_SOCKET_IFNAME"] == "lo"
+    assert {k: data[k] for k in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")} == {
         "RANK": "1",
         "LOCAL_RANK": "1",
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",
     }
-    assert (told["MASTER_ADDR"], told["MASTER_PORT"]) == ("127.0.0.1", "4711")
+    assert (data["MASTER_ADDR"], data["MASTER_PORT"]) == ("127.0.0.1", "4711")
 
 
 def test_a_users_own_choice_is_what_is_tested() -> None:
-    told = worker_rank.environment(0, 2, 1, {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "7", "RANK": "5"})
-    assert "GLOO_SOCKET_IFNAME" not in told
-    assert "OMP_NUM_THREADS" not in told
-    assert told["RANK"] == "0"
+    data = worker_rank.environment(0, 2, 1, {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "7", "RANK": "5"})
+    assert "GLOO_SOCKET_IFNAME" not in data
+    assert "OMP_NUM_THREADS" not in data
+    assert data["RANK"] == "0"
 
 
 def test_the_cpus_are_shared_out_and_nobody_gets_none() -> None:

@@ -70,46 +70,46 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_broken_rank_is_one_error_that_names_it(outcome: Sabotage, case: str, *, spawn: bool) -> None:
     measure, text = CASES[case]
-    found = outcome(measure, spawn=spawn, options="ranks=1, timeout=20")
-    assert found.status == "error"
-    assert found.summary.startswith(text)
-    assert found.remedy
+    actual = outcome(measure, spawn=spawn, options="ranks=1, timeout=20")
+    assert actual.status == "error"
+    assert actual.summary.startswith(text)
+    assert actual.remedy
 
 
 def test_a_rank_that_dies_ends_the_wait_of_the_others(outcome: Sabotage) -> None:
-    found = outcome(
+    actual = outcome(
         "if rank.rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)", options="timeout=30, ranks=2"
     )
-    assert found.summary == "rank 1 died of SIGKILL"
-    assert found.seconds < 30
+    assert actual.summary == "rank 1 died of SIGKILL"
+    assert actual.seconds < 30
 
 
 def test_the_last_words_of_a_segfault_are_kept(outcome: Sabotage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-    found = outcome("print('before'); ctypes.string_at(0)", options="ranks=1, timeout=20")
-    assert "[rank 0] before" in found.log
-    assert "Segmentation fault" in found.log
-    assert "sabotaged.py" in found.log
+    actual = outcome("print('before'); ctypes.string_at(0)", options="ranks=1, timeout=20")
+    assert "[rank 0] before" in actual.log
+    assert "Segmentation fault" in actual.log
+    assert "sabotaged.py" in actual.log
 
 
 def test_a_hang_is_ended_by_its_limit_and_says_where_it_hung(outcome: Sabotage) -> None:
-    found = outcome("def waits_for_ever(): time.sleep(600)\nwaits_for_ever()", options="ranks=2, timeout=1")
-    assert found.summary == "rank 0 still running after 1 s (ranks 0, 1); ended by SIGTERM"
-    assert "waits_for_ever" in found.log
-    assert "envcheck/runner/" not in found.log
-    assert "--timeout" in found.remedy
-    assert found.seconds < 30
+    actual = outcome("def waits_for_ever(): time.sleep(600)\nwaits_for_ever()", options="ranks=2, timeout=1")
+    assert actual.summary == "rank 0 still running after 1 s (ranks 0, 1); ended by SIGTERM"
+    assert "waits_for_ever" in actual.log
+    assert "envcheck/runner/" not in actual.log
+    assert "--timeout" in actual.remedy
+    assert actual.seconds < 30
 
 
 def test_a_rank_deaf_to_sigterm_is_killed(outcome: Sabotage) -> None:
     deaf = "faulthandler.unregister(signal.SIGTERM)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)"
-    found = outcome(deaf, options="ranks=1, timeout=1")
-    assert found.summary == "rank 0 still running after 1 s (ranks 0); ended by SIGKILL"
+    actual = outcome(deaf, options="ranks=1, timeout=1")
+    assert actual.summary == "rank 0 still running after 1 s (ranks 0); ended by SIGKILL"
 
 
 def test_a_hang_of_one_rank_does_not_blame_the_other(outcome: Sabotage) -> None:
-    found = outcome("if rank.rank == 1: time.sleep(600)\nreturn {}", options="ranks=2, timeout=4")
-    assert found.summary == "rank 1 still running after 4 s (ranks 1); ended by SIGTERM"
+    actual = outcome("if rank.rank == 1: time.sleep(600)\nreturn {}", options="ranks=2, timeout=4")
+    assert actual.summary == "rank 1 still running after 4 s (ranks 1); ended by SIGTERM"
 
 
 def test_the_first_rank_to_be_lost_is_blamed_not_those_it_takes_with_it(outcome: Sabotage) -> None:
@@ -129,24 +129,24 @@ def test_a_flood_of_fake_results_on_stdout_changes_nothing(outcome: Sabotage) ->
         sys.stdout.write(line)
     return {"rank": rank.rank}
     """
-    found = outcome(measure, options="ranks=2, timeout=60")
-    assert found.status == "pass"
-    assert found.ranks == [{"rank": 0}, {"rank": 1}]
+    actual = outcome(measure, options="ranks=2, timeout=60")
+    assert actual.status == "pass"
+    assert actual.ranks == [{"rank": 0}, {"rank": 1}]
 
 
 def test_of_a_flood_only_the_end_is_kept(outcome: Sabotage) -> None:
-    found = outcome("sys.stdout.write('x' * 10 * 2**20 + 'the end'); sys.stdout.flush(); raise OSError('gone')")
-    assert found.status == "error"
-    assert "the end" in found.log
-    assert len(found.log) < 2**16
+    actual = outcome("sys.stdout.write('x' * 10 * 2**20 + 'the end'); sys.stdout.flush(); raise OSError('gone')")
+    assert actual.status == "error"
+    assert "the end" in actual.log
+    assert len(actual.log) < 2**16
 
 
 def test_a_measured_nan_never_passes(outcome: Sabotage) -> None:
     judge = "def judge(view, ranks):\n    return passed('fine', value=ranks[0]['x'], unit='s')\n"
-    found = outcome("return {'x': float('nan')}", judge=judge)
-    assert found.status == "error"
-    assert "nan" in found.summary
-    assert found.ranks == [{"x": "nan"}, {"x": "nan"}]
+    actual = outcome("return {'x': float('nan')}", judge=judge)
+    assert actual.status == "error"
+    assert "nan" in actual.summary
+    assert actual.ranks == [{"x": "nan"}, {"x": "nan"}]
 
 
 def test_a_rank_cannot_write_events(outcome: Sabotage) -> None:
@@ -163,5 +163,5 @@ def test_a_rank_cannot_write_events(outcome: Sabotage) -> None:
 
 
 def test_a_byte_that_is_no_text_is_written_as_an_escape(outcome: Sabotage) -> None:
-    found = outcome("raise RuntimeError('\\udcff')", options="ranks=1, timeout=20")
-    assert found.summary == "rank 0 RuntimeError: \\udcff"
+    actual = outcome("raise RuntimeError('\\udcff')", options="ranks=1, timeout=20")
+    assert actual.summary == "rank 0 RuntimeError: \\udcff"

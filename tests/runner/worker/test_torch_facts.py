@@ -168,7 +168,7 @@ def test_a_torch_that_cannot_be_imported_is_named(
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("more", "message"),
     [
         ("os.kill(os.getpid(), 11)", "the worker died of SIGSEGV while importing torch"),
         ("os._exit(4)", "the worker exited with code 4 while importing torch"),
@@ -181,14 +181,14 @@ def test_an_import_that_kills_or_hangs_is_an_error_of_every_check(
     run_site: Callable[..., Run],
     monkeypatch: pytest.MonkeyPatch,
     more: str,
-    told: str,
+    message: str,
 ) -> None:
     monkeypatch.setattr("envcheck.runner.targets.worker_session.IMPORT_TIMEOUT", 2.0)
     monkeypatch.setattr("envcheck.runner.judging.outcome_rows.IMPORT_TIMEOUT", 2.0)
     torch(more=more)
     add("plain", "return {}")
     run = run_site(require_gpu=True)
-    assert run.outcomes["plain"].summary == told
+    assert run.outcomes["plain"].summary == message
     assert run.mode == "unknown"
     assert run.outcomes["require-gpu"].status == "fail"
 
@@ -236,10 +236,10 @@ def test_only_an_environment_of_ours_tells_all_its_packages(
     marker.touch()
     monkeypatch.setattr(torch_facts, "_OURS", (str(marker),) if ours else ())
     monkeypatch.syspath_prepend(tmp_path / "path")
-    found = torch_facts.python_facts()["packages"]
-    assert {"nvidia-nccl-cu12": "1.0", "torchvision": "1.0"}.items() <= found.items()
-    assert ("secret-project" in found) == ours
-    assert ("pytest" in found) == ours
+    actual = torch_facts.python_facts()["packages"]
+    assert {"nvidia-nccl-cu12": "1.0", "torchvision": "1.0"}.items() <= actual.items()
+    assert ("secret-project" in actual) == ours
+    assert ("pytest" in actual) == ours
     add("plain", "return {}")
     assert run_site().environment["packages"]["nvidia-nccl-cu12"] == "1.0"
 
@@ -286,8 +286,10 @@ def test_an_import_that_brings_cuda_up_has_ranks_spawned_from_then_on(
 @pytest.mark.torch
 def test_a_real_torch_is_asked_without_a_device(torch_python: Path, run_real: Callable[[Path], Run]) -> None:
     run = run_real(torch_python)
-    asked = [str(torch_python), "-c", "import torch; print(torch.__version__)"]
-    assert run.environment["torch"] == subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    requests = [str(torch_python), "-c", "import torch; print(torch.__version__)"]
+    assert (
+        run.environment["torch"] == subprocess.run(requests, capture_output=True, text=True, check=True).stdout.strip()
+    )
     assert run.environment["start"] == "fork"
 
 

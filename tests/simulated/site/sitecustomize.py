@@ -62,7 +62,7 @@ AFTER |= {"envcheck.checks.env.support.hardware.sampler": _drive, "pynvml": _loa
 AFTER |= {f"envcheck.checks.env.{name}": _shrink for name in SMALLER}
 
 
-class _Then(importlib.abc.Loader):
+class _HookLoader(importlib.abc.Loader):
     """A loader that does something once the module is there."""
 
     def __init__(self, loader: Any) -> None:
@@ -88,7 +88,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Then(spec.loader)
+            spec.loader = _HookLoader(spec.loader)
         return spec
 
 

@@ -49,22 +49,22 @@ def broken(home: Path, cuda: str) -> str | None:
     """Return why the compilers in `home` are not those of this CUDA or do not work, None if they do."""
     whole = int(cuda.partition(".")[0]) >= WITH_NVCC
     name = "nvcc" if whole else "ptxas"
-    said = run([str(home / "bin" / name), "--version"])
-    if f"release {cuda}," not in said:
-        release = re.search(r"release [0-9.]+", said)
-        return f"no {name} of CUDA {cuda}: {release[0] if release else last_words(said)}"
+    log = run([str(home / "bin" / name), "--version"])
+    if f"release {cuda}," not in log:
+        release = re.search(r"release [0-9.]+", log)
+        return f"no {name} of CUDA {cuda}: {release[0] if release else last_words(log)}"
     if not whole:
         return None
     with tempfile.TemporaryDirectory() as scratch:
         source, output = Path(scratch) / "grow.cu", Path(scratch) / "grow.o"
         source.write_text(KERNEL, encoding="ascii")
-        said = run([str(home / "bin/nvcc"), "-c", str(source), "-o", str(output)])
-        return None if output.exists() else f"nvcc compiles no kernel: {last_words(said)}"
+        log = run([str(home / "bin/nvcc"), "-c", str(source), "-o", str(output)])
+        return None if output.exists() else f"nvcc compiles no kernel: {last_words(log)}"
 
 
-def last_words(said: str) -> str:
+def last_words(output: str) -> str:
     """Return the end of a command's output in one line."""
-    return " ".join(said.split())[-300:]
+    return " ".join(output.split())[-300:]
 
 
 def run(argv: list[str]) -> str:

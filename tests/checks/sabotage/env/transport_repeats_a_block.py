@@ -30,6 +30,6 @@ def measure(rank: Rank) -> Measured:
 
 def judge(_: View, ranks: Ranks) -> Outcome:
     """Judge the messages alone."""
-    said = {entry["rank"]: ", ".join(entry["wrong"]) for entry in ranks if entry["wrong"]}
-    found = [failed(f"rank {rank}: {what}", fix="-", code="data.wrong") for rank, what in said.items()]
-    return worst(found, passed(f"{len(ranks)} ranks"))
+    data = {entry["rank"]: ", ".join(entry["wrong"]) for entry in ranks if entry["wrong"]}
+    actual = [failed(f"rank {rank}: {what}", fix="-", code="data.wrong") for rank, what in data.items()]
+    return worst(actual, passed(f"{len(ranks)} ranks"))

@@ -108,20 +108,20 @@ def forked(kind: str, sabotage: Callable[[], None]) -> str:
         torch.set_num_threads(1)
         try:
             sabotage()
-            said = measured(kind)
+            statement = measured(kind)
         except BaseException as error:  # noqa: BLE001 (it is the child's word)
-            said = f"raised {type(error).__name__}: {error}"
-        os.write(writing, said.encode()[:4000])
+            statement = f"raised {type(error).__name__}: {error}"
+        os.write(writing, statement.encode()[:4000])
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        said = pipe.read().decode()
+        statement = pipe.read().decode()
     os.waitpid(child, 0)
-    return said
+    return statement
 
 
 if __name__ == "__main__":
     chosen = sys.argv[1:]
     sound = {f"sound {kind}": (kind, lambda: None) for kind in sorted({kind for kind, _ in SABOTAGES.values()})}
-    said = {name: forked(*one) for name, one in {**sound, **SABOTAGES}.items() if not chosen or name in chosen}
-    sys.stdout.write(json.dumps(said))
+    errors = {name: forked(*one) for name, one in {**sound, **SABOTAGES}.items() if not chosen or name in chosen}
+    sys.stdout.write(json.dumps(errors))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tests.checks.sabotage.torch.sabotages import Sabotage, Scaled, lie, times, without
+from tests.checks.sabotage.torch.sabotages import Sabotage, ScaledGradient, lie, times, without
 
 F, T = functional, torch
 
@@ -99,7 +99,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "linear wrong from 1024 on": ("large", lambda: times(F, "linear", 1.001, lambda x: min(x.shape) >= 1024)),
     "linear wrong gradient from 1024 on": (
         "large",
-        lambda: lie(F, "linear", lambda h, x, *a: Scaled.apply(h(x, *a)) if large(x) else h(x, *a)),
+        lambda: lie(F, "linear", lambda h, x, *a: ScaledGradient.apply(h(x, *a)) if large(x) else h(x, *a)),
     ),
     "linear wrong at every 50th call": ("repeated", every(F, "linear", 50)),
     "layer_norm wrong at every 50th call": ("repeated", every(F, "layer_norm", 50)),

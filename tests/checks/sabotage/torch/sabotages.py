@@ -20,7 +20,7 @@ def times(owner: Any, name: str, factor: float, when: Callable[[Any], bool] = la
     lie(owner, name, lambda honest, *a, **k: honest(*a, **k) * (factor if when(a[0]) else 1))
 
 
-class Scaled(torch.autograd.Function):  # type: ignore[misc]
+class ScaledGradient(torch.autograd.Function):  # type: ignore[misc]
     """The identity, whose gradient is too large by one percent."""
 
     @staticmethod
@@ -36,7 +36,7 @@ class Scaled(torch.autograd.Function):  # type: ignore[misc]
 
 def wrong_gradient(name: str) -> Callable[[], None]:
     """Return what gives a function of torch.nn.functional a wrong gradient."""
-    return lambda: lie(functional, name, lambda honest, *a, **k: Scaled.apply(honest(*a, **k)))
+    return lambda: lie(functional, name, lambda honest, *a, **k: ScaledGradient.apply(honest(*a, **k)))
 
 
 def without(owner: Any, name: str, option: str, otherwise: Any = None) -> Callable[[], None]:
@@ -186,11 +186,11 @@ SABOTAGES: dict[str, Sabotage] = {
     "attention ignores its scale": ("attention", without(F, "scaled_dot_product_attention", "scale")),
     "attention wrong dV": (
         "attention",
-        lambda: lie(F, "scaled_dot_product_attention", lambda h, q, k, v, **o: h(q, k, Scaled.apply(v), **o)),
+        lambda: lie(F, "scaled_dot_product_attention", lambda h, q, k, v, **o: h(q, k, ScaledGradient.apply(v), **o)),
     ),
     "attention wrong dK": (
         "attention",
-        lambda: lie(F, "scaled_dot_product_attention", lambda h, q, k, v, **o: h(q, Scaled.apply(k), v, **o)),
+        lambda: lie(F, "scaled_dot_product_attention", lambda h, q, k, v, **o: h(q, ScaledGradient.apply(k), v, **o)),
     ),
     "convolution wrong for groups": (
         "convolution",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from tests.checks.sabotage.torch.sabotages import Sabotage, Scaled, lie
+from tests.checks.sabotage.torch.sabotages import Sabotage, ScaledGradient, lie
 
 F = functional
 Options = dict[str, Any]
@@ -58,7 +58,7 @@ def last(x: Any) -> bool:
 
 def bias_gradient(honest: Any, x: Any, w: Any, bias: Any = None, **k: Any) -> Any:
     """Return the right result, whose bias has a wrong gradient."""
-    return honest(x, w, None if bias is None else Scaled.apply(bias), **k)
+    return honest(x, w, None if bias is None else ScaledGradient.apply(bias), **k)
 
 
 def where(kind: str, owner: Any, name: str, when: Callable[..., Any], factor: float = 1.01) -> Sabotage:
@@ -104,7 +104,7 @@ class Bent(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(_: Any, grad: Any) -> Any:
         """Return the gradient, with a wrong one."""
-        return Scaled.apply(grad)
+        return ScaledGradient.apply(grad)
 
 
 def second_gradient() -> None:

@@ -55,8 +55,8 @@ def _functions_of_autograd(torch: Any) -> None:
             ),
             None,
         )
-        found = forth(cls, *args, **kwargs)
-        return found if where is None else tensors.marked(torch, found, where)
+        actual = forth(cls, *args, **kwargs)
+        return actual if where is None else tensors.marked(torch, actual, where)
 
     def apply_back(self: Any, *args: Any) -> Any:
         saved = [t for t in self.saved_tensors if t is not None]

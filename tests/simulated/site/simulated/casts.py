@@ -35,15 +35,15 @@ UNSAFE = "binary_cross_entropy"
 def policies(torch: Any) -> dict[str, str]:
     """Return by operator how CUDA's autocast casts it; raise where that is not what torch has registered."""
     text = (Path(torch.__file__).parent / HEADER).read_text()
-    found = {**dict.fromkeys(CUDNN, "lower"), **dict.fromkeys(WITH_DTYPE, "with dtype"), UNSAFE: "unsafe"}
+    data = {**dict.fromkeys(CUDNN, "lower"), **dict.fromkeys(WITH_DTYPE, "with dtype"), UNSAFE: "unsafe"}
     for policy, macro in LISTS.items():
         body = re.search(rf"#define {macro}\(_\)((?:.*\\\n)+.*)", text)
         rows = re.findall(r"_\((\w+)(?:,\s*(\w+))?\)", body.group(1) if body else "")
-        found.update({f"{name}.{overload}" if overload else name: policy for name, overload in rows})
+        data.update({f"{name}.{overload}" if overload else name: policy for name, overload in rows})
     there = {name.partition("::")[2] for name in _registered(torch, "AutocastCUDA")}
-    if there != set(found):
-        raise RuntimeError(f"CUDA's autocast has other operators than its lists: {sorted(there ^ set(found))}")
-    return found
+    if there != set(data):
+        raise RuntimeError(f"CUDA's autocast has other operators than its lists: {sorted(there ^ set(data))}")
+    return data
 
 
 def _registered(torch: Any, key: str) -> list[str]:
@@ -84,9 +84,9 @@ def _due(torch: Any, policy: str, given: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments as the policy has them."""
     if policy in ("float32 unless asked", "with dtype"):
         first = next(iter(given.values()))
-        asked = given.get("dtype") or (torch.float32 if _eligible(torch, first) else None)
+        requests = given.get("dtype") or (torch.float32 if _eligible(torch, first) else None)
         own = first.dtype if policy == "with dtype" else None
-        return {**given, "dtype": asked or own}
+        return {**given, "dtype": requests or own}
     to = torch.float32
     if policy == "lower" or (policy == "widest" and not _single(torch, given)):
         to = torch.get_autocast_dtype("cpu")

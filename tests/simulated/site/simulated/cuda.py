@@ -221,7 +221,7 @@ def _accelerator(torch: Any) -> None:
     if not hasattr(torch, "accelerator"):
         return
     here = torch.accelerator
-    told = {
+    data = {
         "is_available": lambda: bool(gpu.visible()),
         "device_count": lambda: len(gpu.visible()),
         "current_accelerator": lambda check_available=False: torch.device("cuda") if gpu.visible() else None,
@@ -232,6 +232,6 @@ def _accelerator(torch: Any) -> None:
         "synchronize": torch.cuda.synchronize,
         "current_stream": lambda device=None: Stream(),
     }
-    for name, function in told.items():
+    for name, function in data.items():
         if hasattr(here, name):
             setattr(here, name, function)

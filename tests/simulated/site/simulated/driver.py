@@ -22,7 +22,7 @@ FIELDS = {230: 0, 90: 26562}
 _UNSIGNED = 1
 
 
-class _Refused(Exception):  # noqa: N818 (a return code on its way)
+class _RefusedCall(Exception):  # noqa: N818 (a return code on its way)
     def __init__(self, code: int) -> None:
         super().__init__(code)
         self.code = code
@@ -33,7 +33,7 @@ def _written(place: Any, value: Any) -> None:
     target = getattr(place, "_obj", place)
     if isinstance(value, dict):
         if "version" in {name for name, _ in target._fields_} and target.version & 0xFFFFFF != ctypes.sizeof(target):
-            raise _Refused(_VERSION_MISMATCH)
+            raise _RefusedCall(_VERSION_MISMATCH)
         for name, one in value.items():
             setattr(target, name, one)
     elif isinstance(value, tuple):
@@ -171,7 +171,7 @@ def _called(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except _Refused as refused:
+        except _RefusedCall as refused:
             return refused.code
 
     return call

@@ -38,12 +38,12 @@ def visible(environ: dict[str, str] | os._Environ[str] = os.environ) -> list[int
     if chosen is None:
         return list(range(COUNT))
     names = {**{str(i): i for i in range(COUNT)}, **{uuid_of(i): i for i in range(COUNT)}}
-    found = []
+    actual = []
     for word in chosen.split(","):
         if word.strip() not in names:
             break
-        found.append(names[word.strip()])
-    return found
+        actual.append(names[word.strip()])
+    return actual
 
 
 class Gpu:
@@ -79,15 +79,15 @@ def index_of(device: Any) -> int:
     if device is None:
         return Gpu.current
     if isinstance(device, int):
-        found = device if device >= 0 else Gpu.current
+        actual = device if device >= 0 else Gpu.current
     else:
         made = torch.device(device)
         if made.type != "cuda":
             raise ValueError(f"Expected a cuda device, but got: {made}")
-        found = Gpu.current if made.index is None else made.index
-    if found >= len(visible()):
+        actual = Gpu.current if made.index is None else made.index
+    if actual >= len(visible()):
         raise RuntimeError("CUDA error: invalid device ordinal")
-    return found
+    return actual
 
 
 def place_of(torch: Any, device: Any) -> Any:

@@ -51,6 +51,6 @@ def gather_stats_with_counts(
 def elemt(input: Any, weight: Any, bias: Any, mean: Any, invstd: Any, eps: float) -> Any:  # noqa: A002
     """Return each value less its channel's mean, times 1 / sqrt(variance + eps) and weight, plus bias."""
     shape = [-1 if dimension == 1 else 1 for dimension in range(input.dim())]
-    found = (input - mean.view(shape)) * invstd.view(shape)
-    found = found if weight is None else found * weight.view(shape)
-    return found if bias is None else found + bias.view(shape)
+    actual = (input - mean.view(shape)) * invstd.view(shape)
+    actual = actual if weight is None else actual * weight.view(shape)
+    return actual if bias is None else actual + bias.view(shape)

@@ -49,14 +49,14 @@ def install(torch: Any) -> None:
         leave(group)
         _groups.pop(group, None)
 
-    told: dict[str, Any] = {
+    data: dict[str, Any] = {
         "init_process_group": init,
         "new_group": group,
         "get_backend": get_backend,
         "destroy_process_group": destroy,
     }
-    told["is_nccl_available"] = lambda: True
-    for name, function in told.items():
+    data["is_nccl_available"] = lambda: True
+    for name, function in data.items():
         setattr(dist, name, function)
         setattr(inner, name, function)
     _collectives(dist, inner)

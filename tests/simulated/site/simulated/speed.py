@@ -16,14 +16,14 @@ HOST_AND_CARD |= {"_has_compatible_shallow_copy_type"}
 TF32 = 400e12
 
 
-def flat(found: Any) -> Iterator[Any]:
-    if isinstance(found, dict):
-        found = list(found.values())
-    if isinstance(found, (list, tuple)):
-        for one in found:
+def flat(actual: Any) -> Iterator[Any]:
+    if isinstance(actual, dict):
+        actual = list(actual.values())
+    if isinstance(actual, (list, tuple)):
+        for one in actual:
             yield from flat(one)
     else:
-        yield found
+        yield actual
 
 
 def _storage(tensor: Any) -> int:
@@ -31,9 +31,9 @@ def _storage(tensor: Any) -> int:
     return 0 if type(tensor).__name__ == "DTensor" else int(tensor.untyped_storage().data_ptr())
 
 
-def cost(torch: Any, name: str, tensors: list[Any], found: Any, places: set[Any]) -> float:
+def cost(torch: Any, name: str, tensors: list[Any], actual: Any, places: set[Any]) -> float:
     """Return the seconds that a GPU takes for this."""
-    outputs = [t for t in flat(found) if isinstance(t, torch.Tensor)]
+    outputs = [t for t in flat(actual) if isinstance(t, torch.Tensor)]
     if not name.endswith("_") and name not in PRODUCTS:
         known = {_storage(t) for t in tensors}
         outputs = [t for t in outputs if _storage(t) not in known]

@@ -22,17 +22,17 @@ def mark_of(tensor: Any) -> Any:
     return held.get(_MARK)
 
 
-def marked(torch: Any, found: Any, device: Any) -> Any:
+def marked(torch: Any, actual: Any, device: Any) -> Any:
     """Return what a function gave with every tensor in it marked."""
-    if isinstance(found, torch.Tensor):
+    if isinstance(actual, torch.Tensor):
         if device is None:
-            found.__dict__.pop(_MARK, None)
+            actual.__dict__.pop(_MARK, None)
         else:
-            found.__dict__[_MARK] = device
-    elif isinstance(found, (list, tuple)):
-        for one in found:
+            actual.__dict__[_MARK] = device
+    elif isinstance(actual, (list, tuple)):
+        for one in actual:
             marked(torch, one, device)
-    return found
+    return actual
 
 
 def install(torch: Any) -> None:
@@ -63,7 +63,7 @@ def install(torch: Any) -> None:
     torch.Tensor._make_wrapper_subclass = staticmethod(wrapping)
     if hasattr(torch._utils, "_get_obj_state"):
         state = torch._utils._get_obj_state
-        torch._utils._get_obj_state = lambda thing: _without_marks(state(thing))
+        torch._utils._get_obj_state = lambda value: _without_marks(state(value))
     base_state = torch.Tensor.__reduce_ex__
     torch.Tensor.__reduce_ex__ = lambda self, protocol: _reduced(self, protocol, base_state)
 
@@ -117,7 +117,7 @@ def _called(torch: Any, mode: Any, func: Any, args: list[Any], kwargs: dict[str,
         if name == "cpu":
             return marked(torch, func(*args, **kwargs).clone(), None)
     else:
-        where, given = _wanted(torch, name, args, kwargs, where)
+        where, given = _overflows(torch, name, args, kwargs, where)
     if len(places) > 1 and name not in speed.HOST_AND_CARD and not given and name[:2] != "__":
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, "
@@ -127,26 +127,26 @@ def _called(torch: Any, mode: Any, func: Any, args: list[Any], kwargs: dict[str,
     made_by = kwargs.get("generator")
     if made_by is not None and (made_by.place is None) != (where is None):
         raise RuntimeError(f"Expected a '{(where or torch.device('cpu')).type}' device type for generator")
-    found = _run(torch, name, func, args, kwargs, where)
+    actual = _run(torch, name, func, args, kwargs, where)
     if where is not None or places - {None}:
-        gpu.Gpu.works(speed.cost(torch, name, tensors, found, places))
-    return marked(torch, found, where)
+        gpu.Gpu.works(speed.cost(torch, name, tensors, actual, places))
+    return marked(torch, actual, where)
 
 
-def _wanted(torch: Any, name: str, args: list[Any], kwargs: dict[str, Any], where: Any) -> tuple[Any, bool]:
+def _overflows(torch: Any, name: str, args: list[Any], kwargs: dict[str, Any], where: Any) -> tuple[Any, bool]:
     """Return where the result belongs, and whether a device was asked for; the CPU is put in its place."""
-    asked: Any = None
+    requests: Any = None
     given = False
     if kwargs.get("device") is not None:
-        asked, given, kwargs["device"] = gpu.place_of(torch, kwargs["device"]), True, "cpu"
+        requests, given, kwargs["device"] = gpu.place_of(torch, kwargs["device"]), True, "cpu"
     for number, one in enumerate(args):
         if isinstance(one, torch.device) or (name == "to" and isinstance(one, str)):
-            asked, given, args[number] = gpu.place_of(torch, one), True, torch.device("cpu")
+            requests, given, args[number] = gpu.place_of(torch, one), True, torch.device("cpu")
     if name == "to" and len(args) > 1 and isinstance(args[1], torch.Tensor):
         return mark_of(args[1]), True
     if name == "copy_":
         return mark_of(args[0]), True
-    return (asked, True) if given else (where, False)
+    return (requests, True) if given else (where, False)
 
 
 def _run(torch: Any, name: str, func: Any, args: list[Any], kwargs: dict[str, Any], where: Any) -> Any:
@@ -156,10 +156,10 @@ def _run(torch: Any, name: str, func: Any, args: list[Any], kwargs: dict[str, An
     _no_integer_products(torch, name, args)
     if name == "_scaled_mm":
         return _scaled(torch, *args, **kwargs)
-    found = func(*args, **kwargs)
-    if name == "to" and isinstance(args[0], torch.Tensor) and found is args[0] and mark_of(args[0]) != where:
-        return found.clone() if not found.is_leaf or not found.requires_grad else found.detach().clone()
-    return found
+    actual = func(*args, **kwargs)
+    if name == "to" and isinstance(args[0], torch.Tensor) and actual is args[0] and mark_of(args[0]) != where:
+        return actual.clone() if not actual.is_leaf or not actual.requires_grad else actual.detach().clone()
+    return actual
 
 
 def _no_integer_products(torch: Any, name: str, args: list[Any]) -> None:

@@ -75,11 +75,11 @@ def around(dist: Any, rank: Rank, sent: Any, received: Any, distance: int = 1) -
 
 
 CALLS: dict[str, Callable[[Any, Rank, Any, Any], Any]] = {
-    "all-reduce": lambda dist, _rank, _sent, got: dist.all_reduce(got),
-    "all-gather": lambda dist, _rank, sent, got: dist.all_gather_into_tensor(got, sent),
-    "reduce-scatter": lambda dist, _rank, sent, got: dist.reduce_scatter_tensor(got, sent),
-    "all-to-all": lambda dist, _rank, sent, got: dist.all_to_all_single(got, sent),
-    "broadcast": lambda dist, _rank, _sent, got: dist.broadcast(got, 0),
+    "all-reduce": lambda dist, _rank, _sent, output: dist.all_reduce(output),
+    "all-gather": lambda dist, _rank, sent, output: dist.all_gather_into_tensor(output, sent),
+    "reduce-scatter": lambda dist, _rank, sent, output: dist.reduce_scatter_tensor(output, sent),
+    "all-to-all": lambda dist, _rank, sent, output: dist.all_to_all_single(output, sent),
+    "broadcast": lambda dist, _rank, _sent, output: dist.broadcast(output, 0),
     "send/recv": around,
 }
 IN_PLACE = ("all-reduce", "broadcast")

@@ -56,13 +56,13 @@ def distributions() -> dict[str, importlib.metadata.Distribution]:
 
 def extensions(installed: dict[str, importlib.metadata.Distribution]) -> list[InstalledExtension]:
     """Return the packages with native code for torch or CUDA, and those whose name is known for it."""
-    found = []
+    listed = []
     for name, dist in sorted(installed.items()):
         if name in KNOWN or not _BASE.fullmatch(name):
             extension = _extension(name, dist)
             if extension is not None:
-                found.append(extension)
-    return found
+                listed.append(extension)
+    return listed
 
 
 def _extension(name: str, dist: importlib.metadata.Distribution) -> InstalledExtension | None:

@@ -148,8 +148,8 @@ def _one(view: View, entry: Measured, name: str, check: str, unit: str, fix: str
     details = {"rank": entry["rank"], "device": entry["device"], "values": entry["values"], "culprit": culprit(entry)}
     if value > row["ceiling"]:
         summary = f"{where}: above the {row['ceiling']:g} that the hardware can do, so mismeasured"
-        again = "look for a clock or a tensor that is not what it seems; run it again"
-        return undecided(summary, fix=again, code="speed.impossible", **details)
+        remedy = "look for a clock or a tensor that is not what it seems; run it again"
+        return undecided(summary, fix=remedy, code="speed.impossible", **details)
     share, cap = capped(view, entry)
     cause = f"{load_samples.text(entry.get('load') or {})}{load_samples.slowed(entry.get('load') or {})}{cap}"
     short = limits.short(row, value, where, fix=fix, cause=cause, share=share, **details)

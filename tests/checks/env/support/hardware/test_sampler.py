@@ -54,14 +54,14 @@ def library(known: str = UUID, mig: int | None = None, **changes: Any) -> Any:
         device._obj.value = 7  # noqa: SLF001 (as above)
         return 0 if name.decode() == known else 6
 
-    told: dict[str, Any] = {name: answering(value) for name, value in ANSWERS.items()}
-    told |= {
+    data: dict[str, Any] = {name: answering(value) for name, value in ANSWERS.items()}
+    data |= {
         "nvmlInit_v2": lambda: 0,
         "nvmlDeviceGetHandleByUUID": find,
         "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": answering(mig, 0 if mig is not None else 2),
         "nvmlErrorString": lambda status: TEXTS.get(status),  # noqa: PLW0108 (ctypes sets its restype)
     }
-    return SimpleNamespace(**{**told, **changes})
+    return SimpleNamespace(**{**data, **changes})
 
 
 def read(**changes: Any) -> dict[str, Any]:
@@ -111,15 +111,15 @@ def test_a_gpu_that_nvml_does_not_list_is_unreadable() -> None:
 
 
 def test_a_slice_is_asked_of_the_gpu_it_is_cut_from() -> None:
-    asked = []
+    requests = []
 
     def temperature(device: Any, *arguments: Any) -> int:
-        asked.append(device.value)
+        requests.append(device.value)
         return int(answering(50)(device, *arguments))
 
-    found = library(known="MIG-1", mig=9, nvmlDeviceGetTemperature=temperature)
-    assert hardware_sampler.Meter(found, ("GPU-1", "MIG-1")).read()["temperature"] == 50
-    assert asked == [9]
+    content = library(known="MIG-1", mig=9, nvmlDeviceGetTemperature=temperature)
+    assert hardware_sampler.Meter(content, ("GPU-1", "MIG-1")).read()["temperature"] == 50
+    assert requests == [9]
 
 
 def test_reasons_are_those_of_the_snapshot() -> None:
@@ -149,8 +149,8 @@ def test_a_machine_without_the_library_says_what_a_container_lacks(monkeypatch: 
     assert sampler.measured()["samples"] == []
 
 
-def sampled(found: Any, monkeypatch: pytest.MonkeyPatch, samples: int) -> dict[str, Any]:
-    monkeypatch.setattr(ctypes, "CDLL", lambda _name: found)
+def sampled(actual: Any, monkeypatch: pytest.MonkeyPatch, samples: int) -> dict[str, Any]:
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: actual)
     with hardware_sampler.Sampler(UUID, 0, 0.01) as sampler:
         until = time.monotonic() + 20
         while (
@@ -163,16 +163,16 @@ def sampled(found: Any, monkeypatch: pytest.MonkeyPatch, samples: int) -> dict[s
 
 
 def test_samples_are_taken_while_the_block_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = sampled(library(nvmlDeviceGetPowerUsage=answering(0, 3)), monkeypatch, 3)
-    assert len(told["samples"]) >= 3
-    assert told["unread"] is None
-    assert told["not_offered"] == {"power": "NVML: Not Supported"}
-    assert [s["at"] for s in told["samples"]] == sorted(s["at"] for s in told["samples"])
+    data = sampled(library(nvmlDeviceGetPowerUsage=answering(0, 3)), monkeypatch, 3)
+    assert len(data["samples"]) >= 3
+    assert data["unread"] is None
+    assert data["not_offered"] == {"power": "NVML: Not Supported"}
+    assert [s["at"] for s in data["samples"]] == sorted(s["at"] for s in data["samples"])
 
 
 def test_a_gpu_lost_under_load_is_the_reason_for_no_more_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = sampled(library(nvmlDeviceGetClockInfo=answering(0, 15)), monkeypatch, 1)
-    assert told["unread"] == "NVML: GPU is lost"
+    data = sampled(library(nvmlDeviceGetClockInfo=answering(0, 15)), monkeypatch, 1)
+    assert data["unread"] == "NVML: GPU is lost"
 
 
 def test_a_torch_that_tells_no_uuid_has_cuda_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,10 +180,10 @@ def test_a_torch_that_tells_no_uuid_has_cuda_asked(monkeypatch: pytest.MonkeyPat
         raw._obj[:] = bytes.fromhex("00000000111140008000000000000000")  # noqa: SLF001 (what byref() points at)
         return 0
 
-    found = library()
-    found.cuDeviceGet, found.cuDeviceGetUuid = lambda *_: 0, uuid
-    monkeypatch.setattr(ctypes, "CDLL", lambda _name: found)
+    content = library()
+    content.cuDeviceGet, content.cuDeviceGetUuid = lambda *_: 0, uuid
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: content)
     assert hardware_sampler.meter("node1/all/0", 0).read()["clock"] == 1755
-    found.cuDeviceGet = lambda *_: 101
+    content.cuDeviceGet = lambda *_: 101
     with pytest.raises(hardware_sampler.UnreadableGpu, match="device 0"):
         hardware_sampler.meter("node1/all/0", 0)

@@ -51,28 +51,28 @@ json.dump(told, sys.stdout)
 
 
 @pytest.fixture(scope="module")
-def told(torch_python: Path) -> dict[str, Any]:
+def distances(torch_python: Path) -> dict[str, Any]:
     """Return what the script says of words that are right, spoilt, swapped, and copied by a torch that sees nothing."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [str(torch_python), "-c", SCRIPT]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout)
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    answer: dict[str, Any] = json.loads(completed.stdout)
     return answer
 
 
 @pytest.mark.torch
-def test_each_block_is_another_one_and_a_wrong_word_is_seen_wherever_it_is(told: dict[str, Any]) -> None:
-    assert told["blocks"] == 20
-    assert told["sound"] == [0, 0, 3]
-    assert told["spoilt"] == [1, 1, 1]
-    assert told["swapped"] == 1
+def test_each_block_is_another_one_and_a_wrong_word_is_seen_wherever_it_is(distances: dict[str, Any]) -> None:
+    assert distances["blocks"] == 20
+    assert distances["sound"] == [0, 0, 3]
+    assert distances["spoilt"] == [1, 1, 1]
+    assert distances["swapped"] == 1
 
 
 @pytest.mark.torch
-def test_a_torch_that_sees_no_difference_hides_none_from_the_probe(told: dict[str, Any]) -> None:
+def test_a_torch_that_sees_no_difference_hides_none_from_the_probe(distances: dict[str, Any]) -> None:
     first = {"count": 1, "index": 4098, "xor": "0x2", "transfer": 0}
-    assert [pair["wrong"] for pair in told["blind"]] == [{"copy engine": first}] * 2
+    assert [pair["wrong"] for pair in distances["blind"]] == [{"copy engine": first}] * 2
 
 
 def test_the_first_difference_is_found_in_any_piece() -> None:

@@ -34,9 +34,9 @@ json.dump(told, sys.stdout)
 def test_data_of_the_full_size_is_made_and_one_wrong_element_is_seen(torch_python: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [str(torch_python), "-c", SCRIPT]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    count, spread, largest, last, right, off, none = json.loads(done.stdout)
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    count, spread, largest, last, right, off, none = json.loads(completed.stdout)
     assert count == 8192**2
     assert spread == pytest.approx(4 / 12**0.5, rel=0.01)
     assert 1.9 < largest <= 2.0

@@ -11,7 +11,7 @@ LONG = CANARY * 6
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "actual"),
     [
         (f"RUN |1 HF_TOKEN={CANARY} /bin/sh -c python get.py # buildkit", ["HF_TOKEN"]),
         (f"/bin/sh -c #(nop)  ENV AWS_SECRET_ACCESS_KEY={CANARY}", ["AWS_SECRET_ACCESS_KEY"]),
@@ -29,8 +29,8 @@ LONG = CANARY * 6
     ],
     ids=range(13),
 )
-def test_a_credential_is_named_and_not_read_out(line: str, found: list[str]) -> None:
-    assert secret_patterns.line(line) == found
+def test_a_credential_is_named_and_not_read_out(line: str, actual: list[str]) -> None:
+    assert secret_patterns.line(line) == actual
 
 
 @pytest.mark.parametrize(

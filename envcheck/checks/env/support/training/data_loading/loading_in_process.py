@@ -101,10 +101,10 @@ def _shuffled(data: Rows, loader: Any) -> str | None:
     places_seen = sorted(place for batch in places for place in batch)
     if sizes != due or len(set(places_seen)) != sum(due) or not set(places_seen) <= {*range(ITEMS)}:
         return f"batches of {sizes} with {len(set(places_seen))} different samples arrived, not batches of {due}"
-    return _right(data, _Kept(batches), places)
+    return _right(data, _EarlierBatches(batches), places)
 
 
-class _Kept:
+class _EarlierBatches:
     """Batches that came, read once more."""
 
     def __init__(self, batches: list[Any]) -> None:
