@@ -152,16 +152,16 @@ class SigstoreInstance:
         """Answer as the CI that gives a token, as Fulcio and as Rekor."""
         if request.route == "/token":
             return _json({"value": token(self.issuer)})
-        asked = json.loads(request.body)
+        document = json.loads(request.body)
         if request.route == "/api/v2/signingCert":
-            csr = x509.load_pem_x509_csr(base64.b64decode(asked["certificateSigningRequest"]))
+            csr = x509.load_pem_x509_csr(base64.b64decode(document["certificateSigningRequest"]))
             key = csr.public_key()
             assert isinstance(key, ec.EllipticCurvePublicKey)
             chain = [self.certificate(key, dt.datetime.now(dt.timezone.utc).replace(microsecond=0)), self.root]
             texts = [each.public_bytes(Encoding.PEM).decode() for each in chain]
             return _json({"signedCertificateEmbeddedSct": {"chain": {"certificates": texts}}})
         assert request.route == "/api/v1/log/entries"
-        content = asked["spec"]["proposedContent"]
+        content = document["spec"]["proposedContent"]
         envelope = json.loads(content["envelope"])
         certificate = x509.load_pem_x509_certificate(base64.b64decode(content["verifiers"][0]))
         payload, signature = (

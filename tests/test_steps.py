@@ -263,12 +263,12 @@ def test_an_image_that_does_not_meet_the_policy_fails_its_promotion(step: Step) 
 
 
 def test_a_report_is_published_as_this_job_and_without_a_key(step: Step) -> None:
-    said = step.fake("envcheck")
+    calls = step.fake("envcheck")
     assert step("publish", IMAGE=DIGEST, REPORT="gated/report.json") == (0, "")
-    assert said() == [f"publish {DIGEST} --report gated/report.json --keyless"]
+    assert calls() == [f"publish {DIGEST} --report gated/report.json --keyless"]
     assert step("publish", IMAGE="registry.example/x:latest", REPORT="gated/report.json")[0] == 2
     assert step("publish", IMAGE=DIGEST)[0] == 2
-    assert len(said()) == 1
+    assert len(calls()) == 1
 
 
 def test_validate_takes_an_image_or_an_interpreter(step: Step) -> None:

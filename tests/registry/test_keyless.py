@@ -100,14 +100,14 @@ def test_a_job_of_a_ci_publishes_and_a_node_pulls_by_its_identity(ci: KeylessSit
     assert service.paths == ["/token?api=1&audience=sigstore", "/api/v2/signingCert", "/api/v1/log/entries"]
     assert "canary" not in output
     assert token(ISSUER) not in output
-    asked = len(service.requests)
+    request_count = len(service.requests)
     name = f"{ci.name}@{image.digest}"
     document = ci.pull(name, policy=ci.allowed)
     assert (document["chosen"], document["proven"]) == (name, True)
     status, output = ci.run("proof", name, "--policy", ci.allowed, "--no-here")
     assert (status, "holds" in output) == (0, True), output
     assert ci.reasons(name, policy=ci.policy) == {"wrong-key"}
-    assert len(service.requests) == asked, "nothing is asked to verify"
+    assert len(service.requests) == request_count, "nothing is asked to verify"
 
 
 def test_a_failed_run_of_the_job_takes_back_the_pass(ci: KeylessSite, service: Server) -> None:
