@@ -12,8 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import envcheck
+from envcheck.cli import cli
 
 CHECK = '''"""A check of this site."""
 from envcheck.checks import Check, failed, passed, skipped, warned
@@ -457,7 +459,7 @@ def test_checks_lists_what_there_is_and_tells_all_about_one(run: Envcheck) -> No
     assert {c["id"] for c in listed} <= set(table.split())
     assert max(map(len, table.splitlines())) <= 80
     for check in listed:
-        about = run("checks", check["id"]).stdout
+        about = CliRunner().invoke(cli, ["checks", check["id"]]).stdout
         assert max(map(len, about.splitlines())) <= 80
         assert " ".join(check["promise"].split()) in " ".join(about.split())
         assert " ".join(check["doc"].split()) in " ".join(about.split())
