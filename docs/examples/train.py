@@ -1,6 +1,6 @@
 """Train a causal language model with DDP, AMP, gradient accumulation, TensorBoard and checkpoints; resume after a kill.
 
-torchrun --standalone --nproc-per-node 2 train.py --model org/name --steps 200 --output run/
+torchrun --standalone --nproc-per-node 2 train.py --model org/name@COMMIT --steps 200 --output run/
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def save(path: Path, state: dict[str, Any]) -> None:
 
 def train_step(model: Any, optimizer: Any, scaler: Any, step: int, device: torch.device) -> float:
     """Do one step of ACCUMULATE batches; ranks exchange gradients with the last batch only."""
+    torch.manual_seed(step * dist.get_world_size() + dist.get_rank())  # dropout of a resumed run is that of the first
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
     for part in range(ACCUMULATE):
@@ -60,7 +61,7 @@ def train_step(model: Any, optimizer: Any, scaler: Any, step: int, device: torch
 def main() -> None:
     """Train to the last step, from the newest checkpoint if there is one."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True, help="a model in HF_HUB_CACHE, or a directory")
+    parser.add_argument("--model", required=True, help="REPO@REV as `envcheck fetch` took it, or a directory")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--save-every", type=int, default=20)
     parser.add_argument("--output", type=Path, default=Path("run"))
@@ -70,8 +71,8 @@ def main() -> None:
     if gpu:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if gpu else "gloo")
-    torch.manual_seed(dist.get_rank())
-    language_model = AutoModelForCausalLM.from_pretrained(options.model).to(device).train()
+    name, _, revision = options.model.partition("@")
+    language_model = AutoModelForCausalLM.from_pretrained(name, revision=revision or "main").to(device).train()
     model = DistributedDataParallel(language_model, device_ids=[device.index] if gpu else None)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     scaler = torch.amp.GradScaler(device.type, enabled=gpu)  # float16 needs it, bfloat16 does not
