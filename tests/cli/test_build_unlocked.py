@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from envcheck.cli import Settings, cli
 from envcheck.cli.build.cell_to_build import one_cell, spec_to_build
+from envcheck.cli.shared.platforms import refuse_platform
 from envcheck.data import data_path
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.images import lock_on_top, lock_with_uv
@@ -184,9 +185,20 @@ def test_a_cell_that_cannot_be_meant_is_one_line(cell: str, message: str) -> Non
 
 def test_a_build_for_another_architecture_is_refused_and_its_plan_is_not() -> None:
     machine = "linux/arm64" if os.uname().machine == "x86_64" else "linux/amd64"
-    done = build("torch2.14.1-cu130-py312", "--platform", machine)
-    assert isinstance(done.exception, ConfigError)
-    assert f"a build runs uv of this machine, and --platform is {machine}" in str(done.exception)
+    for words in (("--engine", "venv"), ("--engine", "venv", "--dry-run")):
+        done = build("torch2.14.1-cu130-py312", "--platform", machine, *words)
+        assert isinstance(done.exception, ConfigError)
+        assert f"--platform {machine}: an environment runs on this machine, and the engine is venv" in str(
+            done.exception
+        )
+
+
+def test_another_platform_takes_no_prefetch_and_no_base_of_a_registry() -> None:
+    refuse_platform("linux/arm64", "docker", prefetch=False, base="auto")
+    with pytest.raises(ConfigError, match="--prefetch collects the files of this machine's platform"):
+        refuse_platform("linux/arm64", "docker", prefetch=True, base="auto")
+    with pytest.raises(ConfigError, match="its base is bootstrapped, but --base is registry"):
+        refuse_platform("linux/arm64", "docker", prefetch=False, base="registry")
 
 
 def test_a_machine_of_the_other_architecture_is_offered_what_is_locked_for_it() -> None:

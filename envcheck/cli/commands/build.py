@@ -73,7 +73,7 @@ class BuildOptions(NamedTuple):
     default="auto",
     show_default=True,
     type=click.Choice(["auto", "linux/amd64", "linux/arm64"]),
-    help="auto: this machine's. Another platform can only be planned, because a build runs this machine's uv.",
+    help="auto: this machine's. Another one needs an engine with emulation (QEMU), and takes an hour or more.",
 )
 @click.option(
     "--engine",
@@ -240,7 +240,7 @@ def _without_network(options: BuildOptions) -> BuildOptions:
 
 
 def _engine(options: BuildOptions) -> EngineName:
-    from envcheck.cli.shared.platforms import architecture
+    from envcheck.cli.shared.platforms import architecture, refuse_platform
     from envcheck.errors import ConfigError, UnavailableError
     from envcheck.images import engines
 
@@ -260,9 +260,10 @@ def _engine(options: BuildOptions) -> EngineName:
     if options.output is not None and engine != "venv":
         message = f"--output is for the venv engine, and the engine is {engine}"
         raise ConfigError(message, fix="give --engine venv, or --tag to name the image")
-    if architecture(options.platform) != architecture("auto") and (engine == "venv" or not options.plan_only):
-        message = f"a build runs uv of this machine, and --platform is {options.platform}"
-        raise ConfigError(message, fix="build on a machine of that platform; --dry-run with docker or podman plans it")
+    if architecture(options.platform) != architecture("auto"):
+        refuse_platform(options.platform, engine, prefetch=options.prefetch, base=options.base)
+        if not options.plan_only:
+            engines.connect(engine).demand_platform(options.platform)
     if options.bake and engine != "docker":
         message = f"--bake is for docker's buildx, and the engine is {engine}"
         raise ConfigError(message, fix="give --engine docker, or --dry-run --json for this engine's plan")
@@ -272,23 +273,27 @@ def _engine(options: BuildOptions) -> EngineName:
 def _request(
     settings: Settings, spec: ImageSpec, profile: Profile, wheels: Path | None, options: BuildOptions
 ) -> BuildRequest:
+    from envcheck.cli.shared.platforms import architecture
     from envcheck.images.build.tags import parse
     from envcheck.images.engines import build
+    from envcheck.images.uv_for_platform import uv_for
 
     repository, tag = parse(options.tag)
+    foreign = spec.arch != architecture("auto")
     revision, epoch = build.origin()
     return build.BuildRequest(
         spec=spec,
         profile=profile,
         repository=repository,
         network=None if options.network == "auto" else options.network,
-        base=options.base,
+        base="bootstrap" if foreign else options.base,
         timeout=options.timeout,
         revision=revision,
         epoch=epoch,
         matrix=settings.matrix,
         wheels=wheels,
         tag=tag,
+        tool=uv_for(spec.arch, profile) if foreign and not options.plan_only else None,
     )
 
 

@@ -206,4 +206,6 @@ def _lock_tool(profile: Profile) -> None:
     pythons = [base.python for base in load().bases]
     lock = lock_tool(image_requirements(target.parent.parent / "pyproject.toml"), pythons, profile)
     safe_files.replace(target, format_lock(lock, "envcheck's own environment in an image").encode())
+    uv = lock_tool(["uv"], pythons[:1], profile)
+    safe_files.replace(target.with_name("uv.lock"), format_lock(uv, "uv of a build for another platform").encode())
     click.echo(f"{counted(len(lock.pins), 'package')} for Python {', '.join(pythons)}")

@@ -34,6 +34,9 @@ class Engine(Protocol):
     def demand_contexts(self) -> None:
         """Raise UnavailableError where the build command takes no named context (--build-context)."""
 
+    def demand_platform(self, platform: str) -> None:
+        """Raise UnavailableError where the engine runs no program of a platform ("linux/arm64")."""
+
     def inspect(self, reference: str) -> ImageInfo | None:
         """Return what the engine holds under a reference or id, or None."""
 
@@ -97,6 +100,13 @@ class Containers(Protocol):
         user: str | None,
     ) -> RunningContainer:
         """Start a container; `argv` replaces the image's entrypoint and command."""
+
+
+def cannot_run(platform: str, engine: str) -> UnavailableError:
+    """Return the error of an engine that runs no program of a platform, with what to do."""
+    message = f"{engine} runs no {platform} programs here"
+    fix = "install qemu-user-static and restart the engine, or build on such a machine"
+    return UnavailableError(message, fix=fix)
 
 
 # What makes an engine pass a node's GPUs in.

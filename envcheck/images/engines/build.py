@@ -43,6 +43,7 @@ class BuildRequest(NamedTuple):
     """What to build and how. If `network` is None, the context decides. `timeout` limits the build itself, in seconds.
 
     `wheels` is a directory with a file for every pin, which replaces all indexes. `tag` is the only tag of the image.
+    `tool` is uv for a platform that is not this machine's.
     """
 
     spec: ImageSpec
@@ -56,6 +57,7 @@ class BuildRequest(NamedTuple):
     matrix: Path | None = None
     wheels: Path | None = None
     tag: str | None = None
+    tool: Path | None = None
 
 
 class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,6 +152,7 @@ def _context(requests: Sequence[BuildRequest], scratch: Path, *, key_only: bool 
         scratch / "context",
         matrix=requests[0].matrix,
         wheels=requests[0].wheels,
+        tool=requests[0].tool,
         key_only=key_only,
     )
 

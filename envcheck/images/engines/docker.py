@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 from envcheck.errors import UnavailableError
-from envcheck.images.build.plan import BuildPlan
+from envcheck.images.build.plan import PLATFORMS, BuildPlan
 from envcheck.images.engines import bootstrap as bases
-from envcheck.images.engines import docker_sdk, subprocesses
+from envcheck.images.engines import cannot_run, docker_sdk, subprocesses
 from envcheck.images.engines.containers import ImageInfo
 from envcheck.images.engines.subprocesses import CommandResult
 from envcheck.images.spec import ImageSpec
@@ -52,6 +53,12 @@ class Docker:
             message = "--prefetch needs a named build context, which docker supports only with the buildx plugin"
             raise UnavailableError(message, fix="install docker-buildx, or leave --prefetch out")
 
+    def demand_platform(self, platform: str) -> None:
+        """Raise UnavailableError where BuildKit lists no such platform: neither this machine's nor an emulated one."""
+        listed = subprocesses.stream(["docker", "buildx", "inspect", *_builder_name()], timeout=60)
+        if listed.status != 0 or platform not in platforms(listed.output):
+            raise cannot_run(platform, self.name)
+
     def inspect(self, reference: str) -> ImageInfo | None:
         """Return what this engine holds under a reference, or None."""
         return docker_sdk.inspect(reference)
@@ -71,7 +78,8 @@ class Docker:
         with tempfile.TemporaryDirectory(prefix="envcheck-base-") as scratch:
             tar = Path(scratch) / "rootfs.tar"
             how = bases.bootstrap(spec.base, spec.arch, packages, profile, tar)
-            subprocesses.output(["docker", "import", str(tar), how.reference], timeout=_IMPORT_TIMEOUT)
+            foreign = [] if spec.arch == os.uname().machine else [f"--platform={PLATFORMS[spec.arch]}"]
+            subprocesses.output(["docker", "import", *foreign, str(tar), how.reference], timeout=_IMPORT_TIMEOUT)
         return how.reference
 
     def build(
@@ -97,7 +105,17 @@ def _has_buildx() -> bool:
     return subprocesses.stream(["docker", "buildx", "version"], timeout=30).status == 0
 
 
+def platforms(listed: str) -> list[str]:
+    """Return the platforms that `docker buildx inspect` lists; a preferred one has a star."""
+    lines = [line.partition(":")[2] for line in listed.splitlines() if line.startswith("Platforms:")]
+    return [name.strip().rstrip("*") for line in lines for name in line.split(",")]
+
+
 def _builder() -> list[str]:
     """Choose the engine's own builder, named like its context: only that one sees a base that is in no registry."""
+    return [f"--builder={name}" for name in _builder_name()]
+
+
+def _builder_name() -> list[str]:
     result = subprocesses.stream(["docker", "context", "show"], timeout=30)
-    return [f"--builder={result.output.strip()}"] if result.status == 0 else []
+    return [result.output.strip()] if result.status == 0 else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -10,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from envcheck.errors import UnavailableError
-from envcheck.images.build.plan import BuildPlan
+from envcheck.images.build.plan import PLATFORMS, BuildPlan
 from envcheck.images.engines import bootstrap as bases
-from envcheck.images.engines import digests, subprocesses
+from envcheck.images.engines import cannot_run, digests, subprocesses
 from envcheck.images.engines.containers import ImageInfo
 from envcheck.images.engines.subprocesses import CommandResult
 from envcheck.images.spec import ImageSpec
@@ -50,6 +51,12 @@ class Podman:
             message = "--prefetch needs a named build context, which this podman does not support"
             raise UnavailableError(message, fix="use podman 4.2 or later, or leave --prefetch out")
 
+    def demand_platform(self, platform: str) -> None:
+        """Raise UnavailableError where the kernel starts no emulator for the platform's programs (binfmt_misc)."""
+        machine = next(arch for arch, name in PLATFORMS.items() if name == platform)
+        if machine != os.uname().machine and not _emulated(machine):
+            raise cannot_run(platform, self.name)
+
     def inspect(self, reference: str) -> ImageInfo | None:
         """Return what podman holds under a reference, or None."""
         result = subprocesses.stream(["podman", "image", "inspect", reference], timeout=60)
@@ -70,7 +77,9 @@ class Podman:
         with tempfile.TemporaryDirectory(prefix="envcheck-base-") as scratch:
             tar = Path(scratch) / "rootfs.tar"
             how = bases.bootstrap(spec.base, spec.arch, packages, profile, tar)
-            subprocesses.output(["podman", "import", "--quiet", str(tar), how.reference], timeout=_IMPORT_TIMEOUT)
+            foreign = [] if spec.arch == os.uname().machine else [f"--arch={bases.DEB_ARCH[spec.arch]}"]
+            argv = ["podman", "import", "--quiet", *foreign, str(tar), how.reference]
+            subprocesses.output(argv, timeout=_IMPORT_TIMEOUT)
         return how.reference
 
     def build(
@@ -90,6 +99,11 @@ class Podman:
     def untag(self, reference: str) -> None:
         """Take a reference away."""
         subprocesses.stream(["podman", "untag", reference, reference], timeout=60)
+
+
+def _emulated(machine: str) -> bool:
+    entry = Path(f"/proc/sys/fs/binfmt_misc/qemu-{machine}")
+    return entry.is_file() and entry.read_text(encoding="utf-8").startswith("enabled")
 
 
 def image_info(inspected: dict[str, Any]) -> ImageInfo:

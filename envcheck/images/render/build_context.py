@@ -78,11 +78,12 @@ def write(
     *,
     matrix: Path | None = None,
     wheels: Path | None = None,
+    tool: Path | None = None,
     key_only: bool = False,
 ) -> Context:
     """Write the context of a cell's targets into `out`, a new or empty directory or an earlier context.
 
-    The targets are of one architecture, that of this machine: the context holds its uv.
+    The targets are of one architecture. `tool` is its uv, by default this machine's.
 
     `wheels`, a directory with a file of every pin, takes the mirror's place: the context then names no mirror at all.
     `key_only` leaves out where the files come from, which is no part of a build's key: to find a cell's wheels on this
@@ -91,13 +92,13 @@ def write(
     spec = specs[0]
     # Beside images/CELL/, a context has one architecture, and its Dockerfile calls each lock by the plain name.
     cell = {name.replace(f".{spec.arch}.lock", ".lock"): text for name, text in render_cell(*specs).items()}
-    tool = tool_lock()
+    tool_pins = tool_lock()
     _start(out)
-    groups: dict[str, Lock] = {**{str(lock.group): lock for lock in all_locks(specs)}, "envcheck": tool}
+    groups: dict[str, Lock] = {**{str(lock.group): lock for lock in all_locks(specs)}, "envcheck": tool_pins}
     base = base_reference(spec, profile.registry)
     write_files(out, cell)
     _write_targets(specs, profile, base, out)
-    _write_tool(out, matrix)
+    _write_tool(out, matrix, tool or Path(uv.find_uv_bin()))
     rows: list[SourceRow] = []
     carried: dict[str, bool] = {}
     if key_only:
@@ -282,9 +283,9 @@ def _write_apt(spec: ImageSpec, profile: Profile, directory: Path) -> None:
         (directory / name).write_text(text)
 
 
-def _write_tool(out: Path, matrix: Path | None) -> None:
+def _write_tool(out: Path, matrix: Path | None, tool: Path) -> None:
     (out / "bin").mkdir()
-    _take(Path(uv.find_uv_bin()), out / "bin/uv", 0o755)
+    _take(tool, out / "bin/uv", 0o755)
     shutil.copyfile(data_path("templates") / "context/launcher.sh", out / "bin/envcheck")
     shutil.copyfile(data_path("templates") / "envcheck.lock", out / "envcheck.lock")
     shutil.copytree(Path(__file__).resolve().parents[2], out / "envcheck", ignore=_LEFT_OUT)

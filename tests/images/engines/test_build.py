@@ -59,6 +59,9 @@ class _Shelf:
     def demand_contexts(self) -> None:
         return
 
+    def demand_platform(self, platform: str) -> None:
+        assert platform
+
     def inspect(self, reference: str) -> ImageInfo | None:
         return self.images.get(reference)
 
