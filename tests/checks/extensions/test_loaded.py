@@ -161,10 +161,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str, str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_named_with_its_cause_and_its_remedy(gpu: View, fault: str) -> None:
-    measured, word, said, remedy = FAULTS[fault]
+    measured, word, words, remedy = FAULTS[fault]
     judged = outcome(gpu, measured)
     assert (judged.status, judged.code) == (FAIL, f"extensions-loaded.{word}"), judged
-    assert said in judged.summary
+    assert words in judged.summary
     assert remedy in judged.remedy
 
 
@@ -297,7 +297,7 @@ def tried(compiled: Compiler, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 
 @pytest.mark.parametrize(
-    ("name", "status", "said"),
+    ("name", "status", "words"),
     [
         ("sound", PASS, "sound 1.0: loaded and right"),
         ("lazy", PASS, "lazy 1.0: loaded and right"),
@@ -310,11 +310,11 @@ def tried(compiled: Compiler, tmp_path_factory: pytest.TempPathFactory) -> dict[
         ("hangs", ERROR, "import hangs did not end within 8 s"),
     ],
 )
-def test_a_real_package(tried: dict[str, Any], cpu: View, name: str, status: str, said: str) -> None:
+def test_a_real_package(tried: dict[str, Any], cpu: View, name: str, status: str, words: str) -> None:
     [measured] = [each for each in tried["extensions"] if each["name"] == name]
     judged = extensions_loaded.judge(cpu, [{**tried, "extensions": [measured]}])
     assert judged.status == status, judged
-    assert said in judged.summary
+    assert words in judged.summary
 
 
 WRONG = "import torch\ndef scatter(source, index, reduce):\n    return torch.tensor([4.0, 2.0, 5.0])\n"
