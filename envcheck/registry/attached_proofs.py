@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
 from envcheck.registry.oci.attachments import PROMOTION_TYPE, is_promotion, own_start, own_tags
+from envcheck.registry.oci.attachments import artifact as attached_artifact
 from envcheck.registry.oci.documents import Descriptor, StoredManifest
-from envcheck.registry.oci.referrers import Referrer, referrers
+from envcheck.registry.oci.referrers import Referrer, StatedArtifacts, referrers
 from envcheck.registry.oci.registry_errors import AbsentError, LyingError
 from envcheck.registry.oci.repository import Repository
-from envcheck.registry.proofs import strict_json
+from envcheck.registry.proofs import evidence, strict_json
 from envcheck.registry.proofs.envelope import BUNDLE_TYPE, UNSIGNED_TYPE, bundle_annotations
 from envcheck.registry.proofs.judge import ListedProof
 from envcheck.registry.proofs.ran_image import RemoteImage
@@ -46,7 +48,27 @@ class _Config(msgspec.Struct):
     rootfs: _RootFs = msgspec.field(default_factory=_RootFs)
 
 
-know_types(_Config)
+class _Payload(msgspec.Struct):
+    payload: str = ""
+
+
+class _EnvelopeDocument(_Payload, rename="camel"):
+    dsse_envelope: _Payload | None = None
+
+
+class _StatedFacts(msgspec.Struct):
+    report: ReportReference
+
+
+class _StatedResult(msgspec.Struct):
+    envcheck: _StatedFacts
+
+
+class _ReportStatement(msgspec.Struct):
+    predicate: _StatedResult
+
+
+know_types(_Config, _EnvelopeDocument, _ReportStatement)
 
 
 def remote_images(repository: Repository, tag_or_digest: str, arch: str | None = None) -> list[RemoteImage]:
@@ -89,7 +111,7 @@ def _remote(repository: Repository, manifest: StoredManifest, index: str | None)
 
 def read_proofs(repository: Repository, digest: str, tags: Sequence[str] | None = None) -> AttachedProofs:
     """Return what lies beside a digest. `tags` are those of the repository, for a caller that asks for many digests."""
-    attachments = referrers(repository, digest, tags)
+    attachments = referrers(repository, digest, tags, StatedArtifacts(REPORT_TYPE, _stated_report))
     proofs = [_proof(repository, artifact) for artifact in attachments.artifacts if _is_proof(artifact)]
     for refused in attachments.refused:
         reason = ProofRefusal.TAMPERED if refused.reason == "tampered" else ProofRefusal.WRONG_SUBJECT
@@ -108,6 +130,27 @@ def attached_promotions(repository: Repository, digest: str, tags: Sequence[str]
     return list(read.values()), [tag for tag, start in promotions.items() if start not in read]
 
 
+def _stated_report(artifact: Referrer) -> list[str]:
+    """Return the digest of the report that a proof states, if the proof is in its own manifest.
+
+    The statement need not be believed: whoever made it up, this digest is that of a report and of nothing else.
+    """
+    subject, layers = artifact.manifest.subject, artifact.manifest.layers
+    content = layers[0].content if len(layers) == 1 else None
+    if content is None or subject is None or not _is_proof(artifact):
+        return []
+    try:
+        enveloped = msgspec.json.decode(content, type=_EnvelopeDocument)
+        envelope = enveloped.dsse_envelope or enveloped
+        report = msgspec.json.decode(
+            base64.b64decode(envelope.payload), type=_ReportStatement
+        ).predicate.envcheck.report
+    except (ValueError, RecursionError):
+        return []
+    layer = Descriptor(media_type=evidence.MEDIA_TYPE, digest=report.digest, size=report.size)
+    return [attached_artifact(subject, REPORT_TYPE, [layer], {}).digest]
+
+
 def _is_proof(artifact: Referrer) -> bool:
     """Tell whether an artifact can be a proof; tools attach other statements (SBOMs, provenance) as bundles, too."""
     annotations = {name: artifact.manifest.annotations.get(name, value) for name, value in _ANNOTATIONS.items()}
@@ -119,12 +162,12 @@ def _unread(named: str, refused: Rejection) -> ListedProof:
 
 
 def _proof(repository: Repository, artifact: Referrer) -> ListedProof:
-    def evidence(report: ReportReference) -> bytes | Rejection:
+    def report_of(report: ReportReference) -> bytes | Rejection:
         # By the size in the statement, which is signed: what an artifact says of its layer may be another's word.
         blob = Descriptor(media_type=REPORT_TYPE, digest=report.digest, size=report.size)
         return _blob(repository, blob, MOST_REPORT, "its report")
 
-    return ListedProof(artifact.descriptor.digest, _envelope(repository, artifact), evidence)
+    return ListedProof(artifact.descriptor.digest, _envelope(repository, artifact), report_of)
 
 
 def _envelope(repository: Repository, artifact: Referrer) -> bytes | Rejection:

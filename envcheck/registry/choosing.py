@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from envcheck.matrix.facts.model import Cell
 from envcheck.matrix.facts.versions import key
 from envcheck.registry.attached_proofs import AttachedProofs, read_proofs, remote_images
-from envcheck.registry.oci.attachments import is_own_or_fallback
+from envcheck.registry.oci.attachments import fallback_tag, is_own_or_fallback
 from envcheck.registry.oci.registry_errors import AbsentError, LyingError
 from envcheck.registry.oci.repository import Repository
 from envcheck.registry.promotions import promoted
@@ -96,6 +96,9 @@ def choose(repository: Repository, query: ImageQuery, terms: ProofTerms) -> Pull
     """Return the newest image of the repository that is proven and wanted."""
     tags = repository.tags()
     candidate_tags = [tag for tag in tags if not is_own_or_fallback(tag) and _may_be(tag, query)]
+    attached_tags: dict[str, list[str]] = {}
+    for tag in tags:
+        attached_tags.setdefault(tag.partition(".")[0], []).append(tag)
     best: PullChoice = PullChoice(None, [], [])
     screened_digests: set[str] = set()
     for torch, group in _newest_first(candidate_tags):
@@ -105,7 +108,8 @@ def choose(repository: Repository, query: ImageQuery, terms: ProofTerms) -> Pull
         candidates = [one for one in of_group if one.digest not in screened_digests]
         screened_digests |= {one.digest for one in candidates}
         with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-            screened = list(pool.map(lambda one: _screened(repository, one, terms, tags), candidates))
+            found = (attached_tags.get(fallback_tag(one.digest), []) for one in candidates)
+            screened = list(pool.map(lambda one, tags: _screened(repository, one, terms, tags), candidates, found))
         group_choice = _best(screened, query, terms)
         newest = max([each for each in (best.chosen, group_choice.chosen) if each], key=_rank, default=None)
         best = PullChoice(newest, [*best.refused, *group_choice.refused], [*best.notes, *notes, *group_choice.notes])

@@ -81,7 +81,7 @@ def publish(repository: Repository, one: PreparedProof, by: PrivateKey | Keyless
     envelope, signer = _enveloped(statement.encode(one.statement), by)
     report = attach(repository, subject, REPORT_TYPE, [(evidence.MEDIA_TYPE, one.packed.content)], {})
     annotations = bundle_annotations(statement.PREDICATE_TYPE)
-    proof = attach(repository, subject, kind, [(kind, envelope)], annotations)
+    proof = attach(repository, subject, kind, [(kind, envelope)], annotations, inline=True)
     return Publication(
         image=str(repository.reference.pinned(one.image.manifest)),
         statement=one.statement,

@@ -19,7 +19,7 @@ import pytest
 
 from envcheck.matrix.file.load import load as load_matrix
 from envcheck.registry import promotions
-from envcheck.registry.attached_proofs import REPORT_TYPE
+from envcheck.registry.attached_proofs import REPORT_TYPE, read_proofs
 from envcheck.registry.choosing import choose_named
 from envcheck.registry.oci.attachments import attach, fallback_tag, own_tag
 from envcheck.registry.oci.documents import OCI_INDEX, StoredManifest
@@ -294,6 +294,32 @@ def test_a_referrers_api_that_answers_with_nothing_hides_no_failure(
     assert lied.chosen() == image.digest
     lied.publish(image, failed=True, ago=60)
     assert lied.reasons() == {"failed", "failed-since"}
+
+
+@pytest.mark.tools
+def test_a_failure_that_an_index_calls_a_report_is_read_and_counts(on_disk: Site) -> None:
+    image = on_disk.image("one")
+    on_disk.publish(image)
+    on_disk.publish(image, failed=True, ago=60)
+    index = json.loads(on_disk.repository.manifest(fallback_tag(image.digest)).content)
+    for entry in index["manifests"]:
+        entry["artifactType"] = REPORT_TYPE
+    on_disk.repository.push_manifest(json.dumps(index).encode(), OCI_INDEX, fallback_tag(image.digest))
+    assert on_disk.reasons(f"{on_disk.name}@{image.digest}") == {"failed", "failed-since"}
+
+
+@pytest.mark.tools
+def test_reports_that_proofs_state_are_not_read_and_neither_are_blobs(on_disk: Site) -> None:
+    image = on_disk.image("one")
+    for ago in (60, 120, 180):
+        on_disk.publish(image, ago=ago)
+    reading = on_disk.at(image)
+    tags = reading.tags()
+    before = reading.exchange.sent
+    assert len(read_proofs(reading, image.digest, tags).proofs) == 3
+    assert reading.exchange.sent - before == 5, "the index, the referrers API that is not there, and three proofs"
+    assert len(read_proofs(reading, image.digest, tags).proofs) == 3
+    assert reading.exchange.sent - before == 9, "the API is asked once"
 
 
 def test_a_fallback_tag_that_leads_to_the_image_itself_hides_no_failure(lied: Site, fake: FakeRegistry) -> None:

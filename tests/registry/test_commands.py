@@ -295,8 +295,9 @@ def test_a_flipped_byte_on_the_registrys_disk_is_tampering(on_disk: Site, docker
     image = on_disk.image("one", "one")
     _, output = on_disk.publish(image, "--json")
     [row] = json.loads(output)["published"]
+    # A proof is in its own manifest, its report in a blob.
     layer = on_disk.repository.manifest(row[artifact]).image().layers[0]
-    file = stored_blob(docker_files, layer.digest)
+    file = stored_blob(docker_files, row[artifact] if artifact == "proof" else layer.digest)
     content = bytearray(file.read_bytes())
     content[100] ^= 1
     file.write_bytes(content)

@@ -8,6 +8,7 @@ read again and written again a few times, and what is read here does not depend 
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 import random
@@ -15,6 +16,8 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
+
+from msgspec import structs
 
 from envcheck.errors import EnvcheckError
 from envcheck.registry.oci.documents import (
@@ -30,7 +33,7 @@ from envcheck.registry.oci.documents import (
 )
 from envcheck.registry.oci.registry_errors import AbsentError, LyingError, RefusedError
 from envcheck.registry.oci.repository import Repository
-from envcheck.registry.oci.uploads import push_blob
+from envcheck.registry.oci.uploads import described, push_blob
 
 Layer = tuple[str, bytes]
 # Promotions have another end: who looks for them need not read all proofs.
@@ -40,6 +43,7 @@ _PROMOTION: Final = ".promotion"
 _LISTED: Final = re.compile(r"sha256-([0-9a-f]{64})(?:\.([0-9a-f]{12})(\.proof|\.promotion))?")
 _NAMED: Final = 12
 _TRIES: Final = 3
+_INLINE: Final = 1 << 15
 # Times that the fallback index is written before other writers are left to it.
 _ENTRIES: Final = 6
 _UNKNOWN: Final = {"MANIFEST_BLOB_UNKNOWN", "BLOB_UNKNOWN"}
@@ -93,16 +97,15 @@ def promoted_digests(tags: Sequence[str]) -> list[str]:
 
 
 def artifact(
-    subject: Descriptor, artifact_type: str, layers: Sequence[Layer], annotations: Mapping[str, str]
+    subject: Descriptor, artifact_type: str, layers: Sequence[Descriptor], annotations: Mapping[str, str]
 ) -> StoredManifest:
     """Return the manifest of an artifact that is attached to a subject: the same bytes each time."""
-    named = [Descriptor(media_type=kind, digest=digest_of(content), size=len(content)) for kind, content in layers]
     document = ImageManifest(
         schema_version=2,
         media_type=OCI_MANIFEST,
         artifact_type=artifact_type,
         config=Descriptor(media_type=EMPTY_TYPE, digest=digest_of(EMPTY), size=len(EMPTY)),
-        layers=named,
+        layers=list(layers),
         subject=Descriptor(media_type=subject.media_type, digest=subject.digest, size=subject.size),
         annotations=dict(annotations),
     )
@@ -117,10 +120,14 @@ def attach(
     layers: Sequence[Layer],
     annotations: Mapping[str, str],
     *,
+    inline: bool = False,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Attachment:
-    """Push an artifact and attach it to a manifest of the same repository. Doing it again changes nothing."""
-    manifest = artifact(subject, artifact_type, layers, annotations)
+    """Push an artifact and attach it to a manifest of the same repository. Doing it again changes nothing.
+
+    Layers of at most _INLINE bytes are in the manifest too with `inline`, so that who reads it needs one request.
+    """
+    manifest = artifact(subject, artifact_type, [_named(*layer, inline=inline) for layer in layers], annotations)
     contents = dict.fromkeys([EMPTY, *(content for _, content in layers)])
 
     def push(*, ask_first: bool) -> None:
@@ -128,6 +135,14 @@ def attach(
             push_blob(repository.exchange, content, ask_first=ask_first)
 
     return attach_manifest(repository, subject.digest, manifest, push, sleep=sleep)
+
+
+def _named(kind: str, content: bytes, *, inline: bool) -> Descriptor:
+    """Return what names a layer, with the layer itself if it is small and is to be in the manifest."""
+    named = described(content, kind)
+    return (
+        structs.replace(named, data=base64.b64encode(content).decode()) if inline and len(content) <= _INLINE else named
+    )
 
 
 def attach_manifest(

@@ -5,6 +5,7 @@ Sources: OCI image-spec 1.1 (descriptor.md, manifest.md, image-index.md), and Do
 
 from __future__ import annotations
 
+import binascii
 import dataclasses
 import hashlib
 from typing import Annotated, Any, Final, TypeVar
@@ -52,6 +53,17 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     platform: Platform | None = None
     artifact_type: str | None = None
     annotations: dict[str, str] = {}
+    # The content itself in base64, which a small one may have here too (image-spec 1.1, descriptor.md).
+    data: str = ""
+
+    @property
+    def content(self) -> bytes | None:
+        """Return the content if it is here and is what digest and size name, else None."""
+        try:
+            content = binascii.a2b_base64(self.data)
+        except ValueError:
+            return None
+        return content if self.data and (len(content), digest_of(content)) == (self.size, self.digest) else None
 
     @property
     def named(self) -> str:

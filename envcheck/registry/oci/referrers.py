@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -65,22 +66,43 @@ class Referrers:
     notes: list[str]
 
 
-def referrers(repository: Repository, subject: str, tags: Sequence[str] | None = None) -> Referrers:
+class StatedArtifacts(NamedTuple):
+    """Artifacts of one type that need not be read: `digests` returns those that another artifact names exactly.
+
+    A digest stands for its bytes, so that what is stated to be of this type cannot be anything else.
+    """
+
+    kind: str
+    digests: Callable[[Referrer], list[str]]
+
+
+def referrers(
+    repository: Repository,
+    subject: str,
+    tags: Sequence[str] | None = None,
+    unread: StatedArtifacts | None = None,
+) -> Referrers:
     """Return what is attached to a digest, in the order of the digests.
 
-    `tags` are those of the repository, for a caller that asks for many subjects. Raise an error if one of the places
+    `tags` are those of the repository, for a caller that asks for many subjects. What a list says that it is `unread`
+    is read last, and not at all if an artifact that was read states its digest. Raise an error if one of the places
     cannot be read: what it would have listed may be a failure that revokes an earlier success.
     """
     notes: list[str] = []
-    listed = dict.fromkeys([*_from_index(repository, subject, notes), *_from_api(repository, subject, notes)])
+    listed = {**_from_api(repository, subject, notes), **_from_index(repository, subject, notes)}
     tagged = own_tags(subject, repository.tags() if tags is None else tags)
     total = len(listed) + len(tagged)
     if total > _MOST:
         message = f"{repository.reference.name} lists {total} artifacts for {subject}, more than {_MOST}"
         raise LyingError(message, fix="delete what nobody needs, or use another repository")
-    results = _read_all(repository, subject, dict.fromkeys(listed, ""))
+    last = {digest for digest, kind in listed.items() if unread is not None and kind == unread.kind}
+    results = _read_all(repository, subject, {digest: "" for digest in listed if digest not in last})
+    stated = _stated(results, unread) & last
+    results += _read_all(repository, subject, dict.fromkeys(sorted(last - stated), ""))
     # Only what was read stands for its own tag: a list may name a digest that begins like that of another artifact.
-    read = {own_start(one.descriptor.digest) for one in results if isinstance(one, Referrer)}
+    read = {own_start(one.descriptor.digest) for one in results if isinstance(one, Referrer)} | set(
+        map(own_start, stated)
+    )
     results += _read_all(repository, subject, {tag: start for tag, start in tagged.items() if start not in read})
     by_digest = {one.descriptor.digest: one for one in results if isinstance(one, Referrer)}
     refused = [one for one in results if isinstance(one, RefusedReferrer)]
@@ -92,6 +114,12 @@ def referrers(repository: Repository, subject: str, tags: Sequence[str] | None =
         refused=[one for one in refused if tagged.get(one.named) not in listed_starts],
         notes=notes,
     )
+
+
+def _stated(results: Sequence[Referrer | RefusedReferrer | str], unread: StatedArtifacts | None) -> set[str]:
+    if unread is None:
+        return set()
+    return {digest for one in results if isinstance(one, Referrer) for digest in unread.digests(one)}
 
 
 def _read_all(
@@ -126,44 +154,56 @@ def _read(repository: Repository, subject: str, name: str, start: str) -> Referr
     return Referrer(manifest.descriptor, image, manifest.content)
 
 
-def _from_index(repository: Repository, subject: str, notes: list[str]) -> list[str]:
+def _from_index(repository: Repository, subject: str, notes: list[str]) -> dict[str, str]:
     """Return the digests in the fallback index. Some registries resolve its tag to the subject itself."""
     tag = fallback_tag(subject)
     try:
         manifest = repository.manifest(tag)
     except AbsentError:
-        return []
+        return {}
     except LyingError as error:
         notes.append(f"the index {tag} was not used: {error.message}")
-        return []
+        return {}
     if manifest.digest == subject or not manifest.is_index:
         notes.append(f"the tag {tag} leads to no index of artifacts; it was not used")
-        return []
+        return {}
     return _listed(manifest.content, f"the index {tag}", notes)
 
 
-def _from_api(repository: Repository, subject: str, notes: list[str]) -> list[str]:
+def _from_api(repository: Repository, subject: str, notes: list[str]) -> dict[str, str]:
     """Return the digests that the referrers API lists. Registries without one answer 404, or 200 with anything."""
     path = f"/v2/{repository.reference.repository}/referrers/{subject}"
-    digests: list[str] = []
+    digests: dict[str, str] = {}
+    if repository.lacks_referrers:
+        return digests
     for number, reply in enumerate(repository.pages(path, f"the referrers of {subject[:19]}", (200, *_NO_API))):
         if reply.status not in _NO_API:
-            digests += _listed(reply.body, "the referrers API", notes)
+            digests |= _listed(reply.body, "the referrers API", notes)
         elif number:
             message = f"{repository.reference.registry} lists the referrers of {subject[:19]} in part only"
             raise RegistryUnavailableError(message, fix="try again; ask who runs the registry")
+        elif reply.status == HTTPStatus.NOT_FOUND and not _is_error(reply.body):
+            repository.lacks_referrers = True  # no words of a registry: there is no such path, whatever the subject
     return digests
 
 
-def _listed(content: bytes, where: str, notes: list[str]) -> list[str]:
-    """Return the digests of a list; a bad entry does not hide the others."""
+def _is_error(body: bytes) -> bool:
+    """Tell whether an answer is an error as registries write it, which may be about this subject alone."""
+    try:
+        return isinstance(msgspec.json.decode(body), dict)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
+def _listed(content: bytes, where: str, notes: list[str]) -> dict[str, str]:
+    """Return the digests of a list, and the artifact types that it states; a bad entry does not hide the others."""
     try:
         entries = msgspec.json.decode(content, type=_List).manifests
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         notes.append(f"{where} answers with no list; it was not used")
-        return []
-    digests = [entry.get("digest") for entry in entries if isinstance(entry, dict)]
-    usable = [digest for digest in digests if isinstance(digest, str) and is_digest(digest)]
+        return {}
+    named = [(entry.get("digest"), str(entry.get("artifactType", ""))) for entry in entries if isinstance(entry, dict)]
+    usable = [(digest, kind) for digest, kind in named if isinstance(digest, str) and is_digest(digest)]
     if len(usable) < len(entries):
         notes.append(f"{where}: {len(entries) - len(usable)} entries name no sha256 digest; they were not used")
-    return usable
+    return dict(usable)

@@ -47,6 +47,8 @@ class Repository:
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
+        # The registry answered that it has no such path; it is asked once.
+        self.lacks_referrers = False
 
     @property
     def reference(self) -> ImageReference:
@@ -102,6 +104,9 @@ class Repository:
                 f"{self.reference.name}: the blob {descriptor.named} has {descriptor.size} bytes, more than {most}"
             )
             raise LyingError(message, fix="do not use it: what belongs there is smaller")
+        inline = descriptor.content
+        if inline is not None:
+            return inline
         return self.exchange.read(self._blob(descriptor), lambda answer: b"".join(self._hashed(answer, descriptor)))
 
     def save_blob(self, descriptor: Descriptor, to: IO[bytes]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -144,7 +144,18 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
         return self.predicate.result != "FAILED"
 
 
-know_types(Statement)
+class _AnySubject(msgspec.Struct):
+    digest: dict[str, Any] = {}
+
+
+class _AnyStatement(msgspec.Struct):
+    """What every version of a statement has."""
+
+    subject: list[_AnySubject]
+    predicate: dict[str, Any]
+
+
+know_types(Statement, _AnyStatement)
 
 
 def encode(statement: Statement) -> bytes:
@@ -175,12 +186,31 @@ def decode(payload: bytes) -> Statement:
     return statement
 
 
+def unread_end(payload: bytes, image: str) -> dt.datetime | None:
+    """Return when a run ended whose statement `decode` refuses, if it is envcheck's and about this image; else None.
+
+    A later envcheck may have stated so that the run failed. Where it does not say when, it is newer than all others.
+    """
+    try:
+        document = strict_json.convert(strict_json.parse(payload), _AnyStatement)
+    except strict_json.MalformedError:
+        return None
+    facts = document.predicate.get("envcheck")
+    named = {f"sha256:{subject.digest.get('sha256')}" for subject in document.subject}
+    if not isinstance(facts, dict) or image not in named:
+        return None
+    try:
+        return instant(str(facts.get("ended")))
+    except strict_json.MalformedError:
+        return dt.datetime.max.replace(tzinfo=dt.timezone.utc)
+
+
 def instant(text: str) -> dt.datetime:
     """Return a time as statements write it, 2026-11-22T08:00:00Z. Raises MalformedError for any other form."""
     try:
         if _TIME_FORM.fullmatch(text) is None:
             raise ValueError  # noqa: TRY301 (one message for both)
-        return dt.datetime.strptime(text, _TIME).replace(tzinfo=dt.timezone.utc)
+        return dt.datetime.fromisoformat(f"{text[:-1]}+00:00")
     except ValueError as error:
         message = f"{text[:40]!r} is not a time; it has the form 2026-11-22T08:00:00Z"
         raise strict_json.MalformedError(message) from error
