@@ -73,9 +73,9 @@ def test_jobs_are_the_cells_that_were_asked_for(step: Step) -> None:
 
 
 def test_jobs_of_a_change_are_the_cells_that_it_touches(step: Step) -> None:
-    fake_registry = step.fake("envcheck", "echo '{\"include\":[]}'")
+    calls = step.fake("envcheck", "echo '{\"include\":[]}'")
     assert step("jobs", SINCE="main")[0] == 0
-    assert fake_registry() == ["images --format github --changed-since main"]
+    assert calls() == ["images --format github --changed-since main"]
     assert step.outputs() == {"matrix": '{"include":[]}'}
 
 
@@ -88,9 +88,9 @@ def test_jobs_that_cannot_be_listed_are_no_empty_list(step: Step, env: dict[str,
 
 
 def test_an_image_is_built_by_the_command_that_people_use(step: Step) -> None:
-    fake_registry = step.fake("envcheck", 'echo \'{"image": "envcheck/torch:x", "tags": []}\'')
+    calls = step.fake("envcheck", 'echo \'{"image": "envcheck/torch:x", "tags": []}\'')
     assert step("image", CELL="torch2.13.0-cpu-py311", TARGET="devel", MIRROR="")[0] == 0
-    assert fake_registry() == [
+    assert calls() == [
         "build torch2.13.0-cpu-py311 --target devel --engine docker --mirror host --base auto --json",
     ]
     assert step.outputs() == {"image": "envcheck/torch:x"}
@@ -116,10 +116,10 @@ INSPECTED = f'[ "$1 $2" != "image inspect" ] || printf "other/name@sha256:%064d\
 
 
 def test_an_image_is_staged_under_a_tag_of_its_commit_and_known_by_its_digest(step: Step) -> None:
-    fake_registry = step.fake("docker", INSPECTED)
+    calls = step.fake("docker", INSPECTED)
     assert step("stage", **STAGE) == (0, "")
     tag, digest = f"{REPOSITORY}:2.13.0-cpu-py311-devel-amd64-c0ffee", f"sha256:{2:064d}"
-    words = [line for line in fake_registry() if not line.startswith("image inspect")]
+    words = [line for line in calls() if not line.startswith("image inspect")]
     assert words == [f"tag envcheck/torch:x {tag}", f"push --quiet {tag}", f"pull --quiet {REPOSITORY}@{digest}"]
     assert step.outputs() == {"name": REPOSITORY, "digest": digest}
     assert json.loads((step.at / "state/staged.json").read_text()) == {
@@ -243,18 +243,18 @@ PROMOTE = {"IMAGE": DIGEST, "TAGS": "stable 2.8", "POLICY": "policy.toml", "KEY"
 
 
 def test_an_image_is_promoted_by_the_command_that_people_use(step: Step) -> None:
-    fake_registry = step.fake("envcheck")
+    calls = step.fake("envcheck")
     assert step("promote", **PROMOTE, TO="registry.example/Owner/Torch") == (0, "")
     assert step("promote", **PROMOTE) == (0, "")
     there, signed = "--to-repo registry.example/owner/torch ", "--policy policy.toml --key key"
     start = f"promote {DIGEST} --to stable --to 2.8 "
-    assert fake_registry() == [f"{start}{there}{signed}", f"{start}{signed}"]
+    assert calls() == [f"{start}{there}{signed}", f"{start}{signed}"]
 
 
 @pytest.mark.parametrize("wrong", [*({name: ""} for name in PROMOTE), {"IMAGE": "registry.example/staging:latest"}])
 def test_a_promotion_that_lacks_something_promotes_nothing(step: Step, wrong: dict[str, str]) -> None:
-    fake_registry = step.fake("envcheck")
-    assert (step("promote", **{**PROMOTE, **wrong})[0], fake_registry()) == (2, [])
+    calls = step.fake("envcheck")
+    assert (step("promote", **{**PROMOTE, **wrong})[0], calls()) == (2, [])
 
 
 def test_an_image_that_does_not_meet_the_policy_fails_its_promotion(step: Step) -> None:

@@ -62,10 +62,10 @@ def test_build_is_given_the_mirror_that_passed(
     words = ["build", CELL, "--engine", "venv", "--mirror", "auto", "--output", str(tmp_path / "venv")]
     result = CliRunner().invoke(cli, words, standalone_mode=False)
     assert isinstance(result.exception, PromiseError), result.exception
-    outcome_row = " ".join(result.stderr.split())
-    assert "pytorch/cpu: not lacking: has 0 of 1 file; torch==2.13.0+cpu" in outcome_row
+    text = " ".join(result.stderr.split())
+    assert "pytorch/cpu: not lacking: has 0 of 1 file; torch==2.13.0+cpu" in text
     (profile,) = given
     assert [index.url for index in profile.pytorch] == [named[1].profile.pytorch[0].url]
     assert {index.url for index in profile.pypi} == {mirror.profile.pypi[0].url for mirror in named}
     first = "whole" if profile.pypi[0] == named[1].profile.pypi[0] else "lacking"
-    assert re.search(rf"mirror auto: .*pypi: {first} \(", outcome_row)
+    assert re.search(rf"mirror auto: .*pypi: {first} \(", text)

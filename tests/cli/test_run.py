@@ -296,9 +296,9 @@ def test_a_dry_run_names_what_a_site_demands_of_measured_values_and_who_measures
     (tmp_path / "cwd").mkdir()
     (tmp_path / "cwd/ours.toml").write_text("[gpu]\nhbm_gb_s = 2800\n[host]\ndisk_read_gb_s = 1.5\n")
     done = run(*own(tmp_path, "mine", "disk-read"), "--requirements", "ours.toml", "--dry-run")
-    outcome_row = " ".join(done.stdout.split())
-    assert "require-hbm-speed not run copy on the card ≥ 2800 GB/s, measured by memory-bandwidth" in outcome_row
-    assert "require-disk-read reading the disk ≥ 1.5 GB/s, measured by disk-read" in outcome_row
+    text = " ".join(done.stdout.split())
+    assert "require-hbm-speed not run copy on the card ≥ 2800 GB/s, measured by memory-bandwidth" in text
+    assert "require-disk-read reading the disk ≥ 1.5 GB/s, measured by disk-read" in text
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
@@ -348,10 +348,10 @@ def test_a_budget_names_what_did_not_fit_and_the_exit_code_is_that_of_what_ran(
     assert "0 expected to fit into 60 s" in planned
     assert "dear quick left out it holds" in planned
     done = run(*own(tmp_path, "good", "dear"), "--budget", "60s")
-    outcome_row = " ".join(done.stdout.split())
+    text = " ".join(done.stdout.split())
     assert done.returncode == 0
-    assert "skip dear left out: planned for 500 s" in outcome_row
-    assert "; 1 check left out by the budget" in outcome_row
+    assert "skip dear left out: planned for 500 s" in text
+    assert "; 1 check left out by the budget" in text
     nothing = run(*own(tmp_path, "dear"), "--budget", "60s")
     assert nothing.returncode == 3
 
@@ -359,10 +359,10 @@ def test_a_budget_names_what_did_not_fit_and_the_exit_code_is_that_of_what_ran(
 def test_a_repeated_run_shows_its_spread_and_what_it_took(run: Envcheck, add: Add, tmp_path: Path) -> None:
     add("mine", "passed('fine', value=2.5, unit='s')")
     done = run(*own(tmp_path, "mine"), "--repeat", "2")
-    outcome_row = " ".join(done.stdout.split())
-    assert "2 times, under a second" in outcome_row
-    assert "mine 2 pass 2.5 / 2.5 / 2.5 s" in outcome_row
-    assert "s (planned for what was measured: 0.2 s): starting Python and torch" in outcome_row
+    text = " ".join(done.stdout.split())
+    assert "2 times, under a second" in text
+    assert "mine 2 pass 2.5 / 2.5 / 2.5 s" in text
+    assert "s (planned for what was measured: 0.2 s): starting Python and torch" in text
     report = json.loads((tmp_path / "cwd" / "envcheck-report.json").read_text())
     assert report["outcomes"][0]["spread"]["values"] == [2.5, 2.5]
     assert report["outcomes"][0]["planned"] == 0.1

@@ -168,10 +168,10 @@ def test_the_build_asks_the_mirror_alone(closed: ClosedNetwork, built: BuildResu
     assert strangers(built.destinations) == set()
     assert MIRROR in {one.where for one in built.destinations if one.kind == "dns"}
     assert {one.port for one in built.destinations if one.kind == "tcp"} == {PORT}
-    outcome_row = " ".join(closed.site.paths)
-    assert "/debian/dists/bookworm/InRelease" in outcome_row
+    text = " ".join(closed.site.paths)
+    assert "/debian/dists/bookworm/InRelease" in text
     for name in ("torch", "demo", "msgspec"):
-        assert f"/signed/{name}-" in outcome_row
+        assert f"/signed/{name}-" in text
 
 
 def test_a_fetch_of_a_cell_asks_the_mirror_alone(closed: ClosedNetwork, wheels: Path, tmp_path: Path) -> None:

@@ -96,15 +96,15 @@ ROUNDS = st.lists(st.lists(KINDS, min_size=1, max_size=2), min_size=1, max_size=
 
 @given(ROUNDS)
 def test_what_was_wrong_once_is_the_verdict_whatever_comes_later(rounds: list[list[str]]) -> None:
-    check_module, seen = run_of(rounds), measured(rounds)
+    combined, seen = run_of(rounds), measured(rounds)
     if "wrong" in seen:
-        assert (check_module.status, check_module.remeasure) == (FAIL, False)
-        assert {f.code for f in check_module.findings or [attempts.as_finding(check_module)]} >= {"data.wrong"}
+        assert (combined.status, combined.remeasure) == (FAIL, False)
+        assert {f.code for f in combined.findings or [attempts.as_finding(combined)]} >= {"data.wrong"}
     if "lost" in seen:
-        assert check_module.status in (FAIL, ERROR)
+        assert combined.status in (FAIL, ERROR)
     if seen == {"good"}:
-        assert check_module.status == PASS
-    assert len([a for a in check_module.attempts if a.shown]) == 1
+        assert combined.status == PASS
+    assert len([a for a in combined.attempts if a.shown]) == 1
 
 
 @given(ROUNDS)
@@ -118,11 +118,11 @@ def test_an_old_report_is_judged_alike(rounds: list[list[str]]) -> None:
 @given(st.lists(KINDS, min_size=1, max_size=9), st.lists(KINDS, min_size=1, max_size=9))
 def test_no_order_of_attempts_makes_wrong_data_better(first: list[str], second: list[str]) -> None:
     rows = [made(kind) for kind in first] + [attempts.in_round(made(kind), 2) for kind in second]
-    check_module = attempts.combine(rows)
+    combined = attempts.combine(rows)
     if "wrong" in first + second:
-        assert (check_module.status, check_module.remeasure) == (FAIL, False)
+        assert (combined.status, combined.remeasure) == (FAIL, False)
     if "lost" in first + second:
-        assert check_module.status in (FAIL, ERROR)
+        assert combined.status in (FAIL, ERROR)
 
 
 @pytest.mark.parametrize(
@@ -139,28 +139,28 @@ def test_no_order_of_attempts_makes_wrong_data_better(first: list[str], second: 
     ],
 )
 def test_the_second_measurement_counts_only_after_slowness(kinds: list[str], status: str, shown: int) -> None:
-    check_module = attempts.combine([made(kind) for kind in kinds])
-    assert (check_module.status, [a.shown for a in check_module.attempts].index(True)) == (status, shown)
-    assert [a.status for a in check_module.attempts] == [OUTCOMES[kind].status for kind in kinds]
+    combined = attempts.combine([made(kind) for kind in kinds])
+    assert (combined.status, [a.shown for a in combined.attempts].index(True)) == (status, shown)
+    assert [a.status for a in combined.attempts] == [OUTCOMES[kind].status for kind in kinds]
 
 
 def test_an_old_report_whose_first_attempt_failed_for_an_unknown_reason_is_no_pass() -> None:
     old = run_of([["slow", "good"]])
     legacy = [{"status": a.status, "value": a.value, "seconds": a.seconds, "body": a.body} for a in old.attempts]
     kept = [type(old.attempts[0])(**a) for a in legacy]
-    check_module = unread_again(
+    combined = unread_again(
         OutcomeRow(id="speed", kind="env", status="pass", summary="fine", attempts=kept, ranks=old.ranks)
     )
-    assert check_module.status == ERROR
-    assert "does not say" in check_module.summary
+    assert combined.status == ERROR
+    assert "does not say" in combined.summary
 
 
 def test_a_report_of_a_long_repeated_run_keeps_the_wrong_round_and_not_every_good_one() -> None:
-    check_module = run_of([*[["good"]] * 150, ["wrong"], *[["good"]] * 150])
-    assert len(check_module.attempts) <= 100
-    assert "wrong data" in [a.summary for a in check_module.attempts]
-    assert check_module.spread is not None
-    assert (check_module.spread.rounds, check_module.spread.told_in) == (301, 151)
+    combined = run_of([*[["good"]] * 150, ["wrong"], *[["good"]] * 150])
+    assert len(combined.attempts) <= 100
+    assert "wrong data" in [a.summary for a in combined.attempts]
+    assert combined.spread is not None
+    assert (combined.spread.rounds, combined.spread.told_in) == (301, 151)
 
 
 def judged(outcome: Any) -> Outcome:
@@ -189,10 +189,10 @@ def test_a_finding_that_is_not_sound_is_an_error_and_hides_no_other(bad: Outcome
 
 @pytest.mark.parametrize(("finding", "status"), [("wrong", FAIL), ("low", ERROR), ("lost", ERROR), ("slow", FAIL)])
 def test_an_outcome_that_is_better_than_its_findings_is_a_bug(finding: str, status: str) -> None:
-    check_module = judged(Outcome(PASS, "all well", findings=(OUTCOMES[finding],)))
-    assert check_module.status == status
-    assert "envcheck.bug" in [f.code for f in check_module.findings]
-    assert not check_module.remeasure
+    combined = judged(Outcome(PASS, "all well", findings=(OUTCOMES[finding],)))
+    assert combined.status == status
+    assert "envcheck.bug" in [f.code for f in combined.findings]
+    assert not combined.remeasure
 
 
 def test_without_peer_to_peer_slowness_is_excused_and_wrong_data_is_not() -> None:

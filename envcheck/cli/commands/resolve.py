@@ -134,16 +134,15 @@ def command(options: ResolveOptions, settings: Settings) -> None:
 
 
 def _profile(name: str) -> Profile:
-    """Return the mirror's profile; the usual one is known without reading YAML, which takes a fifth of the start."""
+    """Return the mirror's profile; YAML is imported only where it must be read."""
     from envcheck.mirrors.profiles import user_choice
-    from envcheck.mirrors.profiles.model import Profile
 
-    chosen = (user_choice.read() or "none") if name == "user" else name
-    if chosen == "none":
-        return Profile(name="none")
-    from envcheck.mirrors.profiles.load import load
+    profile = user_choice.without_file(name)
+    if profile is None:
+        from envcheck.mirrors.profiles.load import load
 
-    return load(name)
+        profile = load(name)
+    return profile
 
 
 def _with_extensions(

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
+import signal
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn
+from types import FrameType
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, NoReturn
 
 import click
 
@@ -13,7 +18,6 @@ from envcheck.cli.shared.parameter_types import Duration
 from envcheck.cli.shared.typed_options import takes
 from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
 from envcheck.fleet.gate import verdict_file
-from envcheck.fleet.gate.hard_limit import ended_after
 from envcheck.fleet.gate.this_boot import fingerprint, this_boot
 from envcheck.fleet.gate.verdict import (
     Boot,
@@ -28,6 +32,8 @@ from envcheck.fleet.gate.verdict import (
 
 if TYPE_CHECKING:
     from envcheck.runner.targets.interface import Target
+
+_DRAIN_SECONDS: Final = 5.0
 
 
 class GateOptions(NamedTuple):
@@ -90,14 +96,47 @@ def command(options: GateOptions, ctx: click.Context) -> None:
         _say(ctx, f"{node.node} may take work: {verdict.level} passed, {source}{left}")
         ctx.exit(0)
     if options.drain:
-        from envcheck.fleet.gate.slurm_drain import drain
-
-        refused = drain(node.node, verdict.reason)
+        refused = _drain(node.node, verdict.reason)
         if refused:
             messages.say(f"warning: {node.node} is not drained: {refused}")
     # The last line is what Kubernetes shows as the reason of a container that failed.
     click.echo(verdict.reason)
     ctx.exit(1)
+
+
+@contextlib.contextmanager
+def ended_after(seconds: float) -> Iterator[None]:
+    """Raise UnavailableError in the main thread once the block has taken so long: it also ends what hangs."""
+
+    def expired(_number: int, _frame: FrameType | None) -> None:
+        message = f"the run did not end within its budget of {seconds:g} s"
+        raise UnavailableError(message, fix="raise --budget, or see with `envcheck run` what hangs")
+
+    before = signal.signal(signal.SIGALRM, expired)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _drain(node: str, reason: str) -> str:
+    """Drain a node in Slurm and return "", or why that did not happen.
+
+    SchedMD advises against Slurm commands in a prolog. Without this one the reason would be "Prolog error".
+    """
+    from envcheck.node.subprocesses import output
+
+    scontrol = shutil.which("scontrol")
+    if scontrol is None:
+        return "scontrol is not on PATH"
+    arguments = ("update", f"nodename={node}", "state=drain", f"reason={reason}")
+    try:
+        output(Path(scontrol), *arguments, timeout=_DRAIN_SECONDS)
+    except OSError as error:
+        return f"scontrol: {error.strerror or error}"
+    return ""
 
 
 def _verdict(options: GateOptions, node: Boot) -> tuple[NodeVerdict, str]:

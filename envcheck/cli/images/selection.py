@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Final, Protocol
 
 from envcheck.errors import ConfigError
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
 
 CellTargets = tuple["Cell", list["Target"]]
+# Folders of templates/ that no image is made from: mirror sites, and what other tools read.
+NOT_OF_IMAGES: Final = frozenset({"site", "formats"})
 
 
 class Selection(Protocol):
@@ -53,7 +55,6 @@ def selected(matrix: Matrix, options: Selection, images_dir: Path) -> list[CellT
 def _touched(chosen: list[CellTargets], options: Selection, images_dir: Path) -> list[CellTargets]:
     """Return those that the named changes touch; all where no change is named."""
     from envcheck.cli.images import changed_paths
-    from envcheck.images.changed import changed_cells
 
     if options.changed_since is not None and options.changed is not None:
         message = "--changed-since and --changed exclude each other"
@@ -66,6 +67,24 @@ def _touched(chosen: list[CellTargets], options: Selection, images_dir: Path) ->
         return chosen
     touched = set(changed_cells(paths, [str(cell) for cell, _ in chosen]))
     return [(cell, targets) for cell, targets in chosen if str(cell) in touched]
+
+
+def changed_cells(paths: Iterable[str], cells: Sequence[str]) -> list[str]:
+    """Return the cells whose images these paths change, in the order given.
+
+    A path is below the repository's top, as `git diff --name-only` writes it. images/<cell>/ and what is in it change
+    that cell. A template changes every cell, unless its folder is known to be of no image. A change of matrix.yaml is
+    seen in the rendered files, which `envcheck render --check` holds to it, so that it need not be read here.
+    """
+    parts = [PurePosixPath(path).parts for path in paths]
+    if any(_is_template(path) for path in parts):
+        return list(cells)
+    touched = {path[1] for path in parts if path[:1] == ("images",) and path[1:]}
+    return [cell for cell in cells if cell in touched]
+
+
+def _is_template(path: tuple[str, ...]) -> bool:
+    return path[:1] == ("templates",) and path[1:2] not in [(name,) for name in NOT_OF_IMAGES]
 
 
 def specs_of(

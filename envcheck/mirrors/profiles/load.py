@@ -41,10 +41,11 @@ T = TypeVar("T")
 
 def load(name: str | Path) -> Profile:
     """Return the profile called `name`, or the one in that YAML file. Paths in the file are relative to it."""
+    plain = user_choice.without_file(str(name))
+    if plain is not None:
+        return plain
     if str(name) == "user":
         return _load_user_choice()
-    if str(name) == "none":
-        return Profile(name="none")
     if str(name) == "host":
         return check_files(host_profile(), lambda key_path: f"this machine's configuration: {key_path[2:]}")
     if str(name) in presets():
@@ -76,7 +77,7 @@ def _load_user_choice() -> Profile:
     """Return the profile that the user chose. Raise ConfigError if it no longer exists."""
     name = user_choice.read() or "none"
     try:
-        return load(name) if name != "user" else Profile(name="none")
+        return load(name)
     except ConfigError as error:
         fix = f"correct it, or remove the choice with `envcheck mirror use none` ({user_choice.path()})"
         raise ConfigError(error.message, fix=fix) from error

@@ -7,6 +7,7 @@ from pathlib import Path
 from envcheck import safe_files
 from envcheck.data import xdg
 from envcheck.errors import ConfigError
+from envcheck.mirrors.profiles.model import Profile
 
 
 def path() -> Path:
@@ -22,6 +23,15 @@ def read() -> str | None:
     except OSError as error:
         message = f"{file}: cannot read the chosen mirror: {error.strerror}"
         raise ConfigError(message, fix="pass --mirror none, host, ...; or set HOME to this user's own") from error
+
+
+def without_file(name: str) -> Profile | None:
+    """Return the profile `none`, also where `user` stands for it; None for one that must be read from YAML.
+
+    Importing YAML takes a fifth of the start of `envcheck resolve`, and most users need none of it.
+    """
+    chosen = read() if name == "user" else name
+    return Profile(name="none") if chosen in (None, "none", "user") else None
 
 
 def write(name: str) -> Path:

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from envcheck.cli import Settings
 from envcheck.cli.fleet import gate as command_module
-from envcheck.fleet.gate import hard_limit, slurm_drain, verdict_file
+from envcheck.fleet.gate import verdict_file
 from envcheck.fleet.gate.this_boot import fingerprint, this_boot
 from envcheck.fleet.gate.verdict import GatedEnvironment, NodeVerdict
 from tests.builders import report, row
@@ -60,8 +60,8 @@ def no_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_fresh_pass_lets_work_in_and_calls_nothing(tmp_path: Path) -> None:
     calls = scontrol(tmp_path)
     keep("pass")
-    gate_results = gate("--drain")
-    assert (gate_results.exit_code, gate_results.output.partition(",")[0]) == (0, "n7 may take work: standard passed")
+    result = gate("--drain")
+    assert (result.exit_code, result.output.partition(",")[0]) == (0, "n7 may take work: standard passed")
     assert not calls.exists()
 
 
@@ -69,8 +69,8 @@ def test_a_fresh_pass_lets_work_in_and_calls_nothing(tmp_path: Path) -> None:
 def test_a_fresh_failure_drains_with_its_reason(tmp_path: Path) -> None:
     calls = scontrol(tmp_path)
     keep("fail", check="gpu-visible", summary="7 of 8 GPUs")
-    gate_results = gate("--drain")
-    assert (gate_results.exit_code, gate_results.output) == (1, "envcheck: gpu-visible: 7 of 8 GPUs\n")
+    result = gate("--drain")
+    assert (result.exit_code, result.output) == (1, "envcheck: gpu-visible: 7 of 8 GPUs\n")
     assert calls.read_text() == "update nodename=n7 state=drain reason=envcheck: gpu-visible: 7 of 8 GPUs\n"
 
 
@@ -87,12 +87,12 @@ def test_without_drain_a_failure_calls_nothing(tmp_path: Path) -> None:
 def test_a_controller_that_does_not_answer_changes_no_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
-    monkeypatch.setattr(slurm_drain, "_SECONDS", 0.3)
+    monkeypatch.setattr(command_module, "_DRAIN_SECONDS", 0.3)
     scontrol(tmp_path, body)
     keep("fail", check="ecc", summary="2 errors")
-    gate_results = gate("--drain")
-    assert gate_results.exit_code == 1
-    assert "warning: n7 is not drained: scontrol: " in gate_results.stderr
+    result = gate("--drain")
+    assert result.exit_code == 1
+    assert "warning: n7 is not drained: scontrol: " in result.stderr
 
 
 @pytest.mark.parametrize(("policy", "code"), [("refuse", 3), ("admit", 0)])
@@ -101,17 +101,17 @@ def test_what_hangs_is_ended_by_the_budget_and_undetermined(
 ) -> None:
     calls = scontrol(tmp_path)
     monkeypatch.setattr("envcheck.fleet.gate.quick_run.run_checks", lambda *_, **__: time.sleep(60))
-    gate_results = gate("--budget", "1s", "--drain", "--on-error", policy)
-    assert gate_results.exit_code == code
-    assert "undetermined: the run did not end within its budget of 1 s" in gate_results.stderr
+    result = gate("--budget", "1s", "--drain", "--on-error", policy)
+    assert result.exit_code == code
+    assert "undetermined: the run did not end within its budget of 1 s" in result.stderr
     assert not calls.exists()
 
 
 @pytest.mark.parametrize(("policy", "code"), [("refuse", 2), ("admit", 0)])
 def test_a_wrong_configuration_is_2_unless_it_is_admitted(policy: str, code: int) -> None:
-    gate_results = gate("--python", "/no/such/python", "--on-error", policy)
-    assert gate_results.exit_code == code
-    assert "wrong configuration: no Python at /no/such/python" in gate_results.stderr
+    result = gate("--python", "/no/such/python", "--on-error", policy)
+    assert result.exit_code == code
+    assert "wrong configuration: no Python at /no/such/python" in result.stderr
 
 
 def test_a_stale_verdict_is_replaced_by_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,14 +123,14 @@ def test_a_stale_verdict_is_replaced_by_a_run(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("envcheck.fleet.gate.quick_run.run_checks", run)
     keep("pass", at=structs.replace(this_boot(), boot="another"))
-    gate_results = gate("--budget", "20s")
-    assert (gate_results.exit_code, runs) == (3, [20.0])
-    assert "undetermined: envcheck: matmul: no answer" in gate_results.stderr
+    result = gate("--budget", "20s")
+    assert (result.exit_code, runs) == (3, [20.0])
+    assert "undetermined: envcheck: matmul: no answer" in result.stderr
     assert gate().exit_code == 3, "an undetermined verdict is not believed a second time"
     assert len(runs) == 2
 
 
 def test_an_expired_limit_leaves_no_alarm_behind() -> None:
-    with hard_limit.ended_after(50):
+    with command_module.ended_after(50):
         assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

@@ -67,25 +67,25 @@ class World:
 
     def look(self) -> None:
         """Look that what is there is of its source's present file, and that no more is begun than was asked at once."""
-        result = self.scheduler
-        for piece in result.done:
+        scheduler = self.scheduler
+        for piece in scheduler.done:
             units = self.wrote[piece * MIB // UNIT : (piece + 1) * MIB // UNIT]
             assert None not in units
-            assert all(result.sources[source].changes == change for source, change in filter(None, units))
+            assert all(scheduler.sources[source].changes == change for source, change in filter(None, units))
             givers = {source for source, _ in filter(None, units)}
-            assert result.done[piece] == (givers.pop() if len(givers) == 1 else MIXED)
-        assert 0 <= result.begun <= self.most * MIB
-        assert result.under_way == {task.piece for task in self.busy}
-        assert [source.busy for source in result.sources] == [
-            sum(task.source == number for task in self.busy) for number in range(len(result.sources))
+            assert scheduler.done[piece] == (givers.pop() if len(givers) == 1 else MIXED)
+        assert 0 <= scheduler.begun <= self.most * MIB
+        assert scheduler.under_way == {task.piece for task in self.busy}
+        assert [source.busy for source in scheduler.sources] == [
+            sum(task.source == number for task in self.busy) for number in range(len(scheduler.sources))
         ]
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(STEP, max_size=120))
 def test_what_is_there_was_all_written_and_is_of_one_file_of_each_source(steps: list[tuple[str, int, int]]) -> None:
-    result, now = board(7, sources=2, connections=3), 0.0
-    world = World(result, 7 * MIB)
+    scheduler, now = board(7, sources=2, connections=3), 0.0
+    world = World(scheduler, 7 * MIB)
     for what, which, units in steps:
         now += which
         if what == "take":
@@ -96,13 +96,13 @@ def test_what_is_there_was_all_written_and_is_of_one_file_of_each_source(steps: 
     while world.busy:
         world.end("ok", 0, 1, now)
         world.look()
-    for source in result.sources:
+    for source in scheduler.sources:
         source.dropped, source.resting_until = False, 0.0
-    while not result.complete:
+    while not scheduler.complete:
         world.take(now + 1e6)
         world.end("ok", 0, 0, now)
     world.look()
-    assert result.begun == 0
+    assert scheduler.begun == 0
 
 
 def test_what_was_cut_off_is_gone_on_with_where_it_ended() -> None:
@@ -182,10 +182,10 @@ def test_a_fast_connection_gets_no_small_parts() -> None:
 
 def test_the_only_source_is_kept_as_long_as_it_moves_and_another_is_turned_to() -> None:
     for sources, dropped in ((1, False), (2, True)):
-        result, now = board(8, sources=sources), 0.0
-        result.sources[-1].resting_until = 1e9 if sources > 1 else 0.0
+        scheduler, now = board(8, sources=sources), 0.0
+        scheduler.sources[-1].resting_until = 1e9 if sources > 1 else 0.0
         for _ in range(len(BACKOFF) + 1):
-            task = taken(result, now)
-            result.failed(task, Failure("cut off", got=UNIT), now)
+            task = taken(scheduler, now)
+            scheduler.failed(task, Failure("cut off", got=UNIT), now)
             now += max(BACKOFF)
-        assert result.sources[0].dropped is dropped
+        assert scheduler.sources[0].dropped is dropped

@@ -47,22 +47,22 @@ def test_a_program_gets_an_object_when_all_is_well(serve: Serve, wanted_file: Wa
 
 def test_a_program_gets_an_object_when_nothing_is_there(serve: Serve, wanted_file: Want) -> None:
     want = wanted_file(serve(status=404))
-    remote_image = ran(want, "--json")
-    assert remote_image.returncode == 1
-    document = json.loads(remote_image.stdout)
+    completed = ran(want, "--json")
+    assert completed.returncode == 1
+    document = json.loads(completed.stdout)
     assert (document["schema"], document["files"]) == ("envcheck/fetch/1", [])
     assert re.search(
         r"file\.bin: no source can provide it: 127\.0\.0\.2:\d+: it answers 404", document["error"]["message"]
     )
     assert document["error"]["fix"] == "check the URL"
-    assert remote_image.stderr == f"envcheck: {document['error']['message']}; {document['error']['fix']}\n"
+    assert completed.stderr == f"envcheck: {document['error']['message']}; {document['error']['fix']}\n"
     assert list(want.path.parent.iterdir()) == []
 
 
 def test_a_new_file_without_a_byte_was_not_there_before(serve: Serve, wanted_file: Want) -> None:
-    remote_image = ran(wanted_file(serve(content=b""), sha256=hashlib.sha256().hexdigest(), size=None))
-    assert remote_image.returncode == 0, remote_image.stderr
-    assert "0 bytes  empty" in remote_image.stderr
+    completed = ran(wanted_file(serve(content=b""), sha256=hashlib.sha256().hexdigest(), size=None))
+    assert completed.returncode == 0, completed.stderr
+    assert "0 bytes  empty" in completed.stderr
 
 
 def test_a_url_may_hold_its_hash(serve: Serve, wanted_file: Want) -> None:
@@ -79,8 +79,8 @@ def test_a_url_may_hold_its_hash(serve: Serve, wanted_file: Want) -> None:
 def test_another_fragment_of_a_url_is_no_hash(serve: Serve, wanted_file: Want) -> None:
     want = wanted_file(serve())
     section = dataclasses.replace(want, urls=(f"{want.urls[0]}#section",))
-    remote_image = ran(section)
-    assert remote_image.returncode == 0, remote_image.stderr
+    completed = ran(section)
+    assert completed.returncode == 0, completed.stderr
     assert want.path.is_file()
     wrong = ran(dataclasses.replace(want, urls=(f"{want.urls[0]}#md5=0",)))
     assert (wrong.returncode, "has no valid hash after its #" in wrong.stderr) == (2, True)
@@ -111,13 +111,13 @@ def test_a_program_gets_an_object_of_wrong_bytes_and_of_a_directory_that_is_none
     serve: Serve, wanted_file: Want
 ) -> None:
     want = wanted_file(serve(), sha256="0" * 64)
-    remote_image = ran(want, "--json")
-    assert remote_image.returncode == 1
-    assert "no source has the file with sha256 000000000000" in json.loads(remote_image.stdout)["error"]["message"]
-    remote_image = ran(want, "--json", "--output", "/proc/nowhere")
-    assert remote_image.returncode == 2
-    assert "/proc/nowhere" in json.loads(remote_image.stdout)["error"]["message"]
-    assert remote_image.stderr.count("\n") == 1
+    completed = ran(want, "--json")
+    assert completed.returncode == 1
+    assert "no source has the file with sha256 000000000000" in json.loads(completed.stdout)["error"]["message"]
+    completed = ran(want, "--json", "--output", "/proc/nowhere")
+    assert completed.returncode == 2
+    assert "/proc/nowhere" in json.loads(completed.stdout)["error"]["message"]
+    assert completed.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -139,9 +139,9 @@ def test_whoever_stops_it_reads_how_it_goes_on_and_it_does(
     assert errors == "envcheck: interrupted; run the same command to resume\n"
     assert json.loads(printed)["error"]["message"] == "interrupted"
     server.faults.delay = server.faults.stall = 0.0
-    remote_image = ran(want)
-    assert remote_image.returncode == 0
-    assert "of it from an earlier run" in remote_image.stderr
+    completed = ran(want)
+    assert completed.returncode == 0
+    assert "of it from an earlier run" in completed.stderr
     assert want.path.read_bytes() == content
 
 
@@ -162,11 +162,11 @@ def test_whoever_stops_it_reads_how_it_goes_on_and_it_does(
 )
 def test_a_bad_value_is_one_line(serve: Serve, wanted_file: Want, more: list[str], message: str) -> None:
     server = serve()
-    remote_image = ran(wanted_file(server), *more)
-    assert remote_image.returncode == 2
-    assert remote_image.stderr.startswith("envcheck: ")
-    assert remote_image.stderr.count("\n") == 1
-    assert message in remote_image.stderr
+    completed = ran(wanted_file(server), *more)
+    assert completed.returncode == 2
+    assert completed.stderr.startswith("envcheck: ")
+    assert completed.stderr.count("\n") == 1
+    assert message in completed.stderr
     assert server.sent == 0
 
 
@@ -201,8 +201,8 @@ def test_a_terminal_of_80_columns_sees_how_much_how_fast_and_how_long(serve: Ser
 
 def test_a_log_gets_no_bar_and_a_quiet_one_nothing(serve: Serve, wanted_file: Want) -> None:
     want = wanted_file(serve())
-    remote_image = ran(want)
-    assert re.fullmatch(r"file\.bin  10\.5 MB  127\.0\.0\.2:\d+  [\d.]+ MB/s\n", remote_image.stderr)
+    completed = ran(want)
+    assert re.fullmatch(r"file\.bin  10\.5 MB  127\.0\.0\.2:\d+  [\d.]+ MB/s\n", completed.stderr)
     want.path.unlink()
     at = words(want).index("fetch")
     quiet = subprocess.run(
@@ -238,9 +238,9 @@ def test_what_was_there_before_is_no_speed_and_what_stands_still_has_no_end() ->
 
 def test_a_small_file_is_no_0_mb_and_its_hash_may_say_what_it_is(serve: Serve, wanted_file: Want) -> None:
     want = wanted_file(serve(content=b"few"), sha256=f"sha256:{hashlib.sha256(b'few').hexdigest().upper()}", size=3)
-    remote_image = ran(want)
-    assert remote_image.stdout == "1 file there, 3 bytes, every hash matches; 3 bytes moved\n"
-    assert re.fullmatch(r"file\.bin  3 bytes  127\.0\.0\.2:\d+  [\d.]+ (bytes|kB)/s\n", remote_image.stderr)
+    completed = ran(want)
+    assert completed.stdout == "1 file there, 3 bytes, every hash matches; 3 bytes moved\n"
+    assert re.fullmatch(r"file\.bin  3 bytes  127\.0\.0\.2:\d+  [\d.]+ (bytes|kB)/s\n", completed.stderr)
 
 
 def test_how_much_several_files_come_to_is_said_before() -> None:

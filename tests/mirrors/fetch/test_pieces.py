@@ -48,25 +48,25 @@ def test_one_request_finds_out_which_file_a_source_has() -> None:
 
 
 def test_pieces_go_to_the_first_source_up_to_its_connections() -> None:
-    result = known(board())
-    taken = [result.take(0.0) for _ in range(5)]
+    scheduler = known(board())
+    taken = [scheduler.take(0.0) for _ in range(5)]
     assert [(task.piece, task.source) if task else None for task in taken] == [(0, 0), (1, 0), (2, 1), (3, 1), None]
 
 
 def test_a_source_that_failed_rests_longer_each_time_and_then_is_left_alone() -> None:
-    result, now = board(sources=1), 0.0
+    scheduler, now = board(sources=1), 0.0
     for remaining in BACKOFF:
-        task = result.take(now)
+        task = scheduler.take(now)
         assert task is not None
-        result.failed(task, Failure("down"), now)
-        assert result.take(now) is None
-        assert result.wait(now) == remaining
+        scheduler.failed(task, Failure("down"), now)
+        assert scheduler.take(now) is None
+        assert scheduler.wait(now) == remaining
         now += remaining
-    task = result.take(now)
+    task = scheduler.take(now)
     assert task is not None
-    result.failed(task, Failure("down"), now)
-    assert result.wait(now) is None
-    assert result.sources[0].dropped
+    scheduler.failed(task, Failure("down"), now)
+    assert scheduler.wait(now) is None
+    assert scheduler.sources[0].dropped
 
 
 def refused(piece_scheduler: PieceScheduler, now: float, failure: Failure) -> None:
@@ -84,22 +84,22 @@ def test_who_asks_to_wait_is_left_alone_for_as_long() -> None:
 
 def test_who_asks_to_wait_too_long_at_once_or_in_all_is_given_up() -> None:
     for waits in ([9e9], [float("inf")], [LONGEST_WAIT / 2 + 1] * 2):
-        result, now = board(sources=1), 0.0
+        scheduler, now = board(sources=1), 0.0
         for number, wait in enumerate(waits, 1):
-            refused(result, now, Failure("429", after=wait))
-            assert result.sources[0].dropped is (number == len(waits))
+            refused(scheduler, now, Failure("429", after=wait))
+            assert scheduler.sources[0].dropped is (number == len(waits))
             now += wait
 
 
 def test_who_gave_something_between_may_ask_to_wait_again() -> None:
-    result, now = board(sources=1), 0.0
+    scheduler, now = board(sources=1), 0.0
     for _ in range(3):
-        refused(result, now, Failure("429", after=LONGEST_WAIT))
+        refused(scheduler, now, Failure("429", after=LONGEST_WAIT))
         now += LONGEST_WAIT
-        task = result.take(now)
+        task = scheduler.take(now)
         assert task is not None
-        result.arrived(task, None)
-    assert not result.sources[0].dropped
+        scheduler.arrived(task, None)
+    assert not scheduler.sources[0].dropped
 
 
 def test_who_serves_some_and_asks_the_rest_to_wait_too_long_is_asked_for_fewer_at_once() -> None:
@@ -165,81 +165,81 @@ def test_pieces_of_a_file_that_changed_are_forgotten_once_and_only_that_source_s
     assert piece_scheduler.failed(second, Failure("changed", changed=True), 0.0) == [first.piece]
     assert sorted(piece_scheduler.done) == [other.piece]
     assert piece_scheduler.arrived(late, '"other"')
-    destinations = piece_scheduler.take(0.0)
-    assert destinations is not None
-    assert destinations.etag is None
-    piece_scheduler.answered(destinations, '"two"')
-    assert not piece_scheduler.arrived(destinations, '"one"')
-    assert destinations.piece not in piece_scheduler.done
+    task = piece_scheduler.take(0.0)
+    assert task is not None
+    assert task.etag is None
+    piece_scheduler.answered(task, '"two"')
+    assert not piece_scheduler.arrived(task, '"one"')
+    assert task.piece not in piece_scheduler.done
 
 
 @given(st.lists(st.sampled_from(["ok", "fail", "drop", "change", "whole"]), max_size=60))
 def test_whatever_happens_no_piece_is_lost_or_done_twice(events: list[str]) -> None:
-    result, now = board(sources=3, size=9 * MIB + 1), 0.0
+    scheduler, now = board(sources=3, size=9 * MIB + 1), 0.0
     for event in events:
         now += 200.0
-        task = result.take(now)
+        task = scheduler.take(now)
         if task is None:
             break
         if event == "ok":
-            result.arrived(task, '"e"')
+            scheduler.arrived(task, '"e"')
         else:
             what: dict[str, Any] = {"drop": event == "drop", "changed": event == "change", "whole": event == "whole"}
-            result.failed(task, Failure(event, **what), now)
-        assert not result.under_way
-        assert result.complete == (len(result.done) == len(result.spans))
-        assert result.received == sum(result.spans[index].size for index in result.done)
+            scheduler.failed(task, Failure(event, **what), now)
+        assert not scheduler.under_way
+        assert scheduler.complete == (len(scheduler.done) == len(scheduler.spans))
+        assert scheduler.received == sum(scheduler.spans[index].size for index in scheduler.done)
 
 
 def test_what_was_not_fetched_is_taken_again() -> None:
-    result = known(board(sources=1, per_source=9))
-    tasks = [task for task in (result.take(0.0) for _ in range(4)) if task]
+    scheduler = known(board(sources=1, per_source=9))
+    tasks = [task for task in (scheduler.take(0.0) for _ in range(4)) if task]
     for task in tasks[1:]:
-        result.arrived(task, None)
-    result.failed(tasks[0], Failure("cut off"), 0.0)
-    destinations = result.take(BACKOFF[0])
-    assert destinations is not None
-    assert destinations.piece == tasks[0].piece
-    result.arrived(destinations, None)
-    assert result.complete
+        scheduler.arrived(task, None)
+    scheduler.failed(tasks[0], Failure("cut off"), 0.0)
+    retried = scheduler.take(BACKOFF[0])
+    assert retried is not None
+    assert retried.piece == tasks[0].piece
+    scheduler.arrived(retried, None)
+    assert scheduler.complete
 
 
 def test_requests_that_fail_together_have_failed_once() -> None:
-    result = known(board(sources=1, size=9 * MIB, per_source=8))
-    tasks = [task for task in (result.take(0.0) for _ in range(8)) if task]
+    scheduler = known(board(sources=1, size=9 * MIB, per_source=8))
+    tasks = [task for task in (scheduler.take(0.0) for _ in range(8)) if task]
     for task in tasks:
-        result.failed(task, Failure("down"), 0.1)
-    assert (result.sources[0].failures, result.sources[0].dropped) == (1, False)
+        scheduler.failed(task, Failure("down"), 0.1)
+    assert (scheduler.sources[0].failures, scheduler.sources[0].dropped) == (1, False)
 
 
 def test_a_crowded_source_gets_as_many_requests_as_it_serves_and_later_one_more() -> None:
-    result = known(board(sources=1, size=64 * MIB, per_source=8))
-    tasks = [task for task in (result.take(0.0) for _ in range(8)) if task]
+    scheduler = known(board(sources=1, size=64 * MIB, per_source=8))
+    tasks = [task for task in (scheduler.take(0.0) for _ in range(8)) if task]
     for task in tasks[2:]:
-        result.failed(task, Failure("429", crowded=True), 0.0)
-    assert result.sources[0].failures == 0
-    assert result.take(0.0) is None
-    result.arrived(tasks[0], None)
-    taken = result.take(0.0)
+        scheduler.failed(task, Failure("429", crowded=True), 0.0)
+    assert scheduler.sources[0].failures == 0
+    assert scheduler.take(0.0) is None
+    scheduler.arrived(tasks[0], None)
+    taken = scheduler.take(0.0)
     assert taken is not None
-    assert result.take(0.0) is None
-    result.arrived(tasks[1], None)
+    assert scheduler.take(0.0) is None
+    scheduler.arrived(tasks[1], None)
     for _ in range(8):
-        result.arrived(taken, None)
-        taken = result.take(0.0)
+        scheduler.arrived(taken, None)
+        taken = scheduler.take(0.0)
         assert taken is not None
-    assert result.take(0.0) is not None
-    assert result.take(0.0) is not None
+    assert scheduler.take(0.0) is not None
+    assert scheduler.take(0.0) is not None
 
 
 def test_a_source_that_gave_pieces_is_not_left_alone_for_one_refusal() -> None:
-    result = known(board(sources=1))
-    first, second = result.take(0.0), result.take(0.0)
+    scheduler = known(board(sources=1))
+    first, second = scheduler.take(0.0), scheduler.take(0.0)
     assert first is not None
     assert second is not None
-    result.arrived(first, None)
-    result.failed(second, Failure("it answers 403", drop=True), 0.0)
-    assert not result.sources[0].dropped
+    scheduler.arrived(first, None)
+    scheduler.failed(second, Failure("it answers 403", drop=True), 0.0)
+    assert not scheduler.sources[0].dropped
 
 
 STEPS = st.lists(
@@ -249,27 +249,27 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_with_many_under_way_every_piece_is_missing_under_way_or_done(steps: list[tuple[str, int]]) -> None:
-    result, now = board(sources=2, size=9 * MIB, per_source=4), 0.0
+    scheduler, now = board(sources=2, size=9 * MIB, per_source=4), 0.0
     taken: list[RangeTask] = []
     for step, which in steps:
         now += which
         if step == "take":
-            task = result.take(now)
+            task = scheduler.take(now)
             taken += [task] if task else []
         elif taken:
             task = taken.pop(which % len(taken))
             if step == "ok":
-                result.answered(task, '"e"')
-                result.arrived(task, '"e"')
+                scheduler.answered(task, '"e"')
+                scheduler.arrived(task, '"e"')
             else:
                 names = {"drop": "drop", "changed": "change", "crowded": "crowded"}
                 what: dict[str, Any] = {name: step == kind for name, kind in names.items()}
-                result.failed(task, Failure(step, **what), now)
-        assert result.under_way == {task.piece for task in taken}
-        assert not result.under_way & set(result.done)
-        assert [source.busy for source in result.sources] == [sum(t.source == n for t in taken) for n in (0, 1)]
-        assert all(1 <= source.room <= 4 and 0 <= source.busy <= 4 for source in result.sources)
+                scheduler.failed(task, Failure(step, **what), now)
+        assert scheduler.under_way == {task.piece for task in taken}
+        assert not scheduler.under_way & set(scheduler.done)
+        assert [source.busy for source in scheduler.sources] == [sum(t.source == n for t in taken) for n in (0, 1)]
+        assert all(1 <= source.room <= 4 and 0 <= source.busy <= 4 for source in scheduler.sources)
     for task in taken:
-        result.failed(task, Failure("the end"), now)
-    if not result.complete and result.take(now + 1e6) is None:
-        assert result.wait(now) is None
+        scheduler.failed(task, Failure("the end"), now)
+    if not scheduler.complete and scheduler.take(now + 1e6) is None:
+        assert scheduler.wait(now) is None

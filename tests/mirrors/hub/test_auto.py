@@ -59,9 +59,9 @@ def test_the_fastest_that_has_all_comes_first_and_the_others_stand_by(
     done = run("fetch", "--model", REPO, "--output", str(tmp_path / "to"), "--json")
     assert done.return_value == 0, done.output
     assert {host for file in json.loads(done.stdout)["files"] for host in file["sources"]} == {fast.netloc}
-    outcome_row = " ".join(done.stderr.split())
-    assert 0 <= outcome_row.find("hf: fast (") < outcome_row.find("hf: slow (")
-    assert f"hf: not lacking: has 3 of 4 files; vocab.txt: {lacking.netloc} answers 404" in outcome_row
+    text = " ".join(done.stderr.split())
+    assert 0 <= text.find("hf: fast (") < text.find("hf: slow (")
+    assert f"hf: not lacking: has 3 of 4 files; vocab.txt: {lacking.netloc} answers 404" in text
     assert not any(path.startswith(f"/{REPO}") for path in origin.paths)
 
 

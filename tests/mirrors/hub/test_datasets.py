@@ -61,14 +61,14 @@ def profile(server: Hub, tmp_path: Path) -> str:
 @pytest.mark.parametrize("revision", ["", f"@{COMMIT}"])
 def test_it_lies_where_huggingface_hub_looks_for_datasets(server: Hub, tmp_path: Path, revision: str) -> None:
     words = ("--dataset", f"{REPO}{revision}", "--mirror", profile(server, tmp_path), "--output", str(tmp_path / "to"))
-    outcome_row = " ".join(run("fetch", *words).output.split())
+    text = " ".join(run("fetch", *words).output.split())
     folder = tmp_path / "to/datasets--owner--tiny"
     snapshot = folder / "snapshots" / COMMIT
     assert {path: (snapshot / path).read_bytes() for path in CONTENT} == CONTENT
     assert (folder / "refs/main").exists() == (not revision)
     assert not (tmp_path / "to/models--owner--tiny").exists()
     pinned = f", revision='{COMMIT}'" if revision else ""
-    assert f"load_dataset(snapshot_download('{REPO}', repo_type='dataset'{pinned}))" in outcome_row
+    assert f"load_dataset(snapshot_download('{REPO}', repo_type='dataset'{pinned}))" in text
 
 
 def test_a_lock_of_a_dataset_is_of_the_dataset(server: Hub, tmp_path: Path) -> None:

@@ -43,13 +43,13 @@ def words(repository: Repository, subject: str) -> list[str]:
 def test_what_is_attached_is_found_with_its_bytes(real: str, fresh: Fresh) -> None:
     repository = fresh(real)
     subject, other = push_image(repository), push_image(repository, "other")
-    listed_proof = attached(repository, subject)
+    attachment = attached(repository, subject)
     [actual] = referrers(repository, subject.digest).artifacts
-    assert (actual.descriptor, listed_proof.notes) == (listed_proof.descriptor, ())
+    assert (actual.descriptor, attachment.notes) == (attachment.descriptor, ())
     assert (actual.manifest.kind, actual.manifest.annotations) == (KIND, {"word": "proof"})
     assert words(repository, subject.digest) == ["proof"]
     assert referrers(repository, other.digest).artifacts == []
-    assert listed_proof.tag in repository.tags()
+    assert attachment.tag in repository.tags()
 
 
 @pytest.mark.tools
@@ -199,12 +199,12 @@ def test_an_own_tag_that_leads_to_something_else_is_refused(registry: FakeRegist
 def test_a_listed_digest_that_begins_like_a_proofs_does_not_hide_it(registry: FakeRegistry) -> None:
     repository = opened(registry.netloc)
     subject = push_image(repository)
-    listed_proof = attached(repository, subject)
-    alike = f"{listed_proof.descriptor.digest[:19]}{'0' * 52}"
+    attachment = attached(repository, subject)
+    alike = f"{attachment.descriptor.digest[:19]}{'0' * 52}"
     document = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [{"digest": alike}]}
     repository.push_manifest(json.dumps(document).encode(), OCI_INDEX, fallback_tag(subject.digest))
     actual = referrers(repository, subject.digest)
-    assert [one.descriptor for one in actual.artifacts] == [listed_proof.descriptor]
+    assert [one.descriptor for one in actual.artifacts] == [attachment.descriptor]
     assert actual.dangling == [alike]
 
 
@@ -212,23 +212,23 @@ def test_what_its_own_tag_still_leads_to_is_not_gone(registry: FakeRegistry) -> 
     """Some registries keep a tag's manifest when it is deleted by its digest."""
     repository = opened(registry.netloc)
     subject = push_image(repository)
-    listed_proof = attached(repository, subject)
-    registry.fault = lambda request: Answer(404) if request.path.endswith(listed_proof.descriptor.digest) else None
+    attachment = attached(repository, subject)
+    registry.fault = lambda request: Answer(404) if request.path.endswith(attachment.descriptor.digest) else None
     actual = referrers(repository, subject.digest)
-    assert ([one.descriptor for one in actual.artifacts], actual.dangling) == ([listed_proof.descriptor], [])
+    assert ([one.descriptor for one in actual.artifacts], actual.dangling) == ([attachment.descriptor], [])
 
 
 @pytest.mark.parametrize("hidden", ["index", "own tag", "both"])
 def test_each_place_alone_suffices(registry: FakeRegistry, hidden: str) -> None:
     repository = opened(registry.netloc)
     subject = push_image(repository)
-    listed_proof = attached(repository, subject)
-    for tag in {"index": [fallback_tag(subject.digest)], "own tag": [listed_proof.tag]}.get(
-        hidden, [fallback_tag(subject.digest), listed_proof.tag]
+    attachment = attached(repository, subject)
+    for tag in {"index": [fallback_tag(subject.digest)], "own tag": [attachment.tag]}.get(
+        hidden, [fallback_tag(subject.digest), attachment.tag]
     ):
         del registry.tags[tag]
     if hidden == "both":
-        entry = attachments.entry_of(repository.manifest(listed_proof.descriptor.digest))
+        entry = attachments.entry_of(repository.manifest(attachment.descriptor.digest))
         answer = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [entry]}
         listing = Answer(200, json.dumps(answer).encode(), {"Content-Type": OCI_INDEX})
         registry.fault = lambda request: listing if "/referrers/" in request.path else None
@@ -323,11 +323,11 @@ def test_a_fallback_tag_that_resolves_to_the_subject_is_neither_read_nor_written
     subject = push_index(repository, "latest", amd64="one", arm64="two") if index else push_image(repository)
     tag = fallback_tag(subject.digest)
     registry.tags[tag] = subject.digest
-    listed_proof = attached(repository, subject)
+    attachment = attached(repository, subject)
     assert registry.tags[tag] == subject.digest
-    assert "other clients may not find it" in listed_proof.notes[0]
+    assert "other clients may not find it" in attachment.notes[0]
     actual = referrers(repository, subject.digest)
-    assert [one.descriptor for one in actual.artifacts] == [listed_proof.descriptor]
+    assert [one.descriptor for one in actual.artifacts] == [attachment.descriptor]
     assert (actual.refused, [tag in note for note in actual.notes]) == ([], [True])
 
 
@@ -349,10 +349,10 @@ def test_entries_of_others_stay_in_the_index_as_they_are(registry: FakeRegistry)
     foreign = {"mediaType": "x/y", "digest": f"sha256:{'c' * 64}", "size": 7, "unknown": {"kept": True}}
     document = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [foreign], "annotations": {"a": "b"}}
     repository.push_manifest(json.dumps(document).encode(), OCI_INDEX, fallback_tag(subject.digest))
-    listed_proof = attached(repository, subject)
+    attachment = attached(repository, subject)
     index = json.loads(repository.manifest(fallback_tag(subject.digest)).content)
     assert index["manifests"][0] == foreign
-    assert [one["digest"] for one in index["manifests"][1:]] == [listed_proof.descriptor.digest]
+    assert [one["digest"] for one in index["manifests"][1:]] == [attachment.descriptor.digest]
     assert index["annotations"] == {"a": "b"}
     assert referrers(repository, subject.digest).dangling == [foreign["digest"]]
 
@@ -392,14 +392,14 @@ def test_a_blob_that_the_registry_lost_is_sent_again(registry: FakeRegistry, tim
 def test_what_a_descriptor_says_of_a_manifest_is_not_used(registry: FakeRegistry) -> None:
     repository = opened(registry.netloc)
     subject = push_image(repository)
-    listed_proof = attached(repository, subject)
+    attachment = attached(repository, subject)
     tag = fallback_tag(subject.digest)
     index = json.loads(repository.manifest(tag).content)
     index["manifests"][0] |= {"artifactType": "application/vnd.evil", "annotations": {"word": "evil"}, "size": 1}
     repository.push_manifest(json.dumps(index).encode(), OCI_INDEX, tag)
     [actual] = referrers(repository, subject.digest).artifacts
     assert (actual.manifest.kind, actual.manifest.annotations) == (KIND, {"word": "proof"})
-    assert actual.descriptor == listed_proof.descriptor
+    assert actual.descriptor == attachment.descriptor
 
 
 def test_an_image_that_is_listed_and_names_no_subject_does_not_count(registry: FakeRegistry) -> None:
@@ -426,10 +426,10 @@ def test_a_list_that_is_far_too_long_is_refused(registry: FakeRegistry, monkeypa
 def test_tags_that_a_caller_lists_once_are_not_listed_again(registry: FakeRegistry) -> None:
     repository = opened(registry.netloc)
     subject = push_image(repository)
-    listed_proof = attached(repository, subject)
+    attachment = attached(repository, subject)
     del registry.tags[fallback_tag(subject.digest)]
     tags, before = repository.tags(), len(registry.requests)
     [actual] = referrers(repository, subject.digest, tags).artifacts
-    assert actual.descriptor == listed_proof.descriptor
+    assert actual.descriptor == attachment.descriptor
     assert not any("/tags/" in request.path for request in registry.requests[before:])
     assert (image("one")[0], OCI_MANIFEST) == (subject.content, subject.media_type)

@@ -127,14 +127,14 @@ def test_gloo_is_named_only_where_a_group_of_ranks_ran(ranks: list[Any], size: i
 
 def test_a_verdict_names_what_failed_and_counts_everything() -> None:
     outcomes = [row("a", "pass"), row("b", "fail"), row("c", "error"), row("d", "fail")]
-    check_module = verdict(outcomes, "gpu")
-    assert (check_module.status, check_module.exit_code, check_module.sentence) == ("fail", 1, "FAIL: b, d")
-    assert check_module.counts == {"pass": 1, "warn": 0, "fail": 2, "skip": 0, "error": 1}
+    run_verdict = verdict(outcomes, "gpu")
+    assert (run_verdict.status, run_verdict.exit_code, run_verdict.sentence) == ("fail", 1, "FAIL: b, d")
+    assert run_verdict.counts == {"pass": 1, "warn": 0, "fail": 2, "skip": 0, "error": 1}
 
 
 def test_what_was_cut_short_is_no_pass() -> None:
-    check_module = verdict([row("a", "pass")], "gpu", complete=False)
-    assert (check_module.status, check_module.exit_code, check_module.sentence) == (
+    run_verdict = verdict([row("a", "pass")], "gpu", complete=False)
+    assert (run_verdict.status, run_verdict.exit_code, run_verdict.sentence) == (
         "error",
         3,
         "UNDETERMINED: cut short",

@@ -65,12 +65,10 @@ def test_the_worker_is_told_of_env_checks_alone() -> None:
 
 
 def test_every_shipped_check_is_found_once_in_the_order_it_runs() -> None:
-    check_module = discover()
-    assert len({f.id for f in check_module}) == len(check_module) > 0
-    assert [LEVELS.index(f.check.level) for f in check_module] == sorted(
-        LEVELS.index(f.check.level) for f in check_module
-    )
-    assert {f.path.stem.replace("_", "-") for f in check_module} == {f.id for f in check_module}
+    modules = discover()
+    assert len({f.id for f in modules}) == len(modules) > 0
+    assert [LEVELS.index(f.check.level) for f in modules] == sorted(LEVELS.index(f.check.level) for f in modules)
+    assert {f.path.stem.replace("_", "-") for f in modules} == {f.id for f in modules}
 
 
 SOUND = (

@@ -33,10 +33,10 @@ def folded(*rows: OutcomeRow) -> OutcomeRow:
 
 @pytest.mark.parametrize("worst", ["fail", "error", "warn", "skip"])
 def test_one_round_that_is_no_pass_wins_over_all_that_are(worst: str) -> None:
-    check_module = folded(row("pass"), row("pass"), row(worst), row("pass"))
-    assert check_module.status == worst
-    assert check_module.spread is not None
-    assert (check_module.spread.rounds, check_module.spread.told_in, check_module.spread.statuses) == (
+    combined = folded(row("pass"), row("pass"), row(worst), row("pass"))
+    assert combined.status == worst
+    assert combined.spread is not None
+    assert (combined.spread.rounds, combined.spread.told_in, combined.spread.statuses) == (
         4,
         3,
         {"pass": 3, worst: 1},
@@ -44,10 +44,10 @@ def test_one_round_that_is_no_pass_wins_over_all_that_are(worst: str) -> None:
 
 
 def test_the_worst_round_is_shown_and_of_two_alike_the_first() -> None:
-    check_module = folded(row("warn", 1), row("fail", 2), row("error", 3), row("fail", 4), row("skip"))
-    assert (check_module.status, check_module.value) == ("fail", 2)
-    assert check_module.spread is not None
-    assert check_module.spread.told_in == 2
+    combined = folded(row("warn", 1), row("fail", 2), row("error", 3), row("fail", 4), row("skip"))
+    assert (combined.status, combined.value) == ("fail", 2)
+    assert combined.spread is not None
+    assert combined.spread.told_in == 2
 
 
 def test_the_spread_is_of_every_round_whatever_it_came_to() -> None:
@@ -64,19 +64,19 @@ def repeated(*digests: str) -> OutcomeRow:
 
 def test_bits_that_change_between_rounds_fail_naming_the_gpu() -> None:
     assert folded(repeated("a", "a"), repeated("a", "a"), repeated("a", "a")).status == "pass"
-    check_module = folded(repeated("a", "a"), repeated("a", "a"), repeated("a", "b"), repeated("a", "a"))
-    assert (check_module.status, check_module.summary) == (
+    combined = folded(repeated("a", "a"), repeated("a", "a"), repeated("a", "b"), repeated("a", "a"))
+    assert (combined.status, combined.summary) == (
         "fail",
         "rank 1 on GPU-1 gave other bits than in the rounds before",
     )
-    assert check_module.remedy
-    assert check_module.spread is not None
-    assert (check_module.spread.told_in, check_module.spread.statuses) == (3, {"pass": 3, "fail": 1})
+    assert combined.remedy
+    assert combined.spread is not None
+    assert (combined.spread.told_in, combined.spread.statuses) == (3, {"pass": 3, "fail": 1})
 
 
 def test_who_judges_a_repeated_run_again_sees_the_bits_of_both_rounds() -> None:
-    check_module = folded(repeated("a"), repeated("b"))
-    assert check_module.ranks == [{"rank": 0, "device": "GPU-0", "digests": ["a", "a", "b", "b"], "repeats": 4}]
+    combined = folded(repeated("a"), repeated("b"))
+    assert combined.ranks == [{"rank": 0, "device": "GPU-0", "digests": ["a", "a", "b", "b"], "repeats": 4}]
 
 
 @pytest.mark.parametrize("details", [{}, {"bits": None}, {"bits": "a"}])
@@ -109,10 +109,10 @@ def test_rounds_are_really_run_and_the_bad_one_decides(
     add("counts", counted(tmp_path / "seen"), "ranks=1", VALUE)
     add("sound", "return {}", "ranks=1")
     run = run_site(repeat=3)
-    check_module = run.outcomes["counts"]
-    assert (check_module.status, check_module.value) == ("fail", 2)
-    assert check_module.spread is not None
-    assert check_module.spread.values == [1, 2, 3]
+    combined = run.outcomes["counts"]
+    assert (combined.status, combined.value) == ("fail", 2)
+    assert combined.spread is not None
+    assert combined.spread.values == [1, 2, 3]
     assert [o.spread.rounds for o in run.outcomes.values() if o.spread] == [3, 3]
     assert run.verdict.sentence.endswith("; 3 rounds")
     assert run.verdict.exit_code == 1
@@ -122,10 +122,10 @@ def test_a_performance_that_falls_short_once_in_a_round_has_its_second_look_in_t
     add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
 ) -> None:
     add("counts", counted(tmp_path / "seen"), "ranks=1, performance=True", VALUE.replace("failed(", "too_slow("))
-    check_module = run_site(repeat=2).outcomes["counts"]
-    assert check_module.status == "pass"
-    assert check_module.spread is not None
-    assert (check_module.spread.rounds, check_module.spread.values) == (2, [1, 3])
+    combined = run_site(repeat=2).outcomes["counts"]
+    assert combined.status == "pass"
+    assert combined.spread is not None
+    assert (combined.spread.rounds, combined.spread.values) == (2, [1, 3])
 
 
 def test_a_duration_is_at_least_one_round(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
