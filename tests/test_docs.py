@@ -46,7 +46,6 @@ NOT_RUN = {
     r"^envcheck fleet (report|history|plan)": "needs reports or an inventory of many nodes; tests/fleet runs it",
     r"^(cosign|pip) ": "is not a command of this project",
     r"^envcheck watch .*torchrun": "trains for minutes; tests/examples runs it",
-    r"^cosign ": "is not a command of this project",
     r"^envcheck judge": "its exit code is that of the report; tests/reports/test_rejudge.py runs it",
 }
 RETURNS = {
