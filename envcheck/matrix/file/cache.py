@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import os
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
@@ -71,6 +70,8 @@ def _read(path: Path, row: type[_Row]) -> _Row | None:
 
 
 def _write(parent: Path, name: str, value: object) -> None:
+    import tempfile  # noqa: PLC0415 (a cached file is read without it, and it takes as long as reading does)
+
     payload = msgspec.msgpack.encode(value)
     with contextlib.suppress(OSError):
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)

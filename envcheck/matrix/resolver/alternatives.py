@@ -28,8 +28,11 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
 class _Search:
     """A query to repeat with one axis changed, and what does not change between the repeats."""
 
-    def __init__(self, facts: Facts, query: Query, devices: list[Device], arch: HostArch, best: Candidate) -> None:
-        self.facts, self.query, self.devices, self.arch, self.best = facts, query, devices, arch, best
+    def __init__(
+        self, facts: Facts, query: Query, devices: list[Device], arch: HostArch, ranking: list[Candidate]
+    ) -> None:
+        self.facts, self.query, self.devices, self.arch = facts, query, devices, arch
+        self.ranking, self.best = ranking, ranking[0]
 
     def legal(self, query: Query, devices: list[Device] | None = None) -> list[Candidate]:
         """Return the legal candidates of another query on the same host."""
@@ -42,13 +45,14 @@ class _Search:
 
 
 def alternatives(
-    facts: Facts, query: Query, devices: list[Device], arch: HostArch, best: Candidate
+    facts: Facts, query: Query, devices: list[Device], arch: HostArch, ranking: list[Candidate]
 ) -> list[Alternative]:
-    """Return the nearest legal alternatives; for a compat verdict, those that make it native.
+    """Return the nearest legal alternatives to the best of `ranking`; for a compat verdict, those that make it native.
 
     If the best candidate already runs natively, return the newer torch that a cuda-compat package would allow.
     """
-    search = _Search(facts, query, devices, arch, best)
+    search = _Search(facts, query, devices, arch, ranking)
+    best = search.best
     if best.verdict.name == OK:
         return list(_with_package(search))
     offers = [*_drivers(search), *_smallest_upgrade(search), *_variants(search)]
@@ -183,7 +187,7 @@ def _without_package(search: _Search) -> Iterator[Alternative]:
 
 
 def _with_package(search: _Search) -> Iterator[Alternative]:
-    for candidate in search.legal(search.query):
+    for candidate in search.ranking:
         if candidate.verdict.name == FORWARD and key(candidate.torch) > key(search.best.torch):
             yield _alternative(
                 candidate, f"keep the driver, with cuda-compat: torch {candidate.torch} with {candidate.variant}"

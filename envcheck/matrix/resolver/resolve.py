@@ -109,7 +109,7 @@ def resolve(
     arch = host_arch(query, devices)
     ranking = candidates(facts, query, devices, arch) or [_no_release(matrix, query)]
     best = ranking[0]
-    offers = alternatives(facts, query, devices, arch, best)
+    offers = alternatives(facts, query, devices, arch, ranking)
     release = matrix.release(best.torch)
     images = _images(facts, query, devices, arch, ranking, read_here or {})
     return Resolution(
