@@ -7,7 +7,7 @@ Two environments with torch for CUDA 12 and 13 are installed once (12 GB, hard l
 same disk). `--cpu` is one with torch 2.13.0+cpu and Python 3.11. Each package of the list then comes in front of one
 of them, in a directory of its own. `--ffmpeg` are directories with FFmpeg's libraries, for torchcodec.
 
-Prints each environment with the status of `extensions` and `extensions-loaded` and every alarm. Exits 1 if there is one.
+Prints each environment with the status of `extensions` and `extensions-loaded` and every alarm; one exits with 1.
 """
 
 from __future__ import annotations

@@ -31,10 +31,12 @@ def show(
 
     `extended` is the answer again where it has extensions.
     """
-    for line in _head(answer):
+    cell, *pip = _head(answer)
+    steps = extended.commands[1:] if extended is not None else []
+    # A comment of the shell, so that the lines can be pasted as they are.
+    order = ["  # run these in this order:"] if steps else []
+    for line in [cell, *order, *pip, *(f"  {command}" for command in steps)]:
         click.echo(line)
-    for command in extended.commands[1:] if extended is not None else []:
-        click.echo(f"  {command}")
     if quiet:
         return
     if extended is not None:

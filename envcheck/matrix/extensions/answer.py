@@ -18,6 +18,8 @@ from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.resolver.alternatives import Alternative
 from envcheck.matrix.resolver.resolve import Resolution, resolve
 
+# How much alike two names are (difflib.get_close_matches) where one may be a slip of the other.
+_NEAR: Final = 0.8
 _BARE_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 
 
@@ -107,10 +109,12 @@ def _unknown(extensions: Extensions, name: str) -> ConfigError:
     names = [other for row in extensions.extensions for other in (row.name, *row.aliases)]
     import difflib  # noqa: PLC0415 (only for a name that is wrong)
 
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    near += [other for other in names if name in other and other not in near]
-    hint = f"did you mean {' or '.join(near[:3])}?" if near else f"it knows {', '.join(sorted(names))}"
-    return ConfigError(f"--with {name}: no facts about this extension, so nothing is known about its wheels", fix=hint)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=_NEAR)
+    near += [other for other in names if name in other.split("-") and other not in near]
+    hint = f"did you mean {' or '.join(near[:3])}? " if near else ""
+    message = f"--with {name}: no facts about this extension, so nothing is known about its wheels"
+    known = f"those that are known: {', '.join(sorted(names))}; your own: --extensions FILE"
+    return ConfigError(message, fix=f"{hint}{known}")
 
 
 def resolve_with(

@@ -142,6 +142,15 @@ def requested_devices(facts: Facts, query: Query) -> list[Device]:
     return list({device.label: device for device in devices}.values())
 
 
+def several_gpus(facts: Facts, query: Query) -> list[str]:
+    """Return a note where a GPU's name and another compute capability are given: that is a node of both."""
+    named = {facts.device(name).cc for name in query.gpus}
+    others = [cc for cc in query.cc if named and cc not in named]
+    names = f"--gpu {', '.join(query.gpus)} has compute capability {', '.join(sorted(named))}"
+    fix = "leave one of the two out if you mean one GPU"
+    return [f"{names}: --cc {cc} is taken as another GPU of the same node; {fix}" for cc in others]
+
+
 def host_arch(query: Query, devices: list[Device]) -> HostArch:
     """Return the query's host architecture, else that of the GPUs, else x86_64. Raises ConfigError for a mix."""
     if query.arch is not None:

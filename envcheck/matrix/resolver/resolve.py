@@ -14,7 +14,14 @@ from envcheck.matrix.facts.versions import key
 from envcheck.matrix.resolver.alternatives import Alternative, alternatives
 from envcheck.matrix.resolver.candidates import Candidate, candidates
 from envcheck.matrix.resolver.notes import notes as noted
-from envcheck.matrix.resolver.query import Query, host_arch, requested_devices, validate, with_whole_driver
+from envcheck.matrix.resolver.query import (
+    Query,
+    host_arch,
+    requested_devices,
+    several_gpus,
+    validate,
+    with_whole_driver,
+)
 from envcheck.matrix.resolver.verdict import LEGAL, NO_WHEEL, OK, Verdict, driver_verdict, runs_on
 
 __all__ = [
@@ -125,7 +132,7 @@ def resolve(
         buildable=next((str(cell) for cell in images), None),
         install=_install(matrix, best) if best.legal else [],
         index="" if release is None or _default_index(release, best, arch) else f"whl/{best.variant}",
-        notes=[*notes, *noted(facts, query, devices, arch, best, offers, base_cuda)],
+        notes=[*notes, *several_gpus(facts, query), *noted(facts, query, devices, arch, best, offers, base_cuda)],
         read_here=read_here or {},
         ranked=[
             RankedCell(cell=str(cell), verdict=row.verdict.name, verified=row.verdict.verified)

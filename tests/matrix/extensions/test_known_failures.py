@@ -1,0 +1,98 @@
+"""Each failure that users of extensions report is foreseen: what they met, and the answer that keeps them from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+from msgspec import structs
+
+from envcheck.cli.shared.extension_text import commands
+from envcheck.matrix.extensions.answer import ExtensionResolution
+
+AskWith = Callable[..., ExtensionResolution]
+
+
+class RefusedQuestion(NamedTuple):
+    """A question, the word of the answer, and words of its reason."""
+
+    names: list[str]
+    axes: dict[str, Any]
+    word: str
+    reason: str
+
+
+H100 = {"gpus": ["H100"]}
+REFUSED: dict[str, RefusedQuestion] = {
+    "1 undefined symbol of c10": RefusedQuestion(
+        ["torchcodec==0.10.0"], {"torch": "2.13.0"}, "torch-abi", "torch ==2.10.*"
+    ),
+    "3 libcudart.so.13 is not there": RefusedQuestion(
+        ["torchao==0.17.0"], {"torch": "2.11.0", "variant": "cu128"}, "cuda-major", "the libraries of CUDA 13"
+    ),
+    "4 no kernel image is available": RefusedQuestion(["faiss-gpu-cu12"], H100, "no-gpu-code", "9.0"),
+    "5 torch is replaced": RefusedQuestion(
+        ["vllm==0.16.0"], {"torch": "2.10.0"}, "torch-pinned", "requires torch==2.9.1"
+    ),
+    "6 two extensions exclude each other": RefusedQuestion(
+        ["vllm", "sglang"], H100, "pins-conflict", "vllm 0.16.0 needs"
+    ),
+    "7 another triton": RefusedQuestion(["mamba-ssm"], {"torch": "2.8.0", **H100}, "pins-conflict", "triton==3.4.0"),
+    "8 no wheel for this Python": RefusedQuestion(["vllm"], {"python": "3.13t", **H100}, "no-python", "cp38-abi3"),
+}
+
+
+@pytest.mark.parametrize("symptom", REFUSED)
+def test_what_would_fail_is_refused_with_its_reason(ask_with: AskWith, symptom: str) -> None:
+    names, axes, word, reason = REFUSED[symptom]
+    answer = ask_with(*names, **axes)
+    assert (answer.cell, answer.verdict) == (None, word)
+    assert any(reason in each.reason for each in answer.refused), answer.refused
+
+
+@pytest.mark.parametrize(("torch", "strings"), [("2.6.0", "FALSE"), ("2.8.0", "TRUE")])
+def test_failure_2_the_wheel_has_the_strings_of_its_torch(ask_with: AskWith, torch: str, strings: str) -> None:
+    (flash,) = ask_with("flash-attn", torch=torch, **H100).extensions
+    assert f"torch{torch[:3]}cxx11abi{strings}-" in (flash.file or "")
+
+
+def test_failure_9_a_build_has_torch_enough_memory_and_the_right_gpus(ask_with: AskWith) -> None:
+    """Users met: No module named torch, a compiler that was killed, a build of hours, one against another torch."""
+    answer = ask_with("flash-attn", torch="2.12.0", **H100)
+    (flash,) = answer.extensions
+    assert flash.verdict == "source-only"
+    assert "build it in `devel` with nvcc 13.0" in flash.reason
+    assert "min" in flash.reason
+    torch, build, last = commands(structs.replace(answer, pip="pip install torch==2.12.0"), ["9.0"])
+    assert torch == "pip install torch==2.12.0"
+    # In pip's isolated environment there is no torch, or the newest one.
+    assert "--no-build-isolation" in build
+    assert "--no-deps" in build
+    # One compiler for each 8 GiB that are free, for no GPU but those of the question.
+    assert build.startswith('TORCH_CUDA_ARCH_LIST="9.0" MAX_JOBS=')
+    assert "/ 8 + 1" in build
+    assert last.startswith("pip install torch==2.12.0")
+
+
+def test_failure_10_what_compiles_at_first_use_says_what_that_needs(ask_with: AskWith) -> None:
+    (deepspeed,) = ask_with("deepspeed", **H100).extensions
+    assert (deepspeed.verdict, "nvcc" in deepspeed.reason) == ("jit", True)
+
+
+def test_a_gpu_and_another_compute_capability_are_two_gpus_and_say_so(ask_with: AskWith) -> None:
+    notes = ask_with("vllm", gpus=["H100"], cc=["8.0"]).notes
+    assert [note for note in notes if note.startswith("--gpu H100 has compute capability 9.0: --cc 8.0 is taken as")]
+    assert not [note for note in ask_with("vllm", gpus=["H100"], cc=["9.0"]).notes if "is taken as" in note]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("flash-atn", "did you mean flash-attn"), ("conv1d", "did you mean causal-conv1d?"), ("numpy", "")],
+)
+def test_an_unknown_extension_says_which_are_known(ask_with: AskWith, name: str, meant: str) -> None:
+    with pytest.raises(Exception, match="no facts about this extension") as raised:
+        ask_with(name)
+    fix = str(getattr(raised.value, "fix", ""))
+    assert fix.startswith(meant or "those that are known: apex, auto-gptq")
+    assert "xformers; your own: --extensions FILE" in fix
