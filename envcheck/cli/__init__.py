@@ -27,7 +27,7 @@ COMMANDS: Final = {
     "lock": "Pin a cell's packages with hashes.",
     "render": "Write a cell's Dockerfile, or a whole build context.",
     "mirror": "Choose, measure, configure and run mirrors.",
-    "fetch": "Fetch files of known hashes, whole or not at all.",
+    "fetch": "Fetch files and verify them against known hashes.",
     "store": "Keep files by hash, release them, carry them to machines without a network.",
     "build": "Build a cell's image or environment and prove it is what its tag says.",
     "run": "Validate an environment: this one, another Python's, or an image's.",
@@ -134,8 +134,8 @@ def prepare(command: click.Command, path: str) -> None:
 )
 @click.version_option(__version__, prog_name="envcheck")
 @click.option("--matrix", type=click.Path(path_type=Path), help="Facts and choices to use instead of the shipped ones.")
-@click.option("--verbose", is_flag=True, help="Say more: the whole output of a build.")
-@click.option("--quiet", is_flag=True, help="Say only the result.")
+@click.option("--verbose", is_flag=True, help="Show more: the whole output of a build.")
+@click.option("--quiet", is_flag=True, help="Print only the result.")
 @click.pass_context
 def cli(ctx: click.Context, *, matrix: Path | None, verbose: bool, quiet: bool) -> None:
     """PyTorch/CUDA environments that are proven, not hoped for.

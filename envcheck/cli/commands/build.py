@@ -101,7 +101,7 @@ class BuildOptions(NamedTuple):
     default=REPOSITORY,
     show_default=True,
     metavar="REPOSITORY[:TAG]",
-    help="Image name. Without TAG, the tags say every axis.",
+    help="Image name. Without TAG, the tag names torch, CUDA, Python and target.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Where the venv engine puts the environment.")
 @click.option(
@@ -116,7 +116,7 @@ class BuildOptions(NamedTuple):
     default="auto",
     show_default=True,
     type=click.Choice(["auto", "registry", "bootstrap"]),
-    help="Where the base is from. auto: bootstrapped where no registry has it.",
+    help="Source of the base image. auto: bootstrap it if no registry has it.",
 )
 @click.option("--timeout", default=7200.0, show_default=True, type=FiniteRange(min=1), help="Seconds.")
 @click.option(
@@ -126,9 +126,7 @@ class BuildOptions(NamedTuple):
     help="Where the locks are. [images/]",
 )
 @click.option("--prefetch", is_flag=True, help="Fetch all into the store first, then build without any network.")
-@click.option(
-    "--store", type=click.Path(path_type=Path), help="The store of --prefetch. [$XDG_DATA_HOME/envcheck/store]"
-)
+@click.option("--store", type=click.Path(path_type=Path), help="Store for --prefetch. [$XDG_DATA_HOME/envcheck/store]")
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop. An engine that you name must answer.")
 @click.option("--bake", is_flag=True, help="Print the plan as bake JSON and stop (docker only).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result, or with --dry-run the plan, as JSON.")
@@ -151,8 +149,8 @@ def command(options: BuildOptions, settings: Settings) -> None:
     the build has no network (docker needs buildx, podman 4.2). If a mirror fails, envcheck says why and tries the next
     one. `envcheck --verbose` shows the build's output, `--quiet` only the result.
 
-    Exit 0: built, or there already; 1: the build failed, or breaks a promise; 2: wrong usage; 3: an engine, a Python or
-    an index is missing.
+    Exit 0: built, or already present; 1: the build failed, or breaks a promise; 2: wrong usage; 3: an engine, a
+    Python or an index is missing.
     """
     from envcheck.cli.build.cell_to_build import locked_specs, refuse_without_lock, spec_to_build
     from envcheck.cli.build.printed import show_unlocked

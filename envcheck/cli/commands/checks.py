@@ -51,16 +51,16 @@ class ChecksOptions(NamedTuple):
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON, limits and all.")
 @takes(ChecksOptions)
 def command(options: ChecksOptions) -> int:
-    """List every check, or say all about one: promise, needs, cost, limits.
+    """List every check, or describe one: promise, needs, cost, limits.
 
-    A file of --checks that is no check is named on standard error, and the others are listed.
+    A file of --checks that is not a check is named on standard error, and the others are listed.
 
     \b
     envcheck checks
     envcheck checks --level quick
     envcheck checks gemm-throughput
 
-    Exit 0: listed; 2: a file of --checks is no check, or wrong usage.
+    Exit 0: listed; 2: a file of --checks is not a check, or wrong usage.
     """
     import json
 

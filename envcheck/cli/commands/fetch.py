@@ -67,8 +67,8 @@ class FetchOptions(NamedTuple):
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Every file of one lock: a cell's, a model's, a dataset's, or requirements with hashes.",
 )
-@click.option("--model", metavar="REPO@REV", help="A Hugging Face model, laid out as HF_HUB_CACHE wants it.")
-@click.option("--dataset", metavar="REPO@REV", help="A Hugging Face dataset, laid out the same way.")
+@click.option("--model", metavar="REPO@REV", help="A Hugging Face model, in the layout of HF_HUB_CACHE.")
+@click.option("--dataset", metavar="REPO@REV", help="A Hugging Face dataset, in the same layout.")
 @click.option("--trust-mirror", is_flag=True, help="Trust the mirror for a model's hashes.")
 @click.option(
     "--mirror",
@@ -91,7 +91,7 @@ class FetchOptions(NamedTuple):
 @click.pass_obj
 @takes(FetchOptions)
 def command(options: FetchOptions, settings: Settings) -> int:
-    """Fetch files of known hashes, whole or not at all, and continue an earlier run.
+    """Fetch files, verify their hashes, and continue an interrupted run.
 
     CELL is a published cell, or a glob for several: every wheel of its locks. URL is one file.
 

@@ -43,7 +43,7 @@ class LockOptions(NamedTuple):
     "--images",
     "images_dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where the cells are; a new directory is made. [images/]",
+    help="Where the cells are; created if it does not exist. [images/]",
 )
 @click.option(
     "--target",
@@ -83,8 +83,8 @@ def command(options: LockOptions, settings: Settings) -> None:
     date, no mirror. A cell that cannot be locked keeps its old locks and is named at the end. A model's lock is made
     from the profile's `hf.trusted`, or huggingface_hub's own endpoint, and `envcheck fetch --lock` takes it.
 
-    With --with nothing is locked: the releases that the facts call fitting are resolved by the installer, and a
-    disagreement is said.
+    With --with nothing is locked: the installer resolves the releases that fit according to the facts, and a
+    disagreement is reported.
 
     Exit 0: all are locked, or the installer agrees; 2: wrong usage; 3: a cell could not be locked, or it disagrees.
     """

@@ -72,7 +72,7 @@ def command(options: RenderImagesOptions, settings: Settings) -> None:
     """Write images/<cell>/ from the matrix, the locks and templates/, or one cell's build context.
 
     CELL is a cell's name or a glob; all cells without one. Without CELL, the Dockerfiles and
-    locks of cells that are gone are removed.
+    locks of cells that no longer exist are removed.
 
     Exit 0: written, or with --check nothing differs; 1: files differ; 2: wrong usage.
     """

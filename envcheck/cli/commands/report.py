@@ -59,7 +59,7 @@ def command() -> None:
     envcheck report convert envcheck-report.json --format html -o report.html
     envcheck report schema > report.schema.json
 
-    Exit 0: done, whatever the report says; 2: no report there, or wrong usage.
+    Exit 0: done, whatever the report's verdict; 2: FILE is not a report, or wrong usage.
     """
 
 
@@ -94,7 +94,7 @@ def convert(options: ReportConvertOptions) -> None:
     envcheck report convert r.json --format prometheus \\
         -o /var/lib/node_exporter/textfile/envcheck.prom
 
-    A file is replaced whole or not at all, as scrapers need it. node_exporter's
+    A file is replaced atomically, because scrapers may read it at any time. node_exporter's
     textfile collector reads files that end in .prom, and no other.
     """
     from envcheck import safe_files
@@ -114,7 +114,9 @@ def convert(options: ReportConvertOptions) -> None:
 @command.command()
 @click.argument("before", type=_REPORT)
 @click.argument("after", type=_REPORT)
-@click.option("--threshold", type=FiniteRange(0, 1), metavar="SHARE", help="Slower by less is the same [0.05].")
+@click.option(
+    "--threshold", type=FiniteRange(0, 1), metavar="SHARE", help="Smaller changes of a speed do not count [0.05]."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
 @click.pass_context
 @takes(ReportCompareOptions)
@@ -124,11 +126,10 @@ def compare(options: ReportCompareOptions, ctx: click.Context) -> None:
     \b
     envcheck report compare last-week.json envcheck-report.json
 
-    A GPU is the same one by its UUID. A speed is slower when the median over its
+    GPUs are matched by their UUIDs. A speed is slower when the median over its
     curve fell by more than the threshold (5 % on GPUs, 30 % on a CPU), by more
-    than 4 standard errors of that median, and by more than either run's own
-    repeats are apart. Exit 0: nothing got worse; 1: something did; 3: the two
-    have nothing in common.
+    than 4 standard errors of that median, and by more than the repeats of either run differ. Exit 0: nothing got
+    worse; 1: something did; 3: the two have nothing in common.
     """
     from envcheck.reports.comparison.compare import compare as compared
     from envcheck.reports.comparison.compare import encode, lines

@@ -61,7 +61,9 @@ class ResolveOptions(NamedTuple):
 @click.option("--cuda", metavar="X.Y", help="The same by CUDA version, e.g. 12.8.")
 @click.option("--python", metavar="X.Y", help="Python version, e.g. 3.12 or 3.13t.")
 @click.option("--driver", metavar="VERSION", help="NVIDIA driver, 570.124.06, or its branch, 570.")
-@click.option("--gpu", "gpus", multiple=True, metavar="NAME", help="GPU model; again for a node of several.")
+@click.option(
+    "--gpu", "gpus", multiple=True, metavar="NAME", help="GPU model. Repeatable, for a node with several models."
+)
 @click.option("--cc", multiple=True, metavar="X.Y", help="Compute capability, for a GPU without a name.")
 @click.option("--arch", type=click.Choice(list(ARCHS)), help="Host architecture.")
 @click.option("--base-cuda", metavar="X.Y", help="Also say what an nvidia/cuda base image of that CUDA refuses.")
@@ -70,7 +72,7 @@ class ResolveOptions(NamedTuple):
     "requirements",
     multiple=True,
     metavar="NAME[SPEC]",
-    help='A native extension that must fit too: flash-attn, "vllm>=0.16"; again for several.',
+    help='A native extension that must fit too: flash-attn, "vllm>=0.16". Repeatable.',
 )
 @click.option(
     "--third-party", is_flag=True, help="Allow wheels that other authors built; the newest torch comes first."
@@ -79,7 +81,7 @@ class ResolveOptions(NamedTuple):
     "--extensions",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="A site's own facts about extensions, beside those shipped.",
+    help="Your own facts about extensions, in addition to the shipped ones.",
 )
 @click.option(
     "--mirror",
@@ -89,7 +91,7 @@ class ResolveOptions(NamedTuple):
     help="Mirror profile whose PyTorch index the pip command names.",
 )
 @click.option("--all", "everything", is_flag=True, help="List every cell with its verdict.")
-@click.option("--here/--no-here", default=None, help="Read off this node what is not given, or leave it free.")
+@click.option("--here/--no-here", default=None, help="Read what is not given from this node, or leave it open.")
 @click.option("--json", "as_json", is_flag=True, help="Print envcheck/resolution/1.")
 @click.pass_obj
 @takes(ResolveOptions)

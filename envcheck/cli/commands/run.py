@@ -81,9 +81,9 @@ class RunOptions(NamedTuple):
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="Directory with your own checks (node/*.py, env/*.py).",
 )
-@click.option("--require-gpu", is_flag=True, help="Fail where there is no GPU, instead of skipping.")
+@click.option("--require-gpu", is_flag=True, help="Fail if there is no GPU, instead of skipping.")
 @click.option(
-    "--requirements", metavar="FILE", help="Fail if the node lacks what this TOML file (or: hgx-h100) asks for."
+    "--requirements", metavar="FILE", help="Fail if the node lacks what this TOML file (or: hgx-h100) requires."
 )
 @click.option("--nproc", type=click.IntRange(1), default=2, show_default=True, help="Ranks of a group on a CPU.")
 @click.option("--timeout", type=FiniteRange(0.1), help="End each check after so many seconds, not after its own limit.")
@@ -127,9 +127,8 @@ def command(options: RunOptions, ctx: click.Context) -> None:
     envcheck run --baseline good.json            compare with an earlier run
 
     Under a launcher (srun, torchrun, mpirun, an indexed Job) one process of a
-    node runs the checks, and the others exit 0. With several nodes each
-    writes files of its own: envcheck-report-<node>.json, DIR/<node>.json, and
-    FILE gets -<node> before its suffix.
+    node runs the checks, and the others exit 0. With several nodes each writes its own files:
+    envcheck-report-<node>.json, DIR/<node>.json, and FILE gets -<node> before its suffix.
 
     Nothing is installed in the environment. Exit 0: all required checks passed;
     1: a check failed; 2: wrong usage; 3: something could not be checked. Checks

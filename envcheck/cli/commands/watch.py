@@ -37,14 +37,14 @@ class WatchOptions(NamedTuple):
 @click.pass_context
 @takes(WatchOptions)
 def command(options: WatchOptions, ctx: click.Context) -> None:
-    """Run COMMAND, sample GPUs and processes while it runs, and say what slowed it.
+    """Run COMMAND, sample GPUs and processes while it runs, and report what slowed it down.
 
     \b
     envcheck watch -- torchrun --nproc-per-node 8 train.py
     envcheck watch --html run.html --openmetrics run.om -- python train.py
 
     Standard output stays the command's; the summary goes to standard error.
-    The exit code is the command's: 128+n if signal n ended it, 127 if it is not there, 126 if it cannot be started.
+    The exit code is the command's: 128+n if signal n ended it, 127 if it is not found, 126 if it cannot be started.
     """
     from envcheck.errors import ConfigError
     from envcheck.node.collect import find_library

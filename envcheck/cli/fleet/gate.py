@@ -53,18 +53,16 @@ class GateOptions(NamedTuple):
 @click.option("--python", metavar="PATH", help="The interpreter, or environment, to judge (with --image: in it).")
 @click.option("--image", metavar="REF", help="A local image to judge; by digest, a fresh verdict needs no engine.")
 @click.option("--level", type=click.Choice(LEVELS), default="quick", show_default=True, help="How much to check.")
-@click.option("--require-gpu", is_flag=True, help="Fail where there is no GPU, instead of skipping.")
-@click.option(
-    "--max-age", type=Duration(), default="15m", show_default=True, help="Believe the last verdict for so long."
-)
-@click.option("--budget", type=Duration(), default="60s", show_default=True, help="End a run of its own after this.")
+@click.option("--require-gpu", is_flag=True, help="Fail if there is no GPU, instead of skipping.")
+@click.option("--max-age", type=Duration(), default="15m", show_default=True, help="Oldest verdict to accept.")
+@click.option("--budget", type=Duration(), default="60s", show_default=True, help="Time limit for the checks.")
 @click.option("--drain", is_flag=True, help="After a failed check, drain this Slurm node with the reason.")
 @click.option(
     "--on-error",
     type=click.Choice(("refuse", "admit")),
     default="refuse",
     show_default=True,
-    help="What to do where nothing can be said: refuse (exit 2 or 3), or admit (exit 0).",
+    help="What to do if the node cannot be judged: refuse (exit 2 or 3), or admit (exit 0).",
 )
 @click.pass_context
 @takes(GateOptions)
@@ -75,12 +73,11 @@ def command(options: GateOptions, ctx: click.Context) -> None:
     envcheck fleet gate --image REF@sha256:... --require-gpu --drain
     envcheck fleet gate --max-age 15m --budget 60s
 
-    The last verdict of `envcheck run` or of this command answers, where it is
-    fresh and of this environment, node, boot, driver and number of GPUs, and
-    of this level or a higher one. Else a run within --budget does. The verdicts
-    are kept below $ENVCHECK_HOME, of the user who ran it.
+    The last verdict of `envcheck run` or of this command counts if it is fresh and is of this environment, node,
+    boot, driver and number of GPUs, and of this level or a higher one. Otherwise the checks run, within --budget.
+    Verdicts are kept below the user's $ENVCHECK_HOME.
 
-    Exit 0: let work in; 1: a check failed; 2: wrong usage; 3: undetermined.
+    Exit 0: the node may take work; 1: a check failed; 2: wrong usage; 3: undetermined.
     Only 1 drains, with the reason "envcheck: CHECK: WHAT".
     """
     node = this_boot()

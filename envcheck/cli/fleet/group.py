@@ -13,8 +13,8 @@ COMMANDS: Final = {
     "render": "Write the files with which Slurm or Kubernetes starts envcheck.",
     "gate": "Say whether this node may take work now.",
     "pairs": "Find the node, link or GPU at fault by tests of groups.",
-    "plan": "Say which published cells cover all nodes, and what a driver would buy.",
-    "history": "Say how often a node or a GPU failed, and for what.",
+    "plan": "Say which published cells cover all nodes, and what a newer driver would add.",
+    "history": "Say how often a node or a GPU failed, and why.",
     "schema": "Print the JSON Schemas.",
 }
 

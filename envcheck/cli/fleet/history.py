@@ -37,15 +37,16 @@ class FleetHistoryOptions(NamedTuple):
 @click.option("--json", "as_json", is_flag=True, help="Print envcheck/fleet-history/1.")
 @takes(FleetHistoryOptions)
 def command(options: FleetHistoryOptions) -> None:
-    """Say how often a node or a GPU failed, and for what.
+    """Say how often a node or a GPU failed, and why.
 
-    A GPU is known by its UUID wherever it was: the beginning of the UUID is enough. Only findings that name it count.
+    A GPU is identified by its UUID, whichever node it was in; the beginning of the UUID is enough. Only findings
+    that name it count.
 
     \b
     envcheck fleet history n17 --db fleet.db
     envcheck fleet history GPU-5a1c --db fleet.db
 
-    Exit 0: printed, whatever happened; 2: the database has nothing about it, or wrong usage.
+    Exit 0: printed; 2: the database has nothing about it, or wrong usage.
     """
     import msgspec
 

@@ -62,7 +62,7 @@ def command(options: FleetPairsOptions) -> None:
     \b
     envcheck fleet pairs --nodes 'n[1-64]' --group-command './group.sh {reports}' --dry-run
 
-    A run that was killed goes on with the same command.
+    To continue a killed run, give the same command again.
     Exit 0: every node passed in a group; 1: a fault; 2: wrong usage; 3: undetermined: a group never formed.
     """
     from envcheck.exclusive import held

@@ -35,10 +35,10 @@ class FleetPlanOptions(NamedTuple):
 @click.pass_obj
 @takes(FleetPlanOptions)
 def command(options: FleetPlanOptions, settings: Settings) -> None:
-    """Say which published cells cover all nodes, with the fewest images, and what each driver upgrade would buy.
+    """Say which published cells cover all nodes, with the fewest images, and what each driver upgrade would add.
 
     Nodes are read from reports, or from a CSV file with the header node,gpu,driver[,arch][,count]; a node may be a host
-    list. The number of cells is the least there is; of choices as small the one whose oldest torch is newest.
+    list. The plan has the fewest cells; among equally small plans it is the one whose oldest torch is newest.
 
     \b
     envcheck fleet plan inventory.csv --torch '>=2.6'

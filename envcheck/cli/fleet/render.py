@@ -48,14 +48,16 @@ class FleetRenderOptions(NamedTuple):
 @click.option("--nodes", type=click.IntRange(1, 100_000), default=1, show_default=True, help="How many nodes.")
 @click.option("--gpus", type=click.IntRange(0, 64), default=8, show_default=True, help="GPUs of a node; 0: none.")
 @click.option("--level", type=click.Choice(LEVELS), default="quick", show_default=True, help="How much to check.")
-@click.option("--max-age", type=Duration(), default="15m", show_default=True, help="Gates believe a verdict so long.")
-@click.option("--budget", type=Duration(), default="60s", show_default=True, help="A gate's own run ends after this.")
+@click.option("--max-age", type=Duration(), default="15m", show_default=True, help="Oldest verdict that gates accept.")
+@click.option(
+    "--budget", type=Duration(), default="60s", show_default=True, help="Time limit for the checks of a gate."
+)
 @click.option(
     "--on-error",
     type=click.Choice(("refuse", "admit")),
     default="refuse",
     show_default=True,
-    help="What gates do where nothing can be said.",
+    help="What gates do if the node cannot be judged.",
 )
 @click.option("--program", metavar="PATH", help="Slurm: envcheck on the nodes. [this one]")
 @click.option(
@@ -78,9 +80,8 @@ def command(options: FleetRenderOptions, settings: Settings) -> None:
     envcheck fleet render slurm --image REF@sha256:... --nodes 16 -o slurm/
     envcheck fleet render kubernetes sweep --image REF@sha256:... --nodes 16
 
-    Without --output the files are printed, one after the other. A NAME is a
-    file's, such as prolog.sh, or its first word.
-    Exit 2: a value cannot stand in a script or manifest, or no file has that name.
+    Without --output the files are printed, one after the other. NAME is the name of a file, such as prolog.sh, or
+    its first word. Exit 2: a value cannot be used in a script or manifest, or no file has that name.
     """
     from envcheck import safe_files
     from envcheck.fleet.launch_files.files import launch_files

@@ -50,9 +50,9 @@ class FleetReportOptions(NamedTuple):
 @click.option(
     "--expect", metavar="FILE|NODELIST", help="The nodes that must have a report: n[1-64], or a file of names."
 )
-@click.option("--by", type=Axes(), default="gpu,cell,driver", show_default=True, help="What makes nodes of one kind.")
-@click.option("--max-age", type=Duration(), default="24h", show_default=True, help="A report that is older is stale.")
-@click.option("--db", type=_FILE, help="Keep what was read there: next time only new files are read.")
+@click.option("--by", type=Axes(), default="gpu,cell,driver", show_default=True, help="What defines a kind of node.")
+@click.option("--max-age", type=Duration(), default="24h", show_default=True, help="Older reports are stale.")
+@click.option("--db", type=_FILE, help="Database of the reports read so far; only new files are read again.")
 @click.option("--html", type=_FILE, help="Write one page: nodes and checks, curves, drift.")
 @click.option("--strict", is_flag=True, help="Drift and outliers count as failures, and leave `use now`.")
 @click.option("--json", "as_json", is_flag=True, help="Print envcheck/fleet/1.")

@@ -58,7 +58,7 @@ class ImagesAuditOptions(NamedTuple):
 @click.pass_obj
 @takes(ImagesAuditOptions)
 def command(options: ImagesAuditOptions, settings: Settings) -> int:
-    """Compare a cell's locked packages with the known vulnerabilities of an OSV database that you bring.
+    """Compare a cell's locked packages with the known vulnerabilities of an OSV database that you provide.
 
     It covers the packages of the target and those of envcheck's own environment in the image, and contacts nothing.
     Records of one vulnerability (GHSA, PYSEC, CVE) are one finding.

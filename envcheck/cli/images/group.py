@@ -12,7 +12,7 @@ COMMANDS: Final = {
     "list": "List the cells: what runs when no command is named.",
     "audit": "Compare a cell's packages with known vulnerabilities.",
     "sbom": "Print the bill of materials of a cell's image.",
-    "size": "Say where the bytes of a local image are.",
+    "size": "Show what uses the space in a local image.",
 }
 
 
@@ -24,5 +24,5 @@ def command() -> None:
     envcheck images
     envcheck images 'torch2.8*' --json
 
-    Exit 0: listed, whatever lacks a lock; 2: a lock cannot be used, or wrong usage.
+    Exit 0: listed, even if a cell lacks a lock; 2: a lock cannot be used, or wrong usage.
     """

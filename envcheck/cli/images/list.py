@@ -40,7 +40,9 @@ class ImagesListOptions(NamedTuple):
 
 @click.command("list", epilog="Example: envcheck images 'torch2.8*' --json")
 @click.argument("selectors", nargs=-1, metavar="[CELL]...", shell_complete=completion.cells)
-@click.option("--format", type=click.Choice(registry.names()), help="Print what this program reads, not the list.")
+@click.option(
+    "--format", type=click.Choice(registry.names()), help="Print the file that this program reads, not the list."
+)
 @click.option("--target", type=click.Choice(get_args(Target)), help="Only this target of each cell.")
 @click.option(
     "--platform",
@@ -48,10 +50,10 @@ class ImagesListOptions(NamedTuple):
     help="With --format: only this platform. [all; linux/amd64 where the format takes one]",
 )
 @click.option(
-    "--repository", default=REPOSITORY, show_default=True, help="What the tags name, with --format: HOST/NAME."
+    "--repository", default=REPOSITORY, show_default=True, help="Repository of the tags, with --format: HOST/NAME."
 )
 @click.option("--changed-since", metavar="REV", help="Only cells that differ from this revision of git.")
-@click.option("--changed", metavar="FILE", help="Only cells that these changed paths touch, one a line; - is stdin.")
+@click.option("--changed", metavar="FILE", help="Only cells that these changed paths touch, one per line; - is stdin.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: envcheck/images/1.")
 @click.option(
     "--images",
@@ -68,7 +70,8 @@ def command(options: ImagesListOptions, settings: Settings) -> int:
     standard error; the other cells are listed. A changed template touches every cell, and a changed file of
     images/CELL/ that cell.
 
-    Exit 0: listed, whatever lacks a lock; 2: a lock cannot be used, or wrong usage; 3: git is needed and not there.
+    Exit 0: listed, even if a cell lacks a lock; 2: a lock cannot be used, or wrong usage; 3: git is needed but not
+    installed.
     """
     from envcheck.cli.images.selection import selected, specs_of
     from envcheck.data import data_path

@@ -33,11 +33,11 @@ class ImageSizeOptions(NamedTuple):
 @takes(ImageSizeOptions)
 @terminable()
 def command(options: ImageSizeOptions, settings: Settings) -> None:
-    """Print where the bytes of a local image are: layers, packages, libraries that are there twice, what is not needed.
+    """Print where the bytes of a local image are: layers, packages, duplicate libraries, files that are not needed.
 
     Sizes are those of the files, unpacked. The image is started once, without a network, to count its files.
 
-    Exit 0: measured; 1: it has no Python; 2: wrong usage, or it is not here; 3: no engine answers.
+    Exit 0: measured; 1: it has no Python; 2: wrong usage, or there is no such image; 3: no engine answers.
     """
     import msgspec
 

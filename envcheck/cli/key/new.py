@@ -32,7 +32,7 @@ class KeyNewOptions(NamedTuple):
 @click.command("new")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
-    "--password", is_flag=True, type=_Switch(), help="Ask for a password; ENVCHECK_KEY_PASSWORD answers without asking."
+    "--password", is_flag=True, type=_Switch(), help="Ask for a password, unless ENVCHECK_KEY_PASSWORD is set."
 )
 @click.pass_context
 @takes(KeyNewOptions)

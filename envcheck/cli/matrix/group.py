@@ -66,7 +66,7 @@ class MatrixCheckOptions(NamedTuple):
 
 @click.group()
 def command() -> None:
-    """Show, lint and refresh the facts that every answer stands on.
+    """Show, lint and refresh the facts that every answer is based on.
 
     \b
     envcheck matrix show --torch 2.8
@@ -187,17 +187,17 @@ def _driver_table(matrix: Matrix) -> Table:
     return table
 
 
-@command.command(short_help="Lint the facts; with --online ask the index too.")
-@click.option("--online", is_flag=True, help="Also ask the package index, through uv as it is configured here.")
+@command.command(short_help="Lint the facts; with --online, query the index too.")
+@click.option("--online", is_flag=True, help="Also query the package index, through uv as it is configured here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_obj
 @takes(MatrixCheckOptions)
 def check(options: MatrixCheckOptions, settings: Settings) -> None:
-    """Lint the facts: sources, floors, orders, companions, bases and images, and the file's form.
+    """Lint the facts: sources, floors, orders, companions, bases and images, and the file's format.
 
-    --online takes minutes: it asks for every release, and says what it asked and what it did not.
+    --online takes minutes: it queries every release, and lists what it queried and what it did not.
 
-    Exit status: 0 nothing found, 1 findings, 2 the file cannot be read, 3 the index cannot be asked.
+    Exit status: 0 nothing found, 1 findings, 2 the file cannot be read, 3 the index cannot be reached.
 
     \b
     envcheck matrix check

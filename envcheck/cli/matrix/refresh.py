@@ -61,7 +61,7 @@ def command(options: MatrixRefreshOptions, settings: Settings) -> None:
     architectures and Pythons that the matrix lacks become rows in its canonical form, each with a source and
     `verified: false`. Which cells are published does not change, and no row is removed.
 
-    Exit 0: read, whatever was new; 2: wrong usage; 3: an index cannot be read, and nothing has changed.
+    Exit 0: the indexes were read; 2: wrong usage; 3: an index cannot be read, and nothing has changed.
     """
     if options.extensions is not None:
         _refresh_extensions(options, options.extensions)

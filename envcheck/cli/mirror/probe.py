@@ -78,9 +78,9 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
 
     A mirror must have every file, with the right hash or size, valid certificates and working range requests. A mirror
     that passes gets points for protocol, rate, latency and freshness. Mirrors that redirect to hosts that their profile
-    does not name come last. Without --mirror, the command probes this machine's configuration, your choice and every
-    preset with such an index. With --need, it compares the URLs with each other and with the mirrors for the same wheel
-    or file of a model; URLs use the CA and netrc file of the first mirror.
+    does not name come last. Without --mirror, the command probes this machine's configuration, your choice and
+    every preset that has an index for these files. With --need, it compares the URLs with each other and with the
+    mirrors for the same wheel or file of a model; URLs use the CA and netrc file of the first mirror.
 
     \b
     envcheck mirror probe torch2.13.0-cpu-py311

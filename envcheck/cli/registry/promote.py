@@ -34,11 +34,13 @@ class PromoteOptions(NamedTuple):
 
 @click.command()
 @click.argument("reference", metavar="REF@sha256:...")
-@click.option("--to", "tags", multiple=True, required=True, metavar="TAG", help="The alias to move; again for more.")
+@click.option("--to", "tags", multiple=True, required=True, metavar="TAG", help="The alias to move. Repeatable.")
 @click.option("--to-repo", "to_repository", metavar="REPOSITORY", help="Copy the image there, with its proofs, first.")
 @click.option("--policy", required=True, type=click.Path(path_type=Path), help="The policy that the proofs must meet.")
 @click.option("--key", required=True, type=click.Path(path_type=Path), help="The private key that signs the promotion.")
-@click.option("--mirror", default="user", show_default=True, metavar="PROFILE", help="How the registry is reached.")
+@click.option(
+    "--mirror", default="user", show_default=True, metavar="PROFILE", help="Mirror profile to reach the registry with."
+)
 @click.option("--dry-run", "plan_only", is_flag=True, help="Say whether the policy is met, and write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print envcheck/promote/1.")
 @click.pass_obj
@@ -46,9 +48,9 @@ class PromoteOptions(NamedTuple):
 def command(options: PromoteOptions, settings: Settings) -> None:
     """Promote an image to aliases, if its proofs meet the policy for each of the GPUs that it names.
 
-    The image is copied with its proofs, the promotion is signed, and the alias moves last: whoever is interrupted has
-    promoted nothing, and doing it again completes it. Where the policy asks for several signers, the alias moves with
-    the last of them.
+    The image is copied with its proofs, the promotion is signed, and the alias moves last: an interrupted promotion
+    moves no alias; run it again to complete it. Where the policy asks for several signers, the alias moves with the
+    last of them.
 
     \b
     envcheck promote registry.example/staging@sha256:... --to stable \\

@@ -34,16 +34,18 @@ class ProofOptions(NamedTuple):
 @click.option("--policy", type=click.Path(path_type=Path), help="The policy file; its keys are the ones that count.")
 @click.option("--gpu", metavar="NAME", help="GPU model of another node.")
 @click.option("--gpus", type=click.IntRange(1, 1024), help="How many GPUs that node has; 1 if not given.")
-@click.option("--driver", metavar="VERSION", help="Driver of that node, whole: 570.124.06.")
-@click.option("--here/--no-here", default=True, help="Ask about this node, or about no node.")
-@click.option("--mirror", default="user", show_default=True, metavar="PROFILE", help="How the registry is reached.")
+@click.option("--driver", metavar="VERSION", help="Full driver version of that node: 570.124.06.")
+@click.option("--here/--no-here", default=True, help="Judge for this node, or for no node.")
+@click.option(
+    "--mirror", default="user", show_default=True, metavar="PROFILE", help="Mirror profile to reach the registry with."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print envcheck/proofs/1.")
 @click.pass_obj
 @takes(ProofOptions)
 def command(options: ProofOptions, settings: Settings) -> None:
     """List every proof beside REF: whether it holds for this node, and the reason if not.
 
-    Without --policy no key is known, so that no proof holds: the list still says what each one is.
+    Without --policy no key is trusted, so no proof holds; the list still shows each proof.
 
     \b
     envcheck proof REGISTRY/NAME:TAG --policy envcheck-policy.toml

@@ -36,7 +36,7 @@ class PublishOptions(NamedTuple):
 @click.argument("reference", metavar="REF")
 @click.option(
     "--report", "reports", multiple=True, required=True, type=click.Path(path_type=Path),
-    help="A report of `envcheck run --image`; again for more.",
+    help="A report of `envcheck run --image`. Repeatable.",
 )  # fmt: skip
 @click.option("--key", type=click.Path(path_type=Path), help="The private key that signs (`envcheck key new`).")
 @click.option("--keyless", is_flag=True, help="Sign as this CI job, with its OIDC token and Sigstore.")
@@ -48,7 +48,9 @@ class PublishOptions(NamedTuple):
 @click.option(
     "--sbom", "sboms", multiple=True, type=click.Path(path_type=Path), help="Attach an SBOM, CycloneDX or SPDX in JSON."
 )
-@click.option("--mirror", default="user", show_default=True, metavar="PROFILE", help="How the registry is reached.")
+@click.option(
+    "--mirror", default="user", show_default=True, metavar="PROFILE", help="Mirror profile to reach the registry with."
+)
 @click.option("--dry-run", "plan_only", is_flag=True, help="Say what would be published, and write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print envcheck/publish/1.")
 @takes(PublishOptions)
@@ -56,7 +58,7 @@ def command(options: PublishOptions) -> None:
     """Publish what a run of REF proved, beside the image in its registry.
 
     REF is the image that was pushed: REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:.... The report goes beside exactly the
-    image that ran. A report that failed is published too: it takes back older proofs.
+    image that ran. A report that failed is published too: it revokes older proofs.
 
     Names of hosts, users and paths become pseudonyms; GPU models, driver and counts stay.
 
@@ -64,8 +66,8 @@ def command(options: PublishOptions) -> None:
     envcheck run --image REGISTRY/NAME@sha256:... --output report.json
     envcheck publish REGISTRY/NAME@sha256:... --report report.json --key release
 
-    Exit 0: published; 1: a report proves nothing of this image, and nothing was published; 2: wrong usage; 3: the
-    registry does not answer, or refuses.
+    Exit 0: published; 1: a report proves nothing about this image, and nothing was published; 2: wrong usage; 3:
+    the registry does not answer, or refuses.
     """
     from envcheck.registry import publishing
     from envcheck.registry.oci.references import parse_reference

@@ -43,12 +43,14 @@ class PullOptions(NamedTuple):
 )
 @click.option("--target", default="runtime", show_default=True, help="Which target of a cell to choose.")
 @click.option("--policy", type=click.Path(path_type=Path), help="The policy file; its keys are the ones that count.")
-@click.option("--gpu", metavar="NAME", help="GPU model of another node; nothing is read off this one.")
+@click.option("--gpu", metavar="NAME", help="GPU model of another node; nothing is read from this one.")
 @click.option("--gpus", type=click.IntRange(1, 1024), help="How many GPUs that node has; 1 if not given.")
-@click.option("--driver", metavar="VERSION", help="Driver of that node, whole: 570.124.06.")
+@click.option("--driver", metavar="VERSION", help="Full driver version of that node: 570.124.06.")
 @click.option("--engine", type=click.Choice(["auto", "docker", "podman"]), default="auto", show_default=True,
               help="Which engine pulls.")  # fmt: skip
-@click.option("--mirror", default="user", show_default=True, metavar="PROFILE", help="How the registry is reached.")
+@click.option(
+    "--mirror", default="user", show_default=True, metavar="PROFILE", help="Mirror profile to reach the registry with."
+)
 @click.option("--dry-run", "plan_only", is_flag=True, help="Choose and say why; pull nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print envcheck/pull/1.")
 @click.pass_obj
@@ -56,8 +58,8 @@ class PullOptions(NamedTuple):
 def command(options: PullOptions, settings: Settings) -> None:
     """Pull the newest image that is proven for this node, by its digest.
 
-    With --from, all images of the repository are looked at: newest torch first, then the newest proof. With REF, that
-    image alone; a tag counts only if it names what was promoted to it last (`envcheck promote`).
+    With --from, all images of the repository are considered: newest torch first, then the newest proof. With REF,
+    that image alone; a tag counts only if it names what was promoted to it last (`envcheck promote`).
 
     \b
     envcheck pull --from registry.example/torch --policy envcheck-policy.toml

@@ -1,4 +1,4 @@
-"""Which published cells a fleet needs: the fewest that cover all nodes, what covers none, what a driver would buy."""
+"""Which published cells a fleet needs: the fewest that cover all nodes, what covers none, what a driver would add."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class UncoveredKind(Row, frozen=True, kw_only=True):
 
 
 class DriverUpgrade(Row, frozen=True, kw_only=True):
-    """What a driver branch on the nodes of some kinds would buy: cells, uncovered nodes and the oldest torch."""
+    """What a driver branch on the nodes of some kinds would add: cells, uncovered nodes and the oldest torch."""
 
     branch: str
     kinds: list[int]
@@ -197,7 +197,7 @@ def _oldest(cells: Iterable[Cell]) -> str | None:
 def _upgrades(
     matrix: Matrix, kinds: Sequence[NodeKind], counts: Sequence[int], judge: _Judge, now: _CellChoice
 ) -> Iterable[DriverUpgrade]:
-    """Yield what each newer driver branch would buy on the nodes that are below it and that it still drives."""
+    """Yield what each newer driver branch would add on the nodes that are below it and that it still drives."""
     best = _worth(now, counts)
     for newer in sorted({row.branch for row in matrix.drivers}, key=key):
         upgraded = [

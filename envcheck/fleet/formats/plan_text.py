@@ -29,7 +29,7 @@ def plan_lines(plan: FleetPlan) -> Iterator[str]:
             for row in plan.uncovered
         ],
     )
-    yield from section("What a driver would buy", [_upgrade(plan, place) for place in range(len(plan.upgrades))])
+    yield from section("What a newer driver would add", [_upgrade(plan, place) for place in range(len(plan.upgrades))])
     yield from section("Note", plan.notes)
 
 

@@ -1,4 +1,4 @@
-"""What happened to a node or a GPU before: its runs, how often it failed, and for what."""
+"""What happened to a node or a GPU before: its runs, how often it failed, and why."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_a_driver_that_covers_more_nodes_is_named(tmp_path: Path) -> None:
     plan, _, text = planned(tmp_path, FLEET, "--torch", ">=2.6")
     assert plan["upgrades"]
     assert plan["upgrades"][-1]["uncovered"] == 0
-    assert "What a driver would buy" in text
+    assert "What a newer driver would add" in text
 
 
 def test_what_runs_on_every_node_is_a_published_cell_that_meets_the_wish(tmp_path: Path) -> None:
