@@ -30,7 +30,9 @@ def measure(rank: Rank) -> Measured:
     begun = time.monotonic()
     distributions = installed.distributions()
     extensions = installed.extensions(distributions)
-    torch = environment.torch_root(distributions)
+    torch = environment.torch_root()
+    version = environment.torch_version(torch, distributions)
+    versions = {name: dist.version for name, dist in distributions.items()} | ({"torch": version} if version else {})
     undefined = environment.undefined_symbols(extensions, torch)
     brought = environment.brought_libraries(torch)
     names = {name for extension in extensions for name in installed.required_names(extension)}
@@ -38,8 +40,8 @@ def measure(rank: Rank) -> Measured:
         "rank": rank.rank,
         "interpreter": installed.interpreter(),
         "glibc": environment.glibc(),
-        "torch": distributions["torch"].version if torch else None,
-        "installed": {name: distributions[name].version for name in sorted(names) if name in distributions},
+        "torch": version,
+        "installed": {name: versions[name] for name in sorted(names) if name in versions},
         "extensions": [_extension(extension, undefined[extension.name], brought) for extension in extensions],
         "bytes": sum(library.size for extension in extensions for library in extension.libraries),
         "seconds": round(time.monotonic() - begun, 2),

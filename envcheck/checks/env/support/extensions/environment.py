@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,15 +21,33 @@ from envcheck.checks.env.support.extensions.installed import InstalledExtension
 CACHE = "/etc/ld.so.cache"
 # ld.so(8), and Debian's and Red Hat's directories beside them.
 _DEFAULT = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/lib/{machine}-linux-gnu", "/lib/{machine}-linux-gnu")
+_VERSION = re.compile(r"^__version__\s*=\s*['\"]([^'\"]+)", re.MULTILINE)
 # A missing symbol is looked at by people: the report lists so many of a library, and counts the rest.
 _SHOWN = 5
 
 
-def torch_root(installed: Mapping[str, importlib.metadata.Distribution]) -> Path | None:
-    """Return the directory of the installed torch, None without one."""
+def torch_root() -> Path | None:
+    """Return the directory of the torch that Python imports, which need not be an installed one; None without one."""
+    try:
+        spec = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):
+        return None
+    places = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
+    return next((place for place in places if place.is_dir()), None)
+
+
+def torch_version(torch: Path | None, installed: Mapping[str, importlib.metadata.Distribution]) -> str | None:
+    """Return the version of the torch in a directory: the installed one's, or what its version.py says."""
     dist = installed.get("torch")
-    root = Path(str(dist.locate_file("torch"))) if dist is not None else None
-    return root if root is not None and root.is_dir() else None
+    if torch is None:
+        return None
+    if dist is not None and os.path.realpath(str(dist.locate_file("torch"))) == os.path.realpath(torch):
+        return dist.version
+    try:
+        match = _VERSION.search((torch / "version.py").read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    return match[1] if match else None
 
 
 def brought_libraries(torch: Path | None) -> set[str]:
@@ -76,7 +96,7 @@ def undefined_symbols(extensions: Iterable[InstalledExtension], torch: Path | No
     """
     left = {extension.name: {s for lib in extension.libraries for s in lib.torch_symbols} for extension in extensions}
     everything = set().union(*left.values())
-    for path in sorted((torch / "lib").glob("lib*.so*"), key=_size, reverse=True) if torch and everything else []:
+    for path in _torch_libraries(torch) if torch and everything else []:
         everything -= _defined(path, everything)
     for extension in extensions:
         missing = left[extension.name] & everything
@@ -84,6 +104,16 @@ def undefined_symbols(extensions: Iterable[InstalledExtension], torch: Path | No
             missing -= _defined(Path(extension.root, library.path), missing)
         left[extension.name] = missing
     return left
+
+
+def _torch_libraries(torch: Path) -> list[Path]:
+    """Return the libraries of torch, largest first: beside it, or where conda and Debian put them."""
+    own = [*(torch / "lib").glob("lib*.so*")]
+    if not any(path.name.startswith("libtorch_cpu.so") for path in own):
+        machine = platform.machine()
+        places = [Path(sys.prefix, "lib"), *(Path(place.format(machine=machine)) for place in _DEFAULT)]
+        own += [path for place in places for name in ("libtorch*.so*", "libc10*.so*") for path in place.glob(name)]
+    return sorted(own, key=_size, reverse=True)
 
 
 def _size(path: Path) -> int:

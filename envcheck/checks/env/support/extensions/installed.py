@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
@@ -16,6 +18,7 @@ from typing import NamedTuple
 from envcheck.binaries import cuda_libraries
 from envcheck.binaries.elf import BinaryError, Elf
 from envcheck.binaries.library import Library, read_library
+from envcheck.checks.env.support.extensions.import_names import import_name
 from envcheck.checks.env.support.extensions.known_names import KNOWN
 from envcheck.checks.env.support.process.package_files import key
 
@@ -48,7 +51,9 @@ def distributions() -> dict[str, importlib.metadata.Distribution]:
     """Return the distribution of each name that Python imports: the first on sys.path."""
     first: dict[str, importlib.metadata.Distribution] = {}
     for dist in importlib.metadata.distributions():
-        name = dist.metadata["Name"]
+        name = None
+        with contextlib.suppress(FileNotFoundError):  # what an interrupted installation left
+            name = dist.metadata["Name"]
         if name:
             first.setdefault(key(name), dist)
     return first
@@ -93,16 +98,47 @@ def _extension(name: str, dist: importlib.metadata.Distribution) -> InstalledExt
 
 
 def _libraries(dist: importlib.metadata.Distribution, root: Path) -> list[str]:
-    """Return a package's libraries, relative to `root`, as its installer listed them or else as they lie there."""
-    if dist.files is not None:
-        names = [str(path) for path in dist.files if _LIBRARY.search(path.name)]
-    else:
-        tops = (dist.read_text("top_level.txt") or key(dist.metadata["Name"]).replace("-", "_")).split()
-        paths = [path for top in tops for path in (root / top).rglob("*.so*") if _LIBRARY.search(path.name)]
-        paths += [path for top in tops for path in root.glob(f"{top}.*so")]
-        names = [str(path.relative_to(root)) for path in paths]
-    # A link is the file that it leads to; a name outside site-packages is an installed program's.
-    return sorted({name for name in names if ".." not in name and not (root / name).is_symlink()})
+    """Return a package's libraries, relative to `root` or absolute: as its installer listed them, or as they lie there.
+
+    An editable package, and one whose installer listed no files, are looked for where Python imports them from.
+    """
+    listed = [str(path) for path in dist.files or [] if _LIBRARY.search(path.name)]
+    if not listed and (dist.files is None or _is_editable(dist)):
+        listed = _beside_modules(dist, root)
+    return _without_links(root, {name for name in listed if ".." not in name})
+
+
+def _is_editable(dist: importlib.metadata.Distribution) -> bool:
+    """Return whether RECORD leaves out the package itself: PEP 660's, or setuptools' own list of sources."""
+    return '"editable": true' in (dist.read_text("direct_url.json") or "") or dist.read_text("SOURCES.txt") is not None
+
+
+def _beside_modules(dist: importlib.metadata.Distribution, root: Path) -> list[str]:
+    name = key(dist.metadata["Name"])
+    tops = set((dist.read_text("top_level.txt") or import_name(name).partition(".")[0]).split())
+    paths: list[Path] = []
+    for top in tops:
+        places = [*root.glob(f"{top}.*so"), root / top]
+        with contextlib.suppress(ImportError, ValueError, AttributeError):
+            spec = importlib.util.find_spec(top)
+            if spec is not None:
+                places += map(Path, [*(spec.submodule_search_locations or []), spec.origin or ""])
+        for place in places:
+            paths += place.rglob("*.so*") if place.is_dir() else [place]
+    libraries = {path for path in paths if _LIBRARY.search(path.name)}
+    return [str(path.relative_to(root) if root in path.parents else path) for path in libraries]
+
+
+def _without_links(root: Path, names: set[str]) -> list[str]:
+    """Return the names without those that are links to another of them. uv may link every file to its cache."""
+    files = {os.path.realpath(root / name) for name in names if not (root / name).is_symlink()}
+    kept = set(names)
+    for name in sorted(names):
+        target = os.path.realpath(root / name)
+        if (root / name).is_symlink():
+            kept -= {name} if target in files else set()
+            files.add(target)
+    return sorted(kept)
 
 
 def _binds(path: Path) -> bool:

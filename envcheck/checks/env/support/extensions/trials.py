@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.machinery
+import importlib.util
 import json
 import os
 import signal
@@ -122,7 +123,16 @@ def modules(extension: InstalledExtension) -> list[str]:
         top.split(".")[0] for top in tops if not top.endswith((".libs", ".data")) and top.split(".")[0].isidentifier()
     }
     # A library that lies beside the packages and is no module of Python's is loaded below, and not imported.
-    return sorted(name for name in names if _importable(Path(extension.root), name))
+    importable = sorted(name for name in names if _importable(Path(extension.root), name))
+    return importable or [name for name in [import_name(extension.name)] if _found(name)]
+
+
+def _found(name: str) -> bool:
+    """Return whether Python finds a module: one of an editable package lies elsewhere."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False
 
 
 def _importable(root: Path, name: str) -> bool:

@@ -1,0 +1,89 @@
+"""What environments really look like: links, editable and half packages, sources in front of what is installed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, View
+from envcheck.checks.env import extensions
+from tests.checks.extensions.conftest import measure, write_package
+from tests.elf_files import MadeLibrary, library
+
+LIBRARY = library(MadeLibrary(needed=["libc10.so", "libcudart.so.99"]))
+EDITABLE = json.dumps({"url": "file:///src", "dir_info": {"editable": True}})
+
+
+def unlisted(site: Path, name: str, kept: str) -> None:
+    """Leave only those lines of RECORD that begin with `kept`; without any, no RECORD."""
+    record = site / f"{name}-1.0.dist-info" / "RECORD"
+    lines = [line for line in record.read_text().splitlines(keepends=True) if line.startswith(kept)] if kept else []
+    record.write_text("".join(lines)) if lines else record.unlink()
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return what the check measures of one environment with all of them, in a Python without torch."""
+    directory = tmp_path_factory.mktemp("odd")
+    site, cache = directory / "site", directory / "cache"
+    cache.mkdir()
+    for name in ("linked", "vllm", "torchao", "xformers", "torchvision", "torchaudio", "torchcodec"):
+        write_package(site, name, {f"{name}/__init__.py": "", f"{name}/_C.so": LIBRARY, f"{name}/_C.so.1": LIBRARY})
+    for name in ("_C.so", "_C.so.1"):
+        (site / "linked" / name).rename(cache / name)
+        (site / "linked" / name).symlink_to(cache / name)
+    (site / "vllm" / "_C.so").unlink()
+    (site / "vllm" / "_C.so").symlink_to("_C.so.1")
+    unlisted(site, "torchao", "")
+    unlisted(site, "xformers", "xformers-1.0.dist-info")
+    (site / "xformers-1.0.dist-info" / "direct_url.json").write_text(EDITABLE)
+    (site / "torchvision" / "_C.so").unlink()
+    (site / "torchaudio" / "_C.so").write_text("INPUT(libc10.so)\n")
+    headless = bytearray(LIBRARY)
+    headless[40:48] = bytes(8)
+    (site / "torchcodec" / "_C.so").write_bytes(headless)
+    (site / "half-1.0.dist-info").mkdir()
+    (site / "torch").mkdir()
+    (site / "torch" / "version.py").write_text("__version__ = '2.99.0+cu999'\n")
+    (site / "torch" / "__init__.py").write_text("")
+    return measure("extensions", sys.executable, site, directory / "scratch")
+
+
+def of(measured: dict[str, Any], name: str) -> dict[str, Any]:
+    rows: dict[str, dict[str, Any]] = {row["name"]: row for row in measured["extensions"]}
+    return rows[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "libraries"),
+    [
+        ("linked", ["_C.so", "_C.so.1"]),
+        ("vllm", ["_C.so.1"]),
+        ("torchao", ["_C.so", "_C.so.1"]),
+        ("xformers", ["_C.so", "_C.so.1"]),
+    ],
+    ids=["links to a cache", "a link inside the package", "no RECORD", "editable"],
+)
+def test_the_libraries_are_found(measured: dict[str, Any], name: str, libraries: list[str]) -> None:
+    row = of(measured, name)
+    assert [library["path"] for library in row["libraries"]] == [f"{name}/{library}" for library in libraries]
+    assert row["libraries"][0]["missing"] == ["libc10.so", "libcudart.so.99"]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("torchvision", "No such file"), ("torchaudio", "not an ELF file"), ("torchcodec", "no table of sections")],
+)
+def test_what_cannot_be_read_is_an_error(measured: dict[str, Any], cpu: View, name: str, why: str) -> None:
+    row = of(measured, name)
+    assert why in row["unread"][f"{name}/_C.so"]
+    judged = extensions.judge(cpu, [{**measured, "extensions": [{**row, "libraries": []}]}])
+    assert (judged.status, judged.code) == (ERROR, "extensions.not-looked-at")
+
+
+def test_the_torch_that_is_imported_counts(measured: dict[str, Any]) -> None:
+    assert measured["torch"] == "2.99.0+cu999"
