@@ -62,6 +62,7 @@ def build(env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
             2,
             "'me/torch:' is not a valid image name",
         ),
+        ((CELL, "--engine", "venv", "--compression", "zstd"), 2, "--compression zstd is for images that are built"),
         ((*TWO, "--engine", "venv"), 2, "several --target: an environment is of one target"),
         ((*TWO, "--engine", "docker", "--with", "einops"), 2, "packages on top are locked for one target"),
         ((*TWO, "--engine", "docker", "--prefetch"), 2, "without a network each target has a base of its own"),

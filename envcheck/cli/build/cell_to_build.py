@@ -154,3 +154,11 @@ def _warn_of_an_edit(matrix: Matrix, spec: ImageSpec, images_dir: Path | None) -
     if path.exists() and path.read_bytes() != render_dockerfile(*specs).encode():
         warning = "is edited or out of date and is not what this build uses; put changes into templates/ or matrix.yaml"
         click.echo(f"envcheck: warning: {path} {warning}, then run `envcheck render`", err=True)
+
+
+def destination(spec: ImageSpec, output: Path | None) -> Path:
+    """Return where an environment goes: a directory of its own for each target and each set of packages on top."""
+    from envcheck.data import state_path
+
+    plain = spec.target == "runtime" and not spec.user_lock
+    return output or state_path("venvs", str(spec.cell) if plain else f"torch{spec.tag}")

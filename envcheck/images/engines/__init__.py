@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from envcheck.images.engines.containers import BindMount, ImageInfo
 
 EngineName = Literal["docker", "podman", "venv"]
+Compression = Literal["gzip", "zstd"]
 
 
 class Engine(Protocol):
@@ -28,8 +29,11 @@ class Engine(Protocol):
     def answers(self) -> bool:
         """Tell whether the engine still answers."""
 
-    def frontend(self) -> list[str]:
-        """Return the build command; the plan adds the options."""
+    def frontend(self, compression: Compression = "gzip") -> list[str]:
+        """Return the build command; the plan adds the options.
+
+        Raise UnavailableError where this engine does not compress layers so when it builds.
+        """
 
     def demand_contexts(self) -> None:
         """Raise UnavailableError where the build command takes no named context (--build-context)."""
@@ -105,7 +109,7 @@ class Containers(Protocol):
 def cannot_run(platform: str, engine: str) -> UnavailableError:
     """Return the error of an engine that runs no program of a platform, with what to do."""
     message = f"{engine} runs no {platform} programs here"
-    fix = "install qemu-user-static and restart the engine, or build on such a machine"
+    fix = "install qemu-user-static, or build on such a machine"
     return UnavailableError(message, fix=fix)
 
 

@@ -21,7 +21,7 @@ from envcheck.exclusive import held
 from envcheck.images.build import build_key, build_log, tags
 from envcheck.images.build.plan import PLATFORMS, BuildInputs, BuildPlan, Network, Options, make
 from envcheck.images.build.used_sources import UsedSource, used
-from envcheck.images.engines import Engine, subprocesses
+from envcheck.images.engines import Compression, Engine, subprocesses
 from envcheck.images.engines import bootstrap as bases
 from envcheck.images.engines.containers import ImageInfo
 from envcheck.images.engines.subprocesses import CommandResult
@@ -58,6 +58,7 @@ class BuildRequest(NamedTuple):
     wheels: Path | None = None
     tag: str | None = None
     tool: Path | None = None
+    compression: Compression = "gzip"
 
 
 class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,7 +165,7 @@ def _plan(engine: Engine, request: BuildRequest, base: str, key: str | None, con
     needed: Network = "none" if not asks_apt and context.network == "none" else "host"
     options = Options(
         engine=engine.name,
-        frontend=engine.frontend(),
+        frontend=engine.frontend(request.compression),
         repository=request.repository,
         network=request.network or needed,
         epoch=request.epoch,

@@ -10,8 +10,8 @@ from typing import Final
 
 from envcheck.errors import UnavailableError
 from envcheck.images.build.plan import PLATFORMS, BuildPlan
+from envcheck.images.engines import Compression, cannot_run, docker_sdk, subprocesses
 from envcheck.images.engines import bootstrap as bases
-from envcheck.images.engines import cannot_run, docker_sdk, subprocesses
 from envcheck.images.engines.containers import ImageInfo
 from envcheck.images.engines.subprocesses import CommandResult
 from envcheck.images.spec import ImageSpec
@@ -19,6 +19,8 @@ from envcheck.mirrors.profiles.model import Profile
 
 _PULL_TIMEOUT: Final = 1800.0
 _IMPORT_TIMEOUT: Final = 600.0
+# --load with another compression, for which only OCI has a media type.
+_ZSTD: Final = "--output=type=docker,compression=zstd,oci-mediatypes=true"
 
 
 class Docker:
@@ -40,11 +42,15 @@ class Docker:
             return False
         return True
 
-    def frontend(self) -> list[str]:
+    def frontend(self, compression: Compression = "gzip") -> list[str]:
         """Return the build command: buildx where there is such a plugin, else the client's own BuildKit."""
         if _has_buildx():
             # Provenance would make an index of the image, and tell of the machine that built it.
-            return ["docker", "buildx", "build", *_builder(), "--progress=plain", "--provenance=false", "--load"]
+            command = ["docker", "buildx", "build", *_builder(), "--progress=plain", "--provenance=false"]
+            return [*command, "--load" if compression == "gzip" else _ZSTD]
+        if compression != "gzip":
+            message = f"--compression {compression} needs the buildx plugin"
+            raise UnavailableError(message, fix="install docker-buildx, or leave --compression out")
         return ["docker", "build", "--progress=plain"]
 
     def demand_contexts(self) -> None:
