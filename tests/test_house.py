@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import functools
 import importlib.util
 import os
 import re
@@ -86,9 +87,16 @@ FOREIGN = [
     "envcheck/checks/__init__.py",
     "envcheck/counting.py",
     "envcheck/node/__init__.py",
+    "envcheck/node/clock_reasons.py",
     "envcheck/node/snapshot.py",
     "envcheck/node/why_unread.py",
 ]
+
+
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """Return the tree of a file; each file is parsed once."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def tracked() -> list[Path]:
@@ -138,7 +146,7 @@ def test_messages_docstrings_and_help_avoid_the_private_dialect() -> None:
     used = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {phrase}"
         for path in modules
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         for phrase in banned_in(node.value)
     ]
@@ -159,7 +167,7 @@ def test_no_two_classes_have_one_name() -> None:
     """A name means one thing: two classes of one name are two words."""
     homes = collections.defaultdict(list)
     for path in sorted((ROOT / "envcheck").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(str(path.relative_to(ROOT)))
     assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
@@ -174,10 +182,10 @@ NO_NOUN = re.compile(
 )
 
 
-def nameless(source: str) -> list[tuple[int, str]]:
+def nameless(tree: ast.Module) -> list[tuple[int, str]]:
     """Return the lines of a file that give such a word to a value, a parameter or a function, or call a class so."""
     names = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and NO_NOUN.fullmatch(node.name):
             names.append((node.lineno, node.name))
         name = getattr(node, "name", None) if isinstance(node, ast.FunctionDef) else getattr(node, "arg", None)
@@ -190,17 +198,13 @@ def nameless(source: str) -> list[tuple[int, str]]:
 
 def test_names_say_what_they_hold() -> None:
     for line in ("told = 1", "def f(asked): pass", "def _said(): pass", "for had in x: pass", "x.told = 1"):
-        assert nameless(line), line
-    assert len(nameless("class Copied: pass\nclass _Kept: pass")) == 2
-    assert nameless("class CopyResult: pass\nprint(told=1)\nTOLD = 1") == []
+        assert nameless(ast.parse(line)), line
+    assert len(nameless(ast.parse("class Copied: pass\nclass _Kept: pass"))) == 2
+    assert nameless(ast.parse("class CopyResult: pass\nprint(told=1)\nTOLD = 1")) == []
     files = [path for path in tracked() if path.suffix == ".py" or path.parent.name == ".ci"]
     python = [path for path in files if path.suffix == ".py" or b"python" in path.read_bytes()[:40]]
     assert len(python) > 1000
-    used = [
-        f"{path.relative_to(ROOT)}:{line}: {name}"
-        for path in python
-        for line, name in nameless(path.read_text(encoding="utf-8"))
-    ]
+    used = [f"{path.relative_to(ROOT)}:{line}: {name}" for path in python for line, name in nameless(parsed(path))]
     assert used == []
 
 
@@ -212,9 +216,8 @@ def test_tests_stand_in_the_rooms_of_what_they_test() -> None:
     assert [str(room) for room in rooms if not (ROOT / "envcheck" / room).is_dir()] == []
 
 
-def reasons_decided_on(path: Path) -> set[int]:
+def reasons_decided_on(tree: ast.Module) -> set[int]:
     """Return the lines that compare or search the text of a signal's reason; `is None` is no look at the text."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
     scopes: list[ast.AST] = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     return {line for scope in scopes or [tree] for line in decisions_in(scope)}
 
@@ -249,7 +252,7 @@ def names_a_reason(node: ast.expr, names: set[str]) -> bool:
     return isinstance(node, ast.NamedExpr) and names_a_reason(node.value, names)
 
 
-def test_no_status_is_decided_on_the_text_of_a_reason(tmp_path: Path) -> None:
+def test_no_status_is_decided_on_the_text_of_a_reason() -> None:
     """`Signal.why` decides; `Signal.reason` is for people. The rule sees each form that checks once used."""
     for line in (
         'x.reason == "not collected"',
@@ -260,11 +263,10 @@ def test_no_status_is_decided_on_the_text_of_a_reason(tmp_path: Path) -> None:
         'refused = x.reason or ""\n"mismatch" in refused.lower()',
         're.search("lost", x.reason)',
     ):
-        (tmp_path / "check.py").write_text(line)
-        assert reasons_decided_on(tmp_path / "check.py"), line
+        assert reasons_decided_on(ast.parse(line)), line
     rooms = [ROOT / "envcheck" / room for room in ("checks", "node", "runner", "reports", "cli")]
     files = [path for room in rooms for path in room.rglob("*.py") if path.name != "why_unread.py"]
-    assert {str(path.relative_to(ROOT)): lines for path in files if (lines := reasons_decided_on(path))} == {}
+    assert {str(path.relative_to(ROOT)): lines for path in files if (lines := reasons_decided_on(parsed(path)))} == {}
 
 
 def test_the_page_of_json_schemas_lists_every_why() -> None:
@@ -278,7 +280,7 @@ def test_every_signal_without_a_value_says_why() -> None:
     silent = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in (ROOT / "envcheck").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Signal"
         if {"reason"} <= {keyword.arg for keyword in node.keywords} and "why" not in {k.arg for k in node.keywords}
     ]
@@ -287,7 +289,7 @@ def test_every_signal_without_a_value_says_why() -> None:
 
 def scripts_in(path: Path) -> list[ast.ImportFrom]:
     """Return the imports from envcheck in the strings of a file: scripts that it gives to another process."""
-    strings = (node.value for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Constant))
+    strings = (node.value for node in ast.walk(parsed(path)) if isinstance(node, ast.Constant))
     lines = (line for text in strings if isinstance(text, str) for line in text.splitlines())
     actual = [match[1] for line in lines if (match := IMPORT.match(line))]
     return [node for line in actual for node in ast.parse(line).body if isinstance(node, ast.ImportFrom)]
@@ -327,7 +329,7 @@ def test_foreign_interpreters_down_to_3_9_can_parse_what_they_import() -> None:
 def test_foreign_interpreters_import_the_standard_library_only() -> None:
     allowed = set(sys.stdlib_module_names) | {"envcheck", "torch", "__future__"}
     for path in foreign():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = parsed(path)
         # An extension's operation imports that extension, when it runs.
         for node in tree.body if path.stem.startswith(("operations", "gpu_operations")) else ast.walk(tree):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -337,11 +339,7 @@ def test_foreign_interpreters_import_the_standard_library_only() -> None:
 
 def test_foreign_files_import_torch_inside_functions_only() -> None:
     for path in foreign():
-        top = [
-            node
-            for node in ast.parse(path.read_text(encoding="utf-8")).body
-            if isinstance(node, ast.Import | ast.ImportFrom)
-        ]
+        top = [node for node in parsed(path).body if isinstance(node, ast.Import | ast.ImportFrom)]
         modules = [
             node.module if isinstance(node, ast.ImportFrom) else alias.name for node in top for alias in node.names
         ]

@@ -34,15 +34,6 @@ WHEELS: dict[str, dict[str, Any]] = {
     "v100x4": {"torch": "2.8.0+cu126", "cuda": "12.6", "arch_list": ["sm_50", "sm_60", "sm_70", "sm_75"]},
     "cpu": {"torch": "2.13.0+cpu", "cuda": None, "cudnn": None, "nccl": None, "arch_list": []},
 }
-# What a sound torch says of itself; the machine's own GPUs are added.
-TORCH: dict[str, Any] = {
-    "python": "3.12.3",
-    "torch": "2.8.0+cu128",
-    "cuda": "12.8",
-    "cudnn": "9.10.2",
-    "nccl": "2.27.3",
-    "arch_list": ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"],
-}
 # How a fault is put in, by the first of these fields that its row has.
 KINDS = {
     "sabotage": "real ranks that lie",
@@ -174,7 +165,7 @@ def evidence(row: Row) -> RunReport:
         mode="unknown",
         target=TargetFacts(kind="python", name="/opt/venv/bin/python", chosen="--python"),
         plan=plan(chosen, level="full", nproc=2),
-        environment={**TORCH, **seen, **row.get("environment", {})},
+        environment={**builders.TORCH_CU128, **seen, **row.get("environment", {})},
         promises=row.get("promises", {}),
         snapshot=snapshot,
     )

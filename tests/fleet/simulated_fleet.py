@@ -6,7 +6,7 @@ A fleet follows from its seed. `Faults` says what is wrong; nothing else in a te
 from __future__ import annotations
 
 import random
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, get_args
 
 from envcheck.fleet.pairs.model import ROLL_CALL, GroupResult, GroupTest, NodeAnswer
 from envcheck.fleet.pairs.planner.diagnosis import grouped
@@ -24,19 +24,7 @@ FaultKind = Literal[
     "two-nodes",
     "intermittent",
 ]
-FAULT_KINDS: Final[tuple[FaultKind, ...]] = (
-    "none",
-    "slow-node",
-    "bad-link",
-    "bad-uplink",
-    "cold-gpu",
-    "wrong-kernel",
-    "lying-clock",
-    "missing",
-    "stale",
-    "two-nodes",
-    "intermittent",
-)
+FAULT_KINDS: Final[tuple[FaultKind, ...]] = get_args(FaultKind)
 # What a group of sound nodes reaches in GB/s, and by how much such groups differ.
 SPEED: Final = 380.0
 NOISE: Final = 0.02

@@ -6,6 +6,8 @@ import ctypes
 from collections.abc import Callable
 from typing import Any, Final
 
+from envcheck.node.clock_reasons import words
+
 _FABRIC_STATES: Final = ("not supported", "not started", "in progress", "completed")
 _FABRIC_SUMMARIES: Final = ("not supported", "healthy", "unhealthy", "limited capacity")
 RECOVERY: Final = (
@@ -20,18 +22,6 @@ RECOVERY: Final = (
 )
 COMPUTE_MODES: Final = ("default", "exclusive thread", "prohibited", "exclusive process")
 VIRTUAL: Final = ("none", "passthrough", "vgpu", "host vgpu", "host vsga")
-# nvmlClocksEventReason…, by bit; NVML renamed them from ThrottleReason in R535.
-CLOCK_REASONS: Final = {
-    0x1: "idle",
-    0x2: "applications clocks",
-    0x4: "software power cap",
-    0x8: "hardware slowdown",
-    0x10: "sync boost",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "power brake",
-    0x100: "display clocks",
-}
 _ENDS: Final = {0: "gpu", 2: "switch"}  # nvmlIntNvLinkDeviceType_t
 _CORRUPTED_INFOROM: Final = 14  # nvmlReturn_t
 _LINK_ERRORS: Final = {"replay": 0, "recovery": 1, "crc": 2}
@@ -158,9 +148,7 @@ def clock_reasons(nvml: Any, gpu: Any) -> list[str]:
         bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
     except (AttributeError, nvml.NVMLError):  # a driver or nvidia-ml-py from before the new name
         bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
-    names = [name for bit, name in CLOCK_REASONS.items() if bits & bit]
-    unnamed_bits = bits & ~sum(CLOCK_REASONS)
-    return [*names, f"unknown 0x{unnamed_bits:x}"] if unnamed_bits else names
+    return words(bits)
 
 
 def margin(nvml: Any, gpu: Any) -> int:

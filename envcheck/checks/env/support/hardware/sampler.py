@@ -14,20 +14,9 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from envcheck.checks import Measured
+from envcheck.node.clock_reasons import words
 
 LIBRARY = "libnvidia-ml.so.1"
-# nvmlClocksEventReason..., by bit; NVML called them ThrottleReasons before R535.
-REASONS = {
-    0x1: "idle",
-    0x2: "applications clocks",
-    0x4: "software power cap",
-    0x8: "hardware slowdown",
-    0x10: "sync boost",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "power brake",
-    0x100: "display clocks",
-}
 _NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND, _NO_FUNCTION = 3, 4, 6, 13
 # A slice's container may not ask the whole GPU everything, which is no fault of the GPU.
 _SILENT = (_NOT_SUPPORTED, _NO_PERMISSION, _NO_FUNCTION)
@@ -124,13 +113,6 @@ class Meter:
         say.restype = ctypes.c_char_p
         message: bytes | None = say(status)
         return f"NVML: {message.decode() if message else f'error {status}'}"
-
-
-def words(bits: int) -> list[str]:
-    """Return the reasons for its clocks that a GPU gives, in words."""
-    names = [name for bit, name in REASONS.items() if bits & bit]
-    unnamed_bits = bits & ~sum(REASONS)
-    return [*names, f"unknown 0x{unnamed_bits:x}"] if unnamed_bits else names
 
 
 def meter(identity: str, ordinal: int) -> Meter:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from envcheck.checks.env.support.hardware import sampler as hardware_sampler
-from envcheck.node.sources.nvml_readers import CLOCK_REASONS
 
 UUID = "GPU-00000000-1111-4000-8000-000000000000"
 ANSWERS = {
@@ -120,12 +119,6 @@ def test_a_slice_is_asked_of_the_gpu_it_is_cut_from() -> None:
     content = library(known="MIG-1", mig=9, nvmlDeviceGetTemperature=temperature)
     assert hardware_sampler.Meter(content, ("GPU-1", "MIG-1")).read()["temperature"] == 50
     assert requests == [9]
-
-
-def test_reasons_are_those_of_the_snapshot() -> None:
-    assert hardware_sampler.REASONS == CLOCK_REASONS
-    assert hardware_sampler.words(0x400 | 0x8) == ["hardware slowdown", "unknown 0x400"]
-    assert hardware_sampler.words(0) == []
 
 
 def test_names_and_codes_are_those_of_nvidia() -> None:
