@@ -17,22 +17,17 @@ from typing import Any, Final
 
 import pytest
 
-from envcheck.matrix.file.load import load as load_matrix
-from envcheck.registry import promotions
+from envcheck.mirrors.net import stall
 from envcheck.registry.attached_proofs import REPORT_TYPE, read_proofs
-from envcheck.registry.choosing import choose_named
 from envcheck.registry.oci.attachments import attach, fallback_tag, own_tag
 from envcheck.registry.oci.documents import OCI_INDEX, StoredManifest
-from envcheck.registry.oci.exchange import Exchange
 from envcheck.registry.oci.referrers import referrers
-from envcheck.registry.proofs import policy as policies
 from envcheck.registry.proofs import statement as statements
 from envcheck.registry.proofs.envelope import BUNDLE_TYPE, bundle_annotations, sign
-from envcheck.registry.proofs.judge import ProofTerms
 from envcheck.registry.proofs.statement import Sha256, Subject, written
 from envcheck.signing import load_private
 from tests import proofs
-from tests.http_server import Answer, Request, Servers
+from tests.http_server import Answer, RawServer, Request, Servers, endless
 from tests.registries import stored_blob
 from tests.registry.oci.fakes import FakeRegistry, opened, push_index
 from tests.registry.site import NOW, Site
@@ -344,54 +339,24 @@ def test_two_who_publish_at_once_lose_nothing(on_disk: Site) -> None:
     assert on_disk.reasons(f"{on_disk.name}@{image.digest}") == {"failed", "failed-since"}
 
 
-class KilledError(Exception):
-    """As if the process had ended here."""
-
-
-@pytest.mark.tools
-def test_a_promotion_that_is_cut_off_anywhere_promotes_nothing_and_the_next_completes_it(
-    on_disk: Site, referrers_registry: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sent", [b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"])
+def test_a_registry_that_hardly_sends_ends_each_command_with_one_line(
+    sent: bytes, lied: Site, servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    image = on_disk.image("one")
-    on_disk.attach(image)
-    there = opened(referrers_registry, on_disk.repository.reference.repository)
-    terms = ProofTerms(policies.read(on_disk.write_policy("rejudge = false\n")), None, NOW, load_matrix())
-    key = load_private(on_disk.folder / "release")
-    source = on_disk.at(image)
-
-    def promote() -> None:
-        gates = promotions.gate(source, image.digest, terms)
-        promotions.promote(source, there, ["stable"], gates, key, terms)
-
-    requests, finished = 0, False
-    while not finished:
-        finished = cut_off(promote, requests, monkeypatch)
-        moved = "stable" in there.tags()
-        assert finished or not moved or choose_named(there, "stable", "amd64", terms).chosen is not None
-        requests += 1
-    assert requests > 20
-    chosen = choose_named(there, "stable", "amd64", terms).chosen
-    assert chosen is not None
-    assert chosen.candidate.digest == image.digest
-    assert len([tag for tag in there.tags() if tag.endswith((".proof", ".promotion"))]) == 3
-
-
-def cut_off(promote: Callable[[], None], after: int, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Promote until so many requests were sent; tell whether it was completed."""
-    left, honest = iter(range(after)), Exchange.read
-
-    def read(self: Exchange, requests: Any, consume: Any) -> Any:
-        if next(left, None) is None:
-            raise KilledError
-        return honest(self, requests, consume)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Exchange, "read", read)
-        try:
-            promote()
-        except KilledError:
-            return False
-    return True
+    monkeypatch.setattr(stall, "SECONDS", 0.3)
+    slow = servers.start(RawServer(endless(sent, b"X-More: 1\r\n", 0.05)))
+    image = lied.repository.manifest("2.13.0-cpu-py311-runtime")
+    name, key = f"{slow.netloc}/team/torch@{image.digest}", ("--key", lied.folder / "release")
+    policy = ("--policy", lied.policy)
+    for words in (
+        ("publish", name, "--report", lied.report(image), *key),
+        ("proof", name, *policy, "--no-here"),
+        ("pull", name, *policy, "--dry-run"),
+        ("promote", name, "--to", "stable", *policy, *key),
+    ):
+        status, output = lied.run(*words)
+        assert (status, output.count("\n")) == (3, 0), output
+        assert "it sent less than" in output or "without a valid response" in output, output
 
 
 @pytest.mark.tools

@@ -374,3 +374,12 @@ def _tag(repository: Repository, tag: str, image: StoredManifest) -> None:
 
 def _listed(repository: Repository, image: StoredManifest) -> list[str]:
     return [tag for tag in repository.tags() if tag.startswith(image.digest.replace(":", "-"))]
+
+
+def test_a_key_that_every_user_can_read_is_named(on_disk: Site, capfd: pytest.CaptureFixture[str]) -> None:
+    image, key = on_disk.image("one"), on_disk.folder / "release"
+    for mode, noted in ((0o640, False), (0o644, True)):
+        key.chmod(mode)
+        status, output = on_disk.publish(image)
+        assert status == 0
+        assert (f"run: chmod 600 {key}" in output + capfd.readouterr().err) is noted

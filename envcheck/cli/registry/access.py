@@ -5,12 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import platform
 import re
+import stat
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
+from envcheck.cli.shared import messages
 from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -89,12 +91,15 @@ def private_key(path: Path) -> PrivateKey:
 
     secret = signing.password()
     try:
-        return signing.load_private(path, secret)
+        key = signing.load_private(path, secret)
     except ConfigError as error:
         if secret is not None or signing.PASSWORD not in error.fix or not sys.stdin.isatty():
             raise
-    typed: str = click.prompt(f"password of {path}", hide_input=True, default="", show_default=False, err=True)
-    return signing.load_private(path, typed.encode())
+        typed: str = click.prompt(f"password of {path}", hide_input=True, default="", show_default=False, err=True)
+        key = signing.load_private(path, typed.encode())
+    if path.stat().st_mode & stat.S_IROTH:
+        messages.note(f"every user of this machine can read the key {path}; run: chmod 600 {path}")
+    return key
 
 
 def short(name: str) -> str:
