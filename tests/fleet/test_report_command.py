@@ -99,6 +99,9 @@ def test_no_report_at_all_is_undetermined(tmp_path: Path) -> None:
     result = run("report", str(tmp_path))
     assert result.exit_code == 3
     assert "use now: no node" in result.stdout
+    assert f"{tmp_path}: no *.json in it; write reports with `envcheck run --output DIR/`" in " ".join(
+        result.stdout.split()
+    )
 
 
 def test_nodes_of_other_kinds_are_compared_with_their_own(tmp_path: Path) -> None:
@@ -160,6 +163,44 @@ def test_two_files_of_one_report_are_noted_and_two_reports_of_one_moment_count_t
     (tmp_path / "other.json").write_text(json.dumps(failing(node_report("n1"))))
     result, code = answer(tmp_path)
     assert (code, result["nodes"]["fail"]) == (1, ["n1"])
+    assert "n1 has 2 different reports of one moment, the worst of them counts: n1.json, other.json" in result["notes"]
+
+
+def test_every_file_comes_to_a_node_or_to_one_line(tmp_path: Path) -> None:
+    old = node_report("n1")
+    old["started"], old["ended"] = "2026-11-01T09:00:00+00:00", "2026-11-01T09:01:00+00:00"
+    write(tmp_path / "r/old", old)
+    write(tmp_path / "r", *fleet(tmp_path, 3).values())
+    for name, content in {"junk": "hello", "package": "{}", "n4": "", "fleet": '{"schema":"envcheck/fleet/1"}'}.items():
+        (tmp_path / f"r/{name}.json").write_text(content)
+    (tmp_path / "r/n9.json").write_text(json.dumps(node_report("n2") | {"tool": "other"}))
+    (tmp_path / "empty").mkdir()
+    places = [str(tmp_path / "r"), str(tmp_path / "empty")]
+    lines = run("report", *places, "--max-age", OLD).stdout
+    for said in (
+        "n4: n4.json is empty",
+        "junk.json is not JSON: ignored",
+        "package.json is not a report of envcheck: ignored",
+        "fleet.json is a document envcheck/fleet/1, not of one node",
+        "n9.json holds the report of n2, not of n9",
+        "n2 has 2 different reports of one moment, the worst of them counts: n2.json, n9.json",
+        "1 older report of 1 node: only the newest report of a node counts",
+        "empty: no *.json in it; write reports with `envcheck run --output DIR/`",
+    ):
+        assert " ".join(lines.split()).count(said) == 1, said
+    assert lines.startswith("UNDETERMINED: 3 of 4 nodes passed, 1 undetermined\n")
+    result = json.loads(run("report", *places, "--json", "--max-age", OLD).stdout)
+    assert {(Path(row["file"]).name, row["node"]) for row in result["unread"]} == {
+        ("junk.json", ""),
+        ("package.json", ""),
+        ("n4.json", "n4"),
+    }
+
+
+def test_an_old_failure_is_said_to_be_old(tmp_path: Path) -> None:
+    write(tmp_path, failing(node_report("n1")))
+    assert json.loads(run("report", str(tmp_path), "--json").stdout)["reasons"]["n1"].startswith("gemm-throughput")
+    assert "this report is" in run("report", str(tmp_path), "--max-age", "1s").stdout
 
 
 def test_the_history_says_how_often_and_for_what(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def _groups(report: FleetReport) -> str:
 
 
 def _notes(report: FleetReport) -> str:
-    lines = [f"{row.file} {row.reason}" for row in report.unread] + report.notes
+    lines = terminal.ignored(report) + report.notes
     items = "".join(f"<li>{text(line)}</li>" for line in lines[:_ROWS])
     return f"<ul>{items}</ul>{_more(len(lines) - _ROWS)}" if lines else ""
 

@@ -31,9 +31,14 @@ def lines(report: FleetReport) -> Iterator[str]:
         yield from section(title, _nodes(report, state))
     yield from section("Drift (who differs from most of its group)", [drifted(row) for row in report.drift])
     yield from section("Outliers (far from the median of its group)", [outlying(row) for row in report.outliers])
-    yield from section("Files that are not reports", [f"{row.file} {row.reason}" for row in report.unread])
+    yield from section("Files that are ignored", ignored(report))
     yield from section("Note", report.notes)
     yield from section("Groups", [described(group) for group in report.groups])
+
+
+def ignored(report: FleetReport) -> list[str]:
+    """Return a line for each file that says nothing of a node; the others are the reasons of their nodes."""
+    return [f"{row.file} {row.reason}: ignored" for row in report.unread if not row.node]
 
 
 def _nodes(report: FleetReport, state: BadState) -> list[str]:

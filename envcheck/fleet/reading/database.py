@@ -44,7 +44,10 @@ _FIX: Final = "name another file with --db, or delete this one: the reports are 
 
 
 class KnownFile(NamedTuple):
-    """A file as it was read: the run in it, or why there is none (`note`, a `problem` or not)."""
+    """A file as it was read: the run in it, or why there is none (`note`, a `problem` or not).
+
+    `node` is "" for a file that says nothing of a node.
+    """
 
     path: str
     stamp: str

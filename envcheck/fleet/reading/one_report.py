@@ -29,9 +29,21 @@ BY_SEVERITY: Final = ("skip", "pass", "warn", "error", "fail")
 _REDACTED_HOST: Final = re.compile(r"host-[0-9]{1,6}")
 _NAMELESS: Final = ("", "localhost", "localhost.localdomain")
 _LONGEST_TEXT: Final = 300
-_DEFAULT_FILE: Final = "envcheck-report-"
+# What `envcheck run` writes without --output, on one node; on several, "-NODE" follows.
+DEFAULT_NAME: Final = "envcheck-report"
 _UUID: Final = re.compile(r"\b(?:GPU|MIG)-[0-9a-fA-F-]{36}")
 _FIX: Final = "run `envcheck run` on this node again"
+# What a file holds that was never written to its end, on a disk that lost power.
+_BLANK: Final = b" \t\r\n\0"
+# How the beginning of a report is told from other files, where its end is missing.
+_FIRST: Final = b'{"schema":"envcheck/report/'
+_NAMED: Final = re.compile(rb'"schema"\s*:\s*"envcheck/report/')
+_HEAD_LENGTH: Final = 4096
+_PLACE: Final = re.compile(r" at `.{1,80}`")
+
+
+class NotAReportError(ConfigError):
+    """A file in which no run of a node is: it says nothing of a node."""
 
 
 NodeStatus = Literal["pass", "fail", "error"]
@@ -98,23 +110,35 @@ _DOCUMENT: Final = msgspec.json.Decoder(ReportPart)
 def read(content: bytes, stem: str) -> NodeReport | OtherDocument:
     """Return what a fleet needs of a report; `stem` is the file's name without its suffix.
 
-    Raise ConfigError for what is not a report, or one of another schema.
+    Raise NotAReportError for a document that no run of a node wrote, and ConfigError for one that a run may have
+    written and that cannot be read: cut off, of another version, or with a field of another type.
     """
     content = content.removeprefix(_BOM)
     try:
         document = _DOCUMENT.decode(content)
-    except RecursionError as error:
-        message = "is nested deeper than any report"
-        raise ConfigError(message, fix=_FIX) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         schema = _schema(content)
         if schema not in ("", _SCHEMA):
             return _other(schema)
-        message = f"is not a report: {str(error)[:_LONGEST_TEXT]}"
-        raise ConfigError(message, fix=_FIX) from error
+        raise _unreadable(content, schema, error) from error
     if document.schema != _SCHEMA:
         return _other(document.schema)
     return _reading(document, hashlib.sha256(content).hexdigest(), stem)
+
+
+def _unreadable(content: bytes, schema: str, error: Exception) -> ConfigError:
+    """Return why a document without a readable report is none, in words of the reader and not of the parser."""
+    if not content.strip(_BLANK):
+        return ConfigError("is empty", fix=_FIX)
+    head = content[:_HEAD_LENGTH]
+    if schema:
+        place = _PLACE.search(str(error))
+        return ConfigError(f"is a report with a missing or wrong field{place[0] if place else ''}", fix=_FIX)
+    if _NAMED.search(head) or _FIRST.startswith(b"".join(head.split())):
+        whole = "truncated" not in str(error)
+        return ConfigError("is a report that is damaged" if whole else "is a report that is cut off", fix=_FIX)
+    valid = isinstance(error, msgspec.ValidationError)
+    return NotAReportError("is not a report of envcheck" if valid else "is not JSON", fix=_FIX)
 
 
 def _schema(content: bytes) -> str:
@@ -126,7 +150,10 @@ def _schema(content: bytes) -> str:
 
 
 def _other(schema: str) -> OtherDocument:
-    if schema.startswith(_OURS) and not schema.startswith(_SCHEMA.rpartition("/")[0] + "/"):
+    if not schema.startswith(_OURS):
+        message = "is not a report of envcheck"
+        raise NotAReportError(message, fix=_FIX)
+    if not schema.startswith(_SCHEMA.rpartition("/")[0] + "/"):
         return OtherDocument(schema[:_LONGEST_TEXT])
     message = f"has the schema {schema[:40]!r}, not {_SCHEMA}"
     raise ConfigError(message, fix="use the envcheck of one version on all nodes")
@@ -164,7 +191,7 @@ def _reading(document: ReportPart, digest: str, stem: str) -> NodeReport:
 
 def node_of_file(stem: str) -> str:
     """Return the node that a file's name says: n17.json and envcheck-report-n17.json are of n17."""
-    return stem.removeprefix(_DEFAULT_FILE)
+    return stem.removeprefix(f"{DEFAULT_NAME}-")
 
 
 def moment(text: str) -> float | None:

@@ -71,7 +71,7 @@ class Outlier(Row, frozen=True, kw_only=True):
 
 
 class UnreadFile(Row, frozen=True, kw_only=True):
-    """A file that is not a report that can be read; `node` as its name says."""
+    """A file that is not a report that can be read; `node` as its name says, "" for one that is ignored."""
 
     file: str
     node: str

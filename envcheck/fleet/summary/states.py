@@ -27,15 +27,20 @@ class Sighting(NamedTuple):
     run: int | None = None
     ended: float | None = None
     modified: float | None = None
+    path: str = ""
 
 
 class StateOfNode(NamedTuple):
-    """What a node counts as, the reason where it is no pass, and the run that says so."""
+    """What a node counts as, the reason where it is no pass, and the run that says so.
+
+    `age` is that of a report that did not pass and is older than those that count, else "".
+    """
 
     node: str
     state: NodeState
     why: str
     run: int | None
+    age: str = ""
 
 
 def states(
@@ -60,16 +65,15 @@ def span(seconds: float) -> str:
 
 def _state(seen: list[Sighting], now: float, max_age: float) -> StateOfNode:
     newest = max(seen, key=lambda one: (one.at, _WORST[one.status], one.run or 0))
-    doubt = _doubt(newest, now)
+    doubt, age = _doubt(newest, now), now - (newest.ended or newest.at)
     if newest.status == "pass" and doubt:
         return StateOfNode(newest.node, "error", doubt, newest.run)
     if newest.status == "pass":
-        age = now - (newest.ended or newest.at)
         if age > max_age:
             return StateOfNode(newest.node, "stale", f"the last report is {span(age)} old", newest.run)
         return StateOfNode(newest.node, "pass", "", newest.run)
     state: NodeState = "fail" if newest.status == "fail" else "error"
-    return StateOfNode(newest.node, state, newest.why, newest.run)
+    return StateOfNode(newest.node, state, newest.why, newest.run, span(age) if age > max_age else "")
 
 
 def _doubt(newest: Sighting, now: float) -> str:

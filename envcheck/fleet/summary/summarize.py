@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from envcheck import __version__
-from envcheck.counting import counted
-from envcheck.fleet.hostlist import fold, is_name, natural
+from envcheck.fleet.hostlist import fold, natural
 from envcheck.fleet.reading.database import FleetDatabase, KnownFile
 from envcheck.fleet.reading.ingest import IngestResult
 from envcheck.fleet.reading.one_report import BY_SEVERITY
@@ -25,9 +25,12 @@ from envcheck.fleet.summary.model import (
     Outlier,
     UnreadFile,
 )
+from envcheck.fleet.summary.notes import notes
 from envcheck.fleet.summary.states import Sighting, StateOfNode, states
 
 DAY: Final = 86400.0
+# Of each run the node, when it began and ended, what it came to, and why.
+RunRows = dict[int, tuple[str, float | None, float | None, str, str]]
 _SHOWN: Final = 3
 # One GPU is blamed where at least this share of the node's failures name it.
 _LEAD: Final = 0.5
@@ -57,7 +60,9 @@ class FleetAnswer(NamedTuple):
 def summarize(database: FleetDatabase, ingested: IngestResult, question: FleetQuestion) -> FleetAnswer:
     """Return what the reports of a fleet say together."""
     runs = _runs(database)
-    sightings = [_sighting(file, runs) for file in ingested.files if file.run is not None or file.problem]
+    sightings = [
+        _sighting(file, runs) for file in ingested.files if file.run is not None or (file.problem and file.node)
+    ]
     node_states = states(sightings, question.now, question.max_age, question.expected)
     current = {state.run for state in node_states.values() if state.run is not None and state.state != "stale"}
     modified = {file.run: file.modified for file in ingested.files if file.run is not None}
@@ -73,29 +78,27 @@ def summarize(database: FleetDatabase, ingested: IngestResult, question: FleetQu
         read=ingested.read,
         groups=[group.group for group in groups],
         nodes=_node_states(node_states),
-        reasons={
-            node: _reason(node_states[node], blame)
-            for node in sorted(node_states, key=natural)
-            if node_states[node].state != "pass"
-        },
+        reasons=_reasons(node_states, blame),
         drift=drift,
         outliers=outliers,
         unread=[UnreadFile(file=f.path, node=f.node, reason=f.note) for f in ingested.files if f.problem],
-        notes=[*_notes(ingested.files, node_states, question.expected)],
+        notes=[*notes(ingested.files, ingested.empty, sightings, question.expected)],
         verdict=_verdict(node_states, blame, _deviant(drift, outliers), question),
     )
     return FleetAnswer(report, node_states, groups)
 
 
-def _runs(database: FleetDatabase) -> dict[int, tuple[str, float | None, float | None, str, str]]:
+def _runs(database: FleetDatabase) -> RunRows:
     return {row[0]: row[1:] for row in database.each("SELECT id, node, started, ended, status, why FROM runs")}
 
 
-def _sighting(file: KnownFile, runs: dict[int, tuple[str, float | None, float | None, str, str]]) -> Sighting:
+def _sighting(file: KnownFile, runs: RunRows) -> Sighting:
     if file.run is None:
-        return Sighting(file.node, file.modified, "error", file.note)
+        why = f"{PurePath(file.path).name} {file.note}"
+        return Sighting(file.node, file.modified, "error", why, path=file.path)
     node, started, ended, status, why = runs[file.run]
-    return Sighting(node, file.modified if started is None else started, status, why, file.run, ended, file.modified)
+    at = file.modified if started is None else started
+    return Sighting(node, at, status, why, file.run, ended, file.modified, file.path)
 
 
 def _node_states(state_of: dict[str, StateOfNode]) -> NodeStates:
@@ -127,34 +130,27 @@ def _blame(database: FleetDatabase, state_of: dict[str, StateOfNode]) -> list[Fl
     return blame
 
 
-def _reason(state: StateOfNode, blame: Iterable[FleetBlame]) -> str:
-    mine = next((one for one in blame if one.node == state.node), None) if state.state == "fail" else None
+def _reasons(node_states: dict[str, StateOfNode], blame: Iterable[FleetBlame]) -> dict[str, str]:
+    blame_of = {one.node: one for one in blame}
+    return {
+        node: _reason(state, blame_of.get(node))
+        for node, state in sorted(node_states.items(), key=lambda item: natural(item[0]))
+        if state.state != "pass"
+    }
+
+
+def _reason(state: StateOfNode, mine: FleetBlame | None) -> str:
+    old = f"; this report is {state.age} old" if state.age else ""
     if mine is None:
-        return state.why
+        return f"{state.why}{old}"
     shown = ", ".join(mine.by[:_SHOWN]) + (f" and {len(mine.by) - _SHOWN} more" if len(mine.by) > _SHOWN else "")
-    return f"{mine.who}: {shown}" if mine.kind == "gpu" else shown
+    return f"{mine.who}: {shown}{old}" if mine.kind == "gpu" else f"{shown}{old}"
 
 
 def _deviant(drift: Iterable[ConfigurationDrift], outliers: Iterable[Outlier]) -> set[str]:
     """Return the nodes that differ from the majority of their group, or have a value far from it."""
     nodes = {row.node for row in outliers}
     return nodes.union(*(members for row in drift if row.majority is not None for members in row.others.values()))
-
-
-def _notes(files: Iterable[KnownFile], state_of: dict[str, StateOfNode], expected: Collection[str]) -> Iterable[str]:
-    first: dict[int, str] = {}
-    for file in files:
-        if file.run is None:
-            if not file.problem:
-                yield f"{file.path} {file.note}"
-        elif file.run in first:
-            yield f"{file.path} is the same report as {first[file.run]}"
-        else:
-            first[file.run] = file.path
-    unexpected = [node for node in state_of if expected and node not in expected]
-    if unexpected:
-        names = fold(filter(is_name, unexpected))
-        yield f"--expect does not name {counted(len(unexpected), 'node')} that reported: {names or 'names of no host'}"
 
 
 def _verdict(

@@ -62,22 +62,41 @@ def test_a_block_that_fails_keeps_nothing(tmp_path: Path) -> None:
     "content",
     [
         b"",
+        b"\0" * 5000,
         b"{",
-        b"[]",
-        b"null",
-        b"\xff\xfe{}",
+        b'{\n "schema": "envch',
         b'{"schema": "envcheck/report/1"}',
+        b'{"schema": "envcheck/report/1", "started": 5}',
         b'{"schema": "envcheck/report/2", "more": 1}',
-        b"[" * 100_000,
-        b'{"a": NaN}',
+        b'{"schema": "envcheck/report/1", "outcomes": ' + b"[" * 100_000,
+        b'\xef\xbb\xbf{"schema": "envcheck/report/1", "started": \xff',
     ],
 )
-def test_what_is_not_a_report_is_one_line_of_its_node(tmp_path: Path, content: bytes) -> None:
+def test_what_a_run_left_unfinished_is_one_line_of_its_node(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "n17.json").write_bytes(content)
     file = only(tmp_path)
     assert (file.node, file.run, file.problem) == ("n17", None, True)
     assert file.note
     assert "\n" not in file.note
+
+
+@pytest.mark.parametrize(
+    ("content", "note"),
+    [
+        (b"[]", "is not a report of envcheck"),
+        (b"null", "is not a report of envcheck"),
+        (b'{"name": "x", "schema": "else"}', "is not a report of envcheck"),
+        (b'{"schema": "https://json.schemastore.org/package"}', "is not a report of envcheck"),
+        (b'{"a": NaN}', "is not JSON"),
+        (b"\xff\xfe{}", "is not JSON"),
+        (b"hello", "is not JSON"),
+        (b"[" * 100_000, "is not a report of envcheck"),
+    ],
+)
+def test_a_file_of_something_else_is_one_line_and_no_node(tmp_path: Path, content: bytes, note: str) -> None:
+    (tmp_path / "package.json").write_bytes(content)
+    file = only(tmp_path)
+    assert (file.node, file.run, file.note, file.problem) == ("", None, note, True)
 
 
 def test_a_truncated_report_is_a_problem_wherever_it_ends(tmp_path: Path) -> None:

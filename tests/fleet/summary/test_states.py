@@ -47,6 +47,14 @@ def test_a_report_is_stale_from_its_end_on() -> None:
     assert state(seen(hours_ago=90, status="fail"), max_age=limit) == "fail"
 
 
+def test_an_old_report_that_failed_is_said_to_be_old() -> None:
+    limit = 24 * HOUR
+    for status in ("fail", "error"):
+        [old] = states([seen(hours_ago=90, status=status)], NOW, limit).values()
+        [new] = states([seen(hours_ago=23, status=status)], NOW, limit).values()
+        assert (old.state, old.age, new.age) == (status, "4 days", "")
+
+
 def test_a_clock_that_is_ahead_is_undetermined() -> None:
     assert state(seen(ended=NOW + CLOCK_SLACK, modified=None)) == "pass"
     assert state(seen(ended=NOW + CLOCK_SLACK + 1, modified=None)) == "error"
