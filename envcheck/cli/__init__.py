@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import importlib
 import os
@@ -45,8 +44,6 @@ COMMANDS: Final = {
 }
 
 
-# Why nothing more can be written, where the error names no file: it was standard output.
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 # What the envcheck of an image comes without (pyproject.toml, the group `image`).
 _HOST_ONLY: Final = {"cryptography", "docker", "jinja2", "uv"}
 # Commands with commands of their own, each in a package, and those of a room of theirs.
@@ -196,12 +193,11 @@ def _closed(status: int) -> int:
     """Write what is still held back; where it cannot be written, the interpreter's end must not try again."""
     try:
         sys.stdout.flush()
-    except OSError as error:
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):
-            return 128 + signal.SIGPIPE
-        return status or _say(_no_output(error), UnavailableError.exit_code)
-    return status
+        return 128 + signal.SIGPIPE
+    unwritten = streams.unwritten()
+    return status if unwritten is None else _say(_no_output(unwritten), status or UnavailableError.exit_code)
 
 
 def _no_output(error: OSError) -> str:
@@ -218,8 +214,6 @@ def _message_and_code(error: click.ClickException | EnvcheckError | OSError) -> 
     """Return the line a user reads, and the exit code."""
     if isinstance(error, EnvcheckError):
         return str(error), error.exit_code
-    if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
-        return _no_output(error), UnavailableError.exit_code
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         summary = f"{where}{error.strerror or error}; check the path, its rights and the free space"

@@ -126,6 +126,16 @@ def test_output_that_cannot_be_written_is_one_line() -> None:
     assert completed.stderr == b"envcheck: standard output: no space left on device; free space, or send it elsewhere\n"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("output", ["/dev/full", "/dev/null"])
+def test_a_verdict_stays_where_the_output_is_full(tmp_path: Path, output: str) -> None:
+    with Path(output).open("w") as stdout:
+        command = [sys.executable, "-m", "envcheck", "resolve", "--gpu", "H100", "--driver", "384.81", "--json"]
+        done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, cwd=tmp_path, check=False)
+    assert done.returncode == 1
+    assert (b"no space left" in done.stderr) == (output == "/dev/full")
+
+
 @pytest.mark.parametrize(
     "command",
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -45,14 +44,7 @@ def run_and_report(
     if failed is not None:
         _say_unwritten(failed, option, files)
         kept = _not_passed(kept)
-    try:
-        _print(kept, files, console, as_json=as_json, quiet=quiet, written=failed is None)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        _say_unwritten(error, "standard output", files)
-        return _not_passed(kept).verdict.exit_code
+    _print(kept, files, console, as_json=as_json, quiet=quiet, written=failed is None)
     if interrupted is not None:
         if files.report is not None and not quiet:
             click.echo("envcheck: interrupted; run the same command with --resume to continue", err=True)

@@ -26,12 +26,36 @@ class _Forgiving(io.FileIO):
             return len(memoryview(data))
 
 
+class _Remembering(io.FileIO):
+    """Standard output: a write that fails is remembered for the end, so that it does not replace a verdict."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        if not _lost:
+            try:
+                return super().write(data) or 0
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                _lost.append(error)
+        return len(memoryview(data))
+
+
+_lost: list[OSError] = []
+
+
+def unwritten() -> OSError | None:
+    """Return why a part of the output could not be written; None where all of it was."""
+    return _lost[0] if _lost else None
+
+
 def ready() -> None:
     """Open what is closed (no file of ours may get its number), and have no character and no progress be an error."""
     for number in range(3):
         _opened(number)
-    if sys.stdout is None:
-        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    if sys.stdout is sys.__stdout__:
+        encoding, lines = ("utf-8", False) if sys.stdout is None else (sys.stdout.encoding, sys.stdout.line_buffering)
+        output = io.BufferedWriter(_Remembering(1, "w", closefd=False))
+        sys.stdout = io.TextIOWrapper(output, encoding, "replace", line_buffering=lines)
     if sys.stderr is sys.__stderr__:
         encoding = "utf-8" if sys.stderr is None else sys.stderr.encoding
         raw = io.BufferedWriter(_Forgiving(2, "w", closefd=False))
