@@ -33,7 +33,7 @@ def notes(
 
 
 def _of_one_moment(by_node: dict[str, list[Sighting]]) -> Iterator[str]:
-    """Yield the nodes of which several reports begin at the newest moment: nothing says which of them is right."""
+    """Yield the nodes of which several reports begin at the newest moment."""
     for node, seen in by_node.items():
         newest = max(one.at for one in seen)
         runs = {one.run: PurePath(one.path).name for one in seen if one.run is not None and one.at == newest}
