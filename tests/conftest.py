@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
@@ -30,6 +31,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 os.environ.setdefault(seeded_numbers.SEED, "7")
 
 REQUIRE_ALL = bool(os.environ.get("ENVCHECK_REQUIRE_ALL"))
+
+
+@pytest.fixture(scope="session")
+def promtool() -> str:
+    """Return Prometheus' own judge of metrics and rules."""
+    text = shutil.which("promtool")
+    if text is None:
+        pytest.skip("no promtool here (`make test` unpacks it where apt is)")
+    return text
 
 
 def _python(variable: str, missing: str, makes: str) -> Path:

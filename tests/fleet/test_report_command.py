@@ -177,7 +177,7 @@ def test_every_file_comes_to_a_node_or_to_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     places = [str(tmp_path / "r"), str(tmp_path / "empty")]
     lines = run("report", *places, "--max-age", OLD).stdout
-    for said in (
+    for line in (
         "n4: n4.json is empty",
         "junk.json is not JSON: ignored",
         "package.json is not a report of envcheck: ignored",
@@ -187,7 +187,7 @@ def test_every_file_comes_to_a_node_or_to_one_line(tmp_path: Path) -> None:
         "1 older report of 1 node: only the newest report of a node counts",
         "empty: no *.json in it; write reports with `envcheck run --output DIR/`",
     ):
-        assert " ".join(lines.split()).count(said) == 1, said
+        assert " ".join(lines.split()).count(line) == 1, line
     assert lines.startswith("UNDETERMINED: 3 of 4 nodes passed, 1 undetermined\n")
     result = json.loads(run("report", *places, "--json", "--max-age", OLD).stdout)
     assert {(Path(row["file"]).name, row["node"]) for row in result["unread"]} == {

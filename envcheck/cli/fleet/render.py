@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class FleetRenderOptions(NamedTuple):
     """The options of `envcheck fleet render`."""
 
-    system: Literal["slurm", "kubernetes"]
+    system: Literal["slurm", "kubernetes", "prometheus"]
     names: tuple[str, ...]
     image: str | None
     python: str | None
@@ -41,7 +41,7 @@ class FleetRenderOptions(NamedTuple):
 
 
 @click.command("render", short_help="Write the files with which Slurm or Kubernetes starts envcheck.")
-@click.argument("system", type=click.Choice(("slurm", "kubernetes")))
+@click.argument("system", type=click.Choice(("slurm", "kubernetes", "prometheus")))
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--image", metavar="REF@DIGEST", help="The image to judge, by digest.")
 @click.option("--python", metavar="PATH", help="Slurm: an environment on the nodes to judge, instead of an image.")
@@ -79,6 +79,10 @@ def command(options: FleetRenderOptions, settings: Settings) -> None:
     \b
     envcheck fleet render slurm --image REF@sha256:... --nodes 16 -o slurm/
     envcheck fleet render kubernetes sweep --image REF@sha256:... --nodes 16
+    envcheck fleet render prometheus -o monitoring/
+
+    prometheus: alert rules and a Grafana dashboard over the metrics of
+    `envcheck fleet report --prometheus` and `envcheck report convert`.
 
     Without --output the files are printed, one after the other. NAME is the name of a file, such as prolog.sh, or
     its first word. Exit 2: a value cannot be used in a script or manifest, or no file has that name.

@@ -41,6 +41,7 @@ class FleetReportOptions(NamedTuple):
     max_age: float
     db: Path | None
     html: Path | None
+    prometheus: Path | None
     strict: bool
     as_json: bool
 
@@ -54,6 +55,9 @@ class FleetReportOptions(NamedTuple):
 @click.option("--max-age", type=Duration(), default="24h", show_default=True, help="Older reports are stale.")
 @click.option("--db", type=_FILE, help="Database of the reports read so far; only new files are read again.")
 @click.option("--html", type=_FILE, help="Write one page: nodes and checks, curves, drift.")
+@click.option(
+    "--prometheus", type=_FILE, metavar="FILE.prom", help="Write metrics for node_exporter's textfile collector."
+)
 @click.option("--strict", is_flag=True, help="Drift and outliers count as failures, and leave `use now`.")
 @click.option("--json", "as_json", is_flag=True, help="Print envcheck/fleet/1.")
 @takes(FleetReportOptions)
@@ -71,6 +75,7 @@ def command(options: FleetReportOptions) -> None:
     """
     from envcheck import safe_files
     from envcheck.fleet.formats.page import page
+    from envcheck.fleet.formats.prometheus import prometheus
     from envcheck.fleet.formats.terminal import lines
     from envcheck.fleet.reading.database import opened
     from envcheck.fleet.reading.ingest import ingest
@@ -82,6 +87,8 @@ def command(options: FleetReportOptions) -> None:
         answer = summarize(database, ingest(database, options.places), question)
         if options.html is not None:
             files[options.html] = page(database, answer)
+        if options.prometheus is not None:
+            files[options.prometheus] = prometheus(answer.report)
     for path, content in files.items():
         safe_files.replace(path, content.encode())
     if options.as_json:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from envcheck.errors import ConfigError
+from envcheck.fleet.launch_files.dashboard import dashboard
 from envcheck.fleet.launch_files.values import LaunchValues, context
 from envcheck.templating import rendered
 
+DASHBOARD: Final = "dashboard.json"
 # By system: each file, and what it is for.
 FILES: Final = {
     "slurm": {
@@ -23,6 +25,10 @@ FILES: Final = {
         "sweep-job.yaml": "a run on each node, a report a node (an indexed Job)",
         "preflight.yaml": "a pod with a gate before its training (an init container)",
         "watch-daemonset.yaml": "keep the verdicts of all nodes fresh",
+    },
+    "prometheus": {
+        "rules.yml": "alerts over the metrics of a fleet and of single nodes",
+        DASHBOARD: "a Grafana dashboard of a fleet",
     },
 }
 _EXECUTABLE: Final = (".sh", ".sbatch")
@@ -40,10 +46,15 @@ def launch_files(system: str, names: Sequence[str], values: LaunchValues) -> lis
     """Return the files of these names, all of a system without one. Raises ConfigError for a name that none has."""
     filled = context(values, system)
     chosen = list(dict.fromkeys(_named(system, name) for name in names)) or list(FILES[system])
-    return [
-        LaunchFile(name, rendered(f"{system}/{name}.j2", filled), 0o755 if name.endswith(_EXECUTABLE) else 0o644)
-        for name in chosen
-    ]
+    return [LaunchFile(name, _text(system, name, filled), _mode(name)) for name in chosen]
+
+
+def _text(system: str, name: str, filled: dict[str, Any]) -> str:
+    return dashboard() if name == DASHBOARD else rendered(f"{system}/{name}.j2", filled)
+
+
+def _mode(name: str) -> int:
+    return 0o755 if name.endswith(_EXECUTABLE) else 0o644
 
 
 def _named(system: str, name: str) -> str:

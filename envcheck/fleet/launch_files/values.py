@@ -53,6 +53,8 @@ def context(values: LaunchValues, system: str) -> dict[str, Any]:
         _hold(option, path, _PLAIN_PATH, "an absolute path of letters, digits and . _ + -")
     _hold("--partition", values.partition or None, _PARTITION, "the name of a partition")
     _hold("--namespace", values.namespace, _NAMESPACE, "a namespace of Kubernetes: a-z, 0-9 and -")
+    if system == "prometheus":
+        return {"max_age": _seconds("--max-age", values.max_age, 60)}
     if (values.image is None) == (values.python is None) or (system == "kubernetes" and values.image is None):
         message = "a pod runs an image" if system == "kubernetes" else "one environment is judged"
         both = "" if system == "kubernetes" else ", or --python PATH for one on the nodes"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from typing import Any, Final
 
 _WIDTH: Final = 24
@@ -89,24 +90,29 @@ PANELS: Final = (
 
 
 def dashboard() -> str:
-    """Return the dashboard as JSON that Grafana imports."""
+    """Return the site's dashboard."""
+    return document("envcheck-mirror", "envcheck mirror", PANELS)
+
+
+def document(uid: str, title: str, panels: Sequence[Panel]) -> str:
+    """Return a dashboard as JSON that Grafana imports; the panels stand side by side in rows 24 wide."""
     source = {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
-    document = {
-        "uid": "envcheck-mirror",
-        "title": "envcheck mirror",
+    content = {
+        "uid": uid,
+        "title": title,
         "tags": ["envcheck"],
         "schemaVersion": 38,
         "refresh": "1m",
         "time": {"from": "now-24h", "to": "now"},
         "templating": {"list": [source]},
-        "panels": _placed(),
+        "panels": _placed(panels),
     }
-    return json.dumps(document, indent=2) + "\n"
+    return json.dumps(content, indent=2) + "\n"
 
 
-def _placed() -> list[dict[str, Any]]:
+def _placed(panels: Sequence[Panel]) -> list[dict[str, Any]]:
     placed, x, y = [], 0, 0
-    for number, panel in enumerate(PANELS, 1):
+    for number, panel in enumerate(panels, 1):
         height = 4 if panel.kind == "stat" else 8
         placed.append({**_panel(panel), "id": number, "gridPos": {"x": x, "y": y, "w": panel.width, "h": height}})
         x += panel.width

@@ -43,9 +43,14 @@ Sample = tuple[str, dict[str, str], float, str]
 
 def prometheus(report: RunReport) -> str:
     """Return the exposition text; every sample is a gauge, and what could not be read is not there."""
+    return exposition([*_run(report), *_checks(report), *_gpus(report)])
+
+
+def exposition(samples: Iterable[Sample]) -> str:
+    """Return samples (name, labels, value, what the metric is) as the text that Prometheus reads; all are gauges."""
     families: dict[str, dict[str, str]] = {}
     series: dict[str, str] = {}
-    for name, labels, value, doc in [*_run(report), *_checks(report), *_gpus(report)]:
+    for name, labels, value, doc in samples:
         series.setdefault(name, f"# HELP {name} {_escaped(doc)}\n# TYPE {name} gauge\n")
         # A duplicate series makes the collector refuse the whole file.
         families.setdefault(name, {}).setdefault(_labels(labels), repr(value))

@@ -109,12 +109,3 @@ def served(world: World, nginx: str, authority: Certificate) -> Iterator[tuple[W
     yield world, site, f"https://127.0.0.1:{port}"
     process.terminate()
     process.wait(PATIENCE)
-
-
-@pytest.fixture(scope="session")
-def promtool() -> str:
-    """Return Prometheus' own judge of metrics and rules."""
-    text = shutil.which("promtool")
-    if text is None:
-        pytest.skip("no promtool here (`make test` unpacks it where apt is)")
-    return text
