@@ -123,7 +123,7 @@ def read(content: bytes, stem: str) -> NodeReport | OtherDocument:
         raise _unreadable(content, schema, error) from error
     if document.schema != _SCHEMA:
         return _other(document.schema)
-    return _reading(document, hashlib.sha256(content).hexdigest(), stem)
+    return _reading(document, hashlib.blake2b(content, digest_size=32).hexdigest(), stem)
 
 
 def _unreadable(content: bytes, schema: str, error: Exception) -> ConfigError:
