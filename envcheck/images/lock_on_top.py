@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterable, Sequence
@@ -52,26 +53,27 @@ def lock_target(
     if not requirements or group is None:
         return None
     same = [f"{pin.name}=={pin.version}" for lock in like for pin in lock.pins if lock.group == group]
-    name = f"{cell}, target {target}"
+    name, options = f"{cell}, target {target}", _for_python(cell, PLATFORMS[arch])
     try:
-        pins = _on_top(cell, requirements, locks, profile, name, arch, same)
+        pins = _on_top(options, requirements, locks, profile, name, same)
     except UnsatisfiableError:
         if not same:
             raise
-        pins = _on_top(cell, requirements, locks, profile, name, arch)
+        pins = _on_top(options, requirements, locks, profile, name)
     return Lock(group=group, index="pypi", pins=pins)
 
 
-def lock_user_packages(spec: ImageSpec, requirements: Sequence[str], profile: Profile) -> Lock | None:
+def lock_user_packages(
+    spec: ImageSpec, requirements: Sequence[str], profile: Profile, wheels: Sequence[Path] = ()
+) -> Lock | None:
     """Return the lock of a user's own packages on top of a spec; None where the spec holds all of them already.
 
+    `wheels` are files of this machine that may be taken beside those of the index.
     Raise ConfigError, in one line, for packages that contradict what the cell holds or that no index has.
     """
     try:
         name = f"{', '.join(requirements)} on top of {spec.tag}"
-        # A user's packages run on this base only: what its C library allows is taken, for example manylinux_2_31.
-        platform = platform_of(glibc_of(spec.base), spec.arch)
-        pins = _on_top(spec.cell, requirements, spec.locks, profile, name, spec.arch, platform=platform)
+        pins = _on_top(_for_base(spec), requirements, spec.locks, profile, name, wheels=wheels)
     except UnsatisfiableError as error:
         fix = "ask for another version, leave the package out, or take another cell: a build moves nothing of the cell"
         raise ConfigError(error.message, fix=fix) from error
@@ -140,29 +142,49 @@ def _requirement(line: str, where: str) -> str:
     return line
 
 
+def lock_build_requirements(spec: ImageSpec, requirements: Sequence[str], profile: Profile, name: str) -> list[Pin]:
+    """Return what the build of a package called `name` needs besides what a spec holds.
+
+    Raise ConfigError, in one line, for requirements that contradict the spec.
+    """
+    try:
+        return _on_top(_for_base(spec), requirements, spec.locks, profile, f"what {name} is built with")
+    except UnsatisfiableError as error:
+        raise ConfigError(error.message, fix="take another version of it, or another cell") from error
+
+
+def _for_python(cell: Cell, platform: str) -> list[str]:
+    return ["--python-version", cell.python, "--python-platform", platform]
+
+
+def _for_base(spec: ImageSpec) -> list[str]:
+    """Return uv's options for packages that run on this base only: what its C library allows, e.g. manylinux_2_31."""
+    return _for_python(spec.cell, platform_of(glibc_of(spec.base), spec.arch))
+
+
 def _on_top(
-    cell: Cell,
+    options: Sequence[str],
     requirements: Sequence[str],
     locks: Sequence[Lock],
     profile: Profile,
     name: str,
-    arch: HostArch,
     same: Sequence[str] = (),
-    platform: str | None = None,
+    wheels: Sequence[Path] = (),
 ) -> list[Pin]:
     """Return what `requirements` add to these locks, all of whose pins are constraints, as are those of `same`.
 
     The index need not have the cell's own torch and what belongs to it: empty wheels stand in for them, so that a
-    package that wants another torch is refused.
+    package that wants another torch is refused. `wheels` are taken beside those of the index.
     """
     held = [pin for lock in locks for pin in lock.pins]
     constraints = [*(f"{pin.name}=={pin.version}" for pin in held), *same]
     with tempfile.TemporaryDirectory(prefix="envcheck-lock-") as scratch:
         for pin in (pin for pin in held if group_of(pin.name) != "base"):
             _stand_in(Path(scratch), pin)
-        options = ["--python-version", cell.python, "--python-platform", platform or PLATFORMS[arch]]
-        options += ["--find-links", scratch]
-        tries = [([*options, *source], requirements) for source in source_options(profile, "pypi")]
+        for wheel in wheels:
+            shutil.copyfile(wheel, Path(scratch) / wheel.name)
+        local = [*options, "--find-links", scratch]
+        tries = [([*local, *source], requirements) for source in source_options(profile, "pypi")]
         pins = first_resolution(tries, name, profile, constraints=constraints)
     ours = {pin.name for pin in held}
     return [pin for pin in pins if pin.name not in ours]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
@@ -35,6 +35,8 @@ __all__ = [
 
 LABEL_PREFIX = "envcheck."
 ARCH: Final[HostArch] = "x86_64"
+# The groups of what a user puts on top of a target.
+ON_TOP: Final[tuple[Group, ...]] = ("extensions", "user")
 _COMPANIONS: Final = {"triton": "(pytorch-)?triton", "torchvision": "torchvision", "torchaudio": "torchaudio"}
 # Before it a wheel of the CPU for Arm says "2.5.1" (torch/version.py in the wheels of 2.4.1, 2.5.1 and 2.6.0).
 _LABELLED_ON_ARM: Final = key("2.6.0")
@@ -59,9 +61,9 @@ class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tag(self) -> str:
-        """Return the full tag, e.g. 2.8.0-cu128-py312-runtime; a user's packages add their lock's digest."""
+        """Return the full tag, e.g. 2.8.0-cu128-py312-runtime; a user's packages add their locks' digest."""
         tag = f"{str(self.cell).removeprefix('torch')}-{self.target}"
-        return f"{tag}-with-{locking.digest([self.user_lock])[:12]}" if self.user_lock else tag
+        return f"{tag}-with-{locking.digest(self.on_top)[:12]}" if self.on_top else tag
 
     @property
     def packages(self) -> str:
@@ -74,9 +76,9 @@ class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
         return {**self.promises, "packages": self.packages}
 
     @property
-    def user_lock(self) -> Lock | None:
-        """Return the lock of the packages that the user added."""
-        return next((lock for lock in self.locks if lock.group == "user"), None)
+    def on_top(self) -> list[Lock]:
+        """Return the locks of the packages that the user added: extensions.lock and user.lock, as far as there."""
+        return [lock for lock in self.locks if lock.group in ON_TOP]
 
     @property
     def cuda(self) -> str | None:
@@ -160,9 +162,16 @@ def load_specs(matrix: Matrix, cell: Cell, *, images_dir: Path | None = None, ar
     return [load_spec(matrix, cell, target, images_dir=images_dir, arch=arch) for target in targets]
 
 
-def with_user_packages(spec: ImageSpec, lock: Lock) -> ImageSpec:
-    """Return the spec with a user's lock on top; it promises each package, as no shipped lock names them all."""
-    locks = [*spec.locks, lock]
+def with_user_packages(spec: ImageSpec, lock: Lock, native: Collection[str] = ()) -> ImageSpec:
+    """Return the spec with a user's lock on top; it promises each package, as no shipped lock names them all.
+
+    The packages that `native` names become a lock of their own, extensions.lock.
+    """
+    parts: dict[Group, list[Pin]] = {
+        "extensions": [pin for pin in lock.pins if pin.name in native],
+        "user": [pin for pin in lock.pins if pin.name not in native],
+    }
+    locks = [*spec.locks, *(Lock(group=group, index=lock.index, pins=pins) for group, pins in parts.items() if pins)]
     spec = msgspec.structs.replace(spec, locks=locks)
     promises = {**spec.promises, "lock": locking.digest(locks), "packages": spec.packages}
     return msgspec.structs.replace(spec, promises=promises)

@@ -39,6 +39,11 @@ _COMPILERS: Final = {
 }
 
 
+def compiles_cuda(cuda: str) -> bool:
+    """Tell whether the target devel of a CUDA ("12.8") has nvcc: only NVIDIA's wheels of 13 hold all of it."""
+    return any(name.endswith("-nvvm") for name in _COMPILERS.get(cuda.partition(".")[0], ()))
+
+
 def cuda_compilers(cuda: str) -> tuple[str, ...]:
     """Return NVIDIA's wheels with the compilers and headers of a CUDA ("12.8"), of the same minor; none if unknown."""
     return tuple(f"{name}=={cuda}.*" for name in _COMPILERS.get(cuda.partition(".")[0], ()))

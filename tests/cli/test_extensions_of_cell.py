@@ -24,7 +24,7 @@ def matrix() -> Matrix:
 def pinned(matrix: Matrix, cell: str, *requirements: str) -> list[str]:
     parsed = Cell.parse(cell)
     assert parsed is not None
-    return pinned_to_fit(matrix, make_spec(matrix, parsed, []), requirements)
+    return pinned_to_fit(matrix, make_spec(matrix, parsed, []), requirements).requirements
 
 
 @pytest.mark.parametrize(

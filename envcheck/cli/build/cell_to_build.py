@@ -139,6 +139,14 @@ def lock_first(settings: Settings, spec: ImageSpec, profile: Profile) -> ImageSp
     return locked
 
 
+def destination(spec: ImageSpec, output: Path | None) -> Path:
+    """Return where an environment goes: a directory of its own for each target and each set of packages on top."""
+    from envcheck.data import state_path
+
+    plain = spec.target == "runtime" and not spec.on_top
+    return output or state_path("venvs", str(spec.cell) if plain else f"torch{spec.tag}")
+
+
 def _warn_of_an_edit(matrix: Matrix, spec: ImageSpec, images_dir: Path | None) -> None:
     """Warn where the cell's Dockerfile is not what is built: a build renders its own from templates and locks."""
     from envcheck.data import data_path
@@ -156,9 +164,16 @@ def _warn_of_an_edit(matrix: Matrix, spec: ImageSpec, images_dir: Path | None) -
         click.echo(f"envcheck: warning: {path} {warning}, then run `envcheck render`", err=True)
 
 
-def destination(spec: ImageSpec, output: Path | None) -> Path:
-    """Return where an environment goes: a directory of its own for each target and each set of packages on top."""
-    from envcheck.data import state_path
+def refuse_network(network: str, base: str, engine: str) -> None:
+    """Refuse what asks for a network beside --prefetch; a base from a registry would, to install what it lacks."""
+    from envcheck.errors import ConfigError
+    from envcheck.images import engines
 
-    plain = spec.target == "runtime" and not spec.user_lock
-    return output or state_path("venvs", str(spec.cell) if plain else f"torch{spec.tag}")
+    if network in {"host", "default"}:
+        message = f"--prefetch builds without a network, but --network is {network}"
+        raise ConfigError(message, fix="leave one of them out")
+    if base == "registry":
+        message = "--prefetch builds without a network, but --base registry installs packages over one"
+        raise ConfigError(message, fix="leave --base out: the base is then bootstrapped before the build")
+    if engine != "venv":
+        engines.connect(engine).demand_contexts()

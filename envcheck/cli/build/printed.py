@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,28 @@ def show_unlocked(
     for package in packages:
         click.echo(f"with    {package}: locked on top once the cell's lock is made")
     click.echo("key     known once the lock is made")
+
+
+def show_uncompiled(
+    spec: ImageSpec, compiled: Sequence[str], *, engine: str, packages: Sequence[str], as_json: bool
+) -> None:
+    """Print the plan of a build whose extensions are not compiled or fetched yet: what it installs is not known."""
+    if as_json:
+        plan: dict[str, Any] = {
+            "schema": "envcheck/build-plan/1",
+            "engine": engine,
+            "cell": str(spec.cell),
+            "target": spec.target,
+        }
+        plan |= {"key": None, "compile": list(compiled), "with": list(packages)}
+        click.echo(json.dumps(plan, indent=2))
+        return
+    click.echo(f"cell    {spec.cell}")
+    for name in compiled:
+        click.echo(f"compile {name}: first, on the cell's devel; its wheel is kept in the store")
+    for package in packages:
+        click.echo(f"with    {package}: locked on top once the wheel is there")
+    click.echo("key     known once the wheel is there")
 
 
 def show_plans(plans: Sequence[BuildPlan], *, as_json: bool) -> None:

@@ -33,6 +33,8 @@ class BuildOptions(NamedTuple):
     engine: Literal["auto", "docker", "podman", "venv"]
     packages: tuple[str, ...]
     packages_file: Path | None
+    gpus: tuple[str, ...]
+    extensions: Path | None
     tag: str
     output: Path | None
     network: Literal["auto", "host", "default", "none"]
@@ -97,6 +99,19 @@ class BuildOptions(NamedTuple):
     help="A requirements.txt of packages on top.",
 )
 @click.option(
+    "--gpu",
+    "gpus",
+    multiple=True,
+    metavar="NAME",
+    help="GPU model that an extension of --with must fit, or is compiled for; again for several.",
+)
+@click.option(
+    "--extensions",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="A site's own facts about extensions, beside those shipped.",
+)
+@click.option(
     "-t",
     "--tag",
     default=REPOSITORY,
@@ -149,6 +164,7 @@ def command(options: BuildOptions, settings: Settings) -> None:
 
     An unpublished cell is locked first, through the mirror. Its hashes are trusted on first use and kept. Packages of
     --with get a lock of their own on top of the cell's; a package that needs another torch or numpy is refused.
+    A native extension without a wheel that fits is compiled on the cell's devel, and its wheel is kept in the store.
 
     Several --target are built at once and share their layers: a shared step runs once.
 
@@ -160,26 +176,31 @@ def command(options: BuildOptions, settings: Settings) -> None:
     Exit 0: built, or already present; 1: the build failed, or breaks a promise; 2: wrong usage; 3: an engine, a
     Python or an index is missing.
     """
-    from envcheck.cli.build.cell_to_build import destination, locked_specs, refuse_without_lock, spec_to_build
+    from envcheck.cli.build.cell_to_build import (
+        destination,
+        locked_specs,
+        refuse_network,
+        refuse_without_lock,
+        spec_to_build,
+    )
+    from envcheck.cli.build.extension_wheels import RequirementOptions, with_requirements
     from envcheck.cli.build.printed import show_unlocked
     from envcheck.cli.shared.platforms import architecture
     from envcheck.cli.sources.best_cell import cell_for_this_machine
-    from envcheck.cli.sources.extensions_of_cell import pinned_to_fit
     from envcheck.cli.sources.mirror_selection import profile_for
-    from envcheck.cli.sources.packages_on_top import requested_packages, with_packages
+    from envcheck.cli.sources.packages_on_top import requested_packages
     from envcheck.images.build.tags import parse
     from envcheck.images.engines import venv
-    from envcheck.matrix.file.load import load
 
     parse(options.tag)  # a wrong one is refused before anything runs
     selector = options.selector or cell_for_this_machine(settings, options.mirror)
-    arch = architecture(options.platform)
-    targets = dict.fromkeys(options.targets)
+    targets, arch = dict.fromkeys(options.targets), architecture(options.platform)
     specs = [spec_to_build(settings, selector, name, options.images_dir, arch) for name in targets]
     _refuse_several(options)
     options = options._replace(engine=_engine(options))
     if options.prefetch:
-        options = _without_network(options)
+        refuse_network(options.network, options.base, options.engine)
+        options = options._replace(network="none", base="bootstrap")
     requirements = requested_packages(options.packages, options.packages_file)
     for spec in specs:
         refuse_without_lock(spec, options.mirror, bake=options.bake)
@@ -190,10 +211,24 @@ def command(options: BuildOptions, settings: Settings) -> None:
         show_unlocked(unlocked, profile, engine=options.engine, packages=requirements, as_json=options.as_json)
         return
     specs = locked_specs(settings, specs, profile, options.images_dir)
-    if requirements:
-        requirements = pinned_to_fit(load(settings.matrix), specs[0], requirements)
-        specs = [with_packages(specs[0], requirements, profile, keep=not options.plan_only)]
-    with _wheels(specs[0], profile, options, settings) as wheels:
+    if not requirements:
+        _build(specs, profile, options, settings)
+        return
+    how = RequirementOptions(*(getattr(options, name) for name in RequirementOptions._fields))
+    with with_requirements(settings, specs[0], requirements, profile, how) as spec_and_profile:
+        if spec_and_profile is not None:
+            _build([spec_and_profile.spec], spec_and_profile.profile, options, settings)
+
+
+def _build(specs: Sequence[ImageSpec], profile: Profile, options: BuildOptions, settings: Settings) -> None:
+    from envcheck.cli.store.common import prefetched_wheels
+
+    with contextlib.ExitStack() as stack:
+        wheels = None
+        if options.prefetch:
+            engine, fetch = options.engine, not options.plan_only
+            prefetched = prefetched_wheels(settings, specs[0], profile, options.store, engine=engine, fetch=fetch)
+            wheels = stack.enter_context(prefetched)
         if options.engine == "venv":
             _venv(specs[0], profile, wheels, options, settings)
         else:
@@ -215,34 +250,6 @@ def _refuse_several(options: BuildOptions) -> None:
     if reason and len(set(options.targets)) > 1:
         message = f"several --target: {reason}"
         raise ConfigError(message, fix="give one --target at a time")
-
-
-def _wheels(
-    spec: ImageSpec, profile: Profile, options: BuildOptions, settings: Settings
-) -> contextlib.AbstractContextManager[Path | None]:
-    """Return the context in which the directory of the prefetched wheels is there, None without --prefetch."""
-    from envcheck.cli.store.common import prefetched_wheels
-
-    if not options.prefetch:
-        return contextlib.nullcontext()
-    fetch = not options.plan_only
-    return prefetched_wheels(settings, spec, profile, options.store, engine=options.engine, fetch=fetch)
-
-
-def _without_network(options: BuildOptions) -> BuildOptions:
-    """Refuse what asks for a network; a base from a registry would, to install what it lacks."""
-    from envcheck.errors import ConfigError
-    from envcheck.images import engines
-
-    if options.network in {"host", "default"}:
-        message = f"--prefetch builds without a network, but --network is {options.network}"
-        raise ConfigError(message, fix="leave one of them out")
-    if options.base == "registry":
-        message = "--prefetch builds without a network, but --base registry installs packages over one"
-        raise ConfigError(message, fix="leave --base out: the base is then bootstrapped before the build")
-    if options.engine != "venv":
-        engines.connect(options.engine).demand_contexts()
-    return options._replace(network="none", base="bootstrap")
 
 
 def _engine(options: BuildOptions) -> EngineName:

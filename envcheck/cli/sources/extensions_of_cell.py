@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -11,69 +12,145 @@ from envcheck.counting import counted
 
 if TYPE_CHECKING:
     from envcheck.images.spec import ImageSpec
-    from envcheck.matrix.extensions.answer import ExtensionResolution
+    from envcheck.matrix.extensions.answer import ChosenExtension, ExtensionResolution
     from envcheck.matrix.extensions.model import Extensions
     from envcheck.matrix.facts.model import Cell, HostArch, Matrix
     from envcheck.mirrors.profiles.model import Profile
 
 
-def answer_for_cell(matrix: Matrix, cell: Cell, arch: HostArch, requirements: Sequence[str]) -> ExtensionResolution:
-    """Return which releases of these extensions fit a cell, whatever the GPU. Raises ConfigError for an unknown one."""
+class WheelFile(NamedTuple):
+    """A wheel that is not on the Python index: the file, where it is, and its hash on record."""
+
+    name: str
+    url: str
+    sha256: str
+
+
+class PinnedExtensions(NamedTuple):
+    """Requirements with each known extension pinned. `sources` (name, version) must be compiled, `files` are fetched.
+
+    Neither is among `requirements`.
+    """
+
+    requirements: list[str]
+    sources: list[tuple[str, str]]
+    files: list[WheelFile]
+
+
+def known_extensions(path: Path | None = None) -> Extensions:
+    """Return the facts about extensions, those of a site's own file before those shipped. Raises ConfigError."""
     from envcheck.matrix.extensions import file
+
+    shipped = file.load()
+    return file.merged(shipped, file.load(path)) if path else shipped
+
+
+def extension_names(extensions: Extensions) -> frozenset[str]:
+    """Return the names of all extensions, the older ones too."""
+    return frozenset(name for row in extensions.extensions for name in (row.name, *row.aliases))
+
+
+def answer_for_cell(
+    matrix: Matrix,
+    cell: Cell,
+    arch: HostArch,
+    requirements: Sequence[str],
+    extensions: Extensions | None = None,
+    gpus: Sequence[str] = (),
+) -> ExtensionResolution:
+    """Return which releases of these extensions fit a cell, and GPUs if some are given. Raises ConfigError."""
     from envcheck.matrix.extensions.answer import resolve_with, wanted_extensions
     from envcheck.matrix.resolver.query import Query
     from envcheck.matrix.resolver.resolve import resolve
 
-    extensions = file.load()
-    query = Query(torch=f"=={cell.torch}", variant=cell.variant, python=cell.python, arch=arch)
+    extensions = extensions or known_extensions()
+    query = Query(torch=f"=={cell.torch}", variant=cell.variant, python=cell.python, gpus=[*gpus], arch=arch)
     return resolve_with(matrix, extensions, resolve(matrix, query), wanted_extensions(extensions, [*requirements]))
 
 
-def pinned_to_fit(matrix: Matrix, spec: ImageSpec, requirements: Sequence[str]) -> list[str]:
+def pinned_to_fit(
+    matrix: Matrix,
+    spec: ImageSpec,
+    requirements: Sequence[str],
+    extensions: Extensions | None = None,
+    gpus: Sequence[str] = (),
+) -> PinnedExtensions:
     """Return the requirements with each known extension pinned to the newest release that fits the spec's cell.
 
     Raises ConfigError for one that cannot fit: METADATA mostly lets the installer take it. What is not known is said.
-    Requirements with extras or markers, and all on a cell without CUDA, are left to the installer.
+    Requirements with extras or markers are left to the installer, and so are all on a cell without CUDA but for those
+    that have no wheel and compile for the CPU.
     """
-    from envcheck.matrix.extensions import file
+    extensions = extensions or known_extensions()
+    pinned = PinnedExtensions([], [], [])
+    for line in requirements:
+        known = _is_extension(extensions, line, cpu=spec.cell.variant == "cpu")
+        chosen = _chosen(matrix, spec, line, extensions, gpus) if known else None
+        if chosen is None:
+            pinned.requirements.append(line)
+        else:
+            _add(pinned, chosen, spec, line)
+    return pinned
 
-    extensions = file.load()
-    named = {line for line in requirements if _is_extension(extensions, line)} if spec.cell.variant != "cpu" else set()
-    return [_pinned(matrix, spec, line) if line in named else line for line in requirements]
 
-
-def _is_extension(extensions: Extensions, line: str) -> bool:
+def _is_extension(extensions: Extensions, line: str, *, cpu: bool) -> bool:
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
     requirement = Requirement(line)
     plain = not requirement.extras and requirement.marker is None
-    return plain and extensions.find(canonicalize_name(requirement.name)) is not None
+    extension = extensions.find(canonicalize_name(requirement.name)) if plain else None
+    if extension is None or not cpu:
+        return extension is not None
+    return any(release.built_from and release.built_from.cpu for release in extension.releases)
 
 
-def _pinned(matrix: Matrix, spec: ImageSpec, line: str) -> str:
+def _chosen(
+    matrix: Matrix, spec: ImageSpec, line: str, extensions: Extensions, gpus: Sequence[str]
+) -> ChosenExtension | None:
+    """Return the release that fits; None, and say so, where that is not known. Raises ConfigError where none can."""
     from envcheck.errors import ConfigError
-    from envcheck.matrix.extensions.fit import JIT
 
-    answer = answer_for_cell(matrix, spec.cell, spec.arch, [line])
+    answer = answer_for_cell(matrix, spec.cell, spec.arch, [line], extensions, gpus)
     if answer.refused and answer.refused[0].not_known:
         click.echo(f"with    {line}: not known whether it fits: {answer.refused[0].reason}", err=True)
-        return line
-    fix = f"`envcheck resolve --with {line}` names a cell that it fits"
+        return None
     if not answer.extensions:
         why = "; ".join([f"{each.word}: {each.reason}" for each in answer.refused] or answer.reasons)
         message = f"{line} does not fit {spec.cell}: {why}"
+        raise ConfigError(message, fix=f"`envcheck resolve --with {line}` names a cell that it fits")
+    return answer.extensions[0]
+
+
+def _add(pinned: PinnedExtensions, chosen: ChosenExtension, spec: ImageSpec, line: str) -> None:
+    """Add a release to what is compiled, fetched or left to the installer; say which release it is."""
+    from envcheck.errors import ConfigError
+    from envcheck.matrix.extensions.fit import JIT, SOURCE_ONLY
+
+    pin, how = f"{chosen.name}=={chosen.version}", "the newest on record that fits"
+    file = _file(chosen)
+    if chosen.verdict == SOURCE_ONLY and chosen.where is None:
+        pinned.sources.append((chosen.name, chosen.version))
+        how = "without a wheel, so that it is compiled for"
+    elif file is not None:
+        pinned.files.append(file)
+        how = f"from {chosen.where}, for"
+    elif chosen.channel == "pypi" or chosen.verdict == JIT:
+        pinned.requirements.append(pin)
+    else:
+        takes = "an sdist of the index" if chosen.verdict == SOURCE_ONLY else "a wheel whose sha256 is on record"
+        message = f"{line} fits {spec.cell} only from {chosen.where or 'its source'}, and a build takes {takes}"
+        fix = f"add its wheel to your own index, or `envcheck resolve --with {line}` names a cell that it fits"
         raise ConfigError(message, fix=fix)
-    (chosen,) = answer.extensions
-    if chosen.channel != "pypi" and chosen.verdict != JIT:
-        message = (
-            f"{line} fits {spec.cell} only from {chosen.where or 'its source'}, and a build takes wheels of the index"
-        )
-        raise ConfigError(message, fix=f"add its wheel to your own index, or {fix}")
-    pin = f"{chosen.name}=={chosen.version}"
-    if pin != line:
-        click.echo(f"with    {pin}: the newest on record that fits {spec.cell}", err=True)
-    return pin
+    if pin != line or chosen.channel != "pypi":
+        click.echo(f"with    {pin}: {how} {spec.cell}", err=True)
+
+
+def _file(chosen: ChosenExtension) -> WheelFile | None:
+    """Return the wheel of a project's own releases or another place, if its hash is on record."""
+    if chosen.channel == "pypi" or chosen.file is None or chosen.where is None or chosen.sha256 is None:
+        return None
+    return WheelFile(chosen.file, f"{chosen.where.rstrip('/')}/{chosen.file}", chosen.sha256)
 
 
 def ask_installer(

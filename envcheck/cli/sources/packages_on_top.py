@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,10 +25,19 @@ def requested_packages(named: Sequence[str], file: Path | None) -> list[str]:
     return [*checked(named), *(read_requirements(file) if file else [])]
 
 
-def with_packages(spec: ImageSpec, requirements: Sequence[str], profile: Profile, *, keep: bool) -> ImageSpec:
+def with_packages(
+    spec: ImageSpec,
+    requirements: Sequence[str],
+    profile: Profile,
+    *,
+    keep: bool,
+    wheels: Sequence[Path] = (),
+    native: Collection[str] = (),
+) -> ImageSpec:
     """Return the spec with these packages on top, of the kept lock where there is one; say which lock it is.
 
-    `keep`: a new lock is kept for the next build.
+    `keep`: a new lock is kept for the next build. `wheels` are files beside those of the index, and `native` names the
+    native extensions, which get a lock of their own.
     """
     from envcheck import safe_files
     from envcheck.images.lock_on_top import excluded, lock_user_packages
@@ -37,11 +46,11 @@ def with_packages(spec: ImageSpec, requirements: Sequence[str], profile: Profile
 
     if not requirements:
         return spec
-    path = _kept(spec, requirements)
+    path = _kept(spec, requirements, wheels)
     if path.is_file():
         lock, origin = _read(path, spec, requirements), "kept from an earlier build"
     else:
-        made = lock_user_packages(spec, requirements, profile)
+        made = lock_user_packages(spec, requirements, profile, wheels)
         if made is None:
             _say_excluded(excluded(spec, requirements))
             held = [line for line in requirements if line not in excluded(spec, requirements)]
@@ -54,7 +63,7 @@ def with_packages(spec: ImageSpec, requirements: Sequence[str], profile: Profile
             safe_files.replace(path, format_lock(made, f"{spec.tag}, on top: {', '.join(requirements)}").encode())
     where = f"; lock: {path}" if path.is_file() else ", not kept"
     click.echo(f"with    {counted(len(lock.pins), 'package')} on top, {origin}{where}", err=True)
-    with_them = with_user_packages(spec, lock)
+    with_them = with_user_packages(spec, lock, native)
     _say_excluded(excluded(with_them, requirements))
     return with_them
 
@@ -83,9 +92,11 @@ def _read(path: Path, spec: ImageSpec, requirements: Sequence[str]) -> Lock:
     return lock
 
 
-def _kept(spec: ImageSpec, requirements: Sequence[str]) -> Path:
-    """Return where the lock of these requirements on top of these locks is kept."""
+def _kept(spec: ImageSpec, requirements: Sequence[str], wheels: Sequence[Path]) -> Path:
+    """Return where the lock of these requirements, and these files, on top of these locks is kept."""
     from envcheck.data import state_path
+    from envcheck.images.locks.local_wheels import sha256
 
-    request = json.dumps([spec.tag, spec.promises["lock"], sorted(requirements)])
+    files = sorted(map(sha256, wheels))
+    request = json.dumps([spec.tag, spec.promises["lock"], sorted(requirements), *([files] if files else [])])
     return state_path("locks-on-top", f"{spec.tag}-{hashlib.sha256(request.encode()).hexdigest()[:16]}.lock")

@@ -34,8 +34,25 @@ _AGAIN: Final = "or `envcheck lock` the cell again"
 
 # The first that matches wins: a full disk can end in any of the others, a wrong hash in "no matching distribution".
 _CAUSES: Final[dict[str, Cause]] = {
+    # What g++, nvcc, the shell and the engines say of a compiler that the kernel killed.
+    r"Killed signal terminated program|died due to signal 9|signal 9 \(|cc1plus: out of memory|virtual memory exhausted"
+    r"|(?s:envcheck: extension: compiling.*(?:^|\s)Killed\b)|exit code: 137": Cause(
+        "out of memory: the kernel killed a compiler",
+        "give fewer jobs, e.g. MAX_JOBS=1 in the environment, or build on a machine with more memory",
+    ),
     r"(?i)no space left|\bENOSPC\b|disk quota exceeded|\bEDQUOT\b|enough (?:free |disk )*space|disk is full": Cause(
         "the disk is full", "free some: `docker builder prune`, `docker image prune`; a CUDA image needs 25 GB to build"
+    ),
+    r"envcheck: built: ": Cause(
+        "the wheel that was compiled needs what neither torch nor the system has (above)",
+        "take a version that is made for this torch",
+    ),
+    r"(?s)envcheck: extension: compiling.*(?:name resolution|Name or service not known|Network is unreachable"
+    r"|Could not resolve|ConnectionError|URLError)": Cause(
+        "its build asks for a network, and has none", "build its wheel elsewhere, and add it to your own index"
+    ),
+    r"envcheck: extension: pip ended with": Cause(
+        "its source does not compile on this cell", "read the log, take another version, or another torch"
     ),
     r"[Hh]ash mismatch|DO NOT MATCH THE HASHES|Hash Sum mismatch": Cause(
         "hash mismatch: a file is not the one that was locked", f"try another mirror, {_AGAIN} if its source is right"

@@ -40,7 +40,7 @@ def aliases(repository: str, spec: ImageSpec) -> list[str]:
     The first of a runtime's is the full tag without its target, which moves only when the image is rebuilt. An image
     with a user's own packages has none.
     """
-    if spec.user_lock:
+    if spec.on_top:
         return []
     axes = f"{spec.cell.variant}-py{spec.cell.python.replace('.', '')}"
     minor = ".".join(spec.cell.torch.split(".")[:2])

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-Group = Literal["nvidia", "torch", "base", "devel", "train", "jupyter", "user"]
+Group = Literal["nvidia", "torch", "base", "devel", "train", "jupyter", "extensions", "user"]
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,8 +21,8 @@ class Lock(msgspec.Struct, frozen=True, kw_only=True):
     """One lock file, `<group>.lock`. `index` is where all of it comes from: "pypi" or "pytorch/<variant>".
 
     Groups are layers, rarest change first: `nvidia` (nvidia-*, cuda-*, triton), `torch` (torch and companions), `base`
-    (the rest of the torch environment). The others are what a target of that name adds to it;
-    `user` is what a user adds to a target (`build --with`).
+    (the rest of the torch environment). The others are what a target of that name adds to it; `extensions` and `user`
+    are what a user adds to a target (`build --with`), native extensions of torch apart from the rest.
     """
 
     group: Group

@@ -81,7 +81,7 @@ def proof(spec: ImageSpec) -> list[str]:
 
 def added(spec: ImageSpec) -> list[str]:
     """Return the packages that the user put on top, which may overwrite no file of the cell's."""
-    return [pin.name for pin in spec.user_lock.pins] if spec.user_lock else []
+    return [pin.name for lock in spec.on_top for pin in lock.pins]
 
 
 def _stage(spec: ImageSpec) -> dict[str, Any]:

@@ -229,12 +229,13 @@ def _from_source(name: str, release: ExtensionRelease, place: CellOnHost, best: 
     label = f"{name} {release.version}"
     if release.jit:
         return Fit(release, JIT, release.jit, weak=() if release.verified else (label,))
-    if place.cuda is None:
+    if place.cuda is None and not source.cpu:
         return Fit(release, CUDA_MAJOR, f"{label} is built with nvcc, and {place.cell.variant} has no CUDA")
     if source.torch and not meets(place.cell.torch, source.torch):
         return Fit(release, TORCH_ABI, f"{label} builds with torch {source.torch} only")
     takes = f"; {source.takes}" if source.takes else ""
-    reason = f"no wheel of {label} fits: build it in `devel` with nvcc {place.cuda} ({source.needs}{takes})"
+    compiler = f"nvcc {place.cuda} ({source.needs}{takes})" if place.cuda else "g++, for the CPU"
+    reason = f"no wheel of {label} fits: build it in `devel` with {compiler}"
     return Fit(release, SOURCE_ONLY, reason, weak=() if release.verified and source.verified else (label,))
 
 

@@ -61,7 +61,7 @@ class SourceBuild(Fact, frozen=True, kw_only=True):
     """The source of a release: what a build needs and takes. `where` is None for an sdist on the Python index.
 
     `torch` is the requirement that a torch must meet for the build to succeed; None where none is known.
-    `sass` is what it builds without TORCH_CUDA_ARCH_LIST, as far as nvcc knows it.
+    `sass` is what it builds without TORCH_CUDA_ARCH_LIST, as far as nvcc knows it. `cpu`: it also builds without CUDA.
     """
 
     where: str | None = None
@@ -69,6 +69,7 @@ class SourceBuild(Fact, frozen=True, kw_only=True):
     needs: str
     takes: str | None = None
     sass: list[Dotted] = []
+    cpu: bool = False
 
 
 class ExtensionRelease(Fact, frozen=True, kw_only=True):

@@ -1,0 +1,257 @@
+"""The extensions of a build that no index has as a wheel: compiled or fetched, and kept in the store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
+    from envcheck.cli.sources.extensions_of_cell import PinnedExtensions, WheelFile
+    from envcheck.images.engines.build import BasePolicy
+    from envcheck.images.locks.prefetch import StoredWheel
+    from envcheck.images.source_builds.kept_wheels import KeptWheel
+    from envcheck.images.source_builds.recipe import ExtensionBuild, Sdist
+    from envcheck.images.spec import ImageSpec
+    from envcheck.mirrors.fetch.request import TransferOptions
+    from envcheck.mirrors.profiles.model import Profile
+    from envcheck.mirrors.store.objects import Store
+
+
+class RequirementOptions(NamedTuple):
+    """What `envcheck build` says of packages on top. `images_dir` holds the locks, `timeout` is in seconds.
+
+    `extensions` are a site's own facts. With `plan_only` nothing is built; `bake` is a plan for another program.
+    """
+
+    gpus: tuple[str, ...]
+    extensions: Path | None
+    engine: str
+    base: BasePolicy
+    timeout: float
+    store: Path | None
+    images_dir: Path | None
+    plan_only: bool
+    bake: bool
+    as_json: bool
+
+
+class SpecWithRequirements(NamedTuple):
+    """The spec with packages on top, and the profile that has all of their files."""
+
+    spec: ImageSpec
+    profile: Profile
+
+
+class ExtensionWheels(NamedTuple):
+    """The wheels in a directory, the requirements that take them, and the profile with that directory before all."""
+
+    paths: list[Path]
+    requirements: list[str]
+    profile: Profile
+
+
+def most_jobs() -> int | None:
+    """Return the user's own limit of compilers at once, $MAX_JOBS, None without one. Raises ConfigError."""
+    from envcheck.errors import ConfigError
+
+    text = os.environ.get("MAX_JOBS", "").strip()
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        message = f"MAX_JOBS is {text!r}, which is no number of jobs"
+        raise ConfigError(message, fix="set it to 1 or more, or unset it")
+    return int(text)
+
+
+@contextlib.contextmanager
+def with_requirements(
+    settings: Settings, spec: ImageSpec, requirements: list[str], profile: Profile, options: RequirementOptions
+) -> Iterator[SpecWithRequirements | None]:
+    """Yield the spec with packages on top: extensions in the release that fits, compiled where none has a wheel.
+
+    Yield None where a plan cannot know them yet; that is printed then.
+    """
+    from envcheck.cli.sources.extensions_of_cell import extension_names, known_extensions, pinned_to_fit
+    from envcheck.cli.sources.packages_on_top import with_packages
+    from envcheck.matrix.file.load import load
+
+    extensions = known_extensions(options.extensions)
+    pinned = pinned_to_fit(load(settings.matrix), spec, requirements, extensions, options.gpus)
+    if options.plan_only and _planned_without_wheels(settings, spec, pinned, options):
+        yield None
+        return
+    with extension_wheels(settings, spec, pinned, profile, options) as made:
+        lines, native = [*pinned.requirements, *made.requirements], extension_names(extensions)
+        keep = not options.plan_only
+        spec = with_packages(spec, lines, profile, keep=keep, wheels=made.paths, native=native)
+        yield SpecWithRequirements(spec, made.profile)
+
+
+@contextlib.contextmanager
+def extension_wheels(
+    settings: Settings, spec: ImageSpec, pinned: PinnedExtensions, profile: Profile, options: RequirementOptions
+) -> Iterator[ExtensionWheels]:
+    """Compile or fetch what has no wheel on the index, and yield where it is. Nothing happens where all have one."""
+    from envcheck.cli.store.common import disk_errors, open_store, transfer_options
+    from envcheck.images.locks.prefetch import viewed
+
+    if not pinned.sources and not pinned.files:
+        yield ExtensionWheels([], [], profile)
+        return
+    _refuse_foreign(spec, pinned)
+    store = open_store(options.store)
+    with contextlib.ExitStack() as stack:
+        with disk_errors(store.root), store.held():
+            stop = threading.Event()
+            with transfer_options(settings, profile, stop) as means:
+                compiled = _compiled(settings, spec, pinned.sources, profile, options, store, means)
+                fetched = [_fetched(store, file, means) for file in pinned.files]
+            folder = stack.enter_context(viewed(store, [*compiled, *fetched]))
+        paths = sorted(folder.glob("*.whl"))
+        yield ExtensionWheels(paths, [*map(_pin, paths)], with_directory(profile, folder))
+
+
+def _refuse_foreign(spec: ImageSpec, pinned: PinnedExtensions) -> None:
+    """Refuse to compile for another architecture: emulated, one file of a real extension takes an hour."""
+    from envcheck.cli.shared.platforms import architecture
+    from envcheck.errors import ConfigError
+
+    if pinned.sources and spec.arch != architecture("auto"):
+        name, version = pinned.sources[0]
+        message = f"{name} {version} must be compiled, which a machine of {spec.arch} can do"
+        raise ConfigError(message, fix="build there, or add its wheel to your own index")
+
+
+def _pin(wheel: Path) -> str:
+    from envcheck.mirrors.index.file_names import parse_file_name
+
+    name, version, _ = parse_file_name(wheel.name)
+    return f"{name}=={version}"
+
+
+def with_directory(profile: Profile, folder: Path) -> Profile:
+    """Return the profile with the wheels of a directory of this machine; its hash alone says that one is taken."""
+    import msgspec
+
+    from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index
+
+    indexes = profile.pypi or ([] if profile.closed else [Index(url=CLIENT_DEFAULT)])
+    return msgspec.structs.replace(profile, pypi=[*indexes, Index(url=str(folder), kind="find-links")])
+
+
+def _planned_without_wheels(
+    settings: Settings, spec: ImageSpec, pinned: PinnedExtensions, options: RequirementOptions
+) -> bool:
+    """Print the plan of a build that first compiles or fetches an extension; tell whether it is one.
+
+    Its locks are not known yet, so that a plan for another program is a ConfigError.
+    """
+    from envcheck.cli.build.printed import show_uncompiled
+    from envcheck.errors import ConfigError
+
+    if not _lacks_wheels(settings, spec, pinned, options):
+        return False
+    names = [*(f"{name} {version}" for name, version in pinned.sources), *(file.name for file in pinned.files)]
+    if options.bake:
+        message = f"--bake is the plan of locked packages, and {names[0]} is not compiled or fetched yet"
+        raise ConfigError(message, fix="run `envcheck build` without it once")
+    show_uncompiled(spec, names, engine=options.engine, packages=pinned.requirements, as_json=options.as_json)
+    return True
+
+
+def _lacks_wheels(settings: Settings, spec: ImageSpec, pinned: PinnedExtensions, options: RequirementOptions) -> bool:
+    """Tell whether a build would first compile or fetch an extension."""
+    from envcheck.cli.store.common import open_store
+    from envcheck.images.source_builds import kept_wheels, sdist
+
+    store = open_store(options.store)
+    if any(not store.has(file.sha256) for file in pinned.files):
+        return True
+    facts_gpus = _capabilities(settings, spec, pinned.sources, options.gpus)
+    devel = _devel(settings, spec, options) if pinned.sources else spec
+    for (name, version), gpus in zip(pinned.sources, facts_gpus, strict=True):
+        known = sdist.pinned(devel, name, version)
+        build = _build(devel, known, gpus) if known else None
+        if devel.lacks_lock or build is None or kept_wheels.find(store, build) is None:
+            return True
+    return False
+
+
+def _capabilities(
+    settings: Settings, spec: ImageSpec, sources: Sequence[tuple[str, str]], gpus: Sequence[str]
+) -> list[tuple[str, ...]]:
+    from envcheck.images.source_builds.recipe import capabilities
+    from envcheck.matrix.facts.lookup import Facts
+    from envcheck.matrix.file.load import load
+
+    facts = Facts(load(settings.matrix))
+    return [capabilities(facts, gpus, spec.cuda, f"{name} {version}") for name, version in sources]
+
+
+def _devel(settings: Settings, spec: ImageSpec, options: RequirementOptions) -> ImageSpec:
+    from envcheck.cli.build.cell_to_build import spec_to_build
+
+    return spec_to_build(settings, str(spec.cell), "devel", options.images_dir, spec.arch)
+
+
+def _build(devel: ImageSpec, source: Sdist, gpus: tuple[str, ...]) -> ExtensionBuild:
+    from envcheck.images.source_builds.recipe import ExtensionBuild
+
+    return ExtensionBuild(sdist=source, devel=devel, gpus=gpus)
+
+
+def _compiled(
+    settings: Settings,
+    spec: ImageSpec,
+    sources: Sequence[tuple[str, str]],
+    profile: Profile,
+    options: RequirementOptions,
+    store: Store,
+    means: Callable[[str], TransferOptions],
+) -> list[StoredWheel]:
+    from envcheck.cli.build.cell_to_build import lock_first
+    from envcheck.cli.shared.build_progress import details, listeners
+    from envcheck.images.source_builds import sdist
+    from envcheck.images.source_builds.compile import Compiler, wheel_of
+    from envcheck.matrix.facts.lookup import Facts
+    from envcheck.matrix.file.load import load
+
+    if not sources:
+        return []
+    gpus = _capabilities(settings, spec, sources, options.gpus)
+    limit = most_jobs()
+    devel = lock_first(settings, _devel(settings, spec, options), profile)
+    facts = Facts(load(settings.matrix))
+    wheels = []
+    with listeners(settings) as (say, on_line), details():
+        compiler = Compiler(options.engine, profile, options.base, options.timeout, limit, on_line, say)
+        for (name, version), capabilities in zip(sources, gpus, strict=True):
+            source = sdist.bring(store, devel, name, version, profile, means)
+            build = _build(devel, source, capabilities)
+            wheel, new = wheel_of(build, store, facts, compiler, means)
+            origin = "compiled now" if new else "compiled by an earlier build"
+            click.echo(f"with    {wheel.name}: {origin}, kept in {store.root}", err=True)
+            wheels.append(_stored(wheel))
+    return wheels
+
+
+def _stored(wheel: KeptWheel) -> StoredWheel:
+    from envcheck.images.locks.prefetch import StoredWheel
+
+    return StoredWheel(wheel.name, wheel.sha256, "pypi")
+
+
+def _fetched(store: Store, file: WheelFile, means: Callable[[str], TransferOptions]) -> StoredWheel:
+    from envcheck.images.locks.prefetch import StoredWheel
+    from envcheck.mirrors.fetch.request import WantedFile
+
+    if not store.sound(file.sha256):
+        store.put(WantedFile((file.url,), file.sha256, None, Path(file.name)), means(file.name))
+    return StoredWheel(file.name, file.sha256, "pypi")
