@@ -9,6 +9,7 @@ from typing import Any, Final
 from envcheck.binaries.library import dotted
 from envcheck.checks import Limit, Outcome, Ranks, View, failed, passed, skipped, undecided, worst
 from envcheck.checks.extensions import gpu_code, pins
+from envcheck.checks.extensions.measured_libraries import why_not_measured
 from envcheck.checks.extensions.remedies import fitting_release
 from envcheck.counting import counted
 
@@ -24,9 +25,11 @@ _OLD_STRING: Final = re.compile(r"Ss(?![a-z])")
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Return the outcome of the check `extensions`."""
     measured = ranks[0] if ranks else {}
-    rows = measured.get("extensions")
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and row.get("name") for row in rows):
-        return undecided("no installed package was looked at", fix="see the check's log", code="extensions.unmeasured")
+    why = why_not_measured(measured)
+    if why:
+        text = f"the installed packages were not looked at: {why}"
+        return undecided(text, fix="see the check's log", code="extensions.unmeasured")
+    rows = measured["extensions"]
     if not rows:
         return skipped("no extension with native code for torch or CUDA is installed", code="extensions.none")
     findings = [finding for row in rows for finding in _one(view, measured, row)]

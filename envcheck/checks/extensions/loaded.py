@@ -97,8 +97,8 @@ class _ExtensionJudge:
         reported: set[str] = set()
         for path, why in trial.refused.items():
             lacking = lack(self.place, why, own(trial))
-            counts = lacking is not None and lacking.code in NEEDED
-            # What is optional, as TensorRT for onnxruntime, lacks where the rest is there and works.
+            # cupy loads what the environment brings before its own; TensorRT is optional for onnxruntime.
+            counts = lacking is not None and lacking.code in NEEDED and not why.brought
             if choice(path) in held or (not counts and (held or reported)):
                 continue
             unknown = Lack(f"cannot be loaded: {_first(why.text)}", "extensions-loaded.fallback", self._fitting())

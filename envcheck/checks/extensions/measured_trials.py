@@ -9,7 +9,10 @@ import msgspec
 
 
 class LoaderText(msgspec.Struct, frozen=True):
-    """What a loader or an import said, and what it names: a symbol (as in the source), a library or a version."""
+    """What a loader or an import said, and what it names: a symbol (as in the source), a library or a version.
+
+    `brought` is whether the environment has the library that the loader did not find by itself.
+    """
 
     text: str
     type: str = ""
@@ -19,6 +22,7 @@ class LoaderText(msgspec.Struct, frozen=True):
     library: str = ""
     version: str = ""
     invalid: str = ""
+    brought: bool = False
 
 
 class MeasuredOperation(msgspec.Struct, frozen=True):

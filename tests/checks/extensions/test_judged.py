@@ -172,6 +172,18 @@ def test_what_was_not_measured_is_no_pass(gpu: View, broken: dict[str, Any]) -> 
     assert extensions.judge(gpu, []).status == ERROR
 
 
+@pytest.mark.parametrize("field", [*row(), "interpreter", "glibc", "torch", "installed"])
+def test_an_extension_of_which_something_was_not_measured_is_no_pass(gpu: View, field: str) -> None:
+    assert outcome(gpu, row()).status == PASS
+    whole = row()
+    whole.pop(field, None)
+    complete = {"interpreter": PYTHON, "glibc": "2.36", "torch": "2.13.0+cu130", "installed": {}}
+    complete.pop(field, None)
+    result = extensions.judge(gpu, [{"rank": 0, **complete, "extensions": [whole]}])
+    assert (result.status, result.code) == (ERROR, "extensions.unmeasured")
+    assert field in result.summary
+
+
 def test_a_library_that_was_not_read_is_an_error(gpu: View) -> None:
     result = outcome(gpu, row(unread={"x/_C.so": "a 32-bit ELF file"}))
     assert (result.status, result.code) == (ERROR, "extensions.not-looked-at")

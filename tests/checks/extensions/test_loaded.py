@@ -177,6 +177,12 @@ def test_what_is_sound_passes_and_says_what_it_was_built_for(gpu: View, cpu: Vie
     assert outcome(gpu, row(trial={"operation": [{**RIGHT, "off": 0.01}]})).status == PASS
     # TensorRT is optional for onnxruntime: its provider is refused, and the others are there.
     assert outcome(gpu, row("onnxruntime-gpu", {"refused": {"x/libtensorrt.so": MISSING}})).status == PASS
+    # cupy loads CUDA's libraries of the environment first, and each of its own when it is used.
+    later = {"text": "x", "library": "libcusolver.so.11"}
+    assert outcome(gpu, row("cupy-cuda12x", {"refused": {"x/s.so": {**later, "brought": True}}})).status == PASS
+    assert outcome(gpu, row("cupy-cuda12x", {"refused": {"x/s.so": later}})).status == FAIL
+    nothing: dict[str, Any] = {"mapped": [], "operation": None, "refused": {"x/s.so": {**later, "brought": True}}}
+    assert outcome(gpu, row("cupy-cuda12x", nothing)).status == FAIL
     on_cpu = {"operation": [{**RIGHT, "device": "cpu", "on": "cpu"}]}
     assert outcome(cpu, row(trial=on_cpu, gpu_code=False), gpu=False).status == PASS
     assert outcome(cpu, gpu=False).code == "extensions-loaded.none"

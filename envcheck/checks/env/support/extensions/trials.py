@@ -17,7 +17,7 @@ from typing import Any
 
 from envcheck.binaries import torch_symbols
 from envcheck.binaries.demangle import demangled
-from envcheck.checks.env.support.extensions import trial
+from envcheck.checks.env.support.extensions import environment, trial
 from envcheck.checks.env.support.extensions.import_names import import_name
 from envcheck.checks.env.support.extensions.installed import InstalledExtension
 from envcheck.checks.env.support.extensions.known_names import KNOWN
@@ -38,13 +38,16 @@ def run_all(extensions: Iterable[InstalledExtension], scratch: Path, seconds: fl
     """Return the result of each extension's trial by name; None for those that the time did not suffice for."""
     deadline = time.monotonic() + seconds
     results: dict[str, Any] = {}
+    brought = environment.brought_libraries(environment.torch_root())
     for number, extension in enumerate(extensions):
-        left = min(SECONDS, deadline - time.monotonic())
-        results[extension.name] = _run(extension, scratch / f"trial{number}", left, gpu=gpu) if left > _GRACE else None
+        left, directory = min(SECONDS, deadline - time.monotonic()), scratch / f"trial{number}"
+        results[extension.name] = _run(extension, directory, left, brought, gpu=gpu) if left > _GRACE else None
     return results
 
 
-def _run(extension: InstalledExtension, directory: Path, seconds: float, *, gpu: bool) -> dict[str, Any]:
+def _run(
+    extension: InstalledExtension, directory: Path, seconds: float, brought: set[str], *, gpu: bool
+) -> dict[str, Any]:
     directory.mkdir()
     result = directory / "result.json"
     plan = {
@@ -60,7 +63,7 @@ def _run(extension: InstalledExtension, directory: Path, seconds: float, *, gpu:
     begin = _execute if _cuda_is_up() else _fork
     code = begin(directory, seconds)
     sys.stdout.write(f"--- {extension.name}\n{_tail(directory / _OUTPUT)}\n")
-    return {"code": code, "limit": round(seconds, 1), **_explained(_left(result))}
+    return {"code": code, "limit": round(seconds, 1), **_explained(_left(result), brought)}
 
 
 def _cuda_is_up() -> bool:
@@ -82,9 +85,9 @@ def _fork(directory: Path, seconds: float) -> int | None:
             with (directory / _OUTPUT).open("wb") as output:
                 os.dup2(output.fileno(), 1)
                 os.dup2(output.fileno(), 2)
-            environment = _environment(directory)
+            variables = _environment(directory)
             os.environ.clear()
-            os.environ.update(environment)
+            os.environ.update(variables)
             trial.main(str(directory / "plan.json"))
         finally:
             os._exit(1)
@@ -159,14 +162,18 @@ def _left(result: Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {"step": "", "done": False}
 
 
-def _explained(facts: dict[str, Any]) -> dict[str, Any]:
-    """Add what the loader's texts name: the symbol as in the source, or the library."""
+def _explained(facts: dict[str, Any], brought: set[str]) -> dict[str, Any]:
+    """Add what the loader's texts name: the symbol as in the source, or the library.
+
+    `brought` are libraries that the environment has: a package may load one of them before its own, as cupy does.
+    """
     error = facts.get("error")
     if isinstance(error, dict):
         facts["error"] = {**error, **_named(str(error.get("chain")))}
     refused = facts.get("refused")
     if isinstance(refused, dict):
-        facts["refused"] = {path: {"text": str(text)[:500], **_named(str(text))} for path, text in refused.items()}
+        named = {path: {"text": str(text)[:500], **_named(str(text))} for path, text in refused.items()}
+        facts["refused"] = {path: {**why, "brought": why.get("library") in brought} for path, why in named.items()}
     return facts
 
 
