@@ -128,7 +128,8 @@ class Rank:
     """Where one process of a group stands. `device` is "cuda:N" or "cpu"; `backend` "nccl" or "gloo".
 
     MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE and LOCAL_RANK are in the environment too, as torchrun sets them.
-    `scratch` is an empty directory of the group's own.
+    `scratch` is an empty directory of the group's own, on each of its nodes. `node` is the number of the rank's node,
+    of the group's `nodes`.
     """
 
     rank: int
@@ -137,6 +138,8 @@ class Rank:
     device: str
     backend: str
     scratch: str
+    node: int = 0
+    nodes: int = 1
 
 
 Measured = dict[str, Any]

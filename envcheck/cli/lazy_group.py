@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -15,11 +16,20 @@ from envcheck.cli import prepare
 class LazyGroup(click.Group):
     """A group of commands: `envcheck.cli.<room>.<name>` has the one called name.
 
-    `described` gives each command's line in the help of the group, in its order.
+    `described` gives each command's line in the help of the group, in its order; `modules` the module of a command that
+    is not called like it.
     """
 
-    def __init__(self, *, room: str, described: Mapping[str, str], **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        room: str,
+        described: Mapping[str, str],
+        modules: Mapping[str, str] = MappingProxyType({}),
+        **settings: Any,
+    ) -> None:
         super().__init__(**settings)
+        self.modules = modules
         self.room = room
         self.described = described
 
@@ -31,7 +41,7 @@ class LazyGroup(click.Group):
         """Return a command, its module imported; None for a name that no command has."""
         if cmd_name not in self.described:
             return None
-        home = f"envcheck.cli.{self.room}.{cmd_name}"
+        home = f"envcheck.cli.{self.room}.{self.modules.get(cmd_name, cmd_name)}"
         command = importlib.import_module(home).command
         if not isinstance(command, click.Command):
             message = f"{home}.command is not a click command"

@@ -12,7 +12,18 @@ import msgspec
 from envcheck import __version__, safe_files
 from envcheck.errors import ConfigError
 from envcheck.node.snapshot import Snapshot, with_whys
-from envcheck.runner.schema import Mode, OutcomeRow, Plan, Row, RunVerdict, TargetFacts, Timing, encodable, plain
+from envcheck.runner.schema import (
+    GroupFacts,
+    Mode,
+    OutcomeRow,
+    Plan,
+    Row,
+    RunVerdict,
+    TargetFacts,
+    Timing,
+    encodable,
+    plain,
+)
 from envcheck.runner.state import Run
 from envcheck.runner.targets.launcher import Place, place
 
@@ -37,7 +48,7 @@ class RunReport(Row, frozen=True, kw_only=True):
 
     `resolution` is what the resolver said of this machine and torch, when it was asked; `boot` the kernel's name for
     the boot it ran in; `resumed` when it was gone on with after it was cut short; `judged_by` the version of envcheck
-    that judged its evidence again.
+    that judged its evidence again; `group` the nodes whose ranks measured together.
     """
 
     schema: Literal["envcheck/report/1"] = SCHEMA
@@ -58,6 +69,7 @@ class RunReport(Row, frozen=True, kw_only=True):
     resumed: tuple[str, ...] = ()
     timing: Timing | None = None
     judged_by: str = ""
+    group: GroupFacts | None = None
 
 
 def report_of(run: Run) -> RunReport:
@@ -80,6 +92,7 @@ def report_of(run: Run) -> RunReport:
             boot=run.boot,
             resumed=tuple(run.resumed),
             timing=run.timing,
+            group=run.nodes.facts if run.nodes else None,
         )
     )
 

@@ -83,7 +83,7 @@ def _tell(run: Run, watcher: Watcher) -> None:
 def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Watcher) -> None:
     begun = time.monotonic()
     probes = [f.id for f in run.chosen if f.check.probe]
-    instructions = worker_plan(
+    planned = worker_plan(
         plan,
         {f.id: f.source for f in run.chosen},
         ours=run.target.ours,
@@ -93,6 +93,7 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
         imports={f.id: f.check.imports for f in run.chosen},
         environment=p2p_effects.environment(probes, run.outcomes),
     )
+    instructions = {**planned, "several_nodes": run.nodes is not None}
     modules = {f.id: f for f in run.chosen if f.id in {c.id for c in plan.checks}}
     limits = {c.id: c.timeout for c in plan.checks}
     unfinished = set(modules)
@@ -100,7 +101,8 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
     with worker_session.working_directory(instructions, run.site) as directory:
         reading = _beside(collect)
         reading.add_done_callback(lambda _: worker_session.node_was_read(directory))
-        for event in worker_session.events(run.target, directory, limits):
+        events = worker_session.events(run.target, directory, limits)
+        for event in run.nodes.together(events, directory) if run.nodes else events:
             if event["event"] == "environment":
                 run.starting += time.monotonic() - begun
                 _compare(run, event["facts"], reading.result())
@@ -180,7 +182,8 @@ def unmeasured(run: Run, module: CheckModule) -> Outcome | None:
         return lacking
     if module.kind == "node":
         return judge.decide(module, run.view)
-    return None if "error" in run.environment else judge.alone(module, gpus or run.plan.nproc)
+    ranks = run.nodes.world if run.nodes else gpus or run.plan.nproc
+    return None if "error" in run.environment else judge.alone(module, ranks)
 
 
 def _no_gpu(environment: dict[str, Any]) -> str:

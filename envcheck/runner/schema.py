@@ -175,6 +175,18 @@ class Spread(Row, frozen=True, kw_only=True):
     largest: float | None = None
 
 
+class GroupFacts(Row, frozen=True, kw_only=True):
+    """The nodes of a run that measured together, by name, and how many ranks each had. `run` tells such runs apart.
+
+    `node` is the one whose report this is; "" in the report of the whole group, which holds the ranks of all.
+    """
+
+    run: str
+    nodes: list[str]
+    ranks: list[int]
+    node: str = ""
+
+
 class Timing(Row, frozen=True, kw_only=True):
     """Seconds of a run: planned for its checks, taken in all, and of these until Python and torch had started."""
 

@@ -20,7 +20,7 @@ from envcheck.runner.planning import repeat, resume
 from envcheck.runner.planning.discover import CheckModule
 from envcheck.runner.requirements import measured as requirements_measured
 from envcheck.runner.schema import Mode, OutcomeRow, Plan, RunVerdict, Timing
-from envcheck.runner.targets.interface import Target
+from envcheck.runner.targets.interface import NodeGroup, Target
 
 
 @dataclasses.dataclass
@@ -30,7 +30,7 @@ class Run:
     `resolution` is what the resolver said of this machine and the target's torch, when it was asked; `matrix` the
     Matrix to judge by, None for the shipped one. `known` are the outcomes of earlier rounds, or of the run that this
     one goes on with (then `resumed` says when, and `report` which file that was); `current` those of this round.
-    `demands` are a site's on what is measured.
+    `demands` are a site's on what is measured, `nodes` the other nodes whose ranks join this one's.
     """
 
     plan: Plan
@@ -43,6 +43,7 @@ class Run:
     resolution: str | None = None
     matrix: Any = None
     demands: Sequence[requirements_measured.Demand] = ()
+    nodes: NodeGroup | None = None
     snapshot: Snapshot = dataclasses.field(default_factory=Snapshot)
     environment: dict[str, Any] = dataclasses.field(default_factory=dict)
     promises: dict[str, str] = dataclasses.field(default_factory=dict)

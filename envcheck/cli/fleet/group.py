@@ -1,4 +1,4 @@
-"""`envcheck fleet`: the reports and the launch of many nodes. Each command is a module `NAME.py`."""
+"""`envcheck fleet`: the reports and the launch of many nodes. Each command is a module `NAME.py`; not so `group`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ COMMANDS: Final = {
     "report": "Say which nodes failed, are missing or differ, and which to use now.",
     "render": "Write the files with which Slurm or Kubernetes starts envcheck.",
     "gate": "Say whether this node may take work now.",
+    "group": "Measure what lies between nodes, with ranks on all of them.",
     "pairs": "Find the node, link or GPU at fault by tests of groups.",
     "plan": "Say which published cells cover all nodes, and what a newer driver would add.",
     "history": "Say how often a node or a GPU failed, and why.",
@@ -19,7 +20,7 @@ COMMANDS: Final = {
 }
 
 
-@click.group(cls=LazyGroup, room="fleet", described=COMMANDS)
+@click.group(cls=LazyGroup, room="fleet", described=COMMANDS, modules={"group": "group_command"})
 def command() -> None:
     """Validate many nodes, and say which of them to use now.
 

@@ -123,6 +123,8 @@ def read(content: bytes, stem: str) -> NodeReport | OtherDocument:
         raise _unreadable(content, schema, error) from error
     if document.schema != _SCHEMA:
         return _other(document.schema)
+    if document.group is not None and not document.group.node:
+        return OtherDocument(f"{_SCHEMA} of a group ({len(document.group.nodes)} nodes: {document.verdict.status})")
     return _reading(document, hashlib.blake2b(content, digest_size=32).hexdigest(), stem)
 
 

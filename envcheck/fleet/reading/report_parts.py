@@ -86,6 +86,13 @@ class TargetPart(msgspec.Struct):
     image_id: str | None = None
 
 
+class GroupPart(msgspec.Struct):
+    """Of the group of a run on several nodes its nodes, and the one that the report is of: "" in that of the group."""
+
+    nodes: list[str] = []
+    node: str = ""
+
+
 class ReportPart(msgspec.Struct):
     """A report."""
 
@@ -103,3 +110,4 @@ class ReportPart(msgspec.Struct):
     target: TargetPart = msgspec.field(default_factory=TargetPart)
     environment: dict[str, Any] = {}
     promises: dict[str, str] = {}
+    group: GroupPart | None = None

@@ -28,7 +28,7 @@ _SEE_LOG: Final = "see the log in the report"
 def ending(event: Event, *, importing: bool, own_limits: bool) -> str:
     """Say how a worker came to its end, and what it did then; `own_limits`: under the limits of this process."""
     if event["event"] == "end":
-        return "the worker ended without a message"
+        return str(event.get("why", "the worker ended without a message"))
     if event["event"] == "silent":
         if "unreadable" in event:
             return f"the worker's results cannot be read: {event['unreadable']}"

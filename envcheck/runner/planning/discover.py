@@ -60,7 +60,7 @@ def _shipped(kind: Kind) -> list[CheckModule]:
     package = importlib.import_module(f"envcheck.checks.{kind}")
     names = sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg)
     modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
-    return [_checked(m, kind, f"module:{m.__name__}") for m in modules]
+    return [checked_module(m, kind, f"module:{m.__name__}") for m in modules]
 
 
 def _own(site: Path, kind: Kind, wrong: list[ConfigError]) -> list[CheckModule]:
@@ -68,7 +68,7 @@ def _own(site: Path, kind: Kind, wrong: list[ConfigError]) -> list[CheckModule]:
     modules = []
     for path in sorted(p for p in (site / kind).glob("*.py") if not p.name.startswith("_")):
         try:
-            modules.append(_checked(_load(path), kind, f"file:site/{path.name}"))
+            modules.append(checked_module(_load(path), kind, f"file:site/{path.name}"))
         except ConfigError as error:  # noqa: PERF203 (files are few)
             wrong.append(error)
     return modules
@@ -88,7 +88,8 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
-def _checked(module: ModuleType, kind: Kind, source: str) -> CheckModule:
+def checked_module(module: ModuleType, kind: Kind, source: str) -> CheckModule:
+    """Return a module as a check. Raise ConfigError for one that is none."""
     path = Path(module.__file__ or "")
     check = getattr(module, "CHECK", None)
     if not isinstance(check, Check):

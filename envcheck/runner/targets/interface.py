@@ -6,12 +6,12 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from envcheck.errors import ConfigError
-from envcheck.runner.schema import TargetFacts
+from envcheck.runner.schema import GroupFacts, TargetFacts
 
 PROMISES_FILE: Final = "envcheck-promises.json"
 IMAGE_PROMISES: Final = Path("/etc/envcheck/promises.json")
@@ -47,6 +47,24 @@ class Target(Protocol):
 
     def promises(self, environment: Mapping[str, Any]) -> dict[str, str]:
         """Return what it says of itself; nothing for one that promises nothing."""
+
+
+class NodeGroup(Protocol):
+    """The other nodes of a run whose ranks work together with those of this one."""
+
+    @property
+    def world(self) -> int:
+        """Return how many ranks all nodes have together; 0 before they are ready."""
+
+    @property
+    def facts(self) -> GroupFacts:
+        """Say who they are."""
+
+    def together(self, events: Iterator[dict[str, Any]], directory: Path) -> Iterator[dict[str, Any]]:
+        """Yield the events of this node's worker, with what the ranks of all nodes measured in those that say it.
+
+        The worker waits for the others when it is ready; `directory` is that of its plan.
+        """
 
 
 class ChosenPython(NamedTuple):

@@ -16,9 +16,13 @@ from typing import Any
 from envcheck.runner.worker import p2p_fallback, process_limits, process_tree, rank_group, torch_facts
 
 NODE_READ = "node-read"  # the file beside the plan that says so
+# Of a group over several nodes: the file beside the plan that says which part of it this node has, once all nodes are
+# ready, and the one that says that the running check's ranks wait for nodes that are lost.
+NODES_READY, NODES_LOST = "nodes-ready.json", "nodes-lost"
 _PROBE_TIMEOUT = 90.0
 _NODE_TIMEOUT = 60.0  # NVML itself is given up long before
 _TICK = 0.01
+_WAITING = 5.0  # how often it says that it waits for other nodes
 
 
 class Events:
@@ -59,6 +63,8 @@ def run(directory: Path, plan: dict[str, Any]) -> None:
     nursery = _Nursery(directory, plan)
     facts = nursery.environment()
     nursery.events.emit("environment", facts=facts)
+    if plan.get("several_nodes") and "error" not in facts:
+        nursery.await_nodes()
     for check in plan["checks"]:
         alone = "error" not in facts and nursery.world(check, facts) < check["least_ranks"]
         if check["gpus"] > facts["device_count"] or alone:
@@ -80,7 +86,9 @@ class _Nursery:
         self.scratch = Path(tempfile.mkdtemp(prefix="envcheck-", dir=str(directory) if plan["ours"] else None))
         self.begun = time.monotonic()
         self.groups: dict[str, str] = dict(plan["environment"])
-        self.may_try_again = True
+        # Another node's ranks would not try again at the same time.
+        self.may_try_again = not plan.get("several_nodes")
+        self.part: dict[str, Any] = {}
 
     def left(self) -> float:
         """Return the seconds of the budget that are left; infinite without one."""
@@ -117,8 +125,21 @@ class _Nursery:
         while not (self.directory / NODE_READ).exists() and time.monotonic() < deadline:
             time.sleep(_TICK)
 
+    def await_nodes(self) -> None:
+        """Wait until all nodes are ready, and read which part of the group this one has; envcheck ends the wait."""
+        ready, until = self.directory / NODES_READY, time.monotonic()
+        while not ready.exists():
+            time.sleep(_TICK)
+            if time.monotonic() >= until:
+                self.events.emit("waiting")
+                until = time.monotonic() + _WAITING
+        self.part = json.loads(ready.read_text(encoding="utf-8"))
+        self.groups.update(self.part["environment"])
+
     def world(self, check: dict[str, Any], facts: dict[str, Any]) -> int:
         """Return how many ranks a check gets."""
+        if self.part:
+            return int(self.part["world"])
         return int(check["ranks"] or facts["device_count"] or self.plan["nproc"])
 
     def check(self, check: dict[str, Any], facts: dict[str, Any]) -> None:
@@ -130,6 +151,16 @@ class _Nursery:
             start=facts["start"],
             environment=dict(self.groups),
         )
+        if self.part:
+            part = self.part
+            job = dataclasses.replace(
+                job,
+                environment={**self.groups, "MASTER_PORT": str(part["ports"][check["id"]])},
+                first=int(part["first"]),
+                here=int(part["here"]),
+                node=int(part["node"]),
+                nodes=int(part["nodes"]),
+            )
         done = self._group(check, job)
         environment = {**os.environ, **self.groups}
         if self.may_try_again and p2p_fallback.worth_another_try(done, environment, gpu=job.gpu, world=job.world):
@@ -143,8 +174,8 @@ class _Nursery:
         def started(group: int) -> None:
             self.events.emit("started", id=check["id"], group=group)
 
-        directory = self.scratch / f"{check['id']}{suffix}"
-        done = rank_group.run_group(job, directory, check["timeout"], self.events.close, started)
+        directory, lost = self.scratch / f"{check['id']}{suffix}", self.directory / NODES_LOST
+        done = rank_group.run_group(job, directory, check["timeout"], self.events.close, started, lost.exists)
         return {"environment": job.environment, **done}
 
     def _import(self) -> dict[str, Any]:

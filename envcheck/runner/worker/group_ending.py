@@ -7,7 +7,7 @@ import math
 import os
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,14 +81,14 @@ def error(
     directory: Path,
     ended: Sequence[End],
     running: Sequence[lost_rank.ObservedRank],
-    results: Sequence[dict[str, Any]],
+    results: Mapping[int, dict[str, Any]],
     after: str,
     manner: str,
 ) -> dict[str, Any] | None:
     """Return {rank, text[, hung]} of the rank that the group was lost by; None where every rank left a measurement.
 
-    `running` are the ranks that had to be ended, which took `manner`, `after` a time; `hung` marks an error of ranks
-    that waited for each other.
+    `results` are by rank. `running` are the ranks that had to be ended, which took `manner`, `after` a time; `hung`
+    marks an error of ranks that waited for each other.
     """
     error = _error(directory, ended, running, results, after, manner)
     return error and {**error, "text": process_limits.explained(error["text"])}
@@ -98,7 +98,7 @@ def _error(
     directory: Path,
     ended: Sequence[End],
     running: Sequence[lost_rank.ObservedRank],
-    results: Sequence[dict[str, Any]],
+    results: Mapping[int, dict[str, Any]],
     after: str,
     manner: str,
 ) -> dict[str, Any] | None:
@@ -112,11 +112,11 @@ def _error(
         return first
     if running:
         return _hang(running, blamed, after, manner)
-    missing = next((rank for rank, left in enumerate(results) if "measured" not in left), None)
+    missing = next((rank for rank, left in results.items() if "measured" not in left), None)
     return None if missing is None else {"rank": missing, "text": "gave no result"}
 
 
-def _first_lost(ended: Sequence[End], results: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def _first_lost(ended: Sequence[End], results: Mapping[int, dict[str, Any]]) -> dict[str, Any] | None:
     """Return the first rank to be lost, and how."""
     for end in ended:
         raised = results[end.rank].get("error")

@@ -26,11 +26,14 @@ _DIGITS = 7  # a number of threads has fewer
 _OUTER = ("TORCHELASTIC_", "GROUP_", "ROLE_")
 
 
-def enter(rank: int, world: int, port: int) -> None:
-    """Set this process's environment for one rank of a group on this machine."""
+def enter(rank: int, world: int, port: int, nodes: int = 1) -> None:
+    """Set this process's environment for one rank of a group, all of whose ranks on this machine are `world`."""
     for name in [n for n in os.environ if n.startswith(_OUTER)]:
         del os.environ[name]
-    os.environ.update(environment(rank, world, port, os.environ))
+    ours = environment(rank, world, port, os.environ)
+    if nodes > 1 and not os.environ.get("GLOO_SOCKET_IFNAME"):
+        del ours["GLOO_SOCKET_IFNAME"]  # no other node is behind the loopback
+    os.environ.update(ours)
 
 
 def environment(rank: int, world: int, port: int, outer: Mapping[str, str]) -> dict[str, str]:
@@ -71,19 +74,14 @@ def chosen_threads(environ: Mapping[str, str]) -> int:
     return int(first) if first.isascii() and first.isdecimal() and len(first) < _DIGITS else 0
 
 
-def measure(load: Callable[[], Callable[[Any], Any]], world: int, rank: int, *, gpu: bool, directory: Path) -> None:
-    """Call a check's measure, write `rankN.json`, and end the process; nothing of it returns to the caller."""
-    code = 1
+def measure(load: Callable[[], Callable[[Any], Any]], place: Rank, here: int) -> None:
+    """Call a check's measure, write `rankN.json`, and end the process; nothing of it returns to the caller.
+
+    `here` is how many of the group's ranks are on this machine.
+    """
+    code, rank, directory = 1, place.rank, Path(place.scratch)
     try:
-        _prepare(world, directory)
-        place = Rank(
-            rank=rank,
-            world=world,
-            local_rank=rank,
-            device=f"cuda:{rank}" if gpu else "cpu",
-            backend="nccl" if gpu else "gloo",
-            scratch=str(directory),
-        )
+        _prepare(here, directory)
         progress_file.write(directory, rank, progress_file.STARTED)
         begun = time.monotonic()
         check = load()

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from envcheck.checks import Rank
+from envcheck.checks.env.support.process import progress_file
 from envcheck.runner.worker import group_ending, process_limits, process_tree
 from envcheck.runner.worker import rank as worker_rank
 
@@ -31,7 +33,8 @@ _STOPPED = 10  # looks: a rank that nobody lets go on for so long has the group 
 class Job:
     """What each rank of a group does. `source` is "module:NAME[:FUNCTION]" or "file:PATH"; `start` fork or spawn.
 
-    `environment` is set over that of the user.
+    `environment` is set over that of the user. Of a group over several `nodes`, this one is number `node`, and has the
+    `here` ranks from `first` on.
     """
 
     source: str
@@ -39,6 +42,15 @@ class Job:
     gpu: bool = False
     start: str = "fork"
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
+    first: int = 0
+    here: int = 0
+    node: int = 0
+    nodes: int = 1
+
+    @property
+    def ranks(self) -> range:
+        """Return the numbers of the ranks on this machine."""
+        return range(self.first, self.first + (self.here or self.world))
 
 
 class _Member:
@@ -79,11 +91,14 @@ def run_group(
     timeout: float,
     forget: Callable[[], None],
     started: Callable[[int], None] = lambda _: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Run a job's ranks and return {ranks, error, seconds, body, logs, survivors}.
+    """Run a job's ranks of this machine and return {ranks, error, seconds, body, logs, survivors, progress}.
 
     `error` is None or {rank, text[, hung][, doing]}. `directory` becomes the group's own. `forget` closes, in a rank,
-    what only the parent may write to. `started` is given the process group.
+    what only the parent may write to. `started` is given the process group. `stopped` tells that other nodes have lost
+    their part: no rank will come to its end. `progress` is, for each rank, the kernel's letter for it ("" once it has
+    ended), and how far it came (see progress_file).
     """
     directory.mkdir(parents=True)
     begun = time.monotonic()
@@ -95,7 +110,7 @@ def run_group(
         return _not_started(job, members, refused)
     group = members[0].pid
     started(group)
-    ended = _watch(members, directory, begun + timeout)
+    ended = _watch(members, directory, begun + timeout, stopped)
     hung = [m for m in members if m.status is None]
     after = min(timeout, round(time.monotonic() - begun, 1))
     states = _states(hung)
@@ -105,17 +120,18 @@ def run_group(
         while member.read():
             pass
         os.close(member.pipe)
-    results = [group_ending.result(directory, m.rank) for m in members]
+    results = {m.rank: group_ending.result(directory, m.rank) for m in members}
     ends = [group_ending.End(m.rank, m.status, m.log) for m in ended]
     seen = [group_ending.seen(directory, m.rank, states[m.rank], m.log) for m in hung]
     error = group_ending.error(directory, ends, seen, results, f"{after:g} s", manner)
     return {
-        "ranks": [r.get("measured") for r in results],
+        "ranks": [r.get("measured") for r in results.values()],
         "error": error and {**error, **group_ending.doing(directory, error["rank"])},
         "seconds": round(time.monotonic() - begun, 3),
-        "body": max([r.get("seconds", 0.0) for r in results]),
+        "body": max([r.get("seconds", 0.0) for r in results.values()]),
         "logs": [m.log for m in members],
         "survivors": [{"pid": pid, "state": process_tree.state(pid)} for pid in survivors],
+        "progress": [[states.get(m.rank, ""), *progress_file.read(directory, m.rank)] for m in members],
     }
 
 
@@ -128,12 +144,13 @@ def _not_started(job: Job, members: list[_Member], error: OSError) -> dict[str, 
         os.close(member.pipe)
     text = process_limits.explained(f"could not be started: {error.strerror or error}")
     return {
-        "ranks": [None] * job.world,
-        "error": {"rank": len(members), "text": text},
+        "ranks": [None] * len(job.ranks),
+        "error": {"rank": job.first + len(members), "text": text},
         "seconds": 0.0,
         "body": 0.0,
-        "logs": [""] * job.world,
+        "logs": [""] * len(job.ranks),
         "survivors": [],
+        "progress": [["", -1, 0] for _ in job.ranks],
     }
 
 
@@ -141,7 +158,18 @@ def be_rank(job: Job, rank: int, directory: Path) -> None:
     """Measure as one rank, in the process this is called in, and end that process."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what it printed before it was killed is kept too
-    worker_rank.measure(lambda: _function(job.source), job.world, rank, gpu=job.gpu, directory=directory)
+    local = rank - job.first
+    place = Rank(
+        rank=rank,
+        world=job.world,
+        local_rank=local,
+        device=f"cuda:{local}" if job.gpu else "cpu",
+        backend="nccl" if job.gpu else "gloo",
+        scratch=str(directory),
+        node=job.node,
+        nodes=job.nodes,
+    )
+    worker_rank.measure(lambda: _function(job.source), place, len(job.ranks))
 
 
 def _function(source: str) -> Callable[[Any], Any]:
@@ -164,7 +192,7 @@ def _start(job: Job, directory: Path, forget: Callable[[], None], members: list[
     port = _free_port()
     sys.stdout.flush()
     sys.stderr.flush()
-    for rank in range(job.world):
+    for rank in job.ranks:
         reading_end, writing_end = os.pipe()
         parent = os.getpid()
         try:
@@ -200,7 +228,9 @@ def _join(pid: int, group: int) -> None:
 def _child(job: Job, rank: int, port: int, directory: Path, output: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
-    worker_rank.enter(rank, job.world, port)
+    worker_rank.enter(rank - job.first, len(job.ranks), port, job.nodes)
+    if job.nodes > 1:
+        os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(job.world)})
     os.environ.update(job.environment)
     if job.start == "spawn":
         worker = str(Path(__file__).with_name("main.py"))
@@ -220,7 +250,7 @@ def _free_port() -> int:
         return port
 
 
-def _watch(members: list[_Member], directory: Path, deadline: float) -> list[_Member]:
+def _watch(members: list[_Member], directory: Path, deadline: float, cancelled: Callable[[], bool]) -> list[_Member]:
     """Return the members that ended by themselves, first to end first; a lost one shortens the others' time."""
     ended: list[_Member] = []
     stopped, look = 0, time.monotonic()
@@ -240,7 +270,7 @@ def _watch(members: list[_Member], directory: Path, deadline: float) -> list[_Me
                 look = time.monotonic() + _LOOK
                 running = [m for m in members if m.status is None]
                 stopped = stopped + 1 if any(process_tree.state(m.pid) == "T" for m in running) else 0
-                if stopped >= _STOPPED:
+                if stopped >= _STOPPED or cancelled():
                     break
     return ended
 

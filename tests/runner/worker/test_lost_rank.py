@@ -125,7 +125,7 @@ def lost(directory: Path, text: str, running: list[ObservedRank]) -> dict[str, A
     """Return the error of a group whose rank 0 raised `text`, having begun 6 collectives."""
     progress_file.write(directory, 0, JOINED, 6)
     seconds = group_ending.error(
-        directory, [group_ending.End(0, 1, "")], running, [{"error": text}, {}], "9 s", "SIGTERM"
+        directory, [group_ending.End(0, 1, "")], running, {0: {"error": text}, 1: {}}, "9 s", "SIGTERM"
     )
     assert seconds is not None
     return seconds

@@ -1,7 +1,7 @@
 """Who waits for whom: a barrier, and a collective that was started and not waited for, while one rank comes late.
 
-The late rank comes only after all others have left word in a file that they are there. Times are those of the machine's
-one monotonic clock (clock_gettime(2), CLOCK_MONOTONIC), which processes of a machine can compare.
+The late rank comes only after all others have left word in a file, or in a store, that they are there. Times are those
+of the machine's one monotonic clock (clock_gettime(2), CLOCK_MONOTONIC), which processes of a machine can compare.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ BARRIERS = ("barrier", "barrier of a group", "barrier that is waited for later")
 STARTED = ("async all-reduce", "async broadcast", "async all-gather")
 WAITS = (*BARRIERS, *STARTED)
 PATIENCE, PAUSE = 10.0, 0.03
+_STORES: list[Any] = []
 _COUNT = 1021
 _FIX = "run it without NCCL_*, TORCH_NCCL_* and GLOO_* settings; another torch or NCCL release may be at fault"
 
@@ -91,19 +92,33 @@ def _finish(setting: Setting) -> None:
 
 
 def _leave_word(setting: Setting, operation: str) -> None:
+    if setting.rank.nodes > 1:
+        _store(setting).set(f"{operation}.rank{setting.rank.rank}", "there")
+        return
     Path(setting.rank.scratch, f"{operation}.rank{setting.rank.rank}").touch()
 
 
 def _others(setting: Setting, operation: str) -> bool:
     """Wait until all other ranks have left word, and a moment longer; return whether they did."""
     own_rank, until = setting.rank, time.monotonic() + PATIENCE
-    words = [
-        Path(own_rank.scratch, f"{operation}.rank{rank}") for rank in range(own_rank.world) if rank != own_rank.rank
-    ]
-    while not all(word.exists() for word in words) and time.monotonic() < until:
+    words = [f"{operation}.rank{rank}" for rank in range(own_rank.world) if rank != own_rank.rank]
+
+    def there() -> bool:
+        if own_rank.nodes > 1:
+            return bool(_store(setting).check(words))
+        return all(Path(own_rank.scratch, word).exists() for word in words)
+
+    while not there() and time.monotonic() < until:
         time.sleep(0.001)
     time.sleep(PAUSE)
-    return all(word.exists() for word in words)
+    return there()
+
+
+def _store(setting: Setting) -> Any:
+    """Return the store in which ranks of several nodes leave word: they share no directory."""
+    if not _STORES:
+        _STORES.append(process_group.tcp_store(setting.dist))
+    return _STORES[0]
 
 
 def judge(ranks: Ranks) -> list[Outcome]:

@@ -17,6 +17,8 @@ from envcheck.checks.env.support.process import progress_file
 
 # NCCL's own 10 to 30 minutes outlast every check's limit and hide which rank was stuck.
 JOIN_SECONDS = 60
+# The variable with the node's name in a group over several of them; hosts of containers may all be called localhost.
+NODE_NAME = "ENVCHECK_NODE_NAME"
 
 Problem = Optional[Outcome]
 _LEFT: list[Any] = []
@@ -38,8 +40,8 @@ def device_of(rank: Rank) -> Any:
 def group(rank: Rank) -> Iterator[Any]:
     """Join the process group and yield torch.distributed; left properly only on success (a broken one may hang).
 
-    Ranks of one machine meet in a file: over TCP, torch looks up the name of every peer, which takes 10 s in a
-    container without a working resolver. The check `torchrun` meets over TCP, as a user's ranks do.
+    Ranks of one machine meet in a file, those of several over TCP: there torch looks up the name of every peer, which
+    takes 10 s in a container without a working resolver. The check `torchrun` meets over TCP, as a user's ranks do.
 
     The group is left and not destroyed: its last collective's thread may still hold it, and a gloo thread that drops
     the last reference waits for itself ("Resource deadlock avoided", or for ever). The rank ends in a moment anyway.
@@ -59,6 +61,8 @@ def group(rank: Rank) -> Iterator[Any]:
 
 def _store(dist: Any, rank: Rank) -> Any:
     """Return a store in the group's own directory; None, for torch's own over TCP, where files cannot be locked."""
+    if rank.nodes > 1:
+        return tcp_store(dist, serve=rank.rank == 0, world=rank.world)
     with Path(rank.scratch, f".lock{rank.rank}").open("w", encoding="ascii") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -67,12 +71,24 @@ def _store(dist: Any, rank: Rank) -> Any:
     return dist.FileStore(str(Path(rank.scratch, "store")), rank.world)
 
 
+def tcp_store(dist: Any, *, serve: bool = False, world: int | None = None) -> Any:
+    """Return the store of a group over several nodes, of which rank 0 is the server; `world` waits for so many."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    timeout = dt.timedelta(seconds=JOIN_SECONDS)
+    return dist.TCPStore(address, port, world, serve, timeout, wait_for_workers=world is not None)
+
+
+def host() -> str:
+    """Return the name of this rank's machine, which no other machine of the group has."""
+    return os.environ.get(NODE_NAME) or platform.node()
+
+
 def standing(rank: Rank, tensor: Any, backend: str | None = None) -> Measured:
     """Return where a result was really computed, read off the tensor that holds it; never what was asked for."""
     return {
         "rank": rank.rank,
         "world": rank.world,
-        "host": platform.node(),
+        "host": host(),
         "is_cuda": bool(tensor.is_cuda),
         "device": _device_identity(tensor),
         "backend": backend,
@@ -88,7 +104,7 @@ def _device_identity(tensor: Any) -> str:
     if uuid:
         return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
     # torch before 2.4 has no UUID: the index among the visible ones, which is as unique within a host.
-    return f"{platform.node()}/{os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}/{tensor.device.index}"
+    return f"{host()}/{os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}/{tensor.device.index}"
 
 
 def problem(view: View, ranks: Ranks, backend: bool = True) -> Problem:  # noqa: FBT001, FBT002 (py3.9, two callers)

@@ -1,0 +1,181 @@
+"""Nodes meet over real connections, and each gets the others' parts; what cannot be one group is one line."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from envcheck.errors import ConfigError
+from envcheck.fleet.group import gathering, wire
+from envcheck.fleet.group.coordinator import Coordinator
+from envcheck.fleet.group.gathering import Gathering
+from envcheck.fleet.group.member import GroupMember, LostGroupError, NotFormedError
+from envcheck.fleet.group.roll_call import Hello, clock_warning, differences
+
+FIRST = Hello(run="7.0", node=0, nodes=3, name="n1", host="localhost", tool="1", plan="a, b", time=0.0)
+NAMES = ("n1", "n2", "n3")
+
+
+def hello(node: int, **changed: Any) -> Hello:
+    return structs.replace(FIRST, node=node, name=NAMES[node], time=time.time(), **changed)
+
+
+@contextlib.contextmanager
+def leader(seconds: float = 20.0) -> Iterator[int]:
+    (port,) = wire.free_ports(1)
+    leading = Coordinator(hello(0), NAMES, port, seconds)
+    try:
+        yield port
+    finally:
+        leading.close()
+
+
+@contextlib.contextmanager
+def joining(port: int, *hellos: Hello, seconds: float = 20.0) -> Iterator[list[Future[GroupMember]]]:
+    with ThreadPoolExecutor() as pool:
+        yield [pool.submit(GroupMember.join, one, "127.0.0.1", port, seconds) for one in hellos]
+
+
+def all_three(port: int) -> list[GroupMember]:
+    with joining(port, hello(2), hello(0), hello(1)) as futures:
+        third, first, second = (future.result() for future in futures)
+    return [first, second, third]
+
+
+def test_each_node_gets_the_parts_of_all() -> None:
+    with leader() as port:
+        members = all_three(port)
+        assert members[1].begun.names == [*NAMES]
+        assert members[2].begun.address == "127.0.0.1"
+        assert all(abs(clock) < 10 for clock in members[0].begun.clocks)
+        with ThreadPoolExecutor() as pool:
+            given = [pool.submit(member.exchange, "1 a", {"of": number}) for number, member in enumerate(members)]
+            gathered = [one.result() for one in given]
+        assert gathered[0] == gathered[2]
+        assert gathered[1].parts == {0: {"of": 0}, 1: {"of": 1}, 2: {"of": 2}}
+        assert gathered[1].lost == {}
+        for member in members:
+            member.leave()
+
+
+def test_a_node_that_dies_is_named_and_the_others_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "GRACE", 0.2)
+    with leader() as port:
+        members = all_three(port)
+        stopped: list[int] = []
+        members[0].stopped = lambda: stopped.append(0)
+        members[2]._connection.shutdown(socket.SHUT_RDWR)  # noqa: SLF001 (what a kill -9 comes to)
+        with ThreadPoolExecutor() as pool:
+            second = pool.submit(members[1].exchange, "1 a", 1)
+            while not stopped:
+                time.sleep(0.02)
+            first = pool.submit(members[0].exchange, "1 a", 0)
+            assert first.result() == second.result()
+        assert first.result().lost == {2: "its envcheck ended"}
+        assert first.result().parts == {0: 0, 1: 1}
+        for member in members:
+            member.leave()
+
+
+def test_without_the_first_node_the_group_is_lost() -> None:
+    with leader() as port:
+        members = all_three(port)
+    with pytest.raises(LostGroupError, match="first node"):
+        members[1].exchange("1 a", 1)
+    for member in members:
+        member.leave()
+
+
+def test_who_does_not_come_is_named() -> None:
+    with leader(0.6) as port, joining(port, hello(0), hello(2), seconds=0.6) as futures:
+        lines = [str(future.exception()) for future in futures]
+        assert all(isinstance(future.exception(), NotFormedError) for future in futures)
+    assert all("2 of 3 nodes came within 0.6 s; missing: n2" in line for line in lines)
+    assert NotFormedError.exit_code == 3
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "no-such-host.invalid", "bad..name", "::1"])
+def test_a_first_node_that_is_not_there(address: str) -> None:
+    (port,) = wire.free_ports(1)
+    with pytest.raises(NotFormedError) as unformed:
+        GroupMember.join(hello(1), address, port, 0.3)
+    assert "\n" not in str(unformed.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"nodes": 4}, "n2 was started for 4 nodes, and n1 for 3"),
+        ({"tool": "2"}, "n2 has envcheck 2, and n1 1"),
+        ({"plan": "a"}, "n2 is to measure a, and n1 a, b"),
+        ({"name": "n1"}, "two nodes are called n1"),
+        ({"node": 0}, "both number 0"),
+        ({"node": 3, "name": "n4"}, "number 3 of 3"),
+    ],
+)
+def test_what_cannot_be_one_group_ends_it_for_all(changed: dict[str, Any], words: str) -> None:
+    with leader() as port:
+        with joining(port, hello(0)) as (first,):
+            time.sleep(0.2)
+            with pytest.raises(ConfigError, match=words):
+                GroupMember.join(structs.replace(hello(1), **changed), "127.0.0.1", port, 20.0)
+            assert isinstance(first.exception(), ConfigError)
+
+
+def test_a_node_of_another_run_disturbs_nobody() -> None:
+    with leader() as port:
+        with pytest.raises(ConfigError, match=r"of run '8\.0'"):
+            GroupMember.join(hello(1, run="8.0"), "127.0.0.1", port, 20.0)
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        members = all_three(port)
+        with pytest.raises(NotFormedError, match="began without this node"):
+            GroupMember.join(hello(1), "127.0.0.1", port, 5.0)
+        for member in members:
+            member.leave()
+
+
+def test_another_program_at_the_port_is_no_group() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
+        joined = pool.submit(GroupMember.join, hello(1), "127.0.0.1", server.getsockname()[1], 5.0)
+        connection, _ = server.accept()
+        connection.sendall(b"220 mail\n{}\n")
+        with pytest.raises(NotFormedError):
+            joined.result()
+        connection.close()
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with leader() as port, pytest.raises(ConfigError, match=f"port {port}"):
+        Coordinator(hello(0), NAMES, port, 1.0)
+
+
+def test_nodes_that_measure_different_steps_end_the_group() -> None:
+    steps = Gathering(2)
+    steps.put(0, "1 a", 0, 0.0, trouble=False)
+    assert steps.due(0.0) == []
+    steps.put(1, "2 a", 1, 0.0, trouble=False)
+    assert [(node, "ended" in message) for node, message in steps.due(0.0)] == [(1, True), (0, True)]
+
+
+def test_the_others_are_stopped_once_and_only_after_a_while() -> None:
+    steps = Gathering(3)
+    steps.put(1, "1 a", None, 10.0, trouble=True)
+    assert steps.due(10.0 + gathering.GRACE / 2) == []
+    assert steps.due(10.0 + gathering.GRACE) == [(0, {"stop": True}), (2, {"stop": True})]
+    assert steps.due(11.0 + gathering.GRACE) == []
+
+
+def test_clocks_and_versions_that_differ() -> None:
+    assert clock_warning({"n1": 0.0, "n2": 59.0}) == ""
+    assert "n2 by -61 s" in clock_warning({"n1": 0.0, "n2": -61.0})
+    facts = {"n1": {"torch": "2.13"}, "n2": {"torch": "2.13"}, "n3": {"torch": "2.8"}}
+    assert differences(facts, ["torch"]) == "torch differs: 2.13 on n[1-2], 2.8 on n3"
+    assert differences({"n1": facts["n1"], "n2": facts["n2"]}, ["torch"]) == ""

@@ -1,0 +1,147 @@
+"""Whom a group's end is blamed on, and what the report of each node says of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from envcheck.fleet.group import combined
+from envcheck.fleet.group.interfaces import interface_of
+from envcheck.fleet.group.node_report import blamed, nodes_of, of_group, of_node
+from envcheck.fleet.group.text import links
+from envcheck.fleet.reading.one_report import NodeReport, OtherDocument, read
+from envcheck.reports.model import RunReport, encode
+from envcheck.runner.schema import GroupFacts, OutcomeRow
+from tests.fleet.node_reports import node_report
+
+NAMES = ["n1", "n2", "n3"]
+RANKS = [2, 2, 2]
+GROUP = GroupFacts(run="7.0", nodes=NAMES, ranks=RANKS)
+WAITED = "RuntimeError: Connection closed by peer [127.0.0.1]:4711"
+
+
+def part(error: dict[str, Any] | None = None, *progress: list[Any]) -> dict[str, Any]:
+    return {
+        "ranks": [{}, {}],
+        "error": error,
+        "seconds": 1.0,
+        "body": 1.0,
+        "progress": list(progress),
+        "logs": ["", ""],
+    }
+
+
+def test_a_rank_that_died_comes_before_those_that_waited() -> None:
+    died = part({"rank": 4, "text": "died of SIGKILL"})
+    error = combined.blamed({0: part({"rank": 0, "text": WAITED}), 1: part(), 2: died}, {}, RANKS, NAMES)
+    assert error == {"rank": 4, "text": "died of SIGKILL (on n3)"}
+
+
+def test_a_node_that_is_gone_is_named_with_its_first_rank() -> None:
+    parts = {0: part({"rank": 0, "text": WAITED}), 2: part({"rank": 4, "text": WAITED})}
+    error = combined.blamed(parts, {1: "its envcheck ended"}, RANKS, NAMES)
+    assert error == {"rank": 2, "text": "is lost with its node n2: its envcheck ended"}
+
+
+def test_of_ranks_that_all_wait_the_one_that_is_behind_is_named() -> None:
+    hung = {"rank": 0, "text": "still running after 60 s (ranks 0, 1); ended by SIGTERM", "hung": True}
+    parts = {
+        0: part(hung, ["S", 3, 9], ["S", 3, 9]),
+        1: part({**hung, "rank": 2}, ["S", 3, 9], ["S", 3, 8]),
+        2: part({**hung, "rank": 4}, ["S", 3, 9], ["S", 3, 9]),
+    }
+    error = combined.blamed(parts, {}, RANKS, NAMES)
+    assert error is not None
+    assert error["rank"] == 3
+    assert "(on n2)" in error["text"]
+
+
+def test_all_ranks_come_in_order_and_a_lost_nodes_are_empty() -> None:
+    event = {"event": "done", "id": "a"}
+    parts = {0: {**part(), "ranks": [1, 2]}, 2: {**part(), "ranks": [5]}}
+    whole = combined.whole(event, parts, {1: "gone"}, RANKS, NAMES)
+    assert whole["ranks"] == [1, 2, None, None, 5, None]
+    assert whole["error"]["rank"] == 2
+
+
+def test_why_a_group_cannot_measure() -> None:
+    ready = {"torch": "2.13", "cuda": "none", "nccl": "none", "backend": "gloo", "error": ""}
+    assert combined.broken({0: ready}, {}, NAMES) == ""
+    assert "n2" in combined.broken({1: {**ready, "error": "ImportError"}}, {}, NAMES)
+    assert combined.unlike({0: ready, 1: ready}, NAMES) == ""
+    assert combined.unlike({0: ready, 1: {**ready, "torch": "2.8"}}, NAMES) == "torch differs: 2.13 on n1, 2.8 on n2"
+
+
+def outcome(status: str, culprit: str, *, remeasure: bool = False) -> OutcomeRow:
+    return msgspec.convert(
+        {
+            "id": "all-reduce",
+            "kind": "env",
+            "status": status,
+            "summary": f"wrong on {culprit}",
+            "culprit": culprit,
+            "code": "data.wrong",
+            "remeasure": remeasure,
+            "ranks": [0, 1, 2, 3, 4, 5],
+        },
+        OutcomeRow,
+    )
+
+
+def report(*outcomes: OutcomeRow) -> RunReport:
+    document = msgspec.convert(node_report("n1", "cpu"), RunReport)
+    return msgspec.structs.replace(document, outcomes=list(outcomes), group=GROUP)
+
+
+@pytest.mark.parametrize(
+    ("row", "statuses"),
+    [
+        (outcome("fail", "all-gather, rank 2"), ["error", "fail", "error"]),
+        (outcome("fail", "rank 2 (cpu of n2)", remeasure=True), ["pass", "fail", "pass"]),
+        (outcome("fail", "n1 -> n3"), ["fail", "error", "fail"]),
+        (outcome("error", "rank 5"), ["error", "error", "error"]),
+        (outcome("fail", ""), ["fail", "fail", "fail"]),
+        (outcome("pass", ""), ["pass", "pass", "pass"]),
+    ],
+)
+def test_a_nodes_report_fails_only_for_what_it_is_blamed_for(row: OutcomeRow, statuses: list[str]) -> None:
+    nodes = [of_node(report(row), number) for number in range(3)]
+    assert [node.outcomes[0].status for node in nodes] == statuses
+    assert [node.outcomes[0].ranks for node in nodes] == [[0, 1], [2, 3], [4, 5]]
+    codes = {"pass": 0, "fail": 1, "error": 3}
+    assert [node.verdict.exit_code for node in nodes] == [codes[status] for status in statuses]
+
+
+def test_ranks_are_named_with_their_nodes() -> None:
+    shown = of_group(report(outcome("fail", "all-gather, rank 2"))).outcomes[0]
+    assert (shown.culprit, shown.summary) == ("all-gather, rank 2 (n2)", "wrong on all-gather, rank 2 (n2)")
+    assert nodes_of("ranks 0, 3 and 5", GROUP) == {0, 1, 2}
+    assert blamed([outcome("fail", "rank 4"), outcome("warn", "rank 0")], GROUP) == {"n3": ["all-reduce"]}
+
+
+def test_a_fleet_reads_the_nodes_and_not_the_group() -> None:
+    whole = report(outcome("pass", ""))
+    other = read(encode(whole), "group")
+    assert isinstance(other, OtherDocument)
+    assert "3 nodes" in other.schema
+    own = read(encode(of_node(whole, 1)), "n2")
+    assert isinstance(own, NodeReport)
+    assert own.status == "pass"
+
+
+def test_the_table_of_links() -> None:
+    table = links({"nodes": ["n1", "n2"], "gigabytes_per_second": [[None, 1.0], [0.25, None]]})
+    assert table == ["GB/s       n1       n2", "n1        -     1.00", "n2     0.25        -"]
+    names = [f"n{number}" for number in range(20)]
+    wide = links(
+        {"nodes": names, "gigabytes_per_second": [[None if a == b else a + b for b in range(20)] for a in range(20)]}
+    )
+    assert wide[1] == "  n0 -> n1: 1.00"
+    assert links({}) == []
+
+
+def test_the_loopbacks_interface() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("198.51.100.7") == ""
