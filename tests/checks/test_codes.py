@@ -35,7 +35,7 @@ TOPICS: Final = {
     *("budget", "bytecode", "cases", "collective", "container", "data", "dcgm", "driver", "environment", "envcheck"),
     *("fp8", "gpu", "gpu-p2p", "installed", "kernel-log", "libraries", "load", "lost-gpus", "memory", "p2p", "pci"),
     *("pcie", "process", "rank", "recovery", "require", "same-environment", "signal", "speed", "torch", "training"),
-    *("value", "worker", "<signal>"),
+    *("value", "worker", "<signal>", "group", "node-links"),
 }
 # Other words with a dot begin like these: modules of torch, files of a cgroup, signals.
 ONLY_BY_KEYWORD: Final = {"driver", "memory", "torch", "worker"}
@@ -114,7 +114,8 @@ ROWS: Final[dict[str, set[str]]] = {
 }
 SIGNALS: Final = {*signal_types.NODE, *signal_types.GPU}
 PREFIXES: Final = {found.id for found in discover()} | TOPICS - ONLY_BY_KEYWORD
-MODULES: Final = [path for room in ("checks", "runner") for path in sorted((ROOT / "envcheck" / room).rglob("*.py"))]
+ROOMS: Final = ("checks", "runner", "fleet/group", "cli/fleet")
+MODULES: Final = [path for room in ROOMS for path in sorted((ROOT / "envcheck" / room).rglob("*.py"))]
 GIVEN: Final = [use for path in MODULES for use in given(path)]
 
 

@@ -25,7 +25,7 @@ class FleetPairsOptions(NamedTuple):
     mode: Literal["tournament", "diagnose"] | None
     domains: Path | None
     launch: str | None
-    group_command: str
+    group_command: str | None
     timeout: float
     state: Path
     dry_run: bool
@@ -41,9 +41,8 @@ class FleetPairsOptions(NamedTuple):
 @click.option("--launch", metavar="COMMAND", help="Starts {command} on {nodes}, {count} in number. Default: srun.")
 @click.option(
     "--group-command",
-    required=True,
     metavar="COMMAND",
-    help="What a group runs together; it writes {reports}/NODE.json.",
+    help="What a group runs together; it writes {reports}/NODE.json. Default: envcheck fleet group.",
 )
 @click.option("--timeout", type=Duration(), default="10m", show_default=True, help="Time for one test.")
 @click.option(
@@ -60,7 +59,7 @@ def command(options: FleetPairsOptions) -> None:
     """Find the node, link or GPU at fault by tests of groups, with the tests that say so.
 
     \b
-    envcheck fleet pairs --nodes 'n[1-64]' --group-command './group.sh {reports}' --dry-run
+    envcheck fleet pairs --nodes 'n[1-64]' --dry-run
 
     To continue a killed run, give the same command again.
     Exit 0: every node passed in a group; 1: a fault; 2: wrong usage; 3: undetermined: a group never formed.
@@ -104,11 +103,11 @@ def _fleet(options: FleetPairsOptions) -> Fleet:
 
 
 def _launcher(options: FleetPairsOptions) -> Launcher:
-    from envcheck.fleet.pairs.launch import ROLL_CALL_COMMAND, SLURM, Launcher, checked
+    from envcheck.fleet.pairs.launch import GROUP_COMMAND, ROLL_CALL_COMMAND, SLURM, Launcher, checked
 
     folder = options.state.absolute().with_name(f"{options.state.stem}-reports")
     template = checked(options.launch or SLURM)
-    return Launcher(template, ROLL_CALL_COMMAND, options.group_command, folder, options.timeout)
+    return Launcher(template, ROLL_CALL_COMMAND, options.group_command or GROUP_COMMAND, folder, options.timeout)
 
 
 def _can_start(launcher: Launcher) -> None:

@@ -16,6 +16,7 @@ DASHBOARD: Final = "dashboard.json"
 FILES: Final = {
     "slurm": {
         "sweep.sbatch": "a run on each node, a report a node",
+        "group.sbatch": "ranks on all nodes that work together, a report a node and one of the group",
         "prolog.sh": "Prolog: refuse a job on a node whose check failed",
         "epilog.sh": "Epilog: look at a node after each job",
         "health.sh": "HealthCheckProgram: keep the verdicts of idle nodes fresh",
@@ -25,12 +26,15 @@ FILES: Final = {
         "sweep-job.yaml": "a run on each node, a report a node (an indexed Job)",
         "preflight.yaml": "a pod with a gate before its training (an init container)",
         "watch-daemonset.yaml": "keep the verdicts of all nodes fresh",
+        "gang-jobset.yaml": "ranks on all nodes that work together (a JobSet)",
     },
     "prometheus": {
         "rules.yml": "alerts over the metrics of a fleet and of single nodes",
         DASHBOARD: "a Grafana dashboard of a fleet",
     },
 }
+# On Slurm the ranks of a group are of an environment that the nodes have.
+_NO_IMAGE: Final = "group.sbatch"
 _EXECUTABLE: Final = (".sh", ".sbatch")
 
 
@@ -45,7 +49,11 @@ class LaunchFile(NamedTuple):
 def launch_files(system: str, names: Sequence[str], values: LaunchValues) -> list[LaunchFile]:
     """Return the files of these names, all of a system without one. Raises ConfigError for a name that none has."""
     filled = context(values, system)
-    chosen = list(dict.fromkeys(_named(system, name) for name in names)) or list(FILES[system])
+    fitting = [name for name in FILES[system] if name != _NO_IMAGE or values.python is not None]
+    chosen = list(dict.fromkeys(_named(system, name) for name in names)) or fitting
+    if _NO_IMAGE in chosen and values.python is None:
+        message = f"{_NO_IMAGE} measures an environment on the nodes, not an image"
+        raise ConfigError(message, fix="give --python PATH")
     return [LaunchFile(name, _text(system, name, filled), _mode(name)) for name in chosen]
 
 

@@ -21,8 +21,9 @@ from envcheck.fleet.pairs.group_reports import LaunchResult, read_reports, resul
 from envcheck.fleet.pairs.model import ROLL_CALL, GroupResult, GroupTest
 
 SLURM: Final = "srun --nodelist={nodes} --nodes={count} --ntasks-per-node=1 --overlap {command}"
-# Each node by itself. What a group runs is the site's own command; both write {reports}/NODE.json.
+# Each node by itself, and the nodes of a group together; both write {reports}/NODE.json.
 ROLL_CALL_COMMAND: Final = "envcheck run --level quick --output {reports}/"
+GROUP_COMMAND: Final = "envcheck fleet group --output {reports}/"
 # Where groups meet on their first node: several run at the same time, and none may take another's port.
 _PORTS: Final = range(20000, 30000)
 # The command ends when envcheck does, however that ends: a test that nobody waits for would disturb the next one.

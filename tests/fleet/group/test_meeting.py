@@ -121,12 +121,11 @@ def test_a_first_node_that_is_not_there(address: str) -> None:
     ],
 )
 def test_what_cannot_be_one_group_ends_it_for_all(changed: dict[str, Any], words: str) -> None:
-    with leader() as port:
-        with joining(port, hello(0)) as (first,):
-            time.sleep(0.2)
-            with pytest.raises(ConfigError, match=words):
-                GroupMember.join(structs.replace(hello(1), **changed), "127.0.0.1", port, 20.0)
-            assert isinstance(first.exception(), ConfigError)
+    with leader() as port, joining(port, hello(0)) as (first,):
+        time.sleep(0.2)
+        with pytest.raises(ConfigError, match=words):
+            GroupMember.join(structs.replace(hello(1), **changed), "127.0.0.1", port, 20.0)
+        assert isinstance(first.exception(), ConfigError)
 
 
 def test_a_node_of_another_run_disturbs_nobody() -> None:

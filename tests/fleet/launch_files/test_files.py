@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from envcheck.errors import ConfigError
+from envcheck.fleet.group.membership import membership
 from envcheck.fleet.launch_files.files import FILES, launch_files
 from envcheck.fleet.launch_files.values import LaunchValues
 
@@ -43,6 +44,18 @@ SETTINGS = {
 
 def texts(system: str, values: LaunchValues = VALUES) -> dict[str, str]:
     return {file.name: file.text for file in launch_files(system, (), values)}
+
+
+def gang_job(text: str) -> dict[str, Any]:
+    """Return the Job that a JobSet's controller makes of its template."""
+    jobset = next(one for one in yaml.safe_load_all(text) if one["kind"] == "JobSet")
+    (job,) = jobset["spec"]["replicatedJobs"]
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "envcheck-group-node-0"}, **job["template"]}
+
+
+def group_variables(text: str) -> dict[str, str]:
+    (container,) = gang_job(text)["spec"]["template"]["spec"]["containers"]
+    return {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
 
 
 @pytest.fixture(scope="session")
@@ -108,14 +121,17 @@ def test_what_slurm_sees_of_each_exit_code(script: str, codes: dict[int, int], t
 def test_values_arrive_in_the_manifests_as_they_were_given(values: LaunchValues) -> None:
     text = "\n---\n".join(texts("kubernetes", values).values())
     documents = {one["kind"]: one for one in yaml.safe_load_all(text)}
-    assert set(documents) == {"Job", "Pod", "DaemonSet"}
+    assert set(documents) == {"Job", "Pod", "DaemonSet", "JobSet"}
+    gang = gang_job(text)["spec"]
+    assert (gang["completions"], gang["backoffLimitPerIndex"], gang["maxFailedIndexes"]) == (16, 0, 16)
     job = documents["Job"]["spec"]
     assert (job["completions"], job["completionMode"], job["backoffLimitPerIndex"]) == (16, "Indexed", 0)
     container = job["template"]["spec"]["containers"][0]
     assert container["image"] == IMAGE
     assert ("resources" in container) == bool(values.gpus)
     given = dict(variable.split("=", 1) for variable in values.variables)
-    for pod in (documents["Pod"]["spec"], job["template"]["spec"]):
+    assert membership({"JOB_COMPLETION_INDEX": "1", **group_variables(text)}).nodes == values.nodes
+    for pod in (documents["Pod"]["spec"], job["template"]["spec"], gang["template"]["spec"]):
         for one in [*pod.get("initContainers", []), *pod["containers"]]:
             assert given.items() <= {entry["name"]: entry.get("value") for entry in one["env"]}.items()
     assert "nvidia.com/gpu" not in texts("kubernetes", values)["watch-daemonset.yaml"]
@@ -125,6 +141,8 @@ def test_values_arrive_in_the_manifests_as_they_were_given(values: LaunchValues)
 @pytest.mark.parametrize("values", [SETTINGS["gpus"], SETTINGS["cpu"]], ids=["gpus", "cpu"])
 def test_kubernetes_schemas_hold(values: LaunchValues, tmp_path: Path, validators: Path) -> None:
     files = texts("kubernetes", values)
+    # The schemas have no JobSet, which is a resource of its own: what it makes is a Job.
+    files["gang-jobset.yaml"] = yaml.safe_dump(gang_job(files["gang-jobset.yaml"]))
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     command = [str(validators / "kubernetes-validate"), "--strict", *(str(tmp_path / name) for name in files)]
@@ -176,7 +194,10 @@ def test_names_are_files_or_their_first_words() -> None:
     assert [file.name for file in launch_files("kubernetes", ["watch"], VALUES)] == ["watch-daemonset.yaml"]
     with pytest.raises(ConfigError, match="did you mean prolog"):
         launch_files("slurm", ["prolg"], VALUES)
-    assert {system: len(files) for system, files in FILES.items()} == {"slurm": 5, "kubernetes": 3}
+    assert {system: len(files) for system, files in FILES.items()} == {"slurm": 6, "kubernetes": 4}
+    assert "group.sbatch" not in texts("slurm")
+    with pytest.raises(ConfigError, match="not an image"):
+        launch_files("slurm", ["group"], VALUES)
 
 
 def test_the_health_program_ends_before_slurm_ends_it_and_renews_before_the_prolog_asks() -> None:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import pytest
 
 HERE = Path(__file__).parent
-GROUP = "envcheck group --output {reports}/"
 REPORT = HERE.parents[1] / "data/reports/h200x1.json"
 
 
@@ -39,8 +38,6 @@ class Bench(NamedTuple):
             nodes,
             "--launch",
             launch,
-            "--group-command",
-            GROUP,
         ]
         return [*base, "--state", str(self.folder / "state.json"), *options]
 
@@ -143,6 +140,7 @@ def test_the_plan_and_the_commands_are_printed_and_nothing_starts(bench: Bench) 
     assert "all sound: 3 rounds, 33 tests; one node at fault: about" in done.stdout
     assert "every pair once is 523776 tests" in done.stdout
     assert "--level quick --output" in done.stdout
+    assert "envcheck fleet group --output" in done.stdout
     assert not (bench.folder / "log").exists()
     assert not (bench.folder / "state.json").exists()
 
@@ -168,7 +166,7 @@ def test_a_state_of_other_nodes_is_refused(bench: Bench) -> None:
     ],
 )
 def test_wrong_usage_is_one_line(options: list[str], reason: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "envcheck", "fleet", "pairs", "--group-command", GROUP, *options]
+    command = [sys.executable, "-m", "envcheck", "fleet", "pairs", *options]
     completed = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ})
     assert completed.returncode == 2
     assert reason in completed.stderr.splitlines()[-1], shlex.join(command)
