@@ -11,7 +11,7 @@ import click
 from envcheck.cli.report_output import files as report_output_files
 from envcheck.cli.report_output import node_files
 from envcheck.cli.report_output.node_files import Node, Output, OutputType
-from envcheck.cli.shared.parameter_types import Duration, Finite
+from envcheck.cli.shared.parameter_types import Duration, FiniteRange
 from envcheck.cli.shared.typed_options import takes
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ class FleetGroupOptions(NamedTuple):
 @click.option("--only", multiple=True, metavar="ID", help="Run this check alone. Repeatable.")
 @click.option("--require-gpu", is_flag=True, help="Fail where there is no GPU.")
 @click.option("--nproc", type=click.IntRange(1), default=1, show_default=True, help="Ranks of a node without a GPU.")
-@click.option("--timeout", type=Finite(0.1), help="End each check after this many seconds, instead of its own limit.")
+@click.option(
+    "--timeout", type=FiniteRange(0.1), help="End each check after this many seconds, instead of its own limit."
+)
 @click.option("--wait", type=Duration(), default="3m", show_default=True, help="How long nodes wait for the others.")
 @click.option("--master-addr", metavar="HOST", help="The first node. [MASTER_ADDR, or the first of Slurm's step]")
 @click.option(

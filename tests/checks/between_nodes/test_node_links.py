@@ -29,7 +29,7 @@ def link(source: int, seconds: float = 0.01, wrong: int = 0) -> dict[str, Any]:
     }
 
 
-def ranks(mode: str = "gpu", **changed: dict[str, Any]) -> list[dict[str, Any]]:
+def ranks(mode: str = "gpu", /, **changed: dict[str, Any]) -> list[dict[str, Any]]:
     """Return what a rank on each of four nodes measured; `changed` by the link's name, n1_n3."""
     gpu = mode == "gpu"
     return [
@@ -85,7 +85,7 @@ def test_a_link_below_seven_tenths_of_the_middle_one_is_slow(seconds: float, sta
 
 def test_a_node_whose_links_are_all_slow_is_named_and_a_cpu_is_not_judged_by_speed() -> None:
     slow = every_link_of("n2", seconds=0.03)
-    assert node_links.judge(view(), ranks(**slow)).culprit == "node n2"
+    assert node_links.judge(view(), ranks("gpu", **slow)).culprit == "node n2"
     assert node_links.judge(view("cpu"), ranks("cpu", **slow)).status == "pass"
 
 
