@@ -38,16 +38,16 @@ def ready(facts: Mapping[str, Any], ranks: int, ports: Sequence[int], seed: int)
 
 def unlike(parts: Mapping[int, Mapping[str, Any]], names: Sequence[str]) -> str:
     """Return in what the nodes' environments differ, as one line; "" where they are alike."""
-    return roll_call.differences({names[node]: said for node, said in sorted(parts.items())}, ALIKE)
+    return roll_call.differences({names[node]: answer for node, answer in sorted(parts.items())}, ALIKE)
 
 
 def broken(parts: Mapping[int, Mapping[str, Any]], lost: Mapping[int, str], names: Sequence[str]) -> str:
     """Return why the group cannot measure: a node is lost, or its torch cannot be imported; "" where it can."""
     for node, why in sorted(lost.items()):
         return f"{names[node]} is lost: {why}"
-    for node, said in sorted(parts.items()):
-        if said.get("error"):
-            return f"torch cannot be imported on {names[node]}: {said['error']}"
+    for node, answer in sorted(parts.items()):
+        if answer.get("error"):
+            return f"torch cannot be imported on {names[node]}: {answer['error']}"
     return ""
 
 
@@ -75,11 +75,11 @@ def whole(
     measured: list[Any] = []
     logs: list[str] = []
     for node, here in enumerate(ranks):
-        said = parts.get(node)
-        measured += _filled(said, "ranks", here, None)
-        logs += _filled(said, "logs", here, "")
-    seconds = [float(said.get("seconds") or 0.0) for said in parts.values()]
-    body = [float(said.get("body") or 0.0) for said in parts.values()]
+        answer = parts.get(node)
+        measured += _filled(answer, "ranks", here, None)
+        logs += _filled(answer, "logs", here, "")
+    seconds = [float(answer.get("seconds") or 0.0) for answer in parts.values()]
+    body = [float(answer.get("body") or 0.0) for answer in parts.values()]
     error = blamed(parts, lost, ranks, names)
     return {**event, "ranks": measured, "logs": logs, "error": error, "seconds": max(seconds), "body": max(body)}
 
@@ -95,7 +95,9 @@ def blamed(
     for node, why in sorted(lost.items()):
         if node not in parts:
             return {"rank": sum(ranks[:node]), "text": f"is lost with its node {names[node]}: {why}"}
-    errors = [(node, said["error"]) for node, said in sorted(parts.items()) if isinstance(said.get("error"), dict)]
+    errors = [
+        (node, answer["error"]) for node, answer in sorted(parts.items()) if isinstance(answer.get("error"), dict)
+    ]
     if not errors:
         return None
     causes = [one for one in errors if not one[1].get("hung") and not lost_rank.waited(str(one[1].get("text")))]
@@ -113,9 +115,9 @@ def blamed(
 
 def _behind(parts: Mapping[int, Mapping[str, Any]], ranks: Sequence[int]) -> dict[str, Any] | None:
     running, others = [], []
-    for node, said in sorted(parts.items()):
+    for node, answer in sorted(parts.items()):
         first = sum(ranks[:node])
-        for number, (state, stage, begun) in enumerate(said.get("progress") or []):
+        for number, (state, stage, begun) in enumerate(answer.get("progress") or []):
             if state:
                 running.append(lost_rank.ObservedRank(first + number, state, stage, begun))
             else:
@@ -127,8 +129,8 @@ def _node_of(rank: int, ranks: Sequence[int]) -> int:
     return next(node for node in range(len(ranks)) if rank < sum(ranks[: node + 1]))
 
 
-def _filled(said: Mapping[str, Any] | None, name: str, count: int, otherwise: Any) -> list[Any]:
+def _filled(answer: Mapping[str, Any] | None, name: str, count: int, otherwise: Any) -> list[Any]:
     """Return a node's list of so many entries; what it did not say is `otherwise`."""
-    given = said.get(name) if said else None
+    given = answer.get(name) if answer else None
     listed = given if isinstance(given, list) else []
     return [*listed, *([otherwise] * count)][:count]

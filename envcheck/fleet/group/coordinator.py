@@ -141,7 +141,7 @@ class Coordinator:
         greetings = {node: (peer.hello, at) for node, (peer, at) in self._members.items() if peer.hello}
         offsets = roll_call.clock_offsets(greetings)
         nodes = sorted(greetings)
-        told: dict[str, Any] = {
+        group: dict[str, Any] = {
             "names": [greetings[node][0].name for node in nodes],
             "hosts": [greetings[node][0].host for node in nodes],
             "clocks": [round(offsets[node] - offsets[0], 3) for node in nodes],
@@ -149,7 +149,7 @@ class Coordinator:
         }
         reached = self._members[nodes[-1]][0].connection.getsockname()[0]
         for node, (peer, _) in self._members.items():
-            self._send(peer, {"begin": told, "reached": reached if node == 0 else ""})
+            self._send(peer, {"begin": group, "reached": reached if node == 0 else ""})
 
     def _look(self) -> None:
         """Do what time brings: the end of the wait, beats, lost nodes, and what steps are due."""

@@ -18,20 +18,20 @@ _IPV6: Final = Path("/proc/net/if_inet6")
 
 def interface_of(address: str) -> str:
     """Return the name of the interface with an address of IPv4 or IPv6; "" where none has it."""
-    wanted = ipaddress.ip_address(address)
-    if wanted.version == 4:  # noqa: PLR2004
+    numeric = ipaddress.ip_address(address)
+    if numeric.version == 4:  # noqa: PLR2004
         names = [name for _, name in socket.if_nameindex()]
-        return next((name for name in names if wanted in ipaddress.ip_network(f"{_ipv4(name)}/32")), "")
+        return next((name for name in names if numeric in ipaddress.ip_network(f"{_ipv4(name)}/32")), "")
     try:
         rows = [line.split() for line in _IPV6.read_text(encoding="ascii").splitlines()]
     except OSError:
         return ""
-    return next((row[5] for row in rows if int(row[0], 16) == int(wanted)), "")
+    return next((row[5] for row in rows if int(row[0], 16) == int(numeric)), "")
 
 
 def _ipv4(name: str) -> str:
     """Return an interface's first address of IPv4; 0.0.0.0 where it has none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked, contextlib.suppress(OSError):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
         request = struct.pack("256s", name.encode()[: _NAME_BYTES - 1])
-        return socket.inet_ntoa(fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, request)[20:24])
+        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
     return "0.0.0.0"  # noqa: S104 (no interface has it)

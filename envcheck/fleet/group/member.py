@@ -29,7 +29,7 @@ class LostGroupError(Exception):
     """The group has ended for this node; the text says why."""
 
 
-class Begun(NamedTuple):
+class FormedGroup(NamedTuple):
     """A group that has formed, by node: names, hosts, by how many seconds clocks are ahead of the first's.
 
     `address` is that of the first node, `local` the address of this one on the way to it.
@@ -43,7 +43,7 @@ class Begun(NamedTuple):
     local: str
 
 
-class Gathered(NamedTuple):
+class StepParts(NamedTuple):
     """What nodes gave for a step, and why others gave nothing."""
 
     parts: dict[int, Any]
@@ -53,7 +53,7 @@ class Gathered(NamedTuple):
 class GroupMember:
     """A node in a group: `join` makes one. `stopped` is called when its ranks wait for others in vain."""
 
-    def __init__(self, connection: socket.socket, begun: Begun) -> None:
+    def __init__(self, connection: socket.socket, begun: FormedGroup) -> None:
         self._connection, self.begun = connection, begun
         self._inbox: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._lock = threading.Lock()
@@ -94,7 +94,7 @@ class GroupMember:
         threading.Thread(target=member._say_there, name="is in the group", daemon=True).start()
         return member
 
-    def exchange(self, step: str, part: Any, *, trouble: bool = False) -> Gathered:
+    def exchange(self, step: str, part: Any, *, trouble: bool = False) -> StepParts:
         """Give this node's part of a step and return all nodes'. Raise LostGroupError where the group has ended."""
         try:
             self._send({"put": step, "part": part, "trouble": trouble})
@@ -109,7 +109,7 @@ class GroupMember:
                 raise LostGroupError(str(message["ended"]))
             if message.get("step") == step:
                 parts = {int(node): value for node, value in message["parts"].items()}
-                return Gathered(parts, {int(node): str(why) for node, why in message["lost"].items()})
+                return StepParts(parts, {int(node): str(why) for node, why in message["lost"].items()})
 
     def leave(self, why: str = "") -> None:
         """Leave the group; with `why` before its end, which the others then say of this node."""
@@ -170,17 +170,17 @@ def _connected(address: str, port: int, until: float) -> socket.socket:
         time.sleep(_AGAIN)
 
 
-def _begun(message: dict[str, Any], connection: socket.socket) -> Begun:
+def _begun(message: dict[str, Any], connection: socket.socket) -> FormedGroup:
     if "refused" in message:
         why = f"this node cannot be of the group: {message['refused']}"
         raise ConfigError(why, fix=_SAME)
     if "unformed" in message:
         raise _unformed(str(message["unformed"]))
-    told, reached = message["begin"], str(message.get("reached", ""))
+    group, reached = message["begin"], str(message.get("reached", ""))
     address = reached or str(connection.getpeername()[0])
     local = reached or str(connection.getsockname()[0])
-    numbers = [float(clock) for clock in told["clocks"]]
-    return Begun(told["names"], told["hosts"], numbers, float(told["seconds"]), *map(_plain, (address, local)))
+    numbers = [float(clock) for clock in group["clocks"]]
+    return FormedGroup(group["names"], group["hosts"], numbers, float(group["seconds"]), *map(_plain, (address, local)))
 
 
 def _plain(address: str) -> str:

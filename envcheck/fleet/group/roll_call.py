@@ -78,7 +78,7 @@ def clock_warning(offsets: Mapping[str, float]) -> str:
 def differences(facts: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> str:
     """Return in which of the facts called `names` nodes differ, as one line; "" where they are alike."""
     for name in names:
-        values = {node: str(said.get(name)) for node, said in facts.items()}
+        values = {node: str(own_facts.get(name)) for node, own_facts in facts.items()}
         kinds = list(dict.fromkeys(values.values()))
         if len(kinds) > 1:
             groups = (fold([node for node, value in values.items() if value == kind]) for kind in kinds)

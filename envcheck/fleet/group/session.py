@@ -80,8 +80,8 @@ class GroupSession:
         ranks = int(facts.get("device_count") or self._processes)
         ports = wire.free_ports(len(self.checks)) if self.node == 0 else []
         seed = int.from_bytes(os.urandom(4), "little") % _SEEDS
-        said = combined.ready(facts, ranks, ports, seed)
-        gathered = self.member.exchange(f"{self._rounds} ready", said, trouble=bool(said["error"]))
+        answer = combined.ready(facts, ranks, ports, seed)
+        gathered = self.member.exchange(f"{self._rounds} ready", answer, trouble=bool(answer["error"]))
         why = combined.broken(gathered.parts, gathered.lost, self.names)
         if why:
             raise LostGroupError(why)
