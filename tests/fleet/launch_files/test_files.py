@@ -194,7 +194,7 @@ def test_names_are_files_or_their_first_words() -> None:
     assert [file.name for file in launch_files("kubernetes", ["watch"], VALUES)] == ["watch-daemonset.yaml"]
     with pytest.raises(ConfigError, match="did you mean prolog"):
         launch_files("slurm", ["prolg"], VALUES)
-    assert {system: len(files) for system, files in FILES.items()} == {"slurm": 6, "kubernetes": 4}
+    assert {system: len(files) for system, files in FILES.items()} == {"slurm": 6, "kubernetes": 4, "prometheus": 2}
     assert "group.sbatch" not in texts("slurm")
     with pytest.raises(ConfigError, match="not an image"):
         launch_files("slurm", ["group"], VALUES)
