@@ -21,7 +21,7 @@ from envcheck.checks.env.support.process.package_files import key  # noqa: E402
 
 def main(directory: str) -> int:
     """Compare, and name on stderr what is missing."""
-    torch = environment.torch_root(installed.distributions())
+    torch = environment.torch_root()
     if torch is None:
         print("envcheck: built: this Python has no torch to compare with", file=sys.stderr)
         return 1
