@@ -11,12 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from envcheck.mirrors.net.client import Client
 from envcheck.registry.oci import attachments
 from envcheck.registry.oci.attachments import Attachment, attach, fallback_tag, own_tag
 from envcheck.registry.oci.documents import OCI_INDEX, OCI_MANIFEST, StoredManifest, digest_of
-from envcheck.registry.oci.referrers import referrers
+from envcheck.registry.oci.referrers import StatedArtifacts, referrers
 from envcheck.registry.oci.registry_errors import DeniedError, LyingError, RefusedError, RegistryUnavailableError
 from envcheck.registry.oci.repository import Repository
 from tests.http_server import Answer, Request, Servers
@@ -433,3 +434,41 @@ def test_tags_that_a_caller_lists_once_are_not_listed_again(registry: FakeRegist
     assert actual.descriptor == attachment.descriptor
     assert not any("/tags/" in request.path for request in registry.requests[before:])
     assert (image("one")[0], OCI_MANIFEST) == (subject.content, subject.media_type)
+
+
+def test_what_a_list_calls_known_is_left_unread_only_if_another_artifact_states_its_digest(
+    registry: FakeRegistry,
+) -> None:
+    repository = opened(registry.netloc)
+    subject = push_image(repository)
+    done = {word: attached(repository, subject, word).descriptor.digest for word in ("proof", "stated", "hidden")}
+    registry.tags = {tag: digest for tag, digest in registry.tags.items() if not tag.endswith(".proof")}
+    index = json.loads(repository.manifest(fallback_tag(subject.digest)).content)
+    for entry in index["manifests"]:
+        entry["artifactType"] = KIND if entry["digest"] == done["proof"] else "application/x-known"
+    repository.push_manifest(json.dumps(index).encode(), OCI_INDEX, fallback_tag(subject.digest))
+    stated = StatedArtifacts("application/x-known", lambda _: [done["stated"]])
+    read = {one.descriptor.digest for one in referrers(repository, subject.digest, unread=stated).artifacts}
+    assert read == {done["proof"], done["hidden"]}
+
+
+def test_content_in_a_descriptor_counts_only_if_its_digest_and_size_name_it(registry: FakeRegistry) -> None:
+    repository = opened(registry.netloc)
+    blob = repository.push_blob(b"true")
+    before = repository.exchange.sent
+    for data, requests in (("dHJ1ZQ==", 0), ("ZmFsc2U=", 1), ("no base64", 1), ("", 1)):
+        assert repository.blob(structs.replace(blob, data=data), 100) == b"true"
+        assert repository.exchange.sent - before == requests
+        before = repository.exchange.sent
+    assert structs.replace(blob, data="dHJ1ZQ==", size=5).content is None
+
+
+@pytest.mark.parametrize(
+    ("body", "times"), [(b'{"errors":[{"code":"MANIFEST_UNKNOWN"}]}', 2), (b"404 page not found", 1)]
+)
+def test_only_a_registry_without_the_path_is_not_asked_again(registry: FakeRegistry, body: bytes, times: int) -> None:
+    repository = opened(registry.netloc)
+    registry.fault = lambda request: Answer(404, body) if "/referrers/" in request.path else None
+    for word in ("one", "two"):
+        referrers(repository, push_image(repository, word).digest)
+    assert sum("/referrers/" in path for path in registry.paths) == times
