@@ -56,6 +56,11 @@ SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 PartitionName=all Nodes=ALL Default=YES MaxTime=10 State=UP
 """
+RECORDER = """\
+#!/bin/sh
+echo "$SLURMD_NODENAME $*" >> {at}/calls
+case "$*" in *"--max-age 1s "*) [ ! -e "{at}/fails-on-$SLURMD_NODENAME" ] || exit 1 ;; esac
+"""
 CHECK = '''"""A check of this site."""
 from envcheck.checks import Check, passed
 CHECK = Check(promise="it holds", level="quick", ranks=1, timeout=60)
@@ -80,10 +85,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     host, ports = socket.gethostname().partition(".")[0], free_ports(1 + len(NODES))
     text = CONFIGURATION.format(host=host, ports=ports, at=at)
     nodes = (NODE.format(name=name, host=host, port=port) for name, port in zip(NODES, ports[1:], strict=True))
-    # Of slurm.conf.part the epilog and the health program stay out: each of their runs would take seconds of a node.
     (part,) = launch_files("slurm", ["slurm.conf.part"], launch_values(at))
-    kept = [line for line in part.text.splitlines() if not line.startswith(("Epilog=", "HealthCheck"))]
-    (at / "slurm.conf").write_text(text.replace("PartitionName", "".join(nodes) + "PartitionName") + "\n".join(kept))
+    (at / "slurm.conf").write_text(text.replace("PartitionName", "".join(nodes) + "PartitionName") + part.text)
+    # What epilog and health program start is a script in place of envcheck, whose run would take seconds of a node.
+    (at / "recorder").write_text(RECORDER.format(at=at))
+    (at / "recorder").chmod(0o755)
+    for script in launch_files("slurm", ["epilog", "health"], launch_values(at)._replace(program=f"{at}/recorder")):
+        (at / script.name).write_text(script.text)
+        (at / script.name).chmod(script.mode)
     (prolog,) = launch_files("slurm", ["prolog"], launch_values(at))
     (at / prolog.name).write_text(prolog.text)
     (at / prolog.name).chmod(prolog.mode)
@@ -135,9 +144,17 @@ def keep(state: Path, name: str, status: Literal["pass", "fail"], check: str = "
         verdict_file.keep(verdict)
 
 
-def slurm(environment: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+def resume(cluster: dict[str, str], at: Path) -> None:
+    """Have all four nodes take jobs again."""
+    for name in NODES:
+        keep(Path(cluster["ENVCHECK_HOME"]), name, "pass")
+        slurm(cluster, "scontrol", "update", f"nodename={name}", "state=resume")
+    until(lambda: idle(cluster) == len(NODES), at)
+
+
+def slurm(environment: dict[str, str], *command: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     """Run a program of Slurm's, which has a minute."""
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=timeout)
 
 
 def node(environment: dict[str, str], name: str) -> str:
@@ -235,10 +252,7 @@ def test_the_rendered_prolog_decides_and_its_reason_stays(cluster: dict[str, str
 
 
 def test_the_rendered_sweep_leaves_a_report_a_node(cluster: dict[str, str], tmp_path: Path) -> None:
-    for name in NODES:
-        keep(Path(cluster["ENVCHECK_HOME"]), name, "pass")
-        slurm(cluster, "scontrol", "update", f"nodename={name}", "state=resume")
-    until(lambda: idle(cluster) == len(NODES), tmp_path)
+    resume(cluster, tmp_path)
     values = launch_values(tmp_path)._replace(reports=str(tmp_path / "reports"))
     (sweep,) = launch_files("slurm", ["sweep"], values)
     (tmp_path / sweep.name).write_text(sweep.text)
@@ -252,3 +266,74 @@ def test_the_rendered_sweep_leaves_a_report_a_node(cluster: dict[str, str], tmp_
     )
     actual = {path.name for path in (tmp_path / "reports").glob("*/*.json")}
     assert actual == {f"{name}.json" for name in NODES}, (tmp_path / "out").read_text()
+
+
+def test_slurmd_calls_the_rendered_epilog_and_health_program(cluster: dict[str, str], tmp_path: Path) -> None:
+    """The health program runs on idle nodes; an epilog whose check failed drains the node, another one does not."""
+    resume(cluster, tmp_path)
+    at = Path(cluster["SLURM_CONF"]).parent
+    (at / "fails-on-n2").touch()
+    assert slurm(cluster, "srun", "-w", "n[1-2]", "-N2", "true").returncode == 0
+    until(lambda: "drain" in node(cluster, "n2"), tmp_path)
+    until(lambda: "idle" in node(cluster, "n1"), tmp_path)
+    (at / "fails-on-n2").unlink()
+    calls = (at / "calls").read_text().splitlines()
+    assert {line.split()[0] for line in calls if "--max-age 1s" in line} >= {"n1", "n2"}
+    assert [line for line in calls if "--max-age 300s" in line], calls
+
+
+SABOTAGE = Path(__file__).parents[1] / "fleet/group/sabotage"
+
+
+def ranks_python(at: Path, torch_python: Path) -> Path:
+    """Return a Python of the ranks' environment in which each node but the first does something wrong."""
+    python = at / "python"
+    python.write_text(f'#!/bin/sh\nexport PYTHONPATH="{SABOTAGE}"\nexec "{torch_python}" "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+@pytest.mark.torch
+def test_the_rendered_group_of_sound_nodes_passes(cluster: dict[str, str], tmp_path: Path, torch_python: Path) -> None:
+    resume(cluster, tmp_path)
+    values = launch_values(tmp_path)._replace(reports=str(tmp_path / "reports"), python=str(torch_python))
+    (group,) = launch_files("slurm", ["group"], values)
+    (tmp_path / group.name).write_text(group.text)
+    # Nothing resolves the nodes' names here, and one check is enough to see them meet.
+    chosen = {"MASTER_ADDR": "127.0.0.1", "ENVCHECK_FLEET_GROUP_ONLY": "node-links"}
+    job = ["sbatch", "--wait", "-o", str(tmp_path / "out"), str(tmp_path / group.name)]
+    sent = slurm({**cluster, **chosen}, *job, timeout=250)
+    output = (tmp_path / "out").read_text()
+    assert sent.returncode == 0, output + sent.stderr
+    found = {path.name: json.loads(path.read_text()) for path in (tmp_path / "reports").glob("*/*.json")}
+    assert set(found) == {"group.json", *(f"{name}.json" for name in NODES)}, output
+    assert {report["verdict"]["status"] for report in found.values()} == {"pass"}
+    outcomes = {outcome["id"]: outcome for outcome in found["group.json"]["outcomes"]}
+    assert outcomes["node-links"]["details"]["nodes"] == NODES
+    assert "4 nodes came" in outcomes["group-formed"]["summary"]
+
+
+@pytest.mark.torch
+def test_each_culprit_is_named_a_slow_rank_one_that_sends_wrong_data_and_one_that_dies(
+    cluster: dict[str, str], tmp_path: Path, torch_python: Path
+) -> None:
+    resume(cluster, tmp_path)
+    only = [word for check in ("straggler", "node-links", "collectives") for word in ("--only", check)]
+    step = ["srun", "-N4", "--ntasks-per-node=1", "--wait=0", sys.executable, "-m", "envcheck", "fleet", "group"]
+    done = subprocess.run(
+        [*step, "--python", str(ranks_python(tmp_path, torch_python)), *only, "-o", f"{tmp_path}/reports/"],
+        env={**cluster, "MASTER_ADDR": "127.0.0.1", "PYTHONPATH": str(Path(envcheck.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "reports").glob("*.json")}
+    whole = {outcome["id"]: outcome for outcome in found["group"]["outcomes"]}
+    assert (whole["straggler"]["status"], whole["straggler"]["culprit"]) == ("fail", "rank 1 (cpu of n2)")
+    assert (whole["node-links"]["status"], whole["node-links"]["culprit"]) == ("fail", "node n3")
+    assert (whole["collectives"]["status"], whole["collectives"]["culprit"]) == ("error", "rank 3 (n4)")
+    assert "SIGKILL" in whole["collectives"]["summary"]
+    statuses = {name: found[name]["verdict"]["status"] for name in NODES}
+    assert statuses == {"n1": "error", "n2": "fail", "n3": "fail", "n4": "error"}

@@ -1,0 +1,56 @@
+"""What one rank of a group does wrong, by the name of its node: put on PYTHONPATH of the ranks' Python alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+_fork = os.fork
+
+
+def _slow(dist: Any) -> None:
+    """Come late to every all-reduce."""
+    right = dist.all_reduce
+
+    def late(*arguments: Any, **more: Any) -> Any:
+        time.sleep(0.02)
+        return right(*arguments, **more)
+
+    dist.all_reduce = late
+
+
+def _wrong(dist: Any) -> None:
+    """Send a message with one number changed."""
+    right = dist.batch_isend_irecv
+
+    def changed(operations: list[Any]) -> Any:
+        for operation in operations:
+            if operation.op is dist.isend:
+                operation.tensor.view(-1)[-1:] += 1
+        return right(operations)
+
+    dist.batch_isend_irecv = changed
+
+
+def _dead(dist: Any) -> None:
+    """Die in the first broadcast, which only the check of collectives has."""
+
+    def dies(*_arguments: Any, **_more: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    dist.broadcast = dies
+
+
+def _sabotaged() -> int:
+    pid = _fork()
+    if pid == 0 and "torch" in sys.modules:
+        import torch.distributed as dist  # noqa: PLC0415 (it is there in a rank alone)
+
+        {"n2": _slow, "n3": _wrong, "n4": _dead}.get(os.environ.get("SLURMD_NODENAME", ""), lambda _: None)(dist)
+    return pid
+
+
+os.fork = _sabotaged
