@@ -60,14 +60,16 @@ class Extent(NamedTuple):
 
 
 def extent(fleet: Fleet, oracle: Callable[[GroupTest], GroupResult]) -> tuple[Extent, Diagnosis]:
-    """Run the plan to its end against an oracle that answers each test."""
-    rounds, sent = planner(fleet), None
-    number = tests = 0
+    """Run the plan to its end against an oracle that answers each test; as in `step`, none is measured twice."""
+    rounds, results = planner(fleet), dict[str, GroupResult]()
+    number = measured = 0
     try:
+        tests = next(rounds)
         while True:
-            round_tests = rounds.send(sent) if sent is not None else next(rounds)
-            number += bool(round_tests)
-            tests += sum(test.step != ROLL_CALL for test in round_tests)
-            sent = [oracle(test) for test in round_tests]
+            new = [test for test in tests if test.key not in results]
+            number += bool(new)
+            measured += sum(test.step != ROLL_CALL for test in new)
+            results |= {test.key: oracle(test) for test in new}
+            tests = rounds.send([results[test.key] for test in tests])
     except StopIteration as ended:
-        return Extent(number, tests), ended.value
+        return Extent(number, measured), ended.value

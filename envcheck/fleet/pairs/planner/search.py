@@ -60,9 +60,9 @@ class Search:
         self._unsteady = full_group.certainty == "unsteady"
         end, shortest = yield from self._shortest(nodes, (), 1, full_group)
         last, before = nodes[end - 1], nodes[: end - 1]
-        if self._apart and len(before) == 1 and len(nodes) > end + 1:
-            yield from self._measured("rest", nodes[end:])
         suspects = (last, *before) if len(before) == 1 else (last,)
+        if self._apart and len(before) == 1 and len(nodes) > end + 1:
+            suspects = yield from self._one_of_two(before[0], last, nodes[end:])
         for suspect in suspects:
             cleared = yield from self._with_partners(suspect, full_group, shortest)
             if not cleared:
@@ -73,6 +73,16 @@ class Search:
             end, shortest = yield from self._shortest(ordered, (last,), 1, shortest)
             before = ordered[end - 1 : end]
         yield from self._link(before[0], last, full_group)
+
+    def _one_of_two(
+        self, one: str, other: str, rest: tuple[str, ...]
+    ) -> Generator[Round, Sequence[GroupResult], tuple[str, ...]]:
+        """Return which of two nodes that fail together to suspect: the one without which the others pass."""
+        for suspect, cleared in ((other, one), (one, other)):
+            without = yield from self._measured("rest", (cleared, *rest))
+            if without.passed:
+                return (suspect,)
+        return (other, one)
 
     def _shortest(
         self, nodes: Sequence[str], extra: tuple[str, ...], low: int, full_group: MeasuredGroup
@@ -131,11 +141,13 @@ class Search:
         outside = next((other for _, other in pairs if other not in self._group_of[suspect]), None)
         beside = next((n for n in self._group_of[suspect] if n in self.good and n not in self._out), None)
         if suspect in self.good and outside and beside:
-            one = yield from self._measured("link of the group", (beside, outside))
-            if one.certainty == "fail":
+            # The suspect failed twice: a second node of its group is enough to tell the group's link from the node.
+            one = yield from self._once((beside, outside), 1)
+            if one.status == "fail":
                 group = name_of(self._group_of[suspect])
                 self._out.update(self._group_of[suspect])
-                self.blamed.append(Blame("link", f"{group} to other groups", reason, (*by, one.name)))
+                by.append(name_of((beside, outside)))
+                self.blamed.append(Blame("link", f"{group} to other groups", reason, tuple(by)))
                 return
         self.good.discard(suspect)
         self.blamed.append(
