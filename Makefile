@@ -1,8 +1,9 @@
 # make demo    resolve for this machine, build, validate (sets itself up)
 # make engine  a shell beside the private container engine that the demo started
 # make test    everything, the engine tests included where an engine can be had (sets itself up)
+# make test-kubernetes   the rendered manifests on an API server that is built once out of Debian's source (half an hour)
 .DEFAULT_GOAL := help
-.PHONY: help setup tool demo engine test ci lint workflows format types contracts drift docs checks faults bench dev-lock clean
+.PHONY: help setup tool demo engine test test-kubernetes ci lint workflows format types contracts drift docs checks faults bench dev-lock clean
 .PHONY: jobs image stage staged gate key promote publish validate refresh dist tool-keyless
 
 BIN := .venv/bin
@@ -30,6 +31,10 @@ engine: setup
 
 test: setup
 	@.ci/test
+
+test-kubernetes: setup
+	@$(BIN)/python -m tests.e2e.kubernetes_tools .envcheck/kubernetes
+	@ENVCHECK_TEST_KUBERNETES=$$PWD/.envcheck/kubernetes $(BIN)/pytest -q tests/e2e/test_kubernetes.py
 
 ci:
 	@.ci/run

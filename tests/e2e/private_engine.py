@@ -212,6 +212,18 @@ def download(into: Path, suite: str, packages: tuple[str, ...], *, expired: bool
 
     `expired`: its list may be older than it says that it should be used, as a mirror's of an unreleased suite often is.
     """
+    apt = _private_apt(into, suite, expired=expired)
+    known = set(_run("apt-cache", "pkgnames", env=apt).split())
+    _run("apt-get", "-qq", "download", *(p for p in packages if p in known), env=apt, cwd=into)
+
+
+def download_source(into: Path, suite: str, package: str) -> None:
+    """Fetch a source package of a suite, unpacked by nobody."""
+    _run("apt-get", "-qq", "source", "--download-only", package, env=_private_apt(into, suite), cwd=into)
+
+
+def _private_apt(into: Path, suite: str, *, expired: bool = False) -> dict[str, str]:
+    """Return the environment of an apt with lists of its own, which are read."""
     for part in ("lists/partial", "cache/archives/partial", "etc/apt.conf.d", "etc/preferences.d", "etc/trusted.gpg.d"):
         (into / part).mkdir(parents=True)
     (into / "status").touch()
@@ -226,8 +238,7 @@ def download(into: Path, suite: str, packages: tuple[str, ...], *, expired: bool
     )
     apt = {**os.environ, "APT_CONFIG": str(into / "apt.conf")}
     _run("apt-get", "-qq", "update", env=apt)
-    known = set(_run("apt-cache", "pkgnames", env=apt).split())
-    _run("apt-get", "-qq", "download", *(p for p in packages if p in known), env=apt, cwd=into)
+    return apt
 
 
 def _sources(suite: str) -> str:
@@ -238,7 +249,10 @@ def _sources(suite: str) -> str:
     expected = {codename, f"{codename}-updates"} if suite == codename else {codename}
     rows = (line.split() for line in listed.splitlines())
     lines = {
-        f"deb {uri} {release.replace(codename, suite)} {part}\n" for uri, release, part in rows if release in expected
+        f"{kind} {uri} {release.replace(codename, suite)} {part}\n"
+        for uri, release, part in rows
+        if release in expected
+        for kind in ("deb", "deb-src")
     }
     if not lines:
         message = f"this machine's apt sources do not name {codename}"
