@@ -60,7 +60,7 @@ class Search:
         self._unsteady = full_group.certainty == "unsteady"
         end, shortest = yield from self._shortest(nodes, (), 1, full_group)
         last, before = nodes[end - 1], nodes[: end - 1]
-        suspects = (last, *before) if len(before) == 1 else (last,)
+        suspects: tuple[str, ...] = (last, *before) if len(before) == 1 else (last,)
         if self._apart and len(before) == 1 and len(nodes) > end + 1:
             suspects = yield from self._one_of_two(before[0], last, nodes[end:])
         for suspect in suspects:
