@@ -134,7 +134,8 @@ class GroupRun(NamedTuple):
         from envcheck.reports.model import report_of, write
 
         report, failed = report_of(self.run), False
-        for path, content in ((self.files.report, self._own(report)), (self.files.group, of_group(report))):
+        group = self.files.group if self.run.nodes else None
+        for path, content in ((self.files.report, self._own(report)), (group, of_group(report))):
             if path is None:
                 continue
             try:
@@ -147,19 +148,21 @@ class GroupRun(NamedTuple):
     def _print(self) -> None:
         from envcheck.cli.shared.streams import console as new_console
         from envcheck.fleet.group import text
-        from envcheck.fleet.group.node_report import of_group
+        from envcheck.fleet.group.node_report import FORMED, of_group
         from envcheck.reports import terminal
         from envcheck.reports.model import encode, report_of
 
         report = of_group(report_of(self.run))
         if self.place.node:
-            click.echo(f"{self.name}: {self._own(report).verdict.sentence}", err=self.as_json)
+            why = f": {self.run.known[FORMED].summary}" if self.run.nodes is None and FORMED in self.run.known else ""
+            click.echo(f"{self.name}: {self._own(report).verdict.sentence}{why}", err=self.as_json)
         elif self.as_json:
             click.echo(encode(report), nl=False)
         elif self.quiet:
             click.echo(report.verdict.sentence)
         else:
-            written = [f"report: {path}" for path in self.files if path is not None]
+            files = self.files if self.run.nodes else self.files[:1]
+            written = [f"report: {path}" for path in files if path is not None]
             console = new_console(width=terminal.width(), highlight=False)
             terminal.show(report, console, [*text.lines(report), *written])
         sys.stdout.flush()

@@ -1,0 +1,56 @@
+"""`envcheck fleet group` as a user starts it: what it says of its environment, and of a group that does not form."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from envcheck.fleet.group import wire
+
+NODE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "NODE_NAME": "n2"}
+
+
+def group(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    launchers = ("SLURM", "MASTER", "RANK", "WORLD", "LOCAL_", "NODE_NAME", "OMPI_", "PMI_")
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
+    command = [sys.executable, "-m", "envcheck", "fleet", "group", "--python", sys.executable, *options]
+    return subprocess.run(command, env={**outside, **environment}, capture_output=True, text=True, check=False)
+
+
+def test_what_the_environment_says_is_printed() -> None:
+    shown = group("--dry-run", **NODE, MASTER_PORT="4711")
+    assert shown.stdout == "n2 is number 1 of 2 nodes; they meet at 127.0.0.1 port 4711\n"
+
+
+@pytest.mark.parametrize(("rank", "name"), [("0", "n1"), ("1", "n2")])
+def test_a_group_that_does_not_form_is_undetermined_and_says_who_is_missing(
+    rank: str, name: str, tmp_path: Path
+) -> None:
+    port = str(wire.free_ports(1)[0])
+    ended = group(
+        "--wait", "1s", "-o", f"{tmp_path}/", **{**NODE, "RANK": rank, "NODE_NAME": name, "MASTER_PORT": port}
+    )
+    assert ended.returncode == 3, ended.stderr
+    (file,) = tmp_path.iterdir()
+    assert file.name.startswith(name)
+    report = json.loads(file.read_text())
+    assert report["verdict"]["status"] == "error"
+    (outcome,) = report["outcomes"]
+    assert (outcome["id"], outcome["code"]) == ("group-formed", "group.not-formed")
+    assert ("missing: number 1" if rank == "0" else "cannot connect to the first node") in outcome["summary"]
+    assert outcome["summary"].split(":")[0] in " ".join(ended.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [({"RANK": "2"}, "contradict"), ({"RANK": "one"}, "RANK='one'"), ({"MASTER_PORT": "0"}, "MASTER_PORT='0'")],
+)
+def test_an_environment_that_lies_is_one_line(environment: dict[str, str], words: str) -> None:
+    ended = group(**{**NODE, **environment})
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+    assert words in ended.stderr
