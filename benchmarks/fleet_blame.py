@@ -10,6 +10,10 @@ Goals, for single faults that do not come and go: recall 1, precision >= 0.98, a
 No node takes part: the answers are those of tests/fleet/simulated_fleet.py, where a fault halves the speed of its group
 and sound groups differ by 2 %. A link is planted between two nodes of one group or between a switch and the rest: a
 link between two nodes of different groups is measured by a tournament only.
+
+At 16 nodes (goal 12) the mean for a link between switches is over it. Each failing step is measured twice, so 4 groups,
+2 tests across them, up to 4 to isolate one of 4 switches, 2 partners and 1 second node of that switch are 13 tests at
+worst for any search that screens, bisects and confirms. `fleet pairs` runs a tournament there unless asked to diagnose.
 """
 
 from __future__ import annotations

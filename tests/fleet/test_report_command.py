@@ -143,6 +143,15 @@ def test_markup_in_names_stays_text(tmp_path: Path) -> None:
     assert "use now: n[2-3]" in result.stdout
 
 
+def test_the_page_calls_an_undetermined_node_so_and_says_what_its_signs_mean(tmp_path: Path) -> None:
+    doubtful = node_report("n2")
+    doubtful["ended"] = ""
+    run("report", str(write(tmp_path, node_report("n1"), doubtful)), "--html", str(tmp_path / "f.html"))
+    page = (tmp_path / "f.html").read_text()
+    assert '<span class="status error">1 undetermined</span>' in page
+    assert "· passed; - does not apply" in page
+
+
 def test_lines_fit_80_columns_and_the_answer_stands_first(tmp_path: Path) -> None:
     nodes = fleet(tmp_path, 30)
     for number in range(1, 29, 2):

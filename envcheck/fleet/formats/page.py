@@ -30,6 +30,9 @@ _NODES: Final = 2000
 _QUIET: Final = ("pass", "skip", ABSENT)
 _SHORT: Final = {"pass": "·", "skip": "-", ABSENT: ""}
 _FLAG: Final = "outlier"
+# What a state of a node is called; of a check, `error` stays the word.
+_CALLED: Final = {"error": "undetermined"}
+_LEGEND: Final = '<p class="soft">· passed; - does not apply; empty: not in that run</p>'
 
 
 def page(database: FleetDatabase, answer: FleetAnswer) -> str:
@@ -74,7 +77,11 @@ class _Cells:
 
 def _head(report: FleetReport) -> str:
     states = {"pass": report.nodes.passed} | {state: len(report.nodes.of(state)) for state in BAD}
-    counts = "".join(f'<span class="status {word}">{count:,} {word}</span>' for word, count in states.items() if count)
+    counts = "".join(
+        f'<span class="status {word}">{count:,} {_CALLED.get(word, word)}</span>'
+        for word, count in states.items()
+        if count
+    )
     good = f"<code>{text(report.verdict.good)}</code>" if report.verdict.good else "no node"
     facts = [
         ("drift", counted(len(report.drift), "signal")),
@@ -88,6 +95,10 @@ def _head(report: FleetReport) -> str:
     )
 
 
+def _called(state: str) -> str:
+    return _CALLED.get(state, state)
+
+
 def _reasons(report: FleetReport) -> str:
     rows = []
     for state in BAD:
@@ -95,7 +106,8 @@ def _reasons(report: FleetReport) -> str:
         for node in report.nodes.of(state):
             alike[report.reasons.get(node, "")].append(node)
         rows += [
-            (f'<span class="status {state}">{state}</span>', _names(nodes), text(why)) for why, nodes in alike.items()
+            (f'<span class="status {state}">{_called(state)}</span>', _names(nodes), text(why))
+            for why, nodes in alike.items()
         ]
     return _table("nodes", ("state", "nodes", "why"), rows)
 
@@ -118,9 +130,9 @@ def _alike(answer: FleetAnswer, matrix: CheckMatrix, cells: _Cells) -> str:
     for (state, words), nodes in itertools.islice(rows.items(), _ROWS):
         inner = "".join(_cell(words[place], cells.why(nodes[0], matrix.checks[place])) for place in telling)
         head = f'<th scope="row">{_names(nodes)}<span class="soft"> {counted(len(nodes), "node")}</span></th>'
-        body.append(f'<tr>{head}<td class="status {state}">{state}</td>{inner}</tr>\n')
+        body.append(f'<tr>{head}<td class="status {state}">{_called(state)}</td>{inner}</tr>\n')
     others = f"{counted(equal_checks, 'more check')} passed, or did not apply, on all of these nodes alike."
-    note = f"<p>{others}</p>" if equal_checks else ""
+    note = _LEGEND + (f"<p>{others}</p>" if equal_checks else "")
     return _matrix_table([matrix.checks[place] for place in telling], body) + _more(len(rows) - _ROWS) + note
 
 
@@ -129,7 +141,9 @@ def _each(answer: FleetAnswer, matrix: CheckMatrix, cells: _Cells) -> str:
     for node in itertools.islice(matrix.rows, _NODES):
         words = [cells.word(node, check, word) for check, word in zip(matrix.checks, matrix.words(node), strict=True)]
         state = answer.states[node].state
-        body.append(f'<tr><th scope="row">{text(node)}</th><td class="status {state}">{state}</td>{_run(words)}</tr>\n')
+        body.append(
+            f'<tr><th scope="row">{text(node)}</th><td class="status {state}">{_called(state)}</td>{_run(words)}</tr>\n'
+        )
     if not body:
         return ""
     table = _matrix_table(matrix.checks, body) + _more(len(matrix.rows) - _NODES)

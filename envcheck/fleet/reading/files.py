@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 from envcheck.errors import ConfigError
 
-# A report of 64 ranks has a few MiB; what is longer is not read into memory.
-LONGEST: Final = 64 << 20
+# A report of 64 ranks has a few MiB. One of 16 MiB that is made to cost memory takes at most 0.5 GB when it is read.
+LONGEST: Final = 16 << 20
 _FIX: Final = "name the directory that `envcheck run --output DIR/` wrote, or its files"
 
 
