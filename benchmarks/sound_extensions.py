@@ -106,13 +106,16 @@ def run(python: str, name: str, front: Path, ffmpeg: str) -> Answer:
 def main() -> None:
     """Install, run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", required=True)
-    parser.add_argument("--cpu", required=True)
+    parser.add_argument("--python", help="a Python 3.12 to install with")
+    parser.add_argument("--cpu", help="the Python of an environment with torch 2.13.0+cpu")
     parser.add_argument("--ffmpeg", default="")
     parser.add_argument("--directory", type=Path, default=Path("sound-extensions"))
     parser.add_argument("--only", default="", help="only environments with this word in their name")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if not options.python or not options.cpu:
+        print("nothing is installed without --python and --cpu: see --help")
+        raise SystemExit(0)
     answers = []
     options.directory.mkdir(parents=True, exist_ok=True)
     for base, packages in IN_FRONT:
