@@ -41,7 +41,7 @@ TOPICS: Final = {
 ONLY_BY_KEYWORD: Final = {"driver", "memory", "torch", "worker"}
 # Parts of codes that are filled in, by how the source writes them.
 HOLES: Final[dict[str, tuple[str, ...]]] = {
-    "signal": ("self.name.replace", "name.replace"),
+    "signal": ("self.name.replace", "signal_code"),
     "variable": ("name.lower",),
     "counter": ("counter.name",),
     "number": ("event['code']", "code"),
@@ -122,8 +122,11 @@ GIVEN: Final = [use for path in MODULES for use in given(path)]
 def test_the_page_of_codes_holds_those_of_the_source_and_no_other() -> None:
     codes = {use.code for use in GIVEN}
     assert len(codes) > 350
-    assert (sorted(codes - ROWS.keys()), sorted(ROWS.keys() - codes)) == ([], []), "correct docs/codes.md"
-    assert list(ROWS) == sorted(ROWS), "sort docs/codes.md"
+    lacking, unused = sorted(codes - ROWS.keys()), sorted(ROWS.keys() - codes)
+    assert not lacking, f"docs/codes.md lacks {', '.join(lacking)}"
+    assert not unused, f"docs/codes.md has codes that no check gives: {', '.join(unused)}"
+    misplaced = [after for before, after in itertools.pairwise(ROWS) if after < before]
+    assert not misplaced, f"docs/codes.md is not sorted by byte: move {', '.join(misplaced)}"
 
 
 @pytest.mark.parametrize("code", sorted({use.code for use in GIVEN}))

@@ -1,4 +1,4 @@
-"""What a node check undetermined: cannot read, and cannot be read, is an error: never a pass, never a skip."""
+"""A signal that a node check needs and cannot read is an error: never a pass, never a skip."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from envcheck import checks
 from envcheck.checks import ERROR, PASS, View
-from envcheck.checks.node.support import gpu_readings
+from envcheck.checks.node.support import gpu_readings, node_readings
 from envcheck.node import signal_types
 from envcheck.node.snapshot import Signal
 from envcheck.runner.judging.judge import decide
@@ -63,3 +63,22 @@ def test_a_check_asks_for_signals_that_somebody_reads() -> None:
 def test_a_signal_of_gpus_that_no_row_reads_is_no_number(node: Callable[..., View]) -> None:
     with pytest.raises(KeyError, match="fan_speed_of_yore"):
         gpu_readings.read(node("h100x8"), "fan_speed_of_yore")
+
+
+@pytest.mark.parametrize(
+    ("signal", "status", "code"),
+    [
+        (Signal(reason="denied", why="denied"), "skip", "limits-open-files.hidden"),
+        (Signal(reason="no such file", why="unsupported"), "skip", "limits-open-files.hidden"),
+        (Signal(reason="not a number", why="failed"), ERROR, "limits-open-files.unread"),
+        (Signal(reason="older", why="not-collected"), "skip", "signal.not-collected"),
+    ],
+)
+def test_a_newer_signal_that_is_not_there_gets_a_code_without_an_underscore(
+    cpu: View, signal: Signal, status: str, code: str
+) -> None:
+    signals = {**cpu.snapshot.signals, "limits.open_files": signal}
+    view = dataclasses.replace(cpu, snapshot=dataclasses.replace(cpu.snapshot, signals=signals))
+    outcome = node_readings.unreadable(view, "limits.open_files", "run outside of the container")
+    assert outcome is not None
+    assert (outcome.status, outcome.code) == (status, code)

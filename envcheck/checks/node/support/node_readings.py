@@ -17,6 +17,7 @@ def unreadable(view: View, name: str, fix: str) -> Outcome | None:
     missing, signal = uncollected(view, name), view.snapshot.signal(name)
     if missing is not None or signal.reason is None:
         return missing
+    signal_code = name.replace(".", "-").replace("_", "-")
     if signal.why in ("denied", "unsupported"):
-        return skipped(f"{name} cannot be read ({signal.reason}): {fix}", code=f"{name.replace('.', '-')}.hidden")
-    return undecided(f"{name} cannot be read: {signal.reason}", fix=fix, code=f"{name.replace('.', '-')}.unread")
+        return skipped(f"{name} cannot be read ({signal.reason}): {fix}", code=f"{signal_code}.hidden")
+    return undecided(f"{name} cannot be read: {signal.reason}", fix=fix, code=f"{signal_code}.unread")
