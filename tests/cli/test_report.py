@@ -14,6 +14,7 @@ import pytest
 
 import envcheck
 from envcheck.node.snapshot import Snapshot
+from envcheck.reports.formats import registry
 from envcheck.reports.model import HostFacts, write
 from envcheck.runner.schema import OutcomeRow, Plan, TargetFacts
 from envcheck.runner.targets.launcher import Place
@@ -108,7 +109,7 @@ def test_a_report_of_others_does_not_steer_the_terminal(run: Envcheck, saved: Ca
     broken = run("report", "show", "r.json")
     assert (broken.returncode, "\x1b" in broken.stderr) == (2, False)
     path.write_text(content)
-    formats = [["report", "convert", "--format", name] for name in ("html", "junit", "markdown", "prometheus")]
+    formats = [["report", "convert", "--format", name] for name in registry.names()]
     for argv in (["report", "show"], ["judge"], *formats):
         done = run(*argv, "r.json")
         assert (done.returncode in (0, 3), done.stderr) == (True, "")

@@ -25,6 +25,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.cli import main
+from envcheck.reports.formats import registry
 from tests.certificates import signed
 from tests.e2e.canaries import Canaries
 from tests.e2e.site_mirror import Site, basic
@@ -323,7 +324,7 @@ def test_a_site_and_its_logs(place: Place, servers: Servers) -> None:
 def test_a_run_and_every_form_of_its_report(place: Place) -> None:
     words = ("run", "--level", "quick", "--python", sys.executable, "--output", "report.json", "--html", "run.html")
     message = place.run(*words, "--summary", "summary.md", status=3)
-    for form in ("junit", "prometheus", "html", "markdown"):
+    for form in registry.names():
         message += place.run("report", "convert", "report.json", "--format", form, "--output", f"report.{form}")
     message += place.run("judge", "report.json", "--json", status=3) + place.run("report", "redact", "report.json")
     assert json.loads((place.home / "report.json").read_text())["outcomes"]

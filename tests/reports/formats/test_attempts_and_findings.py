@@ -34,8 +34,9 @@ FINDINGS = [
         remedy="wait",
     ),
 ]
-# Forms that show each attempt and each finding; Prometheus counts them.
-FORMS = ["terminal", "json", "html", "markdown", "junit"]
+# Formats for programs that have a field for the outcome alone; every other format shows each attempt and each finding.
+ONE_FIELD = {"prometheus"}
+FORMS = ["terminal", "json", *(name for name in registry.names() if name not in ONE_FIELD)]
 
 
 def speed(status: str, summary: str, **more: object) -> OutcomeRow:
