@@ -19,6 +19,8 @@ ROOT: Final = Path(__file__).parents[2]
 # Options of other programs that remedies name.
 OTHERS: Final = {
     "--attach": "podman",
+    "--compression-format": "podman",
+    "--map-by": "mpirun",
     "--name-only": "git diff",
     "--ntasks-per-node": "srun",
 }

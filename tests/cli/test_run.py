@@ -470,7 +470,7 @@ def test_a_report_is_printed_whatever_it_says_and_its_help_says_the_exit_statuse
 ) -> None:
     add("mine", "failed('not fine', fix='mend it')")
     assert run(*own(tmp_path, "mine")).returncode == 1
-    assert "Exit 0: done, whatever the report says; 2:" in run("report", "--help").stdout
+    assert "Exit 0: done, whatever the report's verdict; 2:" in run("report", "--help").stdout
     assert run("report", "show", "envcheck-report.json").returncode == 0
     assert run("report", "show", "none.json").returncode == 2
 
