@@ -87,7 +87,8 @@ def command(options: GateOptions, ctx: click.Context) -> None:
     except EnvcheckError as error:
         _admit_or_leave(ctx, options, f"{error}", error.exit_code if error.exit_code != 1 else 3)
     if verdict.status == "error":
-        _admit_or_leave(ctx, options, verdict.reason, UnavailableError.exit_code)
+        line = f"{verdict.decided_by}; see with `envcheck run` what to do"
+        _admit_or_leave(ctx, options, line, UnavailableError.exit_code)
     if verdict.status == "pass":
         left = f"; {verdict.left_out} checks left out by the budget" if verdict.left_out else ""
         _say(ctx, f"{node.node} may take work: {verdict.level} passed, {source}{left}")

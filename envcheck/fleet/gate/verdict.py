@@ -12,7 +12,7 @@ import msgspec
 from envcheck import __version__
 from envcheck.checks import LEVELS
 from envcheck.printable import printable
-from envcheck.runner.schema import VerdictStatus
+from envcheck.runner.schema import OutcomeRow, VerdictStatus
 
 if TYPE_CHECKING:
     from envcheck.reports.model import RunReport
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SCHEMA: Final = "envcheck/gate/1"
 # What Slurm's `scontrol show node` and Kubernetes' termination message show in one line (contract of `fleet gate`).
 SUMMARY_LENGTH: Final = 60
+UNDETERMINED_LENGTH: Final = 200
+_GPU_REQUIRED: Final = "gpu.required"
 _DIGEST: Final = re.compile(r"@sha256:[0-9a-f]{64}$")
 
 
@@ -48,7 +50,10 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a run came to. `check` and `summary` are of the first outcome that decided; empty for a pass."""
+    """What a run came to. `check` and `summary` are of the first outcome that decided; empty for a pass.
+
+    `only_gpu_required`: it failed for nothing but --require-gpu, so that it says nothing where no GPU is required.
+    """
 
     schema: Literal["envcheck/gate/1"] = SCHEMA
     tool: str = __version__
@@ -60,12 +65,19 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     check: str = ""
     summary: str = ""
     left_out: int = 0
+    only_gpu_required: bool = False
     report: str = ""
 
     @property
     def reason(self) -> str:
         """Return the words for a drained node: "envcheck: CHECK: SUMMARY", at most 60 characters of the summary."""
-        return f"envcheck: {self.check or 'nothing passed'}: {one_line(self.summary)}"
+        return f"envcheck: {self.decided_by}"
+
+    @property
+    def decided_by(self) -> str:
+        """Return "CHECK: SUMMARY"; the summary of what is undetermined drains no node and has 200 characters."""
+        most = UNDETERMINED_LENGTH if self.status == "error" else SUMMARY_LENGTH
+        return f"{self.check or 'nothing passed'}: {one_line(self.summary, most)}"
 
 
 class GateQuestion(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,11 +107,18 @@ def by_digest(image: str) -> bool:
 
 
 def of_report(report: RunReport, subject: GatedEnvironment, at: Boot, where: str = "") -> NodeVerdict | None:
-    """Return the verdict of a run that has ended; None for one that was cut short."""
+    """Return the verdict of a run that has ended; None for one that was cut short.
+
+    Where torch cannot be imported, what torch sees of GPUs is undetermined: a broken environment is no broken node.
+    """
     if not report.ended:
         return None
     status = report.verdict.status
+    failed = [row for row in report.outcomes if row.status == "fail"]
+    if "error" in report.environment and failed and all(_only_torch_says_so(row) for row in failed):
+        status = "error"
     first = next((row for row in report.outcomes if row.status == status != "pass"), None)
+    most = UNDETERMINED_LENGTH if status == "error" else SUMMARY_LENGTH
     return NodeVerdict(
         subject=subject,
         at=at,
@@ -107,10 +126,15 @@ def of_report(report: RunReport, subject: GatedEnvironment, at: Boot, where: str
         mode=report.mode,
         status=status,
         check=first.id if first else "",
-        summary=one_line(first.summary if first else report.verdict.sentence) if status != "pass" else "",
+        summary=one_line(first.summary if first else report.verdict.sentence, most) if status != "pass" else "",
         left_out=sum(row.left_out for row in report.outcomes),
+        only_gpu_required=status == "fail" and all(row.code == _GPU_REQUIRED for row in failed),
         report=where,
     )
+
+
+def _only_torch_says_so(row: OutcomeRow) -> bool:
+    return row.kind == "env" and row.code == _GPU_REQUIRED
 
 
 def why_unusable(kept: NodeVerdict, question: GateQuestion, now: Boot) -> str:
@@ -129,6 +153,7 @@ def why_unusable(kept: NodeVerdict, question: GateQuestion, now: Boot) -> str:
         (age > question.max_age, f"it is {age:.0f} s old"),
         (kept.status == "error", "it was undetermined"),
         (kept.level not in LEVELS, "its level is unknown"),
+        (kept.only_gpu_required and not question.require_gpu, "it failed for the GPU that only --require-gpu wants"),
     )
     first = next((why for wrong, why in reasons if wrong), "")
     if first or kept.status == "fail":

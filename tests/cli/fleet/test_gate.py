@@ -125,7 +125,7 @@ def test_a_stale_verdict_is_replaced_by_a_run(monkeypatch: pytest.MonkeyPatch) -
     keep("pass", at=structs.replace(this_boot(), boot="another"))
     result = gate("--budget", "20s")
     assert (result.exit_code, runs) == (3, [20.0])
-    assert "undetermined: envcheck: matmul: no answer" in result.stderr
+    assert "undetermined: matmul: no answer; see with `envcheck run` what to do" in result.stderr
     assert gate().exit_code == 3, "an undetermined verdict is not believed a second time"
     assert len(runs) == 2
 

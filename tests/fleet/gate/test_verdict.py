@@ -87,6 +87,29 @@ def test_an_error_is_undetermined_and_a_run_that_was_cut_short_is_no_verdict() -
     assert gate.of_report(report(row("matmul"), ended=""), PYTHON, NOW) is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "environment", "status"),
+    [
+        ("env", {"error": "no torch"}, "error"),
+        ("env", {"device_count": 0}, "fail"),
+        # NVML needs no torch: a node that shows no GPU is at fault whatever its environment is.
+        ("node", {"error": "no torch"}, "fail"),
+    ],
+)
+def test_a_required_gpu_is_undetermined_where_only_a_torch_that_is_not_there_could_see_it(
+    kind: Any, environment: dict[str, Any], status: str
+) -> None:
+    required = structs.replace(row("require-gpu", "fail", "torch sees no GPU"), kind=kind, code="gpu.required")
+    run = report(row("shm"), row("requirements", "error", "x" * 90), required, mode="cpu")
+    made = gate.of_report(structs.replace(run, environment=environment), PYTHON, NOW)
+    assert made is not None
+    assert made.status == status
+    assert made.decided_by == ("requirements: " + "x" * 90 if status == "error" else "require-gpu: torch sees no GPU")
+    optional = structs.replace(QUESTION, require_gpu=False)
+    assert gate.why_unusable(made, optional, NOW)
+    assert bool(gate.why_unusable(made, QUESTION, NOW)) == (status == "error")
+
+
 def test_what_a_check_says_cannot_steer_a_terminal_or_close_a_quote() -> None:
     assert gate.one_line('\x1b[31mred\x1b[0m "a"\n\tb\u202ec') == "red 'a' bc"
 
