@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from envcheck import safe_files
 from envcheck.errors import ConfigError
 from envcheck.fleet.hostlist import unfold
+
+_FIX: Final = "give a Slurm host list such as n[1-64], or a file with one in each line"
+# A domain may end in many a word; these are no top-level domains.
+_TEXT_FILES: Final = (".txt", ".csv", ".list", ".hosts", ".nodes")
 
 
 def expected_nodes(text: str) -> list[str]:
@@ -15,10 +20,13 @@ def expected_nodes(text: str) -> list[str]:
     Raise ConfigError where there is no name in it.
     """
     path = Path(text)
+    if path.is_dir() or (path.suffix in _TEXT_FILES and not path.exists()):
+        message = f"--expect {text[:40]}{' is a directory' if path.is_dir() else ': no such file'}"
+        raise ConfigError(message, fix=_FIX)
     names = unfold(_content(path)) if "/" in text or path.is_file() else unfold(text)
     if not names:
         message = f"--expect {text[:40]!r} names no node"
-        raise ConfigError(message, fix="give a Slurm host list such as n[1-64], or a file with one in each line")
+        raise ConfigError(message, fix=_FIX)
     return names
 
 

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
+from envcheck.errors import ConfigError
 from tests.fleet.node_reports import failing, node_report, outcome_of, write
 
 OLD = "999999h"
@@ -247,3 +248,32 @@ def test_the_answer_is_of_its_schema(tmp_path: Path) -> None:
         (tmp_path / name).write_text(json.dumps(document))
     assert valid(str(tmp_path / "schema"), tmp_path / "right")
     assert not valid(str(tmp_path / "schema"), tmp_path / "wrong")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--html reps/n1.json", "--html reps/n1.json is one of the reports"),
+        ("--prometheus reps/new.json", "--prometheus reps/new.json is one of the reports"),
+        ("reps/n1.json --db reps/n1.json", "--db reps/n1.json is one of the reports"),
+        ("--db x.db --html x.db", "--db and --html are both x.db"),
+        ("--html a --prometheus a", "--html and --prometheus are both a"),
+        ("--db nosuch/x.db", "nosuch/x.db is not a file, or its directory is not there"),
+        ("--db /dev/full", "/dev/full is not a file"),
+        ("--expect reps", "--expect reps is a directory"),
+        ("--expect nosuch.txt", "--expect nosuch.txt: no such file"),
+    ],
+)
+def test_a_file_that_cannot_be_written_or_would_cost_another_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    reports = tmp_path / "reps"
+    reports.mkdir()
+    write(reports, node_report("n1"))
+    before = (reports / "n1.json").read_bytes()
+    result = CliRunner().invoke(cli, ["fleet", "report", "reps", *words.split()])
+    assert isinstance(result.exception, ConfigError)
+    assert message in str(result.exception)
+    assert [(path.name, path.read_bytes()) for path in reports.iterdir()] == [("n1.json", before)]
+    assert [path.name for path in tmp_path.iterdir()] == ["reps"]

@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+
+from envcheck.cli import cli
+from envcheck.errors import ConfigError
 
 SIMULATE = Path(__file__).parents[1] / "simulated/simulate.py"
 WATCH = [sys.executable, "-m", "envcheck", "watch", "--interval", "0.1s"]
@@ -35,6 +39,32 @@ def test_a_command_that_is_not_there_or_cannot_run_is_as_in_a_shell(tmp_path: Pa
     for name, code in (("no-such-command", 127), (str(tmp_path), 126)):
         completed = subprocess.run([*WATCH, "--", name], capture_output=True, text=True, check=False)
         assert (completed.returncode, completed.stderr.count("\n")) == (code, 1), completed.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--interval 99999999h", "is not between 0.01 s and 3600 s"),
+        ("--interval 3601s", "is not between"),
+        ("--interval 0.009s", "is not between"),
+        ("-o same --html same", "--output and --html are both same"),
+        ("--html same --openmetrics same", "--html and --openmetrics are both same"),
+    ],
+)
+def test_wrong_options_start_no_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli, ["watch", *words.split(), "--", "touch", "started"])
+    assert isinstance(result.exception, ConfigError)
+    assert message in str(result.exception)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("interval", ["0.01s", "1h"])
+def test_the_shortest_and_the_longest_interval_are_taken(interval: str) -> None:
+    result = CliRunner().invoke(cli, ["watch", "--interval", interval, "--", "true"])
+    assert (result.exit_code, "stopped" in result.output) == (0, False)
 
 
 def test_standard_output_is_the_commands_alone() -> None:

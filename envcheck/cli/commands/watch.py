@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from envcheck.watch.samples import WatchRecord
+
+# Seconds. Reading /proc and NVML takes milliseconds.
+_SHORTEST: Final = 0.01
+_LONGEST: Final = 3600.0
 
 
 class WatchOptions(NamedTuple):
@@ -28,7 +32,9 @@ class WatchOptions(NamedTuple):
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.option("--interval", type=Duration(), default="1s", show_default=True, help="Time between two samples.")
+@click.option(
+    "--interval", type=Duration(), default="1s", show_default=True, help="Time between two samples, 0.01s to 1h."
+)
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with the series.")
 @click.option("--openmetrics", type=click.Path(path_type=Path, dir_okay=False), help="Write the series for Prometheus.")
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write envcheck/watch/1.")
@@ -46,10 +52,15 @@ def command(options: WatchOptions, ctx: click.Context) -> None:
     Standard output stays the command's; the summary goes to standard error.
     The exit code is the command's: 128+n if signal n ended it, 127 if it is not found, 126 if it cannot be started.
     """
+    from envcheck.cli.report_output.files import apart
     from envcheck.errors import ConfigError
     from envcheck.node.collect import find_library
     from envcheck.watch.run_command import watch
 
+    if not _SHORTEST <= options.interval <= _LONGEST:
+        message = f"--interval of {options.interval:g} s is not between {_SHORTEST:g} s and {_LONGEST:g} s"
+        raise ConfigError(message, fix="give a time between them; the command was not started")
+    apart(output=options.output, html=options.html, openmetrics=options.openmetrics)
     for path in (options.html, options.openmetrics, options.output):
         if path is not None and not path.parent.is_dir():
             message = f"{path}: there is no directory {path.parent}"

@@ -82,6 +82,7 @@ def command(options: FleetReportOptions) -> None:
     from envcheck.fleet.summary.model import encode
     from envcheck.fleet.summary.summarize import summarize
 
+    _refuse_shared_files(options)
     question, files = _question(options), dict[Path, str]()
     with opened(options.db) as database:
         answer = summarize(database, ingest(database, options.places), question)
@@ -96,6 +97,24 @@ def command(options: FleetReportOptions) -> None:
     else:
         click.echo("\n".join(lines(answer.report)))
     sys.exit(answer.report.verdict.exit_code)
+
+
+def _refuse_shared_files(options: FleetReportOptions) -> None:
+    """Raise ConfigError where a file that is written is another one of this command, or would be read as a report."""
+    from envcheck.cli.report_output.files import apart
+    from envcheck.errors import ConfigError
+
+    outputs = {"db": options.db, "html": options.html, "prometheus": options.prometheus}
+    apart(**outputs, expect=Path(options.expect) if options.expect and Path(options.expect).is_file() else None)
+    for name, output in outputs.items():
+        if output is not None and any(_would_be_read(output, place) for place in options.places):
+            message = f"--{name} {output} is one of the reports"
+            raise ConfigError(message, fix="give it a file of its own, which does not end in .json")
+
+
+def _would_be_read(output: Path, place: Path) -> bool:
+    written, read = output.resolve(), place.resolve()
+    return (written == read and output.is_file()) or (written.suffix == ".json" and read in written.parents)
 
 
 def _question(options: FleetReportOptions) -> FleetQuestion:

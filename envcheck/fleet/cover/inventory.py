@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from envcheck import safe_files
+from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.fleet.hostlist import is_name, natural, unfold
 from envcheck.fleet.reading.database import opened
@@ -32,11 +33,15 @@ class NodeKind(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """How many nodes there are of each kind, and their names; `notes` say which nodes are left out, and why."""
+    """How many nodes there are of each kind, and their names; `notes` say which nodes are left out, and why.
+
+    `first` says where each kind is named first: FILE:LINE, or the report of a node.
+    """
 
     counts: dict[NodeKind, int]
     names: dict[NodeKind, list[str]]
     notes: list[str]
+    first: dict[NodeKind, str]
 
 
 def of_places(places: Iterable[Path]) -> Inventory:
@@ -47,10 +52,14 @@ def of_places(places: Iterable[Path]) -> Inventory:
     everything = [*places]
     tables = [place for place in everything if place.suffix.lower() == ".csv" and not place.is_dir()]
     counts, names, notes = defaultdict[NodeKind, int](int), defaultdict[NodeKind, list[str]](list), list[str]()
+    lines, first = dict[str, str](), dict[NodeKind, str]()
     for table in tables:
-        for kind, nodes, count in _of_csv(table):
+        for where, kind, nodes, count in _of_csv(table):
+            for node in nodes if len(nodes) == count else ():
+                _refuse_second(node, lines, where)
             counts[kind] += count
             names[kind] += nodes
+            first.setdefault(kind, where)
     report_places = [place for place in everything if place not in tables]
     if report_places:
         for node, reported, note in _of_reports(report_places):
@@ -59,10 +68,20 @@ def of_places(places: Iterable[Path]) -> Inventory:
             else:
                 counts[reported] += 1
                 names[reported].append(node)
+                first.setdefault(reported, f"the report of {node}")
     if not counts:
         message = f"no node with a GPU and a driver in {', '.join(map(str, everything))}"
         raise ConfigError(message, fix="name reports of `envcheck run`, or a CSV file: node,gpu,driver[,arch][,count]")
-    return Inventory(dict(counts), {kind: sorted(set(nodes), key=natural) for kind, nodes in names.items()}, notes)
+    sorted_names = {kind: sorted(set(nodes), key=natural) for kind, nodes in names.items()}
+    return Inventory(dict(counts), sorted_names, notes, first)
+
+
+def _refuse_second(node: str, lines: dict[str, str], where: str) -> None:
+    """Remember the line that names a node. Raise ConfigError for a node that a line before names too."""
+    before = lines.setdefault(node, where)
+    if before != where:
+        message = f"{where}: {node} is in {before} too"
+        raise ConfigError(message, fix="name each node once")
 
 
 def _of_reports(places: list[Path]) -> Iterable[tuple[str, NodeKind | None, str]]:
@@ -79,18 +98,23 @@ def _of_reports(places: list[Path]) -> Iterable[tuple[str, NodeKind | None, str]
             yield node, None, f"{node} is left out: its report has {'no driver' if gpu else 'no GPU'}"
 
 
-def _of_csv(path: Path) -> Iterable[tuple[NodeKind, list[str], int]]:
+def _of_csv(path: Path) -> Iterable[tuple[str, NodeKind, list[str], int]]:
     try:
         content = safe_files.read_whole(path).decode()
         rows = csv.DictReader(io.StringIO(content), skipinitialspace=True, strict=True)
         header = [name.strip() for name in rows.fieldnames or ()]
         rows.fieldnames = header
-        if not set(_NEEDED) <= set(header) <= set(_COLUMNS):
-            message = f"{path} has the columns {', '.join(header)[:60]!r}"
+        if not set(_NEEDED) <= set(header) <= set(_COLUMNS) or len(header) > len(set(header)):
+            columns = f"{path}:1: the columns are {', '.join(header)[:60]!r}"
+            message = columns if any(header) else f"{path} has no header line"
             raise ConfigError(message, fix=_FIX)
         for row in rows:
-            yield _csv_row(f"{path}:{rows.line_num}", row)
-    except (UnicodeDecodeError, csv.Error) as error:
+            where = f"{path}:{rows.line_num}"
+            yield (where, *_csv_row(where, row))
+    except UnicodeDecodeError as error:
+        message = f"{path} is not a text file"
+        raise ConfigError(message, fix=_FIX) from error
+    except csv.Error as error:
         message = f"{path} is not CSV: {error}"
         raise ConfigError(message, fix=_FIX) from error
 
@@ -111,7 +135,21 @@ def _csv_row(where: str, row: dict[str | None, str | None]) -> tuple[NodeKind, l
     if number and not (number.isascii() and number.isdigit() and 0 < int(number[:8]) <= _MOST):
         message = f"{where}: {number[:20]!r} is not a number of nodes"
         raise ConfigError(message, fix="write how many nodes the line is about, 1 or more")
-    # With a count the first column may be any label of a partition.
-    nodes = [values["node"]] if number and is_name(values["node"]) else unfold(values["node"])
+    nodes = _nodes(values["node"], number, where)
     kind = NodeKind(tuple(gpu.strip() for gpu in values["gpu"].split("+")), values["driver"], arch)
     return kind, nodes, int(number) if number else len(nodes)
+
+
+def _nodes(listed: str, number: str, where: str) -> list[str]:
+    """Return the nodes of a line; with a number of nodes the first column may be any label of a partition."""
+    if number and is_name(listed):
+        return [listed]
+    try:
+        nodes = unfold(listed)
+    except ConfigError as error:
+        message = f"{where}: {error.message}"
+        raise ConfigError(message, fix=error.fix) from error
+    if number and int(number) != len(nodes):
+        message = f"{where}: {listed[:40]!r} names {counted(len(nodes), 'node')}, and the count is {number[:20]}"
+        raise ConfigError(message, fix="leave out the count, or write a label for the nodes")
+    return nodes

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, NamedTuple
 from envcheck.errors import ConfigError
 from envcheck.fleet.cover.inventory import Inventory, NodeKind
 from envcheck.fleet.cover.set_cover import CoverSet, smallest_cover
+from envcheck.matrix.facts.gpu_names import find_gpu, suggest
 from envcheck.matrix.facts.lookup import Facts
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.facts.versions import branch, key
@@ -97,6 +98,7 @@ def plan(matrix: Matrix, inventory: Inventory, wish: Query) -> FleetPlan:
         message = f"{len(kinds)} kinds of nodes (GPU, driver, architecture) are more than the {MOST_KINDS} of one plan"
         raise ConfigError(message, fix="plan for a part of the fleet at a time")
     counts = [inventory.counts[kind] for kind in kinds]
+    _refuse_unknown_gpus(matrix, inventory)
     judge = _Judge(matrix, wish)
     now = _choose(kinds, judge)
     return FleetPlan(
@@ -114,6 +116,16 @@ def plan(matrix: Matrix, inventory: Inventory, wish: Query) -> FleetPlan:
         upgrades=[*_upgrades(matrix, kinds, counts, judge, now)],
         notes=inventory.notes,
     )
+
+
+def _refuse_unknown_gpus(matrix: Matrix, inventory: Inventory) -> None:
+    for kind, where in inventory.first.items():
+        for name in kind.gpus:
+            if find_gpu(matrix, name) is None:
+                near = " or ".join(suggest(matrix, name))
+                hint = f"did you mean {near}?" if near else "`envcheck matrix show --gpus` lists them"
+                message = f"{where}: no GPU named {name[:60]!r} in the matrix"
+                raise ConfigError(message, fix=hint)
 
 
 class _Judge:

@@ -136,6 +136,9 @@ def opened(path: Path | None) -> Iterator[FleetDatabase]:
     UnavailableError where the database cannot be used.
     """
     where = "" if path is None else str(path)
+    if path is not None and (not path.parent.is_dir() or (path.exists() and not path.is_file())):
+        message = f"{path} is not a file, or its directory is not there"
+        raise ConfigError(message, fix="name a file in a directory that exists with --db")
     try:
         connection = sqlite3.connect(where or ":memory:", timeout=_WAIT, isolation_level=None)
     except sqlite3.Error as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -109,12 +110,37 @@ def test_what_runs_on_every_node_is_a_published_cell_that_meets_the_wish(tmp_pat
         "node,gpu,driver,count\nn1,H100,570.124.06,0\n",
         'node,gpu,driver\n"n1,H100,570',
         "node,gpu,driver\nn[3-1],H100,570.124.06\n",
+        b"\xff\xfe\x00",
     ],
 )
-def test_an_inventory_that_cannot_be_read_is_refused(tmp_path: Path, table: str) -> None:
-    (tmp_path / "inventory.csv").write_text(table)
+def test_an_inventory_that_cannot_be_read_is_refused(tmp_path: Path, table: str | bytes) -> None:
+    (tmp_path / "inventory.csv").write_bytes(table if isinstance(table, bytes) else table.encode())
     with pytest.raises(ConfigError):
         of_places([tmp_path / "inventory.csv"])
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("node,gpu,driver\nn1,H100,550.54.14\nn1,T4,550.54.14\n", "inventory.csv:3: n1 is in .*inventory.csv:2 too"),
+        ("node,gpu,driver,driver\nn1,H100,550.54.14,570.124.06\n", "inventory.csv:1: the columns are"),
+        ("node,gpu,driver,count\nn[1-2],H100,550.54.14,5\n", "inventory.csv:2: .* names 2 nodes, and the count is 5"),
+        ("node,gpu,driver\nn1,H100,550.54.14\nn2,FooGPU,550.54.14\n", "inventory.csv:3: no GPU named 'FooGPU'"),
+        ("node,gpu,driver\nn[1-999999],H100,550.54.14\n", "inventory.csv:2: the host list"),
+    ],
+)
+def test_a_line_that_contradicts_itself_or_another_is_named(tmp_path: Path, table: str, message: str) -> None:
+    (tmp_path / "inventory.csv").write_text(table)
+    result = CliRunner().invoke(cli, ["fleet", "plan", str(tmp_path / "inventory.csv"), "--torch", "2.8.0"])
+    assert isinstance(result.exception, ConfigError)
+    assert re.search(message, str(result.exception))
+    assert "--cc" not in str(result.exception)
+
+
+def test_a_count_that_is_right_and_one_label_for_two_kinds_are_taken(tmp_path: Path) -> None:
+    table = "node,gpu,driver,count\nn[1-2],H100,550.54.14,2\nrack,T4,550.54.14,3\nrack,L4,550.54.14,4\n"
+    (tmp_path / "inventory.csv").write_text(table)
+    assert sorted(of_places([tmp_path / "inventory.csv"]).counts.values()) == [2, 3, 4]
 
 
 def test_a_gpu_or_driver_that_nobody_knows_is_refused(tmp_path: Path) -> None:
