@@ -98,3 +98,22 @@ def test_lock_names_what_no_release_can_do(run: Run) -> None:
 def test_lock_with_takes_one_whole_cell(run: Run) -> None:
     code, _, err = run("lock", "torch2.9*", "--with", "vllm", "--mirror", "none")
     assert (code, "--with takes one cell" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--tool"],
+        ["--target", "devel"],
+        ["-o", "x.lock"],
+        ["--images", "nosuchdir"],
+        ["--trust-mirror"],
+        ["--model", "org/name@main"],
+    ],
+)
+def test_lock_with_refuses_what_it_would_ignore(run: Run, more: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[object] = []
+    monkeypatch.setattr("envcheck.safe_files.replace", lambda *words: written.append(words))
+    code, _, err = run("lock", "torch2.9.1-cu128-py312", "--with", "vllm", "--mirror", "none", *more)
+    assert (code, written) == (2, [])
+    assert "--with and --" in err

@@ -93,6 +93,7 @@ def command(options: LockOptions, settings: Settings) -> None:
     from envcheck.matrix.file.load import load
     from envcheck.mirrors.profiles.load import load as load_profile
 
+    _refuse_ignored(options)
     profile = load_profile(options.mirror)
     if options.model is not None or options.dataset is not None:
         _lock_model(options, profile)
@@ -113,6 +114,29 @@ def command(options: LockOptions, settings: Settings) -> None:
     if failed:
         click.echo(f"without a new lock: {' '.join(map(str, failed))}", err=True)
         raise SystemExit(3)
+
+
+def _refuse_ignored(options: LockOptions) -> None:
+    """Raise ConfigError if --with or --tool is given beside what it would leave unread."""
+    from envcheck.errors import ConfigError
+
+    mode = "--with" if options.requirements else "--tool"
+    if not options.requirements and not options.tool:
+        return
+    given = {
+        "CELL": mode == "--tool" and options.selectors,
+        "--tool": options.requirements and options.tool,
+        "--model": options.model,
+        "--dataset": options.dataset,
+        "--images": options.images_dir,
+        "--target": options.targets,
+        "--output": options.output,
+        "--trust-mirror": options.trust_mirror,
+    }
+    ignored = [name for name, value in given.items() if value]
+    if ignored:
+        message = f"{mode} and {ignored[0]} exclude each other"
+        raise ConfigError(message, fix=f"leave {ignored[0]} out, or run `envcheck lock` once for each")
 
 
 def _ask_installer(matrix: Matrix, options: LockOptions, profile: Profile) -> None:

@@ -91,26 +91,13 @@ def capabilities(facts: Facts, names: Sequence[str], cuda: str | None, what: str
         raise ConfigError(message, fix="add --gpu, e.g. --gpu H100; repeat it for several")
     devices = [facts.device(name) for name in names]
     for device in devices:
-        row = facts.capability(device.cc)
-        if row is None or version_key(row.min_cuda) > version_key(cuda) or _dropped(facts, device.cc, cuda):
+        if not facts.nvcc_compiles(device.cc, cuda):
+            row = facts.capability(device.cc)
             needs = f"which needs CUDA {row.min_cuda}" if row and version_key(row.min_cuda) > version_key(cuda) else ""
             why = needs or f"which CUDA {cuda} no longer compiles for"
             message = f"nvcc of CUDA {cuda} cannot compile {what} for {device.label} ({device.cc}), {why}"
             raise ConfigError(message, fix="take a cell of another CUDA: `envcheck resolve --gpu` names those that fit")
     return tuple(sorted({device.cc for device in devices}, key=version_key))
-
-
-def _dropped(facts: Facts, cc: str, cuda: str) -> bool:
-    """Tell whether a CUDA no longer compiles for a capability: no wheel of that CUDA or a later one has code for it."""
-    built = [
-        sm
-        for release in facts.matrix.torch
-        for variant in release.variants
-        if variant.cuda and variant.cuda.partition(".")[0] == cuda.partition(".")[0]
-        for build in variant.builds
-        for sm in build.sass or []
-    ]
-    return bool(built) and version_key(cc) < min(map(version_key, built))
 
 
 def jobs(available: float, cores: int, *, cuda: bool, most: int | None = None) -> int:

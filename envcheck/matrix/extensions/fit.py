@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from envcheck.matrix.extensions.model import Channel, ExtensionRelease, ExtensionWheel
+from envcheck.matrix.extensions.model import Channel, ExtensionRelease, ExtensionWheel, SourceBuild
 from envcheck.matrix.extensions.specifiers import meets
 from envcheck.matrix.facts.lookup import Device, Facts, ptx_runs, sass_runs
 from envcheck.matrix.facts.model import Cell, HostArch
@@ -103,7 +103,7 @@ def fit(facts: Facts, name: str, release: ExtensionRelease, place: CellOnHost, *
     best = max(fits, key=_closeness, default=None)
     if best is not None and best.word == OK:
         return best._replace(word=JIT, reason=release.jit) if release.jit else best
-    return _from_source(name, release, place, best) or best or Fit(release, NOT_KNOWN, f"{name} has no wheel on record")
+    return _from_source(facts, name, release, place, best) or best or Fit(release, NOT_KNOWN, f"{name} has no wheel on record")
 
 
 def _closeness(each: Fit) -> tuple[int, ...]:
@@ -222,7 +222,9 @@ def _code(facts: Facts, label: str, release: ExtensionRelease, wheel: ExtensionW
     return None
 
 
-def _from_source(name: str, release: ExtensionRelease, place: CellOnHost, best: Fit | None) -> Fit | None:
+def _from_source(
+    facts: Facts, name: str, release: ExtensionRelease, place: CellOnHost, best: Fit | None
+) -> Fit | None:
     source = release.built_from
     if source is None or (best is not None and best.word == OK):
         return None
@@ -233,10 +235,25 @@ def _from_source(name: str, release: ExtensionRelease, place: CellOnHost, best: 
         return Fit(release, CUDA_MAJOR, f"{label} is built with nvcc, and {place.cell.variant} has no CUDA")
     if source.torch and not meets(place.cell.torch, source.torch):
         return Fit(release, TORCH_ABI, f"{label} builds with torch {source.torch} only")
+    if refused := _built_code(facts, label, release, source, place):
+        return refused
     takes = f"; {source.takes}" if source.takes else ""
     compiler = f"nvcc {place.cuda} ({source.needs}{takes})" if place.cuda else "g++, for the CPU"
     reason = f"no wheel of {label} fits: build it in `devel` with {compiler}"
     return Fit(release, SOURCE_ONLY, reason, weak=() if release.verified and source.verified else (label,))
+
+
+def _built_code(
+    facts: Facts, label: str, release: ExtensionRelease, source: SourceBuild, place: CellOnHost
+) -> Fit | None:
+    """Refuse a build for a GPU that the cell's nvcc does not compile for, or that the release has no kernels for."""
+    for device in place.devices if place.cuda else ():
+        gpu = device.label if device.cc in device.label else f"{device.label} ({device.cc})"
+        if not facts.nvcc_compiles(device.cc, place.cuda or "0"):
+            return Fit(release, NO_GPU_CODE, f"nvcc {place.cuda} is not known to compile {label} for {gpu}")
+        if source.sass and not any(sass_runs(facts, sm, device.cc, place.cuda or "0") for sm in source.sass):
+            return Fit(release, NO_GPU_CODE, f"{label} builds code for {', '.join(source.sass)}: none runs on {gpu}")
+    return None
 
 
 def _tag(wheel: ExtensionWheel, python: str) -> str | None:

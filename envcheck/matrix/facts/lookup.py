@@ -54,6 +54,23 @@ class Facts:
                     oldest[sm] = min(variant.cuda or "", oldest.get(sm, variant.cuda or ""), key=key)
         return oldest
 
+    @cached_property
+    def _oldest_code(self) -> dict[str, str]:
+        """For each CUDA major, the oldest capability that a wheel of it has code for."""
+        oldest: dict[str, str] = {}
+        for variant in (variant for release in self.matrix.torch for variant in release.variants if variant.cuda):
+            major = (variant.cuda or "").partition(".")[0]
+            for sm in (sm for build in variant.builds for sm in build.sass or []):
+                oldest[major] = min(sm, oldest.get(major, sm), key=key)
+        return oldest
+
+    def nvcc_compiles(self, cc: str, cuda: str) -> bool:
+        """Return whether nvcc of `cuda` compiles for `cc`: it is new enough, and its major's wheels go back as far."""
+        row = self.capability(cc)
+        if row is None or key(row.min_cuda) > key(cuda):
+            return False
+        return key(cc) >= key(self._oldest_code.get(cuda.partition(".")[0], cc))
+
     def can_build(self, row: Capability, cuda: str) -> bool:
         """Return whether a well-sourced row or wheel shows that `cuda` can build for the capability."""
         return row.verified or (row.cc in self._built and key(cuda) >= key(self._built[row.cc]))

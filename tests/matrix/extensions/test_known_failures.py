@@ -32,6 +32,12 @@ REFUSED: dict[str, RefusedQuestion] = {
         ["torchao==0.17.0"], {"torch": "2.11.0", "variant": "cu128"}, "cuda-major", "the libraries of CUDA 13"
     ),
     "4 no kernel image is available": RefusedQuestion(["faiss-gpu-cu12"], H100, "no-gpu-code", "9.0"),
+    "4 a build without kernels for the GPU": RefusedQuestion(
+        ["flash-attn"], {"gpus": ["T4"]}, "no-gpu-code", "builds code for 8.0, 9.0, 10.0, 12.0: none runs on T4 (7.5)"
+    ),
+    "4 nvcc compiles nothing for the GPU": RefusedQuestion(
+        ["pytorch3d"], {"cc": ["99.9"]}, "no-gpu-code", "is not known to compile pytorch3d"
+    ),
     "5 torch is replaced": RefusedQuestion(
         ["vllm==0.16.0"], {"torch": "2.10.0"}, "torch-pinned", "requires torch==2.9.1"
     ),
@@ -49,6 +55,11 @@ def test_what_would_fail_is_refused_with_its_reason(ask_with: AskWith, symptom: 
     answer = ask_with(*names, **axes)
     assert (answer.cell, answer.verdict) == (None, word)
     assert any(reason in each.reason for each in answer.refused), answer.refused
+
+
+def test_a_build_has_kernels_for_newer_gpus_of_the_same_major(ask_with: AskWith) -> None:
+    (flash,) = ask_with("flash-attn", torch="2.12.0", gpus=["L4"]).extensions  # 8.9 runs code for 8.0
+    assert flash.verdict == "source-only"
 
 
 @pytest.mark.parametrize(("torch", "strings"), [("2.6.0", "FALSE"), ("2.8.0", "TRUE")])
