@@ -6,6 +6,7 @@ is unpacked into an unnamed temporary file. Unpacking ends at a limit, not at th
 
 from __future__ import annotations
 
+import errno
 import re
 import tempfile
 import zipfile
@@ -18,6 +19,7 @@ from envcheck.binaries.elf import MAGIC, BinaryError
 from envcheck.binaries.library import Library, read_library
 
 _METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
+_LIBRARY = re.compile(r"\.so(\.\d+)*$")
 _BLOCK = 1 << 20
 # Bytes of METADATA: the longest known descriptions have a few hundred KB.
 _LARGEST_TEXT = 16 << 20
@@ -46,6 +48,11 @@ def read_members(path: Path) -> WheelContents:
             return WheelContents(_metadata(archive, members), *_libraries(archive, members, allowed))
     except BinaryError:
         raise
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a seek to before the file, as a damaged directory of members leads to
+            raise
+        message = "not a wheel, or a damaged one: its members are not where its directory says"
+        raise BinaryError(message) from error
     except _BROKEN as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         message = f"not a wheel, or a damaged one: {reason}"
@@ -93,6 +100,8 @@ def _libraries(
         with _opened(archive, member) as stream, tempfile.TemporaryFile() as file:
             start = stream.read(len(MAGIC))
             if start != MAGIC:
+                if _LIBRARY.search(member.filename):
+                    unread[_shown(member)] = "not an ELF file" if start else "an empty file"
                 continue
             for block in _blocks(start, stream):
                 allowed -= len(block)

@@ -177,7 +177,9 @@ def unmeasured(run: Run, module: CheckModule) -> Outcome | None:
         return None
     gpus = len(run.snapshot.gpus) if module.kind == "node" else int(run.environment["device_count"])
     why = _no_nvml(run.snapshot) if module.kind == "node" else _no_gpu(run.environment)
-    lacking = judge.without_gpu(module, gpus, why, require_gpu=run.plan.require_gpu)
+    # The GPUs were not counted without torch: insist_on_gpu says so, once.
+    required = run.plan.require_gpu and (module.kind == "node" or "error" not in run.environment)
+    lacking = judge.without_gpu(module, gpus, why, require_gpu=required)
     if lacking is not None:
         return lacking
     if module.kind == "node":
@@ -207,8 +209,21 @@ def _measured(run: Run, module: CheckModule, event: worker_session.Event) -> Out
 
 
 def insist_on_gpu(run: Run) -> None:
-    """Without a GPU, --require-gpu is a failure even where no check of the plan would have used one."""
+    """Without a GPU, --require-gpu is a failure even where no check of the plan would have used one.
+
+    Where torch cannot be imported, whether there is a GPU is undetermined: the environment is broken, not the node.
+    """
     if not run.plan.require_gpu or run.mode == "gpu" or FAIL in {o.status for o in run.outcomes.values()}:
+        return
+    if "error" in run.environment:
+        run.known["require-gpu"] = OutcomeRow(
+            id="require-gpu",
+            kind="env",
+            status="error",
+            summary=_no_gpu(run.environment),
+            remedy="give an interpreter or image that has torch; `envcheck build` makes both",
+            code="torch.import",
+        )
         return
     run.known["require-gpu"] = OutcomeRow(
         id="require-gpu",

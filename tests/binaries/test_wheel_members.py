@@ -33,7 +33,7 @@ def test_libraries_are_found_by_their_content(tmp_path: Path) -> None:
     assert [actual.path for actual in contents.libraries] == ["x/_C.so", "x/data.bin"]
     assert contents.libraries[0].sass == ("9.0",)
     assert contents.metadata == METADATA.decode()
-    assert contents.unread == {}
+    assert contents.unread == {"x/fake.so": "not an ELF file", "x/empty.so": "an empty file"}
 
 
 def test_a_library_that_cannot_be_read_is_named(tmp_path: Path) -> None:

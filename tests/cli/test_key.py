@@ -10,11 +10,15 @@ from click.testing import CliRunner, Result
 
 from envcheck import signing
 from envcheck.cli import cli
+from envcheck.cli.key import new as command_module
 from envcheck.errors import ConfigError
 
 
-def new(*words: object, typed: str = "") -> Result:
-    return CliRunner().invoke(cli, ["key", "new", *map(str, words)], input=typed)
+def new(*words: object, typed: str | None = None) -> Result:
+    """Run the command; `typed` is typed at a terminal, and None is a standard input without one."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(command_module, "_at_terminal", lambda: typed is not None)
+        return CliRunner().invoke(cli, ["key", "new", *map(str, words)], input=typed)
 
 
 def test_it_writes_a_pair_and_prints_its_id(tmp_path: Path) -> None:
@@ -53,6 +57,19 @@ def test_a_password_in_the_variable_of_the_switch_is_not_shown(tmp_path: Path, m
     assert result.exit_code == 2
     assert "belongs into ENVCHECK_KEY_PASSWORD" in result.output
     assert "hunter2" not in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "says"),
+    [("b.pub", [], "would hold the private key"), ("key", ["--password"], "set ENVCHECK_KEY_PASSWORD")],
+)
+def test_a_public_name_and_a_password_without_a_terminal_are_refused(
+    name: str, more: list[str], says: str, tmp_path: Path
+) -> None:
+    result = new(tmp_path / name, *more)
+    assert isinstance(result.exception, ConfigError)
+    assert says in str(result.exception)
     assert list(tmp_path.iterdir()) == []
 
 

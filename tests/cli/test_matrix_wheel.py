@@ -110,8 +110,9 @@ def test_a_file_name_says_what_metadata_does_not(run: Run, tmp_path: Path) -> No
     )
 
 
-def test_libraries_that_cannot_be_read_are_not_known(run: Run, tmp_path: Path) -> None:
-    code, out, err = opened(run, str(made(tmp_path, EXTENSION[:-8])))
+@pytest.mark.parametrize("data", [EXTENSION[:-8], b"", b"INPUT(-lc10)\n"], ids=["truncated", "empty", "linker script"])
+def test_libraries_that_cannot_be_read_are_not_known(run: Run, tmp_path: Path, data: bytes) -> None:
+    code, out, err = opened(run, str(made(tmp_path, data)))
     [row] = loads(out.encode()).extensions
     assert (row.releases[0].wheels[0].sass, row.releases[0].wheels[0].cuda) == (None, None)
     assert code == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,10 +46,13 @@ def command(options: KeyNewOptions, ctx: click.Context) -> None:
 
     A file that exists is never replaced. FILE signs; give FILE.pub to everyone who verifies. If ENVCHECK_KEY_PASSWORD
     is set, the key gets that password, with or without --password.
-    Exit 2: one of the two files exists or cannot be written, or the passwords differ.
+    Exit 2: FILE ends in .pub, one of the two files exists or cannot be written, or the passwords differ.
     """
     from envcheck import signing
 
+    if options.file.suffix == ".pub":
+        message = f"{options.file} would hold the private key, and .pub is the ending of public keys"
+        raise ConfigError(message, fix=f"give {options.file.with_suffix('')}: its public key gets .pub")
     secret = signing.password()
     if options.password and secret is None:
         secret = _prompted()
@@ -61,7 +65,14 @@ def command(options: KeyNewOptions, ctx: click.Context) -> None:
     click.echo(f"id {public.id}")
 
 
+def _at_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
 def _prompted() -> bytes:
+    if not _at_terminal():
+        message = "--password asks on a terminal, and standard input is none"
+        raise ConfigError(message, fix="set ENVCHECK_KEY_PASSWORD, or run it in a terminal")
     secret: str = click.prompt("password", hide_input=True, default="", show_default=False, err=True)
     repeated: str = click.prompt("again", hide_input=True, default="", show_default=False, err=True)
     if secret != repeated:

@@ -103,7 +103,8 @@ def fit(facts: Facts, name: str, release: ExtensionRelease, place: CellOnHost, *
     best = max(fits, key=_closeness, default=None)
     if best is not None and best.word == OK:
         return best._replace(word=JIT, reason=release.jit) if release.jit else best
-    return _from_source(facts, name, release, place, best) or best or Fit(release, NOT_KNOWN, f"{name} has no wheel on record")
+    built = _from_source(facts, name, release, place, best)
+    return built or best or Fit(release, NOT_KNOWN, f"{name} has no wheel on record")
 
 
 def _closeness(each: Fit) -> tuple[int, ...]:
@@ -222,9 +223,7 @@ def _code(facts: Facts, label: str, release: ExtensionRelease, wheel: ExtensionW
     return None
 
 
-def _from_source(
-    facts: Facts, name: str, release: ExtensionRelease, place: CellOnHost, best: Fit | None
-) -> Fit | None:
+def _from_source(facts: Facts, name: str, release: ExtensionRelease, place: CellOnHost, best: Fit | None) -> Fit | None:
     source = release.built_from
     if source is None or (best is not None and best.word == OK):
         return None

@@ -132,8 +132,9 @@ def test_cuda_that_sees_nothing_says_why_and_is_no_gpu(
 
 
 def test_require_gpu_fails_even_where_no_check_would_have_used_one(
-    add: Callable[..., Path], run_site: Callable[..., Run]
+    torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run]
 ) -> None:
+    torch(gpus=0)
     add("plain", "return {}")
     run = run_site(require_gpu=True)
     assert run.ordered[-1].id == "require-gpu"
@@ -190,7 +191,7 @@ def test_an_import_that_kills_or_hangs_is_an_error_of_every_check(
     run = run_site(require_gpu=True)
     assert run.outcomes["plain"].summary == message
     assert run.mode == "unknown"
-    assert run.outcomes["require-gpu"].status == "fail"
+    assert (run.outcomes["require-gpu"].status, run.verdict.exit_code) == ("error", 3)
 
 
 def test_a_torch_that_has_touched_cuda_when_imported_is_spawned_not_forked(
