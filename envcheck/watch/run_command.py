@@ -50,7 +50,7 @@ def watch(command: Sequence[str], interval: float, *, gpus: bool) -> WatchRecord
             process = subprocess.Popen([*command])
         except OSError as error:
             code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
-            line = f"{command[0]}: {error.strerror}"
+            line = f"{command[0]}: {error.strerror}; give a program on PATH, or the path of one that may be executed"
             return WatchRecord(tuple(command), started, 0.0, code, 1, [], [], [], [line])
         forwarded.to(process)
         with _Watcher(process.pid, began, interval, problems, gpus=gpus) as watcher:

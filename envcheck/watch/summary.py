@@ -127,7 +127,7 @@ def _processes(tree: Sequence[TreeSample], cores: int) -> Iterator[SummaryLine]:
     if not tree:
         return
     used, last = cores_used(tree), tree[-1]
-    busy = "unknown" if used is None else f"{used:.1f} of {cores} cores busy in the mean"
+    busy = "busy cores unknown (one sample)" if used is None else f"{used:.1f} of {cores} cores busy in the mean"
     peak = max(sample.rss for sample in tree)
     most = max(sample.processes for sample in tree)
     yield SummaryLine(

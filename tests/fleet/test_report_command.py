@@ -173,7 +173,7 @@ def test_two_files_of_one_report_are_noted_and_two_reports_of_one_moment_count_t
     (tmp_path / "other.json").write_text(json.dumps(failing(node_report("n1"))))
     result, code = answer(tmp_path)
     assert (code, result["nodes"]["fail"]) == (1, ["n1"])
-    assert "n1 has 2 different reports of one moment, the worst of them counts: n1.json, other.json" in result["notes"]
+    assert "n1 has 2 different reports of one moment, the worse of them counts: n1.json, other.json" in result["notes"]
 
 
 def test_every_file_comes_to_a_node_or_to_one_line(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_every_file_comes_to_a_node_or_to_one_line(tmp_path: Path) -> None:
         "package.json is not a report of envcheck: ignored",
         "fleet.json is a document envcheck/fleet/1, not of one node",
         "n9.json holds the report of n2, not of n9",
-        "n2 has 2 different reports of one moment, the worst of them counts: n2.json, n9.json",
+        "n2 has 2 different reports of one moment, the worse of them counts: n2.json, n9.json",
         "1 older report of 1 node: only the newest report of a node counts",
         "empty: no *.json in it; write reports with `envcheck run --output DIR/`",
     ):
@@ -227,7 +227,9 @@ def test_the_history_says_how_often_and_for_what(tmp_path: Path) -> None:
     assert [one["status"] for one in document["runs"]] == ["fail", "pass", "fail"]
     gpu = json.loads(run("history", uuid[:16], "--db", database, "--json").stdout)
     assert (gpu["who"], gpu["nodes"], gpu["checks"]) == (uuid, ["n1"], {"gemm-throughput": 2})
-    assert "failed in 2 of 3 runs" in run("history", "n1", "--db", database).stdout
+    text = run("history", "n1", "--db", database).stdout
+    assert "failed in 2 of 3 runs" in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_the_history_of_what_is_not_known_is_a_usage_error(tmp_path: Path) -> None:
@@ -277,3 +279,9 @@ def test_a_file_that_cannot_be_written_or_would_cost_another_is_refused(
     assert message in str(result.exception)
     assert [(path.name, path.read_bytes()) for path in reports.iterdir()] == [("n1.json", before)]
     assert [path.name for path in tmp_path.iterdir()] == ["reps"]
+
+
+@pytest.mark.parametrize(("age", "stale"), [("1d", 1), ("36500d", 0)])
+def test_an_age_may_be_days_as_in_a_policy(tmp_path: Path, age: str, stale: int) -> None:
+    write(tmp_path, node_report("n1") | {"started": "2020-01-01T00:00:00+00:00", "ended": "2020-01-01T00:01:00+00:00"})
+    assert len(json.loads(run("report", str(tmp_path), "--json", "--max-age", age).stdout)["nodes"]["stale"]) == stale

@@ -39,6 +39,7 @@ def test_a_command_that_is_not_there_or_cannot_run_is_as_in_a_shell(tmp_path: Pa
     for name, code in (("no-such-command", 127), (str(tmp_path), 126)):
         completed = subprocess.run([*WATCH, "--", name], capture_output=True, text=True, check=False)
         assert (completed.returncode, completed.stderr.count("\n")) == (code, 1), completed.stderr
+        assert "; give a program on PATH" in completed.stderr
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,12 @@ def command(options: FleetHistoryOptions) -> None:
 
     Exit 0: printed; 2: the database has nothing about it, or wrong usage.
     """
+    import textwrap
+
     import msgspec
 
     from envcheck.errors import ConfigError
+    from envcheck.fleet.formats.terminal import WIDTH
     from envcheck.fleet.reading.database import opened
     from envcheck.fleet.summary.history import history
     from envcheck.printable import printable
@@ -64,13 +67,14 @@ def command(options: FleetHistoryOptions) -> None:
         click.echo(msgspec.json.format(msgspec.json.encode(past), indent=1))
         return
     for line in _lines(past):
-        click.echo(printable(line))
+        for part in textwrap.wrap(printable(line), WIDTH, subsequent_indent="    ", break_on_hyphens=False):
+            click.echo(part)
 
 
 def _lines(past: FleetHistory) -> Iterator[str]:
     from envcheck.counting import counted
 
-    often = ", ".join(f"{check} {times} times" for check, times in past.checks.items())
+    often = ", ".join(f"{check} {counted(times, 'time')}" for check, times in past.checks.items())
     yield f"{past.who}: failed in {past.failed} of {counted(len(past.runs), 'run')}{f': {often}' if often else ''}"
     where = f"on {', '.join(past.nodes)}" if past.gpus == [past.who] else f"GPUs: {', '.join(past.gpus) or 'none'}"
     yield f"  {where}"

@@ -34,7 +34,11 @@ class FleetPairsOptions(NamedTuple):
 
 @click.command("pairs")
 @click.option("--nodes", required=True, metavar="LIST", help="The nodes as a Slurm host list: n[1-64].")
-@click.option("--mode", type=click.Choice(["tournament", "diagnose"]), help="Default: tournament up to 16 nodes.")
+@click.option(
+    "--mode",
+    type=click.Choice(["tournament", "diagnose"]),
+    help="Default: tournament up to 16 nodes without --domains.",
+)
 @click.option(
     "--domains", type=click.Path(path_type=Path, dir_okay=False), help="Lines `NAME LIST`: the nodes of each switch."
 )
@@ -64,17 +68,26 @@ def command(options: FleetPairsOptions) -> None:
     To continue a killed run, give the same command again.
     Exit 0: every node passed in a group; 1: a fault; 2: wrong usage; 3: undetermined: a group never formed.
     """
+    from envcheck.errors import ConfigError
     from envcheck.exclusive import held
+    from envcheck.fleet.formats.terminal import wrapped
     from envcheck.fleet.pairs import state_file
     from envcheck.fleet.pairs.plan import plan
     from envcheck.fleet.pairs.run_tests import run_tests
 
+    if options.dry_run and options.as_json:
+        message = "--dry-run prints a plan in words, and --json a diagnosis"
+        raise ConfigError(message, fix="leave out one of them")
+    if not options.state.parent.is_dir():
+        message = f"--state {options.state}: there is no directory {options.state.parent}"
+        raise ConfigError(message, fix="create it on a file system that all nodes share")
     fleet = _fleet(options)
     launcher = _launcher(options)
     state = state_file.begin(options.state, fleet, [launcher.template, launcher.group])
     planned = plan(fleet, state.results.values())
-    for line in planned.lines(fleet):
-        click.echo(line, err=options.as_json)
+    for text in planned.lines(fleet):
+        for line in wrapped(text, ""):
+            click.echo(line, err=options.as_json)
     if options.dry_run:
         _show_commands(fleet, launcher)
         return
@@ -98,13 +111,21 @@ def _fleet(options: FleetPairsOptions) -> Fleet:
     if len(nodes) < 2:  # noqa: PLR2004 (a group)
         message = f"--nodes {options.nodes[:60]!r} names {len(nodes)} node"
         raise ConfigError(message, fix="name two nodes or more; one node alone is `envcheck run`")
+    if options.domains and options.mode == "tournament":
+        message = "--mode tournament measures every pair, whatever its domains are"
+        raise ConfigError(message, fix="leave out --domains, or --mode")
     domains = read_domains(options.domains, nodes) if options.domains else {}
-    return Fleet(nodes, domains, options.mode or ("tournament" if len(nodes) <= SMALL else "diagnose"))
+    usual: Literal["tournament", "diagnose"] = "diagnose" if domains or len(nodes) > SMALL else "tournament"
+    return Fleet(nodes, domains, options.mode or usual)
 
 
 def _launcher(options: FleetPairsOptions) -> Launcher:
+    from envcheck.errors import ConfigError
     from envcheck.fleet.pairs.launch import GROUP_COMMAND, ROLL_CALL_COMMAND, SLURM, Launcher, checked
 
+    if options.group_command is not None and "{reports}" not in options.group_command:
+        message = "--group-command has no {reports}, the directory where it writes NODE.json"
+        raise ConfigError(message, fix=f"write for example --group-command '{GROUP_COMMAND}'")
     folder = options.state.absolute().with_name(f"{options.state.stem}-reports")
     template = checked(options.launch or SLURM)
     return Launcher(template, ROLL_CALL_COMMAND, options.group_command or GROUP_COMMAND, folder, options.timeout)

@@ -40,7 +40,7 @@ class FleetRenderOptions(NamedTuple):
     output: Path | None
 
 
-@click.command("render", short_help="Write the files with which Slurm or Kubernetes starts envcheck.")
+@click.command("render", short_help="Write envcheck's files for Slurm, Kubernetes or Prometheus.")
 @click.argument("system", type=click.Choice(("slurm", "kubernetes", "prometheus")))
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--image", metavar="REF@DIGEST", help="The image to judge, by digest.")
@@ -74,7 +74,7 @@ class FleetRenderOptions(NamedTuple):
 @click.pass_obj
 @takes(FleetRenderOptions)
 def command(options: FleetRenderOptions, settings: Settings) -> None:
-    """Write the files with which Slurm or Kubernetes runs envcheck. Nothing is applied.
+    """Write the files with which Slurm or Kubernetes runs envcheck, or Prometheus shows it. Nothing is applied.
 
     \b
     envcheck fleet render slurm --image REF@sha256:... --nodes 16 -o slurm/
@@ -88,9 +88,13 @@ def command(options: FleetRenderOptions, settings: Settings) -> None:
     its first word. Exit 2: a value cannot be used in a script or manifest, or no file has that name.
     """
     from envcheck import safe_files
+    from envcheck.errors import ConfigError
     from envcheck.fleet.launch_files.files import launch_files
     from envcheck.fleet.launch_files.values import LaunchValues
 
+    if options.output is not None and options.output.exists() and not options.output.is_dir():
+        message = f"--output {options.output} is not a directory"
+        raise ConfigError(message, fix="name a directory, or leave it out to print the files")
     launch_values = {name: value for name, value in options._asdict().items() if name in LaunchValues._fields}
     chosen = {
         "program": options.program or _this_program(),

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 # Host architectures as people and Docker name them.
 ARCHS: Final[dict[str, HostArch]] = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
-_TIME: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smh]?)", re.ASCII)
-_SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600}
+_TIME: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)", re.ASCII)
+_SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _BYTES: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)([KMGT]?)B?")
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 class Duration(click.ParamType[float]):
-    """Seconds, from "90", "90s", "10m" or "2h"; more than 0."""
+    """Seconds, from "90", "90s", "10m", "2h" or "1d"; more than 0."""
 
     name = "time"
 
@@ -29,7 +29,7 @@ class Duration(click.ParamType[float]):
         match = _TIME.fullmatch(str(value).strip())
         seconds = float(match[1]) * _SECONDS[match[2]] if match else 0.0
         if not 0 < seconds < math.inf:
-            self.fail(f"{value!r} is not a time: write 90s, 10m or 2h", param, ctx)
+            self.fail(f"{value!r} is not a time: write 90s, 10m, 2h or 1d", param, ctx)
         return seconds
 
 

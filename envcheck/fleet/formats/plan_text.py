@@ -50,5 +50,6 @@ def _upgrade(plan: FleetPlan, place: int) -> str:
     without = (
         f", {counted(row.uncovered, 'node')} without a cell instead of {before}" if row.uncovered != before else ""
     )
-    cells = f"{counted(len(row.cells), 'image')} instead of {len(plan.cells)}"
+    fewer = f" instead of {len(plan.cells)}" if len(row.cells) != len(plan.cells) else " as before"
+    cells = f"{counted(len(row.cells), 'image')}{fewer}"
     return f"driver {row.branch} on {counted(row.nodes, 'node')} ({where}): {cells}{torch}{without}"

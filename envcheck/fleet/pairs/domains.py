@@ -15,13 +15,17 @@ def read_domains(path: Path, nodes: Sequence[str]) -> dict[str, str]:
 
     Raise ConfigError for a node in two domains or in none.
     """
-    text = safe_files.read_whole(path).decode(errors="replace")
+    try:
+        text = safe_files.read_whole(path).decode()
+    except UnicodeDecodeError as error:
+        message = f"{path} is not a text file"
+        raise ConfigError(message, fix="write lines `NAME HOSTLIST`") from error
     domain_of: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         name, _, listed = line.partition("#")[0].strip().partition(" ")
         if not name:
             continue
-        for node in unfold(listed):
+        for node in _unfolded(listed, f"{path}:{number}"):
             if domain_of.setdefault(node, name) != name:
                 message = f"{path}:{number}: {node} is in the domains {domain_of[node]} and {name}"
                 raise ConfigError(message, fix="name each node once")
@@ -30,3 +34,11 @@ def read_domains(path: Path, nodes: Sequence[str]) -> dict[str, str]:
         message = f"{path} has no domain for {', '.join(missing[:3])}" + (" and others" if len(missing) > 3 else "")  # noqa: PLR2004
         raise ConfigError(message, fix="write a line `NAME HOSTLIST` with them")
     return {node: domain_of[node] for node in nodes}
+
+
+def _unfolded(listed: str, where: str) -> list[str]:
+    try:
+        return unfold(listed)
+    except ConfigError as error:
+        message = f"{where}: {error.message}"
+        raise ConfigError(message, fix=error.fix) from error

@@ -37,7 +37,7 @@ def sentence(diagnosis: Diagnosis) -> str:
     counts = [
         counted(len(diagnosis.blamed), "fault") if diagnosis.blamed else "",
         f"{len(diagnosis.not_isolated)} not isolated" if diagnosis.not_isolated else "",
-        f"{len(diagnosis.undetermined)} undetermined" if diagnosis.undetermined else "",
+        f"{counted(len(diagnosis.undetermined), 'question')} open" if diagnosis.undetermined else "",
     ]
     word = {0: "PASS", 1: "FAIL", 3: "UNDETERMINED"}[diagnosis.exit_code]
     return f"{word}: {', '.join(filter(None, counts)) or counted(len(diagnosis.good), 'node') + ' passed in a group'}"

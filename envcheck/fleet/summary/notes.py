@@ -39,7 +39,8 @@ def _of_one_moment(by_node: dict[str, list[Sighting]]) -> Iterator[str]:
         runs = {one.run: PurePath(one.path).name for one in seen if one.run is not None and one.at == newest}
         if len(runs) > 1:
             shown = ", ".join([*runs.values()][:_SHOWN])
-            yield f"{node} has {len(runs)} different reports of one moment, the worst of them counts: {shown}"
+            worst = "worse" if len(runs) == 2 else "worst"  # noqa: PLR2004 (a comparative is of two)
+            yield f"{node} has {len(runs)} different reports of one moment, the {worst} of them counts: {shown}"
 
 
 def _superseded(by_node: dict[str, list[Sighting]]) -> Iterator[str]:

@@ -179,4 +179,4 @@ def _sentence(counts: Counter[NodeState], deviant: int, status: FleetStatus) -> 
     parts += [f"{counts[state]:,} {word}" for state, word in words.items() if counts[state]]
     parts += [f"{deviant:,} differ from their group"] if deviant else []
     head = {"pass": "PASS", "fail": "FAIL", "error": "UNDETERMINED"}[status]
-    return f"{head}: {', '.join(parts)}" if total else "UNDETERMINED: no report of a node"
+    return f"{head}: {', '.join(parts)}" if total else "UNDETERMINED: no file is a report"

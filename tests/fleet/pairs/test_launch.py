@@ -137,8 +137,9 @@ def test_an_interrupt_ends_what_was_started(bench: Bench) -> None:
 def test_the_plan_and_the_commands_are_printed_and_nothing_starts(bench: Bench) -> None:
     done = bench.run("n[1-1024]", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "all sound: 3 rounds, 33 tests; one node at fault: about" in done.stdout
-    assert "every pair once is 523776 tests" in done.stdout
+    assert "all sound: 3 rounds, 33 tests; one node at fault: about" in " ".join(done.stdout.split())
+    assert "every pair once is 523776 tests" in " ".join(done.stdout.split())
+    assert max(map(len, done.stdout.split("first: ")[0].splitlines())) <= 80
     assert "--level quick --output" in done.stdout
     assert "envcheck fleet group --output" in done.stdout
     assert not (bench.folder / "log").exists()
@@ -163,6 +164,10 @@ def test_a_state_of_other_nodes_is_refused(bench: Bench) -> None:
         (["--nodes", "n[1-2]", "--launch", "ssh {nodes}"], "{command}"),
         (["--nodes", "n[1-2]", "--launch", "no-such-launcher {nodes} {command}"], "not on PATH"),
         (["--nodes", "n[2-1]"], "range"),
+        (["--nodes", "n[1-2]", "--mode", "tournament", "--domains", "domains"], "leave out --domains"),
+        (["--nodes", "n[1-2]", "--group-command", "foo"], "--group-command has no {reports}"),
+        (["--nodes", "n[1-2]", "--dry-run", "--json"], "leave out one of them"),
+        (["--nodes", "n[1-2]", "--state", "nosuch/x.json"], "there is no directory nosuch"),
     ],
 )
 def test_wrong_usage_is_one_line(options: list[str], reason: str, tmp_path: Path) -> None:
@@ -174,8 +179,13 @@ def test_wrong_usage_is_one_line(options: list[str], reason: str, tmp_path: Path
 
 def test_every_node_needs_a_domain_and_only_one(bench: Bench) -> None:
     file = bench.folder / "domains"
-    for text, reason in (("a n[1-2]\n", "no domain for n3"), ("a n[1-2]\nb n[2-3]\n", "n2 is in the domains a and b")):
-        file.write_text(text)
+    for text, reason in (
+        (b"a n[1-2]\n", "no domain for n3"),
+        (b"a n[1-2]\nb n[2-3]\n", "n2 is in the domains a and b"),
+        (b"a n[1-2]\nb n[3-1]\n", f"{file}:2: '3-1' in"),
+        (b"\xff\xfe\x00", f"{file} is not a text file"),
+    ):
+        file.write_bytes(text)
         done = bench.run("n[1-3]", "--domains", str(file))
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert reason in done.stderr
