@@ -40,6 +40,14 @@ SIMPLE: Final[dict[type[click.ParamType[Any]], type]] = {
 }
 
 
+# The example of `matrix wheel` is a URL and its hash, which cannot be broken.
+@pytest.mark.parametrize("path", [path for path in COMMANDS if path != "matrix wheel"])
+def test_help_fits_80_columns(path: str) -> None:
+    shown = CliRunner().invoke(cli, [*path.split(), "--help"], env={"COLUMNS": "80"})
+    assert shown.exit_code == 0, shown.output
+    assert [line for line in shown.output.splitlines() if len(line) > 80] == []
+
+
 def struct_of(command: click.Command) -> dict[str, Any]:
     """Return the fields of a command's struct with their types."""
     struct = getattr(command.callback, STRUCT)

@@ -43,7 +43,9 @@ class FleetGroupOptions(NamedTuple):
 @click.option("--python", metavar="PATH", help="The interpreter, or environment, of the ranks.")
 @click.option("--only", multiple=True, metavar="ID", help="Run this check alone. Repeatable.")
 @click.option("--require-gpu", is_flag=True, help="Fail where there is no GPU.")
-@click.option("--nproc", type=click.IntRange(1), default=1, show_default=True, help="Ranks of a node without a GPU.")
+@click.option(
+    "--nproc", type=click.IntRange(1, 1024), default=1, show_default=True, help="Ranks of a node without a GPU."
+)
 @click.option(
     "--timeout", type=FiniteRange(0.1), help="End each check after this many seconds, instead of its own limit."
 )
@@ -83,11 +85,11 @@ def command(options: FleetGroupOptions, ctx: click.Context) -> None:
         click.echo(f"envcheck: {why}", err=True)
         return
     name = there.name or node_files.node_of(place(os.environ), nameless=False).name
+    run = _run(options)
+    files = _files(options, Node(name, several=True), first=there.node == 0)
     if options.dry_run:
         click.echo(_described(there, name))
         return
-    run = _run(options)
-    files = _files(options, Node(name, several=True), first=there.node == 0)
     processes = max(options.nproc, there.processes)
     group = GroupRun(run, there, name, files, processes, options.wait, options.as_json, ctx.obj.quiet)
     with node_files.alone(files.report):
@@ -104,8 +106,8 @@ def _files(options: FleetGroupOptions, node: Node, *, first: bool) -> GroupFiles
     from envcheck.cli.fleet.group_run import GroupFiles
 
     default = report_output_files.DEFAULT
-    report = report_output_files.destination(options.output, default, node, dry=False)
-    group = report_output_files.destination(options.output, default, Node(_GROUP, several=True), dry=False)
+    report = report_output_files.destination(options.output, default, node, dry=options.dry_run)
+    group = report_output_files.destination(options.output, default, Node(_GROUP, several=True), dry=options.dry_run)
     return GroupFiles(report, group if first else None)
 
 

@@ -67,13 +67,15 @@ class FleetRenderOptions(NamedTuple):
 @click.option("--state", default="/var/lib/envcheck", show_default=True, help="Where a node keeps its verdicts.")
 @click.option("--partition", default="", help="Slurm: the partition of sweep and group.")
 @click.option("--namespace", default="default", show_default=True, help="Kubernetes: the namespace.")
-@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Kubernetes: NCCL_*, FI_*, UCX_*.")
+@click.option(
+    "--env", "variables", multiple=True, metavar="NAME=VALUE", help="Kubernetes: of the containers, as NCCL_DEBUG=INFO."
+)
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Write the files into this directory."
 )
-@click.pass_obj
+@click.pass_context
 @takes(FleetRenderOptions)
-def command(options: FleetRenderOptions, settings: Settings) -> None:
+def command(options: FleetRenderOptions, ctx: click.Context) -> None:
     """Write the files with which Slurm or Kubernetes runs envcheck, or Prometheus shows it. Nothing is applied.
 
     \b
@@ -85,16 +87,19 @@ def command(options: FleetRenderOptions, settings: Settings) -> None:
     `envcheck fleet report --prometheus` and `envcheck report convert`.
 
     Without --output the files are printed, one after the other. NAME is the name of a file, such as prolog.sh, or
-    its first word. Exit 2: a value cannot be used in a script or manifest, or no file has that name.
+    its first word. Exit 2: a value cannot be used in a script or manifest, the system's
+    files have no place for an option, or no file has that name.
     """
     from envcheck import safe_files
     from envcheck.errors import ConfigError
     from envcheck.fleet.launch_files.files import launch_files
     from envcheck.fleet.launch_files.values import LaunchValues
 
+    _refuse_options_of_other_systems(ctx, options.system)
     if options.output is not None and options.output.exists() and not options.output.is_dir():
         message = f"--output {options.output} is not a directory"
         raise ConfigError(message, fix="name a directory, or leave it out to print the files")
+    settings: Settings = ctx.obj
     launch_values = {name: value for name, value in options._asdict().items() if name in LaunchValues._fields}
     chosen = {
         "program": options.program or _this_program(),
@@ -110,6 +115,18 @@ def command(options: FleetRenderOptions, settings: Settings) -> None:
         safe_files.put(path, file.text.encode(), file.mode)
         if not settings.quiet:
             click.echo(f"wrote {path}")
+
+
+def _refuse_options_of_other_systems(ctx: click.Context, system: str) -> None:
+    """Raise ConfigError for an option on the command line that the system's files do not hold."""
+    from envcheck.errors import ConfigError
+    from envcheck.fleet.launch_files.values import NOT_OF
+
+    for option in ctx.command.params:
+        typed = ctx.get_parameter_source(str(option.name)) is click.core.ParameterSource.COMMANDLINE
+        if typed and option.name in NOT_OF[system]:
+            message = f"{max(option.opts, key=len)} has no place in the files for {system}"
+            raise ConfigError(message, fix="leave it out")
 
 
 def _this_program() -> str:

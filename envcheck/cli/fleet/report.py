@@ -69,7 +69,8 @@ def command(options: FleetReportOptions) -> None:
 
     \b
     envcheck fleet report reports/
-    envcheck fleet report reports/ --expect 'n[1-1000]' --db fleet.db --html fleet.html
+    envcheck fleet report reports/ --expect 'n[1-1000]' --db fleet.db \\
+        --html fleet.html
 
     Exit 0: every node passed; 1: a node failed; 2: wrong usage; 3: a node is missing, stale or undetermined.
     """

@@ -67,7 +67,8 @@ def command(options: MirrorAuditOptions, settings: Settings) -> int:
 
     \b
     envcheck mirror audit /srv/mirror torch2.13.0-cpu-py311
-    envcheck mirror audit /srv/mirror --lock model.lock.json --image docker.io/library/debian:bookworm-slim
+    envcheck mirror audit /srv/mirror --lock model.lock.json \\
+        --image docker.io/library/debian:bookworm-slim
     envcheck mirror audit https://mirror.example torch2.13.0-cpu-py311
     """
     from envcheck.mirrors.site.audit.over_http import audit_site

@@ -84,7 +84,8 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
 
     \b
     envcheck mirror probe torch2.13.0-cpu-py311
-    envcheck mirror probe --mirror hf-mirror --mirror site.yaml --model org/name@COMMIT
+    envcheck mirror probe --mirror hf-mirror --mirror site.yaml \\
+        --model org/name@COMMIT
     envcheck mirror probe torch2.13.0-cpu-py311 --mirror tuna --region cn
     """
     from envcheck.cli.shared.interruptible import ended_by_signal

@@ -61,7 +61,8 @@ def command() -> None:
     """Render the configuration of your own mirror, start it, watch it.
 
     \b
-    envcheck mirror site render /srv/mirror --address 192.0.2.10 --tls cert.pem key.pem
+    envcheck mirror site render /srv/mirror --address 192.0.2.10 \\
+        --tls cert.pem key.pem
     envcheck mirror site up /srv/mirror
     envcheck mirror show /srv/mirror/client.yaml --format daemon
 
@@ -129,7 +130,8 @@ def render(options: MirrorSiteRenderOptions, settings: Settings) -> int:
     /static/NAME, packages of a store at /static/store/simple and whl/VARIANT, and its models at the HF port.
 
     \b
-    envcheck mirror site render /srv/mirror --registry docker.io=https://registry.example
+    envcheck mirror site render /srv/mirror \\
+        --registry docker.io=https://registry.example
     """
     from envcheck.cli.mirror.site_disk_space import warn_if_tight
     from envcheck.cli.mirror.site_options import site_from_options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Mapping
 from typing import Final, NamedTuple
@@ -15,6 +16,7 @@ DEFAULT_PORT: Final = 29500
 # Where the port is drawn from the job's number: below the ports that Linux gives to outgoing connections.
 _DRAWN: Final = range(20000, 30000)
 _LAST_PORT: Final = 65535
+_HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
 _START: Final = "start one process a node: srun --ntasks-per-node=1, torchrun --nnodes=N, or an indexed Job with NNODES"
 
 
@@ -60,7 +62,7 @@ def membership(
         name=there.node or (names[node] if names else ""),
         names=names,
         processes=there.local_world,
-        address=address or _address(environ, names),
+        address=_host(address or _address(environ, names)),
         port=port or _port(there, environ),
         run=run or _run(there, environ),
     )
@@ -90,6 +92,13 @@ def _address(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
     if not address:
         message = "no variable names the first node"
         raise ConfigError(message, fix="set MASTER_ADDR to a name or address of it that the other nodes can reach")
+    return address
+
+
+def _host(address: str) -> str:
+    if not _HOST.fullmatch(address):
+        message = f"the address of the first node {address[:60]!r} is not a host name or an IP address"
+        raise ConfigError(message, fix="correct --master-addr or MASTER_ADDR")
     return address
 
 

@@ -12,6 +12,17 @@ from envcheck.errors import ConfigError
 SYSTEMS: Final = ("slurm", "kubernetes")
 # Slurm ends a HealthCheckProgram after 60 s (slurm.conf(5)); the script needs some of it to start and to end.
 HEALTH_SECONDS: Final = 45
+# Slurm keeps PrologEpilogTimeout, which is a little more than the budget, in 16 bits of seconds (slurm/slurm.h).
+_LONGEST_BUDGET: Final = 18 * 3600
+# The options that a system's files do not hold.
+NOT_OF: Final = {
+    "slurm": {"namespace", "variables"},
+    "kubernetes": {"python", "program", "scripts", "reports", "partition"},
+    "prometheus": {
+        *("image", "python", "nodes", "gpus", "level", "budget", "on_error", "program", "scripts", "reports"),
+        *("state", "partition", "namespace", "variables"),
+    },
+}
 _REFERENCE: Final = re.compile(r"[a-z0-9][A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}")
 _PATH: Final = re.compile(r"/[^\x00-\x1f\x7f-\x9f]*")
 # What stands in slurm.conf, where nothing quotes it.
@@ -60,6 +71,9 @@ def context(values: LaunchValues, system: str) -> dict[str, Any]:
         both = "" if system == "kubernetes" else ", or --python PATH for one on the nodes"
         raise ConfigError(message, fix=f"give --image REPOSITORY@sha256:DIGEST{both}")
     max_age, budget = _seconds("--max-age", values.max_age, 60), _seconds("--budget", values.budget, 5)
+    if budget > _LONGEST_BUDGET:
+        message = f"--budget {values.budget:g}s is longer than a gate may take"
+        raise ConfigError(message, fix="give at most 18h")
     target = f"--image {values.image}" if values.image else f"--python {shlex.quote(values.python or '')}"
     return {
         **values._asdict(),

@@ -27,6 +27,22 @@ def test_what_the_environment_says_is_printed() -> None:
     assert shown.stdout == "n2 is number 1 of 2 nodes; they meet at 127.0.0.1 port 4711\n"
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--only", "nosuch"], "no check 'nosuch'"),
+        (["--python", "nosuch/python"], "no Python at nosuch/python"),
+        (["--nproc", "1025"], "--nproc"),
+        (["-o", "nosuch/x.json"], "cannot write to nosuch"),
+        (["--master-addr", "a b"], "'a b' is not a host name"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_run_would(options: list[str], words: str) -> None:
+    refused = group("--dry-run", *options, **NODE, MASTER_PORT="4711")
+    assert refused.returncode == 2, refused.stdout
+    assert words in refused.stderr
+
+
 @pytest.mark.parametrize(("rank", "name"), [("0", "n1"), ("1", "n2")])
 def test_a_group_that_does_not_form_is_undetermined_and_says_who_is_missing(
     rank: str, name: str, tmp_path: Path

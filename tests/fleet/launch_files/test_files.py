@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from envcheck.cli import cli
 from envcheck.errors import ConfigError
 from envcheck.fleet.group.membership import membership
 from envcheck.fleet.launch_files.files import FILES, launch_files
@@ -178,6 +180,7 @@ def test_kubernetes_schemas_hold(values: LaunchValues, tmp_path: Path, validator
         {"variables": ("A",)},
         {"max_age": 5.0},
         {"budget": 1.0},
+        {"budget": 64_801.0},
     ],
 )
 def test_what_cannot_stand_in_a_file_is_refused(change: dict[str, Any]) -> None:
@@ -186,6 +189,23 @@ def test_what_cannot_stand_in_a_file_is_refused(change: dict[str, Any]) -> None:
             "kubernetes" if "image" in change and change["image"] is None else "slurm", (), VALUES._replace(**change)
         )
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("system", "option"),
+    [
+        ("slurm", ["--namespace", "x"]),
+        ("slurm", ["--env", "A=B"]),
+        ("kubernetes", ["--partition", "x"]),
+        ("prometheus", ["--image", IMAGE]),
+    ],
+)
+def test_an_option_that_the_files_do_not_hold_is_refused(system: str, option: list[str]) -> None:
+    image = [] if system == "prometheus" else ["--image", IMAGE]
+    assert CliRunner().invoke(cli, ["fleet", "render", system, *image]).exit_code == 0
+    refused = CliRunner().invoke(cli, ["fleet", "render", system, *image, *option])
+    assert isinstance(refused.exception, ConfigError)
+    assert f"{option[0]} has no place in the files for {system}" in str(refused.exception)
 
 
 def test_names_are_files_or_their_first_words() -> None:
