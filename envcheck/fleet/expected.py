@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Final
 
@@ -19,15 +20,25 @@ def expected_nodes(text: str) -> list[str]:
 
     Raise ConfigError where there is no name in it.
     """
-    path = Path(text)
-    if path.is_dir() or (path.suffix in _TEXT_FILES and not path.exists()):
+    path = file_of(text)
+    if path is not None and (path.is_dir() or (path.suffix in _TEXT_FILES and not path.exists())):
         message = f"--expect {text[:40]}{' is a directory' if path.is_dir() else ': no such file'}"
         raise ConfigError(message, fix=_FIX)
-    names = unfold(_content(path)) if "/" in text or path.is_file() else unfold(text)
+    names = unfold(text) if path is None else unfold(_content(path))
     if not names:
         message = f"--expect {text[:40]!r} names no node"
         raise ConfigError(message, fix=_FIX)
     return names
+
+
+def file_of(text: str) -> Path | None:
+    """Return the file or directory that a text names, also one that is not there; None for a host list."""
+    path = Path(text)
+    if "/" in text or path.suffix in _TEXT_FILES:
+        return path
+    with contextlib.suppress(OSError):  # a host list may be longer than any file's name
+        return path if path.exists() else None
+    return None
 
 
 def _content(path: Path) -> str:

@@ -285,3 +285,9 @@ def test_a_file_that_cannot_be_written_or_would_cost_another_is_refused(
 def test_an_age_may_be_days_as_in_a_policy(tmp_path: Path, age: str, stale: int) -> None:
     write(tmp_path, node_report("n1") | {"started": "2020-01-01T00:00:00+00:00", "ended": "2020-01-01T00:01:00+00:00"})
     assert len(json.loads(run("report", str(tmp_path), "--json", "--max-age", age).stdout)["nodes"]["stale"]) == stale
+
+
+def test_a_host_list_may_be_longer_than_the_name_of_a_file(tmp_path: Path) -> None:
+    write(tmp_path, node_report("n1"))
+    nodes = ",".join(f"n{i}" for i in range(1, 1001))
+    assert len(json.loads(run("report", str(tmp_path), "--json", "--expect", nodes).stdout)["nodes"]["missing"]) == 999

@@ -104,9 +104,10 @@ def _refuse_shared_files(options: FleetReportOptions) -> None:
     """Raise ConfigError where a file that is written is another one of this command, or would be read as a report."""
     from envcheck.cli.report_output.files import apart
     from envcheck.errors import ConfigError
+    from envcheck.fleet.expected import file_of
 
     outputs = {"db": options.db, "html": options.html, "prometheus": options.prometheus}
-    apart(**outputs, expect=Path(options.expect) if options.expect and Path(options.expect).is_file() else None)
+    apart(**outputs, expect=file_of(options.expect) if options.expect else None)
     for name, output in outputs.items():
         if output is not None and any(_would_be_read(output, place) for place in options.places):
             message = f"--{name} {output} is one of the reports"

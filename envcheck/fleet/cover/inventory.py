@@ -70,7 +70,8 @@ def of_places(places: Iterable[Path]) -> Inventory:
                 names[reported].append(node)
                 first.setdefault(reported, f"the report of {node}")
     if not counts:
-        message = f"no node with a GPU and a driver in {', '.join(map(str, everything))}"
+        why = f": {notes[0]}" if notes else ""
+        message = f"no node with a GPU and a driver in {', '.join(map(str, everything))}{why}"
         raise ConfigError(message, fix="name reports of `envcheck run`, or a CSV file: node,gpu,driver[,arch][,count]")
     sorted_names = {kind: sorted(set(nodes), key=natural) for kind, nodes in names.items()}
     return Inventory(dict(counts), sorted_names, notes, first)

@@ -172,3 +172,9 @@ def test_a_driver_that_is_no_version_is_named_with_its_line(driver: str, tmp_pat
     table.write_text(f"node,gpu,driver\nn1,H100,550.54.15\nn2,H100,{driver}\n")
     with pytest.raises(ConfigError, match=r"nodes\.csv:3: .* is not a driver version.*570\.124\.06"):
         of_places([table])
+
+
+def test_a_file_that_is_no_report_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "junk.json").write_text("junk")
+    with pytest.raises(ConfigError, match=r"no node with a GPU and a driver in .*: .*junk\.json is not JSON"):
+        of_places([tmp_path / "junk.json"])
