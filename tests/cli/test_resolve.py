@@ -133,6 +133,8 @@ def test_json_is_the_resolution(run: Run) -> None:
         (["--python", "three"], "--python three is not a Python version; write it as 3.12"),
         (["--cc", "90"], "--cc 90 is not a compute capability; write it as 9.0"),
         (["--gpu", "H100", "--gpu", "GB200"], "are on different host architectures"),
+        (["--extensions", "nosuch"], "--extensions is for the extensions of --with, and there are none"),
+        (["--third-party"], "--third-party is for the extensions of --with, and there are none"),
         (["--base-cuda", "1.0"], "what nvidia/cuda of CUDA 1.0 demands is not in the matrix; use one of 11.4"),
     ],
 )

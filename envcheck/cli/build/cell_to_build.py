@@ -164,6 +164,29 @@ def _warn_of_an_edit(matrix: Matrix, spec: ImageSpec, images_dir: Path | None) -
         click.echo(f"envcheck: warning: {path} {warning}, then run `envcheck render`", err=True)
 
 
+def refuse_ignored(options: Any, engine: str) -> None:
+    """Raise ConfigError for an option of `envcheck build` that this build would not read."""
+    from envcheck.errors import ConfigError
+
+    if not (options.packages or options.packages_file):
+        ignored = ["--gpu"] * bool(options.gpus) + ["--extensions"] * bool(options.extensions)
+        if ignored:
+            message = f"{ignored[0]} is for the packages of --with, and there are none"
+            raise ConfigError(message, fix=f"add --with, or leave {ignored[0]} out")
+    if options.store is not None and not options.prefetch and not from_variable("store"):
+        message = "--store is for --prefetch"
+        raise ConfigError(message, fix="add --prefetch, or leave --store out")
+    if engine == "venv" and options.network == "none" and not options.prefetch and not from_variable("network"):
+        message = f"--network {options.network} is for builds of images, and the engine is venv"
+        raise ConfigError(message, fix="leave --network out; --prefetch builds an environment without a network")
+
+
+def from_variable(option: str) -> bool:
+    """Return whether the value of this command's option is from the environment: one for every command."""
+    context = click.get_current_context(silent=True)
+    return context is not None and context.get_parameter_source(option) is click.core.ParameterSource.ENVIRONMENT
+
+
 def refuse_network(network: str, base: str, engine: str) -> None:
     """Refuse what asks for a network beside --prefetch; a base from a registry would, to install what it lacks."""
     from envcheck.errors import ConfigError

@@ -179,6 +179,7 @@ def command(options: BuildOptions, settings: Settings) -> None:
     from envcheck.cli.build.cell_to_build import (
         destination,
         locked_specs,
+        refuse_ignored,
         refuse_network,
         refuse_without_lock,
         spec_to_build,
@@ -198,6 +199,7 @@ def command(options: BuildOptions, settings: Settings) -> None:
     specs = [spec_to_build(settings, selector, name, options.images_dir, arch) for name in targets]
     _refuse_several(options)
     options = options._replace(engine=_engine(options))
+    refuse_ignored(options, options.engine)
     if options.prefetch:
         refuse_network(options.network, options.base, options.engine)
         options = options._replace(network="none", base="bootstrap")
@@ -253,7 +255,7 @@ def _refuse_several(options: BuildOptions) -> None:
 
 
 def _engine(options: BuildOptions) -> EngineName:
-    from envcheck.cli.shared.platforms import architecture, refuse_platform
+    from envcheck.cli.shared.platforms import architecture, refuse_platform, refuse_without_engine
     from envcheck.errors import ConfigError, UnavailableError
     from envcheck.images import engines
 
@@ -269,7 +271,7 @@ def _engine(options: BuildOptions) -> EngineName:
         message = f"--tag names an image, but {reason}"
         raise ConfigError(message, fix="start docker or podman, or leave --tag out: --output says where a venv goes")
     if engine == "venv" and options.engine == "auto":
-        _refuse_several(options._replace(engine="venv"))
+        refuse_without_engine(options.targets, options.platform)
     if options.output is not None and engine != "venv":
         message = f"--output is for the venv engine, and the engine is {engine}"
         raise ConfigError(message, fix="give --engine venv, or --tag to name the image")

@@ -117,6 +117,7 @@ def command(options: ResolveOptions, settings: Settings) -> None:
     from envcheck.matrix.resolver.query import normalized, with_whole_driver
     from envcheck.matrix.resolver.resolve import resolve
 
+    _refuse_ignored(options)
     matrix = load(settings.matrix)
     query, read, notes = _from_here(matrix, normalized(options.query()), from_node=options.here)
     query, taken = with_whole_driver(Facts(matrix), query)
@@ -133,6 +134,15 @@ def command(options: ResolveOptions, settings: Settings) -> None:
     else:
         resolution_text.show(answer, extended=extended, everything=options.everything, quiet=settings.quiet)
     sys.exit(0 if answer.legal else 1)
+
+
+def _refuse_ignored(options: ResolveOptions) -> None:
+    from envcheck.errors import ConfigError
+
+    ignored = "--extensions" if options.extensions else "--third-party" if options.third_party else None
+    if ignored and not options.requirements:
+        message = f"{ignored} is for the extensions of --with, and there are none"
+        raise ConfigError(message, fix=f"add --with, or leave {ignored} out")
 
 
 def _profile(name: str) -> Profile:

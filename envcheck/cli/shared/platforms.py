@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,6 +14,17 @@ def architecture(platform: str) -> HostArch:
     """Return the architecture of a platform as engines write it; "auto" is this machine's."""
     machine = os.uname().machine if platform == "auto" else platform
     return "aarch64" if machine in {"aarch64", "arm64", "linux/arm64"} else "x86_64"
+
+
+def refuse_without_engine(targets: Sequence[str], platform: str) -> None:
+    """Raise UnavailableError for what only docker or podman build, where neither answers."""
+    from envcheck.errors import UnavailableError
+
+    foreign = architecture(platform) != architecture("auto")
+    what = f"--platform {platform}" if foreign else "several --target" if len(set(targets)) > 1 else None
+    if what:
+        message = f"{what}: only docker and podman build this, and neither answers"
+        raise UnavailableError(message, fix="start docker or podman")
 
 
 def refuse_platform(platform: str, engine: str, *, prefetch: bool, base: str) -> None:
