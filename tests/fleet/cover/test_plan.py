@@ -178,3 +178,9 @@ def test_a_file_that_is_no_report_is_named_as_such(tmp_path: Path) -> None:
     (tmp_path / "junk.json").write_text("junk")
     with pytest.raises(ConfigError, match=r"no node with a GPU and a driver in .*: .*junk\.json is not JSON"):
         of_places([tmp_path / "junk.json"])
+
+
+def test_as_many_images_with_a_newer_driver_are_said_once(tmp_path: Path) -> None:
+    _, _, text = planned(tmp_path, FLEET, "--torch", ">=2.6")
+    assert "1 image instead of 1" not in " ".join(text.split())
+    assert "1 image as before" in " ".join(text.split())

@@ -226,3 +226,9 @@ def test_the_health_program_ends_before_slurm_ends_it_and_renews_before_the_prol
     assert health[health.index("timeout") + 3] == "60"
     assert health[health.index("--max-age") + 1] == "300s"
     assert "SchedulerParameters=nohold_on_prolog_fail" in texts("slurm")["slurm.conf.part"]
+
+
+def test_an_output_that_is_no_directory_is_refused() -> None:
+    result = CliRunner().invoke(cli, ["fleet", "render", "prometheus", "-o", "/dev/full"])
+    assert isinstance(result.exception, ConfigError)
+    assert "--output /dev/full is not a directory" in str(result.exception)
