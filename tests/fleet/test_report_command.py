@@ -197,7 +197,8 @@ def test_every_file_comes_to_a_node_or_to_one_line(tmp_path: Path) -> None:
         "1 older report of 1 node: only the newest report of a node counts",
         "empty: no *.json in it; write reports with `envcheck run --output DIR/`",
     ):
-        assert " ".join(lines.split()).count(line) == 1, line
+        # A long path is broken in the middle of a line.
+        assert "".join(lines.split()).count("".join(line.split())) == 1, line
     assert lines.startswith("UNDETERMINED: 3 of 4 nodes passed, 1 undetermined\n")
     result = json.loads(run("report", *places, "--json", "--max-age", OLD).stdout)
     assert {(Path(row["file"]).name, row["node"]) for row in result["unread"]} == {
