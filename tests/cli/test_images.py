@@ -267,7 +267,7 @@ def test_a_context_is_that_of_the_machine_which_writes_it(
     assert cell is not None
     for target in ("runtime", "devel", "train"):
         promised = json.loads((tmp_path / "ctx/promises" / f"{target}.json").read_text())
-        assert promised == load_spec(load(), cell, target, arch=arch).promises
+        assert promised == load_spec(load(), cell, target, arch=arch).own_promises
         assert f'envcheck.lock="{promised["lock"]}"' in text
 
 
