@@ -98,7 +98,6 @@ class Client:
             "retries": False,
         }
         self._pools: dict[tuple[str | None, bool], urllib3.PoolManager] = {}
-        self._proxies: dict[tuple[str, str | None, int | None], str | None] = {}
         self._making = threading.Lock()
 
     def get(
@@ -206,11 +205,8 @@ class Client:
 
     def _pool(self, url: str) -> urllib3.PoolManager:
         """Return the pool for the URL: direct, or through the proxy that the environment sets."""
-        origin, secure = origin_of(url), urlsplit(url).scheme == _SECURE
+        proxy, secure = proxy_of(url), urlsplit(url).scheme == _SECURE
         with self._making:
-            if origin not in self._proxies:  # each look at the environment reads all of it
-                self._proxies[origin] = proxy_of(url)
-            proxy = self._proxies[origin]
             if (proxy, secure) not in self._pools:
                 self._pools[proxy, secure] = self._made(proxy, secure=secure)
             return self._pools[proxy, secure]
