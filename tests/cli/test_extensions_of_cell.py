@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -98,6 +99,21 @@ def test_lock_names_what_no_release_can_do(run: Run) -> None:
 def test_lock_with_takes_one_whole_cell(run: Run) -> None:
     code, _, err = run("lock", "torch2.9*", "--with", "vllm", "--mirror", "none")
     assert (code, "--with takes one cell" in err) == (2, True)
+    code, _, err = run("lock", "nosuchcell", "--with", "vllm", "--mirror", "none")
+    assert (code, "no published cell is named 'nosuchcell'" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("", "give a file like the shipped extensions.yaml"), ("nosuch: 1", "shipped extensions.yaml")],
+)
+def test_an_error_in_facts_about_extensions_points_to_their_file(
+    run: Run, tmp_path: Path, text: str, says: str
+) -> None:
+    (tmp_path / "own.yaml").write_text(text)
+    own = ("--extensions", str(tmp_path / "own.yaml"))
+    code, _, err = run("resolve", "--with", "vllm", "--gpu", "H100", *own)
+    assert (code, says in err, "matrix.yaml" in err) == (2, True, False), err
 
 
 @pytest.mark.parametrize(

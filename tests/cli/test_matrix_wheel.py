@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ def test_libraries_that_cannot_be_read_are_not_known(run: Run, tmp_path: Path, d
     [
         ("absent.whl", "no such file"),
         ("ext-1.0.tar.gz", "not a wheel"),
-        ("wheel.whl", "not the name of a wheel"),
+        ("wheel.whl", "NAME-VERSION-PYTHON-ABI-PLATFORM.whl"),
         ("ext-1.0-cp312-cp312-win_amd64.whl", "is for win_amd64"),
         ("other-1.0-cp312-cp312-linux_x86_64.whl", "its METADATA is of ext 1.0"),
         ("ext-2.0-cp312-cp312-linux_x86_64.whl", "its METADATA is of ext 1.0"),
@@ -137,6 +138,22 @@ def test_what_is_no_wheel_for_linux_is_refused(run: Run, tmp_path: Path, name: s
     assert (code, out) == (2, "")
     assert words in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("/dev/full", "not a regular file"), ("ftp://host.example/x.whl", "a URL of another kind")]
+)
+def test_what_is_no_file_is_said(run: Run, name: str, words: str) -> None:
+    code, _out, err = opened(run, name)
+    assert (code, words in err) == (2, True)
+
+
+def test_metadata_without_a_name_is_said(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "ext-1.0-cp312-cp312-linux_x86_64.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("ext-1.0.dist-info/METADATA", "junk")
+    code, _out, err = opened(run, str(path))
+    assert (code, "its METADATA has no name or no version" in err) == (2, True)
 
 
 def test_a_text_file_is_refused(run: Run, tmp_path: Path) -> None:

@@ -142,8 +142,15 @@ def _refuse_ignored(options: LockOptions) -> None:
 def _ask_installer(matrix: Matrix, options: LockOptions, profile: Profile) -> None:
     from envcheck.cli.sources.extensions_of_cell import ask_installer
     from envcheck.errors import ConfigError
+    from envcheck.images.spec import select
     from envcheck.matrix.facts.model import Cell
 
+    if (
+        len(options.selectors) == 1
+        and not set("*?[") & set(options.selectors[0])
+        and not Cell.parse(*options.selectors)
+    ):
+        select(matrix, options.selectors)  # says which cell may be meant
     if len(options.selectors) != 1 or (cell := Cell.parse(options.selectors[0])) is None:
         message = "--with takes one cell, by its whole name"
         raise ConfigError(message, fix="e.g. envcheck lock torch2.9.1-cu128-py312 --with vllm")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _BLOCK = 1 << 20
 # Bytes. The largest wheel known, torch for CUDA, has 1 GB; indexes take no file of more than a few.
 _LARGEST = 8 << 30
+_NAME = "that it was published with: NAME-VERSION-PYTHON-ABI-PLATFORM.whl"
 _PYTORCH = "download.pytorch.org"
 
 
@@ -62,7 +63,7 @@ def command(options: MatrixWheelOptions) -> None:
 
     \b
     envcheck matrix wheel torchcodec-0.13.0-cp312-cp312-manylinux_2_28_x86_64.whl
-    envcheck matrix wheel https://mirror.example/x-1.0-cp312-cp312-linux_x86_64.whl#sha256=0f3e... --json
+    envcheck matrix wheel https://host.example/x-1.0-cp312-cp312-linux_x86_64.whl
     """
     import datetime as dt
 
@@ -107,9 +108,13 @@ def _file(options: MatrixWheelOptions, scratch: Path) -> _File:
         return _downloaded(options, scratch)
     path = Path(options.wheel)
     if not path.is_file():
-        raise _wrong(
-            options.wheel, "a directory" if path.is_dir() else "no such file", "give a wheel's file or its URL"
-        )
+        problems = {
+            "a URL of another kind than https and http": "://" in options.wheel,
+            "a directory": path.is_dir(),
+            "not a regular file": path.exists(),
+        }
+        problem = next((problem for problem, applies in problems.items() if applies), "no such file")
+        raise _wrong(options.wheel, problem, "give a wheel's file or its URL")
     return _File(path, path.name, None, None)
 
 
@@ -151,7 +156,7 @@ def _parse(name: str) -> tuple[Any, Any, Any]:
     try:
         project, version, tags = parse_file_name(name)
     except ValueError as error:
-        raise _wrong(ascii(name)[1:-1][:200], "not the name of a wheel", "give a .whl file") from error
+        raise _wrong(ascii(name)[1:-1][:200], "not the name of a wheel", f"give it the name {_NAME}") from error
     if not tags:
         raise _wrong(name, "not a wheel", "give a .whl file; an sdist has no libraries yet")
     return project, version, tags

@@ -41,7 +41,13 @@ class PullOptions(NamedTuple):
 @click.option(
     "--from", "source", metavar="REPOSITORY", help="Choose in this repository; the argument is a cell or glob."
 )
-@click.option("--target", default="runtime", show_default=True, help="Which target of a cell to choose.")
+@click.option(
+    "--target",
+    default="runtime",
+    show_default=True,
+    type=click.Choice(["runtime", "devel", "train", "jupyter"]),
+    help="Which target of a cell to choose.",
+)
 @click.option("--policy", type=click.Path(path_type=Path), help="The policy file; its keys are the ones that count.")
 @click.option("--gpu", metavar="NAME", help="GPU model of another node; nothing is read from this one.")
 @click.option("--gpus", type=click.IntRange(1, 1024), help="How many GPUs that node has; 1 if not given.")

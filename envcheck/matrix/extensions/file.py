@@ -37,7 +37,7 @@ def load(path: Path | None = None) -> Extensions:
 
 def loads(raw: bytes, name: str = SHIPPED.name) -> Extensions:
     """Return the extensions in the YAML text `raw`. `name` is what errors call the file. Raises ConfigError."""
-    extensions, document = typed(raw, name, Extensions)
+    extensions, document = typed(raw, name, Extensions, SHIPPED.name)
     names = [other for row in extensions.extensions for other in (row.name, *row.aliases)]
     refuse_duplicates(document, "$.extensions", names)
     for at, row in enumerate(extensions.extensions):

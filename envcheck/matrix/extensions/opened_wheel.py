@@ -74,6 +74,9 @@ def extensions_file(opened: OpenedWheel, today: dt.date) -> Extensions:
 
 def _release(opened: OpenedWheel) -> ExtensionRelease:
     metadata = email.parser.Parser(policy=email.policy.compat32).parsestr(opened.contents.metadata, headersonly=True)
+    if not metadata["Name"] or not metadata["Version"]:
+        message = f"{opened.name}: its METADATA has no name or no version"
+        raise ConfigError(message, fix="download it again, from its origin")
     if canonicalize_name(str(metadata["Name"])) != opened.project or _version(metadata) != opened.version:
         message = f"{opened.name}: its METADATA is of {metadata['Name']} {metadata['Version']}"
         raise ConfigError(message, fix="the file was renamed: give it the name that it was published with")

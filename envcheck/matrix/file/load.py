@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _Row = TypeVar("_Row")
 _AT: Final = re.compile(r"(?P<what>.*?)(?: - at `(?P<key>key in )?(?P<path>[^`]*)`)?", re.DOTALL)
+_MATRIX: Final = "matrix.yaml"
 _FIXES: Final = (
     ("Expected `str`, got `float`", "put it in quotes: unquoted, YAML reads 3.10 as the number 3.1"),
     ("Expected `str`, got `int`", "put it in quotes: versions are strings"),
@@ -51,8 +52,11 @@ def loads(raw: bytes, name: str = "matrix.yaml") -> Matrix:
     return matrix
 
 
-def typed(raw: bytes, name: str, row: type[_Row]) -> tuple[_Row, YamlDocument]:
-    """Return the YAML text `raw` as a `row`, and the document that knows its lines. Raises ConfigError."""
+def typed(raw: bytes, name: str, row: type[_Row], like: str = _MATRIX) -> tuple[_Row, YamlDocument]:
+    """Return the YAML text `raw` as a `row`, and the document that knows its lines. Raises ConfigError.
+
+    `like` is the shipped file of that kind, which errors point to.
+    """
     from envcheck.matrix.file.yaml_lines import parse  # noqa: PLC0415 (a cached matrix needs no YAML)
 
     try:
@@ -61,19 +65,21 @@ def typed(raw: bytes, name: str, row: type[_Row]) -> tuple[_Row, YamlDocument]:
         line = raw[: error.start].count(b"\n") + 1
         message = f"{name}:{line}: not UTF-8 text"
         raise ConfigError(message, fix="save the file as UTF-8") from error
-    document = parse(text, name)
+    document = parse(text, name, like)
     try:
         return msgspec.convert(document.data, row), document
     except msgspec.ValidationError as error:
-        raise _located(error, document) from error
+        raise _located(error, document, like) from error
 
 
-def _located(error: msgspec.ValidationError, document: YamlDocument) -> ConfigError:
+def _located(error: msgspec.ValidationError, document: YamlDocument, like: str) -> ConfigError:
     parts = _AT.fullmatch(str(error))
     problem, path = (parts["what"], parts["path"] or "$") if parts else (str(error), "$")
     unknown = re.search(r"unknown field `([^`]+)`", problem)
     line = document.line(f"{path}.{unknown[1]}" if unknown else path)
     fix = next((fix for part, fix in _FIXES if part in problem), "correct the value")
+    if like != _MATRIX:  # `matrix schema` describes no other file
+        fix = fix.replace("`envcheck matrix schema`", f"the shipped {like}")
     return ConfigError(f"{document.name}:{line}: {path}: {problem}", fix=fix)
 
 

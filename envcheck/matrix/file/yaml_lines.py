@@ -39,8 +39,8 @@ class YamlDocument:
         return int(node.start_mark.line) + 1
 
 
-def parse(text: str, name: str) -> YamlDocument:
-    """Return the document in `text`. `name` is what errors call the file. Raises ConfigError."""
+def parse(text: str, name: str, like: str = "matrix.yaml") -> YamlDocument:
+    """Return the document in `text`. Errors call the file `name`, the shipped one `like`. Raises ConfigError."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         _refuse_shape(yaml.parse(text, Loader=loader), name)
@@ -54,7 +54,7 @@ def parse(text: str, name: str) -> YamlDocument:
         raise ConfigError(message, fix="save the file as plain UTF-8 text") from error
     if root is None:
         message = f"{name}: the file is empty"
-        raise ConfigError(message, fix="give a file like the shipped matrix.yaml")
+        raise ConfigError(message, fix=f"give a file like the shipped {like}")
     return YamlDocument(root, name)
 
 
