@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from envcheck.checks import LEVELS, limits
 from envcheck.cli import Settings
 from envcheck.cli.commands.checks import command
+from envcheck.errors import ConfigError
 from envcheck.reports import check_catalogue
 from envcheck.reports.model import load
 from envcheck.runner.planning.discover import discover
@@ -36,6 +37,11 @@ def test_which_checks_have_met_a_gpu_is_what_recorded_reports_say() -> None:
     reports = [(path.relative_to(ROOT).as_posix(), load(path)) for path in sorted(REPORTS.glob("*.json"))]
     written = json.loads(check_catalogue.MET.read_text(encoding="utf-8"))["met"]
     assert written == check_catalogue.met_in(reports), "run `make checks`"
+
+
+def test_one_check_and_a_level_are_refused() -> None:
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        listed_checks("temperature", "--level", "static")
 
 
 def test_the_list_is_by_level_and_fits_80_columns() -> None:

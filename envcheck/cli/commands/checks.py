@@ -68,6 +68,9 @@ def command(options: ChecksOptions) -> int:
     from envcheck.runner.planning.discover import discover
     from envcheck.runner.planning.plan import select
 
+    if options.check is not None and options.level is not None:
+        message = f"--level lists the checks of a level, and {options.check} is one check"
+        raise ConfigError(message, fix="leave one of them out")
     check, errors = options.check, list[ConfigError]()
 
     def hear(error: ConfigError) -> None:

@@ -10,7 +10,7 @@ from envcheck.cli.lazy_group import LazyGroup
 
 COMMANDS: Final = {
     "report": "Say which nodes failed, are missing or differ, and which to use now.",
-    "render": "Write files for Slurm, Kubernetes or Prometheus.",
+    "render": "Write envcheck's files for Slurm, Kubernetes or Prometheus.",
     "gate": "Say whether this node may take work now.",
     "group": "Measure what lies between nodes, with ranks on all of them.",
     "pairs": "Find the node, link or GPU at fault by tests of groups.",

@@ -69,7 +69,9 @@ def apart(**paths: Path | None) -> None:
             message = f"--{option} and standard output are both {path}"
             raise ConfigError(message, fix="give each a file of its own")
         if other != option and not (path.exists() and not path.is_file()):
-            message = f"{_typed(other)} and {_typed(option)} are both {path}"
+            # Without names the path of `report redact` would be a pseudonym; the argument is in the command line.
+            same = "the same file" if other.isupper() else f"both {path}"
+            message = f"{_typed(other)} and {_typed(option)} are {same}"
             raise ConfigError(message, fix="give each a file of its own")
 
 

@@ -95,7 +95,9 @@ def _known_ids(modules: Sequence[CheckModule], ids: Iterable[str]) -> set[str]:
     names = [f.id for f in modules]
     chosen = {i.replace("_", "-") for i in ids}
     for name in sorted(chosen - set(names)):
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        near = [one for one in names if one.startswith(f"{name}-")] or difflib.get_close_matches(
+            name, names, n=3, cutoff=0.5
+        )
         message = f"no check is named {name}"
         raise ConfigError(message, fix=f"did you mean {' or '.join(near)}?" if near else "see `envcheck checks`")
     return chosen

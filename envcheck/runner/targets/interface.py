@@ -94,7 +94,7 @@ def _interpreter(path: Path) -> Path:
     """Return an absolute path; a virtual environment's symlink stays one, for it decides which environment it is."""
     python = path / "bin" / "python" if path.is_dir() else path
     if not python.exists():
-        on_path = shutil.which(str(path)) if path.name == str(path) else None
+        on_path = shutil.which(str(path)) if path.name == str(path) and not path.is_dir() else None
         if on_path is None:
             message = f"no Python at {python}"
             raise ConfigError(message, fix="give --python the path of an interpreter or of an environment")

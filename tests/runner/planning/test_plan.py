@@ -37,6 +37,7 @@ def test_only_takes_a_check_of_any_level_and_skip_takes_one_out() -> None:
     ("only", "skip", "message"),
     [
         (["a-ful"], [], r"no check is named a-ful; did you mean a-full"),
+        (["a"], [], r"no check is named a; did you mean a-\w+"),
         ([], ["zzz"], r"no check is named zzz; see `envcheck checks`"),
         (["a-full"], ["a-full"], r"no check is left to run"),
     ],

@@ -52,6 +52,13 @@ def test_a_symlink_stays_one_for_it_names_the_environment(tmp_path: Path, monkey
     assert choose_python(Path("venv/bin/python")).python == tmp_path / "venv" / "bin" / "python"
 
 
+def test_a_directory_without_a_python_is_no_program_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ls").mkdir()
+    with pytest.raises(ConfigError, match="no Python at ls/bin/python"):
+        choose_python(Path("ls"))
+
+
 def test_no_python_and_no_program_are_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no Python at"):
         choose_python(tmp_path / "none")
