@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn
 import msgspec
 
 from envcheck import safe_files
+from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.registry.proofs.keyless import Identities, Identity
 from envcheck.registry.proofs.statement import Level
@@ -164,7 +165,7 @@ def _policy(tables: _PolicyFile, place: _Place) -> Policy:
         why = "no key, and unsigned proofs are refused: no proof would hold"
         place.refuse("proof", "keys", why, "name public keys or identities, or set unsigned = true")
     if promote.signers > len(keys) > 0:
-        why = f"{promote.signers} signers, and only {len(keys)} keys"
+        why = f"{promote.signers} signers, and only {counted(len(keys), 'key')}"
         place.refuse("promote", "signers", why, "name more keys in proof.keys, or ask for fewer signers")
     empty = [name for name in proof.required if not name.strip()]
     if empty:

@@ -96,7 +96,7 @@ def test_what_is_left_out_is_as_in_the_default(site: Path) -> None:
             (f"[proof]\nkeys = ['gate.pub']\nmax_age = '{age}'\n", 3, "proof.max_age: ")
             for age in ("30", "0d", "-1d", "1.5d", "999999d", "d", "30 d", "٣d", "30d ")
         ),
-        ("[proof]\nkeys = ['gate.pub']\n[promote]\nsigners = 2\n", 4, "promote.signers: 2 signers, and only 1 keys"),
+        ("[proof]\nkeys = ['gate.pub']\n[promote]\nsigners = 2\n", 4, "promote.signers: 2 signers, and only 1 key"),
         ("[proof]\nkeys = ['gate.pub']\n[promote]\nsigners = 0\n", 4, "promote.signers: expected `int` >= 1"),
         ("[proof]\nkeys = ['gate.pub']\n[promote]\nsigners = true\n", 4, "promote.signers: expected `int`"),
         *(
