@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,7 +58,10 @@ def stream_all(
         processes = [stack.enter_context(_start(argv, env, None)) for argv in argvs]
         pool = stack.enter_context(ThreadPoolExecutor(len(processes)))
         try:
-            return [*pool.map(_result, processes, [deadline] * len(processes), [on_line] * len(processes))]
+            results = [pool.submit(_result, process, deadline, on_line) for process in processes]
+            for finished in wait(results, return_when=FIRST_EXCEPTION).done:
+                finished.result()  # the error of a later program must not wait for an earlier one
+            return [finished.result() for finished in results]
         except BaseException:
             for process in processes:
                 _kill(process)

@@ -124,7 +124,9 @@ def test_a_run_that_was_killed_goes_on_and_repeats_no_test(bench: Bench) -> None
 
 def test_an_interrupt_ends_what_was_started(bench: Bench) -> None:
     bench.plant(hang=["n1"])
-    running = subprocess.Popen(bench.command("n[1-2]"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    # A shell's background job, as CI may be one, ignores the interrupt, and so would what it starts.
+    command = ["env", "--default-signal=INT", *bench.command("n[1-2]")]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     while not (bench.folder / "log").exists() or len(bench.log()) < 2:
         time.sleep(0.02)
     running.send_signal(signal.SIGINT)

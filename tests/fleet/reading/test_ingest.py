@@ -206,7 +206,7 @@ def test_a_file_of_another_program_is_not_written_to(tmp_path: Path) -> None:
 
 
 def test_a_database_where_none_can_be_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(EnvcheckError, match="unable to open"), opened(tmp_path / "no/such/fleet.db"):
+    with pytest.raises(EnvcheckError, match="its directory is not there"), opened(tmp_path / "no/such/fleet.db"):
         pass
 
 

@@ -78,7 +78,12 @@ def test_an_error_of_one_ends_all(tmp_path: Path) -> None:
     def stop(line: str) -> None:
         raise RuntimeError(line)
 
-    argvs = [["sh", "-c", f"echo $$ > {pid}; exec sleep 600"], ["sh", "-c", f"until [ -s {pid} ]; do :; done; echo no"]]
+    argvs = [
+        ["sh", "-c", f"echo $$ > {pid}; exec sleep 600"],
+        ["sh", "-c", f"until [ -s {pid} ]; do sleep 0.1; done; echo no"],
+    ]
+    begun = time.monotonic()
     with pytest.raises(RuntimeError, match="no"):
-        subprocesses.stream_all(argvs, timeout=60, on_line=stop, env={})
+        subprocesses.stream_all(argvs, timeout=250, on_line=stop, env={})
+    assert time.monotonic() - begun < 200
     assert not Path(f"/proc/{pid.read_text().strip()}").exists()
