@@ -181,6 +181,23 @@ def refuse_ignored(options: Any, engine: str) -> None:
         raise ConfigError(message, fix="leave --network out; --prefetch builds an environment without a network")
 
 
+def refuse_several(options: Any) -> None:
+    """Raise ConfigError for what several targets cannot share; which engine --engine auto comes to is seen later."""
+    from envcheck.errors import ConfigError
+    from envcheck.images.build.tags import parse
+
+    reasons = {
+        "an environment is of one target, and the engine is venv": options.engine == "venv",
+        "packages on top are locked for one target": bool(options.packages or options.packages_file),
+        "without a network each target has a base of its own": options.prefetch or options.network == "none",
+        "one TAG names one image": parse(options.tag)[1] is not None,
+    }
+    reason = next((reason for reason, applies in reasons.items() if applies), None)
+    if reason and len(set(options.targets)) > 1:
+        message = f"several --target: {reason}"
+        raise ConfigError(message, fix="give one --target at a time")
+
+
 def from_variable(option: str) -> bool:
     """Return whether the value of this command's option is from the environment: one for every command."""
     context = click.get_current_context(silent=True)

@@ -181,6 +181,7 @@ def command(options: BuildOptions, settings: Settings) -> None:
         locked_specs,
         refuse_ignored,
         refuse_network,
+        refuse_several,
         refuse_without_lock,
         spec_to_build,
     )
@@ -197,7 +198,7 @@ def command(options: BuildOptions, settings: Settings) -> None:
     selector = options.selector or cell_for_this_machine(settings, options.mirror)
     targets, arch = dict.fromkeys(options.targets), architecture(options.platform)
     specs = [spec_to_build(settings, selector, name, options.images_dir, arch) for name in targets]
-    _refuse_several(options)
+    refuse_several(options)
     options = options._replace(engine=_engine(options))
     refuse_ignored(options, options.engine)
     if options.prefetch:
@@ -235,23 +236,6 @@ def _build(specs: Sequence[ImageSpec], profile: Profile, options: BuildOptions, 
             _venv(specs[0], profile, wheels, options, settings)
         else:
             _images([_request(settings, spec, profile, wheels, options) for spec in specs], options, settings)
-
-
-def _refuse_several(options: BuildOptions) -> None:
-    """Refuse what several targets cannot share; --engine auto that comes to venv is refused by `_engine`."""
-    from envcheck.errors import ConfigError
-    from envcheck.images.build.tags import parse
-
-    reasons = {
-        "an environment is of one target, and the engine is venv": options.engine == "venv",
-        "packages on top are locked for one target": bool(options.packages or options.packages_file),
-        "without a network each target has a base of its own": options.prefetch or options.network == "none",
-        "one TAG names one image": parse(options.tag)[1] is not None,
-    }
-    reason = next((reason for reason, applies in reasons.items() if applies), None)
-    if reason and len(set(options.targets)) > 1:
-        message = f"several --target: {reason}"
-        raise ConfigError(message, fix="give one --target at a time")
 
 
 def _engine(options: BuildOptions) -> EngineName:
