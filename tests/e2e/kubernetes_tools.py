@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
-import tempfile
 from pathlib import Path
 from typing import Final
 
 from tests.e2e import private_engine
-from tests.e2e.private_engine import CannotStartError
+from tests.e2e.registry_tools import made_in_scratch, run, unpack
 
 SUITE: Final = "bookworm"
 VERSION: Final = "1.20.2"
@@ -33,14 +31,13 @@ def build(to: Path, scratch: Path) -> None:
     """Build what is missing there, with half of this machine's processors at the most."""
     private_engine.download(scratch / "debs", SUITE, PACKAGES)
     root = scratch / "root"
-    for deb in sorted((scratch / "debs").glob("*.deb")):
-        _run(["dpkg-deb", "-x", str(deb), str(root)])
+    unpack(scratch / "debs", root)
     shutil.copy2(root / "usr/bin/etcd", to / "etcd")
     tree = _unpacked(scratch)
     environment = _environment(scratch, tree, root)
     for name in COMPONENTS:
         if not (to / name).exists():
-            _run(["make", f"WHAT=cmd/{name}"], environment, tree)
+            run(["make", f"WHAT=cmd/{name}"], environment, tree)
             shutil.move(tree / "_output/bin" / name, to / name)
 
 
@@ -83,26 +80,13 @@ def _environment(scratch: Path, tree: Path, root: Path) -> dict[str, str]:
     }
 
 
-def _run(argv: list[str], environment: dict[str, str] | None = None, at: Path | None = None) -> None:
-    done = subprocess.run(argv, env=environment, cwd=at, capture_output=True, text=True, check=False)
-    if done.returncode:
-        message = f"{argv[0]} {argv[1]} failed: {(done.stdout + done.stderr).strip()[-1500:]}"
-        raise CannotStartError(message)
-
-
 def main(argv: list[str]) -> int:
     """Make what is missing, and return 1 if it cannot be made here."""
     at = Path(argv[0]).absolute()
     at.mkdir(parents=True, exist_ok=True)
     if all((at / name).exists() for name in PROGRAMS):
         return 0
-    try:
-        with tempfile.TemporaryDirectory(prefix="making-", dir=at) as scratch:
-            build(at, Path(scratch))
-    except (CannotStartError, OSError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    return 0
+    return made_in_scratch(lambda scratch: build(at, scratch), at)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def build_registry(to: Path, scratch: Path) -> None:
     suite = NEWER.get(private_engine.release(), private_engine.release())
     private_engine.download(scratch / "debs", suite, (*LIBRARIES, f"golang-{GO}-go", f"golang-{GO}-src"))
     root = scratch / "root"
-    _unpack(scratch / "debs", root)
+    unpack(scratch / "debs", root)
     (scratch / "main.go").write_text(SOURCE, encoding="utf-8")
     go = root / f"usr/lib/go-{GO}"
     environment = {
@@ -71,7 +71,7 @@ def build_registry(to: Path, scratch: Path) -> None:
     }
     made = scratch / REGISTRY
     quickly = ("-gcflags=all=-N -l -dwarf=false", "-ldflags=-s -w")  # without optimization: two thirds of the time
-    _run([str(go / "bin/go"), "build", *quickly, "-o", str(made), str(scratch / "main.go")], environment)
+    run([str(go / "bin/go"), "build", *quickly, "-o", str(made), str(scratch / "main.go")], environment)
     made.rename(to)
 
 
@@ -79,22 +79,24 @@ def fetch_programs(names: list[str], at: Path, scratch: Path) -> None:
     """Put programs of the newest release there, if they start."""
     suite = NEWEST.get(private_engine.release(), private_engine.release())
     private_engine.download(scratch / "debs", suite, tuple(names), expired=True)
-    _unpack(scratch / "debs", scratch / "root")
+    unpack(scratch / "debs", scratch / "root")
     for name in names:
         program = scratch / "root/usr/bin" / name
-        _run([str(program), "version"], {**os.environ, "HOME": str(scratch)})
+        run([str(program), "version"], {**os.environ, "HOME": str(scratch)})
         program.rename(at / name)
 
 
-def _unpack(debs: Path, root: Path) -> None:
+def unpack(debs: Path, root: Path) -> None:
+    """Unpack a directory's Debian packages below a root."""
     for deb in sorted(debs.glob("*.deb")):
-        _run(["dpkg-deb", "-x", str(deb), str(root)])
+        run(["dpkg-deb", "-x", str(deb), str(root)])
 
 
-def _run(argv: list[str], environment: dict[str, str] | None = None) -> None:
-    completed = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+def run(argv: list[str], environment: dict[str, str] | None = None, directory: Path | None = None) -> None:
+    """Run a program. Raises CannotStartError with its last words where it fails."""
+    completed = subprocess.run(argv, env=environment, cwd=directory, capture_output=True, text=True, check=False)
     if completed.returncode:
-        message = f"{argv[0]} {argv[1]} failed: {completed.stderr.strip()[-500:]}"
+        message = f"{argv[0]} {argv[1]} failed: {(completed.stdout + completed.stderr).strip()[-1500:]}"
         raise CannotStartError(message)
 
 
@@ -108,10 +110,11 @@ def main(argv: list[str]) -> int:
     makers += [lambda scratch: build_registry(at / REGISTRY, scratch)] if REGISTRY in missing else []
     makers += [lambda scratch: fetch_programs(programs, at, scratch)] if programs else []
     with ThreadPoolExecutor() as pool:
-        return max(pool.map(lambda make: _made(make, at), makers), default=0)
+        return max(pool.map(lambda make: made_in_scratch(make, at), makers), default=0)
 
 
-def _made(make: Callable[[Path], None], at: Path) -> int:
+def made_in_scratch(make: Callable[[Path], None], at: Path) -> int:
+    """Call a maker with a directory of its own, and return 1 with a line if it cannot make its part."""
     try:
         with tempfile.TemporaryDirectory(prefix="making-", dir=at) as scratch:
             make(Path(scratch))
