@@ -11,9 +11,9 @@ No node takes part: the answers are those of tests/fleet/simulated_fleet.py, whe
 and sound groups differ by 2 %. A link is planted between two nodes of one group or between a switch and the rest: a
 link between two nodes of different groups is measured by a tournament only.
 
-At 16 nodes (goal 12) the mean for a link between switches is over it. Each failing step is measured twice, so 4 groups,
-2 tests across them, up to 4 to isolate one of 4 switches, 2 partners and 1 second node of that switch are 13 tests at
-worst for any search that screens, bisects and confirms. `fleet pairs` runs a tournament there unless asked to diagnose.
+The goal holds for every run and not only in the mean. tests/fleet/pairs/test_blame.py goes through every node, every
+link inside a group and every switch of fleets with 16 and with 64 nodes. A link between two representatives, which is
+not planted here, takes one test more than the goal at those sizes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def measure(size: int, kind: FaultKind, fleets: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and print; exit 1 where a single fault misses a goal in the mean."""
+    """Measure and print; exit 1 where a single fault misses a goal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fleets", type=int, default=6)
     parser.add_argument("--most", type=int, default=SIZES[-1])
@@ -70,7 +70,7 @@ def main() -> None:
     sizes = [size for size in SIZES if size <= options.most]
     rows = [measure(size, kind, options.fleets) for size in sizes for kind in FAULT_KINDS]
     single = [row for row in rows if row["fault"] not in NOT_SINGLE]
-    met = all(r["recall"] == 1 and r["precision"] >= PRECISION and r["tests_mean"] <= r["goal_tests"] for r in single)
+    met = all(r["recall"] == 1 and r["precision"] >= PRECISION and r["tests_most"] <= r["goal_tests"] for r in single)
     if options.json:
         print(json.dumps({"rows": rows, "goals_met": met}, indent=2))
         raise SystemExit(0 if met else 1)
@@ -79,10 +79,7 @@ def main() -> None:
     for r in rows:
         tests = f"{r['tests_mean']:7.1f} {r['tests_most']:5} {r['goal_tests']:6.1f} {r['all_pairs']:9}"
         print(f"{r['nodes']:5}  {r['fault']:<14} {r['recall']:6.2f} {r['precision']:9.2f} {tests}")
-    over = [r for r in single if r["tests_most"] > r["goal_tests"]]
-    named = ", ".join(f"{r['nodes']} {r['fault']}" for r in over)
-    print(f"{len(rows) * options.fleets} fleets; single faults: goals {'met' if met else 'NOT met'} in the mean;")
-    print(f"over the goal at worst: {named or 'none'}")
+    print(f"{len(rows) * options.fleets} fleets; single faults: goals {'met' if met else 'NOT met'}")
     raise SystemExit(0 if met else 1)
 
 

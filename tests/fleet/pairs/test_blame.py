@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 
 import pytest
 
+from envcheck.fleet.pairs.planner.diagnosis import grouped
 from envcheck.fleet.pairs.session import Extent, Fleet, extent
 from tests.fleet.blame_score import Score, score
-from tests.fleet.simulated_fleet import FAULT_KINDS, FaultKind, SimulatedFleet
+from tests.fleet.simulated_fleet import FAULT_KINDS, FaultKind, Faults, SimulatedFleet
 
 SINGLE = [kind for kind in FAULT_KINDS if kind not in ("two-nodes", "intermittent")]
 SIZES = (16, 64, 256, 1024)
@@ -36,6 +39,44 @@ def test_a_fault_takes_about_as_many_tests_as_there_are_groups(kind: FaultKind) 
         took = [diagnose(SimulatedFleet(size, kind, seed))[1].tests for seed in range(10)]
         goal = 2 * math.log2(size) + math.sqrt(size)
         assert sum(took) / len(took) <= goal, (size, took)
+
+
+def every_fault(size: int) -> Iterator[Faults]:
+    """Yield each node, each link inside a group, and each link between a group and the others."""
+    fleet = SimulatedFleet(size, "none", 0)
+    groups = grouped(fleet.nodes, {})
+    yield from (Faults("slow-node", (node,)) for node in fleet.nodes)
+    yield from (Faults("bad-link", pair) for group in groups for pair in itertools.combinations(group, 2))
+    yield from (Faults("bad-uplink", group) for group in groups)
+
+
+@pytest.mark.parametrize("size", [16, 64])
+def test_no_single_fault_takes_more_tests_than_the_goal(size: int) -> None:
+    for faults in every_fault(size):
+        simulated = SimulatedFleet(size, faults.kind, 0)
+        simulated.faults = faults
+        actual, took = diagnose(simulated)
+        assert (actual.missed, actual.wrong) == (0, 0), faults
+        assert took.tests <= 2 * math.log2(size) + math.sqrt(size), faults
+
+
+@pytest.mark.parametrize(("size", "mode"), [(3, "tournament"), (9, "diagnose")])
+def test_three_speeds_are_enough_to_see_that_one_is_slow(size: int, mode: str) -> None:
+    for node in ("n1", "n2", "n3"):
+        simulated = SimulatedFleet(size, "slow-node", 0)
+        simulated.faults = Faults("slow-node", (node,))
+        assert diagnose(simulated, tournament=mode == "tournament")[0] == Score(1, 0, 0)
+
+
+@pytest.mark.parametrize(("size", "named"), [(6, 0), (9, 1)])
+def test_a_node_of_a_domain_is_named_only_if_a_third_node_tells(size: int, named: int) -> None:
+    """Between domains a slow node does not show: in a domain of two, either may be the slow one."""
+    simulated = SimulatedFleet(size, "slow-node", 0)
+    for node in simulated.nodes:
+        simulated.faults = Faults("slow-node", (node,))
+        _, diagnosis = extent(Fleet(simulated.nodes, simulated.domains, "diagnose"), simulated)
+        assert score(diagnosis, simulated.faults) == Score(named, 1 - named, 0)
+        assert node not in diagnosis.good
 
 
 def test_two_faulty_nodes_are_both_named() -> None:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from envcheck.fleet.pairs.model import SLOW, GroupResult, GroupTest
 
 # Fewer speeds than this do not say what is usual.
-_LEAST_SPEEDS = 4
+_LEAST_SPEEDS = 2
 Certainty = Literal["pass", "unsteady", "fail", "undetermined"]
 Round = Sequence[GroupTest]
 # A planner yields the tests of a round, which may run at the same time, and receives their results in that order.

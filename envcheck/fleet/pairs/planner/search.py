@@ -8,9 +8,13 @@ from typing import Final
 from envcheck.fleet.pairs.model import Blame, GroupResult, GroupTest, UnclearNodes
 from envcheck.fleet.pairs.planner.measured import MeasuredGroup, Round, compared, measure, name_of
 
-# A failing test costs two measurements and a passing one costs one: cutting in the golden ratio makes both worth it.
-_CUT: Final = 0.382
+# How much of what is left the next test takes. Of two domains that fail together either may be at fault, which takes
+# more tests than to blame the third or fourth: so domains are added in smaller steps.
+_CUT: Final = 0.5
+_CUT_OF_DOMAINS: Final = 0.4
 PAIR: Final = 2
+# A link is named after so many failures: a node that fails each second time may look like a bad link after two.
+_SURE: Final = 3
 Steps = Generator[Round, Sequence[GroupResult], None]
 
 
@@ -61,7 +65,7 @@ class Search:
         end, shortest = yield from self._shortest(nodes, (), 1, full_group)
         last, before = nodes[end - 1], nodes[: end - 1]
         suspects: tuple[str, ...] = (last, *before) if len(before) == 1 else (last,)
-        if self._apart and len(before) == 1 and len(nodes) > end + 1:
+        if self._apart and len(before) == 1 and len(nodes) > end:
             suspects = yield from self._one_of_two(before[0], last, nodes[end:])
         for suspect in suspects:
             cleared = yield from self._with_partners(suspect, full_group, shortest)
@@ -79,7 +83,7 @@ class Search:
     ) -> Generator[Round, Sequence[GroupResult], tuple[str, ...]]:
         """Return which of two nodes that fail together to suspect: the one without which the others pass."""
         for suspect, cleared in ((other, one), (one, other)):
-            without = yield from self._measured("rest", (cleared, *rest))
+            without = yield from self._part((cleared, *rest))
             if without.passed:
                 return (suspect,)
         return (other, one)
@@ -88,10 +92,10 @@ class Search:
         self, nodes: Sequence[str], extra: tuple[str, ...], low: int, full_group: MeasuredGroup
     ) -> Generator[Round, Sequence[GroupResult], tuple[int, MeasuredGroup]]:
         """Return the least number of nodes that do not pass with `extra`, and their test; `low` of them do."""
-        high = len(nodes)
+        high, cut = len(nodes), _CUT_OF_DOMAINS if self._between_domains(nodes) else _CUT
         while high - low > 1:
-            middle = low + max(1, round(_CUT * (high - low)))
-            one = yield from self._measured("part", (*nodes[:middle], *extra))
+            middle = low + max(1, round(cut * (high - low)))
+            one = yield from self._part((*nodes[:middle], *extra))
             if one.passed:
                 low = middle
             else:
@@ -117,12 +121,12 @@ class Search:
         if statuses == ["fail", "fail"]:
             yield from self._blame(suspect, pairs, [*results, *shortest.results])
         elif statuses == ["fail", "pass"]:
-            repeated = yield from self._once(pairs[0], 2)
+            steady = yield from self._fails_again(pairs[0], 2)
             self.good.add(suspect)
-            if repeated.status == "fail" and not self._unsteady:
-                self._name_link(pairs[0][1], suspect, repeated.reason, [name_of(pair) for pair in pairs])
+            if steady:
+                self._name_link(pairs[0][1], suspect, results[0].reason, [name_of(pair) for pair in pairs])
             else:
-                self._unclear(full_group, "a pair failed once and passed once")
+                self._unclear(full_group, "the fault comes and goes: a pair does not fail each time")
         elif "fail" not in statuses:
             reason = "groups with it do not form: " + results[0].reason
             self.undetermined.append(UnclearNodes((suspect,), reason, tuple(map(name_of, pairs))))
@@ -155,21 +159,29 @@ class Search:
         )
 
     def _link(self, one: str, other: str, full_group: MeasuredGroup) -> Steps:
-        """Blame the link between two nodes that pass with others, if they fail together twice."""
+        """Blame the link between two nodes that pass with others, if they fail together each time."""
+        groups = self._group_of[one], self._group_of[other]
         pair = yield from self._measured("link", (one, other))
-        if pair.certainty != "fail" or self._unsteady:
+        if pair.certainty != "fail" or not (yield from self._fails_again(pair.nodes, 3)):
             self._unclear(full_group, "the fault comes and goes: its parts and pairs do not fail each time")
             return
-        groups = self._group_of[one], self._group_of[other]
-        beside = tuple(next((n for n in group if n in self.good and n not in pair.nodes), None) for group in groups)
+        beside = [n for group in groups for n in [m for m in group if m in self.good and m not in pair.nodes][:1]]
         by, who = [pair.name], pair.name
-        if groups[0] != groups[1] and beside[0] and beside[1]:
-            second = yield from self._measured("link of the groups", (beside[0], beside[1]))
+        self._out.add(other)
+        if groups[0] != groups[1] and len(beside) == PAIR:
+            # Where the groups pass together without that node, nothing is wrong between the groups.
+            without = yield from self._measured("across", self._representatives())
+            second = without if without.passed else (yield from self._measured("link of the groups", beside))
             if second.certainty == "fail":
                 by, who = [*by, second.name], " to ".join(map(name_of, groups))
         self._name_link(one, other, pair.reason, by, who)
 
     def _name_link(self, one: str, other: str, reason: str, by: Sequence[str], who: str = "") -> None:
+        if self._apart and {one, other} == {*self._group_of[one]}:
+            why = f"{reason}; their domain has no third node that tells which of them is at fault"
+            self.not_isolated.append(UnclearNodes((one, other), why, tuple(by)))
+            self._out |= {one, other}
+            return
         self.blamed.append(
             Blame("link", who or name_of((one, other)), f"both ends pass with others: {reason}", tuple(by))
         )
@@ -204,11 +216,30 @@ class Search:
         self._unsteady |= one.certainty == "unsteady"
         return one
 
-    def _once(self, pair: tuple[str, str], attempt: int) -> Generator[Round, Sequence[GroupResult], GroupResult]:
-        [result] = yield [GroupTest("partner", pair, attempt)]
-        return compared(result, self._comparable(pair))
+    def _part(self, nodes: Sequence[str]) -> Generator[Round, Sequence[GroupResult], MeasuredGroup]:
+        """Measure a part of nodes that failed twice. What fails is not repeated: the last pairs measure it again."""
+        result = yield from self._once(nodes, 1)
+        if result.status == "undetermined":
+            return (yield from self._measured("part", nodes))
+        one = MeasuredGroup(tuple(nodes), result.status, (result,), name_of(nodes))
+        self.learn([one])
+        return one
+
+    def _fails_again(self, pair: Sequence[str], attempt: int) -> Generator[Round, Sequence[GroupResult], bool]:
+        """Measure a pair that failed until it has failed three times; return False as soon as it does not."""
+        for number in range(attempt, _SURE + 1):
+            result = yield from self._once(pair, number)
+            if result.status != "fail":
+                return False
+        return not self._unsteady
+
+    def _once(self, nodes: Sequence[str], attempt: int) -> Generator[Round, Sequence[GroupResult], GroupResult]:
+        [result] = yield [GroupTest("part", tuple(nodes), attempt)]
+        return compared(result, self._comparable(nodes))
 
     def _comparable(self, nodes: Sequence[str]) -> float | None:
         """Return the usual speed for a test of these nodes, None where their network is another."""
-        one_group = len({self._group_of[node] for node in nodes}) == 1
-        return self._usual if one_group or not self._apart else None
+        return None if self._between_domains(nodes) else self._usual
+
+    def _between_domains(self, nodes: Sequence[str]) -> bool:
+        return self._apart and len({self._group_of[node] for node in nodes}) > 1
