@@ -79,27 +79,28 @@ def command(options: FleetGroupOptions, ctx: click.Context) -> None:
     from envcheck.runner.targets.launcher import place
 
     report_output_files.require_working_directory()
-    there = membership(os.environ, options.master_addr, options.master_port, options.run_id)
+    member = membership(os.environ, options.master_addr, options.master_port, options.run_id)
     why = node_files.left_to_the_first(place(os.environ), os.environ)
     if why is not None:
         click.echo(f"envcheck: {why}", err=True)
         return
-    name = there.name or node_files.node_of(place(os.environ), nameless=False).name
+    name = member.name or node_files.node_of(place(os.environ), nameless=False).name
     run = _run(options)
-    files = _files(options, Node(name, several=True), first=there.node == 0)
+    files = _files(options, Node(name, several=True), first=member.node == 0)
     if options.dry_run:
-        click.echo(_described(there, name))
+        click.echo(_described(member, name))
         return
-    processes = max(options.nproc, there.processes)
-    group = GroupRun(run, there, name, files, processes, options.wait, options.as_json, ctx.obj.quiet)
+    processes = max(options.nproc, member.processes)
+    group = GroupRun(run, member, name, files, processes, options.wait, options.as_json, ctx.obj.quiet)
     with node_files.alone(files.report):
         code = group.carried_out()
     ctx.exit(code)
 
 
-def _described(there: Membership, name: str) -> str:
-    run = f", run {there.run}" if there.run else ""
-    return f"{name} is number {there.node} of {there.nodes} nodes{run}; they meet at {there.address} port {there.port}"
+def _described(member: Membership, name: str) -> str:
+    run = f", run {member.run}" if member.run else ""
+    number = f"{name} is number {member.node} of {member.nodes} nodes{run}"
+    return f"{number}; they meet at {member.address} port {member.port}"
 
 
 def _files(options: FleetGroupOptions, node: Node, *, first: bool) -> GroupFiles:

@@ -21,9 +21,9 @@ def refuse_without_engine(targets: Sequence[str], platform: str) -> None:
     from envcheck.errors import UnavailableError
 
     foreign = architecture(platform) != architecture("auto")
-    what = f"--platform {platform}" if foreign else "several --target" if len(set(targets)) > 1 else None
-    if what:
-        message = f"{what}: only docker and podman build this, and neither answers"
+    option = f"--platform {platform}" if foreign else "several --target" if len(set(targets)) > 1 else None
+    if option:
+        message = f"{option}: only docker and podman build this, and neither answers"
         raise UnavailableError(message, fix="start docker or podman")
 
 

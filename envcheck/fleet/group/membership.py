@@ -47,42 +47,42 @@ def membership(
     """
     for complaint in complaints(environ):
         raise ConfigError(complaint, fix="correct the variable, or unset it")
-    there = place(environ)
-    node, nodes = _counted(there, environ)
+    launch = place(environ)
+    node, nodes = _counted(launch, environ)
     if nodes < 2:  # noqa: PLR2004 (a group)
         message = "the environment names no group of several nodes"
         raise ConfigError(message, fix=_START)
     if node >= nodes:
         message = f"this node is number {node} of {nodes}, counted from 0"
         raise ConfigError(message, fix=_START)
-    names = _names(there, environ, nodes)
+    names = _names(launch, environ, nodes)
     return Membership(
         node=node,
         nodes=nodes,
-        name=there.node or (names[node] if names else ""),
+        name=launch.node or (names[node] if names else ""),
         names=names,
-        processes=there.local_world,
+        processes=launch.local_world,
         address=_host(address or _address(environ, names)),
-        port=port or _port(there, environ),
-        run=run or _run(there, environ),
+        port=port or _port(launch, environ),
+        run=run or _run(launch, environ),
     )
 
 
-def _counted(there: Place, environ: Mapping[str, str]) -> tuple[int, int]:
+def _counted(launch: Place, environ: Mapping[str, str]) -> tuple[int, int]:
     """Return this node's number and how many nodes take part: of the step or group, not of the job around it."""
-    if there.launcher == "slurm":
-        return int(environ.get("SLURM_NODEID") or 0), int(environ.get("SLURM_STEP_NUM_NODES") or there.nodes)
-    if there.launcher == "mpi" and there.local_world > 1:
+    if launch.launcher == "slurm":
+        return int(environ.get("SLURM_NODEID") or 0), int(environ.get("SLURM_STEP_NUM_NODES") or launch.nodes)
+    if launch.launcher == "mpi" and launch.local_world > 1:
         message = "MPI numbers ranks and no nodes"
         raise ConfigError(message, fix="start one process a node: mpirun --map-by ppr:1:node")
-    if there.launcher == "none":
+    if launch.launcher == "none":
         return 0, 1
-    nodes = int(environ.get("GROUP_WORLD_SIZE") or 0) if there.launcher == "torchrun" else 0
-    return there.node_rank, nodes or -(-there.world // there.local_world)
+    nodes = int(environ.get("GROUP_WORLD_SIZE") or 0) if launch.launcher == "torchrun" else 0
+    return launch.node_rank, nodes or -(-launch.world // launch.local_world)
 
 
-def _names(there: Place, environ: Mapping[str, str], nodes: int) -> tuple[str, ...]:
-    listed = environ.get("SLURM_STEP_NODELIST", "") if there.launcher == "slurm" else ""
+def _names(launch: Place, environ: Mapping[str, str], nodes: int) -> tuple[str, ...]:
+    listed = environ.get("SLURM_STEP_NODELIST", "") if launch.launcher == "slurm" else ""
     names = tuple(unfold(listed)) if listed else ()
     return names if len(names) == nodes else ()
 
@@ -102,23 +102,23 @@ def _host(address: str) -> str:
     return address
 
 
-def _port(there: Place, environ: Mapping[str, str]) -> int:
+def _port(launch: Place, environ: Mapping[str, str]) -> int:
     name = next((name for name in ("MASTER_PORT", "PET_MASTER_PORT") if environ.get(name)), "")
     if not name:
-        step = _run(there, environ)
+        step = _run(launch, environ)
         return _DRAWN[zlib.crc32(step.encode()) % len(_DRAWN)] if step else DEFAULT_PORT
     text = environ[name]
     if not (text.isascii() and text.isdigit() and 0 < int(text) <= _LAST_PORT):
         message = f"{name}={text[:40]!r} is not a port"
         raise ConfigError(message, fix=f"set it to a number from 1 to {_LAST_PORT}, the same on all nodes")
     # torchrun's own store listens at MASTER_PORT.
-    taken = there.launcher == "torchrun" and "TORCHELASTIC_RUN_ID" in environ
+    taken = launch.launcher == "torchrun" and "TORCHELASTIC_RUN_ID" in environ
     return int(text) + (1 if int(text) < _LAST_PORT else -1) if taken else int(text)
 
 
-def _run(there: Place, environ: Mapping[str, str]) -> str:
+def _run(launch: Place, environ: Mapping[str, str]) -> str:
     """Return what tells this start apart from others: Slurm's job and step, torchrun's run."""
-    if there.launcher == "slurm":
+    if launch.launcher == "slurm":
         return f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
     run = environ.get("TORCHELASTIC_RUN_ID", "")
     return "" if run == "none" else run

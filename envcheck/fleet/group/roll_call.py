@@ -37,18 +37,18 @@ class HelloRefusal(NamedTuple):
 
 def refusal(first: Hello, hello: Hello, came: Mapping[int, Hello]) -> HelloRefusal | None:
     """Return why a node cannot be of the first one's group, beside those that came; None where it can."""
-    who, there = short(hello.name), short(first.name)
+    name, first_name = short(hello.name), short(first.name)
     if hello.run != first.run:
-        why = f"{who} is of run {short(hello.run)!r}, and {there} leads run {short(first.run)!r} at this port"
+        why = f"{name} is of run {short(hello.run)!r}, and {first_name} leads run {short(first.run)!r} at this port"
         return HelloRefusal("node", why)
     other = short(came[hello.node].name) if hello.node in came else ""
     faults = (
-        (hello.nodes != first.nodes, f"{who} was started for {hello.nodes} nodes, and {there} for {first.nodes}"),
-        (not 0 <= hello.node < first.nodes, f"{who} is number {hello.node} of {first.nodes} nodes, counted from 0"),
-        (hello.node in came, f"{other} and {who} are both number {hello.node}"),
-        (hello.name in {one.name for one in came.values()}, f"two nodes are called {who}"),
-        (hello.tool != first.tool, f"{who} has envcheck {short(hello.tool)}, and {there} {short(first.tool)}"),
-        (hello.plan != first.plan, f"{who} is to measure {short(hello.plan)}, and {there} {short(first.plan)}"),
+        (hello.nodes != first.nodes, f"{name} was started for {hello.nodes} nodes, and {first_name} for {first.nodes}"),
+        (not 0 <= hello.node < first.nodes, f"{name} is number {hello.node} of {first.nodes} nodes, counted from 0"),
+        (hello.node in came, f"{other} and {name} are both number {hello.node}"),
+        (hello.name in {one.name for one in came.values()}, f"two nodes are called {name}"),
+        (hello.tool != first.tool, f"{name} has envcheck {short(hello.tool)}, and {first_name} {short(first.tool)}"),
+        (hello.plan != first.plan, f"{name} is to measure {short(hello.plan)}, and {first_name} {short(first.plan)}"),
     )
     return next((HelloRefusal("group", why) for fault, why in faults if fault), None)
 

@@ -248,20 +248,20 @@ class _Target(NamedTuple):
 
     request: BuildRequest
     plan: BuildPlan
-    there: ImageInfo | None
+    existing: ImageInfo | None
     ended: CommandResult | None = None
 
 
 def _run(engine: Engine, targets: Sequence[_Target], scratch: Path, on_line: Callable[[str], None]) -> list[_Target]:
     """Build the targets that have no image, in one context."""
-    lacking = [target for target in targets if target.there is None]
+    lacking = [target for target in targets if target.existing is None]
     if not lacking:
         return list(targets)
     context = _context([target.request for target in lacking], scratch)
     plans = [_plan(engine, t.request, t.plan.base, t.plan.key, context) for t in lacking]
     results = engine.build(plans, on_line=on_line, timeout=lacking[0].request.timeout)
     built = (t._replace(plan=plan, ended=end) for t, plan, end in zip(lacking, plans, results, strict=True))
-    return [target if target.there else next(built) for target in targets]
+    return [target if target.existing else next(built) for target in targets]
 
 
 def _outcome(engine: Engine, target: _Target, began: float) -> BuildResult | BuildError:
@@ -273,9 +273,9 @@ def _outcome(engine: Engine, target: _Target, began: float) -> BuildResult | Bui
 
 
 def _result(engine: Engine, target: _Target, began: float) -> BuildResult:
-    request, plan, there, ended = target
+    request, plan, existing, ended = target
     log = build_log.require_success(plan, *ended, request.timeout) if ended else None
-    image = there or engine.inspect(plan.name)
+    image = existing or engine.inspect(plan.name)
     if image is None:
         message = f"the build of {plan.tag} ended without an image"
         raise BuildError(message, fix=f"see {log}" if log else "build again")
@@ -288,7 +288,7 @@ def _result(engine: Engine, target: _Target, began: float) -> BuildResult:
         id=image.id,
         key=plan.key or "",
         bytes=image.size,
-        skipped=there is not None,
+        skipped=existing is not None,
         tags=names,
         held_back=held_back,
         base=plan.base,

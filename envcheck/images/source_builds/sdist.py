@@ -106,8 +106,8 @@ def _listed(name: str, version: str, profile: Profile, client: Client) -> str:
     page = read_project(client, profile.pypi, profile, "pypi", "", name) or []
     file = sdist_of(page, name, version)
     if file is None or file.sha256 is None:
-        what = "no sdist" if file is None else "no sha256 of the sdist"
-        message = f"the index lists {what} of {name} {version}"
+        lacking = "no sdist" if file is None else "no sha256 of the sdist"
+        message = f"the index lists {lacking} of {name} {version}"
         raise UnavailableError(message, fix="pass --mirror with a profile whose index has it")
     return file.sha256
 

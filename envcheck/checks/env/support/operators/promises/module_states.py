@@ -213,8 +213,8 @@ def hooks(torch: Any, device: Any, source: random.Random) -> str:
 
         def hook(_module: Any, *given: Any) -> Any:
             seen.append(name)
-            what = given[0] if name == "back" else given[-1]
-            return tuple(one * factor for one in what) if isinstance(what, tuple) else what * factor
+            value = given[0] if name == "back" else given[-1]
+            return tuple(one * factor for one in value) if isinstance(value, tuple) else value * factor
 
         return hook
 
