@@ -168,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self._send(answer.body)
 
-    do_CONNECT = do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815 (http.server's names)
+    do_CONNECT = do_HEAD = do_PATCH = do_POST = do_PUT = do_GET  # noqa: N815 (http.server's names)
 
     def _send(self, body: bytes | Iterable[bytes]) -> None:
         for part in [body] if isinstance(body, bytes) else body:

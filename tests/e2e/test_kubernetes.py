@@ -8,12 +8,13 @@ place of the kubelet, the test runs the init container's command and writes its 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shlex
+import shutil
 import ssl
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -23,8 +24,10 @@ from typing import Any, Final
 
 import pytest
 import yaml
+from click.testing import CliRunner, Result
 
-from envcheck.fleet.gate import verdict_file
+from envcheck.cli import cli
+from envcheck.fleet.gate import kubernetes_node, verdict_file
 from envcheck.fleet.gate.this_boot import this_boot
 from envcheck.fleet.gate.verdict import NodeVerdict, image_subject
 from envcheck.fleet.launch_files.files import launch_files
@@ -37,6 +40,9 @@ FAILING: Final = "n2"
 REASON: Final = "envcheck: gpu-visible: 7 of 8 GPUs"
 PATIENCE: Final = 240.0
 TAINT: Final = {"key": "envcheck/unfit", "value": "gpu-visible", "effect": "NoSchedule"}
+# The user that a pod of the service account of rbac.yaml is.
+MARKS: Final = (("labels", kubernetes_node.LABEL), ("annotations", kubernetes_node.REASON))
+ACCOUNT: Final = "system:serviceaccount:ml:envcheck-watch"
 
 pytestmark = [
     pytest.mark.skipif(not TOOLS, reason="opt-in: `make test-kubernetes` builds an API server for half an hour"),
@@ -47,7 +53,8 @@ pytestmark = [
 class Cluster:
     """The API of the server, as an administrator."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, account: Path) -> None:
+        self.port, self.account = port, account
         self._base = f"https://127.0.0.1:{port}"
         self._trust = ssl._create_unverified_context()  # noqa: S323, SLF001 (a certificate of its own, on the loopback)
 
@@ -63,6 +70,12 @@ class Cluster:
     def patch(self, path: str, content: Any) -> None:
         """Merge a part into an object."""
         self.call("PATCH", path, content, "application/merge-patch+json")
+
+    def node(self, name: str) -> tuple[list[dict[str, str]], str | None, str | None]:
+        """Return a node's taints, the label that says whether it is fit, and the reason."""
+        node = self.call("GET", f"/api/v1/nodes/{name}")
+        label, reason = ((node["metadata"].get(kind) or {}).get(key) for kind, key in MARKS)
+        return node["spec"].get("taints", []), label, reason
 
     def pods(self, part: str) -> list[dict[str, Any]]:
         """Return the pods of one of the manifests that are bound to a node."""
@@ -108,7 +121,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     at, first = tmp_path_factory.mktemp("kubernetes"), free_ports(5)
     ports = [*range(first, first + 5)]
     subprocess.run(["openssl", "genrsa", "-out", str(at / "key.pem"), "2048"], check=True, capture_output=True)
-    (at / "tokens").write_text('secret,admin,1,"system:masters"\n')
+    (at / "tokens").write_text(f'secret,admin,1,"system:masters"\nwatching,{ACCOUNT},2\n')
     server = {"server": f"https://127.0.0.1:{ports[2]}", "insecure-skip-tls-verify": True}
     configuration = {
         "apiVersion": "v1",
@@ -119,7 +132,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         "current-context": "x",
     }
     (at / "kubeconfig").write_text(json.dumps(configuration))
-    found = Cluster(ports[2])
+    found = Cluster(ports[2], at / "account")
     with contextlib.ExitStack() as running:
         for number, command in enumerate(commands(at, ports)):
             log = running.enter_context((at / f"{number}.log").open("wb"))
@@ -128,6 +141,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             running.callback(process.kill)
             if number == 1:
                 until(lambda: bool(found.call("GET", "/api/v1/namespaces/default")), f"the API server: {at}/1.log")
+        found.account.mkdir()
+        (found.account / "token").write_text("watching")
+        shutil.copy(at / "certificates/apiserver.crt", found.account / "ca.crt")
         found.call("POST", "/api/v1/namespaces", {"metadata": {"name": "ml"}})
         for name in NODES:
             add_node(found, name)
@@ -145,14 +161,18 @@ def add_node(cluster: Cluster, name: str) -> None:
 
 def manifest(name: str) -> dict[str, Any]:
     """Return a rendered manifest."""
-    (file,) = launch_files("kubernetes", [name], VALUES._replace(nodes=len(NODES)))
-    document: dict[str, Any] = yaml.safe_load(file.text)
+    (document,) = manifests(name)
     return document
 
 
-def keep(state: Path, name: str) -> None:
-    """Keep a verdict of now for a node: a failure on one of them."""
-    fails = name == FAILING
+def manifests(name: str) -> list[dict[str, Any]]:
+    """Return all that is in a rendered file."""
+    (file,) = launch_files("kubernetes", [name], VALUES._replace(nodes=len(NODES), drain=True))
+    return [*yaml.safe_load_all(file.text)]
+
+
+def keep(state: Path, name: str, *, fails: bool) -> None:
+    """Keep a verdict of now for a node."""
     verdict = NodeVerdict(
         subject=image_subject(IMAGE, None, None),
         at=this_boot({"NODE_NAME": name}),
@@ -167,45 +187,72 @@ def keep(state: Path, name: str) -> None:
         verdict_file.keep(verdict)
 
 
-def run_init(cluster: Cluster, pod: dict[str, Any], state: Path) -> int:
-    """Do as a kubelet: run the init container's command and write what it came to into the pod; return its code."""
+def run_init(cluster: Cluster, pod: dict[str, Any], state: Path) -> Result:
+    """Do as a kubelet: run the init container's command and write what it came to into the pod; return the result."""
     container = pod["spec"]["initContainers"][0]
     words = [*container["command"][1:], "--image", IMAGE]
-    environment = {**os.environ, "NODE_NAME": pod["spec"]["nodeName"], "ENVCHECK_HOME": str(state)}
-    command = [sys.executable, "-m", "envcheck", *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    lines = (done.stdout + done.stderr).strip().splitlines()
-    ended = {"exitCode": done.returncode, "message": lines[-1] if lines else "", "reason": "Error"}
+    variables = {"NODE_NAME": pod["spec"]["nodeName"], "ENVCHECK_HOME": str(state)}
+    server = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(cluster.port)}
+    with pytest.MonkeyPatch.context() as patched:
+        # A pod's credentials are below /var/run, which is not this test's to write to.
+        marked = functools.partial(kubernetes_node.mark, account=cluster.account)
+        patched.setattr(kubernetes_node, "mark", marked)
+        done = CliRunner().invoke(cli, words, env=variables | server)
+    lines = done.output.strip().splitlines()
+    ended = {"exitCode": done.exit_code, "message": lines[-1] if lines else "", "reason": "Error"}
     entry = {"name": container["name"], "image": IMAGE, "imageID": "", "ready": False, "restartCount": 0}
     status = {"initContainerStatuses": [{**entry, "state": {"terminated": ended}}], "phase": "Pending"}
     cluster.patch(f"/api/v1/namespaces/ml/pods/{pod['metadata']['name']}/status", {"status": status})
-    return done.returncode
+    return done
 
 
-def test_the_daemonset_watches_each_node_and_a_failing_gate_says_why(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.call("POST", "/apis/apps/v1/namespaces/ml/daemonsets", manifest("watch"))
+def apply_account(cluster: Cluster) -> None:
+    """Make the service account of the DaemonSet and what it may do."""
+    account, role, binding = manifests("rbac")
+    cluster.call("POST", "/api/v1/namespaces/ml/serviceaccounts", account)
+    cluster.call("POST", "/apis/rbac.authorization.k8s.io/v1/clusterroles", role)
+    cluster.call("POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", binding)
+
+
+def watching(cluster: Cluster) -> dict[str, dict[str, Any]]:
+    """Return the pods of the DaemonSet by node, once there is one on each."""
     until(lambda: len(cluster.pods("watch")) == len(NODES), "a pod of the DaemonSet on each node")
-    pods = {pod["spec"]["nodeName"]: pod for pod in cluster.pods("watch")}
+    return {pod["spec"]["nodeName"]: pod for pod in cluster.pods("watch")}
+
+
+def test_the_daemonset_watches_each_node_and_a_failing_gate_taints_it_and_says_why(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.call("POST", "/apis/apps/v1/namespaces/ml/daemonsets", manifest("watch"))
+    pods = watching(cluster)
     assert set(pods) == set(NODES)
     for name in NODES:
-        keep(tmp_path, name)
-    codes = {name: run_init(cluster, pod, tmp_path) for name, pod in pods.items()}
+        keep(tmp_path, name, fails=name == FAILING)
+    refused = run_init(cluster, pods[FAILING], tmp_path)
+    assert (refused.exit_code, cluster.node(FAILING)) == (1, ([], None, None))
+    assert "apply rbac.yaml" in refused.stderr
+    apply_account(cluster)
+    until(lambda: run_init(cluster, pods[FAILING], tmp_path).stderr == "", "the role of the service account")
+    codes = {name: run_init(cluster, pod, tmp_path).exit_code for name, pod in pods.items()}
     assert codes == {name: int(name == FAILING) for name in NODES}
     failed = next(pod for pod in cluster.pods("watch") if pod["spec"]["nodeName"] == FAILING)
     assert failed["status"]["initContainerStatuses"][0]["state"]["terminated"]["message"] == REASON
+    assert {name: cluster.node(name) for name in NODES} == {
+        name: ([TAINT], "false", REASON) if name == FAILING else ([], "true", None) for name in NODES
+    }
 
 
-def test_a_tainted_node_gets_no_pod_of_the_sweep(cluster: Cluster) -> None:
-    """A taint and a label of the operator's, after which the Job has a pod on each other node, never two on one."""
-    cluster.patch(
-        f"/api/v1/nodes/{FAILING}", {"metadata": {"labels": {"envcheck/fit": "false"}}, "spec": {"taints": [TAINT]}}
-    )
+def test_a_node_that_the_gate_tainted_gets_no_pod_of_the_sweep_until_its_checks_pass(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     cluster.call("POST", "/apis/batch/v1/namespaces/ml/jobs", manifest("sweep"))
     until(lambda: len(cluster.pods("sweep")) == len(NODES) - 1, "a pod of the Job on each untainted node")
     assert {pod["spec"]["nodeName"] for pod in cluster.pods("sweep")} == set(NODES) - {FAILING}
     unfit = cluster.call("GET", "/api/v1/nodes?labelSelector=envcheck%2Ffit%3Dfalse")["items"]
     assert [node["metadata"]["name"] for node in unfit] == [FAILING]
-    cluster.patch(f"/api/v1/nodes/{FAILING}", {"spec": {"taints": None}})
+    keep(tmp_path, FAILING, fails=False)
+    assert run_init(cluster, watching(cluster)[FAILING], tmp_path).exit_code == 0
+    assert cluster.node(FAILING) == ([], "true", None)
     until(lambda: len(cluster.pods("sweep")) == len(NODES), "the last pod, on the node whose taint was taken off")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from envcheck.cli.shared.parameter_types import Duration
 from envcheck.cli.shared.typed_options import takes
 from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
 from envcheck.fleet.gate import verdict_file
-from envcheck.fleet.gate.this_boot import fingerprint, this_boot
+from envcheck.fleet.gate.this_boot import fingerprint, in_pod, this_boot
 from envcheck.fleet.gate.verdict import (
     Boot,
     GatedEnvironment,
@@ -56,7 +57,9 @@ class GateOptions(NamedTuple):
 @click.option("--require-gpu", is_flag=True, help="Fail if there is no GPU, instead of skipping.")
 @click.option("--max-age", type=Duration(), default="15m", show_default=True, help="Oldest verdict to accept.")
 @click.option("--budget", type=Duration(), default="60s", show_default=True, help="Time limit for the checks.")
-@click.option("--drain", is_flag=True, help="After a failed check, drain this Slurm node with the reason.")
+@click.option(
+    "--drain", is_flag=True, help="After a failed check, drain this Slurm node, or taint this node of Kubernetes."
+)
 @click.option(
     "--on-error",
     type=click.Choice(("refuse", "admit")),
@@ -78,7 +81,8 @@ def command(options: GateOptions, ctx: click.Context) -> None:
     Verdicts are kept below the user's $ENVCHECK_HOME.
 
     Exit 0: the node may take work; 1: a check failed; 2: wrong usage; 3: undetermined.
-    Only 1 drains, with the reason "envcheck: CHECK: WHAT".
+    Only 1 drains, with the reason "envcheck: CHECK: WHAT". In a pod of Kubernetes, 1 sets the taint envcheck/unfit
+    and 0 removes it (`envcheck fleet render kubernetes --drain`).
     """
     node = this_boot()
     try:
@@ -92,11 +96,12 @@ def command(options: GateOptions, ctx: click.Context) -> None:
     if verdict.status == "pass":
         left = f"; {verdict.left_out} checks left out by the budget" if verdict.left_out else ""
         _say(ctx, f"{node.node} may take work: {verdict.level} passed, {source}{left}")
+        if options.drain and in_pod():
+            _warn(_mark(node.node, "", ""), f"{node.node} is not marked as fit")
         ctx.exit(0)
     if options.drain:
-        refused = _drain(node.node, verdict.reason)
-        if refused:
-            messages.say(f"warning: {node.node} is not drained: {refused}")
+        drain = _mark if in_pod() else _drain
+        _warn(drain(node.node, verdict.check, verdict.reason), f"{node.node} is not drained")
     # The last line is what Kubernetes shows as the reason of a container that failed.
     click.echo(verdict.reason)
     ctx.exit(1)
@@ -119,7 +124,18 @@ def ended_after(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _drain(node: str, reason: str) -> str:
+def _warn(refused: str, what: str) -> None:
+    if refused:
+        messages.say(f"warning: {what}: {refused}")
+
+
+def _mark(node: str, check: str, reason: str) -> str:
+    from envcheck.fleet.gate.kubernetes_node import mark
+
+    return mark(node, check, reason, os.environ)
+
+
+def _drain(node: str, _check: str, reason: str) -> str:
     """Drain a node in Slurm and return "", or why that did not happen.
 
     SchedMD advises against Slurm commands in a prolog. Without this one the reason would be "Prolog error".

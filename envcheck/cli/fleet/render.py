@@ -37,6 +37,7 @@ class FleetRenderOptions(NamedTuple):
     partition: str
     namespace: str
     variables: tuple[str, ...]
+    drain: bool
     output: Path | None
 
 
@@ -69,6 +70,9 @@ class FleetRenderOptions(NamedTuple):
 @click.option("--namespace", default="default", show_default=True, help="Kubernetes: the namespace.")
 @click.option(
     "--env", "variables", multiple=True, metavar="NAME=VALUE", help="Kubernetes: of the containers, as NCCL_DEBUG=INFO."
+)
+@click.option(
+    "--drain", is_flag=True, help="Kubernetes: the DaemonSet taints nodes whose check failed (adds rbac.yaml)."
 )
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Write the files into this directory."

@@ -35,6 +35,11 @@ def this_boot(environ: Mapping[str, str] = os.environ, driver: Path = _DRIVER) -
     )
 
 
+def in_pod(environ: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether this process is in a pod of Kubernetes and not on a node of Slurm."""
+    return "KUBERNETES_SERVICE_HOST" in environ and "SLURMD_NODENAME" not in environ
+
+
 def fingerprint(python: Path) -> str:
     """Return what changes when an interpreter is replaced, or a package is installed beside it or removed."""
     prefix = python.parent.parent

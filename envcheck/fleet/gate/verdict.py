@@ -140,9 +140,11 @@ def _only_torch_says_so(row: OutcomeRow) -> bool:
 def why_unusable(kept: NodeVerdict, question: GateQuestion, now: Boot) -> str:
     """Return why a kept verdict does not answer the question now; "" where it does.
 
-    A failure answers for every level; a pass for its own level and those below; what was undetermined is run again.
+    A failure answers for every level, and of any age for levels below its own, whose checks cannot take it back; a pass
+    for its own level and those below; what was undetermined is run again.
     """
     age = now.uptime - kept.at.uptime
+    lasts = kept.status == "fail" and kept.level in LEVELS[LEVELS.index(question.level) + 1 :]
     reasons = (
         (kept.subject != question.subject, "it is about another environment"),
         (kept.at.node != now.node, f"it is about node {one_line(kept.at.node)}"),
@@ -150,7 +152,7 @@ def why_unusable(kept: NodeVerdict, question: GateQuestion, now: Boot) -> str:
         (kept.at.driver != now.driver, f"the driver was {one_line(kept.at.driver) or 'none'}"),
         (kept.at.gpus != now.gpus, f"the node showed {kept.at.gpus} GPUs"),
         (not math.isfinite(age) or age < 0, "it is from the future"),
-        (age > question.max_age, f"it is {age:.0f} s old"),
+        (age > question.max_age and not lasts, f"it is {age:.0f} s old"),
         (kept.status == "error", "it was undetermined"),
         (kept.level not in LEVELS, "its level is unknown"),
         (kept.only_gpu_required and not question.require_gpu, "it failed for the GPU that only --require-gpu wants"),
@@ -166,9 +168,9 @@ def why_unusable(kept: NodeVerdict, question: GateQuestion, now: Boot) -> str:
 def replaces(new: NodeVerdict, kept: NodeVerdict | None) -> bool:
     """Tell whether a new verdict takes the place of the kept one.
 
-    A pass of a lower level says nothing of what a higher level found wrong since this boot, with this driver.
+    A lower level says nothing of what a higher level found wrong since this boot, with this driver.
     """
-    if kept is None or kept.status != "fail" or new.status == "fail" or kept.level not in LEVELS:
+    if kept is None or kept.status != "fail" or kept.level not in LEVELS:
         return True
     same = (kept.subject, kept.at.node, kept.at.boot, kept.at.driver) == (
         new.subject,

@@ -26,6 +26,7 @@ FILES: Final = {
         "sweep-job.yaml": "a run on each node, a report a node (an indexed Job)",
         "preflight.yaml": "a pod with a gate before its training (an init container)",
         "watch-daemonset.yaml": "keep the verdicts of all nodes fresh",
+        "rbac.yaml": "what --drain needs: an account that may taint nodes",
         "gang-jobset.yaml": "ranks on all nodes that work together (a JobSet)",
     },
     "prometheus": {
@@ -35,6 +36,7 @@ FILES: Final = {
 }
 # On Slurm the ranks of a group are of an environment that the nodes have.
 _NO_IMAGE: Final = "group.sbatch"
+_DRAINING: Final = "rbac.yaml"
 _EXECUTABLE: Final = (".sh", ".sbatch")
 
 
@@ -49,11 +51,15 @@ class LaunchFile(NamedTuple):
 def launch_files(system: str, names: Sequence[str], values: LaunchValues) -> list[LaunchFile]:
     """Return the files of these names, all of a system without one. Raises ConfigError for a name that none has."""
     filled = context(values, system)
-    fitting = [name for name in FILES[system] if name != _NO_IMAGE or values.python is not None]
+    left_out = {*([_NO_IMAGE] if values.python is None else []), *([] if values.drain else [_DRAINING])}
+    fitting = [name for name in FILES[system] if name not in left_out]
     chosen = list(dict.fromkeys(_named(system, name) for name in names)) or fitting
     if _NO_IMAGE in chosen and values.python is None:
         message = f"{_NO_IMAGE} measures an environment on the nodes, not an image"
         raise ConfigError(message, fix="give --python PATH")
+    if _DRAINING in chosen and not values.drain:
+        message = f"{_DRAINING} is for the gate with --drain"
+        raise ConfigError(message, fix="give --drain")
     return [LaunchFile(name, _text(system, name, filled), _mode(name)) for name in chosen]
 
 

@@ -16,11 +16,11 @@ HEALTH_SECONDS: Final = 45
 _LONGEST_BUDGET: Final = 18 * 3600
 # The options that a system's files do not hold.
 NOT_OF: Final = {
-    "slurm": {"namespace", "variables"},
+    "slurm": {"namespace", "variables", "drain"},
     "kubernetes": {"python", "program", "scripts", "reports", "partition"},
     "prometheus": {
         *("image", "python", "nodes", "gpus", "level", "budget", "on_error", "program", "scripts", "reports"),
-        *("state", "partition", "namespace", "variables"),
+        *("state", "partition", "namespace", "variables", "drain"),
     },
 }
 _REFERENCE: Final = re.compile(r"[a-z0-9][A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}")
@@ -53,6 +53,7 @@ class LaunchValues(NamedTuple):
     partition: str
     namespace: str
     variables: tuple[str, ...]
+    drain: bool = False
 
 
 def context(values: LaunchValues, system: str) -> dict[str, Any]:

@@ -83,6 +83,30 @@ def test_without_drain_a_failure_calls_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_run")
+def test_in_a_pod_a_failure_marks_the_node_and_a_pass_takes_that_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    marks: list[tuple[str, str, str]] = []
+
+    def mark(node: str, check: str, reason: str, _environ: object) -> str:
+        marks.append((node, check, reason))
+        return "403"
+
+    monkeypatch.setattr("envcheck.fleet.gate.kubernetes_node.mark", mark)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("NODE_NAME", "n7")
+    keep("fail", check="ecc", summary="2 errors")
+    monkeypatch.delenv("SLURMD_NODENAME")
+    assert gate().exit_code == 1
+    assert marks == [], "without --drain nothing is called"
+    result = gate("--drain")
+    assert (result.exit_code, result.stdout) == (1, "envcheck: ecc: 2 errors\n")
+    assert "warning: n7 is not drained: 403" in result.stderr
+    keep("pass")
+    result = gate("--drain")
+    assert (result.exit_code, marks) == (0, [("n7", "ecc", "envcheck: ecc: 2 errors"), ("n7", "", "")])
+    assert "warning: n7 is not marked as fit: 403" in result.stderr
+
+
+@pytest.mark.usefixtures("no_run")
 @pytest.mark.parametrize("body", ["sleep 60", "echo down >&2; exit 1"])
 def test_a_controller_that_does_not_answer_changes_no_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str

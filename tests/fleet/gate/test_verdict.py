@@ -60,11 +60,19 @@ def test_a_failure_answers_at_every_level_also_without_a_gpu(level: str) -> None
     assert gate.why_unusable(verdict(level=level, mode="cpu", status="fail"), QUESTION, NOW) == ""
 
 
+def test_a_failure_of_a_higher_level_answers_until_a_run_of_that_level_passes() -> None:
+    failed = verdict(level="standard", status="fail", uptime=-90_000.0)
+    assert gate.why_unusable(failed, QUESTION, NOW) == ""
+    assert "s old" in gate.why_unusable(failed, structs.replace(QUESTION, level="standard"), NOW)
+    assert "s old" in gate.why_unusable(verdict(status="fail", uptime=-90_000.0), QUESTION, NOW)
+
+
 def test_a_pass_of_a_lower_level_does_not_hide_what_a_higher_one_found() -> None:
     failed = verdict(level="standard", status="fail")
     assert not gate.replaces(verdict(), failed)
     assert gate.replaces(verdict(level="standard"), failed)
-    assert gate.replaces(verdict(status="fail"), failed)
+    assert gate.replaces(verdict(level="standard", status="fail"), failed)
+    assert not gate.replaces(verdict(status="fail"), failed), "a pass of its level would take back both"
     assert gate.replaces(verdict(boot="b-2"), failed)
     assert gate.replaces(verdict(driver="580.1"), failed)
     assert gate.replaces(verdict(), verdict(level="full"))

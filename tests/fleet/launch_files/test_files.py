@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
+from envcheck.fleet.gate.kubernetes_node import TAINT
 from envcheck.fleet.group.membership import membership
 from envcheck.fleet.launch_files.files import FILES, launch_files
 from envcheck.fleet.launch_files.values import LaunchValues
@@ -39,7 +40,7 @@ VALUES = LaunchValues(
 )
 SETTINGS = {
     "gpus": VALUES,
-    "cpu": VALUES._replace(gpus=0, partition="", variables=(), on_error="admit", level="standard"),
+    "cpu": VALUES._replace(gpus=0, partition="", variables=(), on_error="admit", level="standard", drain=True),
     "hostile": VALUES._replace(image=None, python=f"/opt/{HOSTILE}", program=f"/{HOSTILE}", reports=f"/{HOSTILE}"),
 }
 
@@ -123,7 +124,8 @@ def test_what_slurm_sees_of_each_exit_code(script: str, codes: dict[int, int], t
 def test_values_arrive_in_the_manifests_as_they_were_given(values: LaunchValues) -> None:
     text = "\n---\n".join(texts("kubernetes", values).values())
     documents = {one["kind"]: one for one in yaml.safe_load_all(text)}
-    assert set(documents) == {"Job", "Pod", "DaemonSet", "JobSet"}
+    account = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding"} if values.drain else set()
+    assert set(documents) == {"Job", "Pod", "DaemonSet", "JobSet"} | account
     gang = gang_job(text)["spec"]
     assert (gang["completions"], gang["backoffLimitPerIndex"], gang["maxFailedIndexes"]) == (16, 0, 16)
     job = documents["Job"]["spec"]
@@ -150,7 +152,8 @@ def test_kubernetes_schemas_hold(values: LaunchValues, tmp_path: Path, validator
     command = [str(validators / "kubernetes-validate"), "--strict", *(str(tmp_path / name) for name in files)]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     output = completed.stdout + completed.stderr
-    assert (completed.returncode, output.count(" passed for ")) == (0, len(files)), output
+    documents = sum(len([*yaml.safe_load_all(text)]) for text in files.values())
+    assert (completed.returncode, output.count(" passed for ")) == (0, documents), output
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(files["sweep-job.yaml"].replace("completions: 16", 'completions: "16"'))
     command = [str(validators / "kubernetes-validate"), "--strict", str(wrong)]
@@ -195,7 +198,8 @@ def test_what_cannot_stand_in_a_file_is_refused(change: dict[str, Any]) -> None:
     ("system", "option"),
     [
         ("slurm", ["--namespace", "x"]),
-        ("slurm", ["--env", "A=B"]),
+        ("slurm", ["--env", "NCCL_DEBUG=INFO"]),
+        ("slurm", ["--drain"]),
         ("kubernetes", ["--partition", "x"]),
         ("prometheus", ["--image", IMAGE]),
     ],
@@ -214,10 +218,27 @@ def test_names_are_files_or_their_first_words() -> None:
     assert [file.name for file in launch_files("kubernetes", ["watch"], VALUES)] == ["watch-daemonset.yaml"]
     with pytest.raises(ConfigError, match="did you mean prolog"):
         launch_files("slurm", ["prolg"], VALUES)
-    assert {system: len(files) for system, files in FILES.items()} == {"slurm": 6, "kubernetes": 4, "prometheus": 2}
+    assert {system: len(files) for system, files in FILES.items()} == {"slurm": 6, "kubernetes": 5, "prometheus": 2}
     assert "group.sbatch" not in texts("slurm")
     with pytest.raises(ConfigError, match="not an image"):
         launch_files("slurm", ["group"], VALUES)
+
+
+def test_only_with_drain_may_the_daemonset_change_nodes() -> None:
+    watch = "watch-daemonset.yaml"
+    plain, draining = texts("kubernetes"), texts("kubernetes", VALUES._replace(drain=True))
+    assert set(draining) - set(plain) == {"rbac.yaml"}
+    assert {name for name in plain if plain[name] != draining[name]} == {watch}
+    assert yaml.safe_load(plain[watch])["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+    pod = yaml.safe_load(draining[watch])["spec"]["template"]["spec"]
+    account, role, binding = yaml.safe_load_all(draining["rbac.yaml"])
+    assert pod["serviceAccountName"] == account["metadata"]["name"] == binding["subjects"][0]["name"]
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}]
+    assert pod["tolerations"] == [{"key": TAINT, "operator": "Exists"}]
+    assert pod["initContainers"][0]["command"][-1] == "--drain"
+    assert " --drain " in pod["containers"][0]["command"][2]
+    with pytest.raises(ConfigError, match="give --drain"):
+        launch_files("kubernetes", ["rbac"], VALUES)
 
 
 def test_the_health_program_ends_before_slurm_ends_it_and_renews_before_the_prolog_asks() -> None:
