@@ -201,6 +201,12 @@ def test_an_option_means_one_thing_over_all_commands(name: str) -> None:
     assert len(kinds) == 1
 
 
+@pytest.mark.parametrize("path", ["build", "mirror site render"])
+def test_an_option_of_the_whole_program_after_a_command_names_its_place(path: str) -> None:
+    assert f"--quiet belongs before the command: `envcheck --quiet {path} ...`" in refusal(*path.split(), "--quiet")
+    assert "belongs" not in refusal(*path.split(), "--quite")
+
+
 @pytest.mark.parametrize(("old", "new"), OLD_COMMANDS.items())
 def test_an_old_command_names_the_new_one(old: str, new: str) -> None:
     assert new in COMMANDS

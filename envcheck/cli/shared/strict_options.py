@@ -57,14 +57,25 @@ def _refuse_old_and_empty(command: click.Command, ctx: click.Context, args: list
     try:
         values, _, order = command.make_parser(ctx).parse_args(list(args))
     except click.NoSuchOption as error:
-        if error.option_name not in old:
+        message = _place_or_name(ctx, error.option_name, old)
+        if message is None:
             raise
-        message = f"{error.option_name} is now {_new(old[error.option_name])}"
         raise click.UsageError(message, ctx) from error
     for parameter in order:
         if _empty(values.get(parameter.name or "")):
             message = "the value is empty, perhaps that of a variable that is not set"
             raise click.BadParameter(message, ctx=ctx, param=parameter)
+
+
+def _place_or_name(ctx: click.Context, option: str, old: dict[str, str]) -> str | None:
+    """Return how an option is spelled now, or where it belongs: those of the whole program precede the command."""
+    if option in old:
+        return f"{option} is now {_new(old[option])}"
+    root = ctx.find_root()
+    if root is ctx or not any(option in parameter.opts for parameter in root.command.params):
+        return None
+    inside = ctx.command_path.removeprefix(root.command_path).strip()
+    return f"{option} belongs before the command: `{root.command_path} {option} {inside} ...`"
 
 
 def _refuse_old_variables(ctx: click.Context, path: str) -> None:
