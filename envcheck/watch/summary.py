@@ -88,7 +88,9 @@ def _slowed(by_gpu: dict[str, list[GpuSample]], seen: WatchRecord) -> Iterator[S
                 yield SummaryLine("clocks", status, f"{gpu}: {reason} in {share:.0%} of the samples")
         counts = [sample.ecc for sample in samples if sample.ecc is not None]
         if counts and counts[-1] > counts[0]:
-            yield SummaryLine("memory errors", "low", f"{gpu}: {counts[-1] - counts[0]} uncorrected ECC errors")
+            yield SummaryLine(
+                "memory errors", "low", f"{gpu}: {counted(counts[-1] - counts[0], 'uncorrected ECC error')}"
+            )
     for event in seen.xids:
         yield SummaryLine("Xid", "low", f"Xid {event['code']} on {event['bus_id']}: {event['text']}")
     means = {gpu: mean for gpu, samples in by_gpu.items() if (mean := mean_utilization(samples)) is not None}

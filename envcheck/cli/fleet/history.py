@@ -81,7 +81,7 @@ def _lines(past: FleetHistory) -> Iterator[str]:
     for run in past.runs[:_SHOWN]:
         yield f"{run.at or 'at an unknown time':25}  {run.status:5}  {_findings_of(run)}".rstrip()
     if len(past.runs) > _SHOWN:
-        yield f"and {len(past.runs) - _SHOWN} older runs: see --json"
+        yield f"and {counted(len(past.runs) - _SHOWN, 'older run')}: see --json"
 
 
 def _findings_of(run: PastRun) -> str:

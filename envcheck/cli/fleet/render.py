@@ -69,7 +69,7 @@ class FleetRenderOptions(NamedTuple):
 @click.option("--partition", default="", help="Slurm: the partition of sweep and group.")
 @click.option("--namespace", default="default", show_default=True, help="Kubernetes: the namespace.")
 @click.option(
-    "--env", "variables", multiple=True, metavar="NAME=VALUE", help="Kubernetes: of the containers, as NCCL_DEBUG=INFO."
+    "--env", "variables", multiple=True, metavar="NAME=VALUE", help="Kubernetes: NCCL_*, FI_*, UCX_*, GLOO_* of pods."
 )
 @click.option(
     "--drain", is_flag=True, help="Kubernetes: the DaemonSet taints nodes whose check failed (adds rbac.yaml)."

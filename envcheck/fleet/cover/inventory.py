@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from envcheck import safe_files
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
-from envcheck.fleet.hostlist import is_name, natural, unfold
+from envcheck.fleet.hostlist import fold, is_name, natural, unfold
 from envcheck.fleet.reading.database import opened
 from envcheck.fleet.reading.ingest import ingest
 from envcheck.matrix.resolver.query import DRIVER_VERSION
@@ -52,23 +52,28 @@ def of_places(places: Iterable[Path]) -> Inventory:
     everything = [*places]
     tables = [place for place in everything if place.suffix.lower() == ".csv" and not place.is_dir()]
     counts, names, notes = defaultdict[NodeKind, int](int), defaultdict[NodeKind, list[str]](list), list[str]()
-    lines, first = dict[str, str](), dict[NodeKind, str]()
+    lines, first, twice = dict[str, str](), dict[NodeKind, str](), list[str]()
+    report_places = [place for place in everything if place not in tables]
+    rows = [*_of_reports(report_places)] if report_places else []
+    reported = {node: kind for node, kind, _ in rows if kind is not None}
+    notes += [note for _, kind, note in rows if kind is None]
     for table in tables:
         for where, kind, nodes, count in _of_csv(table):
-            for node in nodes if len(nodes) == count else ():
+            named = nodes if len(nodes) == count else []
+            for node in named:
                 _refuse_second(node, lines, where)
-            counts[kind] += count
-            names[kind] += nodes
-            first.setdefault(kind, where)
-    report_places = [place for place in everything if place not in tables]
-    if report_places:
-        for node, reported, note in _of_reports(report_places):
-            if reported is None:
-                notes.append(note)
-            else:
-                counts[reported] += 1
-                names[reported].append(node)
-                first.setdefault(reported, f"the report of {node}")
+            again = [node for node in named if node in reported]
+            twice += again
+            if count > len(again):
+                counts[kind] += count - len(again)
+                names[kind] += [node for node in nodes if not named or node not in reported]
+                first.setdefault(kind, where)
+    for node, kind in reported.items():
+        counts[kind] += 1
+        names[kind].append(node)
+        first.setdefault(kind, f"the report of {node}")
+    if twice:
+        notes.append(f"{fold(twice)}: the report counts, and not the line of CSV")
     if not counts:
         why = f": {notes[0]}" if notes else ""
         message = f"no node with a GPU and a driver in {', '.join(map(str, everything))}{why}"

@@ -11,6 +11,7 @@ import msgspec
 
 from envcheck import __version__
 from envcheck.checks import LEVELS
+from envcheck.counting import counted
 from envcheck.printable import printable
 from envcheck.runner.schema import OutcomeRow, VerdictStatus
 
@@ -150,7 +151,7 @@ def why_unusable(kept: NodeVerdict, question: GateQuestion, now: Boot) -> str:
         (kept.at.node != now.node, f"it is about node {one_line(kept.at.node)}"),
         (not now.boot or kept.at.boot != now.boot, "the node was booted since"),
         (kept.at.driver != now.driver, f"the driver was {one_line(kept.at.driver) or 'none'}"),
-        (kept.at.gpus != now.gpus, f"the node showed {kept.at.gpus} GPUs"),
+        (kept.at.gpus != now.gpus, f"the node showed {counted(kept.at.gpus, 'GPU')}"),
         (not math.isfinite(age) or age < 0, "it is from the future"),
         (age > question.max_age and not lasts, f"it is {age:.0f} s old"),
         (kept.status == "error", "it was undetermined"),

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from envcheck.counting import counted
 from envcheck.fleet.hostlist import fold
 
 # Nodes whose clocks are this far apart have reports whose order says nothing.
@@ -43,7 +44,10 @@ def refusal(first: Hello, hello: Hello, came: Mapping[int, Hello]) -> HelloRefus
         return HelloRefusal("node", why)
     other = short(came[hello.node].name) if hello.node in came else ""
     faults = (
-        (hello.nodes != first.nodes, f"{name} was started for {hello.nodes} nodes, and {first_name} for {first.nodes}"),
+        (
+            hello.nodes != first.nodes,
+            f"{name} was started for {counted(hello.nodes, 'node')}, {first_name} for {first.nodes}",
+        ),
         (not 0 <= hello.node < first.nodes, f"{name} is number {hello.node} of {first.nodes} nodes, counted from 0"),
         (hello.node in came, f"{other} and {name} are both number {hello.node}"),
         (hello.name in {one.name for one in came.values()}, f"two nodes are called {name}"),

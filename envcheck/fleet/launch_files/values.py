@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from envcheck.errors import ConfigError
@@ -29,7 +28,8 @@ _PATH: Final = re.compile(r"/[^\x00-\x1f\x7f-\x9f]*")
 _PLAIN_PATH: Final = re.compile(r"/[A-Za-z0-9._/+-]*")
 _PARTITION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(,[A-Za-z0-9][A-Za-z0-9_.-]*)*")
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# What the network of a group needs. Others would steer the checks, or envcheck itself (NODE_NAME, ENVCHECK_HOME).
+_VARIABLE: Final = re.compile(r"(NCCL|FI|UCX|GLOO|RDMAV|IBV|MLX5)_[A-Za-z0-9_]+")
 _UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # Minutes that a run may take on a node, several times what it is planned for.
 _MINUTES: Final = {"static": 10, "quick": 15, "standard": 30, "full": 120}
@@ -103,12 +103,17 @@ def _seconds(option: str, value: float, least: int) -> int:
     return round(value)
 
 
-def _variables(assignments: tuple[str, ...]) -> Mapping[str, str] | list[tuple[str, str]]:
-    pairs = []
+def _variables(assignments: tuple[str, ...]) -> list[tuple[str, str]]:
+    pairs: dict[str, str] = {}
     for text in assignments:
         name, separator, value = text.partition("=")
-        if not separator or not _VARIABLE.fullmatch(name) or _UNPRINTABLE.search(value):
+        if not separator or _UNPRINTABLE.search(text):
             message = f"--env {text[:200]!r} is not NAME=VALUE"
             raise ConfigError(message, fix="write it as NCCL_SOCKET_IFNAME=eth0, on one line")
-        pairs.append((name, value))
-    return pairs
+        if not _VARIABLE.fullmatch(name):
+            message = f"--env {name[:200]!r} is not a variable of the network"
+            raise ConfigError(message, fix="give NCCL_*, FI_*, UCX_*, GLOO_* and the like; set others in the image")
+        if pairs.setdefault(name, value) != value:
+            message = f"--env gives {name[:200]} two values"
+            raise ConfigError(message, fix="give it once")
+    return [*pairs.items()]

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.fleet.reading.configuration import configuration
 from envcheck.fleet.reading.curves import CurvePoints, curves_of
@@ -124,7 +125,9 @@ def read(content: bytes, stem: str) -> NodeReport | OtherDocument:
     if document.schema != _SCHEMA:
         return _other(document.schema)
     if document.group is not None and not document.group.node:
-        return OtherDocument(f"{_SCHEMA} of a group ({len(document.group.nodes)} nodes: {document.verdict.status})")
+        return OtherDocument(
+            f"{_SCHEMA} of a group ({counted(len(document.group.nodes), 'node')}: {document.verdict.status})"
+        )
     return _reading(document, hashlib.blake2b(content, digest_size=32).hexdigest(), stem)
 
 

@@ -158,6 +158,18 @@ def test_more_kinds_than_a_plan_takes_are_refused(tmp_path: Path) -> None:
         assert isinstance(result.exception, ConfigError) == (count > MOST_KINDS)
 
 
+def test_a_node_in_a_table_and_in_a_report_is_one_node(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("node,gpu,driver\nn[1-3],L40S,535.183.01\n")
+    folder = write(tmp_path / "r", node_report("n2"), node_report("n4"))
+    inventory = of_places([table, folder])
+    assert sorted(inventory.counts.values()) == [2, 2]
+    assert sorted(inventory.names.values()) == [["n1", "n3"], ["n2", "n4"]]
+    assert inventory.notes == ["n2: the report counts, and not the line of CSV"]
+    write(folder, node_report("n1"), node_report("n3"))
+    assert [*of_places([table, folder]).counts.values()] == [4]
+
+
 def test_reports_are_an_inventory(tmp_path: Path) -> None:
     write(tmp_path, node_report("n1"), node_report("n2"), node_report("cpu", "cpu"))
     inventory = of_places([tmp_path])
