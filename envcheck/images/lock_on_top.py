@@ -21,7 +21,7 @@ from envcheck.images.lock_with_uv import (
     source_options,
 )
 from envcheck.images.locks.lockfile import group_of
-from envcheck.images.locks.model import Lock, Pin
+from envcheck.images.locks.model import Group, Lock, Pin
 from envcheck.images.spec import ARCH, ImageSpec, facts
 from envcheck.images.targets import RECIPES, requirements_of
 from envcheck.matrix.facts.c_libraries import glibc_of
@@ -37,10 +37,12 @@ def lock_target(
     profile: Profile,
     arch: HostArch = ARCH,
     like: Sequence[Lock] = (),
-) -> Lock | None:
-    """Return the lock of what a target adds to a cell with these locks; None for a target without Python packages.
+    extensions: Sequence[str] = (),
+) -> list[Lock]:
+    """Return the locks of what a target adds to a cell with these locks; none for a target without Python packages.
 
-    With `like`, the versions are those of its lock of the target where the architecture has them.
+    `extensions` are the requirements of its native extensions, whose lock is their own. With `like`, the versions are
+    those of its locks of the target where the architecture has them.
     """
     _, variant, _ = facts(matrix, cell, arch)
     group, locked = (
@@ -48,11 +50,11 @@ def lock_target(
         {pin.name for lock in locks for pin in lock.pins if lock.group == "nvidia"},
     )
     # Of NVIDIA's packages the cell has what its torch asks for, be it of a later CUDA than the target would take.
-    wishes = requirements_of(target, variant.cuda)
+    wishes = [*requirements_of(target, variant.cuda), *extensions]
     requirements = [wish for wish in wishes if canonicalize_name(Requirement(wish).name) not in locked]
     if not requirements or group is None:
-        return None
-    same = [f"{pin.name}=={pin.version}" for lock in like for pin in lock.pins if lock.group == group]
+        return []
+    same = [f"{pin.name}=={pin.version}" for lock in like for pin in lock.pins if lock.group in (group, "extensions")]
     name, options = f"{cell}, target {target}", _for_python(cell, PLATFORMS[arch])
     try:
         pins = _on_top(options, requirements, locks, profile, name, same)
@@ -60,7 +62,21 @@ def lock_target(
         if not same:
             raise
         pins = _on_top(options, requirements, locks, profile, name)
-    return Lock(group=group, index="pypi", pins=pins)
+    return divide_target(Lock(group=group, index="pypi", pins=pins), map(_name, extensions))
+
+
+def divide_target(lock: Lock, extensions: Iterable[str]) -> list[Lock]:
+    """Return a target's lock as its own and, for the pins that `extensions` names, extensions.lock."""
+    native = {*extensions}
+    parts: dict[Group, list[Pin]] = {
+        lock.group: [pin for pin in lock.pins if pin.name not in native],
+        "extensions": [pin for pin in lock.pins if pin.name in native],
+    }
+    return [Lock(group=group, index=lock.index, pins=pins) for group, pins in parts.items() if pins]
+
+
+def _name(requirement: str) -> str:
+    return canonicalize_name(Requirement(requirement).name)
 
 
 def lock_user_packages(

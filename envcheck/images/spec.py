@@ -14,7 +14,7 @@ from envcheck.data import data_path
 from envcheck.errors import ConfigError
 from envcheck.images.locks import lockfile as locking
 from envcheck.images.locks.model import Group, Lock, Pin
-from envcheck.images.targets import RECIPES, groups_of, requirements_of
+from envcheck.images.targets import RECIPES, extensions_of, groups_of, requirements_of
 from envcheck.matrix.facts.model import Base, Build, Cell, HostArch, Matrix, Target, TorchRelease, TorchVariant
 from envcheck.matrix.facts.versions import key
 
@@ -35,8 +35,6 @@ __all__ = [
 
 LABEL_PREFIX = "envcheck."
 ARCH: Final[HostArch] = "x86_64"
-# The groups of what a user puts on top of a target.
-ON_TOP: Final[tuple[Group, ...]] = ("extensions", "user")
 _COMPANIONS: Final = {"triton": "(pytorch-)?triton", "torchvision": "torchvision", "torchaudio": "torchaudio"}
 # Before it a wheel of the CPU for Arm says "2.5.1" (torch/version.py in the wheels of 2.4.1, 2.5.1 and 2.6.0).
 _LABELLED_ON_ARM: Final = key("2.6.0")
@@ -45,6 +43,8 @@ _FIELDS: Final = 3  # of a library's version: what it says of itself when it run
 
 class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One target of one cell. `locks` are in layer order and empty for a cell without a lock.
+
+    `user_packages` names the pins of these locks that the user added.
 
     `promises` hold what the image says of itself, as strings, "none" where a variant does not have it and "unknown"
     where no fact says: cell, target, variant, torch ("2.13.0+cpu", as torch.__version__), cuda ("12.8"), cudnn
@@ -58,6 +58,7 @@ class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
     arch: HostArch
     locks: list[Lock]
     promises: dict[str, str]
+    user_packages: list[str] = []
 
     @property
     def tag(self) -> str:
@@ -77,8 +78,8 @@ class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def on_top(self) -> list[Lock]:
-        """Return the locks of the packages that the user added: extensions.lock and user.lock, as far as there."""
-        return [lock for lock in self.locks if lock.group in ON_TOP]
+        """Return the user's part of the locks: of extensions.lock, and user.lock, as far as there."""
+        return [part for lock in self.locks if (part := _part(lock, self.user_packages)).pins]
 
     @property
     def cuda(self) -> str | None:
@@ -86,11 +87,17 @@ class ImageSpec(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.promises["cuda"] == "none" else self.promises["cuda"]
 
     @property
+    def lacking(self) -> list[Group]:
+        """Return the groups of what the target adds to its cell that have no lock."""
+        own, groups = RECIPES[self.target].group, {lock.group for lock in self.locks}
+        needed: list[Group] = [own] if own and requirements_of(self.target, self.cuda) else []
+        needed += ["extensions"] if extensions_of(self.target, self.cuda) else []
+        return [group for group in needed if group not in groups]
+
+    @property
     def lacks_lock(self) -> bool:
-        """Tell whether a lock must be made before this can be built: the cell's, or the one of its target."""
-        groups = {lock.group for lock in self.locks}
-        needs_own = bool(requirements_of(self.target, self.cuda))
-        return not self.locks or (needs_own and RECIPES[self.target].group not in groups)
+        """Tell whether a lock must be made before this can be built: the cell's, or one of its target."""
+        return not self.locks or bool(self.lacking)
 
 
 def select(matrix: Matrix, selectors: Sequence[str]) -> list[Cell]:
@@ -147,8 +154,8 @@ def load_spec(
         raise ConfigError(message, fix=f"restore it, or run `{command}` where its index can be reached")
     locks = locking.read_locks(directory, groups_of(target), arch)
     spec = make_spec(matrix, cell, locks, target=target, arch=arch, where=where)
-    if locks and spec.lacks_lock:
-        name = locking.file_name(RECIPES[target].group or "base", arch)
+    if locks and spec.lacking:
+        name = locking.file_name(spec.lacking[0], arch)
         message = f"{where or f'images/{cell}'} lacks {name}, which the target {target} installs"
         command = f"envcheck lock {cell}{_option(arch)} --target {target}"
         raise ConfigError(message, fix=f"run `{command}` where its index can be reached")
@@ -165,16 +172,23 @@ def load_specs(matrix: Matrix, cell: Cell, *, images_dir: Path | None = None, ar
 def with_user_packages(spec: ImageSpec, lock: Lock, native: Collection[str] = ()) -> ImageSpec:
     """Return the spec with a user's lock on top; it promises each package, as no shipped lock names them all.
 
-    The packages that `native` names become a lock of their own, extensions.lock.
+    The packages that `native` names become a lock of their own, extensions.lock, with those of the target.
     """
+    names = [pin.name for pin in lock.pins]
+    of_target = [pin for each in spec.locks if each.group == "extensions" for pin in each.pins]
     parts: dict[Group, list[Pin]] = {
-        "extensions": [pin for pin in lock.pins if pin.name in native],
+        "extensions": [*of_target, *(pin for pin in lock.pins if pin.name in native)],
         "user": [pin for pin in lock.pins if pin.name not in native],
     }
-    locks = [*spec.locks, *(Lock(group=group, index=lock.index, pins=pins) for group, pins in parts.items() if pins)]
-    spec = msgspec.structs.replace(spec, locks=locks)
+    locks = [each for each in spec.locks if each.group != "extensions"]
+    locks += [Lock(group=group, index=lock.index, pins=pins) for group, pins in parts.items() if pins]
+    spec = msgspec.structs.replace(spec, locks=locks, user_packages=names)
     promises = {**spec.promises, "lock": locking.digest(locks), "packages": spec.packages}
     return msgspec.structs.replace(spec, promises=promises)
+
+
+def _part(lock: Lock, names: Collection[str]) -> Lock:
+    return msgspec.structs.replace(lock, pins=[pin for pin in lock.pins if pin.name in names])
 
 
 def make_spec(

@@ -21,12 +21,14 @@ class TargetRecipe(NamedTuple):
 
     `group` is the lock of the Python packages that `requirements` resolve to, None where there are none.
     `cuda_requirements` gives what is added for a cell whose wheel carries CUDA, from its version ("12.8").
+    `extensions` are native extensions of torch, for cells with CUDA; they have a lock of their own, extensions.lock.
     """
 
     packages: tuple[str, ...] = ()
     group: Group | None = None
     requirements: tuple[str, ...] = ()
     cuda_requirements: Callable[[str], tuple[str, ...]] = lambda _: ()
+    extensions: tuple[str, ...] = ()
     command: tuple[str, ...] = ("python3",)
 
 
@@ -37,11 +39,6 @@ _COMPILERS: Final = {
     "12": ("nvidia-cuda-nvcc-cu12", "nvidia-cuda-cccl-cu12"),
     "13": ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-cccl"),
 }
-
-
-def compiles_cuda(cuda: str) -> bool:
-    """Tell whether the target devel of a CUDA ("12.8") has nvcc: only NVIDIA's wheels of 13 hold all of it."""
-    return any(name.endswith("-nvvm") for name in _COMPILERS.get(cuda.partition(".")[0], ()))
 
 
 def cuda_compilers(cuda: str) -> tuple[str, ...]:
@@ -71,7 +68,7 @@ RECIPES: Final[dict[Target, TargetRecipe]] = {
             "tensorboard",
             "transformers",
         ),
-        cuda_requirements=lambda _: ("bitsandbytes",),
+        extensions=("bitsandbytes",),
     ),
     # libnss-wrapper names a --user that /etc/passwd does not know, which sshd and git ask for.
     "jupyter": TargetRecipe(
@@ -85,15 +82,23 @@ RECIPES: Final[dict[Target, TargetRecipe]] = {
 
 # The locks of the torch environment, which all targets of a cell share.
 SHARED_GROUPS: Final[tuple[Group, ...]] = ("nvidia", "torch", "base")
+# The lock of native extensions of torch: those of a target, and those that a user puts on top.
+EXTENSIONS: Final[tuple[Group, ...]] = ("extensions",)
 
 
 def groups_of(target: Target) -> tuple[Group, ...]:
     """Return the lock groups that a target installs, in layer order."""
-    own = RECIPES[target].group
-    return (*SHARED_GROUPS, *((own,) if own else ()))
+    recipe = RECIPES[target]
+    own: tuple[Group, ...] = (recipe.group,) if recipe.group else ()
+    return (*SHARED_GROUPS, *own, *(EXTENSIONS if recipe.extensions else ()))
 
 
 def requirements_of(target: Target, cuda: str | None) -> list[str]:
-    """Return what a target's lock is resolved from, for a wheel of this CUDA ("12.8", None for cpu)."""
+    """Return what a target's own lock is resolved from, for a wheel of this CUDA ("12.8", None for cpu)."""
     recipe = RECIPES[target]
     return [*recipe.requirements, *(recipe.cuda_requirements(cuda) if cuda else ())]
+
+
+def extensions_of(target: Target, cuda: str | None) -> tuple[str, ...]:
+    """Return the native extensions that a target adds, for a wheel of this CUDA ("12.8", None for cpu)."""
+    return RECIPES[target].extensions if cuda else ()

@@ -97,9 +97,9 @@ def test_the_lock_of_a_target_is_made_on_top_of_the_shipped_locks(
     )
     held: list[list[Lock]] = []
 
-    def add(_matrix: object, _cell: object, _target: object, locks: list[Lock], *_: object) -> Lock:
+    def add(_matrix: object, _cell: object, _target: object, locks: list[Lock], *_: object, **__: object) -> list[Lock]:
         held.append(locks)
-        return train
+        return [train]
 
     monkeypatch.setattr(lock_on_top, "lock_target", add)
     shipped = read_locks(data_path("images") / PUBLISHED)

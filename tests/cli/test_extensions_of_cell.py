@@ -7,10 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.cli.sources.extensions_of_cell import pinned_to_fit
+from envcheck.cli.sources.extensions_of_cell import (
+    extension_names,
+    extensions_of_target,
+    known_extensions,
+    pinned_to_fit,
+)
 from envcheck.errors import ConfigError
 from envcheck.images import dry_resolution
-from envcheck.images.spec import make_spec
+from envcheck.images.spec import load_spec, make_spec
+from envcheck.images.targets import RECIPES, extensions_of
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.file.load import load
 
@@ -69,6 +75,33 @@ def test_what_is_not_known_is_said_and_left_to_the_installer(
 
 def test_a_cell_without_cuda_is_left_to_the_installer(matrix: Matrix) -> None:
     assert pinned(matrix, "torch2.8.0-cpu-py311", "bitsandbytes") == ["bitsandbytes"]
+
+
+def test_every_extension_that_a_target_locks_is_a_release_that_fits(matrix: Matrix) -> None:
+    extensions = known_extensions()
+    specs = [load_spec(matrix, cell, target) for cell in matrix.cells() for target in matrix.targets(cell)]
+    specs = [spec for spec in specs if extensions_of(spec.target, spec.cuda)]
+    assert len(specs) >= 23
+    for spec in specs:
+        locked = [pin for lock in spec.locks if lock.group == "extensions" for pin in lock.pins]
+        assert [pin.name for pin in locked] == [*extensions_of(spec.target, spec.cuda)], spec.tag
+        lines = [f"{pin.name}=={pin.version}" for pin in locked]
+        assert pinned_to_fit(matrix, spec, lines, extensions).requirements == lines, spec.tag
+        others = {pin.name for lock in spec.locks if lock.group != "extensions" for pin in lock.pins}
+        assert not others & extension_names(extensions) - {"torchvision", "torchaudio", "triton"}, spec.tag
+
+
+def test_an_extension_of_a_target_that_no_release_of_fits_is_refused(
+    matrix: Matrix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = Cell(torch="2.8.0", variant="cu128", python="3.11")
+    train = make_spec(matrix, cell, [], target="train")
+    assert extensions_of_target(matrix, train) == ["bitsandbytes==0.50.2"]
+    assert extensions_of_target(matrix, make_spec(matrix, cell, [])) == []
+    for name, says in (("vllm>=0.16", "does not fit torch2.8.0-cu128-py311"), ("causal-conv1d", "has no wheel of")):
+        monkeypatch.setitem(RECIPES, "train", RECIPES["train"]._replace(extensions=(name,)))
+        with pytest.raises(ConfigError, match=says):
+            extensions_of_target(matrix, train)
 
 
 def test_lock_says_whether_the_installer_agrees(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -329,8 +329,8 @@ def test_a_new_lock_replaces_the_whole_of_the_old_one(
     def lock_files(*_: object) -> list[Lock]:
         return locks[:1]
 
-    def nothing_more(*_: object) -> None:
-        return None
+    def nothing_more(*_: object) -> list[Lock]:
+        return []
 
     monkeypatch.setattr(lock_with_uv, "lock_cell", lock_files)
     monkeypatch.setattr(lock_on_top, "lock_target", nothing_more)
@@ -351,10 +351,10 @@ def test_a_target_is_locked_for_another_architecture_on_top_of_its_own_locks(
 
     def add(
         _matrix: object, _cell: object, target: str, locks: list[Lock], _profile: object, arch: str, *_: object
-    ) -> Lock:
+    ) -> list[Lock]:
         requests.append((target, arch))
         assert locks == read_locks(images / cell, SHARED_GROUPS, "aarch64")
-        return Lock(group="train", index="pypi", pins=[Pin(name="peft", version="1", sha256=["c" * 64])])
+        return [Lock(group="train", index="pypi", pins=[Pin(name="peft", version="1", sha256=["c" * 64])])]
 
     monkeypatch.setattr(lock_on_top, "lock_target", add)
     before = {path.name: path.read_bytes() for path in (images / cell).iterdir()}

@@ -20,7 +20,7 @@ from envcheck.images.lock_on_top import (
     read_requirements,
 )
 from envcheck.images.locks.lockfile import digest, parse_lock
-from envcheck.images.locks.model import Lock, Pin
+from envcheck.images.locks.model import Group, Lock, Pin
 from envcheck.images.render.dockerfile import render_dockerfile
 from envcheck.images.spec import ImageSpec, make_spec, with_user_packages
 from envcheck.images.targets import RECIPES, TargetRecipe
@@ -55,13 +55,12 @@ def test_what_a_target_adds_moves_nothing_of_the_cell(
 ) -> None:
     recipe = TargetRecipe(group="train", requirements=("trainer",))
     monkeypatch.setitem(RECIPES, "train", recipe)
-    added = lock_target(matrix, CELL, "train", locks, profile)
-    assert added is not None
+    (added,) = lock_target(matrix, CELL, "train", locks, profile)
     assert [(pin.name, pin.version) for pin in added.pins] == [("helper", "2.0"), ("trainer", "1.0")]
     monkeypatch.setitem(RECIPES, "train", recipe._replace(requirements=("trainer", "numpy>=9")))
     with pytest.raises(UnavailableError, match=r"target train cannot be locked: .*numpy"):
         lock_target(matrix, CELL, "train", locks, profile)
-    assert lock_target(matrix, CELL, "runtime", locks, profile) is None
+    assert lock_target(matrix, CELL, "runtime", locks, profile) == []
 
 
 @pytest.mark.parametrize(("first", "version"), [("1.5", "1.5"), ("1.4", "2.0")])
@@ -70,9 +69,40 @@ def test_another_architecture_has_the_versions_of_a_target_of_the_first_where_it
 ) -> None:
     monkeypatch.setitem(RECIPES, "train", TargetRecipe(group="train", requirements=("helper",)))
     like = Lock(group="train", index="pypi", pins=[Pin(name="helper", version=first, sha256=[])])
-    added = lock_target(matrix, CELL, "train", locks, profile, like=[like])
-    assert added is not None
+    (added,) = lock_target(matrix, CELL, "train", locks, profile, like=[like])
     assert [pin.version for pin in added.pins] == [version]
+
+
+def test_the_extensions_of_a_target_have_a_lock_of_their_own(
+    matrix: Matrix, locks: list[Lock], profile: Profile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RECIPES, "train", TargetRecipe(group="train", requirements=("helper",)))
+    like = Lock(group="extensions", index="pypi", pins=[Pin(name="trainer", version="1.0", sha256=[])])
+    added = lock_target(matrix, CELL, "train", locks, profile, like=[like], extensions=["Trainer>=1"])
+    assert [(lock.group, [pin.name for pin in lock.pins]) for lock in added] == [
+        ("train", ["helper"]),
+        ("extensions", ["trainer"]),
+    ]
+
+
+def test_a_users_extensions_come_into_the_layer_of_the_targets(matrix: Matrix, locks: list[Lock]) -> None:
+    def lock(group: Group, *names: str) -> Lock:
+        return Lock(group=group, index="pypi", pins=[Pin(name=n, version="1.0", sha256=["0" * 64]) for n in names])
+
+    train = make_spec(matrix, CELL, [*locks, lock("train", "peft"), lock("extensions", "bitsandbytes")], target="train")
+    mine = with_user_packages(train, lock("user", "einops", "xformers"), native={"xformers"})
+    assert mine.locks[-2:] == [lock("extensions", "bitsandbytes", "xformers"), lock("user", "einops")]
+    assert mine.on_top == [lock("extensions", "xformers"), lock("user", "einops")]
+    assert (train.on_top, train.tag) == ([], "2.8.0-cu128-py311-train")
+    assert mine.tag == f"{train.tag}-with-{digest(mine.on_top)[:12]}"
+    only_pure = with_user_packages(train, lock("user", "einops"))
+    assert only_pure.locks == [*train.locks, lock("user", "einops")]
+    for spec, names in ((train, "bitsandbytes"), (mine, "bitsandbytes xformers einops")):
+        text = render_dockerfile(spec)
+        assert text.count("install.sh extensions") == 1
+        assert text.index("install.sh train") < text.index("install.sh extensions") < text.index("pip check")
+        step = text.partition("install.sh extensions")[2].partition("\nRUN")[0]
+        assert step.splitlines()[1].endswith(f" {names}")  # what may overwrite no file
 
 
 def test_what_torch_asks_for_of_nvidias_is_not_asked_for_again(
@@ -82,8 +112,7 @@ def test_what_torch_asks_for_of_nvidias_is_not_asked_for_again(
         group="devel", requirements=("helper",), cuda_requirements=lambda c: (f"nvidia_nccl-cu12=={c}",)
     )
     monkeypatch.setitem(RECIPES, "devel", recipe)
-    added = lock_target(matrix, CELL, "devel", locks, profile)
-    assert added is not None
+    (added,) = lock_target(matrix, CELL, "devel", locks, profile)
     assert [pin.name for pin in added.pins] == ["helper"]
 
 

@@ -143,8 +143,12 @@ def test_a_target_without_its_own_lock_is_refused_with_what_to_do(
         load_spec(matrix, CELL, "train", images_dir=tmp_path)
     own = Lock(group="train", index="pypi", pins=[Pin(name="peft", version="1.0", sha256=["0" * 64])])
     write_locks(tmp_path, CELL, [*locks, own])
-    assert [lock.group for lock in load_spec(matrix, CELL, "train", images_dir=tmp_path).locks][-1] == "train"
-    assert "train" not in {lock.group for lock in load_spec(matrix, CELL, images_dir=tmp_path).locks}
+    with pytest.raises(ConfigError, match=rf"lacks extensions.lock.*envcheck lock {CELL} --target train"):
+        load_spec(matrix, CELL, "train", images_dir=tmp_path)
+    write_locks(tmp_path, CELL, [*locks, own, Lock(group="extensions", index="pypi", pins=own.pins)])
+    groups = [lock.group for lock in load_spec(matrix, CELL, "train", images_dir=tmp_path).locks]
+    assert groups[-2:] == ["train", "extensions"]
+    assert not {"train", "extensions"} & {lock.group for lock in load_spec(matrix, CELL, images_dir=tmp_path).locks}
 
 
 def test_an_architecture_has_its_own_locks_of_the_same_versions() -> None:

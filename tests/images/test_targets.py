@@ -9,6 +9,7 @@ import pytest
 from envcheck.images.locks.lockfile import version_of
 from envcheck.images.spec import load_specs
 from envcheck.images.targets import cuda_compilers, requirements_of
+from envcheck.matrix.facts.lookup import nvcc_in_wheels
 from envcheck.matrix.file.load import load
 
 
@@ -25,6 +26,7 @@ from envcheck.matrix.file.load import load
 )
 def test_compilers_are_those_of_the_same_minor_cuda(cuda: str, wheels: set[str]) -> None:
     assert set(cuda_compilers(cuda)) == {f"{name}=={cuda}.*" for name in wheels}
+    assert nvcc_in_wheels(cuda) == ("nvidia-nvvm" in wheels or not wheels)
 
 
 def test_devel_wants_a_cuda_compiler_only_for_a_wheel_with_cuda() -> None:

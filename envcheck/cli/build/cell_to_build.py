@@ -114,6 +114,7 @@ def locked_specs(
 
 def lock_first(settings: Settings, spec: ImageSpec, profile: Profile) -> ImageSpec:
     """Return the spec with locks: those that it lacks are made, kept and said to be new."""
+    from envcheck.cli.sources.extensions_of_cell import extensions_of_target
     from envcheck.images.lock_on_top import lock_target
     from envcheck.images.lock_with_uv import MadeLocks, make_locks
     from envcheck.images.locks.lockfile import read_locks
@@ -126,9 +127,10 @@ def lock_first(settings: Settings, spec: ImageSpec, profile: Profile) -> ImageSp
     matrix, cell, arch = load(settings.matrix), spec.cell, spec.arch
     lacks = f"no lock of its target {spec.target}" if spec.locks else "no lock"
     click.echo(f"lock    {cell} has {lacks}: made through mirror profile {profile.name}", err=True)
-    made = MadeLocks(spec.locks) if spec.locks else make_locks(matrix, cell, profile, arch)
-    own = lock_target(matrix, cell, spec.target, made.locks, profile, arch)
-    locks = [*made.locks, *([own] if own else [])]
+    made = MadeLocks(_shared(spec.locks)) if spec.locks else make_locks(matrix, cell, profile, arch)
+    extensions = extensions_of_target(matrix, spec)
+    own = lock_target(matrix, cell, spec.target, made.locks, profile, arch, extensions=extensions)
+    locks = [*made.locks, *own]
     locked = make_spec(matrix, cell, locks, target=spec.target, arch=arch, where=str(kept_locks(cell)))
     kept = read_locks(kept_locks(cell), arch=arch)
     others = kept if _shared(kept) == _shared(locks) else []

@@ -16,6 +16,7 @@ from envcheck.counting import counted
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
+    from envcheck.images.locks.model import Lock
     from envcheck.matrix.facts.model import Cell, Matrix
     from envcheck.mirrors.profiles.model import Profile
 
@@ -193,6 +194,7 @@ def _lock(
     options: LockOptions,
     settings: Settings,
 ) -> bool:
+    from envcheck.cli.sources.extensions_of_cell import extensions_of_target
     from envcheck.errors import EnvcheckError
     from envcheck.images.lock_on_top import lock_target
     from envcheck.images.lock_with_uv import MadeLocks, companions, make_locks
@@ -210,13 +212,16 @@ def _lock(
         locks = made.locks
         spec = make_spec(matrix, cell, locks, arch=arch, where=str(images_dir / str(cell)))
         targets = options.targets or matrix.targets(cell)
-        added = [lock_target(matrix, cell, target, locks, profile, arch, like) for target in targets]
+        added: list[Lock] = []
+        for target in targets:
+            native = extensions_of_target(matrix, make_spec(matrix, cell, locks, target=target, arch=arch))
+            added += lock_target(matrix, cell, target, locks, profile, arch, like, native)
     except EnvcheckError as error:
         message = str(error) if str(cell) in str(error) else f"{cell}: {error}"
         lines = textwrap.wrap(message, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
         click.echo("\n".join(lines), err=True)
         return False
-    groups = {lock.group: lock for lock in [*kept, *locks, *added] if lock}
+    groups = {lock.group: lock for lock in [*kept, *locks, *added]}
     changed = write_locks(images_dir, cell, [*groups.values()], arch)
     if not settings.quiet:
         versions = ", ".join([*companions(locks), f"cuDNN {spec.promises['cudnn']}", f"NCCL {spec.promises['nccl']}"])

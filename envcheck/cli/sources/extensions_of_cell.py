@@ -93,6 +93,22 @@ def pinned_to_fit(
     return pinned
 
 
+def extensions_of_target(matrix: Matrix, spec: ImageSpec) -> list[str]:
+    """Return the native extensions of a spec's target, each pinned to the newest release that fits its cell.
+
+    Raises ConfigError for one that cannot fit, or fits only from elsewhere than the Python index.
+    """
+    from envcheck.errors import ConfigError
+    from envcheck.images.targets import extensions_of
+
+    pinned = pinned_to_fit(matrix, spec, extensions_of(spec.target, spec.cuda))
+    others = [*(name for name, _ in pinned.sources), *(file.name for file in pinned.files)]
+    if others:
+        message = f"{spec.cell}, target {spec.target}: the Python index has no wheel of {others[0]} that fits"
+        raise ConfigError(message, fix="take another cell")
+    return pinned.requirements
+
+
 def _is_extension(extensions: Extensions, line: str, *, cpu: bool) -> bool:
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name

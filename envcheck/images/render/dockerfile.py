@@ -80,8 +80,8 @@ def proof(spec: ImageSpec) -> list[str]:
 
 
 def added(spec: ImageSpec) -> list[str]:
-    """Return the packages that the user put on top, which may overwrite no file of the cell's."""
-    return [pin.name for lock in spec.on_top for pin in lock.pins]
+    """Return the native extensions and the user's packages, which may overwrite no file of the cell's."""
+    return [pin.name for lock in spec.locks if lock.group in ("extensions", "user") for pin in lock.pins]
 
 
 def _stage(spec: ImageSpec) -> dict[str, Any]:

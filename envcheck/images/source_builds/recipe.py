@@ -12,8 +12,7 @@ import msgspec
 from envcheck.errors import ConfigError
 from envcheck.images.locks.model import Pin
 from envcheck.images.spec import ImageSpec
-from envcheck.images.targets import compiles_cuda
-from envcheck.matrix.facts.lookup import Facts
+from envcheck.matrix.facts.lookup import Facts, nvcc_in_wheels
 from envcheck.matrix.facts.versions import key as version_key
 
 _GIB: Final = 1 << 30
@@ -83,7 +82,7 @@ def capabilities(facts: Facts, names: Sequence[str], cuda: str | None, what: str
     """
     if cuda is None:
         return ()
-    if not compiles_cuda(cuda):
+    if not nvcc_in_wheels(cuda):
         message = f"{what} must be compiled, and NVIDIA's wheels of CUDA {cuda.partition('.')[0]} hold no nvcc"
         raise ConfigError(message, fix="take a cell of CUDA 13, or build its wheel elsewhere and add it to your index")
     if not names:

@@ -13,6 +13,8 @@ from envcheck.matrix.facts.versions import branch, key
 
 READ_CC: Final = "`nvidia-smi --query-gpu=compute_cap --format=csv,noheader`"
 _UNNAMED: Final = re.compile(r"NVIDIA Corporation Device [0-9a-f]{4}", re.IGNORECASE)
+# NVIDIA's wheels of CUDA 13 and later hold nvcc with all that it starts; those of 11 and 12 lack cicc and cudafe++.
+_WHEELS_WITH_NVCC: Final = 13
 _SM: Final = re.compile(r"(?:sm_|compute_)?(?:(?P<dotted>\d+\.\d)|(?P<digits>\d{2,3}))(?P<exact>[a-z]?)")
 
 
@@ -124,6 +126,11 @@ class Facts:
         row = self.capability(cc)
         listed = row is not None and row.cc == cc
         return Device(f"compute capability {cc}", cc, row.architecture if row else None, None, None, listed)
+
+
+def nvcc_in_wheels(cuda: str) -> bool:
+    """Return whether NVIDIA's wheels of a CUDA ("12.8"), of which the target devel is made, hold an nvcc."""
+    return key(cuda)[0] >= _WHEELS_WITH_NVCC
 
 
 def sass_runs(facts: Facts, sm: str, cc: str, cuda: str) -> bool:
