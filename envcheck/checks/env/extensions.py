@@ -14,7 +14,7 @@ import time
 
 from envcheck.binaries.library import Library
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View
-from envcheck.checks.env.support.extensions import environment, installed
+from envcheck.checks.env.support.extensions import environment, installed, nvcc
 
 CHECK = Check(
     promise="every installed extension fits this torch, CUDA, Python, glibc and GPU, by what its libraries need",
@@ -36,12 +36,15 @@ def measure(rank: Rank) -> Measured:
     undefined = environment.undefined_symbols(extensions, torch)
     brought = environment.brought_libraries(torch)
     names = {name for extension in extensions for name in installed.required_names(extension)}
+    names |= {name for extension in extensions for name in nvcc.PRECOMPILED.get(extension.name, ())}
+    compile_later = any(not extension.libraries for extension in extensions)
     return {
         "rank": rank.rank,
         "interpreter": installed.interpreter(),
         "glibc": environment.glibc(),
         "torch": version,
         "installed": {name: versions[name] for name in sorted(names) if name in versions},
+        "nvcc": nvcc.found()._asdict() if compile_later else None,
         "extensions": [_extension(extension, undefined[extension.name], brought) for extension in extensions],
         "bytes": sum(library.size for extension in extensions for library in extension.libraries),
         "seconds": round(time.monotonic() - begun, 2),

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from envcheck.binaries.library import dotted
 from envcheck.checks import Limit, Outcome, Ranks, View, failed, passed, skipped, undecided, worst
-from envcheck.checks.extensions import gpu_code, pins
+from envcheck.checks.extensions import compiles_later, gpu_code, pins
 from envcheck.checks.extensions.measured_libraries import why_not_measured
 from envcheck.checks.extensions.remedies import fitting_release
 from envcheck.counting import counted
@@ -45,7 +45,7 @@ def _one(view: View, measured: Mapping[str, Any], row: Mapping[str, Any]) -> lis
     """Return what is wrong with one extension. GPU code is looked at only where the rest fits."""
     findings = [*_unread(row), *_python(view, measured, row), *_glibc(measured, row), *pins.conflicts(measured, row)]
     findings += [*_symbols(view, measured, row), *_libraries(view, measured, row)]
-    return findings or gpu_code.findings(view, row)
+    return findings or [*gpu_code.findings(view, row), *compiles_later.findings(view, measured, row)]
 
 
 def _fail(row: Mapping[str, Any], statement: str, fix: str, code: str, **details: Any) -> Outcome:

@@ -48,14 +48,26 @@ class Interpreter(msgspec.Struct, frozen=True):
     machine: str
 
 
+class MeasuredCompiler(msgspec.Struct, frozen=True):
+    """The nvcc of an environment: its CUDA ("13.0"), "" if there is none, and why then."""
+
+    path: str
+    cuda: str
+    why: str
+
+
 class MeasuredLibraries(msgspec.Struct, frozen=True):
-    """All extensions of one environment. `glibc` is None for another C library, `torch` where there is none."""
+    """All extensions of one environment. `glibc` is None for another C library, `torch` where there is none.
+
+    `nvcc` is None where every extension has libraries of its own, so that none compiles later.
+    """
 
     interpreter: Interpreter
     glibc: str | None
     torch: str | None
     installed: dict[str, str]
     extensions: list[MeasuredExtension]
+    nvcc: MeasuredCompiler | None = None
 
 
 def why_not_measured(measured: Mapping[str, Any]) -> str:

@@ -21,7 +21,8 @@ _ARCHS: Final = ("x86_64", "aarch64")
 
 
 @functools.cache
-def _facts() -> Extensions:
+def facts() -> Extensions:
+    """Return the shipped facts about extensions."""
     return load()
 
 
@@ -38,12 +39,12 @@ def fitting_release(view: View, measured: Mapping[str, Any], name: str, installe
     """
     torch = str(measured.get("torch") or "")
     look = f"see `envcheck resolve --with {name} --torch {torch.partition('+')[0]}`" if torch else "install torch first"
-    extension, place = _facts().find(name), _place(view, measured, torch)
+    extension, place = facts().find(name), _place(view, measured, torch)
     if extension is None or place is None:
         return f"install a {name} that was built for this torch, or build it from source"
-    facts = Facts(matrix_facts.matrix(view))
+    lookups = Facts(matrix_facts.matrix(view))
     for release in sorted(extension.releases, key=_newest_first, reverse=True):
-        judged = fit(facts, extension.name, release, place, third_party=False)
+        judged = fit(lookups, extension.name, release, place, third_party=False)
         if judged.word in (OK, JIT):
             if release.version == installed.partition("+")[0]:
                 return f"{extension.name} {installed} fits by its facts: install it again, from the index of this torch"

@@ -160,6 +160,8 @@ def _add(pinned: PinnedExtensions, chosen: ChosenExtension, spec: ImageSpec, lin
         raise ConfigError(message, fix=fix)
     if pin != line or chosen.channel != "pypi":
         click.echo(f"with    {pin}: {how} {spec.cell}", err=True)
+    if chosen.verdict == JIT:
+        click.echo(f"with    {pin}: {chosen.reason}", err=True)
 
 
 def _file(chosen: ChosenExtension) -> WheelFile | None:

@@ -6,9 +6,10 @@ from typing import Final, NamedTuple
 
 from envcheck.matrix.extensions.model import Channel, ExtensionRelease, ExtensionWheel, SourceBuild
 from envcheck.matrix.extensions.specifiers import meets
-from envcheck.matrix.facts.lookup import Device, Facts, ptx_runs, sass_runs
+from envcheck.matrix.extensions.wheel_tags import best_tag
+from envcheck.matrix.facts.lookup import Device, Facts, nvcc_in_wheels, ptx_runs, sass_runs
 from envcheck.matrix.facts.model import Cell, HostArch
-from envcheck.matrix.facts.versions import key, python_key
+from envcheck.matrix.facts.versions import key
 
 OK: Final = "ok"
 NO_PYTHON: Final = "no-python"
@@ -102,7 +103,7 @@ def fit(facts: Facts, name: str, release: ExtensionRelease, place: CellOnHost, *
     ]
     best = max(fits, key=_closeness, default=None)
     if best is not None and best.word == OK:
-        return best._replace(word=JIT, reason=release.jit) if release.jit else best
+        return _compiles_later(facts, name, best, place) if release.jit else best
     built = _from_source(facts, name, release, place, best)
     return built or best or Fit(release, NOT_KNOWN, f"{name} has no wheel on record")
 
@@ -123,7 +124,7 @@ def _whole_release(name: str, release: ExtensionRelease, place: CellOnHost) -> F
     if release.wheels and release.built_from is None:
         mine = [wheel for wheel in release.wheels if wheel.arch in ("any", place.arch)]
         tags = [tag for wheel in mine or release.wheels for tag in wheel.tags]
-        if not any(_tag(wheel, python) for wheel in mine or release.wheels):
+        if not any(best_tag(wheel.tags, python) for wheel in mine or release.wheels):
             return Fit(release, NO_PYTHON, f"{label} has wheels for {', '.join(dict.fromkeys(tags))}")
         if not mine:
             return Fit(release, NO_HOST, f"{label} has no wheel for {place.arch}")
@@ -144,13 +145,13 @@ def _wheel(
         return refused
     if wheel.channel == "third-party" and not third_party:
         return Fit(release, THIRD_PARTY, f"only another author's wheel of {name} {release.version} fits", wheel)
-    tag = _tag(wheel, place.cell.python) or ""
+    tag = best_tag(wheel.tags, place.cell.python) or ""
     return Fit(release, OK, _binds(wheel), wheel, tag, _weak(name, release, wheel), _file(wheel, tag, place))
 
 
 def _host(name: str, release: ExtensionRelease, wheel: ExtensionWheel, place: CellOnHost) -> Fit | None:
     label = f"{name} {release.version}"
-    if _tag(wheel, place.cell.python) is None:
+    if best_tag(wheel.tags, place.cell.python) is None:
         return Fit(release, NO_PYTHON, f"{label} has wheels for {', '.join(wheel.tags)}", wheel)
     if wheel.glibc and place.glibc and key(wheel.glibc) > key(place.glibc):
         return Fit(release, NO_HOST, f"{label} needs glibc {wheel.glibc}, the base has {place.glibc}", wheel)
@@ -229,7 +230,7 @@ def _from_source(facts: Facts, name: str, release: ExtensionRelease, place: Cell
         return None
     label = f"{name} {release.version}"
     if release.jit:
-        return Fit(release, JIT, release.jit, weak=() if release.verified else (label,))
+        return _compiles_later(facts, name, Fit(release, OK, "", weak=() if release.verified else (label,)), place)
     if place.cuda is None and not source.cpu:
         return Fit(release, CUDA_MAJOR, f"{label} is built with nvcc, and {place.cell.variant} has no CUDA")
     if source.torch and not meets(place.cell.torch, source.torch):
@@ -238,7 +239,8 @@ def _from_source(facts: Facts, name: str, release: ExtensionRelease, place: Cell
         return refused
     takes = f"; {source.takes}" if source.takes else ""
     compiler = f"nvcc {place.cuda} ({source.needs}{takes})" if place.cuda else "g++, for the CPU"
-    reason = f"no wheel of {label} fits: build it in `devel` with {compiler}"
+    where = "`devel`" if place.cuda is None or nvcc_in_wheels(place.cuda) else "an image on top of `devel`"
+    reason = f"no wheel of {label} fits: build it in {where} with {compiler}"
     return Fit(release, SOURCE_ONLY, reason, weak=() if release.verified and source.verified else (label,))
 
 
@@ -255,22 +257,21 @@ def _built_code(
     return None
 
 
-def _tag(wheel: ExtensionWheel, python: str) -> str | None:
-    """Return the best tag of the wheel that this Python takes. abi3 counts upward, never for a free-threaded Python."""
-    plain = python.removesuffix("t").replace(".", "")
-    exact = f"cp{plain}-cp{plain}{'t' if python.endswith('t') else ''}"
-    if exact in wheel.tags:
-        return exact
-    return next((tag for tag in wheel.tags if _takes(tag, python)), None)
-
-
-def _takes(tag: str, python: str) -> bool:
-    interpreter, abi = tag.split("-")
-    digits = interpreter[2:]
-    least = f"{digits[0]}.{digits[1:] or '0'}"
-    if abi == "abi3":
-        return not python.endswith("t") and python_key(least) <= python_key(python)
-    return abi == "none" and interpreter.startswith("py") and python_key(least) <= python_key(python)
+def _compiles_later(facts: Facts, name: str, each: Fit, place: CellOnHost) -> Fit:
+    """Return the judgement on a release that installs, but is compiled by nvcc when it is first used."""
+    release, label = each.release, f"{name} {each.release.version}"
+    if place.cuda is None:
+        return Fit(
+            release, CUDA_MAJOR, f"{label} compiles with nvcc at first use, and {place.cell.variant} has no CUDA"
+        )
+    for device in place.devices:
+        if not facts.nvcc_compiles(device.cc, place.cuda):
+            return Fit(release, NO_GPU_CODE, f"nvcc {place.cuda} is not known to compile {label} for {device.label}")
+    where = "the target `devel` has it, `runtime` does not"
+    if not nvcc_in_wheels(place.cuda):
+        where = f"no target has it, so add NVIDIA's nvcc {place.cuda} to an image on top of `devel`"
+    reason = f"{release.jit}. nvcc must be of CUDA {place.cuda.partition('.')[0]}, as torch is: {where}"
+    return each._replace(word=JIT, reason=reason)
 
 
 def _file(wheel: ExtensionWheel, tag: str, place: CellOnHost) -> str | None:

@@ -15,6 +15,7 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Outcome, View
 from envcheck.checks.env import extensions
+from envcheck.checks.env.support.extensions import nvcc
 from envcheck.checks.env.support.extensions.known_names import KNOWN
 from envcheck.checks.extensions import pins
 from envcheck.matrix.extensions.file import load
@@ -125,6 +126,74 @@ def test_a_known_failure_has_its_cause_and_its_remedy(gpu: View, symptom: str) -
     assert (result.status, result.code, result.value is not None) == (FAIL, f"extensions.{word}", True), result
     assert cause in result.summary
     assert remedy in result.remedy
+
+
+def compiler(cuda: str = "", why: str = "") -> dict[str, str]:
+    return {"path": "/opt/cuda/bin/nvcc", "cuda": cuda, "why": why}
+
+
+@pytest.mark.parametrize(
+    ("actual", "status", "says"),
+    [
+        (compiler(why="there is no nvcc"), WARN, "compiled at first use: nvcc and ninja are needed at run time; there"),
+        (compiler("12.8"), WARN, "/opt/cuda/bin/nvcc is of CUDA 12.8, and torch is for CUDA 13.0"),
+        (compiler("13.2"), PASS, "deepspeed 0.19.8"),
+        (compiler("130"), WARN, "is of CUDA 130"),
+    ],
+)
+def test_what_compiles_at_first_use_is_named_where_nvcc_does_not_fit(
+    gpu: View, actual: dict[str, str], status: str, says: str
+) -> None:
+    result = outcome(gpu, row("deepspeed", version="0.19.8", libraries=[], tags=[]), nvcc=actual)
+    assert (result.status, says in result.summary) == (status, True), result
+    if status == WARN:
+        assert (result.code, result.culprit) == ("extensions.jit", "deepspeed")
+        assert result.remedy == "use the target `devel`, or install nvcc 13.0"
+
+
+def test_what_holds_its_kernels_compiles_nothing_at_first_use(gpu: View) -> None:
+    lacking, flashinfer = compiler(why="there is no nvcc"), row("flashinfer-python", version="0.7.2", libraries=[])
+    assert outcome(gpu, flashinfer, nvcc=lacking).code == "extensions.jit"
+    assert outcome(gpu, flashinfer, nvcc=lacking, installed={"flashinfer-jit-cache": "0.7.2"}).status == PASS
+    assert outcome(gpu, row("deepspeed", version="0.19.8"), nvcc=lacking).status == PASS  # DS_BUILD_OPS=1
+    assert outcome(gpu, row("vllm", version="0.27.1", libraries=[]), nvcc=lacking).status == PASS
+    for version in ("0.17", "0.30"):  # not on record: as the nearest release that is
+        assert outcome(gpu, row("deepspeed", version=version, libraries=[]), nvcc=lacking).status == WARN
+
+
+def test_what_compiles_for_cuda_at_first_use_is_skipped_beside_a_torch_for_the_cpu(node: Node) -> None:
+    view = dataclasses.replace(node("cpu"), environment={"torch": "2.13.0+cpu", "cuda": None})
+    assert not view.environment.get("cuda")
+    lacking = compiler(why="there is no nvcc")
+    result = outcome(view, row("deepspeed", version="0.19.8", libraries=[], tags=[]), nvcc=lacking, torch="2.13.0+cpu")
+    assert (result.status, result.code) == (SKIP, "extensions.cpu-torch")
+
+
+@pytest.mark.parametrize(
+    ("script", "cuda", "why"),
+    [
+        ("echo 'Cuda compilation tools, release 12.8, V12.8.93'", "12.8", ""),
+        ("echo 'release 13.0, V13.0.88'; exit 1", "", "does not say its version"),
+        ("echo nonsense", "", "does not say its version"),
+        (None, "", "does not exist"),
+    ],
+)
+def test_nvcc_is_the_one_that_torch_would_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, cuda: str, why: str
+) -> None:
+    path = tmp_path / "bin/nvcc"
+    path.parent.mkdir()
+    if script is not None:
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    by_home = nvcc.found()
+    assert (by_home.path, by_home.cuda, why in by_home.why) == (str(path), cuda, True), by_home
+    monkeypatch.delenv("CUDA_HOME")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    if script is not None:
+        assert nvcc.found() == by_home
 
 
 def test_extensions_that_exclude_each_other_are_named(gpu: View) -> None:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from envcheck.matrix.extensions.answer import ExtensionResolution
+from envcheck.matrix.extensions.fit import CellOnHost, fit
+from envcheck.matrix.extensions.model import Extensions
+from envcheck.matrix.facts.lookup import Facts
+from envcheck.matrix.facts.model import Cell, Matrix
 
 AskWith = Callable[..., ExtensionResolution]
 
@@ -77,9 +83,31 @@ def test_what_has_no_wheel_is_built_and_says_with_what(ask_with: AskWith) -> Non
 
 
 def test_what_compiles_at_first_use_says_so(ask_with: AskWith) -> None:
-    (deepspeed,) = ask_with("deepspeed", gpus=["H100"]).extensions
+    (deepspeed,) = ask_with("deepspeed", gpus=["H100"], variant="cu130").extensions
     assert deepspeed.verdict == "jit"
-    assert "nvcc" in deepspeed.reason
+    assert "compiled at first use" in deepspeed.reason
+    assert deepspeed.reason.endswith("of CUDA 13, as torch is: the target `devel` has it, `runtime` does not")
+    (deepspeed,) = ask_with("deepspeed", gpus=["H100"], variant="cu128").extensions
+    assert "no target has it, so add NVIDIA's nvcc 12.8 to an image on top of `devel`" in deepspeed.reason
+
+
+@pytest.mark.parametrize("name", ["deepspeed", "flashinfer-python"])
+def test_what_compiles_at_first_use_fits_no_cell_without_cuda(ask_with: AskWith, name: str) -> None:
+    answer = ask_with(name, variant="cpu")
+    assert (answer.cell, answer.verdict) == (None, "cuda-major")
+    assert "compiles with nvcc at first use, and cpu has no CUDA" in answer.refused[0].reason
+
+
+@pytest.mark.parametrize(("gpu", "word"), [("H100", "jit"), ("B200", "no-gpu-code")])
+def test_what_compiles_at_first_use_needs_an_nvcc_that_knows_the_gpu(
+    matrix: Matrix, extensions: Extensions, gpu: str, word: str
+) -> None:
+    facts, row = Facts(matrix), extensions.find("deepspeed")
+    assert row is not None
+    cell = Cell(torch="2.8.0", variant="cu126", python="3.12")
+    place = CellOnHost(cell, "x86_64", "12.6", native=True, glibc="2.36", triton=None, devices=(facts.device(gpu),))
+    judged = fit(facts, "deepspeed", row.releases[0], place, third_party=False)
+    assert judged.word == word, judged.reason
 
 
 def test_a_dependency_that_cannot_run_refuses_what_needs_it(ask_with: AskWith) -> None:
