@@ -141,11 +141,24 @@ def test_what_is_no_wheel_for_linux_is_refused(run: Run, tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("/dev/full", "not a regular file"), ("ftp://host.example/x.whl", "a URL of another kind")]
+    ("name", "words"),
+    [
+        ("/dev/full", "not a regular file"),
+        ("ftp://host.example/x.whl", "a URL of another kind"),
+        ("file:///tmp/x-1.0-py3-none-any.whl", "a file URL; give its path"),
+        ("FILE:x.whl", "no such file"),
+    ],
 )
 def test_what_is_no_file_is_said(run: Run, name: str, words: str) -> None:
     code, _out, err = opened(run, name)
     assert (code, words in err) == (2, True)
+
+
+def test_a_mirror_for_a_file_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, err = opened(run, str(made(tmp_path)), "--mirror", "nosuch")
+    assert (code, out, "--mirror is for a URL" in err) == (2, "", True)
+    monkeypatch.setenv("ENVCHECK_MIRROR", "none")  # one for every command
+    assert opened(run, str(made(tmp_path)))[0] == 0
 
 
 def test_metadata_without_a_name_is_said(run: Run, tmp_path: Path) -> None:

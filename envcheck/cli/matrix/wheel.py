@@ -109,12 +109,17 @@ def _file(options: MatrixWheelOptions, scratch: Path) -> _File:
     path = Path(options.wheel)
     if not path.is_file():
         problems = {
+            "a file URL": options.wheel.startswith("file:"),
             "a URL of another kind than https and http": "://" in options.wheel,
             "a directory": path.is_dir(),
             "not a regular file": path.exists(),
         }
         problem = next((problem for problem, applies in problems.items() if applies), "no such file")
-        raise _wrong(options.wheel, problem, "give a wheel's file or its URL")
+        fix = "give its path" if problem == "a file URL" else "give a wheel's file or its URL"
+        raise _wrong(options.wheel, problem, fix)
+    if click.get_current_context().get_parameter_source("mirror") is click.core.ParameterSource.COMMANDLINE:
+        message = f"--mirror is for a URL, and {options.wheel} is a file"
+        raise ConfigError(message, fix="leave --mirror out")
     return _File(path, path.name, None, None)
 
 
