@@ -16,9 +16,12 @@ _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _DYNAMIC = struct.Struct("<qQ")
+_SEGMENT = struct.Struct("<IIQQQQQQ")
 _NEED, _NEED_NAME = struct.Struct("<HHIII"), struct.Struct("<IHHII")
 _DYNSYM, _DYNAMIC_SECTION, _NOBITS, _VERNEED = 11, 6, 8, 0x6FFFFFFE
 _DT_NEEDED, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 14, 15, 29
+_DT_SYMTAB, _DT_VERNEED = 6, 0x6FFFFFFE
+_PT_DYNAMIC = 2
 _GLOBAL, _WEAK, _UNIQUE = 1, 2, 10
 _WEAK_VERSION = 2
 # Bytes of one table, and entries of a list. libtorch_cpu.so, the largest known, has 40 MB of names.
@@ -31,13 +34,14 @@ class BinaryError(ValueError):
 
 
 class Section(NamedTuple):
-    """One section: its name, type, where its bytes are, and the number of the section it links to."""
+    """One section: its name, type, where its bytes are, the section it links to, and its address in memory."""
 
     name: str
     kind: int
     offset: int
     size: int
     link: int
+    address: int
 
 
 class Symbol(NamedTuple):
@@ -62,9 +66,10 @@ class Elf:
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self.size = file.seek(0, 2)
-        identity, _, machine, _, _, _, at, _, _, _, _, each, count, names = self._header()
+        _, _, machine, _, _, segments, at, _, _, segment_size, segment_count, each, count, names = self._header()
         self.machine = MACHINES.get(machine, f"machine {machine}")
-        self.sections = self._sections(identity, at, each, count, names)
+        self._segments = (segments, segment_count) if segment_size == _SEGMENT.size else (0, 0)
+        self.sections = self._sections(at, each, count, names)
 
     def _header(self) -> tuple[bytes, int, int, int, int, int, int, int, int, int, int, int, int, int]:
         start = self.read(0, min(self.size, _HEADER.size), "the header")
@@ -94,7 +99,7 @@ class Elf:
             raise BinaryError(message)
         return data
 
-    def _sections(self, identity: bytes, at: int, each: int, count: int, names: int) -> list[Section]:  # noqa: ARG002
+    def _sections(self, at: int, each: int, count: int, names: int) -> list[Section]:
         if not at or not count:
             message = "no table of sections: its symbols cannot be read"
             raise BinaryError(message)
@@ -106,7 +111,7 @@ class Elf:
             message = "the section with the names of sections does not exist"
             raise BinaryError(message)
         texts = self.read(rows[names][4], rows[names][5], "the names of sections")
-        return [Section(_text(texts, row[0]), row[1], row[4], row[5], row[6]) for row in rows]
+        return [Section(_text(texts, row[0]), row[1], row[4], row[5], row[6], row[3]) for row in rows]
 
     def _one(self, kind: int) -> Section | None:
         return next((s for s in self.sections if s.kind == kind and s.size), None)
@@ -119,6 +124,28 @@ class Elf:
             message = f"{section.name} names no table of strings"
             raise BinaryError(message)
         return self._content(self.sections[section.link])
+
+    def refuse_hidden_tables(self) -> None:
+        """Raise BinaryError unless the sections are the tables that the loader reads, which looks at no section.
+
+        A tool that drops or moves sections leaves a library that loads, and of which nothing could be read here.
+        """
+        at, count = self._segments
+        segments = _SEGMENT.iter_unpack(self.read(at, count * _SEGMENT.size, "the table of segments"))
+        loaded = next((row for row in segments if row[0] == _PT_DYNAMIC and row[5]), None)
+        if loaded is None:
+            return  # debugging information of a library, which no loader takes
+        section = self._one(_DYNAMIC_SECTION)
+        if section is None or section.offset != loaded[2]:
+            message = "its sections do not show the dynamic table that the loader reads"
+            raise BinaryError(message)
+        for tag, value in _DYNAMIC.iter_unpack(self._content(section)[: section.size // _DYNAMIC.size * _DYNAMIC.size]):
+            kind = {_DT_SYMTAB: _DYNSYM, _DT_VERNEED: _VERNEED}.get(tag)
+            if kind is not None and all(each.address != value for each in self.sections if each.kind == kind):
+                message = f"its sections do not show the {'symbols' if kind == _DYNSYM else 'versions'} that it has"
+                raise BinaryError(message)
+            if not tag:
+                return
 
     def dynamic(self) -> Dynamic:
         """Return the dynamic section; an empty one where the file has none."""

@@ -39,9 +39,20 @@ class Library(NamedTuple):
         return self.path.rpartition("/")[2]
 
 
+# How the paths of libraries for several machines name theirs.
+_MACHINE_WORDS = {"x86_64": ("x86_64", "x86-64", "amd64"), "aarch64": ("aarch64", "arm64", "sbsa")}
+
+
+def is_foreign(library: Library, machine: str) -> bool:
+    """Return whether a library is for another machine ("x86_64") than this one, and its path does not say so."""
+    words = _MACHINE_WORDS.get(library.machine, ())
+    return machine in _MACHINE_WORDS and library.machine != machine and not any(w in library.path for w in words)
+
+
 def read_library(file: BinaryIO, path: str) -> Library:
     """Return what a library needs and holds. Raises BinaryError if it is no ELF library that can be read."""
     elf = Elf(file)
+    elf.refuse_hidden_tables()
     dynamic, code = elf.dynamic(), gpu_code(elf)
     needed = [s.name for s in elf.symbols() if not s.defined and not s.weak and torch_symbols.is_torchs(s.name)]
     return Library(

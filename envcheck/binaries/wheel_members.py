@@ -32,8 +32,12 @@ _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, Runtim
 
 
 class WheelContents(NamedTuple):
-    """A wheel's METADATA and its native libraries; `unread` are the libraries that cannot be read, and why."""
+    """A wheel's METADATA and its native libraries; `unread` are the libraries that cannot be read, and why.
 
+    `directory` is that of METADATA, without ".dist-info": "ext-1.0".
+    """
+
+    directory: str
     metadata: str
     libraries: list[Library]
     unread: dict[str, str]
@@ -45,7 +49,7 @@ def read_members(path: Path) -> WheelContents:
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-            return WheelContents(_metadata(archive, members), *_libraries(archive, members, allowed))
+            return WheelContents(*_metadata(archive, members), *_libraries(archive, members, allowed))
     except BinaryError:
         raise
     except OSError as error:
@@ -59,15 +63,25 @@ def read_members(path: Path) -> WheelContents:
         raise BinaryError(message) from error
 
 
-def _metadata(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]) -> str:
+def _metadata(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]) -> tuple[str, str]:
+    """Return the directory and the text of METADATA; refuse members that installers refuse, or take differently."""
     if len(members) > _MOST_MEMBERS:
         message = f"{len(members)} members: no wheel has so many"
         raise BinaryError(message)
+    names: set[str] = set()
+    for member in members:
+        if member.filename in names:
+            message = f"not a wheel: it has {_shown(member)} twice"
+            raise BinaryError(message)
+        names.add(member.filename)
+        if member.filename.startswith("/") or ".." in member.filename.split("/"):
+            message = f"not a wheel: {_shown(member)} lies outside of it"
+            raise BinaryError(message)
     named = [member for member in members if _METADATA.fullmatch(member.filename)]
     if len(named) != 1:
         message = f"not a wheel: it has {len(named) or 'no'} METADATA"
         raise BinaryError(message)
-    return _text(archive, named[0])
+    return named[0].filename.partition("/")[0].removesuffix(".dist-info"), _text(archive, named[0])
 
 
 def _opened(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> BinaryIO:

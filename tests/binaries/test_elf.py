@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from envcheck.binaries.elf import BinaryError, Elf
 from envcheck.binaries.fatbin import gpu_code
-from envcheck.binaries.library import newest_glibc, read_library
+from envcheck.binaries.library import is_foreign, newest_glibc, read_library
 from tests.elf_files import CUBIN, PTX, MadeLibrary, fatbin, library
 
 WHOLE = library(
@@ -112,6 +112,21 @@ def test_what_is_wrong_is_said(data: bytes, words: str) -> None:
         read(data)
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"), [(11, "the symbols that it has"), (6, "the dynamic table"), (0x6FFFFFFE, "the versions")]
+)
+def test_a_library_whose_sections_hide_what_the_loader_reads_is_refused(kind: int, words: str) -> None:
+    contents = (path.read_bytes() for path in real_libraries())
+    data = bytearray(next(content for content in contents if Elf(io.BytesIO(content)).versions()))
+    assert complaint(bytes(data)) is None
+    (table,) = struct.unpack_from("<Q", data, 40)
+    (count,) = struct.unpack_from("<H", data, 60)
+    for at in range(table, table + 64 * count, 64):
+        if struct.unpack_from("<I", data, at + 4) == (kind,):
+            struct.pack_into("<I", data, at + 4, 1)
+    assert words in (complaint(bytes(data)) or "")
+
+
 def test_an_architecture_that_no_gpu_has_is_damage() -> None:
     with pytest.raises(BinaryError, match="architecture 4000"):
         read(library(MadeLibrary(code=[(CUBIN, 4000)])))
@@ -128,6 +143,21 @@ def test_names_that_overlap_cost_no_time() -> None:
         read(many)
     assert time.process_time() - begun < 5
     assert read(library(MadeLibrary(undefined=[long] * 3)))
+
+
+@pytest.mark.parametrize(
+    ("machine", "path", "here", "foreign"),
+    [
+        (183, "x/_C.so", "x86_64", True),
+        (62, "x/_C.so", "x86_64", False),
+        (183, "x/aarch64/_C.so", "x86_64", False),
+        (183, "x/_C.cpython-312-x86_64-linux-gnu.so", "x86_64", True),
+        (243, "x/_C.so", "x86_64", True),
+        (62, "x/_C.so", "riscv64", False),
+    ],
+)
+def test_a_library_for_another_machine_is_foreign(machine: int, path: str, here: str, *, foreign: bool) -> None:
+    assert is_foreign(read_library(io.BytesIO(library(MadeLibrary(machine=machine))), path), here) is foreign
 
 
 def test_the_newest_glibc_is_compared_by_numbers() -> None:

@@ -48,6 +48,8 @@ def test_a_library_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     ("members", "words"),
     [
         ({"y-1.0.dist-info/METADATA": METADATA}, "it has 2 METADATA"),
+        ({"../x.py": b""}, "../x.py lies outside of it"),
+        ({"/etc/x": b""}, "/etc/x lies outside of it"),
         ({"x/bomb.so": b"\x7fELF" + bytes(1 << 20)}, "more than 100 times as large"),
     ],
 )
@@ -57,6 +59,13 @@ def test_a_zip_that_is_no_wheel_is_refused(
     monkeypatch.setattr(wheel_members, "_FLOOR", 1 << 16)
     with pytest.raises(BinaryError, match=words):
         read_members(wheel(tmp_path / "x.whl", members))
+
+
+def test_a_member_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    path = wheel(tmp_path / "x.whl", {"x/_C.so": LIBRARY, "x/_D.so": b""})
+    path.write_bytes(path.read_bytes().replace(b"x/_D.so", b"x/_C.so"))
+    with pytest.raises(BinaryError, match=r"it has x/_C\.so twice"):
+        read_members(path)
 
 
 def test_metadata_has_a_limit(tmp_path: Path) -> None:

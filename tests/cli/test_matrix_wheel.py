@@ -154,6 +154,26 @@ def test_what_is_no_file_is_said(run: Run, name: str, words: str) -> None:
     assert (code, words in err) == (2, True)
 
 
+def test_a_library_for_another_machine_counts_as_not_read(run: Run, tmp_path: Path) -> None:
+    code, out, err = opened(run, str(made(tmp_path, library(MadeLibrary(code=[(CUBIN, 90)], machine=183)))))
+    [row] = loads(out.encode()).extensions
+    assert (code, row.releases[0].wheels[0].sass, row.releases[0].wheels[0].abi) == (3, None, None)
+    assert "ext/_C.so: it is for aarch64" in err
+
+
+def test_metadata_of_another_project_or_that_cannot_be_read_is_said(run: Run, tmp_path: Path) -> None:
+    name = "ext-1.0-cp312-cp312-linux_x86_64.whl"
+    for folder, requires, words in (
+        ("other-1.0", "torch", "its METADATA lies in other-1.0.dist-info, which no installer takes"),
+        ("ext-1.0", "torch (==2.9.1", "its METADATA requires 'torch (==2.9.1', which is no requirement"),
+    ):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            text = f"Metadata-Version: 2.1\nName: ext\nVersion: 1.0\nRequires-Dist: {requires}\n"
+            archive.writestr(f"{folder}.dist-info/METADATA", text)
+        code, out, err = opened(run, str(tmp_path / name))
+        assert (code, out, words in err) == (2, "", True), err
+
+
 def test_a_mirror_for_a_file_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = opened(run, str(made(tmp_path)), "--mirror", "nosuch")
     assert (code, out, "--mirror is for a URL" in err) == (2, "", True)

@@ -10,9 +10,10 @@ the libraries it needs, the torch symbols it leaves undefined, its GPU code, its
 
 from __future__ import annotations
 
+import platform
 import time
 
-from envcheck.binaries.library import Library
+from envcheck.binaries.library import Library, is_foreign
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View
 from envcheck.checks.env.support.extensions import environment, installed, nvcc
 
@@ -62,6 +63,7 @@ def _extension(extension: installed.InstalledExtension, undefined: set[str], bro
         "name": extension.name,
         "version": extension.version,
         "listed": extension.listed,
+        "versions": extension.versions,
         "tags": extension.tags,
         "requires": extension.requires,
         "other_python": extension.other_python,
@@ -77,6 +79,7 @@ def _row(library: Library, missing: list[str], undefined: set[str]) -> Measured:
         "size": library.size,
         "needs": [name for name in library.needed if not name.startswith(("libc.", "libm.", "libdl.", "libpthread."))],
         "missing": missing,
+        "foreign": library.machine if is_foreign(library, platform.machine()) else "",
         "undefined": sorted(undefined.intersection(library.torch_symbols)),
         "abi": library.abi,
         "glibc": library.glibc,

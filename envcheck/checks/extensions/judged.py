@@ -10,7 +10,7 @@ from envcheck.binaries.library import dotted
 from envcheck.checks import Limit, Outcome, Ranks, View, failed, passed, skipped, undecided, worst
 from envcheck.checks.extensions import compiles_later, gpu_code, pins
 from envcheck.checks.extensions.measured_libraries import why_not_measured
-from envcheck.checks.extensions.remedies import fitting_release
+from envcheck.checks.extensions.remedies import fitting_release, has_libraries
 from envcheck.counting import counted
 
 LIMIT: Final = Limit(0, "misfits", "ELF: DT_NEEDED, undefined symbols, symbol versions; METADATA", "equal")
@@ -43,7 +43,8 @@ def _shown(row: Mapping[str, Any]) -> str:
 
 def _one(view: View, measured: Mapping[str, Any], row: Mapping[str, Any]) -> list[Outcome]:
     """Return what is wrong with one extension. GPU code is looked at only where the rest fits."""
-    findings = [*_unread(row), *_python(view, measured, row), *_glibc(measured, row), *pins.conflicts(measured, row)]
+    findings = [*_unread(row), *_foreign(view, measured, row), *_python(view, measured, row)]
+    findings += [*_glibc(measured, row), *pins.conflicts(measured, row)]
     findings += [*_symbols(view, measured, row), *_libraries(view, measured, row)]
     return findings or [*gpu_code.findings(view, row), *compiles_later.findings(view, measured, row)]
 
@@ -62,6 +63,24 @@ def _unread(row: Mapping[str, Any]) -> Iterator[Outcome]:
     if row.get("listed") is False and not row.get("libraries"):
         text = f"{_shown(row)}: its installer listed no files, and none were found"
         yield undecided(text, fix=f"install {name} from a wheel", code="extensions.not-looked-at", culprit=name)
+    elif not row.get("libraries") and not unread and has_libraries(name, str(row.get("version"))):
+        text = f"{_shown(row)}: no library of it was found, and its wheels have some"
+        yield undecided(text, fix=f"install {name} again", code="extensions.not-looked-at", culprit=name)
+    versions = row.get("versions") or []
+    if len(versions) > 1:
+        text = f"{name}: METADATA of {' and '.join(versions)} lie in one directory, so which is installed is not known"
+        yield undecided(
+            text, fix=f"remove all of {name}, then install it", code="extensions.not-looked-at", culprit=name
+        )
+
+
+def _foreign(view: View, measured: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Outcome]:
+    foreign = [library for library in row.get("libraries") or [] if library.get("foreign")]
+    if foreign:
+        machine = (measured.get("interpreter") or {}).get("machine")
+        statement = f"{foreign[0]['path']} is for {foreign[0]['foreign']}, and this machine is {machine}"
+        fix = fitting_release(view, measured, str(row["name"]), str(row.get("version")))
+        yield _fail(row, statement, fix, "extensions.no-host")
 
 
 def _python(view: View, measured: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Outcome]:

@@ -9,7 +9,10 @@ import msgspec
 
 
 class MeasuredLibrary(msgspec.Struct, frozen=True):
-    """One library: what it lacks, the newest glibc that it needs ("" for none), and its GPU code ("9.0")."""
+    """One library: what it lacks, the newest glibc that it needs ("" for none), and its GPU code ("9.0").
+
+    `foreign` is the machine that it is for, where that is another one than this.
+    """
 
     path: str
     missing: list[str]
@@ -17,6 +20,7 @@ class MeasuredLibrary(msgspec.Struct, frozen=True):
     glibc: str
     sass: list[str]
     ptx: list[str]
+    foreign: str = ""
 
 
 class UndefinedSymbols(msgspec.Struct, frozen=True):
@@ -38,6 +42,7 @@ class MeasuredExtension(msgspec.Struct, frozen=True):
     unread: dict[str, str]
     undefined: UndefinedSymbols
     libraries: list[MeasuredLibrary]
+    versions: list[str] = []
 
 
 class Interpreter(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from typing import Any, Final
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from envcheck.checks import Limit, Outcome, failed, warned
+from envcheck.checks import Limit, Outcome, failed, undecided, warned
 
 LIMIT: Final = Limit(0, "requirements", "METADATA: Requires-Dist", "equal")
 # What an extension was compiled against, or compiles with: another version breaks it.
@@ -19,7 +19,11 @@ def conflicts(measured: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[O
     """Yield a finding for each requirement that what is installed does not meet; what is absent is `requirements`'."""
     installed = measured.get("installed") or {}
     for line in row.get("requires") or []:
-        requirement = _applicable(str(line), measured.get("interpreter") or {})
+        try:
+            requirement = _applicable(Requirement(str(line)), measured.get("interpreter") or {})
+        except InvalidRequirement:
+            yield _unread(row, str(line))
+            continue
         version = installed.get(canonicalize_name(requirement.name)) if requirement else None
         if requirement is None or not version or requirement.specifier.contains(version, prereleases=True):
             continue
@@ -39,6 +43,11 @@ def conflicts(measured: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[O
         )
 
 
+def _unread(row: Mapping[str, Any], line: str) -> Outcome:
+    text = f"{row['name']} {row.get('version')}: its METADATA requires {line!r}, which is no requirement"
+    return undecided(text, fix=f"install {row['name']} again", code="extensions.pins", culprit=str(row["name"]))
+
+
 def _fix(extension: str, name: str, specifier: str, version: str) -> str:
     if name in _COMPILED_AGAINST:
         return (
@@ -48,11 +57,7 @@ def _fix(extension: str, name: str, specifier: str, version: str) -> str:
     return f"install {name}{specifier}, or another {extension}; where two packages exclude each other, two environments"
 
 
-def _applicable(line: str, interpreter: Mapping[str, Any]) -> Requirement | None:
-    try:
-        requirement = Requirement(line)
-    except InvalidRequirement:
-        return None
+def _applicable(requirement: Requirement, interpreter: Mapping[str, Any]) -> Requirement | None:
     version = ".".join(map(str, interpreter.get("version") or [3, 12]))
     environment = {"python_version": version, "python_full_version": f"{version}.0", "extra": ""}
     environment |= {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}

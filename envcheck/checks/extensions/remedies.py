@@ -26,6 +26,15 @@ def facts() -> Extensions:
     return load()
 
 
+def has_libraries(name: str, version: str) -> bool:
+    """Return whether every wheel of a release that was read has libraries for torch or CUDA; not known is no."""
+    extension = facts().find(name)
+    public = version.partition("+")[0]
+    releases = [one for one in extension.releases if one.version == public] if extension else []
+    read = [wheel for release in releases for wheel in release.wheels if wheel.abi is not None]
+    return bool(read) and all(wheel.abi != "none" or wheel.cuda for wheel in read)
+
+
 def variant_of(torch: str, cuda: str | None) -> str:
     """Return the variant of an installed torch: its local version, else the one of its CUDA."""
     _, _, local = torch.partition("+")

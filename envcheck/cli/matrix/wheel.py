@@ -171,7 +171,7 @@ def _opened(file: _File, options: MatrixWheelOptions) -> OpenedWheel:
     from envcheck.binaries.elf import BinaryError
     from envcheck.binaries.wheel_members import read_members
     from envcheck.errors import PromiseError
-    from envcheck.matrix.extensions.opened_wheel import OpenedWheel
+    from envcheck.matrix.extensions.opened_wheel import OpenedWheel, without_foreign
 
     project, version, tags = _parse(file.name)
     try:
@@ -179,7 +179,7 @@ def _opened(file: _File, options: MatrixWheelOptions) -> OpenedWheel:
         if file.sha256 not in {None, sha256}:
             message = f"{file.name} has the sha256 {sha256}, not {file.sha256}"
             raise PromiseError(message, fix="do not use this file; compare the hash with its origin")
-        contents = read_members(file.path)
+        contents = without_foreign(read_members(file.path), file.name, tags)
     except BinaryError as error:
         raise _wrong(file.name, str(error), "download it again, from its origin") from error
     except OSError as error:

@@ -25,9 +25,16 @@ def commands(answer: ExtensionResolution, arch_list: list[str]) -> list[str]:
     """
     if answer.cell is None or not answer.pip:
         return []
-    pinned = [_torch(answer), *(f"{each.name}=={each.version}" for each in answer.extensions)]
-    alone = (line for each in answer.extensions for line in _alone(each, arch_list))
-    return [answer.pip, *alone, f"pip install {' '.join(map(shlex.quote, pinned))}"]
+    torch = _torch(answer)
+    alone = (line for each in answer.extensions for line in _alone(each, arch_list, torch))
+    pinned = [f"{each.name}=={each.version}" for each in answer.extensions if not _is_from_git(each)]
+    last = [f"pip install {' '.join(map(shlex.quote, [torch, *pinned]))}"] if pinned else []
+    return [answer.pip, *alone, *last]
+
+
+def _is_from_git(each: ChosenExtension) -> bool:
+    """Return whether a source is in git only: the index has another project of that name, or no such release."""
+    return each.channel == "source" and (each.where or "").startswith("git+")
 
 
 def _torch(answer: ExtensionResolution) -> str:
@@ -35,11 +42,12 @@ def _torch(answer: ExtensionResolution) -> str:
     return f"{answer.install[0]}+{variant}" if variant and answer.arch == "x86_64" else answer.install[0]
 
 
-def _alone(each: ChosenExtension, arch_list: list[str]) -> Iterator[str]:
+def _alone(each: ChosenExtension, arch_list: list[str], torch: str) -> Iterator[str]:
     name = f"{each.name}=={each.version}"
     if each.verdict == SOURCE_ONLY:
         codes = f'TORCH_CUDA_ARCH_LIST="{";".join(arch_list)}" ' if arch_list else ""
-        yield f"{codes}{_JOBS} pip install --no-deps --no-build-isolation {shlex.quote(each.where or name)}"
+        how = f"{shlex.quote(torch)} " if _is_from_git(each) else "--no-deps "
+        yield f"{codes}{_JOBS} pip install --no-build-isolation {how}{shlex.quote(each.where or name)}"
     elif each.channel == "pytorch":
         yield f"pip install --no-deps {name} --index-url {PYTORCH}/{each.where}"
     elif each.channel in ("project", "third-party"):

@@ -18,7 +18,7 @@ from packaging.version import Version
 
 from envcheck.binaries import cuda_libraries, torch_symbols
 from envcheck.binaries.fatbin import ordered
-from envcheck.binaries.library import Library, dotted
+from envcheck.binaries.library import Library, dotted, is_foreign
 from envcheck.binaries.wheel_members import WheelContents
 from envcheck.errors import ConfigError
 from envcheck.matrix.extensions.model import (
@@ -64,6 +64,16 @@ class OpenedWheel(NamedTuple):
     contents: WheelContents
 
 
+def without_foreign(contents: WheelContents, name: str, tags: Iterable[Tag]) -> WheelContents:
+    """Return what was read of a wheel; libraries for another machine than its name says count as not read."""
+    machine = architecture(tags, name)
+    foreign = {
+        library.path: f"it is for {library.machine}" for library in contents.libraries if is_foreign(library, machine)
+    }
+    libraries = [library for library in contents.libraries if library.path not in foreign]
+    return contents._replace(libraries=libraries, unread={**contents.unread, **foreign})
+
+
 def extensions_file(opened: OpenedWheel, today: dt.date) -> Extensions:
     """Return a file of facts with the one release of this wheel. Raises ConfigError if it is no wheel for Linux."""
     where = "" if opened.where is None else f", from {opened.where}"
@@ -80,6 +90,10 @@ def _release(opened: OpenedWheel) -> ExtensionRelease:
     if canonicalize_name(str(metadata["Name"])) != opened.project or _version(metadata) != opened.version:
         message = f"{opened.name}: its METADATA is of {metadata['Name']} {metadata['Version']}"
         raise ConfigError(message, fix="the file was renamed: give it the name that it was published with")
+    if canonicalize_name(opened.contents.directory.rpartition("-")[0]) != opened.project:
+        message = f"{opened.name}: its METADATA lies in {opened.contents.directory}.dist-info, which no installer takes"
+        raise ConfigError(message, fix="download it again, from its origin")
+    _refuse_unread_requirements(opened.name, metadata.get_all("Requires-Dist") or [])
     return ExtensionRelease(
         version=opened.version.public,
         requires_python=_one_line(metadata["Requires-Python"]),
@@ -87,6 +101,22 @@ def _release(opened: OpenedWheel) -> ExtensionRelease:
         wheels=[_wheel(opened)],
         source=[_SOURCE],
     )
+
+
+def _refuse_unread_requirements(name: str, lines: Iterable[str]) -> None:
+    """Raise ConfigError for a requirement that is none: it may be the pin of torch."""
+    unread = next((line for line in lines if not _is_requirement(line)), None)
+    if unread is not None:
+        message = f"{name}: its METADATA requires {' '.join(unread.split())[:100]!r}, which is no requirement"
+        raise ConfigError(message, fix="installers refuse it too: take another release")
+
+
+def _is_requirement(line: str) -> bool:
+    try:
+        Requirement(line)
+    except InvalidRequirement:
+        return False
+    return True
 
 
 def _version(metadata: email.message.Message) -> Version | None:

@@ -156,7 +156,7 @@ def test_what_holds_its_kernels_compiles_nothing_at_first_use(gpu: View) -> None
     assert outcome(gpu, flashinfer, nvcc=lacking).code == "extensions.jit"
     assert outcome(gpu, flashinfer, nvcc=lacking, installed={"flashinfer-jit-cache": "0.7.2"}).status == PASS
     assert outcome(gpu, row("deepspeed", version="0.19.8"), nvcc=lacking).status == PASS  # DS_BUILD_OPS=1
-    assert outcome(gpu, row("vllm", version="0.27.1", libraries=[]), nvcc=lacking).status == PASS
+    assert outcome(gpu, row("sglang", version="0.5.14", libraries=[]), nvcc=lacking).status == PASS
     for version in ("0.17", "0.30"):  # not on record: as the nearest release that is
         assert outcome(gpu, row("deepspeed", version=version, libraries=[]), nvcc=lacking).status == WARN
 
@@ -194,6 +194,20 @@ def test_nvcc_is_the_one_that_torch_would_take(
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     if script is not None:
         assert nvcc.found() == by_home
+
+
+def test_a_release_whose_libraries_are_gone_is_an_error(gpu: View) -> None:
+    result = outcome(gpu, row("torchcodec", version="0.13.0+cu130", libraries=[]))
+    assert (result.status, result.code) == (ERROR, "extensions.not-looked-at")
+    assert "no library of it was found, and its wheels have some" in result.summary
+    assert outcome(gpu, row("torchcodec", version="0.13.0")).status == PASS
+    assert outcome(gpu, row("numba-cuda", version="0.20.1", libraries=[])).status == PASS  # pure Python
+
+
+def test_a_requirement_that_cannot_be_read_is_no_pass(gpu: View) -> None:
+    result = outcome(gpu, row("vllm", requires=["torch (==2.9.1"]))
+    assert (result.status, result.code) == (ERROR, "extensions.pins")
+    assert outcome(gpu, row("vllm", requires=["torch (>=2.0)"]), installed={"torch": "2.13.0"}).status == PASS
 
 
 def test_extensions_that_exclude_each_other_are_named(gpu: View) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from envcheck.checks import ERROR, View
+from envcheck.checks import ERROR, FAIL, View
 from envcheck.checks.env import extensions
 from tests.checks.extensions.conftest import measure, write_package
 from tests.elf_files import MadeLibrary, library
@@ -46,6 +47,12 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     headless = bytearray(LIBRARY)
     headless[40:48] = bytes(8)
     (site / "torchcodec" / "_C.so").write_bytes(headless)
+    for name in ("torch_tensorrt", "mamba_ssm", "pyg_lib"):
+        machine = 183 if name == "mamba_ssm" else 62
+        foreign = library(MadeLibrary(needed=["libc10.so"], machine=machine))
+        write_package(site, name, {f"{name}/__init__.py": "", f"{name}/_C.so": foreign})
+    unlisted(site, "torch_tensorrt", "torch_tensorrt/__init__.py")
+    shutil.copytree(site / "pyg_lib-1.0.dist-info", site / "pyg_lib-0.9.dist-info")
     (site / "half-1.0.dist-info").mkdir()
     (site / "torch").mkdir()
     (site / "torch" / "version.py").write_text("__version__ = '2.99.0+cu999'\n")
@@ -65,13 +72,15 @@ def of(measured: dict[str, Any], name: str) -> dict[str, Any]:
         ("vllm", ["_C.so.1"]),
         ("torchao", ["_C.so", "_C.so.1"]),
         ("xformers", ["_C.so", "_C.so.1"]),
+        ("torch-tensorrt", ["_C.so"]),
     ],
-    ids=["links to a cache", "a link inside the package", "no RECORD", "editable"],
+    ids=["links to a cache", "a link inside the package", "no RECORD", "editable", "left out of RECORD"],
 )
 def test_the_libraries_are_found(measured: dict[str, Any], name: str, libraries: list[str]) -> None:
     row = of(measured, name)
-    assert [library["path"] for library in row["libraries"]] == [f"{name}/{library}" for library in libraries]
-    assert row["libraries"][0]["missing"] == ["libc10.so", "libcudart.so.99"]
+    folder = name.replace("-", "_")
+    assert [library["path"] for library in row["libraries"]] == [f"{folder}/{library}" for library in libraries]
+    assert row["libraries"][0]["missing"][0] == "libc10.so"
 
 
 @pytest.mark.parametrize(
@@ -83,6 +92,23 @@ def test_what_cannot_be_read_is_an_error(measured: dict[str, Any], cpu: View, na
     assert why in row["unread"][f"{name}/_C.so"]
     judged = extensions.judge(cpu, [{**measured, "extensions": [{**row, "libraries": []}]}])
     assert (judged.status, judged.code) == (ERROR, "extensions.not-looked-at")
+
+
+def test_a_library_for_another_machine_fails(measured: dict[str, Any], cpu: View) -> None:
+    if measured["interpreter"]["machine"] != "x86_64":
+        pytest.skip("the library is for aarch64")
+    row = of(measured, "mamba-ssm")
+    result = extensions.judge(cpu, [{**measured, "extensions": [row]}])
+    assert (result.status, result.code) == (FAIL, "extensions.no-host")
+    assert "mamba_ssm/_C.so is for aarch64, and this machine is x86_64" in result.summary
+
+
+def test_two_versions_in_one_directory_are_an_error(measured: dict[str, Any], cpu: View) -> None:
+    row = of(measured, "pyg-lib")
+    result = extensions.judge(cpu, [{**measured, "extensions": [{**row, "libraries": []}]}])
+    assert (result.status, result.code) == (ERROR, "extensions.not-looked-at")
+    assert "METADATA of 0.9 and 1.0 lie in one directory" in result.summary
+    assert of(measured, "vllm")["versions"] == ["1.0"]
 
 
 def test_the_torch_that_is_imported_counts(measured: dict[str, Any]) -> None:

@@ -86,6 +86,13 @@ def test_failure_9_a_build_has_torch_enough_memory_and_the_right_gpus(ask_with: 
     assert last.startswith("pip install torch==2.12.0")
 
 
+def test_what_is_in_git_only_is_never_taken_from_an_index(ask_with: AskWith) -> None:
+    """On the Python index, apex is another project."""
+    answer = ask_with("apex", torch="2.12.0", **H100)
+    _, build = commands(structs.replace(answer, pip="pip install torch==2.12.0"), ["9.0"])
+    assert "torch==2.12.0 git+https://github.com/NVIDIA/apex@24.01" in build  # its dependencies, and no other torch
+
+
 def test_failure_10_what_compiles_at_first_use_says_what_that_needs(ask_with: AskWith) -> None:
     (deepspeed,) = ask_with("deepspeed", **H100).extensions
     assert (deepspeed.verdict, "nvcc" in deepspeed.reason) == ("jit", True)

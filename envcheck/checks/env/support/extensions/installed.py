@@ -24,6 +24,7 @@ from envcheck.checks.env.support.process.package_files import key
 
 # What the others stand on: torch and triton are judged by their own checks, and NVIDIA's packages bring the libraries.
 _BASE = re.compile(r"torch|triton|pytorch-triton(-\w+)?|nvidia-.+|cuda-(toolkit|bindings|pathfinder|core|python)")
+_INFO = ".dist-info"
 _LIBRARY = re.compile(r"\.so(\.\d+)*$")
 _FOR_PYTHON = re.compile(r"\.(cpython-\d+t?|pypy\d+-pp\d+)-[\w-]+\.so$")
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
@@ -33,7 +34,8 @@ class InstalledExtension(NamedTuple):
     """An installed package. `unread` are libraries that cannot be read, and why.
 
     `requires` are its Requires-Dist on torch, triton, NVIDIA's packages and other extensions. `tags` are those of its
-    wheel, empty where none was kept. `other_python` are modules of which every file is for another Python.
+    wheel, empty where none was kept. `other_python` are modules of which every file is for another Python. `versions`
+    are those of its METADATA in `root`: more than one where an installation broke off.
     """
 
     name: str
@@ -45,6 +47,7 @@ class InstalledExtension(NamedTuple):
     tags: list[str]
     other_python: list[str]
     listed: bool
+    versions: list[str]
 
 
 def distributions() -> dict[str, importlib.metadata.Distribution]:
@@ -94,17 +97,30 @@ def _extension(name: str, dist: importlib.metadata.Distribution) -> InstalledExt
         tags,
         _other_python(paths),
         dist.files is not None,
+        _versions(name, root),
     )
+
+
+def _versions(name: str, root: Path) -> list[str]:
+    try:
+        stems = [entry[: -len(_INFO)] for entry in os.listdir(root) if entry.endswith(_INFO)]  # noqa: PTH208 (names)
+    except OSError:
+        return []
+    return sorted(stem.rpartition("-")[2] for stem in stems if key(stem.rpartition("-")[0]) == name)
 
 
 def _libraries(dist: importlib.metadata.Distribution, root: Path) -> list[str]:
     """Return a package's libraries, relative to `root` or absolute: as its installer listed them, or as they lie there.
 
-    An editable package, and one whose installer listed no files, are looked for where Python imports them from.
+    An editable package, and one whose installer listed no files, are looked for where Python imports them from. Of a
+    known extension also those that lie in its directory count: a list may leave some out, and Python loads them.
     """
-    listed = [str(path) for path in dist.files or [] if _LIBRARY.search(path.name)]
+    name, listed = key(dist.metadata["Name"]), [str(path) for path in dist.files or [] if _LIBRARY.search(path.name)]
     if not listed and (dist.files is None or _is_editable(dist)):
         listed = _beside_modules(dist, root)
+    elif name in KNOWN:
+        found = (root / import_name(name).replace(".", "/")).rglob("*.so*")
+        listed += [str(path.relative_to(root)) for path in found if _LIBRARY.search(path.name)]
     return _without_links(root, {name for name in listed if ".." not in name})
 
 
