@@ -19,12 +19,17 @@ DRIVER = ("libcuda.so", "libnvidia-", "libnvcuvid.so", "libnvcuextend.so")
 TORCH = re.compile(r"lib(?:torch|c10)(?:_\w+)?\.so\b")
 
 
+def _name(library: str) -> str:
+    """Return the name of a library without its directory: DT_NEEDED may hold a path."""
+    return library.rpartition("/")[2]
+
+
 def cuda_major(library: str) -> str | None:
     """Return the CUDA major of a library's name, "12" of libcudart.so.12; None if the name does not say."""
-    match = _OF_MAJOR.match(library)
+    match = _OF_MAJOR.match(_name(library))
     if match:
         return match[1]
-    numbered = _NUMBERED.match(library)
+    numbered = _NUMBERED.match(_name(library))
     return _OWN_NUMBER.get((numbered[1], numbered[2])) if numbered else None
 
 
@@ -35,14 +40,14 @@ def cuda_majors(libraries: Iterable[str]) -> list[str]:
 
 def is_nvidias(library: str) -> bool:
     """Return whether this is a library of the CUDA toolkit or beside it, bundled under a hashed name or not."""
-    return bool(_TOOLKIT.match(library))
+    return bool(_TOOLKIT.match(_name(library)))
 
 
 def is_drivers(library: str) -> bool:
     """Return whether the driver brings this library."""
-    return library.startswith(DRIVER)
+    return _name(library).startswith(DRIVER)
 
 
 def is_torchs(library: str) -> bool:
     """Return whether torch brings this library."""
-    return bool(TORCH.match(library))
+    return bool(TORCH.match(_name(library)))

@@ -59,6 +59,7 @@ def test_a_wheel_of_both_kinds_is_mixed() -> None:
     ("library", "majors"),
     [
         ("libcudart.so.12", ["12"]),
+        ("/usr/local/cuda/lib64/libcudart.so.12", ["12"]),
         ("libcudart.so.11.0", ["11"]),
         ("libnvrtc.so.11.2", ["11"]),
         ("libcublasLt.so.13", ["13"]),

@@ -56,9 +56,9 @@ def _alone(each: ChosenExtension, arch_list: list[str], torch: str) -> Iterator[
 
 def _from_project(each: ChosenExtension, name: str) -> str:
     if each.where and each.file and each.where.endswith("/"):
-        return f"pip install --no-deps {each.where}{each.file.replace('+', '%2B')}"
+        return f"pip install --no-deps {shlex.quote(each.where + each.file.replace('+', '%2B'))}"
     if each.where and each.channel == "project":
-        return f"pip install --no-deps {name} --index-url {each.where}"
+        return f"pip install --no-deps {name} --index-url {shlex.quote(each.where)}"
     return f"# take the wheel of {name} for this torch, CUDA and Python from {each.where}"
 
 

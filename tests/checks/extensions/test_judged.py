@@ -332,13 +332,13 @@ def test_an_installed_package_is_found_by_what_its_library_needs(tmp_path: Path)
     install(
         tmp_path,
         "ext",
-        MadeLibrary(needed=["libcudart.so.99"], code=[(CUBIN, 90), (PTX, 90)]),
+        MadeLibrary(needed=["libcudart.so.99", "/opt/libnccl.so.2"], code=[(CUBIN, 90), (PTX, 90)]),
         "Requires-Dist: torch<2\n",
     )
     install(tmp_path, "plain", MadeLibrary(needed=["libc.so.6"]))
     [actual] = measured(sys.executable, tmp_path)["extensions"]
     assert (actual["name"], actual["requires"], actual["tags"]) == ("ext", ["torch<2"], ["py3-none-any"])
-    assert actual["libraries"][0]["missing"] == ["libcudart.so.99"]
+    assert actual["libraries"][0]["missing"] == ["libcudart.so.99", "/opt/libnccl.so.2"]
     assert (actual["libraries"][0]["sass"], actual["libraries"][0]["ptx"]) == (["9.0"], ["9.0"])
 
 

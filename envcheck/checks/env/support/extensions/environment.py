@@ -82,10 +82,12 @@ def missing_libraries(extension: InstalledExtension, library: Library, brought: 
     own = {other.name for other in extension.libraries} | {other.soname for other in extension.libraries}
     folder = os.path.dirname(os.path.join(extension.root, library.path))  # noqa: PTH118, PTH120 (thousands of them)
     searched = [place.replace("$ORIGIN", folder).replace("${ORIGIN}", folder) for place in library.search]
+    # The loader takes a path as it is, and looks for a name.
+    places = {name: [name] if "/" in name else [f"{place}/{name}" for place in searched] for name in needed}
     return [
         name
         for name in needed
-        if name not in brought and name not in own and not any(os.path.exists(f"{d}/{name}") for d in searched)  # noqa: PTH110
+        if name not in brought and name not in own and not any(map(os.path.exists, places[name]))
     ]
 
 
