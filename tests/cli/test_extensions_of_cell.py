@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from envcheck.cli.sources.extensions_of_cell import (
     extension_names,
@@ -69,8 +70,16 @@ def test_what_does_not_fit_is_refused_in_one_line(matrix: Matrix, requirement: s
 def test_what_is_not_known_is_said_and_left_to_the_installer(
     matrix: Matrix, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert pinned(matrix, "torch2.8.0-cu128-py311", "pyg-lib>=0.6") == ["pyg-lib>=0.6"]
+    assert pinned(matrix, "torch2.8.0-cu128-py311", "pyg-lib>=0.6") == ["pyg-lib!=0.7.0,!=0.8.0,>=0.6"]
     assert "pyg-lib>=0.6: not known whether it fits" in capsys.readouterr().err
+
+
+def test_a_release_that_cannot_fit_is_not_left_to_the_installer(matrix: Matrix) -> None:
+    """What is known of older releases is not enough, and the newest one, which uv takes, is for another torch."""
+    (line,) = pinned(matrix, "torch2.8.0-cu128-py311", "torchao!=0.13.0,!=0.12.0")
+    requirement = Requirement(line)
+    assert not requirement.specifier.contains("0.18.0")
+    assert requirement.specifier.contains("0.16.0")
 
 
 def test_a_cell_without_cuda_is_left_to_the_installer(matrix: Matrix) -> None:

@@ -87,7 +87,7 @@ def pinned_to_fit(
         known = _is_extension(extensions, line, cpu=spec.cell.variant == "cpu")
         chosen = _chosen(matrix, spec, line, extensions, gpus) if known else None
         if chosen is None:
-            pinned.requirements.append(line)
+            pinned.requirements.append(_without_refused(matrix, spec, line, extensions, gpus) if known else line)
         else:
             _add(pinned, chosen, spec, line)
     return pinned
@@ -136,6 +136,22 @@ def _chosen(
         message = f"{line} does not fit {spec.cell}: {why}"
         raise ConfigError(message, fix=f"`envcheck resolve --with {line}` names a cell that it fits")
     return answer.extensions[0]
+
+
+def _without_refused(matrix: Matrix, spec: ImageSpec, line: str, extensions: Extensions, gpus: Sequence[str]) -> str:
+    """Return a requirement that leaves out the releases that cannot fit: the installer would take the newest."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    requirement = Requirement(line)
+    extension = extensions.find(canonicalize_name(requirement.name))
+    for release in extension.releases if extension else []:
+        if requirement.specifier.contains(release.version, prereleases=True):
+            exact = f"{requirement.name}=={release.version}"
+            answer = answer_for_cell(matrix, spec.cell, spec.arch, [exact], extensions, gpus)
+            if answer.refused and not answer.refused[0].not_known:
+                requirement.specifier &= f"!={release.version}"
+    return str(requirement)
 
 
 def _add(pinned: PinnedExtensions, chosen: ChosenExtension, spec: ImageSpec, line: str) -> None:

@@ -107,9 +107,7 @@ def _name_and_specifier(text: str) -> tuple[str, str]:
 
 def _unknown(extensions: Extensions, name: str) -> ConfigError:
     if name == "torch":
-        return ConfigError(
-            "--with torch: torch is what extensions are resolved for", fix="leave it out, or use --torch"
-        )
+        return ConfigError("--with torch: torch is what extensions are resolved for", fix="leave it out")
     names = [other for row in extensions.extensions for other in (row.name, *row.aliases)]
     import difflib  # noqa: PLC0415 (only for a name that is wrong)
 
