@@ -67,7 +67,7 @@ def test_what_slowed_the_run_is_named() -> None:
     uneven = [gpu(at, index, utilization=95.0 - 30 * index) for at in range(10) for index in (0, 1)]
     assert lines(watched(uneven))["uneven"][1].startswith("65 to 95 %")
     errors = [gpu(at, ecc=at // 5) for at in range(10)]
-    assert lines(watched(errors))["memory errors"][1] == "GPU 0: 1 uncorrected ECC errors"
+    assert lines(watched(errors))["memory errors"][1] == "GPU 0: 1 uncorrected ECC error"
     xid = {"code": 79, "bus_id": "0000:01:00", "text": "GPU has fallen off the bus", "age": 3.0}
     assert "Xid 79 on 0000:01:00" in lines(watched([gpu(0.0)], xids=[xid]))["Xid"][1]
 
@@ -84,19 +84,6 @@ def test_what_a_gpu_does_not_offer_is_no_goal_that_is_met() -> None:
     assert lines(seen)["utilization"][0] == "unknown"
     assert "memory" not in lines(seen)
     assert "envcheck_watch_gpu" not in openmetrics(seen)
-
-
-def test_the_series_are_openmetrics_with_rising_counters_and_times() -> None:
-    seen = watched([gpu(float(at), index) for at in range(3) for index in (0, 1)])
-    tree = [*seen.tree, seen.tree[-1]._replace(at=12.0, read=0)]
-    text = openmetrics(seen._replace(tree=tree))
-    assert text.endswith("# EOF\n")
-    read = [float(line.split()[1]) for line in text.splitlines() if line.startswith("envcheck_watch_disk_read")]
-    assert read == sorted(read)
-    rows = [line for line in text.splitlines() if line.startswith("envcheck_watch_gpu_utilization_ratio")]
-    assert rows[0] == 'envcheck_watch_gpu_utilization_ratio{gpu="0",uuid="GPU-0"} 0.9500000000000001 1800000000.000'
-    # The samples of one series stand together.
-    assert [row.split('"')[1] for row in rows] == ["0", "0", "0", "1", "1", "1"]
 
 
 def test_the_page_shows_each_series_and_no_markup_of_the_command() -> None:

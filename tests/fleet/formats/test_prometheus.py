@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
 
 from envcheck.cli import cli
 from envcheck.fleet.launch_files.dashboard import PANELS
@@ -69,6 +70,15 @@ def test_the_numbers_are_those_of_the_answer(metrics: str) -> None:
     assert any(
         re.match(r'envcheck_fleet_failed_check\{node="n3",gpu="GPU-.*code="speed.slow"\} 1.0', one) for one in lines
     )
+
+
+def test_the_parser_of_prometheus_reads_every_line_and_hostile_names_as_they_are(metrics: str) -> None:
+    families = {family.name: family for family in text_string_to_metric_families(metrics)}
+    samples = [sample for family in families.values() for sample in family.samples]
+    assert len(samples) == sum(not line.startswith("#") for line in metrics.splitlines())
+    assert all(family.documentation and family.type == "gauge" for family in families.values())
+    unfit = {sample.labels["node"] for sample in families["envcheck_fleet_node_unfit"].samples}
+    assert 'x"\n\\{} 1' in unfit
 
 
 def test_rules_and_dashboard_ask_for_metrics_that_exist(metrics: str, monitoring: Path) -> None:
