@@ -1,6 +1,6 @@
 """`python -m envcheck`."""
 
-from envcheck.cli import main
+from envcheck.cli import program
 
 if __name__ == "__main__":
-    main()
+    program()

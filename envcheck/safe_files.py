@@ -14,7 +14,6 @@ import os
 import re
 import signal
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -99,6 +98,8 @@ def own(file: int, folder: Path) -> bool:
         return False
     if opened.st_uid == os.geteuid() and not opened.st_mode & _WRITABLE_BY_OTHERS:
         return True
+    import tempfile  # noqa: PLC0415 (who only reads a file does without it, and it takes as long as all of this)
+
     with tempfile.TemporaryFile(dir=folder) as other:
         fresh = os.fstat(other.fileno())
     return (opened.st_uid, opened.st_mode) == (fresh.st_uid, fresh.st_mode)
@@ -162,6 +163,8 @@ def _sync_names(folder: Path) -> None:
 @contextlib.contextmanager
 def temporary(folder: Path, name: str) -> Iterator[tuple[int, Path]]:
     """Give a new file under a name that nobody can guess; under that name it ends with the block."""
+    import tempfile  # noqa: PLC0415 (as above)
+
     file, fresh = tempfile.mkstemp(prefix=f".{shortened(name)}.", dir=folder)
     try:
         yield file, Path(fresh)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,6 +95,30 @@ def test_a_password_locks_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_password_that_is_not_needed_is_not_used(tmp_path: Path) -> None:
     signing.new_key(tmp_path / "key")
     assert signing.load_private(tmp_path / "key", SECRET).sign(MESSAGE)
+
+
+def test_an_ed25519_key_in_any_pem_is_read_as_cryptography_reads_it(tmp_path: Path) -> None:
+    private, public = made(tmp_path, "ed25519")
+    pem = public.read_bytes()
+    text = openssl("pkey", "-pubin", "-in", public, "-text")  # words after the block
+    for content in (pem, pem.replace(b"\n", b"\r\n"), b"a comment\n" + pem, text, b"\n" + pem + b"\n", pem.rstrip()):
+        public.write_bytes(content)
+        key = signing.load_public(public)
+        expected = serialization.load_pem_public_key(content)
+        der, again = (
+            expected.public_bytes(form, serialization.PublicFormat.SubjectPublicKeyInfo)
+            for form in (serialization.Encoding.DER, serialization.Encoding.PEM)
+        )
+        assert (key.pem, key.id) == (again, base64.b64encode(hashlib.sha256(der).digest()).decode())
+        assert key.verifies(MESSAGE, signing.load_private(private).sign(MESSAGE))
+
+
+@pytest.mark.parametrize("damage", [(b"MC", b"MD"), (b"MCow", b"MCowMCow"), (b"=", b""), (b"-----END", b"----END")])
+def test_a_damaged_ed25519_key_is_refused(damage: tuple[bytes, bytes], tmp_path: Path) -> None:
+    _, public = made(tmp_path, "ed25519")
+    public.write_bytes(public.read_bytes().replace(*damage))
+    with pytest.raises(ConfigError, match="damaged"):
+        signing.load_public(public)
 
 
 @pytest.mark.parametrize("there", ["key", "key.pub"])

@@ -14,7 +14,7 @@ import click
 
 from envcheck import __version__
 from envcheck.cli.shared import messages, streams
-from envcheck.cli.shared.interruptible import leave, status_of
+from envcheck.cli.shared.interruptible import end_process, leave, status_of
 from envcheck.cli.shared.strict_options import make_strict, variable
 from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
 from envcheck.mirrors.net.waits import NETWORK_WAITS
@@ -145,6 +145,16 @@ def cli(ctx: click.Context, *, matrix: Path | None, verbose: bool, quiet: bool) 
     ctx.obj = Settings(matrix=matrix, verbose=verbose, quiet=quiet)
     if not quiet:
         ctx.with_resource(NETWORK_WAITS.announced(messages.note))
+
+
+def program() -> None:
+    """Run the command line as the whole of a process."""
+    try:
+        main()
+    except SystemExit as ended:
+        if isinstance(ended.code, int):
+            end_process(ended.code)
+        raise
 
 
 def main() -> None:

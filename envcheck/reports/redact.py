@@ -80,19 +80,21 @@ class Pseudonyms:
 
     def __init__(self, key: str = "") -> None:
         self._key, self._known = key.encode(), dict[tuple[str, str], str]()
+        self._by_kind: dict[str, list[str]] = {}
 
     def of(self, kind: str, name: str) -> str:
         """Return the name's pseudonym, e.g. host-1; of a UUID a UUID."""
         if (kind, name) not in self._known:
             self._known[kind, name] = self._new(kind, name)
+            self._by_kind[kind] = sorted([*self.names(kind), name], key=len, reverse=True)
         return self._known[kind, name]
 
     def names(self, kind: str) -> list[str]:
         """Return the names known of a kind, the longest first."""
-        return sorted((name for known_kind, name in self._known if known_kind == kind), key=len, reverse=True)
+        return self._by_kind.get(kind, [])
 
     def _new(self, kind: str, name: str) -> str:
-        number = sum(known_kind == kind for known_kind, _ in self._known) + 1
+        number = len(self.names(kind)) + 1
         digest = hmac.new(self._key, f"{kind}:{name}".encode(), hashlib.sha256).hexdigest()
         if kind in ("GPU", "MIG"):
             d = digest if self._key else f"{number:032x}"
@@ -156,12 +158,14 @@ def _names(value: Any, key: str) -> Iterator[tuple[str, str]]:
             yield from _names(
                 held, key if inner == "value" else "host.name" if key == "host" and inner == "name" else inner
             )
-            yield from (("GPU", inner) for _ in range(1) if _UUID.fullmatch(inner))
+            if "-" in inner and _UUID.fullmatch(inner):
+                yield "GPU", inner
     elif isinstance(value, list):
         for item in value:
             yield from _names(item, key)
     elif isinstance(value, str) and value:
-        yield from ((match[1], match[0]) for match in _UUID.finditer(value))
+        if "-" in value:
+            yield from ((match[1], match[0]) for match in _UUID.finditer(value))
         yield from (("user", match[1]) for match in _HOME.finditer(value) if match[1] not in _NAMELESS)
         kind = _kind(key)
         if kind and value not in _NAMELESS and "/" not in value and " " not in value:
@@ -224,12 +228,16 @@ def _text(text: str, key: str, names: Pseudonyms) -> str:
     for named_kind in ("GPU", "MIG", "serial", "boot"):
         for name in names.names(named_kind):
             text = text.replace(name, names.of(named_kind, name))
-    text = _URL.sub(lambda match: f"{match[1]}://{names.of('url', match[0])}.example", text)
-    text = _IMAGE.sub(lambda match: _registry(match, names), text)
-    text = _QUOTED.sub(lambda match: _path(match[0], names), text)
-    text = _PATH.sub(lambda match: _path(match[0], names), text)
-    text = _HARDWARE.sub(lambda match: names.of("address", match[0]), text)
-    text = _ADDRESS.sub(lambda m: m[0] if m[0] in _LOOPBACK else names.of("ip", m[0]), text)
+    # Most texts have none of these signs, and each pattern needs one of them.
+    if "/" in text:
+        text = _URL.sub(lambda match: f"{match[1]}://{names.of('url', match[0])}.example", text)
+        text = _IMAGE.sub(lambda match: _registry(match, names), text)
+        text = _QUOTED.sub(lambda match: _path(match[0], names), text)
+        text = _PATH.sub(lambda match: _path(match[0], names), text)
+    if ":" in text:
+        text = _HARDWARE.sub(lambda match: names.of("address", match[0]), text)
+    if "." in text:
+        text = _ADDRESS.sub(lambda m: m[0] if m[0] in _LOOPBACK else names.of("ip", m[0]), text)
     if key in _TECHNICAL or key.startswith("driver."):
         return text
     text = _people(_addresses(text, key, names), key, names)
@@ -247,30 +255,35 @@ def _registry(match: re.Match[str], names: Pseudonyms) -> str:
 def _addresses(text: str, key: str, names: Pseudonyms) -> str:
     """Replace addresses in prose, and where the value is nothing else; elsewhere four numbers may be a version."""
     prose = key in _PROSE
-    if prose:
+    if prose and "@" in text:
         text = _MAIL.sub(lambda match: names.of("mail", match[0]), text)
+    if prose and "=" in text:
         text = _PROCESS.sub(lambda match: names.of("process", match[0]), text)
-    if prose or _IP4.fullmatch(text):
+    if "." in text and (prose or _IP4.fullmatch(text)):
         text = _IP4.sub(lambda m: m[0] if m[0] in _LOOPBACK else names.of("ip", m[0]), text)
+    if ":" not in text:
+        return text
     return _IP6.sub(lambda match: names.of("ip", match[0]) if match[0] != "::1" else match[0], text)
 
 
 def _people(text: str, key: str, names: Pseudonyms) -> str:
     """Replace hosts and users as words; those that are common words only in prose, where no check looks."""
     prose = key in _PROSE
-    if prose:
+    if prose and "@" in text:
         text = _AT.sub(lambda match: names.of("host", match[0]), text)
     for kind in ("host", "user"):
         for name in names.names(kind):
             if prose or _WORDS.search(name):
-                text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", names.of(kind, name), text)
+                if name in text:
+                    text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", names.of(kind, name), text)
                 text = _siblings(text, name, names) if kind == "host" else text
     return text
 
 
 def _siblings(text: str, host: str, names: Pseudonyms) -> str:
     """Replace the hosts that are called as this one but for their numbers, and lists of them: n[1-4]."""
-    if not re.search(r"[a-zA-Z].*\d", host) or _PSEUDONYM.fullmatch(host):
+    begin = re.split(r"\d", host, maxsplit=1)[0]
+    if begin not in text or not re.search(r"[a-zA-Z].*\d", host) or _PSEUDONYM.fullmatch(host):
         return text
     alike = re.sub(r"\\?\d+", r"(?:\\d+|\\[[\\d,-]+\\])", re.escape(host))
     return re.sub(rf"(?<![\w.-]){alike}(?![\w-])", lambda match: names.of("host", match[0]), text)

@@ -10,18 +10,19 @@ from typing import Any, Final, Protocol
 
 from msgspec import structs
 
-from envcheck.checks import FAIL, Outcome, undecided
+from envcheck.checks import Outcome, undecided
 from envcheck.node.snapshot import Snapshot
 from envcheck.runner import attempts
-from envcheck.runner.judging import judge, lost_gpus, p2p_effects
+from envcheck.runner.judging import judge, p2p_effects
 from envcheck.runner.judging.outcome_rows import ending, ending_fix, lost, row
 from envcheck.runner.planning import repeat, resume, time_budget
 from envcheck.runner.planning.discover import CheckModule
 from envcheck.runner.planning.plan import planned_seconds, worker_plan
 from envcheck.runner.requirements import measured as requirements_measured
-from envcheck.runner.schema import LimitRow, OutcomeRow, Plan, PlannedCheck
+from envcheck.runner.schema import OutcomeRow, Plan, PlannedCheck
 from envcheck.runner.state import Run, now
 from envcheck.runner.targets import locked_packages, worker_session
+from envcheck.runner.unmeasured import insist_on_gpu, name_lost_gpus, unmeasured
 
 _PAUSE = 3.0
 _SAME: Final = "same-environment"
@@ -171,75 +172,8 @@ def _outcomes_of(
     return []
 
 
-def unmeasured(run: Run, module: CheckModule) -> Outcome | None:
-    """Return the outcome of a check that needs nothing measured, or cannot be; None for one that must be."""
-    if module.kind == "env" and "device_count" not in run.environment:
-        return None
-    gpus = len(run.snapshot.gpus) if module.kind == "node" else int(run.environment["device_count"])
-    why = _no_nvml(run.snapshot) if module.kind == "node" else _no_gpu(run.environment)
-    # The GPUs were not counted without torch: insist_on_gpu says so, once.
-    required = run.plan.require_gpu and (module.kind == "node" or "error" not in run.environment)
-    lacking = judge.without_gpu(module, gpus, why, require_gpu=required)
-    if lacking is not None:
-        return lacking
-    if module.kind == "node":
-        return judge.decide(module, run.view)
-    ranks = run.nodes.world if run.nodes else gpus or run.plan.nproc
-    return None if "error" in run.environment else judge.alone(module, ranks)
-
-
-def _no_gpu(environment: dict[str, Any]) -> str:
-    for key in ("device_error", "device_facts_error"):
-        if key in environment:
-            return str(environment[key])
-    if "error" in environment:
-        return f"torch cannot be imported ({environment['error']})"
-    return "CUDA shows none" if environment.get("cuda") else "this torch is built without CUDA"
-
-
-def _no_nvml(snapshot: Snapshot) -> str:
-    return snapshot.signal("driver.version").reason or "NVML shows none"
-
-
 def _measured(run: Run, module: CheckModule, event: worker_session.Event) -> Outcome:
     error = event["error"]
     if error is None:
         return judge.decide(module, run.view, event["ranks"], p2p_effects.kept(event))
     return p2p_effects.lost(module, lost(error, run.environment.get("error")), error)
-
-
-def insist_on_gpu(run: Run) -> None:
-    """Without a GPU, --require-gpu is a failure even where no check of the plan would have used one.
-
-    Where torch cannot be imported, whether there is a GPU is undetermined: the environment is broken, not the node.
-    """
-    if not run.plan.require_gpu or run.mode == "gpu" or FAIL in {o.status for o in run.outcomes.values()}:
-        return
-    if "error" in run.environment:
-        run.known["require-gpu"] = OutcomeRow(
-            id="require-gpu",
-            kind="env",
-            status="error",
-            summary=_no_gpu(run.environment),
-            remedy="give an interpreter or image that has torch; `envcheck build` makes both",
-            code="torch.import",
-        )
-        return
-    run.known["require-gpu"] = OutcomeRow(
-        id="require-gpu",
-        kind="env",
-        status="fail",
-        summary=f"torch sees no GPU: {_no_gpu(run.environment)}",
-        value=0,
-        unit="GPUs",
-        limit=LimitRow(value=1, unit="GPUs", source="--require-gpu", kind="at least"),
-        remedy=judge.GPU_FIX,
-        code="gpu.required",
-    )
-
-
-def name_lost_gpus(run: Run) -> None:
-    """Add an error where the driver lost a GPU and the check for that was left out."""
-    row = lost_gpus.row(run.view, run.outcomes)
-    if row is not None:
-        run.known[row.id] = row

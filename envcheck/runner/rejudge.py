@@ -11,13 +11,13 @@ from msgspec import structs
 from envcheck.checks import ERROR, Outcome
 from envcheck.errors import UnavailableError
 from envcheck.runner import attempts
-from envcheck.runner.execute import insist_on_gpu, name_lost_gpus, unmeasured
 from envcheck.runner.judging import judge, lost_gpus, p2p_effects
-from envcheck.runner.judging.outcome_rows import ATTEMPT, fields
+from envcheck.runner.judging.outcome_fields import ATTEMPT, fields
 from envcheck.runner.planning.discover import CheckModule
 from envcheck.runner.schema import Attempt, OutcomeRow, TargetFacts, plain
 from envcheck.runner.state import Run
 from envcheck.runner.targets.interface import Handle
+from envcheck.runner.unmeasured import insist_on_gpu, name_lost_gpus, unmeasured
 
 # What a run adds by itself, from the plan and the snapshot.
 _OWN = ("require-gpu", lost_gpus.ID)

@@ -18,7 +18,7 @@ from envcheck.reports.model import load
 from envcheck.reports.rejudge import rejudge
 from envcheck.runner import attempts
 from envcheck.runner.judging.judge import decide
-from envcheck.runner.judging.outcome_rows import fields
+from envcheck.runner.judging.outcome_fields import fields
 from envcheck.runner.planning.discover import CheckModule, discover
 from envcheck.runner.schema import OutcomeRow
 

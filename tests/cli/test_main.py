@@ -199,3 +199,46 @@ def test_a_line_that_quotes_a_whole_file_is_cut() -> None:
     assert text.endswith("no field ; give the file")
     assert len(text) == messages.LONGEST_LINE
     assert messages.last_line("x " * (messages.LONGEST_LINE // 2)) == "x " * (messages.LONGEST_LINE // 2)
+
+
+@pytest.mark.parametrize("last", ["", "threading.Thread(target=lambda: (time.sleep(0.2), print('late'))).start()"])
+def test_the_end_of_a_process_loses_nothing_that_was_promised(last: str) -> None:
+    program = f"""
+import atexit, sys, threading, time
+from envcheck.cli.shared.interruptible import end_process
+atexit.register(print, "at exit", flush=False)
+print("before", end=" ", flush=False)
+{last}
+end_process(7)
+sys.exit(7)
+"""
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    lines = ["before late", "at exit"] if last else ["before at exit"]
+    assert (completed.returncode, completed.stderr, completed.stdout.splitlines()) == (7, "", lines)
+
+
+def test_a_proof_is_judged_without_what_only_other_commands_need() -> None:
+    """Three commands take as long as their imports: benchmarks/registry.py."""
+    program = """
+import sys
+from envcheck.cli.registry import proof, pull
+from envcheck.matrix.file import load
+from envcheck.mirrors.profiles import user_choice
+from envcheck.registry import choosing
+from envcheck.registry.oci import opening
+print(*sys.modules)
+"""
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    unneeded = {
+        "cryptography.hazmat.primitives.serialization",
+        "envcheck.checks.env.ddp",
+        "envcheck.reports.redact",
+        "envcheck.runner.execute",
+        "envcheck.runner.worker.fork_server",
+        "jinja2",
+        "rich",
+        "sigstore",
+        "statistics",
+        "yaml",
+    }
+    assert unneeded & set(completed.stdout.split()) == set()

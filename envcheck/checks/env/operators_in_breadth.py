@@ -6,28 +6,10 @@ round draws other sizes, memory layouts and options; the seed is in the report, 
 
 from __future__ import annotations
 
+from typing import Any
+
 from envcheck.checks import Check, Measured, Rank
 from envcheck.checks.env import operators
-from envcheck.checks.env.support.operators.cases.in_breadth import (
-    counting,
-    functions,
-    image_sizes,
-    images,
-    likelihoods,
-    line_statistics,
-    losses,
-    matrices,
-    matrix_factors,
-    selections,
-    spectra,
-    transforms,
-)
-from envcheck.checks.env.support.operators.cases.in_breadth.layers import (
-    attention_layers,
-    convolutions,
-    pooling,
-    transformer_layers,
-)
 
 CHECK = Check(
     promise="each operator equals its formula for many sizes, memory layouts and options",
@@ -38,29 +20,53 @@ CHECK = Check(
     ranks=0,
 )
 
-# Operators that are used less often run at this level only.
-FAMILIES = (
-    losses,
-    likelihoods,
-    matrix_factors,
-    matrices,
-    pooling,
-    images,
-    image_sizes,
-    functions,
-    line_statistics,
-    selections,
-    counting,
-    spectra,
-    transforms,
-    convolutions,
-    attention_layers,
-    transformer_layers,
-)
 ROUNDS, SIZE = 12, 3
 judge = operators.judge
 
 
+def families() -> tuple[Any, ...]:
+    """Return the operators that are used less often and run at this level only; `judge` does without their modules."""
+    from envcheck.checks.env.support.operators.cases.in_breadth import (
+        counting,
+        functions,
+        image_sizes,
+        images,
+        likelihoods,
+        line_statistics,
+        losses,
+        matrices,
+        matrix_factors,
+        selections,
+        spectra,
+        transforms,
+    )
+    from envcheck.checks.env.support.operators.cases.in_breadth.layers import (
+        attention_layers,
+        convolutions,
+        pooling,
+        transformer_layers,
+    )
+
+    return (
+        losses,
+        likelihoods,
+        matrix_factors,
+        matrices,
+        pooling,
+        images,
+        image_sizes,
+        functions,
+        line_statistics,
+        selections,
+        counting,
+        spectra,
+        transforms,
+        convolutions,
+        attention_layers,
+        transformer_layers,
+    )
+
+
 def measure(rank: Rank) -> Measured:
     """Run every operator a dozen times with larger sizes, and those that are used less often six times."""
-    return operators.survey(rank, ROUNDS, SIZE, FAMILIES)
+    return operators.survey(rank, ROUNDS, SIZE, families())

@@ -65,10 +65,15 @@ def architecture() -> str:
 
 def repository(reference: ImageReference, mirror: str) -> Repository:
     """Return the repository of a reference, reached as a mirror profile says."""
-    from envcheck.mirrors.profiles.load import load
+    from envcheck.mirrors.profiles import user_choice
     from envcheck.registry.oci.opening import open_repository
 
-    return open_repository(reference, load(mirror))
+    profile = user_choice.without_file(mirror)
+    if profile is None:
+        from envcheck.mirrors.profiles.load import load
+
+        profile = load(mirror)
+    return open_repository(reference, profile)
 
 
 def policy(path: Path | None) -> Policy:

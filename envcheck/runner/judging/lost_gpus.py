@@ -8,7 +8,7 @@ from typing import Final
 from envcheck.checks import ERROR, FAIL, Outcome, View, undecided, worst
 from envcheck.checks.node.support import gpu_readings
 from envcheck.node.snapshot import Signal
-from envcheck.runner.judging.outcome_rows import fields
+from envcheck.runner.judging.outcome_fields import fields
 from envcheck.runner.schema import OutcomeRow, plain
 
 ID: Final = "lost-gpus"

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from msgspec import convert
-
 from envcheck.checks import ERROR, PASS, Outcome, undecided
 from envcheck.runner import attempts
 from envcheck.runner.judging import p2p_effects
 from envcheck.runner.judging.log_excerpt import last_lines
+from envcheck.runner.judging.outcome_fields import ATTEMPT, fields
 from envcheck.runner.planning.discover import CheckModule
 from envcheck.runner.planning.plan import planned_seconds
-from envcheck.runner.schema import Attempt, ChangeRow, FindingRow, LimitRow, OutcomeRow, Status, plain
+from envcheck.runner.schema import Attempt, OutcomeRow, plain
 from envcheck.runner.targets.worker_session import IMPORT_TIMEOUT
 from envcheck.runner.worker import process_limits
 from envcheck.runner.worker.lost_rank import HUNG
 
 Event = dict[str, Any]
 _BY_HAND: Final = "import torch with that Python by hand, and see what it does"
-# What an attempt keeps of its outcome.
-ATTEMPT: Final = ("status", "value", "unit", "summary", "code", "culprit", "remedy")
 _NO_TORCH: Final = "ModuleNotFoundError: No module named 'torch'"
 _SEE_LOG: Final = "see the log in the report"
 
@@ -103,41 +100,9 @@ def row(
     return now if before is None else attempts.join(before, now)
 
 
-def fields(outcome: Outcome) -> dict[str, Any]:
-    """Return what a row says of an outcome, but for its details and what it rests on."""
-    findings = outcome.findings if len(outcome.findings) > 1 else ()
-    return {
-        **_described(outcome),
-        "findings": [FindingRow(**_described(finding)) for finding in findings],
-        "changes": [ChangeRow(**change._asdict()) for change in outcome.changes],
-    }
-
-
-def _described(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "status": convert(outcome.status, Status),
-        "summary": outcome.summary,
-        "value": plain(outcome.value),
-        "unit": outcome.unit,
-        "limit": limit_row(outcome),
-        "remedy": outcome.remedy,
-        "code": outcome.code,
-        "culprit": outcome.culprit,
-        "remeasure": outcome.remeasure,
-    }
-
-
 def _survivors(event: Event) -> dict[str, Any]:
     """Name what no signal could end: it is left, and whoever looks after the node must know."""
     return {"survivors": event["survivors"]} if event.get("survivors") else {}
-
-
-def limit_row(outcome: Outcome) -> LimitRow | None:
-    """Return the bound an outcome was judged by, as it is kept."""
-    limit = outcome.limit
-    if limit is None:
-        return None
-    return LimitRow(value=plain(limit.value), unit=limit.unit, source=limit.source, kind=limit.kind)
 
 
 def _last_words(event: Event, *, lost: bool) -> str:

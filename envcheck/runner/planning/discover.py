@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
@@ -31,14 +32,18 @@ class CheckModule(NamedTuple):
     path: Path
 
 
-def discover(site: Path | None = None, hear: Callable[[ConfigError], None] | None = None) -> list[CheckModule]:
+def discover(
+    site: Path | None = None,
+    hear: Callable[[ConfigError], None] | None = None,
+    only: Collection[str] | None = None,
+) -> list[CheckModule]:
     """Return every check, ordered as it would run: by level, node before env, probes first, then by id.
 
     `site` is a user's own. A file of it that is no check raises ConfigError; with `hear` it is left out, and `hear`
-    gets the error.
+    gets the error. Of envcheck's own checks those of `only` are imported (None: all).
     """
     wrong: list[ConfigError] = []
-    modules = [f for kind in _KINDS for f in _shipped(kind)]
+    modules = [f for kind in _KINDS for f in _shipped(kind, only)]
     if site is not None:
         site = site.absolute()
         modules += [f for kind in _KINDS for f in _own(site, kind, wrong)]
@@ -56,11 +61,20 @@ def discover(site: Path | None = None, hear: Callable[[ConfigError], None] | Non
     return sorted(modules, key=lambda f: (LEVELS.index(f.check.level), _KINDS.index(f.kind), not f.check.probe, f.id))
 
 
-def _shipped(kind: Kind) -> list[CheckModule]:
+def _shipped(kind: Kind, only: Collection[str] | None) -> list[CheckModule]:
     package = importlib.import_module(f"envcheck.checks.{kind}")
     names = sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg)
-    modules = [importlib.import_module(f"{package.__name__}.{name}") for name in names]
-    return [checked_module(m, kind, f"module:{m.__name__}") for m in modules]
+    wanted = names if only is None else [name for name in names if _id(name) in only]
+    return [_shipped_module(f"{package.__name__}.{name}", kind) for name in wanted]
+
+
+@functools.cache
+def _shipped_module(name: str, kind: Kind) -> CheckModule:
+    return checked_module(importlib.import_module(name), kind, f"module:{name}")
+
+
+def _id(stem: str) -> str:
+    return stem.replace("_", "-")
 
 
 def _own(site: Path, kind: Kind, wrong: list[ConfigError]) -> list[CheckModule]:
@@ -104,7 +118,7 @@ def checked_module(module: ModuleType, kind: Kind, source: str) -> CheckModule:
         raise _wrong(
             path, "has no docstring or no promise", "write a docstring (what goes wrong in practice) and a promise"
         )
-    return CheckModule(path.stem.replace("_", "-"), kind, check, module.judge, doc, source, path)
+    return CheckModule(_id(path.stem), kind, check, module.judge, doc, source, path)
 
 
 def _docstring(module: ModuleType, path: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any, Final
 
 from msgspec import structs
@@ -39,6 +38,8 @@ def fold(before: OutcomeRow | None, now: OutcomeRow) -> OutcomeRow:
 
     A check that leaves `bits` in its details, by rank, promises the same ones in every round.
     """
+    import statistics  # noqa: PLC0415 (it takes long to import, and only a repeated run needs it)
+
     now = _same_bits(before, now)
     spread = before.spread if before else None
     seen = dict(spread.statuses) if spread else {}

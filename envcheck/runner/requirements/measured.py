@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from envcheck.checks import ERROR, FAIL, SKIP, Limit, Outcome, failed, passed, undecided
-from envcheck.runner.judging.outcome_rows import fields
+from envcheck.runner.judging.outcome_fields import fields
 from envcheck.runner.schema import OutcomeRow
 
 _FIX: Final = "compare the node with what was ordered; see also the check {of}"

@@ -12,7 +12,7 @@ from envcheck.node.snapshot import Signal, Snapshot
 from envcheck.node.why_unread import Why
 from envcheck.runner.judging import lost_gpus
 from envcheck.runner.judging.judge import decide, verdict
-from envcheck.runner.judging.outcome_rows import fields
+from envcheck.runner.judging.outcome_fields import fields
 from envcheck.runner.planning.discover import discover
 from envcheck.runner.planning.plan import select
 from envcheck.runner.schema import OutcomeRow

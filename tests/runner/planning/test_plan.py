@@ -78,6 +78,11 @@ SOUND = (
 )
 
 
+def test_of_the_shipped_checks_those_that_are_needed_are_found_alone() -> None:
+    few = discover(only={"driver-cuda", "ddp", "nosuch"})
+    assert few == [module for module in discover() if module.id in ("driver-cuda", "ddp")]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

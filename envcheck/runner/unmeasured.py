@@ -1,0 +1,79 @@
+"""What is known of checks without their measurements: too few GPUs or ranks, and what the snapshot alone says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from envcheck.checks import FAIL, Outcome
+from envcheck.node.snapshot import Snapshot
+from envcheck.runner.judging import judge, lost_gpus
+from envcheck.runner.planning.discover import CheckModule
+from envcheck.runner.schema import LimitRow, OutcomeRow
+from envcheck.runner.state import Run
+
+
+def unmeasured(run: Run, module: CheckModule) -> Outcome | None:
+    """Return the outcome of a check that needs nothing measured, or cannot be; None for one that must be."""
+    if module.kind == "env" and "device_count" not in run.environment:
+        return None
+    gpus = len(run.snapshot.gpus) if module.kind == "node" else int(run.environment["device_count"])
+    why = _no_nvml(run.snapshot) if module.kind == "node" else _no_gpu(run.environment)
+    # The GPUs were not counted without torch: insist_on_gpu says so, once.
+    required = run.plan.require_gpu and (module.kind == "node" or "error" not in run.environment)
+    lacking = judge.without_gpu(module, gpus, why, require_gpu=required)
+    if lacking is not None:
+        return lacking
+    if module.kind == "node":
+        return judge.decide(module, run.view)
+    ranks = run.nodes.world if run.nodes else gpus or run.plan.nproc
+    return None if "error" in run.environment else judge.alone(module, ranks)
+
+
+def _no_gpu(environment: dict[str, Any]) -> str:
+    for key in ("device_error", "device_facts_error"):
+        if key in environment:
+            return str(environment[key])
+    if "error" in environment:
+        return f"torch cannot be imported ({environment['error']})"
+    return "CUDA shows none" if environment.get("cuda") else "this torch is built without CUDA"
+
+
+def _no_nvml(snapshot: Snapshot) -> str:
+    return snapshot.signal("driver.version").reason or "NVML shows none"
+
+
+def insist_on_gpu(run: Run) -> None:
+    """Without a GPU, --require-gpu is a failure even where no check of the plan would have used one.
+
+    Where torch cannot be imported, whether there is a GPU is undetermined: the environment is broken, not the node.
+    """
+    if not run.plan.require_gpu or run.mode == "gpu" or FAIL in {o.status for o in run.outcomes.values()}:
+        return
+    if "error" in run.environment:
+        run.known["require-gpu"] = OutcomeRow(
+            id="require-gpu",
+            kind="env",
+            status="error",
+            summary=_no_gpu(run.environment),
+            remedy="give an interpreter or image that has torch; `envcheck build` makes both",
+            code="torch.import",
+        )
+        return
+    run.known["require-gpu"] = OutcomeRow(
+        id="require-gpu",
+        kind="env",
+        status="fail",
+        summary=f"torch sees no GPU: {_no_gpu(run.environment)}",
+        value=0,
+        unit="GPUs",
+        limit=LimitRow(value=1, unit="GPUs", source="--require-gpu", kind="at least"),
+        remedy=judge.GPU_FIX,
+        code="gpu.required",
+    )
+
+
+def name_lost_gpus(run: Run) -> None:
+    """Add an error where the driver lost a GPU and the check for that was left out."""
+    row = lost_gpus.row(run.view, run.outcomes)
+    if row is not None:
+        run.known[row.id] = row
