@@ -26,7 +26,9 @@ from tests.http_server import Answer, Request
 
 IDENTITY: Final = "https://github.com/example/torch/.github/workflows/gpu.yml@refs/heads/main"
 ISSUER: Final = "https://token.actions.githubusercontent.com"
-ORIGIN: Final = "log.test"
+HOST: Final = "log.test"
+# As Rekor v1 writes it, with the number of its tree: sigstore-go takes any other origin for Rekor v2.
+ORIGIN: Final = f"{HOST} - 1"
 _SINCE: Final = "2020-01-01T00:00:00Z"
 _NAMES: Final = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Test CA")])
 _USAGE: Final = {
@@ -226,7 +228,7 @@ class SigstoreInstance:
         root = hashlib.sha256(b"\1" + sibling + leaf).digest()
         note = f"{ORIGIN}\n2\n{_text(root)}\n"
         signed = self._log_id[:4] + self._log.sign(note.encode(), ec.ECDSA(SHA256()))
-        return _Inside(sibling, root, f"{note}\n\N{EM DASH} {ORIGIN} {_text(signed)}\n")
+        return _Inside(sibling, root, f"{note}\n\N{EM DASH} {HOST} {_text(signed)}\n")
 
     def _leaf(self, key: ec.EllipticCurvePublicKey, at: dt.datetime) -> x509.CertificateBuilder:
         usage = x509.KeyUsage(digital_signature=True, key_cert_sign=False, **_USAGE)

@@ -96,7 +96,7 @@ def _remote(repository: Repository, manifest: StoredManifest, index: str | None)
     config = manifest.image().config
     try:
         read = msgspec.json.decode(repository.blob(config, _MOST_CONFIG), type=_Config)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         message = f"{repository.reference.name}@{manifest.digest}: its config is not that of an image"
         raise LyingError(message, fix="name an image; this is another artifact") from None
     return RemoteImage(

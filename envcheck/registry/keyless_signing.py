@@ -22,28 +22,35 @@ class KeylessSigner:
     """Signs statements as one identity, with one key and certificate, which last for ten minutes at most."""
 
     def __init__(self, trust_config: Path | None) -> None:
-        """Get the token and the certificate.
+        """Read `trust_config`, Sigstore's ClientTrustConfig in JSON; None for the public instance. Ask no service.
 
-        `trust_config` is a file with Sigstore's ClientTrustConfig in JSON, None for the public instance. Raises
-        ConfigError where it is wrong or there is no token, UnavailableError where a service does not sign.
+        Raises ConfigError where the file is wrong, or the extra is not installed.
         """
         require_sigstore()
-        from sigstore.sign import SigningContext  # noqa: PLC0415 (an extra, and a second to import)
+        self._config = None if trust_config is None else _trust_config(trust_config)
+        self.identity: Identity | None = None
+
+    def authenticate(self) -> None:
+        """Get the token and the certificate, which is valid for ten minutes at most.
+
+        Raises ConfigError where no CI gives a token, UnavailableError where a service does not answer.
+        """
+        from sigstore.models import ClientTrustConfig  # noqa: PLC0415 (an extra, and a second to import)
+        from sigstore.sign import SigningContext  # noqa: PLC0415
 
         token = _token()
-        config = _trust_config(trust_config)
         try:
+            config = self._config or ClientTrustConfig.production()
             with SigningContext.from_trust_config(config).signer(token) as signer:
                 self._signer: Any = signer
             self._root = config.trusted_root
         except Exception as error:
             raise _not_signed(error) from error
-        self.identity: Identity | None = None
 
     def sign(self, payload: bytes) -> bytes:
         """Return the in-toto statement in a Sigstore bundle that a reader will accept, once the log has it.
 
-        Raises UnavailableError.
+        Call `authenticate` before. Raises UnavailableError.
         """
         from sigstore.dsse import Statement  # noqa: PLC0415
         from sigstore.verify import Verifier, policy  # noqa: PLC0415
@@ -73,22 +80,16 @@ def _token() -> Any:
         raise ConfigError(message, fix=_PERMISSION) from error
 
 
-def _trust_config(path: Path | None) -> Any:
+def _trust_config(path: Path) -> Any:
     from sigstore.models import ClientTrustConfig  # noqa: PLC0415
 
     try:
-        if path is None:
-            return ClientTrustConfig.production()
         config = ClientTrustConfig.from_json(safe_files.read_whole(path, most=_MOST).decode())
         config.signing_config.get_fulcio()
     except OSError as error:
-        if path is None:
-            raise _not_signed(error) from error
         message = f"cannot read {path}: {error.strerror}"
         raise ConfigError(message, fix="pass the client trust configuration of a Sigstore instance") from error
     except Exception as error:
-        if path is None:
-            raise _not_signed(error) from error
         message = f"{path}: not a client trust configuration of Sigstore: {reason(error)}"
         raise ConfigError(message, fix="see docs/publish.md") from error
     return config

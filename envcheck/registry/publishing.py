@@ -17,7 +17,7 @@ from envcheck.registry.oci.documents import Descriptor
 from envcheck.registry.oci.repository import Repository
 from envcheck.registry.proofs import evidence, statement
 from envcheck.registry.proofs.envelope import BUNDLE_TYPE, UNSIGNED_TYPE, bundle_annotations, leave_unsigned, sign
-from envcheck.registry.proofs.from_report import state
+from envcheck.registry.proofs.from_report import refuse_unpublishable, state
 from envcheck.registry.proofs.ran_image import RemoteImage, image_arch, ran
 from envcheck.registry.proofs.statement import Statement
 from envcheck.reports.model import RunReport
@@ -61,6 +61,8 @@ def prepare(
 
     Raises UnprovableError for a report that is unfinished, of another image or of a Python.
     """
+    for report in reports:
+        refuse_unpublishable(report)
     archs = sorted({image_arch(report) for report in reports})
     images = [image for arch in archs for image in remote_images(repository, tag_or_digest, arch)]
     prepared = []

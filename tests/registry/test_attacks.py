@@ -243,22 +243,6 @@ def test_a_registry_that_was_busy_for_a_moment_is_asked_again(lied: Site, fake: 
     assert lied.chosen() is not None
 
 
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        (("pull", "torch2.8*"), "torch2.8* names no repository; add --from REPOSITORY"),
-        (("pull",), "no repository to pull from"),
-        (("pull", "--from", "x/y:tag"), "names one image"),
-        (("proof", "x/y", "--gpu", "H100", "--driver", "nan"), "--driver nan is not a whole driver version"),
-        (("pull", "x/y", "--gpu", "H100", "--driver", "570"), "--driver 570 is not a whole driver version"),
-        (("pull", "x/y", "--driver", "570.124.06"), "add --gpu NAME"),
-    ],
-)
-def test_what_was_mistyped_is_said_before_a_registry_is_asked(words: tuple[str, ...], why: str, lied: Site) -> None:
-    status, message = lied.run(*words)
-    assert (status, why in message) == (2, True), message
-
-
 def test_a_repository_without_tags_may_be_a_wrong_name(lied: Site, fake: FakeRegistry) -> None:
     fake.tags.clear()
     [row] = lied.pull("--from", lied.name)["refused"]

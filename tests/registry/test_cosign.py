@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from envcheck.registry.proofs import statement as statements
 from envcheck.registry.proofs.statement import Sha256, Subject
 from envcheck.signing import PrivateKey, load_public
 from tests import proofs, registries
+from tests.registries import cosign
 from tests.registry.oci.fakes import opened, push_image
 
 pytestmark = pytest.mark.tools
@@ -26,14 +26,6 @@ def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     registries.program("cosign")
     with getattr(registries, request.param)(tmp_path_factory.mktemp("registry")) as serving:
         yield serving
-
-
-def cosign(home: Path, *words: str) -> tuple[int, str]:
-    """Run cosign, which reaches nothing but this machine, and return its exit code and what it says."""
-    environment = {"HOME": str(home), "HTTPS_PROXY": "127.0.0.1:9", "COSIGN_PASSWORD": ""}
-    argv = [registries.program("cosign"), *words]
-    completed = subprocess.run(argv, cwd=home, env=environment, capture_output=True, text=True, check=False)
-    return completed.returncode, completed.stderr
 
 
 def verified(image: str, key: PrivateKey, home: Path) -> tuple[int, str]:

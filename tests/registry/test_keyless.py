@@ -23,6 +23,7 @@ from envcheck.registry.proofs.envelope import BUNDLE_TYPE, EnvelopeContents, bun
 from envcheck.registry.proofs.refusals import Rejection
 from tests import proofs
 from tests.http_server import Server, Servers
+from tests.registries import cosign
 from tests.registry.site import NOW, Site
 from tests.sigstore_instance import IDENTITY, ISSUER, Entry, SigstoreInstance, token
 
@@ -108,6 +109,19 @@ def test_a_job_of_a_ci_publishes_and_a_node_pulls_by_its_identity(ci: KeylessSit
     assert (status, "holds" in output) == (0, True), output
     assert ci.reasons(name, policy=ci.policy) == {"wrong-key"}
     assert len(service.requests) == request_count, "nothing is asked to verify"
+
+
+def test_stock_cosign_verifies_what_a_job_published(ci: KeylessSite, service: Server) -> None:
+    image = ci.image("keyless-cosign")
+    assert publish(ci, image)[0] == 0
+    assert service.requests
+    words = ["--trusted-root", str(ci.folder / "root.json"), "--certificate-oidc-issuer", ISSUER]
+    words += ["--type", statements.PREDICATE_TYPE, "--allow-http-registry", f"{ci.name}@{image.digest}"]
+    code, message = cosign(ci.folder, "verify-attestation", "--certificate-identity", IDENTITY, *words)
+    assert code == 0, message
+    code, message = cosign(ci.folder, "verify-attestation", "--certificate-identity", f"{IDENTITY}-2", *words)
+    assert code != 0
+    assert "no matching CertificateIdentity" in message
 
 
 def test_a_failed_run_of_the_job_takes_back_the_pass(ci: KeylessSite, service: Server) -> None:

@@ -14,6 +14,7 @@ import click
 
 from envcheck.cli.shared import messages
 from envcheck.errors import ConfigError
+from envcheck.printable import printable
 
 if TYPE_CHECKING:
     from envcheck.matrix.facts.model import Matrix
@@ -39,7 +40,7 @@ class DescribedNode(NamedTuple):
     driver: str | None
     here: bool
 
-    def facts(self) -> NodeFacts | None:
+    def facts(self, matrix: Matrix) -> NodeFacts | None:
         """Return the node that the command is about, or None. Raises ConfigError for a wrong description."""
         from envcheck.registry.proofs.covers import NodeFacts, node_of
 
@@ -47,6 +48,7 @@ class DescribedNode(NamedTuple):
             message = f"--driver {self.driver} is not a whole driver version"
             raise ConfigError(message, fix="write it as nvidia-smi prints it: 570.124.06")
         if self.gpu is not None:
+            _refuse_unknown_gpu(self.gpu, matrix)
             return NodeFacts((self.gpu,), self.gpus or 1, self.driver, platform.machine())
         if self.gpus is not None or self.driver is not None:
             message = f"{'--gpus' if self.gpus is not None else '--driver'} describes a node whose GPU is not named"
@@ -56,6 +58,18 @@ class DescribedNode(NamedTuple):
         from envcheck.node.collect import collect
 
         return node_of(collect())
+
+
+def _refuse_unknown_gpu(name: str, matrix: Matrix) -> None:
+    """Refuse a short name that the matrix does not have; a proof names its GPU as the driver does, or by that name."""
+    from envcheck.matrix.facts.gpu_names import find_gpu, suggest
+
+    if name.startswith("NVIDIA ") or find_gpu(matrix, name) is not None:
+        return
+    near = " or ".join(suggest(matrix, name))
+    hint = f"did you mean {near}?" if near else "`envcheck matrix show --gpus` lists them"
+    message = f"--gpu {name[:60]!r}: no such GPU in the matrix"
+    raise ConfigError(message, fix=f"{hint} (or write it as nvidia-smi prints it: NVIDIA ...)")
 
 
 def architecture() -> str:
@@ -105,6 +119,11 @@ def private_key(path: Path) -> PrivateKey:
     if path.stat().st_mode & stat.S_IROTH:
         messages.note(f"every user of this machine can read the key {path}; run: chmod 600 {path}")
     return key
+
+
+def say(line: str) -> None:
+    """Print one line. What a registry or a proof calls itself steers no terminal, and makes no line of its own."""
+    click.echo(printable(" ".join(line.splitlines())))
 
 
 def short(name: str) -> str:

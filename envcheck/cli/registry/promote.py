@@ -73,19 +73,18 @@ def command(options: PromoteOptions, settings: Settings) -> None:
         message = f"{options.key}: the policy does not name this key, so that its promotion would not count"
         raise ConfigError(message, fix="add its .pub to proof.keys, or sign with a key that is there")
     terms = access.terms(policy, None, load(settings.matrix))
-    repository = access.repository(source, options.mirror)
+    repository, target_repository = (access.repository(one, options.mirror) for one in (source, target))
     gates = promotions.gate(repository, source.wanted, terms)
     done = None
     met = all(gate.refused is None for gate in gates)
     if met and not options.plan_only:
-        target_repository = access.repository(target, options.mirror)
         done = promotions.promote(repository, target_repository, options.tags, gates, key, terms)
     if options.as_json:
         click.echo(_document(source, gates, done))
     else:
         _show(gates, done)
         for tag in options.tags if met and done is None else ():
-            click.echo(f"would promote {target.name}:{tag} to {target.pinned(source.wanted)}")
+            access.say(f"would promote {target.name}:{tag} to {target.pinned(source.wanted)}")
     sys.exit(0 if met and (done is None or not done.missing) else 1)
 
 
@@ -114,17 +113,17 @@ def _check_source(policy: Policy, source: ImageReference) -> None:
 def _show(gates: list[GateResult], done: PromotionResult | None) -> None:
     for gate in gates:
         if gate.refused is None and gate.proof is not None:
-            click.echo(f"met      {gate.name}: {access.ran_on(gate.proof)}")
+            access.say(f"met      {gate.name}: {access.ran_on(gate.proof)}")
         elif gate.refused is not None:
-            click.echo(f"not met  {gate.name}: {gate.refused.reason.value}: {gate.refused.detail}")
+            access.say(f"not met  {gate.name}: {gate.refused.reason.value}: {gate.refused.detail}")
     if done is None:
         return
     for alias in done.aliases:
-        click.echo(f"promoted {alias} to {done.reference}")
+        access.say(f"promoted {alias} to {done.reference}")
     if done.missing:
-        click.echo(f"signed; {done.missing} more of the policy's keys must promote before an alias moves")
+        access.say(f"signed; {done.missing} more of the policy's keys must promote before an alias moves")
     for note in done.notes:
-        click.echo(f"note: {note}")
+        access.say(f"note: {note}")
 
 
 def _document(source: ImageReference, gates: list[GateResult], done: PromotionResult | None) -> str:

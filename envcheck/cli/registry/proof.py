@@ -59,9 +59,9 @@ def command(options: ProofOptions, settings: Settings) -> None:
     from envcheck.registry.oci.references import parse_reference
     from envcheck.registry.proofs.judge import judge_image
 
-    node = access.DescribedNode(options.gpu, options.gpus, options.driver, options.here).facts()
-    terms = access.terms(access.policy(options.policy), node, load(settings.matrix))
-    reference = parse_reference(options.reference)
+    reference, policy, matrix = parse_reference(options.reference), access.policy(options.policy), load(settings.matrix)
+    node = access.DescribedNode(options.gpu, options.gpus, options.driver, options.here).facts(matrix)
+    terms = access.terms(policy, node, matrix)
     repository = access.repository(reference, options.mirror)
     image = repository.image(reference.wanted, Platform(architecture=access.architecture(), os="linux")).digest
     attached = read_proofs(repository, image)
@@ -72,20 +72,20 @@ def command(options: ProofOptions, settings: Settings) -> None:
     else:
         _show(name, proofs, attached.notes)
         if proofs.judged and options.policy is None:
-            click.echo(access.NO_POLICY)
+            access.say(access.NO_POLICY)
     sys.exit(0 if proofs.chosen is not None else 1)
 
 
 def _show(image: str, proofs: ImageProofs, notes: list[str]) -> None:
-    click.echo(image)
+    access.say(image)
     for proof in proofs.judged:
-        click.echo(f"{_word(proof)}  {access.short(proof.digest)}  {access.ran_on(proof)}")
+        access.say(f"{_word(proof)}  {access.short(proof.digest)}  {access.ran_on(proof)}")
         if proof.refused is not None:
-            click.echo(f"    {proof.refused.reason.value}: {proof.refused.detail}")
+            access.say(f"    {proof.refused.reason.value}: {proof.refused.detail}")
     if not proofs.judged and proofs.refused is not None:
-        click.echo(f"{proofs.refused.reason.value}: {proofs.refused.detail}")
+        access.say(f"{proofs.refused.reason.value}: {proofs.refused.detail}")
     for note in notes:
-        click.echo(f"note: {note}")
+        access.say(f"note: {note}")
 
 
 def _word(proof: JudgedProof) -> str:

@@ -78,6 +78,7 @@ def command(options: PublishOptions) -> None:
     sboms = [publishing.read_sbom(path) for path in options.sboms]
     reports = [load(path) for path in options.reports]
     reference = parse_reference(options.reference)
+    by = _keyless(options) if options.keyless else key
     repository = access.repository(reference, options.mirror)
     prepared = publishing.prepare(repository, reference.wanted, reports, plain_names=options.plain_names)
     if options.plan_only:
@@ -87,7 +88,6 @@ def command(options: PublishOptions) -> None:
         ]
         _show(planned, as_json=options.as_json)
         return
-    by = _keyless(options) if options.keyless else key
     done = [publishing.publish(repository, one, by) for one in prepared]
     for image in {one.image.manifest: one.image for one in prepared}.values():
         for sbom in sboms:
@@ -113,7 +113,10 @@ def _keyless(options: PublishOptions) -> KeylessSigner:
     if options.trust_config is None and load(options.mirror).closed:
         message = f"the mirror profile {options.mirror} is closed, and --keyless asks Sigstore's public instance"
         raise ConfigError(message, fix="pass --trust-config with an instance of your own, or sign with --key")
-    return KeylessSigner(options.trust_config)
+    signer = KeylessSigner(options.trust_config)
+    if not options.plan_only:
+        signer.authenticate()
+    return signer
 
 
 def _show(publications: list[Publication], *, as_json: bool) -> None:
@@ -138,14 +141,14 @@ def _show(publications: list[Publication], *, as_json: bool) -> None:
     for one in publications:
         facts = one.statement.facts
         word = "would publish" if one.proof is None else "published"
-        click.echo(f"{word} {one.statement.predicate.result} at level {facts.level} beside")
-        click.echo(f"  {one.image}")
+        access.say(f"{word} {one.statement.predicate.result} at level {facts.level} beside")
+        access.say(f"  {one.image}")
         if one.proof is not None:
-            click.echo(f"  proof  {one.proof}")
-            click.echo(
+            access.say(f"  proof  {one.proof}")
+            access.say(
                 f"  signed by {one.signer}"
                 if one.signer
                 else "  unsigned: it proves nothing to a policy that asks for a key"
             )
         for note in one.notes:
-            click.echo(f"  note: {note}")
+            access.say(f"  note: {note}")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from envcheck.registry.oci.references import ImageReference
 
 _SHOWN: Final = 10
+_TARGET: Final = "runtime"
 
 
 class PullOptions(NamedTuple):
@@ -25,7 +26,7 @@ class PullOptions(NamedTuple):
 
     what: str | None
     source: str | None
-    target: str
+    target: str | None
     policy: Path | None
     gpu: str | None
     gpus: int | None
@@ -43,10 +44,8 @@ class PullOptions(NamedTuple):
 )
 @click.option(
     "--target",
-    default="runtime",
-    show_default=True,
     type=click.Choice(["runtime", "devel", "train", "jupyter"]),
-    help="Which target of a cell to choose.",
+    help="Which target of a cell to choose with --from.  [default: runtime]",
 )
 @click.option("--policy", type=click.Path(path_type=Path), help="The policy file; its keys are the ones that count.")
 @click.option("--gpu", metavar="NAME", help="GPU model of another node; nothing is read from this one.")
@@ -79,13 +78,15 @@ def command(options: PullOptions, settings: Settings) -> None:
     from envcheck.registry.choosing import ImageQuery, choose, choose_named
 
     reference = _reference(options)
-    node = access.DescribedNode(options.gpu, options.gpus, options.driver, here=True).facts()
-    terms = access.terms(access.policy(options.policy), node, load(settings.matrix))
+    policy, matrix = access.policy(options.policy), load(settings.matrix)
+    node = access.DescribedNode(options.gpu, options.gpus, options.driver, here=True).facts(matrix)
+    terms = access.terms(policy, node, matrix)
     repository = access.repository(reference, options.mirror)
     if options.source is None:
         choice = choose_named(repository, reference.wanted, access.architecture(), terms)
     else:
-        choice = choose(repository, ImageQuery(options.what or "*", options.target, access.architecture()), terms)
+        query = ImageQuery(options.what or "*", options.target or _TARGET, access.architecture())
+        choice = choose(repository, query, terms)
     pulled = None
     if choice.chosen is not None and not options.plan_only:
         pulled = _pull(reference, choice.chosen, options)
@@ -104,10 +105,24 @@ def _reference(options: PullOptions) -> ImageReference:
         message = "no repository to pull from" if name is None else f"{name} names no repository"
         raise ConfigError(message, fix="add --from REPOSITORY, or pass REGISTRY/NAME:TAG")
     reference = parse_reference(name)
+    if options.source is None and options.target is not None:
+        message = f"--target {options.target} chooses among the images of --from, and {name} is one image"
+        raise ConfigError(message, fix="leave it out, or pass --from REPOSITORY")
+    if options.source is not None and options.what is not None and not _may_name_cell(options.what):
+        message = f"{options.what[:60]!r} names no cell"
+        raise ConfigError(message, fix="write a cell or a glob: torch2.8.0-cu128-py312, or 'torch2.8*'")
     if options.source is not None and (reference.tag or reference.digest):
         message = f"--from {options.source} names one image"
         raise ConfigError(message, fix="leave out the tag and digest, or pass it without --from")
     return reference
+
+
+def _may_name_cell(glob: str) -> bool:
+    """Tell whether a cell's name can be what a cell or glob says: "torch2.8.0" without a star is none."""
+    from envcheck.matrix.facts.model import Cell
+
+    wild = any(sign in glob for sign in "*?[")
+    return glob.startswith(("t", "*", "?", "[")) if wild else Cell.parse(glob) is not None
 
 
 class PulledImage(NamedTuple):
@@ -133,37 +148,43 @@ def _pull(reference: ImageReference, chosen: ChosenImage, options: PullOptions) 
     if connected.inspect(pinned) is None:
         message = f"{engine} says that it pulled {pinned}, and does not have it"
         raise UnavailableError(message, fix=f"run `{engine} pull {pinned}` by hand")
-    facts = chosen.statement.facts
-    name = engines.local_name(
-        engine, f"envcheck/torch:{(facts.cell or 'image').removeprefix('torch')}-{facts.target or 'runtime'}"
-    )
+    name = engines.local_name(engine, f"envcheck/torch:{local_tag(chosen)}")
     connected.tag(pinned, name)
     return PulledImage(engine, name)
+
+
+def local_tag(chosen: ChosenImage) -> str:
+    """Return the tag of cell and target; of a proof that calls them what no tag can be, the image's digest."""
+    from envcheck.registry.oci.references import is_tag
+
+    facts = chosen.statement.facts
+    tag = f"{(facts.cell or 'image').removeprefix('torch')}-{facts.target or 'runtime'}"
+    return tag if is_tag(tag) else chosen.candidate.digest.replace(":", "-")
 
 
 def _show(reference: ImageReference, choice: PullChoice, pulled: PulledImage | None, options: PullOptions) -> None:
     chosen = choice.chosen
     if chosen is not None:
         standing = "proven" if chosen.proof.proven else "not proven: nobody signed it, and the policy allows that"
-        click.echo(str(reference.pinned(chosen.candidate.digest)))
-        click.echo(f"  {chosen.statement.facts.cell}, {standing}: {access.ran_on(chosen.proof)}")
+        access.say(str(reference.pinned(chosen.candidate.digest)))
+        access.say(f"  {chosen.statement.facts.cell}, {standing}: {access.ran_on(chosen.proof)}")
     else:
-        click.echo(f"{reference}: no image is proven for this node")
+        access.say(f"{reference}: no image is proven for this node")
     for refusal in choice.refused[:_SHOWN]:
         named = f" ({', '.join(refusal.tags[:2])})" if refusal.tags else ""
-        click.echo(f"refused {access.short(refusal.digest)}{named}: {refusal.refused.reason.value}")
-        click.echo(f"    {refusal.refused.detail}")
+        access.say(f"refused {access.short(refusal.digest)}{named}: {refusal.refused.reason.value}")
+        access.say(f"    {refusal.refused.detail}")
     if len(choice.refused) > _SHOWN:
-        click.echo(f"and {len(choice.refused) - _SHOWN} more; --json lists all")
+        access.say(f"and {len(choice.refused) - _SHOWN} more; --json lists all")
     for note in choice.notes:
-        click.echo(f"note: {note}")
+        access.say(f"note: {note}")
     if chosen is None and options.policy is None:
-        click.echo(access.NO_POLICY)
+        access.say(access.NO_POLICY)
     if pulled is not None:
         from envcheck.images.engines import GPUS
 
         gpu = f"{GPUS[pulled.engine]} " if chosen and chosen.statement.facts.mode == "gpu" else ""
-        click.echo(f"{pulled.engine} run --rm -it {gpu}{pulled.name}")
+        access.say(f"{pulled.engine} run --rm -it {gpu}{pulled.name}")
 
 
 def _document(reference: ImageReference, choice: PullChoice, pulled: PulledImage | None, options: PullOptions) -> str:
@@ -173,7 +194,7 @@ def _document(reference: ImageReference, choice: PullChoice, pulled: PulledImage
     query = {
         "reference": str(reference),
         "cells": options.what if options.source else None,
-        "target": options.target,
+        "target": options.target or _TARGET,
     }
     refused = [
         {

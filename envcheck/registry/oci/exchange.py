@@ -214,6 +214,6 @@ def error_codes(answer: HttpResponse) -> tuple[str, ...]:
     """Return the registry's own codes of an error. Its texts are left out: they can repeat what was sent."""
     try:
         answer_errors = msgspec.json.decode(answer.text(_ERRORS), type=_ErrorAnswer)
-    except (NetworkError, msgspec.DecodeError, UnicodeDecodeError):
+    except (NetworkError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ()
     return tuple(error.code for error in answer_errors.errors if _CODE.fullmatch(error.code))

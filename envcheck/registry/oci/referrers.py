@@ -179,6 +179,8 @@ def _from_api(repository: Repository, subject: str, notes: list[str]) -> dict[st
     for number, reply in enumerate(repository.pages(path, f"the referrers of {subject[:19]}", (200, *_NO_API))):
         if reply.status not in _NO_API:
             digests |= _listed(reply.body, "the referrers API", notes)
+            if len(digests) > _MOST:
+                break  # `referrers` refuses so many; all pages of them would fill the memory
         elif number:
             message = f"{repository.reference.registry} lists the referrers of {subject[:19]} in part only"
             raise RegistryUnavailableError(message, fix="try again; ask who runs the registry")

@@ -33,6 +33,8 @@ _ACCEPT: Final = {"Accept": ", ".join((*MANIFESTS, *INDEXES))}
 _BLOCK: Final = 1 << 16
 # Pages of a list: more than that nobody made.
 _PAGES: Final = 1000
+# A registry that lists without an end would fill the memory.
+_MOST_TAGS: Final = 500_000
 
 
 class _Tags(msgspec.Struct):
@@ -143,7 +145,13 @@ class Repository:
 
     def tags(self) -> list[str]:
         """Return all tags, of all pages; none of a repository that is not there. What is no tag is left out."""
-        return [tag for page in self._pages() for tag in page if is_tag(tag)]
+        tags: list[str] = []
+        for page in self._pages():
+            tags += [tag for tag in page if is_tag(tag)]
+            if len(tags) > _MOST_TAGS:
+                message = f"{self.reference.name} lists more than {_MOST_TAGS} tags"
+                raise RegistryUnavailableError(message, fix="delete what nobody needs, or use another repository")
+        return tags
 
     def pages(self, path: str, label: str, accepted: tuple[int, ...] = (200,)) -> Iterator[RegistryReply]:
         """Yield the pages of a list. Raise RegistryUnavailableError if they have no end or lead to another host."""
@@ -169,7 +177,7 @@ class Repository:
                 return
             try:
                 yield msgspec.json.decode(reply.body, type=_Tags).tags or []
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 message = f"{self.reference.registry} does not list {label}: its answer is no list"
                 raise RegistryUnavailableError(message, fix="ask who runs the registry") from None
 

@@ -45,15 +45,23 @@ def catalogue() -> dict[str, str]:
     return {module.id: module.check.level for module in discover()}
 
 
+def refuse_unpublishable(report: RunReport) -> None:
+    """Raise UnprovableError for a report that proves nothing of any image, whichever a registry has."""
+    if report.target.kind != "image":
+        message = f"the report is of a Python ({report.target.name}), not of an image"
+        raise UnprovableError(message, fix="run `envcheck run --image REF`")
+    _refuse_unfinished(report)
+    _refuse_other_mode(report)
+
+
 def state(packed: PackedReport, image: RemoteImage, levels: Mapping[str, str] | None = None) -> Statement:
     """Return what the report says of the image. Raises UnprovableError where it cannot be published.
 
     `levels` are the checks by level that a proof of a level must have run, those of this envcheck if not given.
     """
     report = packed.report
+    refuse_unpublishable(report)
     ran(report, [image])
-    _refuse_unfinished(report)
-    _refuse_other_mode(report)
     missing = _missing(report, catalogue() if levels is None else levels)
     result, covers, level, cell = _result(report), _covers(report), _level(report, missing), _cell(report)
     if result != "FAILED":

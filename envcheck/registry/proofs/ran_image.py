@@ -46,9 +46,6 @@ def ran(report: RunReport, images: Sequence[RemoteImage]) -> RemoteImage:
     nor config: an image with the same layers can have other settings.
     """
     target = report.target
-    if target.kind != "image":
-        message = f"the report is of a Python ({target.name}), not of an image"
-        raise UnprovableError(message, fix="run `envcheck run --image REF`")
     facts = target.image or ImageFacts(runs_as="", program="", history=0, secrets=[])
     same_arch = [image for image in images if image.arch == image_arch(report)]
     for fits in _evidence(facts, target.image_id):

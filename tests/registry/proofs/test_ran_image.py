@@ -70,10 +70,3 @@ def test_what_fits_two_images_is_open() -> None:
     with pytest.raises(UnprovableError, match="fits 2 images"):
         ran(of(index_digest=INDEX), [AMD, twin])
     assert ran(of(index_digest=INDEX, config_digest=AMD.config), [AMD, twin]) == AMD
-
-
-def test_a_python_is_no_image() -> None:
-    report = proofs.recorded("cpu")
-    assert report.target.kind == "python"
-    with pytest.raises(UnprovableError, match="of a Python"):
-        ran(report, [AMD])

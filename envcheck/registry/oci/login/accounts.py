@@ -91,7 +91,7 @@ def _read(path: Path) -> _LoginFile | None:
         raise ConfigError(message, fix="make it readable, or name another file in REGISTRY_AUTH_FILE") from None
     try:
         return msgspec.json.decode(content or b"{}", type=_LoginFile)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # whose text could repeat a secret
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # whose text could repeat a secret
         message = f"{path}: not a valid file of logins"
         raise ConfigError(message, fix="run `docker login` again, or move the file away") from None
 

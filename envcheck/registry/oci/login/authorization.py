@@ -159,7 +159,7 @@ class Authorization:
                 if answer.status == HTTPStatus.OK:
                     return msgspec.json.decode(answer.text(_MOST), type=_TokenAnswer)
                 failure = NetworkError(f"it answers {answer.status}")
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return _TokenAnswer()
         except NetworkError as error:
             failure = type(error)(str(error), error.fix)

@@ -58,7 +58,7 @@ def helper_login(helper: str, server: str, named_in: str) -> HelperAnswer | None
             return None
         message = f"{program}, which {named_in} names, ends with exit code {code} for {server}"
         raise UnavailableError(message, fix=f"run `{program} get` yourself to see why, or log in again")
-    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         answer = msgspec.json.decode(printed, type=HelperAnswer)
         return answer if answer.secret else None
     message = f"{program}, which {named_in} names, does not print a login as JSON"

@@ -1,0 +1,144 @@
+"""What a registry, a proof or a file of logins may hold to end a command badly, or to speak for it at a terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from envcheck.cli.registry.pull import local_tag
+from envcheck.registry.choosing import ChosenImage, ImageCandidate
+from envcheck.registry.oci import repository as repositories
+from envcheck.registry.oci.attachments import attach
+from envcheck.registry.proofs.envelope import BUNDLE_TYPE, UNSIGNED_TYPE, bundle_annotations, leave_unsigned
+from envcheck.registry.proofs.judge import JudgedProof
+from envcheck.registry.proofs.statement import PAYLOAD_TYPE, PREDICATE_TYPE, Covers, encode
+from tests import proofs
+from tests.http_server import Answer, Servers
+from tests.registry.oci.fakes import FakeRegistry
+from tests.registry.site import Site
+
+# Sets the terminal's title, erases the line, begins another, and turns what follows.
+STEERS: Final = "\x1b]0;t\x07\x1b[2K\r\nholds   \u202e\x9b31m"
+DEEP: Final = b'{"manifests":' * 5_000
+
+
+@pytest.fixture
+def fake(servers: Servers) -> FakeRegistry:
+    return servers.start(FakeRegistry())
+
+
+@pytest.fixture
+def lied(fake: FakeRegistry, tmp_path: Path) -> Site:
+    """Return a repository with a proven image, in a registry that does what a test says."""
+    site = Site(fake.netloc, tmp_path)
+    site.attach(site.image("one", "2.13.0-cpu-py311-runtime"))
+    return site
+
+
+def sober(output: str) -> bool:
+    """Tell whether no line says what the hostile text wants, and no sign steers a terminal."""
+    lines = output.splitlines()
+    return not any(line.startswith("holds") for line in lines) and all(map(str.isprintable, lines))
+
+
+def test_a_bundle_of_a_stranger_does_not_steer_the_terminal(lied: Site) -> None:
+    image = lied.image("two", "two")
+    layers = [(BUNDLE_TYPE, json.dumps({"mediaType": BUNDLE_TYPE, STEERS: 1}).encode())]
+    attach(lied.repository, image.descriptor, BUNDLE_TYPE, layers, bundle_annotations(PREDICATE_TYPE))
+    name = f"{lied.name}@{image.digest}"
+    for words in (("proof", name, "--no-here"), ("pull", name, "--gpu", "H100", "--dry-run")):
+        status, output = lied.run(*words, "--policy", lied.policy)
+        assert (status, "unknown-format" in output, sober(output)) == (1, True, True), output
+
+
+def test_a_statement_that_nobody_signed_does_not_steer_the_terminal_either(lied: Site) -> None:
+    image = lied.image("two", "two")
+    covers = Covers(gpu=STEERS, cc="9.0", gpus=1, transport=STEERS, driver="570.1", arch=STEERS, mig=False)
+    for changes in ({"mode": "gpu", "covers": covers}, {"cell": STEERS, "target": STEERS}):
+        content = leave_unsigned(encode(lied.stated(image, **changes)), PAYLOAD_TYPE)
+        annotations = bundle_annotations(PREDICATE_TYPE)
+        attach(lied.repository, image.descriptor, UNSIGNED_TYPE, [(UNSIGNED_TYPE, content)], annotations)
+    policy = lied.write_policy("unsigned = true\nrejudge = false")
+    name = f"{lied.name}@{image.digest}"
+    _, output = lied.run("proof", name, "--policy", policy, "--gpu", "H100")
+    assert "unsigned" in output
+    assert sober(output), output
+    status, output = lied.run("pull", name, "--policy", policy, "--gpu", "H100", "--dry-run")
+    assert (status, sober(output)) == (0, True), output
+
+
+@pytest.mark.parametrize(
+    ("place", "status", "ends"),
+    [
+        ("/manifests/sha256:", 200, 1),
+        ("/manifests/sha256:", 400, 3),
+        ("/blobs/", 200, 1),
+        ("/blobs/", 400, 3),
+        ("/manifests/sha256-", 200, 1),
+        ("/manifests/sha256-", 400, 3),
+        ("/tags/list", 200, 3),
+        ("/tags/list", 400, 3),
+        # No API is as good as one that cannot be read: proofs have tags of their own.
+        ("/referrers/", 200, 0),
+        ("/referrers/", 400, 0),
+    ],
+)
+def test_an_answer_that_is_nested_thousands_deep_ends_nothing_badly(
+    place: str, status: int, ends: int, lied: Site, fake: FakeRegistry
+) -> None:
+    image = lied.repository.manifest("2.13.0-cpu-py311-runtime")
+    fake.fault = lambda request: Answer(status, DEEP) if place in request.path else None
+    words = (f"{lied.name}@{image.digest}", "--policy", lied.policy)
+    ended, message = lied.run("pull", *words, "--gpu", "H100", "--dry-run")
+    assert ended == ends, message
+    ended, message = lied.run("proof", *words, "--no-here")
+    assert ended == ends, message
+
+
+def test_logins_that_are_nested_thousands_deep_are_one_line(
+    lied: Site, fake: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (lied.folder / "config.json").write_bytes(b'{"auths":' * 5_000)
+    monkeypatch.setenv("DOCKER_CONFIG", str(lied.folder))
+    fake.fault = lambda _: Answer(401, headers={"WWW-Authenticate": 'Basic realm="x"'})
+    status, message = lied.run("pull", "--from", lied.name, "--policy", lied.policy)
+    assert (status, "not a valid file of logins" in message) == (2, True), message
+
+
+def test_a_token_that_is_nested_thousands_deep_is_none(lied: Site, fake: FakeRegistry, servers: Servers) -> None:
+    tokens = servers.start(FakeRegistry(lambda _: Answer(200, b'{"token":' * 5_000)))
+    fake.fault = lambda _: Answer(401, headers={"WWW-Authenticate": f'Bearer realm="{tokens.url}/token"'})
+    status, message = lied.run("pull", "--from", lied.name, "--policy", lied.policy)
+    assert (status, "issues none" in message) == (3, True), message
+
+
+def test_a_list_of_tags_without_an_end_is_refused(
+    lied: Site, fake: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repositories, "_MOST_TAGS", 1000)
+
+    def page(path: str) -> Answer:
+        number = int(path.partition("last=")[2] or 0)
+        tags = json.dumps({"tags": [f"t{number}-{each}" for each in range(300)]}).encode()
+        return Answer(200, tags, {"Link": f'<?last={number + 1}>; rel="next"'})
+
+    fake.fault = lambda request: page(request.path) if "/tags/list" in request.path else None
+    before = len(fake.requests)
+    status, message = lied.run("pull", "--from", lied.name, "--policy", lied.policy)
+    assert (status, "more than 1000 tags" in message) == (3, True), message
+    assert len(fake.requests) - before == 4
+
+
+def test_what_no_tag_can_be_is_no_local_tag() -> None:
+    image, digest = ImageCandidate(proofs.MANIFEST, ()), proofs.MANIFEST.replace(":", "-")
+    for cell, target, tag in (
+        ("torch2.13.0-cpu-py311", "runtime", "2.13.0-cpu-py311-runtime"),
+        (None, "", "image-runtime"),
+        ("torch$(id)", "runtime", digest),
+        ("torch2.13.0-cpu-py311", "a b", digest),
+    ):
+        statement = proofs.stated("cpu", cell=cell, target=target)
+        assert local_tag(ChosenImage(image, JudgedProof("", statement, None, None), statement)) == tag

@@ -1,0 +1,151 @@
+"""What is wrong on the command line or in a local file is one line and exit 2, before a registry is asked."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+from msgspec import structs
+
+from envcheck.registry.proofs import keyless
+from envcheck.reports import model
+from tests import proofs
+from tests.http_server import Servers
+from tests.registry.oci.fakes import FakeRegistry
+from tests.registry.site import Site
+
+NO_FILE: Final = Path("/nowhere/file")
+
+
+@pytest.fixture
+def fake(servers: Servers) -> FakeRegistry:
+    return servers.start(FakeRegistry())
+
+
+@pytest.fixture
+def local(fake: FakeRegistry, tmp_path: Path) -> Site:
+    """Return a repository without anything in it, and files beside a report."""
+    site = Site(fake.netloc, tmp_path)
+    for name, text in {
+        "junk": "{",
+        "nan.toml": "[proof]\nmax_age = nan",
+        "list.json": "[]",
+        "empty": "",
+        "keyless.toml": '[proof]\nidentities = [{identity = "a", issuer = "b"}]\ntrusted_root = "junk"',
+    }.items():
+        (tmp_path / name).write_text(text)
+    model.write(proofs.whole(proofs.report("cpu")), tmp_path / "report.json")
+    return site
+
+
+def refused(site: Site, fake: FakeRegistry, command: str, *options: str) -> tuple[int, str]:
+    """Return how a command ends: REPO stands for the repository, DIR for the directory of files."""
+    words = [word.replace("REPO", site.name).replace("DIR", str(site.folder)) for word in options]
+    ended = site.run(command, *words)
+    assert fake.requests == [], "a registry was asked"
+    return ended
+
+
+NODE: Final = {
+    "--gpu FooGPU": "--gpu 'FooGPU': no such GPU in the matrix",
+    "--gpu H10O": "did you mean H100",
+    "--gpu=": "the value is empty",
+    "--gpu H100 --gpus 0": "0 is not in the range",
+    "--gpu H100 --gpus 9999999999999999999999": "is not in the range",
+    "--gpu H100 --driver nan": "--driver nan is not a whole driver version",
+    "--gpu H100 --driver 570": "--driver 570 is not a whole driver version",
+    "--driver 570.124.06": "add --gpu NAME",
+    "--gpus 2": "add --gpu NAME",
+    "--policy /nowhere/file": "/nowhere/file",
+    "--policy DIR": "DIR",
+    "--policy DIR/junk": "DIR/junk",
+    "--policy DIR/nan.toml": "DIR/nan.toml",
+    "--mirror nosuch": "no mirror profile 'nosuch'",
+}
+
+
+@pytest.mark.parametrize("command", ["proof REPO:tag", "pull REPO:tag", "pull --from REPO"])
+@pytest.mark.parametrize(("options", "why"), NODE.items())
+def test_a_node_or_policy_that_is_wrong_is_said_first(
+    command: str, options: str, why: str, local: Site, fake: FakeRegistry
+) -> None:
+    status, message = refused(local, fake, *command.split(), *options.split())
+    assert (status, why.replace("DIR", str(local.folder)) in message) == (2, True), message
+    assert "\n" not in message or "Usage:" in message
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("pull torch2.8*", "torch2.8* names no repository; add --from REPOSITORY"),
+        ("pull", "no repository to pull from"),
+        ("pull --from REPO:tag", "names one image"),
+        ("pull nosuch --from REPO", "'nosuch' names no cell"),
+        ("pull 2.8* --from REPO", "'2.8*' names no cell"),
+        ("pull torch2.8.0 --from REPO", "'torch2.8.0' names no cell; write a cell or a glob"),
+        ("pull --from REPO --target nosuch", "'nosuch' is not one of"),
+        ("pull REPO:tag --target devel", "--target devel chooses among the images of --from"),
+        ("pull REPO@sha256:12", "sha256:12"),
+        ("proof REPO/UPPER", "UPPER"),
+        ("publish REPO:tag --report DIR/report.json", "no key to sign with"),
+        ("publish REPO:tag --report DIR/report.json --key DIR/release --unsigned", "exclude each other"),
+        ("publish REPO:tag --report DIR/report.json --key DIR/release.pub", "a public key"),
+        ("publish REPO:tag --report DIR/report.json --key DIR/junk", "DIR/junk"),
+        ("publish REPO:tag --report DIR/report.json --key /nowhere/file", "/nowhere/file"),
+        ("publish REPO:tag --report DIR/junk --key DIR/release", "DIR/junk is not a report"),
+        ("publish REPO:tag --report /nowhere/file --key DIR/release", "cannot read /nowhere/file"),
+        ("publish REPO:tag --report DIR/report.json --key DIR/release --sbom DIR/list.json", "DIR/list.json"),
+        ("publish REPO:tag --report DIR/report.json --key DIR/release --trust-config DIR/junk", "is for --keyless"),
+        ("publish REPO:tag --report DIR/report.json --key DIR/release --mirror nosuch", "no mirror profile 'nosuch'"),
+        ("promote REPO:tag --to stable --policy DIR/keyless.toml --key DIR/release", "is not a digest"),
+        ("promote REPO@DIGEST --to st/able --policy DIR/junk --key DIR/release", "st/able: not a tag"),
+        ("promote REPO@DIGEST --to stable --policy DIR/junk --key DIR/release", "DIR/junk"),
+        ("promote REPO@DIGEST --to stable --policy POLICY --key DIR/other", "does not name this key"),
+        ("promote REPO@DIGEST --to stable --policy POLICY --key DIR/release --to-repo REPO:tag", "names one image"),
+        ("promote REPO@DIGEST --to stable --policy POLICY --key DIR/release --mirror nosuch", "no mirror profile"),
+    ],
+)
+def test_what_was_mistyped_is_said_first(words: str, why: str, local: Site, fake: FakeRegistry) -> None:
+    words = words.replace("POLICY", str(local.policy)).replace("DIGEST", f"sha256:{'0' * 64}")
+    status, message = refused(local, fake, *words.split())
+    assert (status, why.replace("DIR", str(local.folder)) in message) == (2, True), message
+
+
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_a_trust_configuration_that_is_none_is_said_first(
+    dry: tuple[str, ...], local: Site, fake: FakeRegistry
+) -> None:
+    """Where sigstore is not installed, that is said."""
+    options = ("--report", "DIR/report.json", "--keyless", "--trust-config", "DIR/junk", *dry)
+    status, message = refused(local, fake, "publish", "REPO:tag", *options)
+    installed = importlib.util.find_spec("sigstore") is not None
+    why = "not a client trust configuration" if installed else keyless.INSTALL
+    assert (status, why in message) == (2, True), message
+
+
+def python(report: model.RunReport) -> model.RunReport:
+    return structs.replace(report, target=proofs.recorded("cpu").target)
+
+
+def unfinished(report: model.RunReport) -> model.RunReport:
+    return structs.replace(report, ended="")
+
+
+@pytest.mark.parametrize(("change", "why"), [(python, "is of a Python"), (unfinished, "is unfinished")])
+def test_a_report_that_proves_nothing_of_any_image_is_said_first(
+    change: Callable[[model.RunReport], model.RunReport], why: str, local: Site, fake: FakeRegistry
+) -> None:
+    model.write(change(proofs.whole(proofs.report("cpu"))), local.folder / "report.json")
+    options = ("--report", "DIR/report.json", "--key", "DIR/release")
+    status, message = refused(local, fake, "publish", "REPO:tag", *options)
+    assert (status, why in message) == (1, True), message
+
+
+def test_a_gpu_that_only_a_proof_knows_is_named_as_the_driver_does(local: Site) -> None:
+    image = local.image("one", "one")
+    local.attach(image)
+    name = f"{local.name}@{image.digest}"
+    assert local.chosen(name, "--gpu", "NVIDIA X999 Future", "--driver", "999.0.1") == image.digest
