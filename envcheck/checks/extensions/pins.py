@@ -45,7 +45,8 @@ def conflicts(measured: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[O
 
 def _unread(row: Mapping[str, Any], line: str) -> Outcome:
     text = f"{row['name']} {row.get('version')}: its METADATA requires {line!r}, which is no requirement"
-    return undecided(text, fix=f"install {row['name']} again", code="extensions.pins", culprit=str(row["name"]))
+    fix = f"install {row['name']} again"
+    return undecided(text, fix=fix, code="extensions.not-looked-at", culprit=str(row["name"]))
 
 
 def _fix(extension: str, name: str, specifier: str, version: str) -> str:
