@@ -170,13 +170,15 @@ def refuse_ignored(options: Any, engine: str) -> None:
     """Raise ConfigError for an option of `envcheck build` that this build would not read."""
     from envcheck.errors import ConfigError
 
-    if not (options.packages or options.packages_file):
+    on_top = bool(options.packages or options.packages_file)
+    if not on_top:
         ignored = ["--gpu"] * bool(options.gpus) + ["--extensions"] * bool(options.extensions)
         if ignored:
             message = f"{ignored[0]} is for the packages of --with, and there are none"
             raise ConfigError(message, fix=f"add --with, or leave {ignored[0]} out")
-    if options.store is not None and not options.prefetch and not from_variable("store"):
-        message = "--store is for --prefetch"
+    # The wheels of extensions that --with compiles or fetches are kept in the store, too.
+    if options.store is not None and not options.prefetch and not on_top and not from_variable("store"):
+        message = "--store is for --prefetch and --with"
         raise ConfigError(message, fix="add --prefetch, or leave --store out")
     if engine == "venv" and options.network == "none" and not options.prefetch and not from_variable("network"):
         message = f"--network {options.network} is for builds of images, and the engine is venv"

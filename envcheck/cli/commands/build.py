@@ -149,7 +149,11 @@ class BuildOptions(NamedTuple):
     help="Where the locks are. [images/]",
 )
 @click.option("--prefetch", is_flag=True, help="Fetch all into the store first, then build without any network.")
-@click.option("--store", type=click.Path(path_type=Path), help="Store for --prefetch. [$XDG_DATA_HOME/envcheck/store]")
+@click.option(
+    "--store",
+    type=click.Path(path_type=Path),
+    help="Store for --prefetch, and for wheels that --with compiles. [$XDG_DATA_HOME/envcheck/store]",
+)
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop. An engine that you name must answer.")
 @click.option("--bake", is_flag=True, help="Print the plan as bake JSON and stop (docker only).")
 @click.option("--json", "as_json", is_flag=True, help="Print the result, or with --dry-run the plan, as JSON.")
