@@ -81,16 +81,17 @@ def publish(repository: Repository, one: PreparedProof, by: PrivateKey | Keyless
     subject = _subject(repository, one.image)
     kind = UNSIGNED_TYPE if by is None else BUNDLE_TYPE
     envelope, signer = _enveloped(statement.encode(one.statement), by)
-    report = attach(repository, subject, REPORT_TYPE, [(evidence.MEDIA_TYPE, one.packed.content)], {})
+    layers = [(evidence.MEDIA_TYPE, one.packed.content)]
+    report = attach(repository, subject, REPORT_TYPE, layers, {}, listing="later")
     annotations = bundle_annotations(statement.PREDICATE_TYPE)
-    proof = attach(repository, subject, kind, [(kind, envelope)], annotations, inline=True)
+    proof = attach(repository, subject, kind, [(kind, envelope)], annotations, inline=True, listing=report)
     return Publication(
         image=str(repository.reference.pinned(one.image.manifest)),
         statement=one.statement,
         report=report.descriptor.digest,
         proof=proof.descriptor.digest,
         signer=signer,
-        notes=(*report.notes, *proof.notes),
+        notes=proof.notes,
     )
 
 

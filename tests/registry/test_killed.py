@@ -128,7 +128,7 @@ def test_a_publication_that_is_killed_anywhere_proves_nothing_and_the_next_compl
         assert finished or writes % 2 or forks.run(*words, writes=FREELY)
         assert writes % 2 or (site.chosen(name), len(own_proofs(site, image))) == (image.digest, 2)
         writes += 1
-    assert writes > 8
+    assert writes >= 8
 
 
 def own_proofs(site: Site, image: StoredManifest) -> list[str]:

@@ -15,7 +15,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from msgspec import structs
 
@@ -51,11 +51,12 @@ _UNKNOWN: Final = {"MANIFEST_BLOB_UNKNOWN", "BLOB_UNKNOWN"}
 
 @dataclasses.dataclass(frozen=True)
 class Attachment:
-    """What was attached, the tag that keeps it, and notes for the user."""
+    """What was attached, the tag that keeps it, notes for the user, and what is to be entered in the index later."""
 
     descriptor: Descriptor
     tag: str
     notes: tuple[str, ...] = ()
+    unlisted: tuple[StoredManifest, ...] = ()
 
 
 def fallback_tag(subject: str) -> str:
@@ -121,11 +122,13 @@ def attach(
     annotations: Mapping[str, str],
     *,
     inline: bool = False,
+    listing: Attachment | Literal["now", "later"] = "now",
     sleep: Callable[[float], None] = time.sleep,
 ) -> Attachment:
     """Push an artifact and attach it to a manifest of the same repository. Doing it again changes nothing.
 
     Layers of at most _INLINE bytes are in the manifest too with `inline`, so that who reads it needs one request.
+    `listing` says when it is entered in the fallback index: "later" is with the next artifact, which names this one.
     """
     manifest = artifact(subject, artifact_type, [_named(*layer, inline=inline) for layer in layers], annotations)
     contents = dict.fromkeys([EMPTY, *(content for _, content in layers)])
@@ -134,7 +137,12 @@ def attach(
         for content in contents:
             push_blob(repository.exchange, content, ask_first=ask_first)
 
-    return attach_manifest(repository, subject.digest, manifest, push, sleep=sleep)
+    earlier = listing.unlisted if isinstance(listing, Attachment) else ()
+    done = store_attached(repository, subject.digest, manifest, push)
+    unlisted = (*earlier, *done.unlisted)
+    if listing == "later" or not unlisted:
+        return dataclasses.replace(done, unlisted=unlisted)
+    return dataclasses.replace(done, notes=_entered(repository, subject.digest, unlisted, sleep), unlisted=())
 
 
 def _named(kind: str, content: bytes, *, inline: bool) -> Descriptor:
@@ -153,6 +161,15 @@ def attach_manifest(
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Attachment:
+    """Store a manifest that names its subject, as `store_attached` does, and have it listed."""
+    done = store_attached(repository, subject, manifest, push_blobs)
+    notes = _entered(repository, subject, done.unlisted, sleep) if done.unlisted else ()
+    return dataclasses.replace(done, notes=notes, unlisted=())
+
+
+def store_attached(
+    repository: Repository, subject: str, manifest: StoredManifest, push_blobs: Callable[..., None]
+) -> Attachment:
     """Store a manifest that names its subject. `push_blobs(ask_first=…)` has the registry hold what it consists of.
 
     A registry can lose a blob that is uploaded twice at once; it says so when the manifest comes, and gets all again.
@@ -167,8 +184,7 @@ def attach_manifest(
             if number == _TRIES or not _UNKNOWN & set(error.codes):
                 raise
     listed = reply.headers.get("OCI-Subject") == subject
-    note = "" if listed else _enter(repository, subject, manifest, sleep)
-    return Attachment(manifest.descriptor, tag, (note,) if note else ())
+    return Attachment(manifest.descriptor, tag, (), () if listed else (manifest,))
 
 
 def entry_of(manifest: StoredManifest) -> dict[str, Any]:
@@ -183,27 +199,31 @@ def entry_of(manifest: StoredManifest) -> dict[str, Any]:
     return entry | ({"annotations": dict(image.annotations)} if image.annotations else {})
 
 
-def _enter(repository: Repository, subject: str, manifest: StoredManifest, sleep: Callable[[float], None]) -> str:
-    """Enter a manifest in the fallback index, whose other entries stay; return a note if it is not there."""
-    tag, entry = fallback_tag(subject), entry_of(manifest)
+def _entered(
+    repository: Repository, subject: str, manifests: Sequence[StoredManifest], sleep: Callable[[float], None]
+) -> tuple[str, ...]:
+    """Enter manifests in the fallback index, whose other entries stay; return a note if they are not there."""
+    tag = fallback_tag(subject)
     try:
         for number in range(_ENTRIES):
             index = _index(repository, tag, subject)
-            if _lists(index, manifest.digest):
-                return ""
-            index["manifests"].append(entry)
+            missing = _missing(index, manifests)
+            if not missing:
+                return ()
+            index["manifests"] += map(entry_of, missing)
             repository.push_manifest(encode(index), OCI_INDEX, tag)
             if number:  # others write too
                 sleep(random.uniform(0.0, 0.1 * number))  # noqa: S311 (no secret)
-        if _lists(_index(repository, tag, subject), manifest.digest):
-            return ""
+        if not _missing(_index(repository, tag, subject), manifests):
+            return ()
     except EnvcheckError as error:  # its own tag keeps it
-        return f"other clients may not find it: {error.message}"
-    return f"other clients may not find it: others write the index {tag} at the same time"
+        return (f"other clients may not find it: {error.message}",)
+    return (f"other clients may not find it: others write the index {tag} at the same time",)
 
 
-def _lists(index: dict[str, Any], digest: str) -> bool:
-    return any(isinstance(entry, dict) and entry.get("digest") == digest for entry in index["manifests"])
+def _missing(index: dict[str, Any], manifests: Sequence[StoredManifest]) -> list[StoredManifest]:
+    listed = {str(entry.get("digest")) for entry in index["manifests"] if isinstance(entry, dict)}
+    return [manifest for manifest in manifests if manifest.digest not in listed]
 
 
 def _index(repository: Repository, tag: str, subject: str) -> dict[str, Any]:

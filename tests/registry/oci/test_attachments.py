@@ -63,6 +63,20 @@ def test_attaching_the_same_again_changes_nothing(real: str, fresh: Fresh) -> No
     assert len(index.manifests) == 1
 
 
+def test_two_artifacts_are_entered_in_the_index_at_once(servers: Servers) -> None:
+    fake = servers.start(FakeRegistry())
+    repository = opened(fake.netloc)
+    subject = push_image(repository)
+    first = attach(repository, subject.descriptor, KIND, [("application/json", b'"first"')], {}, listing="later")
+    assert fallback_tag(subject.digest) not in fake.tags
+    assert words(repository, subject.digest) == ["first"], "its own tag keeps it"
+    second = attach(repository, subject.descriptor, KIND, [("application/json", b'"second"')], {}, listing=first)
+    index = repository.manifest(fallback_tag(subject.digest)).index()
+    assert {entry.digest for entry in index.manifests} == {first.descriptor.digest, second.descriptor.digest}
+    written = [r for r in fake.requests if r.method == "PUT" and r.path.endswith(fallback_tag(subject.digest))]
+    assert (len(written), second.notes, second.unlisted) == (1, (), ())
+
+
 SCRIPT = """
 import sys
 from envcheck.registry.oci.attachments import attach
