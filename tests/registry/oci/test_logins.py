@@ -83,6 +83,15 @@ def test_the_login_of_the_nearest_part_of_a_registry_counts(home: Path) -> None:
     assert header(log_in(home, auths=auths)) == BASIC
 
 
+def test_null_in_a_file_of_logins_is_as_good_as_nothing(home: Path) -> None:
+    """As docker and podman read it."""
+    files: list[dict[str, Any]] = [{"auths": None}, {"auths": {"registry.example": None}}]
+    for settings in (*files, {"credsStore": None, "credHelpers": None}):
+        assert header(log_in(home, **settings)) is None
+    login = {"auths": {"registry.example": {"auth": ENCODED}, "other.example": None}, "credsStore": None}
+    assert header(log_in(home, **login)) == BASIC
+
+
 def test_the_files_count_in_their_order(home: Path) -> None:
     environ = log_in(home, auths={"registry.example": {"username": "me", "password": "docker"}})
     for number, name in enumerate(("run/containers/auth.json", ".config/containers/auth.json", "own.json")):

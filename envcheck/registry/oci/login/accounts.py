@@ -53,9 +53,11 @@ class _Entry(msgspec.Struct):
 
 
 class _LoginFile(msgspec.Struct):
-    auths: dict[str, _Entry] = {}
-    helpers: dict[str, str] = msgspec.field(name="credHelpers", default_factory=dict)
-    store: str = msgspec.field(name="credsStore", default="")
+    """What docker and podman read, to whom null is as good as nothing."""
+
+    auths: dict[str, _Entry | None] | None = None
+    helpers: dict[str, str] | None = msgspec.field(name="credHelpers", default=None)
+    store: str | None = msgspec.field(name="credsStore", default=None)
 
 
 know_types(_LoginFile)
@@ -99,13 +101,14 @@ def _read(path: Path) -> _LoginFile | None:
 def _account(logins: _LoginFile, reference: ImageReference, path: Path) -> Account | None:
     """Return the login of one file: of the registry's own helper, of the store, or of the file itself."""
     keys = list(_keys(reference))
-    helper = next((logins.helpers[key] for key in keys if key in logins.helpers), logins.store)
+    helpers = logins.helpers or {}
+    helper = next((helpers[key] for key in keys if key in helpers), logins.store)
     if helper:
         server = _HUB_KEY if reference.registry == DOCKER_HUB else reference.registry
         answer = helper_login(helper, server, str(path))
         if answer is not None:
             return _of_helper(answer)
-    stored = {_plain_key(key): entry for key, entry in logins.auths.items()}
+    stored = {_plain_key(key): entry for key, entry in (logins.auths or {}).items()}
     return next((account for key in keys if (account := _of_entry(stored.get(key), key, path))), None)
 
 
