@@ -11,7 +11,10 @@ _DYNAMIC, _DYNSYM, _STRTAB, _PROGBITS, _VERNEED = 6, 11, 3, 1, 0x6FFFFFFE
 
 
 class MadeLibrary(NamedTuple):
-    """What a library is to have. `code` are rows of (kind, architecture), for example (CUBIN, 90)."""
+    """What a library is to have. `code` are rows of (kind, architecture), for example (CUBIN, 90).
+
+    `registers` is the size of the section in which it registers its code with the CUDA runtime.
+    """
 
     needed: Sequence[str] = ()
     undefined: Sequence[str] = ()
@@ -22,6 +25,7 @@ class MadeLibrary(NamedTuple):
     soname: str = ""
     runpath: str = ""
     machine: int = 62
+    registers: int = 0
 
 
 class _Strings:
@@ -71,6 +75,7 @@ def library(made: MadeLibrary) -> bytes:
         (".dynamic", _DYNAMIC, dynamic, 2),
         (".gnu.version_r", _VERNEED, versions, 2),
         (".nv_fatbin", _PROGBITS, fatbin(made.code), 0),
+        (".nvFatBinSegment", _PROGBITS, bytes(made.registers), 0),
     ]
     body, headers = b"", [bytes(64)]
     for name, kind, data, link in contents:

@@ -14,6 +14,9 @@ from typing import NamedTuple
 
 from envcheck.binaries.elf import BinaryError, Elf, Section
 
+# Where a library registers its GPU code with the CUDA runtime. All 106 such libraries of CUDA wheels that were read
+# (torch's large ones not among them) have code in the sections below.
+REGISTERED = ".nvFatBinSegment"
 SECTIONS = (".nv_fatbin", "__nv_relfatbin", ".nv_relfatbin")
 MAGIC = b"\x50\xed\x55\xba"
 _CONTAINER, _ENTRY = struct.Struct("<4sHHQ"), struct.Struct("<HHIQ12xI")
@@ -31,12 +34,15 @@ class GpuCode(NamedTuple):
 
 
 def gpu_code(elf: Elf) -> GpuCode:
-    """Return for which GPUs a library has code. Raises BinaryError if a container is damaged."""
+    """Return for which GPUs a library has code. Raises BinaryError if a container is damaged, or hidden."""
     kinds: dict[int, set[int]] = {_PTX: set(), _CUBIN: set()}
     for section in elf.sections:
         if section.name in SECTIONS and section.size:
             for kind, architecture in _entries(elf, section):
                 kinds.setdefault(kind, set()).add(architecture)
+    if not kinds[_CUBIN] and not kinds[_PTX] and any(s.name == REGISTERED and s.size for s in elf.sections):
+        message = "it registers GPU code, and its sections show none"
+        raise BinaryError(message)
     return GpuCode(_capabilities(kinds[_CUBIN]), _capabilities(kinds[_PTX]))
 
 

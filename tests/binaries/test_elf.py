@@ -132,6 +132,11 @@ def test_an_architecture_that_no_gpu_has_is_damage() -> None:
         read(library(MadeLibrary(code=[(CUBIN, 4000)])))
 
 
+def test_code_that_is_registered_and_not_found_is_no_library_without_code() -> None:
+    assert complaint(library(MadeLibrary(registers=24))) == "it registers GPU code, and its sections show none"
+    assert complaint(library(MadeLibrary(registers=24, code=[(PTX, 90)]))) is None
+
+
 def test_names_that_overlap_cost_no_time() -> None:
     long = "x" * 60_000
     symbol = struct.pack("<IBBHQQ", 1, 0x12, 0, 0, 0, 0)

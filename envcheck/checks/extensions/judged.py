@@ -63,7 +63,7 @@ def _unread(row: Mapping[str, Any]) -> Iterator[Outcome]:
     if row.get("listed") is False and not row.get("libraries"):
         text = f"{_shown(row)}: its installer listed no files, and none were found"
         yield undecided(text, fix=f"install {name} from a wheel", code="extensions.not-looked-at", culprit=name)
-    elif not row.get("libraries") and not unread and has_libraries(name, str(row.get("version"))):
+    elif not unread and _is_hollow(row) and has_libraries(name, str(row.get("version"))):
         text = f"{_shown(row)}: no library of it was found, and its wheels have some"
         yield undecided(text, fix=f"install {name} again", code="extensions.not-looked-at", culprit=name)
     versions = row.get("versions") or []
@@ -72,6 +72,11 @@ def _unread(row: Mapping[str, Any]) -> Iterator[Outcome]:
         yield undecided(
             text, fix=f"remove all of {name}, then install it", code="extensions.not-looked-at", culprit=name
         )
+
+
+def _is_hollow(row: Mapping[str, Any]) -> bool:
+    """Return whether a package has no library of its own: auditwheel puts what it bundles into NAME.libs/."""
+    return all(".libs/" in str(library.get("path")) for library in row.get("libraries") or [])
 
 
 def _foreign(view: View, measured: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Outcome]:

@@ -200,6 +200,8 @@ def test_a_release_whose_libraries_are_gone_is_an_error(gpu: View) -> None:
     result = outcome(gpu, row("torchcodec", version="0.13.0+cu130", libraries=[]))
     assert (result.status, result.code) == (ERROR, "extensions.not-looked-at")
     assert "no library of it was found, and its wheels have some" in result.summary
+    bundled = [{**LIBRARY, "path": "torchcodec.libs/libpng16-37856f38.so.16"}]
+    assert outcome(gpu, row("torchcodec", version="0.13.0", libraries=bundled)).status == ERROR
     assert outcome(gpu, row("torchcodec", version="0.13.0")).status == PASS
     assert outcome(gpu, row("numba-cuda", version="0.20.1", libraries=[])).status == PASS  # pure Python
 

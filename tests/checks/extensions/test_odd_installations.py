@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import shutil
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, View
 from envcheck.checks.env import extensions
+from envcheck.checks.env.support.extensions import installed
 from tests.checks.extensions.conftest import measure, write_package
 from tests.elf_files import MadeLibrary, library
 
@@ -92,6 +94,16 @@ def test_what_cannot_be_read_is_an_error(measured: dict[str, Any], cpu: View, na
     assert why in row["unread"][f"{name}/_C.so"]
     judged = extensions.judge(cpu, [{**measured, "extensions": [{**row, "libraries": []}]}])
     assert (judged.status, judged.code) == (ERROR, "extensions.not-looked-at")
+
+
+def test_a_lost_library_stays_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.12 and later leave files that do not exist out of Distribution.files."""
+    write_package(tmp_path, "torchvision", {"torchvision/_C.so": LIBRARY})
+    (tmp_path / "torchvision" / "_C.so").unlink()
+    monkeypatch.setattr(importlib.metadata.Distribution, "files", [])
+    [dist] = importlib.metadata.distributions(path=[str(tmp_path)])
+    [extension] = installed.extensions({"torchvision": dist})
+    assert (extension.listed, [*extension.unread]) == (True, ["torchvision/_C.so"])
 
 
 def test_a_library_for_another_machine_fails(measured: dict[str, Any], cpu: View) -> None:

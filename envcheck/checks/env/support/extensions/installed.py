@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import importlib.machinery
 import importlib.metadata
 import importlib.util
@@ -96,7 +97,7 @@ def _extension(name: str, dist: importlib.metadata.Distribution) -> InstalledExt
         requires,
         tags,
         _other_python(paths),
-        dist.files is not None,
+        _listed(dist) is not None,
         _versions(name, root),
     )
 
@@ -115,13 +116,22 @@ def _libraries(dist: importlib.metadata.Distribution, root: Path) -> list[str]:
     An editable package, and one whose installer listed no files, are looked for where Python imports them from. Of a
     known extension also those that lie in its directory count: a list may leave some out, and Python loads them.
     """
-    name, listed = key(dist.metadata["Name"]), [str(path) for path in dist.files or [] if _LIBRARY.search(path.name)]
-    if not listed and (dist.files is None or _is_editable(dist)):
+    name, files = key(dist.metadata["Name"]), _listed(dist)
+    listed = [path for path in files or [] if _LIBRARY.search(path)]
+    if not listed and (files is None or _is_editable(dist)):
         listed = _beside_modules(dist, root)
     elif name in KNOWN:
         found = (root / import_name(name).replace(".", "/")).rglob("*.so*")
         listed += [str(path.relative_to(root)) for path in found if _LIBRARY.search(path.name)]
     return _without_links(root, {name for name in listed if ".." not in name})
+
+
+def _listed(dist: importlib.metadata.Distribution) -> list[str] | None:
+    """Return the files that the installer listed, None without a list. From Python 3.12 on, `files` hides lost ones."""
+    record = dist.read_text("RECORD")
+    if record is not None:
+        return [row[0] for row in csv.reader(record.splitlines()) if row]
+    return None if dist.files is None else [str(path) for path in dist.files]
 
 
 def _is_editable(dist: importlib.metadata.Distribution) -> bool:
