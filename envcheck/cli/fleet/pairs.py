@@ -102,6 +102,7 @@ def command(options: FleetPairsOptions) -> None:
 
 
 def _fleet(options: FleetPairsOptions) -> Fleet:
+    from envcheck.counting import counted
     from envcheck.errors import ConfigError
     from envcheck.fleet.hostlist import unfold
     from envcheck.fleet.pairs.domains import read_domains
@@ -109,7 +110,7 @@ def _fleet(options: FleetPairsOptions) -> Fleet:
 
     nodes = tuple(unfold(options.nodes))
     if len(nodes) < 2:  # noqa: PLR2004 (a group)
-        message = f"--nodes {options.nodes[:60]!r} names {len(nodes)} node"
+        message = f"--nodes {options.nodes[:60]!r} names {counted(len(nodes), 'node')}"
         raise ConfigError(message, fix="name two nodes or more; one node alone is `envcheck run`")
     if options.domains and options.mode == "tournament":
         message = "--mode tournament measures every pair, whatever its domains are"

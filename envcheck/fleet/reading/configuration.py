@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
+from envcheck.reports.phrases import number
+
 _LIBRARIES: Final = ("torch", "cuda", "cudnn", "nccl", "python")
 # Variables that steer the software under test; any other may rightly differ, as a job's number does.
 _STEERING: Final = ("NCCL_", "CUDA_", "UCX_", "FI_", "TORCH_", "PYTORCH_", "OMP_", "NVIDIA_")
@@ -86,8 +88,8 @@ def configuration(
     """
     held = {_HOST_NAMES[name]: _value(getattr(host, name)) for name in _HOST_NAMES if name != "env"}
     for name in _ROUNDED:
-        amount = held.get(name)
-        if isinstance(amount, (int, float)) and not isinstance(amount, bool):
+        amount = number(held.get(name))
+        if amount is not None:
             held[name] = f"{amount / _GIB:.0f} GiB"
     signals = [*gpus]
     for name in _GPU_NAMES:

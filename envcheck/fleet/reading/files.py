@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -63,7 +64,7 @@ def _looked_at(path: str) -> FoundFile:
     try:
         facts = os.stat(path)  # noqa: PTH116 (ten thousand paths; Path costs more than the call)
     except OSError as error:
-        return FoundFile(path, "", 0.0, f"cannot be read: {error.strerror}")
+        return FoundFile(path, "", _link_made(path), f"cannot be read: {error.strerror}")
     stamp = f"{facts.st_dev}:{facts.st_ino}:{facts.st_size}:{facts.st_mtime_ns}:{facts.st_ctime_ns}"
     problem = ""
     if not stat.S_ISREG(facts.st_mode):
@@ -71,3 +72,10 @@ def _looked_at(path: str) -> FoundFile:
     elif facts.st_size > LONGEST:
         problem = f"has {facts.st_size >> 20} MiB, and no report has more than {LONGEST >> 20}"
     return FoundFile(path, stamp, facts.st_mtime, problem)
+
+
+def _link_made(path: str) -> float:
+    """Return when a link that leads nowhere was made; 0 for what cannot be looked at at all."""
+    with contextlib.suppress(OSError):
+        return os.lstat(path).st_mtime
+    return 0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
+import math
 import re
 from typing import Any, Final, Literal, NamedTuple
 
@@ -24,12 +25,12 @@ from envcheck.reports.redact import UNKEYED
 _SCHEMA: Final = "envcheck/report/1"
 _OURS: Final = "envcheck/"
 _BOM: Final = b"\xef\xbb\xbf"
-_NOT_FINITE: Final = ("nan", "inf", "-inf")
 # Worst last, as `max` finds it.
 BY_SEVERITY: Final = ("skip", "pass", "warn", "error", "fail")
 _REDACTED_HOST: Final = re.compile(r"host-[0-9]{1,6}")
 _NAMELESS: Final = ("", "localhost", "localhost.localdomain")
 _LONGEST_TEXT: Final = 300
+_LONGEST_NAME: Final = 253
 # What `envcheck run` writes without --output, on one node; on several, "-NODE" follows.
 DEFAULT_NAME: Final = "envcheck-report"
 _UUID: Final = re.compile(r"\b(?:GPU|MIG)-[0-9a-fA-F-]{36}")
@@ -212,7 +213,8 @@ def _node(host: HostPart) -> str:
     """Return the node's name as the launcher has it, else the host's; with its number where all are localhost."""
     place = host.place
     if place.node or host.name not in _NAMELESS or place.nodes == 1:
-        return place.node or (host.name if host.name not in _NAMELESS else "")
+        name = place.node or (host.name if host.name not in _NAMELESS else "")
+        return name if len(name) <= _LONGEST_NAME else f"{name[:60]}…"
     return f"node-{place.node_rank}"
 
 
@@ -271,10 +273,24 @@ def _doubt(document: ReportPart, checks: list[CheckValue]) -> str:
     started, ended = moment(document.started), moment(document.ended)
     if started is None or ended is None or ended < started:
         return f"its times cannot be: {document.started[:40]!r} to {document.ended[:40]!r}"
-    odd = [o.id for o in document.outcomes if o.status in ("pass", "warn") and o.value in _NOT_FINITE]
+    if document.verdict.exit_code:
+        return f"the verdict is pass, and its exit code {document.verdict.exit_code}"
+    odd = [o.id for o in document.outcomes if o.status in ("pass", "warn") and _not_finite(o.value)]
     if odd:
         return f"passed with a value that is not a number: {', '.join(odd)}"
     return "" if any(check.status == "pass" for check in checks) else "the verdict is pass, and no check passed"
+
+
+def _not_finite(value: Any) -> bool:
+    """Tell whether a value is a number that is none: reports write those as text, "nan" or "inf"."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return False
+    try:
+        return not math.isfinite(float(value))
+    except OverflowError:
+        return True
+    except ValueError:
+        return False
 
 
 def _models(gpus: list[GpuPart]) -> str:

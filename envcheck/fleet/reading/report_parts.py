@@ -71,6 +71,7 @@ class VerdictPart(msgspec.Struct):
 
     status: Literal["pass", "fail", "error"]
     sentence: str = ""
+    exit_code: int = 0
 
 
 class PlanPart(msgspec.Struct):

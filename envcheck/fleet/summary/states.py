@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from envcheck.fleet.hostlist import is_name
@@ -51,8 +51,25 @@ def states(
     for sighting in sightings:
         by_node[sighting.node].append(sighting)
     state_of = {node: _state(seen, now, max_age) for node, seen in by_node.items()}
+    state_of |= dict(_two_names(state_of, {node: max(one.at for one in seen) for node, seen in by_node.items()}))
     missing = {node: StateOfNode(node, "missing", "no report", None) for node in expected if node not in state_of}
     return state_of | missing
+
+
+def _two_names(state_of: Mapping[str, StateOfNode], at: Mapping[str, float]) -> Iterator[tuple[str, StateOfNode]]:
+    """Yield the nodes that passed under one name and not since then under another: with a domain, or in capitals."""
+    alike: dict[str, list[str]] = defaultdict(list)
+    for node in state_of:
+        alike[node.partition(".")[0].lower()].append(node)
+    for names in alike.values():
+        bad = sorted((name for name in names if state_of[name].state != "pass"), key=lambda name: at[name])
+        bare = [name for name in bad if "." not in name]
+        for node in names:
+            # Two names with domains may be two nodes.
+            others = bare if "." in node else bad
+            if state_of[node].state == "pass" and others and at[others[-1]] >= at[node]:
+                why = f"{others[-1]}, perhaps the same node, did not pass since: {state_of[others[-1]].why}"
+                yield node, StateOfNode(node, "error", why, state_of[node].run)
 
 
 def span(seconds: float) -> str:

@@ -127,31 +127,47 @@ def test_other_fields_of_other_versions_are_skipped(tmp_path: Path) -> None:
     assert status(tmp_path) == ("pass", "")
 
 
-def contradict(report: dict[str, Any], how: str) -> None:
-    if how == "check":
-        outcome_of(report, "gemm-throughput")["status"] = "fail"
-    elif how == "undetermined":
-        outcome_of(report, "gemm-throughput")["status"] = "error"
-    elif how == "nan":
-        outcome_of(report, "gemm-throughput")["value"] = "nan"
-    elif how == "unfinished":
-        report["ended"] = ""
-    elif how == "times":
-        report["ended"] = "2020-01-01T00:00:00+00:00"
-    elif how == "no time":
-        report["started"] = "yesterday"
-    elif how == "nothing":
-        report["outcomes"] = []
+OUTCOMES: dict[str, dict[str, Any]] = {
+    "check": {"status": "fail"},
+    "undetermined": {"status": "error"},
+    **{value: {"value": value} for value in ("nan", "NaN", "Infinity", "1e999")},
+    "no float": {"value": 10**400},
+}
+FIELDS: dict[str, dict[str, Any]] = {
+    "unfinished": {"ended": ""},
+    "times": {"ended": "2020-01-01T00:00:00+00:00"},
+    "no time": {"started": "yesterday"},
+    "nothing": {"outcomes": []},
+    "exit code": {"verdict": {"status": "pass", "exit_code": 1}},
+}
 
 
-@pytest.mark.parametrize("how", ["check", "undetermined", "nan", "unfinished", "times", "no time", "nothing"])
+@pytest.mark.parametrize("how", [*OUTCOMES, *FIELDS])
 def test_a_verdict_of_pass_that_something_contradicts_is_no_pass(tmp_path: Path, how: str) -> None:
     report = node_report("n1")
-    contradict(report, how)
+    outcome_of(report, "gemm-throughput").update(OUTCOMES.get(how, {}))
+    report.update(FIELDS.get(how, {}))
     write(tmp_path, report)
     actual, why = status(tmp_path)
     assert actual == ("fail" if how == "check" else "error")
     assert why
+
+
+def test_a_number_that_no_machine_has_costs_no_other_report(tmp_path: Path) -> None:
+    for place, signal in enumerate(("host.memory_total", "host.cpus")):
+        report = node_report(f"n{place}")
+        report["snapshot"]["signals"][signal] = {"value": 10**400}
+        write(tmp_path, report)
+    write(tmp_path, node_report("n7"))
+    held = {file.node: file for file in read(tmp_path)}
+    assert set(held) == {"n0", "n1", "n7"}
+    assert held["n7"].run is not None
+    assert all(file.run is not None or "holds what no run writes" in file.note for file in held.values())
+
+
+def test_a_name_longer_than_any_is_cut_and_no_nodes(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(node_report("x" * 5000)))
+    assert only(tmp_path).node == "x" * 60 + "…"
 
 
 def test_links_and_pipes_neither_hang_nor_loop(tmp_path: Path) -> None:
@@ -164,6 +180,7 @@ def test_links_and_pipes_neither_hang_nor_loop(tmp_path: Path) -> None:
     files = {Path(file.path).name: file for file in read(tmp_path / "r")}
     assert {name for name, file in files.items() if file.problem} == {"self.json", "gone.json", "pipe.json"}
     assert files["same.json"].run == files["n1.json"].run
+    assert abs(files["gone.json"].modified - files["n1.json"].modified) < 3600, "a link's age is its own"
 
 
 def test_documents_of_envcheck_that_are_not_of_a_node_are_noted(tmp_path: Path) -> None:

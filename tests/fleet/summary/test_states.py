@@ -40,6 +40,18 @@ def test_an_unreadable_file_that_is_newer_than_the_report_is_undetermined() -> N
     assert state(seen(hours_ago=0.5), broken) == "pass"
 
 
+@pytest.mark.parametrize(
+    ("passed", "failed", "expected"),
+    [("n1", "n1.site", "error"), ("n1.site", "n1", "error"), ("N1", "n1", "error"), ("n1.a", "n1.b", "pass")],
+)
+def test_a_node_under_two_names_passes_only_if_neither_failed_since(passed: str, failed: str, expected: str) -> None:
+    both = [seen(passed), seen(failed, hours_ago=0.5, status="fail"), seen("n2")]
+    actual = states(both, NOW, 24 * HOUR)
+    assert (actual[passed].state, actual[failed].state, actual["n2"].state) == (expected, "fail", "pass")
+    repaired = [seen(passed, hours_ago=0.2), *both[1:]]
+    assert states(repaired, NOW, 24 * HOUR)[passed].state == "pass"
+
+
 def test_a_report_is_stale_from_its_end_on() -> None:
     limit = 24 * HOUR
     assert state(seen(ended=NOW - limit), max_age=limit) == "pass"
