@@ -145,6 +145,51 @@ def test_lock_with_takes_one_whole_cell(run: Run) -> None:
     assert (code, "no published cell is named 'nosuchcell'" in err) == (2, True)
 
 
+OWN = """\
+schema: envcheck/extensions/1
+sources: {mine: "a wheel of ours"}
+extensions:
+  - name: myext
+    source: [mine]
+    releases:
+      - version: "1.0"
+        requires: {torch: ">=2"}
+        source: [mine]
+        wheels:
+          - {channel: pypi, arch: x86_64, tags: [cp312-cp312], abi: none, cuda: [], sass: ["9.0"], source: [mine]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "says"),
+    [
+        ('"1.0"', '"abc"', "myext abc: abc is not a version"),
+        ('">=2"', '"banana"', "myext 1.0: torch: 'banana' is not a version specifier"),
+        ("abi: none", 'abi: c++, built_for: "~~2"', "wheels[0].built_for: '~~2' is not a version specifier"),
+    ],
+)
+def test_a_version_that_cannot_be_compared_is_an_error(
+    run: Run, tmp_path: Path, right: str, wrong: str, says: str
+) -> None:
+    own = tmp_path / "own.yaml"
+    words = ("resolve", "--with", "myext", "--gpu", "H100", "--python", "3.12", "--extensions", str(own))
+    own.write_text(OWN)
+    assert run(*words)[0] == 0
+    own.write_text(OWN.replace(right, wrong))
+    code, out, err = run(*words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert says in err
+
+
+def test_code_of_a_wheel_that_links_no_cuda_library_is_compared_too(run: Run, tmp_path: Path) -> None:
+    """The CUDA runtime may be linked statically."""
+    (tmp_path / "own.yaml").write_text(OWN.replace('"9.0"', '"8.0"'))
+    words = ("resolve", "--with", "myext", "--python", "3.12", "--extensions", str(tmp_path / "own.yaml"), "--gpu")
+    code, out, _ = run(*words, "H100")
+    assert (code, "no-gpu-code" in out) == (1, True)
+    assert run(*words, "A100")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [("", "give a file like the shipped extensions.yaml"), ("nosuch: 1", "shipped extensions.yaml")],

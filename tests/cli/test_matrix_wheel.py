@@ -174,6 +174,17 @@ def test_metadata_of_another_project_or_that_cannot_be_read_is_said(run: Run, tm
         assert (code, out, words in err) == (2, "", True), err
 
 
+@pytest.mark.parametrize(("suffixes", "code"), [(("311", "312"), 0), (("311",), 2), ((), 0)])
+def test_a_wheel_that_was_renamed_for_another_python_is_refused(
+    run: Run, tmp_path: Path, suffixes: tuple[str, ...], code: int
+) -> None:
+    files = {f"ext/_C.cpython-{suffix}-x86_64-linux-gnu.so": EXTENSION for suffix in suffixes}
+    path = wheel(tmp_path, "ext", files={"ext/_D.abi3.so": EXTENSION, **files})
+    status, _, err = opened(run, str(path.rename(tmp_path / "ext-1.0-cp312-cp312-linux_x86_64.whl")))
+    assert status == code
+    assert ("its module ext/_C is for cp311, not for cp312" in err) is bool(code)
+
+
 def test_a_mirror_for_a_file_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, out, err = opened(run, str(made(tmp_path)), "--mirror", "nosuch")
     assert (code, out, "--mirror is for a URL" in err) == (2, "", True)

@@ -32,7 +32,20 @@ def load(path: Path | None = None) -> Extensions:
     except OSError as error:
         message = f"{name}: {error.strerror or 'cannot be read'}"
         raise ConfigError(message, fix="give a readable file with --extensions") from error
-    return cache.cached(raw, lambda: loads(raw, name), Extensions)
+    return cache.cached(raw, lambda: loads(raw, name) if path is None else _own(raw, name), Extensions)
+
+
+def _own(raw: bytes, name: str) -> Extensions:
+    """Return a site's own facts, which no test has linted. Raises ConfigError for versions that cannot be compared."""
+    from envcheck.matrix.extensions.lint import unreadable  # noqa: PLC0415 (the shipped facts need no lint)
+
+    extensions = loads(raw, name)
+    for row in extensions.extensions:
+        for release in row.releases:
+            for problem in unreadable(release):
+                message = f"{name}: {row.name} {release.version}: {problem}"
+                raise ConfigError(message, fix="write versions and specifiers as METADATA does")
+    return extensions
 
 
 def loads(raw: bytes, name: str = SHIPPED.name) -> Extensions:

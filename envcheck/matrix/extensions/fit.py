@@ -216,7 +216,7 @@ def _code(facts: Facts, label: str, release: ExtensionRelease, wheel: ExtensionW
     for device in place.devices:
         sass = any(sass_runs(facts, sm, device.cc, place.cuda or "0") for sm in wheel.sass or [])
         ptx = place.native and any(ptx_runs(code, device.cc) for code in wheel.ptx)
-        if wheel.cuda and (wheel.sass or wheel.ptx) and not sass and not ptx:
+        if (wheel.sass or wheel.ptx) and not sass and not ptx:
             code = ", ".join([*(wheel.sass or []), *(f"{each}+PTX" for each in wheel.ptx)])
             old = " (its driver compiles no PTX of that CUDA)" if wheel.ptx and not place.native else ""
             reason = f"{label} has code for {code}: none runs on {device.label} ({device.cc}){old}"

@@ -40,16 +40,22 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def _release(release: ExtensionRelease) -> Iterator[str]:
+def unreadable(release: ExtensionRelease) -> Iterator[str]:
+    """Yield each version and specifier of a release that is none: no question about it has an answer."""
     try:
         Version(release.version)
     except InvalidVersion:
         yield f"{release.version} is not a version (PEP 440)"
     specifiers = {"requires_python": release.requires_python or "", **release.requires}
     specifiers |= {f"wheels[{at}].built_for": wheel.built_for or "" for at, wheel in enumerate(release.wheels)}
+    specifiers |= {"built_from.torch": (release.built_from.torch if release.built_from else None) or ""}
     for name, specifier in specifiers.items():
         if not _is_specifier(specifier):
             yield f"{name}: {specifier!r} is not a version specifier (PEP 440)"
+
+
+def _release(release: ExtensionRelease) -> Iterator[str]:
+    yield from unreadable(release)
     if not release.wheels and release.built_from is None:
         yield "it has neither a wheel nor a source: nothing can be installed"
 

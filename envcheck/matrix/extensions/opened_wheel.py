@@ -46,6 +46,8 @@ _VARIANT: Final = re.compile(r"cu\d{3}|cpu")
 _BUILT_FOR: Final = re.compile(r"cu\d+torch(\d+\.\d+)cxx11abi(true|false)")
 # One library for each CUDA: libbitsandbytes_cuda128.so.
 CHOICE: Final = re.compile(r"(?<![a-z])(cuda?)_?\d{2,3}(?!\d)")
+# A module for one CPython: _C.cpython-312-x86_64-linux-gnu.so (sysconfig, EXT_SUFFIX).
+_MODULE: Final = re.compile(r"(?P<stem>.+)\.cpython-(?P<python>\d+t?)-[\w-]+\.so")
 _DEFAULT_PYTHON: Final = "3.12"
 _SOURCE: Final = "opened"
 
@@ -94,6 +96,7 @@ def _release(opened: OpenedWheel) -> ExtensionRelease:
         message = f"{opened.name}: its METADATA lies in {opened.contents.directory}.dist-info, which no installer takes"
         raise ConfigError(message, fix="download it again, from its origin")
     _refuse_unread_requirements(opened.name, metadata.get_all("Requires-Dist") or [])
+    _refuse_other_python(opened)
     return ExtensionRelease(
         version=opened.version.public,
         requires_python=_one_line(metadata["Requires-Python"]),
@@ -109,6 +112,19 @@ def _refuse_unread_requirements(name: str, lines: Iterable[str]) -> None:
     if unread is not None:
         message = f"{name}: its METADATA requires {' '.join(unread.split())[:100]!r}, which is no requirement"
         raise ConfigError(message, fix="installers refuse it too: take another release")
+
+
+def _refuse_other_python(opened: OpenedWheel) -> None:
+    """Raise ConfigError if a module is there for other Pythons only than the one that the file's name says."""
+    modules: dict[str, set[str]] = {}
+    for match in (_MODULE.fullmatch(library.path) for library in opened.contents.libraries):
+        if match:
+            modules.setdefault(match["stem"], set()).add(f"cp{match['python']}")
+    for abi in sorted({tag.abi for tag in opened.tags if tag.abi.startswith("cp")}):
+        stem = next((stem for stem, abis in sorted(modules.items()) if abi not in abis), None)
+        if stem is not None:
+            message = f"{opened.name}: its module {stem} is for {', '.join(sorted(modules[stem]))}, not for {abi}"
+            raise ConfigError(message, fix="the file was renamed: give it the name that it was published with")
 
 
 def _is_requirement(line: str) -> bool:
