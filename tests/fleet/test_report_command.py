@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
-from envcheck.errors import ConfigError
+from envcheck.errors import EnvcheckError
 from tests.fleet.node_reports import failing, node_report, outcome_of, write
 
 OLD = "999999h"
@@ -261,6 +261,7 @@ def test_the_answer_is_of_its_schema(tmp_path: Path) -> None:
         ("reps/n1.json --db reps/n1.json", "--db reps/n1.json is one of the reports"),
         ("--db x.db --html x.db", "--db and --html are both x.db"),
         ("--html a --prometheus a", "--html and --prometheus are both a"),
+        ("--db loop", "loop: unable to open database file"),
         ("--db nosuch/x.db", "nosuch/x.db is not a file, or its directory is not there"),
         ("--db /dev/full", "/dev/full is not a file"),
         ("--expect reps", "--expect reps is a directory"),
@@ -275,11 +276,12 @@ def test_a_file_that_cannot_be_written_or_would_cost_another_is_refused(
     reports.mkdir()
     write(reports, node_report("n1"))
     before = (reports / "n1.json").read_bytes()
+    (tmp_path / "loop").symlink_to("loop")
     result = CliRunner().invoke(cli, ["fleet", "report", "reps", *words.split()])
-    assert isinstance(result.exception, ConfigError)
+    assert isinstance(result.exception, EnvcheckError)
     assert message in str(result.exception)
     assert [(path.name, path.read_bytes()) for path in reports.iterdir()] == [("n1.json", before)]
-    assert [path.name for path in tmp_path.iterdir()] == ["reps"]
+    assert {path.name for path in tmp_path.iterdir()} == {"loop", "reps"}
 
 
 @pytest.mark.parametrize(("age", "stale"), [("1d", 1), ("36500d", 0)])

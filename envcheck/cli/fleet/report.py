@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -115,7 +116,7 @@ def _refuse_shared_files(options: FleetReportOptions) -> None:
 
 
 def _would_be_read(output: Path, place: Path) -> bool:
-    written, read = output.resolve(), place.resolve()
+    written, read = Path(os.path.realpath(output)), Path(os.path.realpath(place))
     return (written == read and output.is_file()) or (written.suffix == ".json" and read in written.parents)
 
 

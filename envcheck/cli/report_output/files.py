@@ -64,7 +64,8 @@ def apart(**paths: Path | None) -> None:
     for option, path in paths.items():
         if path is None:
             continue
-        other = named.setdefault(path.resolve(), option)
+        # Path.resolve raises on links that lead in a circle.
+        other = named.setdefault(Path(os.path.realpath(path)), option)
         if option in _REPLACED and path.is_file() and os.path.samestat(path.stat(), printed):
             message = f"--{option} and standard output are both {path}"
             raise ConfigError(message, fix="give each a file of its own")

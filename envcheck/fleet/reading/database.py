@@ -150,6 +150,11 @@ def opened(path: Path | None) -> Iterator[FleetDatabase]:
         connection.execute("COMMIT")
     except sqlite3.DatabaseError as error:
         raise _unavailable(where, error) from error
+    except (LookupError, TypeError, ValueError) as error:
+        if path is None:
+            raise
+        message = f"{where} does not hold what envcheck wrote into it ({type(error).__name__})"
+        raise ConfigError(message, fix=_FIX) from error
     finally:
         connection.close()
 
@@ -173,7 +178,7 @@ def _prepare(connection: sqlite3.Connection, where: str) -> None:
 
 def _unavailable(where: str, error: sqlite3.Error) -> UnavailableError | ConfigError:
     name = where or "the database in memory"
-    if "not a database" in str(error) or "malformed" in str(error):
+    if any(words in str(error) for words in ("not a database", "malformed", "no such table", "no such column")):
         return ConfigError(f"{name} is not a database of envcheck: {error}", fix=_FIX)
     return UnavailableError(
         f"{name}: {error}", fix="check the path, its rights and the free space, and that no other process holds it"

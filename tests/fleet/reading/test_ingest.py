@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from envcheck.errors import ConfigError, EnvcheckError
 from envcheck.fleet.reading.database import FleetDatabase, KnownFile, opened
 from envcheck.fleet.reading.files import LONGEST
 from envcheck.fleet.reading.ingest import ingest
+from envcheck.fleet.summary.summarize import FleetQuestion, summarize
 from tests.fleet.node_reports import failing, node_report, outcome_of, write
 
 
@@ -220,6 +223,26 @@ def test_a_file_of_another_program_is_not_written_to(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="database"), opened(tmp_path / name):
             pass
         assert (tmp_path / name).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DROP TABLE outcomes",
+        "UPDATE runs SET status = 'PASS'",
+        "UPDATE runs SET started = 'then'",
+        "DELETE FROM configurations",
+        "UPDATE configurations SET content = 'nothing'",
+        "DELETE FROM runs",
+    ],
+)
+def test_a_database_that_was_changed_is_one_line_and_no_pass(tmp_path: Path, change: str) -> None:
+    folder, path = write(tmp_path / "r", node_report("n1")), tmp_path / "fleet.db"
+    read(folder, path)
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(change)
+    with pytest.raises(ConfigError, match=r"fleet\.db .*; name another file"), opened(path) as held:
+        summarize(held, ingest(held, [folder]), FleetQuestion(time.time(), max_age=1e9))
 
 
 def test_a_database_where_none_can_be_is_one_line(tmp_path: Path) -> None:
