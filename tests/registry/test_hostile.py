@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from msgspec import structs
 
 from envcheck.cli.registry.pull import local_tag
 from envcheck.registry.choosing import ChosenImage, ImageCandidate
 from envcheck.registry.oci import repository as repositories
 from envcheck.registry.oci.attachments import attach
+from envcheck.registry.oci.documents import OCI_INDEX, OCI_MANIFEST
+from envcheck.registry.oci.documents import encode as encode_document
 from envcheck.registry.proofs.envelope import BUNDLE_TYPE, UNSIGNED_TYPE, bundle_annotations, leave_unsigned
 from envcheck.registry.proofs.judge import JudgedProof
 from envcheck.registry.proofs.statement import PAYLOAD_TYPE, PREDICATE_TYPE, Covers, encode
 from tests import proofs
-from tests.http_server import Answer, Servers
-from tests.registry.oci.fakes import FakeRegistry
+from tests.http_server import Answer, Request, Servers
+from tests.registry.oci.fakes import CONFIG, FakeRegistry
 from tests.registry.site import Site
 
 # Sets the terminal's title, erases the line, begins another, and turns what follows.
@@ -130,6 +133,48 @@ def test_a_list_of_tags_without_an_end_is_refused(
     status, message = lied.run("pull", "--from", lied.name, "--policy", lied.policy)
     assert (status, "more than 1000 tags" in message) == (3, True), message
     assert len(fake.requests) - before == 4
+
+
+def test_an_alias_that_moves_while_it_is_looked_at_leads_to_what_was_promoted_or_to_nothing(
+    lied: Site, fake: FakeRegistry
+) -> None:
+    image = lied.repository.manifest("2.13.0-cpu-py311-runtime")
+    policy = lied.write_policy("rejudge = false")
+    assert lied.promote(image, "--to", "stable", policy=policy)[0] == 0
+    other = lied.image("other", "other").digest
+    lied.attach(lied.repository.manifest("other"))
+    total = len(fake.requests)
+    assert lied.chosen(f"{lied.name}:stable", "--gpu", "H100", policy=policy) == image.digest
+    total = len(fake.requests) - total
+    for moves_after in (0, 1, 2, total // 2, total - 1):
+        fake.tags["stable"] = image.digest
+        left = [moves_after]
+
+        def move(_: Request, left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                fake.tags["stable"] = other
+
+        fake.fault = move
+        document = lied.pull(f"{lied.name}:stable", "--gpu", "H100", policy=policy)
+        chosen, reasons = document["chosen"], {row["reason"] for row in document["refused"]}
+        assert (chosen or "").endswith(image.digest) or (chosen, reasons) == (None, {"alias-not-promoted"})
+
+
+def test_an_index_whose_platform_is_not_that_of_its_image_has_no_image_for_this_machine(lied: Site) -> None:
+    one = lied.image("one").descriptor
+    config = json.dumps({"architecture": "riscv64", "os": "linux"}).encode()
+    named = lied.repository.push_blob(config)
+    document = structs.replace(lied.image("one").image(), config=structs.replace(named, media_type=CONFIG))
+    lied.repository.push_manifest(encode_document(document), OCI_MANIFEST, "odd")
+    odd = lied.repository.manifest("odd").descriptor
+    assert odd.digest != one.digest
+    platform = {"os": "linux", "architecture": "amd64"}
+    entry = {"mediaType": odd.media_type, "digest": odd.digest, "size": odd.size, "platform": platform}
+    index = json.dumps({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [entry]}).encode()
+    lied.repository.push_manifest(index, OCI_INDEX, "lies")
+    digest = lied.repository.manifest("lies").digest
+    assert lied.reasons(f"{lied.name}@{digest}", "--gpu", "H100") == {"wrong-arch"}
 
 
 def test_what_no_tag_can_be_is_no_local_tag() -> None:
