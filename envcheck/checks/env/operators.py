@@ -16,7 +16,6 @@ from typing import Any
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned, worst
 from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.operators import operator_trial, seeded_numbers
-from envcheck.checks.env.support.operators.promises import trial
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -104,6 +103,8 @@ def survey(rank: Rank, rounds: int, size: int, more: Sequence[Any] = ()) -> Meas
 def _rows(
     torch: Any, device: Any, seed: int, extent: tuple[int, int], names: list[str], more: Sequence[Any]
 ) -> Iterator[Measured]:
+    from envcheck.checks.env.support.operators.promises import trial
+
     rounds, size = extent
     usual = families()
     for number in range(rounds):
