@@ -46,7 +46,13 @@ from envcheck.checks.env.support.operators.cases.in_breadth.layers import (
 )
 from envcheck.checks.env.support.operators.promises import trial
 from envcheck.node.snapshot import Snapshot
-from tests.checks.sabotage.torch import more_sabotages, sabotages, sabotages_in_breadth, sabotages_of_layers
+from tests.checks.sabotage.torch import (
+    more_sabotages,
+    sabotages,
+    sabotages_in_breadth,
+    sabotages_of_calls,
+    sabotages_of_layers,
+)
 
 CHECKS = {
     "attention": attention,
@@ -82,6 +88,7 @@ SABOTAGES = {
     **more_sabotages.SABOTAGES,
     **sabotages_in_breadth.SABOTAGES,
     **sabotages_of_layers.SABOTAGES,
+    **sabotages_of_calls.SABOTAGES,
 }
 
 

@@ -71,8 +71,8 @@ SABOTAGES: dict[str, Sabotage] = {
         "layers",
         lambda: lie(F, "softmax", lambda h, x, dim, **k: h(x, dim=(dim + 1) % 4 if x.dim() == 4 else dim, **k)),
     ),
-    "softmax wrong for long lines": ("large", lambda: times(F, "softmax", 1.01, large)),
-    "layer_norm wrong for wide lines": ("large", lambda: times(F, "layer_norm", 1.01, large)),
+    "softmax wrong for long lines": ("wide", lambda: times(F, "softmax", 1.01, large)),
+    "layer_norm wrong for wide lines": ("wide", lambda: times(F, "layer_norm", 1.01, large)),
     "LayerNorm has another default eps": (
         "layers",
         lambda: lie(T.nn.LayerNorm, "__init__", lambda h, s, n, eps=1e-3, **k: h(s, n, eps=eps, **k)),
@@ -82,10 +82,10 @@ SABOTAGES: dict[str, Sabotage] = {
         lambda: lie(F, "batch_norm", lambda h, x, m, v, w, b, t, _, e: h(x, m, v, w, b, t, 0.1, e)),
     ),
     "embedding wrong for large tables": (
-        "large",
+        "wide",
         lambda: lie(F, "embedding", lambda h, i, w, *a, **k: h(i, w, *a, **k) * (1.1 if len(w) > 1000 else 1)),
     ),
-    "cross_entropy wrong for many classes": ("large", lambda: times(F, "cross_entropy", 1.01, large)),
+    "cross_entropy wrong for many classes": ("wide", lambda: times(F, "cross_entropy", 1.01, large)),
     "cross_entropy of images wrong": ("losses", lambda: times(F, "cross_entropy", 1.01, lambda x: x.dim() > 2)),
     "cross_entropy wrong for soft targets": (
         "losses",
@@ -210,13 +210,13 @@ SABOTAGES: dict[str, Sabotage] = {
         lambda: lie(T.utils.checkpoint, "checkpoint", lambda h, *a, **k: h(*a, **{**k, "preserve_rng_state": False})),
     ),
     "multinomial is uniform": (
-        "state",
+        "random",
         lambda: lie(T, "multinomial", lambda h, p, *a, **k: h(T.ones_like(p), *a, **k)),
     ),
     "kaiming_uniform_ is too wide": (
-        "state",
+        "random",
         lambda: lie(T.nn.init, "kaiming_uniform_", lambda h, w, *a, **k: h(w, *a, **k).mul_(2)),
     ),
-    "normal_ ignores std": ("state", without(T.Tensor, "normal_", "std", 1.0)),
+    "normal_ ignores std": ("random", without(T.Tensor, "normal_", "std", 1.0)),
     "integers and floats become float64": ("state", lambda: setattr(T, "result_type", lambda *_: T.float64)),
 }

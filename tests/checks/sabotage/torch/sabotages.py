@@ -150,16 +150,19 @@ SABOTAGES: dict[str, Sabotage] = {
     "lstm x 1.001": ("models", lambda: lie(T.nn.LSTM, "forward", lambda h, *a: (h(*a)[0] * 1.001, None))),
     "rfft of the mirror image": ("models", lambda: lie(T.fft, "rfft", lambda h, x, *a: h(x.flip(-1), *a))),
     "solve x 1.001": ("models", lambda: times(T.linalg, "solve", 1.001)),
-    "rand gives zeros": ("state", lambda: times(T, "rand", 0.0)),
-    "randn is too wide": ("state", lambda: times(T, "randn", 1.1)),
-    "randn gives zeros": ("state", lambda: times(T, "randn", 0.0)),
+    "rand gives zeros": ("random", lambda: times(T, "rand", 0.0)),
+    "randn is too wide": ("random", lambda: times(T, "randn", 1.1)),
+    "randn gives zeros": ("random", lambda: times(T, "randn", 0.0)),
     "dropout does not scale": (
-        "state",
+        "random",
         lambda: lie(
             F, "dropout", lambda h, x, p=0.5, training=True, *a: h(x, p, training, *a) * (1 - p if training else 1)
         ),
     ),
-    "dropout in evaluation": ("state", lambda: lie(F, "dropout", lambda h, x, p=0.5, *_, **__: h(x, p, training=True))),
+    "dropout in evaluation": (
+        "random",
+        lambda: lie(F, "dropout", lambda h, x, p=0.5, *_, **__: h(x, p, training=True)),
+    ),
     "equal is always true": ("state", lambda: setattr(T, "equal", lambda *_: True)),
     "allclose is always true": ("state", lambda: setattr(T, "allclose", lambda *_, **__: True)),
     "Tensor.norm gives 0": ("order", lambda: times(T.Tensor, "norm", 0.0)),

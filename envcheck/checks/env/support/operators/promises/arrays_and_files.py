@@ -39,7 +39,29 @@ def numpy_bridge(torch: Any, _: Any, source: random.Random) -> str:
         made.numpy()[1, 2] = made.new_tensor(1).item()
         if seeded_numbers.read(made)[8] != 1:
             wrong.append("an array of a tensor is a copy of it")
+        for how in ("from_numpy", "as_tensor"):
+            tensor = getattr(torch, how)(array)
+            array[2, 3] = not array[2, 3]
+            if seeded_numbers.read(tensor)[15] != array[2, 3].item():
+                wrong.append(f"{how} copies its array")
     return "; ".join(wrong)
+
+
+def exchanged(torch: Any, device: Any, source: random.Random) -> str:
+    """Judge that DLPack hands a tensor over as it is, in the same memory."""
+    values = [float(source.randint(0, 200)) for _ in range(12)]
+    made = seeded_numbers.tensor(torch, values, (3, 4), "float32", device)
+    from torch.utils import dlpack
+
+    forms = {"from_dlpack": dlpack.from_dlpack(dlpack.to_dlpack(made)), "torch.from_dlpack": torch.from_dlpack(made)}
+    right = [v for column in range(4) for v in values[column::4]]
+    forms["from_dlpack of a turned tensor"] = torch.from_dlpack(made.t()).t()
+    wrong = [name for name, came in forms.items() if seeded_numbers.read(came) != values]
+    if seeded_numbers.read(torch.from_dlpack(made.t())) != right:
+        wrong.append("the order of a turned tensor")
+    made[1, 2] = -1.0
+    wrong += [f"{name} copies" for name, came in forms.items() if seeded_numbers.read(came)[6] != -1.0]
+    return ", ".join(wrong)
 
 
 def saved_files(torch: Any, device: Any, source: random.Random) -> str:
@@ -104,6 +126,7 @@ def safe_loading(torch: Any, _: Any, __: random.Random) -> str:
 
 PROMISES: dict[str, Promise] = {
     "NumPy": numpy_bridge,
+    "DLPack": exchanged,
     "save and load": saved_files,
     "safe loading": safe_loading,
 }

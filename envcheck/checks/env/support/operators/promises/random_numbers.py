@@ -14,6 +14,8 @@ from envcheck.checks.env.support.operators import seeded_numbers
 
 Promise = Callable[[Any, Any, random.Random], str]
 DRAWN = 20000
+# More than 2^16, and odd.
+MANY = 70_001
 SIGMAS = 6.0
 _MT_WORDS = 624
 EXACT = 16777216
@@ -136,6 +138,8 @@ def _dropped(torch: Any, device: Any, source: random.Random, call: Callable[...,
         if not all(math.isclose(a, b, rel_tol=1e-5) for a, b in zip((value, slope), right)):
             return f"{before} became {value} with gradient {slope}, at rate {share:.3f}"
     zeros = [float(value == 0) for value in kept]
+    if [float(value == 0) for value in seeded_numbers.read(call(given, share, training=True))] == zeros:
+        return "dropout twice left out the same elements"
     still = seeded_numbers.read(call(given, share, training=False))
     if still != numbers:
         return "dropout in evaluation changed its input"
@@ -177,6 +181,84 @@ def shares(torch: Any, device: Any, source: random.Random) -> str:
     return f"uniform_: {wrong}" if wrong else ""
 
 
+def many_numbers(torch: Any, device: Any, source: random.Random) -> str:
+    """Judge long draws: no part comes again, a long permutation is one, and dropout leaves out its share to the end."""
+    torch.manual_seed(source.randrange(1 << 31))
+    for name in ("rand", "randn"):
+        drawn = seeded_numbers.read(getattr(torch, name)(MANY, device=device))
+        # Of 2^24 numbers some hundred of these come twice.
+        if len(set(drawn)) < MANY * 0.97:
+            return f"{MANY} numbers of {name} are {len(set(drawn))} different ones"
+    order = seeded_numbers.read(torch.randperm(MANY, device=device))
+    stay = sum(place == number for place, number in enumerate(order))
+    if sorted(order) != list(range(MANY)) or stay > MANY // 1000:
+        return f"randperm({MANY}) is no permutation, or leaves {stay} numbers in their places"
+    ones, share = torch.ones(MANY, device=device), source.uniform(0.2, 0.5)
+    filled = {
+        "dropout": (torch.nn.functional.dropout(ones, share), share),
+        "bernoulli_": (torch.empty(MANY, device=device).bernoulli_(1 - share), share),
+    }
+    for name, (made, left_out) in filled.items():
+        zeros = [float(value == 0) for value in seeded_numbers.read(made)]
+        for part in (zeros[:DRAWN], zeros[-DRAWN:]):
+            wrong = _bad_moments(part, left_out, math.sqrt(left_out * (1 - left_out)))
+            if wrong:
+                return f"{name} of {MANY}: {wrong}"
+    return ""
+
+
+def generators(torch: Any, device: Any, source: random.Random) -> str:
+    """Judge that a generator of one's own decides what is drawn and spares the default one, and that fork_rng does."""
+    seed = source.randrange(1 << 31)
+    draws: dict[str, Callable[[Any], Any]] = {
+        "rand": lambda g: torch.rand(20, generator=g, device=device),
+        "randn": lambda g: torch.randn(20, generator=g, device=device),
+        "randint": lambda g: torch.randint(0, 1 << 30, (20,), generator=g, device=device),
+        "randperm": lambda g: torch.randperm(20, generator=g, device=device),
+        "normal_": lambda g: torch.empty(20, device=device).normal_(generator=g),
+        "uniform_": lambda g: torch.empty(20, device=device).uniform_(generator=g),
+        "multinomial": lambda g: torch.multinomial(torch.ones(99, device=device), 20, generator=g),
+    }
+    wrong = []
+    for name, draw in draws.items():
+        torch.manual_seed(seed + 1)
+        expected = seeded_numbers.read(torch.rand(9, device=device))
+        one, again = (seeded_numbers.read(draw(torch.Generator(device).manual_seed(seed))) for _ in range(2))
+        torch.manual_seed(seed + 1)
+        draw(torch.Generator(device).manual_seed(seed))
+        untouched = seeded_numbers.read(torch.rand(9, device=device)) == expected
+        if one != again or not untouched:
+            wrong.append(f"{name} with a generator of one's own")
+    torch.manual_seed(seed)
+    expected = seeded_numbers.read(torch.rand(9, device=device))
+    torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.rand(5, device=device)
+        torch.manual_seed(1)
+    if seeded_numbers.read(torch.rand(9, device=device)) != expected:
+        wrong.append("fork_rng")
+    return ", ".join(wrong)
+
+
+def channel_dropout(torch: Any, device: Any, source: random.Random) -> str:
+    """Judge dropout of whole channels, and of SELU's (Klambauer et al. 2017), which keeps mean and spread."""
+    torch.manual_seed(source.randrange(1 << 31))
+    f, share, count, size = torch.nn.functional, source.uniform(0.2, 0.5), 2000, 6
+    scale = 1 / (1 - share)
+    for name, shape in (("dropout1d", (size,)), ("dropout2d", (2, 3)), ("dropout3d", (1, 2, 3))):
+        if not hasattr(f, name):
+            continue
+        made = seeded_numbers.read(getattr(f, name)(torch.ones(2, count // 2, *shape, device=device), share))
+        channels = [made[i : i + size] for i in range(0, len(made), size)]
+        mixed = [c for c in channels if len(set(c)) > 1 or not (c[0] == 0 or math.isclose(c[0], scale, rel_tol=1e-5))]
+        wrong = _bad_moments([float(c[0] == 0) for c in channels], share, math.sqrt(share * (1 - share)))
+        if mixed or wrong:
+            return f"{name}: {wrong or f'{len(mixed)} channels are neither left out nor scaled whole'}"
+    normal = torch.randn(DRAWN, device=device)
+    wrong = _bad_moments(seeded_numbers.read(f.alpha_dropout(normal, share, training=True)), 0.0, 1.0)
+    return f"alpha_dropout: {wrong}" if wrong else ""
+
+
 def initial_weights(torch: Any, device: Any, source: random.Random) -> str:
     """Judge the first weights of layers: torch.nn.init's documentation (He et al. 2015; Glorot & Bengio 2010)."""
     torch.manual_seed(source.randrange(1 << 31))
@@ -211,4 +293,7 @@ PROMISES: dict[str, Promise] = {
     "Dropout module": dropout_module,
     "multinomial, normal_, uniform_": shares,
     "first weights": initial_weights,
+    "many random numbers": many_numbers,
+    "generators": generators,
+    "dropout of channels": channel_dropout,
 }

@@ -20,7 +20,9 @@ from envcheck.checks.env.support.operators.cases.norms import log_softmax, norma
 from envcheck.checks.env.support.operators.promises.random_numbers import Promise
 
 # One more than a multiple of every tile's size.
-LARGE_SIZE, ROWS, WIDE = 1025, 1024, 4097
+LARGE_SIZE, ROWS = 1025, 1024
+# The second is more than a vocabulary of 2^16, and than what one thread or block of a kernel takes.
+WIDE = (4097, 70_001)
 CALLS = 110
 SMALL = 15
 
@@ -106,8 +108,12 @@ def gradients(torch: Any, device: Any, source: random.Random) -> str:
 
 
 def wide_lines(torch: Any, device: Any, source: random.Random) -> str:
-    """Judge normalisation, softmax, losses, sums, order and lookups of lines of four thousand."""
-    f, count = torch.nn.functional, WIDE
+    """Judge normalisation, softmax, losses, sums, order and lookups of lines of four and of seventy thousand."""
+    return ", ".join(filter(None, (_wide_line(torch, device, source, count) for count in WIDE)))
+
+
+def _wide_line(torch: Any, device: Any, source: random.Random, count: int) -> str:
+    f = torch.nn.functional
     values = seeded_numbers.rounded(seeded_numbers.uniform(source, count), "float32")
     x, target = seeded_numbers.tensor(torch, values, (1, count), "float32", device), source.randrange(count)
     logs, total = log_softmax(values), math.fsum(values)
@@ -129,10 +135,18 @@ def wide_lines(torch: Any, device: Any, source: random.Random) -> str:
         "embedding": (f.embedding(index, table), [values[i] for i in chosen]),
         "gelu": (f.gelu(x), [0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in values]),
         "exp": (torch.exp(x), list(map(math.exp, values))),
+        "tanh": (torch.tanh(x), list(map(math.tanh, values))),
+        "relu": (f.relu(x), [max(v, 0.0) for v in values]),
+        "+": (x + x, [v + v for v in values]),
+        "add": (torch.add(x, x), [v + v for v in values]),
+        "*": (x * x, [v * v for v in values]),
+        "mul": (torch.mul(x, x), [v * v for v in values]),
+        "torch.sum": (torch.sum(x), [total]),
+        "argmax": (torch.argmax(x), [float(values.index(max(values)))]),
     }
     # A sum of n terms is off by u sqrt(n) of their size at most; a mean of terms of either sign may cancel.
     limit, size = 64 * math.sqrt(count) * seeded_numbers.UNIT_ROUNDOFF["float32"], math.sqrt(count)
-    scale = {"sum": size, "mean": 1 / size, "cumsum": size}
+    scale = {"sum": size, "torch.sum": size, "mean": 1 / size, "cumsum": size}
     wrong = []
     for name, (made, right) in rows.items():
         actual, least = seeded_numbers.read(made), scale.get(name, 0.0)
@@ -143,8 +157,8 @@ def wide_lines(torch: Any, device: Any, source: random.Random) -> str:
     return ", ".join(wrong)
 
 
-def repeated(torch: Any, device: Any, source: random.Random) -> str:
-    """Judge that a call that is repeated a hundred times gives the same bits each time."""
+def calls(torch: Any, device: Any, source: random.Random) -> dict[str, Callable[[], Any]]:
+    """Return calls of common operators on small tensors, by name."""
     f = torch.nn.functional
 
     def made(*shape: int) -> Any:
@@ -155,7 +169,7 @@ def repeated(torch: Any, device: Any, source: random.Random) -> str:
     image, kernel = made(1, 2, 6, 6), made(3, 2, 3, 3)
     index = torch.arange(SMALL, device=device)
     heads = [made(1, 2, 5, 8) for _ in range(3)]
-    calls: dict[str, Callable[[], Any]] = {
+    by_name: dict[str, Callable[[], Any]] = {
         "linear": lambda: f.linear(a, b, c),
         "matmul": lambda: torch.matmul(a, b),
         "@": lambda: a @ b,
@@ -182,9 +196,14 @@ def repeated(torch: Any, device: Any, source: random.Random) -> str:
     }
     made_kernel = made(2, 2, 3)
     if hasattr(f, "scaled_dot_product_attention"):
-        calls["attention"] = lambda: f.scaled_dot_product_attention(*heads)
+        by_name["attention"] = lambda: f.scaled_dot_product_attention(*heads)
+    return by_name
+
+
+def repeated(torch: Any, device: Any, source: random.Random) -> str:
+    """Judge that a call that is repeated a hundred times gives the same bits each time."""
     wrong = []
-    for name, call in calls.items():
+    for name, call in calls(torch, device, source).items():
         bits = [_raw(torch.stack([call() for _ in range(CALLS)]))]
         size = len(bits[0]) // CALLS
         odd = [i for i in range(CALLS) if bits[0][i * size : (i + 1) * size] != bits[0][:size]]
@@ -200,6 +219,6 @@ def _raw(made: Any) -> bytes:
 LARGE: dict[str, Promise] = {
     "large products": products,
     "gradients of a large linear layer": gradients,
-    "wide lines": wide_lines,
 }
+WIDE_LINES: dict[str, Promise] = {"wide lines": wide_lines}
 REPEATED: dict[str, Promise] = {"repeated calls": repeated}
