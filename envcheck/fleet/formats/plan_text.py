@@ -14,7 +14,7 @@ def plan_lines(plan: FleetPlan) -> Iterator[str]:
     without = sum(plan.kinds[row.kind].nodes for row in plan.uncovered)
     images = counted(len(plan.cells), "published cell")
     head = (
-        f"{images} for {plan.nodes - without:,} of {counted(plan.nodes, 'node')}"
+        f"{images} for {plan.nodes - without} of {counted(plan.nodes, 'node')}"
         if plan.cells
         else "no published cell runs on any node"
     )

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 from envcheck.errors import ConfigError
 from envcheck.fleet.pairs.model import ROLL_CALL, GroupResult, GroupTest, NodeAnswer
-from envcheck.fleet.reading.files import find
-from envcheck.fleet.reading.one_report import NodeReport, read
+from envcheck.fleet.reading.files import LONGEST, find
+from envcheck.fleet.reading.one_report import BY_SEVERITY, NodeReport, read
 from envcheck.printable import printable
 from envcheck.safe_files import read_regular
 
@@ -31,8 +31,11 @@ def read_reports(folder: Path) -> tuple[list[NodeReport], list[str]]:
     """Return the reports below a folder, and a line for each file that is not one."""
     reports, problems = [], []
     for file in find([folder]):
+        if file.problem:
+            problems.append(f"{Path(file.path).name}: {file.problem}")
+            continue
         try:
-            report = read(read_regular(Path(file.path), 64 << 20), Path(file.path).stem)
+            report = read(read_regular(Path(file.path), LONGEST + 1), Path(file.path).stem)
         except (ConfigError, OSError) as error:
             problems.append(f"{Path(file.path).name}: {error}")
             continue
@@ -48,7 +51,7 @@ def result_of(
 
     A report of pass is not enough for a group: it counts only beside those of all its nodes.
     """
-    by_node = {node: report for node in test.nodes for report in reports if _is_of(report, node)}
+    by_node = {node: report for node in test.nodes if (report := _report_of(node, reports)) is not None}
     answers = tuple(_answer(node, report, launched) for node, report in by_node.items())
     missing = [node for node in test.nodes if node not in by_node]
     seconds = launched.ended - launched.started
@@ -69,9 +72,14 @@ def result_of(
     return GroupResult("pass", speed, "", faulty, answers, seconds)
 
 
-def _is_of(report: NodeReport, node: str) -> bool:
-    """Tell whether a report is of a node: a launcher may call it n1 and the node itself n1.cluster."""
-    return report.node == node or report.node.partition(".")[0] == node.partition(".")[0]
+def _report_of(node: str, reports: Sequence[NodeReport]) -> NodeReport | None:
+    """Return the report of a node, of several the worst; a launcher may call it n1, and the node itself n1.cluster."""
+    own = [report for report in reports if report.node == node] or [
+        report
+        for report in reports
+        if report.node.partition(".")[0] == node.partition(".")[0] and ("." not in node or "." not in report.node)
+    ]
+    return max(own, key=lambda report: BY_SEVERITY.index(report.status), default=None)
 
 
 def _answer(node: str, report: NodeReport, launched: LaunchResult) -> NodeAnswer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from envcheck.errors import ConfigError
 from envcheck.fleet.reading.database import FleetDatabase, KnownFile
@@ -13,9 +13,6 @@ from envcheck.fleet.reading.files import LONGEST, FoundFile, find
 from envcheck.fleet.reading.one_report import NotAReportError, OtherDocument, node_of_file, read
 from envcheck.runner.schema import encodable
 from envcheck.safe_files import read_regular
-
-# Whatever one file holds, the others are read.
-_REFUSED: Final = (ConfigError, OSError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class IngestResult(NamedTuple):
@@ -55,17 +52,12 @@ def _read(database: FleetDatabase, file: FoundFile, path: str) -> KnownFile:
         report = read(read_regular(Path(file.path), LONGEST + 1), stem)
     except NotAReportError as error:
         return KnownFile(path, file.stamp, file.modified, "", None, error.message, problem=True)
-    except _REFUSED as error:
-        return KnownFile(path, file.stamp, file.modified, node, None, _why(error), problem=True)
+    except ConfigError as error:
+        return KnownFile(path, file.stamp, file.modified, node, None, str(error), problem=True)
+    except OSError as error:
+        note = f"cannot be read: {error.strerror}"
+        return KnownFile(path, file.stamp, file.modified, node, None, note, problem=True)
     if isinstance(report, OtherDocument):
         return KnownFile(path, file.stamp, file.modified, node, None, f"is a document {report.schema}, not of one node")
     run = database.run_of(report.digest)
     return KnownFile(path, file.stamp, file.modified, report.node, database.add(report) if run is None else run)
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, ConfigError):
-        return str(error)
-    if isinstance(error, OSError):
-        return f"cannot be read: {error.strerror}"
-    return f"holds what no run writes ({type(error).__name__})"

@@ -129,7 +129,12 @@ def read(content: bytes, stem: str) -> NodeReport | OtherDocument:
         return OtherDocument(
             f"{_SCHEMA} of a group ({counted(len(document.group.nodes), 'node')}: {document.verdict.status})"
         )
-    return _reading(document, hashlib.blake2b(content, digest_size=32).hexdigest(), stem)
+    try:
+        return _reading(document, hashlib.blake2b(content, digest_size=32).hexdigest(), stem)
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+        # Whatever one report holds, the others are read.
+        message = f"is a report that holds what no run writes ({type(error).__name__})"
+        raise ConfigError(message, fix=_FIX) from error
 
 
 def _unreadable(content: bytes, schema: str, error: Exception) -> ConfigError:

@@ -82,8 +82,16 @@ def usual_speed(results: Iterable[GroupResult]) -> float | None:
 
 
 def compared(result: GroupResult, usual: float | None) -> GroupResult:
-    """Return the result, failed if it passed its own limits and is slow beside other groups."""
-    if result.status != "pass" or usual is None or result.speed is None or result.speed >= SLOW * usual:
+    """Return the result, failed if it passed its own limits and is slow beside other groups.
+
+    A group without a speed, where others have one, is undetermined: it may be slow.
+    """
+    if result.status != "pass" or usual is None:
+        return result
+    if result.speed is None:
+        reason = "no speed was measured, and other groups have one"
+        return GroupResult("undetermined", None, reason, result.faulty_gpus, result.answers, result.seconds)
+    if result.speed >= SLOW * usual:
         return result
     reason = f"{result.speed:.1f} GB/s, {result.speed / usual:.0%} of what other groups reach"
     return GroupResult("fail", result.speed, reason, result.faulty_gpus, result.answers, result.seconds)
