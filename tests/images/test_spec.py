@@ -151,6 +151,13 @@ def test_a_target_without_its_own_lock_is_refused_with_what_to_do(
     assert not {"train", "extensions"} & {lock.group for lock in load_spec(matrix, CELL, images_dir=tmp_path).locks}
 
 
+def test_a_train_lock_that_holds_its_extensions_too_is_made_anew(matrix: Matrix, locks: list[Lock]) -> None:
+    """Locks that an earlier envcheck made and kept."""
+    pins = [Pin(name=name, version="1.0", sha256=["0" * 64]) for name in ("bitsandbytes", "peft")]
+    old = make_spec(matrix, CELL, [*locks, Lock(group="train", index="pypi", pins=pins)], target="train")
+    assert (old.lacks_lock, old.lacking) == (True, ["extensions"])
+
+
 def test_an_architecture_has_its_own_locks_of_the_same_versions() -> None:
     facts = load()
     cells = [cell for cell in facts.cells() if "aarch64" in facts.archs(cell)]

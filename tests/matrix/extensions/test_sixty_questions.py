@@ -139,7 +139,7 @@ NAMES = [
 ]
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True),
     gpu=st.sampled_from(["V100", "T4", "A100", "L4", "H100", "GH200", "B200", "RTX 5090"]),
