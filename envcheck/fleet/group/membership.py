@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from envcheck.errors import ConfigError
-from envcheck.fleet.hostlist import unfold
+from envcheck.fleet.hostlist import MOST, is_name, unfold
 from envcheck.runner.targets.launcher import Place, complaints, place
 
 # As torchrun's own default (docs.pytorch.org, elastic/run).
@@ -55,11 +55,18 @@ def membership(
     if node >= nodes:
         message = f"this node is number {node} of {nodes}, counted from 0"
         raise ConfigError(message, fix=_START)
+    if nodes > MOST:
+        message = f"the environment names more than {MOST:,} nodes"
+        raise ConfigError(message, fix=_START)
     names = _names(launch, environ, nodes)
+    name = launch.node or (names[node] if names else "")
+    if name and not is_name(name):
+        message = f"this node's name {name[:60]!r} is not a node's name"
+        raise ConfigError(message, fix="correct NODE_NAME or SLURMD_NODENAME: letters, digits, dots and dashes")
     return Membership(
         node=node,
         nodes=nodes,
-        name=launch.node or (names[node] if names else ""),
+        name=name,
         names=names,
         processes=launch.local_world,
         address=_host(address or _address(environ, names)),

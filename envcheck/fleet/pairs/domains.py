@@ -22,9 +22,10 @@ def read_domains(path: Path, nodes: Sequence[str]) -> dict[str, str]:
         raise ConfigError(message, fix="write lines `NAME HOSTLIST`") from error
     domain_of: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        name, _, listed = line.partition("#")[0].strip().partition(" ")
+        name, *remainder = line.partition("#")[0].split(None, 1) or [""]
         if not name:
             continue
+        listed = "".join(remainder)
         for node in _unfolded(listed, f"{path}:{number}"):
             if domain_of.setdefault(node, name) != name:
                 message = f"{path}:{number}: {node} is in the domains {domain_of[node]} and {name}"

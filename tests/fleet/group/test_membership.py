@@ -83,6 +83,8 @@ def test_what_is_given_goes_before_the_environment() -> None:
         ({**TORCHRUN, "RANK": "16"}, "contradict each other"),
         ({**TORCHRUN, "RANK": "first"}, "RANK='first'"),
         ({**KUBERNETES, "JOB_COMPLETION_INDEX": "4"}, "contradict"),
+        ({**KUBERNETES, "NODE_NAME": "../n1"}, "'../n1' is not a node's name"),
+        ({**KUBERNETES, "NNODES": "9" * 20}, "more than 131,072 nodes"),
         ({**KUBERNETES, "MASTER_ADDR": ""}, "no variable names the first node"),
         ({**KUBERNETES, "MASTER_PORT": "65536"}, "MASTER_PORT='65536'"),
         ({**KUBERNETES, "MASTER_PORT": "http"}, "MASTER_PORT='http'"),
