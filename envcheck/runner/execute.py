@@ -157,7 +157,7 @@ def _outcomes_of(
         run.promises = locked_packages.with_packages(run.target.promises(run.environment))
         return [(i, o) for i in sorted(unfinished) if (o := unmeasured(run, modules[i])) is not None]
     if event["event"] == "done":
-        return [(event["id"], _measured(run, modules[event["id"]], event))]
+        return [(event["id"], _measured(run, modules[event["id"]], event, again=event["id"] not in unfinished))]
     if event["event"] == "left-out":
         seconds = planned_seconds(modules[event["id"]].check, run.plan.gpus)
         return [(event["id"], time_budget.left_out(seconds, event["left"], run.plan.budget))]
@@ -172,7 +172,10 @@ def _outcomes_of(
     return []
 
 
-def _measured(run: Run, module: CheckModule, event: worker_session.Event) -> Outcome:
+def _measured(run: Run, module: CheckModule, event: worker_session.Event, *, again: bool) -> Outcome:
+    if again:
+        why = "its result was reported twice: something else writes in the worker's place"
+        return undecided(why, fix="look at what Python starts with: run installed-files", code="rank.reported-twice")
     error = event["error"]
     if error is None:
         return judge.decide(module, run.view, event["ranks"], p2p_effects.kept(event))

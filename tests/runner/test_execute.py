@@ -283,6 +283,22 @@ def test_lines_that_are_no_events_are_skipped(add: Callable[..., Path], run_site
     assert run_site(target=Noisy([], None)).outcomes["one"].status == "pass"
 
 
+def test_a_result_of_a_check_that_was_not_planned_is_skipped(
+    add: Callable[..., Path], run_site: Callable[..., Run]
+) -> None:
+    add("one", "return {}")
+    forged = [{**DONE, "id": "two"}, {"event": "started", "id": "two", "group": 0}, {**DONE, "id": None}]
+    run = run_site(target=ScriptedTarget([FACTS, *forged, DONE, {"event": "end"}], None))
+    assert {identity: row.status for identity, row in run.outcomes.items()} == {"one": "pass"}
+
+
+def test_a_result_that_comes_twice_is_an_error(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
+    add("one", "return {}")
+    run = run_site(target=ScriptedTarget([FACTS, DONE, DONE, {"event": "end"}], None))
+    assert (run.outcomes["one"].status, run.outcomes["one"].code) == ("error", "rank.reported-twice")
+    assert run.verdict.exit_code == 3
+
+
 def test_what_was_done_before_the_worker_died_is_kept(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
     add("one", "return {}")
     add("two", "return {}")

@@ -46,6 +46,7 @@ NAMES = (
     "SyncBatchNorm",
     "ZeroRedundancyOptimizer",
     "post-local SGD",
+    "parameters of other kinds",
 )
 RATE, MOMENTUM, LOCAL_FROM = 0.25, 0.5, 2
 LIMIT = Limit(
@@ -90,7 +91,7 @@ class _Options:
         tries: tuple[promise_cases.Case, ...] = (self.small, self.hooked, self.unused, self.views, self.static)
         tries += (partial(self.buffers, shared=True), partial(self.buffers, shared=False))
         tries += (partial(self.joined, by_all=True), partial(self.joined, by_all=False), self.synchronised_norm)
-        tries += (self.zero, self.post_local)
+        tries += (self.zero, self.post_local, self.other_kinds)
         return dict(zip(NAMES, tries))
 
     def model(self, parts: int = PARTS, size: int = SIZE, **options: Any) -> Any:
@@ -283,6 +284,41 @@ class _Options:
             given.append(coefficients(self.rank.rank, part, steps - 1))
             right = [-RATE * sum(column) for column in zip(*given)]
             errors.append(plain_math.off(values, whole(right, SIZE)))
+        return model_replicas.worst(errors)
+
+    def other_kinds(self) -> float | str:
+        """Wrap a frozen parameter, one of a single number, one of bfloat16 and one with two names."""
+        torch, mine, device = self.torch, self.rank.rank + 1.0, self.device
+        kinds = {"single": torch.zeros(1), "narrow": torch.zeros(_PERIOD, dtype=torch.bfloat16), "tied": torch.zeros(5)}
+        base: Any = torch.nn.Module
+
+        class KindsModel(base):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                for name, start in kinds.items():
+                    self.register_parameter(name, torch.nn.Parameter(start.to(device)))
+                self.again = self.tied
+                self.frozen = torch.nn.Parameter(torch.full((3,), mine, device=device), requires_grad=False)
+
+            def forward(self, factor: float) -> Any:
+                parts = (self.single, self.narrow, self.tied, self.again, self.frozen)
+                return sum((part.float() * factor).sum() for part in parts)
+
+        model = model_replicas.wrap(self.rank, KindsModel().to(device))
+        # The average of twice 1 to `world` is a whole number: exact in bfloat16.
+        model(2 * mine).backward()
+        average_factor = len(self.every) + 1.0
+        if plain_math.numbers(model.module.frozen) != [1.0] * 3:
+            return f"a frozen parameter of rank 0 is 1, and is {plain_math.numbers(model.module.frozen)[0]} here"
+        names = {f"module.{name}" for name in (*kinds, "again", "frozen")}
+        state = model.state_dict()
+        if set(state) != names or any(state[f"module.{name}"].dtype != start.dtype for name, start in kinds.items()):
+            return "the state of the wrapped model has other names or types than its module"
+        errors = []
+        for name in kinds:
+            gradient = plain_math.numbers(getattr(model.module, name).grad)
+            right = [average_factor * (1 + (name == "tied"))] * len(gradient)
+            errors.append(plain_math.off(gradient, right))
         return model_replicas.worst(errors)
 
 

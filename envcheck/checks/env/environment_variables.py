@@ -74,6 +74,9 @@ RULES = {
     "TORCH_COMPILE_DISABLE": VariableRule(_ON, "torch.compile compiles nothing", TORCH, gpu_only=False),
     "TORCHDYNAMO_DISABLE": VariableRule(_ON, "torch.compile compiles nothing", TORCH, gpu_only=False),
     "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": VariableRule(_ON, "torch.load runs code from files", TORCH, gpu_only=False),
+    "LD_AUDIT": VariableRule(
+        _ANY, "the loader runs code of these libraries in every process", "man ld.so", gpu_only=False
+    ),
     "PYTHONHOME": VariableRule(
         _ANY, "Python takes its standard library from elsewhere", "docs.python.org", gpu_only=False
     ),

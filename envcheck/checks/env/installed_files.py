@@ -33,8 +33,14 @@ CHECK = Check(
 FIX = "install the package again (pip install --force-reinstall --no-deps NAME==VERSION), or build the image again"
 KINDS = {"changed": "was changed", "missing": "is missing", "unreadable": "cannot be read"}
 VERSION = re.compile(r"^__version__\s*(?::[^=]+)?=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
-# Made by virtualenv and uv themselves, listed by no package.
-KNOWN_PTH = ("_virtualenv.pth", "distutils-precedence.pth")
+# Made by virtualenv, uv and setuptools themselves, listed by no package, and what they hold.
+KNOWN_PTH = {
+    "_virtualenv.pth": re.compile(r"import _virtualenv"),
+    "distutils-precedence.pth": re.compile(
+        r"import os; var = 'SETUPTOOLS_USE_DISTUTILS'; enabled = os\.environ\.get\(var, '(local|stdlib)'\) == 'local'; "
+        r"enabled and __import__\('_distutils_hack'\)(\.add_shim\(\))?;?"
+    ),
+}
 SHOWN = 50
 
 
@@ -90,8 +96,8 @@ def _startup() -> list[str]:
     """Return modules and .pth lines that run at every start of this Python, apart from the system's own."""
     own = (sys.base_prefix + "/lib/python", "/usr/lib/python", "/etc/python")
     sites = [Path(entry) for entry in sys.path if entry and Path(entry).is_dir() and not entry.endswith(".zip")]
-    modules = [path for site in sites for path in map(site.joinpath, package_files.STARTUP) if path.exists()]
-    lines = [path for site in sites for path in site.glob("*.pth") if _runs(path) and path.name not in KNOWN_PTH]
+    modules = [path for site in sites for name in package_files.STARTUP for path in _modules(site, name)]
+    lines = [path for site in sites for path in site.glob("*.pth") if _runs(path)]
     listed = {
         os.path.normpath(str(dist.locate_file(file)))
         for dist in (importlib.metadata.distributions() if lines else ())
@@ -101,8 +107,18 @@ def _startup() -> list[str]:
     return sorted({*map(str, outside), *(str(path) for path in lines if str(path) not in listed)})
 
 
+def _modules(site: Path, name: str) -> list[Path]:
+    """Return the files and packages that `import NAME` takes from a directory."""
+    files = (path for path in site.glob(f"{name}.*") if path.suffix in (".py", ".pyc", ".so"))
+    return [*files, *([site / name] if (site / name).is_dir() else [])]
+
+
 def _runs(path: Path) -> bool:
+    """Return whether a .pth file runs code that is not what its known maker writes into it."""
     text = path.read_text(encoding="utf-8", errors="replace")
+    known = KNOWN_PTH.get(path.name)
+    if known is not None and known.fullmatch(text.strip()):
+        return False
     return any(line.startswith(("import ", "import\t")) for line in text.splitlines())
 
 

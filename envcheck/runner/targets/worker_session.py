@@ -21,6 +21,8 @@ from envcheck.runner.worker.fork_server import NODE_READ
 Event = dict[str, Any]
 
 IMPORT_TIMEOUT: Final = 180.0
+# Each names a check of the plan.
+_OF_CHECKS: Final = ("started", "done", "left-out")
 LAST: Final = ("end", "died", "silent")
 # What the worker itself may need before it says what the environment is: the import, then two probes.
 _FIRST: Final = IMPORT_TIMEOUT + 2 * 95.0
@@ -49,7 +51,8 @@ def node_was_read(directory: Path) -> None:
 def events(target: Target, directory: Path, limits: Mapping[str, float]) -> Iterator[Event]:
     """Yield the worker's events; the last is always `end`, `died` or `silent`, and nothing of it runs after that.
 
-    `limits` is each check's timeout. What a worker says that is no event is skipped: its checks count as unfinished.
+    `limits` is each check's timeout. What a worker says that is no event, or about a check that was not planned, is
+    skipped: its checks count as unfinished.
     """
     handle = target.start(directory)
     groups: list[int] = []
@@ -71,6 +74,8 @@ def _follow(handle: Handle, path: Path, limits: Mapping[str, float]) -> Iterator
             yield {"event": "silent", "unreadable": error.strerror, **_words(handle, path.parent)}
             return
         for event in events:
+            if event["event"] in _OF_CHECKS and event.get("id") not in limits:
+                continue
             yield {**event, **_words(handle, path.parent)} if event["event"] == "died" else event
             if event["event"] in LAST:
                 return

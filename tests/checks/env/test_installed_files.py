@@ -64,6 +64,13 @@ def test_what_is_as_installed_passes() -> None:
     assert (files().status, binaries().status) == (PASS, PASS)
 
 
+def test_what_virtualenv_and_setuptools_start_passes(site: Path) -> None:
+    shim = "import os; var = 'SETUPTOOLS_USE_DISTUTILS'; enabled = os.environ.get(var, 'local') == 'local'; "
+    rewrite("_virtualenv.pth", "import _virtualenv\n")(site)
+    rewrite("distutils-precedence.pth", f"{shim}enabled and __import__('_distutils_hack').add_shim(); \n")(site)
+    assert files().status == PASS
+
+
 def rewrite(name: str, text: str) -> Callable[[Path], None]:
     def change(site: Path) -> None:
         path = site / name
@@ -87,6 +94,16 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "two versions": (install_again, FAIL, "torch is installed twice"),
     "a planted file": (rewrite("torch/_x.py", ""), WARN, "torch/_x.py was added"),
     "a sitecustomize": (rewrite("sitecustomize.py", ""), WARN, "sitecustomize.py runs whenever Python starts"),
+    "a sitecustomize that is a package": (
+        rewrite("sitecustomize/__init__.py", ""),
+        WARN,
+        "sitecustomize runs whenever Python starts",
+    ),
+    "a .pth of a known name that runs more": (
+        rewrite("_virtualenv.pth", "import _virtualenv; import os\n"),
+        WARN,
+        "_virtualenv.pth runs whenever Python starts",
+    ),
     "a .pth that runs": (rewrite("x.pth", "import os\n"), WARN, "x.pth runs whenever Python starts"),
     "no RECORD": (lambda site: (site / INFO / "RECORD").unlink(), WARN, "torch has no list of installed files"),
 }

@@ -1,4 +1,4 @@
-"""Faults of torch in loaders without workers, sharded training and optimizers of large or narrow tensors."""
+"""Faults of torch in loaders, sharded and wrapped training, and optimizers after many steps or of odd tensors."""
 
 from __future__ import annotations
 
@@ -32,6 +32,18 @@ def change(batches): {change}
 torch.utils.data.DataLoader.__iter__ = lambda self: honest(self) if self.num_workers else change(list(honest(self)))
 """
     return Fault("dataloader", patch, message)
+
+
+# DDP's own name for a parameter of the outermost module begins with a dot.
+_IGNORED = """
+module._ddp_params_and_buffers_to_ignore = [f'.{{n}}' for n, p in module.named_parameters() if {when}]
+honest(self, module, *a, **k)"""
+_KINDS = "parameters of other kinds"
+
+
+def _wrapped(body: str, message: str) -> Fault:
+    name, given = "torch.nn.parallel.DistributedDataParallel.__init__", "self, module, *a, **k"
+    return around("ddp-options", name, body, message, given)
 
 
 _NARROW = "p[0].dtype == torch.bfloat16"
@@ -148,6 +160,81 @@ FAULTS = {
         "fsdp",
         "from torch.distributed.tensor import parallel\nparallel.parallelize_module = lambda module, *a, **k: module",
         "tensor parallel",
+    ),
+    "adam-late": rate("_single_tensor_adam", "float(a[4][0]) >= 60", "Adam of 120 steps"),
+    "adamw-late-foreach": rate("_multi_tensor_adam", "float(a[4][0]) >= 60", "AdamW of 120 steps"),
+    "momentum-lost-late": around(
+        "optimizers",
+        "torch.optim.SGD.step",
+        "count = self.__dict__.setdefault('count', [0])\ncount[0] += 1\n"
+        "if count[0] == 60: [state.pop('momentum_buffer', None) for state in self.state.values()]\n"
+        "return honest(self, closure)",
+        "SGD of 120 steps",
+        given="self, closure=None",
+    ),
+    "scaler-tires": around(
+        "amp",
+        "torch.amp.GradScaler._maybe_opt_step",
+        "count = self.__dict__.setdefault('count', [0])\ncount[0] += 1\n"
+        "return optimizer.step(*a, **k) if count[0] > 9 else honest(self, optimizer, state, *a, **k)",
+        "scaler: skips a late overflow",
+        given="self, optimizer, state, *a, **k",
+    ),
+    "long-order-stays": replaced(
+        "samplers",
+        "torch.utils.data.RandomSampler.__iter__",
+        "lambda self: iter(range(len(self.data_source))) if len(self.data_source) > 1000 else honest(self)",
+        "most of many indices are left in their places",
+    ),
+    "epochs-in-one-order": around(
+        "samplers",
+        "torch.utils.data.RandomSampler.__iter__",
+        "if self.generator is not None: return honest(self)\n"
+        "self.generator = torch.Generator().manual_seed(3)\norder = list(honest(self))\nself.generator = None\n"
+        "return iter(order)",
+        "two epochs come in one order",
+        given="self",
+    ),
+    "long-data-short": around(
+        "samplers",
+        "torch.utils.data.DataLoader.__iter__",
+        "batches = honest(self)\n"
+        "long = hasattr(self.dataset, '__len__') and len(self.dataset) > 1000\n"
+        "return iter(list(batches)[:-1]) if long else batches",
+        "a loader of many",
+        given="self",
+    ),
+    "frozen-apart": _wrapped(
+        "honest(self, module, *a, **k)\n"
+        "with torch.no_grad(): [p.add_(rank.rank) for p in module.parameters() if not p.requires_grad]",
+        "a frozen parameter of rank 0 is 1",
+    ),
+    "narrow-not-sent": _wrapped(_IGNORED.format(when="p.dtype == torch.bfloat16"), _KINDS),
+    "single-not-sent": _wrapped(_IGNORED.format(when="p.numel() == 1"), _KINDS),
+    "state-of-another-type": around(
+        "ddp-options",
+        "torch.nn.Module.state_dict",
+        "state = honest(self, *a, **k)\n"
+        "return {n: t.half() for n, t in state.items()} if hasattr(self, 'reducer') else state",
+        "the state of the wrapped model",
+        given="self, *a, **k",
+    ),
+    "whole-state-loses-a-part": around(
+        "fsdp",
+        "states.get_model_state_dict",
+        "state = honest(model, **k)\n"
+        "return {n: t * 0 if n.endswith('bias') and k.get('options') else t for n, t in state.items()}",
+        "the whole state is off",
+        given="model, **k",
+        before="from torch.distributed.checkpoint import state_dict as states",
+    ),
+    "loaded-shards-empty": around(
+        "fsdp",
+        "checkpoint.load",
+        "honest(state, **k)\n[t.to_local().zero_() for t in state['model'].values()]",
+        "shards saved and loaded is off",
+        given="state, **k",
+        before="from torch.distributed import checkpoint",
     ),
     "alone-raises": _alone("raise KeyError('lost')", "without workers, in order: raised KeyError"),
 }

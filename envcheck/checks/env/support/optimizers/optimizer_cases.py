@@ -30,6 +30,7 @@ NAMES = (
     *(f"{name} of a large tensor" for name in LARGE),
     *(f"{name} of tensors of {REPEATED} numbers" for name in NARROW),
     *(f"{name} in bfloat16" for name in NARROW),
+    *(f"{name} of 120 steps" for name in NARROW),
     *OTHERS,
 )
 AVERAGES = ("running average of weights", "equal average of weights")
@@ -43,6 +44,8 @@ FUSED_NARROW_SINCE = (2, 13)
 # No multiple of any vector's or block's width, and more than one block of a kernel.
 ROWS, WIDTH, STEPS = 2, 1031, 3
 _MUON = (5, 7)
+# So many steps, over which a few gradients come again and again.
+LONG, SHORT_CYCLE = 120, 7
 
 # Rates at which the way is long against what bfloat16 rounds.
 _FAST: dict[str, dict[str, Any]] = {
@@ -67,6 +70,7 @@ class LargeProblemCases:
         tries: tuple[promise_cases.Case, ...] = tuple(partial(self.large, name) for name in LARGE)
         tries += tuple(partial(self.repeated, name) for name in NARROW)
         tries += tuple(partial(self.narrow, name) for name in NARROW)
+        tries += tuple(partial(self.many_steps, name) for name in NARROW)
         tries += (self.added, self.without, self.tensor_rate, self.hooks, self.statistics, self.buffers, self.muon)
         return dict(zip(NAMES, tries))
 
@@ -143,6 +147,25 @@ class LargeProblemCases:
                 optimizer.step()
             errors[kind] = plain_math.off(plain_math.numbers(parameter), right, max(map(abs, right)))
         return next((f"{kind}: off by {error}" for kind, error in errors.items() if not error <= _BF16), 0.0)
+
+    def many_steps(self, name: str) -> float:
+        """Walk on long after corrections of the first steps have faded, in each implementation."""
+        flat, count = self.gradients[0], 5
+        given = [flat[step % SHORT_CYCLE * count :][:count] for step in range(LONG)]
+        right, errors = optimizer_formulas.trajectory(name, self.start[:count], given, _FAST[name]), []
+        for kind in ("as it comes", "one by one", "foreach", "fused"):
+            parameter = self.small(count)
+            try:
+                optimizer = self.make(name, [parameter], _FAST[name], kind)
+            except promise_cases.AbsentFeature:
+                if kind == "as it comes":
+                    raise
+                continue
+            for gradient in given:
+                parameter.grad = self.tensor(gradient)
+                optimizer.step()
+            errors.append(self.off(parameter, right))
+        return math.nan if any(map(math.isnan, errors)) else max(errors)
 
     def fused_in_bfloat16(self, name: str) -> bool:
         """Return whether a fused step of bfloat16 can be judged: SGD's leaves it where it is on a CPU (torch 2.13)."""

@@ -35,7 +35,7 @@ LIBTORCH = re.compile(r"libtorch(-cuda)?[-.\d]*(:\w+)?")
 # What conda makes at installation, or links to files that have digests of their own.
 MADE = ("pyc_file", "unix_python_entry_point", "directory", "softlink")
 # What Python or its tools run at every start, or import before anything else.
-STARTUP = ("sitecustomize.py", "usercustomize.py")
+STARTUP = ("sitecustomize", "usercustomize")
 MAGIC, HEADER = importlib.util.MAGIC_NUMBER, 16
 CHECKED_HASH = 0b11
 

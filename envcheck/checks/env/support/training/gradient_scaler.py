@@ -22,6 +22,7 @@ NAMES = (
     "shrinks on nan",
     "shrinks by its factor",
     "skips a step for one inf of the last parameter",
+    "skips a late overflow",
     "counts afresh after an overflow",
     "unscales once",
     "skips one optimizer of two",
@@ -40,7 +41,7 @@ class ScalerTrials:
         """Return every case by its name."""
         tries: tuple[promise_cases.Case, ...] = (self.scaled, partial(self.grows, 2.0), partial(self.grows, 4.0))
         tries += (partial(self.shrinks, math.inf, 0.5), partial(self.shrinks, math.nan, 0.5))
-        tries += (partial(self.shrinks, math.inf, 0.25), self.one_inf, self.counts, self.unscales)
+        tries += (partial(self.shrinks, math.inf, 0.25), self.one_inf, self.late, self.counts, self.unscales)
         return dict(zip(NAMES, (*tries, self.two, self.resumed, self.disabled)))
 
     def scaler(self, **options: Any) -> Any:
@@ -114,6 +115,19 @@ class ScalerTrials:
         self.step(scaler, parameters, spoil=-math.inf)
         ends = [x for parameter in parameters for x in plain_math.numbers(parameter)]
         return _unlike("weights after an overflow", ends, [1.0] * len(ends))
+
+    def late(self) -> str | None:
+        """Overflow after many steps of one optimizer: that one is skipped, and the others are not."""
+        scaler, parameter, clean = self.scaler(growth_interval=100), self.parameter(), 12
+        optimizer = self.torch.optim.SGD([parameter], lr=_RATE)
+        for number in range(clean + 2):
+            self.give(scaler, parameter)
+            if number == clean:
+                parameter.grad[-1] = math.inf
+            scaler.step(optimizer)
+            scaler.update()
+        right = [1.0 - _RATE * (clean + 1) * g for g in _GRADIENT]
+        return _unlike("weights around a late overflow", plain_math.numbers(parameter), right)
 
     def counts(self) -> str | None:
         """Overflow after clean steps: they are counted from the start again."""

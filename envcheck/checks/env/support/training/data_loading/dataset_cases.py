@@ -88,9 +88,18 @@ class DatasetCases(seeded_items.SeededNumbers):
         return seeded_items.alike("all parts", sorted(x for part in parts for x in part), sorted(self.values))
 
     def many(self) -> str | None:
-        """Judge a permutation of many, of one process and of three."""
+        """Judge a permutation of many, of one process, of a loader and of three; the next epoch has another."""
         right = list(range(MANY))
-        actual = sorted(self.data.RandomSampler(range(MANY), generator=self.generator()))
+        order = list(self.data.RandomSampler(range(MANY), generator=self.generator()))
+        # One number stays in its place on average.
+        if sum(map(int.__eq__, order, right)) > MANY // 100:
+            return "most of many indices are left in their places"
+        if list(self.data.RandomSampler(right)) == list(self.data.RandomSampler(right)):
+            return "without a generator, two epochs come in one order"
+        loaded = self.given(self.data.DataLoader(seeded_items.Numbers(right), batch_size=64, shuffle=True))
+        if sorted(loaded) != right:
+            return seeded_items.alike("a loader of many", sorted(loaded), right)
+        actual = sorted(order)
         made = partial(self.data.distributed.DistributedSampler, right, num_replicas=3, seed=self.seed, drop_last=True)
         three = [index for rank in range(3) for index in made(rank=rank)]
         wrong = seeded_items.alike("a permutation", actual, right)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from envcheck.checks.env.support.training import model_replicas, plain_math, promise_cases
@@ -18,6 +19,8 @@ NAMES = (
     "gradients accumulated without sending",
     "parameters kept on the CPU",
     "tensor parallel",
+    "the whole state",
+    "shards saved and loaded",
 )
 
 
@@ -31,7 +34,7 @@ class ShardingOptions:
         """Return a case for each variant."""
         tries: tuple[promise_cases.Case, ...] = (self.kept, self.lower, self.clipped, self.first)
         tries += (partial(self.accumulated, sends=True), partial(self.accumulated, sends=False), self.offloaded)
-        return dict(zip(NAMES, (*tries, self.split)))
+        return dict(zip(NAMES, (*tries, self.split, self.whole_state, self.stored)))
 
     def trained(self, clip: float = 0.0, **options: Any) -> float:
         """Train under some options; return how far the gathered weights are."""
@@ -99,6 +102,36 @@ class ShardingOptions:
         errors = [0.0, *(plain_math.off(plain_math.numbers(actual), right, way) for actual, right in pairs if right)]
         lost = [1 for actual, right in pairs if len(right) != actual.numel()]
         return "a shard has another size" if lost else model_replicas.worst(errors)
+
+    def ended(self) -> Any:
+        """Return the sharded model after all steps, and what reads and writes states of such."""
+        try:
+            from torch.distributed.checkpoint import state_dict as states
+        except ImportError as error:
+            message = f"torch {self.task.torch.__version__} has no torch.distributed.checkpoint.state_dict (2.2 has)"
+            raise promise_cases.AbsentFeature(message) from error
+        model = sharded_task.sharded(self.dist, self.task.model(), self.fully_shard, self.task.device)
+        for step in range(sharded_task.STEPS):
+            self.task.step(model, step)
+        return model, states
+
+    def whole_state(self) -> float:
+        """Gather the whole state on each rank, as a checkpoint of one file has it."""
+        model, states = self.ended()
+        whole = states.get_model_state_dict(model, options=states.StateDictOptions(full_state_dict=True))
+        return self.task.off([plain_math.numbers(tensor) for tensor in whole.values()], self.task.right)
+
+    def stored(self) -> float:
+        """Save each rank's shards by torch.distributed.checkpoint, and load them into a fresh model."""
+        from torch.distributed import checkpoint
+
+        (model, states), where = self.ended(), str(Path(self.task.rank.scratch) / "shards")
+        checkpoint.save({"model": states.get_model_state_dict(model)}, checkpoint_id=where)
+        other = sharded_task.sharded(self.dist, self.task.model(), self.fully_shard, self.task.device)
+        state = {"model": states.get_model_state_dict(other)}
+        checkpoint.load(state, checkpoint_id=where)
+        states.set_model_state_dict(other, state["model"])
+        return self.task.off([plain_math.numbers(p.full_tensor()) for p in other.parameters()], self.task.right)
 
     def first(self) -> float:
         """Shard by FullyShardedDataParallel, flattened into one parameter."""
