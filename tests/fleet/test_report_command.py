@@ -208,6 +208,21 @@ def test_every_file_comes_to_a_node_or_to_one_line(tmp_path: Path) -> None:
     }
 
 
+def test_a_node_without_a_gpu_and_a_gpu_in_two_nodes_are_noted(tmp_path: Path) -> None:
+    nodes = fleet(tmp_path, 4)
+    nodes["n2"]["snapshot"]["gpus"] = []
+    nodes["n4"]["snapshot"]["gpus"] = nodes["n3"]["snapshot"]["gpus"]
+    uuid = nodes["n3"]["snapshot"]["gpus"][0]["uuid"]
+    notes = answer(write(tmp_path, *nodes.values()))[0]["notes"]
+    assert notes == [
+        "n2 has no GPU, and 3 other nodes have one: `envcheck run --require-gpu` fails without",
+        f"{uuid} is in the reports of n3, n4: it was moved, or a report is a copy",
+    ]
+    for name in ("n1", "n2", "n3", "n4"):
+        nodes[name]["snapshot"]["gpus"] = []
+    assert answer(write(tmp_path, *nodes.values()))[0]["notes"] == [], "a fleet without GPUs lacks none"
+
+
 def test_an_old_failure_is_said_to_be_old(tmp_path: Path) -> None:
     write(tmp_path, failing(node_report("n1")))
     assert json.loads(run("report", str(tmp_path), "--json").stdout)["reasons"]["n1"].startswith("gemm-throughput")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Final
 
 from envcheck.counting import counted
-from envcheck.fleet.hostlist import fold, is_name
-from envcheck.fleet.reading.database import KnownFile
+from envcheck.fleet.hostlist import fold, is_name, natural
+from envcheck.fleet.reading.database import FleetDatabase, KnownFile
 from envcheck.fleet.reading.one_report import DEFAULT_NAME, node_of_file
+from envcheck.fleet.summary.groups import RunFacts
 from envcheck.fleet.summary.states import Sighting
+from envcheck.reports.redact import UNKEYED
 
 _SHOWN: Final = 3
 
@@ -41,6 +44,26 @@ def _of_one_moment(by_node: dict[str, list[Sighting]]) -> Iterator[str]:
             shown = ", ".join([*runs.values()][:_SHOWN])
             worst = "worse" if len(runs) == 2 else "worst"  # noqa: PLR2004 (a comparative is of two)
             yield f"{node} has {len(runs)} different reports of one moment, the {worst} of them counts: {shown}"
+
+
+def gpu_notes(database: FleetDatabase, runs: Sequence[RunFacts]) -> Iterator[str]:
+    """Yield which nodes have no GPU where others have one, and the GPUs that are in the reports of two nodes."""
+    without = [run.node for run in runs if not run.gpus and is_name(run.node)]
+    others = sum(bool(run.gpus) for run in runs)
+    if without and others:
+        rest = f"{counted(others, 'other node')} {_has(others)} one"
+        yield f"{fold(without)} {_has(len(without))} no GPU, and {rest}: `envcheck run --require-gpu` fails without"
+    node_of = {run.run: run.node for run in runs}
+    rows = (row for row in database.each("SELECT uuid, run FROM gpus ORDER BY uuid") if row[1] in node_of)
+    for uuid, found in itertools.groupby(rows, key=lambda row: str(row[0])):
+        nodes = sorted({node_of[run] for _, run in found}, key=natural)
+        if len(nodes) > 1 and not uuid.startswith(UNKEYED):
+            listed = ", ".join(nodes[:_SHOWN]) + (" and others" if len(nodes) > _SHOWN else "")
+            yield f"{uuid} is in the reports of {listed}: it was moved, or a report is a copy"
+
+
+def _has(number: int) -> str:
+    return "has" if number == 1 else "have"
 
 
 def _superseded(by_node: dict[str, list[Sighting]]) -> Iterator[str]:

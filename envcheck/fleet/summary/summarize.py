@@ -25,7 +25,7 @@ from envcheck.fleet.summary.model import (
     Outlier,
     UnreadFile,
 )
-from envcheck.fleet.summary.notes import notes
+from envcheck.fleet.summary.notes import gpu_notes, notes
 from envcheck.fleet.summary.states import Sighting, StateOfNode, states
 
 DAY: Final = 86400.0
@@ -66,7 +66,8 @@ def summarize(database: FleetDatabase, ingested: IngestResult, question: FleetQu
     node_states = states(sightings, question.now, question.max_age, question.expected)
     current = {state.run for state in node_states.values() if state.run is not None and state.state != "stale"}
     modified = {file.run: file.modified for file in ingested.files if file.run is not None}
-    groups = grouping.grouped(grouping.run_facts(database, current, modified), question.by)
+    facts = grouping.run_facts(database, current, modified)
+    groups = grouping.grouped(facts, question.by)
     deviating = [*grouping.drifts(database, groups), *grouping.measured(database, groups)]
     drift = [row for row in deviating if isinstance(row, ConfigurationDrift)]
     outliers = sorted((row for row in deviating if isinstance(row, Outlier)), key=lambda row: -abs(row.z))
@@ -82,7 +83,7 @@ def summarize(database: FleetDatabase, ingested: IngestResult, question: FleetQu
         drift=drift,
         outliers=outliers,
         unread=[UnreadFile(file=f.path, node=f.node, reason=f.note) for f in ingested.files if f.problem],
-        notes=[*notes(ingested.files, ingested.empty, sightings, question.expected)],
+        notes=[*notes(ingested.files, ingested.empty, sightings, question.expected), *gpu_notes(database, facts)],
         verdict=_verdict(node_states, blame, _deviant(drift, outliers), question),
     )
     return FleetAnswer(report, node_states, groups)
