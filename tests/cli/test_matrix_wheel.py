@@ -127,6 +127,8 @@ def test_libraries_that_cannot_be_read_are_not_known(run: Run, tmp_path: Path, d
         ("ext-1.0.tar.gz", "not a wheel"),
         ("wheel.whl", "NAME-VERSION-PYTHON-ABI-PLATFORM.whl"),
         ("ext-1.0-cp312-cp312-win_amd64.whl", "is for win_amd64"),
+        ("ext-1.0-cp3x-cp3x-linux_x86_64.whl", "is for cp3x, no CPython"),
+        ("ext-1.0-pp310-pypy310_pp73-linux_x86_64.whl", "is for pp310, no CPython"),
         ("other-1.0-cp312-cp312-linux_x86_64.whl", "its METADATA is of ext 1.0"),
         ("ext-2.0-cp312-cp312-linux_x86_64.whl", "its METADATA is of ext 1.0"),
     ],
@@ -165,13 +167,18 @@ def test_metadata_of_another_project_or_that_cannot_be_read_is_said(run: Run, tm
     name = "ext-1.0-cp312-cp312-linux_x86_64.whl"
     for folder, requires, words in (
         ("other-1.0", "torch", "its METADATA lies in other-1.0.dist-info, which no installer takes"),
-        ("ext-1.0", "torch (==2.9.1", "its METADATA requires 'torch (==2.9.1', which is no requirement"),
+        ("ext-1.0", "torch (==2.9.1", "its METADATA requires 'torch (==2.9.1', which names no versions of an index"),
+        ("ext-1.0", "torch @ https://x.example/t.whl", "which names no versions of an index"),
+        ("ext-1.0", "torch\nRequires-Python: banana", "requires Python 'banana', which is no version specifier"),
+        ("ext-1.0", "torch\nVersion: 1.0", ""),
     ):
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
             text = f"Metadata-Version: 2.1\nName: ext\nVersion: 1.0\nRequires-Dist: {requires}\n"
             archive.writestr(f"{folder}.dist-info/METADATA", text)
         code, out, err = opened(run, str(tmp_path / name))
-        assert (code, out, words in err) == (2, "", True), err
+        assert (code, out == "", words in err, err.count("\n")) == (
+            (2, True, True, 1) if words else (0, False, True, 0)
+        )
 
 
 @pytest.mark.parametrize(("suffixes", "code"), [(("311", "312"), 0), (("311",), 2), ((), 0)])

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple, cast
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import SpecifierSet
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.tags import Tag
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -90,12 +90,13 @@ def _release(opened: OpenedWheel) -> ExtensionRelease:
         message = f"{opened.name}: its METADATA has no name or no version"
         raise ConfigError(message, fix="download it again, from its origin")
     if canonicalize_name(str(metadata["Name"])) != opened.project or _version(metadata) != opened.version:
-        message = f"{opened.name}: its METADATA is of {metadata['Name']} {metadata['Version']}"
+        message = f"{opened.name}: its METADATA is of {_one_line(metadata['Name'])} {_one_line(metadata['Version'])}"
         raise ConfigError(message, fix="the file was renamed: give it the name that it was published with")
     if canonicalize_name(opened.contents.directory.rpartition("-")[0]) != opened.project:
         message = f"{opened.name}: its METADATA lies in {opened.contents.directory}.dist-info, which no installer takes"
         raise ConfigError(message, fix="download it again, from its origin")
     _refuse_unread_requirements(opened.name, metadata.get_all("Requires-Dist") or [])
+    _refuse_unread_python(opened, _one_line(metadata["Requires-Python"]))
     _refuse_other_python(opened)
     return ExtensionRelease(
         version=opened.version.public,
@@ -107,11 +108,25 @@ def _release(opened: OpenedWheel) -> ExtensionRelease:
 
 
 def _refuse_unread_requirements(name: str, lines: Iterable[str]) -> None:
-    """Raise ConfigError for a requirement that is none: it may be the pin of torch."""
+    """Raise ConfigError for a requirement that is none, or a URL: it may be the pin of torch."""
     unread = next((line for line in lines if not _is_requirement(line)), None)
     if unread is not None:
-        message = f"{name}: its METADATA requires {' '.join(unread.split())[:100]!r}, which is no requirement"
-        raise ConfigError(message, fix="installers refuse it too: take another release")
+        message = (
+            f"{name}: its METADATA requires {' '.join(unread.split())[:100]!r}, which names no versions of an index"
+        )
+        raise ConfigError(message, fix="take another release: which versions fit cannot be known")
+
+
+def _refuse_unread_python(opened: OpenedWheel, required: str | None) -> None:
+    """Raise ConfigError for tags that name no Python, and for a Requires-Python that is none."""
+    if not any(_PYTHON.fullmatch(tag.interpreter) for tag in opened.tags):
+        message = f"{opened.name} is for {', '.join(sorted({tag.interpreter for tag in opened.tags}))}, no CPython"
+        raise ConfigError(message, fix="give a wheel for CPython")
+    try:
+        SpecifierSet(required or "")
+    except InvalidSpecifier as error:
+        message = f"{opened.name}: its METADATA requires Python {required!r}, which is no version specifier"
+        raise ConfigError(message, fix="take another release") from error
 
 
 def _refuse_other_python(opened: OpenedWheel) -> None:
@@ -129,10 +144,9 @@ def _refuse_other_python(opened: OpenedWheel) -> None:
 
 def _is_requirement(line: str) -> bool:
     try:
-        Requirement(line)
+        return Requirement(line).url is None
     except InvalidRequirement:
         return False
-    return True
 
 
 def _version(metadata: email.message.Message) -> Version | None:
@@ -162,7 +176,8 @@ LINUX: Final = {
 
 def _environment(opened: OpenedWheel) -> dict[str, str]:
     """Return what the markers of requirements see: Linux, and the oldest CPython that the wheel is for."""
-    pythons = [tag.interpreter[2:] for tag in opened.tags if tag.interpreter.startswith("cp3") and tag.abi != "abi3"]
+    cpythons = (tag for tag in opened.tags if _PYTHON.fullmatch(tag.interpreter) and tag.abi != "abi3")
+    pythons = [tag.interpreter[2:] for tag in cpythons if tag.interpreter.startswith("cp3")]
     python = f"3.{min(int(text[1:]) for text in pythons)}" if pythons else _DEFAULT_PYTHON
     machine = architecture(opened.tags, opened.name).replace("any", "x86_64")
     return LINUX | {
