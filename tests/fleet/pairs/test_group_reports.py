@@ -11,7 +11,7 @@ import pytest
 
 from envcheck.fleet.pairs.group_reports import LaunchResult, read_reports, result_of
 from envcheck.fleet.pairs.model import GroupResult, GroupTest
-from envcheck.fleet.pairs.planner.measured import compared
+from envcheck.fleet.pairs.planner.measured import compared, usual_speed
 from tests.fleet.node_reports import ENDED, STARTED, failing, node_report
 
 LAUNCHED = LaunchResult(STARTED, ENDED, "")
@@ -46,6 +46,21 @@ def test_a_file_that_is_no_report_is_passed_over_and_named(tmp_path: Path) -> No
     missing = result(tmp_path, ("n1", "n2"), node_report("n1"))
     assert missing.status == "undetermined"
     assert missing.reason == "no report of n2: n2.json: is not a regular file"
+
+
+@pytest.mark.parametrize(
+    ("speeds", "sizes", "usual"),
+    [
+        ([400.0, 200.0], [8, 4], 350.0),
+        ([400.0, 200.0], [2, 16], None),
+        ([400.0], [8], None),
+        ([400.0] * 4, [1, 9], 400),
+    ],
+)
+def test_a_few_speeds_say_what_is_usual_only_of_groups_of_like_size(
+    speeds: list[float], sizes: list[int], usual: float | None
+) -> None:
+    assert usual_speed((GroupResult("pass", speed) for speed in speeds), sizes) == usual
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ def diagnosis(nodes: Sequence[str], domains: Domains) -> Generator[Round, Sequen
     call = yield from roll_call(nodes)
     groups = grouped(call.present, domains)
     screened = yield from measure_alike([GroupTest("group", group) for group in groups if len(group) > 1])
-    search = Search(groups, usual_speed(one.results[0] for one in screened), apart=bool(domains))
+    usual = usual_speed((one.results[0] for one in screened), [len(one.nodes) for one in screened])
+    search = Search(groups, usual, apart=bool(domains))
     search.learn(screened)
     if screened and not search.good:
         return _no_group_passed(call, [one.name for one in screened], screened[0].reason)

@@ -8,8 +8,10 @@ from typing import Literal, NamedTuple
 
 from envcheck.fleet.pairs.model import SLOW, GroupResult, GroupTest
 
-# Fewer speeds than this do not say what is usual.
+# Fewer speeds than this do not say what is usual; of groups of which one has more than twice the nodes of another, more
+# are needed, because speed falls with the size.
 _LEAST_SPEEDS = 2
+_LEAST_OF_OTHER_SIZES = 4
 Certainty = Literal["pass", "unsteady", "fail", "undetermined"]
 Round = Sequence[GroupTest]
 # A planner yields the tests of a round, which may run at the same time, and receives their results in that order.
@@ -56,7 +58,7 @@ def measure(tests: Round, usual: float | None = None) -> Rounds:
 def measure_alike(tests: Round) -> Rounds:
     """Run a round of groups of one size: those far slower than most of them fail, whatever their own limits say."""
     first = yield tests
-    return (yield from _after(tests, first, usual_speed(first)))
+    return (yield from _after(tests, first, usual_speed(first, [len(test.nodes) for test in tests])))
 
 
 def _after(tests: Round, first: Sequence[GroupResult], usual: float | None) -> Rounds:
@@ -72,13 +74,14 @@ def _after(tests: Round, first: Sequence[GroupResult], usual: float | None) -> R
         return measured
 
 
-def usual_speed(results: Iterable[GroupResult]) -> float | None:
+def usual_speed(results: Iterable[GroupResult], sizes: Sequence[int] = ()) -> float | None:
     """Return the upper quartile of the speeds in GB/s; None where too few were measured to say what is usual.
 
-    A fault in up to three quarters of the groups then leaves the sound ones as the measure.
+    A fault in up to three quarters of the groups then leaves the sound ones as the measure. `sizes` of the groups.
     """
+    least = _LEAST_OF_OTHER_SIZES if sizes and max(sizes) > 2 * min(sizes) else _LEAST_SPEEDS
     speeds = sorted(result.speed for result in results if result.speed is not None)
-    return statistics.quantiles(speeds, n=4, method="inclusive")[2] if len(speeds) >= _LEAST_SPEEDS else None
+    return statistics.quantiles(speeds, n=4, method="inclusive")[2] if len(speeds) >= least else None
 
 
 def compared(result: GroupResult, usual: float | None) -> GroupResult:
