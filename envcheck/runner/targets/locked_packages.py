@@ -12,7 +12,7 @@ from envcheck.data import data_path, state_path
 from envcheck.errors import ConfigError
 from envcheck.images.locks import lockfile
 from envcheck.images.locks.model import Group, Lock
-from envcheck.images.targets import RECIPES, groups_of
+from envcheck.images.targets import RECIPES, extensions_of, groups_of
 from envcheck.matrix.facts.model import Cell, HostArch
 
 
@@ -25,7 +25,9 @@ def with_packages(promises: Mapping[str, str]) -> dict[str, str]:
     """
     target = promises.get("target", "")
     if target in RECIPES and RECIPES[target].requirements:
-        names = " ".join(canonicalize_name(name) for name in RECIPES[target].requirements)
+        cuda = promises.get("cuda")
+        extensions = extensions_of(target, None if cuda in {"none", "unknown"} else cuda)
+        names = " ".join(canonicalize_name(name) for name in (*RECIPES[target].requirements, *extensions))
         promises = {**promises, "target_packages": names}
     groups = groups_of(target) if target in RECIPES else lockfile.GROUPS
     pinned = _pins(promises.get("cell", ""), promises.get("lock", ""), groups)

@@ -46,6 +46,8 @@ def test_what_a_target_is_made_of_is_known_whatever_its_lock() -> None:
     assert (
         "huggingface-hub" in with_packages({"target": "train", "packages": "torch==2.8.0"})["target_packages"].split()
     )
+    for cuda, expected in (("13.0", True), ("none", False)):
+        assert ("bitsandbytes" in with_packages({"target": "train", "cuda": cuda})["target_packages"]) is expected
 
 
 def test_the_lock_of_arm64_and_one_that_a_build_made_are_known_too(
