@@ -42,12 +42,10 @@ def refusal(first: Hello, hello: Hello, came: Mapping[int, Hello]) -> HelloRefus
     if hello.run != first.run:
         why = f"{name} is of run {short(hello.run)!r}, and {first_name} leads run {short(first.run)!r} at this port"
         return HelloRefusal("node", why)
+    started = counted(hello.nodes, "node")
     other = short(came[hello.node].name) if hello.node in came else ""
     faults = (
-        (
-            hello.nodes != first.nodes,
-            f"{name} was started for {counted(hello.nodes, 'node')}, {first_name} for {first.nodes}",
-        ),
+        (hello.nodes != first.nodes, f"{name} was started for {started}, and {first_name} for {first.nodes}"),
         (not 0 <= hello.node < first.nodes, f"{name} is number {hello.node} of {first.nodes} nodes, counted from 0"),
         (hello.node in came, f"{other} and {name} are both number {hello.node}"),
         (hello.name in {one.name for one in came.values()}, f"two nodes are called {name}"),
