@@ -21,6 +21,7 @@ from envcheck.runner.unmeasured import insist_on_gpu, name_lost_gpus, unmeasured
 
 # What a run adds by itself, from the plan and the snapshot.
 _OWN = ("require-gpu", lost_gpus.ID)
+_AGAIN: Final = "run `envcheck run --only {}`; find out who changed the report"
 LACKING: Final = "today's rule needs what this report does not hold: "
 
 
@@ -45,11 +46,13 @@ class EndedRun:
 def rejudge(run: Run, before: Iterable[OutcomeRow]) -> list[str]:
     """Judge the evidence of `before` into the run; return the checks that stay as they were, without a rule today.
 
-    What was never measured, or whose processes broke, stays what it was: there is nothing to judge.
+    What was never measured, or whose processes broke, stays what it was: there is nothing to judge. A planned check
+    without a result is an error: it was taken out.
     """
     modules = {f.id: f for f in run.chosen}
     unknown = []
-    for old in before:
+    rows = list(before)
+    for old in [*rows, *_left_out(run, rows)]:
         if old.id in modules:
             run.known[old.id] = _with_change(_compared(_judge_again(run, modules[old.id], old), old), old)
         elif old.id not in _OWN:
@@ -58,6 +61,24 @@ def rejudge(run: Run, before: Iterable[OutcomeRow]) -> list[str]:
     insist_on_gpu(run)
     name_lost_gpus(run)
     return unknown
+
+
+def _left_out(run: Run, rows: Iterable[OutcomeRow]) -> list[OutcomeRow]:
+    """Return an error for each check that a run that ended planned, and that has no outcome."""
+    modules, there = {f.id: f for f in run.chosen}, {row.id for row in rows}
+    lacking = [check.id for check in run.plan.checks if run.ended and check.id in modules and check.id not in there]
+    summary = "it was planned, and the report does not hold its result"
+    return [
+        OutcomeRow(
+            id=identity,
+            kind=modules[identity].kind,
+            status="error",
+            summary=summary,
+            remedy=_AGAIN.format(identity),
+            code="worker.result-missing",
+        )
+        for identity in lacking
+    ]
 
 
 def _judge_again(run: Run, module: CheckModule, old: OutcomeRow) -> OutcomeRow:

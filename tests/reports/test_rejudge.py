@@ -50,6 +50,16 @@ def ranks(wrong: int = 0) -> list[dict[str, Any]]:
     return made
 
 
+def test_a_planned_check_whose_result_was_taken_out_is_an_error(past: Callable[..., RunReport]) -> None:
+    whole = past(row("driver-nvml", "pass"), row("all-reduce", "skip"))
+    assert rejudge(whole).changed == []
+    cut = structs.replace(whole, outcomes=whole.outcomes[:1])
+    actual = rejudge(cut)
+    assert actual.changed == [("all-reduce", "nothing", "error")]
+    assert (actual.report.outcomes[1].code, actual.report.verdict.exit_code) == ("worker.result-missing", 3)
+    assert rejudge(structs.replace(cut, ended="")).changed == []
+
+
 def test_a_snapshot_is_judged_by_todays_rules(past: Callable[..., RunReport]) -> None:
     bad = Snapshot(SNAPSHOT.taken, {**SNAPSHOT.signals, "driver.library": Signal("550.54.14")}, SNAPSHOT.gpus)
     actual = rejudge(past(row("driver-nvml", "pass"), snapshot=bad))
