@@ -280,7 +280,9 @@ def _download(lock_file: Path, into: Path) -> None:
     if not lock_file.is_file():
         return
     python = re.sub(r".*-py3(\d+)$", r"3.\1", lock_file.parent.name)
-    platforms = [f"--platform={name}_x86_64" for name in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
+    # pip takes the platforms for exactly these, and NVIDIA's wheels name nearly every one (2_27, 2_25, 2_5 ...).
+    names = ["manylinux2014", *(f"manylinux_2_{minor}" for minor in range(28, 4, -1))]
+    platforms = [f"--platform={name}_x86_64" for name in names]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", *platforms]
     command += [f"--python-version={python}", "--implementation=cp", "--require-hashes", "--dest", str(into)]
     subprocess.run([*command, "--requirement", str(lock_file)], check=True)
