@@ -97,6 +97,12 @@ def test_all_about_one_says_what_it_needs_costs_and_is_judged_by(identity: str, 
     assert [line for line in lines if " ".join(line.split()) not in text] == []
 
 
+def test_one_limit_of_a_row_warns_and_it_is_the_stricter_one() -> None:
+    text = re.sub(r"\s+", " ", listed_checks("gemm-throughput"))
+    assert "NVIDIA A100 80GB PCIe: warns below 202 TFLOP/s" in text
+    assert not re.search(r"warns below [0-9.]+ [^,;]+, warns below", text)
+
+
 def test_every_limit_belongs_to_a_check_that_tells_it() -> None:
     shown = {row["check"] for actual in discover() for row in check_catalogue.rows(actual)}
     assert {row["check"] for row in limits.rows()} == shown, "name the row in the file of the check that judges by it"

@@ -76,7 +76,7 @@ class BuildOptions(NamedTuple):
     default="auto",
     show_default=True,
     type=click.Choice(["auto", "linux/amd64", "linux/arm64"]),
-    help="auto: this machine's. Another one needs an engine with emulation (QEMU), and takes an hour or more.",
+    help="auto: this machine's. Another one needs an engine with emulation (QEMU), and takes minutes to hours.",
 )
 @click.option(
     "--engine",
@@ -254,12 +254,12 @@ def _engine(options: BuildOptions) -> EngineName:
             raise
         message = f"{error.message}; a plan needs the engine's list of images"
         raise UnavailableError(message, fix=error.fix) from error
-    if options.tag != REPOSITORY and engine == "venv":
-        reason = "--engine is venv" if options.engine == "venv" else "neither docker nor podman answers"
-        message = f"--tag names an image, but {reason}"
-        raise ConfigError(message, fix="start docker or podman, or leave --tag out: --output says where a venv goes")
+    tag = options.tag if options.tag != REPOSITORY else None
     if engine == "venv" and options.engine == "auto":
-        refuse_without_engine(options.targets, options.platform)
+        refuse_without_engine(options.targets, options.platform, tag, bake=options.bake)
+    if tag is not None and engine == "venv":
+        message = "--tag names an image, but --engine is venv"
+        raise ConfigError(message, fix="leave --tag out: --output says where a venv goes")
     if options.output is not None and engine != "venv":
         message = f"--output is for the venv engine, and the engine is {engine}"
         raise ConfigError(message, fix="give --engine venv, or --tag to name the image")

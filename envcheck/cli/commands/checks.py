@@ -155,8 +155,9 @@ def _rows(f: CheckModule) -> Iterator[str]:
     for row in check_catalogue.rows(f):
         beyond = _MISSED[row.get("kind", "at least")]
         verbs = ["warn" if word == "fail" and not limits.verified(row) else word for word in _BOUNDS]
-        pairs = zip(verbs, _BOUNDS, strict=True)
-        bounds = [f"{verb}s {beyond} {phrases.quantity(row[word], row['unit'])}" for verb, word in pairs if word in row]
+        # Where a limit that no second source confirms only warns, the stricter one alone decides.
+        effective = {verb: row[word] for verb, word in zip(verbs, _BOUNDS, strict=True) if word in row}
+        bounds = [f"{verb}s {beyond} {phrases.quantity(value, row['unit'])}" for verb, value in effective.items()]
         yield _wrapped(f"  {_where(row, f.id)}{', '.join(bounds)}", "    ")
         yield _wrapped(f"    {row['source']} ({row['date']})", "    ")
 

@@ -114,7 +114,7 @@ def choose(matrix: Matrix, answer: Resolution, engine: str) -> list[Cell]:
     own = _own_suite()
     builds = [*dict.fromkeys((cell.torch, cell.variant) for cell in cells)]
     cells.sort(key=lambda c: (builds.index((c.torch, c.variant)), getattr(matrix.base(c.python), "suite", None) != own))
-    pythons = {cell.python for cell in cells if engine != "venv" or _has_python(cell.python)}
+    pythons = {python for python in {cell.python for cell in cells} if engine != "venv" or _has_python(python)}
     usable = [cell for cell in cells if cell.python in pythons and load_spec(matrix, cell, arch=answer.arch).locks]
     if not usable:
         best = [cell for cell in cells if (cell.torch, cell.variant) == builds[0]]

@@ -132,7 +132,7 @@ def _check(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOption
         click.echo(f"{count}; run `envcheck render{options.where}` and commit what it writes")
     if differences or unlocked:
         raise SystemExit(1)
-    click.echo(f"{counted(len(rendered), 'file')} in {counted(len(cells), 'cell')} are what rendering gives")
+    click.echo(f"{counted(len(rendered), 'file')} in {counted(len(cells), 'cell')} are up to date")
 
 
 def _render(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOptions, settings: Settings) -> None:

@@ -146,7 +146,7 @@ def compare(options: ReportCompareOptions, ctx: click.Context) -> None:
 @click.option("--key", default="", metavar="TEXT", help="Same pseudonyms in every report of this key; keep it secret.")
 @takes(ReportRedactOptions)
 def redact(options: ReportRedactOptions) -> None:
-    """Take the names out of a report: hosts, users, UUIDs, serials, paths.
+    """Replace the names in a report: hosts, users, UUIDs, paths.
 
     \b
     envcheck report redact envcheck-report.json -o to-share.json

@@ -24,5 +24,5 @@ def command() -> None:
     envcheck images
     envcheck images 'torch2.8*' --json
 
-    Exit 0: listed, even if a cell lacks a lock; 2: a lock cannot be used, or wrong usage.
+    Exit 0: listed, even if a cell lacks a lock; 2: a lock cannot be used, or wrong usage; 3: git is needed and missing.
     """

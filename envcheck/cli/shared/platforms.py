@@ -16,12 +16,17 @@ def architecture(platform: str) -> HostArch:
     return "aarch64" if machine in {"aarch64", "arm64", "linux/arm64"} else "x86_64"
 
 
-def refuse_without_engine(targets: Sequence[str], platform: str) -> None:
+def refuse_without_engine(targets: Sequence[str], platform: str, tag: str | None, *, bake: bool) -> None:
     """Raise UnavailableError for what only docker or podman build, where neither answers."""
     from envcheck.errors import UnavailableError
 
-    foreign = architecture(platform) != architecture("auto")
-    option = f"--platform {platform}" if foreign else "several --target" if len(set(targets)) > 1 else None
+    options = {
+        f"--platform {platform}": architecture(platform) != architecture("auto"),
+        "several --target": len(set(targets)) > 1,
+        f"--tag {tag}": tag is not None,
+        "--bake": bake,
+    }
+    option = next((option for option, given in options.items() if given), None)
     if option:
         message = f"{option}: only docker and podman build this, and neither answers"
         raise UnavailableError(message, fix="start docker or podman")

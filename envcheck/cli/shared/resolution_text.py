@@ -45,7 +45,7 @@ def show(
         _section("With", lines(extended))
     _section("Why", answer.reasons)
     _section("Or", [f"{row.change}\n{row.cell} ({row.verdict})" for row in answer.alternatives])
-    _section("Published", _published(answer))
+    _section("Build", _published(answer))
     read = [f"read from this node: {name} {value}" for name, value in answer.read_here.items()]
     weak = [f"verified: false, only one weak source has {fact}" for fact in answer.weak]
     _section("Note", [*answer.notes, *read, *weak])

@@ -94,7 +94,8 @@ def _why(cell: Cell, best: Cell, profile: Profile, locks: list[Lock]) -> str | N
     if cell.variant == best.variant:
         return f"the newest published one that mirror profile {profile.name} has; it does not have {best}"
     lacks = f"mirror profile {profile.name} has no CPU wheel of torch"
-    return f"{lacks}; this CUDA build runs on a CPU too, {_size(cell, locks, profile)}"
+    remedy = ", unless --mirror host or a profile names an index that has it" if profile.name == "none" else ""
+    return f"{lacks}; this CUDA build runs on a CPU too, {_size(cell, locks, profile)}{remedy}"
 
 
 def _size(cell: Cell, locks: list[Lock], profile: Profile) -> str:

@@ -163,7 +163,7 @@ def _add(pinned: PinnedExtensions, chosen: ChosenExtension, spec: ImageSpec, lin
     file = _file(chosen)
     if chosen.verdict == SOURCE_ONLY and chosen.where is None:
         pinned.sources.append((chosen.name, chosen.version))
-        how = "without a wheel, so that it is compiled for"
+        how = "without a wheel, so it is compiled for"
     elif file is not None:
         pinned.files.append(file)
         how = f"from {chosen.where}, for"

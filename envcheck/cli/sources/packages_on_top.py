@@ -57,7 +57,7 @@ def with_packages(
             why = f": {spec.tag} holds {', '.join(held)}" if held else ""
             click.echo(f"with    nothing to add{why}", err=True)
             return spec
-        lock, origin = made, "new: its hashes are what the mirror said"
+        lock, origin = made, "locked now: their hashes are what the mirror says today"
         if keep:
             path.parent.mkdir(parents=True, exist_ok=True)
             safe_files.replace(path, format_lock(made, f"{spec.tag}, on top: {', '.join(requirements)}").encode())

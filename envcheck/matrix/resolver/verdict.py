@@ -198,7 +198,7 @@ def _of_capability(facts: Facts, cc: str) -> str | None:
 
 def _any_driver(facts: Facts, cuda: str) -> Verdict:
     minor, family = facts.minor(cuda), facts.family(cuda)
-    reason = f"CUDA {cuda} runs on drivers >= {family.floor}, without limits >= {minor.native_driver}"
+    reason = f"CUDA {cuda} runs on drivers >= {family.floor}, with all features on drivers >= {minor.native_driver}"
     return Verdict(OK, reason, _weak_cuda(minor, family))
 
 
