@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from envcheck.checks import ERROR, Outcome
+from envcheck.checks import ERROR, PASS, WARN, Outcome
 from envcheck.errors import UnavailableError
 from envcheck.runner import attempts
 from envcheck.runner.judging import judge, lost_gpus, p2p_effects
@@ -47,14 +47,15 @@ def rejudge(run: Run, before: Iterable[OutcomeRow]) -> list[str]:
     """Judge the evidence of `before` into the run; return the checks that stay as they were, without a rule today.
 
     What was never measured, or whose processes broke, stays what it was: there is nothing to judge. A planned check
-    without a result is an error: it was taken out.
+    without a result is an error, and so is a pass without its measurements: they were taken out.
     """
     modules = {f.id: f for f in run.chosen}
     unknown = []
     rows = list(before)
     for old in [*rows, *_left_out(run, rows)]:
         if old.id in modules:
-            run.known[old.id] = _with_change(_compared(_judge_again(run, modules[old.id], old), old), old)
+            new = _with_evidence(modules[old.id], _judge_again(run, modules[old.id], old))
+            run.known[old.id] = _with_change(_compared(new, old), old)
         elif old.id not in _OWN:
             run.known[old.id] = old
             unknown.append(old.id)
@@ -79,6 +80,15 @@ def _left_out(run: Run, rows: Iterable[OutcomeRow]) -> list[OutcomeRow]:
         )
         for identity in lacking
     ]
+
+
+def _with_evidence(module: CheckModule, row: OutcomeRow) -> OutcomeRow:
+    """Return the row; an error for a pass or a warning of what is measured, where no measurement is left to judge."""
+    if module.kind != "env" or row.ranks or row.status not in (PASS, WARN):
+        return row
+    summary = "the report does not hold what was measured"
+    remedy = _AGAIN.format(row.id)
+    return structs.replace(row, status=ERROR, summary=summary, remedy=remedy, code="worker.result-missing", findings=[])
 
 
 def _judge_again(run: Run, module: CheckModule, old: OutcomeRow) -> OutcomeRow:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from msgspec import structs
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.blamed_gpus import culprits
-from envcheck.reports.model import RunReport
+from envcheck.reports.model import RunReport, load
 from envcheck.reports.rejudge import rejudge
 from envcheck.runner.planning.discover import discover
 from envcheck.runner.planning.plan import plan
@@ -18,6 +19,7 @@ from envcheck.runner.schema import OutcomeRow
 from tests import builders
 from tests.builders import machine
 
+DATA = Path(__file__).parents[1] / "data"
 MakeReport = Callable[..., RunReport]
 SNAPSHOT = machine("h100x8")
 DEVICES = [{"index": i, "name": g.signal("name").value, "uuid": g.uuid} for i, g in enumerate(SNAPSHOT.gpus)]
@@ -58,6 +60,19 @@ def test_a_planned_check_whose_result_was_taken_out_is_an_error(past: Callable[.
     assert actual.changed == [("all-reduce", "nothing", "error")]
     assert (actual.report.outcomes[1].code, actual.report.verdict.exit_code) == ("worker.result-missing", 3)
     assert rejudge(structs.replace(cut, ended="")).changed == []
+
+
+def test_a_pass_whose_measurements_were_taken_out_is_an_error() -> None:
+    recorded = load(DATA / "reports" / "cpu.json")
+    emptied = [
+        structs.replace(outcome, ranks=[], attempts=[structs.replace(one, ranks=[]) for one in outcome.attempts])
+        for outcome in recorded.outcomes
+    ]
+    held = {one.id for one in recorded.outcomes if one.kind == "env" and one.status in ("pass", "warn")}
+    actual = rejudge(structs.replace(recorded, outcomes=emptied)).report
+    assert len(held) > 20
+    assert {one.status for one in actual.outcomes if one.id in held} == {"error"}
+    assert actual.verdict.exit_code == 3
 
 
 def test_a_snapshot_is_judged_by_todays_rules(past: Callable[..., RunReport]) -> None:
