@@ -21,7 +21,7 @@ PARTS: Final = {
     "command line": "import envcheck.cli",
     "urllib3, http, tls": "import urllib3",
     "msgspec": "import msgspec",
-    "cryptography": "from cryptography.hazmat.primitives.asymmetric import ec, ed25519",
+    "cryptography": "import cryptography.hazmat.primitives.serialization",
     "registry client": "from envcheck.registry.oci import attachments, opening, referrers",
     "reports, judging": "import envcheck.reports.rejudge",
     "matrix, resolver": "import envcheck.matrix.file.load, envcheck.matrix.resolver.resolve",

@@ -16,8 +16,18 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.asymmetric import dsa, ec, ed25519, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    KeySerializationEncryption,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_pem_public_key,
+)
 
 from envcheck import safe_files
 from envcheck.errors import ConfigError
@@ -29,11 +39,6 @@ PASSWORD: Final = "ENVCHECK_KEY_PASSWORD"  # noqa: S105 (a name)
 _LARGEST_KEY: Final = 1 << 16
 _OIDC_ISSUER: Final = "1.3.6.1.4.1.57264.1.1"
 _BEGIN: Final = re.compile(rb"-----BEGIN ([A-Z0-9 ]{1,60})-----")
-# RFC 8410: the DER of an ed25519 key before its 32 bytes, public (SubjectPublicKeyInfo) and private (PKCS8).
-_ED25519_PUBLIC: Final = bytes.fromhex("302a300506032b6570032100")
-_ED25519_PRIVATE: Final = bytes.fromhex("302e020100300506032b657004220420")
-_ED25519_BYTES: Final = 32
-_PEM: Final = re.compile(rb"\s*-----BEGIN (P[A-Z]+) KEY-----\s([A-Za-z0-9+/=\s]+)-----END \1 KEY-----\s*")
 _MAKE: Final = "make one with `envcheck key new FILE`"
 _Private = ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey
 _Public = ed25519.Ed25519PublicKey | ec.EllipticCurvePublicKey
@@ -80,12 +85,10 @@ def new_key(path: Path, secret: bytes | None = None) -> PublicKey:
 
     Raises ConfigError where either file is there already, OSError where one cannot be written; nothing is left then.
     """
-    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 (see _plain_ed25519)
-
     key = ed25519.Ed25519PrivateKey.generate()
-    locked = serialization.BestAvailableEncryption(secret) if secret else serialization.NoEncryption()
+    locked: KeySerializationEncryption = BestAvailableEncryption(secret) if secret else NoEncryption()
     public = _public(key.public_key(), str(path_of_public(path)))
-    private_pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked)
+    private_pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, locked)
     made: list[Path] = []
     try:
         for file, content, mode in ((path, private_pem, 0o600), (path_of_public(path), public.pem, 0o644)):
@@ -119,7 +122,7 @@ def load_private(path: Path, secret: bytes | None = None, kinds: tuple[Kind, ...
         raise ConfigError(message, fix=_MAKE)
     encrypted = b"ENCRYPTED" in content
     try:
-        key = _private(content, secret if encrypted else None)
+        key = load_pem_private_key(content, password=secret if encrypted else None)
     except TypeError as error:
         message = f"{path}: the key has a password, and none was given"
         raise ConfigError(message, fix=f"set {PASSWORD}") from error
@@ -145,7 +148,7 @@ def load_public(path: Path, kinds: tuple[Kind, ...] = KINDS) -> PublicKey:
         message = f"{path}: a private key, {expected}; do not hand it out"
         raise ConfigError(message, fix=fix)
     try:
-        key = _unwrapped(content)
+        key = load_pem_public_key(content)
     except (ValueError, UnsupportedAlgorithm) as error:
         message = f"{path}: damaged, or of an unknown kind: {expected} in PEM"
         raise ConfigError(message, fix=fix) from error
@@ -175,53 +178,12 @@ def certified_identity(certificate: Any) -> tuple[str, str]:
     return names[0] if len(names) == 1 else "", issuer
 
 
-def _private(content: bytes, secret: bytes | None) -> Any:
-    raw = _plain_ed25519(content, b"PRIVATE", _ED25519_PRIVATE)
-    if raw is not None:
-        return ed25519.Ed25519PrivateKey.from_private_bytes(raw)
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415 (see _plain_ed25519)
-
-    return load_pem_private_key(content, password=secret)
-
-
-def _unwrapped(content: bytes) -> Any:
-    raw = _plain_ed25519(content, b"PUBLIC", _ED25519_PUBLIC)
-    if raw is not None:
-        return ed25519.Ed25519PublicKey.from_public_bytes(raw)
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key  # noqa: PLC0415 (see _plain_ed25519)
-
-    return load_pem_public_key(content)
-
-
-def _plain_ed25519(content: bytes, label: bytes, before: bytes) -> bytes | None:
-    """Return the 32 bytes of an ed25519 key without a password; None for all else, which `serialization` reads.
-
-    To import `serialization` takes longer than all else of cryptography, for formats that most keys do not have.
-    """
-    pem = _PEM.fullmatch(content)
-    if pem is None or pem[1] != label:
-        return None
-    try:
-        der = base64.b64decode(b"".join(pem[2].split()), validate=True)
-    except ValueError:
-        return None
-    raw = der.removeprefix(before)
-    return raw if len(raw) == _ED25519_BYTES and der.startswith(before) else None
-
-
 def _public(key: _Public, where: str) -> PublicKey:
-    if isinstance(key, ed25519.Ed25519PublicKey):
-        der = _ED25519_PUBLIC + key.public_bytes_raw()
-        pem = b"-----BEGIN PUBLIC KEY-----\n" + base64.b64encode(der) + b"\n-----END PUBLIC KEY-----\n"
-        return PublicKey("ed25519", _id(der), pem, where, key)
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat  # noqa: PLC0415 (as above)
-
-    der, pem = (key.public_bytes(form, PublicFormat.SubjectPublicKeyInfo) for form in (Encoding.DER, Encoding.PEM))
-    return PublicKey("ECDSA P-256", _id(der), pem, where, key)
-
-
-def _id(der: bytes) -> str:
-    return base64.b64encode(hashlib.sha256(der).digest()).decode("ascii")
+    der = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    identity = base64.b64encode(hashlib.sha256(der).digest()).decode("ascii")
+    kind: Kind = "ed25519" if isinstance(key, ed25519.Ed25519PublicKey) else "ECDSA P-256"
+    return PublicKey(kind, identity, pem, where, key)
 
 
 def _kind(key: object) -> str:
@@ -230,8 +192,6 @@ def _kind(key: object) -> str:
         return "ed25519"
     if isinstance(key, (ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey)):
         return "ECDSA P-256" if isinstance(key.curve, ec.SECP256R1) else f"ECDSA {key.curve.name}"
-    from cryptography.hazmat.primitives.asymmetric import dsa, rsa  # noqa: PLC0415 (for messages only)
-
     if isinstance(key, (rsa.RSAPrivateKey, rsa.RSAPublicKey)):
         return "RSA"
     return "DSA" if isinstance(key, (dsa.DSAPrivateKey, dsa.DSAPublicKey)) else "unknown"

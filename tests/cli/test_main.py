@@ -230,7 +230,6 @@ print(*sys.modules)
 """
     completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     unneeded = {
-        "cryptography.hazmat.primitives.serialization",
         "envcheck.checks.env.ddp",
         "envcheck.reports.redact",
         "envcheck.runner.execute",
