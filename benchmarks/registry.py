@@ -250,7 +250,7 @@ def stamped(number: int) -> evidence.PackedReport:
     packed = proofs.packed()
     content = packed.content[:4] + number.to_bytes(4, "little") + packed.content[8:]
     digest = digest_of(content)
-    return packed._replace(content=content, reference=structs.replace(packed.reference, digest=digest))
+    return structs.replace(packed, content=content, reference=structs.replace(packed.reference, digest=digest))
 
 
 def requests(bench: Bench, repository: Repository, node: Sequence[str]) -> int:

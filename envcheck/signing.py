@@ -7,7 +7,6 @@ SHA-256 of its public key in DER (SubjectPublicKeyInfo), as Sigstore's hint is.
 from __future__ import annotations
 
 import base64
-import dataclasses
 import hashlib
 import os
 import re
@@ -31,6 +30,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from envcheck import safe_files
 from envcheck.errors import ConfigError
+from envcheck.struct_types import LightRecord, Secret
 
 Kind = Literal["ed25519", "ECDSA P-256"]
 KINDS: Final[tuple[Kind, ...]] = ("ed25519", "ECDSA P-256")
@@ -44,15 +44,14 @@ _Private = ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey
 _Public = ed25519.Ed25519PublicKey | ec.EllipticCurvePublicKey
 
 
-@dataclasses.dataclass(frozen=True)
-class PublicKey:
+class PublicKey(LightRecord, frozen=True):
     """A key that verifies; `where` is the file that it was read from, "" where it was in none."""
 
     kind: Kind
     id: str
     pem: bytes
     where: str
-    _key: _Public = dataclasses.field(repr=False, compare=False)
+    _key: _Public
 
     def verifies(self, message: bytes, signature: bytes) -> bool:
         """Tell whether the signature is that of the message by this key; of an ECDSA key it is DER."""
@@ -66,12 +65,11 @@ class PublicKey:
         return True
 
 
-@dataclasses.dataclass(frozen=True)
-class PrivateKey:
+class PrivateKey(Secret, frozen=True):
     """A key that signs, and its public key."""
 
     public: PublicKey
-    _key: _Private = dataclasses.field(repr=False, compare=False)
+    _key: _Private
 
     def sign(self, message: bytes) -> bytes:
         """Return the signature: 64 bytes of an ed25519 key, DER of an ECDSA key."""

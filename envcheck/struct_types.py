@@ -1,4 +1,4 @@
-"""Has msgspec learn types before threads use them."""
+"""Structs of msgspec: records of our own, and types that msgspec must know before threads use them."""
 
 from __future__ import annotations
 
@@ -13,3 +13,18 @@ def know_types(*kinds: type) -> None:
     """
     for kind in kinds:
         msgspec.json.Decoder(kind)
+
+
+class LightRecord(msgspec.Struct, frozen=True):
+    """Values that belong together, and are never read from JSON.
+
+    A start of the command line pays for each type that it loads: 0.01 ms for one of these, 0.2 ms for a NamedTuple and
+    0.7 ms for a dataclass (CPython 3.11). What foreign interpreters load has no msgspec, and uses those.
+    """
+
+
+class Secret(LightRecord, frozen=True):
+    """A record that holds a secret: its repr, which may end up in a log or a traceback, names its type alone."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(...)"

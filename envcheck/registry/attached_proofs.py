@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final
 
 import msgspec
 
@@ -20,7 +20,7 @@ from envcheck.registry.proofs.judge import ListedProof
 from envcheck.registry.proofs.ran_image import RemoteImage
 from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
 from envcheck.registry.proofs.statement import MOST_REPORT, PREDICATE_TYPE, ReportReference
-from envcheck.struct_types import know_types
+from envcheck.struct_types import LightRecord, know_types
 
 # The artifact type of a proof's evidence; a proof has the type of its envelope.
 REPORT_TYPE: Final = "application/vnd.envcheck.report.v1+json"
@@ -31,7 +31,7 @@ _MOST_CONFIG: Final = 4 << 20
 _MOST_PLATFORMS: Final = 100
 
 
-class AttachedProofs(NamedTuple):
+class AttachedProofs(LightRecord, frozen=True):
     """What lies beside an image: the proofs for the judge, and notes for people."""
 
     proofs: list[ListedProof]

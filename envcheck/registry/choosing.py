@@ -10,7 +10,9 @@ import concurrent.futures
 import fnmatch
 import re
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
+
+from msgspec import structs
 
 from envcheck.matrix.facts.model import Cell
 from envcheck.matrix.facts.versions import key
@@ -23,12 +25,13 @@ from envcheck.registry.proofs.judge import ImageProofs, JudgedProof, ProofTerms,
 from envcheck.registry.proofs.ran_image import RemoteImage
 from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
 from envcheck.registry.proofs.statement import Statement
+from envcheck.struct_types import LightRecord
 
 _TAG: Final = re.compile(r"(?P<cell>\d+\.\d+\.\d+-(?:cpu|cu\d{2,4})-py3\d{1,2}t?)(?:-(?P<target>[a-z]+))?(?![a-z0-9])")
 _AT_ONCE: Final = 8
 
 
-class ImageQuery(NamedTuple):
+class ImageQuery(LightRecord, frozen=True):
     """What is wanted of a repository: cells by a glob, one target, one architecture in an image's words (amd64)."""
 
     cells: str
@@ -36,14 +39,14 @@ class ImageQuery(NamedTuple):
     arch: str
 
 
-class ImageCandidate(NamedTuple):
+class ImageCandidate(LightRecord, frozen=True):
     """An image of the repository, and the tags that lead to it."""
 
     digest: str
     tags: tuple[str, ...]
 
 
-class ImageRefusal(NamedTuple):
+class ImageRefusal(LightRecord, frozen=True):
     """Why an image, or one of its proofs, was not chosen."""
 
     digest: str
@@ -52,7 +55,7 @@ class ImageRefusal(NamedTuple):
     refused: Rejection
 
 
-class ChosenImage(NamedTuple):
+class ChosenImage(LightRecord, frozen=True):
     """The image, and the proof that it was chosen for."""
 
     candidate: ImageCandidate
@@ -60,7 +63,7 @@ class ChosenImage(NamedTuple):
     statement: Statement
 
 
-class ScreenedImage(NamedTuple):
+class ScreenedImage(LightRecord, frozen=True):
     """What lies beside an image, and what becomes of it without its evidence."""
 
     candidate: ImageCandidate
@@ -68,7 +71,7 @@ class ScreenedImage(NamedTuple):
     proofs: ImageProofs
 
 
-class PullChoice(NamedTuple):
+class PullChoice(LightRecord, frozen=True):
     """What was chosen, or None; what was refused on the way, and notes on the registry."""
 
     chosen: ChosenImage | None
@@ -116,7 +119,7 @@ def choose(repository: Repository, query: ImageQuery, terms: ProofTerms) -> Pull
     if best.chosen is None and not best.refused:
         why = f"no image for {query.arch} fits {query.cells}, target {query.target}"
         refused = Rejection(ProofRefusal.NO_PROOF, why if tags else "the repository is empty, or its name is wrong")
-        best = best._replace(refused=[ImageRefusal(repository.reference.name, (), None, refused)])
+        best = structs.replace(best, refused=[ImageRefusal(repository.reference.name, (), None, refused)])
     return best
 
 
@@ -129,7 +132,7 @@ def _screened(
     except LyingError as error:  # who can write to the registry could stop every pull with one image
         refused = Rejection(ProofRefusal.TAMPERED, error.message)
         return ScreenedImage(candidate, AttachedProofs([], []), ImageProofs([], None, refused))
-    by_statement = terms._replace(policy=terms.policy._replace(rejudge=False))
+    by_statement = structs.replace(terms, policy=structs.replace(terms.policy, rejudge=False))
     return ScreenedImage(candidate, attached, judge_image(attached.proofs, candidate.digest, by_statement))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from envcheck.errors import EnvcheckError
 from envcheck.registry.attached_proofs import attached_promotions, read_proofs, remote_images
@@ -19,6 +18,7 @@ from envcheck.registry.proofs.promotion import Promotion, SignedPromotion
 from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
 from envcheck.registry.proofs.statement import instant, written
 from envcheck.signing import PrivateKey
+from envcheck.struct_types import LightRecord
 
 
 class NotProvenError(EnvcheckError):
@@ -27,7 +27,7 @@ class NotProvenError(EnvcheckError):
     exit_code = 1
 
 
-class GateResult(NamedTuple):
+class GateResult(LightRecord, frozen=True):
     """What the proofs say of one kind of GPUs that the policy names."""
 
     gpus: NamedGpus
@@ -40,7 +40,7 @@ class GateResult(NamedTuple):
         return f"{self.gpus.gpu} x{self.gpus.gpus}" if self.gpus.gpus else "any node"
 
 
-class PromotionResult(NamedTuple):
+class PromotionResult(LightRecord, frozen=True):
     """What a promotion did. `missing` keys must still sign before an alias moves."""
 
     reference: str

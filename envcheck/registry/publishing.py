@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -22,7 +22,7 @@ from envcheck.registry.proofs.ran_image import RemoteImage, image_arch, ran
 from envcheck.registry.proofs.statement import Statement
 from envcheck.reports.model import RunReport
 from envcheck.signing import PrivateKey
-from envcheck.struct_types import know_types
+from envcheck.struct_types import LightRecord, know_types
 
 _MOST_SBOM: Final = 64 << 20
 
@@ -35,7 +35,7 @@ class _Sbom(msgspec.Struct, rename={"bom_format": "bomFormat", "spdx": "spdxVers
 know_types(_Sbom)
 
 
-class Publication(NamedTuple):
+class Publication(LightRecord, frozen=True):
     """One report beside its image. `proof` and `report` are the digests of the artifacts; None of a dry run."""
 
     image: str
@@ -46,7 +46,7 @@ class Publication(NamedTuple):
     notes: tuple[str, ...]
 
 
-class PreparedProof(NamedTuple):
+class PreparedProof(LightRecord, frozen=True):
     """A report that is ready to be published."""
 
     image: RemoteImage

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from envcheck.checks import View
@@ -23,8 +23,7 @@ from envcheck.runner.schema import Mode, OutcomeRow, Plan, RunVerdict, Timing
 from envcheck.runner.targets.interface import NodeGroup, Target
 
 
-@dataclasses.dataclass
-class Run:
+class Run(msgspec.Struct):
     """All that is known of a run so far. `chosen` are the checks of `plan`, in its order.
 
     `resolution` is what the resolver said of this machine and the target's torch, when it was asked; `matrix` the
@@ -44,17 +43,17 @@ class Run:
     matrix: Any = None
     demands: Sequence[requirements_measured.Demand] = ()
     nodes: NodeGroup | None = None
-    snapshot: Snapshot = dataclasses.field(default_factory=Snapshot)
-    environment: dict[str, Any] = dataclasses.field(default_factory=dict)
-    promises: dict[str, str] = dataclasses.field(default_factory=dict)
-    known: dict[str, OutcomeRow] = dataclasses.field(default_factory=dict)
-    current: dict[str, OutcomeRow] = dataclasses.field(default_factory=dict)
-    boot: str = dataclasses.field(default_factory=resume.boot_id)
-    resumed: list[str] = dataclasses.field(default_factory=list)
+    snapshot: Snapshot = msgspec.field(default_factory=Snapshot)
+    environment: dict[str, Any] = msgspec.field(default_factory=dict)
+    promises: dict[str, str] = msgspec.field(default_factory=dict)
+    known: dict[str, OutcomeRow] = msgspec.field(default_factory=dict)
+    current: dict[str, OutcomeRow] = msgspec.field(default_factory=dict)
+    boot: str = msgspec.field(default_factory=resume.boot_id)
+    resumed: list[str] = msgspec.field(default_factory=list)
     report: Path | None = None
     taken: float = 0.0
     starting: float = 0.0
-    _since: float = dataclasses.field(default_factory=time.monotonic)
+    _since: float = msgspec.field(default_factory=time.monotonic)
     _before: float = 0.0
     _shaped: tuple[Any, Any] = (None, None)
 

@@ -142,7 +142,7 @@ class Site:
 
         def terms(*given: Any) -> ProofTerms:
             made = _TERMS(*given)
-            return made._replace(now=made.now + dt.timedelta(seconds=seconds))
+            return structs.replace(made, now=made.now + dt.timedelta(seconds=seconds))
 
         monkeypatch.setattr(access, "terms", terms)
 

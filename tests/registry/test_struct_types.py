@@ -1,18 +1,24 @@
-"""All structs of the registry are known to msgspec before a thread uses them: otherwise two threads can crash."""
+"""Structs of the registry: known to msgspec before two threads can crash on them, and without secrets in a repr."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
+from envcheck.mirrors.net.credentials import BearerToken, HostCredential
+from envcheck.registry.oci.login.accounts import Account
+from envcheck.registry.oci.login.authorization import OriginLogin
+
 LATE = """
 import inspect, sys
 import msgspec
 import envcheck.registry.choosing, envcheck.registry.publishing, envcheck.registry.oci.opening
+from envcheck.struct_types import LightRecord
 
 modules = [module for name, module in sorted(sys.modules.items()) if name.startswith("envcheck.registry.")]
 kinds = {kind for module in modules for kind in vars(module).values() if inspect.isclass(kind)}
-structs = [kind for kind in kinds if issubclass(kind, msgspec.Struct) and kind.__module__.startswith("envcheck.reg")]
+kinds = {kind for kind in kinds if kind.__module__.startswith("envcheck.reg")}
+structs = [kind for kind in kinds if issubclass(kind, msgspec.Struct) and not issubclass(kind, LightRecord)]
 late = set()
 for kind in structs:
     # What msgspec calls to learn the fields of a type.
@@ -28,3 +34,15 @@ def test_no_struct_of_the_registry_is_learned_when_it_is_first_decoded() -> None
     structs, *late = completed.stdout.split()
     assert late == []
     assert int(structs) > 20
+
+
+def test_a_login_shows_no_secret_in_its_repr() -> None:
+    secret = "hunter2"  # noqa: S105 (it is none)
+    logins = (
+        Account(basic=secret, identity=secret, token=secret),
+        OriginLogin("https://registry.example", secret),
+        BearerToken("https://registry.example", secret),
+        HostCredential("registry.example", frozenset(), secret),
+    )
+    assert [repr(login) for login in logins] == [f"{type(login).__name__}(...)" for login in logins]
+    assert secret not in f"{logins}"

@@ -7,7 +7,6 @@ A body may hold a secret too, such as a refresh token, so it follows no redirect
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import os
 import socket
@@ -31,6 +30,7 @@ from envcheck.mirrors.net.responses import HttpResponse
 from envcheck.mirrors.net.silence import Silence
 from envcheck.mirrors.net.urls import host_of, origin_of, proxy_login, proxy_of, redirect_target
 from envcheck.mirrors.net.waits import NETWORK_WAITS
+from envcheck.struct_types import LightRecord
 
 HOPS: Final = 10
 _REDIRECTS: Final = {301, 302, 303, 307, 308}
@@ -47,8 +47,7 @@ _DRAINED: Final = 1 << 16
 _PROXY: Final = (urllib3.exceptions.ProxyError, urllib3.exceptions.ProxySchemeUnknown)
 
 
-@dataclasses.dataclass(frozen=True)
-class Handshake:
+class Handshake(LightRecord, frozen=True):
     """The seconds of each step of a connection, and what TLS negotiated. Plain http has no TLS."""
 
     dns: float
@@ -58,8 +57,7 @@ class Handshake:
     alpn: str | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class _SentRequest:
+class _SentRequest(LightRecord, frozen=True):
     """What is sent at every hop of a request."""
 
     method: str

@@ -6,7 +6,6 @@ A token goes to its own origin only. Each hop of a redirect is looked up on its 
 from __future__ import annotations
 
 import base64
-import dataclasses
 import errno
 import netrc
 import os
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 from envcheck.errors import ConfigError
 from envcheck.mirrors.net.urls import host_of, is_loopback, origin_of
 from envcheck.mirrors.profiles.model import Credential, Profile
+from envcheck.struct_types import Secret
 
 
 class Login(Protocol):
@@ -27,20 +27,18 @@ class Login(Protocol):
         """Return the Authorization header, or None for another host. Raise OSError if the secret is missing."""
 
 
-@dataclasses.dataclass(frozen=True)
-class BearerToken:
+class BearerToken(Secret, frozen=True):
     """A token for the scheme, host and port of one URL."""
 
     url: str
-    token: str = dataclasses.field(repr=False)
+    token: str
 
     def header(self, url: str) -> str | None:
         """Return the header for a URL of that origin, else None."""
         return f"Bearer {self.token}" if origin_of(self.url) == origin_of(url) else None
 
 
-@dataclasses.dataclass(frozen=True)
-class HostCredential:
+class HostCredential(Secret, frozen=True):
     """A credential that a profile sets for `host` (HOST or HOST:PORT). It is sent without TLS only to hosts in `plain`.
 
     `missing` says why there is no secret; then the host gets no request.
@@ -48,7 +46,7 @@ class HostCredential:
 
     host: str
     plain: frozenset[str]
-    authorization: str = dataclasses.field(repr=False)
+    authorization: str
     missing: str = ""
 
     def header(self, url: str) -> str | None:

@@ -9,7 +9,6 @@ read again and written again a few times, and what is read here does not depend 
 from __future__ import annotations
 
 import base64
-import dataclasses
 import json
 import random
 import re
@@ -34,6 +33,7 @@ from envcheck.registry.oci.documents import (
 from envcheck.registry.oci.registry_errors import AbsentError, LyingError, RefusedError
 from envcheck.registry.oci.repository import Repository
 from envcheck.registry.oci.uploads import described, push_blob
+from envcheck.struct_types import LightRecord
 
 Layer = tuple[str, bytes]
 # Promotions have another end: who looks for them need not read all proofs.
@@ -49,8 +49,7 @@ _ENTRIES: Final = 6
 _UNKNOWN: Final = {"MANIFEST_BLOB_UNKNOWN", "BLOB_UNKNOWN"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Attachment:
+class Attachment(LightRecord, frozen=True):
     """What was attached, the tag that keeps it, notes for the user, and what is to be entered in the index later."""
 
     descriptor: Descriptor
@@ -141,8 +140,8 @@ def attach(
     done = store_attached(repository, subject.digest, manifest, push)
     unlisted = (*earlier, *done.unlisted)
     if listing == "later" or not unlisted:
-        return dataclasses.replace(done, unlisted=unlisted)
-    return dataclasses.replace(done, notes=_entered(repository, subject.digest, unlisted, sleep), unlisted=())
+        return structs.replace(done, unlisted=unlisted)
+    return structs.replace(done, notes=_entered(repository, subject.digest, unlisted, sleep), unlisted=())
 
 
 def _named(kind: str, content: bytes, *, inline: bool) -> Descriptor:
@@ -164,7 +163,7 @@ def attach_manifest(
     """Store a manifest that names its subject, as `store_attached` does, and have it listed."""
     done = store_attached(repository, subject, manifest, push_blobs)
     notes = _entered(repository, subject, done.unlisted, sleep) if done.unlisted else ()
-    return dataclasses.replace(done, notes=notes, unlisted=())
+    return structs.replace(done, notes=notes, unlisted=())
 
 
 def store_attached(

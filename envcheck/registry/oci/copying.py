@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from envcheck.registry.oci.attachments import attach_manifest
 from envcheck.registry.oci.documents import INDEXES, MANIFESTS, Descriptor, StoredManifest
@@ -14,6 +15,7 @@ from envcheck.registry.oci.referrers import Referrers, referrers
 from envcheck.registry.oci.registry_errors import TAMPERED, LyingError
 from envcheck.registry.oci.repository import Repository
 from envcheck.registry.oci.uploads import mounted, push_blob
+from envcheck.struct_types import LightRecord
 
 # Indexes in indexes, and attachments of attachments: more than anybody makes.
 _DEEPEST: Final = 4
@@ -21,14 +23,13 @@ _DEEPEST: Final = 4
 _ELSEWHERE: Final = ("foreign", "nondistributable")
 
 
-@dataclasses.dataclass
-class CopyResult:
+class CopyResult(LightRecord, frozen=True):
     """What a copy did: digests of manifests and of blobs that were sent, and what is attached but was not copied."""
 
-    manifests: list[str] = dataclasses.field(default_factory=list)
-    blobs: list[str] = dataclasses.field(default_factory=list)
-    incomplete: list[Referrers] = dataclasses.field(default_factory=list)
-    notes: list[str] = dataclasses.field(default_factory=list)
+    manifests: list[str] = msgspec.field(default_factory=list)
+    blobs: list[str] = msgspec.field(default_factory=list)
+    incomplete: list[Referrers] = msgspec.field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
 
 
 def copy_image(source: Repository, target: Repository, digest: str) -> CopyResult:
@@ -75,7 +76,7 @@ def _copy_attached(source: Repository, target: Repository, subject: str, copied:
 
         done = attach_manifest(target, subject, manifest, push)
         copied.manifests.append(manifest.digest)
-        copied.notes += done.notes
+        copied.notes.extend(done.notes)
         _copy_attached(source, target, manifest.digest, copied, depth - 1)
 
 

@@ -6,14 +6,13 @@ Sources: OCI image-spec 1.1 (descriptor.md, manifest.md, image-index.md), and Do
 from __future__ import annotations
 
 import binascii
-import dataclasses
 import hashlib
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
 from envcheck.registry.oci.registry_errors import TAMPERED, LyingError
-from envcheck.struct_types import know_types
+from envcheck.struct_types import LightRecord, know_types
 
 OCI_MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 OCI_INDEX: Final = "application/vnd.oci.image.index.v1+json"
@@ -99,8 +98,7 @@ class ImageIndex(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
     annotations: dict[str, str] = {}
 
 
-@dataclasses.dataclass(frozen=True)
-class StoredManifest:
+class StoredManifest(LightRecord, frozen=True):
     """The bytes of a manifest or index, hashed, and the type that registry and bytes agree on."""
 
     content: bytes

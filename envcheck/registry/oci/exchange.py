@@ -6,7 +6,6 @@ limit. A registry that is silent or hardly sends is asked once (`mirrors.net` en
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import threading
 import time
@@ -28,7 +27,7 @@ from envcheck.registry.oci.documents import MOST_MANIFEST
 from envcheck.registry.oci.login.authorization import Authorization, denied
 from envcheck.registry.oci.references import ImageReference
 from envcheck.registry.oci.registry_errors import AbsentError, LyingError, RefusedError, RegistryUnavailableError
-from envcheck.struct_types import know_types
+from envcheck.struct_types import LightRecord, know_types
 
 # Seconds before each further try where the registry does not say, and the most that all tries may wait together.
 PAUSES: Final = (0.5, 1.0, 2.0)
@@ -42,8 +41,7 @@ _CODE: Final = re.compile(r"[A-Z][A-Z0-9_]{2,60}")
 _T = TypeVar("_T")
 
 
-@dataclasses.dataclass(frozen=True)
-class RegistryRequest:
+class RegistryRequest(LightRecord, frozen=True):
     """One request. `label` names it in messages; `accepted` are the statuses that are answers.
 
     `push` says whether it changes the repository; `mount_from` is another repository that it also reads.
@@ -52,7 +50,7 @@ class RegistryRequest:
     method: str
     path: str
     label: str
-    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     body: bytes | Path = b""
     accepted: tuple[int, ...] = (200,)
     push: bool = False
@@ -60,8 +58,7 @@ class RegistryRequest:
     retry: bool = True
 
 
-@dataclasses.dataclass(frozen=True)
-class RegistryReply:
+class RegistryReply(LightRecord, frozen=True):
     """The whole answer to a request, and the URL that it came from."""
 
     status: int

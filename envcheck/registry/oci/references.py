@@ -6,13 +6,15 @@ A registry is reached over TLS. Plain http is for this machine itself, or where 
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Final
+
+from msgspec import structs
 
 from envcheck.errors import ConfigError
 from envcheck.mirrors.net.urls import is_loopback
 from envcheck.mirrors.profiles.model import redacted
+from envcheck.struct_types import LightRecord
 
 DOCKER_HUB: Final = "docker.io"
 # Docker Hub's API has another host than its name.
@@ -28,8 +30,7 @@ _LONGEST: Final = 255
 _FORM: Final = "write REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST"
 
 
-@dataclasses.dataclass(frozen=True)
-class ImageReference:
+class ImageReference(LightRecord, frozen=True):
     """A repository in a registry, and the tag or digest in it. `plain` means http without TLS."""
 
     registry: str
@@ -56,7 +57,7 @@ class ImageReference:
 
     def pinned(self, digest: str) -> ImageReference:
         """Return the same repository with this digest, and no tag."""
-        return dataclasses.replace(self, tag=None, digest=digest)
+        return structs.replace(self, tag=None, digest=digest)
 
     def __str__(self) -> str:
         """Return the reference as other tools read it."""

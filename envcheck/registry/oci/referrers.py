@@ -8,10 +8,9 @@ name the subject. What a descriptor says of a manifest (type, annotations) is no
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -20,7 +19,7 @@ from envcheck.registry.oci.documents import Descriptor, ImageManifest
 from envcheck.registry.oci.references import is_digest
 from envcheck.registry.oci.registry_errors import AbsentError, LyingError, RegistryUnavailableError
 from envcheck.registry.oci.repository import Repository
-from envcheck.struct_types import know_types
+from envcheck.struct_types import LightRecord, know_types
 
 # Manifests that are read at once, and the most that are attached to one image before something is wrong.
 _AT_ONCE: Final = 8
@@ -38,17 +37,15 @@ class _List(msgspec.Struct):
 know_types(_List)
 
 
-@dataclasses.dataclass(frozen=True)
-class Referrer:
+class Referrer(LightRecord, frozen=True):
     """An artifact that is attached to the subject: read, hashed, and naming the subject itself."""
 
     descriptor: Descriptor
     manifest: ImageManifest
-    content: bytes = dataclasses.field(repr=False)
+    content: bytes
 
 
-@dataclasses.dataclass(frozen=True)
-class RefusedReferrer:
+class RefusedReferrer(LightRecord, frozen=True):
     """What was listed and must not count: `named` is its digest or tag."""
 
     named: str
@@ -56,8 +53,7 @@ class RefusedReferrer:
     detail: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Referrers:
+class Referrers(LightRecord, frozen=True):
     """What is attached to a manifest. `dangling` was listed and is gone; it may have been deleted on purpose."""
 
     artifacts: list[Referrer]
@@ -66,7 +62,7 @@ class Referrers:
     notes: list[str]
 
 
-class StatedArtifacts(NamedTuple):
+class StatedArtifacts(LightRecord, frozen=True):
     """Artifacts of one type that need not be read: `digests` returns those that another artifact names exactly.
 
     A digest stands for its bytes, so that what is stated to be of this type cannot be anything else.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from envcheck.errors import ConfigError
 from envcheck.matrix.facts.gpu_names import find_gpu
@@ -13,11 +13,12 @@ from envcheck.matrix.resolver.verdict import FORWARD, LEGAL
 from envcheck.node.snapshot import Snapshot
 from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
 from envcheck.registry.proofs.statement import ProofFacts
+from envcheck.struct_types import LightRecord
 
 _ARCHS: Final[dict[str, HostArch]] = {"x86_64": "x86_64", "aarch64": "aarch64"}
 
 
-class NodeFacts(NamedTuple):
+class NodeFacts(LightRecord, frozen=True):
     """What a node is, or is to be. `models` are the different ones; `driver` and `arch` None are not asked about.
 
     A driver that could not be read is "", which no proof covers.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -16,7 +16,7 @@ from envcheck.registry.proofs import strict_json
 from envcheck.registry.proofs.keyless import CertifiedMaterial, Identities
 from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
 from envcheck.signing import PrivateKey, PublicKey
-from envcheck.struct_types import know_types
+from envcheck.struct_types import LightRecord, know_types
 
 BUNDLE_TYPE: Final = "application/vnd.dev.sigstore.bundle.v0.3+json"
 UNSIGNED_TYPE: Final = "application/vnd.envcheck.unsigned.v1+json"
@@ -30,7 +30,7 @@ def bundle_annotations(predicate_type: str) -> dict[str, str]:
     }
 
 
-class EnvelopeContents(NamedTuple):
+class EnvelopeContents(LightRecord, frozen=True):
     """What was in an envelope, and the id of the key or the identity that signed it; None where nobody did."""
 
     payload: bytes

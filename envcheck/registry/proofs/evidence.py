@@ -6,7 +6,7 @@ import gzip
 import hashlib
 import io
 import zlib
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -15,11 +15,12 @@ from envcheck.registry.proofs.ran_image import UnprovableError
 from envcheck.registry.proofs.statement import MOST_REPORT, ReportReference
 from envcheck.registry.proofs.strict_json import MalformedError
 from envcheck.reports.model import RunReport
+from envcheck.struct_types import LightRecord
 
 MEDIA_TYPE: Final = "application/vnd.envcheck.report.v1+json+gzip"
 
 
-class PackedReport(NamedTuple):
+class PackedReport(LightRecord, frozen=True):
     """The blob, what the statement says of it, and the report that it holds."""
 
     content: bytes

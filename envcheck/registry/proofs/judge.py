@@ -10,7 +10,9 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
+
+from msgspec import structs
 
 from envcheck.checks import LEVELS
 from envcheck.errors import EnvcheckError
@@ -24,11 +26,12 @@ from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
 from envcheck.registry.proofs.statement import ReportReference, Statement
 from envcheck.registry.proofs.strict_json import MalformedError
 from envcheck.reports.rejudge import rejudge
+from envcheck.struct_types import LightRecord
 
 CLOCK_SKEW: Final = dt.timedelta(minutes=5)
 
 
-class ListedProof(NamedTuple):
+class ListedProof(LightRecord, frozen=True):
     """What a registry lists beside an image: a bundle, or why it could not be read.
 
     `evidence` fetches the report that a statement refers to; it is called only for a proof that holds but for today's
@@ -40,7 +43,7 @@ class ListedProof(NamedTuple):
     evidence: Callable[[ReportReference], bytes | Rejection]
 
 
-class ProofTerms(NamedTuple):
+class ProofTerms(LightRecord, frozen=True):
     """By what proofs are judged: a policy, a node (None: none is asked about), the time, and the facts of today."""
 
     policy: Policy
@@ -49,7 +52,7 @@ class ProofTerms(NamedTuple):
     matrix: Matrix
 
 
-class JudgedProof(NamedTuple):
+class JudgedProof(LightRecord, frozen=True):
     """One proof and what became of it: it holds where `refused` is None.
 
     `statement` is None where it could not be believed at all. `signer` is the id of its key, or its identity; without
@@ -68,7 +71,7 @@ class JudgedProof(NamedTuple):
         return self.refused is None and self.signer is not None
 
 
-class ImageProofs(NamedTuple):
+class ImageProofs(LightRecord, frozen=True):
     """The proofs of an image, the newest first, and the newest that holds; `refused` says why where none does."""
 
     judged: list[JudgedProof]
@@ -134,7 +137,7 @@ def _judge(
         or _taken_back(proof, statement, fails, terms)
         or (_by_todays_limits(statement, evidence, terms) if terms.policy.rejudge else None)
     )
-    return proof._replace(refused=refused)
+    return structs.replace(proof, refused=refused)
 
 
 def _by_itself(statement: Statement, terms: ProofTerms) -> Rejection | None:

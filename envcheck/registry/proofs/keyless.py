@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -17,13 +17,13 @@ from envcheck.errors import ConfigError
 from envcheck.printable import printable
 from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
 from envcheck.signing import certified_identity
-from envcheck.struct_types import know_types
+from envcheck.struct_types import LightRecord, know_types
 
 INSTALL: Final = "install it: pip install 'torch-envcheck[keyless]'"
 _MOST_SHOWN: Final = 200
 
 
-class Identity(NamedTuple):
+class Identity(LightRecord, frozen=True):
     """A certificate's subject, such as the URL of a workflow, and the OIDC issuer that stated it."""
 
     identity: str
@@ -34,7 +34,7 @@ class Identity(NamedTuple):
         return printable(f"{self.identity} ({self.issuer})")[:_MOST_SHOWN]
 
 
-class SignedByIdentity(NamedTuple):
+class SignedByIdentity(LightRecord, frozen=True):
     """What an identity signed, and the payload's type."""
 
     payload: bytes

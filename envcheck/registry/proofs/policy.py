@@ -6,7 +6,7 @@ import datetime as dt
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, NoReturn
+from typing import Annotated, Any, Final, Literal, NoReturn
 
 import msgspec
 
@@ -16,7 +16,7 @@ from envcheck.errors import ConfigError
 from envcheck.registry.proofs.keyless import Identities, Identity
 from envcheck.registry.proofs.statement import Level
 from envcheck.signing import PublicKey, load_public
-from envcheck.struct_types import know_types
+from envcheck.struct_types import LightRecord, know_types
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -51,14 +51,14 @@ _GPUS: Final = re.compile(r"(?P<gpu>\S(?:.*\S)?) x(?P<gpus>[1-9]\d{0,5})", re.AS
 _PLACE: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 
 
-class NamedGpus(NamedTuple):
+class NamedGpus(LightRecord, frozen=True):
     """GPUs that a promotion needs a proof for: "H100 x8"."""
 
     gpu: str
     gpus: int
 
 
-class Policy(NamedTuple):
+class Policy(LightRecord, frozen=True):
     """What a proof must be. `required` checks must have passed; `unsigned` takes statements that nobody signed.
 
     `keys` and `identities` are those whose proofs count.

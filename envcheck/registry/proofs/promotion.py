@@ -5,9 +5,10 @@ from __future__ import annotations
 import collections
 import datetime as dt
 from collections.abc import Sequence
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal
 
 import msgspec
+from msgspec import structs
 
 from envcheck.registry.proofs import strict_json
 from envcheck.registry.proofs.covers import NodeFacts
@@ -16,7 +17,7 @@ from envcheck.registry.proofs.judge import CLOCK_SKEW, ImageProofs, ListedProof,
 from envcheck.registry.proofs.policy import NamedGpus, Policy
 from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
 from envcheck.registry.proofs.statement import Digest, instant
-from envcheck.struct_types import know_types
+from envcheck.struct_types import LightRecord, know_types
 
 PAYLOAD_TYPE: Final = "application/vnd.envcheck.promotion.v1+json"
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
@@ -39,14 +40,14 @@ class Promotion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 know_types(Promotion)
 
 
-class SignedPromotion(NamedTuple):
+class SignedPromotion(LightRecord, frozen=True):
     """A promotion and the id of the key that signed it."""
 
     promotion: Promotion
     signer: str
 
 
-class CurrentPromotion(NamedTuple):
+class CurrentPromotion(LightRecord, frozen=True):
     """The image that an alias names by promotion, and who said so."""
 
     digest: str
@@ -63,7 +64,7 @@ def judge_named(listed: Sequence[ListedProof], image: str, terms: ProofTerms) ->
         (named, NodeFacts(models=(named.gpu,), gpus=named.gpus)) for named in terms.policy.promoted_on
     ]
     return [
-        (named, judge_image(listed, image, terms._replace(node=node)))
+        (named, judge_image(listed, image, structs.replace(terms, node=node)))
         for named, node in nodes or [(NamedGpus("any", 0), None)]
     ]
 

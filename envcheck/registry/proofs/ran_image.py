@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from envcheck.errors import EnvcheckError
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import ImageFacts
+from envcheck.struct_types import LightRecord
 
 # A host's architecture as image manifests write it.
 _PLATFORMS: Final = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -19,7 +20,7 @@ class UnprovableError(EnvcheckError):
     exit_code = 1
 
 
-class RemoteImage(NamedTuple):
+class RemoteImage(LightRecord, frozen=True):
     """One platform's manifest in a repository; `index_digest` is that of the index it was found in.
 
     `arch` is the config's architecture in an image's words (amd64), `diff_ids` the config's, the lowest first.

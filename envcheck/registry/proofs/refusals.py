@@ -7,7 +7,8 @@ whether it is of this node, then what the policy asks for, then what has happene
 from __future__ import annotations
 
 import enum
-from typing import NamedTuple
+
+from envcheck.struct_types import LightRecord
 
 
 class ProofRefusal(enum.Enum):
@@ -36,7 +37,7 @@ class ProofRefusal(enum.Enum):
     ALIAS_NOT_PROMOTED = "alias-not-promoted"
 
 
-class Rejection(NamedTuple):
+class Rejection(LightRecord, frozen=True):
     """A refusal, and what it is about in a sentence for people."""
 
     reason: ProofRefusal

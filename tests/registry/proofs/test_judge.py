@@ -32,7 +32,7 @@ ENDED: Final = proofs.NOW - 60 * MINUTE
 @pytest.fixture
 def policy(key: PrivateKey) -> Policy:
     """Return the default policy with a key."""
-    return DEFAULT._replace(keys=(key.public,))
+    return structs.replace(DEFAULT, keys=(key.public,))
 
 
 def at(moment: dt.datetime) -> dict[str, str]:
@@ -99,10 +99,10 @@ def test_every_refusal_has_its_word(
     refusal: ProofRefusal, policy: Policy, key: PrivateKey, other_key: PrivateKey
 ) -> None:
     lying = REFUSED[refusal](key, other_key)
-    assert word(*lying, policy=policy._replace(required=("matmul",)), node=proofs.H200) == refusal.value
+    assert word(*lying, policy=structs.replace(policy, required=("matmul",)), node=proofs.H200) == refusal.value
     if lying:
         sound = proofs.attached(proofs.stated(), key)
-        whole = word(sound, policy=policy._replace(required=("matmul",)), node=proofs.H200)
+        whole = word(sound, policy=structs.replace(policy, required=("matmul",)), node=proofs.H200)
         assert whole is None
 
 
@@ -116,7 +116,7 @@ def test_no_refusal_is_left_out_of_the_tests(policy: Policy) -> None:
 
 
 def test_a_proof_holds_and_says_who_signed_it(policy: Policy, key: PrivateKey, ecdsa_key: PrivateKey) -> None:
-    allowed = policy._replace(keys=(key.public, ecdsa_key.public))
+    allowed = structs.replace(policy, keys=(key.public, ecdsa_key.public))
     for by in (key, ecdsa_key):
         result = proofs.judged(proofs.attached(proofs.stated(), by), policy=allowed, node=proofs.H200)
         assert result.chosen is not None
@@ -125,7 +125,9 @@ def test_a_proof_holds_and_says_who_signed_it(policy: Policy, key: PrivateKey, e
 
 
 def test_what_nobody_signed_may_hold_and_is_never_proven(policy: Policy) -> None:
-    result = proofs.judged(proofs.attached(proofs.stated()), policy=policy._replace(unsigned=True), node=proofs.H200)
+    result = proofs.judged(
+        proofs.attached(proofs.stated()), policy=structs.replace(policy, unsigned=True), node=proofs.H200
+    )
     assert result.chosen is not None
     assert not result.chosen.proven
 
@@ -133,7 +135,7 @@ def test_what_nobody_signed_may_hold_and_is_never_proven(policy: Policy) -> None
 def test_a_run_on_a_cpu_holds_where_the_policy_says_so(policy: Policy, key: PrivateKey) -> None:
     proof = proofs.attached(proofs.stated("cpu"), key, name="cpu")
     now = statements.instant(proofs.stated("cpu").facts.ended) + MINUTE
-    allowed = policy._replace(mode="cpu")
+    allowed = structs.replace(policy, mode="cpu")
     assert word(proof, policy=allowed, node=NodeFacts(arch="x86_64"), now=now) is None
     assert word(proof, policy=policy, node=NodeFacts(arch="x86_64"), now=now) == "not-a-gpu-run"
     gpu = proofs.attached(proofs.stated(), key)
@@ -181,11 +183,11 @@ def test_both_sides_of_the_level(
     level: Any, requests: Any, refusal: str | None, policy: Policy, key: PrivateKey
 ) -> None:
     proof = proofs.attached(proofs.stated(level=level), key)
-    assert word(proof, policy=policy._replace(level=requests), node=proofs.H200) == refusal
+    assert word(proof, policy=structs.replace(policy, level=requests), node=proofs.H200) == refusal
 
 
 def test_warnings_are_refused_where_the_policy_says_so(policy: Policy, key: PrivateKey) -> None:
-    strict = policy._replace(warnings="refuse")
+    strict = structs.replace(policy, warnings="refuse")
     assert word(proofs.attached(proofs.stated(), key), policy=strict, node=proofs.H200) == "failed"
     calm = proofs.stated(result="PASSED", warned_tests=[])
     assert word(proofs.attached(calm, key), policy=strict, node=proofs.H200) is None
@@ -245,7 +247,7 @@ def test_a_failure_by_a_key_that_is_not_allowed_takes_nothing_back(
     elsewhere = structs.replace(fail, subject=subjects(proofs.OTHER))
     assert word(passed, proofs.attached(elsewhere, key), policy=policy, node=proofs.H200) is None
     # Where unsigned statements are taken, anybody can make one: it takes back only its like.
-    lax = policy._replace(unsigned=True)
+    lax = structs.replace(policy, unsigned=True)
     assert word(passed, proofs.attached(fail), policy=lax, node=proofs.H200) is None
     assert word(proofs.attached(proofs.stated()), proofs.attached(fail), policy=lax, node=proofs.H200) is not None
 
@@ -322,15 +324,17 @@ def test_todays_limits_are_held_against_the_evidence(policy: Policy, key: Privat
     assert result.refused is not None
     assert result.refused.reason is ProofRefusal.STALE_LIMITS
     assert "row-remap pass then, fail now" in result.refused.detail
-    assert word(stale, policy=policy._replace(rejudge=False), node=proofs.H200) is None
+    assert word(stale, policy=structs.replace(policy, rejudge=False), node=proofs.H200) is None
 
 
 def test_what_the_policy_requires_must_pass_today_too(policy: Policy, key: PrivateKey) -> None:
     statement = proofs.stated()
     passed = [*statement.predicate.passed_tests, "driver-branch"]
     claimed = proofs.attached(proofs.stated(result="PASSED", passed_tests=passed, warned_tests=[]), key)
-    assert word(claimed, policy=policy._replace(required=("matmul",)), node=proofs.H200) is None
-    assert word(claimed, policy=policy._replace(required=("driver-branch",)), node=proofs.H200) == "stale-limits"
+    assert word(claimed, policy=structs.replace(policy, required=("matmul",)), node=proofs.H200) is None
+    assert (
+        word(claimed, policy=structs.replace(policy, required=("driver-branch",)), node=proofs.H200) == "stale-limits"
+    )
 
 
 def test_a_report_that_was_edited_after_signing_is_tampered(policy: Policy, key: PrivateKey) -> None:
@@ -345,9 +349,9 @@ def test_evidence_that_is_gone_or_no_report_is_named(policy: Policy, key: Privat
         "sha256:1", proofs.bundle(statement, key), lambda _: Rejection(ProofRefusal.DANGLING, "gone")
     )
     assert word(listed_proof, policy=policy, node=proofs.H200) == "dangling"
-    assert word(listed_proof, policy=policy._replace(rejudge=False), node=proofs.H200) is None
+    assert word(listed_proof, policy=structs.replace(policy, rejudge=False), node=proofs.H200) is None
     cut = proofs.packed().content[:-1]
-    assert word(listed_proof._replace(evidence=lambda _: cut), policy=policy, node=proofs.H200) == "tampered"
+    assert word(structs.replace(listed_proof, evidence=lambda _: cut), policy=policy, node=proofs.H200) == "tampered"
 
 
 def test_evidence_is_fetched_only_for_what_holds_otherwise(policy: Policy, key: PrivateKey) -> None:
@@ -357,10 +361,12 @@ def test_evidence_is_fetched_only_for_what_holds_otherwise(policy: Policy, key: 
         fetched.append(report.digest)
         return proofs.packed().content
 
-    refused = proofs.attached(proofs.stated(level="quick"), key)._replace(evidence=fetch)
+    refused = structs.replace(proofs.attached(proofs.stated(level="quick"), key), evidence=fetch)
     proofs.judged(refused, policy=policy, node=proofs.H200)
     assert fetched == []
-    proofs.judged(proofs.attached(proofs.stated(), key)._replace(evidence=fetch), policy=policy, node=proofs.H200)
+    proofs.judged(
+        structs.replace(proofs.attached(proofs.stated(), key), evidence=fetch), policy=policy, node=proofs.H200
+    )
     assert fetched == [proofs.packed().reference.digest]
 
 
@@ -402,7 +408,7 @@ def test_what_cannot_be_read_takes_back_only_what_its_writer_could(
 ) -> None:
     proof = proofs.attached(proofs.h100x8(**at(ENDED)), key)
     ended = statements.written(ENDED + MINUTE)
-    unsigned = policy._replace(unsigned=True)
+    unsigned = structs.replace(policy, unsigned=True)
     assert word(proof, proofs.attached(later_schema(other_key, ended)), policy=policy) is None
     assert word(proof, proofs.attached(later_schema(key, ended, proofs.OTHER)), policy=policy) is None
     assert word(proof, proofs.attached(later_schema(None, ended)), policy=unsigned) is None

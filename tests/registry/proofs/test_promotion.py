@@ -9,6 +9,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from envcheck.matrix.file.load import load
 from envcheck.registry.proofs import promotion
@@ -34,7 +35,7 @@ def signed(digest: str, hours: float = -1, signer: str = "one", alias: str = ALI
 
 
 def refusal(*promotions: SignedPromotion, digest: str = A, signers: int = 1) -> str:
-    refused = refuse_alias(promotions, ALIAS, digest, DEFAULT._replace(signers=signers), NOW)
+    refused = refuse_alias(promotions, ALIAS, digest, structs.replace(DEFAULT, signers=signers), NOW)
     assert refused is None or refused.reason.value == "alias-not-promoted"
     return refused.detail if refused else ""
 
@@ -99,25 +100,25 @@ def test_the_order_in_which_a_registry_lists_is_of_no_matter(events: list[tuple[
 
 @pytest.fixture
 def policy(key: PrivateKey) -> Policy:
-    return DEFAULT._replace(keys=(key.public,))
+    return structs.replace(DEFAULT, keys=(key.public,))
 
 
 def test_a_proof_is_asked_for_on_each_of_the_named_gpus(key: PrivateKey, policy: Policy) -> None:
-    expected = policy._replace(promoted_on=(NamedGpus("H200", 1), NamedGpus("H100", 8)), rejudge=False)
+    expected = structs.replace(policy, promoted_on=(NamedGpus("H200", 1), NamedGpus("H100", 8)), rejudge=False)
     terms = ProofTerms(expected, None, NOW, load())
     one = proofs.attached(proofs.stated(), key)
     eight = proofs.attached(proofs.h100x8(driver="580.65.06"), key)
 
     def words(*listed: ListedProof, terms: ProofTerms = terms) -> list[tuple[str, str]]:
         results = judge_named(listed, proofs.MANIFEST, terms)
-        return [(f"{gpus} {gpu}", r.refused.reason.value if r.refused else "") for (gpu, gpus), r in results]
+        return [(f"{one.gpus} {one.gpu}", r.refused.reason.value if r.refused else "") for one, r in results]
 
     assert words(one, eight) == [("1 H200", ""), ("8 H100", "")]
     assert words(one) == [("1 H200", ""), ("8 H100", "wrong-gpu")]
     assert words(eight) == [("1 H200", "wrong-gpu"), ("8 H100", "")]
     half = proofs.attached(proofs.h100x8(gpus=4), key)
     assert words(one, half) == [("1 H200", ""), ("8 H100", "too-few-gpus")]
-    anywhere = terms._replace(policy=policy)
+    anywhere = structs.replace(terms, policy=policy)
     assert words(one, terms=anywhere) == [("0 any", "")]
     assert words(terms=anywhere) == [("0 any", "no-proof")]
 
@@ -147,7 +148,7 @@ def test_what_was_not_signed_as_a_promotion_is_refused(key: PrivateKey, other_ke
 
     assert word(sign(payload, promotion.PAYLOAD_TYPE, other_key)) == "wrong-key"
     assert word(leave_unsigned(payload, promotion.PAYLOAD_TYPE)) == "unsigned"
-    assert word(leave_unsigned(payload, promotion.PAYLOAD_TYPE), policy._replace(unsigned=True)) == "unsigned"
+    assert word(leave_unsigned(payload, promotion.PAYLOAD_TYPE), structs.replace(policy, unsigned=True)) == "unsigned"
     # A signature of a proof is none of a promotion, whatever the bytes.
     assert word(sign(payload, statements.PAYLOAD_TYPE, key)) == "unknown-format"
     for broken in (
@@ -164,6 +165,6 @@ def test_what_was_not_signed_as_a_promotion_is_refused(key: PrivateKey, other_ke
 
 @given(content=st.binary(max_size=500))
 def test_any_bytes_are_a_promotion_or_a_refusal(content: bytes, key: PrivateKey) -> None:
-    terms = DEFAULT._replace(keys=(key.public,))
+    terms = structs.replace(DEFAULT, keys=(key.public,))
     assert isinstance(read(content, terms), Rejection)
     assert isinstance(read(sign(content, promotion.PAYLOAD_TYPE, key), terms), Rejection)

@@ -14,7 +14,7 @@ from tests import proofs
 
 INDEX = f"sha256:{'d' * 64}"
 LAYERS = (f"sha256:{'1' * 64}", f"sha256:{'2' * 64}")
-AMD = proofs.IMAGE._replace(index_digest=INDEX, diff_ids=LAYERS)
+AMD = structs.replace(proofs.IMAGE, index_digest=INDEX, diff_ids=LAYERS)
 ARM = RemoteImage(AMD.repository, proofs.OTHER, f"sha256:{'e' * 64}", "arm64", INDEX, LAYERS[:1])
 
 
@@ -66,7 +66,7 @@ def test_a_report_of_another_image_is_refused(report: RunReport) -> None:
 
 
 def test_what_fits_two_images_is_open() -> None:
-    twin = AMD._replace(manifest=f"sha256:{'f' * 64}", config=f"sha256:{'9' * 64}")
+    twin = structs.replace(AMD, manifest=f"sha256:{'f' * 64}", config=f"sha256:{'9' * 64}")
     with pytest.raises(UnprovableError, match="fits 2 images"):
         ran(of(index_digest=INDEX), [AMD, twin])
     assert ran(of(index_digest=INDEX, config_digest=AMD.config), [AMD, twin]) == AMD

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Final
+
+from envcheck.struct_types import LightRecord
 
 MIB: Final = 1 << 20
 # Enough pieces for several per connection, and few enough for a short journal: 1 MiB up to 64 MB, 8 MiB from
@@ -14,8 +15,7 @@ _FEW: Final = 64
 _MANY: Final = 2048
 
 
-@dataclasses.dataclass(frozen=True)
-class Span:
+class Span(LightRecord, frozen=True):
     """Bytes `start` up to, not including, `stop`."""
 
     start: int
@@ -27,8 +27,7 @@ class Span:
         return self.stop - self.start
 
 
-@dataclasses.dataclass(frozen=True)
-class RangeTask:
+class RangeTask(LightRecord, frozen=True):
     """A piece, or a part of one, to fetch from one source; `etag` is that of the source's other pieces.
 
     `changes` is how often the source's file had changed when this task was taken. `alone`: the source gets no other
@@ -43,8 +42,7 @@ class RangeTask:
     alone: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Failure:
+class Failure(LightRecord, frozen=True):
     """Why a request failed, and `fix`: what to do, if it is not to choose another mirror.
 
     `drop`: the source will never succeed. `whole`: it does not support ranges. `after`: the seconds it asked to wait.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,20 +18,19 @@ import msgspec
 from envcheck.errors import ConfigError
 from envcheck.registry.oci.login.helpers import HelperAnswer, helper_login
 from envcheck.registry.oci.references import DOCKER_HUB, ImageReference
-from envcheck.struct_types import know_types
+from envcheck.struct_types import Secret, know_types
 
 _HUB_KEY: Final = "https://index.docker.io/v1/"
 _IDENTITY: Final = "<token>"
 _API: Final = re.compile(r"/v[12]/?$")
 
 
-@dataclasses.dataclass(frozen=True)
-class Account:
+class Account(Secret, frozen=True):
     """A login for one registry: the header of a password, an identity token, or a token of the registry itself."""
 
-    basic: str = dataclasses.field(default="", repr=False)
-    identity: str = dataclasses.field(default="", repr=False)
-    token: str = dataclasses.field(default="", repr=False)
+    basic: str = ""
+    identity: str = ""
+    token: str = ""
 
 
 def basic(user: str, password: str) -> str:

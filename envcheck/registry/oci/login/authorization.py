@@ -6,7 +6,6 @@ except on this machine.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,7 @@ from envcheck.registry.oci.login.accounts import Account
 from envcheck.registry.oci.login.challenges import Challenge, challenges, preferred
 from envcheck.registry.oci.references import ImageReference
 from envcheck.registry.oci.registry_errors import DeniedError, RegistryUnavailableError
-from envcheck.struct_types import know_types
+from envcheck.struct_types import LightRecord, Secret, know_types
 
 # Seconds that a token lasts if the answer does not say, and the share of its time after which it is renewed.
 _LASTS: Final = 60.0
@@ -35,12 +34,11 @@ _CLIENT: Final = "envcheck"
 _REFUSALS: Final = {HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
 
 
-@dataclasses.dataclass(frozen=True)
-class OriginLogin:
+class OriginLogin(Secret, frozen=True):
     """An Authorization header for the origin of one URL."""
 
     url: str
-    authorization: str = dataclasses.field(repr=False)
+    authorization: str
 
     def header(self, url: str) -> str | None:
         """Return the header for a URL of that origin, else None."""
@@ -56,8 +54,7 @@ class _TokenAnswer(msgspec.Struct):
 know_types(_TokenAnswer)
 
 
-@dataclasses.dataclass(frozen=True)
-class _KeptLogin:
+class _KeptLogin(LightRecord, frozen=True):
     login: Login
     until: float
 

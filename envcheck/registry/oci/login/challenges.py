@@ -5,18 +5,18 @@ Sources: RFC 9110 §11.6.1, and the token specification of the distribution proj
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 from urllib.parse import urlencode
 
+from envcheck.struct_types import LightRecord
+
 _SCHEME: Final = re.compile(r"\s*,?\s*([A-Za-z][A-Za-z0-9-]*)(?:\s+|$|(?=\s*,))(?!=)")
 _PARAMETER: Final = re.compile(r"\s*,?\s*([A-Za-z0-9_-]+)\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|([^\s,\"]*))")
 
 
-@dataclasses.dataclass(frozen=True)
-class Challenge:
+class Challenge(LightRecord, frozen=True):
     """One way to log in: `basic`, or `bearer` with the place where a token is issued."""
 
     scheme: str
