@@ -45,6 +45,45 @@ def test_a_dry_run_writes_nothing(site: Site) -> None:
     assert site.repository.tags() == ["one"]
 
 
+def test_a_proof_is_read_back_and_held_to_a_policy(site: Site) -> None:
+    image = site.image("one", "one")
+    status, output = site.publish(image, "--policy", site.policy)
+    assert (status, output.splitlines()[-1]) == (0, "  read back: holds for the node that ran"), output
+    assert site.chosen(f"{site.name}@{image.digest}") == image.digest
+    status, output = site.publish(image, "--policy", site.policy, "--json", ago=1800)
+    [row] = json.loads(output)["published"]
+    assert (status, row["holds"], row["reason"], row["detail"]) == (0, True, None, "")
+
+
+@pytest.mark.parametrize(
+    ("keys", "setting", "options", "report", "reason"),
+    [
+        ('"other.pub"', "", (), {}, "wrong-key"),
+        ('"release.pub"', "max_age = '10m'", (), {}, "expired"),
+        ('"release.pub"', "warnings = 'refuse'", (), {}, "failed"),
+        ('"release.pub"', "required = ['nccl-env']", (), {}, "check-missing"),
+        ('"release.pub"', "", (), {"failed": True}, "failed"),
+        ('"release.pub"', "", ("--unsigned",), {}, "unsigned"),
+    ],
+)
+def test_what_pull_would_refuse_is_published_and_exits_1(
+    keys: str, setting: str, options: tuple[str, ...], report: dict[str, Any], reason: str, site: Site
+) -> None:
+    image = site.image("one", "one")
+    policy = site.write_policy(f"{setting}\n", keys=keys)
+    status, output = site.publish(image, "--policy", policy, *options, **report)
+    assert (status, output.startswith("published ")) == (1, True), output
+    assert output.splitlines()[-2] == "  read back: refused for the node that ran"
+    assert output.splitlines()[-1].startswith(f"    {reason}: ")
+    assert reason in site.reasons(f"{site.name}@{image.digest}", policy=policy)
+
+
+def test_what_nobody_signed_is_read_back_as_unsigned(site: Site) -> None:
+    policy = site.write_policy("unsigned = true\n")
+    status, output = site.publish(site.image("one", "one"), "--unsigned", "--policy", policy)
+    assert (status, output.splitlines()[-1]) == (0, "  read back: unsigned for the node that ran"), output
+
+
 def test_without_a_policy_no_key_is_known(site: Site) -> None:
     image = site.image("one", "one")
     site.publish(image)

@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from click.testing import CliRunner
 from msgspec import structs
 
+from envcheck.cli import cli
 from envcheck.cli.registry.pull import local_tag
+from envcheck.errors import UnavailableError
 from envcheck.registry.choosing import ChosenImage, ImageCandidate
 from envcheck.registry.oci import repository as repositories
 from envcheck.registry.oci.attachments import attach
@@ -55,6 +58,38 @@ def test_a_bundle_of_a_stranger_does_not_steer_the_terminal(lied: Site) -> None:
     for words in (("proof", name, "--no-here"), ("pull", name, "--gpu", "H100", "--dry-run")):
         status, output = lied.run(*words, "--policy", lied.policy)
         assert (status, "unknown-format" in output, sober(output)) == (1, True, True), output
+
+
+def test_a_proof_that_the_registry_took_and_does_not_list_does_not_hold(fake: FakeRegistry, tmp_path: Path) -> None:
+    site = Site(fake.netloc, tmp_path)
+    image = site.image("one", "one")
+
+    def forgets(request: Request) -> Answer | None:
+        if request.route.endswith("/tags/list"):
+            return Answer(200, b'{"tags":["one"]}')
+        listed = request.method == "GET" and "/manifests/sha256-" in request.route
+        return Answer(404, b'{"errors":[{"code":"MANIFEST_UNKNOWN"}]}') if listed else None
+
+    fake.fault = forgets
+    status, output = site.publish(image, "--policy", site.policy)
+    assert (status, "no-proof: the registry took the proof, and does not list it" in output) == (1, True), output
+
+
+def test_a_registry_that_breaks_before_the_proof_is_read_back_leaves_it_undetermined(
+    fake: FakeRegistry, tmp_path: Path
+) -> None:
+    """What was published is said nevertheless."""
+    site = Site(fake.netloc, tmp_path)
+    image = site.image("one", "one")
+    fake.fault = lambda request: Answer(403, b"{}") if request.route.endswith("/tags/list") else None
+    signed = ("--key", site.folder / "release", "--policy", site.policy)
+    words = ("publish", f"{site.name}@{image.digest}", "--report", site.report(image), *signed)
+    ended = CliRunner().invoke(cli, [*map(str, words)])
+    assert isinstance(ended.exception, UnavailableError), ended
+    assert ended.output.startswith("published ")
+    assert "read back" not in ended.output
+    fake.fault = lambda _: None
+    assert site.chosen(f"{site.name}@{image.digest}") == image.digest
 
 
 def test_a_statement_that_nobody_signed_does_not_steer_the_terminal_either(lied: Site) -> None:

@@ -135,6 +135,13 @@ def short(name: str) -> str:
 NO_POLICY: Final = "no --policy was given, so no key is known; see docs/publish.md"
 
 
+def standing(proof: JudgedProof) -> str:
+    """Return what became of a proof, in a word."""
+    if proof.refused is not None:
+        return "refused"
+    return "holds" if proof.proven else "unsigned"
+
+
 def ran_on(proof: JudgedProof) -> str:
     """Return where and how well a proof's run went, in a few words."""
     if proof.statement is None:

@@ -13,7 +13,7 @@ from envcheck.cli.shared.typed_options import takes
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.registry.proofs.judge import ImageProofs, JudgedProof
+    from envcheck.registry.proofs.judge import ImageProofs
 
 
 class ProofOptions(NamedTuple):
@@ -79,19 +79,13 @@ def command(options: ProofOptions, settings: Settings) -> None:
 def _show(image: str, proofs: ImageProofs, notes: list[str]) -> None:
     access.say(image)
     for proof in proofs.judged:
-        access.say(f"{_word(proof)}  {access.short(proof.digest)}  {access.ran_on(proof)}")
+        access.say(f"{access.standing(proof):8}  {access.short(proof.digest)}  {access.ran_on(proof)}")
         if proof.refused is not None:
             access.say(f"    {proof.refused.reason.value}: {proof.refused.detail}")
     if not proofs.judged and proofs.refused is not None:
         access.say(f"{proofs.refused.reason.value}: {proofs.refused.detail}")
     for note in notes:
         access.say(f"note: {note}")
-
-
-def _word(proof: JudgedProof) -> str:
-    if proof.refused is not None:
-        return "refused "
-    return "holds   " if proof.proven else "unsigned"
 
 
 def _document(image: str, proofs: ImageProofs, notes: list[str]) -> str:

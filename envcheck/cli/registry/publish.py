@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,11 +11,14 @@ import click
 
 from envcheck.cli.registry import access
 from envcheck.cli.shared.typed_options import takes
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, EnvcheckError
 
 if TYPE_CHECKING:
+    from envcheck.cli import Settings
     from envcheck.registry.keyless_signing import KeylessSigner
-    from envcheck.registry.publishing import Publication
+    from envcheck.registry.oci.repository import Repository
+    from envcheck.registry.proofs.judge import JudgedProof, ProofTerms
+    from envcheck.registry.publishing import PreparedProof, Publication
 
 
 class PublishOptions(NamedTuple):
@@ -27,6 +32,7 @@ class PublishOptions(NamedTuple):
     unsigned: bool
     plain_names: bool
     sboms: tuple[Path, ...]
+    policy: Path | None
     mirror: str
     plan_only: bool
     as_json: bool
@@ -49,16 +55,22 @@ class PublishOptions(NamedTuple):
     "--sbom", "sboms", multiple=True, type=click.Path(path_type=Path), help="Attach an SBOM, CycloneDX or SPDX in JSON."
 )
 @click.option(
+    "--policy", type=click.Path(path_type=Path),
+    help="Read the proof back, and exit 1 unless it holds by this policy for the node that ran.",
+)  # fmt: skip
+@click.option(
     "--mirror", default="user", show_default=True, metavar="PROFILE", help="Mirror profile to reach the registry with."
 )
 @click.option("--dry-run", "plan_only", is_flag=True, help="Say what would be published, and write nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print envcheck/publish/1.")
+@click.pass_obj
 @takes(PublishOptions)
-def command(options: PublishOptions) -> None:
+def command(options: PublishOptions, settings: Settings) -> None:
     """Publish what a run of REF proved, beside the image in its registry.
 
     REF is the image that was pushed: REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:.... The report goes beside exactly the
     image that ran. A report that failed is published too: it revokes older proofs.
+    With --policy you learn at once whether `envcheck pull` believes the proof.
 
     Names of hosts, users and paths become pseudonyms; GPU models, driver and counts stay.
 
@@ -66,14 +78,15 @@ def command(options: PublishOptions) -> None:
     envcheck run --image REGISTRY/NAME@sha256:... --output report.json
     envcheck publish REGISTRY/NAME@sha256:... --report report.json --key release
 
-    Exit 0: published; 1: a report proves nothing about this image, and nothing was published; 2: wrong usage; 3:
-    the registry does not answer, or refuses.
+    Exit 0: published; 1: a report proves nothing about this image, and nothing was published, or the proof does not
+    hold by --policy; 2: wrong usage; 3: the registry does not answer, or refuses.
     """
     from envcheck.registry import publishing
     from envcheck.registry.oci.references import parse_reference
     from envcheck.reports.model import load
 
     _check(options)
+    terms = None if options.policy is None else _terms(options.policy, settings)
     key = access.private_key(options.key) if options.key else None
     sboms = [publishing.read_sbom(path) for path in options.sboms]
     reports = [load(path) for path in options.reports]
@@ -86,13 +99,19 @@ def command(options: PublishOptions) -> None:
             publishing.Publication(str(reference.pinned(p.image.manifest)), p.statement, None, None, None, ())
             for p in prepared
         ]
-        _show(planned, as_json=options.as_json)
+        _show(planned, [], as_json=options.as_json)
         return
     done = [publishing.publish(repository, one, by) for one in prepared]
     for image in {one.image.manifest: one.image for one in prepared}.values():
         for sbom in sboms:
             publishing.attach_sbom(repository, image, sbom)
-    _show(done, as_json=options.as_json)
+    try:
+        judged = [_read_back(repository, *one, terms) for one in zip(prepared, done, strict=True)] if terms else []
+    except EnvcheckError:
+        _show(done, [], as_json=options.as_json)
+        raise
+    _show(done, judged, as_json=options.as_json)
+    sys.exit(1 if any(proof.refused for proof in judged) else 0)
 
 
 def _check(options: PublishOptions) -> None:
@@ -104,6 +123,34 @@ def _check(options: PublishOptions) -> None:
     if options.trust_config and not options.keyless:
         message = "--trust-config is for --keyless"
         raise ConfigError(message, fix="leave it out, or sign with --keyless")
+    if options.policy and options.plan_only:
+        message = "--policy reads back what was published, and --dry-run publishes nothing"
+        raise ConfigError(message, fix="leave out one of them")
+
+
+def _terms(policy: Path, settings: Settings) -> ProofTerms:
+    from envcheck.matrix.file.load import load
+
+    return access.terms(access.policy(policy), None, load(settings.matrix))
+
+
+def _read_back(
+    repository: Repository, prepared: PreparedProof, published: Publication, terms: ProofTerms
+) -> JudgedProof:
+    """Return the proof as the registry gives it back, judged for the node that ran."""
+    from msgspec import structs
+
+    from envcheck.registry.attached_proofs import read_proofs
+    from envcheck.registry.proofs.covers import node_of
+    from envcheck.registry.proofs.judge import JudgedProof, judge_image
+    from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
+
+    image = prepared.image.manifest
+    terms = structs.replace(terms, node=node_of(prepared.packed.report.snapshot))
+    judged = judge_image(read_proofs(repository, image).proofs, image, terms).judged
+    lost = Rejection(ProofRefusal.NO_PROOF, "the registry took the proof, and does not list it")
+    digest = str(published.proof)
+    return next((one for one in judged if one.digest == digest), JudgedProof(digest, None, None, lost))
 
 
 def _keyless(options: PublishOptions) -> KeylessSigner:
@@ -119,7 +166,8 @@ def _keyless(options: PublishOptions) -> KeylessSigner:
     return signer
 
 
-def _show(publications: list[Publication], *, as_json: bool) -> None:
+def _show(publications: list[Publication], judged: list[JudgedProof], *, as_json: bool) -> None:
+    read_back = list(itertools.zip_longest(publications, judged))
     if as_json:
         import msgspec
 
@@ -132,13 +180,16 @@ def _show(publications: list[Publication], *, as_json: bool) -> None:
                 "signer": one.signer,
                 "statement": one.statement,
                 "notes": list(one.notes),
+                "holds": None if proof is None else proof.refused is None,
+                "reason": proof.refused.reason.value if proof and proof.refused else None,
+                "detail": proof.refused.detail if proof and proof.refused else "",
             }
-            for one in publications
+            for one, proof in read_back
         ]
         document = {"schema": "envcheck/publish/1", "published": rows}
         click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
         return
-    for one in publications:
+    for one, proof in read_back:
         facts = one.statement.facts
         word = "would publish" if one.proof is None else "published"
         access.say(f"{word} {one.statement.predicate.result} at level {facts.level} beside")
@@ -152,3 +203,7 @@ def _show(publications: list[Publication], *, as_json: bool) -> None:
             )
         for note in one.notes:
             access.say(f"  note: {note}")
+        if proof is not None:
+            access.say(f"  read back: {access.standing(proof)} for the node that ran")
+            if proof.refused is not None:
+                access.say(f"    {proof.refused.reason.value}: {proof.refused.detail}")
