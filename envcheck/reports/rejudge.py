@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from envcheck import __version__
+from envcheck.checks import SKIP
 from envcheck.node.signal_types import sound_facts
 from envcheck.reports.model import RunReport
 from envcheck.runner.planning.discover import discover
@@ -27,8 +28,9 @@ class RejudgedReport(NamedTuple):
 
 def rejudge(report: RunReport, matrix: Any = None, site: Path | None = None) -> RejudgedReport:
     """Judge what the report holds by today's rules, and by `matrix` (None: the shipped one)."""
-    planned = {check.id for check in report.plan.checks}
-    chosen = [module for module in discover(site, only=planned) if module.id in planned]
+    # Those of the outcomes, too: taken out of the plan, a check would keep whatever the report says of it.
+    named = {check.id for check in report.plan.checks} | {row.id for row in report.outcomes if row.status != SKIP}
+    chosen = [module for module in discover(site, only=named) if module.id in named]
     run = Run(report.plan, chosen, EndedRun(report.target), report.started, report.ended, matrix=matrix)
     run.snapshot, run.environment, run.promises = report.snapshot, sound_facts(report.environment), report.promises
     unknown = judge_again(run, report.outcomes)

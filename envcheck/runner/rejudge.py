@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from envcheck.checks import ERROR, PASS, WARN, Outcome
+from envcheck.checks import ERROR, FAIL, SKIP, Outcome
 from envcheck.errors import UnavailableError
 from envcheck.runner import attempts
 from envcheck.runner.judging import judge, lost_gpus, p2p_effects
@@ -47,14 +47,14 @@ def rejudge(run: Run, before: Iterable[OutcomeRow]) -> list[str]:
     """Judge the evidence of `before` into the run; return the checks that stay as they were, without a rule today.
 
     What was never measured, or whose processes broke, stays what it was: there is nothing to judge. A planned check
-    without a result is an error, and so is a pass without its measurements: they were taken out.
+    without a result is an error, and so is a pass or a skip without what it was judged by: that was taken out.
     """
     modules = {f.id: f for f in run.chosen}
     unknown = []
     rows = list(before)
     for old in [*rows, *_left_out(run, rows)]:
         if old.id in modules:
-            new = _with_evidence(modules[old.id], _judge_again(run, modules[old.id], old))
+            new = _with_evidence(run, modules[old.id], _judge_again(run, modules[old.id], old))
             run.known[old.id] = _with_change(_compared(new, old), old)
         elif old.id not in _OWN:
             run.known[old.id] = old
@@ -82,10 +82,12 @@ def _left_out(run: Run, rows: Iterable[OutcomeRow]) -> list[OutcomeRow]:
     ]
 
 
-def _with_evidence(module: CheckModule, row: OutcomeRow) -> OutcomeRow:
-    """Return the row; an error for a pass or a warning of what is measured, where no measurement is left to judge."""
-    if module.kind != "env" or row.ranks or row.status not in (PASS, WARN):
+def _with_evidence(run: Run, module: CheckModule, row: OutcomeRow) -> OutcomeRow:
+    """Return the row; an error for a pass, warning or skip of what is measured, where nothing is left to judge."""
+    if module.kind != "env" or row.ranks or row.left_out or row.status in (FAIL, ERROR):
         return row
+    if row.status == SKIP and unmeasured(run, module) is not None:
+        return row  # without a GPU, or alone
     summary = "the report does not hold what was measured"
     remedy = _AGAIN.format(row.id)
     return structs.replace(row, status=ERROR, summary=summary, remedy=remedy, code="worker.result-missing", findings=[])

@@ -53,7 +53,7 @@ def ranks(wrong: int = 0) -> list[dict[str, Any]]:
 
 
 def test_a_planned_check_whose_result_was_taken_out_is_an_error(past: Callable[..., RunReport]) -> None:
-    whole = past(row("driver-nvml", "pass"), row("all-reduce", "skip"))
+    whole = past(row("driver-nvml", "pass"), row("all-reduce", "skip", left_out=True))
     assert rejudge(whole).changed == []
     cut = structs.replace(whole, outcomes=whole.outcomes[:1])
     actual = rejudge(cut)
@@ -73,6 +73,30 @@ def test_a_pass_whose_measurements_were_taken_out_is_an_error() -> None:
     assert len(held) > 20
     assert {one.status for one in actual.outcomes if one.id in held} == {"error"}
     assert actual.verdict.exit_code == 3
+
+
+def test_a_failure_that_was_taken_out_of_the_plan_and_made_a_pass_fails_again() -> None:
+    recorded = load(DATA / "reports" / "h100x8-slow-gpu.json")
+    failed = {one.id for one in recorded.outcomes if one.status == "fail"}
+    left = [check for check in recorded.plan.checks if check.id not in failed]
+    edited = [structs.replace(one, status="pass") if one.id in failed else one for one in recorded.outcomes]
+    plan_ = structs.replace(recorded.plan, checks=left)
+    actual = rejudge(structs.replace(recorded, plan=plan_, outcomes=edited)).report
+    assert {one.id for one in actual.outcomes if one.status == "fail"} == failed
+    assert actual.verdict.exit_code == 1
+
+
+def test_a_skip_for_which_the_report_holds_no_reason_is_an_error() -> None:
+    recorded = load(DATA / "reports" / "h200x1.json")
+    # Skipped on one GPU whatever is measured, as all-reduce is: that is known without measurements.
+    assert {one.status for one in rejudge(recorded).report.outcomes if one.id == "all-reduce"} == {"skip"}
+    edited = [
+        structs.replace(one, status="skip", ranks=[], attempts=[]) if one.id == "gemm-throughput" else one
+        for one in recorded.outcomes
+    ]
+    actual = rejudge(structs.replace(recorded, outcomes=edited))
+    assert actual.changed == [("gemm-throughput", "skip", "error")]
+    assert actual.report.verdict.exit_code == 3
 
 
 def test_a_snapshot_is_judged_by_todays_rules(past: Callable[..., RunReport]) -> None:
