@@ -25,7 +25,7 @@ from envcheck.registry.proofs.statement import ReportReference, Statement
 from envcheck.reports.model import RunReport, load
 from envcheck.runner.schema import ImageFacts, TargetFacts
 from envcheck.signing import PrivateKey, load_private, new_key
-from tests.builders import row
+from tests.builders import planned, row
 
 REPORTS: Final = Path(__file__).parent / "data/reports"
 MANIFEST: Final = f"sha256:{'a' * 64}"
@@ -36,6 +36,14 @@ IMAGE: Final = RemoteImage("registry.example/envcheck/torch", MANIFEST, CONFIG, 
 NOW: Final = dt.datetime(2026, 11, 21, 10, 2, tzinfo=dt.timezone.utc)
 H100: Final = "NVIDIA H100 80GB HBM3"
 NODE: Final = NodeFacts((H100,), 8, "570.124.06", "x86_64")
+# What these checks measured where nothing is installed that they look at: rows of a report, made on a CPU.
+_CPYTHON: Final = {"name": "cpython", "version": [3, 11], "free_threaded": False, "machine": "x86_64"}
+_EXTENSIONS: Final = {"rank": 0, "interpreter": _CPYTHON, "extensions": []}
+NOTHING_INSTALLED: Final[dict[str, dict[str, Any]]] = {
+    "extensions": {**_EXTENSIONS, "glibc": "2.36", "torch": "2.13.0+cpu", "installed": {}, "nvcc": None, "bytes": 0},
+    "extensions-loaded": {**_EXTENSIONS, "gpu": False},
+    "trainer": {"rank": 0, "world": 1, "is_cuda": False, "device": "cpu", "backend": None, "absent": "transformers"},
+}
 H200: Final = NodeFacts(("NVIDIA H200",), 1, "570.124.06", "x86_64")
 
 
@@ -71,8 +79,10 @@ def report(name: str = "h200x1", **changes: Any) -> RunReport:
 def whole(report_: RunReport) -> RunReport:
     """Return the report as if the run had also looked at the checks that came after it was recorded."""
     known = {outcome.id for outcome in report_.outcomes}
-    new = [row(check, "skip") for check in from_report.catalogue() if check not in known]
-    return structs.replace(report_, outcomes=[*report_.outcomes, *new])
+    new = [check for check in from_report.catalogue() if check not in known]
+    rows = [row(check, "skip", ranks=[NOTHING_INSTALLED.get(check, {})]) for check in new]
+    plan = structs.replace(report_.plan, checks=[*report_.plan.checks, *map(planned, new)])
+    return structs.replace(report_, plan=plan, outcomes=[*report_.outcomes, *rows])
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import click
 
 from envcheck.cli.registry import access
 from envcheck.cli.shared.typed_options import takes
-from envcheck.errors import ConfigError, EnvcheckError
+from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
@@ -101,16 +101,19 @@ def command(options: PublishOptions, settings: Settings) -> None:
         ]
         _show(planned, [], as_json=options.as_json)
         return
-    done = [publishing.publish(repository, one, by) for one in prepared]
-    for image in {one.image.manifest: one.image for one in prepared}.values():
-        for sbom in sboms:
-            publishing.attach_sbom(repository, image, sbom)
+    done: list[Publication] = []
+    judged: list[JudgedProof] = []
     try:
-        judged = [_read_back(repository, *one, terms) for one in zip(prepared, done, strict=True)] if terms else []
-    except EnvcheckError:
-        _show(done, [], as_json=options.as_json)
-        raise
-    _show(done, judged, as_json=options.as_json)
+        done.extend(publishing.publish(repository, one, by) for one in prepared)
+        for image in {one.image.manifest: one.image for one in prepared}.values():
+            for sbom in sboms:
+                publishing.attach_sbom(repository, image, sbom)
+        if terms:
+            judged.extend(_read_back(repository, *one, terms) for one in zip(prepared, done, strict=True))
+    finally:
+        # What was published is there, whatever came after it.
+        if done:
+            _show(done, judged, as_json=options.as_json)
     sys.exit(1 if any(proof.refused for proof in judged) else 0)
 
 

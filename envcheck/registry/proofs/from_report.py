@@ -131,7 +131,9 @@ def _refuse_unproven(report: RunReport, covers: Covers, missing: Mapping[str, st
     """Refuse a pass that would not say what of: which hardware, which torch, which level."""
     lowest = sorted(check for check, level in missing.items() if level == LEVELS[0])
     message = ""
-    if report.mode == "unknown":
+    if _has_other_torch(report):
+        message = f"the image's labels name {cell}, and it has torch {report.environment.get('torch')}"
+    elif report.mode == "unknown":
         message = "no check ran torch, so the run proves nothing of the image"
     elif lowest:
         names = f"{', '.join(lowest[:3])}{', ...' if len(lowest) > 3 else ''}"  # noqa: PLR2004 (as many as fit)
@@ -152,9 +154,10 @@ def _result(report: RunReport) -> Result:
 
 def _missing(report: RunReport, levels: Mapping[str, str]) -> dict[str, str]:
     """Return the checks that were not run and do apply here, each with its level."""
-    done = {outcome.id for outcome in report.outcomes if not outcome.left_out}
     planned = {check.id: check.level for check in report.plan.checks}
-    return {check: level for check, level in {**levels, **planned}.items() if check not in done}
+    # What the plan does not have was not run, whatever the outcomes say.
+    done = {outcome.id for outcome in report.outcomes if not outcome.left_out and outcome.id in planned}
+    return {check: level for check, level in {**planned, **levels}.items() if check not in done}
 
 
 def _level(report: RunReport, missing: Mapping[str, str]) -> Level | None:
@@ -174,13 +177,22 @@ def _named_level(level: str) -> Level:
 
 def _cell(report: RunReport) -> str | None:
     """Return the cell that the image's labels name, else the one of its torch and Python."""
-    labelled = Cell.parse(report.promises.get("cell", ""))
-    if labelled is not None:
-        return str(labelled)
+    cell = Cell.parse(report.promises.get("cell", "")) or _measured_cell(report)
+    return str(cell) if cell else None
+
+
+def _measured_cell(report: RunReport) -> Cell | None:
     torch, _, variant = str(report.environment.get("torch") or "").partition("+")
     python = "".join(str(report.environment.get("python") or "").split(".")[:2])
-    derived = Cell.parse(f"torch{torch}-{variant}-py{python}")
-    return str(derived) if derived else None
+    return Cell.parse(f"torch{torch}-{variant}-py{python}")
+
+
+def _has_other_torch(report: RunReport) -> bool:
+    """Tell whether the labels name a cell of another release or variant; a build from source has neither."""
+    labelled, measured = Cell.parse(report.promises.get("cell", "")), _measured_cell(report)
+    if labelled is None or measured is None:
+        return False
+    return (labelled.torch, labelled.variant) != (measured.torch, measured.variant)
 
 
 def _covers(report: RunReport) -> Covers:

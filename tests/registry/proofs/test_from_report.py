@@ -194,6 +194,41 @@ def test_a_check_that_was_left_out_lowers_the_level() -> None:
     assert "without checks of level static (new), so it proves no level" in refusal(report, {"new": "static"})
 
 
+def test_what_the_plan_does_not_have_was_not_run() -> None:
+    """A check that failed, edited to a skip that nobody planned."""
+    report = proofs.report()
+    checks = [check for check in report.plan.checks if check.id != "fingerprint"]
+    plan = structs.replace(report.plan, checks=checks)
+    outcomes = [structs.replace(o, status="skip", ranks=[]) if o.id == "fingerprint" else o for o in report.outcomes]
+    edited = structs.replace(report, plan=plan, outcomes=outcomes)
+    assert state(edited, {"fingerprint": "full"}).facts.level == "standard"
+    # What a plan calls a level counts for a check that envcheck does not have.
+    lowered = [structs.replace(check, level="full") for check in report.plan.checks]
+    left_out = [structs.replace(o, left_out=True) if o.id == "fingerprint" else o for o in report.outcomes]
+    edited = structs.replace(report, plan=structs.replace(report.plan, checks=lowered), outcomes=left_out)
+    assert state(edited, {"fingerprint": "quick"}).facts.level == "static"
+
+
+@pytest.mark.parametrize(
+    ("cell", "torch", "fits"),
+    [
+        ("torch2.8.0-cu128-py312", "2.8.0+cu128", True),
+        ("torch2.8.0-cu128-py312", "2.8.0a0+git", True),
+        ("torch2.9.1-cu128-py312", "2.8.0+cu128", False),
+        ("torch2.8.0-cu129-py312", "2.8.0+cu128", False),
+    ],
+)
+def test_a_label_does_not_make_another_torch_of_an_image(cell: str, torch: str, fits: bool) -> None:  # noqa: FBT001 (a table)
+    report = proofs.report()
+    labelled = structs.replace(report, promises={"cell": cell}, environment={**report.environment, "torch": torch})
+    if fits:
+        assert state(labelled).facts.cell == cell
+    else:
+        assert refusal(labelled) == f"the image's labels name {cell}, and it has torch {torch}"
+    failed = structs.replace(labelled, verdict=structs.replace(report.verdict, status="fail", exit_code=1))
+    assert state(failed).predicate.result == "FAILED"
+
+
 def test_by_default_the_checks_of_today_make_a_level() -> None:
     assert set(from_report.catalogue()) >= {"matmul", "all-reduce"}
     with pytest.raises(UnprovableError, match="proves no level"):
