@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import hashlib
 import re
@@ -202,6 +203,8 @@ def _covers(report: RunReport) -> Covers:
     names = {str(device["name"]) for device in devices if device.get("name")} if on_gpu else set()
     if on_gpu and not names:
         names = {value for gpu in gpus if isinstance(value := gpu.signal("name").value, str)}
+    if on_gpu:
+        names |= _measured_models(report)
     if len(names) > 1:
         message = f"the run was on GPUs of several models: {', '.join(sorted(names))}"
         raise UnprovableError(message, fix="run it on one model, with CUDA_VISIBLE_DEVICES")
@@ -218,6 +221,12 @@ def _covers(report: RunReport) -> Covers:
         arch=report.host.arch,
         mig=on_gpu and mig,
     )
+
+
+def _measured_models(report: RunReport) -> set[str]:
+    """Return the names of the GPUs that checks measured on, by torch as those of the environment are."""
+    ranks = [rank for o in report.outcomes for rank in o.ranks if isinstance(rank, dict) and rank.get("is_cuda")]
+    return {name for rank in ranks if isinstance(name := rank.get("name"), str)}
 
 
 def _transport(report: RunReport, gpus: int) -> str:
@@ -246,11 +255,9 @@ def _id(outcome: OutcomeRow) -> str:
 
 
 def _time(text: str) -> str:
-    try:
+    with contextlib.suppress(ValueError, OverflowError):  # OverflowError: the last day of the year 9999, west of UTC
         moment = dt.datetime.fromisoformat(text)
-    except ValueError:
-        moment = dt.datetime.min  # noqa: DTZ901 (refused below)
-    if moment.tzinfo is None:
-        message = f"{text[:40]!r} is not a time with a zone"
-        raise UnprovableError(message, fix=_AGAIN)
-    return written(moment)
+        if moment.tzinfo is not None:
+            return written(moment)
+    message = f"{text[:40]!r} is not a time with a zone"
+    raise UnprovableError(message, fix=_AGAIN)

@@ -176,6 +176,9 @@ def test_a_pass_says_of_what() -> None:
     assert "no check ran torch" in refusal(structs.replace(report, mode="unknown"))
     mixed = [*report.environment["devices"], {"name": proofs.H100}]
     assert "several models" in refusal(structs.replace(report, environment={**report.environment, "devices": mixed}))
+    renamed = [{**device, "name": proofs.H100} for device in report.environment["devices"]]
+    said = refusal(structs.replace(report, environment={**report.environment, "devices": renamed}))
+    assert said == f"the run was on GPUs of several models: {proofs.H100}, NVIDIA H200"
 
 
 @pytest.mark.parametrize(
@@ -239,7 +242,7 @@ def test_by_default_the_checks_of_today_make_a_level() -> None:
     assert from_report.state(whole, proofs.IMAGE).facts.level == "full"
 
 
-@pytest.mark.parametrize("ended", ["2026-11-21T09:02:00", "yesterday"])
+@pytest.mark.parametrize("ended", ["2026-11-21T09:02:00", "yesterday", "9999-12-31T23:59:59-14:00"])
 def test_a_time_without_a_zone_is_refused(ended: str) -> None:
     assert "not a time with a zone" in refusal(proofs.report(ended=ended))
 
