@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import hashlib
+import itertools
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from envcheck.checks import LEVELS, limits
 from envcheck.matrix.facts.model import Cell
@@ -116,7 +117,7 @@ def _refuse_unfinished(report: RunReport) -> None:
 
 def _refuse_other_mode(report: RunReport) -> None:
     """Refuse a run on a CPU that is called one on GPUs: it says nothing about them."""
-    on_gpu = any(rank.get("is_cuda") for o in report.outcomes for rank in o.ranks if isinstance(rank, dict))
+    on_gpu = any(_on_gpus(report))
     if report.mode == "cpu" and report.plan.require_gpu:
         message = "the run required a GPU, and torch saw none: the node failed, and nothing is known of the image"
         raise UnprovableError(message, fix="run it on a node whose GPUs torch sees")
@@ -143,6 +144,8 @@ def _refuse_unproven(report: RunReport, covers: Covers, missing: Mapping[str, st
         message = "neither the image's labels nor torch say which cell this is"
     elif report.mode == "gpu" and (covers.gpu is None or covers.driver is None or not covers.gpus):
         message = "the report does not say which GPU and driver it ran on"
+    elif report.mode == "gpu" and (measured := _fewest_gpus(report)) < covers.gpus:
+        message = f"the report names {covers.gpus} GPUs, and a check of all GPUs measured on {measured} of them"
     if message:
         raise UnprovableError(message, fix="run `envcheck run --image REF --level standard` without --only and --skip")
 
@@ -225,8 +228,20 @@ def _covers(report: RunReport) -> Covers:
 
 def _measured_models(report: RunReport) -> set[str]:
     """Return the names of the GPUs that checks measured on, by torch as those of the environment are."""
-    ranks = [rank for o in report.outcomes for rank in o.ranks if isinstance(rank, dict) and rank.get("is_cuda")]
+    ranks = itertools.chain.from_iterable(_on_gpus(report))
     return {name for rank in ranks if isinstance(name := rank.get("name"), str)}
+
+
+def _fewest_gpus(report: RunReport) -> int:
+    """Return on how many GPUs each check was measured that passed and that has a rank on every one; 0 without any."""
+    on_all = {check.id for check in report.plan.checks if check.ranks == 0}
+    passed = [outcome.id in on_all and outcome.status in ("pass", "warn") for outcome in report.outcomes]
+    return min((len(ranks) for ranks in itertools.compress(_on_gpus(report), passed) if ranks), default=0)
+
+
+def _on_gpus(report: RunReport) -> list[list[dict[str, Any]]]:
+    """Return the ranks of each check that ran on GPUs."""
+    return [[rank for rank in o.ranks if isinstance(rank, dict) and rank.get("is_cuda")] for o in report.outcomes]
 
 
 def _transport(report: RunReport, gpus: int) -> str:

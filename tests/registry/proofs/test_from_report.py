@@ -176,9 +176,12 @@ def test_a_pass_says_of_what() -> None:
     assert "no check ran torch" in refusal(structs.replace(report, mode="unknown"))
     mixed = [*report.environment["devices"], {"name": proofs.H100}]
     assert "several models" in refusal(structs.replace(report, environment={**report.environment, "devices": mixed}))
+    eight = report.environment["devices"] * 8
+    counted = structs.replace(report, environment={**report.environment, "devices": eight, "device_count": 8})
+    assert refusal(counted) == "the report names 8 GPUs, and a check of all GPUs measured on 1 of them"
     renamed = [{**device, "name": proofs.H100} for device in report.environment["devices"]]
-    said = refusal(structs.replace(report, environment={**report.environment, "devices": renamed}))
-    assert said == f"the run was on GPUs of several models: {proofs.H100}, NVIDIA H200"
+    other = structs.replace(report, environment={**report.environment, "devices": renamed})
+    assert refusal(other) == f"the run was on GPUs of several models: {proofs.H100}, NVIDIA H200"
 
 
 @pytest.mark.parametrize(
