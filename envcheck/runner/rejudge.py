@@ -156,7 +156,9 @@ def _outcome(run: Run, module: CheckModule, row: OutcomeRow, old: OutcomeRow) ->
     if module.kind == "env" and attempts.measured(row):
         return judge.decide(module, run.view, row.ranks, old.details)
     one_of_many = len(old.attempts) > 1 or (old.spread is not None and old.spread.rounds > 1)
+    outcome = unmeasured(run, module)
     if module.kind == "node" and one_of_many:
-        # The report holds the data read from the node last, and not as this attempt saw it.
-        return None
-    return unmeasured(run, module)
+        # The report holds the data read from the node last, and not as this attempt saw it; but the worst one counts.
+        worse = outcome is not None and outcome.status in (FAIL, ERROR) and row.status not in (FAIL, ERROR)
+        return outcome if worse else None
+    return outcome

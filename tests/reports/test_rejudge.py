@@ -15,7 +15,7 @@ from envcheck.reports.model import RunReport, load
 from envcheck.reports.rejudge import rejudge
 from envcheck.runner.planning.discover import discover
 from envcheck.runner.planning.plan import plan
-from envcheck.runner.schema import OutcomeRow
+from envcheck.runner.schema import Attempt, OutcomeRow
 from tests import builders
 from tests.builders import machine
 
@@ -84,6 +84,18 @@ def test_a_failure_that_was_taken_out_of_the_plan_and_made_a_pass_fails_again() 
     actual = rejudge(structs.replace(recorded, plan=plan_, outcomes=edited)).report
     assert {one.id for one in actual.outcomes if one.status == "fail"} == failed
     assert actual.verdict.exit_code == 1
+
+
+def test_a_pass_of_several_attempts_on_a_sick_node_is_none(past: Callable[..., RunReport]) -> None:
+    """A run that is repeated holds what it read from the node last, and the worst round counts."""
+    bad = Snapshot(SNAPSHOT.taken, {**SNAPSHOT.signals, "driver.library": Signal("550.54.14")}, SNAPSHOT.gpus)
+    attempt = Attempt(status="pass", value=None, seconds=1.0, body=1.0)
+    twice = row("driver-nvml", "pass", attempts=[attempt, structs.replace(attempt, round=2, shown=True)])
+    assert rejudge(past(twice)).changed == []
+    assert rejudge(past(twice, snapshot=bad)).changed == [("driver-nvml", "pass", "fail")]
+    # Of an earlier round nothing is left to judge.
+    first = row("driver-nvml", "fail", attempts=[structs.replace(attempt, status="fail", shown=True), attempt])
+    assert rejudge(past(first)).changed == []
 
 
 def test_a_skip_for_which_the_report_holds_no_reason_is_an_error() -> None:
