@@ -92,6 +92,22 @@ def test_a_registry_that_breaks_before_the_proof_is_read_back_leaves_it_undeterm
     assert site.chosen(f"{site.name}@{image.digest}") == image.digest
 
 
+def test_a_proof_that_expires_while_it_is_published_does_not_hold(
+    fake: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(fake.netloc, tmp_path)
+    image = site.image("one", "one")
+    policy = site.write_policy("max_age = '2h'\n")
+
+    def wait(request: Request) -> None:
+        if b"test-result" in request.body:
+            site.later(monkeypatch, 7200)
+
+    fake.fault = wait
+    status, output = site.publish(image, "--policy", policy)
+    assert (status, "    expired: " in output) == (1, True), output
+
+
 def test_what_was_published_before_an_sbom_is_refused_is_said(fake: FakeRegistry, tmp_path: Path) -> None:
     site = Site(fake.netloc, tmp_path)
     image = site.image("one", "one")

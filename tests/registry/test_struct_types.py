@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from envcheck.mirrors.net.client import _SentRequest
 from envcheck.mirrors.net.credentials import BearerToken, HostCredential
 from envcheck.registry.oci.login.accounts import Account
 from envcheck.registry.oci.login.authorization import OriginLogin
@@ -43,6 +44,7 @@ def test_a_login_shows_no_secret_in_its_repr() -> None:
         OriginLogin("https://registry.example", secret),
         BearerToken("https://registry.example", secret),
         HostCredential("registry.example", frozenset(), secret),
+        _SentRequest("POST", {}, f"refresh_token={secret}".encode(), None),
     )
     assert [repr(login) for login in logins] == [f"{type(login).__name__}(...)" for login in logins]
     assert secret not in f"{logins}"

@@ -15,9 +15,11 @@ from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
+    from envcheck.matrix.facts.model import Matrix
     from envcheck.registry.keyless_signing import KeylessSigner
     from envcheck.registry.oci.repository import Repository
     from envcheck.registry.proofs.judge import JudgedProof, ProofTerms
+    from envcheck.registry.proofs.policy import Policy
     from envcheck.registry.publishing import PreparedProof, Publication
 
 
@@ -86,7 +88,7 @@ def command(options: PublishOptions, settings: Settings) -> None:
     from envcheck.reports.model import load
 
     _check(options)
-    terms = None if options.policy is None else _terms(options.policy, settings)
+    judge_by = None if options.policy is None else _judge_by(options.policy, settings)
     key = access.private_key(options.key) if options.key else None
     sboms = [publishing.read_sbom(path) for path in options.sboms]
     reports = [load(path) for path in options.reports]
@@ -108,7 +110,9 @@ def command(options: PublishOptions, settings: Settings) -> None:
         for image in {one.image.manifest: one.image for one in prepared}.values():
             for sbom in sboms:
                 publishing.attach_sbom(repository, image, sbom)
-        if terms:
+        if judge_by:
+            # Only now: a proof may expire while somebody types a password, or while a registry is slow.
+            terms = access.terms(judge_by[0], None, judge_by[1])
             judged.extend(_read_back(repository, *one, terms) for one in zip(prepared, done, strict=True))
     finally:
         # What was published is there, whatever came after it.
@@ -131,10 +135,10 @@ def _check(options: PublishOptions) -> None:
         raise ConfigError(message, fix="leave out one of them")
 
 
-def _terms(policy: Path, settings: Settings) -> ProofTerms:
+def _judge_by(policy: Path, settings: Settings) -> tuple[Policy, Matrix]:
     from envcheck.matrix.file.load import load
 
-    return access.terms(access.policy(policy), None, load(settings.matrix))
+    return access.policy(policy), load(settings.matrix)
 
 
 def _read_back(

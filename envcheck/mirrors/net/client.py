@@ -30,7 +30,7 @@ from envcheck.mirrors.net.responses import HttpResponse
 from envcheck.mirrors.net.silence import Silence
 from envcheck.mirrors.net.urls import host_of, origin_of, proxy_login, proxy_of, redirect_target
 from envcheck.mirrors.net.waits import NETWORK_WAITS
-from envcheck.struct_types import LightRecord
+from envcheck.struct_types import LightRecord, Secret
 
 HOPS: Final = 10
 _REDIRECTS: Final = {301, 302, 303, 307, 308}
@@ -57,8 +57,8 @@ class Handshake(LightRecord, frozen=True):
     alpn: str | None = None
 
 
-class _SentRequest(LightRecord, frozen=True):
-    """What is sent at every hop of a request."""
+class _SentRequest(Secret, frozen=True):
+    """What is sent at every hop of a request; a body may hold a refresh token."""
 
     method: str
     headers: Mapping[str, str]
