@@ -145,12 +145,12 @@ def _best(screened: Iterable[ScreenedImage], query: ImageQuery | None, terms: Pr
         notes += screened_image.attached.notes
         image = _chosen_image(screened_image.candidate, screened_image.proofs, query)
         if image is None:
-            refused += _refusals(screened_image.candidate, screened_image.proofs)
+            refused += _refusals(screened_image.candidate, screened_image.proofs, query)
         else:
             holding.append((image, screened_image))
     for _, screened_image in sorted(holding, key=lambda pair: _rank(pair[0]), reverse=True):
         proofs = judge_image(screened_image.attached.proofs, screened_image.candidate.digest, terms)
-        refused += _refusals(screened_image.candidate, proofs)
+        refused += _refusals(screened_image.candidate, proofs, query)
         image = _chosen_image(screened_image.candidate, proofs, query)
         if image is not None:
             return PullChoice(image, refused, notes)
@@ -164,10 +164,15 @@ def _chosen_image(candidate: ImageCandidate, proofs: ImageProofs, query: ImageQu
     return ChosenImage(candidate, proof, proof.statement)
 
 
-def _refusals(candidate: ImageCandidate, proofs: ImageProofs) -> list[ImageRefusal]:
+def _refusals(candidate: ImageCandidate, proofs: ImageProofs, query: ImageQuery | None) -> list[ImageRefusal]:
+    """Return what was refused, but for proofs of images that are not wanted."""
     if not proofs.judged and proofs.refused is not None:
         return [ImageRefusal(candidate.digest, candidate.tags, None, proofs.refused)]
-    return [ImageRefusal(candidate.digest, candidate.tags, p.digest, p.refused) for p in proofs.judged if p.refused]
+    return [
+        ImageRefusal(candidate.digest, candidate.tags, proof.digest, proof.refused)
+        for proof in proofs.judged
+        if proof.refused and (query is None or proof.statement is None or _fits_query(proof.statement, query))
+    ]
 
 
 def _rank(one: ChosenImage) -> tuple[tuple[int, ...], str]:

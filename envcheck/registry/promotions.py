@@ -9,6 +9,7 @@ from envcheck.registry.attached_proofs import attached_promotions, read_proofs, 
 from envcheck.registry.oci.attachments import PROMOTION_TYPE, attach, promoted_digests
 from envcheck.registry.oci.copying import copy_image
 from envcheck.registry.oci.documents import StoredManifest
+from envcheck.registry.oci.registry_errors import AbsentError
 from envcheck.registry.oci.repository import Repository
 from envcheck.registry.proofs import promotion
 from envcheck.registry.proofs.envelope import sign
@@ -102,9 +103,20 @@ def promote(
             signers = {one.signer for one in signed if (one.promotion.alias, one.promotion.digest) == (alias, digest)}
             missing = max(missing, terms.policy.signers - len(signers), 1)
             continue
+        before = named_now(target, tag)
         _move(target, tag, manifest)
         moved.append(alias)
+        if before not in {None, digest}:
+            notes.append(f"{alias} named {before} before")
     return PromotionResult(str(target.reference.pinned(digest)), moved, missing, notes)
+
+
+def named_now(repository: Repository, tag: str) -> str | None:
+    """Return the digest that a tag names now, None where it names nothing."""
+    try:
+        return repository.manifest(tag).digest
+    except AbsentError:
+        return None
 
 
 def _check_copy(target: Repository, digest: str, terms: ProofTerms) -> None:

@@ -137,6 +137,7 @@ def test_the_newest_torch_comes_first_and_then_the_newest_proof(site: Site) -> N
     assert site.chosen("torch2.8*", "--from", site.name) == old.digest
     site.publish(rebuilt, ago=30, cell="torch2.13.0-cpu-py311")
     assert site.chosen() == rebuilt.digest
+    site.publish(old, ago=20, failed=True, cell="torch2.8.0-cpu-py311")
     assert site.reasons("torch2.9*", "--from", site.name) == {"no-proof"}
     assert site.chosen("--from", site.name, "--target", "devel") is None
 
@@ -213,7 +214,10 @@ def test_an_alias_does_not_go_back(site: Site, monkeypatch: pytest.MonkeyPatch) 
         site.publish(image)
     assert site.promote(first, "--to", "stable")[0] == 0
     site.later(monkeypatch, 2)
-    assert site.promote(second, "--to", "stable")[0] == 0
+    status, output = site.promote(second, "--to", "stable", "--dry-run")
+    assert (status, output.splitlines()[-1]) == (0, f"  it names {first.digest} now")
+    status, output = site.promote(second, "--to", "stable")
+    assert (status, output.splitlines()[-1]) == (0, f"note: {site.name}:stable named {first.digest} before")
     assert site.chosen(f"{site.name}:stable") == second.digest
     _tag(site.repository, "stable", first)
     assert site.reasons(f"{site.name}:stable") == {"alias-not-promoted"}

@@ -64,3 +64,4 @@ def test_podman_has_what_was_proven(on_disk: Site, tmp_path: Path, monkeypatch: 
     assert (pulled["chosen"], pulled["proven"]) == (f"{on_disk.name}@{image.digest}", True)
     inspected = json.loads(run(podman, "image", "inspect", pulled["pulled"]["name"]))
     assert inspected[0]["Digest"] == image.digest
+    assert pulled["pulled"]["before"] is None

@@ -33,6 +33,9 @@ def local(fake: FakeRegistry, tmp_path: Path) -> Site:
         "junk": "{",
         "nan.toml": "[proof]\nmax_age = nan",
         "list.json": "[]",
+        "gpus.toml": '[proof]\nkeys = ["release.pub"]\n[promote]\ngpus = ["H1000 x8"]',
+        "cpu.toml": '[proof]\nkeys = ["release.pub"]\nmode = "cpu"\n[promote]\ngpus = ["H100 x8"]',
+        "from.toml": '[proof]\nkeys = ["release.pub"]\n[promote]\nfrom = "http://registry.example/torch"',
         "empty": "",
         "keyless.toml": '[proof]\nidentities = [{identity = "a", issuer = "b"}]\ntrusted_root = "junk"',
     }.items():
@@ -104,6 +107,10 @@ def test_a_node_or_policy_that_is_wrong_is_said_first(
         ("publish REPO:tag --report DIR/report.json --key DIR/release --policy /nowhere/file", "/nowhere/file"),
         ("publish REPO:tag --report DIR/report.json --unsigned --policy POLICY --dry-run", "leave out one of them"),
         ("promote REPO:tag --to stable --policy DIR/keyless.toml --key DIR/release", "is not a digest"),
+        ("promote REPO@DIGEST --to OWN.att --policy POLICY --key DIR/release", "reserved for what is attached"),
+        ("promote REPO@DIGEST --to stable --policy DIR/gpus.toml --key DIR/release", "gpus 'H1000': no such GPU"),
+        ("promote REPO@DIGEST --to stable --policy DIR/cpu.toml --key DIR/release", "a run on a CPU proves nothing"),
+        ("promote REPO@DIGEST --to stable --policy DIR/from.toml --key DIR/release", "is no repository"),
         ("promote REPO@DIGEST --to st/able --policy DIR/junk --key DIR/release", "st/able: not a tag"),
         ("promote REPO@DIGEST --to stable --policy DIR/junk --key DIR/release", "DIR/junk"),
         ("promote REPO@DIGEST --to stable --policy POLICY --key DIR/other", "does not name this key"),
@@ -112,7 +119,10 @@ def test_a_node_or_policy_that_is_wrong_is_said_first(
     ],
 )
 def test_what_was_mistyped_is_said_first(words: str, why: str, local: Site, fake: FakeRegistry) -> None:
-    words = words.replace("POLICY", str(local.policy)).replace("DIGEST", f"sha256:{'0' * 64}")
+    digest = f"sha256:{'0' * 64}"
+    words = (
+        words.replace("POLICY", str(local.policy)).replace("DIGEST", digest).replace("OWN", digest.replace(":", "-"))
+    )
     status, message = refused(local, fake, *words.split())
     assert (status, why.replace("DIR", str(local.folder)) in message) == (2, True), message
 

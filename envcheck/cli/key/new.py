@@ -46,10 +46,14 @@ def command(options: KeyNewOptions, ctx: click.Context) -> None:
 
     A file that exists is never replaced. FILE signs; give FILE.pub to everyone who verifies. If ENVCHECK_KEY_PASSWORD
     is set, the key gets that password, with or without --password.
-    Exit 2: FILE ends in .pub, one of the two files exists or cannot be written, or the passwords differ.
+    Exit 2: FILE is a directory or ends in .pub, one of the two files exists or cannot be written, or the passwords
+    differ.
     """
     from envcheck import signing
 
+    if not options.file.name:
+        message = f"{options.file} is a directory"
+        raise ConfigError(message, fix=f"name a file in it: {options.file / 'release'}")
     if options.file.suffix == ".pub":
         message = f"{options.file} would hold the private key, and .pub is the ending of public keys"
         raise ConfigError(message, fix=f"give {options.file.with_suffix('')}: its public key gets .pub")

@@ -48,7 +48,7 @@ class DescribedNode(NamedTuple):
             message = f"--driver {self.driver} is not a whole driver version"
             raise ConfigError(message, fix="write it as nvidia-smi prints it: 570.124.06")
         if self.gpu is not None:
-            _refuse_unknown_gpu(self.gpu, matrix)
+            refuse_unknown_gpu(self.gpu, "--gpu", matrix)
             return NodeFacts((self.gpu,), self.gpus or 1, self.driver, platform.machine())
         if self.gpus is not None or self.driver is not None:
             message = f"{'--gpus' if self.gpus is not None else '--driver'} describes a node whose GPU is not named"
@@ -60,7 +60,7 @@ class DescribedNode(NamedTuple):
         return node_of(collect())
 
 
-def _refuse_unknown_gpu(name: str, matrix: Matrix) -> None:
+def refuse_unknown_gpu(name: str, where: str, matrix: Matrix) -> None:
     """Refuse a short name that the matrix does not have; a proof names its GPU as the driver does, or by that name."""
     from envcheck.matrix.facts.gpu_names import find_gpu, suggest
 
@@ -68,7 +68,7 @@ def _refuse_unknown_gpu(name: str, matrix: Matrix) -> None:
         return
     near = " or ".join(suggest(matrix, name))
     hint = f"did you mean {near}?" if near else "`envcheck matrix show --gpus` lists them"
-    message = f"--gpu {name[:60]!r}: no such GPU in the matrix"
+    message = f"{where} {name[:60]!r}: no such GPU in the matrix"
     raise ConfigError(message, fix=f"{hint} (or write it as nvidia-smi prints it: NVIDIA ...)")
 
 
@@ -131,8 +131,9 @@ def short(name: str) -> str:
     return name[:_SHOWN] if name.startswith("sha256:") else name
 
 
-# What people read where nothing holds because no policy names a key.
-NO_POLICY: Final = "no --policy was given, so no key is known; see docs/publish.md"
+# What people read where nothing holds because no policy names a key, and where a driver is not known.
+NO_POLICY: Final = "no --policy was given, so no key is known; pass a file that names the public keys that count"
+NO_DRIVER: Final = "note: without --driver, the driver of that node is not compared"
 
 
 def standing(proof: JudgedProof) -> str:

@@ -73,6 +73,8 @@ def command(options: PromoteOptions, settings: Settings) -> None:
         message = f"{options.key}: the policy does not name this key, so that its promotion would not count"
         raise ConfigError(message, fix="add its .pub to proof.keys, or sign with a key that is there")
     terms = access.terms(policy, None, load(settings.matrix))
+    for named in policy.promoted_on:
+        access.refuse_unknown_gpu(named.gpu, f"{options.policy}: promote.gpus", terms.matrix)
     repository, target_repository = (access.repository(one, options.mirror) for one in (source, target))
     gates = promotions.gate(repository, source.wanted, terms)
     done = None
@@ -85,6 +87,9 @@ def command(options: PromoteOptions, settings: Settings) -> None:
         _show(gates, done)
         for tag in options.tags if met and done is None else ():
             access.say(f"would promote {target.name}:{tag} to {target.pinned(source.wanted)}")
+            before = promotions.named_now(target_repository, tag)
+            if before is not None:
+                access.say(f"  it names {before} now")
     sys.exit(0 if met and (done is None or not done.missing) else 1)
 
 
@@ -99,7 +104,10 @@ def _check(options: PromoteOptions, source: ImageReference, target: ImageReferen
         message = f"--to-repo {options.to_repository} names one image"
         raise ConfigError(message, fix="leave out its tag and digest; --to names the alias")
     for tag in options.tags:
-        if not is_tag(tag) or is_own_or_fallback(tag):
+        if is_own_or_fallback(tag):
+            message = f"--to {tag}: the name is reserved for what is attached to an image"
+            raise ConfigError(message, fix="choose another one, as stable or 2.8")
+        if not is_tag(tag):
             message = f"--to {tag}: not a tag for an image"
             raise ConfigError(message, fix="use letters, digits, _, . and -, as in stable or 2.8")
 

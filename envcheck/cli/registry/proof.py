@@ -34,7 +34,9 @@ class ProofOptions(NamedTuple):
 @click.option("--policy", type=click.Path(path_type=Path), help="The policy file; its keys are the ones that count.")
 @click.option("--gpu", metavar="NAME", help="GPU model of another node.")
 @click.option("--gpus", type=click.IntRange(1, 1024), help="How many GPUs that node has; 1 if not given.")
-@click.option("--driver", metavar="VERSION", help="Full driver version of that node: 570.124.06.")
+@click.option(
+    "--driver", metavar="VERSION", help="Full driver version of that node: 570.124.06; not compared if not given."
+)
 @click.option("--here/--no-here", default=True, help="Judge for this node, or for no node.")
 @click.option(
     "--mirror", default="user", show_default=True, metavar="PROFILE", help="Mirror profile to reach the registry with."
@@ -71,6 +73,8 @@ def command(options: ProofOptions, settings: Settings) -> None:
         click.echo(_document(name, proofs, attached.notes))
     else:
         _show(name, proofs, attached.notes)
+        if options.gpu is not None and options.driver is None:
+            access.say(access.NO_DRIVER)
         if proofs.judged and options.policy is None:
             access.say(access.NO_POLICY)
     sys.exit(0 if proofs.chosen is not None else 1)

@@ -54,7 +54,11 @@ class PublishOptions(NamedTuple):
 @click.option("--unsigned", is_flag=True, help="Publish without a signature; it counts where a policy allows it.")
 @click.option("--plain-names", is_flag=True, help="Keep the names of hosts, users and paths in the report.")
 @click.option(
-    "--sbom", "sboms", multiple=True, type=click.Path(path_type=Path), help="Attach an SBOM, CycloneDX or SPDX in JSON."
+    "--sbom",
+    "sboms",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Attach an SBOM, CycloneDX or SPDX in JSON. Repeatable.",
 )
 @click.option(
     "--policy", type=click.Path(path_type=Path),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _SHOWN: Final = 10
 _TARGET: Final = "runtime"
+_ELSEWHERE: Final = "start it, or pass --dry-run and pull the digest elsewhere"
 
 
 class PullOptions(NamedTuple):
@@ -50,7 +51,9 @@ class PullOptions(NamedTuple):
 @click.option("--policy", type=click.Path(path_type=Path), help="The policy file; its keys are the ones that count.")
 @click.option("--gpu", metavar="NAME", help="GPU model of another node; nothing is read from this one.")
 @click.option("--gpus", type=click.IntRange(1, 1024), help="How many GPUs that node has; 1 if not given.")
-@click.option("--driver", metavar="VERSION", help="Full driver version of that node: 570.124.06.")
+@click.option(
+    "--driver", metavar="VERSION", help="Full driver version of that node: 570.124.06; not compared if not given."
+)
 @click.option("--engine", type=click.Choice(["auto", "docker", "podman"]), default="auto", show_default=True,
               help="Which engine pulls.")  # fmt: skip
 @click.option(
@@ -126,31 +129,37 @@ def _may_name_cell(glob: str) -> bool:
 
 
 class PulledImage(NamedTuple):
-    """The engine that has the image now, and the local name."""
+    """The engine that has the image now, the local name, and the id of the image that had this name before."""
 
     engine: str
     name: str
+    before: str | None
 
 
 def _pull(reference: ImageReference, chosen: ChosenImage, options: PullOptions) -> PulledImage:
     from envcheck.images import engines
 
-    engine = engines.find(options.engine)
-    if engine == "venv":
+    try:
+        engine = engines.find(options.engine)
+        connected = engines.connect(engine) if engine != "venv" else None
+    except UnavailableError as error:
+        raise UnavailableError(error.message, fix=_ELSEWHERE) from error
+    if connected is None:
         message = "neither docker nor podman answers"
-        raise UnavailableError(message, fix="start one, or pass --dry-run and pull the digest elsewhere")
-    connected = engines.connect(engine)
+        raise UnavailableError(message, fix=_ELSEWHERE)
     pinned = str(reference.pinned(chosen.candidate.digest))
     try:
         connected.pull(pinned)
     except UnavailableError as error:
         raise UnavailableError(error.message, fix=f"run `{engine} pull {pinned}` to see why") from error
-    if connected.inspect(pinned) is None:
+    held = connected.inspect(pinned)
+    if held is None:
         message = f"{engine} says that it pulled {pinned}, and does not have it"
         raise UnavailableError(message, fix=f"run `{engine} pull {pinned}` by hand")
     name = engines.local_name(engine, f"envcheck/torch:{local_tag(chosen)}")
+    before = connected.inspect(name)
     connected.tag(pinned, name)
-    return PulledImage(engine, name)
+    return PulledImage(engine, name, before.id if before is not None and before.id != held.id else None)
 
 
 def local_tag(chosen: ChosenImage) -> str:
@@ -173,14 +182,19 @@ def _show(reference: ImageReference, choice: PullChoice, pulled: PulledImage | N
     for refusal in choice.refused[:_SHOWN]:
         named = f" ({', '.join(refusal.tags[:2])})" if refusal.tags else ""
         access.say(f"refused {access.short(refusal.digest)}{named}: {refusal.refused.reason.value}")
-        access.say(f"    {refusal.refused.detail}")
+        proof = f"proof {access.short(refusal.proof)}: " if refusal.proof else ""
+        access.say(f"    {proof}{refusal.refused.detail}")
     if len(choice.refused) > _SHOWN:
         access.say(f"and {len(choice.refused) - _SHOWN} more; --json lists all")
     for note in choice.notes:
         access.say(f"note: {note}")
+    if options.gpu is not None and options.driver is None:
+        access.say(access.NO_DRIVER)
     if chosen is None and options.policy is None:
         access.say(access.NO_POLICY)
     if pulled is not None:
+        if pulled.before is not None:
+            access.say(f"note: {pulled.name} named another image before: {pulled.before}")
         from envcheck.images.engines import GPUS
 
         gpu = f"{GPUS[pulled.engine]} " if chosen and chosen.statement.facts.mode == "gpu" else ""
@@ -213,7 +227,7 @@ def _document(reference: ImageReference, choice: PullChoice, pulled: PulledImage
         "proven": chosen.proof.proven if chosen else False,
         "proof": chosen.proof.digest if chosen else None,
         "statement": chosen.statement if chosen else None,
-        "pulled": {"engine": pulled.engine, "name": pulled.name} if pulled else None,
+        "pulled": {"engine": pulled.engine, "name": pulled.name, "before": pulled.before} if pulled else None,
         "refused": refused,
         "notes": choice.notes,
     }

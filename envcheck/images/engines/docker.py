@@ -75,8 +75,9 @@ class Docker:
 
     def pull(self, reference: str) -> None:
         """Fetch an image from its registry."""
-        if subprocesses.stream(["docker", "pull", "--quiet", reference], timeout=_PULL_TIMEOUT).status != 0:
-            message = f"{reference} could not be pulled"
+        result = subprocesses.stream(["docker", "pull", "--quiet", reference], timeout=_PULL_TIMEOUT)
+        if result.status != 0:
+            message = f"{reference} could not be pulled{subprocesses.last_line(result)}"
             raise UnavailableError(message, fix="try `docker pull` by hand, or --base bootstrap")
 
     def import_base(self, spec: ImageSpec, packages: Sequence[str], profile: Profile) -> str:

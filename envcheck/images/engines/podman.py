@@ -71,8 +71,9 @@ class Podman:
 
     def pull(self, reference: str) -> None:
         """Fetch an image from its registry."""
-        if subprocesses.stream(["podman", "pull", "--quiet", reference], timeout=_PULL_TIMEOUT).status != 0:
-            message = f"{reference} could not be pulled"
+        result = subprocesses.stream(["podman", "pull", "--quiet", reference], timeout=_PULL_TIMEOUT)
+        if result.status != 0:
+            message = f"{reference} could not be pulled{subprocesses.last_line(result)}"
             raise UnavailableError(message, fix="try `podman pull` by hand, or --base bootstrap")
 
     def import_base(self, spec: ImageSpec, packages: Sequence[str], profile: Profile) -> str:

@@ -24,6 +24,12 @@ class CommandResult(NamedTuple):
     output: str
 
 
+def last_line(result: CommandResult) -> str:
+    """Return ": " and the last line that the program wrote, which mostly says why it failed; "" if it wrote nothing."""
+    lines = [line.strip() for line in result.output.splitlines() if line.strip()]
+    return f": {lines[-1][:200]}" if lines else ""
+
+
 def which(program: str) -> str | None:
     """Return where a program is, or None; the administrator's directories count."""
     return shutil.which(program, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")

@@ -69,7 +69,7 @@ def load(name: str | Path) -> Profile:
 def _unknown_profile(name: str) -> ConfigError:
     near = difflib.get_close_matches(name, [*BUILT_IN_NAMES, *presets()], n=3, cutoff=0.5)
     fix = "pass none, host, user, a name from `envcheck mirror list`, a YAML file, or auto (build and fetch)"
-    hint = f"did you mean {' or '.join(near)}?" if near else fix
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else fix
     return ConfigError(f"no mirror profile {redacted(name)!r}", fix=hint)
 
 

@@ -41,6 +41,8 @@ PROMOTION_TYPE: Final = "application/vnd.envcheck.promotion.v1+json"
 _OWN: Final = ".proof"
 _PROMOTION: Final = ".promotion"
 _LISTED: Final = re.compile(r"sha256-([0-9a-f]{64})(?:\.([0-9a-f]{12})(\.proof|\.promotion))?")
+# Also those of other tools, as sha256-DIGEST.att and .sig of cosign.
+_ATTACHED: Final = re.compile(r"sha256-[0-9a-f]{64}(\.|$)")
 _NAMED: Final = 12
 _TRIES: Final = 3
 _INLINE: Final = 1 << 15
@@ -81,13 +83,13 @@ def own_tags(subject: str, tags: Sequence[str]) -> dict[str, str]:
 
 
 def is_own_or_fallback(tag: str) -> bool:
-    """Tell whether a tag is that of something attached, and of no image."""
-    return _LISTED.fullmatch(tag) is not None
+    """Tell whether a tag is that of something attached, here or as cosign does it, and of no image."""
+    return _ATTACHED.match(tag) is not None
 
 
 def is_promotion(tag: str) -> bool:
     """Tell whether a tag is the own tag of a promotion."""
-    return tag.endswith(_PROMOTION) and is_own_or_fallback(tag)
+    return tag.endswith(_PROMOTION) and _LISTED.fullmatch(tag) is not None
 
 
 def promoted_digests(tags: Sequence[str]) -> list[str]:

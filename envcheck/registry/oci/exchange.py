@@ -37,6 +37,8 @@ CONNECTIONS: Final = 8
 _LIMITED: Final = 429
 _BUSY: Final = {_LIMITED, 500, 502, 503, 504}
 _ERRORS: Final = 1 << 16
+# What OpenSSL says where the other side answers without TLS.
+_SPOKE_HTTP: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
 _CODE: Final = re.compile(r"[A-Z][A-Z0-9_]{2,60}")
 _T = TypeVar("_T")
 
@@ -103,6 +105,7 @@ class Exchange:
         self._sleep, self._now = sleep, now
         self.reference = reference
         self._counting = threading.Lock()
+        self._is_registry = False
         # More than these would be connections that are opened for one request each.
         self._places = threading.BoundedSemaphore(CONNECTIONS)
         self.sent = 0
@@ -172,7 +175,13 @@ class Exchange:
                     error_codes(answer)  # what is read to its end can be used again
                 other = self._authorization.answer(answer.headers, scopes, login)
             except (SlowError, UntrustedError) as error:
-                raise self._unavailable(str(error), error.fix) from error
+                spoke_http = any(sign in str(error) for sign in _SPOKE_HTTP)
+                fix = (
+                    f"if it speaks http without TLS, write http://{self.reference.registry}/..."
+                    if spoke_http
+                    else error.fix
+                )
+                raise self._unavailable(str(error), fix) from error
             except NetworkError as error:
                 if error.fix:
                     raise self._unavailable(str(error), error.fix) from error
@@ -192,6 +201,8 @@ class Exchange:
             return denied(registry, f"{request.label} ({status})", has=self._authorization.has_account)
         if status == HTTPStatus.NOT_FOUND:
             codes = error_codes(answer)
+            if not codes and request.method == "GET":
+                self.demand_registry()
             message = f"{registry} does not have {request.label} (404{''.join(f' {code}' for code in codes[:1])})"
             return AbsentError(message, fix="check the name, the tag and the digest")
         if status in _BUSY:
@@ -200,7 +211,31 @@ class Exchange:
             return _AgainError(f"it answers {status}{wait_phrase(after)}", after, fix)
         codes = error_codes(answer)
         message = f"{registry} does not accept {request.label} ({' '.join([str(status), *codes[:3]])})"
-        return RefusedError(message, fix="ask who runs the registry what it accepts", codes=codes)
+        expects_tls = status == HTTPStatus.BAD_REQUEST and self.reference.plain and not codes
+        fix = (
+            f"if it speaks TLS, write https://{registry}/..."
+            if expects_tls
+            else "ask who runs the registry what it accepts"
+        )
+        return RefusedError(message, fix=fix, codes=codes)
+
+    def demand_registry(self) -> None:
+        """Raise RegistryUnavailableError where the host does not have the path that every registry has.
+
+        OCI distribution specification 1.1, end-1. For an answer that says that something is not there, and not why.
+        """
+        if not self._is_registry:
+            with self._counting:
+                self.sent += 1
+            try:
+                with self._client.send("GET", urljoin(self.reference.url, "/v2/"), {}, body=b"", login=None) as answer:
+                    self._is_registry = answer.status != HTTPStatus.NOT_FOUND
+                    error_codes(answer)  # what is read to its end can be used again
+            except NetworkError as error:
+                raise self._unavailable(str(error), error.fix) from error
+        if not self._is_registry:
+            reason = "it does not answer as a registry does (404 for /v2/)"
+            raise self._unavailable(reason, "check the host and the port")
 
     def _unavailable(self, reason: str, fix: str = "") -> RegistryUnavailableError:
         message = f"the registry {self.reference.registry} is unavailable: {reason}"
@@ -210,7 +245,15 @@ class Exchange:
 def error_codes(answer: HttpResponse) -> tuple[str, ...]:
     """Return the registry's own codes of an error. Its texts are left out: they can repeat what was sent."""
     try:
-        answer_errors = msgspec.json.decode(answer.text(_ERRORS), type=_ErrorAnswer)
-    except (NetworkError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return codes_in(answer.text(_ERRORS))
+    except (NetworkError, UnicodeDecodeError):
+        return ()
+
+
+def codes_in(body: bytes | str) -> tuple[str, ...]:
+    """Return the codes in the body of an error; none where it is not one of a registry's."""
+    try:
+        answer_errors = msgspec.json.decode(body, type=_ErrorAnswer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ()
     return tuple(error.code for error in answer_errors.errors if _CODE.fullmatch(error.code))

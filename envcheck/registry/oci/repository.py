@@ -24,7 +24,7 @@ from envcheck.registry.oci.documents import (
     platform_choice,
     read_manifest,
 )
-from envcheck.registry.oci.exchange import Exchange, RegistryReply, RegistryRequest
+from envcheck.registry.oci.exchange import Exchange, RegistryReply, RegistryRequest, codes_in
 from envcheck.registry.oci.references import ImageReference, is_digest, is_tag
 from envcheck.registry.oci.registry_errors import TAMPERED, AbsentError, LyingError, RegistryUnavailableError
 from envcheck.struct_types import know_types
@@ -38,7 +38,7 @@ _MOST_TAGS: Final = 500_000
 
 
 class _Tags(msgspec.Struct):
-    tags: list[str] | None = None
+    tags: list[str] | None
 
 
 know_types(_Tags)
@@ -174,6 +174,8 @@ class Repository:
         # Without `n`: some registries cut a list to so many, and do not say that there are more.
         for reply in self.pages(f"{self._path}/tags/list", label, (200, 404)):
             if reply.status == 404:  # noqa: PLR2004 (HTTP's status)
+                if not codes_in(reply.body):
+                    self.exchange.demand_registry()
                 return
             try:
                 yield msgspec.json.decode(reply.body, type=_Tags).tags or []
@@ -219,6 +221,11 @@ def next_page(link: str) -> str | None:
 def _checked(reply: RegistryReply, name: str, where: str) -> StoredManifest:
     """Return the manifest in a reply, hashed."""
     digest = digest_of(reply.body)
+    if reply.headers.get("Content-Type", "").startswith("text/html"):
+        message = f"{where}: the answer is a web page and no manifest"
+        raise RegistryUnavailableError(
+            message, fix="check the host and the port; a proxy or a page to log in may answer"
+        )
     if is_digest(name) and digest != name:
         message = f"{where}: the registry sends the bytes of {digest}"
         raise LyingError(message, fix=TAMPERED)

@@ -8,6 +8,7 @@ that cannot be read, of a later envcheck for example, may be of a failed run: it
 from __future__ import annotations
 
 import datetime as dt
+import difflib
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -21,7 +22,7 @@ from envcheck.registry.proofs import statement as statements
 from envcheck.registry.proofs.covers import NodeFacts, as_proven, concerns, uncovered
 from envcheck.registry.proofs.envelope import open_envelope
 from envcheck.registry.proofs.evidence import unpack
-from envcheck.registry.proofs.policy import Policy
+from envcheck.registry.proofs.policy import Policy, age_text
 from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
 from envcheck.registry.proofs.statement import ReportReference, Statement
 from envcheck.registry.proofs.strict_json import MalformedError
@@ -164,15 +165,25 @@ def _too_little(statement: Statement, policy: Policy) -> Rejection | None:
         return Rejection(ProofRefusal.LEVEL_TOO_LOW, f"level {level}, and the policy asks for {policy.level}")
     missing = [check for check in policy.required if check not in statement.predicate.passed_tests]
     if missing:
-        return Rejection(ProofRefusal.CHECK_MISSING, f"not among the passed checks: {', '.join(missing)}")
+        why = f"not among the passed checks: {', '.join(missing)}{_meant(missing, statement)}"
+        return Rejection(ProofRefusal.CHECK_MISSING, why)
     return None
+
+
+def _meant(missing: Sequence[str], statement: Statement) -> str:
+    """Return which checks of the run a name that it does not have may stand for."""
+    predicate = statement.predicate
+    checks = {*predicate.passed_tests, *predicate.warned_tests, *predicate.failed_tests}
+    checks |= {skipped.id for skipped in statement.facts.skipped}
+    near = [match for name in missing if name not in checks for match in difflib.get_close_matches(name, checks, 1)]
+    return f" (did you mean {' and '.join(near)}?)" if near else ""
 
 
 def _too_old(statement: Statement, terms: ProofTerms) -> Rejection | None:
     age = terms.now - statement.ended
     if age <= terms.policy.max_age:
         return None
-    allowed = terms.policy.max_age
+    allowed = age_text(terms.policy.max_age)
     return Rejection(ProofRefusal.EXPIRED, f"it ended at {statement.facts.ended}, and the policy allows {allowed}")
 
 

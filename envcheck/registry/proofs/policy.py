@@ -48,6 +48,7 @@ _WRITE: Final = {
 _AGE: Final = re.compile(r"([1-9]\d{0,4})([dhm])", re.ASCII)
 _UNITS: Final = {"d": "days", "h": "hours", "m": "minutes"}
 _GPUS: Final = re.compile(r"(?P<gpu>\S(?:.*\S)?) x(?P<gpus>[1-9]\d{0,5})", re.ASCII)
+_REPOSITORY: Final = re.compile(r"[^\s/@:]+(:\d+)?(/[a-z0-9._-]+)+", re.ASCII)
 _PLACE: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 
 
@@ -167,6 +168,9 @@ def _policy(tables: _PolicyFile, place: _Place) -> Policy:
     if promote.signers > len(keys) > 0:
         why = f"{promote.signers} signers, and only {counted(len(keys), 'key')}"
         place.refuse("promote", "signers", why, "name more keys in proof.keys, or ask for fewer signers")
+    if promote.gpus and proof.mode == "cpu":
+        why = "a run on a CPU proves nothing of GPUs"
+        place.refuse("promote", "gpus", why, 'leave them out, or set mode = "gpu" in [proof]')
     empty = [name for name in proof.required if not name.strip()]
     if empty:
         place.refuse("proof", "required", "the name of a check is empty", "`envcheck checks` lists them")
@@ -181,7 +185,7 @@ def _policy(tables: _PolicyFile, place: _Place) -> Policy:
         mode=proof.mode,
         unsigned=proof.unsigned,
         promoted_on=tuple(_gpus(text, place) for text in promote.gpus),
-        promoted_from=promote.source,
+        promoted_from=None if promote.source is None else _repository(promote.source, place),
         signers=promote.signers,
     )
 
@@ -222,6 +226,21 @@ def _age(text: str, place: _Place) -> dt.timedelta:
     if match is None:
         place.refuse("proof", "max_age", f"{text[:40]!r} is not an age", _WRITE["max_age"])
     return dt.timedelta(**{_UNITS[match[2]]: int(match[1])})
+
+
+def age_text(age: dt.timedelta) -> str:
+    """Return an age as a policy writes it: "30d"."""
+    minutes = int(age.total_seconds()) // 60
+    unit, size = next((unit, size) for unit, size in (("d", 1440), ("h", 60), ("m", 1)) if minutes % size == 0)
+    return f"{minutes // size}{unit}"
+
+
+def _repository(text: str, place: _Place) -> str:
+    """Return a repository as promotions name it; another text would be that of no promotion."""
+    if _REPOSITORY.fullmatch(text) is None:
+        why = f"{text[:60]!r} is no repository, as REGISTRY/NAME without http://, tag and digest"
+        place.refuse("promote", "from", why, _WRITE["from"])
+    return text
 
 
 def _gpus(text: str, place: _Place) -> NamedGpus:

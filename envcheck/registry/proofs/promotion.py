@@ -115,7 +115,8 @@ def refuse_alias(
     current = in_force(promotions, alias, policy.signers)
     if current is None:
         keys = {each.signer for each in promotions if each.promotion.alias == alias}
-        return Rejection(wrong, f"nobody promoted {alias} ({len(keys)} of {policy.signers} keys)")
+        promoted = f"nobody promoted {alias} ({len(keys)} of {policy.signers} keys)"
+        return Rejection(wrong, f"{promoted}; name the image by its digest, or promote it")
     if current.at > now + CLOCK_SKEW:
         return Rejection(wrong, f"the promotion of {alias} is from the future")
     rivals = {each.promotion.digest for each in promotions if _at_once(each, current, alias)}

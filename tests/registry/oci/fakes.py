@@ -45,6 +45,8 @@ class FakeRegistry(Server):
         for part, serve in (("/blobs/uploads", self._upload), ("/blobs/", self._blob), ("/manifests/", self._manifest)):
             if part in remaining:
                 return serve(request, remaining.partition(part)[2].lstrip("/"))
+        if not remaining:
+            return Answer(200, b"{}")
         if remaining.endswith("/tags/list"):
             return Answer(200, json.dumps({"tags": sorted(self.tags)}).encode())
         return Answer(404, b'{"errors":[{"code":"UNSUPPORTED","message":"no"}]}')

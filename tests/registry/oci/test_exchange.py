@@ -41,7 +41,7 @@ def failing(status: int, times: int = 99, **headers: str) -> Callable[[Request],
     [
         (401, DeniedError, 3, "docker login 127.0.0.1"),
         (403, DeniedError, 3, "docker login 127.0.0.1"),
-        (404, AbsentError, 1, "does not have 127.0.0.1"),
+        (404, RegistryUnavailableError, 3, "does not answer as a registry does"),
         (400, RefusedError, 3, "does not accept"),
         (405, RefusedError, 3, "does not accept"),
         (429, RegistryUnavailableError, 3, "answers 429; wait, or log in"),
@@ -57,7 +57,42 @@ def test_each_refusal_has_its_error_with_what_to_do(
         opened(registry.netloc).manifest("latest")
     assert (refused.value.exit_code, registry.netloc in str(refused.value)) == (code, True)
     assert str(refused.value).isprintable()
-    assert len(registry.requests) == (4 if status in {429, 500, 503} else 1)
+    assert len(registry.requests) == {429: 4, 500: 4, 503: 4, 404: 2}.get(status, 1)
+
+
+def test_what_a_registry_does_not_have_is_absent(servers: Servers) -> None:
+    """It answers 404 without a code, and has the path of all registries."""
+    repository = opened(servers.start(FakeRegistry(failing(404, 1))).netloc)
+    for _ in range(2):
+        with pytest.raises(AbsentError, match=r"does not have 127\.0\.0\.1") as refused:
+            repository.manifest("latest")
+        assert refused.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (404, b"<html>", "text/html"),
+        (404, b"{}", "application/json"),
+        (200, b"<html>", "text/html"),
+        (200, b'{"a":1}', "application/json"),
+    ],
+)
+def test_a_server_that_is_no_registry_has_no_empty_repository(
+    servers: Servers, status: int, body: bytes, kind: str
+) -> None:
+    repository = opened(servers.start(FakeRegistry(lambda _: Answer(status, body, {"Content-Type": kind}))).netloc)
+    with pytest.raises(RegistryUnavailableError) as refused:
+        repository.tags()
+    assert refused.value.exit_code == 3
+
+
+def test_a_page_to_log_in_is_no_manifest(servers: Servers) -> None:
+    page = Answer(200, b"<html>", {"Content-Type": "text/html; charset=utf-8"})
+    repository = opened(servers.start(FakeRegistry(lambda _: page)).netloc)
+    for name in ("latest", f"sha256:{'a' * 64}"):
+        with pytest.raises(RegistryUnavailableError, match="a web page and no manifest"):
+            repository.manifest(name)
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504])
@@ -191,7 +226,6 @@ def test_a_manifest_is_what_its_digest_its_size_and_its_type_name(servers: Serve
     for expected, answer, headers in (
         (manifest.digest, other, named),
         (manifest.digest, manifest.content + b" ", named),
-        (manifest.digest, b"<html>", {"Content_Type": "text/html"}),
         ("latest", other, {**named, "Docker_Content_Digest": manifest.digest}),
         ("latest", manifest.content, {"Content_Type": "application/octet-stream"}),
         (manifest.descriptor, other, named),

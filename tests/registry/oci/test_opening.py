@@ -9,10 +9,10 @@ import pytest
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.registry.oci.opening import open_repository, places, registry_hosts
 from envcheck.registry.oci.references import parse_reference
-from envcheck.registry.oci.registry_errors import RegistryUnavailableError
+from envcheck.registry.oci.registry_errors import RefusedError, RegistryUnavailableError
 from tests.certificates import signed
-from tests.http_server import Servers
-from tests.registry.oci.fakes import FakeRegistry, push_image
+from tests.http_server import Answer, Servers
+from tests.registry.oci.fakes import FakeRegistry, opened, push_image
 
 HUB, CACHE = "https://hub.mirror.example/library/torch:2", "http://127.0.0.1:5000/cache/library/torch:2"
 MIRRORS = {"docker.io": ["hub.mirror.example", "http://127.0.0.1:5000/cache"], "nvcr.io": ["nv.mirror.example:5000"]}
@@ -56,6 +56,17 @@ def test_a_closed_profile_refuses_a_registry_that_it_does_not_name(servers: Serv
     assert registry.requests == []
     named = Profile(name="site", registries={"a.example": [f"http://{registry.netloc}"]}, closed=True)
     assert open_repository(reference, named).tags() == []
+
+
+def test_http_and_https_taken_for_each_other_are_named(servers: Servers) -> None:
+    plain = servers.start(FakeRegistry())
+    with pytest.raises(RegistryUnavailableError, match=rf"write http://{plain.netloc}/"):
+        opened(f"https://{plain.netloc}").manifest("latest")
+    # What a server of Go's answers, such as docker-registry over TLS.
+    page = Answer(400, b"Client sent an HTTP request to an HTTPS server.\n")
+    other = servers.start(FakeRegistry(lambda _: page))
+    with pytest.raises(RefusedError, match=rf"if it speaks TLS, write https://{other.netloc}/"):
+        opened(other.netloc).manifest("latest")
 
 
 def test_a_registry_is_reached_over_tls_with_the_ca_of_the_site(servers: Servers, tmp_path: Path) -> None:

@@ -115,6 +115,21 @@ def test_no_refusal_is_left_out_of_the_tests(policy: Policy) -> None:
     assert len(tested) == 21
 
 
+def test_a_refusal_says_what_may_have_been_meant_and_what_the_policy_allows(policy: Policy, key: PrivateKey) -> None:
+    proof = proofs.attached(proofs.stated(), key)
+    mistyped = proofs.judged(
+        proof, policy=structs.replace(policy, required=("matmull", "site-check")), node=proofs.H200
+    )
+    assert mistyped.refused is not None
+    assert mistyped.refused.detail == "not among the passed checks: matmull, site-check (did you mean matmul?)"
+    for age, written_age in ((1, "1m"), (60, "1h"), (90, "90m"), (1440, "1d")):
+        late = structs.replace(policy, max_age=dt.timedelta(minutes=age))
+        old = proofs.attached(proofs.stated(**at(proofs.NOW - dt.timedelta(days=2))), key)
+        refused = proofs.judged(old, policy=late, node=proofs.H200).refused
+        assert refused is not None
+        assert refused.detail.endswith(f"the policy allows {written_age}")
+
+
 def test_a_proof_holds_and_says_who_signed_it(policy: Policy, key: PrivateKey, ecdsa_key: PrivateKey) -> None:
     allowed = structs.replace(policy, keys=(key.public, ecdsa_key.public))
     for by in (key, ecdsa_key):

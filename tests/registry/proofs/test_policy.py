@@ -20,7 +20,7 @@ keys = ["gate.pub", "sub/release.pub"]
 required = ["all-reduce", "ddp"]        # must be among passedTests
 warnings = "refuse"
 rejudge = false
-mode = "cpu"
+mode = "gpu"
 unsigned = false
 
 [promote]
@@ -56,7 +56,7 @@ def test_every_setting_is_read_and_keys_lie_beside_the_file(site: Path, monkeypa
         ("all-reduce", "ddp"),
         "refuse",
         False,
-        "cpu",
+        "gpu",
         False,
         (NamedGpus("H100", 8), NamedGpus("RTX 4090", 1)),
         "registry.example/staging/torch",

@@ -47,7 +47,7 @@ def test_the_alias_names_what_was_promoted_last() -> None:
 
 
 def test_a_tag_that_was_moved_by_hand_is_not_believed() -> None:
-    assert refusal() == f"nobody promoted {ALIAS} (0 of 1 keys)"
+    assert refusal().startswith(f"nobody promoted {ALIAS} (0 of 1 keys); ")
     assert f"was promoted to {B}, and the registry says {A}" in refusal(signed(B))
     assert f"was promoted to {B}" in refusal(signed(A, -2), signed(B, -1))  # a rollback by a writer of the registry
     assert "nobody promoted" in refusal(signed(A, alias="latest"))
