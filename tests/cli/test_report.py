@@ -11,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from msgspec import structs
 
 import envcheck
 from envcheck.node.snapshot import Snapshot
@@ -134,7 +135,7 @@ def test_a_threshold_that_nothing_can_pass_is_wrong_usage(run: Envcheck, saved: 
 
 
 def test_judge_exits_as_run_would(run: Envcheck, saved: Callable[..., Path], tmp_path: Path) -> None:
-    saved("good.json", GOOD)
+    saved("good.json", structs.replace(GOOD, id="of-a-site"))
     saved("bad.json", OutcomeRow(id="of-a-site", kind="env", status="fail", summary="no", remedy="look"))
     good, bad = run("judge", "good.json"), run("judge", "bad.json", "--output", "again.json", "--json")
     assert (good.returncode, bad.returncode) == (0, 1)
@@ -144,7 +145,7 @@ def test_judge_exits_as_run_would(run: Envcheck, saved: Callable[..., Path], tmp
 
 
 def test_redact_writes_a_report_that_can_be_read_and_judged(run: Envcheck, saved: Callable[..., Path]) -> None:
-    saved("r.json", GOOD)
+    saved("r.json", structs.replace(GOOD, id="of-a-site"))
     done = run("report", "redact", "r.json", "--output", "to-share.json")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     shown = run("judge", "to-share.json")
