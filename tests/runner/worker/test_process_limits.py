@@ -231,7 +231,7 @@ def test_a_limit_of_processes_that_leaves_room_for_few_is_named_where_ranks_are_
     monkeypatch.setattr("resource.getrlimit", lambda number: limits.get(number, (-1, -1)))
 
     def limited(room: int) -> str:
-        limits[resource.RLIMIT_NPROC] = (count + room,) * 2
+        limits[resource.RLIMIT_NPROC] = (max(0, count + room),) * 2  # -1 would be no limit
         return process_limits.explained(text)
 
     users.write_text("0 1000 1\n")  # root of a namespace: the limit counts
