@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
+from msgspec import structs
 
 from envcheck.registry.oci.attachments import PROMOTION_TYPE, is_promotion, own_start, own_tags
 from envcheck.registry.oci.attachments import artifact as attached_artifact
@@ -71,14 +72,18 @@ class _ReportStatement(msgspec.Struct):
 know_types(_Config, _EnvelopeDocument, _ReportStatement)
 
 
-def remote_images(repository: Repository, tag_or_digest: str, arch: str | None = None) -> list[RemoteImage]:
+def remote_images(
+    repository: Repository, tag_or_digest: str, arch: str | None = None, known: dict[str, RemoteImage] | None = None
+) -> list[RemoteImage]:
     """Return the images that a tag or digest names: one of a manifest, one for each platform of an index.
 
     With an `arch` an index need not hold the images of other architectures: a mirror often has one of them only.
+    `known` are images by digest that were read before, for a caller that asks for many tags; it gets what is read.
     """
+    known = {} if known is None else known
     manifest = repository.manifest(tag_or_digest)
     if not manifest.is_index:
-        return [_remote(repository, manifest, None)]
+        return [_remote(repository, manifest, None, known)]
     # What else is in an index (a builder's provenance) has the platform "unknown".
     entries = [entry for entry in manifest.index().manifests if entry.platform and entry.platform.os == "linux"]
     if not entries:
@@ -89,17 +94,21 @@ def remote_images(repository: Repository, tag_or_digest: str, arch: str | None =
         raise LyingError(message, fix="name one image of it by its digest")
     if arch is not None:
         entries = [entry for entry in entries if entry.platform and entry.platform.architecture == arch]
-    return [_remote(repository, repository.manifest(entry), manifest.digest) for entry in entries]
+    return [_remote(repository, repository.manifest(entry), manifest.digest, known) for entry in entries]
 
 
-def _remote(repository: Repository, manifest: StoredManifest, index: str | None) -> RemoteImage:
+def _remote(
+    repository: Repository, manifest: StoredManifest, index: str | None, known: dict[str, RemoteImage]
+) -> RemoteImage:
+    if manifest.digest in known:
+        return structs.replace(known[manifest.digest], index_digest=index)
     config = manifest.image().config
     try:
         read = msgspec.json.decode(repository.blob(config, _MOST_CONFIG), type=_Config)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         message = f"{repository.reference.name}@{manifest.digest}: its config is not that of an image"
         raise LyingError(message, fix="name an image; this is another artifact") from None
-    return RemoteImage(
+    image = RemoteImage(
         repository=repository.reference.name,
         manifest=manifest.digest,
         config=config.digest,
@@ -107,6 +116,8 @@ def _remote(repository: Repository, manifest: StoredManifest, index: str | None)
         index_digest=index,
         diff_ids=tuple(read.rootfs.diff_ids),
     )
+    known[manifest.digest] = image
+    return image
 
 
 def read_proofs(repository: Repository, digest: str, tags: Sequence[str] | None = None) -> AttachedProofs:

@@ -200,10 +200,11 @@ def _may_be(tag: str, query: ImageQuery) -> bool:
 def _candidates(repository: Repository, tags: Sequence[str], arch: str) -> tuple[list[ImageCandidate], list[str]]:
     """Return the images for an architecture behind these tags, each once, and notes on tags that lead to none."""
     notes: list[str] = []
+    known: dict[str, RemoteImage] = {}
 
     def images(tag: str) -> list[RemoteImage]:
         try:
-            return remote_images(repository, tag, arch)
+            return remote_images(repository, tag, arch, known)
         except (AbsentError, LyingError) as error:
             notes.append(f"the tag {tag} was left out: {error.message}")
             return []

@@ -201,6 +201,17 @@ def test_a_list_of_tags_without_an_end_is_refused(
     assert len(fake.requests) - before == 4
 
 
+def test_the_config_behind_many_tags_is_read_once_by_each_thread_at_most(fake: FakeRegistry, tmp_path: Path) -> None:
+    site = Site(fake.netloc, tmp_path)
+    image = site.image("one", "2.13.0-cpu-py311-runtime")
+    site.attach(image)
+    fake.tags |= {f"2.13.0-cpu-py311-runtime-{number}": image.digest for number in range(200)}
+    before = len(fake.requests)
+    assert site.chosen() == image.digest
+    path = f"/blobs/{image.image().config.digest}"
+    assert sum(path in request.path for request in fake.requests[before:]) <= 8
+
+
 def test_an_alias_that_moves_while_it_is_looked_at_leads_to_what_was_promoted_or_to_nothing(
     lied: Site, fake: FakeRegistry
 ) -> None:
