@@ -226,8 +226,8 @@ def test_a_certificate_file_must_hold_certificates_and_no_key(site: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("hosst", "no mirror profile 'hosst'; did you mean host"),
-        ("tunna", "did you mean tuna"),
+        ("hosst", "no mirror profile 'hosst'; did you mean 'host'"),
+        ("tunna", "did you mean 'tuna'"),
         ("qqqq", "pass none, host, user, a name from `envcheck mirror list`, a YAML file, or auto"),
         ("auto", "auto is a choice among mirrors, only for build and fetch"),
         ("/", "/ is a directory, not a mirror profile"),
