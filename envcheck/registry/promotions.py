@@ -9,7 +9,7 @@ from envcheck.registry.attached_proofs import attached_promotions, read_proofs, 
 from envcheck.registry.oci.attachments import PROMOTION_TYPE, attach, promoted_digests
 from envcheck.registry.oci.copying import copy_image
 from envcheck.registry.oci.documents import StoredManifest
-from envcheck.registry.oci.registry_errors import AbsentError
+from envcheck.registry.oci.registry_errors import AbsentError, LyingError
 from envcheck.registry.oci.repository import Repository
 from envcheck.registry.proofs import promotion
 from envcheck.registry.proofs.envelope import sign
@@ -112,10 +112,10 @@ def promote(
 
 
 def named_now(repository: Repository, tag: str) -> str | None:
-    """Return the digest that a tag names now, None where it names nothing."""
+    """Return the digest that a tag names now, None where it names nothing or what cannot be believed."""
     try:
         return repository.manifest(tag).digest
-    except AbsentError:
+    except (AbsentError, LyingError):  # who can write to the registry could stop every promotion with a broken alias
         return None
 
 

@@ -212,6 +212,18 @@ def test_the_config_behind_many_tags_is_read_once_by_each_thread_at_most(fake: F
     assert sum(path in request.path for request in fake.requests[before:]) <= 8
 
 
+def test_an_alias_that_names_no_manifest_any_more_is_moved(fake: FakeRegistry, tmp_path: Path) -> None:
+    site = Site(fake.netloc, tmp_path)
+    image = site.image("one", "2.13.0-cpu-py311-runtime")
+    site.attach(image)
+    broken = Answer(200, b"{}", {"Content-Type": OCI_MANIFEST, "Docker-Content-Digest": f"sha256:{'a' * 64}"})
+    fake.fault = lambda request: (
+        broken if request.method == "GET" and "stable" in request.path and "stable" not in fake.tags else None
+    )
+    status, output = site.promote(image, "--to", "stable")
+    assert (status, fake.tags["stable"]) == (0, image.digest), output
+
+
 def test_an_alias_that_moves_while_it_is_looked_at_leads_to_what_was_promoted_or_to_nothing(
     lied: Site, fake: FakeRegistry
 ) -> None:

@@ -92,7 +92,7 @@ def command(options: PublishOptions, settings: Settings) -> None:
     from envcheck.reports.model import load
 
     _check(options)
-    judge_by = None if options.policy is None else _judge_by(options.policy, settings)
+    judge_by = None if options.policy is None else _policy_and_matrix(options.policy, settings)
     key = access.private_key(options.key) if options.key else None
     sboms = [publishing.read_sbom(path) for path in options.sboms]
     reports = [load(path) for path in options.reports]
@@ -139,7 +139,7 @@ def _check(options: PublishOptions) -> None:
         raise ConfigError(message, fix="leave out one of them")
 
 
-def _judge_by(policy: Path, settings: Settings) -> tuple[Policy, Matrix]:
+def _policy_and_matrix(policy: Path, settings: Settings) -> tuple[Policy, Matrix]:
     from envcheck.matrix.file.load import load
 
     return access.policy(policy), load(settings.matrix)

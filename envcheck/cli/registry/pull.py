@@ -151,7 +151,7 @@ def _pull(reference: ImageReference, chosen: ChosenImage, options: PullOptions) 
     try:
         connected.pull(pinned)
     except UnavailableError as error:
-        raise UnavailableError(error.message, fix=f"run `{engine} pull {pinned}` to see why") from error
+        raise UnavailableError(error.message, fix=f"run `{engine} pull {pinned}` by hand") from error
     held = connected.inspect(pinned)
     if held is None:
         message = f"{engine} says that it pulled {pinned}, and does not have it"

@@ -165,12 +165,12 @@ def _too_little(statement: Statement, policy: Policy) -> Rejection | None:
         return Rejection(ProofRefusal.LEVEL_TOO_LOW, f"level {level}, and the policy asks for {policy.level}")
     missing = [check for check in policy.required if check not in statement.predicate.passed_tests]
     if missing:
-        why = f"not among the passed checks: {', '.join(missing)}{_meant(missing, statement)}"
+        why = f"not among the passed checks: {', '.join(missing)}{_suggestion(missing, statement)}"
         return Rejection(ProofRefusal.CHECK_MISSING, why)
     return None
 
 
-def _meant(missing: Sequence[str], statement: Statement) -> str:
+def _suggestion(missing: Sequence[str], statement: Statement) -> str:
     """Return which checks of the run a name that it does not have may stand for."""
     predicate = statement.predicate
     checks = {*predicate.passed_tests, *predicate.warned_tests, *predicate.failed_tests}
