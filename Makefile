@@ -1,16 +1,17 @@
 # make demo    resolve for this machine, build, validate (sets itself up)
 # make engine  a shell beside the private container engine that the demo started
-# make test    everything, the engine tests included where an engine can be had (sets itself up)
+# make test      what a change can break, with one real torch, engine, registry and nginx (sets itself up)
+# make test-all  all tests: also breakages, Slurm, Kubernetes, podman, keyless, S3, hostile servers (sets itself up)
 # make test-kubernetes   the rendered manifests on an API server that is built once out of Debian's source (half an hour)
 .DEFAULT_GOAL := help
-.PHONY: help setup tool demo engine test test-kubernetes ci lint workflows format types contracts drift docs checks faults bench dev-lock clean
+.PHONY: help setup tool demo engine test test-all test-kubernetes ci lint workflows format types contracts drift docs weight checks faults bench dev-lock clean
 .PHONY: jobs image stage staged gate key promote publish validate refresh dist tool-keyless
 
 BIN := .venv/bin
 
 help:
 	@sed -n 's/^# //p' Makefile
-	@echo "make lint types contracts drift docs    what CI checks besides the tests"
+	@echo "make lint types contracts drift docs weight    what CI checks besides the tests"
 	@echo "make workflows   actionlint, zizmor and the schemas over .github/"
 	@echo "make jobs image stage staged gate key promote publish validate refresh dist    the steps of .github/ (docs/ci-images.md)"
 	@echo "make checks  write the table of docs/checks.md, and which checks have met a GPU"
@@ -31,6 +32,9 @@ engine: setup
 
 test: setup
 	@.ci/test
+
+test-all: setup
+	@.ci/test all
 
 test-kubernetes: setup
 	@$(BIN)/python -m tests.e2e.kubernetes_tools .envcheck/kubernetes
@@ -82,6 +86,9 @@ drift: setup
 
 docs: setup
 	$(BIN)/sphinx-build --quiet --fail-on-warning --fresh-env -c .ci/docs docs .envcheck/docs
+
+weight: setup
+	@$(BIN)/python .ci/weight
 
 checks: setup
 	$(BIN)/python .ci/checks
