@@ -47,17 +47,16 @@ from msgspec import structs
 
 import envcheck
 from envcheck.matrix.file.load import load as load_matrix
+from envcheck.registry import evidence
+from envcheck.registry import policy as policies
 from envcheck.registry.attached_proofs import read_proofs
 from envcheck.registry.choosing import ImageQuery, choose, choose_named
-from envcheck.registry.oci.documents import StoredManifest, digest_of
-from envcheck.registry.oci.repository import Repository
-from envcheck.registry.proofs import evidence
-from envcheck.registry.proofs import policy as policies
-from envcheck.registry.proofs.covers import NodeFacts
-from envcheck.registry.proofs.judge import ProofTerms, judge_image
-from envcheck.registry.proofs.ran_image import RemoteImage
-from envcheck.registry.proofs.statement import PREDICATE_TYPE, ProvenImage, Sha256, Subject, written
+from envcheck.registry.documents import StoredManifest, digest_of
+from envcheck.registry.evidence import RemoteImage
+from envcheck.registry.judge import NodeFacts, ProofTerms, judge_image
 from envcheck.registry.publishing import PreparedProof, prepare, publish
+from envcheck.registry.repository import Repository
+from envcheck.registry.statement import PREDICATE_TYPE, ProvenImage, Sha256, Subject, written
 from envcheck.reports import model
 from envcheck.signing import load_private, new_key
 from tests import proofs, registries

@@ -14,14 +14,12 @@ from typing import Any, Final
 from msgspec import structs
 
 from envcheck.matrix.file.load import load as load_matrix
-from envcheck.registry.proofs import envelope, evidence, from_report
-from envcheck.registry.proofs import statement as statements
-from envcheck.registry.proofs.covers import NodeFacts
-from envcheck.registry.proofs.judge import ImageProofs, ListedProof, ProofTerms, judge_image
-from envcheck.registry.proofs.policy import Policy
-from envcheck.registry.proofs.ran_image import RemoteImage
-from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
-from envcheck.registry.proofs.statement import ReportReference, Statement
+from envcheck.registry import envelope, evidence, publishing
+from envcheck.registry import statement as statements
+from envcheck.registry.evidence import RemoteImage
+from envcheck.registry.judge import ImageProofs, ListedProof, NodeFacts, ProofTerms, judge_image
+from envcheck.registry.policy import Policy
+from envcheck.registry.statement import ProofRefusal, Rejection, ReportReference, Statement
 from envcheck.reports.model import RunReport, load
 from envcheck.runner.schema import ImageFacts, TargetFacts
 from envcheck.signing import PrivateKey, load_private, new_key
@@ -79,7 +77,7 @@ def report(name: str = "h200x1", **changes: Any) -> RunReport:
 def whole(report_: RunReport) -> RunReport:
     """Return the report as if the run had also looked at the checks that came after it was recorded."""
     known = {outcome.id for outcome in report_.outcomes}
-    new = [check for check in from_report.catalogue() if check not in known]
+    new = [check for check in publishing.catalogue() if check not in known]
     rows = [row(check, "skip", ranks=[NOTHING_INSTALLED.get(check, {})]) for check in new]
     plan = structs.replace(report_.plan, checks=[*report_.plan.checks, *map(planned, new)])
     return structs.replace(report_, plan=plan, outcomes=[*report_.outcomes, *rows])
@@ -93,7 +91,7 @@ def packed(name: str = "h200x1") -> evidence.PackedReport:
 
 def stated(name: str = "h200x1", **changes: Any) -> Statement:
     """Return the statement of a recorded report; `changes` are fields of its facts, covers or predicate."""
-    statement = from_report.state(packed(name), IMAGE, {})
+    statement = publishing.state(packed(name), IMAGE, {})
     facts_, predicate = statement.facts, statement.predicate
     for where, value in changes.items():
         if where in statements.Covers.__struct_fields__:

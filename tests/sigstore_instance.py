@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
 
-from envcheck.registry.proofs import statement as statements
-from envcheck.registry.proofs.envelope import BUNDLE_TYPE, authenticated
+from envcheck.registry import statement as statements
+from envcheck.registry.envelope import BUNDLE_TYPE, authenticated
 from tests.http_server import Answer, Request
 
 IDENTITY: Final = "https://github.com/example/torch/.github/workflows/gpu.yml@refs/heads/main"

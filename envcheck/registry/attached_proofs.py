@@ -9,18 +9,24 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import structs
 
-from envcheck.registry.oci.attachments import PROMOTION_TYPE, is_promotion, own_start, own_tags
-from envcheck.registry.oci.attachments import artifact as attached_artifact
-from envcheck.registry.oci.documents import Descriptor, StoredManifest
-from envcheck.registry.oci.referrers import Referrer, StatedArtifacts, referrers
-from envcheck.registry.oci.registry_errors import AbsentError, LyingError
-from envcheck.registry.oci.repository import Repository
-from envcheck.registry.proofs import evidence, strict_json
-from envcheck.registry.proofs.envelope import BUNDLE_TYPE, UNSIGNED_TYPE, bundle_annotations
-from envcheck.registry.proofs.judge import ListedProof
-from envcheck.registry.proofs.ran_image import RemoteImage
-from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
-from envcheck.registry.proofs.statement import MOST_REPORT, PREDICATE_TYPE, ReportReference
+from envcheck.registry import evidence, statement
+from envcheck.registry.attachments import (
+    PROMOTION_TYPE,
+    Referrer,
+    StatedArtifacts,
+    is_promotion,
+    own_start,
+    own_tags,
+    referrers,
+)
+from envcheck.registry.attachments import artifact as attached_artifact
+from envcheck.registry.documents import Descriptor, StoredManifest
+from envcheck.registry.envelope import BUNDLE_TYPE, UNSIGNED_TYPE, bundle_annotations
+from envcheck.registry.evidence import RemoteImage
+from envcheck.registry.judge import ListedProof
+from envcheck.registry.references import AbsentError, LyingError
+from envcheck.registry.repository import Repository
+from envcheck.registry.statement import MOST_REPORT, PREDICATE_TYPE, ProofRefusal, Rejection, ReportReference
 from envcheck.struct_types import LightRecord, know_types
 
 # The artifact type of a proof's evidence; a proof has the type of its envelope.
@@ -185,9 +191,9 @@ def _envelope(repository: Repository, artifact: Referrer) -> bytes | Rejection:
     layers = artifact.manifest.layers
     if len(layers) != 1:
         return Rejection(ProofRefusal.UNKNOWN_FORMAT, f"{len(layers)} layers instead of one")
-    if layers[0].size > strict_json.MOST:
-        return Rejection(ProofRefusal.UNKNOWN_FORMAT, f"{layers[0].size} bytes, more than {strict_json.MOST}")
-    return _blob(repository, layers[0], strict_json.MOST, "its content")
+    if layers[0].size > statement.MOST_JSON:
+        return Rejection(ProofRefusal.UNKNOWN_FORMAT, f"{layers[0].size} bytes, more than {statement.MOST_JSON}")
+    return _blob(repository, layers[0], statement.MOST_JSON, "its content")
 
 
 def _blob(repository: Repository, descriptor: Descriptor, most: int, label: str) -> bytes | Rejection:

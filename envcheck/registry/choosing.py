@@ -17,14 +17,13 @@ from msgspec import structs
 from envcheck.matrix.facts.model import Cell
 from envcheck.matrix.facts.versions import key
 from envcheck.registry.attached_proofs import AttachedProofs, read_proofs, remote_images
-from envcheck.registry.oci.attachments import fallback_tag, is_own_or_fallback
-from envcheck.registry.oci.registry_errors import AbsentError, LyingError
-from envcheck.registry.oci.repository import Repository
+from envcheck.registry.attachments import fallback_tag, is_own_or_fallback
+from envcheck.registry.evidence import RemoteImage
+from envcheck.registry.judge import ImageProofs, JudgedProof, ProofTerms, judge_image
 from envcheck.registry.promotions import promoted
-from envcheck.registry.proofs.judge import ImageProofs, JudgedProof, ProofTerms, judge_image
-from envcheck.registry.proofs.ran_image import RemoteImage
-from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
-from envcheck.registry.proofs.statement import Statement
+from envcheck.registry.references import AbsentError, LyingError
+from envcheck.registry.repository import Repository
+from envcheck.registry.statement import ProofRefusal, Rejection, Statement
 from envcheck.struct_types import LightRecord
 
 _TAG: Final = re.compile(r"(?P<cell>\d+\.\d+\.\d+-(?:cpu|cu\d{2,4})-py3\d{1,2}t?)(?:-(?P<target>[a-z]+))?(?![a-z0-9])")

@@ -1,25 +1,237 @@
-"""Promote a proven image: copy it with its proofs, sign what the alias is to name, and move the alias last."""
+"""Copy an image with what is attached to it, and what is attached to that: no other tool's copy does so by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import collections
+import datetime as dt
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import structs
 
 from envcheck.errors import EnvcheckError
+from envcheck.registry import statement
 from envcheck.registry.attached_proofs import attached_promotions, read_proofs, remote_images
-from envcheck.registry.oci.attachments import PROMOTION_TYPE, attach, promoted_digests
-from envcheck.registry.oci.copying import copy_image
-from envcheck.registry.oci.documents import StoredManifest
-from envcheck.registry.oci.registry_errors import AbsentError, LyingError
-from envcheck.registry.oci.repository import Repository
-from envcheck.registry.proofs import promotion
-from envcheck.registry.proofs.envelope import sign
-from envcheck.registry.proofs.judge import JudgedProof, ProofTerms
-from envcheck.registry.proofs.policy import NamedGpus
-from envcheck.registry.proofs.promotion import Promotion, SignedPromotion
-from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
-from envcheck.registry.proofs.statement import instant, written
+from envcheck.registry.attachments import (
+    PROMOTION_TYPE,
+    Referrers,
+    attach,
+    attach_manifest,
+    promoted_digests,
+    referrers,
+)
+from envcheck.registry.documents import INDEXES, MANIFESTS, Descriptor, StoredManifest
+from envcheck.registry.envelope import open_envelope, sign
+from envcheck.registry.judge import (
+    CLOCK_SKEW,
+    ImageProofs,
+    JudgedProof,
+    ListedProof,
+    NodeFacts,
+    ProofTerms,
+    judge_image,
+)
+from envcheck.registry.policy import NamedGpus, Policy
+from envcheck.registry.references import TAMPERED, AbsentError, LyingError
+from envcheck.registry.repository import Repository, mounted, push_blob
+from envcheck.registry.statement import Digest, ProofRefusal, Rejection, instant, written
 from envcheck.signing import PrivateKey
-from envcheck.struct_types import LightRecord
+from envcheck.struct_types import LightRecord, know_types
+
+# Indexes in indexes, and attachments of attachments: more than anybody makes.
+_DEEPEST: Final = 4
+# Layers that only their maker may distribute: they are not in the registry.
+_ELSEWHERE: Final = ("foreign", "nondistributable")
+
+
+class CopyResult(LightRecord, frozen=True):
+    """What a copy did: digests of manifests and of blobs that were sent, and what is attached but was not copied."""
+
+    manifests: list[str] = msgspec.field(default_factory=list)
+    blobs: list[str] = msgspec.field(default_factory=list)
+    incomplete: list[Referrers] = msgspec.field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
+
+
+def copy_image(source: Repository, target: Repository, digest: str) -> CopyResult:
+    """Copy a manifest, all that it consists of, and all that is attached to any of it. Read back and compare it.
+
+    It has no tag in the target afterwards, but for the own tags of what is attached.
+    """
+    copied = CopyResult()
+    _copy(source, target, source.manifest(digest), copied, _DEEPEST)
+    if target.manifest(digest).digest != digest:
+        message = f"{target.reference.name} does not have what was copied"
+        raise LyingError(message, fix=TAMPERED)
+    return copied
+
+
+def _copy(source: Repository, target: Repository, manifest: StoredManifest, copied: CopyResult, depth: int) -> None:
+    if depth == 0:
+        message = f"{source.reference.name}: {manifest.digest} lies too deep below the image"
+        raise LyingError(message, fix="copy what it belongs to by itself")
+    if manifest.is_index:
+        for child in manifest.index().manifests:
+            if child.media_type in (*MANIFESTS, *INDEXES):
+                _copy(source, target, source.manifest(child), copied, depth - 1)
+    else:
+        _copy_blobs(source, target, manifest.children, copied)
+    if not target.has_manifest(manifest.digest):
+        target.push_manifest(manifest.content, manifest.media_type)
+        copied.manifests.append(manifest.digest)
+    _copy_attached(source, target, manifest.digest, copied, depth)
+
+
+def _copy_attached(source: Repository, target: Repository, subject: str, copied: CopyResult, depth: int) -> None:
+    attached = referrers(source, subject)
+    if attached.artifacts and depth == 0:
+        message = f"{source.reference.name}: what is attached to {subject} lies too deep below the image"
+        raise LyingError(message, fix="copy what it belongs to by itself")
+    if attached.refused or attached.dangling or attached.notes:
+        copied.incomplete.append(attached)
+    for one in attached.artifacts:
+        manifest = StoredManifest(one.content, one.descriptor.digest, one.descriptor.media_type)
+
+        def push(*, ask_first: bool, parts: Iterable[Descriptor] = manifest.children) -> None:
+            _copy_blobs(source, target, parts, copied, ask_first=ask_first)
+
+        done = attach_manifest(target, subject, manifest, push)
+        copied.manifests.append(manifest.digest)
+        copied.notes.extend(done.notes)
+        _copy_attached(source, target, manifest.digest, copied, depth - 1)
+
+
+def _copy_blobs(
+    source: Repository, target: Repository, blobs: Iterable[Descriptor], copied: CopyResult, *, ask_first: bool = True
+) -> None:
+    for blob in {blob.digest: blob for blob in blobs}.values():
+        if any(word in blob.media_type for word in _ELSEWHERE) or (ask_first and target.has_blob(blob)):
+            continue
+        if ask_first and _same_registry(source, target) and mounted(target.exchange, blob, source.reference.repository):
+            continue
+        with tempfile.TemporaryFile() as file:  # without a name: a copy that is killed leaves nothing behind
+            source.save_blob(blob, file)
+            push_blob(target.exchange, Path(f"/proc/self/fd/{file.fileno()}"), ask_first=False)
+        copied.blobs.append(blob.digest)
+
+
+def _same_registry(source: Repository, target: Repository) -> bool:
+    return source.reference.url == target.reference.url and source.reference.repository != target.reference.repository
+
+
+PAYLOAD_TYPE: Final = "application/vnd.envcheck.promotion.v1+json"
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+
+
+class Promotion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One person's or machine's word that an alias is to name an image. `source` is the repository it comes from.
+
+    `at` has the form of a statement's times; `proofs` are the digests of the proofs that were looked at.
+    """
+
+    schema: Literal["envcheck/promotion/1"] = "envcheck/promotion/1"
+    alias: _Name
+    source: str = msgspec.field(name="from")
+    digest: Digest
+    at: str
+    proofs: list[Digest]
+
+
+know_types(Promotion)
+
+
+class SignedPromotion(LightRecord, frozen=True):
+    """A promotion and the id of the key that signed it."""
+
+    promotion: Promotion
+    signer: str
+
+
+class CurrentPromotion(LightRecord, frozen=True):
+    """The image that an alias names by promotion, and who said so."""
+
+    digest: str
+    at: dt.datetime
+    signers: frozenset[str]
+
+
+def judge_named(listed: Sequence[ListedProof], image: str, terms: ProofTerms) -> list[tuple[NamedGpus, ImageProofs]]:
+    """Judge an image for each of the GPUs that the policy wants a proof on, whatever their driver.
+
+    A policy that names none asks for one proof that holds; its GPUs are called "any". The terms' node is not used.
+    """
+    nodes: list[tuple[NamedGpus, NodeFacts | None]] = [
+        (named, NodeFacts(models=(named.gpu,), gpus=named.gpus)) for named in terms.policy.promoted_on
+    ]
+    return [
+        (named, judge_image(listed, image, structs.replace(terms, node=node)))
+        for named, node in nodes or [(NamedGpus("any", 0), None)]
+    ]
+
+
+def encode_promotion(promotion: Promotion) -> bytes:
+    """Return the same bytes for the same promotion."""
+    return msgspec.json.encode(promotion)
+
+
+def read_promotion(content: bytes, policy: Policy) -> SignedPromotion | Rejection:
+    """Return a promotion that an allowed key signed, or why not. It never raises; without a signature there is none."""
+    opened = open_envelope(content, PAYLOAD_TYPE, policy.keys)
+    if isinstance(opened, Rejection):
+        return opened
+    if opened.signer is None:
+        return Rejection(ProofRefusal.UNSIGNED, "nobody signed the promotion")
+    try:
+        promotion = statement.decode_json(opened.payload, Promotion)
+        instant(promotion.at)
+    except statement.MalformedError as error:
+        return Rejection(ProofRefusal.UNKNOWN_FORMAT, str(error))
+    return SignedPromotion(promotion, opened.signer)
+
+
+def in_force(promotions: Sequence[SignedPromotion], alias: str, signers: int) -> CurrentPromotion | None:
+    """Return what the alias names: the image that so many different keys promoted last.
+
+    Keys count together when no other image was promoted between them; so nobody goes back to an old image with the
+    signatures of then.
+    """
+    current: CurrentPromotion | None = None
+    heard: dict[str, set[str]] = collections.defaultdict(set)
+    mine = [each for each in promotions if each.promotion.alias == alias]
+    for each in sorted(mine, key=lambda one: (instant(one.promotion.at), one.promotion.digest, one.signer)):
+        digest = each.promotion.digest
+        heard[digest].add(each.signer)
+        if len(heard[digest]) >= signers:
+            current = CurrentPromotion(digest, instant(each.promotion.at), frozenset(heard[digest]))
+            heard.clear()
+    return current
+
+
+def refuse_alias(
+    promotions: Sequence[SignedPromotion], alias: str, digest: str, policy: Policy, now: dt.datetime
+) -> Rejection | None:
+    """Return why an alias that a registry resolves to `digest` is not believed; None where its promotion names it."""
+    wrong = ProofRefusal.ALIAS_NOT_PROMOTED
+    current = in_force(promotions, alias, policy.signers)
+    if current is None:
+        keys = {each.signer for each in promotions if each.promotion.alias == alias}
+        promoted = f"nobody promoted {alias} ({len(keys)} of {policy.signers} keys)"
+        return Rejection(wrong, f"{promoted}; name the image by its digest, or promote it")
+    if current.at > now + CLOCK_SKEW:
+        return Rejection(wrong, f"the promotion of {alias} is from the future")
+    rivals = {each.promotion.digest for each in promotions if _at_once(each, current, alias)}
+    if len(rivals) > 1:
+        return Rejection(wrong, f"{alias} was promoted to {len(rivals)} images in the same second")
+    if current.digest != digest:
+        return Rejection(wrong, f"{alias} was promoted to {current.digest}, and the registry says {digest}")
+    return None
+
+
+def _at_once(each: SignedPromotion, current: CurrentPromotion, alias: str) -> bool:
+    return each.promotion.alias == alias and instant(each.promotion.at) == current.at
 
 
 class NotProvenError(EnvcheckError):
@@ -57,7 +269,7 @@ def gate(repository: Repository, tag_or_digest: str, terms: ProofTerms) -> list[
         message = f"{repository.reference.name}@{tag_or_digest} has two images of one architecture"
         raise NotProvenError(message, fix="promote one image by its own digest")
     images = [image.manifest for image in remotes]
-    judged = [promotion.judge_named(read_proofs(repository, image).proofs, image, terms) for image in images]
+    judged = [judge_named(read_proofs(repository, image).proofs, image, terms) for image in images]
     results = []
     for of_images in zip(*judged, strict=True):
         proofs = [each for _, each in of_images]
@@ -95,10 +307,10 @@ def promote(
         document = Promotion(
             alias=alias, source=source.reference.name, digest=digest, at=written(terms.now), proofs=proofs
         )
-        envelope = sign(promotion.encode(document), promotion.PAYLOAD_TYPE, key)
+        envelope = sign(encode_promotion(document), PAYLOAD_TYPE, key)
         attach(target, manifest.descriptor, PROMOTION_TYPE, [(PROMOTION_TYPE, envelope)], {})
         signed = _signed(target, digest, terms)
-        if promotion.refuse_alias(signed, alias, digest, terms.policy, terms.now) is not None:
+        if refuse_alias(signed, alias, digest, terms.policy, terms.now) is not None:
             _refuse_newer(signed, alias, digest, terms)
             signers = {one.signer for one in signed if (one.promotion.alias, one.promotion.digest) == (alias, digest)}
             missing = max(missing, terms.policy.signers - len(signers), 1)
@@ -155,7 +367,7 @@ def promoted(repository: Repository, tag: str, digest: str, terms: ProofTerms) -
         signed = _signed(repository, digest, terms)
     except NotProvenError as error:
         return Rejection(ProofRefusal.ALIAS_NOT_PROMOTED, error.message)
-    return promotion.refuse_alias(signed, alias_name(repository, tag), digest, terms.policy, terms.now)
+    return refuse_alias(signed, alias_name(repository, tag), digest, terms.policy, terms.now)
 
 
 def _signed(repository: Repository, digest: str, terms: ProofTerms) -> list[SignedPromotion]:
@@ -169,7 +381,7 @@ def _signed(repository: Repository, digest: str, terms: ProofTerms) -> list[Sign
             message = f"the promotion {unread[0]} cannot be read, and may be the newest"
             raise NotProvenError(message, fix="look at who wrote it; delete the tag if it is no promotion of yours")
         envelopes += attached
-    read = [promotion.read(envelope, terms.policy) for envelope in envelopes]
+    read = [read_promotion(envelope, terms.policy) for envelope in envelopes]
     signed = [one for one in read if isinstance(one, SignedPromotion)]
     source = terms.policy.promoted_from
     return [one for one in signed if source is None or one.promotion.source == source]

@@ -1,28 +1,295 @@
-"""Publish what a run proved: the report as evidence, and the signed statement, both beside the image that ran."""
+"""The statement that a report makes about an image, or why it can make none. A failed report makes one, too."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import datetime as dt
+import hashlib
+import itertools
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from envcheck import safe_files
+from envcheck.checks import LEVELS, limits
 from envcheck.errors import ConfigError
+from envcheck.matrix.facts.model import Cell
+from envcheck.registry import evidence, statement
 from envcheck.registry.attached_proofs import REPORT_TYPE, remote_images
-from envcheck.registry.keyless_signing import KeylessSigner
-from envcheck.registry.oci.attachments import attach
-from envcheck.registry.oci.documents import Descriptor
-from envcheck.registry.oci.repository import Repository
-from envcheck.registry.proofs import evidence, statement
-from envcheck.registry.proofs.envelope import BUNDLE_TYPE, UNSIGNED_TYPE, bundle_annotations, leave_unsigned, sign
-from envcheck.registry.proofs.from_report import refuse_unpublishable, state
-from envcheck.registry.proofs.ran_image import RemoteImage, image_arch, ran
-from envcheck.registry.proofs.statement import Statement
+from envcheck.registry.attachments import attach
+from envcheck.registry.documents import Descriptor
+from envcheck.registry.envelope import BUNDLE_TYPE, UNSIGNED_TYPE, bundle_annotations, leave_unsigned, sign
+from envcheck.registry.evidence import PackedReport, RemoteImage, UnprovableError, image_arch, ran
+from envcheck.registry.keyless import KeylessSigner
+from envcheck.registry.repository import Repository
+from envcheck.registry.statement import (
+    ConfigurationItem,
+    Covers,
+    Level,
+    MalformedError,
+    ProofFacts,
+    ProvenImage,
+    Result,
+    Sha256,
+    SkippedCheck,
+    Statement,
+    Subject,
+    TestResult,
+    decode,
+    encode,
+    written,
+)
 from envcheck.reports.model import RunReport
+from envcheck.runner.planning.discover import discover
+from envcheck.runner.planning.repeat import rounds
+from envcheck.runner.schema import OutcomeRow
 from envcheck.signing import PrivateKey
 from envcheck.struct_types import LightRecord, know_types
+
+_AGAIN: Final = "run `envcheck run --image REF` to its end, and publish that report"
+_HEX: Final = re.compile(r"[0-9a-f]{64}")
+_DRIVER: Final = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){1,3}")
+_CAPABILITY: Final = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
+
+
+def catalogue() -> dict[str, str]:
+    """Return the level of every check that envcheck has."""
+    return {module.id: module.check.level for module in discover()}
+
+
+def refuse_unpublishable(report: RunReport) -> None:
+    """Raise UnprovableError for a report that proves nothing of any image, whichever a registry has."""
+    if report.target.kind != "image":
+        message = f"the report is of a Python ({report.target.name}), not of an image"
+        raise UnprovableError(message, fix="run `envcheck run --image REF`")
+    _refuse_unfinished(report)
+    _refuse_other_mode(report)
+
+
+def state(packed: PackedReport, image: RemoteImage, levels: Mapping[str, str] | None = None) -> Statement:
+    """Return what the report says of the image. Raises UnprovableError where it cannot be published.
+
+    `levels` are the checks by level that a proof of a level must have run, those of this envcheck if not given.
+    """
+    report = packed.report
+    refuse_unpublishable(report)
+    ran(report, [image])
+    missing = _missing(report, catalogue() if levels is None else levels)
+    result, covers, level, cell = _result(report), _covers(report), _level(report, missing), _cell(report)
+    if result != "FAILED":
+        _refuse_unproven(report, covers, missing, cell)
+    facts = ProofFacts(
+        tool=report.tool,
+        cell=cell,
+        target=report.promises.get("target", ""),
+        level=level if result != "FAILED" and level else _named_level(report.plan.level),
+        mode=report.mode,
+        exit_code=report.verdict.exit_code,
+        started=_time(report.started),
+        ended=_time(report.ended),
+        skipped=[SkippedCheck(id=o.id, reason=o.summary) for o in sorted(_with(report, "skip"), key=_check_id)],
+        image=ProvenImage(manifest=image.manifest, config=image.config),
+        covers=covers,
+        report=packed.reference,
+    )
+    predicate = TestResult(
+        result=result,
+        configuration=_configuration(report),
+        passed_tests=sorted(map(_check_id, _with(report, "pass"))),
+        warned_tests=sorted(map(_check_id, _with(report, "warn"))),
+        failed_tests=sorted(map(_check_id, _with(report, "fail", "error"))),
+        envcheck=facts,
+    )
+    digest = Sha256(sha256=image.manifest.removeprefix("sha256:"))
+    return _readable(Statement(subject=[Subject(name=image.repository, digest=digest)], predicate=predicate))
+
+
+def _readable(statement: Statement) -> Statement:
+    """Return the statement if `decode` reads it: a failed run in a form that is refused would take nothing back."""
+    try:
+        return decode(encode(statement))
+    except MalformedError as error:
+        message = f"the report cannot be stated: {error}"
+        raise UnprovableError(message, fix=_AGAIN) from error
+
+
+def _refuse_unfinished(report: RunReport) -> None:
+    outcomes = {outcome.id: outcome for outcome in report.outcomes}
+    open_checks = [check.id for check in report.plan.checks if check.id not in outcomes]
+    if not report.ended or open_checks:
+        message = f"the report is unfinished{f': {len(open_checks)} checks were not run' if open_checks else ''}"
+        raise UnprovableError(message, fix=_AGAIN)
+    times = {rounds(outcomes[check.id]) for check in report.plan.checks}
+    if len(times) > 1 or min(times, default=1) < report.plan.repeat:
+        message = f"the repeated run is unfinished: its checks were run {min(times)} to {max(times)} times"
+        raise UnprovableError(message, fix=_AGAIN)
+
+
+def _refuse_other_mode(report: RunReport) -> None:
+    """Refuse a run on a CPU that is called one on GPUs: it says nothing about them."""
+    on_gpu = any(_on_gpus(report))
+    if report.mode == "cpu" and report.plan.require_gpu:
+        message = "the run required a GPU, and torch saw none: the node failed, and nothing is known of the image"
+        raise UnprovableError(message, fix="run it on a node whose GPUs torch sees")
+    if report.mode == "gpu" and not report.environment.get("device_count"):
+        message = "the report says that it ran on GPUs, and torch saw none"
+        raise UnprovableError(message, fix=_AGAIN)
+    if report.mode == "gpu" and _result(report) != "FAILED" and not on_gpu:
+        message = "the report says that it ran on GPUs, and no check measured on one"
+        raise UnprovableError(message, fix="run at least `--level quick`")
+
+
+def _refuse_unproven(report: RunReport, covers: Covers, missing: Mapping[str, str], cell: str | None) -> None:
+    """Refuse a pass that would not say what of: which hardware, which torch, which level."""
+    lowest = sorted(check for check, level in missing.items() if level == LEVELS[0])
+    message = ""
+    if _has_other_torch(report):
+        message = f"the image's labels name {cell}, and it has torch {report.environment.get('torch')}"
+    elif report.mode == "unknown":
+        message = "no check ran torch, so the run proves nothing of the image"
+    elif lowest:
+        names = f"{', '.join(lowest[:3])}{', ...' if len(lowest) > 3 else ''}"  # noqa: PLR2004 (as many as fit)
+        message = f"envcheck {report.tool} ran without checks of level {LEVELS[0]} ({names}), so it proves no level"
+    elif cell is None:
+        message = "neither the image's labels nor torch say which cell this is"
+    elif report.mode == "gpu" and (covers.gpu is None or covers.driver is None or not covers.gpus):
+        message = "the report does not say which GPU and driver it ran on"
+    elif report.mode == "gpu" and (measured := _fewest_gpus(report)) < covers.gpus:
+        message = f"the report names {covers.gpus} GPUs, and a check of all GPUs measured on {measured} of them"
+    if message:
+        raise UnprovableError(message, fix="run `envcheck run --image REF --level standard` without --only and --skip")
+
+
+def _result(report: RunReport) -> Result:
+    if report.verdict.status != "pass" or _with(report, "fail", "error"):
+        return "FAILED"
+    return "WARNED" if _with(report, "warn") else "PASSED"
+
+
+def _missing(report: RunReport, levels: Mapping[str, str]) -> dict[str, str]:
+    """Return the checks that were not run and do apply here, each with its level."""
+    planned = {check.id: check.level for check in report.plan.checks}
+    # What the plan does not have was not run, whatever the outcomes say.
+    done = {outcome.id for outcome in report.outcomes if not outcome.left_out and outcome.id in planned}
+    return {check: level for check, level in {**planned, **levels}.items() if check not in done}
+
+
+def _level(report: RunReport, missing: Mapping[str, str]) -> Level | None:
+    """Return the highest level of the plan whose checks were all run."""
+    highest = None
+    for level in LEVELS[: LEVELS.index(report.plan.level) + 1]:
+        if level in missing.values():
+            break
+        highest = _named_level(level)
+    return highest
+
+
+def _named_level(level: str) -> Level:
+    names: dict[str, Level] = {"static": "static", "quick": "quick", "standard": "standard", "full": "full"}
+    return names[level]
+
+
+def _cell(report: RunReport) -> str | None:
+    """Return the cell that the image's labels name, else the one of its torch and Python."""
+    cell = Cell.parse(report.promises.get("cell", "")) or _measured_cell(report)
+    return str(cell) if cell else None
+
+
+def _measured_cell(report: RunReport) -> Cell | None:
+    torch, _, variant = str(report.environment.get("torch") or "").partition("+")
+    python = "".join(str(report.environment.get("python") or "").split(".")[:2])
+    return Cell.parse(f"torch{torch}-{variant}-py{python}")
+
+
+def _has_other_torch(report: RunReport) -> bool:
+    """Tell whether the labels name a cell of another release or variant; a build from source has neither."""
+    labelled, measured = Cell.parse(report.promises.get("cell", "")), _measured_cell(report)
+    if labelled is None or measured is None:
+        return False
+    return (labelled.torch, labelled.variant) != (measured.torch, measured.variant)
+
+
+def _covers(report: RunReport) -> Covers:
+    devices = [device for device in report.environment.get("devices") or [] if isinstance(device, dict)]
+    gpus = report.snapshot.gpus
+    on_gpu = report.mode != "cpu"
+    names = {str(device["name"]) for device in devices if device.get("name")} if on_gpu else set()
+    if on_gpu and not names:
+        names = {value for gpu in gpus if isinstance(value := gpu.signal("name").value, str)}
+    if on_gpu:
+        names |= _measured_models(report)
+    if len(names) > 1:
+        message = f"the run was on GPUs of several models: {', '.join(sorted(names))}"
+        raise UnprovableError(message, fix="run it on one model, with CUDA_VISIBLE_DEVICES")
+    driver = str(report.snapshot.signal("driver.version").value or "")
+    capability = str(devices[0].get("capability") or "") if devices else ""
+    mig = any(gpu.signal("mig_mode").value == "on" for gpu in gpus)
+    mig = mig or any(str(device.get("uuid") or "").startswith("MIG-") for device in devices)
+    return Covers(
+        gpu=next(iter(names), None),
+        cc=capability if on_gpu and _CAPABILITY.fullmatch(capability) else None,
+        gpus=len(devices) if on_gpu else 0,
+        transport=_transport(report, len(devices)),
+        driver=driver if on_gpu and _DRIVER.fullmatch(driver) else None,
+        arch=report.host.arch,
+        mig=on_gpu and mig,
+    )
+
+
+def _measured_models(report: RunReport) -> set[str]:
+    """Return the names of the GPUs that checks measured on, by torch as those of the environment are."""
+    ranks = itertools.chain.from_iterable(_on_gpus(report))
+    return {name for rank in ranks if isinstance(name := rank.get("name"), str)}
+
+
+def _fewest_gpus(report: RunReport) -> int:
+    """Return on how many GPUs each check was measured that passed and that has a rank on every one; 0 without any."""
+    on_all = {check.id for check in report.plan.checks if check.ranks == 0}
+    passed = [outcome.id in on_all and outcome.status in ("pass", "warn") for outcome in report.outcomes]
+    return min((len(ranks) for ranks in itertools.compress(_on_gpus(report), passed) if ranks), default=0)
+
+
+def _on_gpus(report: RunReport) -> list[list[dict[str, Any]]]:
+    """Return the ranks of each check that ran on GPUs."""
+    return [[rank for rank in o.ranks if isinstance(rank, dict) and rank.get("is_cuda")] for o in report.outcomes]
+
+
+def _transport(report: RunReport, gpus: int) -> str:
+    """Return what is between the GPUs; "none" for one GPU, "host" on a CPU."""
+    if report.mode == "cpu":
+        return "host"
+    if gpus < 2:  # noqa: PLR2004 (a transport is between two)
+        return "none"
+    links = [gpu.signal("nvlinks_active").value for gpu in report.snapshot.gpus]
+    return "nvlink" if links and all(links) else "pcie"
+
+
+def _configuration(report: RunReport) -> list[ConfigurationItem]:
+    items = [("limits", hashlib.sha256(limits.FILE.read_bytes()).hexdigest())]
+    if _HEX.fullmatch(lock := report.promises.get("lock", "")):
+        items.append(("lock", lock))
+    return [ConfigurationItem(name=name, digest=Sha256(sha256=digest)) for name, digest in items]
+
+
+def _with(report: RunReport, *statuses: str) -> list[OutcomeRow]:
+    return [outcome for outcome in report.outcomes if outcome.status in statuses]
+
+
+def _check_id(outcome: OutcomeRow) -> str:
+    return outcome.id
+
+
+def _time(text: str) -> str:
+    with contextlib.suppress(ValueError, OverflowError):  # OverflowError: the last day of the year 9999, west of UTC
+        moment = dt.datetime.fromisoformat(text)
+        if moment.tzinfo is not None:
+            return written(moment)
+    message = f"{text[:40]!r} is not a time with a zone"
+    raise UnprovableError(message, fix=_AGAIN)
+
 
 _MOST_SBOM: Final = 64 << 20
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.registry.oci.repository import Repository
+from envcheck.registry.repository import Repository
 from envcheck.signing import PrivateKey, load_private
 from tests import proofs, registries
 from tests.registry.oci.fakes import opened

@@ -18,14 +18,13 @@ from msgspec import structs
 from envcheck.cli import cli
 from envcheck.cli.registry import access
 from envcheck.errors import EnvcheckError
-from envcheck.registry.oci.documents import StoredManifest
-from envcheck.registry.oci.exchange import RegistryRequest
-from envcheck.registry.oci.opening import open_repository
-from envcheck.registry.oci.repository import Repository
-from envcheck.registry.proofs.judge import ProofTerms
-from envcheck.registry.proofs.ran_image import RemoteImage
-from envcheck.registry.proofs.statement import ProvenImage, Sha256, Statement, Subject, written
+from envcheck.registry.documents import StoredManifest
+from envcheck.registry.evidence import RemoteImage
+from envcheck.registry.exchange import RegistryRequest
+from envcheck.registry.judge import ProofTerms
 from envcheck.registry.publishing import PreparedProof, publish
+from envcheck.registry.repository import Repository, open_repository
+from envcheck.registry.statement import ProvenImage, Sha256, Statement, Subject, written
 from envcheck.reports import model
 from envcheck.runner.schema import TargetFacts
 from envcheck.signing import load_private

@@ -18,13 +18,12 @@ from typing import Any, Final
 import pytest
 
 from envcheck.mirrors.net import stall
+from envcheck.registry import statement as statements
 from envcheck.registry.attached_proofs import REPORT_TYPE, read_proofs
-from envcheck.registry.oci.attachments import attach, fallback_tag, own_tag
-from envcheck.registry.oci.documents import OCI_INDEX, StoredManifest
-from envcheck.registry.oci.referrers import referrers
-from envcheck.registry.proofs import statement as statements
-from envcheck.registry.proofs.envelope import BUNDLE_TYPE, bundle_annotations, sign
-from envcheck.registry.proofs.statement import Sha256, Subject, written
+from envcheck.registry.attachments import attach, fallback_tag, own_tag, referrers
+from envcheck.registry.documents import OCI_INDEX, StoredManifest
+from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations, sign
+from envcheck.registry.statement import Sha256, Subject, written
 from envcheck.signing import load_private
 from tests import proofs
 from tests.http_server import Answer, RawServer, Request, Servers, endless

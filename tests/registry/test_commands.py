@@ -16,10 +16,10 @@ from click.testing import CliRunner
 from msgspec import structs
 
 from envcheck.cli import cli
-from envcheck.registry.oci.attachments import fallback_tag, own_tag
-from envcheck.registry.oci.documents import OCI_INDEX, OCI_MANIFEST, StoredManifest, digest_of, encode
-from envcheck.registry.oci.exchange import Exchange
-from envcheck.registry.oci.repository import Repository
+from envcheck.registry.attachments import fallback_tag, own_tag
+from envcheck.registry.documents import OCI_INDEX, OCI_MANIFEST, StoredManifest, digest_of, encode
+from envcheck.registry.exchange import Exchange
+from envcheck.registry.repository import Repository
 from tests.registries import stored_blob
 from tests.registry.oci.fakes import opened, push_index
 from tests.registry.site import Site

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.registry.oci.attachments import attach
-from envcheck.registry.oci.referrers import referrers
-from envcheck.registry.proofs import envelope, strict_json
-from envcheck.registry.proofs import statement as statements
-from envcheck.registry.proofs.statement import Sha256, Subject
+from envcheck.registry import envelope, statement
+from envcheck.registry import statement as statements
+from envcheck.registry.attachments import attach, referrers
+from envcheck.registry.statement import Sha256, Subject
 from envcheck.signing import PrivateKey, load_public
 from tests import proofs, registries
 from tests.registries import cosign
@@ -64,10 +63,10 @@ def test_a_bundle_of_cosigns_is_opened_by_its_key(address: str, tmp_path: Path) 
     code, message = cosign(tmp_path, "attest", *words, f"{address}/team/theirs@{image}")
     assert code == 0, message
     (actual,) = referrers(repository, image).artifacts
-    content = repository.blob(actual.manifest.layers[0], strict_json.MOST)
+    content = repository.blob(actual.manifest.layers[0], statement.MOST_JSON)
     key = load_public(tmp_path / "cosign.pub")
     result = envelope.open_envelope(content, statements.PAYLOAD_TYPE, [key])
     assert isinstance(result, envelope.EnvelopeContents)
     assert result.signer == key.id
-    with pytest.raises(strict_json.MalformedError, match=r"Statement/v0\.1"):
+    with pytest.raises(statement.MalformedError, match=r"Statement/v0\.1"):
         statements.decode(result.payload)

@@ -13,14 +13,14 @@ from msgspec import structs
 from envcheck.cli import cli
 from envcheck.cli.registry.pull import local_tag
 from envcheck.errors import UnavailableError
+from envcheck.registry import repository as repositories
+from envcheck.registry.attachments import attach
 from envcheck.registry.choosing import ChosenImage, ImageCandidate
-from envcheck.registry.oci import repository as repositories
-from envcheck.registry.oci.attachments import attach
-from envcheck.registry.oci.documents import OCI_INDEX, OCI_MANIFEST
-from envcheck.registry.oci.documents import encode as encode_document
-from envcheck.registry.proofs.envelope import BUNDLE_TYPE, UNSIGNED_TYPE, bundle_annotations, leave_unsigned
-from envcheck.registry.proofs.judge import JudgedProof
-from envcheck.registry.proofs.statement import PAYLOAD_TYPE, PREDICATE_TYPE, Covers, encode
+from envcheck.registry.documents import OCI_INDEX, OCI_MANIFEST
+from envcheck.registry.documents import encode as encode_document
+from envcheck.registry.envelope import BUNDLE_TYPE, UNSIGNED_TYPE, bundle_annotations, leave_unsigned
+from envcheck.registry.judge import JudgedProof
+from envcheck.registry.statement import PAYLOAD_TYPE, PREDICATE_TYPE, Covers, encode
 from tests import proofs
 from tests.http_server import Answer, Request, Servers
 from tests.registry.oci.fakes import CONFIG, FakeRegistry

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import pytest
 
-from envcheck.registry.oci.attachments import attach
-from envcheck.registry.oci.documents import StoredManifest
-from envcheck.registry.proofs import keyless
-from envcheck.registry.proofs import statement as statements
-from envcheck.registry.proofs.envelope import BUNDLE_TYPE, EnvelopeContents, bundle_annotations, open_envelope
-from envcheck.registry.proofs.refusals import Rejection
+from envcheck.registry import keyless
+from envcheck.registry import statement as statements
+from envcheck.registry.attachments import attach
+from envcheck.registry.documents import StoredManifest
+from envcheck.registry.envelope import BUNDLE_TYPE, EnvelopeContents, bundle_annotations, open_envelope
+from envcheck.registry.statement import Rejection
 from tests import proofs
 from tests.http_server import Server, Servers
 from tests.registries import cosign

@@ -19,7 +19,7 @@ from typing import Final
 
 import pytest
 
-from envcheck.registry.oci.documents import StoredManifest
+from envcheck.registry.documents import StoredManifest
 from tests.http_server import Answer, Request, Server, Servers
 from tests.registry.site import Site
 

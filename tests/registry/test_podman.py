@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.registry.oci.documents import OCI_MANIFEST, Descriptor, ImageManifest, StoredManifest, digest_of, encode
+from envcheck.registry.documents import OCI_MANIFEST, Descriptor, ImageManifest, StoredManifest, digest_of, encode
 from tests.registries import program
 from tests.registry.site import Site
 

@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 import pytest
 
 from envcheck.mirrors.profiles.load import load
-from envcheck.registry.oci.opening import open_repository
-from envcheck.registry.oci.references import parse_reference
+from envcheck.registry.references import parse_reference
+from envcheck.registry.repository import open_repository
 from tests import registries
 from tests.certificates import Certificate, signed
 from tests.registry.site import Site

@@ -7,13 +7,12 @@ import sys
 
 from envcheck.mirrors.net.client import _SentRequest
 from envcheck.mirrors.net.credentials import BearerToken, HostCredential
-from envcheck.registry.oci.login.accounts import Account
-from envcheck.registry.oci.login.authorization import OriginLogin
+from envcheck.registry.logins import Account, OriginLogin
 
 LATE = """
 import inspect, sys
 import msgspec
-import envcheck.registry.choosing, envcheck.registry.publishing, envcheck.registry.oci.opening
+import envcheck.registry.choosing, envcheck.registry.publishing, envcheck.registry.repository
 from envcheck.struct_types import LightRecord
 
 modules = [module for name, module in sorted(sys.modules.items()) if name.startswith("envcheck.registry.")]

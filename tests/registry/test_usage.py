@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 from msgspec import structs
 
-from envcheck.registry.proofs import keyless
+from envcheck.registry import keyless
 from envcheck.reports import model
 from tests import proofs
 from tests.http_server import Servers

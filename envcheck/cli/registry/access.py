@@ -18,11 +18,10 @@ from envcheck.printable import printable
 
 if TYPE_CHECKING:
     from envcheck.matrix.facts.model import Matrix
-    from envcheck.registry.oci.references import ImageReference
-    from envcheck.registry.oci.repository import Repository
-    from envcheck.registry.proofs.covers import NodeFacts
-    from envcheck.registry.proofs.judge import JudgedProof, ProofTerms
-    from envcheck.registry.proofs.policy import Policy
+    from envcheck.registry.judge import JudgedProof, NodeFacts, ProofTerms
+    from envcheck.registry.policy import Policy
+    from envcheck.registry.references import ImageReference
+    from envcheck.registry.repository import Repository
     from envcheck.signing import PrivateKey
 
 # This machine's architecture as image manifests write it.
@@ -42,7 +41,7 @@ class DescribedNode(NamedTuple):
 
     def facts(self, matrix: Matrix) -> NodeFacts | None:
         """Return the node that the command is about, or None. Raises ConfigError for a wrong description."""
-        from envcheck.registry.proofs.covers import NodeFacts, node_of
+        from envcheck.registry.judge import NodeFacts, node_of
 
         if self.driver is not None and not _DRIVER.fullmatch(self.driver):
             message = f"--driver {self.driver} is not a whole driver version"
@@ -80,7 +79,7 @@ def architecture() -> str:
 def repository(reference: ImageReference, mirror: str) -> Repository:
     """Return the repository of a reference, reached as a mirror profile says."""
     from envcheck.mirrors.profiles import user_choice
-    from envcheck.registry.oci.opening import open_repository
+    from envcheck.registry.repository import open_repository
 
     profile = user_choice.without_file(mirror)
     if profile is None:
@@ -92,14 +91,14 @@ def repository(reference: ImageReference, mirror: str) -> Repository:
 
 def policy(path: Path | None) -> Policy:
     """Return the policy in a file, or the default one."""
-    from envcheck.registry.proofs.policy import DEFAULT, read
+    from envcheck.registry.policy import DEFAULT, read
 
     return DEFAULT if path is None else read(path)
 
 
 def terms(policy: Policy, node: NodeFacts | None, matrix: Matrix) -> ProofTerms:
     """Return what proofs are judged by now."""
-    from envcheck.registry.proofs.judge import ProofTerms
+    from envcheck.registry.judge import ProofTerms
 
     return ProofTerms(policy, node, dt.datetime.now(dt.timezone.utc).replace(microsecond=0), matrix)
 

@@ -14,9 +14,9 @@ from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.registry.oci.references import ImageReference
+    from envcheck.registry.policy import Policy
     from envcheck.registry.promotions import GateResult, PromotionResult
-    from envcheck.registry.proofs.policy import Policy
+    from envcheck.registry.references import ImageReference
 
 
 class PromoteOptions(NamedTuple):
@@ -61,7 +61,7 @@ def command(options: PromoteOptions, settings: Settings) -> None:
     """
     from envcheck.matrix.file.load import load
     from envcheck.registry import promotions
-    from envcheck.registry.oci.references import parse_reference
+    from envcheck.registry.references import parse_reference
 
     source = parse_reference(options.reference)
     target = source if options.to_repository is None else parse_reference(options.to_repository)
@@ -94,8 +94,8 @@ def command(options: PromoteOptions, settings: Settings) -> None:
 
 
 def _check(options: PromoteOptions, source: ImageReference, target: ImageReference) -> None:
-    from envcheck.registry.oci.attachments import is_own_or_fallback
-    from envcheck.registry.oci.references import is_tag
+    from envcheck.registry.attachments import is_own_or_fallback
+    from envcheck.registry.references import is_tag
 
     if source.digest is None:
         message = f"{options.reference} is not a digest, and a tag may move meanwhile"

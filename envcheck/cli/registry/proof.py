@@ -13,7 +13,7 @@ from envcheck.cli.shared.typed_options import takes
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.registry.proofs.judge import ImageProofs
+    from envcheck.registry.judge import ImageProofs
 
 
 class ProofOptions(NamedTuple):
@@ -57,9 +57,9 @@ def command(options: ProofOptions, settings: Settings) -> None:
     """
     from envcheck.matrix.file.load import load
     from envcheck.registry.attached_proofs import read_proofs
-    from envcheck.registry.oci.documents import Platform
-    from envcheck.registry.oci.references import parse_reference
-    from envcheck.registry.proofs.judge import judge_image
+    from envcheck.registry.documents import Platform
+    from envcheck.registry.judge import judge_image
+    from envcheck.registry.references import parse_reference
 
     reference, policy, matrix = parse_reference(options.reference), access.policy(options.policy), load(settings.matrix)
     node = access.DescribedNode(options.gpu, options.gpus, options.driver, options.here).facts(matrix)

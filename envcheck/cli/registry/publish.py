@@ -16,11 +16,11 @@ from envcheck.errors import ConfigError
 if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.matrix.facts.model import Matrix
-    from envcheck.registry.keyless_signing import KeylessSigner
-    from envcheck.registry.oci.repository import Repository
-    from envcheck.registry.proofs.judge import JudgedProof, ProofTerms
-    from envcheck.registry.proofs.policy import Policy
+    from envcheck.registry.judge import JudgedProof, ProofTerms
+    from envcheck.registry.keyless import KeylessSigner
+    from envcheck.registry.policy import Policy
     from envcheck.registry.publishing import PreparedProof, Publication
+    from envcheck.registry.repository import Repository
 
 
 class PublishOptions(NamedTuple):
@@ -88,7 +88,7 @@ def command(options: PublishOptions, settings: Settings) -> None:
     hold by --policy; 2: wrong usage; 3: the registry does not answer, or refuses.
     """
     from envcheck.registry import publishing
-    from envcheck.registry.oci.references import parse_reference
+    from envcheck.registry.references import parse_reference
     from envcheck.reports.model import load
 
     _check(options)
@@ -152,9 +152,8 @@ def _read_back(
     from msgspec import structs
 
     from envcheck.registry.attached_proofs import read_proofs
-    from envcheck.registry.proofs.covers import node_of
-    from envcheck.registry.proofs.judge import JudgedProof, judge_image
-    from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
+    from envcheck.registry.judge import JudgedProof, judge_image, node_of
+    from envcheck.registry.statement import ProofRefusal, Rejection
 
     image = prepared.image.manifest
     terms = structs.replace(terms, node=node_of(prepared.packed.report.snapshot))
@@ -166,7 +165,7 @@ def _read_back(
 
 def _keyless(options: PublishOptions) -> KeylessSigner:
     from envcheck.mirrors.profiles.load import load
-    from envcheck.registry.keyless_signing import KeylessSigner
+    from envcheck.registry.keyless import KeylessSigner
 
     if options.trust_config is None and load(options.mirror).closed:
         message = f"the mirror profile {options.mirror} is closed, and --keyless asks Sigstore's public instance"

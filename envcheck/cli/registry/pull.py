@@ -15,7 +15,7 @@ from envcheck.errors import ConfigError, UnavailableError
 if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.registry.choosing import ChosenImage, PullChoice
-    from envcheck.registry.oci.references import ImageReference
+    from envcheck.registry.references import ImageReference
 
 _SHOWN: Final = 10
 _TARGET: Final = "runtime"
@@ -101,7 +101,7 @@ def command(options: PullOptions, settings: Settings) -> None:
 
 
 def _reference(options: PullOptions) -> ImageReference:
-    from envcheck.registry.oci.references import parse_reference
+    from envcheck.registry.references import parse_reference
 
     name = options.source or options.what
     if name is None or (options.source is None and "/" not in name):
@@ -164,7 +164,7 @@ def _pull(reference: ImageReference, chosen: ChosenImage, options: PullOptions) 
 
 def local_tag(chosen: ChosenImage) -> str:
     """Return the tag of cell and target; of a proof that calls them what no tag can be, the image's digest."""
-    from envcheck.registry.oci.references import is_tag
+    from envcheck.registry.references import is_tag
 
     facts = chosen.statement.facts
     tag = f"{(facts.cell or 'image').removeprefix('torch')}-{facts.target or 'runtime'}"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from envcheck.registry.oci.documents import (
+from envcheck.registry.documents import (
     OCI_INDEX,
     OCI_MANIFEST,
     Descriptor,
@@ -15,9 +15,8 @@ from envcheck.registry.oci.documents import (
     digest_of,
     encode,
 )
-from envcheck.registry.oci.opening import open_repository
-from envcheck.registry.oci.references import parse_reference
-from envcheck.registry.oci.repository import Repository
+from envcheck.registry.references import parse_reference
+from envcheck.registry.repository import Repository, open_repository
 from tests.http_server import Answer, Request, Server
 
 CONFIG = "application/vnd.oci.image.config.v1+json"

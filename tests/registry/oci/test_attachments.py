@@ -14,12 +14,11 @@ import pytest
 from msgspec import structs
 
 from envcheck.mirrors.net.client import Client
-from envcheck.registry.oci import attachments
-from envcheck.registry.oci.attachments import Attachment, attach, fallback_tag, own_tag
-from envcheck.registry.oci.documents import OCI_INDEX, OCI_MANIFEST, StoredManifest, digest_of
-from envcheck.registry.oci.referrers import StatedArtifacts, referrers
-from envcheck.registry.oci.registry_errors import DeniedError, LyingError, RefusedError, RegistryUnavailableError
-from envcheck.registry.oci.repository import Repository
+from envcheck.registry import attachments
+from envcheck.registry.attachments import Attachment, StatedArtifacts, attach, fallback_tag, own_tag, referrers
+from envcheck.registry.documents import OCI_INDEX, OCI_MANIFEST, StoredManifest, digest_of
+from envcheck.registry.references import DeniedError, LyingError, RefusedError, RegistryUnavailableError
+from envcheck.registry.repository import Repository
 from tests.http_server import Answer, Request, Servers
 from tests.registries import program, stored_blob
 from tests.registry.oci.fakes import KIND, FakeRegistry, image, opened, push_image, push_index
@@ -79,9 +78,9 @@ def test_two_artifacts_are_entered_in_the_index_at_once(servers: Servers) -> Non
 
 SCRIPT = """
 import sys
-from envcheck.registry.oci.attachments import attach
-from envcheck.registry.oci.opening import open_repository
-from envcheck.registry.oci.references import parse_reference
+from envcheck.registry.attachments import attach
+from envcheck.registry.repository import open_repository
+from envcheck.registry.references import parse_reference
 *names, word = sys.argv[1:]
 repositories = [open_repository(parse_reference(name)) for name in names]
 subjects = [repository.manifest(repository.reference.wanted) for repository in repositories]
@@ -427,7 +426,7 @@ def test_an_image_that_is_listed_and_names_no_subject_does_not_count(registry: F
 
 
 def test_a_list_that_is_far_too_long_is_refused(registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envcheck.registry.oci.referrers._MOST", 3)
+    monkeypatch.setattr("envcheck.registry.attachments._MOST", 3)
     repository = opened(registry.netloc)
     subject = push_image(repository)
     entries = [{"digest": digest_of(bytes([n]))} for n in range(4)]

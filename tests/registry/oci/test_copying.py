@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.registry.oci.attachments import attach
-from envcheck.registry.oci.copying import copy_image
-from envcheck.registry.oci.referrers import referrers
-from envcheck.registry.oci.registry_errors import LyingError
-from envcheck.registry.oci.repository import Repository
+from envcheck.registry.attachments import attach, referrers
+from envcheck.registry.promotions import copy_image
+from envcheck.registry.references import LyingError
+from envcheck.registry.repository import Repository
 from tests.http_server import Servers
 from tests.registries import program
 from tests.registry.oci.fakes import KIND, FakeRegistry, opened, push_image, push_index

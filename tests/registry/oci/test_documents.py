@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from envcheck.registry.oci.documents import (
+from envcheck.registry.documents import (
     DOCKER_MANIFEST,
     OCI_INDEX,
     OCI_MANIFEST,
@@ -16,9 +16,9 @@ from envcheck.registry.oci.documents import (
     platform_choice,
     read_manifest,
 )
-from envcheck.registry.oci.login.challenges import challenges, preferred
-from envcheck.registry.oci.registry_errors import LyingError
-from envcheck.registry.oci.repository import next_page
+from envcheck.registry.logins import challenges, preferred
+from envcheck.registry.references import LyingError
+from envcheck.registry.repository import next_page
 from tests.registry.oci.fakes import image
 
 CONTENT = image("one")[0]

@@ -17,15 +17,9 @@ import pytest
 from envcheck.errors import EnvcheckError
 from envcheck.mirrors.net import stall
 from envcheck.mirrors.net.client import Client
-from envcheck.registry.oci.documents import OCI_MANIFEST
-from envcheck.registry.oci.exchange import CONNECTIONS
-from envcheck.registry.oci.registry_errors import (
-    AbsentError,
-    DeniedError,
-    LyingError,
-    RefusedError,
-    RegistryUnavailableError,
-)
+from envcheck.registry.documents import OCI_MANIFEST
+from envcheck.registry.exchange import CONNECTIONS
+from envcheck.registry.references import AbsentError, DeniedError, LyingError, RefusedError, RegistryUnavailableError
 from tests.http_server import Answer, RawServer, Request, Servers, deaf, endless
 from tests.registry.oci.fakes import FakeRegistry, image, opened, push_image
 
@@ -305,7 +299,7 @@ def test_pages_of_tags_are_read_to_their_end(servers: Servers) -> None:
 def test_pages_that_never_end_or_lead_elsewhere_are_refused(
     servers: Servers, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envcheck.registry.oci.repository._PAGES", 5)
+    monkeypatch.setattr("envcheck.registry.repository._PAGES", 5)
     registry = servers.start(
         FakeRegistry(lambda r: Answer(200, b'{"tags":[]}', {"Link": f"<{target.format(r.number)}>; rel=next"}))
     )

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from envcheck.mirrors.profiles.model import Profile
-from envcheck.registry.oci.opening import open_repository, places, registry_hosts
-from envcheck.registry.oci.references import parse_reference
-from envcheck.registry.oci.registry_errors import RefusedError, RegistryUnavailableError
+from envcheck.registry.references import RefusedError, RegistryUnavailableError, parse_reference
+from envcheck.registry.repository import open_repository, places, registry_hosts
 from tests.certificates import signed
 from tests.http_server import Answer, Servers
 from tests.registry.oci.fakes import FakeRegistry, opened, push_image

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.registry.oci.documents import OCI_MANIFEST, Platform, digest_of
-from envcheck.registry.oci.registry_errors import AbsentError, LyingError, RefusedError
-from envcheck.registry.oci.repository import Repository
+from envcheck.registry.documents import OCI_MANIFEST, Platform, digest_of
+from envcheck.registry.references import AbsentError, LyingError, RefusedError
+from envcheck.registry.repository import Repository
 from tests.registries import program, stored_blob
 from tests.registry.oci.fakes import image, opened, push_image, push_index
 

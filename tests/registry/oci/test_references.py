@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from envcheck.errors import ConfigError
-from envcheck.registry.oci.references import parse_reference
+from envcheck.registry.references import parse_reference
 
 DIGEST = "sha256:" + "a" * 64
 

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from envcheck.matrix.file.load import load
 from envcheck.node.snapshot import Snapshot
-from envcheck.registry.proofs.covers import NodeFacts, as_proven, concerns, node_of, uncovered
+from envcheck.registry.judge import NodeFacts, as_proven, concerns, node_of, uncovered
 from tests import proofs
 from tests.builders import machine
 

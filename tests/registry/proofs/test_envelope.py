@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envcheck.registry.proofs import statement as statements
-from envcheck.registry.proofs import strict_json
-from envcheck.registry.proofs.envelope import EnvelopeContents, authenticated, leave_unsigned, open_envelope, sign
-from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
+from envcheck.registry import statement
+from envcheck.registry import statement as statements
+from envcheck.registry.envelope import EnvelopeContents, authenticated, leave_unsigned, open_envelope, sign
+from envcheck.registry.statement import ProofRefusal, Rejection
 from envcheck.signing import PrivateKey
 from tests import proofs
 
@@ -164,7 +164,7 @@ def test_the_unsigned_form_is_read_as_strictly(name: str) -> None:
 
 def test_a_bundle_has_at_most_4_mb(key: PrivateKey) -> None:
     content = sign(PAYLOAD, TYPE, key)
-    full = content + b" " * (strict_json.MOST - len(content))
+    full = content + b" " * (statement.MOST_JSON - len(content))
     assert opened(full, key) == EnvelopeContents(PAYLOAD, key.public.id)
     assert opened(full + b" ", key) == Rejection(ProofRefusal.UNKNOWN_FORMAT, "larger than 4000000 bytes")
     assert word(bytes(100_000_000), key) == "unknown-format"
@@ -177,7 +177,7 @@ def read_as_proof(content: bytes, key: PrivateKey) -> None:
     if isinstance(result, EnvelopeContents):
         try:
             statements.decode(result.payload)
-        except strict_json.MalformedError as error:
+        except statement.MalformedError as error:
             assert str(error)  # noqa: PT017 (a statement is right, too)
 
 

@@ -16,18 +16,17 @@ import pytest
 from msgspec import structs
 
 from envcheck.checks import limits
-from envcheck.registry.proofs import evidence, from_report
-from envcheck.registry.proofs import statement as statements
-from envcheck.registry.proofs.ran_image import UnprovableError
-from envcheck.registry.proofs.statement import Statement
-from envcheck.registry.proofs.strict_json import MalformedError
+from envcheck.registry import evidence, publishing
+from envcheck.registry import statement as statements
+from envcheck.registry.evidence import UnprovableError
+from envcheck.registry.statement import MalformedError, Statement
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import Spread
 from tests import proofs
 
 
 def state(report: RunReport, levels: dict[str, str] | None = None) -> Statement:
-    return from_report.state(evidence.pack(report, plain_names=True), proofs.IMAGE, levels or {})
+    return publishing.state(evidence.pack(report, plain_names=True), proofs.IMAGE, levels or {})
 
 
 def refusal(report: RunReport, levels: dict[str, str] | None = None) -> str:
@@ -82,7 +81,7 @@ def test_a_run_on_a_gpu_is_stated_as_the_contract_shows() -> None:
 def test_the_bytes_are_the_same_each_time() -> None:
     packed_report = evidence.pack(proofs.report())
     assert packed_report.content == proofs.packed().content
-    assert statements.encode(from_report.state(packed_report, proofs.IMAGE, {})) == statements.encode(proofs.stated())
+    assert statements.encode(publishing.state(packed_report, proofs.IMAGE, {})) == statements.encode(proofs.stated())
 
 
 def test_what_is_written_is_read() -> None:
@@ -127,7 +126,7 @@ def test_names_are_pseudonyms_unless_asked_for() -> None:
     report = structs.replace(report, host=host, outcomes=outcomes)
     hidden, plain = evidence.pack(report), evidence.pack(report, plain_names=True)
     for packed, redacted in ((hidden, True), (plain, False)):
-        statement = statements.encode(from_report.state(packed, proofs.IMAGE, {}))
+        statement = statements.encode(publishing.state(packed, proofs.IMAGE, {}))
         assert (b"gpu-host-17" in statement) is not redacted
         assert (evidence.unpack(packed.content).host.name != host.name) is redacted
         assert packed.reference.redacted is redacted
@@ -236,13 +235,13 @@ def test_a_label_does_not_make_another_torch_of_an_image(cell: str, torch: str, 
 
 
 def test_by_default_the_checks_of_today_make_a_level() -> None:
-    assert set(from_report.catalogue()) >= {"matmul", "all-reduce"}
+    assert set(publishing.catalogue()) >= {"matmul", "all-reduce"}
     with pytest.raises(UnprovableError, match="proves no level"):
-        from_report.state(proofs.packed(), proofs.IMAGE)
+        publishing.state(proofs.packed(), proofs.IMAGE)
     report = proofs.whole(proofs.report())
     assert len(report.outcomes) > len(proofs.report().outcomes)
     whole = evidence.pack(report, plain_names=True)
-    assert from_report.state(whole, proofs.IMAGE).facts.level == "full"
+    assert publishing.state(whole, proofs.IMAGE).facts.level == "full"
 
 
 @pytest.mark.parametrize("ended", ["2026-11-21T09:02:00", "yesterday", "9999-12-31T23:59:59-14:00"])
@@ -317,7 +316,7 @@ def test_a_long_repeated_run_that_failed_is_stated_so_that_it_is_read() -> None:
     long = random.Random(1).randbytes(1_500_000).hex()  # noqa: S311 (data, no secret)
     packed = evidence.pack(structs.replace(proofs.report("h100x8-slow-gpu"), boot=long), plain_names=True)
     assert packed.reference.size > 1_000_000
-    statement = from_report.state(packed, proofs.IMAGE, {})
+    statement = publishing.state(packed, proofs.IMAGE, {})
     assert statements.decode(statements.encode(statement)).facts.report == packed.reference
 
 
@@ -335,7 +334,7 @@ def test_what_no_reader_would_take_is_not_published() -> None:
     twice = structs.replace(report, outcomes=[*report.outcomes, report.outcomes[0]])
     for wrong, why in ((backwards, "before it started"), (twice, "two results")):
         with pytest.raises(UnprovableError, match=why):
-            from_report.state(evidence.pack(wrong), proofs.IMAGE, {})
+            publishing.state(evidence.pack(wrong), proofs.IMAGE, {})
 
 
 def test_times_are_written_in_utc() -> None:

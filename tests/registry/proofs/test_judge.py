@@ -14,14 +14,12 @@ import pytest
 from msgspec import structs
 
 from envcheck.node.snapshot import Signal
-from envcheck.registry.proofs import envelope, evidence, from_report
-from envcheck.registry.proofs import statement as statements
-from envcheck.registry.proofs.covers import NodeFacts
-from envcheck.registry.proofs.judge import ListedProof
-from envcheck.registry.proofs.policy import DEFAULT, Policy
-from envcheck.registry.proofs.promotion import refuse_alias
-from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
-from envcheck.registry.proofs.statement import ReportReference, Sha256, Statement, Subject
+from envcheck.registry import envelope, evidence, publishing
+from envcheck.registry import statement as statements
+from envcheck.registry.judge import ListedProof, NodeFacts
+from envcheck.registry.policy import DEFAULT, Policy
+from envcheck.registry.promotions import refuse_alias
+from envcheck.registry.statement import ProofRefusal, Rejection, ReportReference, Sha256, Statement, Subject
 from envcheck.signing import PrivateKey
 from tests import proofs
 
@@ -320,7 +318,7 @@ def evidence_of(change: Callable[[Any], Any], key: PrivateKey, *, edit: bool = F
     report = change(proofs.report())
     packed = evidence.pack(report, plain_names=True)
     honest = evidence.pack(proofs.report(), plain_names=True)
-    statement = from_report.state(honest, proofs.IMAGE, {})
+    statement = publishing.state(honest, proofs.IMAGE, {})
     if not edit:
         facts = structs.replace(statement.facts, report=packed.reference)
         statement = structs.replace(statement, predicate=structs.replace(statement.predicate, envcheck=facts))

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from envcheck.errors import ConfigError
-from envcheck.registry.proofs.policy import DEFAULT, NamedGpus, Policy, read
+from envcheck.registry.policy import DEFAULT, NamedGpus, Policy, read
 from envcheck.signing import new_key
 
 WHOLE = """\

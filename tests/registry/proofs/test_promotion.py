@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from envcheck.matrix.file.load import load
-from envcheck.registry.proofs import promotion
-from envcheck.registry.proofs import statement as statements
-from envcheck.registry.proofs.envelope import leave_unsigned, sign
-from envcheck.registry.proofs.judge import ListedProof, ProofTerms
-from envcheck.registry.proofs.policy import DEFAULT, NamedGpus, Policy
-from envcheck.registry.proofs.promotion import Promotion, SignedPromotion, in_force, judge_named, read, refuse_alias
-from envcheck.registry.proofs.refusals import Rejection
+from envcheck.registry import promotions
+from envcheck.registry import statement as statements
+from envcheck.registry.envelope import leave_unsigned, sign
+from envcheck.registry.judge import ListedProof, ProofTerms
+from envcheck.registry.policy import DEFAULT, NamedGpus, Policy
+from envcheck.registry.promotions import Promotion, SignedPromotion, in_force, judge_named, read_promotion, refuse_alias
+from envcheck.registry.statement import Rejection
 from envcheck.signing import PrivateKey
 from tests import proofs
 
@@ -125,7 +125,7 @@ def test_a_proof_is_asked_for_on_each_of_the_named_gpus(key: PrivateKey, policy:
 
 def test_what_was_signed_is_read(key: PrivateKey, policy: Policy) -> None:
     made = signed(A).promotion
-    assert json.loads(promotion.encode(made)) == {
+    assert json.loads(promotions.encode_promotion(made)) == {
         "schema": "envcheck/promotion/1",
         "alias": ALIAS,
         "from": "registry.example/staging",
@@ -133,22 +133,22 @@ def test_what_was_signed_is_read(key: PrivateKey, policy: Policy) -> None:
         "at": "2026-11-21T09:02:00Z",
         "proofs": [C],
     }
-    assert read(sign(promotion.encode(made), promotion.PAYLOAD_TYPE, key), policy) == SignedPromotion(
-        made, key.public.id
-    )
+    assert read_promotion(
+        sign(promotions.encode_promotion(made), promotions.PAYLOAD_TYPE, key), policy
+    ) == SignedPromotion(made, key.public.id)
 
 
 def test_what_was_not_signed_as_a_promotion_is_refused(key: PrivateKey, other_key: PrivateKey, policy: Policy) -> None:
-    payload = promotion.encode(signed(A).promotion)
+    payload = promotions.encode_promotion(signed(A).promotion)
 
     def word(content: bytes, terms: Policy = policy) -> str:
-        result = read(content, terms)
+        result = read_promotion(content, terms)
         assert isinstance(result, Rejection)
         return result.reason.value
 
-    assert word(sign(payload, promotion.PAYLOAD_TYPE, other_key)) == "wrong-key"
-    assert word(leave_unsigned(payload, promotion.PAYLOAD_TYPE)) == "unsigned"
-    assert word(leave_unsigned(payload, promotion.PAYLOAD_TYPE), structs.replace(policy, unsigned=True)) == "unsigned"
+    assert word(sign(payload, promotions.PAYLOAD_TYPE, other_key)) == "wrong-key"
+    assert word(leave_unsigned(payload, promotions.PAYLOAD_TYPE)) == "unsigned"
+    assert word(leave_unsigned(payload, promotions.PAYLOAD_TYPE), structs.replace(policy, unsigned=True)) == "unsigned"
     # A signature of a proof is none of a promotion, whatever the bytes.
     assert word(sign(payload, statements.PAYLOAD_TYPE, key)) == "unknown-format"
     for broken in (
@@ -160,11 +160,11 @@ def test_what_was_not_signed_as_a_promotion_is_refused(key: PrivateKey, other_ke
         payload.replace(ALIAS.encode(), b""),
     ):
         assert broken != payload
-        assert word(sign(broken, promotion.PAYLOAD_TYPE, key)) == "unknown-format"
+        assert word(sign(broken, promotions.PAYLOAD_TYPE, key)) == "unknown-format"
 
 
 @given(content=st.binary(max_size=500))
 def test_any_bytes_are_a_promotion_or_a_refusal(content: bytes, key: PrivateKey) -> None:
     terms = structs.replace(DEFAULT, keys=(key.public,))
-    assert isinstance(read(content, terms), Rejection)
-    assert isinstance(read(sign(content, promotion.PAYLOAD_TYPE, key), terms), Rejection)
+    assert isinstance(read_promotion(content, terms), Rejection)
+    assert isinstance(read_promotion(sign(content, promotions.PAYLOAD_TYPE, key), terms), Rejection)

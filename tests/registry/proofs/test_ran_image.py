@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from envcheck.registry.proofs.ran_image import RemoteImage, UnprovableError, ran
+from envcheck.registry.evidence import RemoteImage, UnprovableError, ran
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import TargetFacts
 from tests import proofs

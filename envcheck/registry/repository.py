@@ -1,20 +1,25 @@
-"""One repository of a registry: its manifests, blobs and tags. Whatever is read is hashed against what named it."""
+"""Push blobs: asked for first, mounted from another repository where that is possible, else sent in one piece."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Final
-from urllib.parse import urljoin
+from typing import IO, Any, Final
+from urllib.parse import quote, urljoin, urlsplit
 
 import msgspec
 
+from envcheck.errors import ConfigError
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.credentials import Login, Netrc, host_credentials
 from envcheck.mirrors.net.responses import HttpResponse
-from envcheck.mirrors.net.urls import origin_of
-from envcheck.registry.oci import uploads
-from envcheck.registry.oci.documents import (
+from envcheck.mirrors.net.urls import origin_of, redirect_target
+from envcheck.mirrors.profiles.model import Profile
+from envcheck.mirrors.settings.containers import mirrors
+from envcheck.registry.documents import (
     INDEXES,
     MANIFESTS,
     Descriptor,
@@ -24,10 +29,113 @@ from envcheck.registry.oci.documents import (
     platform_choice,
     read_manifest,
 )
-from envcheck.registry.oci.exchange import Exchange, RegistryReply, RegistryRequest, codes_in
-from envcheck.registry.oci.references import ImageReference, is_digest, is_tag
-from envcheck.registry.oci.registry_errors import TAMPERED, AbsentError, LyingError, RegistryUnavailableError
+from envcheck.registry.exchange import Exchange, RegistryReply, RegistryRequest, codes_in
+from envcheck.registry.logins import Account, Authorization, account_for
+from envcheck.registry.references import (
+    TAMPERED,
+    AbsentError,
+    ImageReference,
+    LyingError,
+    RefusedError,
+    RegistryUnavailableError,
+    is_digest,
+    is_tag,
+    parse_reference,
+)
 from envcheck.struct_types import know_types
+
+_OCTETS: Final = "application/octet-stream"
+# Uploads of one blob that are begun: one may be lost when a connection breaks, or to another upload of the same blob.
+_TRIES: Final = 3
+
+
+def described(content: bytes | Path, media_type: str = _OCTETS) -> Descriptor:
+    """Return what names bytes or a file."""
+    if isinstance(content, bytes):
+        return Descriptor(media_type=media_type, digest=digest_of(content), size=len(content))
+    try:
+        with content.open("rb") as file:
+            digest = hashlib.sha256()
+            while block := file.read(1 << 20):
+                digest.update(block)
+            return Descriptor(media_type=media_type, digest=f"sha256:{digest.hexdigest()}", size=file.tell())
+    except OSError as error:
+        message = f"cannot read {content}: {error.strerror}"
+        raise ConfigError(message, fix="name a file that can be read") from error
+
+
+def has_blob(exchange: Exchange, blob: Descriptor) -> bool:
+    """Tell whether the repository has a blob. Raise LyingError if it has one of another size under the digest."""
+    path = f"/v2/{exchange.reference.repository}/blobs/{blob.digest}"
+    reply = exchange.ask(RegistryRequest("HEAD", path, f"the blob {blob.named}", accepted=(200, 404)))
+    size = reply.headers.get("Content-Length", "")
+    if reply.status == 200 and size.isdigit() and int(size) != blob.size:  # noqa: PLR2004 (HTTP's status)
+        message = f"{exchange.reference.name} has {size} bytes under {blob.digest}, which names {blob.size}"
+        raise LyingError(message, fix=TAMPERED)
+    return reply.status == 200  # noqa: PLR2004 (HTTP's status)
+
+
+def push_blob(
+    exchange: Exchange, content: bytes | Path, *, mount_from: str | None = None, ask_first: bool = True
+) -> Descriptor:
+    """Have the repository hold bytes or a file, and return what names them.
+
+    `mount_from` is a repository of the same registry that has the blob already.
+    """
+    blob = described(content)
+    if ask_first and has_blob(exchange, blob):
+        return blob
+    for number in range(1, _TRIES + 1):
+        upload = _begun(exchange, blob, mount_from)
+        if upload is None:
+            return blob
+        try:
+            _finish(exchange, blob, content, upload)
+        except (AbsentError, RefusedError, RegistryUnavailableError):
+            if has_blob(exchange, blob):  # another upload of it was faster, or only the answer was lost
+                return blob
+            if number == _TRIES:
+                raise
+        else:
+            return blob
+    raise AssertionError
+
+
+def mounted(exchange: Exchange, blob: Descriptor, mount_from: str) -> bool:
+    """Have the repository take a blob over from another one of its registry; tell whether it did."""
+    return _begun(exchange, blob, mount_from) is None
+
+
+def _begun(exchange: Exchange, blob: Descriptor, mount_from: str | None) -> str | None:
+    """Begin an upload and return its URL, or None if the blob was mounted and nothing is to be sent."""
+    where = exchange.reference
+    path = f"/v2/{where.repository}/blobs/uploads/"
+    query = "" if mount_from is None else f"?mount={quote(blob.digest)}&from={quote(mount_from, safe='')}"
+    label = f"an upload to {where.repository}"
+    request = RegistryRequest("POST", path + query, label, accepted=(201, 202), push=True, mount_from=mount_from)
+    reply = exchange.ask(request)
+    return None if mount_from is not None and reply.status == 201 else _location(reply)  # noqa: PLR2004
+
+
+def _location(reply: RegistryReply) -> str:
+    """Return where the blob is to be sent."""
+    location = reply.headers.get("Location", "")
+    try:
+        return redirect_target(reply.url, location) if location else ""
+    except ValueError as error:
+        raise RegistryUnavailableError(str(error), fix="ask who runs the registry to correct its address") from None
+
+
+def _finish(exchange: Exchange, blob: Descriptor, content: bytes | Path, upload: str) -> None:
+    url = f"{upload}{'&' if urlsplit(upload).query else '?'}digest={quote(blob.digest)}"
+    label = f"the blob {blob.named} of {blob.size} bytes"
+    headers = {"Content-Type": _OCTETS}
+    reply = exchange.ask(RegistryRequest("PUT", url, label, headers, content, accepted=(201,), push=True, retry=False))
+    stated = reply.headers.get("Docker-Content-Digest", blob.digest)
+    if stated.startswith("sha256:") and stated != blob.digest:
+        message = f"{exchange.reference.name} stored {stated} instead of {blob.digest}"
+        raise LyingError(message, fix=TAMPERED)
+
 
 _ACCEPT: Final = {"Accept": ", ".join((*MANIFESTS, *INDEXES))}
 _BLOCK: Final = 1 << 16
@@ -124,11 +232,11 @@ class Repository:
 
     def has_blob(self, descriptor: Descriptor) -> bool:
         """Tell whether the repository has a blob."""
-        return uploads.has_blob(self.exchange, descriptor)
+        return has_blob(self.exchange, descriptor)
 
     def push_blob(self, content: bytes | Path, *, mount_from: str | None = None) -> Descriptor:
         """Have the repository hold bytes or a file, and return what names them; nothing is sent if it has them."""
-        return uploads.push_blob(self.exchange, content, mount_from=mount_from)
+        return push_blob(self.exchange, content, mount_from=mount_from)
 
     def push_manifest(self, content: bytes, media_type: str, tag: str | None = None) -> RegistryReply:
         """Store a manifest under its digest, or under a tag, and return the answer. Its blobs must be there.
@@ -238,3 +346,83 @@ def _compare_digest(headers: Mapping[str, str], digest: str, where: str) -> None
     if stated.startswith("sha256:") and stated != digest:
         message = f"{where}: the registry names {stated[:80]} for the bytes of {digest}"
         raise LyingError(message, fix=TAMPERED)
+
+
+def open_repository(
+    reference: ImageReference,
+    profile: Profile | None = None,
+    *,
+    client: Client | None = None,
+    environ: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Repository:
+    """Return the repository of a reference; nothing is sent yet. `options` are those of Exchange."""
+    environ = os.environ if environ is None else environ
+    client = client or registry_client(profile)
+    authorization = Authorization(client, reference, _account(reference, profile, environ))
+    return Repository(Exchange(client, reference, authorization, **options))
+
+
+def registry_client(profile: Profile | None = None, **options: Any) -> Client:
+    """Return a client for registries: with the CA of a profile, and with a closed one for its hosts only.
+
+    It has no logins of its own: a registry gets one when it asks.
+    """
+    if profile is None:
+        return Client(**options)
+    within = registry_hosts(profile) if profile.closed else None
+    return Client(ca=Path(profile.ca) if profile.ca else None, within=within, **options)
+
+
+def registry_hosts(profile: Profile) -> frozenset[str]:
+    """Return the hosts of the registries that a profile names, without ports."""
+    names = [name for listed in mirrors(profile).values() for name in listed]
+    urls = (name if "://" in name else f"https://{name}" for name in names)
+    return frozenset(host for url in urls if (host := urlsplit(url).hostname))
+
+
+def places(reference: ImageReference, profile: Profile | None) -> list[ImageReference]:
+    """Return where a reference can be read: at the profile's mirrors of its registry, in order, then at itself.
+
+    A closed profile leaves out what it does not name.
+    """
+    if profile is None:
+        return [reference]
+    urls = [_at(mirror, reference) for mirror in mirrors(profile).get(reference.registry, [])]
+    hosts = registry_hosts(profile)
+    own = urlsplit(reference.url).hostname
+    return list(dict.fromkeys([*urls, *([] if profile.closed and urls and own not in hosts else [reference])]))
+
+
+def _at(mirror: str, reference: ImageReference) -> ImageReference:
+    """Return the reference at a mirror, HOST[:PORT][/PATH] with http:// before it if it has no TLS."""
+    base = (mirror if "://" in mirror else f"https://{mirror}").rstrip("/")
+    mirrored = parse_reference(f"{base}/{reference.repository}")
+    return ImageReference(mirrored.registry, mirrored.repository, reference.tag, reference.digest, mirrored.plain)
+
+
+def _account(
+    reference: ImageReference, profile: Profile | None, environ: Mapping[str, str]
+) -> Callable[[], Account | None]:
+    """Return what finds the login: of the profile for this host, else of `docker login` or `podman login`."""
+
+    def find() -> Account | None:
+        named = None if profile is None else _of_profile(reference, profile, environ)
+        return named or account_for(reference, environ)
+
+    return find
+
+
+def _of_profile(reference: ImageReference, profile: Profile, environ: Mapping[str, str]) -> Account | None:
+    logins: list[Login] = [*host_credentials(profile, environ)]
+    if profile.netrc:
+        logins.append(Netrc(Path(profile.netrc), [reference.url]))
+    try:
+        header = next((header for login in logins if (header := login.header(reference.url)) is not None), None)
+    except OSError as error:
+        message = f"the mirror profile {profile.name}: {error.strerror}"
+        raise ConfigError(message, fix=f"set the secret of {reference.registry}") from None
+    if header is None:
+        return None
+    kind, _, secret = header.partition(" ")
+    return Account(token=secret) if kind == "Bearer" else Account(header)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 
-from envcheck.registry.oci.registry_errors import TAMPERED, LyingError
+from envcheck.registry.references import TAMPERED, LyingError
 from envcheck.struct_types import LightRecord, know_types
 
 OCI_MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"

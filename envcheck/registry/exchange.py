@@ -23,10 +23,9 @@ from envcheck.mirrors.net.network_errors import NetworkError, SlowError, Untrust
 from envcheck.mirrors.net.responses import HttpResponse
 from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.net.waits import NETWORK_WAITS
-from envcheck.registry.oci.documents import MOST_MANIFEST
-from envcheck.registry.oci.login.authorization import Authorization, denied
-from envcheck.registry.oci.references import ImageReference
-from envcheck.registry.oci.registry_errors import AbsentError, LyingError, RefusedError, RegistryUnavailableError
+from envcheck.registry.documents import MOST_MANIFEST
+from envcheck.registry.logins import Authorization, denied
+from envcheck.registry.references import AbsentError, ImageReference, LyingError, RefusedError, RegistryUnavailableError
 from envcheck.struct_types import LightRecord, know_types
 
 # Seconds before each further try where the registry does not say, and the most that all tries may wait together.

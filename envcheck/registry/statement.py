@@ -1,18 +1,131 @@
-"""The statement of a proof: in-toto Statement v1 with the predicate test-result v0.1 and envcheck's own fields in it.
+"""Why a proof does not hold: stable words, in the order in which they are looked for.
 
-What is unknown in the predicate is ignored, as in-toto asks of readers; what envcheck decides on is read strictly.
+What comes first decides: what is not there or not readable, then who signed it, then what it says of which image, then
+whether it is of this node, then what the policy asks for, then what has happened since.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import datetime as dt
+import enum
+import json
 import re
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
-from envcheck.registry.proofs import strict_json
-from envcheck.struct_types import know_types
+from envcheck.struct_types import LightRecord, know_types
+
+
+class ProofRefusal(enum.Enum):
+    """The words of `--json`; the texts beside them may change."""
+
+    NO_PROOF = "no-proof"
+    DANGLING = "dangling"
+    TAMPERED = "tampered"
+    UNKNOWN_FORMAT = "unknown-format"
+    UNSIGNED = "unsigned"
+    WRONG_KEY = "wrong-key"
+    WRONG_SUBJECT = "wrong-subject"
+    FROM_THE_FUTURE = "from-the-future"
+    FAILED = "failed"
+    NOT_A_GPU_RUN = "not-a-gpu-run"
+    WRONG_ARCH = "wrong-arch"
+    WRONG_GPU = "wrong-gpu"
+    TOO_FEW_GPUS = "too-few-gpus"
+    DRIVER_TOO_OLD = "driver-too-old"
+    DRIVER_UNSUPPORTED = "driver-unsupported"
+    LEVEL_TOO_LOW = "level-too-low"
+    CHECK_MISSING = "check-missing"
+    EXPIRED = "expired"
+    FAILED_SINCE = "failed-since"
+    STALE_LIMITS = "stale-limits"
+    ALIAS_NOT_PROMOTED = "alias-not-promoted"
+
+
+class Rejection(LightRecord, frozen=True):
+    """A refusal, and what it is about in a sentence for people."""
+
+    reason: ProofRefusal
+    detail: str
+
+
+# A bundle, a statement or a promotion; the largest of ours is some 20 kB.
+MOST_JSON: Final = 4_000_000
+_Type = TypeVar("_Type")
+
+
+class MalformedError(ValueError):
+    """What is not in the expected form; the text says where and why."""
+
+
+def decode_json(content: bytes, kind: type[_Type]) -> _Type:
+    """Return the document as this type. Raises MalformedError, and nothing else, for whatever else the bytes are."""
+    return convert_json(parse_json(content), kind)
+
+
+def parse_json(content: bytes) -> Any:
+    """Return the document as plain data. Raises MalformedError for what is not one JSON document."""
+    if len(content) > MOST_JSON:
+        message = f"larger than {MOST_JSON} bytes"
+        raise MalformedError(message)
+    try:
+        document = json.loads(content.decode("utf-8"), object_pairs_hook=_no_key_twice, parse_constant=_no_constant)
+        if b"\\u" in content:
+            # An escape can hold half a character ("\ud800"), which no later step could write.
+            json.dumps(document, ensure_ascii=False).encode("utf-8")
+    except MalformedError:
+        raise
+    except RecursionError as error:
+        message = "nested too deeply"
+        raise MalformedError(message) from error
+    except UnicodeError as error:
+        message = "not UTF-8 text"
+        raise MalformedError(message) from error
+    except ValueError as error:  # JSONDecodeError, and a number of thousands of digits
+        raise MalformedError(_one_line(error)) from error
+    return document
+
+
+def convert_json(document: Any, kind: type[_Type]) -> _Type:
+    """Return plain data as this type. Raises MalformedError, which names the place, for other data."""
+    try:
+        return msgspec.convert(document, kind)
+    except (ValueError, OverflowError) as error:  # ValidationError is a ValueError
+        raise MalformedError(_one_line(error)) from error
+
+
+def canonical_base64(text: str, label: str) -> bytes:
+    """Return the bytes. Raises MalformedError unless this is how base64 (RFC 4648, padded) writes them."""
+    try:
+        content = base64.b64decode(text.encode("ascii"), validate=True)
+    except (UnicodeError, binascii.Error) as error:
+        message = f"{label} is not base64"
+        raise MalformedError(message) from error
+    if base64.b64encode(content).decode("ascii") != text:
+        message = f"{label} is not canonical base64"
+        raise MalformedError(message)
+    return content
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        message = "a key is there twice"
+        raise MalformedError(message)
+    return document
+
+
+def _no_constant(name: str) -> Any:
+    message = f"{name[:20]} is not JSON"
+    raise MalformedError(message)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
 
 PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
 PREDICATE_TYPE: Final = "https://in-toto.io/attestation/test-result/v0.1"
@@ -168,21 +281,21 @@ def decode(payload: bytes) -> Statement:
 
     The number of subjects is not looked at: what names two images is a question of the image asked for.
     """
-    statement = strict_json.decode(payload, Statement)
+    statement = decode_json(payload, Statement)
     predicate, facts = statement.predicate, statement.facts
     if instant(facts.started) > statement.ended:
         message = f"it ended at {facts.ended}, before it started"
-        raise strict_json.MalformedError(message)
+        raise MalformedError(message)
     lists = [*predicate.passed_tests, *predicate.warned_tests, *predicate.failed_tests]
     lists += [skipped.id for skipped in facts.skipped]
     if len(set(lists)) != len(lists):
         message = "a check has two results"
-        raise strict_json.MalformedError(message)
+        raise MalformedError(message)
     failed = bool(predicate.failed_tests) or facts.exit_code != 0
     contradicts = failed or not predicate.passed_tests or facts.mode == "unknown"
     if statement.passed and (contradicts or (predicate.result == "WARNED") != bool(predicate.warned_tests)):
         message = f"it says {predicate.result}, and its checks do not"
-        raise strict_json.MalformedError(message)
+        raise MalformedError(message)
     return statement
 
 
@@ -192,8 +305,8 @@ def unread_end(payload: bytes, image: str) -> dt.datetime | None:
     A later envcheck may have stated so that the run failed. Where it does not say when, it is newer than all others.
     """
     try:
-        document = strict_json.convert(strict_json.parse(payload), _AnyStatement)
-    except strict_json.MalformedError:
+        document = convert_json(parse_json(payload), _AnyStatement)
+    except MalformedError:
         return None
     facts = document.predicate.get("envcheck")
     named = {f"sha256:{subject.digest.get('sha256')}" for subject in document.subject}
@@ -201,7 +314,7 @@ def unread_end(payload: bytes, image: str) -> dt.datetime | None:
         return None
     try:
         return instant(str(facts.get("ended")))
-    except strict_json.MalformedError:
+    except MalformedError:
         return dt.datetime.max.replace(tzinfo=dt.timezone.utc)
 
 
@@ -213,7 +326,7 @@ def instant(text: str) -> dt.datetime:
         return dt.datetime.fromisoformat(f"{text[:-1]}+00:00")
     except ValueError as error:
         message = f"{text[:40]!r} is not a time; it has the form 2026-11-22T08:00:00Z"
-        raise strict_json.MalformedError(message) from error
+        raise MalformedError(message) from error
 
 
 def written(moment: dt.datetime) -> str:

@@ -12,9 +12,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from envcheck.registry.proofs import strict_json
-from envcheck.registry.proofs.keyless import CertifiedMaterial, Identities
-from envcheck.registry.proofs.refusals import ProofRefusal, Rejection
+from envcheck.registry import statement
+from envcheck.registry.keyless import CertifiedMaterial, Identities
+from envcheck.registry.statement import ProofRefusal, Rejection
 from envcheck.signing import PrivateKey, PublicKey
 from envcheck.struct_types import LightRecord, know_types
 
@@ -112,16 +112,16 @@ def open_envelope(
 ) -> EnvelopeContents | Rejection:
     """Return the payload of this type, signed by a key, an identity or nobody, or why not. It never raises."""
     try:
-        document = strict_json.parse(content)
+        document = statement.parse_json(content)
         if isinstance(document, dict) and _is_certified(document.get("verificationMaterial")):
-            strict_json.convert(document, _CertifiedBundle)
+            statement.convert_json(document, _CertifiedBundle)
             return _certified(content, payload_type, identities)
         if isinstance(document, dict) and document.get("mediaType") == UNSIGNED_TYPE:
-            unsigned = strict_json.convert(document, _UnsignedStatement)
+            unsigned = statement.convert_json(document, _UnsignedStatement)
             _expect_type(unsigned.payload_type, payload_type)
-            return EnvelopeContents(strict_json.canonical_base64(unsigned.payload, "the payload"), None)
-        return _verified(strict_json.convert(document, _Bundle), payload_type, keys)
-    except strict_json.MalformedError as error:
+            return EnvelopeContents(statement.canonical_base64(unsigned.payload, "the payload"), None)
+        return _verified(statement.convert_json(document, _Bundle), payload_type, keys)
+    except statement.MalformedError as error:
         return Rejection(ProofRefusal.UNKNOWN_FORMAT, str(error))
 
 
@@ -144,9 +144,9 @@ def _verified(bundle: _Bundle, payload_type: str, keys: Sequence[PublicKey]) -> 
     _expect_type(envelope.payload_type, payload_type)
     if len(envelope.signatures) != 1:
         message = f"{len(envelope.signatures)} signatures instead of one"
-        raise strict_json.MalformedError(message)
-    payload = strict_json.canonical_base64(envelope.payload, "the payload")
-    signature = strict_json.canonical_base64(envelope.signatures[0].sig, "the signature")
+        raise statement.MalformedError(message)
+    payload = statement.canonical_base64(envelope.payload, "the payload")
+    signature = statement.canonical_base64(envelope.signatures[0].sig, "the signature")
     # A bundle without a hint may be by any of the keys; one with a hint is by that key or by none.
     tried = [key for key in keys if hint in ("", key.id)]
     signed = authenticated(payload, payload_type)
@@ -161,7 +161,7 @@ def _verified(bundle: _Bundle, payload_type: str, keys: Sequence[PublicKey]) -> 
 def _expect_type(stated: str, expected: str) -> None:
     if stated != expected:
         message = f"the payload's type is {stated[:100]!r}, not {expected!r}"
-        raise strict_json.MalformedError(message)
+        raise statement.MalformedError(message)
 
 
 def _text(content: bytes) -> str:

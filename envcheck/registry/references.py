@@ -1,20 +1,46 @@
-"""Names of images in registries: `registry.example:5000/team/torch:2.8@sha256:…`, and what a name without parts means.
-
-The first part of a name is a registry if it has a dot or a port, or is `localhost`; otherwise the name is Docker Hub's.
-A registry is reached over TLS. Plain http is for this machine itself, or where the name begins with `http://`.
-"""
+"""What a registry's answer can end in: absent, denied, unavailable, refused, or bytes that are not what was named."""
 
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import ClassVar, Final
 
 from msgspec import structs
 
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, EnvcheckError, NotFoundError, UnavailableError
 from envcheck.mirrors.net.urls import is_loopback
 from envcheck.mirrors.profiles.model import redacted
 from envcheck.struct_types import LightRecord
+
+
+class AbsentError(NotFoundError):
+    """The registry answers that it does not have it (exit 1)."""
+
+
+class DeniedError(UnavailableError):
+    """The registry wants a login, or the login does not suffice (exit 3)."""
+
+
+class RegistryUnavailableError(UnavailableError):
+    """The registry does not answer, or with errors only (exit 3)."""
+
+
+class RefusedError(UnavailableError):
+    """The registry does not accept what was sent; `codes` are its own error codes (exit 3)."""
+
+    def __init__(self, message: str, *, fix: str, codes: tuple[str, ...] = ()) -> None:
+        super().__init__(message, fix=fix)
+        self.codes = codes
+
+
+class LyingError(EnvcheckError):
+    """The registry sent something else than what was named: another digest, size or type (exit 1)."""
+
+    exit_code: ClassVar[int] = 1
+
+
+TAMPERED = "do not use it: ask who runs the registry, and push it again from where it was made"
+
 
 DOCKER_HUB: Final = "docker.io"
 # Docker Hub's API has another host than its name.

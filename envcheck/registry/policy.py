@@ -13,8 +13,8 @@ import msgspec
 from envcheck import safe_files
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
-from envcheck.registry.proofs.keyless import Identities, Identity
-from envcheck.registry.proofs.statement import Level
+from envcheck.registry.keyless import Identities, Identity
+from envcheck.registry.statement import Level
 from envcheck.signing import PublicKey, load_public
 from envcheck.struct_types import LightRecord, know_types
 
