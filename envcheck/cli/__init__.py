@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import click
 
 from envcheck import __version__
+from envcheck.cli.options import ListedText, OptionsCommand
 from envcheck.cli.shared import messages, streams
 from envcheck.cli.shared.interruptible import end_process, leave, status_of
 from envcheck.cli.shared.strict_options import make_strict, variable
@@ -63,12 +64,6 @@ class PipeClosedError(Exception):
     """Whoever read our output has gone."""
 
 
-class _ListedText(click.types.StringParamType):
-    """Text of a repeatable option; in an environment variable its values stand between commas, as GPUs have spaces."""
-
-    envvar_list_splitter = ","
-
-
 class _LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
         return list(COMMANDS)
@@ -112,13 +107,15 @@ def prepare(command: click.Command, path: str) -> None:
 
     An argument that takes cells has a variable too, ENVCHECK_BUILD_CELL.
     """
+    if isinstance(command, OptionsCommand):
+        return
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             parameter.envvar = variable(path, max(parameter.opts, key=len))
         elif "CELL" in (parameter.metavar or ""):
             parameter.envvar = variable(path, "--cell")
         if (parameter.multiple or parameter.nargs == -1) and isinstance(parameter.type, click.types.StringParamType):
-            parameter.type = _ListedText()
+            parameter.type = ListedText()
     make_strict(command, path)
     if isinstance(command, click.Group):
         for name, child in command.commands.items():

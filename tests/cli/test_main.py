@@ -81,21 +81,6 @@ def test_a_command_module_is_a_click_command() -> None:
         assert isinstance(cli.get_command(click.Context(cli), name), click.Command)
 
 
-def options(command: click.Command, name: str) -> list[tuple[str, click.Option]]:
-    own = [(name, p) for p in command.params if isinstance(p, click.Option)]
-    children = command.commands.items() if isinstance(command, click.Group) else ()
-    return own + [actual for child, sub in children for actual in options(sub, f"{name} {child}")]
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_has_the_variable_its_flag_says(name: str) -> None:
-    command = cli.get_command(click.Context(cli), name)
-    assert command is not None
-    for path, option in options(command, name):
-        flag = max(option.opts, key=len).lstrip("-")
-        assert option.envvar == f"ENVCHECK_{path} {flag}".replace(" ", "_").replace("-", "_").upper()
-
-
 def test_a_repeatable_options_variable_is_split_at_commas_as_gpus_have_spaces() -> None:
     done = run("resolve", "--json", ENVCHECK_RESOLVE_GPU="RTX 4090,Tesla V100-SXM2-16GB")
     assert '"RTX 4090"' in done.stdout

@@ -2,47 +2,80 @@
 
 from __future__ import annotations
 
-import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
+import msgspec
 
+from envcheck.cli.options import FILE, Option, command_with
+from envcheck.cli.shared import resolution_text
 from envcheck.cli.shared.parameter_types import ARCHS
-from envcheck.cli.shared.typed_options import takes
+from envcheck.errors import ConfigError
+from envcheck.matrix.facts.lookup import Facts
+from envcheck.matrix.file.load import load
+from envcheck.matrix.resolver.query import normalized, requested_devices, with_whole_driver
+from envcheck.matrix.resolver.resolve import Query, Resolution, resolve
+from envcheck.mirrors.profiles import user_choice
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.matrix.extensions.answer import ExtensionResolution
     from envcheck.matrix.facts.model import Matrix
-    from envcheck.matrix.resolver.resolve import Query, Resolution
     from envcheck.mirrors.profiles.model import Profile
 
 
-class ResolveOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class ResolveOptions:
     """The options of `envcheck resolve`."""
 
-    torch: str | None
-    variant: str | None
-    cuda: str | None
-    python: str | None
-    driver: str | None
-    gpus: tuple[str, ...]
-    cc: tuple[str, ...]
-    arch: str | None
-    base_cuda: str | None
-    requirements: tuple[str, ...]
-    third_party: bool
-    extensions: Path | None
-    mirror: str
-    everything: bool
-    here: bool | None
-    as_json: bool
+    torch: Annotated[
+        str | None, Option(metavar="REQ", help='A release or a requirement: 2.8, 2.8.0, ">=2.6,<2.9".')
+    ] = None
+    variant: Annotated[
+        str | None, Option(metavar="cuNNN|cpu", help="The wheel's CUDA as its name says it, e.g. cu128.")
+    ] = None
+    cuda: Annotated[str | None, Option(metavar="X.Y", help="The same by CUDA version, e.g. 12.8.")] = None
+    python: Annotated[str | None, Option(metavar="X.Y", help="Python version, e.g. 3.12 or 3.13t.")] = None
+    driver: Annotated[str | None, Option(metavar="VERSION", help="NVIDIA driver, 570.124.06, or its branch, 570.")] = (
+        None
+    )
+    gpus: Annotated[
+        tuple[str, ...],
+        Option("--gpu", metavar="NAME", help="GPU model. Repeatable, for a node with several models."),
+    ] = ()
+    cc: Annotated[tuple[str, ...], Option(metavar="X.Y", help="Compute capability, for a GPU without a name.")] = ()
+    arch: Annotated[Literal["x86_64", "amd64", "aarch64", "arm64"] | None, Option(help="Host architecture.")] = None
+    base_cuda: Annotated[
+        str | None, Option(metavar="X.Y", help="Also say what an nvidia/cuda base image of that CUDA refuses.")
+    ] = None
+    requirements: Annotated[
+        tuple[str, ...],
+        Option(
+            "--with",
+            metavar="NAME[SPEC]",
+            help='A native extension that must fit too: flash-attn, "vllm>=0.16". Repeatable.',
+        ),
+    ] = ()
+    third_party: Annotated[
+        bool, Option(help="Allow wheels that other authors built; the newest torch comes first.")
+    ] = False
+    extensions: Annotated[
+        Path | None,
+        Option(type=FILE, metavar="FILE", help="Your own facts about extensions, in addition to the shipped ones."),
+    ] = None
+    mirror: Annotated[
+        str, Option(metavar="PROFILE", help="Mirror profile whose PyTorch index the pip command names.")
+    ] = "user"
+    everything: Annotated[bool, Option("--all", help="List every cell with its verdict.")] = False
+    here: Annotated[
+        bool | None, Option("--here/--no-here", help="Read what is not given from this node, or leave it open.")
+    ] = None
+    as_json: Annotated[bool, Option("--json", help="Print envcheck/resolution/1.")] = False
 
     def query(self) -> Query:
         """Return the combination that is asked for."""
-        from envcheck.matrix.resolver.resolve import Query
-
         return Query(
             torch=self.torch,
             variant=self.variant,
@@ -55,47 +88,8 @@ class ResolveOptions(NamedTuple):
         )
 
 
-@click.command(no_args_is_help=False)
-@click.option("--torch", metavar="REQ", help='A release or a requirement: 2.8, 2.8.0, ">=2.6,<2.9".')
-@click.option("--variant", metavar="cuNNN|cpu", help="The wheel's CUDA as its name says it, e.g. cu128.")
-@click.option("--cuda", metavar="X.Y", help="The same by CUDA version, e.g. 12.8.")
-@click.option("--python", metavar="X.Y", help="Python version, e.g. 3.12 or 3.13t.")
-@click.option("--driver", metavar="VERSION", help="NVIDIA driver, 570.124.06, or its branch, 570.")
-@click.option(
-    "--gpu", "gpus", multiple=True, metavar="NAME", help="GPU model. Repeatable, for a node with several models."
-)
-@click.option("--cc", multiple=True, metavar="X.Y", help="Compute capability, for a GPU without a name.")
-@click.option("--arch", type=click.Choice(list(ARCHS)), help="Host architecture.")
-@click.option("--base-cuda", metavar="X.Y", help="Also say what an nvidia/cuda base image of that CUDA refuses.")
-@click.option(
-    "--with",
-    "requirements",
-    multiple=True,
-    metavar="NAME[SPEC]",
-    help='A native extension that must fit too: flash-attn, "vllm>=0.16". Repeatable.',
-)
-@click.option(
-    "--third-party", is_flag=True, help="Allow wheels that other authors built; the newest torch comes first."
-)
-@click.option(
-    "--extensions",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Your own facts about extensions, in addition to the shipped ones.",
-)
-@click.option(
-    "--mirror",
-    default="user",
-    show_default=True,
-    metavar="PROFILE",
-    help="Mirror profile whose PyTorch index the pip command names.",
-)
-@click.option("--all", "everything", is_flag=True, help="List every cell with its verdict.")
-@click.option("--here/--no-here", default=None, help="Read what is not given from this node, or leave it open.")
-@click.option("--json", "as_json", is_flag=True, help="Print envcheck/resolution/1.")
-@click.pass_obj
-@takes(ResolveOptions)
-def command(options: ResolveOptions, settings: Settings) -> None:
+@command_with(ResolveOptions)
+def command(options: ResolveOptions, settings: Settings) -> int:
     """Say which torch, CUDA variant and Python can run, why, and what the alternatives are.
 
     Without a driver, GPU or --arch, the answer is for this node: its driver, GPUs, architecture and active Python are
@@ -109,14 +103,6 @@ def command(options: ResolveOptions, settings: Settings) -> None:
     envcheck resolve --variant cu130 --gpu "RTX 4090" --driver 550.54.14
     envcheck resolve --with flash-attn --with "vllm>=0.16" --gpu H100 --driver 550
     """
-    import msgspec
-
-    from envcheck.cli.shared import resolution_text
-    from envcheck.matrix.facts.lookup import Facts
-    from envcheck.matrix.file.load import load
-    from envcheck.matrix.resolver.query import normalized, with_whole_driver
-    from envcheck.matrix.resolver.resolve import resolve
-
     _refuse_ignored(options)
     matrix = load(settings.matrix)
     query, read, notes = _from_here(matrix, normalized(options.query()), from_node=options.here)
@@ -133,12 +119,10 @@ def command(options: ResolveOptions, settings: Settings) -> None:
         click.echo(msgspec.json.format(msgspec.json.encode(extended or answer)).decode())
     else:
         resolution_text.show(answer, extended=extended, everything=options.everything, quiet=settings.quiet)
-    sys.exit(0 if answer.legal else 1)
+    return 0 if answer.legal else 1
 
 
 def _refuse_ignored(options: ResolveOptions) -> None:
-    from envcheck.errors import ConfigError
-
     ignored = "--extensions" if options.extensions else "--third-party" if options.third_party else None
     if ignored and not options.requirements:
         message = f"{ignored} is for the extensions of --with, and there are none"
@@ -147,8 +131,6 @@ def _refuse_ignored(options: ResolveOptions) -> None:
 
 def _profile(name: str) -> Profile:
     """Return the mirror's profile; YAML is imported only where it must be read."""
-    from envcheck.mirrors.profiles import user_choice
-
     profile = user_choice.without_file(name)
     if profile is None:
         from envcheck.mirrors.profiles.load import load
@@ -180,11 +162,7 @@ def _with_extensions(
 
 
 def _with_commands(matrix: Matrix, answer: ExtensionResolution) -> ExtensionResolution:
-    import msgspec
-
     from envcheck.cli.shared.extension_text import commands
-    from envcheck.matrix.facts.lookup import Facts
-    from envcheck.matrix.resolver.query import requested_devices
 
     codes = sorted({device.cc for device in requested_devices(Facts(matrix), answer.query)})
     return msgspec.structs.replace(answer, commands=commands(answer, codes))

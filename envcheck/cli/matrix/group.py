@@ -324,4 +324,4 @@ def _rewrite(file: Path, text: str) -> None:
 
 
 command.add_command(refresh.command)
-command.add_command(wheel.command)
+command.add_command(wheel.command, "wheel")

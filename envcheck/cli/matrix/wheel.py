@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import click
 
-from envcheck.cli.shared.typed_options import takes
+from envcheck.cli.options import Argument, Option, command_with
 from envcheck.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
+    from envcheck.cli import Settings
     from envcheck.matrix.extensions.opened_wheel import OpenedWheel
 
 _BLOCK = 1 << 20
@@ -22,13 +24,21 @@ _NAME = "that it was published with: NAME-VERSION-PYTHON-ABI-PLATFORM.whl"
 _PYTORCH = "download.pytorch.org"
 
 
-class MatrixWheelOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class MatrixWheelOptions:
     """The options of `envcheck matrix wheel`."""
 
-    wheel: str
-    channel: Literal["pypi", "pytorch", "project", "third-party"] | None
-    mirror: str
-    as_json: bool
+    wheel: Annotated[str, Argument(metavar="FILE|URL")]
+    channel: Annotated[
+        Literal["pypi", "pytorch", "project", "third-party"] | None,
+        Option(help="Who serves the wheel. Default: pypi for a file, pytorch for the PyTorch index, else project."),
+    ] = None
+    mirror: Annotated[str, Option(metavar="PROFILE", help="The profile with the CA and credentials for a URL.")] = (
+        "user"
+    )
+    as_json: Annotated[bool, Option("--json", help="Print the row, and each library, as JSON: envcheck/wheel/1.")] = (
+        False
+    )
 
 
 class _File(NamedTuple):
@@ -40,22 +50,13 @@ class _File(NamedTuple):
     sha256: str | None
 
 
-@click.command(
-    "wheel",
+@command_with(
+    MatrixWheelOptions,
     short_help="Open a wheel, and print its row for extensions.yaml.",
     epilog="Exit 0: printed; 1: the file has another hash; 2: not a wheel for Linux; 3: unavailable, or not all of its "
     "libraries can be read.",
 )
-@click.argument("wheel", metavar="FILE|URL")
-@click.option(
-    "--channel",
-    type=click.Choice(["pypi", "pytorch", "project", "third-party"]),
-    help="Who serves the wheel. Default: pypi for a file, pytorch for the PyTorch index, else project.",
-)
-@click.option("--mirror", default="user", show_default=True, help="The profile with the CA and credentials for a URL.")
-@click.option("--json", "as_json", is_flag=True, help="Print the row, and each library, as JSON: envcheck/wheel/1.")
-@takes(MatrixWheelOptions)
-def command(options: MatrixWheelOptions) -> None:
+def command(options: MatrixWheelOptions, _settings: Settings) -> None:
     """Read a wheel's name, METADATA and libraries, and print what it needs and for which GPUs it has code.
 
     Nothing is installed, loaded or run. The output is a whole file of facts: copy its row into extensions.yaml, or use

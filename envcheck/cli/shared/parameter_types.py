@@ -17,6 +17,7 @@ _TIME: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)", re.ASCII)
 _SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _BYTES: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)([KMGT]?)B?")
 _UNITS: Final = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_LARGEST_UNITS: Final = dict(reversed(_UNITS.items()))
 
 
 class Duration(click.ParamType[float]):
@@ -31,6 +32,11 @@ class Duration(click.ParamType[float]):
         if not 0 < seconds < math.inf:
             self.fail(f"{value!r} is not a time: write 90s, 10m, 2h or 1d", param, ctx)
         return seconds
+
+    @staticmethod
+    def written(seconds: float | None) -> str | None:
+        """Return seconds as people type them: 600 is "10m"."""
+        return None if seconds is None else _written(seconds, {"d": 86400, "h": 3600, "m": 60, "s": 1})
 
 
 class FiniteRange(click.FloatRange):
@@ -59,6 +65,11 @@ class Size(click.ParamType[int]):
             self.fail(f"{value!r} is not a size; write 50G for 50 000 000 000 bytes", param, ctx)
         return size
 
+    @staticmethod
+    def written(size: int | None) -> str | None:
+        """Return bytes as people type them: 128000000 is "128M"."""
+        return None if size is None else _written(size, _LARGEST_UNITS)
+
 
 class ByteRate(click.ParamType[float]):
     """Bytes a second, from "50M": 50 million."""
@@ -71,6 +82,14 @@ class ByteRate(click.ParamType[float]):
         if rate < 1:
             self.fail(f"{value!r} is no rate; write 50M for 50 million bytes a second", param, ctx)
         return rate
+
+    written = Size.written
+
+
+def _written(number: float, units: dict[str, int]) -> str:
+    """Return a number in the largest unit of which it is a whole multiple."""
+    sign, factor = next(((sign, factor) for sign, factor in units.items() if number and number % factor == 0), ("", 1))
+    return f"{number / factor:.15g}{sign}"
 
 
 def _bytes(value: object) -> float:
