@@ -19,11 +19,10 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from envcheck.fleet.reading.database import KnownFile, opened
-from envcheck.fleet.reading.ingest import IngestResult
-from envcheck.fleet.reading.one_report import NodeReport, read
-from envcheck.fleet.summary.model import BAD, FleetReport
-from envcheck.fleet.summary.summarize import FleetQuestion, summarize
+from envcheck.fleet.database import IngestResult, KnownFile, opened
+from envcheck.fleet.model import BAD, FleetReport
+from envcheck.fleet.one_report import NodeReport, read
+from envcheck.fleet.summary import FleetQuestion, summarize
 from tests.fleet.node_reports import ENDED, failing, node_report, outcome_of
 
 SIZES: Final = (16, 64, 256, 1024, 4096)

@@ -1,4 +1,4 @@
-"""Slurm host lists: n[1-16,18-20] to names, and names to a host list.
+"""Slurm host lists: n[1-16,18-20] to names, and names to a host list; and the nodes that a site expects.
 
 The syntax is that of `scontrol show hostnames` and `scontrol show hostlist`: a list between commas, each entry with any
 number of bracketed lists of numbers and ranges. A range keeps the width of its first number: n[08-11] is n08 to n11.
@@ -6,12 +6,15 @@ number of bracketed lists of numbers and ranges. A range keeps the width of its 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Final
 
+from envcheck import safe_files
 from envcheck.errors import ConfigError
 
 # More names than any fleet; `a[1-999999999]` must not fill the memory.
@@ -134,3 +137,43 @@ def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
     for _, run in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
         members = [number for _, number in run]
         yield members[0], members[-1]
+
+
+_FIX_EXPECTED: Final = "give a Slurm host list such as n[1-64], or a file with one in each line"
+# A domain may end in many a word; these are no top-level domains.
+_TEXT_FILES: Final = (".txt", ".csv", ".list", ".hosts", ".nodes")
+
+
+def expected_nodes(text: str) -> list[str]:
+    """Return the names in a host list, or in the file of that name: host lists between lines, `#` begins a comment.
+
+    Raise ConfigError where there is no name in it.
+    """
+    path = file_of(text)
+    if path is not None and (path.is_dir() or (path.suffix in _TEXT_FILES and not path.exists())):
+        message = f"--expect {text[:40]}{' is a directory' if path.is_dir() else ': no such file'}"
+        raise ConfigError(message, fix=_FIX_EXPECTED)
+    names = unfold(text) if path is None else unfold(_content(path))
+    if not names:
+        message = f"--expect {text[:40]!r} names no node"
+        raise ConfigError(message, fix=_FIX_EXPECTED)
+    return names
+
+
+def file_of(text: str) -> Path | None:
+    """Return the file or directory that a text names, also one that is not there; None for a host list."""
+    path = Path(text)
+    if "/" in text or path.suffix in _TEXT_FILES:
+        return path
+    with contextlib.suppress(OSError):  # a host list may be longer than any file's name
+        return path if path.exists() else None
+    return None
+
+
+def _content(path: Path) -> str:
+    try:
+        text = safe_files.read_whole(path).decode()
+    except UnicodeDecodeError as error:
+        message = f"{path} is not a text file"
+        raise ConfigError(message, fix="give a file of node names") from error
+    return "\n".join(line.partition("#")[0] for line in text.splitlines())

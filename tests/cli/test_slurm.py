@@ -21,11 +21,9 @@ from typing import Literal
 import pytest
 
 import envcheck
-from envcheck.fleet.gate import verdict_file
-from envcheck.fleet.gate.this_boot import fingerprint, this_boot
-from envcheck.fleet.gate.verdict import GatedEnvironment, NodeVerdict
-from envcheck.fleet.launch_files.files import launch_files
-from envcheck.fleet.launch_files.values import LaunchValues
+from envcheck.fleet import gate
+from envcheck.fleet.gate import GatedEnvironment, NodeVerdict, fingerprint, this_boot
+from envcheck.fleet.launch_files import LaunchValues, launch_files
 
 pytestmark = [pytest.mark.tools, pytest.mark.timeout(300)]
 
@@ -141,7 +139,7 @@ def keep(state: Path, name: str, status: Literal["pass", "fail"], check: str = "
     )
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("ENVCHECK_HOME", str(state))
-        verdict_file.keep(verdict)
+        gate.keep(verdict)
 
 
 def resume(cluster: dict[str, str], at: Path) -> None:

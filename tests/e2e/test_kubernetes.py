@@ -27,11 +27,10 @@ import yaml
 from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
-from envcheck.fleet.gate import kubernetes_node, verdict_file
-from envcheck.fleet.gate.this_boot import this_boot
-from envcheck.fleet.gate.verdict import NodeVerdict, image_subject
-from envcheck.fleet.launch_files.files import launch_files
-from tests.fleet.launch_files.test_files import IMAGE, VALUES
+from envcheck.fleet import gate, kubernetes_node
+from envcheck.fleet.gate import NodeVerdict, image_subject, this_boot
+from envcheck.fleet.launch_files import launch_files
+from tests.fleet.test_launch_files import IMAGE, VALUES
 from tests.mirrors.site.upstreams import free_ports
 
 TOOLS: Final = os.environ.get("ENVCHECK_TEST_KUBERNETES", "")
@@ -184,7 +183,7 @@ def keep(state: Path, name: str, *, fails: bool) -> None:
     )
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("ENVCHECK_HOME", str(state))
-        verdict_file.keep(verdict)
+        gate.keep(verdict)
 
 
 def run_init(cluster: Cluster, pod: dict[str, Any], state: Path) -> Result:

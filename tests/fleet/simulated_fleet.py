@@ -8,8 +8,8 @@ from __future__ import annotations
 import random
 from typing import Final, Literal, NamedTuple, get_args
 
+from envcheck.fleet.pairs.diagnosis import grouped
 from envcheck.fleet.pairs.model import ROLL_CALL, GroupResult, GroupTest, NodeAnswer
-from envcheck.fleet.pairs.planner.diagnosis import grouped
 
 FaultKind = Literal[
     "none",

@@ -170,7 +170,7 @@ def command(options: RunOptions, ctx: click.Context) -> None:
 
 def _keep_for_the_gate(run: Run, options: RunOptions, files: Destinations) -> None:
     """Keep the verdict for `envcheck fleet gate`, unless checks were left out or names are not to be written."""
-    from envcheck.fleet.gate.verdict_file import keep_run
+    from envcheck.fleet.gate import keep_run
     from envcheck.reports.model import report_of
 
     partly = options.only or options.skip or options.budget is not None or options.timeout is not None

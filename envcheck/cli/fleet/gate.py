@@ -18,16 +18,18 @@ from envcheck.cli.shared import messages
 from envcheck.cli.shared.parameter_types import Duration
 from envcheck.cli.shared.typed_options import takes
 from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
-from envcheck.fleet.gate import verdict_file
-from envcheck.fleet.gate.this_boot import fingerprint, in_pod, this_boot
-from envcheck.fleet.gate.verdict import (
+from envcheck.fleet import gate
+from envcheck.fleet.gate import (
     Boot,
     GatedEnvironment,
     GateQuestion,
     NodeVerdict,
     by_digest,
+    fingerprint,
     image_subject,
+    in_pod,
     of_report,
+    this_boot,
     why_unusable,
 )
 
@@ -130,7 +132,7 @@ def _warn(refused: str, what: str) -> None:
 
 
 def _mark(node: str, check: str, reason: str) -> str:
-    from envcheck.fleet.gate.kubernetes_node import mark
+    from envcheck.fleet.kubernetes_node import mark
 
     return mark(node, check, reason, os.environ)
 
@@ -159,11 +161,11 @@ def _verdict(options: GateOptions, node: Boot) -> tuple[NodeVerdict, str]:
     question = GateQuestion(
         subject=subject, level=options.level, require_gpu=options.require_gpu, max_age=options.max_age
     )
-    path = verdict_file.path_of(node.node, subject)
-    kept = verdict_file.read(path)
+    path = gate.path_of(node.node, subject)
+    kept = gate.read(path)
     if kept is not None and not why_unusable(kept, question, node):
         return kept, f"{node.uptime - kept.at.uptime:.0f} s ago"
-    from envcheck.fleet.gate.quick_run import keep_report, run_checks
+    from envcheck.fleet.quick_run import keep_report, run_checks
 
     target = target or _target(options)
     report = run_checks(target, options.level, options.budget, require_gpu=options.require_gpu)
@@ -172,7 +174,7 @@ def _verdict(options: GateOptions, node: Boot) -> tuple[NodeVerdict, str]:
         message = "the run was cut short"
         raise UnavailableError(message, fix="see with `envcheck run` what ends it")
     try:
-        verdict_file.keep(new)
+        gate.keep(new)
     except OSError as error:
         messages.say(f"warning: the verdict is not kept: {error.strerror}; give $ENVCHECK_HOME a directory of yours")
     return new, "now"

@@ -113,7 +113,7 @@ def _files(options: FleetGroupOptions, node: Node, *, first: bool) -> GroupFiles
 
 
 def _run(options: FleetGroupOptions) -> Run:
-    from envcheck.fleet.group.checks import chosen
+    from envcheck.fleet.group.session import chosen
     from envcheck.runner.planning.plan import plan
     from envcheck.runner.state import Run
     from envcheck.runner.targets.gpu_devices import shown_gpus

@@ -124,13 +124,13 @@ class GroupRun(NamedTuple):
             validate(self.run, collect, LiveReport(self.run, self.files.report, progress, self._own))
 
     def _own(self, report: RunReport) -> RunReport:
-        from envcheck.fleet.group.node_report import of_node
+        from envcheck.fleet.group.outcome import of_node
 
         return of_node(report, self.place.node)
 
     def _written(self) -> bool:
         """Write the reports; return whether one could not be written, and say why."""
-        from envcheck.fleet.group.node_report import of_group
+        from envcheck.fleet.group.outcome import of_group
         from envcheck.reports.model import report_of, write
 
         report, failed = report_of(self.run), False
@@ -147,8 +147,8 @@ class GroupRun(NamedTuple):
 
     def _print(self) -> None:
         from envcheck.cli.shared.streams import console as new_console
-        from envcheck.fleet.group import text
-        from envcheck.fleet.group.node_report import FORMED, of_group
+        from envcheck.fleet.group import outcome
+        from envcheck.fleet.group.outcome import FORMED, of_group
         from envcheck.reports import terminal
         from envcheck.reports.model import encode, report_of
 
@@ -164,13 +164,13 @@ class GroupRun(NamedTuple):
             files = self.files if self.run.nodes else self.files[:1]
             written = [f"report: {path}" for path in files if path is not None]
             console = new_console(width=terminal.width(), highlight=False)
-            terminal.show(report, console, [*text.lines(report), *written])
+            terminal.show(report, console, [*outcome.lines(report), *written])
         sys.stdout.flush()
 
 
 def _formed(member: GroupMember) -> dict[str, OutcomeRow]:
     """Return the outcome that says which nodes came."""
-    from envcheck.fleet.group.node_report import FORMED
+    from envcheck.fleet.group.outcome import FORMED
     from envcheck.fleet.group.roll_call import clock_warning
     from envcheck.fleet.hostlist import fold
     from envcheck.runner.schema import OutcomeRow
@@ -194,7 +194,7 @@ def _formed(member: GroupMember) -> dict[str, OutcomeRow]:
 
 def _not_formed(run: Run, why: str) -> None:
     """Take the run to its end: a group that did not form is undetermined."""
-    from envcheck.fleet.group.node_report import FORMED
+    from envcheck.fleet.group.outcome import FORMED
     from envcheck.runner.schema import OutcomeRow
     from envcheck.runner.state import now
 

@@ -12,7 +12,7 @@ from envcheck.cli.shared.typed_options import takes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from envcheck.fleet.summary.history import FleetHistory, PastRun
+    from envcheck.fleet.history import FleetHistory, PastRun
 
 _SHOWN: Final = 20
 
@@ -53,9 +53,9 @@ def command(options: FleetHistoryOptions) -> None:
     import msgspec
 
     from envcheck.errors import ConfigError
-    from envcheck.fleet.formats.terminal import WIDTH
-    from envcheck.fleet.reading.database import opened
-    from envcheck.fleet.summary.history import history
+    from envcheck.fleet.database import opened
+    from envcheck.fleet.history import history
+    from envcheck.fleet.terminal import WIDTH
     from envcheck.printable import printable
 
     if not options.db.exists():

@@ -70,10 +70,10 @@ def command(options: FleetPairsOptions) -> None:
     """
     from envcheck.errors import ConfigError
     from envcheck.exclusive import held
-    from envcheck.fleet.formats.terminal import wrapped
-    from envcheck.fleet.pairs import state_file
-    from envcheck.fleet.pairs.plan import plan
-    from envcheck.fleet.pairs.run_tests import run_tests
+    from envcheck.fleet.pairs import session
+    from envcheck.fleet.pairs.launch import run_tests
+    from envcheck.fleet.pairs.session import plan
+    from envcheck.fleet.terminal import wrapped
 
     if options.dry_run and options.as_json:
         message = "--dry-run prints a plan in words, and --json a diagnosis"
@@ -83,7 +83,7 @@ def command(options: FleetPairsOptions) -> None:
         raise ConfigError(message, fix="create it on a file system that all nodes share")
     fleet = _fleet(options)
     launcher = _launcher(options)
-    state = state_file.begin(options.state, fleet, [launcher.template, launcher.group])
+    state = session.begin(options.state, fleet, [launcher.template, launcher.group])
     planned = plan(fleet, state.results.values())
     for text in planned.lines(fleet):
         for line in wrapped(text, ""):
@@ -105,8 +105,7 @@ def _fleet(options: FleetPairsOptions) -> Fleet:
     from envcheck.counting import counted
     from envcheck.errors import ConfigError
     from envcheck.fleet.hostlist import unfold
-    from envcheck.fleet.pairs.domains import read_domains
-    from envcheck.fleet.pairs.session import SMALL, Fleet
+    from envcheck.fleet.pairs.session import SMALL, Fleet, read_domains
 
     nodes = tuple(unfold(options.nodes))
     if len(nodes) < 2:  # noqa: PLR2004 (a group)
@@ -165,8 +164,8 @@ def _show_commands(fleet: Fleet, launcher: Launcher) -> None:
 
 def _progress(number: int, test: GroupTest, result: GroupResult) -> None:
     from envcheck.cli.shared.messages import note
+    from envcheck.fleet.pairs.measured import name_of
     from envcheck.fleet.pairs.model import ROLL_CALL
-    from envcheck.fleet.pairs.planner.measured import name_of
 
     attempt = ", again" if test.attempt > 1 else ""
     if test.step == ROLL_CALL:

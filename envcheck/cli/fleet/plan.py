@@ -48,9 +48,8 @@ def command(options: FleetPlanOptions, settings: Settings) -> None:
     """
     import msgspec
 
-    from envcheck.fleet.cover.inventory import of_places
-    from envcheck.fleet.cover.plan import plan
-    from envcheck.fleet.formats.plan_text import plan_lines
+    from envcheck.fleet.cover import of_places, plan
+    from envcheck.fleet.terminal import plan_lines
     from envcheck.matrix.file.load import load
     from envcheck.matrix.resolver.query import Query, normalized
 

@@ -96,8 +96,7 @@ def command(options: FleetRenderOptions, ctx: click.Context) -> None:
     """
     from envcheck import safe_files
     from envcheck.errors import ConfigError
-    from envcheck.fleet.launch_files.files import launch_files
-    from envcheck.fleet.launch_files.values import LaunchValues
+    from envcheck.fleet.launch_files import LaunchValues, launch_files
 
     _refuse_options_of_other_systems(ctx, options.system)
     if options.output is not None and options.output.exists() and not options.output.is_dir():
@@ -124,7 +123,7 @@ def command(options: FleetRenderOptions, ctx: click.Context) -> None:
 def _refuse_options_of_other_systems(ctx: click.Context, system: str) -> None:
     """Raise ConfigError for an option on the command line that the system's files do not hold."""
     from envcheck.errors import ConfigError
-    from envcheck.fleet.launch_files.values import NOT_OF
+    from envcheck.fleet.launch_files import NOT_OF
 
     for option in ctx.command.params:
         typed = ctx.get_parameter_source(str(option.name)) is click.core.ParameterSource.COMMANDLINE

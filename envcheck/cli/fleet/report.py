@@ -14,7 +14,7 @@ from envcheck.cli.shared.parameter_types import Duration
 from envcheck.cli.shared.typed_options import takes
 
 if TYPE_CHECKING:
-    from envcheck.fleet.summary.summarize import FleetQuestion
+    from envcheck.fleet.summary import FleetQuestion
 
 _AXES: Final = ("gpu", "cell", "driver")
 _FILE: Final = click.Path(path_type=Path, dir_okay=False)
@@ -76,13 +76,12 @@ def command(options: FleetReportOptions) -> None:
     Exit 0: every node passed; 1: a node failed; 2: wrong usage; 3: a node is missing, stale or undetermined.
     """
     from envcheck import safe_files
-    from envcheck.fleet.formats.page import page
-    from envcheck.fleet.formats.prometheus import prometheus
-    from envcheck.fleet.formats.terminal import lines
-    from envcheck.fleet.reading.database import opened
-    from envcheck.fleet.reading.ingest import ingest
-    from envcheck.fleet.summary.model import encode
-    from envcheck.fleet.summary.summarize import summarize
+    from envcheck.fleet.database import ingest, opened
+    from envcheck.fleet.model import encode
+    from envcheck.fleet.page import page
+    from envcheck.fleet.prometheus import prometheus
+    from envcheck.fleet.summary import summarize
+    from envcheck.fleet.terminal import lines
 
     _refuse_shared_files(options)
     question, files = _question(options), dict[Path, str]()
@@ -105,7 +104,7 @@ def _refuse_shared_files(options: FleetReportOptions) -> None:
     """Raise ConfigError where a file that is written is another one of this command, or would be read as a report."""
     from envcheck.cli.report_output.files import apart
     from envcheck.errors import ConfigError
-    from envcheck.fleet.expected import file_of
+    from envcheck.fleet.hostlist import file_of
 
     outputs = {"db": options.db, "html": options.html, "prometheus": options.prometheus}
     apart(**outputs, expect=file_of(options.expect) if options.expect else None)
@@ -121,8 +120,8 @@ def _would_be_read(output: Path, place: Path) -> bool:
 
 
 def _question(options: FleetReportOptions) -> FleetQuestion:
-    from envcheck.fleet.expected import expected_nodes
-    from envcheck.fleet.summary.summarize import FleetQuestion
+    from envcheck.fleet.hostlist import expected_nodes
+    from envcheck.fleet.summary import FleetQuestion
 
     expected = expected_nodes(options.expect) if options.expect is not None else []
     return FleetQuestion(time.time(), expected, options.by, options.max_age, options.strict)

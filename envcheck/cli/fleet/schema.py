@@ -28,9 +28,9 @@ def command(options: FleetSchemaOptions) -> None:
     """
     import msgspec
 
-    from envcheck.fleet.cover.plan import FleetPlan
-    from envcheck.fleet.summary.history import FleetHistory
-    from envcheck.fleet.summary.model import FleetReport, json_schema
+    from envcheck.fleet.cover import FleetPlan
+    from envcheck.fleet.history import FleetHistory
+    from envcheck.fleet.model import FleetReport, json_schema
 
     documents: dict[str, type[msgspec.Struct]] = {"report": FleetReport, "plan": FleetPlan, "history": FleetHistory}
     click.echo(json_schema(documents[options.document]), nl=False)

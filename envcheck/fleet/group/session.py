@@ -1,23 +1,77 @@
-"""A run's other nodes: meets them before torch is imported, and joins what their ranks measured to its own."""
+"""A run's other nodes: what the group measures, and how each node's part is joined to those of the others."""
 
 from __future__ import annotations
 
 import contextlib
+import difflib
+import fcntl
+import importlib
+import ipaddress
 import json
 import os
-from collections.abc import Iterator, Sequence
+import socket
+import struct
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from envcheck.checks.env.support.collectives.process_group import NODE_NAME
 from envcheck.checks.env.support.operators.seeded_numbers import SEED
 from envcheck.errors import ConfigError
-from envcheck.fleet.group import combined, wire
-from envcheck.fleet.group.interfaces import interface_of
+from envcheck.fleet.group import outcome, wire
 from envcheck.fleet.group.member import GroupMember, LostGroupError
+from envcheck.runner.planning.discover import CheckModule, checked_module
 from envcheck.runner.schema import GroupFacts
 from envcheck.runner.targets.worker_session import LAST
 from envcheck.runner.worker.fork_server import NODES_LOST, NODES_READY
+
+# In the order of what each needs: data must be right before a speed means anything.
+CHECKS: Final = (
+    "envcheck.checks.env.collectives",
+    "envcheck.checks.between_nodes.node_links",
+    "envcheck.checks.env.all_reduce_bandwidth",
+    "envcheck.checks.env.straggler",
+)
+
+
+def chosen(only: Collection[str] = ()) -> list[CheckModule]:
+    """Return the checks of a group, or those of `only`. Raise ConfigError for an id that none has."""
+    modules = [checked_module(importlib.import_module(name), "env", f"module:{name}") for name in CHECKS]
+    by_id = {module.id: module for module in modules}
+    for name in only:
+        if name not in by_id:
+            near = difflib.get_close_matches(name, by_id, 1)
+            message = f"a group of nodes has no check {name[:60]!r}"
+            raise ConfigError(message, fix=f"did you mean {near[0]}?" if near else f"give one of {', '.join(by_id)}")
+    return [module for module in modules if not only or module.id in only]
+
+
+# ioctl(2), netdevice(7): the address of an interface, which stands after its name and family.
+_SIOCGIFADDR: Final = 0x8915
+_NAME_BYTES: Final = 16
+_IPV6: Final = Path("/proc/net/if_inet6")
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the interface with an address of IPv4 or IPv6; "" where none has it."""
+    numeric = ipaddress.ip_address(address)
+    if numeric.version == 4:  # noqa: PLR2004
+        names = [name for _, name in socket.if_nameindex()]
+        return next((name for name in names if numeric in ipaddress.ip_network(f"{_ipv4(name)}/32")), "")
+    try:
+        rows = [line.split() for line in _IPV6.read_text(encoding="ascii").splitlines()]
+    except OSError:
+        return ""
+    return next((row[5] for row in rows if int(row[0], 16) == int(numeric)), "")
+
+
+def _ipv4(name: str) -> str:
+    """Return an interface's first address of IPv4; 0.0.0.0 where it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        request = struct.pack("256s", name.encode()[: _NAME_BYTES - 1])
+        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
+    return "0.0.0.0"  # noqa: S104 (no interface has it)
+
 
 Event = dict[str, Any]
 _SEEDS: Final = 1_000_000
@@ -66,10 +120,10 @@ class GroupSession:
         elif event["event"] == "done":
             (directory / NODES_LOST).unlink(missing_ok=True)
             step = f"{self._rounds} {event['id']}"
-            gathered = self.member.exchange(step, combined.own(event), trouble=event["error"] is not None)
-            yield combined.whole(event, gathered.parts, gathered.lost, self._ranks, self.names)
+            gathered = self.member.exchange(step, outcome.own(event), trouble=event["error"] is not None)
+            yield outcome.whole(event, gathered.parts, gathered.lost, self._ranks, self.names)
             if gathered.lost:
-                raise LostGroupError(combined.broken({}, gathered.lost, self.names))
+                raise LostGroupError(outcome.broken({}, gathered.lost, self.names))
         else:
             if event["event"] in LAST and event["event"] != "end":
                 self.member.leave(f"its worker {event['event']}")
@@ -80,18 +134,18 @@ class GroupSession:
         ranks = int(facts.get("device_count") or self._processes)
         ports = wire.free_ports(len(self.checks)) if self.node == 0 else []
         seed = int.from_bytes(os.urandom(4), "little") % _SEEDS
-        answer = combined.ready(facts, ranks, ports, seed)
+        answer = outcome.ready(facts, ranks, ports, seed)
         gathered = self.member.exchange(f"{self._rounds} ready", answer, trouble=bool(answer["error"]))
-        why = combined.broken(gathered.parts, gathered.lost, self.names)
+        why = outcome.broken(gathered.parts, gathered.lost, self.names)
         if why:
             raise LostGroupError(why)
-        unlike = combined.unlike(gathered.parts, self.names)
+        unlike = outcome.unlike(gathered.parts, self.names)
         if unlike:
             message = f"the nodes' environments differ: {unlike}"
             raise ConfigError(message, fix="give --python the same environment on all nodes")
         first = gathered.parts[0]
         self._ranks = [int(gathered.parts[node]["ranks"]) for node in range(len(self.names))]
-        part = combined.part_of(self.node, self._ranks)
+        part = outcome.part_of(self.node, self._ranks)
         text = json.dumps(
             {
                 **part._asdict(),

@@ -1,14 +1,26 @@
-"""From the results so far to the tests that come next, or the diagnosis: a pure function, so a killed run goes on."""
+"""From the results so far to the tests that come next, or the diagnosis; how much there is to do; and its file.
+
+What comes next is a pure function of the results, so a run that was killed goes on from the file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Literal, NamedTuple
+import statistics
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
 
-from envcheck.fleet.pairs.model import ROLL_CALL, Diagnosis, GroupResult, GroupTest
-from envcheck.fleet.pairs.planner.diagnosis import Domains, diagnosis
-from envcheck.fleet.pairs.planner.measured import Round
-from envcheck.fleet.pairs.planner.tournament import tournament
+import msgspec
+
+from envcheck import safe_files
+from envcheck.counting import counted
+from envcheck.errors import ConfigError
+from envcheck.fleet.hostlist import fold, unfold
+from envcheck.fleet.pairs.diagnosis import Domains, diagnosis
+from envcheck.fleet.pairs.measured import Round
+from envcheck.fleet.pairs.model import ROLL_CALL, Diagnosis, GroupResult, GroupTest, NodeAnswer
+from envcheck.fleet.pairs.tournament import tournament
+from envcheck.struct_types import know_types
 
 PairsMode = Literal["tournament", "diagnose"]
 # Up to here a tournament takes no more rounds than a diagnosis that finds a fault.
@@ -73,3 +85,138 @@ def extent(fleet: Fleet, oracle: Callable[[GroupTest], GroupResult]) -> tuple[Ex
             tests = rounds.send([results[test.key] for test in tests])
     except StopIteration as ended:
         return Extent(number, measured), ended.value
+
+
+# Minutes for a round of tests, launch included, until some have been measured.
+ASSUMED_MINUTES: Final = 2.0
+
+
+class PairsPlan(NamedTuple):
+    """The extent where all is sound, and where one node is at fault; `minutes` is for a round."""
+
+    sound: Extent
+    one_fault: Extent
+    all_pairs: int
+    minutes: float
+    measured: bool
+
+    def lines(self, fleet: Fleet) -> list[str]:
+        """Return the plan in words."""
+        low, high = (
+            f"{counted(one.rounds, 'round')}, {counted(one.tests, 'test')}" for one in (self.sound, self.one_fault)
+        )
+        minutes = [one.rounds * self.minutes for one in (self.sound, self.one_fault)]
+        source = "as measured so far" if self.measured else "assumed"
+        return [
+            f"{counted(len(fleet.nodes), 'node')}, mode {fleet.mode}: a roll-call, then groups that measure together",
+            f"all sound: {low}; one node at fault: about {high}; every pair once is {counted(self.all_pairs, 'test')}",
+            f"{minutes[0]:.0f} to {minutes[1]:.0f} minutes, at {self.minutes:.1f} minutes a round ({source})",
+        ]
+
+
+def plan(fleet: Fleet, results: Iterable[GroupResult] = ()) -> PairsPlan:
+    """Return how much there is to do; minutes come from results that exist."""
+    faulty = fleet.nodes[len(fleet.nodes) // 2]
+    sound, _ = extent(fleet, lambda test: _answered(test, None))
+    one_fault, _ = extent(fleet, lambda test: _answered(test, faulty))
+    seconds = [result.seconds for result in results if result.seconds > 0]
+    minutes = statistics.mean(seconds) / 60 if seconds else ASSUMED_MINUTES
+    count = len(fleet.nodes)
+    return PairsPlan(sound, one_fault, count * (count - 1) // 2, minutes, bool(seconds))
+
+
+def _answered(test: GroupTest, faulty: str | None) -> GroupResult:
+    if test.step == ROLL_CALL:
+        return GroupResult("pass", answers=tuple(NodeAnswer(node, "pass") for node in test.nodes))
+    return GroupResult("fail" if faulty in test.nodes else "pass", reason="slow")
+
+
+def read_domains(path: Path, nodes: Sequence[str]) -> dict[str, str]:
+    """Return the domain of each node from lines `NAME HOSTLIST`; # begins a comment.
+
+    Raise ConfigError for a node in two domains or in none.
+    """
+    try:
+        text = safe_files.read_whole(path).decode()
+    except UnicodeDecodeError as error:
+        message = f"{path} is not a text file"
+        raise ConfigError(message, fix="write lines `NAME HOSTLIST`") from error
+    domain_of: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        name, *remainder = line.partition("#")[0].split(None, 1) or [""]
+        if not name:
+            continue
+        listed = "".join(remainder)
+        for node in _unfolded(listed, f"{path}:{number}"):
+            if domain_of.setdefault(node, name) != name:
+                message = f"{path}:{number}: {node} is in the domains {domain_of[node]} and {name}"
+                raise ConfigError(message, fix="name each node once")
+    missing = [node for node in nodes if node not in domain_of]
+    if missing:
+        message = f"{path} has no domain for {', '.join(missing[:3])}" + (" and others" if len(missing) > 3 else "")  # noqa: PLR2004
+        raise ConfigError(message, fix="write a line `NAME HOSTLIST` with them")
+    return {node: domain_of[node] for node in nodes}
+
+
+def _unfolded(listed: str, where: str) -> list[str]:
+    try:
+        return unfold(listed)
+    except ConfigError as error:
+        message = f"{where}: {error.message}"
+        raise ConfigError(message, fix=error.fix) from error
+
+
+SCHEMA: Final = "envcheck/fleet-pairs-state/1"
+_FIX: Final = "remove the file to begin anew, or give --state another one"
+
+
+class PairsState(msgspec.Struct):
+    """What the state file holds: which fleet, how its tests start, and the results by the key of their test."""
+
+    nodes: str
+    mode: str
+    domains: dict[str, str]
+    commands: list[str]
+    schema: Literal["envcheck/fleet-pairs-state/1"] = SCHEMA
+    over: bool = False
+    results: dict[str, GroupResult] = {}
+
+
+know_types(PairsState)
+
+
+def begin(path: Path, fleet: Fleet, commands: list[str]) -> PairsState:
+    """Return the state of an earlier run of the same tests that is not over, else an empty one.
+
+    Raise ConfigError where the file is not a state, or one of other nodes or commands.
+    """
+    fresh = PairsState(fold(fleet.nodes), fleet.mode, dict(fleet.domains), commands)
+    if not path.exists():
+        return fresh
+    try:
+        state = msgspec.json.decode(safe_files.read_whole(path), type=PairsState)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        message = f"{path} is not a state of `fleet pairs`: {error}"
+        raise ConfigError(message, fix=_FIX) from error
+    if state.over:
+        return fresh
+    if (state.nodes, state.mode, state.domains, state.commands) != (
+        fresh.nodes,
+        fresh.mode,
+        fresh.domains,
+        fresh.commands,
+    ):
+        message = f"{path} has the results of other nodes, domains, mode or commands: {state.nodes[:60]}, {state.mode}"
+        raise ConfigError(message, fix=_FIX)
+    return state
+
+
+def add(path: Path, state: PairsState, test: GroupTest, result: GroupResult) -> None:
+    """Keep a result."""
+    state.results[test.key] = result
+    write(path, state)
+
+
+def write(path: Path, state: PairsState) -> None:
+    """Replace the file, whole or not at all."""
+    safe_files.replace(path, msgspec.json.encode(state))

@@ -14,9 +14,8 @@ from msgspec import structs
 
 from envcheck.cli import Settings
 from envcheck.cli.fleet import gate as command_module
-from envcheck.fleet.gate import verdict_file
-from envcheck.fleet.gate.this_boot import fingerprint, this_boot
-from envcheck.fleet.gate.verdict import GatedEnvironment, NodeVerdict
+from envcheck.fleet import gate as verdicts
+from envcheck.fleet.gate import GatedEnvironment, NodeVerdict, fingerprint, this_boot
 from tests.builders import report, row
 
 PYTHON = Path(sys.executable)
@@ -32,7 +31,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def keep(status: Any, **facts: Any) -> None:
     made = NodeVerdict(subject=SUBJECT, at=this_boot(), level="standard", mode="cpu", status=status)
-    verdict_file.keep(structs.replace(made, **facts))
+    verdicts.keep(structs.replace(made, **facts))
 
 
 def gate(*arguments: str) -> Result:
@@ -53,7 +52,7 @@ def no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*_: object, **__: object) -> None:
         pytest.fail("a run was started")
 
-    monkeypatch.setattr("envcheck.fleet.gate.quick_run.run_checks", started)
+    monkeypatch.setattr("envcheck.fleet.quick_run.run_checks", started)
 
 
 @pytest.mark.usefixtures("no_run")
@@ -90,7 +89,7 @@ def test_in_a_pod_a_failure_marks_the_node_and_a_pass_takes_that_back(monkeypatc
         marks.append((node, check, reason))
         return "403"
 
-    monkeypatch.setattr("envcheck.fleet.gate.kubernetes_node.mark", mark)
+    monkeypatch.setattr("envcheck.fleet.kubernetes_node.mark", mark)
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     monkeypatch.setenv("NODE_NAME", "n7")
     keep("fail", check="ecc", summary="2 errors")
@@ -124,7 +123,7 @@ def test_what_hangs_is_ended_by_the_budget_and_undetermined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, code: int
 ) -> None:
     calls = scontrol(tmp_path)
-    monkeypatch.setattr("envcheck.fleet.gate.quick_run.run_checks", lambda *_, **__: time.sleep(60))
+    monkeypatch.setattr("envcheck.fleet.quick_run.run_checks", lambda *_, **__: time.sleep(60))
     result = gate("--budget", "1s", "--drain", "--on-error", policy)
     assert result.exit_code == code
     assert "undetermined: the run did not end within its budget of 1 s" in result.stderr
@@ -145,7 +144,7 @@ def test_a_stale_verdict_is_replaced_by_a_run(monkeypatch: pytest.MonkeyPatch) -
         runs.append(budget)
         return report(row("matmul", "error", "no answer"), row("ddp"), mode="cpu")
 
-    monkeypatch.setattr("envcheck.fleet.gate.quick_run.run_checks", run)
+    monkeypatch.setattr("envcheck.fleet.quick_run.run_checks", run)
     keep("pass", at=structs.replace(this_boot(), boot="another"))
     result = gate("--budget", "20s")
     assert (result.exit_code, runs) == (3, [20.0])

@@ -7,11 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from envcheck.fleet.group import combined
-from envcheck.fleet.group.interfaces import interface_of
-from envcheck.fleet.group.node_report import blamed, nodes_of, of_group, of_node
-from envcheck.fleet.group.text import links
-from envcheck.fleet.reading.one_report import NodeReport, OtherDocument, read
+from envcheck.fleet.group import outcome as outcomes
+from envcheck.fleet.group.outcome import blamed_nodes, links, nodes_of, of_group, of_node
+from envcheck.fleet.group.session import interface_of
+from envcheck.fleet.one_report import NodeReport, OtherDocument, read
 from envcheck.reports.model import RunReport, encode
 from envcheck.runner.schema import GroupFacts, OutcomeRow
 from tests.fleet.node_reports import node_report
@@ -35,13 +34,13 @@ def part(error: dict[str, Any] | None = None, *progress: list[Any]) -> dict[str,
 
 def test_a_rank_that_died_comes_before_those_that_waited() -> None:
     died = part({"rank": 4, "text": "died of SIGKILL"})
-    error = combined.blamed({0: part({"rank": 0, "text": WAITED}), 1: part(), 2: died}, {}, RANKS, NAMES)
+    error = outcomes.blamed({0: part({"rank": 0, "text": WAITED}), 1: part(), 2: died}, {}, RANKS, NAMES)
     assert error == {"rank": 4, "text": "died of SIGKILL (on n3)"}
 
 
 def test_a_node_that_is_gone_is_named_with_its_first_rank() -> None:
     parts = {0: part({"rank": 0, "text": WAITED}), 2: part({"rank": 4, "text": WAITED})}
-    error = combined.blamed(parts, {1: "its envcheck ended"}, RANKS, NAMES)
+    error = outcomes.blamed(parts, {1: "its envcheck ended"}, RANKS, NAMES)
     assert error == {"rank": 2, "text": "is lost with its node n2: its envcheck ended"}
 
 
@@ -52,7 +51,7 @@ def test_of_ranks_that_all_wait_the_one_that_is_behind_is_named() -> None:
         1: part({**hung, "rank": 2}, ["S", 3, 9], ["S", 3, 8]),
         2: part({**hung, "rank": 4}, ["S", 3, 9], ["S", 3, 9]),
     }
-    error = combined.blamed(parts, {}, RANKS, NAMES)
+    error = outcomes.blamed(parts, {}, RANKS, NAMES)
     assert error is not None
     assert error["rank"] == 3
     assert "(on n2)" in error["text"]
@@ -61,17 +60,17 @@ def test_of_ranks_that_all_wait_the_one_that_is_behind_is_named() -> None:
 def test_all_ranks_come_in_order_and_a_lost_nodes_are_empty() -> None:
     event = {"event": "done", "id": "a"}
     parts = {0: {**part(), "ranks": [1, 2]}, 2: {**part(), "ranks": [5]}}
-    whole = combined.whole(event, parts, {1: "gone"}, RANKS, NAMES)
+    whole = outcomes.whole(event, parts, {1: "gone"}, RANKS, NAMES)
     assert whole["ranks"] == [1, 2, None, None, 5, None]
     assert whole["error"]["rank"] == 2
 
 
 def test_why_a_group_cannot_measure() -> None:
     ready = {"torch": "2.13", "cuda": "none", "nccl": "none", "backend": "gloo", "error": ""}
-    assert combined.broken({0: ready}, {}, NAMES) == ""
-    assert "n2" in combined.broken({1: {**ready, "error": "ImportError"}}, {}, NAMES)
-    assert combined.unlike({0: ready, 1: ready}, NAMES) == ""
-    assert combined.unlike({0: ready, 1: {**ready, "torch": "2.8"}}, NAMES) == "torch differs: 2.13 on n1, 2.8 on n2"
+    assert outcomes.broken({0: ready}, {}, NAMES) == ""
+    assert "n2" in outcomes.broken({1: {**ready, "error": "ImportError"}}, {}, NAMES)
+    assert outcomes.unlike({0: ready, 1: ready}, NAMES) == ""
+    assert outcomes.unlike({0: ready, 1: {**ready, "torch": "2.8"}}, NAMES) == "torch differs: 2.13 on n1, 2.8 on n2"
 
 
 def outcome(status: str, culprit: str, *, remeasure: bool = False) -> OutcomeRow:
@@ -118,7 +117,7 @@ def test_ranks_are_named_with_their_nodes() -> None:
     shown = of_group(report(outcome("fail", "all-gather, rank 2"))).outcomes[0]
     assert (shown.culprit, shown.summary) == ("all-gather, rank 2 (n2)", "wrong on all-gather, rank 2 (n2)")
     assert nodes_of("ranks 0, 3 and 5", GROUP) == {0, 1, 2}
-    assert blamed([outcome("fail", "rank 4"), outcome("warn", "rank 0")], GROUP) == {"n3": ["all-reduce"]}
+    assert blamed_nodes([outcome("fail", "rank 4"), outcome("warn", "rank 0")], GROUP) == {"n3": ["all-reduce"]}
 
 
 def test_a_fleet_reads_the_nodes_and_not_the_group() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from envcheck.fleet.pairs.planner.diagnosis import grouped
+from envcheck.fleet.pairs.diagnosis import grouped
 from envcheck.fleet.pairs.session import Extent, Fleet, extent
 from tests.fleet.blame_score import Score, score
 from tests.fleet.simulated_fleet import FAULT_KINDS, FaultKind, Faults, SimulatedFleet

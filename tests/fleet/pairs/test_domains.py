@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from envcheck.fleet.pairs.domains import read_domains
+from envcheck.fleet.pairs.session import read_domains
 
 
 def test_a_name_and_its_nodes_stand_apart_by_any_blanks(tmp_path: Path) -> None:

@@ -1,0 +1,294 @@
+"""What the ranks of all nodes came to, of the whole group and of one of its nodes, and whom it blames. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from msgspec import structs
+
+from envcheck.fleet.group import roll_call
+from envcheck.fleet.hostlist import fold
+from envcheck.reports.model import RunReport
+from envcheck.runner.judging import judge
+from envcheck.runner.schema import FindingRow, GroupFacts, OutcomeRow
+from envcheck.runner.worker import lost_rank
+
+# In what the ranks' environments must be alike: an older torch speaks to a newer one, and measures something else.
+ALIKE: Final = ("torch", "cuda", "nccl", "backend")
+_LOG: Final = 4000
+
+
+class NodePart(NamedTuple):
+    """A node's part of the group: its ranks are the `here` from `first` on, of `world`."""
+
+    first: int
+    here: int
+    world: int
+
+
+def ready(facts: Mapping[str, Any], ranks: int, ports: Sequence[int], seed: int) -> dict[str, Any]:
+    """Return what a node says once its torch is imported; the first one's ports and seed are for all."""
+    gpus = int(facts.get("device_count") or 0)
+    return {
+        "ranks": ranks,
+        "torch": str(facts.get("torch", "")),
+        "cuda": str(facts.get("cuda") or "none"),
+        "nccl": str(facts.get("nccl") or "none"),
+        "backend": "nccl" if gpus else "gloo",
+        "error": str(facts.get("error", "")),
+        "ports": list(ports),
+        "seed": seed,
+    }
+
+
+def unlike(parts: Mapping[int, Mapping[str, Any]], names: Sequence[str]) -> str:
+    """Return in what the nodes' environments differ, as one line; "" where they are alike."""
+    return roll_call.differences({names[node]: answer for node, answer in sorted(parts.items())}, ALIKE)
+
+
+def broken(parts: Mapping[int, Mapping[str, Any]], lost: Mapping[int, str], names: Sequence[str]) -> str:
+    """Return why the group cannot measure: a node is lost, or its torch cannot be imported; "" where it can."""
+    for node, why in sorted(lost.items()):
+        return f"{names[node]} is lost: {why}"
+    for node, answer in sorted(parts.items()):
+        if answer.get("error"):
+            return f"torch cannot be imported on {names[node]}: {answer['error']}"
+    return ""
+
+
+def part_of(node: int, ranks: Sequence[int]) -> NodePart:
+    """Return a node's part of a group whose nodes have so many ranks."""
+    return NodePart(sum(ranks[:node]), ranks[node], sum(ranks))
+
+
+def own(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a node gives the others of a check that its ranks have done, or were lost in."""
+    failed = event.get("error") is not None
+    logs = [str(log)[-_LOG:] if failed else "" for log in event["logs"]]
+    kept = {name: event[name] for name in ("ranks", "error", "seconds", "body", "progress")}
+    return {**kept, "logs": logs}
+
+
+def whole(
+    event: Mapping[str, Any],
+    parts: Mapping[int, Mapping[str, Any]],
+    lost: Mapping[int, str],
+    ranks: Sequence[int],
+    names: Sequence[str],
+) -> dict[str, Any]:
+    """Return this node's event with the ranks of all nodes; its error names the rank and node the group was lost by."""
+    measured: list[Any] = []
+    logs: list[str] = []
+    for node, here in enumerate(ranks):
+        answer = parts.get(node)
+        measured += _filled(answer, "ranks", here, None)
+        logs += _filled(answer, "logs", here, "")
+    seconds = [float(answer.get("seconds") or 0.0) for answer in parts.values()]
+    body = [float(answer.get("body") or 0.0) for answer in parts.values()]
+    error = blamed(parts, lost, ranks, names)
+    return {**event, "ranks": measured, "logs": logs, "error": error, "seconds": max(seconds), "body": max(body)}
+
+
+def blamed(
+    parts: Mapping[int, Mapping[str, Any]], lost: Mapping[int, str], ranks: Sequence[int], names: Sequence[str]
+) -> dict[str, Any] | None:
+    """Return {rank, text} of the rank that the group was lost by; None where all ranks of all nodes measured.
+
+    A node that is gone comes before a rank that says something of its own, and that before one that only waited: of
+    those it is the one that came the least far.
+    """
+    for node, why in sorted(lost.items()):
+        if node not in parts:
+            return {"rank": sum(ranks[:node]), "text": f"is lost with its node {names[node]}: {why}"}
+    errors = [
+        (node, answer["error"]) for node, answer in sorted(parts.items()) if isinstance(answer.get("error"), dict)
+    ]
+    if not errors:
+        return None
+    causes = [one for one in errors if not one[1].get("hung") and not lost_rank.waited(str(one[1].get("text")))]
+    if causes:
+        node, error = causes[0]
+        return {**error, "text": f"{error['text']} (on {names[node]})"}
+    culprit = _behind(parts, ranks)
+    if culprit is not None:
+        node = _node_of(culprit["rank"], ranks)
+        waits = f"; rank {errors[0][1]['rank']} (on {names[errors[0][0]]}) waited for it: {errors[0][1]['text']}"
+        return {"rank": culprit["rank"], "text": f"{culprit['why']} (on {names[node]}){waits}", "hung": True}
+    node, error = errors[0]
+    return {**error, "text": f"{error['text']} (on {names[node]})"}
+
+
+def _behind(parts: Mapping[int, Mapping[str, Any]], ranks: Sequence[int]) -> dict[str, Any] | None:
+    running, others = [], []
+    for node, answer in sorted(parts.items()):
+        first = sum(ranks[:node])
+        for number, (state, stage, begun) in enumerate(answer.get("progress") or []):
+            if state:
+                running.append(lost_rank.ObservedRank(first + number, state, stage, begun))
+            else:
+                others.append((stage, begun))
+    return lost_rank.culprit(running, others)
+
+
+def _node_of(rank: int, ranks: Sequence[int]) -> int:
+    return next(node for node in range(len(ranks)) if rank < sum(ranks[: node + 1]))
+
+
+def _filled(answer: Mapping[str, Any] | None, name: str, count: int, otherwise: Any) -> list[Any]:
+    """Return a node's list of so many entries; what it did not say is `otherwise`."""
+    given = answer.get(name) if answer else None
+    listed = given if isinstance(given, list) else []
+    return [*listed, *([otherwise] * count)][:count]
+
+
+# A rank that a text names, and not already with its host in brackets.
+_RANK: Final = re.compile(r"\brank (\d+)\b(?! \()")
+_RANKS: Final = re.compile(r"\branks? ([0-9]+(?:(?:, | and )[0-9]+)*)")
+_NUMBER: Final = re.compile(r"[0-9]+")
+FORMED: Final = "group-formed"
+
+
+def of_group(report: RunReport) -> RunReport:
+    """Return the report of the whole group: each rank that it blames, with the name of its node."""
+    if report.group is None:
+        return report
+    group = report.group
+    return structs.replace(report, outcomes=[_named(outcome, group) for outcome in report.outcomes])
+
+
+def of_node(report: RunReport, node: int) -> RunReport:
+    """Return the report of one node, which holds its own ranks' measurements.
+
+    What the group was shown to be blamed for elsewhere is no failure of this node. A speed that only others fell short
+    of leaves it a pass; any other failure in which it took part says nothing about it: undetermined.
+    """
+    if report.group is None:
+        return report
+    group = structs.replace(report.group, node=report.group.nodes[node])
+    outcomes = [_of_node(_named(outcome, group), group, node) for outcome in report.outcomes]
+    verdict = judge.verdict(outcomes, report.mode, complete=bool(report.ended))
+    return structs.replace(report, outcomes=outcomes, verdict=verdict, group=group)
+
+
+def _named(outcome: OutcomeRow, group: GroupFacts) -> OutcomeRow:
+    """Return an outcome whose texts say on which node each rank is."""
+    findings = [
+        structs.replace(
+            finding, summary=_with_nodes(finding.summary, group), culprit=_with_nodes(finding.culprit, group)
+        )
+        for finding in outcome.findings
+    ]
+    summary, culprit = _with_nodes(outcome.summary, group), _with_nodes(outcome.culprit, group)
+    return structs.replace(outcome, summary=summary, culprit=culprit, findings=findings)
+
+
+def _with_nodes(text: str, group: GroupFacts) -> str:
+    def named(match: re.Match[str]) -> str:
+        node = _node_in(int(match[1]), group)
+        return match[0] if node is None else f"{match[0]} ({group.nodes[node]})"
+
+    return _RANK.sub(named, text)
+
+
+def _of_node(outcome: OutcomeRow, group: GroupFacts, node: int) -> OutcomeRow:
+    first = sum(group.ranks[:node])
+    here = slice(first, first + group.ranks[node]) if group.ranks else slice(0)
+    own = structs.replace(
+        outcome,
+        ranks=outcome.ranks[here],
+        details={} if outcome.id != FORMED else outcome.details,
+        attempts=[structs.replace(attempt, ranks=attempt.ranks[here]) for attempt in outcome.attempts],
+    )
+    if outcome.status not in ("fail", "error") or outcome.id == FORMED:
+        return own
+    about = [finding for finding in _findings(outcome) if finding.status in ("fail", "error")]
+    blamed_nodes = {finding.culprit: nodes_of(finding.culprit, group) for finding in about}
+    if any(not nodes or node in nodes for nodes in blamed_nodes.values()):
+        return own
+    who = ", ".join(dict.fromkeys(group.nodes[other] for nodes in blamed_nodes.values() for other in sorted(nodes)))
+    if all(finding.remeasure for finding in about):
+        return _as(own, "pass", f"this node kept up; {who} did not", "")
+    return _as(own, "error", f"undetermined here: the group was disturbed by {who}", f"run the group without {who}")
+
+
+def _as(outcome: OutcomeRow, status: str, summary: str, remedy: str) -> OutcomeRow:
+    """Return an outcome as that of a node which another one is blamed beside."""
+    code = "" if status == "pass" else "group.other-node"
+    changed = {"status": status, "summary": summary, "remedy": remedy, "code": code, "culprit": ""}
+    attempts = [structs.replace(attempt, **changed) if attempt.shown else attempt for attempt in outcome.attempts]
+    return structs.replace(outcome, **changed, findings=[], remeasure=False, attempts=attempts)
+
+
+def _findings(outcome: OutcomeRow) -> list[OutcomeRow] | list[FindingRow]:
+    return outcome.findings or [outcome]
+
+
+def nodes_of(culprit: str, group: GroupFacts) -> set[int]:
+    """Return the nodes that a culprit names, by its ranks or by their names; none where it names neither."""
+    ranks = [int(number) for listed in _RANKS.findall(culprit) for number in _NUMBER.findall(listed)]
+    named = {node for rank in ranks if (node := _node_in(rank, group)) is not None}
+    if named:
+        return named
+    words = set(re.split(r"[\s,()]+", culprit))
+    return {number for number, name in enumerate(group.nodes) if name in words}
+
+
+def blamed_nodes(outcomes: Iterable[OutcomeRow], group: GroupFacts) -> dict[str, list[str]]:
+    """Return the nodes that failures and errors name, each with the checks that say so."""
+    by_node: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        for finding in _findings(outcome):
+            if finding.status in ("fail", "error"):
+                for node in sorted(nodes_of(finding.culprit, group)):
+                    by_node.setdefault(group.nodes[node], []).append(outcome.id)
+    return {node: list(dict.fromkeys(checks)) for node, checks in by_node.items()}
+
+
+def _node_in(rank: int, group: GroupFacts) -> int | None:
+    """Return the node of a rank; None for one that no node has."""
+    return next((node for node in range(len(group.ranks)) if rank < sum(group.ranks[: node + 1])), None)
+
+
+_LINKS: Final = "node-links"
+_WIDEST: Final = 16
+_COLUMN: Final = 9
+
+
+def lines(report: RunReport) -> list[str]:
+    """Return the lines under a group's outcomes: its links, the nodes it blames, and the rest."""
+    if report.group is None:
+        return []
+    named = blamed_nodes(report.outcomes, report.group)
+    rest = [node for node in report.group.nodes if node not in named]
+    details: dict[str, Any] = next((outcome.details for outcome in report.outcomes if outcome.id == _LINKS), {})
+    found = [f"{node}: {', '.join(checks)}" for node, checks in named.items()]
+    if found and rest:
+        found.append(f"not blamed: {fold(rest)}")
+    return [*links(details), *found]
+
+
+def links(details: dict[str, Any]) -> list[str]:
+    """Return the table of GB/s from each node (a row) to each other one; the slowest links where it is too wide."""
+    nodes, speeds = details.get("nodes"), details.get("gigabytes_per_second")
+    if not isinstance(nodes, list) or not isinstance(speeds, list):
+        return []
+    if len(nodes) > _WIDEST:
+        measured = [
+            (speed, source, target)
+            for source, row in zip(nodes, speeds, strict=True)
+            for target, speed in zip(nodes, row, strict=True)
+            if speed is not None
+        ]
+        return [
+            "the slowest links, GB/s",
+            *(f"  {a} -> {b}: {speed:.2f}" for speed, a, b in sorted(measured)[:_WIDEST]),
+        ]
+    first = max(len(str(node)) for node in nodes)
+    head = f"{'GB/s':<{first}}" + "".join(f"{str(node)[-_COLUMN + 1 :]:>{_COLUMN}}" for node in nodes)
+    rows = [
+        f"{node!s:<{first}}" + "".join(f"{'-' if speed is None else format(speed, '.2f'):>{_COLUMN}}" for speed in row)
+        for node, row in zip(nodes, speeds, strict=True)
+    ]
+    return [head, *rows]

@@ -1,1 +1,0 @@
-"""Files that have Slurm or Kubernetes start envcheck on many nodes: rendered, and applied by whoever read them."""

@@ -1,0 +1,325 @@
+"""Read of one report what a fleet needs: who, when, what came of it, its values, curves and configuration.
+
+The document is decoded in part: fields of other versions are skipped, and those that are missing have a default. What
+contradicts itself (a verdict of pass beside a check that failed, a value of NaN that passed) is never a pass.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import math
+import re
+from typing import Any, Final, Literal, NamedTuple
+
+import msgspec
+
+from envcheck.counting import counted
+from envcheck.errors import ConfigError
+from envcheck.fleet.compared import (
+    CheckStatus,
+    CurvePoints,
+    GpuPart,
+    HostPart,
+    OutcomePart,
+    ReportPart,
+    configuration,
+    curves_of,
+)
+from envcheck.reports.phrases import number
+from envcheck.reports.redact import UNKEYED
+
+_SCHEMA: Final = "envcheck/report/1"
+_OURS: Final = "envcheck/"
+_BOM: Final = b"\xef\xbb\xbf"
+# Worst last, as `max` finds it.
+BY_SEVERITY: Final = ("skip", "pass", "warn", "error", "fail")
+_REDACTED_HOST: Final = re.compile(r"host-[0-9]{1,6}")
+_NAMELESS: Final = ("", "localhost", "localhost.localdomain")
+_LONGEST_TEXT: Final = 300
+_LONGEST_NAME: Final = 253
+# What `envcheck run` writes without --output, on one node; on several, "-NODE" follows.
+DEFAULT_NAME: Final = "envcheck-report"
+_UUID: Final = re.compile(r"\b(?:GPU|MIG)-[0-9a-fA-F-]{36}")
+_FIX: Final = "run `envcheck run` on this node again"
+# What a file holds that was never written to its end, on a disk that lost power.
+_BLANK: Final = b" \t\r\n\0"
+# How the beginning of a report is told from other files, where its end is missing.
+_FIRST: Final = b'{"schema":"envcheck/report/'
+_NAMED: Final = re.compile(rb'"schema"\s*:\s*"envcheck/report/')
+_HEAD_LENGTH: Final = 4096
+_PLACE: Final = re.compile(r" at `.{1,80}`")
+
+
+class NotAReportError(ConfigError):
+    """A file in which no run of a node is: it says nothing of a node."""
+
+
+NodeStatus = Literal["pass", "fail", "error"]
+
+
+class CheckValue(NamedTuple):
+    """What a check came to on a node. `value` is None for what is not a number; `attempts` how often it was measured.
+
+    `gpu` is the UUID of the GPU that the value or the finding is about, "" where there is none.
+    """
+
+    check: str
+    status: CheckStatus
+    value: float | None
+    unit: str
+    code: str
+    culprit: str
+    gpu: str
+    attempts: int
+    summary: str
+
+
+class NodeReport(NamedTuple):
+    """What a fleet needs of one report.
+
+    `digest` is of the file's content. `started` and `ended` are seconds since 1970, UTC, None where they cannot be
+    read; `status` is what the node may count as, with `why` for people; `curves` bus bandwidth in GB/s by bytes.
+    `alone`: the report's names are pseudonyms of this report alone, and the file's name tells nodes apart.
+    """
+
+    digest: str
+    node: str
+    started: float | None
+    ended: float | None
+    status: NodeStatus
+    why: str
+    gpu: str
+    gpus: tuple[str, ...]
+    cell: str
+    driver: str
+    arch: str
+    level: str
+    boot: str
+    checks: list[CheckValue]
+    curves: dict[str, CurvePoints]
+    configuration: dict[str, str]
+    alone: bool
+
+
+class OtherDocument(NamedTuple):
+    """A document of envcheck that is not a node's report, such as that of a fleet; `schema` says what it is."""
+
+    schema: str
+
+
+class _SchemaPart(msgspec.Struct):
+    schema: str
+
+
+_HEAD: Final = msgspec.json.Decoder(_SchemaPart)
+_DOCUMENT: Final = msgspec.json.Decoder(ReportPart)
+
+
+def read(content: bytes, stem: str) -> NodeReport | OtherDocument:
+    """Return what a fleet needs of a report; `stem` is the file's name without its suffix.
+
+    Raise NotAReportError for a document that no run of a node wrote, and ConfigError for one that a run may have
+    written and that cannot be read: cut off, of another version, or with a field of another type.
+    """
+    content = content.removeprefix(_BOM)
+    try:
+        document = _DOCUMENT.decode(content)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        schema = _schema(content)
+        if schema not in ("", _SCHEMA):
+            return _other(schema)
+        raise _unreadable(content, schema, error) from error
+    if document.schema != _SCHEMA:
+        return _other(document.schema)
+    if document.group is not None and not document.group.node:
+        return OtherDocument(
+            f"{_SCHEMA} of a group ({counted(len(document.group.nodes), 'node')}: {document.verdict.status})"
+        )
+    try:
+        return _reading(document, hashlib.blake2b(content, digest_size=32).hexdigest(), stem)
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+        # Whatever one report holds, the others are read.
+        message = f"is a report that holds what no run writes ({type(error).__name__})"
+        raise ConfigError(message, fix=_FIX) from error
+
+
+def _unreadable(content: bytes, schema: str, error: Exception) -> ConfigError:
+    """Return why a document without a readable report is none, in words of the reader and not of the parser."""
+    if not content.strip(_BLANK):
+        return ConfigError("is empty", fix=_FIX)
+    head = content[:_HEAD_LENGTH]
+    if schema:
+        place = _PLACE.search(str(error))
+        return ConfigError(f"is a report with a missing or wrong field{place[0] if place else ''}", fix=_FIX)
+    if _NAMED.search(head) or _FIRST.startswith(b"".join(head.split())):
+        whole = "truncated" not in str(error)
+        return ConfigError("is a report that is damaged" if whole else "is a report that is cut off", fix=_FIX)
+    valid = isinstance(error, msgspec.ValidationError)
+    return NotAReportError("is not a report of envcheck" if valid else "is not JSON", fix=_FIX)
+
+
+def _schema(content: bytes) -> str:
+    """Return the schema that a document names; "" where it names none."""
+    try:
+        return _HEAD.decode(content).schema
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+
+
+def _other(schema: str) -> OtherDocument:
+    if not schema.startswith(_OURS):
+        message = "is not a report of envcheck"
+        raise NotAReportError(message, fix=_FIX)
+    if not schema.startswith(_SCHEMA.rpartition("/")[0] + "/"):
+        return OtherDocument(schema[:_LONGEST_TEXT])
+    message = f"has the schema {schema[:40]!r}, not {_SCHEMA}"
+    raise ConfigError(message, fix="use the envcheck of one version on all nodes")
+
+
+def _reading(document: ReportPart, digest: str, stem: str) -> NodeReport:
+    started, ended = moment(document.started), moment(document.ended)
+    checks = _checks(document.outcomes)
+    status, why = _status(document, checks)
+    gpus = document.snapshot.gpus
+    alone = _alone(document)
+    signals = document.snapshot.signals
+    return NodeReport(
+        digest=digest,
+        node=node_of_file(stem) if alone else _node(document.host) or node_of_file(stem),
+        started=started,
+        ended=ended,
+        status=status,
+        why=why,
+        gpu=_models(gpus),
+        gpus=tuple(gpu.uuid[:_LONGEST_TEXT] for gpu in gpus),
+        cell=_cell(document),
+        driver=_string(signals.driver.value if signals.driver else None),
+        arch=document.host.arch[:_LONGEST_TEXT],
+        level=document.plan.level[:_LONGEST_TEXT],
+        boot=document.boot[:_LONGEST_TEXT],
+        checks=checks,
+        curves=curves_of(document.outcomes),
+        configuration=configuration(
+            signals, (gpu.signals for gpu in gpus), document.environment, document.target.image_id
+        ),
+        alone=alone,
+    )
+
+
+def node_of_file(stem: str) -> str:
+    """Return the node that a file's name says: n17.json and envcheck-report-n17.json are of n17."""
+    return stem.removeprefix(f"{DEFAULT_NAME}-")
+
+
+def moment(text: str) -> float | None:
+    """Return a time as seconds since 1970; None for what is not one. Without a zone it is UTC."""
+    try:
+        time = dt.datetime.fromisoformat(text.replace("Z", "+00:00"))
+        return (time if time.tzinfo else time.replace(tzinfo=dt.timezone.utc)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def _node(host: HostPart) -> str:
+    """Return the node's name as the launcher has it, else the host's; with its number where all are localhost."""
+    place = host.place
+    if place.node or host.name not in _NAMELESS or place.nodes == 1:
+        name = place.node or (host.name if host.name not in _NAMELESS else "")
+        return name if len(name) <= _LONGEST_NAME else f"{name[:60]}…"
+    return f"node-{place.node_rank}"
+
+
+def _alone(document: ReportPart) -> bool:
+    """Tell whether `envcheck report redact` without a key wrote it: then every report's first host is host-1."""
+    if _REDACTED_HOST.fullmatch(document.host.place.node or document.host.name) is None:
+        return False
+    gpus = document.snapshot.gpus
+    return all(gpu.uuid.startswith(UNKEYED) for gpu in gpus) if gpus else document.boot.startswith("boot-")
+
+
+def _checks(outcomes: list[OutcomePart]) -> list[CheckValue]:
+    """Return each check once; of two outcomes of one check the worse."""
+    worst: dict[str, CheckValue] = {}
+    for outcome in outcomes:
+        value = _check(outcome)
+        held = worst.get(value.check)
+        if held is None or BY_SEVERITY.index(held.status) < BY_SEVERITY.index(value.status):
+            worst[value.check] = value
+    return [*worst.values()]
+
+
+def _check(outcome: OutcomePart) -> CheckValue:
+    culprit, device = outcome.culprit[:_LONGEST_TEXT], outcome.details.device
+    named = _UUID.search(culprit)
+    noted = outcome.status in ("warn", "fail", "error")
+    return CheckValue(
+        check=outcome.id[:_LONGEST_TEXT],
+        status=outcome.status,
+        value=None if outcome.status == "skip" else number(outcome.value),
+        unit=outcome.unit[:_LONGEST_TEXT],
+        code=outcome.code[:_LONGEST_TEXT],
+        culprit=culprit,
+        gpu=named[0] if named else _string(device if isinstance(device, str) else ""),
+        attempts=len(outcome.attempts),
+        summary=outcome.summary[:_LONGEST_TEXT] if noted else "",
+    )
+
+
+def _status(document: ReportPart, checks: list[CheckValue]) -> tuple[NodeStatus, str]:
+    """Return what the node may count as, and why: a failure stays one, and a pass needs everything to agree with it."""
+    failed = [check.check for check in checks if check.status == "fail"]
+    if document.verdict.status == "fail" or failed:
+        return "fail", ", ".join(failed) or document.verdict.sentence[:_LONGEST_TEXT]
+    undetermined = [check.check for check in checks if check.status == "error"]
+    if document.verdict.status == "error" or undetermined:
+        return "error", ", ".join(undetermined) or document.verdict.sentence[:_LONGEST_TEXT]
+    doubt = _doubt(document, checks)
+    return ("error", doubt) if doubt else ("pass", "")
+
+
+def _doubt(document: ReportPart, checks: list[CheckValue]) -> str:
+    """Return why a report whose verdict is pass is not one; "" where it is."""
+    if not document.ended:
+        return "the run did not reach its end"
+    started, ended = moment(document.started), moment(document.ended)
+    if started is None or ended is None or ended < started:
+        return f"its times cannot be: {document.started[:40]!r} to {document.ended[:40]!r}"
+    if document.verdict.exit_code:
+        return f"the verdict is pass, and its exit code {document.verdict.exit_code}"
+    odd = [o.id for o in document.outcomes if o.status in ("pass", "warn") and _not_finite(o.value)]
+    if odd:
+        return f"passed with a value that is not a number: {', '.join(odd)}"
+    return "" if any(check.status == "pass" for check in checks) else "the verdict is pass, and no check passed"
+
+
+def _not_finite(value: Any) -> bool:
+    """Tell whether a value is a number that is none: reports write those as text, "nan" or "inf"."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return False
+    try:
+        return not math.isfinite(float(value))
+    except OverflowError:
+        return True
+    except ValueError:
+        return False
+
+
+def _models(gpus: list[GpuPart]) -> str:
+    names = {_string(gpu.signals.name.value) for gpu in gpus if gpu.signals.name is not None}
+    return " + ".join(sorted(filter(None, names)))
+
+
+def _cell(document: ReportPart) -> str:
+    """Return the cell that the image promises, else torch and Python as they are."""
+    promised = document.promises.get("cell")
+    if promised:
+        return promised[:_LONGEST_TEXT]
+    torch, python = (_string(document.environment.get(name)) for name in ("torch", "python"))
+    version, _, local = torch.partition("+")
+    parts = [f"torch{version}" if version else "", local, f"py{''.join(python.split('.')[:2])}" if python else ""]
+    return "-".join(filter(None, parts))
+
+
+def _string(value: Any) -> str:
+    return value[:_LONGEST_TEXT] if isinstance(value, str) else ""

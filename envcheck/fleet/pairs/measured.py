@@ -1,0 +1,211 @@
+"""The roll-call of all nodes, and rounds of tests: each that does not pass is repeated once, and both decide."""
+
+from __future__ import annotations
+
+import collections
+import statistics
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
+
+from envcheck.fleet.pairs.model import ROLL_CALL, SLOW, Blame, GroupResult, GroupTest, NodeAnswer, UnclearNodes
+
+# Fewer speeds than this do not say what is usual; of groups of which one has more than twice the nodes of another, more
+# are needed, because speed falls with the size.
+_LEAST_SPEEDS = 2
+_LEAST_OF_OTHER_SIZES = 4
+Certainty = Literal["pass", "unsteady", "fail", "undetermined"]
+Round = Sequence[GroupTest]
+# A planner yields the tests of a round, which may run at the same time, and receives their results in that order.
+Rounds = Generator[Round, Sequence[GroupResult], "list[MeasuredGroup]"]
+
+
+class MeasuredGroup(NamedTuple):
+    """A test with what its one or two measurements say together: "unsteady" failed once and passed once."""
+
+    nodes: tuple[str, ...]
+    certainty: Certainty
+    results: tuple[GroupResult, ...]
+    name: str
+
+    @classmethod
+    def of(cls, test: GroupTest, results: Sequence[GroupResult]) -> MeasuredGroup:
+        """Return what one or two results of a test say together."""
+        return cls(test.nodes, _certainty([result.status for result in results]), tuple(results), name_of(test.nodes))
+
+    @property
+    def passed(self) -> bool:
+        """Tell whether nothing at all speaks against these nodes."""
+        return self.certainty == "pass"
+
+    @property
+    def reason(self) -> str:
+        """Return what the last failing measurement says."""
+        return next((result.reason for result in reversed(self.results) if result.reason), "")
+
+
+def measure(tests: Round, usual: float | None = None) -> Rounds:
+    """Run a round, then repeat what did not pass. `usual` is the speed in GB/s to compare with, None for none."""
+    first = yield tests
+    judged = [compared(result, usual) for result in first]
+    repeated = [test for test, result in zip(tests, judged, strict=True) if result.status != "pass"]
+    second: Sequence[GroupResult] = (yield [test._replace(attempt=2) for test in repeated]) if repeated else ()
+    repeated_results = dict(zip(repeated, (compared(result, usual) for result in second), strict=True))
+    return [
+        MeasuredGroup.of(test, [one for one in (result, repeated_results.get(test)) if one])
+        for test, result in zip(tests, judged, strict=True)
+    ]
+
+
+def measure_alike(tests: Round) -> Rounds:
+    """Run a round of groups of one size: those far slower than most of them fail, whatever their own limits say."""
+    first = yield tests
+    return (yield from _after(tests, first, usual_speed(first, [len(test.nodes) for test in tests])))
+
+
+def _after(tests: Round, first: Sequence[GroupResult], usual: float | None) -> Rounds:
+    """Go on with a round whose first results are known."""
+    rounds = measure(tests, usual)
+    next(rounds)
+    try:
+        following = rounds.send(first)
+        while True:
+            following = rounds.send((yield following))
+    except StopIteration as ended:
+        measured: list[MeasuredGroup] = ended.value
+        return measured
+
+
+def usual_speed(results: Iterable[GroupResult], sizes: Sequence[int] = ()) -> float | None:
+    """Return the upper quartile of the speeds in GB/s; None where too few were measured to say what is usual.
+
+    A fault in up to three quarters of the groups then leaves the sound ones as the measure. `sizes` of the groups.
+    """
+    least = _LEAST_OF_OTHER_SIZES if sizes and max(sizes) > 2 * min(sizes) else _LEAST_SPEEDS
+    speeds = sorted(result.speed for result in results if result.speed is not None)
+    return statistics.quantiles(speeds, n=4, method="inclusive")[2] if len(speeds) >= least else None
+
+
+def compared(result: GroupResult, usual: float | None) -> GroupResult:
+    """Return the result, failed if it passed its own limits and is slow beside other groups.
+
+    A group without a speed, where others have one, is undetermined: it may be slow.
+    """
+    if result.status != "pass" or usual is None:
+        return result
+    if result.speed is None:
+        reason = "no speed was measured, and other groups have one"
+        return GroupResult("undetermined", None, reason, result.faulty_gpus, result.answers, result.seconds)
+    if result.speed >= SLOW * usual:
+        return result
+    reason = f"{result.speed:.1f} GB/s, {result.speed / usual:.0%} of what other groups reach"
+    return GroupResult("fail", result.speed, reason, result.faulty_gpus, result.answers, result.seconds)
+
+
+def _certainty(statuses: list[str]) -> Certainty:
+    if statuses in (["pass"], ["undetermined", "pass"]):
+        return "pass"
+    if statuses == ["fail", "pass"]:
+        return "unsteady"
+    return "fail" if statuses == ["fail", "fail"] else "undetermined"
+
+
+def name_of(nodes: Sequence[str]) -> str:
+    """Return how a test is called in evidence: a pair by its nodes, a group by its first and last and its size."""
+    if len(nodes) <= 2:  # noqa: PLR2004 (a pair)
+        return "-".join(nodes)
+    return f"{nodes[0]}..{nodes[-1]} ({len(nodes)} nodes)"
+
+
+# Seconds. Kerberos refuses a clock that is five minutes off, and logs of nodes that differ by one cannot be merged.
+CLOCK_TOLERANCE: Final = 60.0
+# More nodes than this share of a fleet are a second kind of node, not a mistake on some.
+_ODD_SHARE: Final = 0.1
+_BY: Final = ("roll-call",)
+
+
+class RollCall(NamedTuple):
+    """Who may join groups, and what the roll-call found of the rest."""
+
+    present: list[str]
+    blamed: list[Blame]
+    not_isolated: list[UnclearNodes]
+    undetermined: list[UnclearNodes]
+    notes: list[str]
+
+
+def roll_call(nodes: Sequence[str]) -> Generator[Round, Sequence[GroupResult], RollCall]:
+    """Ask every node, and ask those again that did not pass; a node that is missing twice is undetermined."""
+    [first] = yield [GroupTest(ROLL_CALL, tuple(nodes))]
+    answers = {node: [answer] for node, answer in _by_node(nodes, first).items()}
+    doubtful = [node for node, [answer] in answers.items() if answer.status != "pass"]
+    if doubtful:
+        [second] = yield [GroupTest(ROLL_CALL, tuple(doubtful), 2)]
+        for node, answer in _by_node(doubtful, second).items():
+            answers[node].append(answer)
+    return judge(answers)
+
+
+def judge(answers: Mapping[str, Sequence[NodeAnswer]]) -> RollCall:
+    """Return what the answers say, one or two of each node."""
+    call = RollCall([], [], [], [], [])
+    latest = {node: replies[-1] for node, replies in answers.items()}
+    odd = _odd(latest.values(), call.notes)
+    for node, replies in answers.items():
+        statuses = [answer.status for answer in replies]
+        if statuses == ["fail", "fail"]:
+            call.blamed.append(_failed(node, replies))
+        elif statuses == ["fail", "pass"]:
+            call.not_isolated.append(UnclearNodes((node,), f"failed once and passed once: {replies[0].reason}", _BY))
+        elif statuses[-1] != "pass":
+            call.undetermined.append(UnclearNodes((node,), replies[-1].reason or replies[0].reason, _BY))
+        elif node in odd:
+            call.blamed.append(Blame("node", node, odd[node], _BY))
+        else:
+            call.present.append(node)
+    return call
+
+
+def _by_node(nodes: Iterable[str], result: GroupResult) -> dict[str, NodeAnswer]:
+    answers = {answer.node: answer for answer in result.answers}
+    why = result.reason or "no report of it arrived"
+    return {node: answers.get(node) or NodeAnswer(node, "undetermined", why) for node in nodes}
+
+
+def _failed(node: str, answers: Sequence[NodeAnswer]) -> Blame:
+    same = [gpu for gpu in answers[-1].faulty_gpus if gpu in answers[0].faulty_gpus]
+    if len(same) == 1:
+        return Blame("gpu", same[0], answers[-1].reason, _BY)
+    return Blame("node", node, answers[-1].reason, _BY)
+
+
+def _odd(answers: Iterable[NodeAnswer], notes: list[str]) -> dict[str, str]:
+    """Return why a node is unlike the others: GPUs, driver, kernel, clock. A mixed fleet is a note."""
+    passed = [answer for answer in answers if answer.status == "pass"]
+    odd: dict[str, str] = {}
+    properties: tuple[tuple[str, Callable[[NodeAnswer], object]], ...] = (
+        ("kernel", lambda answer: answer.kernel or None),
+        ("driver", lambda answer: answer.driver or None),
+        ("number of GPUs", lambda answer: answer.gpus),
+    )
+    for name, read in properties:
+        odd |= _unlike(name, {answer.node: read(answer) for answer in passed}, notes)
+    for answer in passed:
+        if answer.clock is not None and abs(answer.clock) > CLOCK_TOLERANCE:
+            ahead = "ahead" if answer.clock > 0 else "behind"
+            odd[answer.node] = f"its clock is {abs(answer.clock):.0f} s {ahead}"
+    return odd
+
+
+def _unlike(name: str, values: Mapping[str, object], notes: list[str]) -> dict[str, str]:
+    counts = collections.Counter(value for value in values.values() if value is not None)
+    if len(counts) < 2:  # noqa: PLR2004 (all alike)
+        return {}
+    [(usual, count), *_] = counts.most_common(1)
+    others = {node: value for node, value in values.items() if value not in (None, usual)}
+    if len(others) > max(1, _ODD_SHARE * len(values)):
+        kinds = ", ".join(f"{value} on {number}" for value, number in counts.most_common(4))
+        notes.append(f"a mixed fleet: {name} {kinds}; compare nodes of one kind only")
+        return {}
+    return {
+        node: f"{name} {value}, where {count} of {len(values)} nodes have {usual}" for node, value in others.items()
+    }

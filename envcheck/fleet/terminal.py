@@ -1,0 +1,155 @@
+"""The answer for a fleet, or a plan for one, as lines of 80 columns: the verdict and what to use first."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from envcheck.counting import counted
+from envcheck.fleet.cover import FleetPlan, KindOfNodes
+from envcheck.fleet.hostlist import fold, is_name
+from envcheck.fleet.model import BadState, ConfigurationDrift, FleetGroup, FleetReport, Outlier
+from envcheck.printable import printable
+from envcheck.reports import phrases
+
+WIDTH: Final = 80
+# As many lines a section; the rest is counted, and whole in --json.
+MOST: Final = 12
+_TITLES: Final[dict[BadState, str]] = {
+    "fail": "Failed",
+    "error": "Undetermined",
+    "missing": "Missing",
+    "stale": "Stale",
+}
+
+
+def lines(report: FleetReport) -> Iterator[str]:
+    """Yield the lines."""
+    yield from wrapped(report.verdict.sentence, "")
+    yield from wrapped(f"use now: {report.verdict.good or 'no node'}", "", "         ")
+    for state, title in _TITLES.items():
+        yield from section(title, _nodes(report, state))
+    yield from section("Drift (who differs from most of its group)", [drifted(row) for row in report.drift])
+    yield from section("Outliers (far from the median of its group)", [outlying(row) for row in report.outliers])
+    yield from section("Files that are ignored", ignored(report))
+    yield from section("Note", report.notes)
+    yield from section("Groups", [described(group) for group in report.groups])
+
+
+def ignored(report: FleetReport) -> list[str]:
+    """Return a line for each file that says nothing of a node; the others are the reasons of their nodes."""
+    return [f"{row.file} {row.reason}: ignored" for row in report.unread if not row.node]
+
+
+def _nodes(report: FleetReport, state: BadState) -> list[str]:
+    """Return a line for each node; what needs no reason, or has one in common, is one host list."""
+    alike: dict[str, list[str]] = {}
+    for node in report.nodes.of(state):
+        alike.setdefault("" if state == "missing" else report.reasons.get(node, ""), []).append(node)
+    return [f"{names(members)}{f': {why}' if why else ''}" for why, members in alike.items()]
+
+
+def names(nodes: Sequence[str]) -> str:
+    """Return nodes as a host list; names that no host list can hold are listed as they are."""
+    odd = [repr(node) for node in nodes if not is_name(node)]
+    return ",".join(filter(None, [fold(filter(is_name, nodes)), *odd]))
+
+
+def drifted(row: ConfigurationDrift) -> str:
+    """Return a drift as a line: the signal, what most have, and who has what else."""
+    others = "; ".join(
+        f"{names(members)} {'has' if len(members) == 1 else 'have'} {value}" for value, members in row.others.items()
+    )
+    if row.majority is None:
+        return f"{row.signal}: no majority: {others}"
+    return f"{row.signal}: {others}; {_percent(row.share)} of the group have {row.majority}"
+
+
+def _percent(share: float) -> str:
+    """Return a share that is below 1 as a percentage that is below 100."""
+    return f"{min(share, 0.9999) * 100:.4g} %"
+
+
+def outlying(row: Outlier) -> str:
+    """Return an outlier as a line: the node, the check, its value against the median."""
+    value, median = phrases.quantity(row.value, row.unit), phrases.quantity(row.median, row.unit)
+    gpu = f" ({row.gpu})" if row.gpu else ""
+    off = ", ".join(filter(None, [off_by(row), f"z {row.z:g}"]))
+    return f"{names([row.node])} {row.check}{gpu}: {value}, the median is {median}, {off}"
+
+
+def off_by(row: Outlier) -> str:
+    """Return how far a value is from the median, "-28%"; "" where a share says nothing."""
+    return f"{row.value / row.median - 1:+.0%}" if min(row.value, row.median) > 0 else ""
+
+
+def described(group: FleetGroup) -> str:
+    """Return a group as a line."""
+    driver = None if group.driver is None else "no driver" if group.driver == "none" else f"driver {group.driver}"
+    return f"{counted(group.nodes, 'node')}: {', '.join(filter(None, [group.gpu, group.cell, driver]))}"
+
+
+def section(title: str, items: Sequence[str]) -> Iterator[str]:
+    """Yield a title and its items, of many the first; nothing without an item."""
+    if not items:
+        return
+    yield ""
+    yield title
+    for item in items[:MOST]:
+        yield from wrapped(item, "  ")
+    if len(items) > MOST:
+        yield f"  and {len(items) - MOST:,} more: see --json or --html"
+
+
+def wrapped(text: str, indent: str, subsequent: str | None = None) -> Iterable[str]:
+    """Return a text as lines of 80 columns, without what a terminal could take for more than text."""
+    line = " ".join(printable(text).split())
+    following = f"{indent}    " if subsequent is None else subsequent
+    return textwrap.wrap(line, WIDTH, initial_indent=indent, subsequent_indent=following, break_on_hyphens=False)
+
+
+def plan_lines(plan: FleetPlan) -> Iterator[str]:
+    """Yield the lines."""
+    without = sum(plan.kinds[row.kind].nodes for row in plan.uncovered)
+    images = counted(len(plan.cells), "published cell")
+    head = (
+        f"{images} for {plan.nodes - without} of {counted(plan.nodes, 'node')}"
+        if plan.cells
+        else "no published cell runs on any node"
+    )
+    yield from wrapped(head, "")
+    for cell in plan.cells:
+        where = "; ".join(f"{_kind(plan.kinds[int(place)])} ({verdict})" for place, verdict in cell.verdicts.items())
+        yield from wrapped(f"{cell.cell}: {where}", "  ")
+    yield from section(
+        "No published cell",
+        [
+            f"{_kind(plan.kinds[row.kind])}: {row.verdict}: {row.reason}{_build(row.buildable)}"
+            for row in plan.uncovered
+        ],
+    )
+    yield from section("What a newer driver would add", [_upgrade(plan, place) for place in range(len(plan.upgrades))])
+    yield from section("Note", plan.notes)
+
+
+def _kind(kind: KindOfNodes) -> str:
+    who = names(kind.names) if len(kind.names) == kind.nodes else f"{names(kind.names)} x{kind.nodes}"
+    return f"{who} ({' + '.join(kind.gpus)}, driver {kind.driver}{', aarch64' if kind.arch != 'x86_64' else ''})"
+
+
+def _build(cell: str | None) -> str:
+    return "" if cell is None else f"; `envcheck build {cell}` makes it"
+
+
+def _upgrade(plan: FleetPlan, place: int) -> str:
+    row = plan.upgrades[place]
+    where = ",".join(names(plan.kinds[kind].names) for kind in row.kinds)
+    torch = f", torch {row.oldest_torch} or newer everywhere" if row.oldest_torch else ""
+    before = sum(plan.kinds[kind.kind].nodes for kind in plan.uncovered)
+    without = (
+        f", {counted(row.uncovered, 'node')} without a cell instead of {before}" if row.uncovered != before else ""
+    )
+    fewer = f" instead of {len(plan.cells)}" if len(row.cells) != len(plan.cells) else " as before"
+    cells = f"{counted(len(row.cells), 'image')}{fewer}"
+    return f"driver {row.branch} on {counted(row.nodes, 'node')} ({where}): {cells}{torch}{without}"

@@ -1,0 +1,254 @@
+"""What is read of a fleet's files: each comes to a run or to one line, whatever is in it, and nothing is read twice."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.errors import ConfigError, EnvcheckError
+from envcheck.fleet.database import LONGEST, FleetDatabase, KnownFile, ingest, opened
+from envcheck.fleet.summary import FleetQuestion, summarize
+from tests.fleet.node_reports import failing, node_report, outcome_of, write
+
+
+def read(folder: Path, database: Path | None = None) -> list[KnownFile]:
+    with opened(database) as held:
+        return ingest(held, [folder]).files
+
+
+def only(folder: Path) -> KnownFile:
+    [file] = read(folder)
+    return file
+
+
+def status(folder: Path) -> tuple[str, str]:
+    """Return what the one report of a directory may count as, and why."""
+    with opened(None) as held:
+        ingest(held, [folder])
+        [(actual, why)] = held.rows("SELECT status, why FROM runs")
+    return actual, why
+
+
+def test_a_second_time_only_what_is_new_is_read(tmp_path: Path) -> None:
+    folder, database = write(tmp_path / "r", node_report("n1"), node_report("n2")), tmp_path / "fleet.db"
+    with opened(database) as held:
+        assert ingest(held, [folder]).read == 2
+    with opened(database) as held:
+        assert ingest(held, [folder]).read == 0
+    write(folder, failing(node_report("n2")), node_report("n3"))
+    with opened(database) as held:
+        ingest_result = ingest(held, [folder])
+        assert (ingest_result.read, len(ingest_result.files)) == (2, 3)
+        assert held.rows("SELECT status FROM runs WHERE node = 'n2' ORDER BY id") == [("pass",), ("fail",)]
+
+
+def test_a_block_that_fails_keeps_nothing(tmp_path: Path) -> None:
+    folder, database = write(tmp_path / "r", node_report("n1")), tmp_path / "fleet.db"
+    with pytest.raises(KeyboardInterrupt), opened(database) as held:  # noqa: PT012 (the block is what is interrupted)
+        ingest(held, [folder])
+        raise KeyboardInterrupt
+    with opened(database) as held:
+        assert held.rows("SELECT count(*) FROM runs") == [(0,)]
+        assert ingest(held, [folder]).read == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0" * 5000,
+        b"{",
+        b'{\n "schema": "envch',
+        b'{"schema": "envcheck/report/1"}',
+        b'{"schema": "envcheck/report/1", "started": 5}',
+        b'{"schema": "envcheck/report/2", "more": 1}',
+        b'{"schema": "envcheck/report/1", "outcomes": ' + b"[" * 100_000,
+        b'\xef\xbb\xbf{"schema": "envcheck/report/1", "started": \xff',
+    ],
+)
+def test_what_a_run_left_unfinished_is_one_line_of_its_node(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "n17.json").write_bytes(content)
+    file = only(tmp_path)
+    assert (file.node, file.run, file.problem) == ("n17", None, True)
+    assert file.note
+    assert "\n" not in file.note
+
+
+@pytest.mark.parametrize(
+    ("content", "note"),
+    [
+        (b"[]", "is not a report of envcheck"),
+        (b"null", "is not a report of envcheck"),
+        (b'{"name": "x", "schema": "else"}', "is not a report of envcheck"),
+        (b'{"schema": "https://json.schemastore.org/package"}', "is not a report of envcheck"),
+        (b'{"a": NaN}', "is not JSON"),
+        (b"\xff\xfe{}", "is not JSON"),
+        (b"hello", "is not JSON"),
+        (b"[" * 100_000, "is not a report of envcheck"),
+    ],
+)
+def test_a_file_of_something_else_is_one_line_and_no_node(tmp_path: Path, content: bytes, note: str) -> None:
+    (tmp_path / "package.json").write_bytes(content)
+    file = only(tmp_path)
+    assert (file.node, file.run, file.note, file.problem) == ("", None, note, True)
+
+
+def test_a_truncated_report_is_a_problem_wherever_it_ends(tmp_path: Path) -> None:
+    whole = json.dumps(node_report("n1")).encode()
+    for share in (0.01, 0.5, 0.99):
+        (tmp_path / "n1.json").write_bytes(whole[: int(len(whole) * share)])
+        assert only(tmp_path).problem
+
+
+def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "n1.json").open("wb") as file:
+        file.truncate(LONGEST + 1)
+    assert "16" in only(tmp_path).note
+
+
+def test_a_report_of_100_mb_is_one_line_and_not_memory(tmp_path: Path) -> None:
+    with (tmp_path / "n1.json").open("wb") as file:
+        file.truncate(100_000_000)
+    assert only(tmp_path).problem
+
+
+def test_other_fields_of_other_versions_are_skipped(tmp_path: Path) -> None:
+    report = node_report("n1") | {"added": {"later": [1]}}
+    report.pop("timing")
+    report["outcomes"][0]["added"] = 1
+    report["snapshot"]["signals"]["a.new.signal"] = {"value": {}}
+    write(tmp_path, report)
+    assert status(tmp_path) == ("pass", "")
+
+
+OUTCOMES: dict[str, dict[str, Any]] = {
+    "check": {"status": "fail"},
+    "undetermined": {"status": "error"},
+    **{value: {"value": value} for value in ("nan", "NaN", "Infinity", "1e999")},
+    "no float": {"value": 10**400},
+}
+FIELDS: dict[str, dict[str, Any]] = {
+    "unfinished": {"ended": ""},
+    "times": {"ended": "2020-01-01T00:00:00+00:00"},
+    "no time": {"started": "yesterday"},
+    "nothing": {"outcomes": []},
+    "exit code": {"verdict": {"status": "pass", "exit_code": 1}},
+}
+
+
+@pytest.mark.parametrize("how", [*OUTCOMES, *FIELDS])
+def test_a_verdict_of_pass_that_something_contradicts_is_no_pass(tmp_path: Path, how: str) -> None:
+    report = node_report("n1")
+    outcome_of(report, "gemm-throughput").update(OUTCOMES.get(how, {}))
+    report.update(FIELDS.get(how, {}))
+    write(tmp_path, report)
+    actual, why = status(tmp_path)
+    assert actual == ("fail" if how == "check" else "error")
+    assert why
+
+
+def test_a_number_that_no_machine_has_costs_no_other_report(tmp_path: Path) -> None:
+    for place, signal in enumerate(("host.memory_total", "host.cpus")):
+        report = node_report(f"n{place}")
+        report["snapshot"]["signals"][signal] = {"value": 10**400}
+        write(tmp_path, report)
+    write(tmp_path, node_report("n7"))
+    held = {file.node: file for file in read(tmp_path)}
+    assert set(held) == {"n0", "n1", "n7"}
+    assert held["n7"].run is not None
+    assert all(file.run is not None or "holds what no run writes" in file.note for file in held.values())
+
+
+def test_a_name_longer_than_any_is_cut_and_no_nodes(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(node_report("x" * 5000)))
+    assert only(tmp_path).node == "x" * 60 + "…"
+
+
+def test_links_and_pipes_neither_hang_nor_loop(tmp_path: Path) -> None:
+    write(tmp_path / "r", node_report("n1"))
+    (tmp_path / "r/loop").symlink_to(tmp_path)
+    (tmp_path / "r/self.json").symlink_to("self.json")
+    (tmp_path / "r/gone.json").symlink_to("nowhere")
+    (tmp_path / "r/same.json").symlink_to("n1.json")
+    os.mkfifo(tmp_path / "r/pipe.json")
+    files = {Path(file.path).name: file for file in read(tmp_path / "r")}
+    assert {name for name, file in files.items() if file.problem} == {"self.json", "gone.json", "pipe.json"}
+    assert files["same.json"].run == files["n1.json"].run
+    assert abs(files["gone.json"].modified - files["n1.json"].modified) < 3600, "a link's age is its own"
+
+
+def test_documents_of_envcheck_that_are_not_of_a_node_are_noted(tmp_path: Path) -> None:
+    (tmp_path / "fleet.json").write_text('{"schema": "envcheck/fleet/1"}')
+    file = only(tmp_path)
+    assert not file.problem
+    assert "envcheck/fleet/1" in file.note
+
+
+def test_a_node_is_called_as_its_launcher_calls_it(tmp_path: Path) -> None:
+    slurm, local, nameless = node_report("vm"), node_report("localhost"), node_report("")
+    slurm["host"]["place"] |= {"launcher": "slurm", "node": "n4", "nodes": 4}
+    local["host"]["place"] |= {"launcher": "torchrun", "node_rank": 3, "nodes": 4}
+    for name, report in (("a", slurm), ("b", local), ("envcheck-report-n9", nameless)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(report))
+    assert sorted(file.node for file in read(tmp_path)) == ["n4", "n9", "node-3"]
+
+
+def test_redacted_reports_are_told_apart_by_their_files(tmp_path: Path) -> None:
+    report = node_report("host-1")
+    for number, gpu in enumerate(report["snapshot"]["gpus"], start=1):
+        gpu["uuid"] = f"GPU-00000000-0000-0000-0000-{number:012d}"
+    for name in ("one", "two"):
+        report["tool"] = name
+        (tmp_path / f"{name}.json").write_text(json.dumps(report))
+    assert [file.node for file in read(tmp_path)] == ["one", "two"]
+
+
+def test_a_file_of_another_program_is_not_written_to(tmp_path: Path) -> None:
+    other = tmp_path / "other.db"
+    with sqlite3.connect(other) as connection:
+        connection.execute("CREATE TABLE theirs(a)")
+    connection.close()
+    (tmp_path / "text.db").write_text("not a database, but long enough to be one" * 40)
+    for name in ("other.db", "text.db"):
+        before = (tmp_path / name).read_bytes()
+        with pytest.raises(ConfigError, match="database"), opened(tmp_path / name):
+            pass
+        assert (tmp_path / name).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "DROP TABLE outcomes",
+        "UPDATE runs SET status = 'PASS'",
+        "UPDATE runs SET started = 'then'",
+        "DELETE FROM configurations",
+        "UPDATE configurations SET content = 'nothing'",
+        "DELETE FROM runs",
+    ],
+)
+def test_a_database_that_was_changed_is_one_line_and_no_pass(tmp_path: Path, change: str) -> None:
+    folder, path = write(tmp_path / "r", node_report("n1")), tmp_path / "fleet.db"
+    read(folder, path)
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(change)
+    with pytest.raises(ConfigError, match=r"fleet\.db .*; name another file"), opened(path) as held:
+        summarize(held, ingest(held, [folder]), FleetQuestion(time.time(), max_age=1e9))
+
+
+def test_a_database_where_none_can_be_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(EnvcheckError, match="its directory is not there"), opened(tmp_path / "no/such/fleet.db"):
+        pass
+
+
+def test_a_place_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    held: FleetDatabase
+    with opened(None) as held, pytest.raises(ConfigError, match="no such file"):
+        ingest(held, [tmp_path / "gone"])

@@ -1,0 +1,128 @@
+"""How a gate marks its node in Kubernetes: only its own taint, label and reason change, and a refusal is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.fleet.kubernetes_node import mark, patch
+from tests.certificates import Certificate, signed
+from tests.http_server import Answer, Request, Server, Servers
+
+REASON = "envcheck: ecc: 2 errors"
+OTHERS = {"key": "maintenance", "value": "tonight", "effect": "NoExecute"}
+OWN = {"key": "envcheck/unfit", "value": "ecc", "effect": "NoSchedule"}
+
+
+def node(*taints: dict[str, str], label: str | None = None, reason: str | None = None) -> dict[str, Any]:
+    labels = {"zone": "a"} | ({"envcheck/fit": label} if label else {})
+    annotations = {"envcheck/reason": reason} if reason else {}
+    metadata = {"name": "n7", "resourceVersion": "5", "labels": labels, "annotations": annotations}
+    return {"metadata": metadata, "spec": {"taints": [*taints]} if taints else {}}
+
+
+def test_a_failure_adds_one_taint_and_leaves_those_of_others() -> None:
+    change = patch(node(OTHERS), "ecc", REASON)
+    assert change is not None
+    assert change["spec"]["taints"] == [OTHERS, OWN]
+    assert change["metadata"] == {
+        "resourceVersion": "5",
+        "labels": {"envcheck/fit": "false"},
+        "annotations": {"envcheck/reason": REASON},
+    }
+
+
+def test_a_pass_takes_off_what_a_failure_put_on_and_nothing_else() -> None:
+    change = patch(node(OTHERS, OWN, label="false", reason=REASON), "", "")
+    assert change is not None
+    assert (change["spec"]["taints"], change["metadata"]["labels"]) == ([OTHERS], {"envcheck/fit": "true"})
+    assert change["metadata"]["annotations"] == {"envcheck/reason": None}
+
+
+def test_a_node_that_is_marked_already_is_not_changed() -> None:
+    assert patch(node(OTHERS, OWN, label="false", reason=REASON), "ecc", REASON) is None
+    assert patch(node(OTHERS, label="true"), "", "") is None
+    assert patch(node(label="true"), "", "") is None
+    assert patch(node(OWN, label="false", reason=REASON), "shm", "envcheck: shm: small") is not None
+
+
+def test_any_check_name_makes_a_value_that_kubernetes_takes() -> None:
+    change = patch(node(), "-my check/é" + "x" * 90, REASON)
+    assert change is not None
+    value = change["spec"]["taints"][0]["value"]
+    assert value.startswith("my-check-x")
+    assert len(value) <= 63
+
+
+class Api:
+    """A node in front of which other clients change it, so often; or that refuses."""
+
+    def __init__(self, conflicts: int = 0, status: int = 200) -> None:
+        self.node, self.conflicts, self.status = node(OTHERS), conflicts, status
+
+    def __call__(self, request: Request) -> Answer:
+        """Answer as the API server."""
+        if request.login != "Bearer secret" or self.status != 200:
+            return Answer(401 if request.login != "Bearer secret" else self.status)
+        if request.method == "PATCH":
+            assert request.headers["Content-Type"] == "application/merge-patch+json"
+            if self.conflicts:
+                self.conflicts -= 1
+                return Answer(409)
+            self.node["spec"] = json.loads(request.body)["spec"]
+        return Answer(body=json.dumps(self.node).encode())
+
+
+@pytest.fixture(scope="module")
+def account(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    """Return a server's certificate; beside its authority's is a token, as in a pod."""
+    at = tmp_path_factory.mktemp("account")
+    (at / "token").write_text("secret\n")
+    return signed(at, "127.0.0.1", name="ca.crt")
+
+
+def marked(server: Server, account: Certificate, node: str = "n7") -> str:
+    environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(server.port)}
+    return mark(node, "ecc", REASON, environ, account.ca.parent)
+
+
+def test_a_node_is_marked_in_two_requests_and_a_conflict_is_tried_again(servers: Servers, account: Certificate) -> None:
+    api = Api(conflicts=1)
+    server = servers.start(Server(api, tls=account.context))
+    assert marked(server, account) == ""
+    assert api.node["spec"]["taints"] == [OTHERS, OWN]
+    path = "/api/v1/nodes/n7"
+    assert [(r.method, r.path) for r in server.requests] == [("GET", path), ("PATCH", path)] * 2
+
+
+def test_a_name_that_is_no_path_stays_a_name(servers: Servers, account: Certificate) -> None:
+    server = servers.start(Server(Api(), tls=account.context))
+    marked(server, account, "../pods/x")
+    assert server.paths[0] == "/api/v1/nodes/..%2Fpods%2Fx"
+
+
+@pytest.mark.parametrize(
+    ("api", "why"),
+    [
+        (Api(status=403), "apply rbac.yaml"),
+        (Api(status=404), "answers 404"),
+        (Api(conflicts=99), "answers 409"),
+    ],
+)
+def test_a_server_that_refuses_is_said(servers: Servers, account: Certificate, api: Api, why: str) -> None:
+    assert why in marked(servers.start(Server(api, tls=account.context)), account)
+
+
+def test_a_pod_without_an_account_is_said(servers: Servers, account: Certificate, tmp_path: Path) -> None:
+    server = servers.start(Server(Api(), tls=account.context))
+    assert "apply rbac.yaml" in marked(server, account._replace(ca=tmp_path / "ca.crt"))
+    assert server.requests == []
+
+
+def test_the_token_is_sent_only_to_a_server_of_the_clusters_authority(servers: Servers, account: Certificate) -> None:
+    other = servers.start(Server(Api()))
+    assert marked(other, account).startswith("the API server: ")
+    assert other.requests == []

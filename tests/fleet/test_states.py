@@ -1,0 +1,90 @@
+"""Which state a node is in: the newest sighting counts, and no doubt is a pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from envcheck.fleet.states import CLOCK_SLACK, Sighting, span, states
+
+NOW = 1_800_000_000.0
+HOUR = 3600.0
+
+
+def seen(node: str = "n1", hours_ago: float = 1.0, status: str = "pass", **changes: float | None) -> Sighting:
+    at = NOW - hours_ago * HOUR
+    facts: dict[str, float | None] = {"ended": at + 60, "modified": at + 61, **changes}
+    return Sighting(node, at, status, "" if status == "pass" else "why", 1, facts["ended"], facts["modified"])
+
+
+def state(*sightings: Sighting, max_age: float = 24 * HOUR) -> str:
+    [one] = states(sightings, NOW, max_age).values()
+    assert one.state == "pass" or one.why
+    return one.state
+
+
+def test_the_newest_report_counts() -> None:
+    assert state(seen(hours_ago=2, status="fail"), seen(hours_ago=1)) == "pass"
+    assert state(seen(hours_ago=2), seen(hours_ago=1, status="fail")) == "fail"
+    assert state(seen(hours_ago=2), seen(hours_ago=1, status="error")) == "error"
+
+
+@pytest.mark.parametrize("worse", ["fail", "error"])
+def test_of_two_reports_of_one_moment_the_worse_counts(worse: str) -> None:
+    assert state(seen(status=worse), seen()) == worse
+    assert state(seen(), seen(status=worse)) == worse
+
+
+def test_an_unreadable_file_that_is_newer_than_the_report_is_undetermined() -> None:
+    broken = Sighting("n1", NOW - HOUR, "error", "is not a report")
+    assert state(seen(hours_ago=2), broken) == "error"
+    assert state(seen(hours_ago=0.5), broken) == "pass"
+
+
+@pytest.mark.parametrize(
+    ("passed", "failed", "expected"),
+    [("n1", "n1.site", "error"), ("n1.site", "n1", "error"), ("N1", "n1", "error"), ("n1.a", "n1.b", "pass")],
+)
+def test_a_node_under_two_names_passes_only_if_neither_failed_since(passed: str, failed: str, expected: str) -> None:
+    both = [seen(passed), seen(failed, hours_ago=0.5, status="fail"), seen("n2")]
+    actual = states(both, NOW, 24 * HOUR)
+    assert (actual[passed].state, actual[failed].state, actual["n2"].state) == (expected, "fail", "pass")
+    repaired = [seen(passed, hours_ago=0.2), *both[1:]]
+    assert states(repaired, NOW, 24 * HOUR)[passed].state == "pass"
+
+
+def test_a_report_is_stale_from_its_end_on() -> None:
+    limit = 24 * HOUR
+    assert state(seen(ended=NOW - limit), max_age=limit) == "pass"
+    assert state(seen(ended=NOW - limit - 1), max_age=limit) == "stale"
+    assert state(seen(hours_ago=90, status="fail"), max_age=limit) == "fail"
+
+
+def test_an_old_report_that_failed_is_said_to_be_old() -> None:
+    limit = 24 * HOUR
+    for status in ("fail", "error"):
+        [old] = states([seen(hours_ago=90, status=status)], NOW, limit).values()
+        [new] = states([seen(hours_ago=23, status=status)], NOW, limit).values()
+        assert (old.state, old.age, new.age) == (status, "4 days", "")
+
+
+def test_a_clock_that_is_ahead_is_undetermined() -> None:
+    assert state(seen(ended=NOW + CLOCK_SLACK, modified=None)) == "pass"
+    assert state(seen(ended=NOW + CLOCK_SLACK + 1, modified=None)) == "error"
+    written = NOW - 5 * HOUR
+    assert state(seen(hours_ago=5, ended=written + CLOCK_SLACK, modified=written)) == "pass"
+    assert state(seen(hours_ago=5, ended=written + CLOCK_SLACK + 1, modified=written)) == "error"
+    assert state(seen(hours_ago=-5, status="fail")) == "fail"
+
+
+def test_a_name_that_no_node_has_is_undetermined() -> None:
+    assert state(seen("<script>")) == "error"
+    assert state(seen("n1,n2")) == "error"
+
+
+def test_an_expected_node_without_a_report_is_missing() -> None:
+    data = states([seen()], NOW, 24 * HOUR, ["n1", "n2"])
+    assert {node: one.state for node, one in data.items()} == {"n1": "pass", "n2": "missing"}
+
+
+def test_a_span_is_in_its_largest_unit() -> None:
+    assert [span(n) for n in (90.0, 600.0, 26 * HOUR, 240 * HOUR)] == ["90 s", "10 min", "26 h", "10 days"]
