@@ -84,21 +84,24 @@ def main() -> None:
     parser.add_argument("--python", help="the Python of an environment with extensions")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--smoke", action="store_true", help="smallest sizes, and no goal: does it still run?")
     options = parser.parse_args()
-    resolve, bare, _ = medians([sys.executable, *RESOLVE], [sys.executable, *CLICK], max(options.runs, 9))
+    resolve, bare, _ = medians(
+        [sys.executable, *RESOLVE], [sys.executable, *CLICK], 1 if options.smoke else max(options.runs, 9)
+    )
     result = {"resolve_s": resolve, "import_click_s": bare, "resolve_by_click": resolve / bare}
     if options.python:
         result |= read_libraries(options.python, options.runs)
     good = result.get("check_s_per_gb", 0.0) <= SECONDS_PER_GB and result["resolve_by_click"] <= RATIO
     if options.json:
         print(json.dumps(result, indent=2))
-        raise SystemExit(0 if good else 1)
+        raise SystemExit(0 if good or options.smoke else 1)
     print(f"resolve --with / click   {result['resolve_by_click']:.2f} (goal <= {RATIO:.0f})")
     if options.python:
         print(f"libraries                {result['bytes'] / 1e9:.2f} GB")
         print(f"check extensions         {result['check_s_per_gb']:.2f} s of CPU per GB (goal <= {SECONDS_PER_GB:.0f})")
         print(f"sha256 of the same       {result['sha256_s_per_gb']:.2f} s; ratio {result['check_by_sha256']:.2f}")
-    raise SystemExit(0 if good else 1)
+    raise SystemExit(0 if good or options.smoke else 1)
 
 
 if __name__ == "__main__":

@@ -328,6 +328,7 @@ def main() -> None:
     """Measure and print; exit 1 when a goal is missed."""
     parser = argparse.ArgumentParser(description="Fetching one large file, against aria2c, curl and huggingface_hub.")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--smoke", action="store_true", help="smallest sizes, and no goal: does it still run?")
     parser.add_argument("--size", type=int, default=1000)
     parser.add_argument("--limited", type=int, default=400)
     parser.add_argument("--rate", type=float, default=5.0)
@@ -337,6 +338,8 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--dir", type=Path)
     options = parser.parse_args()
+    if options.smoke:
+        options.size, options.limited, options.rate, options.large, options.files, options.repeat = 8, 4, 4.0, 16, 20, 1
     with tempfile.TemporaryDirectory(dir=options.dir) as root:
         figures = measure(Path(root), options)
     if options.only_small:
@@ -350,7 +353,7 @@ def main() -> None:
             print("\n".join(f"{name:<24} {rate:>8} MB/s{title}" for name, rate in rates.items()))
         print(f"peak memory: {figures['peak_mb'][0]} MB for 100 MB, {figures['peak_mb'][1]} MB for {options.large} MB")
         print("\n".join(f"{name}: {value} (goal {GOALS.get(name, '-')})" for name, value in figures["ratios"].items()))
-    raise SystemExit(0 if all(figures["met"].values()) else 1)
+    raise SystemExit(0 if options.smoke or all(figures["met"].values()) else 1)
 
 
 if __name__ == "__main__":

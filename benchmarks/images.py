@@ -303,15 +303,29 @@ def measure(cell: str, mirror: str, parts: Sequence[str]) -> dict[str, Any]:
         return {name: PARTS[name](bench) for name in parts}
 
 
+def smoke() -> dict[str, Any]:
+    """Build an image of two steps twice; the second build's log has to be read as cached."""
+    with private_engine() as engine, tempfile.TemporaryDirectory(prefix="envcheck-images-") as scratch:
+        (Path(scratch) / "Dockerfile").write_text(
+            "FROM scratch AS os\nCOPY Dockerfile /\nFROM os AS installed\nCOPY Dockerfile /again\n"
+        )
+        env = {**os.environ, **engine.environment, "DOCKER_BUILDKIT": "1"}
+        argv = ["docker", "build", "--progress", "plain", scratch]
+        logs = [subprocess.run(argv, env=env, capture_output=True, text=True, check=True) for _ in range(2)]
+    again = [cached_parts(log.stderr + log.stdout) for log in logs]
+    return {"smoke": {"built_again": again, "met": list(again[1].values()) == [False, False]}}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--smoke", action="store_true", help="smallest sizes, and no goal: does it still run?")
     parser.add_argument("--cell", default="torch2.13.0-cpu-py311")
     parser.add_argument("--mirror", default="host")
     parser.add_argument("--only", action="append", choices=list(PARTS), metavar="PART")
     given = parser.parse_args()
-    figures = measure(given.cell, given.mirror, given.only or list(PARTS))
+    figures = smoke() if given.smoke else measure(given.cell, given.mirror, given.only or list(PARTS))
     missed = [name for name, part in figures.items() if not part["met"]]
     if given.json:
         print(json.dumps({"benchmark": "images", "cell": given.cell, "goals": GOALS, **figures}))

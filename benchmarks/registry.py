@@ -320,12 +320,15 @@ def main() -> None:
     """Measure and print; exit 1 when a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--smoke", action="store_true", help="smallest sizes, and no goal: does it still run?")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--proofs", type=int, default=5)
     parser.add_argument("--few", type=int, default=20)
     parser.add_argument("--only", action="append", choices=list(PARTS), default=[])
     options = parser.parse_args()
+    if options.smoke:
+        options.rounds, options.images, options.proofs, options.few = 1, 3, 1, 2
     missing = [program for program in ("docker-registry", "cosign") if shutil.which(program) is None]
     if missing:
         message = f"no {' and no '.join(missing)} in PATH; `make setup` has them where apt is"
@@ -342,7 +345,7 @@ def main() -> None:
             print(f"{name}: {json.dumps(part, indent=2)}")
         for name, (figure, met) in goals.items():
             print(f"{name}: {figure} (goal <= {GOALS[name]:g}){'' if met else ': missed'}")
-    raise SystemExit(0 if all(met for _, met in goals.values()) else 1)
+    raise SystemExit(0 if options.smoke or all(met for _, met in goals.values()) else 1)
 
 
 if __name__ == "__main__":

@@ -50,9 +50,10 @@ def seconds(work: Callable[[], object]) -> float:
 def measure(cells: list[ImageSpec], repeat: int) -> dict[str, Any]:
     """Render the cells `repeat` times with us and with the peer, in turn."""
     contexts = [dockerfile.template_context(spec) for spec in cells]
-    peer = jinja2.Environment(autoescape=False, undefined=jinja2.StrictUndefined)  # noqa: S701 (a Dockerfile)
+    loader = jinja2.FileSystemLoader(data_path("templates"))
+    peer = jinja2.Environment(autoescape=False, undefined=jinja2.StrictUndefined, loader=loader)  # noqa: S701
     peer.filters["json"] = json.dumps
-    template = peer.from_string((data_path("templates") / "Dockerfile.j2").read_text())
+    template = peer.get_template("Dockerfile.j2")
     rounds = [
         (seconds(lambda: dockerfile.render_cells(cells)), seconds(lambda: [template.render(c) for c in contexts]))
         for _ in range(repeat)
@@ -76,9 +77,12 @@ def main() -> None:
     """Measure and print; exit 1 when the goal is missed."""
     parser = argparse.ArgumentParser(description="Rendering every cell, against Jinja alone.")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--smoke", action="store_true", help="smallest sizes, and no goal: does it still run?")
     parser.add_argument("--cells", type=int, default=320)
     parser.add_argument("--repeat", type=int, default=5)
     options = parser.parse_args()
+    if options.smoke:
+        options.cells, options.repeat = 3, 1
     figures = measure(specs(options.cells), options.repeat)
     if options.json:
         print(json.dumps(figures))
@@ -86,7 +90,7 @@ def main() -> None:
         low, high = figures["spread"]
         print(f"{figures['cells']} cells: {figures['seconds']} s ({low} to {high}); goal {GOAL_S} s")
         print(f"{figures['ratio']} x Jinja alone ({figures['peer_seconds']} s)")
-    raise SystemExit(0 if figures["met"] else 1)
+    raise SystemExit(0 if figures["met"] or options.smoke else 1)
 
 
 if __name__ == "__main__":

@@ -112,13 +112,14 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=Path("sound-extensions"))
     parser.add_argument("--only", default="", help="only environments with this word in their name")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--smoke", action="store_true", help="smallest sizes, and no goal: does it still run?")
     options = parser.parse_args()
-    if not options.python or not options.cpu:
+    if not options.cpu or not (options.python or options.smoke):
         print("nothing is installed without --python and --cpu: see --help")
         raise SystemExit(0)
     answers = []
     options.directory.mkdir(parents=True, exist_ok=True)
-    for base, packages in IN_FRONT:
+    for base, packages in [("cpu", [])] if options.smoke else IN_FRONT:
         name = " ".join(["torch for", base, *packages])
         if options.only in name:
             python = options.cpu if base == "cpu" else install(options.directory, base, options.python)

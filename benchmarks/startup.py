@@ -4,7 +4,7 @@
 
 Runs both as whole processes, in turn, after one run of each that fills the bytecode and matrix caches
 (PYTHONDONTWRITEBYTECODE is ignored). Prints the ratio of the medians and of the minima. The goal is a ratio of at most
-3, so that a shell prompt or a CI step can ask. Exits 1 above it; no test runs it, because a busy machine changes it.
+2, so that a shell prompt or a CI step can ask. Exits 1 above it; no test runs it, because a busy machine changes it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 BARE = [sys.executable, "-c", "import click"]
 QUESTION = [sys.executable, "-m", "envcheck", "resolve"]
 QUESTION += ["--torch", "2.8.0", "--gpu", "H100", "--driver", "570.124.06"]
-GOAL = 3.0
+GOAL = 2.0
 
 
 def seconds(command: list[str]) -> float:
@@ -57,15 +57,16 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--with", dest="extensions", default="", help="names of extensions, separated by blanks")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--smoke", action="store_true", help="smallest sizes, and no goal: does it still run?")
     options = parser.parse_args()
-    result = measure(options.runs, options.extensions.split())
+    result = measure(1 if options.smoke else options.runs, options.extensions.split())
     if options.json:
         print(json.dumps(result, indent=2))
-        raise SystemExit(0 if result["ratio_median"] <= GOAL else 1)
+        raise SystemExit(0 if options.smoke or result["ratio_median"] <= GOAL else 1)
     print(f"import click      {result['bare_median_s']:.3f} s (min {result['bare_min_s']:.3f})")
     print(f"envcheck resolve  {result['resolve_median_s']:.3f} s (min {result['resolve_min_s']:.3f})")
     print(f"ratio             {result['ratio_median']:.2f} (min {result['ratio_min']:.2f}; goal <= {GOAL:.0f})")
-    raise SystemExit(0 if result["ratio_median"] <= GOAL else 1)
+    raise SystemExit(0 if options.smoke or result["ratio_median"] <= GOAL else 1)
 
 
 if __name__ == "__main__":

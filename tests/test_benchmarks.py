@@ -1,10 +1,13 @@
-"""What the benchmarks of image builds conclude from a build's log and from two images."""
+"""Every benchmark still runs, and what those of image builds conclude from a log and from two images."""
 
 from __future__ import annotations
 
 import gzip
 import io
 import json
+import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -12,6 +15,32 @@ import pytest
 
 from benchmarks import equal_builds as equal
 from benchmarks.images import cached_parts
+
+ROOT = Path(__file__).parents[1]
+# What a benchmark needs besides this checkout.
+MARKS = {
+    "collectives": pytest.mark.torch,
+    "sound_extensions": pytest.mark.torch,
+    "suite": pytest.mark.torch,
+    "equal_builds": pytest.mark.engine,
+    "images": pytest.mark.engine,
+    "fetch": pytest.mark.tools,
+    "registry": pytest.mark.tools,
+}
+NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in NAMES])
+def test_every_benchmark_runs_in_its_smallest_form(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    command = [sys.executable, str(ROOT / f"benchmarks/{name}.py"), "--smoke", "--json"]
+    if MARKS.get(name) == pytest.mark.torch:
+        option = "--cpu" if name == "sound_extensions" else "--python"
+        command += [option, str(request.getfixturevalue("torch_python"))]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    completed = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr + completed.stdout
+    assert json.loads(completed.stdout.splitlines()[-1] if name == "sound_extensions" else completed.stdout)
+
 
 LOG = """
 #6 [os 1/2] FROM localhost/envcheck/base:1@sha256:1
