@@ -12,10 +12,10 @@ from typing import Any
 from envcheck.checks import Check, View, passed
 from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
 from envcheck.reports.model import HostFacts, RunReport
-from envcheck.runner.judging.judge import verdict
-from envcheck.runner.planning.discover import CheckModule
+from envcheck.runner.judging import verdict
+from envcheck.runner.launcher import Place
+from envcheck.runner.planning import CheckModule
 from envcheck.runner.schema import OutcomeRow, Plan, PlannedCheck, TargetFacts
-from envcheck.runner.targets.launcher import Place
 
 DATA = Path(__file__).parent / "data"
 H100 = "NVIDIA H100 80GB HBM3"

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import settings
 
 from envcheck.checks.env.support.operators import seeded_numbers
-from envcheck.runner.planning.discover import discover
+from envcheck.runner.planning import discover
 from tests.checks.sabotage import lies
 from tests.http_server import Servers
 

@@ -39,7 +39,7 @@ class Check:
     `performance` marks a value that is measured a second time before it fails.
     `imports` are the modules that it loads besides torch and that take long: they are imported once for all checks.
     `probe` marks the one that tries peer-to-peer before the groups do: it runs first of its level, and where it is lost
-    while it copies, or a rank says `broken`, the groups after it go without (runner/worker/p2p_fallback.py).
+    while it copies, or a rank says `broken`, the groups after it go without (runner/worker/fork_server.py).
     """
 
     promise: str

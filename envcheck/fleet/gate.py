@@ -22,8 +22,8 @@ from envcheck.data import state_path
 from envcheck.node.sources.proc import kernel_module
 from envcheck.printable import printable
 from envcheck.reports.model import RunReport
-from envcheck.runner.planning.resume import boot_id
 from envcheck.runner.schema import OutcomeRow, VerdictStatus
+from envcheck.runner.state import boot_id
 
 if TYPE_CHECKING:
     from envcheck.reports.model import RunReport

@@ -6,13 +6,11 @@ from pathlib import Path
 
 from envcheck.node.collect import collect
 from envcheck.reports.model import RunReport, report_of, write
+from envcheck.runner.container import shown_gpus
 from envcheck.runner.execute import validate
-from envcheck.runner.planning.discover import discover
-from envcheck.runner.planning.plan import plan, select
-from envcheck.runner.planning.time_budget import most_telling_first
+from envcheck.runner.local_python import Target
+from envcheck.runner.planning import discover, most_telling_first, plan, select
 from envcheck.runner.state import Run
-from envcheck.runner.targets.gpu_devices import shown_gpus
-from envcheck.runner.targets.interface import Target
 
 
 class _Silent:

@@ -43,8 +43,8 @@ from envcheck.registry.statement import (
     written,
 )
 from envcheck.reports.model import RunReport
-from envcheck.runner.planning.discover import discover
-from envcheck.runner.planning.repeat import rounds
+from envcheck.runner.attempts import rounds
+from envcheck.runner.planning import discover
 from envcheck.runner.schema import OutcomeRow
 from envcheck.signing import PrivateKey
 from envcheck.struct_types import LightRecord, know_types

@@ -8,7 +8,7 @@ from typing import Any, Final
 from envcheck.checks import ERROR, FAIL, WARN
 from envcheck.reports import phrases
 from envcheck.reports.model import RunReport
-from envcheck.runner.rejudge import LACKING
+from envcheck.reports.rejudge import LACKING
 from envcheck.runner.schema import OutcomeRow
 
 FINDINGS: Final = (FAIL, ERROR, WARN)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from envcheck.checks import ERROR, LEVELS, SKIP, Limit, limits
 from envcheck.reports.model import RunReport
-from envcheck.runner.planning.discover import CheckModule
+from envcheck.runner.planning import CheckModule
 
 MET: Final = Path(__file__).with_name("met.json")
 # What each level is for, in a line.

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from envcheck.reports import phrases
 from envcheck.reports.model import RunReport
-from envcheck.runner.planning.time_budget import expected_to_fit
+from envcheck.runner.planning import expected_to_fit
 from envcheck.runner.schema import OutcomeRow, Plan, PlannedCheck
 
 # Below a second nobody asks where it went.

@@ -12,6 +12,7 @@ import msgspec
 from envcheck import __version__, safe_files
 from envcheck.errors import ConfigError
 from envcheck.node.snapshot import Snapshot, with_whys
+from envcheck.runner.launcher import Place, place
 from envcheck.runner.schema import (
     GroupFacts,
     Mode,
@@ -25,7 +26,6 @@ from envcheck.runner.schema import (
     plain,
 )
 from envcheck.runner.state import Run
-from envcheck.runner.targets.launcher import Place, place
 
 SCHEMA: Final = "envcheck/report/1"
 _ANY: Final = SCHEMA.rpartition("/")[0]

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from envcheck.counting import counted
 from envcheck.reports.model import RunReport
-from envcheck.runner.judging.judge import group_size
-from envcheck.runner.requirements.measured import Demand
+from envcheck.runner.judging import group_size
+from envcheck.runner.requirements import Demand
 from envcheck.runner.schema import Attempt, FindingRow, OutcomeRow
 
 BYTES: Final = ("B", "byte", "bytes")

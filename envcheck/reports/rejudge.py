@@ -1,21 +1,30 @@
-"""A report judged again: today's rules on its own evidence."""
+"""Yesterday's evidence under today's rules: the snapshot and the measurements of a report, judged again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec import structs
 
 from envcheck import __version__
-from envcheck.checks import SKIP
+from envcheck.checks import ERROR, FAIL, SKIP, Outcome
+from envcheck.errors import UnavailableError
 from envcheck.node.signal_types import sound_facts
 from envcheck.reports.model import RunReport
-from envcheck.runner.planning.discover import discover
-from envcheck.runner.rejudge import EndedRun
-from envcheck.runner.rejudge import rejudge as judge_again
+from envcheck.runner import attempts, judging
+from envcheck.runner.local_python import Handle
+from envcheck.runner.outcomes import ATTEMPT, fields
+from envcheck.runner.planning import CheckModule, discover
+from envcheck.runner.schema import Attempt, OutcomeRow, TargetFacts, plain
 from envcheck.runner.state import Run
+from envcheck.runner.unmeasured import LOST_GPUS, insist_on_gpu, name_lost_gpus, unmeasured
+
+# What a run adds by itself, from the plan and the snapshot.
+_OWN = ("require-gpu", LOST_GPUS)
+_AGAIN: Final = "run `envcheck run --only {}`; find out who changed the report"
+LACKING: Final = "today's rule needs what this report does not hold: "
 
 
 class RejudgedReport(NamedTuple):
@@ -38,3 +47,142 @@ def rejudge(report: RunReport, matrix: Any = None, site: Path | None = None) -> 
     new = structs.replace(report, outcomes=run.ordered, verdict=run.verdict, judged_by=__version__)
     changed = [(o.id, str(before.get(o.id, "nothing")), o.status) for o in new.outcomes if o.status != before.get(o.id)]
     return RejudgedReport(new, changed, unknown)
+
+
+class EndedRun:
+    """The target of a run that is over: nothing can be started in it."""
+
+    ours = False
+
+    def __init__(self, facts: TargetFacts) -> None:
+        self.facts = facts
+
+    def start(self, directory: Path) -> Handle:
+        """Raise UnavailableError: what was not measured then cannot be measured now."""
+        message = f"a report has no processes to start in {directory}"
+        raise UnavailableError(message, fix="use `envcheck run`")
+
+    def promises(self, environment: Mapping[str, Any]) -> dict[str, str]:  # noqa: ARG002 (Target's)
+        """Return none: a report holds its own."""
+        return {}
+
+
+def judge_again(run: Run, before: Iterable[OutcomeRow]) -> list[str]:
+    """Judge the evidence of `before` into the run; return the checks that stay as they were, without a rule today.
+
+    What was never measured, or whose processes broke, stays what it was: there is nothing to judge. A planned check
+    without a result is an error, and so is a pass or a skip without what it was judged by: that was taken out.
+    """
+    modules = {f.id: f for f in run.chosen}
+    unknown = []
+    rows = list(before)
+    for old in [*rows, *_left_out(run, rows)]:
+        if old.id in modules:
+            new = _with_evidence(run, modules[old.id], _judged_row(run, modules[old.id], old))
+            run.known[old.id] = _with_change(_compared(new, old), old)
+        elif old.id not in _OWN:
+            run.known[old.id] = old
+            unknown.append(old.id)
+    insist_on_gpu(run)
+    name_lost_gpus(run)
+    return unknown
+
+
+def _left_out(run: Run, rows: Iterable[OutcomeRow]) -> list[OutcomeRow]:
+    """Return an error for each check that a run that ended planned, and that has no outcome."""
+    modules, there = {f.id: f for f in run.chosen}, {row.id for row in rows}
+    lacking = [check.id for check in run.plan.checks if run.ended and check.id in modules and check.id not in there]
+    summary = "it was planned, and the report does not hold its result"
+    return [
+        OutcomeRow(
+            id=identity,
+            kind=modules[identity].kind,
+            status="error",
+            summary=summary,
+            remedy=_AGAIN.format(identity),
+            code="worker.result-missing",
+        )
+        for identity in lacking
+    ]
+
+
+def _with_evidence(run: Run, module: CheckModule, row: OutcomeRow) -> OutcomeRow:
+    """Return the row; an error for a pass, warning or skip of what is measured, where nothing is left to judge."""
+    if module.kind != "env" or row.ranks or row.left_out or row.status in (FAIL, ERROR):
+        return row
+    if row.status == SKIP and unmeasured(run, module) is not None:
+        return row  # without a GPU, or alone
+    summary = "the report does not hold what was measured"
+    remedy = _AGAIN.format(row.id)
+    return structs.replace(row, status=ERROR, summary=summary, remedy=remedy, code="worker.result-missing", findings=[])
+
+
+def _judged_row(run: Run, module: CheckModule, old: OutcomeRow) -> OutcomeRow:
+    """Judge every attempt again whose measurements are kept; one without them stays what it was."""
+    shown = attempts.shown(old.attempts) or _last(old)
+    if shown is None:
+        return _judged(run, module, old, old)
+    rows = [_judged(run, module, _alone(old, a) if a is shown else attempts.single(old, a), old) for a in old.attempts]
+    return structs.replace(attempts.combine(rows), spread=old.spread, left_out=old.left_out)
+
+
+def _compared(new: OutcomeRow, old: OutcomeRow) -> OutcomeRow:
+    """Say of an outcome that only today's rule cannot tell that the report is why, and not the machine."""
+    summary = f"{old.status} then; {LACKING}{new.summary}"
+    if new.status == old.status == ERROR and old.summary.endswith(f"{LACKING}{new.summary}"):
+        summary = old.summary  # judged once before
+    elif new.status != ERROR or old.status == ERROR:
+        return new
+    remedy = f"measure again with `envcheck run --only {new.id}`"
+    findings = [structs.replace(f, remedy=remedy) if f.status == ERROR else f for f in new.findings]
+    return structs.replace(new, summary=summary, remedy=remedy, findings=findings)
+
+
+def _with_change(new: OutcomeRow, old: OutcomeRow) -> OutcomeRow:
+    """Return the row with what earlier calls and this one changed of the report's status."""
+    earlier = [change for change in old.changes if change.rule == "judged-again" and change not in new.changes]
+    return attempts.changed("judged-again", old, structs.replace(new, changes=[*new.changes, *earlier]))
+
+
+def _last(old: OutcomeRow) -> Attempt | None:
+    """Return the attempt that an old report shows: the last one that came to the row's status."""
+    alike = [attempt for attempt in old.attempts if attempt.status == old.status]
+    return alike[-1] if alike else old.attempts[-1] if old.attempts else None
+
+
+def _alone(old: OutcomeRow, attempt: Attempt) -> OutcomeRow:
+    """Return the row of the attempt that is shown, without what others added to it."""
+    if len(old.attempts) == 1:
+        return old
+    summary = attempt.summary or old.summary
+    changes = [change for change in old.changes if change.rule not in attempts.ROW_RULES]
+    alone = structs.replace(attempt, shown=True)
+    return structs.replace(old, summary=summary, attempts=[alone], spread=None, changes=changes)
+
+
+def _judged(run: Run, module: CheckModule, row: OutcomeRow, old: OutcomeRow) -> OutcomeRow:
+    outcome = _outcome(run, module, row, old)
+    if outcome is None:
+        return row
+    described = fields(outcome)
+    kept = {name: row.details[name] for name in ("survivors", *judging.P2P_KEPT) if name in row.details}
+    measured = {name: described[name] for name in ATTEMPT}
+    return structs.replace(
+        row,
+        **described,
+        details=plain({**outcome.details, **kept}),
+        attempts=[structs.replace(a, **measured, remeasure=outcome.remeasure, shown=True) for a in row.attempts],
+    )
+
+
+def _outcome(run: Run, module: CheckModule, row: OutcomeRow, old: OutcomeRow) -> Outcome | None:
+    """Return what a row comes to today; None where there is nothing to judge."""
+    if module.kind == "env" and attempts.measured(row):
+        return judging.decide(module, run.view, row.ranks, old.details)
+    one_of_many = len(old.attempts) > 1 or (old.spread is not None and old.spread.rounds > 1)
+    outcome = unmeasured(run, module)
+    if module.kind == "node" and one_of_many:
+        # The report holds the data read from the node last, and not as this attempt saw it; but the worst one counts.
+        worse = outcome is not None and outcome.status in (FAIL, ERROR) and row.status not in (FAIL, ERROR)
+        return outcome if worse else None
+    return outcome

@@ -16,8 +16,8 @@ from rich.text import Text
 from envcheck.counting import counted
 from envcheck.reports import durations, gpu_table, phrases
 from envcheck.reports.model import RunReport
-from envcheck.runner.planning.time_budget import expected_to_fit
-from envcheck.runner.requirements.measured import Demand
+from envcheck.runner.planning import expected_to_fit
+from envcheck.runner.requirements import Demand
 from envcheck.runner.schema import OutcomeRow, Plan, TargetFacts
 from envcheck.runner.state import Run
 

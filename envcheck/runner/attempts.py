@@ -1,4 +1,4 @@
-"""What several measurements of one check come to. Pure.
+"""What several measurements of one check come to: within a run, and over the rounds of a repeated one. Pure.
 
 Only a speed that fell short is measured a second time, and only such a failure can be taken back by a better
 measurement. Wrong data, a crash and everything else stay, whatever later measurements say: the worst counts.
@@ -13,7 +13,7 @@ from typing import Any, Final
 from msgspec import structs
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, WORST_FIRST
-from envcheck.runner.schema import Attempt, ChangeRow, FindingRow, OutcomeRow, Status
+from envcheck.runner.schema import Attempt, ChangeRow, FindingRow, OutcomeRow, Plan, PlannedCheck, Spread, Status
 
 # The codes of outcomes that a process made by its end, and no judge.
 LOST: Final = ("process.lost", "process.hung", "peer-to-peer.lost")
@@ -29,6 +29,9 @@ _MEASURED: Final = (PASS, WARN, FAIL)
 # A repeated run of days must not grow its report without end: passes go first, then the latest of the others.
 _MOST, _WITH_EVIDENCE = 100, 8
 _UNKNOWN: Final = "a first measurement failed, and this old report does not say whether by speed or by wrong data"
+_OTHER_BITS: Final = (
+    "take this GPU out and test it alone (dcgmi diag -r 4); all at once: look for what changed between the rounds"
+)
 
 
 def severity(row: OutcomeRow | Attempt) -> int:
@@ -202,3 +205,90 @@ def _round(row: OutcomeRow) -> int:
 def shown(attempts: Iterable[Attempt]) -> Attempt | None:
     """Return the attempt whose outcome the row shows; None of an old report, which does not mark it."""
     return next((attempt for attempt in attempts if attempt.shown), None)
+
+
+def rounds(row: OutcomeRow | None) -> int:
+    """Return how often a check has come to an outcome."""
+    if row is None:
+        return 0
+    return row.spread.rounds if row.spread else 1
+
+
+def to_do(plan: Plan, done: dict[str, OutcomeRow], elapsed: float) -> list[PlannedCheck]:
+    """Return the checks of the round to come: those done least often. None when the run is over.
+
+    A round that has begun is finished, so every check is done equally often, and at least once.
+    """
+    times = {check.id: rounds(done.get(check.id)) for check in plan.checks}
+    least, most = min(times.values()), max(times.values())
+    more = least < plan.repeat or (plan.duration is not None and elapsed < plan.duration)
+    return [check for check in plan.checks if times[check.id] == least] if more or least < most else []
+
+
+def fold(before: OutcomeRow | None, now: OutcomeRow) -> OutcomeRow:
+    """Return one row for all rounds so far: that of the worst of them, with the spread, attempts and findings of all.
+
+    A check that leaves `bits` in its details, by rank, promises the same ones in every round.
+    """
+    import statistics  # noqa: PLC0415 (it takes long to import, and only a repeated run needs it)
+
+    now = _same_bits(before, now)
+    spread = before.spread if before else None
+    seen = dict(spread.statuses) if spread else {}
+    seen[now.status] = seen.get(now.status, 0) + 1
+    number = sum(seen.values())
+    now = in_round(now, number)
+    worse = before is None or severity(now) < severity(before)
+    values = [*(spread.values if spread else []), *_numbers(now)]
+    folded = Spread(
+        rounds=number,
+        statuses=seen,
+        told_in=number if worse or spread is None else spread.told_in,
+        values=values,
+        smallest=min(values, default=None),
+        median=statistics.median(values) if values else None,
+        largest=max(values, default=None),
+    )
+    return structs.replace(now if before is None else over_rounds(before, now), spread=folded)
+
+
+def _same_bits(before: OutcomeRow | None, now: OutcomeRow) -> OutcomeRow:
+    """Return this round's row, failed where somebody's bits are not those of the rounds before."""
+    old, new = (row.details.get("bits") if row else None for row in (before, now))
+    if before is None or not isinstance(old, dict) or not isinstance(new, dict):
+        return now
+    others = [entry for entry in now.ranks if _bits(old, entry) != _bits(new, entry)]
+    if not others:
+        return now
+    named = ", ".join(f"rank {entry.get('rank')} on {entry.get('device')}" for entry in others)
+    wrong: dict[str, Any] = {
+        "status": FAIL,
+        "summary": f"{named} gave other bits than in the rounds before",
+        "remedy": _OTHER_BITS,
+        "code": "data.not-reproducible",
+        "culprit": named,
+        "remeasure": False,
+    }
+    failed = changed("same-bits", now, structs.replace(now, **wrong, findings=[]))
+    return structs.replace(
+        failed,
+        findings=findings(failed, now) if now.status != PASS else [],
+        attempts=[*now.attempts[:-1], *(structs.replace(a, **wrong) for a in now.attempts[-1:])],
+        details={**now.details, "bits": old, "other_bits": new},
+        ranks=[_both(*pair) for pair in zip(before.ranks, now.ranks, strict=False)],
+    )
+
+
+def _bits(bits: dict[str, Any], entry: dict[str, Any]) -> Any:
+    return bits.get(str(entry.get("rank")))
+
+
+def _both(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return one rank's measurements with the repeats of both rounds: whoever judges them again sees what was seen."""
+    digests = [*before.get("digests", []), *now.get("digests", [])]
+    return {**now, "digests": digests, "repeats": len(digests)}
+
+
+def _numbers(row: OutcomeRow) -> list[float]:
+    number = isinstance(row.value, (int, float)) and not isinstance(row.value, bool)
+    return [row.value] if number else []

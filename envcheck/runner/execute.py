@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Final, Protocol
+from pathlib import Path
+from typing import Any, Final, Protocol, get_args
 
 from msgspec import structs
+from packaging.utils import canonicalize_name
 
 from envcheck.checks import Outcome, undecided
+from envcheck.data import data_path, state_path
+from envcheck.errors import ConfigError
+from envcheck.images.locks import lockfile
+from envcheck.images.locks.model import Group, Lock
+from envcheck.images.targets import RECIPES, extensions_of, groups_of
+from envcheck.matrix.facts.model import Cell, HostArch
 from envcheck.node.snapshot import Snapshot
-from envcheck.runner import attempts
-from envcheck.runner.judging import judge, p2p_effects
-from envcheck.runner.judging.outcome_rows import ending, ending_fix, lost, row
-from envcheck.runner.planning import repeat, resume, time_budget
-from envcheck.runner.planning.discover import CheckModule
-from envcheck.runner.planning.plan import planned_seconds, worker_plan
-from envcheck.runner.requirements import measured as requirements_measured
+from envcheck.runner import attempts, judging, planning, requirements, state, worker_session
+from envcheck.runner.outcomes import ending, ending_fix, lost_rank_outcome, outcome_row
+from envcheck.runner.planning import CheckModule, planned_seconds, worker_plan
 from envcheck.runner.schema import OutcomeRow, Plan, PlannedCheck
 from envcheck.runner.state import Run, now
-from envcheck.runner.targets import locked_packages, worker_session
 from envcheck.runner.unmeasured import insist_on_gpu, name_lost_gpus, unmeasured
 
 _PAUSE = 3.0
@@ -45,11 +48,11 @@ def validate(run: Run, collect: Callable[[], Snapshot], watcher: Watcher, pause:
     """
     run.begin()
     try:
-        while checks := repeat.to_do(run.plan, run.known, run.elapsed):
+        while checks := attempts.to_do(run.plan, run.known, run.elapsed):
             _round(run, checks, collect, watcher, pause)
         insist_on_gpu(run)
         name_lost_gpus(run)
-        run.known.update(requirements_measured.hold(run.demands, run.outcomes))
+        run.known.update(requirements.hold_demands(run.demands, run.outcomes))
         run.ended = now()
     finally:
         _tell(run, watcher)
@@ -92,7 +95,7 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
         import_timeout=worker_session.IMPORT_TIMEOUT,
         probes=probes,
         imports={f.id: f.check.imports for f in run.chosen},
-        environment=p2p_effects.environment(probes, run.outcomes),
+        environment=judging.p2p_environment(probes, run.outcomes),
     )
     instructions = {**planned, "several_nodes": run.nodes is not None}
     modules = {f.id: f for f in run.chosen if f.id in {c.id for c in plan.checks}}
@@ -111,7 +114,9 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
                 run.snapshot = reading.result()
             for identity, outcome in _outcomes_of(run, event, modules, unfinished):
                 unfinished.discard(identity)
-                run.current[identity] = row(modules[identity], outcome, event, run.current.get(identity), run.plan.gpus)
+                run.current[identity] = outcome_row(
+                    modules[identity], outcome, event, run.current.get(identity), run.plan.gpus
+                )
             if event["event"] == "started":
                 watcher.running(event["id"])
             _tell(run, watcher)
@@ -133,9 +138,9 @@ def _beside(collect: Callable[[], Snapshot]) -> Future[Snapshot]:
 
 def _compare(run: Run, facts: dict[str, Any], snapshot: Snapshot) -> None:
     """Hold an environment that was known before against what it is now: what changed meanwhile was not validated."""
-    differences = resume.changed(run.environment, facts, run.snapshot, snapshot)
+    differences = state.changed(run.environment, facts, run.snapshot, snapshot)
     if run.report is not None:
-        resume.refuse(differences, run.report)
+        state.refuse(differences, run.report)
         run.report = None
     elif differences:
         run.current[_SAME] = OutcomeRow(
@@ -154,13 +159,13 @@ def _outcomes_of(
     """Return the outcomes that an event makes known."""
     if event["event"] == "environment":
         run.environment = event["facts"]
-        run.promises = locked_packages.with_packages(run.target.promises(run.environment))
+        run.promises = with_packages(run.target.promises(run.environment))
         return [(i, o) for i in sorted(unfinished) if (o := unmeasured(run, modules[i])) is not None]
     if event["event"] == "done":
         return [(event["id"], _measured(run, modules[event["id"]], event, again=event["id"] not in unfinished))]
     if event["event"] == "left-out":
         seconds = planned_seconds(modules[event["id"]].check, run.plan.gpus)
-        return [(event["id"], time_budget.left_out(seconds, event["left"], run.plan.budget))]
+        return [(event["id"], planning.left_out(seconds, event["left"], run.plan.budget))]
     if event["event"] in worker_session.LAST:
         run.report = None
         importing = not run.environment
@@ -178,5 +183,51 @@ def _measured(run: Run, module: CheckModule, event: worker_session.Event, *, aga
         return undecided(why, fix="look at what Python starts with: run installed-files", code="rank.reported-twice")
     error = event["error"]
     if error is None:
-        return judge.decide(module, run.view, event["ranks"], p2p_effects.kept(event))
-    return p2p_effects.lost(module, lost(error, run.environment.get("error")), error)
+        return judging.decide(module, run.view, event["ranks"], judging.p2p_kept(event))
+    return judging.p2p_lost(module, lost_rank_outcome(error, run.environment.get("error")), error)
+
+
+def with_packages(promises: Mapping[str, str]) -> dict[str, str]:
+    """Return the promises with `packages` ("filelock==3.20.0 …") as in the lock meant, shipped or of a build here.
+
+    `target_packages` ("ipykernel …") are those that the promised target is made of, whatever their versions.
+    Of a lock by another hand, or of another release of envcheck, only the digest is known; then `packages` are those
+    that the environment promises itself, if it does.
+    """
+    target = promises.get("target", "")
+    if target in RECIPES and RECIPES[target].requirements:
+        cuda = promises.get("cuda")
+        extensions = extensions_of(target, None if cuda in {"none", "unknown"} else cuda)
+        names = " ".join(canonicalize_name(name) for name in (*RECIPES[target].requirements, *extensions))
+        promises = {**promises, "target_packages": names}
+    groups = groups_of(target) if target in RECIPES else lockfile.GROUPS
+    pinned = _pins(promises.get("cell", ""), promises.get("lock", ""), groups)
+    return {**promises, **({"packages": " ".join(pinned)} if pinned else {})}
+
+
+def _pins(name: str, digest: str, groups: Sequence[Group]) -> list[str]:
+    cell = Cell.parse(name)  # a label is anybody's: only a cell's name becomes a path
+    if cell is None:
+        return []
+    locks = next((locks for locks in _locks_here(cell, groups) if lockfile.digest(locks) == digest), [])
+    return [f"{pin.name}=={pin.version}" for each in locks for pin in each.pins]
+
+
+def _locks_here(cell: Cell, groups: Sequence[Group]) -> Iterator[list[Lock]]:
+    """Give what a build may have installed: shipped locks, those that builds made, and shipped ones with these on top.
+
+    It is one architecture's at a time.
+    """
+    for arch in get_args(HostArch):
+        shipped = _locks_in(data_path("images"), cell, groups, arch)
+        made = _locks_in(state_path("images"), cell, groups, arch)
+        merged = {**made, **shipped}
+        for locks in (shipped, made, merged):
+            yield [locks[group] for group in groups if group in locks]
+
+
+def _locks_in(images: Path, cell: Cell, groups: Sequence[Group], arch: HostArch) -> dict[Group, Lock]:
+    try:
+        return {lock.group: lock for lock in lockfile.read_locks(images / str(cell), groups, arch)}
+    except (ConfigError, OSError):
+        return {}

@@ -1,26 +1,151 @@
-"""All that is known of a run while it goes on: what it did, and what follows from that."""
+"""All that is known of a run while it goes on, and what an unfinished run leaves to the one that goes on with it."""
 
 from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Protocol
 
 import msgspec
 from msgspec import structs
 
 from envcheck.checks import View
+from envcheck.errors import ConfigError
 from envcheck.node import signal_types
 from envcheck.node.snapshot import Snapshot
-from envcheck.runner import attempts
-from envcheck.runner.judging import judge
-from envcheck.runner.planning import repeat, resume
-from envcheck.runner.planning.discover import CheckModule
-from envcheck.runner.requirements import measured as requirements_measured
-from envcheck.runner.schema import Mode, OutcomeRow, Plan, RunVerdict, Timing
-from envcheck.runner.targets.interface import NodeGroup, Target
+from envcheck.runner import attempts, judging, requirements
+from envcheck.runner.local_python import NodeGroup, Target
+from envcheck.runner.planning import CheckModule
+from envcheck.runner.schema import Mode, OutcomeRow, Plan, RunVerdict, TargetFacts, Timing
+
+_BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
+_FACTS: Final = ("python", "executable", "prefix", "torch", "cuda", "cudnn", "nccl", "start")
+_DRIVER: Final = ("driver.version", "driver.kernel")
+
+
+class EarlierRun(Protocol):
+    """What a report says of a run that may be gone on with."""
+
+    @property
+    def tool(self) -> str:
+        """The version of envcheck."""
+
+    @property
+    def boot(self) -> str:
+        """The kernel's name for the boot it ran in."""
+
+    @property
+    def started(self) -> str:
+        """When it began."""
+
+    @property
+    def ended(self) -> str:
+        """When it was over; empty for one that was cut short."""
+
+    @property
+    def resumed(self) -> tuple[str, ...]:
+        """When it was gone on with before."""
+
+    @property
+    def plan(self) -> Plan:
+        """What it was to do."""
+
+    @property
+    def target(self) -> TargetFacts:
+        """Whose environment it was in."""
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What the target's Python said; empty when it had not spoken yet."""
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """What was read off the node."""
+
+    @property
+    def outcomes(self) -> list[OutcomeRow]:
+        """What was known."""
+
+    @property
+    def timing(self) -> Timing | None:
+        """How long it took so far."""
+
+
+def boot_id() -> str:
+    """Return the kernel's name for this boot; empty where it tells none."""
+    try:
+        return _BOOT.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def refuse_unlike(earlier: EarlierRun, plan: Plan, target: TargetFacts, tool: str, where: Path) -> None:
+    """Raise a ConfigError, saying what differs, unless this plan on this target and boot is what was cut short."""
+    if earlier.ended:
+        message = f"the run in {where} is complete"
+        raise ConfigError(message, fix="leave --resume out to run again")
+    differences = [
+        *_difference("envcheck", earlier.tool, tool),
+        *_plans(earlier.plan, plan),
+        *_targets(earlier.target, target),
+    ]
+    if earlier.boot != (now := boot_id()) or not now:
+        differences.append("the machine was rebooted since, or it is another machine")
+    refuse(differences, where)
+
+
+def refuse(differences: list[str], where: Path) -> None:
+    """Raise a ConfigError naming what differs; nothing when nothing does."""
+    if differences:
+        message = f"cannot resume {where}: {'; '.join(differences)}"
+        raise ConfigError(message, fix="leave --resume out to start again")
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any], node_before: Snapshot, node_now: Snapshot) -> list[str]:
+    """Say how an environment and its driver differ from what they were; nothing of one that was not known before."""
+    if not before:
+        return []
+    differences = [line for name in _FACTS for line in _difference(name, before.get(name), now.get(name))]
+    differences += _difference("GPUs", _devices(before), _devices(now))
+    for name in _DRIVER:
+        differences += _difference(name, node_before.signal(name).value, node_now.signal(name).value)
+    return differences
+
+
+def _plans(before: Plan, now: Plan) -> list[str]:
+    differences = [
+        line
+        for name in before.__struct_fields__
+        if name not in {"checks", "gpus"}
+        for line in _difference(f"--{name.replace('_', '-')}", _option(before, name), _option(now, name))
+    ]
+    ids = {check.id for check in before.checks} ^ {check.id for check in now.checks}
+    if ids:
+        differences.append(f"the checks differ by {', '.join(sorted(ids))}")
+    elif before.checks != now.checks:
+        odd = [a.id for a, b in zip(before.checks, now.checks, strict=True) if a != b]
+        differences.append(f"what is planned differs for {', '.join(odd)}")
+    return differences
+
+
+def _option(plan: Plan, name: str) -> Any:
+    value = getattr(plan, name)
+    return "not given" if value is None else value
+
+
+def _targets(before: TargetFacts, now: TargetFacts) -> list[str]:
+    return [*_difference("target", before.name, now.name), *_difference("image", before.image_id, now.image_id)]
+
+
+def _difference(name: str, before: Any, now: Any) -> list[str]:
+    then, today = ("unknown" if value is None else value for value in (before, now))
+    return [] if before == now else [f"{name} was {then}, is {today}"]
+
+
+def _devices(environment: Mapping[str, Any]) -> str:
+    return ", ".join(str(d.get("uuid") or d.get("name")) for d in environment.get("devices") or []) or "none"
 
 
 class Run(msgspec.Struct):
@@ -41,14 +166,14 @@ class Run(msgspec.Struct):
     spawn: bool = False
     resolution: str | None = None
     matrix: Any = None
-    demands: Sequence[requirements_measured.Demand] = ()
+    demands: Sequence[requirements.Demand] = ()
     nodes: NodeGroup | None = None
     snapshot: Snapshot = msgspec.field(default_factory=Snapshot)
     environment: dict[str, Any] = msgspec.field(default_factory=dict)
     promises: dict[str, str] = msgspec.field(default_factory=dict)
     known: dict[str, OutcomeRow] = msgspec.field(default_factory=dict)
     current: dict[str, OutcomeRow] = msgspec.field(default_factory=dict)
-    boot: str = msgspec.field(default_factory=resume.boot_id)
+    boot: str = msgspec.field(default_factory=boot_id)
     resumed: list[str] = msgspec.field(default_factory=list)
     report: Path | None = None
     taken: float = 0.0
@@ -57,9 +182,9 @@ class Run(msgspec.Struct):
     _before: float = 0.0
     _shaped: tuple[Any, Any] = (None, None)
 
-    def go_on(self, earlier: resume.EarlierRun, where: Path, tool: str) -> None:
+    def go_on(self, earlier: EarlierRun, where: Path, tool: str) -> None:
         """Take over what a run that was cut short came to. Raises ConfigError where this is not the same run."""
-        resume.refuse_unlike(earlier, self.plan, self.target.facts, tool, where)
+        refuse_unlike(earlier, self.plan, self.target.facts, tool, where)
         kept = {row.id: row for row in earlier.outcomes}
         second = {i: row for i, row in kept.items() if not self.plan.repeated and attempts.unfinished(row)}
         self.known, self.current = {i: row for i, row in kept.items() if i not in second}, second
@@ -80,13 +205,13 @@ class Run(msgspec.Struct):
     @property
     def number(self) -> int:
         """Return which round this is, from 1."""
-        return 1 + min(repeat.rounds(self.known.get(check.id)) for check in self.plan.checks)
+        return 1 + min(attempts.rounds(self.known.get(check.id)) for check in self.plan.checks)
 
     @property
     def done(self) -> int:
         """Return how many checks of this round have come to something."""
         number, earlier = self.number, self.known
-        return sum(c.id in self.current or repeat.rounds(earlier.get(c.id)) >= number for c in self.plan.checks)
+        return sum(c.id in self.current or attempts.rounds(earlier.get(c.id)) >= number for c in self.plan.checks)
 
     @property
     def outcomes(self) -> dict[str, OutcomeRow]:
@@ -94,7 +219,7 @@ class Run(msgspec.Struct):
         if not self.plan.repeated:
             return {**self.known, **self.current}
         over = {i: row for i, row in self.current.items() if not attempts.unfinished(row)}
-        return {**self.known, **{i: repeat.fold(self.known.get(i), row) for i, row in over.items()}}
+        return {**self.known, **{i: attempts.fold(self.known.get(i), row) for i, row in over.items()}}
 
     @property
     def timing(self) -> Timing:
@@ -126,7 +251,7 @@ class Run(msgspec.Struct):
     @property
     def verdict(self) -> RunVerdict:
         """Return what it came to so far; a run that has not ended is no pass."""
-        return judge.verdict(self.ordered, self.mode, complete=bool(self.ended))
+        return judging.verdict(self.ordered, self.mode, complete=bool(self.ended))
 
 
 def now() -> str:

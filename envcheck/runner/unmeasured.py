@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
-from envcheck.checks import FAIL, Outcome
-from envcheck.node.snapshot import Snapshot
-from envcheck.runner.judging import judge, lost_gpus
-from envcheck.runner.planning.discover import CheckModule
-from envcheck.runner.schema import LimitRow, OutcomeRow
+from envcheck.checks import ERROR, FAIL, Outcome, View, undecided, worst
+from envcheck.checks.node.support import gpu_readings
+from envcheck.node.snapshot import Signal, Snapshot
+from envcheck.runner import judging
+from envcheck.runner.outcomes import fields
+from envcheck.runner.planning import CheckModule
+from envcheck.runner.schema import LimitRow, OutcomeRow, plain
 from envcheck.runner.state import Run
+
+LOST_GPUS: Final = "lost-gpus"
+_CHECK: Final = "gpu-lost"
+_LOST_FIX: Final = "run the check gpu-lost, which says what to do; drain this node until its GPU answers again"
 
 
 def unmeasured(run: Run, module: CheckModule) -> Outcome | None:
@@ -20,13 +27,13 @@ def unmeasured(run: Run, module: CheckModule) -> Outcome | None:
     why = _no_nvml(run.snapshot) if module.kind == "node" else _no_gpu(run.environment)
     # The GPUs were not counted without torch: insist_on_gpu says so, once.
     required = run.plan.require_gpu and (module.kind == "node" or "error" not in run.environment)
-    lacking = judge.without_gpu(module, gpus, why, require_gpu=required)
+    lacking = judging.without_gpu(module, gpus, why, require_gpu=required)
     if lacking is not None:
         return lacking
     if module.kind == "node":
-        return judge.decide(module, run.view)
+        return judging.decide(module, run.view)
     ranks = run.nodes.world if run.nodes else gpus or run.plan.nproc
-    return None if "error" in run.environment else judge.alone(module, ranks)
+    return None if "error" in run.environment else judging.alone(module, ranks)
 
 
 def _no_gpu(environment: dict[str, Any]) -> str:
@@ -67,13 +74,42 @@ def insist_on_gpu(run: Run) -> None:
         value=0,
         unit="GPUs",
         limit=LimitRow(value=1, unit="GPUs", source="--require-gpu", kind="at least"),
-        remedy=judge.GPU_FIX,
+        remedy=judging.GPU_FIX,
         code="gpu.required",
     )
 
 
 def name_lost_gpus(run: Run) -> None:
     """Add an error where the driver lost a GPU and the check for that was left out."""
-    row = lost_gpus.row(run.view, run.outcomes)
+    row = lost_gpus_row(run.view, run.outcomes)
     if row is not None:
         run.known[row.id] = row
+
+
+def lost_gpus_row(view: View, outcomes: Mapping[str, OutcomeRow]) -> OutcomeRow | None:
+    """Return an error that names each lost GPU where the check gpu-lost did not fail for them; else None.
+
+    Other checks skip a lost GPU, because gpu-lost fails for it.
+    """
+    earlier = outcomes.get(_CHECK)
+    if earlier is not None and earlier.status in (FAIL, ERROR):
+        return None
+    findings = [
+        _lost_gpu(view, gpu_readings.label(gpu), gpu.uuid, silent)
+        for gpu in view.snapshot.gpus
+        if (silent := gpu_readings.lost(gpu))
+    ]
+    if not findings:
+        return None
+    outcome = worst(findings, findings[0])
+    return OutcomeRow(id=LOST_GPUS, kind="node", **fields(outcome), details=plain(dict(outcome.details)))
+
+
+def _lost_gpu(view: View, label: str, uuid: str, silent: Signal) -> Outcome:
+    return undecided(
+        f"{label} does not answer ({silent.reason}), and this run left the check {_CHECK} out",
+        fix=_LOST_FIX,
+        code="lost-gpus.left-out",
+        culprit=gpu_readings.culprit(view, label),
+        gpus=[uuid],
+    )

@@ -17,9 +17,9 @@ from envcheck.node.snapshot import Snapshot
 from envcheck.reports.model import load
 from envcheck.reports.rejudge import rejudge
 from envcheck.runner import attempts
-from envcheck.runner.judging.judge import decide
-from envcheck.runner.judging.outcome_fields import fields
-from envcheck.runner.planning.discover import CheckModule, discover
+from envcheck.runner.judging import decide
+from envcheck.runner.outcomes import fields
+from envcheck.runner.planning import CheckModule, discover
 from envcheck.runner.schema import OutcomeRow
 
 ROOT: Final = Path(__file__).parents[2]

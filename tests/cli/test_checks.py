@@ -15,7 +15,7 @@ from envcheck.cli.commands.checks import command
 from envcheck.errors import ConfigError
 from envcheck.reports import check_catalogue
 from envcheck.reports.model import load
-from envcheck.runner.planning.discover import discover
+from envcheck.runner.planning import discover
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "checks.md"

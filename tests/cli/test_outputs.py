@@ -18,7 +18,7 @@ import envcheck
 from envcheck.cli.report_output.files import destination
 from envcheck.cli.report_output.node_files import Node, Output, alone, left_to_the_first, node_of
 from envcheck.errors import ConfigError
-from envcheck.runner.targets.launcher import Place, place
+from envcheck.runner.launcher import Place, place
 
 CHECK = '''"""A check of this site."""
 from envcheck.checks import Check, passed

@@ -17,8 +17,8 @@ import envcheck
 from envcheck.node.snapshot import Snapshot
 from envcheck.reports.formats import registry
 from envcheck.reports.model import HostFacts, write
+from envcheck.runner.launcher import Place
 from envcheck.runner.schema import OutcomeRow, Plan, TargetFacts
-from envcheck.runner.targets.launcher import Place
 from tests import builders
 
 Envcheck = Callable[..., "subprocess.CompletedProcess[str]"]

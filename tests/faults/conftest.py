@@ -17,8 +17,7 @@ import yaml
 from envcheck.cli import main
 from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
 from envcheck.reports.model import RunReport, write
-from envcheck.runner.planning.discover import CheckModule, discover
-from envcheck.runner.planning.plan import plan
+from envcheck.runner.planning import CheckModule, discover, plan
 from envcheck.runner.schema import Attempt, OutcomeRow, TargetFacts
 from tests import builders
 

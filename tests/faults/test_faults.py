@@ -20,7 +20,7 @@ from envcheck.node.snapshot import Gpu, Signal, Snapshot, with_whys
 from envcheck.reports.model import RunReport, load
 from envcheck.reports.rejudge import rejudge
 from envcheck.runner import attempts
-from envcheck.runner.planning.discover import CheckModule
+from envcheck.runner.planning import CheckModule
 from envcheck.runner.schema import OutcomeRow
 from tests.checks.sabotage.lies import LIES
 

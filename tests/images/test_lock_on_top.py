@@ -26,7 +26,7 @@ from envcheck.images.spec import ImageSpec, make_spec, with_user_packages
 from envcheck.images.targets import RECIPES, TargetRecipe
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.profiles.model import Index, Profile
-from envcheck.runner.targets import locked_packages
+from envcheck.runner import execute
 from tests.wheels import wheel
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
@@ -125,7 +125,7 @@ def test_a_users_packages_come_on_top_and_are_promised(spec: ImageSpec, profile:
     assert tags.aliases("me/torch", mine) == []
     assert tags.aliases("me/torch", spec) != []
     assert mine.promises["lock"] == digest(mine.locks) != spec.promises["lock"]
-    promised = locked_packages.with_packages(mine.promises)["packages"].split()
+    promised = execute.with_packages(mine.promises)["packages"].split()
     assert {"trainer==1.0", "numpy==2.5.5", "torch==2.8.0"} <= set(promised)
     text = render_dockerfile(mine)
     assert text.index("install.sh base") < text.index("install.sh envcheck") < text.index("install.sh user")

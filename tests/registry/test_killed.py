@@ -34,7 +34,7 @@ from envcheck.matrix.file.load import load
 from envcheck.mirrors.profiles import load as profiles
 from envcheck.registry import choosing, publishing
 from envcheck.registry.oci import opening
-from envcheck.runner.planning.discover import discover
+from envcheck.runner.planning import discover
 load(None), discover()
 gc.freeze()
 for line in sys.stdin:

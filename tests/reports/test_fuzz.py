@@ -32,9 +32,8 @@ from envcheck.reports.formats import registry
 from envcheck.reports.model import RunReport, load
 from envcheck.reports.redact import redact
 from envcheck.reports.rejudge import rejudge
-from envcheck.runner.judging.judge import decide
-from envcheck.runner.planning.discover import discover
-from envcheck.runner.planning.plan import plan
+from envcheck.runner.judging import decide
+from envcheck.runner.planning import discover, plan
 
 DATA = Path(__file__).parents[1] / "data"
 CHECKS = {module.id: module for module in discover()}

@@ -19,10 +19,9 @@ from envcheck import safe_files
 from envcheck.errors import ConfigError
 from envcheck.reports import model
 from envcheck.reports.model import RunReport, encode, json_schema, load, write
+from envcheck.runner.local_python import ChosenPython, LocalPython
 from envcheck.runner.schema import LimitRow, OutcomeRow, Plan
 from envcheck.runner.state import Run
-from envcheck.runner.targets.interface import ChosenPython
-from envcheck.runner.targets.local_python import LocalPython
 
 MakeReport = Callable[..., RunReport]
 SCHEMA = Path(model.__file__).with_name("report.schema.json")

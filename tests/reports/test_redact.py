@@ -16,10 +16,9 @@ from envcheck.reports import redact as redacting
 from envcheck.reports.model import HostFacts, RunReport, encode
 from envcheck.reports.redact import RedactError, redact
 from envcheck.reports.rejudge import rejudge
-from envcheck.runner.planning.discover import discover
-from envcheck.runner.planning.plan import plan
+from envcheck.runner.launcher import Place
+from envcheck.runner.planning import discover, plan
 from envcheck.runner.schema import OutcomeRow, TargetFacts
-from envcheck.runner.targets.launcher import Place
 from tests.builders import machine
 
 MakeReport = Callable[..., RunReport]

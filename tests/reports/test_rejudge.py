@@ -13,8 +13,7 @@ from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.blamed_gpus import culprits
 from envcheck.reports.model import RunReport, load
 from envcheck.reports.rejudge import rejudge
-from envcheck.runner.planning.discover import discover
-from envcheck.runner.planning.plan import plan
+from envcheck.runner.planning import discover, plan
 from envcheck.runner.schema import Attempt, OutcomeRow
 from tests import builders
 from tests.builders import machine

@@ -11,12 +11,10 @@ import pytest
 
 from envcheck.node.snapshot import Snapshot
 from envcheck.runner.execute import validate
-from envcheck.runner.planning.discover import discover
-from envcheck.runner.planning.plan import plan
+from envcheck.runner.local_python import ChosenPython, LocalPython, Target
+from envcheck.runner.planning import discover, plan
 from envcheck.runner.schema import OutcomeRow
 from envcheck.runner.state import Run
-from envcheck.runner.targets.interface import ChosenPython, Target
-from envcheck.runner.targets.local_python import LocalPython
 
 HEAD = '''"""Goes wrong in a test."""
 import ctypes, faulthandler, json, os, signal, subprocess, sys, time

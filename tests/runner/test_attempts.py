@@ -23,13 +23,10 @@ from envcheck.checks import (
     worst,
 )
 from envcheck.node.snapshot import Snapshot
-from envcheck.runner import attempts
-from envcheck.runner.judging import judge, status_rules
-from envcheck.runner.judging.outcome_rows import row
-from envcheck.runner.planning import repeat
-from envcheck.runner.planning.discover import CheckModule
-from envcheck.runner.planning.plan import plan
-from envcheck.runner.rejudge import EndedRun, rejudge
+from envcheck.reports.rejudge import EndedRun, judge_again
+from envcheck.runner import attempts, judging
+from envcheck.runner.outcomes import outcome_row
+from envcheck.runner.planning import CheckModule, plan
 from envcheck.runner.schema import OutcomeRow, TargetFacts
 from envcheck.runner.state import Run
 from tests.builders import check_module
@@ -46,7 +43,7 @@ KINDS = st.sampled_from([*OUTCOMES])
 
 def after_rules(outcome: Outcome, check: CheckModule, details: dict[str, Any]) -> Outcome:
     """Return an outcome after the rules that follow its judge."""
-    return status_rules.apply(outcome, status_rules.Evidence(check, View(Snapshot()), details))
+    return judging.apply_rules(outcome, judging.Evidence(check, View(Snapshot()), details))
 
 
 def _judge(view: View, ranks: list[dict[str, Any]]) -> Outcome:  # noqa: ARG001 (a judge's signature)
@@ -59,7 +56,7 @@ FOUND = check_module(judge=_judge, performance=True)
 def made(kind: str, before: OutcomeRow | None = None) -> OutcomeRow:
     """Return the row of one measurement that came to this, after another one."""
     event = {"event": "done", "ranks": [{"kind": kind}], "seconds": 1.0, "body": 0.5, "logs": ["last words"]}
-    return row(FOUND, OUTCOMES[kind], event, before)
+    return outcome_row(FOUND, OUTCOMES[kind], event, before)
 
 
 def run_of(rounds: list[list[str]]) -> OutcomeRow:
@@ -71,7 +68,7 @@ def run_of(rounds: list[list[str]]) -> OutcomeRow:
             if now is None or attempts.unfinished(now):
                 now = made(kind, now)
         assert now is not None
-        whole = repeat.fold(whole, now) if len(rounds) > 1 else now
+        whole = attempts.fold(whole, now) if len(rounds) > 1 else now
     assert whole is not None
     return whole
 
@@ -87,7 +84,7 @@ def unread_again(old: OutcomeRow) -> OutcomeRow:
         plan([FOUND], level="quick", nproc=2), [FOUND], EndedRun(TargetFacts(kind="python", name="x", chosen="y"))
     )
     run.environment = {"device_count": 0}
-    rejudge(run, [old])
+    judge_again(run, [old])
     return run.known["speed"]
 
 
@@ -165,7 +162,7 @@ def test_a_report_of_a_long_repeated_run_keeps_the_wrong_round_and_not_every_goo
 
 def judged(outcome: Any) -> Outcome:
     """Return what a judge that returns this comes to."""
-    return judge.decide(FOUND._replace(judge=lambda *_: outcome), View(Snapshot()), [{"kind": "good"}])
+    return judging.decide(FOUND._replace(judge=lambda *_: outcome), View(Snapshot()), [{"kind": "good"}])
 
 
 BAD = [

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
+from envcheck.runner import worker_session
+from envcheck.runner.local_python import PACKAGE, ChosenPython, LocalPython
 from envcheck.runner.schema import TargetFacts, plain
 from envcheck.runner.state import Run
-from envcheck.runner.targets import worker_session
-from envcheck.runner.targets.interface import ChosenPython
-from envcheck.runner.targets.local_python import PACKAGE, LocalPython
 from tests.interpreters import interpreters
 
 SPEED = """
@@ -134,11 +133,11 @@ import gc, pathlib, signal, sys, threading
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background has it ignored
 sys.path.insert(0, {root!r})
 from envcheck.runner import execute
-from envcheck.runner.planning.discover import discover
-from envcheck.runner.planning.plan import plan
-from envcheck.runner.targets.local_python import LocalPython
+from envcheck.runner.planning import discover
+from envcheck.runner.planning import plan
+from envcheck.runner.local_python import LocalPython
 from envcheck.runner.state import Run
-from envcheck.runner.targets.interface import ChosenPython
+from envcheck.runner.local_python import ChosenPython
 site = pathlib.Path({site!r})
 chosen = [f for f in discover(site) if f.id == "one"]
 class Watcher:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.runner.planning.discover import discover
+from envcheck.runner.planning import discover
 from tests.checks.env import torch_faults
 from tests.checks.env.torch_faults import Fault
 

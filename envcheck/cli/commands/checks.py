@@ -15,7 +15,7 @@ from envcheck.counting import counted
 from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
-    from envcheck.runner.planning.discover import CheckModule
+    from envcheck.runner.planning import CheckModule
 
 _WIDTH: Final = 80
 _BOUNDS: Final = ("fail", "warn")
@@ -65,8 +65,7 @@ def command(options: ChecksOptions) -> int:
     import json
 
     from envcheck.reports import check_catalogue
-    from envcheck.runner.planning.discover import discover
-    from envcheck.runner.planning.plan import select
+    from envcheck.runner.planning import discover, select
 
     if options.check is not None and options.level is not None:
         message = f"--level lists the checks of a level, and {options.check} is one check"

@@ -21,16 +21,16 @@ from envcheck.cli.shared.parameter_types import Duration, FiniteRange
 from envcheck.cli.shared.typed_options import takes
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
-from envcheck.runner.targets.launcher import Place, complaints, place
+from envcheck.runner.launcher import Place, complaints, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from envcheck.reports.model import RunReport
-    from envcheck.runner.planning.discover import CheckModule
-    from envcheck.runner.requirements.file import Requirements
+    from envcheck.runner.local_python import Target
+    from envcheck.runner.planning import CheckModule
+    from envcheck.runner.requirements import Requirements
     from envcheck.runner.state import Run
-    from envcheck.runner.targets.interface import Target
 
 
 class RunOptions(NamedTuple):
@@ -211,15 +211,14 @@ def _destinations(options: RunOptions, launched: Place) -> Destinations:
 def _prepare(ctx: click.Context, options: RunOptions) -> Run:
     """Return the run that was asked for, with its plan and its target; nothing is measured yet."""
     from envcheck.matrix.file.load import load
-    from envcheck.runner.planning.plan import plan
-    from envcheck.runner.requirements import file as requirements_file
-    from envcheck.runner.requirements import node_checks
+    from envcheck.runner.container import shown_gpus
+    from envcheck.runner.planning import plan
+    from envcheck.runner.requirements import measured_demands, node_checks
     from envcheck.runner.state import Run
-    from envcheck.runner.targets.gpu_devices import shown_gpus
 
     matrix = ctx.obj.matrix
     requirements = _requirements(options.requirements, matrix)
-    chosen = [*node_checks.checks(requirements), *_chosen(options)]
+    chosen = [*node_checks(requirements), *_chosen(options)]
     _exclusive(redact=options.redact or options.redact_key, resume=options.resume)
     _exclusive(budget=options.budget, repeat=options.repeat > 1, duration=options.duration)
     planned = plan(
@@ -239,7 +238,7 @@ def _prepare(ctx: click.Context, options: RunOptions) -> Run:
     target = _target(options.python, options.image, options.shm_size)
     run = Run(plan=planned, chosen=chosen, target=target, site=options.checks, spawn=options.spawn)
     run.matrix = load(matrix) if matrix else None
-    run.demands = requirements_file.measured(requirements)
+    run.demands = measured_demands(requirements)
     run.resolution = ctx.meta.get("envcheck.resolution")
     return run
 
@@ -247,15 +246,13 @@ def _prepare(ctx: click.Context, options: RunOptions) -> Run:
 def _requirements(requirements: str | None, matrix: Path | None) -> Requirements:
     """Return the requirements of a site's file, or none without a file."""
     from envcheck.matrix.file.load import load
-    from envcheck.runner.requirements.file import Requirements, read
+    from envcheck.runner.requirements import Requirements, read
 
     return read(requirements, load(matrix) if matrix else None) if requirements else Requirements()
 
 
 def _chosen(options: RunOptions) -> list[CheckModule]:
-    from envcheck.runner.planning.discover import discover
-    from envcheck.runner.planning.plan import select
-    from envcheck.runner.planning.time_budget import most_telling_first
+    from envcheck.runner.planning import discover, most_telling_first, select
 
     chosen = select(discover(options.checks), options.level, options.only, options.skip)
     return chosen if options.budget is None else most_telling_first(chosen)
@@ -281,11 +278,10 @@ def _resume(run: Run, path: Path) -> str:
 
 def _target(python: str | None, image: str | None, shm_size: str) -> Target:
     if image is not None:
-        from envcheck.runner.targets.container import ContainerTarget
+        from envcheck.runner.container import ContainerTarget
 
         return ContainerTarget(image, python=python, shm_size=shm_size)
-    from envcheck.runner.targets.interface import choose_python
-    from envcheck.runner.targets.local_python import LocalPython, answering
+    from envcheck.runner.local_python import LocalPython, answering, choose_python
 
     return LocalPython(answering(choose_python(Path(python) if python else None)))
 

@@ -34,7 +34,7 @@ from envcheck.fleet.gate import (
 )
 
 if TYPE_CHECKING:
-    from envcheck.runner.targets.interface import Target
+    from envcheck.runner.local_python import Target
 
 _DRAIN_SECONDS: Final = 5.0
 
@@ -183,7 +183,7 @@ def _verdict(options: GateOptions, node: Boot) -> tuple[NodeVerdict, str]:
 def _subject(options: GateOptions) -> tuple[GatedEnvironment, Target | None]:
     """Return which environment is meant; with its target where the engine was needed to tell."""
     if options.image is None:
-        from envcheck.runner.targets.interface import choose_python
+        from envcheck.runner.local_python import choose_python
 
         python = choose_python(Path(options.python) if options.python else None).python
         return GatedEnvironment(kind="python", name=str(python), state=fingerprint(python)), None
@@ -195,11 +195,10 @@ def _subject(options: GateOptions) -> tuple[GatedEnvironment, Target | None]:
 
 def _target(options: GateOptions) -> Target:
     if options.image is not None:
-        from envcheck.runner.targets.container import ContainerTarget
+        from envcheck.runner.container import ContainerTarget
 
         return ContainerTarget(options.image, python=options.python)
-    from envcheck.runner.targets.interface import choose_python
-    from envcheck.runner.targets.local_python import LocalPython, answering
+    from envcheck.runner.local_python import LocalPython, answering, choose_python
 
     return LocalPython(answering(choose_python(Path(options.python) if options.python else None)))
 

@@ -76,7 +76,7 @@ def command(options: FleetGroupOptions, ctx: click.Context) -> None:
     """
     from envcheck.cli.fleet.group_run import GroupRun
     from envcheck.fleet.group.membership import membership
-    from envcheck.runner.targets.launcher import place
+    from envcheck.runner.launcher import place
 
     report_output_files.require_working_directory()
     member = membership(os.environ, options.master_addr, options.master_port, options.run_id)
@@ -114,11 +114,10 @@ def _files(options: FleetGroupOptions, node: Node, *, first: bool) -> GroupFiles
 
 def _run(options: FleetGroupOptions) -> Run:
     from envcheck.fleet.group.session import chosen
-    from envcheck.runner.planning.plan import plan
+    from envcheck.runner.container import shown_gpus
+    from envcheck.runner.local_python import LocalPython, answering, choose_python
+    from envcheck.runner.planning import plan
     from envcheck.runner.state import Run
-    from envcheck.runner.targets.gpu_devices import shown_gpus
-    from envcheck.runner.targets.interface import choose_python
-    from envcheck.runner.targets.local_python import LocalPython, answering
 
     checks = chosen(options.only)
     planned = plan(

@@ -16,7 +16,7 @@ from envcheck.errors import ConfigError
 from envcheck.exclusive import held
 
 if TYPE_CHECKING:
-    from envcheck.runner.targets.launcher import Place
+    from envcheck.runner.launcher import Place
 
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
 _LONGEST: Final = 120

@@ -20,7 +20,7 @@ def cells(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
 
 def checks(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """Return the checks that begin so, a site's own with them; what is no check is left out."""
-    from envcheck.runner.planning.discover import discover
+    from envcheck.runner.planning import discover
 
     try:
         modules = discover(ctx.params.get("checks"), lambda _error: None)

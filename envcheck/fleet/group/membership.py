@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from envcheck.errors import ConfigError
 from envcheck.fleet.hostlist import MOST, is_name, unfold
-from envcheck.runner.targets.launcher import Place, complaints, place
+from envcheck.runner.launcher import Place, complaints, place
 
 # As torchrun's own default (docs.pytorch.org, elastic/run).
 DEFAULT_PORT: Final = 29500

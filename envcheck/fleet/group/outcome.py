@@ -11,9 +11,9 @@ from msgspec import structs
 from envcheck.fleet.group import roll_call
 from envcheck.fleet.hostlist import fold
 from envcheck.reports.model import RunReport
-from envcheck.runner.judging import judge
+from envcheck.runner import judging
 from envcheck.runner.schema import FindingRow, GroupFacts, OutcomeRow
-from envcheck.runner.worker import lost_rank
+from envcheck.runner.worker import group_ending
 
 # In what the ranks' environments must be alike: an older torch speaks to a newer one, and measures something else.
 ALIKE: Final = ("torch", "cuda", "nccl", "backend")
@@ -107,7 +107,7 @@ def blamed(
     ]
     if not errors:
         return None
-    causes = [one for one in errors if not one[1].get("hung") and not lost_rank.waited(str(one[1].get("text")))]
+    causes = [one for one in errors if not one[1].get("hung") and not group_ending.waited(str(one[1].get("text")))]
     if causes:
         node, error = causes[0]
         return {**error, "text": f"{error['text']} (on {names[node]})"}
@@ -126,10 +126,10 @@ def _behind(parts: Mapping[int, Mapping[str, Any]], ranks: Sequence[int]) -> dic
         first = sum(ranks[:node])
         for number, (state, stage, begun) in enumerate(answer.get("progress") or []):
             if state:
-                running.append(lost_rank.ObservedRank(first + number, state, stage, begun))
+                running.append(group_ending.ObservedRank(first + number, state, stage, begun))
             else:
                 others.append((stage, begun))
-    return lost_rank.culprit(running, others)
+    return group_ending.culprit(running, others)
 
 
 def _node_of(rank: int, ranks: Sequence[int]) -> int:
@@ -168,7 +168,7 @@ def of_node(report: RunReport, node: int) -> RunReport:
         return report
     group = structs.replace(report.group, node=report.group.nodes[node])
     outcomes = [_of_node(_named(outcome, group), group, node) for outcome in report.outcomes]
-    verdict = judge.verdict(outcomes, report.mode, complete=bool(report.ended))
+    verdict = judging.verdict(outcomes, report.mode, complete=bool(report.ended))
     return structs.replace(report, outcomes=outcomes, verdict=verdict, group=group)
 
 

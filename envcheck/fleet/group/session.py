@@ -20,10 +20,10 @@ from envcheck.checks.env.support.operators.seeded_numbers import SEED
 from envcheck.errors import ConfigError
 from envcheck.fleet.group import outcome, wire
 from envcheck.fleet.group.member import GroupMember, LostGroupError
-from envcheck.runner.planning.discover import CheckModule, checked_module
+from envcheck.runner.planning import CheckModule, checked_module
 from envcheck.runner.schema import GroupFacts
-from envcheck.runner.targets.worker_session import LAST
 from envcheck.runner.worker.fork_server import NODES_LOST, NODES_READY
+from envcheck.runner.worker_session import LAST
 
 # In the order of what each needs: data must be right before a speed means anything.
 CHECKS: Final = (

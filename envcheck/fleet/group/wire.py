@@ -7,7 +7,7 @@ import json
 import socket
 from typing import Any, Final
 
-# What the ranks of a node measure at most: 64 of them, and what each may leave (rank.RESULT_LIMIT).
+# What the ranks of a node measure at most: 64 of them, and what each may leave (group_ending.RESULT_LIMIT).
 LONGEST: Final = 64 << 20
 # How often a node says that it is there, and how long its silence is borne.
 BEAT, SILENCE = 2.0, 30.0

@@ -1,19 +1,29 @@
-"""The nursery: imports torch once, says what the environment is, and runs one group of ranks after the other."""
+"""The guard and the nursery: the process that outlives everything below it, and the one that imports torch once.
+
+A GPU that cannot reach its neighbour does not say so: the first transfer hangs (NVIDIA/nccl#2079, #631), the process
+dies, or other bytes arrive. So one process tries it before any group does (a check marked `probe`), and the groups
+after it run without peer-to-peer instead of hanging one after the other.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import json
 import os
+import select
+import shutil
 import signal
 import sys
 import tempfile
 import time
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from envcheck.runner.worker import p2p_fallback, process_limits, process_tree, rank_group, torch_facts
+from envcheck.runner.worker import process_limits, process_tree, rank_group, torch_facts
 
 NODE_READ = "node-read"  # the file beside the plan that says so
 # Of a group over several nodes: the file beside the plan that says which part of it this node has, once all nodes are
@@ -23,6 +33,10 @@ _PROBE_TIMEOUT = 90.0
 _NODE_TIMEOUT = 60.0  # NVML itself is given up long before
 _TICK = 0.01
 _WAITING = 5.0  # how often it says that it waits for other nodes
+_GUARD_TICK = 0.05
+_LIMIT = 5.0
+# NVIDIA NCCL user guide, Environment Variables: no direct access between GPUs, be it over NVLink or PCI.
+P2P_OFF = {"NCCL_P2P_DISABLE": "1"}
 
 
 class Events:
@@ -163,11 +177,11 @@ class _Nursery:
             )
         done = self._group(check, job)
         environment = {**os.environ, **self.groups}
-        if self.may_try_again and p2p_fallback.worth_another_try(done, environment, gpu=job.gpu, world=job.world):
-            without = dataclasses.replace(job, environment={**self.groups, **p2p_fallback.OFF})
-            done = p2p_fallback.second(done, self._group(check, without, "-again"))
+        if self.may_try_again and worth_another_try(done, environment, gpu=job.gpu, world=job.world):
+            without = dataclasses.replace(job, environment={**self.groups, **P2P_OFF})
+            done = second_try(done, self._group(check, without, "-again"))
             self.may_try_again = "hung" in done
-        self.groups = p2p_fallback.later(check, done, self.groups)
+        self.groups = later_environment(check, done, self.groups)
         self.events.emit("done", id=check["id"], **done)
 
     def _group(self, check: dict[str, Any], job: rank_group.Job, suffix: str = "") -> dict[str, Any]:
@@ -208,3 +222,99 @@ def rank_main(argv: list[str]) -> None:
     """Be one rank in a fresh interpreter, where a fork was not safe; never returns."""
     job, rank, directory = json.loads(argv[0])
     rank_group.be_rank(rank_group.Job(**job), rank, Path(directory))
+
+
+def guard(argv: list[str]) -> int:
+    """Run the plan in the directory named by the one argument; return 0 when the nursery came to its end."""
+    directory = Path(argv[0])
+    plan: dict[str, Any] = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
+    # Python 3.12 warns of a fork beside threads; that the nursery runs no torch operation is what makes it safe.
+    warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
+    process_tree.adopt_orphans()
+    status = _watch_nursery(_start_nursery(directory, plan))
+    process_tree.end_descendants(_LIMIT)
+    if status is None:
+        if plan["ours"]:
+            shutil.rmtree(directory, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                directory.parent.rmdir()
+        return 0
+    if status != 0:
+        Events(directory).emit("died", **how(status))
+    return min(abs(status), 1)
+
+
+def _start_nursery(directory: Path, plan: dict[str, Any]) -> int:
+    guard = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    process_tree.die_with_parent(guard)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    code = 1
+    try:
+        run(directory, plan)
+        code = 0
+    except BaseException:  # noqa: BLE001 (the process ends here; its log and exit code are what is reported)
+        sys.excepthook(*sys.exc_info())
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+
+
+def _watch_nursery(nursery: int) -> int | None:
+    """Return the nursery's wait status when it ends (positive: exit code, negative: signal); None on a cut lifeline."""
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake)
+    while True:
+        ready, _, _ = select.select([0, woken], [], [], _GUARD_TICK)
+        if 0 in ready and not os.read(0, 4096):
+            return None
+        if woken in ready:
+            os.read(woken, 4096)
+        # Orphans come to us too; leave them to the end and wait for the nursery alone.
+        pid, status = os.waitpid(nursery, os.WNOHANG)
+        if pid:
+            return exit_status(status)
+
+
+def p2p_broken(done: Mapping[str, Any]) -> bool:
+    """Return whether a probe's group shows that peer-to-peer is broken: lost while it copied, or wrong bytes came."""
+    error = done.get("error")
+    if error:
+        return bool(error.get("doing"))
+    return any(isinstance(rank, dict) and bool(rank.get("broken")) for rank in done.get("ranks") or [])
+
+
+def later_environment(check: Mapping[str, Any], done: Mapping[str, Any], now: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the groups after this one, which ran in `now`."""
+    hung_or_broken = (check.get("probe") and p2p_broken(done)) or done.get("hung")
+    return {**now, **P2P_OFF} if hung_or_broken else dict(now)
+
+
+def worth_another_try(done: Mapping[str, Any], environment: Mapping[str, str], *, gpu: bool, world: int) -> bool:
+    """Return whether a group of GPU ranks hung that had peer-to-peer, so that it may pass without.
+
+    It has also hung where NCCL's watchdog ended a rank (SIGABRT) before the check's own limit.
+    """
+    error = done.get("error") or {}
+    hung = bool(error.get("hung"))
+    return gpu and world > 1 and hung and any(environment.get(name) != value for name, value in P2P_OFF.items())
+
+
+def second_try(first: Mapping[str, Any], repeated: dict[str, Any]) -> dict[str, Any]:
+    """Return what a group without peer-to-peer came to, after it had hung with it; hung both times, it hung."""
+    both = {
+        "seconds": round(first["seconds"] + repeated["seconds"], 3),
+        "survivors": [*first["survivors"], *repeated["survivors"]],
+    }
+    if repeated["error"]:
+        error = dict(first["error"])
+        error["text"] = f"{error['text']}; without peer-to-peer it was lost too: {repeated['error']['text']}"
+        return {**first, **both, "error": error}
+    return {**repeated, **both, "hung": first["error"]["text"]}

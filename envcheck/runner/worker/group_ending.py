@@ -1,7 +1,12 @@
-"""How a group of ranks came to its end: the result files, and the one rank that the end is blamed on."""
+"""How a group of ranks came to its end: the result files, and the one rank that the end is blamed on.
+
+The rank that says something is often the one that waited: it gives up after a time limit, or loses its connection.
+So a rank that is stopped, or has begun fewer collectives than the others, is named before one that waited for it.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -12,15 +17,32 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from envcheck.checks.env.support.process import progress_file, rank_files
-from envcheck.runner.worker import lost_rank, process_limits
-from envcheck.runner.worker import rank as worker_rank
+from envcheck.runner.worker import process_limits
 
+RESULT_LIMIT = 1 << 20
 _DOING_LIMIT = 200
 _SAID_LIMIT = 300
-_TOO_LONG = {"error": f"its result file is over {worker_rank.RESULT_LIMIT} bytes"}
+_TOO_LONG = {"error": f"its result file is over {RESULT_LIMIT} bytes"}
 _NO_RESULT = {"error": "its result file holds neither a measurement nor an error"}
 # What C++ says of an exception that nobody caught, before SIGABRT.
 _UNCAUGHT = re.compile(r"what\(\):\s*(\S.*)")
+HUNG = "still running after"
+# torch/csrc/distributed/c10d: ProcessGroupNCCL.cpp's words for a collective that took longer than its limit, torch 1.13
+# to 2.9. They come with SIGABRT, or with an exception where TORCH_NCCL_BLOCKING_WAIT is set.
+WATCHDOG = re.compile(
+    r"Watchdog caught collective operation timeout: \w+\([^)]*|watchdog got stuck for \d+ seconds|"
+    r"Timeout at NCCL work: \d+|[Rr]eceived a dump signal due to a collective timeout"
+)
+# What gloo, NCCL and the stores say where the other side is gone or silent.
+_WAITED = re.compile(
+    r"timed? ?out|connection (was )?(closed|reset|refused)|broken pipe|remote process exited|socket|"
+    r"peer|recvValue|heartbeat|DistNetworkError|DistStoreError",
+    re.IGNORECASE,
+)
+_STOPPED = "is stopped (process state T: a SIGSTOP, a debugger or a frozen container)"
+_SLEEPING = "is in uninterruptible sleep (process state D: a driver or a file server that does not answer)"
+_DUMP = re.compile(r"(?:Current thread|Thread) 0x\w+ .*\(most recent call first\):\n((?:  .*\n?)*)")
+_WAITS = re.compile(r'File ".*/torch/(distributed|autograd|cuda)/')
 
 
 class End(NamedTuple):
@@ -42,10 +64,10 @@ def result(directory: Path, rank: int) -> dict[str, Any]:
     `measured` may still be anything.
     """
     try:
-        text = rank_files.content(directory / f"rank{rank}.json", worker_rank.RESULT_LIMIT)
+        text = rank_files.content(directory / f"rank{rank}.json", RESULT_LIMIT)
         if text is None:
             return {}
-        content = json.loads(text) if len(text) <= worker_rank.RESULT_LIMIT else _TOO_LONG
+        content = json.loads(text) if len(text) <= RESULT_LIMIT else _TOO_LONG
     except OSError as error:
         return {"error": f"its result file cannot be read: {error.strerror}"}
     except (ValueError, RecursionError):
@@ -72,15 +94,15 @@ def doing(directory: Path, rank: int) -> dict[str, str]:
     return {"doing": activity} if activity else {}
 
 
-def seen(directory: Path, rank: int, state: str, log: str) -> lost_rank.ObservedRank:
+def seen(directory: Path, rank: int, state: str, log: str) -> ObservedRank:
     """Return what is known of a rank that had not ended."""
-    return lost_rank.ObservedRank(rank, state, *progress_file.read(directory, rank), log=log)
+    return ObservedRank(rank, state, *progress_file.read(directory, rank), log=log)
 
 
 def error(
     directory: Path,
     ended: Sequence[End],
-    running: Sequence[lost_rank.ObservedRank],
+    running: Sequence[ObservedRank],
     results: Mapping[int, dict[str, Any]],
     after: str,
     manner: str,
@@ -97,16 +119,16 @@ def error(
 def _error(
     directory: Path,
     ended: Sequence[End],
-    running: Sequence[lost_rank.ObservedRank],
+    running: Sequence[ObservedRank],
     results: Mapping[int, dict[str, Any]],
     after: str,
     manner: str,
 ) -> dict[str, Any] | None:
     others = [progress_file.read(directory, end.rank) for end in ended]
-    blamed = lost_rank.culprit(running, others)
+    blamed = culprit(running, others)
     first = _first_lost(ended, results)
     if first is not None:
-        if blamed is not None and lost_rank.waited(first["text"]):
+        if blamed is not None and waited(first["text"]):
             text = f"{blamed['why']}; rank {first['rank']} waited for it: {first['text']}"
             return {**first, "rank": blamed["rank"], "text": text}
         return first
@@ -123,7 +145,7 @@ def _first_lost(ended: Sequence[End], results: Mapping[int, dict[str, Any]]) -> 
         if end.status is not None and end.status < 0:
             return _killed(end)
         if raised:
-            timeout = lost_rank.watchdog(raised) or lost_rank.watchdog(end.log)
+            timeout = watchdog(raised) or watchdog(end.log)
             return {"rank": end.rank, "text": raised, **({"hung": True} if timeout else {})}
         if end.status:
             last = process_limits.telling_line(end.log)[:300]
@@ -136,17 +158,84 @@ def _first_lost(ended: Sequence[End], results: Mapping[int, dict[str, Any]]) -> 
 def _killed(end: End) -> dict[str, Any]:
     number = -(end.status or 0)
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
-    timeout = lost_rank.watchdog(end.log)
+    timeout = watchdog(end.log)
     if number == signal.SIGABRT and timeout:
         return {"rank": end.rank, "text": f"died of {name}: NCCL's watchdog ended it ({timeout})", "hung": True}
     uncaught = _UNCAUGHT.search(end.log)
     return {"rank": end.rank, "text": f"died of {name}{': ' + uncaught[1][:_SAID_LIMIT] if uncaught else ''}"}
 
 
-def _hang(
-    running: Sequence[lost_rank.ObservedRank], blamed: dict[str, Any] | None, after: str, manner: str
-) -> dict[str, Any]:
+def _hang(running: Sequence[ObservedRank], blamed: dict[str, Any] | None, after: str, manner: str) -> dict[str, Any]:
     ranks = ", ".join(str(seen.rank) for seen in running)
     why = f": it {blamed['why']}" if blamed else ""
-    text = f"{lost_rank.HUNG} {after} (ranks {ranks}){why}; ended by {manner}"
+    text = f"{HUNG} {after} (ranks {ranks}){why}; ended by {manner}"
     return {"rank": blamed["rank"] if blamed else running[0].rank, "text": text, "hung": True}
+
+
+@dataclasses.dataclass(frozen=True)
+class ObservedRank:
+    """A rank that had not ended: the kernel's letter for it, and how far it had come (see `_progress`)."""
+
+    rank: int
+    state: str
+    stage: int
+    begun: int = 0
+    log: str = ""
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Return what grows as a rank comes on."""
+        return self.stage, self.begun
+
+
+def culprit(running: Sequence[ObservedRank], others: Sequence[tuple[int, int]]) -> dict[str, Any] | None:
+    """Return {rank, why} of the running rank that the others waited for, or None where that cannot be seen.
+
+    `others` are the positions of the ranks that have ended.
+    """
+    for state, why in (("T", _STOPPED), ("D", _SLEEPING)):
+        if named := [seen for seen in running if seen.state == state]:
+            return {"rank": named[0].rank, "why": _also(named, why)}
+    furthest = max([*others, *(seen.position for seen in running)], default=(-1, 0))
+    behind = [seen for seen in running if seen.position < furthest]
+    if behind:
+        return {"rank": behind[0].rank, "why": _also(behind, _missing(behind[0], furthest))}
+    waiting = [seen for seen in running if _waits(seen.log)]
+    elsewhere = [seen for seen in running if seen.log and not _waits(seen.log)]
+    if waiting and elsewhere:
+        return {"rank": elsewhere[0].rank, "why": _also(elsewhere, "does something else while the others wait for it")}
+    return None
+
+
+def waited(text: str) -> bool:
+    """Return whether an error is one that a healthy rank has when another one is silent or gone."""
+    return _WAITED.search(text) is not None or watchdog(text) is not None
+
+
+def watchdog(log: str) -> str | None:
+    """Return what NCCL's watchdog said of a collective that took too long, if it did."""
+    match = WATCHDOG.search(log)
+    return match and match[0][:200]
+
+
+def _also(named: Sequence[ObservedRank], why: str) -> str:
+    more = ", ".join(str(seen.rank) for seen in named[1:])
+    return f"{why}; so is rank {more}" if more else why
+
+
+def _missing(seen: ObservedRank, furthest: tuple[int, int]) -> str:
+    if seen.stage < progress_file.STARTED:
+        return "has not started, and the others wait for it"
+    if seen.stage < progress_file.LOADED:
+        return "still imports its check, and the others wait for it"
+    if seen.stage < progress_file.JOINED <= furthest[0] or seen.stage < progress_file.JOINING:
+        return "has not joined the group that the others wait in"
+    if furthest[0] > progress_file.JOINED:
+        return "has not left the group, as the others have"
+    return f"has begun {seen.begun} collectives, and the others wait for it in number {furthest[1]}"
+
+
+def _waits(log: str) -> bool:
+    """Return whether the stack that was dumped last is in a call that waits for other ranks or for a GPU."""
+    dumps = _DUMP.findall(log)
+    return bool(dumps) and _WAITS.search("\n".join(dumps[-1].splitlines()[:4])) is not None

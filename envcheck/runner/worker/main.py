@@ -28,4 +28,4 @@ if __name__ == "__main__":
     _use_staging()
     if sys.argv[1] == "--rank":
         importlib.import_module("envcheck.runner.worker.fork_server").rank_main(sys.argv[2:])
-    sys.exit(importlib.import_module("envcheck.runner.worker.guard").main(sys.argv[1:]))
+    sys.exit(importlib.import_module("envcheck.runner.worker.fork_server").guard(sys.argv[1:]))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.runner.planning.discover import discover
+from envcheck.runner.planning import discover
 
 Outcomes = Callable[[str], dict[str, Any]]
 QUICK = ("matmul", "amp", "ddp", "all-reduce", "all-reduce-bandwidth", "shm")

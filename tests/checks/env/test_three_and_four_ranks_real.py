@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.runner.planning.discover import discover
+from envcheck.runner.planning import discover
 
 OF_RANKS = [f.id for f in discover() if f.kind == "env" and f.check.ranks == 0 and not f.check.gpus]
 # Tried with two ranks: each rank works by itself.

@@ -11,8 +11,8 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Limit, View, limits
 from envcheck.checks.node import infiniband, peer_memory
 from envcheck.node.snapshot import Signal
-from envcheck.runner.judging.judge import decide
-from envcheck.runner.planning.discover import discover
+from envcheck.runner.judging import decide
+from envcheck.runner.planning import discover
 
 Node = Callable[..., View]
 Port = dict[str, Any]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from envcheck.checks import PASS, View
-from envcheck.runner.judging.judge import decide
-from envcheck.runner.planning.discover import discover
+from envcheck.runner.judging import decide
+from envcheck.runner.planning import discover
 
 Node = Callable[..., View]
 FOUND = {module.id: module for module in discover() if module.kind == "node"}

@@ -11,9 +11,9 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Check, Limit, View, passed, too_slow, warned
 from envcheck.checks.node import acs, bar1, gpu_in_use, iommu, p2p_status
 from envcheck.node.snapshot import Signal
-from envcheck.runner.judging import busy_gpus
-from envcheck.runner.judging.judge import decide
-from envcheck.runner.planning.discover import CheckModule, discover
+from envcheck.runner import judging
+from envcheck.runner.judging import decide
+from envcheck.runner.planning import CheckModule, discover
 
 Node = Callable[..., View]
 FOUND = {module.id: module for module in discover()}
@@ -177,17 +177,17 @@ def test_a_speed_that_falls_short_beside_somebody_elses_work_is_not_told(node: N
     free = node("h100x8")
     taken = put_gpu(free, [3], memory_used=70 << 30, processes=[{"pid": 4711, "name": "python"}])
     other = taken.snapshot.gpus[3].uuid
-    outcome = busy_gpus.excuse(FAST, taken, SLOW)
+    outcome = judging.excuse_busy(FAST, taken, SLOW)
     assert outcome.status == ERROR
     assert outcome.summary == "measured while 4711 (python) held 70.0 GiB on GPU 3: slow"
     assert (outcome.details["tenants"], bool(outcome.remedy)) == ([other], True)
-    assert busy_gpus.excuse(FAST, taken, LOW).status == WARN
-    assert "4711 (python)" in busy_gpus.excuse(FAST, taken, LOW).summary
-    assert busy_gpus.excuse(FAST, free, SLOW) == SLOW
-    assert busy_gpus.excuse(FAST, taken, FINE) == FINE
+    assert judging.excuse_busy(FAST, taken, LOW).status == WARN
+    assert "4711 (python)" in judging.excuse_busy(FAST, taken, LOW).summary
+    assert judging.excuse_busy(FAST, free, SLOW) == SLOW
+    assert judging.excuse_busy(FAST, taken, FINE) == FINE
     # What is wrong is wrong beside anybody.
     right = FAST._replace(check=Check(promise="p", level="quick"))
-    assert busy_gpus.excuse(right, taken, SLOW) == SLOW
+    assert judging.excuse_busy(right, taken, SLOW) == SLOW
 
 
 def test_only_who_is_on_the_gpu_that_is_blamed_is_an_excuse(node: Node, put_gpu: Node) -> None:
@@ -196,11 +196,11 @@ def test_only_who_is_on_the_gpu_that_is_blamed_is_an_excuse(node: Node, put_gpu:
 
     def excused(**details: Any) -> bool:
         slow = too_slow("slow", fix="look", value=9, unit="GB/s", limit=SPEED, **details)
-        return busy_gpus.excuse(FAST, taken, slow).status == ERROR
+        return judging.excuse_busy(FAST, taken, slow).status == ERROR
 
     assert [excused(device=uuids[3]), excused(device=uuids[4])] == [True, False]
     assert [excused(gpus=uuids[2:4]), excused(gpus=uuids[4:6])] == [True, False]
     # A run on other GPUs than the tenant's is its own.
     seen = node("h100x8", devices=[{"uuid": uuids[0]}])
     beside = put_gpu(seen, [3], utilization=99)
-    assert busy_gpus.excuse(FAST, beside, SLOW) == SLOW
+    assert judging.excuse_busy(FAST, beside, SLOW) == SLOW

@@ -15,8 +15,8 @@ from envcheck.checks import ERROR, PASS, View
 from envcheck.checks.node.support import gpu_readings, node_readings
 from envcheck.node import signal_types
 from envcheck.node.snapshot import Signal
-from envcheck.runner.judging.judge import decide
-from envcheck.runner.planning.discover import discover
+from envcheck.runner.judging import decide
+from envcheck.runner.planning import discover
 
 FOUND = {module.id: module for module in discover() if module.kind == "node"}
 ROOT = Path(checks.__file__).parent

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from envcheck.reports.formats.junit import junit
 from envcheck.reports.model import RunReport, load
-from envcheck.runner.judging.judge import verdict
+from envcheck.runner.judging import verdict
 from envcheck.runner.schema import Attempt, LimitRow, OutcomeRow, Plan
 from tests.builders import planned, row
 

@@ -17,8 +17,8 @@ from envcheck.reports.formats import registry
 from envcheck.reports.model import HostFacts, RunReport
 from envcheck.reports.redact import RedactError, redact
 from envcheck.reports.rejudge import rejudge
+from envcheck.runner.launcher import Place
 from envcheck.runner.schema import Attempt, LimitRow, OutcomeRow, Plan, PlannedCheck, TargetFacts, plain
-from envcheck.runner.targets.launcher import Place
 from tests.builders import report
 
 SAMPLE: Final = re.compile(r'[a-zA-Z_:][a-zA-Z0-9_:]*(\{([a-z_]+="([^"\\\n]|\\[\\n"])*",?)*\})? \S+')

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import envcheck
+from envcheck.runner.local_python import ChosenPython, LocalPython
 from envcheck.runner.state import Run
 
 # A rank deaf to SIGTERM, with one child in its group and one that fled into a session of its own.
@@ -160,9 +161,6 @@ def test_a_killed_worker_is_an_error_of_every_unfinished_check(
 def test_a_worker_that_cannot_even_start_is_told_with_its_last_words(
     add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
 ) -> None:
-    from envcheck.runner.targets.interface import ChosenPython  # noqa: PLC0415
-    from envcheck.runner.targets.local_python import LocalPython  # noqa: PLC0415
-
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho this is no Python >&2\nexit 9\n")
     python.chmod(0o755)

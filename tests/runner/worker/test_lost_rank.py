@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from envcheck.checks.env.support.process import progress_file
+from envcheck.runner.local_python import ChosenPython, LocalPython
 from envcheck.runner.state import Run
-from envcheck.runner.targets.interface import ChosenPython
-from envcheck.runner.targets.local_python import LocalPython
-from envcheck.runner.worker import group_ending, lost_rank
-from envcheck.runner.worker.lost_rank import ObservedRank
+from envcheck.runner.worker import group_ending
+from envcheck.runner.worker.group_ending import ObservedRank
 
 JOINED, LOADED, STARTED, LEFT = progress_file.JOINED, progress_file.LOADED, progress_file.STARTED, progress_file.LEFT
 # Three ranks of a real torch that reduce again and again; one of them does `{fault}` after its fifth.
@@ -93,7 +92,7 @@ def test_a_rank_that_hangs_in_an_import_is_named(
     ],
 )
 def test_who_is_behind_is_named(running: list[ObservedRank], others: list[Any], rank: int, word: str) -> None:
-    blamed = lost_rank.culprit(running, others)
+    blamed = group_ending.culprit(running, others)
     assert blamed is not None
     assert blamed["rank"] == rank
     assert word in blamed["why"]
@@ -108,17 +107,18 @@ def test_of_ranks_as_far_as_each_other_the_one_that_does_not_wait_is_named() -> 
     waits = dump('/x/torch/distributed/distributed_c10d.py", line 2 in recv')
     sleeps = dump('check.py", line 7 in sleeps')
     both = [ObservedRank(0, "S", JOINED, 5, waits), ObservedRank(1, "S", JOINED, 5, sleeps)]
-    blamed = lost_rank.culprit(both, [])
+    blamed = group_ending.culprit(both, [])
     assert blamed is not None
     assert blamed["rank"] == 1
     assert (
-        lost_rank.culprit([ObservedRank(0, "S", JOINED, 5, waits), ObservedRank(1, "S", JOINED, 5, waits)], []) is None
-    )
-    assert (
-        lost_rank.culprit([ObservedRank(0, "S", JOINED, 5, sleeps), ObservedRank(1, "S", JOINED, 5, sleeps)], [])
+        group_ending.culprit([ObservedRank(0, "S", JOINED, 5, waits), ObservedRank(1, "S", JOINED, 5, waits)], [])
         is None
     )
-    assert lost_rank.culprit([], [(LEFT, 0)]) is None
+    assert (
+        group_ending.culprit([ObservedRank(0, "S", JOINED, 5, sleeps), ObservedRank(1, "S", JOINED, 5, sleeps)], [])
+        is None
+    )
+    assert group_ending.culprit([], [(LEFT, 0)]) is None
 
 
 def lost(directory: Path, text: str, running: list[ObservedRank]) -> dict[str, Any]:

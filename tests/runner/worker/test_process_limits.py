@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from envcheck.checks.env import compiled
-from envcheck.runner.judging import outcome_rows
+from envcheck.runner import outcomes
 from envcheck.runner.schema import OutcomeRow
-from envcheck.runner.worker import process_limits, rank, rank_group
+from envcheck.runner.worker import process_limits, rank_group
 
 LIMITED = {
     "memory": (
@@ -95,9 +95,9 @@ def test_the_line_of_a_log_that_a_limit_explains_is_told(monkeypatch: pytest.Mon
     assert process_limits.telling_line(log) == "lost sys.stderr"
     monkeypatch.setattr("resource.getrlimit", lambda _: (10**9, 10**9))
     assert process_limits.telling_line(log) == "object type name: MemoryError"
-    text = outcome_rows.ending({"event": "exit", "code": 1, "log": log}, importing=False, own_limits=True)
+    text = outcomes.ending({"event": "exit", "code": 1, "log": log}, importing=False, own_limits=True)
     assert text.startswith("the worker exited with code 1: object type name: MemoryError (limit: 1000000000 bytes")
-    elsewhere = outcome_rows.ending({"event": "exit", "code": 1, "log": log}, importing=False, own_limits=False)
+    elsewhere = outcomes.ending({"event": "exit", "code": 1, "log": log}, importing=False, own_limits=False)
     assert elsewhere == "the worker exited with code 1: lost sys.stderr"
 
 
@@ -134,7 +134,7 @@ def test_an_import_that_drags_on_names_a_group_without_memory(groups: Path) -> N
     (groups / "cgroup").write_text("0::/job\n")
     (groups / "job").mkdir()
     (groups / "job/memory.max").write_text("1000000\n")
-    text = outcome_rows.ending({"event": "exit", "signal": "SIGALRM"}, importing=True, own_limits=True)
+    text = outcomes.ending({"event": "exit", "signal": "SIGALRM"}, importing=True, own_limits=True)
     assert text == "importing torch took longer than 180 s"
     (groups / "job/memory.peak").write_text("799999\n")
     assert process_limits.explained(text) == text
@@ -142,7 +142,7 @@ def test_an_import_that_drags_on_names_a_group_without_memory(groups: Path) -> N
     assert process_limits.explained(text) == (
         f"{text} (limit: slow for lack of memory: 900000 bytes were in use, memory.max of the control group is 1000000)"
     )
-    elsewhere = outcome_rows.ending({"event": "exit", "signal": "SIGALRM"}, importing=True, own_limits=False)
+    elsewhere = outcomes.ending({"event": "exit", "signal": "SIGALRM"}, importing=True, own_limits=False)
     assert elsewhere == text
 
 
@@ -209,13 +209,13 @@ def test_a_fork_that_fails_is_the_result_of_its_group_alone(monkeypatch: pytest.
 
 
 def test_loopback_is_ipv6_where_it_has_no_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert rank.loopback() == "127.0.0.1"
+    assert rank_group.loopback() == "127.0.0.1"
 
     def refused(*_: object) -> None:
         raise OSError(99, "Cannot assign requested address")
 
     monkeypatch.setattr("socket.socket.bind", refused)
-    assert rank.loopback() == "::1"
+    assert rank_group.loopback() == "::1"
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from envcheck.runner.local_python import PACKAGE, ChosenPython, LocalPython, foreign_environment
 from envcheck.runner.state import Run
-from envcheck.runner.targets.interface import ChosenPython
-from envcheck.runner.targets.local_python import PACKAGE, LocalPython, foreign_environment
-from envcheck.runner.worker import rank as worker_rank
+from envcheck.runner.worker import rank_group
 
 
 def test_a_rank_is_told_what_torchrun_would_tell_it() -> None:
-    data = worker_rank.environment(1, 2, 4711, {})
+    data = rank_group.environment(1, 2, 4711, {})
     assert data["GLOO_SOCKET_IFNAME"] == "lo"
     assert {k: data[k] for k in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")} == {
         "RANK": "1",
@@ -28,15 +27,15 @@ def test_a_rank_is_told_what_torchrun_would_tell_it() -> None:
 
 
 def test_a_users_own_choice_is_what_is_tested() -> None:
-    data = worker_rank.environment(0, 2, 1, {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "7", "RANK": "5"})
+    data = rank_group.environment(0, 2, 1, {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "7", "RANK": "5"})
     assert "GLOO_SOCKET_IFNAME" not in data
     assert "OMP_NUM_THREADS" not in data
     assert data["RANK"] == "0"
 
 
 def test_the_cpus_are_shared_out_and_nobody_gets_none() -> None:
-    assert worker_rank.threads(1) == len(os.sched_getaffinity(0))
-    assert worker_rank.threads(10_000) == 1
+    assert rank_group.threads(1) == len(os.sched_getaffinity(0))
+    assert rank_group.threads(10_000) == 1
 
 
 @pytest.mark.parametrize("spawn", [False, True], ids=["fork", "spawn"])
@@ -80,7 +79,7 @@ def test_pythonpath_of_ours_alone_is_not_handed_on() -> None:
     ("value", "count"), [("4", 4), ("4,2", 4), (" 3 ", 3), ("", 0), ("0", 0), ("abc", 0), ("-1", 0), ("9" * 5000, 0)]
 )
 def test_threads_are_chosen_as_openmp_reads_them(value: str, count: int) -> None:
-    assert worker_rank.chosen_threads({"OMP_NUM_THREADS": value}) == count
+    assert rank_group.chosen_threads({"OMP_NUM_THREADS": value}) == count
 
 
 def test_a_warning_raises_nothing_in_a_check(

@@ -16,11 +16,9 @@ import pytest
 
 from envcheck.node.snapshot import Snapshot
 from envcheck.runner.execute import validate
-from envcheck.runner.planning.discover import discover
-from envcheck.runner.planning.plan import plan
+from envcheck.runner.local_python import ChosenPython, LocalPython
+from envcheck.runner.planning import discover, plan
 from envcheck.runner.state import Run
-from envcheck.runner.targets.interface import ChosenPython
-from envcheck.runner.targets.local_python import LocalPython
 from envcheck.runner.worker import torch_facts
 from envcheck.runner.worker.torch_facts import dotted_cudnn, dotted_nccl
 
@@ -184,8 +182,8 @@ def test_an_import_that_kills_or_hangs_is_an_error_of_every_check(
     more: str,
     message: str,
 ) -> None:
-    monkeypatch.setattr("envcheck.runner.targets.worker_session.IMPORT_TIMEOUT", 2.0)
-    monkeypatch.setattr("envcheck.runner.judging.outcome_rows.IMPORT_TIMEOUT", 2.0)
+    monkeypatch.setattr("envcheck.runner.worker_session.IMPORT_TIMEOUT", 2.0)
+    monkeypatch.setattr("envcheck.runner.outcomes.IMPORT_TIMEOUT", 2.0)
     torch(more=more)
     add("plain", "return {}")
     run = run_site(require_gpu=True)

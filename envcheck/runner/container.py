@@ -1,0 +1,139 @@
+"""An image as the target of a run: the worker runs in a container of it, mounted in and never installed."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from envcheck.checks.env.support.process import secret_patterns
+from envcheck.errors import UnavailableError
+from envcheck.images.engines import RunningContainer, holder
+from envcheck.images.engines.containers import BindMount, ImageInfo
+from envcheck.images.spec import LABEL_PREFIX
+from envcheck.runner.local_python import IMAGE_PREFIX, PACKAGE
+from envcheck.runner.schema import ImageFacts, TargetFacts
+
+_DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg")
+_STAGING: Final = "/run/envcheck"
+_WORKER: Final = f"{_STAGING}/envcheck/runner/worker/main.py"
+_PLAN: Final = "/run/envcheck-plan"
+_NO_PYTHON: Final = 97
+_POLL: Final = 0.2
+# The first that has torch; else the first there is, so that the report can say what it lacks.
+_FIND: Final = """
+first=
+for p in "$VIRTUAL_ENV/bin/python" {venv}/bin/python /opt/conda/bin/python python3 python; do
+  p=$(command -v "$p") || continue
+  first=${{first:-$p}}
+  "$p" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' && exec "$p" -B {worker} {plan}
+done
+[ -n "$first" ] || {{ echo "no Python in this image"; exit {code}; }}
+exec "$first" -B {worker} {plan}
+"""
+
+
+def shown_gpus() -> int | None:
+    """Return how many GPUs this machine has devices for, without asking the driver; None where that cannot be seen."""
+    if not has_gpus():
+        return 0
+    return sum(1 for device in Path("/dev").glob("nvidia[0-9]*")) or None
+
+
+def has_gpus() -> bool:
+    """Tell whether this machine has NVIDIA devices to pass in (on WSL: the paravirtual one)."""
+    return any(Path(device).exists() for device in _DEVICES)
+
+
+class ContainerTarget:
+    """A local image, with this machine's GPUs where it has any. Its labels are what it promises."""
+
+    ours = False
+
+    def __init__(self, image: str, *, python: str | None = None, shm_size: str = "8g", user: str | None = None) -> None:
+        self._image, self._python, self._shm_size, self._user = image, python, shm_size, user
+        self._containers, info = holder(image)
+        self._labels = info.labels
+        self.facts = TargetFacts(
+            kind="image",
+            name=image,
+            chosen=python or "the image's Python",
+            image_id=info.id,
+            image=image_facts(info, self._containers.history(image)),
+        )
+
+    def start(self, directory: Path) -> ContainerHandle:
+        """Start a container with the package mounted read-only and the plan's directory writable by any user."""
+        running = self._containers.run_container(
+            self._image,
+            argv=self.argv(),
+            mounts=[
+                BindMount(PACKAGE, f"{_STAGING}/envcheck"),
+                BindMount(directory, _PLAN, read_only=False),
+            ],
+            shm_size=self._shm_size,
+            gpus=has_gpus(),
+            user=self._user,
+        )
+        return ContainerHandle(running)
+
+    def argv(self) -> list[str]:
+        """Return what the container runs: --python, the Python of an image of ours, or the one a shell finds."""
+        python = self._python or (f"{IMAGE_PREFIX}/bin/python" if f"{LABEL_PREFIX}cell" in self._labels else None)
+        if python is not None:
+            return [python, "-B", _WORKER, _PLAN]
+        names = {"venv": IMAGE_PREFIX, "worker": _WORKER, "plan": _PLAN, "code": _NO_PYTHON}
+        return ["/bin/sh", "-c", _FIND.format(**{k: shlex.quote(str(v)) for k, v in names.items()})]
+
+    def promises(self, environment: Mapping[str, Any]) -> dict[str, str]:  # noqa: ARG002 (labels need no look inside)
+        """Return the image's labels of ours."""
+        promises = {k: v for k, v in self._labels.items() if k.startswith(LABEL_PREFIX)}
+        return {k.removeprefix(LABEL_PREFIX).replace("-", "_"): v for k, v in promises.items()}
+
+
+def image_facts(info: ImageInfo, history: list[str]) -> ImageFacts:
+    """Return what is kept of an image's configuration: of what may hold a credential, whether it does and where."""
+    places = {f"history, {number} from the last": line for number, line in enumerate(history)}
+    places |= {f"label {name}": value for name, value in info.labels.items()}
+    places |= {"what it starts": " ".join(info.command)}
+    return ImageFacts(
+        runs_as=info.user,
+        program=Path(info.command[0]).name if info.command else "",
+        history=len(history),
+        secrets=[f"{place}: {name}" for place, text in places.items() for name in secret_patterns.line(text)],
+        manifest_digest=info.digests.manifest,
+        config_digest=info.digests.config,
+        index_digest=info.digests.index,
+        repository_digests=list(info.digests.repository),
+        diff_ids=info.layers,
+    )
+
+
+class ContainerHandle:
+    """A worker in a container."""
+
+    def __init__(self, running: RunningContainer) -> None:
+        self._running = running
+        self._polled_at = 0.0
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs; one killed for its memory has its own text."""
+        # Each question is a round trip to the engine.
+        if time.monotonic() - self._polled_at < _POLL:
+            return None
+        self._polled_at = time.monotonic()
+        code = self._running.wait(0)
+        if code is not None and self._running.out_of_memory():
+            message = "the container ran out of memory"
+            raise UnavailableError(message, fix="give the engine more, or run fewer ranks (--nproc)")
+        return code
+
+    def log(self) -> str:
+        """Return the last lines the worker printed."""
+        return self._running.logs()
+
+    def end(self, groups: list[int]) -> None:  # noqa: ARG002 (they end with the container)
+        """Close its stdin, kill all of it and remove it."""
+        self._running.close()

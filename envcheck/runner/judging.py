@@ -1,0 +1,383 @@
+"""From measurements to outcomes, and from outcomes to one verdict. Pure, and fails closed.
+
+`decide` has the check's own judge look at the measurements, then applies OUTCOME_RULES, which know what that judge does
+not: that it contradicts itself, that somebody else used the GPU, that peer-to-peer is broken. Each change of a status
+is kept with its rule and reason. attempts.ROW_RULES compare a measurement with an earlier one of the same check.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from envcheck.checks import (
+    ERROR,
+    FAIL,
+    NOT_FINITE,
+    PASS,
+    SKIP,
+    WARN,
+    WORST_FIRST,
+    Change,
+    Outcome,
+    Ranks,
+    View,
+    failed,
+    skipped,
+    undecided,
+    worst,
+)
+from envcheck.checks.node.support import gpu_users
+from envcheck.counting import counted
+from envcheck.runner import attempts
+from envcheck.runner.planning import CheckModule
+from envcheck.runner.schema import Mode, OutcomeRow, RunVerdict, VerdictStatus
+from envcheck.runner.worker.fork_server import P2P_OFF
+
+_STATUSES: Final = (PASS, WARN, FAIL, SKIP, ERROR)
+_VERDICTS: Final[dict[int, VerdictStatus]] = {0: "pass", 1: "fail", 3: "error"}
+_WORDS: Final = {1: "FAIL", 3: "UNDETERMINED"}
+_WHERE: Final[dict[Mode, str]] = {
+    "gpu": "on the GPUs of this node",
+    "cpu": "on CPU{gloo}; no GPU was tested",
+    "unknown": "without an answer from torch; no GPU was tested",
+}
+GPU_FIX: Final = "check `nvidia-smi`, the torch variant (`envcheck resolve`) and, in a container, `--gpus all`"
+_BUSY_FIX: Final = "end the processes that gpu-in-use names, or drain the node; then run again"
+P2P_KEPT: Final = ("ran_with", "hung")
+_OFF: Final = [f"{name}={value}" for name, value in P2P_OFF.items()]
+_OFF_WORDS: Final = ", ".join(_OFF)
+# What an outcome blames that is about one GPU by itself: its pace is its own, whatever groups talk over.
+_ALONE: Final = ("device", "devices", "rank")
+_P2P_FIX: Final = (
+    "on bare metal disable ACS on the PCIe bridges and set the IOMMU to pass through (iommu=pt), then look at NVLink "
+    f"and fabric manager; until then {_OFF_WORDS} has NCCL go through the host's memory"
+)
+
+
+def decide(
+    module: CheckModule, view: View, ranks: Ranks | None = None, details: Mapping[str, Any] | None = None
+) -> Outcome:
+    """Judge one check, then apply the rules of status_rules.py to its outcome.
+
+    `details` say how the ranks ran (see p2p_effects.KEPT). What is unknown, and a judge that breaks or contradicts
+    itself, is an error.
+    """
+    outcome = apply_rules(_judged(module, view, ranks), Evidence(module, view, details or {}))
+    return _with_codes(module.id, outcome)
+
+
+def _judged(module: CheckModule, view: View, ranks: Ranks | None) -> Any:
+    unread = [(n, view.snapshot.signal(n).reason) for n in module.check.signals if view.snapshot.signal(n).reason]
+    if unread:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in unread)
+        return undecided(
+            f"undetermined: cannot read {reasons}",
+            fix="run where they are readable, or pass --skip",
+            code="signal.unread",
+        )
+    shapeless = [f"rank {number} reported {str(entry)[:60]}" for number, entry in _shapeless(ranks)]
+    if shapeless:
+        return undecided(
+            f"{shapeless[0]}, not what it measured",
+            fix="run the check again; look at its log",
+            code="rank.no-measurement",
+        )
+    try:
+        return module.judge(view) if module.kind == "node" else module.judge(view, ranks)
+    except Exception as error:  # noqa: BLE001 (whatever a judge raises, its check came to no pass)
+        reasons = f"bug in this check: {type(error).__name__}: {error}"
+        return undecided(reasons, fix=f"report it, with {module.path.name}", code="envcheck.bug")
+
+
+def _shapeless(ranks: Sequence[Any] | None) -> list[tuple[int, Any]]:
+    """Return what is no measurement of a rank: a report is a file, and `measure` always gives an object."""
+    return [(number, entry) for number, entry in enumerate(ranks or []) if not isinstance(entry, dict)]
+
+
+def without_gpu(module: CheckModule, available: int, why: str, *, require_gpu: bool) -> Outcome | None:
+    """Return the outcome of a check that needs more GPUs than there are, or None when it can run."""
+    needed = module.check.gpus
+    if needed <= available:
+        return None
+    reason = f"needs {counted(needed, 'GPU')}, found {available or 'none'}"
+    if available == 0 and require_gpu:
+        return failed(f"{reason}: {why}", fix=GPU_FIX, value=0, unit="GPUs", code="gpu.required")
+    return skipped(f"{reason}: {why}" if available == 0 else reason, code="gpu.not-enough")
+
+
+def alone(module: CheckModule, ranks: int) -> Outcome | None:
+    """Return the outcome of a check of several ranks where there is one, or None when there are enough."""
+    needed = module.check.least_ranks
+    return (
+        skipped(f"needs {counted(needed, 'rank')}, found {ranks}", code="rank.not-enough")
+        if module.check.ranks == 0 and ranks < needed
+        else None
+    )
+
+
+def exit_code(statuses: Sequence[str]) -> int:
+    """Return 1 when anything failed, else 3 when something could not be checked or nothing passed, else 0."""
+    if FAIL in statuses:
+        return 1
+    return 3 if ERROR in statuses or PASS not in statuses else 0
+
+
+def verdict(outcomes: Sequence[OutcomeRow], mode: Mode, *, complete: bool = True) -> RunVerdict:
+    """Say what a run came to; one that was cut short is never a pass."""
+    code = exit_code([o.status for o in outcomes])
+    code = code or (0 if complete else 3)
+    counts = collections.Counter(str(o.status) for o in outcomes)
+    culprits = [o.id for o in outcomes if o.status == (FAIL if code == 1 else ERROR)]
+    return RunVerdict(
+        status=_VERDICTS[code],
+        exit_code=code,
+        sentence=_sentence(
+            code,
+            counts[PASS],
+            _WHERE[mode].format(gloo=" and gloo" if group_size(outcomes) else ""),
+            culprits if complete or code == 1 else [*culprits, "cut short"],
+        )
+        + _extent(outcomes),
+        counts={status: counts[status] for status in _STATUSES},
+    )
+
+
+def _extent(outcomes: Sequence[OutcomeRow]) -> str:
+    """Say how often it was done, and how much of it was not."""
+    times = max([o.spread.rounds for o in outcomes if o.spread], default=0)
+    left = sum(o.left_out for o in outcomes)
+    repetition = f"; {counted(times, 'round')}" if times else ""
+    return repetition + (f"; {counted(left, 'check')} left out by the budget" if left else "")
+
+
+def group_size(outcomes: Iterable[OutcomeRow]) -> int:
+    """Return how many ranks the largest group had of those that measured something; 0 where each was alone."""
+    return max((len(o.ranks) for o in outcomes if len(o.ranks) > 1 and any(r is not None for r in o.ranks)), default=0)
+
+
+def _sentence(code: int, passes: int, where: str, culprits: list[str]) -> str:
+    """Say in every sentence of a CPU run that it is one, so that none of them is taken for a GPU's."""
+    if code == 0:
+        return f"PASS: {counted(passes, 'promise')} proved {where}"
+    return f"{_WORDS[code]}: {', '.join(culprits) or 'nothing passed'}{'' if where == _WHERE['gpu'] else f' ({where})'}"
+
+
+class Evidence(NamedTuple):
+    """What a rule may look at: the check, what judges see, and how the ranks ran (see p2p_effects.KEPT)."""
+
+    found: CheckModule
+    view: View
+    details: Mapping[str, Any]
+
+
+class StatusRule(NamedTuple):
+    """One rule: its name and reason as reports show them, and what it makes of an outcome."""
+
+    name: str
+    reason: str
+    apply: Callable[[Outcome, Evidence], Outcome]
+
+
+OUTCOME_RULES: Final = (
+    StatusRule(
+        "contradiction",
+        "the check contradicts itself, or its value is not a finite number",
+        lambda outcome, _: _consistent(outcome),
+    ),
+    StatusRule(
+        "busy-gpu",
+        "other processes used the GPU while its speed was measured",
+        lambda outcome, of: excuse_busy(of.found, of.view, outcome),
+    ),
+    StatusRule(
+        "p2p-hang",
+        "the ranks hung until NCCL_P2P_DISABLE=1 was set",
+        lambda outcome, of: _hung_with_p2p(outcome, of.details),
+    ),
+    StatusRule(
+        "p2p-disabled",
+        "the speed was measured with NCCL_P2P_DISABLE=1, because peer-to-peer is broken",
+        lambda outcome, of: _without_p2p(of.found, outcome, of.details),
+    ),
+)
+
+
+def apply_rules(outcome: Any, evidence: Evidence) -> Outcome:
+    """Return the outcome after all OUTCOME_RULES, with each change of its status recorded.
+
+    `outcome` is whatever a judge returned; the first rule makes an error of what is not an Outcome.
+    """
+    changes: list[Change] = []
+    for rule in OUTCOME_RULES:
+        before = getattr(outcome, "status", "nothing")
+        outcome = rule.apply(outcome, evidence)
+        if outcome.status != before:
+            changes.append(Change(rule.name, str(before), outcome.status, rule.reason))
+    decided: Outcome = outcome
+    return dataclasses.replace(decided, changes=tuple(changes)) if changes else decided
+
+
+def _each(outcome: Outcome, change: Callable[[Outcome], Outcome]) -> Outcome:
+    """Return the outcome with every finding changed; its status is that of the worst after that."""
+    before = outcome.findings or (outcome,)
+    after = tuple(change(finding) for finding in before)
+    if after == before:
+        return outcome
+    if not outcome.findings:
+        return after[0]
+    combined = worst(after, otherwise=outcome)
+    return dataclasses.replace(combined, details={**combined.details, **outcome.details})
+
+
+def _with_codes(check: str, outcome: Outcome) -> Outcome:
+    """Return the outcome with `<check>.<status>` for each code that its check left out."""
+    if all(finding.code or finding.status == PASS for finding in (outcome, *outcome.findings)):
+        return outcome
+    parts = tuple(_with_codes(check, finding) for finding in outcome.findings)
+    code = "" if outcome.status == PASS else outcome.code or attempts.default_code(check, outcome.status)
+    return dataclasses.replace(outcome, code=code, findings=parts)
+
+
+def _consistent(outcome: Any) -> Outcome:
+    """Return what a judge returned, or an error where it contradicts itself; no finding is lost by that."""
+    if not isinstance(outcome, Outcome) or not isinstance(outcome.findings, tuple):
+        return _bug(f"its judge returned {type(outcome).__name__}")
+    if not outcome.findings:
+        return _consistent_finding(outcome)
+    own = _consistent_finding(dataclasses.replace(outcome, findings=()))
+    parts = [_consistent_finding(finding) for finding in outcome.findings]
+    intact = own.status == outcome.status and all(a is b for a, b in zip(parts, outcome.findings, strict=True))
+    if intact and own.status == min((part.status for part in parts), key=WORST_FIRST.index):
+        return outcome
+    if intact:
+        parts.append(_bug(f"it is a {own.status}, and its findings are not: {own.summary}"))
+    else:
+        parts.append(own)
+    return worst(parts, otherwise=own)
+
+
+def _consistent_finding(finding: Any) -> Outcome:
+    if not isinstance(finding, Outcome) or finding.status not in WORST_FIRST or finding.findings:
+        return _bug(f"a finding is {type(finding).__name__} {str(getattr(finding, 'status', ''))[:20]!r}")
+    bound = finding.limit.value if finding.limit else None
+    if not _finite(finding.value) or not _finite(bound):
+        summary = f"measured {finding.value} against {bound}: {finding.summary}"
+        unknown = dataclasses.replace(finding, value=None, limit=None, remeasure=False)
+        return dataclasses.replace(unknown, status=ERROR, summary=summary, code=NOT_FINITE)
+    if finding.status in (FAIL, WARN) and not finding.remedy:
+        return _bug(f"{finding.status} without a remedy: {finding.summary}")
+    if finding.remeasure and finding.status != FAIL:
+        return _bug(f"a {finding.status} that is too slow: {finding.summary}")
+    return finding
+
+
+def _bug(problem: str) -> Outcome:
+    return undecided(f"bug in this check: {problem}", fix="report it, with this report", code="envcheck.bug")
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_finite(v) for v in value)
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def excuse_busy(module: CheckModule, view: View, outcome: Outcome) -> Outcome:
+    """Return each speed that fell short while others were on its GPU as what it is: not known. All else stays."""
+    if module.kind != "env" or not module.check.performance or outcome.status not in (FAIL, WARN):
+        return outcome
+    return _each(outcome, lambda finding: _excused_busy(view, finding))
+
+
+def _excused_busy(view: View, finding: Outcome) -> Outcome:
+    slow = finding.status == WARN or finding.remeasure
+    others = _other_users(view, finding) if slow else []
+    if not others:
+        return finding
+    condition = f"measured while {'; '.join(user.text() for user in others[:3])}"
+    if finding.status == WARN:
+        return dataclasses.replace(finding, summary=f"{finding.summary}; {condition}")
+    return dataclasses.replace(
+        finding,
+        status=ERROR,
+        code="speed.gpu-in-use",
+        summary=f"{condition}: {finding.summary}",
+        remedy=_BUSY_FIX,
+        remeasure=False,
+        details={**finding.details, "tenants": [user.uuid for user in others]},
+    )
+
+
+def _other_users(view: View, outcome: Outcome) -> list[gpu_users.GpuUser]:
+    """Return the users of the GPU that the outcome blames, or of all that torch sees where it blames none."""
+    if view.mode != "gpu":
+        return []
+    own_gpus = {device.get("uuid") for device in view.environment.get("devices") or [] if isinstance(device, dict)}
+    blamed = (
+        {str(outcome.details["device"])} if outcome.details.get("device") else set(outcome.details.get("gpus") or ())
+    )
+    everybody = [user for user in gpu_users.users(view) if not own_gpus - {None} or user.uuid in own_gpus]
+    return [user for user in everybody if not blamed or user.uuid in blamed]
+
+
+def p2p_kept(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a group's end says of peer-to-peer, as its row keeps it in its details."""
+    environment = event.get("environment") or {}
+    ran_with = [f"{name}={value}" for name, value in environment.items()]
+    facts = {"ran_with": ran_with, "hung": event.get("hung")}
+    return {name: value for name, value in facts.items() if value}
+
+
+def p2p_lost(module: CheckModule, outcome: Outcome, error: Mapping[str, Any]) -> Outcome:
+    """Return a failure that names the pair, where it was the probe that was lost, and while it copied."""
+    doing = error.get("doing")
+    if not doing or outcome.status != ERROR:
+        return outcome
+    if not module.check.probe:
+        return dataclasses.replace(outcome, summary=f"{outcome.summary}, while it was at: {doing}")
+    summary = f"P2P broken: {doing}: the process {error['text']}"
+    return Outcome(FAIL, summary, remedy=_P2P_FIX, details=outcome.details, code="peer-to-peer.lost", culprit=doing)
+
+
+def _hung_with_p2p(outcome: Outcome, details: Mapping[str, Any]) -> Outcome:
+    """Return the outcome of a group that hung until peer-to-peer was switched off: it has not passed."""
+    return _p2p_is_broken(outcome, str(details["hung"])) if details.get("hung") else outcome
+
+
+def _without_p2p(module: CheckModule, outcome: Outcome, details: Mapping[str, Any]) -> Outcome:
+    """Return the outcome of a group that ran without peer-to-peer: a speed that fell short for that is not known."""
+    if details.get("hung") or details.get("ran_with") != _OFF or module.check.probe or outcome.status == SKIP:
+        return outcome
+    excused = _each(outcome, _excused_without_p2p)
+    return excused if excused is not outcome else _with_words(outcome)
+
+
+def _excused_without_p2p(finding: Outcome) -> Outcome:
+    """Return a speed that fell short without peer-to-peer as an error; all else stays."""
+    if not finding.remeasure or any(word in finding.details for word in _ALONE):
+        return finding
+    summary = f"measured with {_OFF_WORDS}, as peer-to-peer is broken: {finding.summary}"
+    unmeasured = dataclasses.replace(finding, remedy=_P2P_FIX, remeasure=False)
+    return dataclasses.replace(unmeasured, status=ERROR, summary=summary, code="speed.peer-to-peer-off")
+
+
+def _with_words(outcome: Outcome) -> Outcome:
+    return dataclasses.replace(outcome, summary=f"{outcome.summary}; with {_OFF_WORDS}")
+
+
+def _p2p_is_broken(outcome: Outcome, hung: str) -> Outcome:
+    if outcome.status in (FAIL, ERROR):
+        return dataclasses.replace(outcome, summary=f"{outcome.summary}; with {_OFF_WORDS}, for without it: {hung}")
+    summary = f"P2P broken: {hung}; with {_OFF_WORDS} it is a {outcome.status}: {outcome.summary}"
+    broken = Outcome(FAIL, summary, remedy=_P2P_FIX, details=outcome.details, code="peer-to-peer.hung")
+    return worst([broken, outcome], otherwise=broken) if outcome.status == WARN else broken
+
+
+def p2p_environment(probes: Iterable[str], outcomes: Mapping[str, OutcomeRow]) -> dict[str, str]:
+    """Return the environment of groups to come, by what is known: none of a probe that failed is set again."""
+    failed_probe = any(i in outcomes and outcomes[i].status == FAIL for i in probes)
+    hung = any(row.details.get("hung") for row in outcomes.values())
+    return dict(P2P_OFF) if failed_probe or hung else {}

@@ -1,1 +1,0 @@
-"""From measurements to outcome rows and one verdict."""

@@ -1,0 +1,275 @@
+"""A Python of this machine as the target of a run; and the contract that each target keeps."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+import envcheck
+from envcheck.errors import ConfigError
+from envcheck.runner.schema import GroupFacts, TargetFacts, encodable
+from envcheck.runner.worker import process_limits
+
+PROMISES_FILE: Final = "envcheck-promises.json"
+IMAGE_PROMISES: Final = Path("/etc/envcheck/promises.json")
+IMAGE_PREFIX: Final = "/opt/venv"
+PACKAGE: Final = Path(envcheck.__file__).resolve().parent
+_GRACE: Final = 6.0
+_LOG_TAIL: Final = 4096
+_OLDEST: Final = (3, 9)  # what the worker is written for
+_SPEAK: Final = r"import sys; print('\nPython-%d.%d' % sys.version_info[:2])"
+_SPEAK_MOST: Final = 1 << 20  # bytes: what a shell's modules say at most
+_TICK: Final = 0.02
+_SPEAK_TIMEOUT: Final = 60.0  # a cold network filesystem needs tens of seconds for a Python
+
+
+class Handle(Protocol):
+    """A started worker. Its stdin is held open by this process, and its end is the worker's."""
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs."""
+
+    def log(self) -> str:
+        """Return the last of what the worker itself printed."""
+
+    def end(self, groups: list[int]) -> None:
+        """Cut the lifeline, and end what does not follow; `groups` are process groups it is known to have started."""
+
+
+class Target(Protocol):
+    """Something with a Python in it. `ours`: files the worker makes belong to this user, and are removed here."""
+
+    @property
+    def facts(self) -> TargetFacts:
+        """Say what it is."""
+
+    @property
+    def ours(self) -> bool:
+        """Tell whether what the worker writes is this user's to remove."""
+
+    def start(self, directory: Path) -> Handle:
+        """Start the worker on the plan in a directory of this machine."""
+
+    def promises(self, environment: Mapping[str, Any]) -> dict[str, str]:
+        """Return what it says of itself; nothing for one that promises nothing."""
+
+
+class NodeGroup(Protocol):
+    """The other nodes of a run whose ranks work together with those of this one."""
+
+    @property
+    def world(self) -> int:
+        """Return how many ranks all nodes have together; 0 before they are ready."""
+
+    @property
+    def facts(self) -> GroupFacts:
+        """Say who they are."""
+
+    def together(self, events: Iterator[dict[str, Any]], directory: Path) -> Iterator[dict[str, Any]]:
+        """Yield the events of this node's worker, with what the ranks of all nodes measured in those that say it.
+
+        The worker waits for the others when it is ready; `directory` is that of its plan.
+        """
+
+
+class ChosenPython(NamedTuple):
+    """An interpreter of this machine, and why this one."""
+
+    python: Path
+    why: str
+
+
+def choose_python(path: Path | None, environ: Mapping[str, str] = os.environ) -> ChosenPython:
+    """Return --python, else the active virtual or conda environment's, else `python3` on PATH, else envcheck's own."""
+    if path is not None:
+        return ChosenPython(_interpreter(path), "--python")
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        active = Path(environ.get(name) or "/nonexistent") / "bin" / "python"
+        if os.access(active, os.X_OK):
+            return ChosenPython(active, f"${name}")
+    on_path = shutil.which("python3", path=environ.get("PATH"))
+    return (
+        ChosenPython(Path(on_path), "python3 on PATH")
+        if on_path
+        else ChosenPython(Path(sys.executable), "envcheck's own")
+    )
+
+
+def _interpreter(path: Path) -> Path:
+    """Return an absolute path; a virtual environment's symlink stays one, for it decides which environment it is."""
+    python = path / "bin" / "python" if path.is_dir() else path
+    if not python.exists():
+        on_path = shutil.which(str(path)) if path.name == str(path) and not path.is_dir() else None
+        if on_path is None:
+            message = f"no Python at {python}"
+            raise ConfigError(message, fix="give --python the path of an interpreter or of an environment")
+        python = Path(on_path)
+    if not os.access(python, os.X_OK):
+        message = f"{python} is not executable"
+        raise ConfigError(message, fix="give --python the path of an interpreter")
+    return Path(os.path.abspath(python))  # noqa: PTH100 (resolve() would follow the environment's symlink)
+
+
+def read_promises(prefix: str) -> dict[str, str]:
+    """Return the promises of an environment made by envcheck, by its sys.prefix."""
+    promises = Path(prefix) / PROMISES_FILE
+    if promises.exists():
+        return parse_promises(promises.read_text(encoding="utf-8"), str(promises))
+    if prefix == IMAGE_PREFIX and IMAGE_PROMISES.exists():
+        return parse_promises(IMAGE_PROMISES.read_text(encoding="utf-8"), str(IMAGE_PROMISES))
+    return {}
+
+
+def parse_promises(text: str, where: str) -> dict[str, str]:
+    """Return a JSON object of strings, its keys as checks know them; anything else is a ConfigError."""
+    try:
+        promises = json.loads(text)
+    except ValueError as error:
+        message = f"{where} is not JSON: {error}"
+        raise ConfigError(message, fix="build the environment again, or remove the file") from error
+    if not isinstance(promises, dict) or not all(isinstance(v, str) for v in promises.values()):
+        message = f"{where} is not a JSON object of strings"
+        raise ConfigError(message, fix="build the environment again, or remove the file")
+    return {key.replace("-", "_"): value for key, value in promises.items()}
+
+
+class LocalPython:
+    """The environment of one interpreter, given the user's own variables and nothing of envcheck's."""
+
+    ours = True
+
+    def __init__(self, chosen: ChosenPython) -> None:
+        self._python = chosen.python
+        self.facts = TargetFacts(kind="python", name=encodable(str(chosen.python)), chosen=chosen.why)
+
+    def start(self, directory: Path) -> LocalHandle:
+        """Start the worker from a staging directory that holds the package alone."""
+        staging = directory / "staging"
+        staging.mkdir()
+        (staging / "envcheck").symlink_to(PACKAGE)
+        worker = staging / "envcheck" / "runner" / "worker" / "main.py"
+        return LocalHandle([str(self._python), "-B", str(worker), str(directory)], directory)
+
+    def promises(self, environment: Mapping[str, Any]) -> dict[str, str]:
+        """Return what the environment's own file says."""
+        return read_promises(str(environment.get("prefix", "")))
+
+
+class LocalHandle:
+    """A worker on this machine."""
+
+    def __init__(self, argv: list[str], directory: Path) -> None:
+        self._log = directory / "worker.log"
+        with self._log.open("wb") as log:
+            try:
+                self._process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=foreign_environment(os.environ),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise _cannot_start(argv[0], error) from error
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs."""
+        return self._process.poll()
+
+    def log(self) -> str:
+        """Return the last of what the worker printed."""
+        return self._log.read_bytes()[-_LOG_TAIL:].decode(errors="replace")
+
+    def end(self, groups: list[int]) -> None:
+        """Cut the lifeline; after a while, or where the guard itself is gone, kill by process group."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if self._process.wait(_GRACE) >= 0:
+                return
+        for group in [self._process.pid, *groups]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE)
+
+
+def answering(chosen: ChosenPython) -> ChosenPython:
+    """Return the interpreter once it has answered as a Python that the worker runs on; else a ConfigError says why."""
+    output = _described_python(chosen.python)
+    version = re.search(r"^Python-(\d+)\.(\d+)$", output, re.MULTILINE)
+    if version is None:
+        message = f"{chosen.python} is not a Python: it {_quoted(output)}"
+        raise ConfigError(message, fix="give --python a working interpreter, or an environment that has one")
+    if (int(version[1]), int(version[2])) < _OLDEST:
+        message = f"{chosen.python} is Python {version[1]}.{version[2]}"
+        raise ConfigError(message, fix=f"give --python one of {_OLDEST[0]}.{_OLDEST[1]} or newer")
+    return chosen
+
+
+def _quoted(output: str) -> str:
+    """Return the line that tells most: of a traceback the last one, else the first."""
+    lines = output.strip().splitlines()
+    telling = lines[-1 if "Traceback" in lines[0] else 0] if lines else ""
+    return f'said "{telling[:200]}"' if telling else "printed nothing"
+
+
+def _described_python(python: Path) -> str:
+    """Return the end of what the interpreter prints when it is asked for its version."""
+    try:
+        process = subprocess.Popen(
+            [str(python), "-S", "-c", _SPEAK],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=foreign_environment(os.environ),
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise _cannot_start(str(python), error) from error
+    with process:
+        try:
+            return _printed(process, time.monotonic() + _SPEAK_TIMEOUT)
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def _printed(process: subprocess.Popen[bytes], deadline: float) -> str:
+    """Return what a process prints until it ends; what it has started may hold its pipe open for longer."""
+    pipe, output, ended = process.stdout.fileno() if process.stdout else -1, b"", False
+    while time.monotonic() < deadline:
+        ready = select.select([pipe], [], [], 0 if ended else _TICK)[0]
+        chunk = os.read(pipe, _LOG_TAIL) if ready else b""
+        output += chunk
+        if len(output) > _SPEAK_MOST:
+            return f"more than {_SPEAK_MOST} bytes"
+        if ended and not chunk:
+            return output.decode(errors="replace")
+        ended = process.poll() is not None
+    return f"nothing for {_SPEAK_TIMEOUT:g} s"
+
+
+def _cannot_start(python: str, error: OSError) -> ConfigError:
+    why = process_limits.explained(str(error.strerror))
+    fix = "give --python the path of a working interpreter" if why == error.strerror else "raise that limit"
+    return ConfigError(f"{python} cannot be started: {why}", fix=fix)
+
+
+def foreign_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the user's variables less what points another Python at envcheck's own packages."""
+    kept = dict(environ)
+    paths = [p for p in kept.pop("PYTHONPATH", "").split(os.pathsep) if p and Path(p).resolve() != PACKAGE.parent]
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths)} if paths else kept

@@ -1,0 +1,263 @@
+"""Which checks there are, which of them a run does, in which order, and what fits into a time budget."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any, Final, Literal, NamedTuple
+
+from envcheck.checks import LEVELS, Check, Outcome, skipped
+from envcheck.errors import ConfigError
+from envcheck.runner.schema import Plan, PlannedCheck
+
+Kind = Literal["node", "env"]
+_KINDS: tuple[Kind, ...] = ("node", "env")
+# Before anything runs, Python and torch are taken to need this long: 2 s from a warm disk, tens from a cold or remote
+# one. Once it runs, what they really took counts.
+STARTING: Final = 5.0
+
+
+class CheckModule(NamedTuple):
+    """A check as it was found. `source` is where the worker loads it from."""
+
+    id: str
+    kind: Kind
+    check: Check
+    judge: Callable[..., Any]
+    doc: str
+    source: str
+    path: Path
+
+
+def discover(
+    site: Path | None = None,
+    hear: Callable[[ConfigError], None] | None = None,
+    only: Collection[str] | None = None,
+) -> list[CheckModule]:
+    """Return every check, ordered as it would run: by level, node before env, probes first, then by id.
+
+    `site` is a user's own. A file of it that is no check raises ConfigError; with `hear` it is left out, and `hear`
+    gets the error. Of envcheck's own checks those of `only` are imported (None: all).
+    """
+    wrong: list[ConfigError] = []
+    modules = [f for kind in _KINDS for f in _shipped(kind, only)]
+    if site is not None:
+        site = site.absolute()
+        modules += [f for kind in _KINDS for f in _own(site, kind, wrong)]
+        for error in wrong:
+            if hear is None:
+                raise error
+            hear(error)
+        if not wrong and not any(f.path.is_relative_to(site) for f in modules):
+            message = f"{site} contains no check"
+            raise ConfigError(message, fix="put files into its node/ and env/, as `envcheck checks ID` shows them")
+    twice = {f.id for f in modules if sum(g.id == f.id for g in modules) > 1}
+    if twice:
+        message = f"two checks are named {', '.join(sorted(twice))}"
+        raise ConfigError(message, fix="rename one file")
+    return sorted(modules, key=lambda f: (LEVELS.index(f.check.level), _KINDS.index(f.kind), not f.check.probe, f.id))
+
+
+def _shipped(kind: Kind, only: Collection[str] | None) -> list[CheckModule]:
+    package = importlib.import_module(f"envcheck.checks.{kind}")
+    names = sorted(m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg)
+    wanted = names if only is None else [name for name in names if _id(name) in only]
+    return [_shipped_module(f"{package.__name__}.{name}", kind) for name in wanted]
+
+
+@functools.cache
+def _shipped_module(name: str, kind: Kind) -> CheckModule:
+    return checked_module(importlib.import_module(name), kind, f"module:{name}")
+
+
+def _id(stem: str) -> str:
+    return stem.replace("_", "-")
+
+
+def _own(site: Path, kind: Kind, wrong: list[ConfigError]) -> list[CheckModule]:
+    """Return the checks of a site's directory; `wrong` gets the error of each file that is none."""
+    modules = []
+    for path in sorted(p for p in (site / kind).glob("*.py") if not p.name.startswith("_")):
+        try:
+            modules.append(checked_module(_load(path), kind, f"file:site/{path.name}"))
+        except ConfigError as error:  # noqa: PERF203 (files are few)
+            wrong.append(error)
+    return modules
+
+
+def _load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"envcheck_site_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        message = f"{path} cannot be imported"
+        raise ConfigError(message, fix="name it like a Python module")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # what a user's file does when it is imported is not known
+        message = f"{path} cannot be imported: {type(error).__name__}: {error}"
+        raise ConfigError(message, fix="a check imports torch inside functions only") from error
+    return module
+
+
+def checked_module(module: ModuleType, kind: Kind, source: str) -> CheckModule:
+    """Return a module as a check. Raise ConfigError for one that is none."""
+    path = Path(module.__file__ or "")
+    check = getattr(module, "CHECK", None)
+    if not isinstance(check, Check):
+        raise _wrong(path, "has no CHECK", "add CHECK = Check(promise=…, level=…)")
+    if check.level not in LEVELS:
+        raise _wrong(path, f"has the level {check.level!r}", f"use one of {', '.join(LEVELS)}")
+    for name in ("judge", "measure") if kind == "env" else ("judge",):
+        if not callable(getattr(module, name, None)):
+            raise _wrong(path, f"has no {name}", f"add `def {name}(…)`, see envcheck/checks/__init__.py")
+    doc = _docstring(module, path)
+    if not doc or not check.promise.strip():
+        raise _wrong(
+            path, "has no docstring or no promise", "write a docstring (what goes wrong in practice) and a promise"
+        )
+    return CheckModule(_id(path.stem), kind, check, module.judge, doc, source, path)
+
+
+def _docstring(module: ModuleType, path: Path) -> str:
+    """Return a module's docstring, read from its source where Python dropped it (PYTHONOPTIMIZE=2)."""
+    if module.__doc__ or not sys.flags.optimize:
+        return (module.__doc__ or "").strip()
+    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")), clean=False) or "").strip()
+
+
+def _wrong(path: Path, problem: str, fix: str) -> ConfigError:
+    return ConfigError(f"check {path} {problem}", fix=fix)
+
+
+def select(
+    modules: Sequence[CheckModule], level: str, only: Iterable[str] = (), skip: Iterable[str] = ()
+) -> list[CheckModule]:
+    """Return the checks of a level (each level holds the ones before it), or those of `only`; less `skip`."""
+    included, excluded = _known_ids(modules, only), _known_ids(modules, skip)
+    upto = LEVELS[: LEVELS.index(level) + 1]
+    chosen = [f for f in modules if (f.id in included if included else f.check.level in upto) and f.id not in excluded]
+    if not chosen:
+        message = "no check is left to run"
+        raise ConfigError(message, fix="remove one from --skip, or use a higher --level")
+    return chosen
+
+
+def plan(
+    chosen: Iterable[CheckModule], *, level: str, nproc: int, timeout: float | None = None, **choices: Any
+) -> Plan:
+    """Return the plan; `timeout` replaces every check's own limit, `choices` are fields of Plan."""
+    return Plan(level=level, checks=[_planned(f, timeout, choices.get("gpus")) for f in chosen], nproc=nproc, **choices)
+
+
+def worker_plan(
+    plan: Plan,
+    sources: dict[str, str],
+    *,
+    ours: bool,
+    spawn: bool,
+    import_timeout: float,
+    probes: Collection[str] = (),
+    environment: Mapping[str, str] = MappingProxyType({}),
+    imports: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Return the worker's plan. `ours`: its scratch lies beside the plan, and goes with it.
+
+    `probes` are the ids of the checks that try peer-to-peer, `environment` is set for every rank; `imports`
+    are what each check loads besides torch.
+    """
+    fields = ("id", "ranks", "least_ranks", "gpus", "seconds", "timeout")
+    checks = [
+        {
+            "source": sources[c.id],
+            "probe": c.id in probes,
+            "imports": list(imports.get(c.id, ())),
+            **{name: getattr(c, name) for name in fields},
+        }
+        for c in plan.checks
+        if c.kind == "env"
+    ]
+    settings = {
+        "nproc": plan.nproc,
+        "budget": plan.budget,
+        "ours": ours,
+        "spawn": spawn,
+        "import_timeout": import_timeout,
+    }
+    return {"checks": checks, "environment": dict(environment), **settings}
+
+
+def planned_seconds(check: Check, gpus: int | None) -> float:
+    """Return the seconds that one attempt is planned to take; `gpus` is None where the machine does not show them."""
+    return check.cpu_seconds if gpus == 0 and check.cpu_seconds is not None else check.seconds
+
+
+def _planned(module: CheckModule, timeout: float | None, gpus: int | None) -> PlannedCheck:
+    check = module.check
+    return PlannedCheck(
+        id=module.id,
+        kind=module.kind,
+        level=check.level,
+        promise=check.promise,
+        seconds=planned_seconds(check, gpus),
+        timeout=timeout or check.timeout,
+        gpus=check.gpus,
+        ranks=check.ranks,
+        least_ranks=check.least_ranks,
+        performance=check.performance,
+    )
+
+
+def _known_ids(modules: Sequence[CheckModule], ids: Iterable[str]) -> set[str]:
+    names = [f.id for f in modules]
+    chosen = {i.replace("_", "-") for i in ids}
+    for name in sorted(chosen - set(names)):
+        near = [one for one in names if one.startswith(f"{name}-")] or difflib.get_close_matches(
+            name, names, n=3, cutoff=0.5
+        )
+        message = f"no check is named {name}"
+        raise ConfigError(message, fix=f"did you mean {' or '.join(near)}?" if near else "see `envcheck checks`")
+    return chosen
+
+
+def most_telling_first(chosen: Sequence[CheckModule]) -> list[CheckModule]:
+    """Return the checks in the order in which a budget is spent on them."""
+    return sorted(chosen, key=_telling)
+
+
+def _telling(module: CheckModule) -> tuple[bool, int, bool, bool, float, str]:
+    check = module.check
+    return (
+        module.kind == "env",
+        LEVELS.index(check.level),
+        not check.probe,
+        check.performance,
+        check.seconds,
+        module.id,
+    )
+
+
+def expected_to_fit(plan: Plan) -> list[str]:
+    """Return the ids that fit into the budget if each check takes what was planned for it; all without a budget."""
+    left = float("inf") if plan.budget is None else plan.budget - STARTING
+    fitting = []
+    for check in plan.checks:
+        seconds = plan.seconds_of(check) if check.kind == "env" else 0.0
+        if check.kind == "env" and seconds > left:
+            continue
+        fitting.append(check.id)
+        left -= seconds
+    return fitting
+
+
+def left_out(seconds: float, left: float, budget: float | None) -> Outcome:
+    """Return the outcome of a check for which there was no time: no pass, and it says so."""
+    remaining = f"{max(left, 0.0):.1f} s of the budget of {budget or 0.0:g} s were left"
+    return skipped(f"left out: planned for {seconds:g} s, and {remaining}", code="budget.left-out")

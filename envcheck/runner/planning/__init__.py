@@ -1,1 +1,0 @@
-"""Which checks run, in which order, for how long."""

@@ -1,1 +1,0 @@
-"""The environments that can be validated, and how their worker is started."""

@@ -1,0 +1,229 @@
+"""One worker from start to end: its directory, its plan, its events, and a limit to its silence."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from envcheck.errors import ConfigError
+from envcheck.runner.local_python import Handle, Target
+from envcheck.runner.schema import encodable
+from envcheck.runner.worker.fork_server import NODE_READ
+
+Event = dict[str, Any]
+
+IMPORT_TIMEOUT: Final = 180.0
+# Each names a check of the plan.
+_OF_CHECKS: Final = ("started", "done", "left-out")
+LAST: Final = ("end", "died", "silent")
+# What the worker itself may need before it says what the environment is: the import, then two probes.
+_FIRST: Final = IMPORT_TIMEOUT + 2 * 95.0
+_OVER: Final = 20.0  # what it may need beyond a check's own limit to end its group
+_POLL: Final = 0.01
+_LINE: Final = 1 << 28  # bytes: what a thousand ranks measured is less
+_PREFIX: Final = "envcheck-run-"
+_INNER: Final = "plan"
+_LOCK: Final = "owner"
+_PROBE_SIZE: Final = 1 << 16  # bytes: a worker writes about as many before it runs a check
+
+
+@contextlib.contextmanager
+def working_directory(plan: Mapping[str, Any], site: Path | None) -> Iterator[Path]:
+    """Yield a directory with the plan in it, and the site's own checks."""
+    with scratch_directory() as scratch:
+        with refusing_full_disk():
+            (scratch / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+            if site is not None and (site / "env").is_dir():
+                shutil.copytree(site / "env", scratch / "site")
+        yield scratch
+
+
+def node_was_read(directory: Path) -> None:
+    """Tell the worker that it may touch the GPUs now; it may be gone by then, and its directory too."""
+    with contextlib.suppress(OSError):
+        os.close(os.open(directory / NODE_READ, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644))
+
+
+def events(target: Target, directory: Path, limits: Mapping[str, float]) -> Iterator[Event]:
+    """Yield the worker's events; the last is always `end`, `died` or `silent`, and nothing of it runs after that.
+
+    `limits` is each check's timeout. What a worker says that is no event, or about a check that was not planned, is
+    skipped: its checks count as unfinished.
+    """
+    handle = target.start(directory)
+    groups: list[int] = []
+    try:
+        for event in _follow(handle, directory / "events.jsonl", limits):
+            groups = {"started": [event.get("group", 0)], "done": []}.get(event["event"], groups)
+            yield event
+    finally:
+        handle.end(groups)
+
+
+def _follow(handle: Handle, path: Path, limits: Mapping[str, float]) -> Iterator[Event]:
+    position, patience = 0, time.monotonic() + _FIRST
+    while True:
+        code = handle.poll()
+        try:
+            events, position = _read(path, position)
+        except OSError as error:
+            yield {"event": "silent", "unreadable": error.strerror, **_words(handle, path.parent)}
+            return
+        for event in events:
+            if event["event"] in _OF_CHECKS and event.get("id") not in limits:
+                continue
+            yield {**event, **_words(handle, path.parent)} if event["event"] == "died" else event
+            if event["event"] in LAST:
+                return
+            patience = time.monotonic() + _OVER + limits.get(str(event.get("id")), _OVER)
+        if code is not None and not events:
+            yield {"event": "died", **_manner(code), **_words(handle, path.parent)}
+            return
+        if time.monotonic() > patience:
+            yield {"event": "silent", **_words(handle, path.parent)}
+            return
+        time.sleep(_POLL)
+
+
+def _words(handle: Handle, directory: Path) -> Event:
+    """Return the worker's last words, and why it can have left none."""
+    return {"log": handle.log(), "unwritable": why_unwritable(directory)}
+
+
+def _manner(code: int) -> Event:
+    return {"signal": signal.Signals(-code).name} if code < 0 else {"code": code}
+
+
+def _read(path: Path, position: int) -> tuple[list[Event], int]:
+    """Return the whole lines after `position`, and where they end. Raises OSError for what no worker writes.
+
+    Processes of an image can put anything in its place: a link, a FIFO, a line without an end.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return [], position
+    with os.fdopen(handle, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(0, "it is no regular file")
+        stream.seek(position)
+        text = stream.read(_LINE)
+    if len(text) == _LINE and b"\n" not in text:
+        raise OSError(0, f"a line has over {_LINE} bytes")
+    complete_lines = text[: text.rfind(b"\n") + 1]
+    return [event for line in complete_lines.splitlines() if (event := _event(line))], position + len(complete_lines)
+
+
+def _event(line: bytes) -> Event | None:
+    """Return an event, or None for a line that a full disk cut off."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return encodable(event) if isinstance(event, dict) and "event" in event else None
+
+
+@contextlib.contextmanager
+def scratch_directory() -> Iterator[Path]:
+    """Yield a new directory for the plan and the events of a run, and remove it afterwards.
+
+    The user of a container has another number, so the directory is writable for everyone; its parent, which only this
+    user may enter, keeps the other users of this machine out. Directories of runs that were killed are removed first.
+    Raises ConfigError where no directory can be made, or where its disk is full.
+    """
+    with refusing_full_disk():
+        remove_abandoned(Path(tempfile.gettempdir()))
+        outer = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    try:
+        inner = outer / _INNER
+        with refusing_full_disk():
+            inner.mkdir()
+            inner.chmod(0o777)
+            if why := why_unwritable(inner):
+                raise OSError(0, why)
+        with _locked(inner):
+            yield inner
+    finally:
+        shutil.rmtree(outer, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def refusing_full_disk() -> Iterator[None]:
+    """Turn an OSError of the block into a ConfigError that names TMPDIR, and the file size limit if any."""
+    try:
+        yield
+    except OSError as error:
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        small = "" if limit == resource.RLIM_INFINITY else f" (a file may have {limit} bytes, see `ulimit -f`)"
+        message = f"no writable directory for temporary files: {_why(error)}{small}"
+        raise ConfigError(message, fix="set TMPDIR to a writable directory with free space") from error
+
+
+def _why(error: OSError) -> str:
+    # shutil.copytree raises a list of (source, target, the text of an OSError).
+    copied = re.search(r"\[Errno (\d+)\]", str(error)) if isinstance(error, shutil.Error) else None
+    return os.strerror(int(copied[1])) if copied else str(error.strerror or error)
+
+
+def why_unwritable(place: Path) -> str:
+    """Write 64 KiB to a directory and return why that failed, or "" where it did not.
+
+    A worker whose disk is full ends without a message, so this is how the report learns why it ended.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=place, buffering=0) as probe:
+            probe.write(bytes(_PROBE_SIZE))
+            probe.seek(0, os.SEEK_END)
+            return "" if probe.tell() == _PROBE_SIZE else os.strerror(errno.ENOSPC)
+    except FileNotFoundError:
+        return ""  # the run has ended and removed the directory
+    except OSError as error:
+        return _why(error)
+
+
+def remove_abandoned(place: Path) -> None:
+    """Remove this user's run directories whose lock nobody holds: their run was killed before it could remove them."""
+    for abandoned in place.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # another user's, removed by another run, or locked by a run that lives
+            _remove_if_abandoned(abandoned)
+
+
+def _remove_if_abandoned(run_directory: Path) -> None:
+    state = run_directory.lstat()
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid():
+        return
+    lock = os.open(run_directory / _INNER / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(run_directory, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _locked(run_directory: Path) -> Iterator[None]:
+    """Hold a lock file while the block runs. The kernel releases the lock when the process ends, however it ends.
+
+    A process number would not do: another process, or one of another container, may have it by then. The file gets its
+    name only once it is locked, so no other run sees it unlocked; a file system without locks has no lock file, and
+    then nothing is ever removed.
+    """
+    unlocked = run_directory / f".{_LOCK}"
+    with unlocked.open("w", encoding="ascii") as lock:
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            unlocked.rename(run_directory / _LOCK)
+        yield

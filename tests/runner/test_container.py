@@ -1,0 +1,157 @@
+"""What a container of an image is started with, and what its end says."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from envcheck.errors import UnavailableError
+from envcheck.images.engines import docker_sdk
+from envcheck.images.engines.digests import Digests
+from envcheck.runner import container
+from envcheck.runner.container import ContainerHandle, ContainerTarget
+from envcheck.runner.local_python import PACKAGE
+from envcheck.runner.schema import ImageFacts
+
+
+class FakeContainer:
+    """A container that has ended, as the engine module shows it."""
+
+    def __init__(self, code: int | None, *, oom: bool = False) -> None:
+        self.code, self.oom, self.closed = code, oom, False
+
+    def wait(self, timeout: float) -> int | None:
+        """Return the code."""
+        assert timeout == 0
+        return self.code
+
+    def out_of_memory(self) -> bool:
+        """Say so."""
+        return self.oom
+
+    def logs(self) -> str:
+        """Return it."""
+        return "last words"
+
+    def close(self) -> None:
+        """Remember it."""
+        self.closed = True
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return what the engine is asked to start, once it is; its images carry `labels`."""
+    data: dict[str, Any] = {"labels": {}, "history": [], "command": (), "user": "", "layers": [], "digests": Digests()}
+
+    def run_container(image: str, **options: Any) -> FakeContainer:
+        data.update(options, image=image)
+        return FakeContainer(None)
+
+    result = ("labels", "command", "user", "layers", "digests")
+    monkeypatch.setattr(
+        docker_sdk, "inspect", lambda _: SimpleNamespace(id="sha256:1", **{name: data[name] for name in result})
+    )
+    monkeypatch.setattr(docker_sdk, "history", lambda _: data["history"])
+    monkeypatch.setattr(docker_sdk, "run_container", run_container)
+    return data
+
+
+def test_an_image_is_only_read_and_has_its_own_results_directory(started: dict[str, Any], tmp_path: Path) -> None:
+    expected = ContainerTarget("some/image:1", shm_size="1g")
+    expected.start(tmp_path)
+    package, plan = started["mounts"]
+    assert (package.source, package.target, package.read_only) == (PACKAGE, "/run/envcheck/envcheck", True)
+    assert (plan.source, plan.read_only) == (tmp_path, False)
+    assert (started["image"], started["shm_size"], expected.facts.image_id) == ("some/image:1", "1g", "sha256:1")
+    assert expected.ours is False
+
+
+@pytest.mark.parametrize(("devices", "expected"), [(["nvidiactl"], True), (["dxg"], True), (["null"], False)])
+def test_gpus_are_passed_in_where_there_are_any(
+    started: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: list[str], *, expected: bool
+) -> None:
+    for device in devices:
+        (tmp_path / device).touch()
+    monkeypatch.setattr(container, "_DEVICES", tuple(str(tmp_path / d) for d in ("nvidiactl", "dxg")))
+    ContainerTarget("i").start(tmp_path)
+    assert started["gpus"] is expected
+    assert (container.shown_gpus() == 0) is not expected
+
+
+def test_labels_of_ours_are_promises_and_say_where_python_is(started: dict[str, Any]) -> None:
+    started["labels"] = {"envcheck.cell": "c", "envcheck.arch-list": "sm_80", "maintainer": "x"}
+    expected = ContainerTarget("i")
+    assert expected.promises({}) == {"cell": "c", "arch_list": "sm_80"}
+    assert expected.argv()[0] == "/opt/venv/bin/python"
+    assert ContainerTarget("i", python="/usr/bin/python3").argv()[0] == "/usr/bin/python3"
+
+
+def test_what_an_image_is_and_where_it_holds_a_credential_is_told_without_its_value(started: dict[str, Any]) -> None:
+    started.update(user="1000", command=("/usr/bin/tini", "-g", "--", "serve", "--token", "canary"))
+    started["labels"] = {"build": "HF_TOKEN=canary", "maintainer": "x"}
+    started["history"] = ["CMD x", "RUN |1 API_KEY=canary /bin/sh -c true", "RUN pip install x"]
+    facts = ContainerTarget("i").facts.image
+    assert facts is not None
+    assert "canary" not in str(facts)
+    assert (facts.runs_as, facts.program, facts.history) == ("1000", "tini", 3)
+    assert facts.secrets == ["history, 1 from the last: API_KEY", "label build: HF_TOKEN", "what it starts: --token"]
+    started.update(command=(), labels={}, history=[])
+    assert ContainerTarget("i").facts.image == ImageFacts(runs_as="1000", program="", history=0, secrets=[])
+
+
+def test_every_digest_that_the_engine_states_is_in_the_report(started: dict[str, Any]) -> None:
+    started["layers"] = ["sha256:a", "sha256:b"]
+    started["digests"] = Digests("sha256:m", "sha256:c", "sha256:i", ("r.example/x@sha256:i",))
+    facts = ContainerTarget("i").facts.image
+    assert facts is not None
+    assert (facts.manifest_digest, facts.config_digest, facts.index_digest) == ("sha256:m", "sha256:c", "sha256:i")
+    assert (facts.repository_digests, facts.diff_ids) == (["r.example/x@sha256:i"], ["sha256:a", "sha256:b"])
+
+
+@pytest.mark.parametrize(
+    ("pythons", "environ", "expected"),
+    [
+        ({"a/bin/python": True, "p/python3": True}, {"VIRTUAL_ENV": "a"}, "a/bin/python"),
+        ({"p/python3": False, "p/python": True}, {}, "p/python"),
+        ({"p/python3": False, "p/python": False}, {}, "p/python3"),
+        ({}, {}, None),
+    ],
+)
+def test_in_a_foreign_image_the_first_python_with_torch_is_found(
+    started: dict[str, Any], tmp_path: Path, pythons: dict[str, bool], environ: dict[str, str], expected: str | None
+) -> None:
+    import subprocess  # noqa: PLC0415
+
+    for name, torch in pythons.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit {int(not torch)}\necho "$0" "$@"\n')
+        path.chmod(0o755)
+    assert not started["labels"]
+    argv = ContainerTarget("i").argv()
+    env = {"PATH": str(tmp_path / "p"), **{k: str(tmp_path / v) for k, v in environ.items()}}
+    completed = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    if expected is None:
+        assert (completed.returncode, completed.stdout) == (97, "no Python in this image\n")
+    else:
+        worker = "-B /run/envcheck/envcheck/runner/worker/main.py /run/envcheck-plan"
+        assert completed.stdout == f"{tmp_path / expected} {worker}\n"
+
+
+def test_a_container_ended_for_its_memory_is_told_apart() -> None:
+    assert ContainerHandle(FakeContainer(137)).poll() == 137
+    with pytest.raises(UnavailableError, match="out of memory"):
+        ContainerHandle(FakeContainer(137, oom=True)).poll()
+
+
+def test_the_end_of_a_run_is_the_end_of_its_container() -> None:
+    running = FakeContainer(None)
+    handle = ContainerHandle(running)
+    assert handle.poll() is None
+    assert handle.log() == "last words"
+    handle.end([os.getpid()])
+    assert running.closed

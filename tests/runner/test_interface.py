@@ -1,0 +1,130 @@
+"""Which Python is meant, and what it promises."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from envcheck.errors import ConfigError
+from envcheck.runner import local_python
+from envcheck.runner.local_python import (
+    ChosenPython,
+    LocalPython,
+    answering,
+    choose_python,
+    parse_promises,
+    read_promises,
+)
+
+
+def interpreter(directory: Path) -> Path:
+    python = directory / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    return python
+
+
+def test_the_one_that_is_given_wins_and_an_environment_is_as_good_as_its_python(tmp_path: Path) -> None:
+    python = interpreter(tmp_path / "venv")
+    environ = {"VIRTUAL_ENV": "/elsewhere"}
+    assert (
+        choose_python(python, environ) == choose_python(tmp_path / "venv", environ) == ChosenPython(python, "--python")
+    )
+
+
+def test_a_virtual_environment_comes_before_conda_before_path_before_our_own(tmp_path: Path) -> None:
+    venv, conda = interpreter(tmp_path / "venv"), interpreter(tmp_path / "conda")
+    (tmp_path / "conda" / "bin" / "python3").symlink_to(sys.executable)
+    environ = {
+        "VIRTUAL_ENV": str(tmp_path / "venv"),
+        "CONDA_PREFIX": str(tmp_path / "conda"),
+        "PATH": str(conda.parent),
+    }
+    assert choose_python(None, environ) == ChosenPython(venv, "$VIRTUAL_ENV")
+    del environ["VIRTUAL_ENV"]
+    assert choose_python(None, environ) == ChosenPython(conda, "$CONDA_PREFIX")
+    del environ["CONDA_PREFIX"]
+    assert choose_python(None, environ) == ChosenPython(conda.parent / "python3", "python3 on PATH")
+    assert choose_python(None, {"PATH": str(tmp_path)}) == ChosenPython(Path(sys.executable), "envcheck's own")
+
+
+def test_a_symlink_stays_one_for_it_names_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreter(tmp_path / "venv")
+    monkeypatch.chdir(tmp_path)
+    assert choose_python(Path("venv/bin/python")).python == tmp_path / "venv" / "bin" / "python"
+
+
+def test_a_directory_without_a_python_is_no_program_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ls").mkdir()
+    with pytest.raises(ConfigError, match="no Python at ls/bin/python"):
+        choose_python(Path("ls"))
+
+
+def test_no_python_and_no_program_are_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no Python at"):
+        choose_python(tmp_path / "none")
+    (tmp_path / "text").write_text("")
+    with pytest.raises(ConfigError, match="is not executable"):
+        choose_python(tmp_path / "text")
+    (tmp_path / "binary").write_bytes(b"\x7fELF")
+    (tmp_path / "binary").chmod(0o755)
+    with pytest.raises(ConfigError, match="cannot be started"):
+        LocalPython(ChosenPython(tmp_path / "binary", "--python")).start(tmp_path)
+
+
+def script(directory: Path, *lines: str) -> ChosenPython:
+    python = directory / "python"
+    python.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    python.chmod(0o755)
+    return ChosenPython(python, "--python")
+
+
+def test_what_an_impostor_says_is_cut_off_and_quoted(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r'is not a Python: it said "more than 1048576 bytes"'):
+        answering(script(tmp_path, "yes"))
+    with pytest.raises(ConfigError, match=r'is not a Python: it said "python: command not found"'):
+        answering(script(tmp_path, "echo python: command not found", "echo", "echo The command exists elsewhere:"))
+    with pytest.raises(ConfigError, match=r"is not a Python: it printed nothing"):
+        answering(script(tmp_path, "kill -9 $$"))
+
+
+def test_what_a_wrapper_leaves_running_does_not_hold_up_the_answer(tmp_path: Path) -> None:
+    began = time.monotonic()
+    chosen = script(tmp_path, "sleep 300 &", "printf 'no newline'", f'exec {sys.executable} "$@"')
+    assert answering(chosen) == chosen
+    assert time.monotonic() - began < 50
+
+
+@pytest.mark.parametrize(("version", "fine"), [("3.8", False), ("3.9", True), ("3.14", True), ("2.7", False)])
+def test_a_python_too_old_for_the_worker_is_refused(tmp_path: Path, version: str, *, fine: bool) -> None:
+    (tmp_path / "python").write_text(f"#!/bin/sh\necho noise of a wrapper\necho Python-{version}\n")
+    (tmp_path / "python").chmod(0o755)
+    chosen = ChosenPython(tmp_path / "python", "--python")
+    if fine:
+        assert answering(chosen) == chosen
+    else:
+        with pytest.raises(ConfigError, match=rf"is Python {version}; give --python one of 3\.9 or newer"):
+            answering(chosen)
+
+
+def test_promises_are_read_beside_the_python_they_are_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read_promises(str(tmp_path)) == {}
+    (tmp_path / "envcheck-promises.json").write_text(json.dumps({"torch": "2.13.0+cpu", "arch-list": "none"}))
+    assert read_promises(str(tmp_path)) == {"torch": "2.13.0+cpu", "arch_list": "none"}
+    image = tmp_path / "image.json"
+    image.write_text('{"torch": "2.8.0"}')
+    monkeypatch.setattr(local_python, "IMAGE_PROMISES", image)
+    assert read_promises("/opt/venv") == {"torch": "2.8.0"}
+    # What an image promises of its own environment says nothing of another one in it.
+    assert read_promises("/usr") == {}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"torch": 2.1}'])
+def test_promises_that_cannot_be_read_are_no_empty_ones(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"p\.json is no"):
+        parse_promises(text, "p.json")

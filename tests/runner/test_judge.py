@@ -1,0 +1,142 @@
+"""From measurements to one verdict: closed in every doubt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from envcheck.checks import Limit, Outcome, View, failed, passed, skipped, undecided, warned
+from envcheck.node.snapshot import Signal, Snapshot
+from envcheck.runner.judging import decide, exit_code, group_size, verdict, without_gpu
+from envcheck.runner.planning import CheckModule
+from tests import builders
+from tests.builders import row
+
+VIEW = View(Snapshot(signals={"read": Signal(1), "unread": Signal(reason="permission denied", why="failed")}))
+
+
+def check_module(judge: Callable[..., Any], **check: Any) -> CheckModule:
+    return builders.check_module("x", "node", judge, **check)
+
+
+def test_a_judge_is_asked_when_its_signals_are_read() -> None:
+    assert decide(check_module(lambda _: passed("fine"), signals=("read",)), VIEW).status == "pass"
+
+
+@pytest.mark.parametrize(("signal", "reason"), [("unread", "permission denied"), ("never", "not collected")])
+def test_an_unread_signal_is_an_error_that_names_it_and_its_reason(signal: str, reason: str) -> None:
+    outcome = decide(check_module(lambda _: passed("fine"), signals=("read", signal)), VIEW)
+    assert (outcome.status, outcome.summary) == ("error", f"undetermined: cannot read {signal}: {reason}")
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyError, IndexError, TypeError, ValueError, AttributeError])
+def test_a_judge_that_breaks_is_an_error_that_names_its_file(error: type[Exception]) -> None:
+    def judge(_: View) -> Outcome:
+        raise error
+
+    outcome = decide(check_module(judge), VIEW)
+    assert outcome.status == "error"
+    assert outcome.summary.startswith(f"bug in this check: {error.__name__}")
+    assert "x.py" in outcome.remedy
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        None,
+        Outcome("fine", "no status of ours"),
+        Outcome("pass", "nan", value=math.nan),
+        Outcome("fail", "nan", value=math.nan, remedy="none helps"),
+        Outcome("pass", "inf", value=math.inf),
+        Outcome("pass", "one of many", value=[1.0, math.nan]),
+        Outcome("pass", "against nothing", value=1.0, limit=Limit(math.nan, "s", "test")),
+        Outcome("fail", "no remedy"),
+        Outcome("warn", "no remedy"),
+        passed("nan", value=math.nan),
+    ],
+)
+def test_an_outcome_that_says_nothing_is_an_error(outcome: Any) -> None:
+    assert decide(check_module(lambda _: outcome), VIEW).status == "error"
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        passed("p", value=1.0),
+        warned("w", fix="f", code="it.w"),
+        failed("f", fix="f", value=2.0, code="it.f"),
+        skipped("s", code="it.s"),
+        undecided("e", code="it.e"),
+    ],
+)
+def test_a_sound_outcome_is_kept_as_it_is(outcome: Outcome) -> None:
+    assert decide(check_module(lambda _: outcome), VIEW) is outcome
+
+
+def test_gpus_enough_one_too_few_and_none() -> None:
+    two = check_module(lambda _: passed("fine"), gpus=2)
+    assert without_gpu(two, 2, "", require_gpu=True) is None
+    short = without_gpu(two, 1, "CUDA shows none", require_gpu=True)
+    assert short == skipped("needs 2 GPUs, found 1", code="gpu.not-enough")
+    lacking = without_gpu(two, 0, "CUDA shows none", require_gpu=False)
+    assert lacking == skipped("needs 2 GPUs, found none: CUDA shows none", code="gpu.not-enough")
+    required = without_gpu(two, 0, "CUDA shows none", require_gpu=True)
+    assert required is not None
+    assert (required.status, bool(required.remedy), required.code) == ("fail", True, "gpu.required")
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        (["pass"], 0),
+        (["pass", "warn", "skip"], 0),
+        (["pass", "fail"], 1),
+        (["fail", "error"], 1),
+        (["pass", "error"], 3),
+        (["skip", "warn"], 3),
+        ([], 3),
+    ],
+)
+def test_the_exit_code(statuses: list[str], code: int) -> None:
+    assert exit_code(statuses) == code
+
+
+def test_a_verdict_on_a_cpu_never_reads_like_a_gpus() -> None:
+    for statuses in (["pass"], ["fail"], ["error"], ["skip"]):
+        outcomes = [row("a", s) for s in statuses]
+        assert "no GPU was tested" in verdict(outcomes, "cpu").sentence
+        assert "no GPU was tested" not in verdict(outcomes, "gpu").sentence
+        assert verdict(outcomes, "unknown").sentence.count("without an answer from torch; no GPU was tested") == 1
+    assert verdict([row("a", "pass")], "cpu").sentence == "PASS: 1 promise proved on CPU; no GPU was tested"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "size"),
+    [([], 0), ([{}], 0), ([None, None], 0), ([{}, None], 2), ([{}, {}], 2), ([{"x": 1}] * 8, 8)],
+)
+def test_gloo_is_named_only_where_a_group_of_ranks_ran(ranks: list[Any], size: int) -> None:
+    outcomes = [row("a", "pass"), structs.replace(row("b", "pass"), ranks=ranks)]
+    assert group_size(outcomes) == size
+    result = "PASS: 2 promises proved on CPU and gloo; no" if size else "PASS: 2 promises proved on CPU; no"
+    assert verdict(outcomes, "cpu").sentence.startswith(result)
+
+
+def test_a_verdict_names_what_failed_and_counts_everything() -> None:
+    outcomes = [row("a", "pass"), row("b", "fail"), row("c", "error"), row("d", "fail")]
+    run_verdict = verdict(outcomes, "gpu")
+    assert (run_verdict.status, run_verdict.exit_code, run_verdict.sentence) == ("fail", 1, "FAIL: b, d")
+    assert run_verdict.counts == {"pass": 1, "warn": 0, "fail": 2, "skip": 0, "error": 1}
+
+
+def test_what_was_cut_short_is_no_pass() -> None:
+    run_verdict = verdict([row("a", "pass")], "gpu", complete=False)
+    assert (run_verdict.status, run_verdict.exit_code, run_verdict.sentence) == (
+        "error",
+        3,
+        "UNDETERMINED: cut short",
+    )
+    assert verdict([row("a", "fail")], "gpu", complete=False).exit_code == 1

@@ -1,0 +1,112 @@
+"""A rank's place is read off whichever launcher there is; a contradiction is no place at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from envcheck.runner.launcher import Place, complaints, place
+
+TORCHRUN = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}
+SLURM = {
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "8",
+    "SLURM_NTASKS": "9",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "2",
+    "SLURM_NNODES": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2),1",
+    "SLURMD_NODENAME": "n3",
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, Place()),
+        (TORCHRUN, Place(launcher="torchrun", rank=9, world=16, local_rank=1, local_world=8, node_rank=8, nodes=2)),
+        (SLURM, Place(launcher="slurm", rank=8, world=9, local_rank=0, local_world=1, node="n3", node_rank=2, nodes=3)),
+        (
+            TORCHRUN | {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"} | SLURM,
+            Place(launcher="torchrun", rank=9, world=16, local_rank=1, local_world=8, node="n3", node_rank=1, nodes=3),
+        ),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"} | SLURM,  # one node of three
+            Place(launcher="torchrun", rank=1, world=2, local_rank=1, local_world=2, node="n3", node_rank=2, nodes=3),
+        ),
+        (
+            {"JOB_COMPLETION_INDEX": "1", "WORLD_SIZE": "2", "NODE_NAME": "k1"},
+            Place(launcher="kubernetes", rank=1, world=2, node="k1", node_rank=1, nodes=2),
+        ),
+    ],
+)
+def test_each_launcher_is_understood(environ: dict[str, str], expected: Place) -> None:
+    assert place(environ) == expected
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        TORCHRUN | {"RANK": "16"},
+        TORCHRUN | {"RANK": "-1"},
+        TORCHRUN | {"LOCAL_RANK": "8"},
+        TORCHRUN | {"LOCAL_WORLD_SIZE": "17"},
+        {"RANK": "0"},
+    ],
+)
+def test_what_no_launcher_would_say_is_a_group_of_one(environ: dict[str, str]) -> None:
+    assert place(environ) == Place()
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        (SLURM | {"SLURM_NTASKS": "abc"}, ["SLURM_NTASKS='abc' is not a number"]),
+        (SLURM | {"SLURM_NTASKS": "९"}, ["SLURM_NTASKS='९' is not a number"]),
+        (SLURM | {"SLURM_PROCID": "9"}, ["slurm contradict each other: rank 9 of 9"]),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "all"}, ["SLURM_STEP_TASKS_PER_NODE='all'"]),
+        (TORCHRUN | {"WORLD_SIZE": "-1"}, ["WORLD_SIZE='-1' is not a number"]),
+        (TORCHRUN | {"WORLD_SIZE": "0"}, ["torchrun contradict each other: rank 9 of 0"]),
+        (TORCHRUN | {"RANK": "16"}, ["torchrun contradict each other: rank 16 of 16"]),
+        (TORCHRUN | {"LOCAL_RANK": "8"}, ["local rank 8 of 8"]),
+        ({"RANK": "9", "WORLD_SIZE": "2"}, ["torchrun contradict each other: rank 9 of 2"]),
+        ({"RANK": "one", "WORLD_SIZE": "two"}, ["RANK='one'", "WORLD_SIZE='two'"]),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1.5"}, ["OMPI_COMM_WORLD_SIZE='1.5'"]),
+        ({"PET_NODE_RANK": "3", "PET_NNODES": "2"}, ["kubernetes contradict each other: rank 3 of 2"]),
+    ],
+)
+def test_what_a_launcher_cannot_say_is_named(environ: dict[str, str], words: list[str]) -> None:
+    texts = complaints(environ)
+    assert len(texts) == len(words)
+    assert all(word in complaint for word, complaint in zip(words, texts, strict=True)), texts
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        TORCHRUN,
+        TORCHRUN | {"RANK": "15", "LOCAL_RANK": "7"},
+        SLURM,
+        TORCHRUN | SLURM,
+        {"RANK": ""},
+        {"PET_NODE_RANK": "0", "PET_NNODES": "1:4"},
+        {"JOB_COMPLETION_INDEX": "1", "WORLD_SIZE": "2"},
+        {"SLURM_NTASKS": "9", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NNODES": "3"},
+    ],
+)
+def test_what_launchers_say_is_no_complaint(environ: dict[str, str]) -> None:
+    assert complaints(environ) == []
+
+
+def test_slurm_without_a_count_for_its_node_knows_at_least_itself() -> None:
+    actual = place(SLURM | {"SLURM_STEP_TASKS_PER_NODE": "all", "SLURM_LOCALID": "3"})
+    assert (actual.local_rank, actual.local_world) == (3, 4)
+
+
+def test_a_batch_script_is_no_rank_but_knows_its_node() -> None:
+    batch = {"SLURM_NTASKS": "9", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NNODES": "3", "SLURM_NODEID": "0"}
+    assert place(batch | {"SLURMD_NODENAME": "n1"}) == Place(node="n1", nodes=3)
+
+
+def test_an_indexed_job_counts_no_pods_and_has_several() -> None:
+    assert place({"JOB_COMPLETION_INDEX": "1"}) == Place(node_rank=1, nodes=0)

@@ -1,0 +1,94 @@
+"""A GPU that the driver lost is never hidden by leaving its check out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from envcheck.checks import ERROR, FAIL, SKIP, View, skipped
+from envcheck.node.snapshot import Signal, Snapshot
+from envcheck.node.why_unread import Why
+from envcheck.runner import unmeasured
+from envcheck.runner.judging import decide, verdict
+from envcheck.runner.outcomes import fields
+from envcheck.runner.planning import discover, select
+from envcheck.runner.schema import OutcomeRow
+from envcheck.runner.state import Run
+from tests import builders
+
+SOUND = builders.machine("h100x8")
+SEEN = {
+    "torch": "2.8.0+cu128",
+    "cuda": "12.8",
+    "arch_list": ["sm_90"],
+    "device_count": 8,
+    "devices": [{"uuid": gpu.uuid} for gpu in SOUND.gpus],
+}
+
+
+def lost(*indices: int, why: Why = "lost") -> Snapshot:
+    """Return eight GPUs, of which these have a signal that NVML refuses so."""
+    unread = Signal(reason=f"NVML: {why}", why=why)
+    return builders.put_gpu(View(SOUND), indices, utilization=unread).snapshot
+
+
+def judged(snapshot: Snapshot, **choice: list[str]) -> tuple[list[OutcomeRow], View]:
+    """Return the rows of the node checks that a choice leaves, and the view they judged."""
+    view = View(snapshot, SEEN, {}, "gpu")
+    chosen = [actual for actual in select(discover(), "quick", **choice) if actual.kind == "node"]
+    return [builders.row(f.id, kind="node", **fields(decide(f, view))) for f in chosen], view
+
+
+def exit_code(snapshot: Snapshot, **choice: list[str]) -> int:
+    rows, view = judged(snapshot, **choice)
+    own = unmeasured.lost_gpus_row(view, {row.id: row for row in rows})
+    return verdict([*rows, *filter(None, [own])], "gpu").exit_code
+
+
+@pytest.mark.parametrize("choice", [{"skip": ["gpu-lost"]}, {"only": ["ecc"]}, {"only": ["shm"]}])
+@pytest.mark.parametrize("why", ["lost", "reset-required"])
+def test_a_choice_that_leaves_gpu_lost_out_is_no_pass_where_a_gpu_is_lost(
+    choice: dict[str, list[str]], why: Why
+) -> None:
+    assert exit_code(lost(5, why=why), **choice) == 3
+    rows, view = judged(lost(2, 5, why=why), **choice)
+    own = unmeasured.lost_gpus_row(view, {row.id: row for row in rows})
+    assert own is not None
+    assert [(finding.status, finding.culprit) for finding in own.findings] == [
+        (ERROR, f"GPU {index} ({SOUND.gpus[index].uuid})") for index in (2, 5)
+    ]
+    assert all(f"NVML: {why}" in finding.summary and finding.remedy for finding in own.findings)
+
+
+def test_a_choice_that_leaves_gpu_lost_out_is_nothing_to_say_where_all_gpus_answer() -> None:
+    assert exit_code(SOUND, skip=["gpu-lost"]) == 0
+    assert exit_code(SOUND, only=["ecc"]) == 0
+    # What a GPU does not offer is not lost.
+    assert exit_code(lost(5, why="unsupported"), only=["ecc"]) == 0
+
+
+def test_where_gpu_lost_runs_it_says_so_alone() -> None:
+    rows, view = judged(lost(5))
+    assert unmeasured.lost_gpus_row(view, {row.id: row for row in rows}) is None
+    assert {row.id for row in rows if row.status == FAIL} >= {"gpu-lost"}
+
+
+def test_a_gpu_lost_that_the_budget_left_out_hides_nothing() -> None:
+    row = OutcomeRow(
+        id="gpu-lost",
+        kind="node",
+        **fields(skipped("left out: planned for 1 s", code="budget.left-out")),
+        left_out=True,
+    )
+    assert row.status == SKIP
+    assert unmeasured.lost_gpus_row(View(lost(5)), {"gpu-lost": row}) is not None
+
+
+def test_a_run_without_gpu_lost_ends_undetermined(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
+    add("plain", "return {}")
+    assert run_site(snapshot=SOUND).verdict.exit_code == 0
+    run = run_site(snapshot=lost(5))
+    assert (run.ordered[-1].id, run.verdict.exit_code) == ("lost-gpus", 3)
+    assert SOUND.gpus[5].uuid in run.ordered[-1].culprit

@@ -1,0 +1,136 @@
+"""What a site demands of measured values: on both sides of each bound, and never met by what was not measured."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, FAIL, PASS
+from envcheck.errors import ConfigError
+from envcheck.runner import requirements
+from envcheck.runner.planning import discover
+from envcheck.runner.schema import OutcomeRow
+from tests.builders import row
+
+ROOT = Path(__file__).parents[3]
+SPEEDS = {"host to GPU": 51.0, "GPU to host": 46.0, "HBM copy": 2900.0, "bfloat16": 700.0}
+GPU = {"is_cuda": True, "host": "node1", "values": SPEEDS}
+SLOW = {**GPU, "values": {**SPEEDS, "GPU to host": 20.0}}
+CPU = {"is_cuda": False, "host": "node1"}
+
+
+def outcome(identity: str, *ranks: Any, status: Any = "pass", value: Any = None) -> OutcomeRow:
+    return row(identity, status, "as it was", value=value, ranks=[*ranks])
+
+
+ODD: list[Any] = [None, 1, "x", [], {}, {"values": 1}, {"matrix": [1]}, {"latency": {"all-reduce": 1}}]
+BAD: list[Any] = ["x", True, -1.0, math.nan, None]
+NOTHING = [
+    None,
+    outcome("x", GPU, value=9.0, status="skip"),
+    outcome("x", GPU, value=9.0, status="error"),
+    outcome("x"),
+]
+NOTHING += [outcome("x", odd) for odd in ODD]
+NOTHING += [outcome("x", {**GPU, "values": dict.fromkeys(SPEEDS, bad)}, value=bad) for bad in BAD]
+
+
+def small(host: str, seconds: Any) -> dict[str, Any]:
+    return {"is_cuda": True, "host": host, "latency": {"all-reduce": [{"bytes": 8, "p50": seconds, "p99": 1.0}]}}
+
+
+def pairs(*matrix: list[Any]) -> dict[str, Any]:
+    return {"is_cuda": True, "matrix": list(matrix)}
+
+
+CODES = {PASS: "", FAIL: "require.not-met", ERROR: "require.unmeasured"}
+
+
+@pytest.mark.parametrize(
+    ("name", "bound", "row", "status", "word"),
+    [
+        ("pcie-speed", 46, outcome("memory-bandwidth", GPU, GPU), PASS, "46 GB/s"),
+        ("pcie-speed", 46.1, outcome("memory-bandwidth", GPU, GPU), FAIL, "46 GB/s"),
+        ("pcie-speed", 21, outcome("memory-bandwidth", GPU, SLOW, GPU), FAIL, "20 GB/s"),
+        ("pcie-speed", 21, outcome("memory-bandwidth", GPU, SLOW, status="warn"), FAIL, "20 GB/s"),
+        ("hbm-speed", 2900, outcome("memory-bandwidth", GPU), PASS, "2900"),
+        ("hbm-speed", 2901, outcome("memory-bandwidth", GPU), FAIL, "2900"),
+        ("bf16", 700, outcome("gemm-throughput", GPU), PASS, "700"),
+        ("bf16", 701, outcome("gemm-throughput", GPU), FAIL, "700"),
+        ("peer-speed", 30, outcome("peer-bandwidth", pairs([None, 40.0], [30.0, None])), PASS, "30 GB/s"),
+        ("peer-speed", 31, outcome("peer-bandwidth", pairs([None, 40.0], [30.0, None])), FAIL, "30 GB/s"),
+        ("peer-speed", 1, outcome("peer-bandwidth", pairs([None, None], [30.0, None])), ERROR, "measured no"),
+        ("all-reduce-speed", 400, outcome("all-reduce-bandwidth", GPU, GPU, value=400.0), PASS, "400 GB/s"),
+        ("all-reduce-speed", 401, outcome("all-reduce-bandwidth", GPU, GPU, value=400.0), FAIL, "400 GB/s"),
+        ("all-reduce-speed", 1, outcome("all-reduce-bandwidth", CPU, CPU, value=400.0), ERROR, "measured no"),
+        ("disk-read", 1, outcome("disk-read", {"rank": 0}, value=1.0), PASS, "1 GB/s"),
+        ("disk-read", 1.1, outcome("disk-read", {"rank": 0}, value=1.0, status="warn"), FAIL, "1 GB/s"),
+        ("network-latency", 20, outcome("all-reduce-bandwidth", small("a", 1e-5), small("b", 2e-5)), PASS, "20 us"),
+        ("network-latency", 19, outcome("all-reduce-bandwidth", small("a", 1e-5), small("b", 2e-5)), FAIL, "20 us"),
+        ("network-latency", 99, outcome("all-reduce-bandwidth", small("a", 1e-5), small("a", 1e-5)), ERROR, "no small"),
+    ],
+)
+def test_each_bound_on_both_sides(name: str, bound: float, row: OutcomeRow, status: str, word: str) -> None:
+    expected = requirements.demand(name, bound, "our contract")
+    actual = requirements.hold_demands([expected], {row.id: row})[f"require-{name}"]
+    assert (actual.status, actual.code) == (status, CODES[status]), actual
+    assert word in actual.summary
+    assert bool(actual.remedy) == (status != PASS)
+    if status != ERROR:
+        assert actual.limit is not None
+        assert (actual.limit.value, actual.limit.source) == (bound, "our contract")
+
+
+@pytest.mark.parametrize("name", requirements.demand_names())
+@pytest.mark.parametrize("row", NOTHING)
+def test_what_was_not_measured_is_never_met(name: str, row: OutcomeRow | None) -> None:
+    expected = requirements.demand(name, 1e-9 if name != "network-latency" else 1e9, "our contract")
+    rows = {} if row is None else {expected.of: row}
+    [actual] = requirements.hold_demands([expected], rows).values()
+    assert actual.status == ERROR, actual
+    assert expected.of in actual.remedy
+
+
+def test_every_demand_is_measured_by_a_check_there_is() -> None:
+    assert set(requirements.demand_names().values()) <= {actual.id for actual in discover()}
+
+
+def test_every_measured_field_of_a_file_becomes_its_demand(tmp_path: Path) -> None:
+    text = "[gpu]\npcie_gb_s = 1\nhbm_gb_s = 2\nbf16_tflops = 3\npeer_gb_s = 4\nall_reduce_gb_s = 5\n"
+    text += "[host]\ndisk_read_gb_s = 6\n[network]\nlatency_us = 7\n"
+    (tmp_path / "ours.toml").write_text(text)
+    actual = requirements.measured_demands(requirements.read(str(tmp_path / "ours.toml")))
+    assert {one.id.removeprefix("require-") for one in actual} == set(requirements.demand_names())
+    assert sorted(one.limit.value for one in actual) == [1, 2, 3, 4, 5, 6, 7]
+    assert requirements.measured_demands(requirements.Requirements()) == []
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-1", "0", "true", '"1"'])
+@pytest.mark.parametrize("field", ["gpu.pcie_gb_s", "host.ram_gib", "network.ports"])
+def test_a_demand_of_no_number_is_refused(tmp_path: Path, field: str, number: str) -> None:
+    table, _, key = field.partition(".")
+    (tmp_path / "ours.toml").write_text(f"[{table}]\n{key} = {number}\n")
+    with pytest.raises(ConfigError) as error:
+        requirements.read(str(tmp_path / "ours.toml"))
+    assert key in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_command_holds_a_run_against_what_was_measured_and_what_was_not(tmp_path: Path) -> None:
+    (tmp_path / "ours.toml").write_text("[host]\ndisk_read_gb_s = 0.000001\n[gpu]\npcie_gb_s = 1\n")
+    command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", sys.executable, "--only", "open-files"]
+    command += ["--requirements", "ours.toml", "--output", "r.json"]
+    completed = subprocess.run(
+        command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, capture_output=True, check=False
+    )
+    rows = {row["id"]: row for row in json.loads((tmp_path / "r.json").read_text())["outcomes"]}
+    assert completed.returncode == 1  # no GPU, and one was demanded
+    assert (rows["require-disk-read"]["status"], rows["require-pcie-speed"]["status"]) == (ERROR, ERROR)
+    assert "was not run" in rows["require-disk-read"]["summary"]
+    assert "--only disk-read" in rows["require-disk-read"]["remedy"]

@@ -1,0 +1,118 @@
+"""What a site demands of a node: each demand is its own check, judged on both sides, and a wrong file is one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, FAIL, PASS, View
+from envcheck.errors import ConfigError
+from envcheck.node.snapshot import Signal
+from envcheck.runner import requirements
+from envcheck.runner.judging import decide
+from tests import builders
+
+GIB = 1 << 30
+
+
+def view(machine: str) -> View:
+    return View(builders.machine(machine))
+
+
+def judged(wanted: requirements.Requirements, machine: View) -> dict[str, str]:
+    return {actual.id: decide(actual, machine).status for actual in requirements.node_checks(wanted)}
+
+
+def written(tmp_path: Path, text: str) -> str:
+    (tmp_path / "ours.toml").write_text(text)
+    return str(tmp_path / "ours.toml")
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in requirements.PROFILES.glob("*.toml")))
+def test_each_shipped_profile_is_met_by_its_own_machine_and_by_no_other(name: str) -> None:
+    expected = requirements.read(name)
+    machines = {"hgx-h100": ("h100x8", "a100x8"), "workstation": ("rtx4090", "t4")}
+    right, wrong = machines[name]
+    assert set(judged(expected, view(right)).values()) == {PASS}
+    assert judged(expected, view(wrong))["require-model"] == FAIL
+
+
+@pytest.mark.parametrize(
+    ("text", "check", "status"),
+    [
+        ("[gpu]\ncount = 8", "require-gpus", PASS),
+        ("[gpu]\ncount = 9", "require-gpus", FAIL),
+        ("[gpu]\nmemory_gib = 80", "require-gpu-memory", PASS),
+        ("[gpu]\nmemory_gib = 80.1", "require-gpu-memory", FAIL),
+        ("[gpu]\nnvlinks = 18", "require-nvlinks", PASS),
+        ("[gpu]\nnvlinks = 19", "require-nvlinks", FAIL),
+        ("[gpu]\npcie_gen = 6", "require-pcie-gen", FAIL),
+        ("[gpu]\npcie_width = 16", "require-pcie-width", PASS),
+        ("[host]\nram_gib = 1024", "require-ram", PASS),
+        ("[host]\nram_gib = 1025", "require-ram", FAIL),
+        ("[host]\ndisk_gib = 401", "require-disk", FAIL),
+        ('[driver]\nmin = "570.124.06"', "require-driver", PASS),
+        ('[driver]\nmin = "570.124.07"', "require-driver", FAIL),
+        ('[driver]\nbelow = "570.124.06"', "require-driver", FAIL),
+        ('[driver]\nbelow = "571"', "require-driver", PASS),
+    ],
+)
+def test_each_demand_on_both_sides(tmp_path: Path, text: str, check: str, status: str) -> None:
+    expected = requirements.read(written(tmp_path, text))
+    assert judged(expected, view("h100x8"))[check] == status
+
+
+def test_two_demands_never_share_a_line_of_the_report() -> None:
+    actual = requirements.node_checks(requirements.read("hgx-h100"))
+    assert len({decide(f, view("h100x8")).summary for f in actual}) == len(actual)
+
+
+@pytest.mark.parametrize("lanes", [8, Signal(reason="NVML: GPU is lost", why="lost")])
+def test_one_gpu_of_eight_is_enough_to_fall_short(tmp_path: Path, lanes: Any) -> None:
+    expected = requirements.read(written(tmp_path, "[gpu]\npcie_width = 16"))
+    machine = view("h100x8")
+    machine.snapshot.gpus[6].signals["pcie_width"] = lanes if isinstance(lanes, Signal) else Signal(lanes)
+    assert judged(expected, machine)["require-pcie-width"] == (ERROR if isinstance(lanes, Signal) else FAIL)
+
+
+def test_a_machine_without_gpus_meets_no_demand_for_them() -> None:
+    result = judged(requirements.read("hgx-h100"), view("cpu"))
+    assert result["require-gpus"] == FAIL
+    assert {result["require-model"], result["require-nvlinks"], result["require-driver"]} == {ERROR}
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("[gpu]\ncuont = 8", "cuont"),
+        ('[gpu]\ncount = "8"', "count"),
+        ("gpu = ", "ours.toml"),
+        ("gpu = " + "[" * 100_000, "nested deeper than any setting"),
+        ("#" * 2**20 + "#", "longer than 1 MiB"),
+        ('[gpu]\nmodel = "H1000"', "H100"),
+        ('[driver]\nmin = "new"', "not a version"),
+        ('[driver]\nmin = "580"\nbelow = "580"', "no driver is at least 580 and below 580"),
+        ("", "contains no requirements"),
+        ('name = "ours"\n[gpu]', "contains no requirements"),
+        ('[gpu]\nmodel = ""\ncount = 1', "gpu.model is empty"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_place(tmp_path: Path, text: str, word: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        requirements.read(written(tmp_path, text))
+    assert word in f"{error.value} {error.value.fix}"
+
+
+def test_a_file_that_is_no_text_is_told_as_that(tmp_path: Path) -> None:
+    path = tmp_path / "ours.toml"
+    path.write_bytes(b"\xff\xfe[gpu]")
+    with pytest.raises(ConfigError, match=r"ours\.toml is not UTF-8 text"):
+        requirements.read(str(path))
+
+
+def test_a_file_that_is_not_there_names_the_profiles_that_are() -> None:
+    with pytest.raises(ConfigError) as error:
+        requirements.read("nowhere.toml")
+    assert "hgx-h100" in str(error.value.fix)

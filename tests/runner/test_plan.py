@@ -1,0 +1,156 @@
+"""Which checks a run does: by level, by name, and never silently none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.checks import LEVELS
+from envcheck.errors import ConfigError
+from envcheck.runner.planning import CheckModule, discover, plan, select, worker_plan
+from envcheck.runner.state import Run
+from tests.builders import check_module
+
+
+def check(identity: str, level: str, **needs: Any) -> CheckModule:
+    return check_module(identity, **{"level": level, "seconds": 2.0, "timeout": 30.0, "gpus": 1, "ranks": 0, **needs})
+
+
+ALL = [check(f"a-{level}", level) for level in LEVELS]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_level_holds_the_ones_before_it(level: str) -> None:
+    assert [f.check.level for f in select(ALL, level)] == list(LEVELS[: LEVELS.index(level) + 1])
+
+
+def test_only_takes_a_check_of_any_level_and_skip_takes_one_out() -> None:
+    assert [f.id for f in select(ALL, "static", only=["a_full"])] == ["a-full"]
+    assert [f.id for f in select(ALL, "quick", skip=["a-static"])] == ["a-quick"]
+
+
+@pytest.mark.parametrize(
+    ("only", "skip", "message"),
+    [
+        (["a-ful"], [], r"no check is named a-ful; did you mean a-full"),
+        (["a"], [], r"no check is named a; did you mean a-\w+"),
+        ([], ["zzz"], r"no check is named zzz; see `envcheck checks`"),
+        (["a-full"], ["a-full"], r"no check is left to run"),
+    ],
+)
+def test_a_name_that_is_none_is_refused_with_what_may_be_meant(only: list[str], skip: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        select(ALL, "full", only, skip)
+
+
+def test_a_plan_adds_up_and_a_timeout_replaces_every_limit() -> None:
+    made = plan(ALL, level="full", nproc=2)
+    assert (made.seconds, {c.timeout for c in made.checks}) == (8.0, {30.0})
+    assert {c.timeout for c in plan(ALL, level="full", nproc=2, timeout=7.0).checks} == {7.0}
+
+
+def test_the_worker_is_told_of_env_checks_alone() -> None:
+    node = ALL[0]._replace(kind="node", id="node")
+    made = plan([node, ALL[1]], level="full", nproc=3)
+    data = worker_plan(
+        made, {"a-quick": "module:q"}, ours=True, spawn=False, import_timeout=9.0, environment={"NCCL_P2P_DISABLE": "1"}
+    )
+    [check] = data["checks"]
+    numbers = {"ranks": 0, "least_ranks": 1, "gpus": 1, "seconds": 2.0, "timeout": 30.0}
+    assert check == {"id": "a-quick", "source": "module:q", "probe": False, "imports": [], **numbers}
+    assert (data["nproc"], data["environment"]) == (3, {"NCCL_P2P_DISABLE": "1"})
+
+
+def test_every_shipped_check_is_found_once_in_the_order_it_runs() -> None:
+    modules = discover()
+    assert len({f.id for f in modules}) == len(modules) > 0
+    assert [LEVELS.index(f.check.level) for f in modules] == sorted(LEVELS.index(f.check.level) for f in modules)
+    assert {f.path.stem.replace("_", "-") for f in modules} == {f.id for f in modules}
+
+
+SOUND = (
+    '"""Doc."""\nfrom envcheck.checks import Check, passed\nCHECK = Check(promise="p", level="quick")\n'
+    "def judge(view, ranks):\n    return passed('')\ndef measure(rank):\n    return {}\n"
+)
+
+
+def test_of_the_shipped_checks_those_that_are_needed_are_found_alone() -> None:
+    few = discover(only={"driver-cuda", "ddp", "nosuch"})
+    assert few == [module for module in discover() if module.id in ("driver-cuda", "ddp")]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('CHECK = Check(promise="p", level="quick")', "", "has no CHECK"),
+        ("def judge", "def judged", "has no judge"),
+        ("def measure", "def measured", "has no measure"),
+        ('"quick"', '"fast"', "has the level 'fast'"),
+        ('"p"', '" "', "has no docstring or no promise"),
+        ('"""Doc."""', "", "has no docstring or no promise"),
+        ("def judge", "def ju dge", "cannot be imported: SyntaxError"),
+        ("def judge", "import no_such\ndef judge", "cannot be imported: ModuleNotFoundError"),
+        ("def judge", "1 / 0\ndef judge", "cannot be imported: ZeroDivisionError"),
+        ("def judge", "raise SystemExit(0)\ndef judge", "cannot be imported: SystemExit"),
+    ],
+)
+def test_a_file_that_is_no_check_is_a_loud_error_naming_it(site: Path, old: str, new: str, message: str) -> None:
+    (site / "env" / "mine.py").write_text(SOUND.replace(old, new))
+    with pytest.raises(ConfigError, match=rf"env/mine\.py {message}"):
+        discover(site)
+
+
+def test_a_site_adds_a_check_by_dropping_a_file(site: Path) -> None:
+    (site / "env" / "_helper.py").write_text("")
+    (site / "env" / "my_check.py").write_text(SOUND)
+    assert [f.id for f in discover(site) if f.path.is_relative_to(site)] == ["my-check"]
+
+
+@pytest.mark.parametrize("name", ["ddp.py", None])
+def test_a_name_taken_twice_and_an_empty_site_are_refused(site: Path, name: str | None) -> None:
+    if name:
+        (site / "env" / name).write_text(SOUND)
+    with pytest.raises(ConfigError, match="two checks are named ddp" if name else "contains no check"):
+        discover(site)
+
+
+def test_a_check_of_a_site_is_measured_and_judged(
+    add: Callable[..., Path], run_site: Callable[..., Run], site: Path
+) -> None:
+    add("mine", "return {'rank': rank.rank, 'device': rank.device, 'backend': rank.backend, 'world': rank.world}")
+    (site / "node" / "here.py").write_text(
+        '"""Doc."""\nfrom envcheck.checks import Check, failed\nCHECK = Check(promise="p", level="quick")\n'
+        "def judge(view):\n    return failed(view.mode, fix='get one')\n"
+    )
+    outcomes = run_site().outcomes
+    assert outcomes["mine"].ranks == [{"rank": r, "device": "cpu", "backend": "gloo", "world": 2} for r in (0, 1)]
+    assert (outcomes["here"].status, outcomes["here"].summary) == ("fail", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nproc", "seconds"), [(None, 1, 7.0), (0, 1, 1.0), (0, 2, 5.0), (1, 2, 3.0), (2, 1, 7.0), (8, 1, 7.0)]
+)
+def test_a_plan_counts_no_time_for_what_a_machine_has_too_few_gpus_for(
+    gpus: int | None, nproc: int, seconds: float
+) -> None:
+    checks = [
+        check("anywhere", "quick", seconds=1.0, gpus=0),
+        check("a-gpu", "quick", seconds=2.0),
+        check("together", "quick", seconds=4.0, gpus=0, least_ranks=2),
+    ]
+    assert plan(checks, level="full", nproc=nproc, gpus=gpus).seconds == seconds
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cpu_seconds", "planned"), [(0, 0.5, 0.5), (0, None, 5.0), (1, 0.5, 5.0), (None, 0.5, 5.0)]
+)
+def test_the_cpus_time_counts_only_where_no_gpu_is(gpus: int | None, cpu_seconds: float | None, planned: float) -> None:
+    made = plan([check_module(seconds=5.0, cpu_seconds=cpu_seconds)], level="quick", nproc=2, gpus=gpus)
+    assert (made.checks[0].seconds, made.seconds) == (planned, planned)
+
+
+def test_a_check_that_needs_a_gpu_has_no_time_on_a_cpu() -> None:
+    assert [check.id for check in discover() if check.check.gpus and check.check.cpu_seconds is not None] == []

@@ -1,0 +1,196 @@
+"""A repeated run: all rounds in one row, and no bad round hidden by a hundred good ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from envcheck.node.snapshot import Signal, Snapshot
+from envcheck.runner import attempts
+from envcheck.runner.execute import validate
+from envcheck.runner.planning import plan
+from envcheck.runner.schema import OutcomeRow
+from envcheck.runner.state import Run
+from tests import builders
+from tests.builders import check_module
+
+
+def row(status: Any, value: Any = None) -> OutcomeRow:
+    return builders.row("a", status, f"{status} {value}", value=value)
+
+
+def folded(*rows: OutcomeRow) -> OutcomeRow:
+    whole = None
+    for each in rows:
+        whole = attempts.fold(whole, each)
+    assert whole is not None
+    return whole
+
+
+@pytest.mark.parametrize("worst", ["fail", "error", "warn", "skip"])
+def test_one_round_that_is_no_pass_wins_over_all_that_are(worst: str) -> None:
+    combined = folded(row("pass"), row("pass"), row(worst), row("pass"))
+    assert combined.status == worst
+    assert combined.spread is not None
+    assert (combined.spread.rounds, combined.spread.told_in, combined.spread.statuses) == (
+        4,
+        3,
+        {"pass": 3, worst: 1},
+    )
+
+
+def test_the_worst_round_is_shown_and_of_two_alike_the_first() -> None:
+    combined = folded(row("warn", 1), row("fail", 2), row("error", 3), row("fail", 4), row("skip"))
+    assert (combined.status, combined.value) == ("fail", 2)
+    assert combined.spread is not None
+    assert combined.spread.told_in == 2
+
+
+def test_the_spread_is_of_every_round_whatever_it_came_to() -> None:
+    spread = folded(row("pass", 4.0), row("fail", 1.0), row("pass", 9), row("pass", 5.0)).spread
+    assert spread is not None
+    assert (spread.smallest, spread.median, spread.largest, spread.values) == (1.0, 4.5, 9, [4.0, 1.0, 9, 5.0])
+
+
+def repeated(*digests: str) -> OutcomeRow:
+    """Return the row of a fingerprint that passed, with each rank's digest."""
+    ranks = [{"rank": r, "device": f"GPU-{r}", "digests": [d, d], "repeats": 2} for r, d in enumerate(digests)]
+    return structs.replace(row("pass"), details={"bits": {str(r): d for r, d in enumerate(digests)}}, ranks=ranks)
+
+
+def test_bits_that_change_between_rounds_fail_naming_the_gpu() -> None:
+    assert folded(repeated("a", "a"), repeated("a", "a"), repeated("a", "a")).status == "pass"
+    combined = folded(repeated("a", "a"), repeated("a", "a"), repeated("a", "b"), repeated("a", "a"))
+    assert (combined.status, combined.summary) == (
+        "fail",
+        "rank 1 on GPU-1 gave other bits than in the rounds before",
+    )
+    assert combined.remedy
+    assert combined.spread is not None
+    assert (combined.spread.told_in, combined.spread.statuses) == (3, {"pass": 3, "fail": 1})
+
+
+def test_who_judges_a_repeated_run_again_sees_the_bits_of_both_rounds() -> None:
+    combined = folded(repeated("a"), repeated("b"))
+    assert combined.ranks == [{"rank": 0, "device": "GPU-0", "digests": ["a", "a", "b", "b"], "repeats": 4}]
+
+
+@pytest.mark.parametrize("details", [{}, {"bits": None}, {"bits": "a"}])
+def test_a_round_without_bits_is_compared_with_nothing(details: dict[str, Any]) -> None:
+    silent = structs.replace(row("pass"), details=details)
+    assert folded(repeated("a"), silent).status == "pass"
+    assert folded(silent, repeated("a")).status == "pass"
+
+
+@pytest.mark.parametrize("value", [None, "nan", True, [1.0], "570.26"])
+def test_what_is_no_number_has_no_spread(value: Any) -> None:
+    spread = folded(row("pass", value), row("pass", value)).spread
+    assert spread is not None
+    assert (spread.values, spread.smallest, spread.median, spread.largest) == ([], None, None, None)
+
+
+def counted(file: Path) -> str:
+    return f"seen = open({str(file)!r}, 'a+')\nseen.write('x')\nseen.seek(0)\nreturn {{'x': len(seen.read())}}"
+
+
+VALUE = (
+    "def judge(view, ranks):\n    x = ranks[0]['x']\n    return failed('odd', fix='mend it', value=x) if x == 2 else "
+)
+VALUE += "passed('fine', value=x)\n"
+
+
+def test_rounds_are_really_run_and_the_bad_one_decides(
+    add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
+) -> None:
+    add("counts", counted(tmp_path / "seen"), "ranks=1", VALUE)
+    add("sound", "return {}", "ranks=1")
+    run = run_site(repeat=3)
+    combined = run.outcomes["counts"]
+    assert (combined.status, combined.value) == ("fail", 2)
+    assert combined.spread is not None
+    assert combined.spread.values == [1, 2, 3]
+    assert [o.spread.rounds for o in run.outcomes.values() if o.spread] == [3, 3]
+    assert run.verdict.sentence.endswith("; 3 rounds")
+    assert run.verdict.exit_code == 1
+
+
+def test_a_performance_that_falls_short_once_in_a_round_has_its_second_look_in_that_round(
+    add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
+) -> None:
+    add("counts", counted(tmp_path / "seen"), "ranks=1, performance=True", VALUE.replace("failed(", "too_slow("))
+    combined = run_site(repeat=2).outcomes["counts"]
+    assert combined.status == "pass"
+    assert combined.spread is not None
+    assert (combined.spread.rounds, combined.spread.values) == (2, [1, 3])
+
+
+def test_a_duration_is_at_least_one_round(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
+    add("one", "return {}", "ranks=1")
+    add("two", "return {}", "ranks=1")
+    assert [attempts.rounds(o) for o in run_site(duration=0.001).outcomes.values()] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("choices", "data", "elapsed", "to_do"),
+    [
+        ({}, {}, 0.0, ["a", "b"]),
+        ({}, {"a": 1}, 0.0, ["b"]),
+        ({}, {"a": 1, "b": 1}, 0.0, []),
+        ({"repeat": 2}, {"a": 1, "b": 1}, 0.0, ["a", "b"]),
+        ({"repeat": 2}, {"a": 2, "b": 1}, 0.0, ["b"]),
+        ({"repeat": 2}, {"a": 2, "b": 2}, 0.0, []),
+        ({"duration": 9.0}, {}, 9.0, ["a", "b"]),
+        ({"duration": 9.0}, {"a": 4, "b": 4}, 8.9, ["a", "b"]),
+        ({"duration": 9.0}, {"a": 4, "b": 4}, 9.0, []),
+        ({"duration": 9.0}, {"a": 5, "b": 4}, 99.0, ["b"]),
+    ],
+)
+def test_a_round_that_has_begun_is_finished_and_no_other_begins_when_it_is_over(
+    choices: dict[str, Any], data: dict[str, int], elapsed: float, to_do: list[str]
+) -> None:
+    checks = [check_module(identity) for identity in ("a", "b")]
+    known = {identity: folded(*[row("pass")] * count) for identity, count in data.items()}
+    made = plan(checks, level="full", nproc=2, **choices)
+    assert [c.id for c in attempts.to_do(made, known, elapsed)] == to_do
+
+
+def test_the_node_is_read_in_every_round(site: Path, run_site: Callable[..., Run]) -> None:
+    (site / "node" / "heat.py").write_text(
+        '"""Doc."""\nfrom envcheck.checks import Check, passed\nCHECK = Check(promise="p", level="quick")\n'
+        "def judge(view):\n    return passed('warm', value=view.snapshot.signal('heat').value)\n"
+    )
+    made = run_site()
+    heats: Iterator[float] = iter((40.0, 90.0))
+    run = Run(plan([*made.chosen], level="full", nproc=2, repeat=2), made.chosen, made.target, site=site)
+    validate(run, lambda: Snapshot("now", {"heat": Signal(next(heats))}), Deaf())
+    spread = run.outcomes["heat"].spread
+    assert spread is not None
+    assert spread.values == [40.0, 90.0]
+
+
+class Deaf:
+    """A watcher that hears nothing."""
+
+    def running(self, check: str) -> None:
+        """Hear nothing."""
+
+    def learned(self, run: Run) -> None:
+        """Learn nothing."""
+
+
+def test_a_driver_that_changes_between_rounds_is_a_failure_that_names_both(
+    add: Callable[..., Path], run_site: Callable[..., Run]
+) -> None:
+    add("one", "return {}", "ranks=1")
+    made = run_site()
+    drivers = iter(("570.26", "570.124.06", "570.124.06"))
+    run = Run(plan([*made.chosen], level="full", nproc=2, repeat=3), made.chosen, made.target, site=made.site)
+    validate(run, lambda: Snapshot("now", {"driver.version": Signal(next(drivers))}), Deaf())
+    changed = run.outcomes["same-environment"]
+    assert (changed.status, changed.code) == ("fail", "same-environment.changed")
+    assert "driver.version was 570.26, is 570.124.06" in changed.summary
+    assert run.verdict.exit_code == 1

@@ -1,0 +1,97 @@
+"""A status that changes after the judge names the rule that changed it, and reports say so."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from envcheck.checks import ERROR, FAIL, PASS, Outcome, View, failed, passed, too_slow
+from envcheck.node.snapshot import Gpu, Signal, Snapshot
+from envcheck.reports import phrases
+from envcheck.runner import attempts, judging
+from envcheck.runner.outcomes import outcome_row
+from envcheck.runner.schema import OutcomeRow
+from tests.builders import check_module
+
+SLOW = too_slow("slow", fix="look at the links", value=9.0, unit="GB/s", code="speed.slow")
+FINE = passed("fine", value=90.0, unit="GB/s")
+RAN_WITHOUT_P2P = {"ran_with": ["NCCL_P2P_DISABLE=1"]}
+GPU = "GPU-1"
+USED = Snapshot(
+    gpus=[Gpu(GPU, {"processes": Signal(value=[{"pid": 4711, "name": "python"}]), "utilization": Signal(value=99.0)})]
+)
+ON_GPU = View(USED, {"devices": [{"uuid": GPU}]}, mode="gpu")
+
+
+def decided(outcome: Any, view: View | None = None, details: dict[str, Any] | None = None) -> Outcome:
+    """Return an outcome as a run decides it: what the judge returned, then the rules."""
+    return judging.decide(
+        check_module(performance=True, judge=lambda *_: outcome), view or View(Snapshot()), [{"rank": 0}], details
+    )
+
+
+def as_row(outcome: Outcome, before: OutcomeRow | None = None, **more: Any) -> OutcomeRow:
+    """Return the row of a measurement, after another one."""
+    event = {"event": "done", "ranks": [{"rank": 0, "device": "cpu"}], "seconds": 1.0, "body": 0.5, "logs": [""]}
+    return outcome_row(
+        check_module(performance=True), dataclasses.replace(outcome, details={**outcome.details, **more}), event, before
+    )
+
+
+CHANGES: dict[str, tuple[Callable[[], Outcome | OutcomeRow], str, str]] = {
+    "contradiction": (lambda: decided(failed("broken", fix="", code="it.broken")), FAIL, ERROR),
+    "busy-gpu": (lambda: decided(SLOW, ON_GPU), FAIL, ERROR),
+    "p2p-hang": (lambda: decided(FINE, details={**RAN_WITHOUT_P2P, "hung": "rank 0 hung"}), PASS, FAIL),
+    "p2p-disabled": (lambda: decided(SLOW, details=RAN_WITHOUT_P2P), FAIL, ERROR),
+    "second-measurement": (lambda: as_row(FINE, as_row(SLOW)), FAIL, PASS),
+    "worse-measurement": (
+        lambda: attempts.join(as_row(FINE), as_row(failed("wrong", fix="out", code="data.wrong"))),
+        PASS,
+        FAIL,
+    ),
+    "worst-round": (
+        lambda: attempts.fold(attempts.fold(None, as_row(FINE)), as_row(failed("wrong", fix="x", code="data.wrong"))),
+        PASS,
+        FAIL,
+    ),
+    "same-bits": (
+        lambda: attempts.fold(attempts.fold(None, as_row(FINE, bits={"0": "a"})), as_row(FINE, bits={"0": "b"})),
+        PASS,
+        FAIL,
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", CHANGES)
+def test_each_rule_that_changes_a_status_is_named_with_its_reason(rule: str) -> None:
+    make, before, after = CHANGES[rule]
+    outcome = make()
+    assert outcome.status == after
+    [change] = [change for change in outcome.changes if change.rule == rule]
+    assert (change.before, change.after) == (before, after)
+    assert change.reason
+
+
+def test_every_rule_has_a_case_here() -> None:
+    rules = {rule.name for rule in judging.OUTCOME_RULES} | set(attempts.ROW_RULES)
+    assert set(CHANGES) == rules - {"judged-again"}  # see tests/reports/test_rejudge.py
+
+
+def test_an_outcome_that_keeps_its_status_has_no_change() -> None:
+    assert decided(FINE).changes == ()
+    assert as_row(SLOW, as_row(SLOW)).changes == []
+
+
+def test_a_reader_of_the_report_sees_the_change_with_its_reason() -> None:
+    result = dict(phrases.particulars(as_row(decided(SLOW, ON_GPU))))
+    assert result["status"] == "fail → error: other processes used the GPU while its speed was measured [busy-gpu]"
+
+
+def test_rounds_keep_the_changes_of_the_round_that_counts() -> None:
+    slow = as_row(decided(SLOW, ON_GPU))
+    whole = attempts.fold(attempts.fold(None, as_row(FINE)), structs.replace(slow))
+    assert [change.rule for change in whole.changes] == ["busy-gpu", "worst-round"]

@@ -1,0 +1,92 @@
+"""A budget is spent on the most telling first, and what it leaves out is told: never a pass, never silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.runner.planning import STARTING, CheckModule, discover, expected_to_fit, most_telling_first, plan
+from envcheck.runner.state import Run
+from tests.builders import check_module
+
+
+def check(identity: str, kind: Any = "env", **about: Any) -> CheckModule:
+    return check_module(identity, kind, **{"seconds": 1.0, **about})
+
+
+def test_the_order_is_the_written_one() -> None:
+    chosen = [
+        check("fast", performance=True, seconds=0.5),
+        check("late", level="standard"),
+        check("dear", seconds=9.0),
+        check("cheap"),
+        check("cheap-too"),
+        check("node", "node", level="standard"),
+    ]
+    result = [f.id for f in most_telling_first(chosen)]
+    assert result == ["node", "cheap", "cheap-too", "dear", "fast", "late"]
+
+
+def test_every_shipped_check_keeps_its_place_in_it() -> None:
+    assert sorted(f.id for f in most_telling_first(discover())) == sorted(f.id for f in discover())
+
+
+@pytest.mark.parametrize(
+    ("spare", "fitting"),
+    [
+        (3.0, ["node", "a", "b"]),
+        (2.9, ["node", "a"]),
+        (10.0, ["node", "a", "b", "c"]),
+        (9.9, ["node", "a", "b"]),
+        (-1.0, ["node"]),
+    ],
+)
+def test_a_plan_says_beforehand_what_it_expects_to_fit(spare: float, fitting: list[str]) -> None:
+    chosen = [check("node", "node", seconds=99.0), check("a"), check("b", seconds=2.0), check("c", seconds=7.0)]
+    assert expected_to_fit(plan(chosen, level="full", nproc=2, budget=STARTING + spare)) == fitting
+    assert expected_to_fit(plan(chosen, level="full", nproc=2)) == ["node", "a", "b", "c"]
+
+
+def test_a_dear_check_makes_room_for_a_cheap_one_after_it() -> None:
+    chosen = [check("dear", seconds=60.0), check("cheap", seconds=1.0)]
+    assert expected_to_fit(plan(chosen, level="full", nproc=2, budget=STARTING + 10)) == ["cheap"]
+
+
+def test_what_does_not_fit_is_not_begun_and_is_a_skip_that_says_so(
+    add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
+) -> None:
+    add("cheap", "return {}", "ranks=1, seconds=0.1")
+    add("dear", f"open({str(tmp_path / 'begun')!r}, 'w')\nreturn {{}}", "ranks=1, seconds=500")
+    run = run_site(budget=60.0)
+    left = run.outcomes["dear"]
+    assert (run.outcomes["cheap"].status, left.status, left.left_out) == ("pass", "skip", True)
+    assert left.code == "budget.left-out"
+    assert left.summary.endswith("s of the budget of 60 s were left")
+    assert not (tmp_path / "begun").exists()
+    assert run.verdict.sentence.endswith("; 1 check left out by the budget")
+    assert (run.verdict.exit_code, run.verdict.counts["pass"]) == (0, 1)
+
+
+def test_where_nothing_fits_it_could_not_be_told(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
+    add("dear", "return {}", "ranks=1, seconds=500")
+    assert run_site(budget=1.0).verdict.exit_code == 3
+
+
+def test_what_came_before_counts_and_a_check_that_has_begun_is_finished(
+    add: Callable[..., Path], run_site: Callable[..., Run]
+) -> None:
+    add("a_longer_than_planned", "time.sleep(3.0)\nreturn {}", "ranks=1, seconds=0.1")
+    add("b_after_it", "return {}", "ranks=1, seconds=0.1")
+    outcomes = run_site(budget=2.5).outcomes
+    assert [(o.status, o.left_out) for o in outcomes.values()] == [("pass", False), ("skip", True)]
+
+
+def test_a_failure_outweighs_what_was_left_out(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
+    add("bad", "return {}", "ranks=1", "def judge(view, ranks):\n    return failed('no', fix='mend it')\n")
+    add("dear", "return {}", "ranks=1, seconds=500")
+    verdict = run_site(budget=60.0).verdict
+    assert verdict.exit_code == 1
+    assert "1 check left out" in verdict.sentence
