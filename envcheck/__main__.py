@@ -1,6 +1,6 @@
 """`python -m envcheck`."""
 
-from envcheck.cli import program
+from envcheck.cli import main
 
 if __name__ == "__main__":
-    program()
+    main()

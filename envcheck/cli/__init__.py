@@ -2,58 +2,71 @@
 
 from __future__ import annotations
 
-import gc
-import importlib
 import os
 import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import click
 
 from envcheck import __version__
-from envcheck.cli.options import ListedText, OptionsCommand
+from envcheck.cli import interrupts
+from envcheck.cli.lazy_group import LazyGroup
 from envcheck.cli.shared import messages, streams
-from envcheck.cli.shared.interruptible import end_process, leave, status_of
-from envcheck.cli.shared.strict_options import make_strict, variable
 from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
 from envcheck.mirrors.net.waits import NETWORK_WAITS
 
-COMMANDS: Final = {
-    "resolve": "Say what can run on this machine, or on one that you describe.",
-    "matrix": "Show, lint and refresh the facts.",
-    "images": "List the published cells; audit and measure images.",
-    "lock": "Pin a cell's packages with hashes.",
-    "render": "Write a cell's Dockerfile, or a whole build context.",
-    "mirror": "Choose, measure, configure and run mirrors.",
-    "fetch": "Fetch files and verify them against known hashes.",
-    "store": "Keep files by hash, release them, carry them to machines without a network.",
-    "build": "Build a cell's image or environment and prove it is what its tag says.",
-    "run": "Validate an environment: this one, another Python's, or an image's.",
-    "checks": "List what each check promises, needs and costs.",
-    "judge": "Apply today's rules to an old report.",
-    "key": "Make the keys that sign proofs and bundles.",
-    "publish": "Put the proof of a run beside the image that ran.",
-    "proof": "List the proofs of an image, and which of them hold here.",
-    "pull": "Pull the newest image that is proven for this node.",
-    "promote": "Move an alias to an image whose proofs meet a policy.",
-    "watch": "Run a command, and report what its GPUs and processes did.",
-    "fleet": "Judge many nodes: which failed, which to use now, what runs on all.",
-    "report": "Convert, compare and redact reports.",
-    "demo": "Resolve, build and validate for this machine.",
+SECTIONS: Final = {
+    "Start": {
+        "resolve": "Say what can run on this machine, or on one that you describe.",
+        "build": "Build a cell's image or environment and prove it is what its tag says.",
+        "run": "Validate an environment: this one, another Python's, or an image's.",
+        "demo": "Resolve, build and validate for this machine.",
+    },
+    "Images": {
+        "images": "List the published cells; audit and measure images.",
+        "lock": "Pin a cell's packages with hashes.",
+        "render": "Write a cell's Dockerfile, or a whole build context.",
+        "matrix": "Show and lint the facts; read a wheel's.",
+    },
+    "Mirrors": {
+        "mirror": "Choose, measure, configure and run mirrors.",
+        "fetch": "Fetch files and verify them against known hashes.",
+        "store": "Keep files by hash, release them, carry them to machines without a network.",
+    },
+    "Share": {
+        "key": "Make the keys that sign proofs and bundles.",
+        "publish": "Put the proof of a run beside the image that ran.",
+        "proof": "List the proofs of an image, and which of them hold here.",
+        "pull": "Pull the newest image that is proven for this node.",
+        "promote": "Move an alias to an image whose proofs meet a policy.",
+    },
+    "Fleet": {
+        "fleet": "Judge many nodes: which failed, which to use now, what runs on all.",
+    },
+    "Reports": {
+        "report": "Convert, compare and redact reports.",
+        "checks": "List what each check promises, needs and costs.",
+        "watch": "Run a command, and report what its GPUs and processes did.",
+        "judge": "Apply today's rules to an old report.",
+    },
 }
-
+COMMANDS: Final = {name: line for section in SECTIONS.values() for name, line in section.items()}
 
 # What the envcheck of an image comes without (pyproject.toml, the group `image`).
 _HOST_ONLY: Final = {"cryptography", "docker", "jinja2", "uv"}
-# Commands with commands of their own, each in a package, and those of a room of theirs.
-_GROUPS: Final = {"fleet", "images", "key", "matrix", "mirror", "store"}
-_REGISTRY: Final = {"publish", "proof", "pull", "promote"}
+_MODULES: Final = {
+    **{name: f"commands.{name}" for name in COMMANDS},
+    **{name: f"{name}.group" for name in ("fleet", "images", "key", "matrix", "mirror", "store")},
+    **{name: f"registry.{name}" for name in ("publish", "proof", "pull", "promote")},
+}
 
 
-class Settings(NamedTuple):
-    """The global options, found at `ctx.obj`."""
+@dataclass(frozen=True)
+class Settings:
+    """The global options."""
 
     matrix: Path | None
     verbose: bool
@@ -64,35 +77,9 @@ class PipeClosedError(Exception):
     """Whoever read our output has gone."""
 
 
-class _LazyGroup(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 (click's signature)
-        if cmd_name not in COMMANDS:
-            return None
-        room = "registry" if cmd_name in _REGISTRY else "commands"
-        home = f"{cmd_name}.group" if cmd_name in _GROUPS else f"{room}.{cmd_name}"
-        command = importlib.import_module(f"envcheck.cli.{home}").command
-        if not isinstance(command, click.Command):
-            message = f"envcheck.cli.{home} has no click command called `command`"
-            raise TypeError(message)
-        prepare(command, cmd_name)
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS:
-            import difflib
-
-            for near in difflib.get_close_matches(args[0], COMMANDS, 1):
-                ctx.fail(f"No such command {args[0]!r} (did you mean {near!r}?)")
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+class _Program(LazyGroup):
+    def path(self, name: str) -> str:
+        return name
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -102,28 +89,11 @@ class _LazyGroup(click.Group):
             raise PipeClosedError from error
 
 
-def prepare(command: click.Command, path: str) -> None:
-    """Hold a command to the rules of all, and name its variables: --gpu of "resolve" is ENVCHECK_RESOLVE_GPU.
-
-    An argument that takes cells has a variable too, ENVCHECK_BUILD_CELL.
-    """
-    if isinstance(command, OptionsCommand):
-        return
-    for parameter in command.params:
-        if isinstance(parameter, click.Option):
-            parameter.envvar = variable(path, max(parameter.opts, key=len))
-        elif "CELL" in (parameter.metavar or ""):
-            parameter.envvar = variable(path, "--cell")
-        if (parameter.multiple or parameter.nargs == -1) and isinstance(parameter.type, click.types.StringParamType):
-            parameter.type = ListedText()
-    make_strict(command, path)
-    if isinstance(command, click.Group):
-        for name, child in command.commands.items():
-            prepare(child, f"{path} {name}")
-
-
 @click.group(
-    cls=_LazyGroup,
+    cls=_Program,
+    room="",
+    sections=SECTIONS,
+    modules=_MODULES,
     context_settings={"auto_envvar_prefix": "ENVCHECK", "help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
 @click.version_option(__version__, prog_name="envcheck")
@@ -144,36 +114,20 @@ def cli(ctx: click.Context, *, matrix: Path | None, verbose: bool, quiet: bool) 
         ctx.with_resource(NETWORK_WAITS.announced(messages.note))
 
 
-def program() -> None:
-    """Run the command line as the whole of a process."""
-    try:
-        main()
-    except SystemExit as ended:
-        if isinstance(ended.code, int):
-            end_process(ended.code)
-        raise
-
-
 def main() -> None:
-    """Run the command line; every error a user can cause is one line and its exit code."""
+    """Run the command line as a process; every error is one line and its exit code."""
     streams.ready()
-    # Modules and options make objects by the ten thousand, and next to no garbage: collecting takes 12 % of a start.
-    gc.set_threshold(100_000, 20, 100)
-    try:
+    messages.forget_names()
+    with interrupts.raised():
         status = _status()
-    except SystemExit as ended:
-        if not isinstance(ended.code, int):
-            raise
-        status = ended.code
-    sys.exit(leave(_closed(status)))
+    sys.exit(_closed(status))
 
 
 def _status() -> int:
     try:
         status = cli(prog_name="envcheck", standalone_mode=False)
     except click.Abort as abort:
-        cause = abort.__cause__
-        return _say("interrupted", status_of(cause if isinstance(cause, KeyboardInterrupt) else KeyboardInterrupt()))
+        return _say("interrupted", interrupts.status_of(abort.__cause__))
     except PipeClosedError:
         return 128 + signal.SIGPIPE
     except click.exceptions.NoArgsIsHelpError as error:
@@ -181,19 +135,36 @@ def _status() -> int:
         return error.exit_code
     except (click.ClickException, EnvcheckError, OSError) as error:
         return _say(*_message_and_code(error))
-    except (ImportError, AttributeError) as error:
-        return _say(_installation_problem(error), ConfigError.exit_code)
+    except Exception as error:  # noqa: BLE001 (the last handler: no traceback, and never 1, which says that a check failed)
+        return _say(*_unexpected(error))
     return status if isinstance(status, int) else 0
 
 
-def _installation_problem(error: ImportError | AttributeError) -> str:
-    """Return why this installation cannot run the command. Raises the error itself where that is not known."""
+def _unexpected(error: Exception) -> tuple[str, int]:
+    """Return the line and exit code of an error that no command expects; its details go into a file."""
     if isinstance(error, ModuleNotFoundError) and error.name in _HOST_ONLY:
-        return "inside an image envcheck only validates; run this command on the host"
-    hidden = messages.hidden_module()
-    if hidden is None:
-        raise error
-    return f"{hidden[1]} hides Python's own module {hidden[0]}; rename it or take its directory off PYTHONPATH"
+        return "inside an image envcheck only validates; run this command on the host", ConfigError.exit_code
+    hidden = messages.hidden_module() if isinstance(error, (ImportError, AttributeError)) else None
+    if hidden is not None:
+        line = f"{hidden[1]} hides Python's own module {hidden[0]}; rename it or take its directory off PYTHONPATH"
+        return line, ConfigError.exit_code
+    what = f"{type(error).__name__}: {error}".splitlines()[0]
+    where = _written_details(error)
+    return f"internal error: {what}; {where}; report it with that file", UnavailableError.exit_code
+
+
+def _written_details(error: Exception) -> str:
+    import tempfile  # here, as it imports modules that a file of the user may hide
+    import traceback
+
+    try:
+        number, path = tempfile.mkstemp(prefix="envcheck-error-", suffix=".txt")
+        with os.fdopen(number, "w", encoding="utf-8", errors="replace") as file:
+            file.write(f"envcheck {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n")
+            file.writelines(traceback.format_exception(error))
+    except OSError:
+        return "its details could not be written"
+    return f"its details are in {path}"
 
 
 def _closed(status: int) -> int:
@@ -228,4 +199,10 @@ def _message_and_code(error: click.ClickException | EnvcheckError | OSError) -> 
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "envcheck"
     message = " ".join(error.format_message().split()).rstrip(".")
+    if isinstance(error, click.NoSuchOption) and context is not None and _is_global(error.option_name):
+        return f"{message}; it belongs before the command: `envcheck {error.option_name} ...`", error.exit_code
     return f"{message}; see `{path} --help`", error.exit_code
+
+
+def _is_global(option: str) -> bool:
+    return any(option in parameter.opts for parameter in cli.params)

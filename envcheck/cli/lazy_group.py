@@ -4,34 +4,37 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import itertools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 import click
 
-from envcheck.cli import prepare
+from envcheck.cli.options import ListedText, OptionsCommand
 
 
 class LazyGroup(click.Group):
     """A group of commands: `envcheck.cli.<room>.<name>` has the one called name.
 
-    `described` gives each command's line in the help of the group, in its order; `modules` the module of a command that
-    is not called like it.
+    `sections` gives each command's line in the help of the group, below its heading; `modules` the module of a command
+    that is not called like it.
     """
 
     def __init__(
         self,
         *,
         room: str,
-        described: Mapping[str, str],
+        described: Mapping[str, str] = MappingProxyType({}),
+        sections: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
         modules: Mapping[str, str] = MappingProxyType({}),
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
         self.modules = modules
         self.room = room
-        self.described = described
+        self.sections = sections or {"Commands": described}
+        self.described = {name: line for section in self.sections.values() for name, line in section.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
         """Return the names of the commands."""
@@ -41,7 +44,7 @@ class LazyGroup(click.Group):
         """Return a command, its module imported; None for a name that no command has."""
         if cmd_name not in self.described:
             return None
-        home = f"envcheck.cli.{self.room}.{self.modules.get(cmd_name, cmd_name)}"
+        home = ".".join(filter(None, ("envcheck.cli", self.room, self.modules.get(cmd_name, cmd_name))))
         command = importlib.import_module(home).command
         if not isinstance(command, click.Command):
             message = f"{home}.command is not a click command"
@@ -53,10 +56,21 @@ class LazyGroup(click.Group):
         """Return a command's words, which its environment variables are named after."""
         return f"{self.room} {name}"
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the words name; suggest one for a word that is nearly a name."""
+        if args and args[0] not in self.described:
+            for near in difflib.get_close_matches(args[0], self.described, 1):
+                ctx.fail(f"No such command {args[0]!r} (did you mean {near!r}?)")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Write the list of the commands without importing one."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(self.described.items()))
+        """Write the list of the commands, a section below each heading, without importing one."""
+        widest = max(map(len, self.described))
+        for heading, described in self.sections.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(widest), line) for name, line in described.items()])
 
 
 class DefaultGroup(LazyGroup):
@@ -111,3 +125,19 @@ class DefaultGroup(LazyGroup):
         words = [word for each in arguments for word in each.shell_complete(inner, incomplete)]
         own = default.shell_complete(inner, incomplete) if incomplete.startswith("-") else words
         return [*super().shell_complete(ctx, incomplete), *own]
+
+
+def prepare(command: click.Command, path: str) -> None:
+    """Name the variables of options that are click's own: --gpu of "resolve" is ENVCHECK_RESOLVE_GPU."""
+    if isinstance(command, OptionsCommand):
+        return
+    for parameter in command.params:
+        name = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else "--cell"
+        if isinstance(parameter, click.Option) or "CELL" in (parameter.metavar or ""):
+            words = itertools.chain(["ENVCHECK"], path.split(), name.strip("-").split("-"))
+            parameter.envvar = "_".join(words).upper()
+        if (parameter.multiple or parameter.nargs == -1) and isinstance(parameter.type, click.types.StringParamType):
+            parameter.type = ListedText()
+    if isinstance(command, click.Group):
+        for name, child in command.commands.items():
+            prepare(child, f"{path} {name}")

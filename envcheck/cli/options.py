@@ -117,7 +117,7 @@ def command_with(
         @functools.wraps(body)
         def run(**values: Any) -> None:
             ctx = click.get_current_context()
-            status = body(struct(**values), ctx.obj)
+            status = body(struct(**values), ctx.find_root().obj)
             if status is not None:
                 ctx.exit(status)
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -12,12 +16,15 @@ import pytest
 from click.testing import CliRunner
 
 from envcheck import __version__
-from envcheck.cli import COMMANDS, cli
+from envcheck.cli import COMMANDS, cli, interrupts
+from envcheck.cli.commands import resolve
 from envcheck.cli.shared import messages
 from envcheck.errors import EnvcheckError
 
+Run = Callable[..., tuple[int, str, str]]
 
-def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+
+def process(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "envcheck", *args],
         env={**os.environ, **env},
@@ -33,7 +40,7 @@ def subclasses(error: type[EnvcheckError]) -> list[type[EnvcheckError]]:
 
 
 def test_the_version_is_the_packages() -> None:
-    assert __version__ in run("--version").stdout
+    assert __version__ in process("--version").stdout
 
 
 def test_help_names_every_command_within_80_columns() -> None:
@@ -51,14 +58,14 @@ def test_each_command_has_help_with_an_example(name: str) -> None:
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:
-    done = run("resolv")
+    done = process("resolv")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "did you mean 'resolve'" in done.stderr.lower()
 
 
 def test_a_wrong_option_is_one_line_that_says_where_to_look() -> None:
-    done = run("run", "--level", "everything")
+    done = process("run", "--level", "everything")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "'standard'" in done.stderr
@@ -66,7 +73,7 @@ def test_a_wrong_option_is_one_line_that_says_where_to_look() -> None:
 
 
 def test_an_unreadable_file_is_one_line() -> None:
-    done = run("--matrix", "/nowhere/matrix.yaml", "matrix", "check")
+    done = process("--matrix", "/nowhere/matrix.yaml", "matrix", "check")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "/nowhere/matrix.yaml" in done.stderr
@@ -82,7 +89,7 @@ def test_a_command_module_is_a_click_command() -> None:
 
 
 def test_a_repeatable_options_variable_is_split_at_commas_as_gpus_have_spaces() -> None:
-    done = run("resolve", "--json", ENVCHECK_RESOLVE_GPU="RTX 4090,Tesla V100-SXM2-16GB")
+    done = process("resolve", "--json", ENVCHECK_RESOLVE_GPU="RTX 4090,Tesla V100-SXM2-16GB")
     assert '"RTX 4090"' in done.stdout
     assert "V100" in done.stdout
 
@@ -135,7 +142,7 @@ def test_inside_an_image_what_only_a_host_can_do_is_one_line(command: list[str],
         (tmp_path / name).mkdir()
         missing = f"raise ModuleNotFoundError(\"No module named '{name}'\", name='{name}')"
         (tmp_path / name / "__init__.py").write_text(missing, encoding="utf-8")
-    done = run(*command, PYTHONPATH=str(tmp_path))
+    done = process(*command, PYTHONPATH=str(tmp_path))
     assert done.returncode == 2, done.stderr
     assert done.stderr == "envcheck: inside an image envcheck only validates; run this command on the host\n"
 
@@ -146,7 +153,7 @@ def test_the_readme_has_a_line_for_every_command() -> None:
 
 
 def test_a_terminal_without_our_signs_gets_others() -> None:
-    done = run("checks", PYTHONIOENCODING="ascii")
+    done = process("checks", PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
 
 
@@ -186,43 +193,39 @@ def test_a_line_that_quotes_a_whole_file_is_cut() -> None:
     assert messages.last_line("x " * (messages.LONGEST_LINE // 2)) == "x " * (messages.LONGEST_LINE // 2)
 
 
-@pytest.mark.parametrize("last", ["", "threading.Thread(target=lambda: (time.sleep(0.2), print('late'))).start()"])
-def test_the_end_of_a_process_loses_nothing_that_was_promised(last: str) -> None:
-    program = f"""
-import atexit, sys, threading, time
-from envcheck.cli.shared.interruptible import end_process
-atexit.register(print, "at exit", flush=False)
-print("before", end=" ", flush=False)
-{last}
-end_process(7)
-sys.exit(7)
-"""
-    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    lines = ["before late", "at exit"] if last else ["before at exit"]
-    assert (completed.returncode, completed.stderr, completed.stdout.splitlines()) == (7, "", lines)
+def test_what_no_command_expects_is_one_line_with_a_file_of_details(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(resolve, "normalized", lambda _query: 1 // 0)
+    code, output, line = run("resolve", "--no-here")
+    (details,) = tmp_path.glob("envcheck-error-*.txt")
+    assert (code, output, line.count("\n")) == (3, "", 1)
+    assert "internal error: ZeroDivisionError" in line
+    assert str(details) in line
+    assert "resolve --no-here" in details.read_text()
+    assert "Traceback" in details.read_text()
 
 
-def test_a_proof_is_judged_without_what_only_other_commands_need() -> None:
-    """Three commands take as long as their imports: benchmarks/registry.py."""
-    program = """
-import sys
-from envcheck.cli.registry import proof, pull
-from envcheck.matrix.file import load
-from envcheck.mirrors.profiles import user_choice
-from envcheck.registry import choosing
-from envcheck.registry.oci import opening
-print(*sys.modules)
-"""
-    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    unneeded = {
-        "envcheck.checks.env.ddp",
-        "envcheck.reports.redact",
-        "envcheck.runner.execute",
-        "envcheck.runner.worker.fork_server",
-        "jinja2",
-        "rich",
-        "sigstore",
-        "statistics",
-        "yaml",
-    }
-    assert unneeded & set(completed.stdout.split()) == set()
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_command_with_its_number(run: Run, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    stop = threading.Event()
+
+    def interrupted(_query: object) -> None:
+        with interrupts.stopping(stop):
+            os.kill(os.getpid(), number)
+            threading.Event().wait(5)
+
+    monkeypatch.setattr(resolve, "normalized", interrupted)
+    code, output, line = run("resolve", "--no-here")
+    assert (code, output, line.strip()) == (128 + number, "", "envcheck: interrupted")
+    assert stop.wait(5)
+
+
+def test_a_signal_that_is_ignored_stays_ignored_as_under_nohup(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        monkeypatch.setattr(resolve, "_refuse_ignored", lambda _options: os.kill(os.getpid(), signal.SIGHUP))
+        assert run("resolve", "--no-here")[0] == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)

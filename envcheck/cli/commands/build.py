@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import click
 
 from envcheck.cli.shared import completion
-from envcheck.cli.shared.interruptible import terminable
 from envcheck.cli.shared.parameter_types import FiniteRange
 from envcheck.cli.shared.typed_options import takes
 from envcheck.images.build.tags import REPOSITORY
@@ -159,7 +158,6 @@ class BuildOptions(NamedTuple):
 @click.option("--json", "as_json", is_flag=True, help="Print the result, or with --dry-run the plan, as JSON.")
 @click.pass_obj
 @takes(BuildOptions)
-@terminable()
 def command(options: BuildOptions, settings: Settings) -> None:
     """Build a cell and prove that it is what its tag says.
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from envcheck.cli.interrupts import stopping
 from envcheck.cli.shared import completion
-from envcheck.cli.shared.interruptible import run
 from envcheck.cli.shared.parameter_types import ByteRate
 from envcheck.cli.shared.typed_options import takes
 from envcheck.cli.sources.fetch_progress import (
@@ -108,7 +108,8 @@ def command(options: FetchOptions, settings: Settings) -> int:
     try:
         with report_errors(as_json=options.as_json) as done:
             stop = threading.Event()
-            then = run(lambda: _fetched(settings, options, done, stop), stop)
+            with stopping(stop):
+                then = _fetched(settings, options, done, stop)
     except KeyboardInterrupt as interrupt:
         return report_interrupt(interrupt)
     report_total(done, as_json=options.as_json, then=then)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 
-from envcheck.cli.shared import completion, interruptible
+from envcheck.cli.shared import completion
 from envcheck.cli.shared.typed_options import takes
 from envcheck.cli.sources.fetch_request import profile_client
 from envcheck.counting import counted
@@ -76,7 +75,6 @@ class LockOptions(NamedTuple):
 )
 @click.pass_obj
 @takes(LockOptions)
-@interruptible.terminable()
 def command(options: LockOptions, settings: Settings) -> None:
     """Pin every package of a cell, with hashes.
 
@@ -174,9 +172,7 @@ def _lock_model(options: LockOptions, profile: Profile) -> None:
     kind: Literal["model", "dataset"] = "dataset" if options.model is None else "model"
     ref = parse_reference(options.model or options.dataset or "", kind)
     endpoint = trusted_endpoint(profile, mirror=options.trust_mirror)
-    lock = interruptible.run(
-        lambda: lock_revision(profile_client(profile, 8, endpoint), endpoint, ref), threading.Event()
-    )
+    lock = lock_revision(profile_client(profile, 8, endpoint), endpoint, ref)
     if options.output is None:
         click.echo(format_lock(lock).decode(), nl=False)
         return

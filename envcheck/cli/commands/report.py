@@ -156,8 +156,11 @@ def redact(options: ReportRedactOptions) -> None:
     differs, nothing is written.
     """
     from envcheck import safe_files
+    from envcheck.cli.shared.messages import names
     from envcheck.reports.model import encode, load
     from envcheck.reports.redact import redact as redacted
+
+    names(options.key)
 
     report_output_files.apart(FILE=options.file, output=options.output)
     report = encode(redacted(load(options.file), options.key))

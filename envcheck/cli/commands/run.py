@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -62,6 +62,9 @@ class RunOptions(NamedTuple):
     dry_run: bool
 
 
+_HIDING: Final[dict[str, Any]] = {"is_eager": True, "callback": messages.hide_names}
+
+
 @click.command(short_help="Validate an environment: this one, another Python's, or an image's.")
 @click.option("--python", metavar="PATH", help="The interpreter, or environment, to validate (with --image: in it).")
 @click.option("--image", metavar="REF", help="A local image to validate, ours or not.")
@@ -109,8 +112,19 @@ class RunOptions(NamedTuple):
 )
 @click.option("--html", type=OutputType(), help="Write the report as one page, too.")
 @click.option("--summary", type=OutputType(), help="Append Markdown: $GITHUB_STEP_SUMMARY.")
-@click.option("--redact", is_flag=True, help="Write no names: hosts, users, UUIDs, serials and paths get pseudonyms.")
-@click.option("--redact-key", default="", metavar="TEXT", help="--redact with this key's pseudonyms; keep it secret.")
+@click.option(
+    "--redact",
+    is_flag=True,
+    **_HIDING,
+    help="Write no names: hosts, users, UUIDs, serials and paths get pseudonyms.",
+)
+@click.option(
+    "--redact-key",
+    default="",
+    **_HIDING,
+    metavar="TEXT",
+    help="--redact with this key's pseudonyms; keep it secret.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--dry-run", is_flag=True, help="Print what would be run, and for how long.")
 @click.pass_context

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from envcheck.cli.shared.interruptible import status_of, terminable
+from envcheck.cli.interrupts import status_of
 
 if TYPE_CHECKING:
     from envcheck.fleet.group.member import GroupMember
@@ -45,7 +45,7 @@ class GroupRun(NamedTuple):
         interrupted: KeyboardInterrupt | None = None
         self.run.begin()
         try:
-            with terminable(), self._met() as why:
+            with self._met() as why:
                 if why:
                     _not_formed(self.run, why)
                 else:

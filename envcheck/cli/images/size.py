@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 
-from envcheck.cli.shared.interruptible import terminable
 from envcheck.cli.shared.typed_options import takes
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ class ImageSizeOptions(NamedTuple):
 @click.option("--json", "as_json", is_flag=True, help="For programs: envcheck/image-size/1, every package.")
 @click.pass_obj
 @takes(ImageSizeOptions)
-@terminable()
 def command(options: ImageSizeOptions, settings: Settings) -> None:
     """Print where the bytes of a local image are: layers, packages, duplicate libraries, files that are not needed.
 

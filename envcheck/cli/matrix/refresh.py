@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from envcheck.cli.shared import interruptible
 from envcheck.cli.shared.typed_options import takes
 from envcheck.counting import counted
 
@@ -53,7 +51,6 @@ class MatrixRefreshOptions(NamedTuple):
 @click.option("--json", "as_json", is_flag=True, help="For programs: envcheck/refresh/1.")
 @click.pass_obj
 @takes(MatrixRefreshOptions)
-@interruptible.terminable()
 def command(options: MatrixRefreshOptions, settings: Settings) -> None:
     """Add unverified rows for the torch wheels that the indexes list and the matrix lacks.
 
@@ -75,7 +72,7 @@ def command(options: MatrixRefreshOptions, settings: Settings) -> None:
 
     file = settings.matrix or own_matrix()
     matrix, profile = load(file), load_profile(options.mirror)
-    seen, absent = interruptible.run(lambda: _read(matrix, profile), threading.Event())
+    seen, absent = _read(matrix, profile)
     source = _source(matrix, absent)
     proposal = propose(matrix, seen, source)
     problems = [problem for problem in lint(proposal.matrix) if problem not in lint(matrix)]
@@ -99,9 +96,7 @@ def _refresh_extensions(options: MatrixRefreshOptions, file: Path) -> None:
 
     extensions, profile = load(file), load_profile(options.mirror)
     newest = newest_known(extensions)
-    listed = interruptible.run(
-        lambda: read_newer_releases(profile_client(profile, 8), profile, newest), threading.Event()
-    )
+    listed = read_newer_releases(profile_client(profile, 8), profile, newest)
     day = dt.datetime.now(tz=dt.timezone.utc).date().isoformat()
     text = f"pages of the Python index and METADATA, read on {day} by `envcheck matrix refresh`; no wheel was opened"
     seen = [

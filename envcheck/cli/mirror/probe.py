@@ -88,7 +88,6 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
         --model org/name@COMMIT
     envcheck mirror probe torch2.13.0-cpu-py311 --mirror tuna --region cn
     """
-    from envcheck.cli.shared.interruptible import ended_by_signal
     from envcheck.cli.sources.mirror_selection import probed_sources
     from envcheck.mirrors.probe.budget import Budget
     from envcheck.mirrors.probe.effective_indexes import missing_index_reason
@@ -118,9 +117,7 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
             for part in parts
         }
 
-    ranked = ended_by_signal(measured)
-    if isinstance(ranked, int):
-        return ranked
+    ranked = measured()
     _print(settings, ranked, as_json=options.as_json)
     return _exit_code(ranked)
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from envcheck.cli.interrupts import status_of
 from envcheck.cli.report_output import baseline as report_output_baseline
 from envcheck.cli.report_output import files as report_output_files
-from envcheck.cli.shared.interruptible import status_of, terminable
 from envcheck.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ def _measured(run: Run, files: Destinations) -> tuple[LiveReport, KeyboardInterr
     with terminal.Progress(run.plan) as progress:
         keeper = LiveReport(run, files.report, progress, files.redacted)
         try:
-            with terminable():
-                validate(run, collect, keeper)
+            validate(run, collect, keeper)
         except KeyboardInterrupt as how:
             return keeper, how
     return keeper, None

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final
 
@@ -16,24 +16,26 @@ if TYPE_CHECKING:
     from envcheck.reports.model import RunReport
     from envcheck.reports.redact import Pseudonyms
 
+# A word, and a whole line: what is quoted of a file may be all of it.
 LONGEST: Final = 100
 _HEAD: Final = 60
-# A whole line: what is quoted of a file may be all of it.
 LONGEST_LINE: Final = 2000
 _LINE_HEAD: Final = 1500
 _LONG: Final = re.compile(rf"[^\s;,:'\"()/]{{{LONGEST + 1},}}")
-_OFF: Final = ("", "0", "false", "f", "no", "n", "off")
 _NUMBER: Final = re.compile(r"[\d.,]*[a-zA-Z]?")
 # Commands that know --redact.
 _COMMANDS: Final = ("run", "report", "redact")
 _names: list[Pseudonyms] = []
 
 
-def nameless(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Return whether a command was asked for output without names, read before its options are parsed."""
-    redacted = any(word.startswith("--redact") for word in arguments) or {"report", "redact"} <= set(arguments)
-    variables = environ.get("ENVCHECK_RUN_REDACT", ""), environ.get("ENVCHECK_RUN_REDACT_KEY", "")
-    return redacted or ("run" in arguments and (variables[0].lower() not in _OFF or bool(variables[1])))
+def hide_names(_ctx: click.Context, _option: click.Parameter, value: str | bool) -> str | bool:  # noqa: FBT001 (click's signature)
+    """Have every later line say pseudonyms for names: the callback of --redact, which is read before other options."""
+    if isinstance(value, str) and value:
+        forget_names()
+        names(value)
+    elif value:
+        names()
+    return value
 
 
 def names(key: str = "") -> Pseudonyms:
@@ -46,6 +48,11 @@ def names(key: str = "") -> Pseudonyms:
     return _names[0]
 
 
+def forget_names() -> None:
+    """Have lines say names again, for the next command in this process."""
+    _names.clear()
+
+
 def learn(report: RunReport) -> None:
     """Have the names of an earlier report replaced in what is printed."""
     from envcheck.reports import redact
@@ -55,12 +62,9 @@ def learn(report: RunReport) -> None:
 
 def last_line(text: str) -> str:
     """Return the line as it is printed: what a server or file calls itself cannot steer the terminal."""
-    arguments = sys.argv[1:]
     text = "".join(sign if sign.isprintable() or sign in "\n\t" else "?" for sign in text)
-    if nameless(arguments, os.environ):
-        text = without_names(arguments)(text)
-    for value in _values(arguments):
-        text = text.replace(value, shortened(value))
+    if _names:
+        text = without_names(sys.argv[1:])(text)
     text = _LONG.sub(lambda match: shortened(match[0]), text)
     return text if len(text) <= LONGEST_LINE else f"{text[:_LINE_HEAD]}…{text[_LINE_HEAD + 1 - LONGEST_LINE :]}"
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
-from envcheck.cli.shared.interruptible import leave, status_of, terminable
+from envcheck.cli.interrupts import status_of
 from envcheck.cli.store.options import format_bytes
 from envcheck.counting import counted
 from envcheck.errors import EnvcheckError
@@ -36,8 +36,7 @@ def report_errors(*, as_json: bool) -> Iterator[list[FetchedFile]]:
     """Yield a list for the fetched files. If the block fails, print the JSON object for --json, and raise the error."""
     fetched: list[FetchedFile] = []
     try:
-        with terminable():
-            yield fetched
+        yield fetched
     except KeyboardInterrupt:
         _print_json(fetched, {"message": "interrupted", "fix": _GO_ON}, as_json=as_json)
         raise
@@ -50,7 +49,7 @@ def report_errors(*, as_json: bool) -> Iterator[list[FetchedFile]]:
 def report_interrupt(how: KeyboardInterrupt) -> int:
     """Report an interrupt or SIGTERM, and return the exit code."""
     click.echo(f"envcheck: interrupted; {_GO_ON}", err=True)
-    return leave(status_of(how))
+    return status_of(how)
 
 
 def _print_json(fetched: list[FetchedFile], error: dict[str, str | None] | None, *, as_json: bool) -> None:

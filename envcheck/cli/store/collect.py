@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envcheck.cli.shared import interruptible
+from envcheck.cli.interrupts import stopping
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
@@ -39,12 +38,12 @@ def collect_contents(
     revisions = [hub_revision.parse_lock(_read_lock(path), str(path)) for path in models]
     with store.held(_required_digests(specs, revisions)):
         stop = threading.Event()
-        with transfer_options(settings, profile, stop) as options_for:
+        with transfer_options(settings, profile, stop) as options_for, stopping(stop):
             for spec in specs:
-                wheels = interruptible.run(functools.partial(_collect_wheels, store, spec, profile, options_for), stop)
+                wheels = _collect_wheels(store, spec, profile, options_for)
                 contents = manifest.merge(contents, manifest.Contents(wheels=wheels))
             for lock in revisions:
-                interruptible.run(functools.partial(_fetch_model, store, lock, profile, options_for), stop)
+                _fetch_model(store, lock, profile, options_for)
                 model_contents = manifest.Contents(models=[lock], branches={f"{lock.repo}@main": lock.revision})
                 contents = manifest.merge(contents, model_contents)
         yield contents

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from envcheck.cli.shared import interruptible
+from envcheck.cli.interrupts import stopping
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
@@ -62,22 +61,6 @@ def disk_errors(root: Path) -> Iterator[None]:
         raise UnavailableError(
             message, fix=_MEND.get(error.errno or 0, "fix its permissions, or choose another")
         ) from error
-
-
-@contextlib.contextmanager
-def clean_up_on_signals() -> Iterator[None]:
-    """Clean up unfinished work on SIGTERM and SIGHUP, as on an interrupt."""
-
-    def stop(number: int, _frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    signals = (signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
-    before = [(number, signal.signal(number, stop)) for number in signals]
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -141,8 +124,8 @@ def prefetched_wheels(
         with disk_errors(store.root), hold:
             if fetch:
                 stop = threading.Event()
-                with transfer_options(settings, profile, stop) as options_for:
-                    interruptible.run(lambda: prefetch.bring(store, locks, python, profile, options_for), stop)
+                with transfer_options(settings, profile, stop) as options_for, stopping(stop):
+                    prefetch.bring(store, locks, python, profile, options_for)
             wheels = prefetch.held(store, locks, python)
             folder = stack.enter_context(prefetch.viewed(store, wheels, None if fetch else str(spec.cell)))
         yield folder

@@ -67,12 +67,11 @@ def command(ctx: click.Context, root: Path | None) -> None:
     Exit 0: success; 1: a file has a wrong hash, or the store stays above its limit; 2: wrong usage; 3: something needed
     is missing.
     """
-    from envcheck.cli.store.common import clean_up_on_signals, disk_errors, open_store
+    from envcheck.cli.store.common import disk_errors, open_store
 
     store = open_store(root)
     ctx.obj = (ctx.obj, store)
     ctx.with_resource(disk_errors(store.root))
-    ctx.with_resource(clean_up_on_signals())
 
 
 @command.command("df")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from envcheck.cli.shared import interruptible
+from envcheck.cli.interrupts import stopping
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
@@ -28,7 +27,5 @@ def refetching(settings: Settings, store: Store, mirror: str | None) -> Iterator
 
     profile = load(mirror)
     stop = threading.Event()
-    with transfer_options(settings, profile, stop) as means:
-        yield lambda lacking, contents: interruptible.run(
-            functools.partial(refetch.refetch, store, lacking, contents, profile, means), stop
-        )
+    with transfer_options(settings, profile, stop) as means, stopping(stop):
+        yield lambda lacking, contents: refetch.refetch(store, lacking, contents, profile, means)
