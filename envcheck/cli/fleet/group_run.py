@@ -13,7 +13,7 @@ import click
 from envcheck.cli.interrupts import status_of
 
 if TYPE_CHECKING:
-    from envcheck.fleet.group.member import GroupMember
+    from envcheck.fleet.group.meeting import GroupMember
     from envcheck.fleet.group.membership import Membership
     from envcheck.fleet.group.roll_call import Hello
     from envcheck.reports.model import RunReport
@@ -67,8 +67,7 @@ class GroupRun(NamedTuple):
 
         Raises ConfigError where this node cannot be of the group.
         """
-        from envcheck.fleet.group.coordinator import Coordinator
-        from envcheck.fleet.group.member import GroupMember, NotFormedError
+        from envcheck.fleet.group.meeting import Coordinator, GroupMember, NotFormedError
         from envcheck.fleet.group.session import GroupSession
 
         place, hello = self.place, self._hello()

@@ -66,11 +66,6 @@ def missing(nodes: int, names: Sequence[str], came: Mapping[int, Any], seconds: 
     return f"{len(came)} of {nodes} nodes came within {seconds:g} s; missing: {who}"
 
 
-def clock_offsets(came: Mapping[int, tuple[Hello, float]]) -> dict[int, float]:
-    """Return by how many seconds each node's clock is ahead of the first's, whose times are beside the greetings."""
-    return {node: round(hello.time - received, 3) for node, (hello, received) in came.items()}
-
-
 def clock_warning(offsets: Mapping[str, float]) -> str:
     """Return which nodes' clocks are off by more than a minute; "" where none is."""
     off = [f"{name} by {seconds:+.0f} s" for name, seconds in offsets.items() if abs(seconds) > CLOCK_SECONDS]

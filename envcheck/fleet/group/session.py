@@ -18,8 +18,8 @@ from typing import Any, Final
 from envcheck.checks.env.support.collectives.process_group import NODE_NAME
 from envcheck.checks.env.support.operators.seeded_numbers import SEED
 from envcheck.errors import ConfigError
-from envcheck.fleet.group import outcome, wire
-from envcheck.fleet.group.member import GroupMember, LostGroupError
+from envcheck.fleet.group import outcome
+from envcheck.fleet.group.meeting import GroupMember, LostGroupError, free_ports
 from envcheck.runner.planning import CheckModule, checked_module
 from envcheck.runner.schema import GroupFacts
 from envcheck.runner.worker.fork_server import NODES_LOST, NODES_READY
@@ -132,7 +132,7 @@ class GroupSession:
     def _ready(self, facts: Event, directory: Path) -> None:
         """Say that this node is ready, wait for the others, and give the worker its part."""
         ranks = int(facts.get("device_count") or self._processes)
-        ports = wire.free_ports(len(self.checks)) if self.node == 0 else []
+        ports = free_ports(len(self.checks)) if self.node == 0 else []
         seed = int.from_bytes(os.urandom(4), "little") % _SEEDS
         answer = outcome.ready(facts, ranks, ports, seed)
         gathered = self.member.exchange(f"{self._rounds} ready", answer, trouble=bool(answer["error"]))

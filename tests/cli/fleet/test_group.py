@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.fleet.group import wire
+from envcheck.fleet.group.meeting import free_ports
 
 NODE = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "NODE_NAME": "n2"}
 
@@ -47,7 +47,7 @@ def test_a_dry_run_refuses_what_the_run_would(options: list[str], words: str) ->
 def test_a_group_that_does_not_form_is_undetermined_and_says_who_is_missing(
     rank: str, name: str, tmp_path: Path
 ) -> None:
-    port = str(wire.free_ports(1)[0])
+    port = str(free_ports(1)[0])
     ended = group(
         "--wait", "1s", "-o", f"{tmp_path}/", **{**NODE, "RANK": rank, "NODE_NAME": name, "MASTER_PORT": port}
     )

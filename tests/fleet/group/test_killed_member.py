@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.fleet.group import wire
+from envcheck.fleet.group.meeting import free_ports
 from tests.waiting import eventually
 
 TORCH = """
@@ -64,7 +64,7 @@ def test_a_killed_member_leaves_no_process_and_is_named(
     ranks.mkdir()
     mark = f"STARTED={ranks}"
     command = [sys.executable, "-m", "envcheck", "fleet", "group", "--python", str(python), "--only", "collectives"]
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(wire.free_ports(1)[0])}
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
     members = []
     for rank in (0, 1):
         environment = {**os.environ, **common, "STARTED": str(ranks), "RANK": str(rank), "NODE_NAME": f"n{rank + 1}"}

@@ -13,10 +13,8 @@ import pytest
 from msgspec import structs
 
 from envcheck.errors import ConfigError
-from envcheck.fleet.group import gathering, wire
-from envcheck.fleet.group.coordinator import Coordinator
-from envcheck.fleet.group.gathering import Gathering
-from envcheck.fleet.group.member import GroupMember, LostGroupError, NotFormedError
+from envcheck.fleet.group import meeting
+from envcheck.fleet.group.meeting import Coordinator, Gathering, GroupMember, LostGroupError, NotFormedError, free_ports
 from envcheck.fleet.group.roll_call import Hello, clock_warning, differences
 
 FIRST = Hello(run="7.0", node=0, nodes=3, name="n1", host="localhost", tool="1", plan="a, b", time=0.0)
@@ -29,7 +27,7 @@ def hello(node: int, **changed: Any) -> Hello:
 
 @contextlib.contextmanager
 def leader(seconds: float = 20.0) -> Iterator[int]:
-    (port,) = wire.free_ports(1)
+    (port,) = free_ports(1)
     leading = Coordinator(hello(0), NAMES, port, seconds)
     try:
         yield port
@@ -66,12 +64,12 @@ def test_each_node_gets_the_parts_of_all() -> None:
 
 
 def test_a_node_that_dies_is_named_and_the_others_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "GRACE", 0.2)
+    monkeypatch.setattr(meeting, "GRACE", 0.2)
     with leader() as port:
         members = all_three(port)
         stopped: list[int] = []
         members[0].stopped = lambda: stopped.append(0)
-        members[2]._connection.shutdown(socket.SHUT_RDWR)  # noqa: SLF001 (what a kill -9 comes to)
+        members[2]._channel.connection.shutdown(socket.SHUT_RDWR)  # noqa: SLF001 (what a kill -9 comes to)
         with ThreadPoolExecutor() as pool:
             second = pool.submit(members[1].exchange, "1 a", 1)
             while not stopped:
@@ -103,7 +101,7 @@ def test_who_does_not_come_is_named() -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "no-such-host.invalid", "bad..name", "::1"])
 def test_a_first_node_that_is_not_there(address: str) -> None:
-    (port,) = wire.free_ports(1)
+    (port,) = free_ports(1)
     with pytest.raises(NotFormedError) as unformed:
         GroupMember.join(hello(1), address, port, 0.3)
     assert "\n" not in str(unformed.value)
@@ -167,9 +165,9 @@ def test_nodes_that_measure_different_steps_end_the_group() -> None:
 def test_the_others_are_stopped_once_and_only_after_a_while() -> None:
     steps = Gathering(3)
     steps.put(1, "1 a", None, 10.0, trouble=True)
-    assert steps.due(10.0 + gathering.GRACE / 2) == []
-    assert steps.due(10.0 + gathering.GRACE) == [(0, {"stop": True}), (2, {"stop": True})]
-    assert steps.due(11.0 + gathering.GRACE) == []
+    assert steps.due(10.0 + meeting.GRACE / 2) == []
+    assert steps.due(10.0 + meeting.GRACE) == [(0, {"stop": True}), (2, {"stop": True})]
+    assert steps.due(11.0 + meeting.GRACE) == []
 
 
 def test_clocks_and_versions_that_differ() -> None:
