@@ -30,6 +30,38 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 # What a check draws from its seed is the same in every run of the tests. Another seed is tried by setting the variable.
 os.environ.setdefault(seeded_numbers.SEED, "7")
 
+# What `make test` leaves out and `make test-all` runs: it takes long, or needs what a change seldom breaks.
+THOROUGH = (
+    "tests/checks/sabotage",
+    "tests/cli/test_slurm.py",
+    "tests/e2e/test_build_at_once.py",
+    "tests/e2e/test_canary",
+    "tests/e2e/test_containers.py",
+    "tests/e2e/test_devel.py",
+    "tests/e2e/test_jupyter.py",
+    "tests/e2e/test_leak",
+    "tests/e2e/test_limits.py",
+    "tests/e2e/test_prefetch.py",
+    "tests/e2e/test_private_engine.py",
+    "tests/e2e/test_sabotage.py",
+    "tests/e2e/test_site_compose.py",
+    "tests/e2e/test_source_build.py",
+    "tests/e2e/test_workflow_steps.py",
+    "tests/examples",
+    "tests/faults",
+    "tests/images/source_builds",
+    "tests/mirrors/hub",
+    "tests/mirrors/site",
+    "tests/registry/test_attacks.py",
+    "tests/registry/test_cosign.py",
+    "tests/registry/test_hostile.py",
+    "tests/registry/test_keyless.py",
+    "tests/registry/test_killed.py",
+    "tests/registry/test_podman.py",
+    "tests/registry/test_secured.py",
+    "tests/simulated",
+)
+ROOT = Path(__file__).parents[1]
 REQUIRE_ALL = bool(os.environ.get("ENVCHECK_REQUIRE_ALL"))
 
 
@@ -152,8 +184,10 @@ def sabotaged(torch_python: Path, liars: Path, once: Callable[..., Path]) -> Cal
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests that wait for the one run of all checks the time that it takes on a loaded machine."""
+    """Mark what is thorough; give tests that wait for the one run of all checks the time that it takes under load."""
     for item in items:
+        if str(item.path.relative_to(ROOT)).startswith(THOROUGH):
+            item.add_marker("thorough")
         if "sabotaged" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.timeout(1500))
 
