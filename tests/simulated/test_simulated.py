@@ -23,7 +23,7 @@ LAUNCHER = Path(__file__).with_name("simulate.py")
 # What Triton compiles for is real, dcgmi and a bus are not there, and how much may be locked is this machine's.
 NOT_HERE = ("compiled", "dcgm-diag", "memlock", "pcie-under-load")
 # What is timed by this machine's own clock, which others share, may come to any verdict.
-TIMED = ("straggler", "overlap")
+TIMED = ("straggler",)
 # A GPU whose own speeds are those that are set.
 MODEL = "NVIDIA H100 80GB HBM3"
 ON_GPUS = [

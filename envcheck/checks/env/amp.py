@@ -1,30 +1,24 @@
 """Mixed precision that is not mixed, or that trains nothing.
 
-Seen in the wild: autocast that does nothing (wrong device type) while everything "passes", one operation that keeps
-its dtype, bf16 emulated on old GPUs, a GradScaler that meets infinities at every step and so never takes one, a loss
-that goes NaN after a few steps. The dtype of each operation is read off its result, the loss has to follow the curve
-that plain Python computes, and the scaler has to grow, shrink, skip and go on as documented.
+Autocast does nothing (wrong device type) while everything "passes", a product keeps its dtype, a loss is computed in
+16 bits, bf16 is emulated on an old GPU, a GradScaler steps on an infinity. The dtype of each operation is read off its
+result, the loss has to follow the curve that plain Python computes, and the scaler has to skip an overflow.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
+import math
+import warnings
 from functools import partial
 from typing import Any, NamedTuple
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View
 from envcheck.checks.env.support.collectives import process_group
-from envcheck.checks.env.support.training import (
-    autocast_rules,
-    dtype_precision,
-    gradient_scaler,
-    plain_math,
-    promise_cases,
-)
+from envcheck.checks.env.support.training import dtype_precision, plain_math, promise_cases
 
 CHECK = Check(
-    promise="autocast gives each operation its dtype, training in it follows fp32's, and the gradient scaler works",
+    promise="autocast gives products 16 bits and losses 32, training in it follows fp32's, the scaler skips overflows",
     level="standard",
     seconds=2.0,
     cpu_seconds=0.4,
@@ -34,53 +28,49 @@ CHECK = Check(
 )
 
 DTYPES = ("bfloat16", "float16")
-# Seen: 2.1 casts transposed convolutions on a CPU, 1.13 does not; torch.amp.custom_fwd came with 2.4 (release notes).
-CONVOLUTION_ON_CPU_SINCE, CUSTOM_SINCE = (2, 0), (2, 4)
+# pytorch.org/docs/stable/amp.html: what autocasts to the lower dtype, and what to float32.
+LOWER, FULL = ("matmul", "conv2d"), ("softmax", "cross_entropy")
 STEPS, BATCH, WIDTH, HIDDEN, OUTPUTS = 12, 24, 13, 21, 5
-RATE = 0.4
+RATE, SCALE = 0.4, 1024.0
 _CURVE = "largest distance of a step's loss from the curve in plain Python, as a share of the first loss"
 LIMITS = {
     "float32": Limit(1e-4, "of the first loss", f"{_CURVE}; fp32 is seen 4e-7 away (ours)", "at most"),
     "lower": Limit(0.02, "of the first loss", f"{_CURVE}; bf16 is seen 0.002 away (ours)", "at most"),
     "exact": Limit(0, "wrong", "pytorch.org/docs/stable/amp.html: dtypes and powers of two are exact", "at most"),
 }
-_FIX = "reinstall torch; where another machine's is right with the same wheel, run the matmul check on this device"
+SCALER = ("scaler: shrinks on inf", "scaler: shrinks on nan", "scaler: scales a loss")
+_FIX = "reinstall torch; where another machine's is right with the same wheel, run the kernels check on this device"
 
 
 def measure(rank: Rank) -> Measured:
-    """Try every operation and context in each dtype, train in each, and try the gradient scaler."""
+    """Try the operations in each dtype, train in each, and try the gradient scaler."""
     import torch
 
     device = process_group.device_of(rank)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else ()
     seed = plain_math.seed_of(rank)
-    cases = _every(torch, device, seed, tuple(capability))
+    cases = _cases(torch, device, _task(seed), tuple(capability))
     where = process_group.standing(rank, torch.zeros(1, device=device))
     return {**where, "capability": list(capability), "seed": seed, "cases": promise_cases.run(cases)}
 
 
-def names(*, gpu: bool) -> list[str]:
+def names() -> list[str]:
     """Return the name of every case."""
-    tried = (*autocast_rules.operations(gpu=gpu), *autocast_rules.CONTEXTS, "training")
-    scaler = [f"scaler: {name}" for name in gradient_scaler.NAMES]
-    return ["training, float32", *(f"{name}, {dtype}" for dtype in DTYPES for name in tried), *scaler]
+    tried = (*LOWER, *FULL, "training")
+    return ["training, float32", *(f"{name}, {dtype}" for dtype in DTYPES for name in tried), *SCALER]
 
 
-def _every(torch: Any, device: Any, seed: int, capability: tuple[int, ...]) -> dict[str, promise_cases.Case]:
-    task = _task(seed)
+def _cases(torch: Any, device: Any, task: _Task, capability: tuple[int, ...]) -> dict[str, promise_cases.Case]:
     cases: dict[str, promise_cases.Case] = {"training, float32": partial(_distance, torch, device, task, None)}
     for dtype in DTYPES:
         if dtype == "bfloat16" and device.type == "cuda" and capability < dtype_precision.BFLOAT16_SINCE:
-            absent = partial(_emulated, capability)
-            cases |= {name: absent for name in names(gpu=True) if name.endswith(dtype)}
+            cases |= {name: partial(_emulated, capability) for name in names() if name.endswith(dtype)}
             continue
-        tries = autocast_rules.AutocastTrials(torch, device, dtype)
-        cases |= {f"{name}, {dtype}": case for name, case in tries.cases().items()}
-        cases[f"training, {dtype}"] = partial(_distance, torch, device, task, tries)
-    return {
-        **cases,
-        **{f"scaler: {name}": case for name, case in gradient_scaler.ScalerTrials(torch, device).cases().items()},
-    }
+        lower = getattr(torch, dtype)
+        cases |= {f"{name}, {dtype}": partial(_unlike, torch, device, lower, name) for name in (*LOWER, *FULL)}
+        cases[f"training, {dtype}"] = partial(_distance, torch, device, task, lower)
+    tries = (partial(_overflow, torch, device, math.inf), partial(_overflow, torch, device, math.nan))
+    return {**cases, **dict(zip(SCALER, (*tries, partial(_overflow, torch, device, None))))}
 
 
 def _emulated(capability: tuple[int, ...]) -> None:
@@ -88,7 +78,35 @@ def _emulated(capability: tuple[int, ...]) -> None:
     raise promise_cases.AbsentFeature(message)
 
 
-class _AutocastTask(NamedTuple):
+def _autocast(torch: Any, device: Any, dtype: Any) -> Any:
+    """Return the context; AbsentFeature where this torch says that it lacks it for this dtype and device."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        context = torch.autocast(device.type, dtype=dtype)
+    refused = [str(w.message) for w in warned if "target dtype is not supported. Disabling" in str(w.message)]
+    if refused:
+        raise promise_cases.AbsentFeature(refused[0].replace("\n", " "))
+    return context
+
+
+def _unlike(torch: Any, device: Any, lower: Any, name: str) -> str | None:
+    """Try one operation; return which dtype it gave in place of the one it owes."""
+    single = torch.ones(16, 16, device=device)
+    functional, due = torch.nn.functional, lower if name in LOWER else torch.float32
+    with _autocast(torch, device, lower):
+        if name == "matmul":
+            result = single @ single
+        elif name == "conv2d":
+            result = functional.conv2d(single.reshape(1, 1, 16, 16), single[:3, :3].reshape(1, 1, 3, 3))
+        elif name == "softmax":
+            # A CPU's autocast leaves softmax as it finds it (pytorch.org/docs/stable/amp.html, CPU ops).
+            result = functional.softmax(single.to(lower) if single.is_cuda else single, dim=1)
+        else:
+            result = functional.cross_entropy(single.to(lower), torch.zeros(16, dtype=torch.long, device=device))
+    return None if result.dtype == due else f"gives {result.dtype} under autocast, not {due}"
+
+
+class _Task(NamedTuple):
     """A small training: parameters to begin with, a batch, and the losses that plain Python computes for it."""
 
     start: list[list[float]]
@@ -97,17 +115,12 @@ class _AutocastTask(NamedTuple):
     right: list[float]
 
 
-def _task(seed: int) -> _AutocastTask:
+def _task(seed: int) -> _Task:
     sizes = (HIDDEN * WIDTH, HIDDEN, OUTPUTS * HIDDEN, OUTPUTS)
     start = [plain_math.values(f"{seed} {size}", size, 0.5) for size in sizes]
     inputs = plain_math.rows(plain_math.values(f"{seed} inputs", BATCH * WIDTH), WIDTH)
     targets = plain_math.rows(plain_math.values(f"{seed} targets", BATCH * OUTPUTS), OUTPUTS)
-    return _AutocastTask(start, inputs, targets, curve(start, inputs, targets))
-
-
-def _distance(torch: Any, device: Any, task: _AutocastTask, tries: autocast_rules.AutocastTrials | None) -> float:
-    """Train a small model; return the largest distance of its losses from those that plain Python computes."""
-    return plain_math.off(_trained(torch, device, task, tries), task.right, task.right[0])
+    return _Task(start, inputs, targets, curve(start, inputs, targets))
 
 
 def curve(parameters: list[list[float]], inputs: plain_math.Matrix, targets: plain_math.Matrix) -> list[float]:
@@ -121,7 +134,8 @@ def curve(parameters: list[list[float]], inputs: plain_math.Matrix, targets: pla
     return losses
 
 
-def _trained(torch: Any, device: Any, task: _AutocastTask, tries: autocast_rules.AutocastTrials | None) -> list[float]:
+def _distance(torch: Any, device: Any, task: _Task, lower: Any) -> float:
+    """Train a small model; return the largest distance of its losses from those that plain Python computes."""
     layers = torch.nn
     model = layers.Sequential(layers.Linear(WIDTH, HIDDEN), layers.Tanh(), layers.Linear(HIDDEN, OUTPUTS)).to(device)
     with torch.no_grad():
@@ -129,12 +143,11 @@ def _trained(torch: Any, device: Any, task: _AutocastTask, tries: autocast_rules
             parameter.copy_(torch.tensor(values).reshape(parameter.shape))
     inputs, targets = (torch.tensor(part, device=device) for part in (task.inputs, task.targets))
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    scaled = tries is not None and tries.dtype == torch.float16
-    scaler = gradient_scaler.ScalerTrials(torch, device).scaler() if scaled else None
+    scaler = _scaler(torch, device) if lower is torch.float16 else None
     losses = []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        with tries.autocast() if tries else contextlib.nullcontext():
+        with contextlib.nullcontext() if lower is None else _autocast(torch, device, lower):
             loss = layers.functional.mse_loss(model(inputs), targets)
         (scaler.scale(loss) if scaler else loss).backward()
         if scaler:
@@ -143,7 +156,33 @@ def _trained(torch: Any, device: Any, task: _AutocastTask, tries: autocast_rules
         else:
             optimizer.step()
         losses.append(float(loss.detach()))
-    return losses
+    return plain_math.off(losses, task.right, task.right[0])
+
+
+def _scaler(torch: Any, device: Any) -> Any:
+    """Return a gradient scaler; AbsentFeature where this torch has none for this device."""
+    # torch.amp.GradScaler, which takes a device, came with 2.3; the older one is for CUDA alone.
+    if hasattr(torch.amp, "GradScaler"):
+        return torch.amp.GradScaler(device.type, init_scale=SCALE)
+    if device.type != "cuda":
+        message = f"the GradScaler of torch {torch.__version__} is for CUDA alone (2.3 has torch.amp.GradScaler)"
+        raise promise_cases.AbsentFeature(message)
+    return torch.cuda.amp.GradScaler(init_scale=SCALE)
+
+
+def _overflow(torch: Any, device: Any, spoil: float | None) -> str | None:
+    """Step once; a gradient with `spoil` in it moves no weight and halves the scale."""
+    scaler = _scaler(torch, device)
+    weight = torch.nn.Parameter(torch.ones(3, device=device))
+    optimizer = torch.optim.SGD([weight], lr=0.25)
+    scaler.scale((weight * torch.tensor([0.5, -0.25, 2.0], device=device)).sum()).backward()
+    if spoil is not None:
+        weight.grad[-1] = spoil
+    scaler.step(optimizer)
+    scaler.update()
+    actual = [*plain_math.numbers(weight), float(scaler.get_scale())]
+    right = [0.875, 1.0625, 0.5, SCALE] if spoil is None else [1.0, 1.0, 1.0, SCALE / 2]
+    return None if actual == right else f"weights and scale are {actual}, not {right}"
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
@@ -151,19 +190,11 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     gpu = view.mode == "gpu"
     old = gpu and all(tuple(entry.get("capability") or ()) < dtype_precision.BFLOAT16_SINCE for entry in ranks)
 
-    release = tuple(int(part) for part in re.findall(r"\d+", str(view.environment.get("torch") or "99.0"))[:2])
-
     def may_lack(name: str) -> bool:
-        if release < CUSTOM_SINCE and name.startswith("custom_fwd"):
-            return True
-        if release < CONVOLUTION_ON_CPU_SINCE and not gpu and name.startswith("conv_transpose"):
-            return True
-        if name.endswith("bfloat16"):
-            return old or name.startswith(("attention", "custom_fwd"))
         # Older CPU builds have neither fp16 autocast nor a scaler, and say so.
-        return name.startswith(("attention", "custom_fwd")) or not gpu
+        return old if name.endswith("bfloat16") else not gpu
 
-    return promise_cases.judge(view, ranks, promise_cases.Terms(names(gpu=gpu), _limit, "amp.wrong", _FIX, may_lack))
+    return promise_cases.judge(view, ranks, promise_cases.Terms(names(), _limit, "amp.wrong", _FIX, may_lack))
 
 
 def _limit(name: str) -> Limit:

@@ -1,24 +1,26 @@
 """Data-parallel training that runs, and trains a different model on every rank.
 
-Seen in the wild: gradients that are not averaged (a wrapper bypassed, a broken reduction), replicas that drift apart
-from the first step because the broadcast of weights was lost, all ranks on one GPU, gloo where NCCL was meant. The loss
-still falls. Ranks start from different weights, so that only DDP's broadcast can make them equal; the reference is the
-same model in one process on the whole batch.
+Gradients are not averaged (a wrapper bypassed, a broken reduction), replicas drift apart because the broadcast of
+weights was lost, all ranks share one GPU, accumulated gradients live in a bucket that is overwritten, a compressed
+gradient arrives as something else. The loss still falls. Ranks start from different weights, so that only DDP's
+broadcast can make them equal; the reference is the same model in one process on the whole batch, in plain Python.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import math
 from typing import Any
 
-from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed, passed, worst
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
 from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.training import model_replicas, plain_math
 
 CHECK = Check(
-    promise="DDP's gradients equal one process's on the same global batch, and replicas stay equal to the bit",
+    promise="DDP's gradients equal one process's on the same batch, also under no_sync and hooks, on equal replicas",
     level="standard",
-    seconds=2.0,
-    cpu_seconds=0.2,
+    seconds=3.0,
+    cpu_seconds=0.6,
     timeout=120.0,
     ranks=0,
     least_ranks=2,
@@ -27,55 +29,206 @@ CHECK = Check(
 
 STEPS = 3
 PER_RANK = 12
+MICRO_BATCHES = 4
 WIDTH = 43
 RATE = 0.05
 LIMIT = model_replicas.tolerance("a gradient that was not averaged is off by thousands of tolerances")
+HOOKS = ("bf16", "powersgd")
+# PowerSGD sends its first gradients whole; it may not compress earlier.
+WHOLE, HOOK_STEPS = 2, 4
+# Inputs span no more dimensions than this, so that the gradient of the layer they go into has this rank.
+SUBSPACE = 4
+# What DDP and gloo say of a dtype that they do not have on a CPU (torch/nn/parallel/distributed.py; gloo's own switch).
+REFUSALS = ("BF16 all reduce communication hook required", "Invalid scalar type")
+
+
+class AbsentHook(Exception):  # noqa: N818 (an answer, no error)
+    """This torch or backend does not have the hook; the text is the evidence."""
 
 
 def measure(rank: Rank) -> Measured:
-    """Train a few steps; say how far gradients are from the one-process reference, and digest the replica's weights."""
+    """Train plainly, under no_sync and under each hook; say how far gradients are from one process's."""
     import torch
 
     device, seed = process_group.device_of(rank), plain_math.seed_of(rank)
     with process_group.group(rank) as dist:
-        module = model_replicas.model(torch, WIDTH).to(device)
-        model_replicas.start(torch, module, f"{seed} {rank.rank}")
-        own = model_replicas.digest(torch, module.parameters())
-        model = model_replicas.wrap(rank, module)
-        started = model_replicas.digest(torch, module.parameters())
-        errors, losses, steps = [], [], []
-        for step in range(STEPS):
-            batch = model_replicas.batch(torch, f"{seed} {step}", rank.world * PER_RANK, WIDTH, device)
-            error, loss, moved = _step(torch, rank, model, module, batch)
-            errors.append(error)
-            losses.append(loss)
-            steps.append(moved)
-        where = process_group.standing(rank, next(module.parameters()), dist.get_backend())
-        ended = model_replicas.digest(torch, module.parameters())
-        measured = {"own": own, "started": started, "ended": ended, "errors": errors, "steps": steps, "losses": losses}
-        return {**where, "seed": seed, **measured}
+        where = process_group.standing(rank, torch.zeros(1, device=device), dist.get_backend())
+        plain = _plainly(torch, rank, device, seed)
+        accumulated = _accumulated(torch, rank, device, seed)
+        hooks = {hook: _hooked(torch, dist, rank, device, hook) for hook in HOOKS if rank.world > 1}
+        return {**where, "seed": seed, **plain, **accumulated, "hooks": hooks}
 
 
-def _step(torch: Any, rank: Rank, model: Any, module: Any, batch: model_replicas.Batch) -> tuple[float, float, float]:
-    """Take one step of plain gradient descent; return how far the gradients are off, the loss, and how far the step."""
+def _replica(torch: Any, rank: Rank, device: Any, seed: int) -> Any:
+    """Return the model with weights that are this rank's own until DDP sends rank 0's."""
+    module = model_replicas.model(torch, WIDTH).to(device)
+    model_replicas.start(torch, module, f"{seed} {rank.rank}")
+    return module
+
+
+def _plainly(torch: Any, rank: Rank, device: Any, seed: int) -> Measured:
+    module = _replica(torch, rank, device, seed)
+    own = model_replicas.digest(torch, module.parameters())
+    model = model_replicas.wrap(rank, module)
+    started = model_replicas.digest(torch, module.parameters())
+    errors, steps = [], []
+    for step in range(STEPS):
+        batch = model_replicas.batch(torch, f"{seed} {step}", rank.world * PER_RANK, WIDTH, device)
+        error, moved = _step(torch, rank, model, batch)
+        errors.append(error)
+        steps.append(moved)
+    ended = model_replicas.digest(torch, module.parameters())
+    return {"own": own, "started": started, "ended": ended, "errors": errors, "steps": steps}
+
+
+def _step(torch: Any, rank: Rank, model: Any, batch: model_replicas.Batch) -> tuple[float, float]:
+    """Take one step of plain gradient descent; return how far the gradients are off, and how far the step."""
+    module = model.module
     reference = model_replicas.reference(module, batch)
     before = [plain_math.flat(part) for part in model_replicas.weights(module)]
-    inputs, targets = batch.share(rank.rank * PER_RANK, PER_RANK).tensors
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
     optimizer.zero_grad()
-    loss = torch.nn.functional.mse_loss(model(inputs), targets)
-    loss.backward()
-    error = model_replicas.off([p.grad for p in module.parameters()], reference)
+    _backward(torch, model, batch.share(rank.rank * PER_RANK, PER_RANK))
+    error = _off(module, reference)
     optimizer.step()
     moved = [[x - RATE * g for x, g in zip(part, grad)] for part, grad in zip(before, reference)]
-    return error, float(loss.detach()), model_replicas.off(module.parameters(), moved)
+    return error, model_replicas.off(module.parameters(), moved)
+
+
+def _backward(torch: Any, model: Any, batch: model_replicas.Batch, parts: int = 1) -> None:
+    inputs, targets = batch.tensors
+    (torch.nn.functional.mse_loss(model(inputs), targets) / parts).backward()
+
+
+def _off(module: Any, reference: list[list[float]]) -> float:
+    return model_replicas.off([p.grad for p in module.parameters()], reference)
+
+
+def _accumulated(torch: Any, rank: Rank, device: Any, seed: int) -> Measured:
+    """Accumulate micro-batches into views of DDP's buckets; return how far gradients are off before and after."""
+    model = model_replicas.wrap(rank, _replica(torch, rank, device, seed), gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.module.parameters(), lr=RATE)
+    local, synchronised = [], []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        batch = model_replicas.batch(torch, f"{seed} {step}", rank.world * PER_RANK, WIDTH, device)
+        unsplit = model_replicas.reference(model.module, batch)
+        own, each = batch.share(rank.rank * PER_RANK, PER_RANK), PER_RANK // MICRO_BATCHES
+        last = PER_RANK - each
+        expected = model_replicas.reference(model.module, own.share(0, last))
+        with model.no_sync():
+            for first in range(0, last, each):
+                _backward(torch, model, own.share(first, each), MICRO_BATCHES)
+        local.append(_off(model.module, [[x * last / PER_RANK for x in grad] for grad in expected]))
+        _backward(torch, model, own.share(last, each), MICRO_BATCHES)
+        synchronised.append(_off(model.module, unsplit))
+        optimizer.step()
+    accumulated = model_replicas.digest(torch, model.module.parameters())
+    return {"local": local, "synchronised": synchronised, "accumulated": accumulated}
+
+
+def _hooked(torch: Any, dist: Any, rank: Rank, device: Any, hook: str) -> Measured:
+    seed = plain_math.seed_of(rank)
+    try:
+        model = model_replicas.wrap(rank, _replica(torch, rank, device, seed))
+        state = _register(torch, dist, model, hook, device)
+        optimizer, errors = torch.optim.SGD(model.module.parameters(), lr=RATE), []
+        for step in range(HOOK_STEPS):
+            optimizer.zero_grad()
+            errors.append(_hooked_step(torch, rank, model, f"{seed} {step}", device))
+            optimizer.step()
+    except AbsentHook as absent:
+        return {"unsupported": str(absent)}
+    except Exception as error:  # noqa: BLE001 (an error of NCCL's or CUDA's is a failure that is quoted, no absence)
+        return {"raised": _quoted(error)}
+    run: Measured = {"errors": errors, "ended": model_replicas.digest(torch, model.module.parameters())}
+    return {**run, "compression": float(state.compression_stats()[0])} if state is not None else run
+
+
+def _quoted(error: BaseException) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"[:300]
+
+
+def _register(torch: Any, dist: Any, model: Any, hook: str, device: Any) -> Any:
+    if hook == "bf16":
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        try:
+            model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+            # Says now, and not in the middle of a backward pass, whether this backend adds in the dtype at all.
+            dist.all_reduce(torch.zeros(1, dtype=torch.bfloat16, device=device))
+        except (TypeError, RuntimeError) as error:
+            if device.type != "cpu" or not any(refusal in str(error) for refusal in REFUSALS):
+                raise
+            raise AbsentHook(_quoted(error)) from error
+        return None
+    if importlib.util.find_spec("numpy") is None:
+        message = "torch's PowerSGD hook imports NumPy, which is not installed"
+        raise AbsentHook(message)
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=SUBSPACE, start_powerSGD_iter=WHOLE)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return state
+
+
+def _hooked_step(torch: Any, rank: Rank, model: Any, seed: str, device: Any) -> float:
+    """Return the largest error of a parameter's gradient, relative to the mean norm of what the ranks sent."""
+    batch = _of_low_rank(torch, seed, rank.world * PER_RANK, device)
+    shares = [batch.share(r * PER_RANK, PER_RANK) for r in range(rank.world)]
+    sent = [model_replicas.reference(model.module, share) for share in shares]
+    _backward(torch, model, shares[rank.rank])
+    actual = [model_replicas.numbers(p.grad) for p in model.module.parameters()]
+    return model_replicas.worst(_from_average(gradient, list(own)) for gradient, own in zip(actual, zip(*sent)))
+
+
+def _of_low_rank(torch: Any, seed: str, count: int, device: Any) -> model_replicas.Batch:
+    """Return a batch whose inputs span SUBSPACE dimensions and no more."""
+    columns = plain_math.transposed(plain_math.rows(plain_math.values("basis", SUBSPACE * WIDTH), WIDTH))
+    places = plain_math.rows(plain_math.values(f"{seed} places", count * SUBSPACE), SUBSPACE)
+    inputs = [[plain_math.dot(place, column) for column in columns] for place in places]
+    return model_replicas.targeted(torch, seed, inputs, device)
+
+
+def _from_average(gradient: list[float], sent: list[list[float]]) -> float:
+    if any(len(own) != len(gradient) for own in sent):
+        return math.inf
+    average = [sum(parts) / len(sent) for parts in zip(*sent)]
+    scale = sum(math.sqrt(plain_math.dot(own, own)) for own in sent) / len(sent)
+    gap = [actual - right for actual, right in zip(gradient, average)]
+    return math.sqrt(plain_math.dot(gap, gap)) / scale
 
 
 OFF = {
-    "errors": "the gradients are not those of one process on the whole batch",
-    "steps": "the weights after the step are not one process's",
+    "errors": ("ddp.gradients", "the gradients are not those of one process on the whole batch"),
+    "steps": ("ddp.weights", "the weights after the step are not one process's"),
+    "local": (
+        "ddp.no-sync-gradients",
+        "gradients under no_sync are not the rank's own sum: they were sent, or a micro-batch is lost",
+    ),
+    "synchronised": (
+        "ddp.accumulated-gradients",
+        "the accumulated gradients are not those of one process on the whole batch",
+    ),
 }
-CODES = {"errors": "ddp.gradients", "steps": "ddp.weights"}
+MOMENTS = {
+    "started": "when training started",
+    "ended": "when training ended",
+    "accumulated": "after accumulating under no_sync",
+}
+_FIX = "run the all-reduce check: wrong there too, the link or NCCL is broken; right there, reinstall torch"
+
+
+def bound(hook: str, world: int) -> Limit:
+    """Return how far from the average a hook's gradient may be, relative to the mean norm of the ranks' own."""
+    if hook == "bf16":
+        source = "one rounding to bf16 when a gradient is sent and one each time another is added to it (ours)"
+        return Limit(world * 2.0**-8, "relative error", source, "at most")
+    source = (
+        f"a gradient of rank {SUBSPACE} is represented exactly by PowerSGD of that rank (Vogels et al. 2019, "
+        "arXiv 1905.13727); what is left is fp32 rounding, seen at 3e-7 on a CPU (0.0001: ours)"
+    )
+    return Limit(1e-4, "relative error", source, "at most")
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
@@ -83,16 +236,27 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     errors = model_replicas.errors(view, ranks, tuple(OFF), STEPS)
     if isinstance(errors, Outcome):
         return errors
-    fix = "run the all-reduce check: wrong there too, the link or NCCL is broken; right there, reinstall torch"
     off = model_replicas.first_off(errors, LIMIT)
-    findings = [model_replicas.blamed(off, OFF[off.kind], fix, LIMIT, CODES[off.kind])] if off is not None else []
+    findings = []
+    if off is not None:
+        code, summary = OFF[off.kind]
+        findings.append(model_replicas.blamed(off, summary, _FIX, LIMIT, code))
     findings += [drift for moment, when in MOMENTS.items() if (drift := model_replicas.drifted(ranks, moment, when))]
     findings += _unsent(ranks)
+    lacking: dict[str, str] = {}
+    for hook in HOOKS:
+        runs = [(entry.get("hooks") or {}).get(hook) or {} for entry in ranks]
+        reasons = {run.get("unsupported") for run in runs}
+        if len(reasons) == 1 and None not in reasons:
+            lacking[hook] = str(reasons.pop())
+        else:
+            findings += _hook_findings(ranks, runs, hook)
+    without = "".join(f"; no {hook} hook: {why}" for hook, why in lacking.items())
     summary = f"gradients equal one process's and replicas are equal on {len(ranks)} ranks over {ranks[0]['backend']}"
     return worst(
         findings,
         passed(
-            summary,
+            f"{summary}{without}",
             value=None if findings else max(error.value for error in errors),
             unit=LIMIT.unit,
             limit=LIMIT,
@@ -102,12 +266,41 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     )
 
 
-MOMENTS = {"started": "when training started", "ended": "when training ended"}
-
-
 def _unsent(ranks: Ranks) -> list[Outcome]:
     """Return the failure that DDP began with other weights than rank 0's own."""
     if ranks[0].get("own") == ranks[0].get("started"):
         return []
     summary = "training started with other weights than rank 0 was given"
     return [failed(summary, fix="run the collectives check: broadcast is wrong", code="ddp.start", culprit="rank 0")]
+
+
+def _hook_findings(ranks: Ranks, runs: list[Measured], hook: str) -> list[Outcome]:
+    found = [finding for entry, run in zip(ranks, runs) if (finding := _hook_finding(entry, run, hook, len(ranks)))]
+    if found:
+        return found
+    ended = [{"rank": entry["rank"], "ended": run["ended"]} for entry, run in zip(ranks, runs)]
+    drift = model_replicas.drifted(ended, "ended", f"after training under the {hook} hook")
+    return [drift] if drift else []
+
+
+def _hook_finding(entry: Measured, run: Measured, hook: str, world: int) -> Outcome | None:
+    """Return the first thing that is wrong with one rank's training under a hook."""
+    where, limit = f"rank {entry['rank']} on {entry['device']}, {hook} hook", bound(hook, world)
+    about: dict[str, Any] = {"culprit": where, "rank": entry["rank"]}
+    if "raised" in run:
+        return failed(f"{where}: it raised {run['raised']}", fix=_FIX, code="ddp.hook-raised", **about)
+    errors = run.get("errors")
+    if not isinstance(errors, list) or len(errors) != HOOK_STEPS or not run.get("ended"):
+        return undecided(
+            f"{where}: not every step was taken", fix="see the check's log", code="ddp.unmeasured", **about
+        )
+    for step, error in enumerate(errors):
+        if not process_group.finite(error) or not 0 <= error <= limit.value:
+            summary = f"{where}, step {step}: the gradient is off by {error}"
+            fix = "run all-reduce: right there, train without this hook, or reinstall torch"
+            value = error if process_group.finite(error) else None
+            about |= {"value": value, "unit": limit.unit, "limit": limit}
+            return failed(summary, fix=fix, code="ddp.hook-gradients", **about)
+    if hook == "powersgd" and not (process_group.finite(run.get("compression")) and run["compression"] > 1):
+        return failed(f"{where}: it compressed nothing", fix="reinstall torch", code="ddp.hook-compression", **about)
+    return None

@@ -1,13 +1,16 @@
 """Sharded training that gathers another model than the one that was sharded.
 
-Seen in the wild: FSDP2 on a torch whose reduce-scatter averages twice, parameters that were not gathered again after a
-step, shards of uneven length whose padding is trained. Each layer is sharded over the ranks (its sizes do not divide by
-them), trained a few steps, and gathered: the weights have to be those of one process on the whole batch.
+FSDP2 on a torch whose reduce-scatter averages twice, parameters that were not gathered again after a step, shards of
+uneven length whose padding is trained. Each layer is sharded over the ranks (its sizes do not divide by them), trained
+a few steps, and gathered: the weights have to be those of one process on the whole batch. So do those of FSDP1, of
+parameters cast to bf16, and of shards that were saved and loaded.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from envcheck.checks import (
@@ -27,7 +30,6 @@ from envcheck.checks import (
 )
 from envcheck.checks.env.support.collectives import gloo_gaps, process_group
 from envcheck.checks.env.support.training import model_replicas, plain_math, promise_cases
-from envcheck.checks.env.support.training.sharded import sharded_task, sharding_options
 
 CHECK = Check(
     promise="training sharded by FSDP2 ends with the weights that one process ends with on the same global batch",
@@ -51,6 +53,8 @@ LIMIT = Limit(
     "at most",
 )
 _FIX = "run collectives and ddp: right there, reinstall or update torch, as its FSDP is broken"
+STEPS, PER_RANK, WIDTH, RATE = 4, 8, 51, 0.05
+CASES = ("bf16 policy", "FSDP1", "shards saved and loaded")
 VARIANT = Limit(1e-4, "of the way", "fp32 against the chain rule in float64, seen at 4e-6 (ours)", "at most")
 _BF16 = Limit(0.02, "of the way", "parameters are cast to bf16 (2^-8); seen at 0.003 (ours)", "at most")
 
@@ -65,30 +69,130 @@ def measure(rank: Rank) -> Measured:
         fully_shard, why = _fully_shard(torch, device.type)
         if fully_shard is None or rank.world == 1:
             return {**where, "unsupported": why}
-        task = sharded_task.ShardedTask(torch, rank, device, seed)
-        sharded = sharded_task.sharded(dist, task.model(), fully_shard, device)
-        losses = [task.step(sharded, step) for step in range(sharded_task.STEPS)]
-        variants = sharding_options.ShardingOptions(task, dist, fully_shard)
-        return {
-            **where,
-            "losses": losses,
-            **_compared(torch, rank, sharded, task),
-            "cases": promise_cases.run(variants.cases()),
-        }
+        task = ShardedTask(torch, rank, device, seed)
+        sharded = task.sharded(fully_shard)
+        losses = [task.step(sharded, step) for step in range(STEPS)]
+        cases = dict(zip(CASES, (partial(_lower, task, fully_shard), partial(_first, task))))
+        cases[CASES[2]] = partial(_stored, task, fully_shard)
+        return {**where, "losses": losses, **_compared(task, sharded), "cases": promise_cases.run(cases)}
 
 
-def _compared(torch: Any, rank: Rank, sharded: Any, task: sharded_task.ShardedTask) -> Measured:
+class ShardedTask:
+    """A model, its batches, and the weights that plain gradient descent ends with, computed in plain Python."""
+
+    def __init__(self, torch: Any, rank: Rank, device: Any, seed: int) -> None:
+        self.torch, self.rank, self.device, self.seed = torch, rank, device, seed
+        count = rank.world * PER_RANK
+        self.batches = [model_replicas.batch(torch, f"{seed} {step}", count, WIDTH, device) for step in range(STEPS)]
+        self.start = [plain_math.flat(part) for part in model_replicas.weights(self.model())]
+        self.right = self._trained()
+
+    def model(self) -> Any:
+        """Return the model with the weights of the seed."""
+        module = model_replicas.model(self.torch, WIDTH).to(self.device)
+        model_replicas.start(self.torch, module, self.seed)
+        return module
+
+    def sharded(self, fully_shard: Any, **options: Any) -> Any:
+        """Return the model, each layer and then the whole sharded over all ranks."""
+        from torch.distributed.device_mesh import init_device_mesh
+
+        model, mesh = self.model(), init_device_mesh(self.device.type, (self.rank.world,))
+        for layer in (model[0], model[2], model):
+            fully_shard(layer, mesh=mesh, **options)
+        return model
+
+    def _trained(self) -> list[list[float]]:
+        now = self.start
+        for batch in self.batches:
+            shaped = [plain_math.rows(now[0], WIDTH), now[1], plain_math.rows(now[2], WIDTH), now[3]]
+            gradients = plain_math.two_layers(shaped, *batch.rows)[1]
+            now = [[x - RATE * g for x, g in zip(part, grad)] for part, grad in zip(now, gradients)]
+        return now
+
+    def step(self, sharded: Any, step: int) -> float:
+        """Take one step on this rank's share of a batch; return the loss there."""
+        inputs, targets = self.batches[step].share(self.rank.rank * PER_RANK, PER_RANK).tensors
+        optimizer = self.torch.optim.SGD(sharded.parameters(), lr=RATE)
+        optimizer.zero_grad()
+        loss = self.torch.nn.functional.mse_loss(sharded(inputs).float(), targets)
+        loss.backward()
+        optimizer.step()
+        return float(loss.detach())
+
+    def off(self, whole: list[list[float]]) -> float:
+        """Return how far weights are from where they should be, as a share of the longest way."""
+        way = max(abs(end - begin) for part, old in zip(self.right, self.start) for end, begin in zip(part, old))
+        return model_replicas.worst(plain_math.off(actual, part, way) for actual, part in zip(whole, self.right))
+
+    def shard_of(self, whole: list[float], rows: int, width: int) -> list[float]:
+        """Return the rows of a parameter that this rank holds; the last ranks may hold fewer, or none."""
+        each = math.ceil(rows / self.rank.world) * width
+        return whole[self.rank.rank * each : (self.rank.rank + 1) * each]
+
+
+def _gathered(sharded: Any) -> list[list[float]]:
+    return [plain_math.numbers(p.full_tensor()) for p in sharded.parameters()]
+
+
+def _lower(task: ShardedTask, fully_shard: Any) -> float:
+    """Compute in bf16, reduce in float32."""
+    try:
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+    except ImportError:
+        from torch.distributed._composable.fsdp import MixedPrecisionPolicy
+    policy = MixedPrecisionPolicy(param_dtype=task.torch.bfloat16, reduce_dtype=task.torch.float32)
+    sharded = task.sharded(fully_shard, mp_policy=policy)
+    for step in range(STEPS):
+        task.step(sharded, step)
+    return task.off(_gathered(sharded))
+
+
+def _first(task: ShardedTask) -> float:
+    """Shard by FullyShardedDataParallel, flattened into one parameter."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    if task.device.type != "cuda":
+        message = "FSDP1 needs an accelerator (torch says so itself)"
+        raise promise_cases.AbsentFeature(message)
+    sharded = FullyShardedDataParallel(task.model(), device_id=task.device)
+    for step in range(STEPS):
+        task.step(sharded, step)
+    with FullyShardedDataParallel.summon_full_params(sharded):
+        return task.off([plain_math.numbers(p) for p in sharded.module.parameters()])
+
+
+def _stored(task: ShardedTask, fully_shard: Any) -> float:
+    """Save each rank's shards by torch.distributed.checkpoint, and load them into a fresh model."""
+    try:
+        from torch.distributed import checkpoint
+        from torch.distributed.checkpoint import state_dict as states
+    except ImportError as error:
+        message = f"torch {task.torch.__version__} has no torch.distributed.checkpoint.state_dict (2.2 has)"
+        raise promise_cases.AbsentFeature(message) from error
+    model, other = task.sharded(fully_shard), task.sharded(fully_shard)
+    for step in range(STEPS):
+        task.step(model, step)
+    directory = str(Path(task.rank.scratch) / "shards")
+    checkpoint.save({"model": states.get_model_state_dict(model)}, checkpoint_id=directory)
+    state = {"model": states.get_model_state_dict(other)}
+    checkpoint.load(state, checkpoint_id=directory)
+    states.set_model_state_dict(other, state["model"])
+    return task.off(_gathered(other))
+
+
+def _compared(task: ShardedTask, sharded: Any) -> Measured:
     """Return how far this rank's shards and what it gathers are from the reference, and how many it held."""
     unsharded = [p.full_tensor().detach() for p in sharded.parameters()]
     shapes = [(p.shape[0], p.numel() // p.shape[0]) for p in unsharded]
-    mine = [sharded_task.rows_of(rank, part, *shape) for part, shape in zip(task.right, shapes)]
+    mine = [task.shard_of(part, *shape) for part, shape in zip(task.right, shapes)]
     shards = [plain_math.numbers(p.to_local()) for p in sharded.parameters()]
     return {
         "errors": [_off(actual, right) for actual, right in zip(shards, mine)],
         "gathered": [_off(plain_math.numbers(actual), right) for actual, right in zip(unsharded, task.right)],
         "held": sum(map(len, shards)),
         "total": sum(map(len, task.right)),
-        "ended": model_replicas.digest(torch, unsharded),
+        "ended": model_replicas.digest(task.torch, unsharded),
     }
 
 
@@ -126,13 +230,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     for entry in ranks:
         losses = entry.get("losses") or []
         complete = entry.get("errors") and entry.get("gathered") and entry.get("ended")
-        if (
-            not complete
-            or len(losses) != sharded_task.STEPS
-            or not all(process_group.finite(loss) and loss >= 0 for loss in losses)
-        ):
+        if not complete or len(losses) != STEPS or not all(process_group.finite(loss) and loss >= 0 for loss in losses):
             return undecided(
-                f"rank {entry['rank']} took {len(losses)} of {sharded_task.STEPS} steps",
+                f"rank {entry['rank']} took {len(losses)} of {STEPS} steps",
                 fix="see the check's log",
                 code="fsdp.unmeasured",
                 culprit=f"rank {entry['rank']}",
@@ -146,9 +246,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     findings += [
         problem for problem in (model_replicas.drifted(ranks, "ended", "when gathered"), _incomplete(ranks)) if problem
     ]
-    varied = promise_cases.judge(
-        view, ranks, promise_cases.Terms(sharding_options.NAMES, _limit, "fsdp.variant", _FIX), backend=True
-    )
+    varied = promise_cases.judge(view, ranks, promise_cases.Terms(CASES, _limit, "fsdp.variant", _FIX), backend=True)
     return worst([*findings, *([] if varied.status == PASS else [varied])], _passed(ranks, most))
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, View
-from envcheck.checks.env import all_reduce, all_reduce_bandwidth, ddp, ddp_hooks, ddp_no_sync, fsdp, straggler
+from envcheck.checks.env import all_reduce, all_reduce_bandwidth, ddp, fsdp, straggler
 from tests.builders import Entry, group
 from tests.checks.env import test_quick_level_ranks as quick
 from tests.checks.env import test_standard_level_ranks as standard
 
-COMMUNICATING = [ddp, all_reduce, all_reduce_bandwidth, ddp_no_sync, ddp_hooks, fsdp, straggler]
+COMMUNICATING = [ddp, all_reduce, all_reduce_bandwidth, fsdp, straggler]
 
 
 def name_of(check: Any) -> str:

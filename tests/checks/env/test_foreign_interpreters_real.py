@@ -13,7 +13,7 @@ import pytest
 FOREIGN = [Path(python) for python in os.environ.get("ENVCHECK_TEST_FOREIGN", "").split(":") if python]
 IDS = (
     *("amp", "checkpoint", "collectives", "compiled", "ddp", "fsdp", "installed-files", "matmul", "operators"),
-    *("optimizers", "requirements", "samplers", "shared-libraries", "torchrun", "trainer"),
+    *("optimizers", "requirements", "shared-libraries", "torchrun", "trainer"),
 )
 
 

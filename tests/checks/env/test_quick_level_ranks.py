@@ -13,6 +13,7 @@ from envcheck.checks.env import all_reduce, all_reduce_bandwidth, amp, ddp, matm
 from envcheck.checks.env.support.collectives import timed_collectives
 from envcheck.reports.phrases import quantity
 from tests.builders import Entry, group, put
+from tests.checks.env import test_amp, test_ddp
 
 Node = Callable[..., View]
 NAN = float("nan")
@@ -25,15 +26,8 @@ def curve(busbw: float, world: int) -> list[Entry]:
 
 MEASURED: dict[Any, Callable[[int], Entry]] = {
     matmul: lambda _: {"errors": {"float32": 1e-7, "float16": 3e-4, "bfloat16": 2e-3, "tf32": 4e-4}},
-    amp: lambda _: {"seed": 5, "cases": {name: {"off": 0.0} for name in amp.names(gpu=True)}},
-    ddp: lambda _: {
-        "own": "a",
-        "started": "a",
-        "ended": "b",
-        "losses": [1.0, 0.9, 0.8],
-        "errors": [0.01] * ddp.STEPS,
-        "steps": [0.01] * ddp.STEPS,
-    },
+    amp: lambda _: {"seed": 5, "cases": test_amp.cases()},
+    ddp: lambda _: test_ddp.honest(),
     all_reduce: lambda _: {"results": {dtype: {"wrong": 0} for dtype in all_reduce.EXACT_UP_TO}},
     all_reduce_bandwidth: lambda world: {"curve": curve(470.0, world)},
 }
@@ -68,87 +62,6 @@ def test_a_volta_owes_no_bfloat16(h100: View) -> None:
         entry["capability"] = [7, 0]
         del entry["errors"]["bfloat16"]
     assert matmul.judge(h100, ranks).status == PASS
-
-
-@pytest.mark.parametrize(
-    ("name", "result", "message"),
-    [
-        ("linear, bfloat16", {"wrong": "gives torch.float32 under autocast"}, "gives torch.float32"),
-        (
-            "softmax, float16",
-            {"raised": "RuntimeError: CUDA error"},
-            "softmax, float16 raised RuntimeError: CUDA error",
-        ),
-        ("training, bfloat16", {"off": NAN}, "training, bfloat16 is off by nan"),
-        ("training, float32", {"off": 1.1e-4}, "training, float32 is off by 0.00011"),
-        ("training, float16", {"off": 0.021}, "training, float16 is off by 0.021"),
-        ("linear, float16", {"absent": "no"}, "linear, float16 is missing"),
-        ("scaler: shrinks on inf", {"wrong": "the scale: 1024"}, "scaler: shrinks on inf: the scale: 1024"),
-        ("scaler: grows by its factor", {"absent": "no"}, "is missing"),
-    ],
-)
-def test_each_way_mixed_precision_is_wrong_is_named(h100: View, name: str, result: Entry, message: str) -> None:
-    ranks = entries(amp)
-    ranks[4]["cases"][name] = result
-    outcome = amp.judge(h100, ranks)
-    assert outcome.status == FAIL
-    assert "rank 4 on GPU-4" in outcome.summary
-    assert message in outcome.summary
-
-
-def test_a_loss_just_within_the_tolerance_passes(h100: View) -> None:
-    ranks = entries(amp)
-    ranks[4]["cases"]["training, bfloat16"]["off"] = 0.0199
-    assert amp.judge(h100, ranks).status == PASS
-
-
-def test_fp16_is_owed_on_gpus_and_bf16_wherever_it_is_native(h100: View, cpu: View) -> None:
-    half = {name: {"absent": "dtype is not supported"} for name in amp.names(gpu=True) if name.endswith(", float16")}
-    brain = {name: {"absent": "bf16 is emulated"} for name in amp.names(gpu=True) if name.endswith("bfloat16")}
-    ranks, gpus = entries(amp, 2, gpu=False), entries(amp)
-    for entry in (*ranks, *gpus):
-        entry["cases"] |= half
-    assert amp.judge(cpu, ranks).status == PASS
-    assert amp.judge(h100, gpus).status == FAIL
-    ranks, gpus = entries(amp, 2, gpu=False), entries(amp)
-    for entry in (*ranks, *gpus):
-        entry["cases"] |= brain
-    assert amp.judge(cpu, ranks).status == FAIL
-    assert amp.judge(h100, gpus).status == FAIL
-    for entry in gpus:
-        entry["capability"] = [7, 5]
-    assert amp.judge(h100, gpus).status == PASS
-
-
-@pytest.mark.parametrize(("error", "status"), [(1.0, PASS), (1.001, FAIL), (NAN, FAIL), (None, FAIL), (5000.0, FAIL)])
-def test_a_gradient_may_be_off_by_its_tolerance_and_no_more(h100: View, error: float, status: str) -> None:
-    ranks = entries(ddp)
-    ranks[2]["errors"][1] = error
-    outcome = ddp.judge(h100, ranks)
-    assert outcome.status == status
-    if status == FAIL:
-        assert "rank 2, step 1" in outcome.summary
-
-
-@pytest.mark.parametrize("moment", ["started", "ended"])
-def test_a_replica_that_drifts_is_named(h100: View, moment: str) -> None:
-    ranks = entries(ddp)
-    ranks[7][moment] = "different"
-    outcome = ddp.judge(h100, ranks)
-    assert outcome.status == FAIL
-    assert outcome.details["ranks"] == [7]
-
-
-def test_of_two_ranks_that_disagree_both_are_named(cpu: View) -> None:
-    ranks = entries(ddp, 2, gpu=False)
-    ranks[1]["ended"] = "different"
-    assert ddp.judge(cpu, ranks).details["ranks"] == [0, 1]
-
-
-def test_fewer_steps_than_asked_for_are_an_error(h100: View) -> None:
-    ranks = entries(ddp)
-    ranks[1]["errors"].pop()
-    assert ddp.judge(h100, ranks).status == ERROR
 
 
 def test_one_flipped_bit_is_named_by_rank_index_and_bit(h100: View) -> None:

@@ -10,16 +10,13 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
-from envcheck.checks.env import attention, convolution, ddp_hooks, ddp_no_sync, fingerprint, fsdp, straggler
-from envcheck.checks.env.support.training.sharded import sharded_task, sharding_options
+from envcheck.checks.env import attention, convolution, fingerprint, fsdp, straggler
 from tests.builders import Entry, group
 
 Node = Callable[..., View]
 NAN = float("nan")
 DTYPES = ("float32", "float16", "bfloat16")
 MEASURED: dict[Any, Callable[[], Entry]] = {
-    ddp_no_sync: lambda: {"local": [0.01, 0.0], "synchronised": [0.02, 0.1], "ended": "a"},
-    ddp_hooks: lambda: {"runs": {hook: compressed(hook) for hook in ddp_hooks.HOOKS}},
     convolution: lambda: {"cudnn": True, "errors": {dtype: dict.fromkeys(convolution.PARTS, 1e-5) for dtype in DTYPES}},
     attention: lambda: {
         "errors": {f"{kernel} {dtype}": 1e-5 for kernel in ("default", "math", "flash") for dtype in DTYPES},
@@ -34,7 +31,7 @@ MEASURED: dict[Any, Callable[[], Entry]] = {
     fsdp: lambda: {
         "errors": [1e-8],
         "gathered": [1e-8],
-        "losses": [1.0] * sharded_task.STEPS,
+        "losses": [1.0] * fsdp.STEPS,
         "ended": "a",
         **shares(),
     },
@@ -47,83 +44,13 @@ MEASURED: dict[Any, Callable[[], Entry]] = {
 }
 
 
-def compressed(hook: str) -> Entry:
-    run: Entry = {"errors": [1e-6] * ddp_hooks.STEPS, "ended": "a"}
-    return {**run, "compression": 4.27} if hook == "powersgd" else run
-
-
 def shares() -> Entry:
-    return {"held": 10, "total": 80, "cases": {name: {"off": 1e-6} for name in sharding_options.NAMES}}
+    return {"held": 10, "total": 80, "cases": {name: {"off": 1e-6} for name in fsdp.CASES}}
 
 
 def entries(check: Any, world: int = 8, *, gpu: bool = True) -> list[Entry]:
     held = {"total": 10 * world} if check is fsdp else {}
     return group({**MEASURED[check](), **held}, world, gpu=gpu, capability=[9, 0] if gpu else [])
-
-
-@pytest.mark.parametrize("kind", ["local", "synchronised"])
-@pytest.mark.parametrize(("error", "status"), [(1.0, PASS), (1.001, FAIL), (NAN, FAIL), (None, FAIL)])
-def test_accumulated_gradients_may_be_off_by_the_tolerance(h100: View, kind: str, error: Any, status: str) -> None:
-    ranks = entries(ddp_no_sync)
-    ranks[5][kind][1] = error
-    outcome = ddp_no_sync.judge(h100, ranks)
-    assert outcome.status == status
-    if status == FAIL:
-        assert "rank 5, step 1" in outcome.summary
-
-
-def test_accumulation_that_took_too_few_steps_or_drifted_is_no_pass(h100: View) -> None:
-    ranks = entries(ddp_no_sync)
-    ranks[3]["ended"] = "b"
-    outcome = ddp_no_sync.judge(h100, ranks)
-    assert (outcome.status, outcome.details["ranks"]) == (FAIL, [3])
-    ranks[1]["local"].pop()
-    assert ddp_no_sync.judge(h100, ranks).status == ERROR
-
-
-@pytest.mark.parametrize("hook", ddp_hooks.HOOKS)
-@pytest.mark.parametrize(("off", "status"), [(1.0, PASS), (1.001, FAIL), (NAN, FAIL), (None, FAIL)])
-def test_a_hook_may_round_and_no_more(h100: View, hook: str, off: float | None, status: str) -> None:
-    ranks = entries(ddp_hooks)
-    ranks[7]["runs"][hook]["errors"][2] = off and off * ddp_hooks.bound(hook, 8).value
-    outcome = ddp_hooks.judge(h100, ranks)
-    assert outcome.status == status
-    if status == FAIL:
-        assert f"rank 7, {hook} hook, step 2" in outcome.summary
-
-
-@pytest.mark.parametrize("compression", [1.0, 0.5, NAN, None])
-def test_a_powersgd_that_compresses_nothing_fails(h100: View, compression: float | None) -> None:
-    ranks = entries(ddp_hooks)
-    ranks[2]["runs"]["powersgd"]["compression"] = compression
-    outcome = ddp_hooks.judge(h100, ranks)
-    assert (outcome.status, outcome.details["rank"]) == (FAIL, 2)
-
-
-def test_replicas_that_a_hook_leaves_apart_are_named(h100: View) -> None:
-    ranks = entries(ddp_hooks)
-    ranks[4]["runs"]["fp16"]["ended"] = "b"
-    outcome = ddp_hooks.judge(h100, ranks)
-    assert (outcome.status, outcome.details["ranks"]) == (FAIL, [4])
-    assert "fp16 hook" in outcome.summary
-
-
-def test_a_hook_no_rank_has_is_named_and_one_that_some_lack_is_no_pass(cpu: View) -> None:
-    ranks = entries(ddp_hooks, 2, gpu=False)
-    for entry in ranks:
-        entry["runs"]["bf16"] = {"unsupported": "TypeError: needs NCCL"}
-    outcome = ddp_hooks.judge(cpu, ranks)
-    assert outcome.status == PASS
-    assert "no bf16 hook: TypeError: needs NCCL" in outcome.summary
-    ranks[1]["runs"]["fp16"] = {"unsupported": "no"}
-    assert ddp_hooks.judge(cpu, ranks).status == ERROR
-    ranks[1]["runs"]["fp16"] = {"raised": "DistBackendError: NCCL error: unhandled cuda error"}
-    outcome = ddp_hooks.judge(cpu, ranks)
-    assert (outcome.status, outcome.findings[0].code) == (FAIL, "ddp-hooks.raised")
-    assert "rank 1 on cpu: the fp16 hook raised DistBackendError: NCCL error" in outcome.summary
-    for entry in ranks:
-        entry["runs"] = {hook: {"unsupported": "no"} for hook in ddp_hooks.HOOKS}
-    assert ddp_hooks.judge(cpu, ranks).status == SKIP
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

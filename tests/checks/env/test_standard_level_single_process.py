@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, View
-from envcheck.checks.env import checkpoint, compiled, dataloader
+from envcheck.checks.env import checkpoint, compiled
 from tests.builders import Entry, group
 
 Node = Callable[..., View]
@@ -26,14 +26,6 @@ MEASURED: dict[Any, Entry] = {
         "state": {"before": dict(STATE), "after": dict(STATE), "loaded": dict(STATE)},
         "rates": [RATES, RATES[4:]],
         "distributed": {"wrong": [], "tried": 11, "torch": "2.8.0"},
-    },
-    dataloader: {
-        "batches": 6,
-        "wrong": 0,
-        "shared": True,
-        "died": None,
-        "death": "DataLoader worker (pid 7) is killed",
-        "alone": {"tried": 8, "wrong": []},
     },
     compiled: {"missing": [], "errors": {"output": 4e-7, "0.weight": 1e-7}, "code": {".so": 3}},
 }
@@ -95,32 +87,6 @@ def test_a_cpu_dressed_as_a_gpu_fails(check: Any, node: Node) -> None:
 )
 def test_each_way_a_checkpoint_lies_is_named(cpu: View, changes: Entry, status: str, message: str) -> None:
     outcome = checkpoint.judge(cpu, entries(checkpoint, **changes))
-    assert outcome.status == status
-    assert message in outcome.summary
-
-
-@pytest.mark.parametrize(
-    ("changes", "status", "message"),
-    [
-        ({"died": "DataLoader worker (pid 5) is killed by signal: Bus error."}, FAIL, "Bus error"),
-        ({"wrong": 3, "item": 9, "index": 5, "got": -1}, FAIL, "item 9, element 5 arrived as -1"),
-        ({"wrong": NAN}, ERROR, "no batch was compared"),
-        ({"batches": None}, ERROR, "no batch was compared"),
-        ({"batches": 5}, FAIL, "5 of 6 batches arrived: the loader lost"),
-        ({"batches": 0}, FAIL, "0 of 6 batches arrived"),
-        ({"batches": 7}, FAIL, "the loader repeated"),
-        ({"death": None}, FAIL, "was not reported"),
-        ({"alone": {"tried": 8, "wrong": ["in order: 5 batches"]}}, FAIL, "without workers, in order: 5 batches"),
-        ({"alone": {"tried": 0, "wrong": []}}, ERROR, "no loader without workers was tried"),
-        ({"alone": None}, ERROR, "no loader without workers was tried"),
-        ({"death": "DataLoader timed out after 30 seconds"}, FAIL, "the loader raised"),
-        ({"death": "AttributeError: 'list' object has no attribute 'x'"}, FAIL, "was not reported"),
-        ({"death": "EOFError:"}, PASS, "was reported"),
-        ({"shared": False}, ERROR, "shared memory"),
-    ],
-)
-def test_each_way_a_loader_lies_is_named(cpu: View, changes: Entry, status: str, message: str) -> None:
-    outcome = dataloader.judge(cpu, entries(dataloader, **changes))
     assert outcome.status == status
     assert message in outcome.summary
 

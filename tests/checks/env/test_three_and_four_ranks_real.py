@@ -19,7 +19,7 @@ ALONE = ("amp", "attention", "convolution", "fp8-training", "memory-patterns", "
 # More ranks than cores: what is timed may come to any verdict.
 TIMED = ("straggler",)
 # Where a share that does not divide evenly, or a third one's, can be lost.
-OF_THREE = ("all-reduce", "collectives", "ddp", "ddp-no-sync", "fsdp")
+OF_THREE = ("all-reduce", "collectives", "ddp", "fsdp")
 GROUPS = {4: [i for i in OF_RANKS if i not in ALONE], 3: [*OF_THREE]}
 
 

@@ -121,8 +121,12 @@ class Batch(NamedTuple):
 
 def batch(torch: Any, seed: int | str, count: int, width: int, device: Any) -> Batch:
     """Return a batch whose values come from the seed alone."""
-    inputs = plain_math.rows(plain_math.values(f"{seed} inputs", count * width), width)
-    targets = plain_math.rows(plain_math.values(f"{seed} targets", count * OUTPUTS), OUTPUTS)
+    return targeted(torch, seed, plain_math.rows(plain_math.values(f"{seed} inputs", count * width), width), device)
+
+
+def targeted(torch: Any, seed: int | str, inputs: plain_math.Matrix, device: Any) -> Batch:
+    """Return a batch of these inputs; the targets come from the seed."""
+    targets = plain_math.rows(plain_math.values(f"{seed} targets", len(inputs) * OUTPUTS), OUTPUTS)
     return Batch((inputs, targets), (torch.tensor(inputs, device=device), torch.tensor(targets, device=device)))
 
 
