@@ -21,10 +21,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from envcheck.node import parallel
+from envcheck.node import signal_source
 from envcheck.node.collect import sources
-from envcheck.node.parallel import ReadTask, SourceReading
-from envcheck.node.value_types import number
+from envcheck.node.signal_source import ReadTask, SourceReading, number
 
 WAITING: Final = 5
 GOAL: Final = 1.25
@@ -33,7 +32,7 @@ GOAL: Final = 1.25
 def one_after_the_other(read: Sequence[ReadTask]) -> None:
     """Read each of them when the one before is done, or given up."""
     for task in read:
-        parallel.read([task])
+        signal_source.read([task])
 
 
 def seconds(read: Callable[[list[ReadTask]], Any], make: Callable[[], list[ReadTask]]) -> float:
@@ -66,9 +65,9 @@ def _after(wait: float | None, event: threading.Event | None = None) -> SourceRe
 
 def measured(make: Callable[[], list[ReadTask]], repeat: int) -> dict[str, float]:
     """Return the medians, in seconds, and how many times longer one after the other takes."""
-    for read in (one_after_the_other, parallel.read):
+    for read in (one_after_the_other, signal_source.read):
         seconds(read, make)
-    pairs = [(seconds(one_after_the_other, make), seconds(parallel.read, make)) for _ in range(repeat)]
+    pairs = [(seconds(one_after_the_other, make), seconds(signal_source.read, make)) for _ in range(repeat)]
     serial, read_proofs = (statistics.median(pair[at] for pair in pairs) for at in (0, 1))
     return {"serial_s": round(serial, 4), "beside_s": round(read_proofs, 4), "ratio": round(serial / read_proofs, 2)}
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from envcheck import drop_in
+from envcheck import data
 from envcheck.images import formats
 from envcheck.images.formats.registry import CellFormat
 
 
 def test_a_module_is_found_by_its_name_and_the_registry_is_none() -> None:
-    assert "registry" not in drop_in.names(formats)
-    assert list(drop_in.names(formats)) == sorted(drop_in.names(formats))
-    assert drop_in.named(formats, "conda", "FORMAT", CellFormat).one
+    assert "registry" not in data.names(formats)
+    assert list(data.names(formats)) == sorted(data.names(formats))
+    assert data.named(formats, "conda", "FORMAT", CellFormat).one
 
 
 def test_a_module_that_holds_something_else_is_refused() -> None:
     with pytest.raises(TypeError, match=r"envcheck\.images\.formats\.conda\.FORMAT is no str"):
-        drop_in.named(formats, "conda", "FORMAT", str)
+        data.named(formats, "conda", "FORMAT", str)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from envcheck.binaries.elf import MAGIC, BinaryError
-from envcheck.binaries.library import Library, read_library
+from envcheck.binaries.native_library import Library, read_library
 
 _METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
 _LIBRARY = re.compile(r"\.so(\.\d+)*$")

@@ -19,7 +19,7 @@ from envcheck import __version__, safe_files
 from envcheck.checks import LEVELS
 from envcheck.counting import counted
 from envcheck.data import state_path
-from envcheck.node.sources.proc import kernel_module
+from envcheck.node.host import kernel_module
 from envcheck.printable import printable
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import OutcomeRow, VerdictStatus

@@ -21,9 +21,8 @@ from envcheck.fleet.model import BAD, ConfigurationDrift, FleetReport, Outlier
 from envcheck.fleet.one_report import BY_SEVERITY
 from envcheck.fleet.summary import FleetAnswer
 from envcheck.reports import phrases
-from envcheck.reports.html.charts import Figure
-from envcheck.reports.html.elements import definitions, document, figure, text, wide
-from envcheck.reports.html.svg import SIZES, PlotLine, chart, legend
+from envcheck.reports.charts import SIZES, Figure, PlotLine, chart, legend
+from envcheck.reports.formats.html import definitions, document, figure, text, wide
 
 # What a node's row has where the check was not part of its run.
 ABSENT: Final = "absent"

@@ -1,7 +1,12 @@
-"""Read this node: every signal has its value, or the reason why it could not be read."""
+"""Read this node: every signal has its value, or the reason why it could not be read.
+
+`sound` holds a snapshot that was read from a file against the types of its signals: a report is a file that anybody can
+edit, and a driver may answer with anything. A value that does not fit becomes the reason why there is none.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import functools
 import os
@@ -11,11 +16,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from envcheck.node import parallel
-from envcheck.node.parallel import ReadTask, Source, SourceReading
-from envcheck.node.snapshot import Signal, Snapshot, unreadable
-from envcheck.node.sources import container, container_toolkit, host, infiniband, kernel_log, nvml, pci, proc
-from envcheck.node.value_types import listed, mapped, number, string, text, unlimited, version, whole
+from envcheck.node import buses, containers, host, kernel_log, nvml, nvml_queries, signal_source
+from envcheck.node.signal_source import (
+    ReadTask,
+    Source,
+    SourceReading,
+    ValueType,
+    fields,
+    listed,
+    mapped,
+    maybe,
+    number,
+    string,
+    text,
+    unlimited,
+    version,
+    whole,
+)
+from envcheck.node.snapshot import Gpu, Signal, Snapshot, unreadable
 
 _ROOT: Final = Path("/")
 _ENVIRONMENT: Final = ("NVIDIA_", "CUDA_", "NCCL_", "TORCH_", "PYTORCH_", "OMP_", "UCX_", "FI_", "COMPUTE_", "OPENCL_")
@@ -34,6 +52,19 @@ _LIBRARY_DIRS: Final = (
     "usr/local/nvidia/lib64",
     "usr/local/nvidia/lib",
 )
+GPU: Final = nvml_queries.TYPES
+_MAY_BE_NONE: Final = ("python", "torch", "cuda", "cudnn", "nccl", "hip", "git_version", "libcuda")
+_ERRORS: Final = ("error", "build_facts_error", "device_error", "device_facts_error")
+FACTS: Final[dict[str, ValueType]] = {
+    **dict.fromkeys(_MAY_BE_NONE, maybe(text)),
+    "executable": text,
+    "prefix": text,
+    **dict.fromkeys(_ERRORS, maybe(string)),
+    "arch_list": maybe(listed(text)),
+    "cuinit": maybe(whole),
+    "device_count": whole,
+    "devices": listed(fields(uuid=maybe(text))),
+}
 
 
 def collect(root: Path = _ROOT, environ: Mapping[str, str] = os.environ) -> Snapshot:
@@ -41,13 +72,13 @@ def collect(root: Path = _ROOT, environ: Mapping[str, str] = os.environ) -> Snap
 
     One that hangs costs its own time limit (parallel.TIMEOUT, nvml.TIMEOUT) and its own signals: they say so.
     """
-    signals, gpus = parallel.read(sources(root, environ))
+    signals, gpus = signal_source.read(sources(root, environ))
     return Snapshot(_now(), _with_driver(signals), list(gpus))
 
 
 def identify(root: Path = _ROOT, environ: Mapping[str, str] = os.environ) -> Snapshot:
     """Read only what resolving needs: driver.version, driver.cuda, host.arch; each GPU's name, UUID and capability."""
-    signals, gpus = parallel.read(_nvidia(root, environ, "identity"))
+    signals, gpus = signal_source.read(_nvidia(root, environ, "identity"))
     return Snapshot(_now(), {**_with_driver(signals), "host.arch": Signal(platform.machine())}, list(gpus))
 
 
@@ -55,11 +86,11 @@ def sources(root: Path, environ: Mapping[str, str]) -> list[ReadTask]:
     """Return what is read off a node, in the order of the snapshot: each by itself what may hang by itself."""
     return [
         *_nvidia(root, environ, "all"),
-        *parallel.each(_host(root) | _container(root, environ)),
-        *parallel.each(_shm(root) | _limits(root) | _environment(environ)),
-        parallel.together(kernel_log.TYPES, lambda: kernel_log.signals(root)),
-        *parallel.each(host.sources(root, environ) | pci.sources(root)),
-        *parallel.each(infiniband.sources(root) | container_toolkit.sources(root, environ)),
+        *signal_source.each(_host(root) | _container(root, environ)),
+        *signal_source.each(_shm(root) | _limits(root) | _environment(environ)),
+        signal_source.together(kernel_log.TYPES, lambda: kernel_log.signals(root)),
+        *signal_source.each(host.sources(root, environ) | buses.pci_sources(root)),
+        *signal_source.each(buses.infiniband_sources(root) | containers.sources(root, environ)),
     ]
 
 
@@ -80,7 +111,7 @@ def _nvidia(root: Path, environ: Mapping[str, str], scope: str) -> list[ReadTask
     # It says itself when NVML's time is up; a library's directory may hang before that.
     return [
         ReadTask(nvml.TYPES, lambda: _nvml(find("libnvidia-ml.so.1"), scope), nvml.TIMEOUT + 5),
-        *parallel.each(files),
+        *signal_source.each(files),
     ]
 
 
@@ -97,7 +128,7 @@ def _with_driver(signals: dict[str, Signal]) -> dict[str, Signal]:
 def find_library(name: str, root: Path = _ROOT, environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the file the loader would take: LD_LIBRARY_PATH first, then its cache, then the usual places."""
     cache = root / "etc/ld.so.cache"
-    cached = proc.cached_libraries(cache.read_bytes(), name) if cache.is_file() else []
+    cached = host.cached_libraries(cache.read_bytes(), name) if cache.is_file() else []
     paths = [Path(p) / name for p in environ.get("LD_LIBRARY_PATH", "").split(":") if p]
     paths += [Path(path) for path in cached] + [Path("/") / directory / name for directory in _LIBRARY_DIRS]
     candidates = (root / path.relative_to("/") for path in paths if path.is_absolute())
@@ -107,19 +138,19 @@ def find_library(name: str, root: Path = _ROOT, environ: Mapping[str, str] = os.
 def _library_version(name: str, path: Path | None) -> Signal:
     if path is None:
         return Signal(reason=f"{name} is not on the loader's path", why="unsupported")
-    version = proc.library_version(str(path.resolve()))
+    version = host.library_version(str(path.resolve()))
     if version is None:
         return Signal(reason=f"{path.resolve().name} has no version in its name", why="no-data", source=str(path))
     return Signal(version, source=str(path))
 
 
 def _kernel_version(text: str) -> str | None:
-    module = proc.kernel_module(text)
+    module = host.kernel_module(text)
     return module.version if module else None
 
 
 def _kernel_flavour(text: str) -> str | None:
-    module = proc.kernel_module(text)
+    module = host.kernel_module(text)
     return None if module is None else "open" if module.open else "proprietary"
 
 
@@ -142,11 +173,11 @@ def _host(root: Path) -> dict[str, Source]:
         "host.name": Source(text, lambda: _named(system.node)),
         "host.arch": Source(text, lambda: Signal(system.machine, source="uname")),
         "host.kernel": Source(text, lambda: Signal(system.release, source="uname")),
-        "host.os": Source(text, lambda: _file(root / "etc/os-release", proc.os_name)),
+        "host.os": Source(text, lambda: _file(root / "etc/os-release", host.os_name)),
         "host.python": Source(version, lambda: Signal(platform.python_version(), source="envcheck's own")),
         "host.uid": Source(whole, lambda: Signal(os.getuid(), source="getuid")),
         "host.cpus": Source(whole, _cpus),
-        "host.cpu": Source(text, lambda: _file(root / "proc/cpuinfo", proc.cpu_model)),
+        "host.cpu": Source(text, lambda: _file(root / "proc/cpuinfo", host.cpu_model)),
         "host.memory_total": Source(number, lambda: memory("MemTotal")),
         "host.memory_available": Source(number, lambda: memory("MemAvailable")),
         "host.gpu_modules": Source(listed(text), lambda: _file(root / "proc/modules", _gpu_modules)),
@@ -162,16 +193,16 @@ def _cpus() -> Signal:
 
 
 def _memory(path: Path, name: str) -> Signal:
-    return _file(path, lambda content: proc.meminfo(content).get(name), "B")
+    return _file(path, lambda content: host.meminfo(content).get(name), "B")
 
 
 def _gpu_modules(text: str) -> list[str]:
-    return [name for name in proc.modules(text) if name.startswith(_GPU_MODULES)]
+    return [name for name in host.modules(text) if name.startswith(_GPU_MODULES)]
 
 
 def _container(root: Path, environ: Mapping[str, str]) -> dict[str, Source]:
     cgroup = root / "sys/fs/cgroup"
-    cpus = Source(unlimited, lambda: _file(cgroup / _beside(root, "cpu.max"), container.cpu_limit, "CPUs"))
+    cpus = Source(unlimited, lambda: _file(cgroup / _beside(root, "cpu.max"), containers.cpu_limit, "CPUs"))
     return {
         "container.runtime": Source(text, lambda: _runtime(root, environ)),
         "container.memory_limit": Source(unlimited, lambda: _memory_limit(root)),
@@ -182,12 +213,12 @@ def _container(root: Path, environ: Mapping[str, str]) -> dict[str, Source]:
 def _memory_limit(root: Path) -> Signal:
     cgroup, v1 = root / "sys/fs/cgroup", "memory/memory.limit_in_bytes"
     path = cgroup / (v1 if (cgroup / v1).exists() else _beside(root, "memory.max"))
-    return _file(path, container.memory_limit, "B")
+    return _file(path, containers.memory_limit, "B")
 
 
 def _runtime(root: Path, environ: Mapping[str, str]) -> Signal:
     init = root / "proc/1/cgroup"
-    name = container.runtime(
+    name = containers.runtime(
         dockerenv=(root / ".dockerenv").exists(),
         containerenv=(root / "run/.containerenv").exists(),
         environ=environ,
@@ -199,7 +230,7 @@ def _runtime(root: Path, environ: Mapping[str, str]) -> Signal:
 def _beside(root: Path, name: str) -> str:
     """Return where a cgroup v2 file of this process is: its own group's, or the top's where that is hidden."""
     own = root / "proc/self/cgroup"
-    path = (container.cgroup_path(own.read_text()) or "/") if os.access(own, os.R_OK) else "/"
+    path = (containers.cgroup_path(own.read_text()) or "/") if os.access(own, os.R_OK) else "/"
     inner = f"{path.strip('/')}/{name}".lstrip("/")
     return inner if (root / "sys/fs/cgroup" / inner).exists() else name
 
@@ -222,7 +253,7 @@ def _space(path: Path, blocks: Callable[[os.statvfs_result], int]) -> Signal:
 
 
 def _kind_of(text: str, path: str) -> str | None:
-    return next((mount.kind for mount in reversed(proc.mounts(text)) if mount.path == path), None)
+    return next((mount.kind for mount in reversed(host.mounts(text)) if mount.path == path), None)
 
 
 def _limits(root: Path) -> dict[str, Source]:
@@ -234,7 +265,7 @@ def _limits(root: Path) -> dict[str, Source]:
 
 
 def _limit(path: Path, name: str, unit: str) -> Signal:
-    return _file(path, lambda content: proc.soft_limit(content, name), unit)
+    return _file(path, lambda content: host.soft_limit(content, name), unit)
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, Source]:
@@ -246,3 +277,36 @@ def _environment(environ: Mapping[str, str]) -> dict[str, Source]:
         "env": Source(mapped(string), lambda: Signal(kept, source=_OWN)),
         "env.secret_names": Source(listed(text), lambda: Signal(secret, source=_OWN)),
     }
+
+
+NODE: Final[dict[str, ValueType]] = {
+    **{name: type_ for task in sources(Path("/"), {}) for name, type_ in task.types.items()},
+    "origin": text,  # of a snapshot that was not collected: who made it
+}
+
+
+def sound(snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot with a reason in place of each value that does not fit its signal's type."""
+    gpus = [Gpu(gpu.uuid, _sound(gpu.signals, GPU)) for gpu in snapshot.gpus]
+    return dataclasses.replace(snapshot, signals=_sound(snapshot.signals, NODE), gpus=gpus)
+
+
+def sound_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what torch says of itself, less what does not fit its type: nobody said it."""
+    return {name: value for name, value in facts.items() if name not in FACTS or FACTS[name](value)}
+
+
+def _sound(signals: Mapping[str, Signal], types: Mapping[str, ValueType]) -> dict[str, Signal]:
+    return {name: _checked(signal, types.get(name)) for name, signal in signals.items()}
+
+
+def _checked(signal: Signal, type_: ValueType | None) -> Signal:
+    if signal.reason is not None or type_ is None or type_(signal.value):
+        return signal
+    reason = f"read as {_shortened(signal.value)}, which it cannot be"
+    return Signal(reason=reason, why="failed", unit=signal.unit, source=signal.source)
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004 (a line's worth)

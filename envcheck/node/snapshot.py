@@ -1,18 +1,90 @@
 """What was read off a node at one moment: every signal has its value, or the reason why it could not be read.
 
-Standard library only: the check interface, which foreign interpreters import, stands on it.
+Standard library only, and Python 3.9: the check interface, which foreign interpreters import, stands on it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import errno
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
-from envcheck.node import why_unread
-from envcheck.node.why_unread import Why
-
+# not-collected   the envcheck that took the snapshot did not ask
+# unsupported     this hardware, driver, kernel or sandbox has nothing of the kind
+# denied          whoever asked may not know
+# no-data         it exists, and had no answer: an empty log, a field that the driver does not fill in
+# failed          reading it broke, or gave what cannot be
+# lost            the GPU does not answer any more
+# reset-required  the GPU does not answer until it is reset
+# mismatch        the driver's libraries and the kernel module are of two versions
+# timed-out       no answer in time
+Why = Literal[
+    "not-collected",
+    "unsupported",
+    "denied",
+    "no-data",
+    "failed",
+    "lost",
+    "reset-required",
+    "mismatch",
+    "timed-out",
+]
+_ERRNO: dict[int, Why] = {
+    errno.ENOENT: "unsupported",
+    errno.ENOTDIR: "unsupported",
+    errno.EISDIR: "unsupported",
+    errno.ENODEV: "unsupported",
+    errno.ENXIO: "unsupported",
+    errno.ENOSYS: "unsupported",
+    errno.EOPNOTSUPP: "unsupported",
+    errno.EACCES: "denied",
+    errno.EPERM: "denied",
+    errno.ETIMEDOUT: "timed-out",
+}
+# What the texts of snapshots without `why` have in them; the first row that fits counts.
+_TEXTS: tuple[tuple[Why, tuple[str, ...]], ...] = (
+    ("failed", ("asking NVML: ",)),
+    ("timed-out", ("timed out", "NVML: Timeout", "no answer in ", "took longer than ")),
+    ("reset-required", ("GPU requires re",)),
+    ("lost", ("GPU is lost", "GPU access blocked", "The operating system has blocked")),
+    ("unsupported", ("Not Supported", "Function Not Found", "nvidia-ml-py:", "Deprecated")),
+    ("unsupported", ("Argument Version Mismatch", "Version Mismatch for Argument")),
+    ("mismatch", ("version mismatch",)),
+    ("unsupported", ("No such file", "No such device", "Not a directory", "Is a directory")),
+    ("unsupported", ("Function not implemented", "Operation not supported", "is not on the loader's path")),
+    ("denied", ("Insufficient Permissions", "Permission denied", "Operation not permitted", "only root")),
+    ("no-data", ("Invalid Argument", "No Data", "Not Found", "is empty", "does not say")),
+)
 SCHEMA = "envcheck/snapshot/1"
+_CLOCK_WORDS = {
+    0x1: "idle",
+    0x2: "applications clocks",
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+    0x100: "display clocks",
+}
+
+
+def of_errno(number: int | None) -> Why:
+    """Return what an errno says; one that says nothing of the kind is a failure."""
+    return _ERRNO.get(number or 0, "failed")
+
+
+def of_os_error(error: OSError) -> Why:
+    """Return why a file or a process could not be read."""
+    return "timed-out" if isinstance(error, TimeoutError) else of_errno(error.errno)
+
+
+def of_text(reason: str) -> Why:
+    """Return why, as far as the text says it: only for snapshots and reports that have nothing but the text."""
+    if reason == "not collected":
+        return "not-collected"
+    return next((why for why, words in _TEXTS if any(word in reason for word in words)), "failed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +107,7 @@ UNREAD = Signal(reason="not collected", why="not-collected")
 def unreadable(error: OSError, subject: object, unit: str | None = None, source: str | None = None) -> Signal:
     """Return the signal of `subject` (usually a path) that the system refused; `source` defaults to `subject`."""
     reason = f"{subject}: {error.strerror}"
-    return Signal(
-        reason=reason, why=why_unread.of_os_error(error), unit=unit, source=str(subject) if source is None else source
-    )
+    return Signal(reason=reason, why=of_os_error(error), unit=unit, source=str(subject) if source is None else source)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +176,7 @@ def with_whys(snapshot: Snapshot) -> Snapshot:
 def _with_why(signal: Signal) -> Signal:
     if signal.reason is None or signal.why is not None:
         return signal
-    return dataclasses.replace(signal, why=why_unread.of_text(signal.reason))
+    return dataclasses.replace(signal, why=of_text(signal.reason))
 
 
 def _signal_to_json(signal: Signal) -> dict[str, Any]:
@@ -144,3 +214,10 @@ def _mapping(data: Any, where: str) -> Mapping[str, Any]:
         message = f"{where} is no object"
         raise ValueError(message)  # noqa: TRY004 (malformed data, not a caller's mistake)
     return data
+
+
+def clock_words(bits: int) -> list[str]:
+    """Return the reasons that a GPU gives for its clocks."""
+    names = [name for bit, name in _CLOCK_WORDS.items() if bits & bit]
+    unnamed_bits = bits & ~sum(_CLOCK_WORDS)
+    return [*names, f"unknown 0x{unnamed_bits:x}"] if unnamed_bits else names

@@ -11,7 +11,7 @@ from msgspec import structs
 from envcheck import __version__
 from envcheck.checks import ERROR, FAIL, SKIP, Outcome
 from envcheck.errors import UnavailableError
-from envcheck.node.signal_types import sound_facts
+from envcheck.node.collect import sound_facts
 from envcheck.reports.model import RunReport
 from envcheck.runner import attempts, judging
 from envcheck.runner.local_python import Handle

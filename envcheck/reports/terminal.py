@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Final
 
 from rich.console import Console, RenderableType
@@ -14,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from envcheck.counting import counted
-from envcheck.reports import durations, gpu_table, phrases
-from envcheck.reports.model import RunReport
+from envcheck.reports import gpus, phrases
+from envcheck.reports.model import RunReport, report_of, write
 from envcheck.runner.planning import expected_to_fit
 from envcheck.runner.requirements import Demand
 from envcheck.runner.schema import OutcomeRow, Plan, TargetFacts
@@ -51,9 +52,9 @@ def show(report: RunReport, console: Console, written: Iterable[str] = ()) -> No
     if report.plan.repeated:
         console.print(_rounds(report.outcomes))
         console.print()
-    if took := durations.taken(report):
+    if took := phrases.taken(report):
         console.print(Text(f"took {took}", style="dim"))
-    if blamed := gpu_table.blamed(report):
+    if blamed := gpus.one_blamed_gpu(report):
         console.print(Text(blamed))
     for line in written:
         console.print(Text(line, overflow="fold"), soft_wrap=True)
@@ -66,7 +67,7 @@ def show_plan(plan: Plan, target: TargetFacts, console: Console, demands: Iterab
     table = _grid((14, None, None, None))
     fitting = expected_to_fit(plan)
     for check in plan.checks:
-        table.add_row(check.id, check.level, durations.cost(plan, check, fitting), check.promise)
+        table.add_row(check.id, check.level, phrases.cost(plan, check, fitting), check.promise)
     ids = {check.id for check in plan.checks}
     for demand in demands:
         table.add_row(demand.id, "", "" if demand.of in ids else "not run", phrases.demanded(demand))
@@ -82,7 +83,7 @@ def announcement(plan: Plan, target: TargetFacts) -> str:
     """Say what a run would do, in what, and for how long."""
     count = len(plan.checks)
     checks = f"{counted(count, 'check')} of level {plan.level}"
-    return f"{checks} in {target.name} ({target.chosen}), {durations.extent(plan)}"
+    return f"{checks} in {target.name} ({target.chosen}), {phrases.extent(plan)}"
 
 
 class Progress:
@@ -117,7 +118,7 @@ class _Line:
 
     def __rich__(self) -> Text:
         spent = (time.monotonic() - self._since, self._run.elapsed)
-        line = durations.progress(self._plan, self._run.done, self._check, spent, self._run.number)
+        line = phrases.progress(self._plan, self._run.done, self._check, spent, self._run.number)
         return Text(line, no_wrap=True, overflow="ellipsis")
 
 
@@ -176,12 +177,12 @@ def _rounds(outcomes: Sequence[OutcomeRow]) -> Table:
         table.add_column()
     table.add_row(*(Text(title, style="dim") for title in ("check", "rounds", "smallest / median / largest")))
     for outcome in (o for o in outcomes if o not in never):
-        often, sizes = durations.spread(outcome)
+        often, sizes = phrases.spread(outcome)
         if often:
             table.add_row(Text(outcome.id), Text(often, style=_STYLES[outcome.status]), Text(sizes))
     if never:
         names = never[0].id if len(never) == 1 else f"{len(never)} checks"
-        table.add_row(Text(names, style="dim"), Text(durations.spread(never[0])[0], style="dim"), Text(""))
+        table.add_row(Text(names, style="dim"), Text(phrases.spread(never[0])[0], style="dim"), Text(""))
     return table
 
 
@@ -198,3 +199,43 @@ def _grid(widths: tuple[int | None, ...]) -> Table:
     for index, width in enumerate(widths):
         table.add_column(min_width=width, overflow="fold", no_wrap=index < len(widths) - 1)
     return table
+
+
+class LiveReport:
+    """A run's watcher: shows its progress, and writes the report after each check to `path` (None: nowhere).
+
+    `told_as` is what becomes of the report before it is written: nothing, or a redaction. A disk that is full ends no
+    run: it is tried again with the next check, and `failed` is why the last try came to nothing.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        path: Path | None,
+        progress: Progress,
+        told_as: Callable[[RunReport], RunReport] = lambda report: report,
+    ) -> None:
+        self._run, self._path, self._progress, self._told_as = run, path, progress, told_as
+        self.failed: OSError | None = None
+        self._written: tuple[bool, int, int, str] | None = None
+        # A pipe or a device takes one report, the last.
+        self._once = path is not None and path.exists() and not path.is_file()
+
+    def running(self, check: str) -> None:
+        """Show which check runs."""
+        self._progress.running(check, self._run)
+
+    def learned(self, run: Run) -> None:
+        """Write the report when it says more than the last one."""
+        attempts = sum(len(o.attempts) for rows in (run.known, run.current) for o in rows.values())
+        state = (bool(run.environment), run.number, attempts, run.ended)
+        if self._path is None or state == self._written:
+            return
+        if self._once and not run.ended:
+            return
+        try:
+            write(self._told_as(report_of(run)), self._path)
+        except OSError as error:
+            self.failed = error
+            return
+        self.failed, self._written = None, state

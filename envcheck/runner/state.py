@@ -13,7 +13,7 @@ from msgspec import structs
 
 from envcheck.checks import View
 from envcheck.errors import ConfigError
-from envcheck.node import signal_types
+from envcheck.node import collect
 from envcheck.node.snapshot import Snapshot
 from envcheck.runner import attempts, judging, requirements
 from envcheck.runner.local_python import NodeGroup, Target
@@ -237,7 +237,7 @@ class Run(msgspec.Struct):
     def view(self) -> View:
         """Return what judges may look at; a signal's value that has not its shape was not read."""
         if self._shaped[0] is not self.snapshot:
-            self._shaped = (self.snapshot, signal_types.sound(self.snapshot))
+            self._shaped = (self.snapshot, collect.sound(self.snapshot))
         mode, image = "gpu" if self.mode == "gpu" else "cpu", self.target.facts.image
         image_facts = structs.asdict(image) if image else {}
         return View(self._shaped[1], self.environment, self.promises, mode, self.matrix, image_facts)

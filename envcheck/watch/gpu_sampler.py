@@ -11,9 +11,9 @@ import sys
 import time
 from typing import Any, Final
 
-from envcheck.node.sources import nvml, nvml_queries
+from envcheck.node import nvml, nvml_queries
 
-# Our field by NVML's signal, as envcheck/node/sources/nvml_queries.py reads it.
+# Our field by NVML's signal, as envcheck/node/nvml_queries.py reads it.
 FIELDS: Final = {
     "uuid": "uuid",
     "name": "name",

@@ -15,9 +15,8 @@ from elftools.elf.elffile import ELFFile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envcheck.binaries.elf import BinaryError, Elf
-from envcheck.binaries.fatbin import gpu_code
-from envcheck.binaries.library import is_foreign, newest_glibc, read_library
+from envcheck.binaries.elf import BinaryError, Elf, gpu_code
+from envcheck.binaries.native_library import is_foreign, newest_glibc, read_library
 from tests.elf_files import CUBIN, PTX, MadeLibrary, fatbin, library
 
 WHOLE = library(

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from envcheck.binaries.cuda_libraries import cuda_majors, is_drivers, is_nvidias, is_torchs
-from envcheck.binaries.demangle import demangled
-from envcheck.binaries.torch_symbols import abi, together
-from envcheck.binaries.torch_symbols import is_torchs as symbol_is_torchs
+from envcheck.binaries.native_library import (
+    abi,
+    cuda_majors,
+    demangled,
+    is_drivers,
+    is_nvidias,
+    is_torch_library,
+    together,
+)
+from envcheck.binaries.native_library import is_torch_symbol as symbol_is_torchs
 
 NEW, OLD, STABLE, NONE = (
     "libtorch C++ (cxx11abi=1)",
@@ -73,16 +79,16 @@ def test_a_wheel_of_both_kinds_is_mixed() -> None:
 def test_a_library_names_its_cuda(library: str, majors: list[str]) -> None:
     assert cuda_majors([library, "libc.so.6"]) == majors
     assert is_nvidias(library)
-    assert not is_torchs(library)
+    assert not is_torch_library(library)
 
 
 def test_the_drivers_libraries_and_torchs_are_told_apart_from_nvidias_packages() -> None:
     assert is_nvidias("libnvjpeg-1a359ba7.so.13.0.1.86")
     assert not is_nvidias("libcuda.so.1")
     assert is_drivers("libcuda.so.1")
-    assert is_torchs("libtorch_cuda.so")
-    assert is_torchs("libc10.so")
-    assert not is_torchs("libtorchaudio.so")
+    assert is_torch_library("libtorch_cuda.so")
+    assert is_torch_library("libc10.so")
+    assert not is_torch_library("libtorchaudio.so")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Check, Outcome, View, failed, passed, warned, worst
-from envcheck.node import signal_types
+from envcheck.node import collect
 from envcheck.node.snapshot import Snapshot
 from envcheck.reports.model import load
 from envcheck.reports.rejudge import rejudge
@@ -112,7 +112,7 @@ ROWS: Final[dict[str, set[str]]] = {
     code: {word.strip(" `") for word in statuses.split(",")}
     for code, statuses, _ in re.findall(r"(?m)^\| `(\S+)` \| ([^|]+) \| (\S.*) \|$", PAGE.read_text(encoding="utf-8"))
 }
-SIGNALS: Final = {*signal_types.NODE, *signal_types.GPU}
+SIGNALS: Final = {*collect.NODE, *collect.GPU}
 PREFIXES: Final = {found.id for found in discover()} | TOPICS - ONLY_BY_KEYWORD
 ROOMS: Final = ("checks", "runner", "fleet/group", "cli/fleet")
 MODULES: Final = [path for room in ROOMS for path in sorted((ROOT / "envcheck" / room).rglob("*.py"))]

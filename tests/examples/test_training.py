@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.watch.process_tree import below
+from envcheck.watch.run_command import below
 from tests.conftest import train_python
 from tests.http_server import Servers
 from tests.mirrors.hub.conftest import COMMIT, REPO, Hub, Repo

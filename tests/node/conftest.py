@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.node.sources import nvml_queries, nvml_readers
+from envcheck.node import nvml_queries
 
 # nvmlReturn_t, by the texts that the tests have NVML refuse with.
 CODES = {
@@ -35,7 +35,7 @@ TEXTS = {code: text for text, code in CODES.items()}
 # Every name of NVML's that a row or a reader asks for.
 ASKED = frozenset(
     name
-    for module in (nvml_queries, nvml_readers)
+    for module in (nvml_queries, nvml_queries)
     for name in re.findall(r"\b(?:nvml|n)\.((?:c_)?(?:nvml|NVML)\w+)", inspect.getsource(module))
 )
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.node import collect, parallel, signal_types
+from envcheck.node import collect, nvml, signal_source
 from envcheck.node.snapshot import to_json
-from envcheck.node.sources import nvml
 
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build\n"
 
@@ -89,7 +88,7 @@ def test_every_source_gives_the_signals_it_names_and_each_signal_has_one_source(
     for lane in (lane for node in sources for lane in node):
         assert tuple(lane.read().signals) == lane.names
     names = [name for lane in sources[0] for name in lane.names]
-    assert sorted(names) == sorted(signal_types.NODE.keys() - {"origin"})
+    assert sorted(names) == sorted(collect.NODE.keys() - {"origin"})
 
 
 def test_a_snapshot_has_its_signals_in_the_order_of_the_sources(tmp_path: Path) -> None:
@@ -107,7 +106,7 @@ def test_a_source_that_hangs_costs_its_own_signals_and_the_rest_of_the_node_is_t
     home, over = tmp_path / "home", threading.Event()
     usage = shutil.disk_usage
     monkeypatch.setattr(shutil, "disk_usage", lambda at: over.wait() if at == home else usage(at))
-    monkeypatch.setattr(parallel, "TIMEOUT", 0.5)
+    monkeypatch.setattr(signal_source, "TIMEOUT", 0.5)
     snapshot = collect.collect(tmp_path, {"HOME": "/home", "TMPDIR": "/etc"})
     over.set()
     with (tmp_path / "etc/os-release").open("w"):  # lets go of whoever waits for it

@@ -8,10 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from envcheck.node import parallel
-from envcheck.node.parallel import ReadTask, Source, SourceReading
+from envcheck.node import signal_source
+from envcheck.node.signal_source import ReadTask, Source, SourceReading, whole
 from envcheck.node.snapshot import Gpu, Signal
-from envcheck.node.value_types import whole
 
 
 def source(read: Callable[[], Signal]) -> Source:
@@ -25,7 +24,7 @@ def value(number: int) -> Signal:
 def test_sources_that_wait_for_one_another_all_answer() -> None:
     meeting = threading.Barrier(20, timeout=60)  # one after the other, none of them would ever be let through
     sources = {f"s{n}": source(lambda: value(meeting.wait())) for n in range(20)}
-    signals = parallel.read(parallel.each(sources)).signals
+    signals = signal_source.read(signal_source.each(sources)).signals
     assert sorted(signal.value for signal in signals.values()) == [*range(20)]
 
 
@@ -39,21 +38,21 @@ def test_what_is_read_stands_in_the_order_of_the_lanes_whoever_was_first() -> No
 
     sources = {f"s{number}": source(functools.partial(after, number)) for number in range(4)}
     last = ReadTask({"s4": whole}, lambda: SourceReading({"s4": after(4)}, [Gpu("GPU-1")]), 60)
-    signals, gpus = parallel.read([*parallel.each(sources), last])
+    signals, gpus = signal_source.read([*signal_source.each(sources), last])
     assert [(name, signal.value) for name, signal in signals.items()] == [(f"s{n}", n) for n in range(5)]
     assert gpus == [Gpu("GPU-1")]
 
 
 def test_each_that_hangs_is_given_up_by_its_own_time_and_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
-    monkeypatch.setattr(parallel, "TIMEOUT", 60)
+    monkeypatch.setattr(signal_source, "TIMEOUT", 60)
 
     def hangs() -> SourceReading:
         never.wait()
         return SourceReading({})
 
     hung = [ReadTask({f"h{number}": whole, f"also {number}": whole}, hangs, 0.2) for number in range(50)]
-    signals = parallel.read([*hung, *parallel.each({"sound": source(lambda: value(1))})]).signals
+    signals = signal_source.read([*hung, *signal_source.each({"sound": source(lambda: value(1))})]).signals
     never.set()
     assert signals.pop("sound") == value(1)
     assert len(signals) == 100
@@ -67,7 +66,7 @@ def test_what_comes_after_its_time_changes_nothing() -> None:
         late.wait()
         return SourceReading({"late": value(1)}, [Gpu("GPU-1")])
 
-    result = parallel.read([ReadTask({"late": whole}, answers_late, 0.05)])
+    result = signal_source.read([ReadTask({"late": whole}, answers_late, 0.05)])
     late.set()
     for thread in threading.enumerate():
         if thread.name == "reads late":
@@ -80,8 +79,8 @@ def test_a_source_that_breaks_is_a_reason_of_all_its_signals_and_of_no_other() -
         message = "4,3"
         raise ValueError(message)
 
-    broken = parallel.together({"a": whole, "b": whole}, breaks)
-    signals = parallel.read([broken, *parallel.each({"c": source(lambda: value(1))})]).signals
+    broken = signal_source.together({"a": whole, "b": whole}, breaks)
+    signals = signal_source.read([broken, *signal_source.each({"c": source(lambda: value(1))})]).signals
     assert signals == {**dict.fromkeys("ab", Signal(reason="ValueError: 4,3", why="failed")), "c": value(1)}
 
 
@@ -91,14 +90,14 @@ def test_where_no_thread_is_to_be_had_all_is_read_nonetheless(monkeypatch: pytes
         raise RuntimeError(message)
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    assert parallel.read(parallel.each({"a": source(lambda: value(1)), "b": source(lambda: value(2))})).signals[
-        "b"
-    ] == value(2)
+    assert signal_source.read(
+        signal_source.each({"a": source(lambda: value(1)), "b": source(lambda: value(2))})
+    ).signals["b"] == value(2)
 
 
 def test_a_source_that_would_end_its_thread_becomes_a_reason() -> None:
     def leaves() -> Signal:
         raise SystemExit(3)
 
-    [signal] = parallel.read(parallel.each({"s": source(leaves)})).signals.values()
+    [signal] = signal_source.read(signal_source.each({"s": source(leaves)})).signals.values()
     assert (signal.reason, signal.why) == ("SystemExit: 3", "failed")

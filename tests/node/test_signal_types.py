@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.node import collect, signal_types
+from envcheck.node import collect
 from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
 
 SNAPSHOTS = sorted((Path(__file__).parents[1] / "data" / "snapshots").glob("*.json"))
@@ -18,13 +18,13 @@ SNAPSHOTS = sorted((Path(__file__).parents[1] / "data" / "snapshots").glob("*.js
 @pytest.mark.parametrize("path", SNAPSHOTS, ids=lambda path: path.stem)
 def test_what_machines_say_stays_as_it_is(path: Path) -> None:
     snapshot = from_json(json.loads(path.read_text(encoding="utf-8")))
-    assert signal_types.sound(snapshot) == snapshot
+    assert collect.sound(snapshot) == snapshot
 
 
 def test_what_this_machine_says_stays_as_it_is_and_every_signal_has_a_shape() -> None:
     snapshot = collect.collect()
-    assert signal_types.sound(snapshot) == snapshot
-    assert sorted(snapshot.signals.keys() - signal_types.NODE.keys()) == []
+    assert collect.sound(snapshot) == snapshot
+    assert sorted(snapshot.signals.keys() - collect.NODE.keys()) == []
 
 
 @pytest.mark.parametrize(
@@ -46,14 +46,14 @@ def test_what_this_machine_says_stays_as_it_is_and_every_signal_has_a_shape() ->
     ],
 )
 def test_what_it_cannot_be_is_a_reason_that_shows_it(name: str, value: Any) -> None:
-    signal = signal_types.sound(Snapshot("", {name: Signal(value, unit="u", source="s")})).signal(name)
+    signal = collect.sound(Snapshot("", {name: Signal(value, unit="u", source="s")})).signal(name)
     assert signal == Signal(reason=f"read as {value!r}, which it cannot be", why="failed", unit="u", source="s")
 
 
 def test_a_gpus_signals_are_held_to_their_shapes_and_unknown_ones_are_left() -> None:
     signals = {"temperature": "hot" * 40, "temperature_margin": -3, "newer": "x", "mig_mode": "half"}
     gpu = Gpu("GPU-1", {name: Signal(value) for name, value in signals.items()})
-    [result] = signal_types.sound(Snapshot("", {}, [gpu])).gpus
+    [result] = collect.sound(Snapshot("", {}, [gpu])).gpus
     assert result.signal("mig_mode").why == "failed"
     assert (result.uuid, result.signal("temperature_margin").value, result.signal("newer").value) == ("GPU-1", -3, "x")
     assert len(str(result.signal("temperature").reason)) < 100
@@ -61,9 +61,9 @@ def test_a_gpus_signals_are_held_to_their_shapes_and_unknown_ones_are_left() -> 
 
 def test_a_signal_without_a_value_keeps_its_reason() -> None:
     unread = Snapshot("", {"nvml.latency": Signal(reason="NVML: GPU is lost", why="lost")})
-    assert signal_types.sound(unread) == unread
+    assert collect.sound(unread) == unread
 
 
 def test_what_torch_cannot_have_said_was_not_said() -> None:
     data = {"device_count": "banana", "devices": [{"uuid": 7}], "torch": "2.8.0", "cuda": None, "other": math.nan}
-    assert [*signal_types.sound_facts(data)] == ["torch", "cuda", "other"]
+    assert [*collect.sound_facts(data)] == ["torch", "cuda", "other"]

@@ -14,10 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envcheck.node import why_unread
-from envcheck.node.snapshot import SCHEMA, UNREAD, Gpu, Signal, Snapshot, from_json, to_json, unreadable, with_whys
-from envcheck.node.sources import nvml
-from envcheck.node.why_unread import Why
+from envcheck.node import nvml, snapshot
+from envcheck.node.snapshot import SCHEMA, UNREAD, Gpu, Signal, Snapshot, Why, from_json, to_json, unreadable, with_whys
 
 SNAPSHOTS = Path(__file__).parents[1] / "data" / "snapshots"
 values = st.one_of(st.text(), st.integers(), st.booleans(), st.lists(st.text()), st.floats(allow_nan=False))
@@ -88,10 +86,10 @@ def test_every_text_of_linux_and_of_nvml_gives_the_why_of_its_number() -> None:
     """A snapshot of before has the texts only, and is judged as it would be with the numbers."""
     for number in [*errno.errorcode]:
         error = OSError(number, os.strerror(number))
-        assert why_unread.of_text(f"/proc/x: {error.strerror}") == unreadable(error, "/proc/x").why, error
+        assert snapshot.of_text(f"/proc/x: {error.strerror}") == unreadable(error, "/proc/x").why, error
     for number, text in pynvml.NVMLError._errcode_to_string.items():  # noqa: SLF001 (it has no other table)
         if number != pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:  # it is said of the library, never of a signal
-            assert why_unread.of_text(f"NVML: {text}") == nvml.why(pynvml.NVMLError(number)), text
+            assert snapshot.of_text(f"NVML: {text}") == nvml.why(pynvml.NVMLError(number)), text
 
 
 def test_a_signal_nobody_collected_has_a_reason() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from envcheck.node.snapshot import Gpu, Snapshot
-from envcheck.reports.blamed_gpus import culprits
+from envcheck.reports.gpus import culprits
 from envcheck.reports.model import RunReport
 from tests.builders import row
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from envcheck.reports import durations
+from envcheck.reports import phrases
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import Attempt, OutcomeRow, Plan, Spread, Timing
 from tests.builders import planned, row
@@ -31,7 +31,7 @@ def plan(*seconds: float, **choices: Any) -> Plan:
     [(0.4, "<1 s"), (1.0, "1 s"), (119.4, "119 s"), (120.0, "2 min"), (605.0, "10 min 5 s"), (3600.0, "60 min")],
 )
 def test_durations(seconds: float, message: str) -> None:
-    assert durations.duration(seconds) == message
+    assert phrases.duration(seconds) == message
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_durations(seconds: float, message: str) -> None:
     ],
 )
 def test_what_is_said_before_it_begins(choices: dict[str, Any], message: str) -> None:
-    assert durations.extent(plan(2.0, 10.0, **choices)) == message
+    assert phrases.extent(plan(2.0, 10.0, **choices)) == message
 
 
 def test_time_taken_stands_beside_time_planned(report: MakeReport) -> None:
@@ -52,39 +52,39 @@ def test_time_taken_stands_beside_time_planned(report: MakeReport) -> None:
     rows += [timed("skipped", 0.0, 9.0), timed("left", 0.0, 9.0, left_out=True)]
     rows += [timed("not here", 0.1, 10.0, status="skip")]
     made = report(*rows, timing=Timing(planned=25.5, taken=12.06, starting=2.91))
-    assert durations.taken(made) == (
+    assert phrases.taken(made) == (
         "12.1 s (planned for what was measured: 7.5 s): starting Python and torch 2.9 s; "
         "over 7.0 s (planned 2 s); under 0.9 s (planned 5 s)"
     )
-    assert durations.taken(structs.replace(made, timing=None)) == ""
+    assert phrases.taken(structs.replace(made, timing=None)) == ""
 
 
 def test_of_many_checks_those_that_took_longest_are_told(report: MakeReport) -> None:
     made = report(
         *(timed(f"c{n}", float(n), 1.0) for n in range(1, 20)), timing=Timing(planned=9, taken=190, starting=1)
     )
-    assert durations.taken(made).endswith("; c15 15.0 s (planned 1 s); c14 14.0 s (planned 1 s); 13 more in the report")
+    assert phrases.taken(made).endswith("; c15 15.0 s (planned 1 s); c14 14.0 s (planned 1 s); 13 more in the report")
 
 
 def test_a_second_look_is_time_too(report: MakeReport) -> None:
     twice = timed("slow", 3.0, 3.0)
     twice = structs.replace(twice, attempts=twice.attempts * 2)
-    assert "slow 6.0 s" in durations.taken(report(twice, timing=Timing(planned=3.0, taken=7.0, starting=1.0)))
+    assert "slow 6.0 s" in phrases.taken(report(twice, timing=Timing(planned=3.0, taken=7.0, starting=1.0)))
 
 
 def test_a_spread_says_how_often_what_and_from_where_to_where() -> None:
     spread = Spread(rounds=3, statuses={"pass": 2, "fail": 1}, told_in=2, smallest=0.5, median=1.0, largest=2.25)
-    assert durations.spread(timed("a", 1.0, 1.0, status="fail", unit="GB/s", spread=spread)) == (
+    assert phrases.spread(timed("a", 1.0, 1.0, status="fail", unit="GB/s", spread=spread)) == (
         "2 pass, 1 fail (first in round 2)",
         "0.5 / 1 / 2.25 GB/s",
     )
     memory = Spread(rounds=1, statuses={"pass": 1}, told_in=1, smallest=1 << 20, median=1 << 21, largest=1 << 30)
-    assert durations.spread(timed("a", 1.0, 1.0, unit="B", spread=memory)) == ("1 pass", "1 MiB / 2 MiB / 1,024 MiB")
-    assert durations.spread(timed("a", 1.0, 1.0, spread=Spread(rounds=1, statuses={"pass": 1}, told_in=1))) == (
+    assert phrases.spread(timed("a", 1.0, 1.0, unit="B", spread=memory)) == ("1 pass", "1 MiB / 2 MiB / 1,024 MiB")
+    assert phrases.spread(timed("a", 1.0, 1.0, spread=Spread(rounds=1, statuses={"pass": 1}, told_in=1))) == (
         "1 pass",
         "",
     )
-    assert durations.spread(timed("a", 1.0, 1.0)) == ("", "")
+    assert phrases.spread(timed("a", 1.0, 1.0)) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_spread_says_how_often_what_and_from_where_to_where() -> None:
     ],
 )
 def test_the_progress_line(choices: dict[str, Any], now: str, message: str) -> None:
-    assert durations.progress(plan(2.0, 10.0, **choices), 0, now, (3.0, 4.0), 1) == message
+    assert phrases.progress(plan(2.0, 10.0, **choices), 0, now, (3.0, 4.0), 1) == message
 
 
 @pytest.mark.parametrize(
@@ -115,4 +115,4 @@ def test_a_check_that_takes_no_time_here_says_why(
     gpus: int | None, least_ranks: int, fitting: list[str], message: str
 ) -> None:
     check = planned("x", seconds=10.0, least_ranks=least_ranks)
-    assert durations.cost(Plan(level="full", checks=[check], nproc=2, gpus=gpus), check, fitting) == message
+    assert phrases.cost(Plan(level="full", checks=[check], nproc=2, gpus=gpus), check, fitting) == message

@@ -26,8 +26,8 @@ import pytest
 from envcheck.checks import PASS, View
 from envcheck.cli import main
 from envcheck.errors import EnvcheckError
-from envcheck.node import signal_types
-from envcheck.reports.comparison.compare import compare, encode, lines
+from envcheck.node import collect
+from envcheck.reports.compare import compare, encode, lines
 from envcheck.reports.formats import registry
 from envcheck.reports.model import RunReport, load
 from envcheck.reports.redact import redact
@@ -151,9 +151,9 @@ def machine(name: str) -> dict[str, Any]:
 
 def view(run_report: RunReport) -> View:
     """Return what the judges of a report may look at."""
-    facts = signal_types.sound_facts(run_report.environment)
+    facts = collect.sound_facts(run_report.environment)
     mode = "gpu" if facts.get("device_count") else "cpu"
-    return View(signal_types.sound(run_report.snapshot), facts, run_report.promises, mode)
+    return View(collect.sound(run_report.snapshot), facts, run_report.promises, mode)
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
-from envcheck.reports.blamed_gpus import culprits
+from envcheck.reports.gpus import culprits
 from envcheck.reports.model import RunReport, load
 from envcheck.reports.rejudge import rejudge
 from envcheck.runner.planning import discover, plan

@@ -12,8 +12,8 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
+from envcheck.reports.formats.html import page
 from envcheck.reports.formats.markdown import markdown
-from envcheck.reports.html.page import page
 from envcheck.reports.model import RunReport, load
 from envcheck.reports.phrases import quantity
 from envcheck.reports.terminal import announcement, show, show_announcement, show_plan, width

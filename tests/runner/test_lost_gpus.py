@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.checks import ERROR, FAIL, SKIP, View, skipped
-from envcheck.node.snapshot import Signal, Snapshot
-from envcheck.node.why_unread import Why
+from envcheck.node.snapshot import Signal, Snapshot, Why
 from envcheck.runner import unmeasured
 from envcheck.runner.judging import decide, verdict
 from envcheck.runner.outcomes import fields

@@ -7,8 +7,8 @@ from msgspec import structs
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from envcheck.printable import printable
-from envcheck.watch.openmetrics import openmetrics
-from envcheck.watch.samples import WatchRecord
+from envcheck.watch.outputs import openmetrics
+from envcheck.watch.record import WatchRecord
 from tests.watch.test_summary import GIB, gpu, watched
 
 HOSTILE = 'GPU-"\\n\n\x1b[31m{}'

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from envcheck.watch.openmetrics import openmetrics
-from envcheck.watch.page import page, thinned
-from envcheck.watch.samples import GpuSample, TreeSample, WatchRecord
-from envcheck.watch.summary import summarize
+from envcheck.watch.outputs import openmetrics, page, thinned
+from envcheck.watch.record import GpuSample, TreeSample, WatchRecord, summarize
 
 GIB = 1 << 30
 

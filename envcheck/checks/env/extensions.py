@@ -13,7 +13,7 @@ from __future__ import annotations
 import platform
 import time
 
-from envcheck.binaries.library import Library, is_foreign
+from envcheck.binaries.native_library import Library, is_foreign
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View
 from envcheck.checks.env.support.extensions import environment, installed, nvcc
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from envcheck.binaries.library import dotted
+from envcheck.binaries.native_library import dotted
 from envcheck.checks import Limit, Outcome, Ranks, View, failed, passed, skipped, undecided, worst
 from envcheck.checks.extensions import compiles_later, gpu_code, pins
 from envcheck.checks.extensions.measured_libraries import why_not_measured

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from envcheck.binaries import cuda_libraries
+from envcheck.binaries import native_library
 from envcheck.checks.extensions.judged import LAZY
 from envcheck.checks.extensions.measured_trials import LoaderText, Trial
 
@@ -63,11 +63,11 @@ def lack(place: TriedWhere, error: LoaderText, own: Iterable[str]) -> Lack | Non
 
 def _library(place: TriedWhere, library: str) -> Lack:
     text = f"needs {library}, which the loader does not find"
-    if cuda_libraries.is_drivers(library):
+    if native_library.is_drivers(library):
         if not place.gpu:
             return Lack(text, "extensions-loaded.cpu-only", "")
         return Lack(text, "extensions-loaded.missing-library", "install the libraries of this GPU's driver")
-    if cuda_libraries.is_nvidias(library) or cuda_libraries.is_torchs(library):
+    if native_library.is_nvidias(library) or native_library.is_torch_library(library):
         if place.extension in LAZY and not place.cuda:
             text += ": torch is for the CPU, and it runs without its native part"
             return Lack(text, "extensions-loaded.cpu-torch", "")

@@ -114,7 +114,7 @@ def _legend(modules: list[CheckModule]) -> Iterator[str]:
 
 
 def _cost(seconds: float) -> str:
-    from envcheck.reports.durations import duration
+    from envcheck.reports.phrases import duration
 
     return "under a second" if seconds < 1 else f"about {duration(seconds)}"
 

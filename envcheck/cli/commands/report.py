@@ -131,8 +131,8 @@ def compare(options: ReportCompareOptions, ctx: click.Context) -> None:
     than 4 standard errors of that median, and by more than the repeats of either run differ. Exit 0: nothing got
     worse; 1: something did; 3: the two have nothing in common.
     """
-    from envcheck.reports.comparison.compare import compare as compared
-    from envcheck.reports.comparison.compare import encode, lines
+    from envcheck.reports.compare import compare as compared
+    from envcheck.reports.compare import encode, lines
     from envcheck.reports.model import load
 
     comparison = compared(load(options.before), load(options.after), options.threshold)

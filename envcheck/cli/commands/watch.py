@@ -13,7 +13,7 @@ from envcheck.cli.shared.typed_options import takes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from envcheck.watch.samples import WatchRecord
+    from envcheck.watch.record import WatchRecord
 
 # Seconds. Reading /proc and NVML takes milliseconds.
 _SHORTEST: Final = 0.01
@@ -77,9 +77,8 @@ def _report(seen: WatchRecord, options: WatchOptions, *, quiet: bool) -> None:
     from envcheck import safe_files
     from envcheck.cli.shared import messages
     from envcheck.printable import printable
-    from envcheck.watch.openmetrics import openmetrics
-    from envcheck.watch.page import page
-    from envcheck.watch.summary import document, summarize
+    from envcheck.watch.outputs import openmetrics, page
+    from envcheck.watch.record import document, summarize
 
     content = msgspec.json.format(msgspec.json.encode(document(seen)), indent=2) + b"\n"
     if options.as_json:

@@ -116,7 +116,7 @@ class GroupRun(NamedTuple):
     def _measured(self) -> None:
         from envcheck.node.collect import collect
         from envcheck.reports import terminal
-        from envcheck.reports.live_report import LiveReport
+        from envcheck.reports.terminal import LiveReport
         from envcheck.runner.execute import validate
 
         with terminal.Progress(self.run.plan) as progress:

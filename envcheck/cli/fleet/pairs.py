@@ -69,11 +69,11 @@ def command(options: FleetPairsOptions) -> None:
     Exit 0: every node passed in a group; 1: a fault; 2: wrong usage; 3: undetermined: a group never formed.
     """
     from envcheck.errors import ConfigError
-    from envcheck.exclusive import held
     from envcheck.fleet.pairs import session
     from envcheck.fleet.pairs.launch import run_tests
     from envcheck.fleet.pairs.session import plan
     from envcheck.fleet.terminal import wrapped
+    from envcheck.safe_files import held
 
     if options.dry_run and options.as_json:
         message = "--dry-run prints a plan in words, and --json a diagnosis"

@@ -24,7 +24,7 @@ def held_against(
     earlier: RunReport, report: RunReport, printable: Callable[[str], str], *, as_json: bool, quiet: bool
 ) -> int:
     """Print what changed since the baseline; return 1 where anything got worse, 3 where nothing could be compared."""
-    from envcheck.reports.comparison.compare import compare, lines
+    from envcheck.reports.compare import compare, lines
 
     comparison = compare(earlier, report)
     printed = [printable(line) for line in lines(comparison)]

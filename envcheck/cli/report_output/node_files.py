@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from envcheck.errors import ConfigError
-from envcheck.exclusive import held
+from envcheck.safe_files import held
 
 if TYPE_CHECKING:
     from envcheck.runner.launcher import Place

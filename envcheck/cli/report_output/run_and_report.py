@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from envcheck.cli.report_output.files import Destinations
-    from envcheck.reports.live_report import LiveReport
     from envcheck.reports.model import RunReport
+    from envcheck.reports.terminal import LiveReport
     from envcheck.runner.state import Run
 
 _OPTIONS: Final = {"html": "--html", "markdown": "--summary"}
@@ -58,7 +58,7 @@ def _measured(run: Run, files: Destinations) -> tuple[LiveReport, KeyboardInterr
     """Run the checks; return what kept the report meanwhile, and the Ctrl-C or SIGTERM that ended it."""
     from envcheck.node.collect import collect
     from envcheck.reports import terminal
-    from envcheck.reports.live_report import LiveReport
+    from envcheck.reports.terminal import LiveReport
     from envcheck.runner.execute import validate
 
     with terminal.Progress(run.plan) as progress:

@@ -17,7 +17,6 @@ import msgspec
 from envcheck import __version__
 from envcheck.data import data_path, state_path
 from envcheck.errors import BuildError, ConfigError, PromiseError, UnavailableError
-from envcheck.exclusive import held
 from envcheck.images.build import build_key, build_log, tags
 from envcheck.images.build.plan import PLATFORMS, BuildInputs, BuildPlan, Network, Options, make
 from envcheck.images.build.used_sources import UsedSource, used
@@ -30,6 +29,7 @@ from envcheck.images.render.dockerfile import base_reference
 from envcheck.images.spec import ImageSpec
 from envcheck.images.targets import OS_PACKAGES, RECIPES
 from envcheck.mirrors.profiles.model import Profile
+from envcheck.safe_files import held
 
 BasePolicy = Literal["auto", "registry", "bootstrap"]
 # What the docker client and buildx say last when the daemon goes away under a build.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from envcheck import drop_in
+from envcheck import data
 from envcheck.errors import ConfigError
 from envcheck.images import formats
 from envcheck.images.spec import ImageSpec, no_lock
@@ -30,12 +30,12 @@ class CellFormat(NamedTuple):
 
 def names() -> tuple[str, ...]:
     """Return the name of each format, sorted; none of them is imported."""
-    return drop_in.names(formats)
+    return data.names(formats)
 
 
 def named(name: str) -> CellFormat:
     """Return the format of that name. Raises TypeError where its module has no FORMAT."""
-    return drop_in.named(formats, name, "FORMAT", CellFormat)
+    return data.named(formats, name, "FORMAT", CellFormat)
 
 
 def written(name: str, specs: Sequence[ImageSpec], options: FormatOptions) -> str:

@@ -11,7 +11,7 @@ from typing import Final
 
 from packaging.utils import canonicalize_name
 
-from envcheck.binaries import cuda_libraries
+from envcheck.binaries import native_library
 from envcheck.binaries.elf import BinaryError
 from envcheck.binaries.wheel_members import WheelContents, read_members
 from envcheck.errors import PromiseError
@@ -92,11 +92,11 @@ def difference(contents: WheelContents, build: ExtensionBuild, facts: Facts) -> 
         return f"{path} cannot be read: {why}"
     if not contents.libraries:
         return "it holds no library: nothing was compiled"
-    own = [library for library in contents.libraries if not cuda_libraries.is_nvidias(library.name)]
+    own = [library for library in contents.libraries if not native_library.is_nvidias(library.name)]
     needed = [name for library in own for name in library.needed]
-    if any(library.torch_symbols for library in own) and not any(map(cuda_libraries.is_torchs, needed)):
+    if any(library.torch_symbols for library in own) and not any(map(native_library.is_torch_library, needed)):
         return "its libraries have symbols of torch, and are linked with none of torch's libraries"
-    majors = cuda_libraries.cuda_majors(needed)
+    majors = native_library.cuda_majors(needed)
     cuda = build.devel.cuda
     other = [major for major in majors if cuda is None or major != cuda.partition(".")[0]]
     if other:

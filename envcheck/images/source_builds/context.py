@@ -13,7 +13,7 @@ from envcheck.images.locks.model import Lock
 from envcheck.images.locks.prefetch import held
 from envcheck.images.source_builds.recipe import ExtensionBuild, jobs
 from envcheck.mirrors.store.objects import Store
-from envcheck.node.sources import container, proc
+from envcheck.node import containers, host
 
 _SCRIPTS: Final = ("Dockerfile", "build_wheel.sh", "torch_symbols.py")
 _LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -49,9 +49,9 @@ def write(build: ExtensionBuild, store: Store, directory: Path, epoch: int, most
 
 def available_memory() -> float:
     """Return the bytes that processes may still use here: the kernel's estimate, or the container's limit; 0 unread."""
-    amounts = [proc.meminfo(_text("/proc/meminfo")).get("MemAvailable", 0)]
+    amounts = [host.meminfo(_text("/proc/meminfo")).get("MemAvailable", 0)]
     limits = [text for text in map(_text, _LIMITS) if text]
-    amounts += [limit for limit in map(container.memory_limit, limits) if isinstance(limit, int)]
+    amounts += [limit for limit in map(containers.memory_limit, limits) if isinstance(limit, int)]
     return min(amounts)
 
 

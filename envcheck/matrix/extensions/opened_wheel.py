@@ -16,9 +16,9 @@ from packaging.tags import Tag
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from envcheck.binaries import cuda_libraries, torch_symbols
-from envcheck.binaries.fatbin import ordered
-from envcheck.binaries.library import Library, dotted, is_foreign
+from envcheck.binaries import native_library
+from envcheck.binaries.elf import ordered
+from envcheck.binaries.native_library import Library, dotted, is_foreign
 from envcheck.binaries.wheel_members import WheelContents
 from envcheck.errors import ConfigError
 from envcheck.matrix.extensions.model import (
@@ -32,10 +32,10 @@ from envcheck.matrix.extensions.model import (
 from envcheck.matrix.facts.model import HostArch
 
 _ABIS: Final[tuple[tuple[str, Abi], ...]] = (
-    (torch_symbols.NONE, "none"),
-    (torch_symbols.STABLE, "stable"),
-    (torch_symbols.MIXED, "mixed"),
-    (torch_symbols.CPP, "c++"),
+    (native_library.NONE, "none"),
+    (native_library.STABLE, "stable"),
+    (native_library.MIXED, "mixed"),
+    (native_library.CPP, "c++"),
 )
 # PEP 600 and its predecessors: the oldest glibc that a platform tag promises.
 _LEGACY: Final = {"manylinux1": "2.5", "manylinux2010": "2.12", "manylinux2014": "2.17"}
@@ -224,8 +224,8 @@ def oldest_glibc(tags: Iterable[Tag]) -> str | None:
 def _wheel(opened: OpenedWheel) -> ExtensionWheel:
     libraries, local = opened.contents.libraries, opened.version.local or ""
     built_for = _BUILT_FOR.fullmatch(local)
-    abi = torch_symbols.together(library.abi for library in libraries)
-    own = [library for library in libraries if not cuda_libraries.is_nvidias(library.name)]
+    abi = native_library.together(library.abi for library in libraries)
+    own = [library for library in libraries if not native_library.is_nvidias(library.name)]
     read = not opened.contents.unread
     needed = [name for library in own for name in library.needed]
     return ExtensionWheel(
@@ -239,9 +239,9 @@ def _wheel(opened: OpenedWheel) -> ExtensionWheel:
         size_mb=opened.size // 10**6,
         variants=[local] if _VARIANT.fullmatch(local) else [],
         torch=[built_for[1]] if built_for else [],
-        cxx11abi=[abi.endswith("=1)")] if torch_symbols.CPP in abi else [],
+        cxx11abi=[abi.endswith("=1)")] if native_library.CPP in abi else [],
         abi=next(word for start, word in _ABIS if abi.startswith(start)) if read else None,
-        cuda=cuda_libraries.cuda_majors(needed) if read else None,
+        cuda=native_library.cuda_majors(needed) if read else None,
         cuda_choices=cuda_choices(own),
         sass=[*ordered({code for library in own for code in library.sass})] if read else None,
         ptx=[*ordered({code for library in own for code in library.ptx})] if read else [],
@@ -254,7 +254,7 @@ def cuda_choices(libraries: Iterable[Library]) -> bool:
     """Return whether the wheel has one library for each of several CUDA majors, of which one is loaded."""
     choices: dict[str, set[str]] = {}
     for library in libraries:
-        majors = cuda_libraries.cuda_majors(library.needed)
+        majors = native_library.cuda_majors(library.needed)
         if CHOICE.search(library.name) and majors:
             choices.setdefault(CHOICE.sub(r"\1N", library.name), set()).update(majors)
     return any(len(majors) > 1 for majors in choices.values())

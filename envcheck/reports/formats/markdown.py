@@ -6,9 +6,9 @@ import re
 from typing import Final
 
 from envcheck.printable import printable
-from envcheck.reports import gpu_table, phrases
-from envcheck.reports.blamed_gpus import FINDINGS
+from envcheck.reports import gpus, phrases
 from envcheck.reports.formats.registry import Format
+from envcheck.reports.gpus import FINDINGS
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import OutcomeRow
 
@@ -41,7 +41,7 @@ def _head(report: RunReport) -> str:
         ("never ran", ", ".join(phrases.unfinished(report))),
     ]
     first = phrases.conclusion(report).removeprefix(report.verdict.sentence).removeprefix(".").strip()
-    sentences = [line for line in (first, gpu_table.blamed(report)) if line]
+    sentences = [line for line in (first, gpus.one_blamed_gpu(report)) if line]
     lines = [
         *(f"{_text(line)}\n" for line in sentences),
         *(f"- {title}: {_text(text)}" for title, text in facts if text),

@@ -11,8 +11,8 @@ from typing import Any, Final
 from envcheck import __version__
 from envcheck.printable import printable
 from envcheck.reports import phrases
-from envcheck.reports.blamed_gpus import FINDINGS, culprits
 from envcheck.reports.formats.registry import Format
+from envcheck.reports.gpus import FINDINGS, culprits
 from envcheck.reports.model import RunReport
 from envcheck.runner import attempts
 from envcheck.runner.schema import OutcomeRow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from envcheck import drop_in
+from envcheck import data
 from envcheck.reports import formats
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ class Format(NamedTuple):
 
 def names() -> tuple[str, ...]:
     """Return the name of each format, sorted; none of them is imported."""
-    return drop_in.names(formats)
+    return data.names(formats)
 
 
 def named(name: str) -> Format:
     """Return the format of that name. Raises TypeError where its module has no FORMAT."""
-    return drop_in.named(formats, name, "FORMAT", Format)
+    return data.named(formats, name, "FORMAT", Format)

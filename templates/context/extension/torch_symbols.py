@@ -14,7 +14,7 @@ from pathlib import Path
 for place in (*Path("/opt/envcheck/lib").glob("python*/site-packages"), Path(__file__).parent):
     sys.path.append(str(place))
 
-from envcheck.binaries.demangle import demangled  # noqa: E402 (found on the path above)
+from envcheck.binaries.native_library import demangled  # noqa: E402 (found on the path above)
 from envcheck.checks.env.support.extensions import environment, installed  # noqa: E402
 from envcheck.checks.env.support.process.package_files import key  # noqa: E402
 

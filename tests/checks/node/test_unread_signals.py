@@ -13,7 +13,7 @@ import pytest
 from envcheck import checks
 from envcheck.checks import ERROR, PASS, View
 from envcheck.checks.node.support import gpu_readings, node_readings
-from envcheck.node import signal_types
+from envcheck.node import collect
 from envcheck.node.snapshot import Signal
 from envcheck.runner.judging import decide
 from envcheck.runner.planning import discover
@@ -36,7 +36,7 @@ def test_an_unreadable_signal_is_an_error_that_names_it(node: Callable[..., View
 
 def named() -> Iterator[tuple[str, str]]:
     """Yield what checks name in `.signal(...)` or `gpu_readings.read(view, ...)`, and what looks like a signal."""
-    rooms = "|".join({name.partition(".")[0] for name in signal_types.NODE})
+    rooms = "|".join({name.partition(".")[0] for name in collect.NODE})
     dotted = re.compile(rf"({rooms})\.[a-z_.]+")
     for path in (ROOT / "node").rglob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -54,7 +54,7 @@ def named() -> Iterator[tuple[str, str]]:
 
 def test_a_check_asks_for_signals_that_somebody_reads() -> None:
     """A name that nobody reads is never collected: its check would skip for ever."""
-    known = signal_types.NODE.keys() | signal_types.GPU.keys()
+    known = collect.NODE.keys() | collect.GPU.keys()
     requests = [*named(), *((check, name) for check, module in FOUND.items() for name in module.check.signals)]
     assert len(requests) > 100
     assert [(place, name) for place, name in requests if name not in known] == [], "no source reads this signal"

@@ -9,8 +9,7 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.node import sxid, xid
-from envcheck.node.snapshot import Signal
-from envcheck.node.why_unread import Why
+from envcheck.node.snapshot import Signal, Why
 
 Node = Callable[..., View]
 DAY = 24 * 3600.0

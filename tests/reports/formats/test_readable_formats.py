@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
-from envcheck.reports.comparison.compare import compare, lines
+from envcheck.reports.compare import compare, lines
 from envcheck.reports.formats import registry
 from envcheck.reports.model import HostFacts, RunReport
 from envcheck.reports.redact import RedactError, redact

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from envcheck.checks import Limit, Outcome, View, skipped, undecided
+from envcheck.node.nvml_queries import TYPES
 from envcheck.node.snapshot import Gpu, Signal
-from envcheck.node.sources.nvml_queries import TYPES
 
 # The envcheck, the user or the driver of a snapshot that lacks what only newer drivers report.
 _NOT_KNOWN: Final = ("not-collected", "denied", "no-data")

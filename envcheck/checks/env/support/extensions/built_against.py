@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-from envcheck.binaries import cuda_libraries
+from envcheck.binaries import native_library
 from envcheck.checks.env.support.extensions.installed import InstalledExtension
 
 # flash-attn: 2.8.3+cu12torch2.9cxx11abiTRUE; PyG: 2.1.2+pt24cu121; others: 0.24.1+cu128.
@@ -29,7 +29,7 @@ class BuiltAgainst(NamedTuple):
 def built_against(extension: InstalledExtension) -> BuiltAgainst:
     """Return what an extension was built for; the more exact source counts, and for CUDA's major the libraries."""
     written = _cpp_lib(extension) or _local(extension.version) or _version_py(extension)
-    majors = cuda_libraries.cuda_majors(name for library in extension.libraries for name in library.needed)
+    majors = native_library.cuda_majors(name for library in extension.libraries for name in library.needed)
     by_libraries = majors[0] if len(majors) == 1 else None
     if written is None:
         return BuiltAgainst(None, by_libraries, "DT_NEEDED" if by_libraries else "")

@@ -12,10 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from envcheck.binaries import cuda_libraries
-from envcheck.binaries.demangle import demangled
+from envcheck.binaries import native_library
 from envcheck.binaries.elf import BinaryError, Elf
-from envcheck.binaries.library import Library
+from envcheck.binaries.native_library import Library, demangled
 from envcheck.checks.env.support.extensions.installed import InstalledExtension
 
 CACHE = "/etc/ld.so.cache"
@@ -78,7 +77,9 @@ def _cached() -> set[str]:
 
 def missing_libraries(extension: InstalledExtension, library: Library, brought: set[str]) -> list[str]:
     """Return the libraries of torch and CUDA that a library needs and that nothing brings."""
-    needed = [name for name in library.needed if cuda_libraries.is_torchs(name) or cuda_libraries.is_nvidias(name)]
+    needed = [
+        name for name in library.needed if native_library.is_torch_library(name) or native_library.is_nvidias(name)
+    ]
     own = {other.name for other in extension.libraries} | {other.soname for other in extension.libraries}
     folder = os.path.dirname(os.path.join(extension.root, library.path))  # noqa: PTH118, PTH120 (thousands of them)
     searched = [place.replace("$ORIGIN", folder).replace("${ORIGIN}", folder) for place in library.search]

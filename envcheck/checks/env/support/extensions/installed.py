@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from envcheck.binaries import cuda_libraries
+from envcheck.binaries import native_library
 from envcheck.binaries.elf import BinaryError, Elf
-from envcheck.binaries.library import Library, read_library
+from envcheck.binaries.native_library import Library, read_library
 from envcheck.checks.env.support.extensions.import_names import import_name
 from envcheck.checks.env.support.extensions.known_names import KNOWN
 from envcheck.checks.env.support.process.package_files import key
@@ -175,7 +175,7 @@ def _binds(path: Path) -> bool:
     except (BinaryError, OSError):
         return False
     return any(
-        cuda_libraries.is_torchs(name) or cuda_libraries.is_nvidias(name) or name.startswith("libcuda.so")
+        native_library.is_torch_library(name) or native_library.is_nvidias(name) or name.startswith("libcuda.so")
         for name in needed
     )
 

@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from envcheck.binaries import torch_symbols
-from envcheck.binaries.demangle import demangled
+from envcheck.binaries import native_library
+from envcheck.binaries.native_library import demangled
 from envcheck.checks.env.support.extensions import environment, trial
 from envcheck.checks.env.support.extensions.import_names import import_name
 from envcheck.checks.env.support.extensions.installed import InstalledExtension
@@ -184,4 +184,4 @@ def _named(text: str) -> dict[str, Any]:
     if lacking.kind != "symbol":
         return {lacking.kind: lacking.name}
     name = lacking.name
-    return {"symbol": name, "readable": demangled(name), "torchs": torch_symbols.is_torchs(name)}
+    return {"symbol": name, "readable": demangled(name), "torchs": native_library.is_torch_symbol(name)}

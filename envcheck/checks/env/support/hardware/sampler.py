@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from envcheck.checks import Measured
-from envcheck.node.clock_reasons import words
+from envcheck.node.snapshot import clock_words
 
 LIBRARY = "libnvidia-ml.so.1"
 _NOT_SUPPORTED, _NO_PERMISSION, _NOT_FOUND, _NO_FUNCTION = 3, 4, 6, 13
@@ -78,7 +78,7 @@ class Meter:
                 self.not_offered[name] = str(error)
                 continue
             number = raw[0] if name == "utilization" else raw.value
-            summary[name] = words(number) if name == "reasons" else round(number * quantity.scale, 1)
+            summary[name] = clock_words(number) if name == "reasons" else round(number * quantity.scale, 1)
         return summary
 
     def _ask(self, quantity: _Quantity) -> Any:

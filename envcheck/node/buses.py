@@ -1,0 +1,221 @@
+"""What GPUs are connected by: PCIe bridges with their ACS, the IOMMU, InfiniBand and RoCE ports.
+
+Nothing that names a port's owner is read.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from envcheck.node.signal_source import Source, fields, flag, listed, mapped, maybe, number, text
+from envcheck.node.snapshot import Signal, unreadable
+
+_PCI_ADDRESS: Final = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_NVIDIA, _DISPLAY = "0x10de", ("0x0300", "0x0302")
+# PCI Express Base Specification: extended capabilities begin at 0x100; ACS is 0x000d, its control register at +6.
+_EXTENDED, _ACS, _CONTROL = 0x100, 0x000D, 6
+_BRIDGES: Final = listed(fields(bus_id=text, gpus=listed(text), enabled=listed(text)))
+_UNITS: Final = fields(units=listed(text), cmdline=listed(text))
+_BITS: Final = (
+    "source validation",
+    "translation blocking",
+    "request redirect",
+    "completion redirect",
+    "upstream forwarding",
+    "egress control",
+    "direct translated",
+)
+_RATE: Final = re.compile(r"^(\d+(?:\.\d+)?) Gb/sec")
+_PORTS: Final = listed(fields(device=text, layer=maybe(text), state=maybe(text), rate=maybe(number)))
+_ADDRESS: Final = re.compile(r"[0-9a-fA-F]{4,}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
+_NO_GID: Final = "0000:0000:0000:0000:0000:0000:0000:0000"
+# What counts trouble; traffic is left out. Cumulative since the driver's load, or since somebody cleared them.
+_COUNTERS: Final = (
+    "link_downed",
+    "link_error_recovery",
+    "symbol_error",
+    "port_rcv_errors",
+    "port_xmit_discards",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+)
+
+
+def pci_sources(root: Path) -> dict[str, Source]:
+    """Return what reads pci.acs, pci.iommu, host.iommu and host.hypervisor."""
+    bus = root / "sys/bus/pci/devices"
+    return {
+        "pci.acs": Source(_BRIDGES, lambda: _signal(bus, _bridges)),
+        "pci.iommu": Source(mapped(maybe(text)), lambda: _signal(bus, _domains)),
+        "host.iommu": Source(_UNITS, lambda: _iommu(root)),
+        "host.hypervisor": Source(flag, lambda: _hypervisor(root)),
+    }
+
+
+def _signal(path: Path, read: Any) -> Signal:
+    try:
+        return Signal(read(path), source=str(path))
+    except OSError as error:
+        return unreadable(error, error.filename or path, source=str(path))
+
+
+def _gpus(bus: Path) -> list[Path]:
+    return [
+        d for d in sorted(bus.iterdir()) if _content(d / "vendor") == _NVIDIA and _content(d / "class")[:6] in _DISPLAY
+    ]
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _bridges(bus: Path) -> list[dict[str, Any]]:
+    """Return each bridge above a GPU: bus_id, the `gpus` below it, and what of ACS is `enabled` (nothing without ACS).
+
+    Raises PermissionError where more than 64 bytes of configuration space are for root alone.
+    """
+    below: dict[str, list[str]] = {}
+    for gpu in _gpus(bus):
+        for part in gpu.resolve().parts:
+            if _PCI_ADDRESS.fullmatch(part) and part != gpu.name:
+                below.setdefault(part, []).append(gpu.name)
+    return [
+        {"bus_id": bridge, "gpus": gpus, "enabled": acs(_config(bus / bridge))}
+        for bridge, gpus in sorted(below.items())
+    ]
+
+
+def _config(bridge: Path) -> bytes:
+    content = (bridge / "config").read_bytes()
+    if len(content) <= _EXTENDED:
+        raise PermissionError(1, "only root may read more than its first 64 bytes", str(bridge / "config"))
+    return content
+
+
+def acs(config: bytes) -> list[str]:
+    """Return what of Access Control Services is switched on in a bridge's configuration space."""
+    at, seen = _EXTENDED, set()
+    while at >= _EXTENDED and at not in seen and at + _CONTROL + 2 <= len(config):
+        seen.add(at)
+        [header] = struct.unpack_from("<I", config, at)
+        if header & 0xFFFF == _ACS:
+            [control] = struct.unpack_from("<H", config, at + _CONTROL)
+            return [name for bit, name in enumerate(_BITS) if control >> bit & 1]
+        at = header >> 20 & 0xFFC
+    return []
+
+
+def _domains(bus: Path) -> dict[str, str | None]:
+    return {gpu.name: _domain(gpu) for gpu in _gpus(bus)}
+
+
+def _domain(gpu: Path) -> str | None:
+    """Return the type of a GPU's IOMMU group: "identity" passes through, "DMA" and "DMA-FQ" translate; None without."""
+    return _content(gpu / "iommu_group/type") or None
+
+
+def _iommu(root: Path) -> Signal:
+    """Return the IOMMUs there are and the kernel's options about them."""
+    path = root / "proc/cmdline"
+    try:
+        words = path.read_text(errors="replace").split()
+    except OSError as error:
+        return unreadable(error, path)
+    units = root / "sys/class/iommu"
+    names = sorted(unit.name for unit in units.iterdir()) if units.is_dir() else []
+    return Signal({"units": names, "cmdline": [word for word in words if "iommu" in word]}, source=str(units))
+
+
+def _hypervisor(root: Path) -> Signal:
+    """Tell whether this is a virtual machine: x86 CPUs carry a flag for it, other kernels do not say."""
+    path = root / "proc/cpuinfo"
+    flags = next((line.split() for line in _content(path).splitlines() if line.startswith("flags")), None)
+    if flags is None:
+        return Signal(reason=f"{path} has no flags", why="no-data", source=str(path))
+    return Signal("hypervisor" in flags, source=str(path))
+
+
+def infiniband_sources(root: Path) -> dict[str, Source]:
+    """Return what reads ib.ports."""
+    return {"ib.ports": Source(_PORTS, lambda: ports(root))}
+
+
+def ports(root: Path) -> Signal:
+    """Read ib.ports: an empty list where the kernel has no such device, a reason where /sys cannot be read."""
+    classes = root / "sys/class"
+    devices = classes / "infiniband"
+    source = str(devices)
+    if not devices.is_dir() and classes.is_dir():
+        return Signal([], source=source)
+    try:
+        return Signal([_port(device, port) for device, port in _ports(devices)], source=source)
+    except OSError as error:
+        return unreadable(error, source)
+
+
+def _ports(devices: Path) -> Iterator[tuple[Path, Path]]:
+    for device in sorted(devices.iterdir()):
+        # A virtual function on its own host is somebody's guest's, and down until that guest runs.
+        if (device / "ports").is_dir() and not (device / "device/physfn").exists():
+            yield from ((device, port) for port in sorted((device / "ports").iterdir()))
+
+
+def _port(device: Path, port: Path) -> dict[str, Any]:
+    """Return one port; what a driver does not tell is None, and `rate` is in Gb/s."""
+    rate = _RATE.match(_word(port / "rate") or "")
+    return {
+        "device": device.name,
+        "slot": _slot(device),
+        "port": int(port.name) if port.name.isdecimal() else port.name,
+        "type": _after_colon(_word(device / "node_type")),
+        "model": _word(device / "board_id") or _word(device / "hca_type"),
+        "firmware": _word(device / "fw_ver"),
+        "layer": _word(port / "link_layer"),
+        "state": _after_colon(_word(port / "state")),
+        "physical": _after_colon(_word(port / "phys_state")),
+        "rate": float(rate[1]) if rate else None,
+        "gids": _gids(port),
+        "counters": {name: _number(port / "counters" / name) for name in _COUNTERS},
+    }
+
+
+def _slot(device: Path) -> str | None:
+    """Return the card's place on the PCI bus without the function: the ports of one card are functions of one slot."""
+    place = (device / "device").resolve().name
+    return place.partition(".")[0].lower() if _ADDRESS.fullmatch(place) else None
+
+
+def _gids(port: Path) -> dict[str, int]:
+    """Count the GIDs there are, by type ("IB/RoCE v1", "RoCE v2"); an empty place of the table reads as zeros."""
+    gids: dict[str, int] = {}
+    table = port / "gids"
+    names = sorted(path.name for path in table.iterdir()) if table.is_dir() else []
+    for name in names:
+        if (_word(table / name) or _NO_GID) != _NO_GID:
+            kind = _word(port / "gid_attrs/types" / name) or "untyped"
+            gids[kind] = gids.get(kind, 0) + 1
+    return gids
+
+
+def _after_colon(text: str | None) -> str | None:
+    """Return "ACTIVE" of "4: ACTIVE"."""
+    return text.rpartition(":")[2].strip() if text else None
+
+
+def _number(path: Path) -> int | None:
+    text = _word(path) or ""
+    return int(text) if text.isdecimal() else None
+
+
+def _word(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip() or None
+    except OSError:
+        return None

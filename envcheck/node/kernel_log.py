@@ -1,0 +1,290 @@
+"""The kernel's log since boot, as /dev/kmsg gives it: what the NVIDIA driver wrote there of GPUs and switches."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+
+from envcheck.node.signal_source import ValueType, fields, listed, number, string, whole
+from envcheck.node.snapshot import Signal, unreadable
+
+_FAILED_BUS: Final = re.compile(
+    r"(?<![\w:])(?:PCI:)?(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)", re.IGNORECASE
+)
+# Messages of NVIDIA's kernel module, and of Linux about a device that this module holds. Unverified: the forms are
+# those of public bug reports; none was compared with the sources of every driver version.
+_KINDS: Final = {
+    kind: re.compile(pattern, re.IGNORECASE)
+    for kind, pattern in {
+        "power-cable": r"NVRM:.*\bdoes not have the necessary power cables connected",
+        "start": r"NVRM:.*\b(?:RmInitAdapter|rm_init_adapter) failed|NVRM: The NVIDIA probe routine failed"
+        r"|\bnvidia(?: \S+)?: probe (?:of \S+|with driver nvidia) failed with error",
+        "memory-window": r"NVRM: BAR[0-9] is 0M",
+        "power-state": r"\bnvidia \S+: .*\bpower state\b.*(?:inaccessible|D3cold to D0)",
+        "lost": r"NVRM:.*\bNV_ERR_GPU_IS_LOST\b",
+        "locked": r"NVRM:.*\bGPU is probably locked",
+        "link-fatal": r"\bnvidia \S+: .*\bBus Error: severity=Uncorrect(?:ed|able) \(Fatal\)",
+        "link-nonfatal": r"\bnvidia \S+: .*\bBus Error: severity=Uncorrect(?:ed|able) \(Non-?Fatal\)",
+    }.items()
+}
+_LINE_LENGTH: Final = 240
+# "PCI:0000:01:00" of the GPU, and on one in MIG mode " GPU-I:05 GPU-CI:00" of its instance (open-gpu-kernel-modules,
+# kernel_rc.c: XID_PRINT_WITH_ATTR); old drivers leave out "PCI:" or the domain.
+_PLACE: Final = r"Xid\s*\((?:PCI:)?(?P<bus>[0-9a-fA-F:.]{1,24})(?P<instance>[^)]{0,80})\)"
+_CODE: Final = r"[^:]{0,80}:\s*(?P<code>[0-9]{1,9})(?:,\s*(?P<text>.*))?"
+_XID: Final = re.compile(rf"NVRM:\s*{_PLACE}{_CODE}")
+_SXID: Final = re.compile(rf"S{_PLACE}{_CODE}")
+# Newer drivers write this one without its number, which is 79, and over three lines, of which the first names the GPU.
+_BUS: Final = r"(?P<bus>(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
+_NAMED: Final = re.compile(rf"NVRM:.*?GPU (?:at )?(?:PCI:)?{_BUS}\b")
+_FALLEN: Final = "fallen off the bus"
+_FALLEN_OFF: Final = 79
+# rsyslog folds equal lines; the kernel counts what its rate limit left out, by the function that wrote.
+_REPEATED: Final = re.compile(r"message repeated ([0-9]{1,9}) times: \[")
+_SUPPRESSED: Final = re.compile(
+    r"(?P<name>[\w.-]+): (?P<count>[0-9]{1,9}) (?:callbacks|messages|output lines) suppressed", re.IGNORECASE
+)
+_MINE: Final = re.compile(r"nv(?!me)|uvm|rm_|os_|_*ratelimit$|printk$", re.IGNORECASE)
+# Not of /dev/kmsg but of dmesg, syslog or journald: seconds after boot in brackets, with the caller behind, or neither.
+_STAMP: Final = re.compile(r"\[\s*([0-9]{1,12}\.[0-9]{1,9})\](?:\[\s*[TC][0-9]+\])?")
+_OURS: Final = re.compile(r"NVRM:|SXid\s*\(|suppressed")
+_NVLINK5: Final = range(144, 151)
+_SEVERITY: Final = re.compile(r"[\w/]*\s*\b(?:non-?)?fatal\b|\bseverity \d", re.IGNORECASE)
+_REGISTERS: Final = re.compile(r"\((0x[0-9a-f]{1,8}) (0x[0-9a-f]{1,8})", re.IGNORECASE)
+_CAUSE: Final = re.compile(r"caused by previous Xid (\d{1,3})")
+_SUBCODE: Final = 0x3F << 20
+_TEXT: Final = 240
+_DIGITS: Final = 18
+_FIRST_SXID: Final = 10000
+# An error of a switch has up to three lines: the second one has its severity as a number (1 is fatal), the third one
+# registers. They are no errors of their own.
+_ADDED: Final = re.compile(r"severity (?P<severity>\d)|data \{", re.IGNORECASE)
+# What /dev/kmsg adds to a record: " SUBSYSTEM=pci".
+_PROPERTY: Final = re.compile(r" [A-Z][A-Z0-9_]*=")
+_RECORD: Final = 8192
+_SECONDS: Final = 2.0
+_EVENTS: Final = listed(fields(code=whole, age=number, bus_id=string, text=string))
+_FAILURES: Final = listed(fields(kind=string, bus_id=string, age=number, text=string, count=whole))
+_GAPS: Final = listed(fields(name=string, count=whole, age=number))
+
+
+class Line(Protocol):
+    """One line of the log, `at` so many seconds after boot."""
+
+    @property
+    def at(self) -> float:
+        """Return the seconds after boot; infinite where the line does not say when it was written."""
+
+    @property
+    def text(self) -> str:
+        """Return the line's text."""
+
+
+def about_a_gpu(text: str) -> bool:
+    """Tell whether the line is one of these failures."""
+    return _kind(text) is not None
+
+
+def failures(records: Iterable[Line], uptime: float) -> list[dict[str, Any]]:
+    """Return the latest failure of each kind and GPU: kind, bus_id ("" where unnamed), age (s), text and count."""
+    latest: dict[tuple[str, str], dict[str, Any]] = {}
+    for record in records:
+        kind = _kind(record.text)
+        if kind is None:
+            continue
+        bus = _FAILED_BUS.search(record.text)
+        key = (kind, bus["bus"].lower() if bus else "")
+        count = latest.get(key, {"count": 0})["count"] + 1
+        age = round(max(0.0, uptime - record.at), 1)
+        latest[key] = {"kind": kind, "bus_id": key[1], "age": age, "text": record.text[:_LINE_LENGTH], "count": count}
+    return list(latest.values())
+
+
+def _kind(text: str) -> str | None:
+    if "NVRM:" not in text and "nvidia" not in text:
+        return None
+    return next((kind for kind, pattern in _KINDS.items() if pattern.search(text)), None)
+
+
+class LogRecord(NamedTuple):
+    """One line of the log, `at` so many seconds after boot."""
+
+    at: float
+    text: str
+
+
+def signals(root: Path) -> dict[str, Signal]:
+    """Read the log once: the signals of QUERIES.
+
+    Who may not read it (a container without /dev/kmsg, a user without CAP_SYSLOG) has that as the reason.
+    """
+    path = root / "dev/kmsg"
+    try:
+        uptime = float((root / "proc/uptime").read_text().split()[0])
+        records = list(parse(_read(path)))
+    except OSError as error:
+        return dict.fromkeys(TYPES, unreadable(error, f"/{path.relative_to(root)}", source="/dev/kmsg"))
+    except (ValueError, IndexError):
+        return dict.fromkeys(TYPES, Signal(reason="/proc/uptime is unreadable", why="failed", source="/dev/kmsg"))
+    if not records:
+        return dict.fromkeys(TYPES, Signal(reason="/dev/kmsg is empty", why="no-data", source="/dev/kmsg"))
+    return {query.name: Signal(query.read(records, uptime), unit=query.unit, source="/dev/kmsg") for query in QUERIES}
+
+
+def _hours(records: list[LogRecord], uptime: float) -> float:
+    """Return how far the log reaches back; 0 where its lines do not say when they were written."""
+    began = records[0].at
+    return round(max(0.0, uptime - began) / 3600, 2) if math.isfinite(began) else 0.0
+
+
+def _read(path: Path) -> Iterable[bytes]:
+    """Yield the log's records until its end; the device gives one a read, an ordinary file what fits."""
+    deadline = time.monotonic() + _SECONDS
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        while time.monotonic() < deadline:
+            try:
+                record = os.read(handle, _RECORD)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno != errno.EPIPE:  # a record was overwritten while it was read: the next one is whole
+                    raise
+                continue
+            if not record:
+                return
+            yield record
+        message = f"took longer than {_SECONDS:g} s to read"
+        raise TimeoutError(errno.ETIMEDOUT, message)
+    finally:
+        os.close(handle)
+
+
+def parse(chunks: Iterable[bytes]) -> Iterable[LogRecord]:
+    """Yield the lines of "priority,sequence,microseconds,flags;text" records.
+
+    Where something else stands in for /dev/kmsg, lines of dmesg, syslog or journald about GPUs are read too; one that
+    does not say when counts as new.
+    """
+    for line in b"".join(chunks).decode(errors="replace").splitlines():
+        head, separator, text = line.partition(";")
+        fields = head.split(",")
+        if separator and len(fields) >= 4 and fields[2].isdecimal():  # noqa: PLR2004 (the fields of a record)
+            yield LogRecord(int(fields[2][:_DIGITS]) / 1e6, text)
+        elif not _PROPERTY.match(line) and (_OURS.search(line) or about_a_gpu(line)):
+            stamp = _STAMP.search(line)
+            yield LogRecord(float(stamp[1]) if stamp else math.inf, line)
+
+
+def events(records: Iterable[LogRecord], uptime: float, kind: str) -> list[dict[str, Any]]:
+    """Return the Xids ("NVRM") or SXids ("SXid") of the log: the latest of each GPU and code, with its `count`.
+
+    So a flood of one code leaves the others in place. Instances of MIG, and errors of NVLink that differ in their
+    severity, are kept apart.
+    """
+    latest: dict[tuple[Any, ...], dict[str, Any]] = {}
+    named = ""
+    for record in records:
+        if kind not in record.text:
+            continue
+        place = _NAMED.search(record.text)
+        named = _full(place["bus"]) if place else named
+        event = _event(record, uptime, kind, named)
+        if event is not None:
+            key = _key(event)
+            before = latest.pop(key, {"count": 0})
+            latest[key] = {**event, "count": before["count"] + event["count"]}
+    return _complete_events(list(latest.values()))
+
+
+def _complete_events(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out what only adds to a switch's error, but keep a fatal severity whose first line is gone."""
+    added = {id(event): _ADDED.match(event["text"]) for event in events}
+    first = [event for event in events if added[id(event)] is None]
+    numbers = {
+        False: {_numbered(event) for event in first},
+        True: {_numbered(event) for event in first if _fatal(event)},
+    }
+    return [
+        event
+        for event in events
+        if (line := added[id(event)]) is None or _numbered(event) not in numbers[line["severity"] == "1"]
+    ]
+
+
+def _numbered(event: dict[str, Any]) -> tuple[str, int]:
+    return event["bus_id"], event["code"]
+
+
+def _fatal(event: dict[str, Any]) -> bool:
+    words = _SEVERITY.search(event["text"])
+    return words is not None and "non" not in words[0].lower()
+
+
+def _key(event: dict[str, Any]) -> tuple[Any, ...]:
+    key = (event["bus_id"].partition(".")[0], event.get("instance", ""), event["code"])
+    if event["code"] not in _NVLINK5 and event["code"] < _FIRST_SXID:
+        cause = _CAUSE.search(event["text"])
+        return (*key, cause[1]) if cause else key
+    words, registers = _SEVERITY.search(event["text"]), _REGISTERS.search(event["text"])
+    sub = (int(registers[1], 16) & _SUBCODE, int(registers[2], 16)) if registers else ()
+    return (*key, words[0].lower() if words else "", *sub)
+
+
+def _full(bus: str) -> str:
+    """Return an address with its domain, which old drivers leave out."""
+    return (bus if bus.count(":") > 1 else f"0000:{bus}").lower()
+
+
+def suppressed(records: Iterable[LogRecord], uptime: float) -> list[dict[str, Any]]:
+    """Return what the kernel's rate limit left out of the driver's messages: name of the function, count, age (s)."""
+    gaps: dict[str, dict[str, Any]] = {}
+    for record in records:
+        match = _SUPPRESSED.search(record.text)
+        if match and (_MINE.match(match["name"]) or "NVRM" in record.text):
+            count = gaps.get(match["name"], {"count": 0})["count"] + int(match["count"])
+            gaps[match["name"]] = {"name": match["name"], "count": count, "age": _age(record, uptime)}
+    return list(gaps.values())
+
+
+def _age(record: LogRecord, uptime: float) -> float:
+    return round(max(0.0, uptime - record.at), 1)
+
+
+def _event(record: LogRecord, uptime: float, kind: str, named: str) -> dict[str, Any] | None:
+    match = (_XID if kind == "NVRM" else _SXID).search(record.text)
+    repeated = _REPEATED.search(record.text)
+    base = {"age": _age(record, uptime), "count": int(repeated[1]) if repeated else 1}
+    if match:
+        text, instance = (match["text"] or "").strip()[:_TEXT], match["instance"].strip()
+        bus = _full(match["bus"]) if kind == "NVRM" else match["bus"].lower()
+        event = {"code": int(match["code"]), "text": text, "bus_id": bus, **base}
+        return {**event, "instance": instance} if instance else event
+    if kind != "NVRM" or _FALLEN not in record.text or not named:
+        return None
+    return {"code": _FALLEN_OFF, "text": record.text[:_TEXT], "bus_id": named, **base}
+
+
+class LogQuery(NamedTuple):
+    """One signal of the log: `read` finds it in the records, given the seconds since boot."""
+
+    name: str
+    unit: str | None
+    type: ValueType
+    read: Callable[[list[LogRecord], float], Any]
+
+
+QUERIES: Final = (
+    LogQuery("kernel.xids", None, _EVENTS, lambda records, uptime: events(records, uptime, "NVRM")),
+    LogQuery("kernel.sxids", None, _EVENTS, lambda records, uptime: events(records, uptime, "SXid")),
+    LogQuery("kernel.suppressed", None, _GAPS, suppressed),
+    LogQuery("kernel.driver_failures", None, _FAILURES, failures),
+    LogQuery("kernel.log_hours", "h", number, _hours),
+)
+TYPES: Final = {query.name: query.type for query in QUERIES}

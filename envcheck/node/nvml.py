@@ -1,0 +1,159 @@
+"""GPUs as NVML shows them. Every query stands alone: what a GPU or driver does not support is a reason, not an end.
+
+NVML is asked in a process of its own: where the driver is wedged a call never returns, nothing ends who made it, and a
+thread of envcheck's would hold up its exit. The queries follow one another, as NVML serves one at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from envcheck.node import nvml_queries, subprocesses
+from envcheck.node.nvml_queries import NvmlQuery
+from envcheck.node.signal_source import SourceReading, number
+from envcheck.node.snapshot import Gpu, Signal, Snapshot, Why, from_json, to_json
+
+SOURCE: Final = "NVML"
+# Where persistence mode is off the driver sets up each GPU anew, in seconds apiece, when it is first asked.
+# https://docs.nvidia.com/deploy/driver-persistence/index.html
+TIMEOUT: Final = 60.0
+LATENCY: Final = "nvml.latency"
+TYPES: Final = {**{query.name: query.type for query in nvml_queries.NODE}, LATENCY: number}
+# The queries of the node and of each GPU.
+ALL: Final = (nvml_queries.NODE, nvml_queries.QUERIES)
+IDENTITY: Final = (nvml_queries.VERSIONS, nvml_queries.IDENTITY)
+ASKED: Final = {"all": ALL, "identity": IDENTITY}
+# nvmlReturn_t; any other code is a failure.
+_WHY: Final[dict[int, Why]] = {
+    2: "no-data",  # NVML_ERROR_INVALID_ARGUMENT: mostly a field that the driver does not know
+    3: "unsupported",  # NVML_ERROR_NOT_SUPPORTED
+    4: "denied",  # NVML_ERROR_NO_PERMISSION
+    6: "no-data",  # NVML_ERROR_NOT_FOUND
+    10: "timed-out",  # NVML_ERROR_TIMEOUT
+    13: "unsupported",  # NVML_ERROR_FUNCTION_NOT_FOUND
+    15: "lost",  # NVML_ERROR_GPU_IS_LOST
+    16: "reset-required",  # NVML_ERROR_RESET_REQUIRED
+    17: "lost",  # NVML_ERROR_OPERATING_SYSTEM: access to the GPU is blocked
+    18: "mismatch",  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
+    21: "no-data",  # NVML_ERROR_NO_DATA
+    22: "unsupported",  # NVML_ERROR_VGPU_ECC_NOT_SUPPORTED
+    25: "unsupported",  # NVML_ERROR_ARGUMENT_VERSION_MISMATCH
+    26: "unsupported",  # NVML_ERROR_DEPRECATED
+}
+_PR_SET_PDEATHSIG: Final = 1
+Queries = tuple[NvmlQuery, ...]
+_ROOT: Final = Path(__file__).resolve().parents[2]
+# Without the working directory on its path: a json.py that lies there is not ours.
+_CODE: Final = """
+import sys
+sys.path[:] = [place for place in sys.path if place]
+from envcheck.node.nvml import main
+main(sys.argv[1], int(sys.argv[2]))
+"""
+
+
+def ask(scope: str, timeout: float = TIMEOUT) -> SourceReading:
+    """Ask NVML for "all" or the "identity" of the GPUs; after `timeout` seconds that it said nothing is the reason."""
+    # An empty entry would be the working directory again.
+    places = [str(_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    python, environment = Path(sys.executable), {"PYTHONPATH": os.pathsep.join(places)}
+    try:
+        output = subprocesses.output(
+            python, "-c", _CODE, scope, str(os.getpid()), timeout=timeout, environment=environment
+        )
+        snapshot = from_json(json.loads(output))
+    except TimeoutError:
+        return unread("timed-out", f"NVML gave no answer in {timeout:g} s")
+    except OSError as error:
+        return unread("failed", f"asking NVML: {error.strerror}")
+    except ValueError as error:
+        return unread("failed", f"asking NVML: {error}")
+    return SourceReading({name: snapshot.signal(name) for name in TYPES}, snapshot.gpus)
+
+
+def read(nvml: Any, queries: tuple[Queries, Queries] = ALL) -> SourceReading:
+    """Ask NVML (the `pynvml` module). `nvml.latency` is what the asking took: seconds mean a wedged driver."""
+    began = time.perf_counter()
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return unread(why(error), f"NVML: {error}")
+    try:
+        node, of_each = queries
+        signals, gpus = {query.name: _ask(nvml, None, query) for query in node}, _gpus(nvml, of_each)
+    finally:
+        with contextlib.suppress(nvml.NVMLError):  # what was read stands
+            nvml.nvmlShutdown()
+    signals[LATENCY] = Signal(time.perf_counter() - began, unit="s", source=SOURCE)
+    return SourceReading(signals, gpus)
+
+
+def unread(cause: Why, reason: str) -> SourceReading:
+    """Return that nothing could be asked, and why."""
+    return SourceReading(dict.fromkeys(TYPES, Signal(reason=reason, why=cause, source=SOURCE)), [])
+
+
+def why(error: Any) -> Why:
+    """Return what an NVMLError's code says."""
+    return _WHY.get(error.value, "failed")
+
+
+def _gpus(nvml: Any, queries: Queries) -> list[Gpu]:
+    try:
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError:  # gpu.count says why
+        return []
+    gpus = [_gpu(nvml, index, queries) for index in range(count)]
+    # A container sees the count of all GPUs, and may open those that it was given.
+    permitted = [gpu for gpu in gpus if gpu.signal("name").why != "denied"]
+    return permitted or gpus
+
+
+def _gpu(nvml: Any, index: int, queries: Queries) -> Gpu:
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError as error:
+        code = why(error)
+        final = code if code in ("denied", "reset-required") else "lost"
+        lost = Signal(reason=f"NVML: {error}", why=final, source=SOURCE)
+        return Gpu(f"lost-{index}", {"index": Signal(index), **{query.name: lost for query in queries}})
+    signals = {query.name: _ask(nvml, handle, query) for query in queries}
+    return Gpu(signals["uuid"].value or f"unnamed-{index}", {"index": Signal(index, source=SOURCE), **signals})
+
+
+def _ask(nvml: Any, handle: Any, query: NvmlQuery) -> Signal:
+    try:
+        value = query.read(nvml, handle)
+    except nvml.NVMLError as error:
+        return Signal(reason=f"NVML: {error}", why=why(error), unit=query.unit, source=SOURCE)
+    except (AttributeError, TypeError, ValueError, LookupError) as error:  # an nvidia-ml-py that is older, or other
+        return Signal(reason=f"nvidia-ml-py: {error}", why="unsupported", unit=query.unit, source=SOURCE)
+    if value is None:
+        return Signal(reason="NVML: no answer", why="failed", unit=query.unit, source=SOURCE)
+    return Signal(value, None, query.unit, SOURCE)
+
+
+def load_nvml() -> Any:
+    """Import nvidia-ml-py, which only a machine with the library has use for."""
+    return importlib.import_module("pynvml")
+
+
+def main(scope: str, parent: int) -> None:
+    """Print what NVML says, as the JSON of a Snapshot: what `ask` reads. It ends with the process that asked."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    try:
+        reading = read(load_nvml(), ASKED[scope])
+    except ImportError as error:
+        reading = unread("failed", f"nvidia-ml-py: {error}")
+    json.dump(to_json(Snapshot("", reading.signals, list(reading.gpus))), sys.stdout)

@@ -1,0 +1,387 @@
+"""The queries to NVML, a row a signal, and how its answers become values. A reader raises what NVML raises."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from envcheck.node.signal_source import (
+    ValueType,
+    capability,
+    fields,
+    flag,
+    listed,
+    maybe,
+    number,
+    one_of,
+    signed,
+    text,
+    version,
+    whole,
+)
+from envcheck.node.snapshot import clock_words
+
+_FABRIC_STATES: Final = ("not supported", "not started", "in progress", "completed")
+_FABRIC_SUMMARIES: Final = ("not supported", "healthy", "unhealthy", "limited capacity")
+RECOVERY: Final = (
+    "none",
+    "reset the GPU",
+    "reboot the node",
+    "drain P2P",
+    "drain and reset",
+    "recover the IMEX domain",
+    "reset the bus",
+    "reboot the system",
+)
+COMPUTE_MODES: Final = ("default", "exclusive thread", "prohibited", "exclusive process")
+VIRTUAL: Final = ("none", "passthrough", "vgpu", "host vgpu", "host vsga")
+_ENDS: Final = {0: "gpu", 2: "switch"}  # nvmlIntNvLinkDeviceType_t
+_CORRUPTED_INFOROM: Final = 14  # nvmlReturn_t
+_LINK_ERRORS: Final = {"replay": 0, "recovery": 1, "crc": 2}
+# nvmlGpuP2PStatus_t; nvidia-ml-py's own name for the first caps index is a tuple by mistake.
+_STATUSES: Final = (
+    "ok",
+    "chipset not supported",
+    "GPU not supported",
+    "topology not supported",
+    "disabled by registry key",
+    "not supported",
+    "unknown",
+)
+_CAPS: Final = {"read": 0, "write": 1, "nvlink": 2}
+# nvmlGpuTopologyLevel_t, in the letters of `nvidia-smi topo -m`.
+_PATHS: Final = {0: "internal", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+_SWITCH: Final = one_of("on", "off")
+_REMAPPED: Final = fields(correctable=whole, uncorrectable=whole, pending=whole, failed=whole)
+_SPARES: Final = fields(max=whole, high=whole, partial=whole, low=whole, none=whole)
+_BANKS: Final = fields(active=whole, inactive=whole, none=whole, pending=whole)
+_PAIRS: Final = listed(fields(a=whole, b=whole, read=text, write=text, nvlink=text, path=maybe(text)))
+
+
+def as_text(value: Any) -> str:
+    """Return what NVML gave as bytes or text."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def cuda(number: int) -> str:
+    """Return 12.8 of 12080."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def read_capability(nvml: Any, gpu: Any) -> str:
+    """Read the compute capability, "9.0"."""
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(gpu)
+    return f"{major}.{minor}"
+
+
+def on(value: Any) -> str:
+    """Return "on" or "off"."""
+    return "on" if value else "off"
+
+
+def word(words: tuple[str, ...], number: int) -> str:
+    """Return the word of an enumeration's number; a new number stays visible."""
+    return words[number] if 0 <= number < len(words) else f"unknown ({number})"
+
+
+def remapped_rows(nvml: Any, gpu: Any) -> dict[str, int]:
+    """Count the rows of memory that were replaced, wait for it, or could not be."""
+    return dict(
+        zip(("correctable", "uncorrectable", "pending", "failed"), nvml.nvmlDeviceGetRemappedRows(gpu), strict=True)
+    )
+
+
+def field(nvml: Any, gpu: Any, field: int, scope: int = 0) -> int:
+    """Read one field value: its own return code counts, not only the call's."""
+    [value] = nvml.nvmlDeviceGetFieldValues(gpu, [(field, scope)])
+    if value.nvmlReturn == nvml.NVML_ERROR_INVALID_ARGUMENT:  # a field that is newer than the driver
+        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+    if value.nvmlReturn != 0:
+        raise nvml.NVMLError(value.nvmlReturn)
+    name = {
+        nvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+        nvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
+        nvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
+        nvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+    }.get(value.valueType, "ullVal")
+    return int(getattr(value.value, name))
+
+
+def ecc(counter: str, kind: str) -> Callable[[Any, Any], Any]:
+    """Return the reader of one counter of ECC errors."""
+    return lambda n, g: n.nvmlDeviceGetTotalEccErrors(
+        g, getattr(n, f"NVML_MEMORY_ERROR_TYPE_{kind}"), getattr(n, f"NVML_{counter}_ECC")
+    )
+
+
+def retired_pages(nvml: Any, gpu: Any) -> dict[str, Any]:
+    """Count the pages of memory that are no longer used."""
+    single = nvml.nvmlDeviceGetRetiredPages(gpu, nvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS)
+    double = nvml.nvmlDeviceGetRetiredPages(gpu, nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR)
+    pending = bool(nvml.nvmlDeviceGetRetiredPagesPendingStatus(gpu))
+    return {"single_bit": len(single), "double_bit": len(double), "pending": pending}
+
+
+def sram(nvml: Any, gpu: Any) -> dict[str, Any]:
+    """Count the uncorrectable errors of SRAM, and read whether there are too many."""
+    status = nvml.c_nvmlEccSramErrorStatus_v1_t()
+    nvml.nvmlDeviceGetSramEccErrorStatus(gpu, ctypes.byref(status))  # the wrapper hands it on as it is
+    return {
+        "uncorrectable": int(status.aggregateUncParity + status.aggregateUncSecDed),
+        "threshold_exceeded": bool(status.bThresholdExceeded),
+    }
+
+
+def reset_status(nvml: Any, gpu: Any) -> dict[str, bool]:
+    """Read what drivers before R570 say of a reset: newer ones have the recovery action."""
+    return {
+        "reset": bool(field(nvml, gpu, nvml.NVML_FI_DEV_RESET_STATUS)),
+        "drain_and_reset": bool(field(nvml, gpu, nvml.NVML_FI_DEV_DRAIN_AND_RESET_STATUS)),
+    }
+
+
+def inforom(nvml: Any, gpu: Any) -> str:
+    """Have the driver verify the checksums of the board's store of settings and error counts."""
+    try:
+        nvml.nvmlDeviceValidateInforom(gpu)
+    except nvml.NVMLError as error:
+        if error.value == _CORRUPTED_INFOROM:
+            return "corrupted"
+        raise
+    return "intact"
+
+
+def repairs(nvml: Any, gpu: Any) -> dict[str, bool]:
+    """Read which repairs wait for a reset."""
+    channel, tpc = nvml.nvmlDeviceGetRepairStatus(gpu)
+    return {"channel": bool(channel), "tpc": bool(tpc)}
+
+
+def row_histogram(nvml: Any, gpu: Any) -> dict[str, int]:
+    """Count the memory banks by how many spare rows they have left."""
+    counts = nvml.nvmlDeviceGetRowRemapperHistogram(gpu)
+    return {name: int(getattr(counts, name)) for name in ("max", "high", "partial", "low", "none")}
+
+
+def bank_remaps(nvml: Any, gpu: Any) -> dict[str, int]:
+    """Count replaced memory banks, and the groups that have no spare bank left."""
+    return {
+        "active": field(nvml, gpu, nvml.NVML_FI_DEV_ACTIVE_BANK_REMAPPINGS),
+        "inactive": field(nvml, gpu, nvml.NVML_FI_DEV_INACTIVE_BANK_REMAPPINGS),
+        "none": field(nvml, gpu, nvml.NVML_FI_DEV_BANK_REMAPPER_HISTOGRAM_NONE),
+        "pending": field(nvml, gpu, nvml.NVML_FI_DEV_PENDING_BANK_REMAPPING),
+    }
+
+
+def clock_reasons(nvml: Any, gpu: Any) -> list[str]:
+    """Read in words why the clocks are what they are."""
+    try:
+        bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
+    except (AttributeError, nvml.NVMLError):  # a driver or nvidia-ml-py from before the new name
+        bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)
+    return clock_words(bits)
+
+
+def margin(nvml: Any, gpu: Any) -> int:
+    """Read the degrees to the slowdown: asked for as such from Ada on, the difference of two readings before."""
+    try:
+        return int(nvml.nvmlDeviceGetMarginTemperature(gpu))
+    except (AttributeError, nvml.NVMLError):
+        limit = nvml.nvmlDeviceGetTemperatureThreshold(gpu, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
+        return int(limit - nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))
+
+
+def links(nvml: Any, gpu: Any) -> dict[int, str]:
+    """Return "up" or "down" for each link there is; a GPU without NVLink refuses every one, and that is the reason."""
+    states = {link: _link(nvml, gpu, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)}
+    states_read = {link: state for link, state in states.items() if state is not None}
+    return states_read or {0: str(nvml.nvmlDeviceGetNvLinkState(gpu, 0))}
+
+
+def _link(nvml: Any, gpu: Any, link: int) -> str | None:
+    try:
+        return "up" if nvml.nvmlDeviceGetNvLinkState(gpu, link) else "down"
+    except nvml.NVMLError:  # no such link
+        return None
+
+
+def nvlink_errors(nvml: Any, gpu: Any) -> dict[str, int]:
+    """Sum each kind of error over the links."""
+    numbers = links(nvml, gpu)
+    return {
+        kind: sum(nvml.nvmlDeviceGetNvLinkErrorCounter(gpu, link, number) for link in numbers)
+        for kind, number in _LINK_ERRORS.items()
+    }
+
+
+def read_fabric(nvml: Any, gpu: Any) -> dict[str, str]:
+    """Read how a GPU stands in its NVLink fabric."""
+    try:
+        info = _fabric_info(nvml, gpu, nvml.c_nvmlGpuFabricInfo_v3_t())
+    except nvml.NVMLError:  # a driver that knows the older structure only, which has no summary of its health
+        info = _fabric_info(nvml, gpu, nvml.c_nvmlGpuFabricInfo_v2_t())
+    return {
+        "state": word(_FABRIC_STATES, info.state),
+        "status": "ok" if info.status == 0 else str(nvml.NVMLError(info.status)),
+        "health": word(_FABRIC_SUMMARIES, getattr(info, "healthSummary", 0)),
+    }
+
+
+def _fabric_info(nvml: Any, gpu: Any, info: Any) -> Any:
+    nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))  # the wrapper hands it on as it is
+    return info
+
+
+def processes(nvml: Any, gpu: Any) -> list[dict[str, Any]]:
+    """Return pid, bytes and name of each compute process; memory and name are None where the driver does not say."""
+    running = nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+    return [{"pid": p.pid, "memory": p.usedGpuMemory, "name": _process_name(nvml, p.pid)} for p in running]
+
+
+def _process_name(nvml: Any, pid: int) -> str | None:
+    """Return the program's name without its path; another user's may be hidden, and so is another container's."""
+    try:
+        return as_text(nvml.nvmlSystemGetProcessName(pid)).split(" ")[0].rpartition("/")[2] or None
+    except (AttributeError, nvml.NVMLError):
+        return None
+
+
+def remotes(nvml: Any, gpu: Any) -> list[str]:
+    """Return what is at the other end of each link that is up: "gpu", "switch" or "other"."""
+    up = [link for link, state in links(nvml, gpu).items() if state == "up"]
+    return [_ENDS.get(int(nvml.nvmlDeviceGetNvLinkRemoteDeviceType(gpu, link)), "other") for link in up]
+
+
+def pairs(nvml: Any) -> list[dict[str, Any]]:
+    """Return for each pair {a, b} of NVML's indices: read, write, nvlink ("ok" or why not) and the `path` between them.
+
+    Raises what NVML raises; where it does not tell a path, that is None.
+    """
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    return [
+        {
+            "a": a,
+            "b": b,
+            **{word: _status(nvml.nvmlDeviceGetP2PStatus(handles[a], handles[b], cap)) for word, cap in _CAPS.items()},
+            "path": _path(nvml, handles[a], handles[b]),
+        }
+        for a, b in itertools.combinations(range(len(handles)), 2)
+    ]
+
+
+def _status(number: int) -> str:
+    return _STATUSES[number] if 0 <= number < len(_STATUSES) else f"unknown ({number})"
+
+
+def _path(nvml: Any, a: Any, b: Any) -> str | None:
+    try:
+        level = int(nvml.nvmlDeviceGetTopologyCommonAncestor(a, b))
+    except nvml.NVMLError:  # virtual machines and WSL have no topology
+        return None
+    return _PATHS.get(level, f"unknown ({level})")
+
+
+class NvmlQuery(NamedTuple):
+    """One signal: `read(nvml, handle)` gives it in `unit`, and a value has to fit `type`.
+
+    This row is all there is to write of a signal: what needs its name, unit or type takes them from here.
+    """
+
+    name: str
+    unit: str | None
+    type: ValueType
+    read: Callable[[Any, Any], Any]
+
+
+# Of the node: `read` is given no handle.
+VERSIONS: Final = (
+    NvmlQuery("driver.version", None, version, lambda n, _: as_text(n.nvmlSystemGetDriverVersion())),
+    NvmlQuery("driver.cuda", None, version, lambda n, _: cuda(n.nvmlSystemGetCudaDriverVersion_v2())),
+    NvmlQuery("nvml.version", None, version, lambda n, _: as_text(n.nvmlSystemGetNVMLVersion())),
+    NvmlQuery("gpu.count", None, whole, lambda n, _: n.nvmlDeviceGetCount()),
+)
+NODE: Final = (*VERSIONS, NvmlQuery("gpu.p2p", None, _PAIRS, lambda n, _: pairs(n)))
+# Of each GPU.
+IDENTITY: Final = (
+    NvmlQuery("name", None, text, lambda n, g: as_text(n.nvmlDeviceGetName(g))),
+    NvmlQuery("uuid", None, text, lambda n, g: as_text(n.nvmlDeviceGetUUID(g))),
+    NvmlQuery("compute_capability", None, capability, read_capability),
+)
+QUERIES: Final = (
+    *IDENTITY,
+    NvmlQuery("memory_total", "B", number, lambda n, g: n.nvmlDeviceGetMemoryInfo(g).total),
+    NvmlQuery("memory_used", "B", number, lambda n, g: n.nvmlDeviceGetMemoryInfo(g).used),
+    NvmlQuery("memory_free", "B", number, lambda n, g: n.nvmlDeviceGetMemoryInfo(g).free),
+    NvmlQuery("bar1_total", "B", number, lambda n, g: n.nvmlDeviceGetBAR1MemoryInfo(g).bar1Total),
+    NvmlQuery("power_limit", "W", number, lambda n, g: n.nvmlDeviceGetEnforcedPowerLimit(g) / 1000),
+    NvmlQuery("power_limit_default", "W", number, lambda n, g: n.nvmlDeviceGetPowerManagementDefaultLimit(g) / 1000),
+    NvmlQuery("power_draw", "W", number, lambda n, g: n.nvmlDeviceGetPowerUsage(g) / 1000),
+    NvmlQuery("clock_sm", "MHz", number, lambda n, g: n.nvmlDeviceGetClockInfo(g, n.NVML_CLOCK_SM)),
+    NvmlQuery("clock_sm_max", "MHz", number, lambda n, g: n.nvmlDeviceGetMaxClockInfo(g, n.NVML_CLOCK_SM)),
+    NvmlQuery("clock_app", "MHz", number, lambda n, g: n.nvmlDeviceGetApplicationsClock(g, n.NVML_CLOCK_GRAPHICS)),
+    NvmlQuery(
+        "clock_app_default",
+        "MHz",
+        number,
+        lambda n, g: n.nvmlDeviceGetDefaultApplicationsClock(g, n.NVML_CLOCK_GRAPHICS),
+    ),
+    NvmlQuery("clock_memory", "MHz", number, lambda n, g: n.nvmlDeviceGetClockInfo(g, n.NVML_CLOCK_MEM)),
+    NvmlQuery("clock_reasons", None, listed(text), clock_reasons),
+    NvmlQuery("pcie_gen", None, whole, lambda n, g: n.nvmlDeviceGetCurrPcieLinkGeneration(g)),
+    NvmlQuery("pcie_gen_max", None, whole, lambda n, g: n.nvmlDeviceGetMaxPcieLinkGeneration(g)),
+    NvmlQuery("pcie_width", "lanes", whole, lambda n, g: n.nvmlDeviceGetCurrPcieLinkWidth(g)),
+    NvmlQuery("pcie_width_max", "lanes", whole, lambda n, g: n.nvmlDeviceGetMaxPcieLinkWidth(g)),
+    NvmlQuery("pcie_replays", None, whole, lambda n, g: n.nvmlDeviceGetPcieReplayCounter(g)),
+    NvmlQuery("ecc_mode", None, _SWITCH, lambda n, g: on(n.nvmlDeviceGetEccMode(g)[0])),
+    NvmlQuery("ecc_volatile_corrected", None, whole, ecc("VOLATILE", "CORRECTED")),
+    NvmlQuery("ecc_volatile_uncorrected", None, whole, ecc("VOLATILE", "UNCORRECTED")),
+    NvmlQuery("ecc_aggregate_corrected", None, whole, ecc("AGGREGATE", "CORRECTED")),
+    NvmlQuery("ecc_aggregate_uncorrected", None, whole, ecc("AGGREGATE", "UNCORRECTED")),
+    NvmlQuery("ecc_sram", None, fields(uncorrectable=whole, threshold_exceeded=flag), sram),
+    NvmlQuery("retired_pages", None, fields(single_bit=whole, double_bit=whole, pending=flag), retired_pages),
+    NvmlQuery("remapped_rows", None, _REMAPPED, remapped_rows),
+    NvmlQuery(
+        "recovery_action",
+        None,
+        text,
+        lambda n, g: word(RECOVERY, field(n, g, n.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)),
+    ),
+    NvmlQuery("reset_status", None, fields(reset=flag, drain_and_reset=flag), reset_status),
+    NvmlQuery("repairs", None, fields(channel=flag, tpc=flag), repairs),
+    NvmlQuery("unrepairable_memory", None, whole, lambda n, g: int(n.nvmlDeviceGetUnrepairableMemoryFlag_v1(g))),
+    NvmlQuery("row_histogram", "banks", _SPARES, row_histogram),
+    NvmlQuery("bank_remaps", "banks", _BANKS, bank_remaps),
+    NvmlQuery("mig_mode", None, _SWITCH, lambda n, g: on(n.nvmlDeviceGetMigMode(g)[0])),
+    NvmlQuery("persistence", None, _SWITCH, lambda n, g: on(n.nvmlDeviceGetPersistenceMode(g))),
+    NvmlQuery(
+        "compute_mode",
+        None,
+        text,
+        lambda n, g: word(COMPUTE_MODES, n.nvmlDeviceGetComputeMode(g)),
+    ),
+    NvmlQuery("processes", None, listed(fields(pid=whole)), processes),
+    NvmlQuery("utilization", "%", number, lambda n, g: n.nvmlDeviceGetUtilizationRates(g).gpu),
+    NvmlQuery("temperature", "C", number, lambda n, g: n.nvmlDeviceGetTemperature(g, n.NVML_TEMPERATURE_GPU)),
+    NvmlQuery("temperature_margin", "C", signed, margin),
+    NvmlQuery("bus_id", None, text, lambda n, g: as_text(n.nvmlDeviceGetPciInfo(g).busId)),
+    NvmlQuery("brand", None, whole, lambda n, g: n.nvmlDeviceGetBrand(g)),
+    NvmlQuery("inforom", None, one_of("intact", "corrupted"), inforom),
+    NvmlQuery("multi_gpu_board", None, flag, lambda n, g: bool(n.nvmlDeviceGetMultiGpuBoard(g))),
+    NvmlQuery("vbios", None, text, lambda n, g: as_text(n.nvmlDeviceGetVbiosVersion(g))),
+    NvmlQuery(
+        "virtualization",
+        None,
+        text,
+        lambda n, g: word(VIRTUAL, n.nvmlDeviceGetVirtualizationMode(g)),
+    ),
+    NvmlQuery("nvlinks_active", "links", whole, lambda n, g: list(links(n, g).values()).count("up")),
+    NvmlQuery("nvlink_remotes", None, listed(text), remotes),
+    NvmlQuery("nvlinks", "links", listed(text), lambda n, g: list(links(n, g).values())),
+    NvmlQuery("nvlink_speed", "MB/s", number, lambda n, g: field(n, g, n.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON)),
+    NvmlQuery("nvlink_errors", None, fields(replay=whole, recovery=whole, crc=whole), nvlink_errors),
+    NvmlQuery("fabric", None, fields(state=text, status=text, health=text), read_fabric),
+)
+# NVML's list gives each GPU its index.
+TYPES: Final = {"index": whole, **{query.name: query.type for query in QUERIES}}

@@ -1,0 +1,185 @@
+"""The sources of signals: what a value may be, and how all sources are read side by side.
+
+A source may hang for as long as it likes: a home on a server that is gone, a PATH with such a directory in it, a kernel
+whose lock somebody holds. Nothing ends a thread that waits in the kernel, so it is left behind when its time is up, and
+its signals say so.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from envcheck.node import snapshot
+from envcheck.node.snapshot import Gpu, Signal, Why
+
+ValueType = Callable[[Any], bool]
+_MOST: Final = float(1 << 64)
+_VERSION: Final = re.compile(r"\d+(\.\d+)*\S*")
+_CAPABILITY: Final = re.compile(r"\d+\.\d+")
+TIMEOUT: Final = 10.0
+
+
+def number(value: Any) -> bool:
+    """Tell whether it is a number that is not negative."""
+    return signed(value) and bool(value >= 0)
+
+
+def signed(value: Any) -> bool:
+    """Tell whether it is a number; what has more than 64 bits counts or measures nothing."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -_MOST < value < _MOST
+
+
+def whole(value: Any) -> bool:
+    """Tell whether it counts something."""
+    return number(value) and int(value) == value
+
+
+def index(value: Any) -> bool:
+    """Tell whether it is a number of something, or -1 for none."""
+    return whole(value) or (signed(value) and value == -1)
+
+
+def text(value: Any) -> bool:
+    """Tell whether it is text that says something."""
+    return isinstance(value, str) and bool(value)
+
+
+def string(value: Any) -> bool:
+    """Tell whether it is text, which may be empty."""
+    return isinstance(value, str)
+
+
+def flag(value: Any) -> bool:
+    """Tell whether it is true or false."""
+    return isinstance(value, bool)
+
+
+def version(value: Any) -> bool:
+    """Tell whether it begins as versions do."""
+    return isinstance(value, str) and bool(_VERSION.fullmatch(value))
+
+
+def capability(value: Any) -> bool:
+    """Tell whether it is a compute capability, "9.0"."""
+    return isinstance(value, str) and bool(_CAPABILITY.fullmatch(value))
+
+
+def unlimited(value: Any) -> bool:
+    """Tell whether it is a limit: a number, or "unlimited"."""
+    return value == "unlimited" or number(value)
+
+
+def one_of(*words: str) -> ValueType:
+    """Return the type of one of these words."""
+    return lambda value: isinstance(value, str) and value in words
+
+
+def maybe(type_: ValueType) -> ValueType:
+    """Return the type of what may be none."""
+    return lambda value: value is None or type_(value)
+
+
+def listed(type_: ValueType) -> ValueType:
+    """Return the type of a list of such."""
+    return lambda value: isinstance(value, list) and all(map(type_, value))
+
+
+def mapped(type_: ValueType) -> ValueType:
+    """Return the type of such, by name."""
+    return lambda value: isinstance(value, Mapping) and all(isinstance(k, str) and type_(v) for k, v in value.items())
+
+
+def fields(**types: ValueType) -> ValueType:
+    """Return the type of an object with at least these fields."""
+    return lambda value: (
+        isinstance(value, Mapping) and all(name in value and type_(value[name]) for name, type_ in types.items())
+    )
+
+
+class Source(NamedTuple):
+    """One signal of the node: `read` gives it, and a value has to fit `type`."""
+
+    type: ValueType
+    read: Callable[[], Signal]
+
+
+class SourceReading(NamedTuple):
+    """What a source said: signals of the node, and GPUs."""
+
+    signals: dict[str, Signal]
+    gpus: Sequence[Gpu] = ()
+
+
+class ReadTask(NamedTuple):
+    """What is read in one go: `read` gives the signals named in `types`, and has `timeout` seconds for it."""
+
+    types: Mapping[str, ValueType]
+    read: Callable[[], SourceReading]
+    timeout: float
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of its signals, in their order."""
+        return tuple(self.types)
+
+
+def each(sources: Mapping[str, Source]) -> list[ReadTask]:
+    """Return a task for each of these signals."""
+    return [_alone(name, source) for name, source in sources.items()]
+
+
+def together(types: Mapping[str, ValueType], read: Callable[[], dict[str, Signal]]) -> ReadTask:
+    """Return the task of a source that gives several signals at once."""
+    return ReadTask(types, lambda: SourceReading(read()), TIMEOUT)
+
+
+def read(tasks: Sequence[ReadTask]) -> SourceReading:
+    """Read all of them at once and return what they said, in their order, whichever was done first."""
+    begun = time.monotonic()
+    running = [_start(task) for task in tasks]
+    readings = [_answer(task, begun) for task in running]
+    signals = {name: signal for reading in readings for name, signal in reading.signals.items()}
+    return SourceReading(signals, [gpu for reading in readings for gpu in reading.gpus])
+
+
+class _RunningReader(NamedTuple):
+    task: ReadTask
+    thread: threading.Thread
+    answer: list[SourceReading]
+
+
+def _alone(name: str, source: Source) -> ReadTask:
+    return ReadTask({name: source.type}, lambda: SourceReading({name: source.read()}), TIMEOUT)
+
+
+def _start(task: ReadTask) -> _RunningReader:
+    answer: list[SourceReading] = []
+    thread = threading.Thread(target=_run, args=(task, answer), name=f"reads {task.names[0]}", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # the number of processes is limited: read one after the other
+        _run(task, answer)
+    return _RunningReader(task, thread, answer)
+
+
+def _run(task: ReadTask, answer: list[SourceReading]) -> None:
+    try:
+        answer.append(task.read())
+    except BaseException as error:  # noqa: BLE001 (what is wrong with one source becomes the reason of its signals)
+        why = snapshot.of_os_error(error) if isinstance(error, OSError) else "failed"
+        answer.append(_unread(task, why, f"{type(error).__name__}: {error}"))
+
+
+def _answer(running: _RunningReader, begun: float) -> SourceReading:
+    if not running.answer:
+        running.thread.join(max(0.0, begun + running.task.timeout - time.monotonic()))
+    late = f"timed out: no answer in {running.task.timeout:g} s"
+    return running.answer[0] if running.answer else _unread(running.task, "timed-out", late)
+
+
+def _unread(task: ReadTask, why: Why, reason: str) -> SourceReading:
+    return SourceReading(dict.fromkeys(task.names, Signal(reason=reason, why=why)))

@@ -1,1 +1,0 @@
-"""Read signals from one source each: NVML, /proc, /sys, kernel log, containers."""

@@ -1,0 +1,107 @@
+"""The container toolkit, read off small trees with tools that are scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from envcheck.node import containers, subprocesses
+from envcheck.node.signal_source import Source
+from envcheck.node.snapshot import Signal
+
+# As `nvidia-ctk cdi generate` writes it (NVIDIA Container Toolkit documentation, Container Device Interface).
+SPEC = """---
+cdiVersion: 0.5.0
+containerEdits:
+  mounts:
+  - containerPath: /usr/lib/x86_64-linux-gnu/libcuda.so.550.54.14
+    hostPath: /usr/lib/x86_64-linux-gnu/libcuda.so.550.54.14
+  - containerPath: /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.550.54.14
+    hostPath: /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.550.54.14
+devices:
+- containerEdits:
+    deviceNodes:
+    - path: /dev/nvidia0
+  name: "0"
+- name: all
+kind: nvidia.com/gpu
+"""
+PATH = {"PATH": "relative:/usr/bin"}
+
+
+def read(sources: Mapping[str, Source]) -> dict[str, Signal]:
+    """Read them one after the other."""
+    return {name: source.read() for name, source in sources.items()}
+
+
+def tool(root: Path, name: str, body: str) -> Path:
+    path = root / "usr/bin" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def spec(root: Path, place: str, text: str) -> None:
+    path = root / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_tools_and_engines_are_found_with_their_versions(tmp_path: Path) -> None:
+    tool(tmp_path, "nvidia-ctk", 'echo "NVIDIA Container Toolkit CLI version 1.17.4"; echo "commit: 9b69590c"')
+    tool(tmp_path, "nvidia-container-cli", "echo broken >&2; exit 127")
+    tool(tmp_path, "podman", "exit 1")
+    signals = read(containers.sources(tmp_path, PATH))
+    versions = {"nvidia-ctk": "1.17.4", "nvidia-container-cli": "unknown: exit code 127: broken"}
+    assert signals["toolkit.tools"].value == versions
+    assert signals["toolkit.engines"].value == ["podman"]
+
+
+def test_a_tool_that_hangs_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError, match=r"no answer in 0\.2 s"):
+        subprocesses.output(tool(tmp_path, "slow", "exec sleep 60"), timeout=0.2)
+
+
+def test_specifications_say_of_which_driver_they_are(tmp_path: Path) -> None:
+    spec(tmp_path, "etc/cdi/nvidia.yaml", SPEC)
+    spec(tmp_path, "var/run/cdi/nvidia.json", '{"cdiVersion": "0.6.0",\n "kind": "nvidia.com/gpu",\n "devices": []}')
+    spec(tmp_path, "etc/cdi/other.yaml", "kind: vendor.example/net\n")
+    spec(tmp_path, "etc/cdi/notes.txt", SPEC)
+    actual = read(containers.sources(tmp_path, PATH))["toolkit.cdi"].value
+    assert [(row["path"], row["kind"], row["drivers"]) for row in actual] == [
+        ("/etc/cdi/nvidia.yaml", "nvidia.com/gpu", ["550.54.14"]),
+        ("/var/run/cdi/nvidia.json", "nvidia.com/gpu", []),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (
+            '{"runtimes": {"nvidia": {}}, "default-runtime": "nvidia", "features": {"cdi": true}}',
+            {"runtimes": ["nvidia"], "default": "nvidia", "cdi": True},
+        ),
+        ("{}", {"runtimes": [], "default": "runc", "cdi": None}),
+        (None, {"runtimes": [], "default": "runc", "cdi": None}),
+        ("{,}", None),
+        ("[]", None),
+    ],
+)
+def test_dockers_settings(tmp_path: Path, text: str | None, value: object) -> None:
+    if text is not None:
+        spec(tmp_path, "etc/docker/daemon.json", text)
+    signal = read(containers.sources(tmp_path, PATH))["toolkit.docker"]
+    assert signal.value == value
+    assert (signal.reason is None) == (value is not None)
+
+
+def test_nothing_installed_is_nothing_found(tmp_path: Path) -> None:
+    signals = read(containers.sources(tmp_path, {}))
+    assert (signals["toolkit.tools"].value, signals["toolkit.engines"].value, signals["toolkit.cdi"].value) == (
+        {},
+        [],
+        [],
+    )

@@ -1,0 +1,315 @@
+"""The kernel's log: what NVIDIA's driver writes there is found, and who may not read it is told why."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from envcheck.node import kernel_log
+
+LOG = """6,1,100000000,-;Linux version 6.8
+4,2,3600000000,-;NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
+ SUBSYSTEM=pci
+4,3,3601000000,-;NVRM: Xid (0000:03:00): 14, Channel 00000001
+4,4,3602000000,-;nvidia-nvswitch3: SXid (PCI:0000:A9:00.0): 20034, Fatal, Link 30 LTSSM Fault Up
+4,5,3603000000,-;NVRM: Xid (PCI:0009:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)
+4,6,3604000000,-;NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.
+4,7,3605000000,-;NVRM: loading NVIDIA UNIX Open Kernel Module
+"""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "dev/kmsg").write_text(LOG)
+    (tmp_path / "proc/uptime").write_text("7204.00 100.00\n")
+    return tmp_path
+
+
+def test_xids_have_code_place_age_and_words(node: Path) -> None:
+    xids = kernel_log.signals(node)["kernel.xids"].value
+    assert [(x["code"], x["bus_id"]) for x in xids] == [
+        (79, "0000:05:00"),
+        (14, "0000:03:00"),
+        (154, "0009:01:00"),
+        (79, "0000:18:00"),
+    ]
+    assert xids[0]["age"] == 3604.0
+    assert xids[2]["text"] == "GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)"
+
+
+def test_sxids_are_kept_apart(node: Path) -> None:
+    [sxid] = kernel_log.signals(node)["kernel.sxids"].value
+    assert (sxid["code"], sxid["bus_id"], sxid["text"]) == (20034, "0000:a9:00.0", "Fatal, Link 30 LTSSM Fault Up")
+
+
+def test_how_far_the_log_reaches_back_is_told(node: Path) -> None:
+    assert kernel_log.signals(node)["kernel.log_hours"].value == round(7104 / 3600, 2)
+
+
+def test_a_log_that_may_not_be_read_is_a_reason_and_never_an_empty_list(
+    node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_path: object, _flags: int) -> int:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "open", refuse)
+    signals = kernel_log.signals(node)
+    assert {s.reason for s in signals.values()} == {"/dev/kmsg: Operation not permitted"}
+    assert {s.value for s in signals.values()} == {None}
+
+
+@pytest.mark.parametrize(("name", "text"), [("dev/kmsg", ""), ("proc/uptime", "soon"), ("proc/uptime", "")])
+def test_an_empty_log_and_an_unknown_uptime_are_reasons(node: Path, name: str, text: str) -> None:
+    (node / name).write_text(text)
+    assert kernel_log.signals(node)["kernel.xids"].value is None
+
+
+def test_no_log_is_a_reason(tmp_path: Path) -> None:
+    assert "No such file" in str(kernel_log.signals(tmp_path)["kernel.xids"].reason)
+
+
+def test_a_record_that_was_overwritten_meanwhile_is_passed_over(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: Iterator[bytes | OSError] = iter([OSError(errno.EPIPE, "Broken pipe"), LOG.encode(), BlockingIOError()])
+
+    def read(_handle: int, _size: int) -> bytes:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(os, "read", read)
+    assert len(kernel_log.signals(node)["kernel.xids"].value) == 4
+
+
+@given(st.binary())
+def test_no_bytes_break_the_parser(raw: bytes) -> None:
+    records = list(kernel_log.parse([raw]))
+    assert kernel_log.events(records, 1.0, "NVRM") + kernel_log.events(records, 1.0, "SXid") is not None
+
+
+@given(st.integers(1, 9999), st.text(max_size=300))
+def test_any_xid_is_read_with_a_bounded_text(code: int, words: str) -> None:
+    line = f"NVRM: Xid (PCI:0000:05:00): {code}, {words}".splitlines()[0]
+    [event] = kernel_log.events([kernel_log.LogRecord(1.0, line)], 2.0, "NVRM")
+    assert event["code"] == code
+    assert len(event["text"]) <= 240
+
+
+XIDS = [
+    (
+        "NVRM: Xid (PCI:0000:01:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+        79,
+        "0000:01:00",
+        "",
+    ),
+    ("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7, name=python, Contained: SM (0x1)", 94, "0000:01:00", "GPU-I:05"),
+    ("NVRM: Xid (PCI:0000:01:00 GPU-I:02 GPU-CI:00): 94, Contained", 94, "0000:01:00", "GPU-I:02 GPU-CI:00"),
+    ("NVRM: Xid (0000:03:00): 14, Channel 00000001", 14, "0000:03:00", ""),
+    ("NVRM: Xid (03:00): 13, 0001 00000000", 13, "0000:03:00", ""),
+    ("NVRM: Xid (PCI:0000:0a:00): 31, pid=1234, name=a: b, (x), Ch 00000008, intr 10000000.", 31, "0000:0a:00", ""),
+    ("NVRM: Xid (PCI:0000:0a:00): 45, pid=1, name=x, Ch 00000008 caused by previous Xid 31", 45, "0000:0a:00", ""),
+    ("NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x0)", 149, "0018:01:00", ""),
+    ("NVRM: Xid (PCI:00000000:3B:00.0): 63, Row remapped", 63, "00000000:3b:00.0", ""),
+    ("NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", 79, "0000:18:00", ""),
+    ("NVRM: GPU 18:00.0: GPU has fallen off the bus.", 79, "0000:18:00", ""),
+    (
+        "NVRM: The NVIDIA GPU 0000:18:00.0\\x0aNVRM: installed in this system has\\x0aNVRM: fallen off the bus and is.",
+        79,
+        "0000:18:00",
+        "",
+    ),
+]
+PREFIXES = [
+    "4,2,3600000000,-;",
+    "4,2,3600000000,-,caller=T1234;",
+    "[ 3600.000000] ",
+    "[ 3600.000000][ T1234] ",
+    "<4>[ 3600.000000] ",
+    "Nov 22 14:00:00 node1 kernel: [ 3600.000000] ",
+    "2026-11-22T14:00:00.000000+00:00 node1 kernel: ",
+    "Nov 22 14:00:00 node1 kernel: ",
+    "[Sun Nov 22 14:00:00 2026] ",
+    "  ",
+]
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize(("line", "code", "bus", "instance"), XIDS, ids=[row[0][:60] for row in XIDS])
+def test_every_form_that_drivers_and_logs_write_is_read(
+    line: str, code: int, bus: str, instance: str, prefix: str
+) -> None:
+    [event] = kernel_log.events(kernel_log.parse([f"{prefix}{line}\n".encode()]), 7200.0, "NVRM")
+    assert (event["code"], event["bus_id"], event.get("instance", "")) == (code, bus, instance)
+    assert event["age"] == (3600.0 if "3600" in prefix else 0.0)
+
+
+def test_a_fall_that_is_told_over_three_records_names_its_gpu() -> None:
+    lines = [
+        "NVRM: The NVIDIA GPU 0000:18:00.0",
+        "NVRM: (PCI ID: 10de:2901) installed in this system has",
+        "NVRM: fallen off the bus and is not responding to commands.",
+    ]
+    [event] = kernel_log.events([kernel_log.LogRecord(1.0, line) for line in lines], 2.0, "NVRM")
+    assert (event["code"], event["bus_id"]) == (79, "0000:18:00")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NVRM: GPU at PCI:0000:18:00: GPU-1d2e3f40-0000-0000-0000-000000000000",
+        "NVRM: GPU Board Serial Number: 1650000000000",
+        "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.124.06",
+        "NVRM: fallen off the bus and is not responding to commands.",
+        "NVRM: Xid error: xyz, invalid data",
+        "usb 1-1: Xid (PCI:0000:01:00): 79, not the driver's",
+    ],
+)
+def test_what_is_no_xid_is_none(line: str) -> None:
+    assert kernel_log.events([kernel_log.LogRecord(1.0, line)], 2.0, "NVRM") == []
+
+
+def test_a_flood_of_one_code_leaves_the_others_in_place() -> None:
+    fatal = "NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus."
+    flood = (
+        kernel_log.LogRecord(2.0, f"NVRM: Xid (PCI:0000:05:00): 31, pid={n}, name=x, fault") for n in range(100_000)
+    )
+    events = kernel_log.events([kernel_log.LogRecord(1.0, fatal), *flood], 3.0, "NVRM")
+    assert [(event["code"], event["count"]) for event in events] == [(79, 1), (31, 100_000)]
+    assert "pid=99999" in events[1]["text"]
+
+
+def test_a_fatal_link_is_not_replaced_by_a_later_one_that_is_not() -> None:
+    lines = [
+        "NVRM: Xid (PCI:0008:01:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x00000000 0x0)",
+        "NVRM: Xid (PCI:0008:01:00): 149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 01 (0x00082226 0x00000001 0x0)",
+        "NVRM: Xid (PCI:0008:01:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 02 (0x028405c6 0x00000000 0x0)",
+    ]
+    events = kernel_log.events([kernel_log.LogRecord(1.0, line) for line in lines], 2.0, "NVRM")
+    assert len(events) == 3
+
+
+def test_lines_that_were_folded_or_left_out_are_counted(node: Path) -> None:
+    (node / "dev/kmsg").write_text(
+        "4,1,3600000000,-;message repeated 6 times: [ NVRM: Xid (PCI:0000:05:00): 31, fault]\n"
+        "4,2,3600000000,-;nv_printf: 120 callbacks suppressed\n"
+        "4,3,3601000000,-;nv_printf: 3 callbacks suppressed\n"
+        "4,4,3602000000,-;net_ratelimit: 12 callbacks suppressed\n"
+        "4,5,3602000000,-;nvme: 7 callbacks suppressed\n"
+        "4,5,3602000000,-;kauditd_printk_skb: 44 callbacks suppressed\n"
+    )
+    signals = kernel_log.signals(node)
+    assert [event["count"] for event in signals["kernel.xids"].value] == [6]
+    gaps = {gap["name"]: gap["count"] for gap in signals["kernel.suppressed"].value}
+    assert gaps["nv_printf"] == 123
+    assert "kauditd_printk_skb" not in gaps
+
+
+EVENTS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from([13, 31, 79, 94]), st.sampled_from(["", " GPU-I:01"])))
+
+
+@given(EVENTS)
+def test_nothing_is_lost_and_each_kind_is_kept_once(seen: list[tuple[int, int, str]]) -> None:
+    lines = [f"NVRM: Xid (PCI:0000:{bus:02x}:00{mig}): {code}, text {n}" for n, (bus, code, mig) in enumerate(seen)]
+    events = kernel_log.events([kernel_log.LogRecord(float(n), line) for n, line in enumerate(lines)], 1e6, "NVRM")
+    assert sum(event["count"] for event in events) == len(seen)
+    assert len(events) == len(set(seen))
+    last = {key: n for n, key in enumerate(seen)}
+    assert sorted(event["age"] for event in events) == sorted(1e6 - n for n in last.values())
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "bus"),
+    [
+        ("NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x40:2401)", "start", "0000:3b:00.0"),
+        ("NVRM: RmInitAdapter failed! (0x26:0x56:1474)", "start", ""),
+        ("Nov 22 16:00:00 n1 kernel: NVRM: RmInitAdapter failed! (0x26:0x56:1474)", "start", ""),
+        ("nvidia: probe of 0000:3b:00.0 failed with error -1", "start", "0000:3b:00.0"),
+        ("nvidia 0000:3b:00.0: probe with driver nvidia failed with error -1", "start", "0000:3b:00.0"),
+        (
+            "NVRM: GPU 0000:3b:00.0: GPU does not have the necessary power cables connected.",
+            "power-cable",
+            "0000:3b:00.0",
+        ),
+        ("NVRM: BAR1 is 0M @ 0x0 (PCI:0000:3B:00.0)", "memory-window", "0000:3b:00.0"),
+        (
+            "nvidia 0009:01:00.0: Unable to change power state from D3cold to D0, device inaccessible",
+            "power-state",
+            "0009:01:00.0",
+        ),
+        ("NVRM: GPU 0000:3b:00.0: rm: GPU is lost [NV_ERR_GPU_IS_LOST] (0x0000000F)", "lost", "0000:3b:00.0"),
+        ("NVRM: krcWatchdog_IMPL: RC watchdog: GPU is probably locked!", "locked", ""),
+        ("nvidia 0000:3b:00.0: AER: PCIe Bus Error: severity=Uncorrected (Fatal)", "link-fatal", "0000:3b:00.0"),
+        ("nvidia 0000:3b:00.0: PCIe Bus Error: severity=Uncorrectable (Non-Fatal)", "link-nonfatal", "0000:3b:00.0"),
+    ],
+)
+@pytest.mark.parametrize("head", ["4,2,3600000000,-;", "[ 3600.000000] "])
+def test_failures_of_a_gpu_without_an_xid_are_found(node: Path, head: str, line: str, kind: str, bus: str) -> None:
+    (node / "dev/kmsg").write_text(f"{head}{line}\n" * 2)
+    [failure] = kernel_log.signals(node)["kernel.driver_failures"].value
+    assert (failure["kind"], failure["bus_id"], failure["count"], failure["age"]) == (kind, bus, 2, 3604.0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nvidia 0000:3b:00.0: AER: PCIe Bus Error: severity=Corrected, type=Data Link Layer",
+        "nvidia 0000:3b:00.0: enabling device (0000 -> 0003)",
+        "nvme 0000:02:00.0: AER: PCIe Bus Error: severity=Uncorrected (Fatal)",
+        "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.82.07",
+        "NVRM: nvAssertFailedNoLog: Assertion failed: 0 @ gpu.c:10",
+    ],
+)
+def test_what_sound_drivers_write_is_no_failure(node: Path, line: str) -> None:
+    (node / "dev/kmsg").write_text(f"4,2,3600000000,-;{line}\n")
+    assert kernel_log.signals(node)["kernel.driver_failures"].value == []
+
+
+@pytest.mark.parametrize("line", ["NVRM: Xid(PCI:0000:3b:00): 79, x", "NVRM: Xid (PCI:0000:3b:00):79, x"])
+def test_blanks_of_an_xid_do_not_matter(node: Path, line: str) -> None:
+    (node / "dev/kmsg").write_text(f"4,2,3600000000,-;{line}\n")
+    assert [xid["code"] for xid in kernel_log.signals(node)["kernel.xids"].value] == [79]
+
+
+SWITCH = "nvidia-nvswitch3: SXid (PCI:0000:08:00.0): "
+
+
+@pytest.mark.parametrize(
+    ("lines", "kept"),
+    [
+        (
+            ["22013, Non-fatal, Link 60 Minion", "22013, Severity 0 Engine 60", "22013, Data {0x3c}"],
+            ["Non-fat"],
+        ),
+        (
+            ["24007, Fatal, Link 30", "24007, Severity 1 Engine 30", "24007, Data {0x0}"],
+            ["Fatal,"],
+        ),
+        (["24007, Severity 1 Engine 30", "24007, Data {0x0}"], ["Severity 1", "Data"]),
+        (["24007, Data {0x0}", "24007, Fatal, Link 30"], ["Fatal,"]),
+        (
+            ["24007, Non-fatal, Link 3", "24007, Severity 1 Engine 30", "24007, Data {0x0}"],
+            ["Non-fat", "Sever"],
+        ),
+        (["20001, Severity 0 Engine", "24007, Fatal, Link 30"], ["Severity 0", "Fatal,"]),
+    ],
+)
+def test_what_adds_to_a_switchs_error_is_none_of_its_own(node: Path, lines: list[str], kept: list[str]) -> None:
+    (node / "dev/kmsg").write_text("".join(f"4,2,3600000000,-;{SWITCH}{line}\n" for line in lines))
+    actual = kernel_log.signals(node)["kernel.sxids"].value
+    assert [event["count"] for event in actual] == [1] * len(kept)
+    assert all(event["text"].startswith(words) for event, words in zip(actual, kept, strict=True))
+
+
+def test_each_cause_that_an_xid_names_is_kept(node: Path) -> None:
+    line = "NVRM: Xid (PCI:0000:dc:00): 45, pid=1, name=x, Ch 0000000c caused by previous Xid"
+    (node / "dev/kmsg").write_text("".join(f"4,2,3600000000,-;{line} {cause}\n" for cause in (149, 31, 31)))
+    actual = kernel_log.signals(node)["kernel.xids"].value
+    assert [(xid["text"].split()[-1], xid["count"]) for xid in actual] == [("149", 1), ("31", 2)]

@@ -1,0 +1,232 @@
+"""What NVML refuses is a reason on that one signal, and never costs another."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from envcheck.node import nvml, nvml_queries
+
+Fake = Callable[..., Any]
+
+
+def test_every_query_has_its_value_with_its_unit(fake_nvml: Fake) -> None:
+    signals, [gpu] = nvml.read(fake_nvml())
+    assert {name for name, signal in gpu.signals.items() if signal.value is None} == set()
+    assert {name for name, signal in signals.items() if signal.value is None} == set()
+    assert {query.name for query in nvml_queries.QUERIES if not query.type(gpu.signal(query.name).value)} == set()
+    assert {name: signal.value for name, signal in signals.items() if not nvml.TYPES[name](signal.value)} == {}, (
+        "the fake NVML answers 0: set another answer in tests/node/conftest.py, or correct the type"
+    )
+    assert signals["driver.cuda"].value == "12.8"
+    assert gpu.uuid == "GPU-1"
+    assert gpu.signal("name").value == "NVIDIA H100 80GB HBM3"
+    assert (gpu.signal("power_draw").value, gpu.signal("power_draw").unit) == (71.5, "W")
+    assert gpu.signal("nvlinks_active").value == 4
+    assert gpu.signal("remapped_rows").value == {"correctable": 0, "uncorrectable": 1, "pending": 0, "failed": 0}
+
+
+@pytest.mark.parametrize(
+    ("function", "signal"),
+    [
+        ("nvmlDeviceGetRemappedRows", "remapped_rows"),
+        ("nvmlDeviceGetMigMode", "mig_mode"),
+        ("nvmlDeviceGetPcieReplayCounter", "pcie_replays"),
+        ("nvmlDeviceGetGpuFabricInfoV", "fabric"),
+        ("nvmlDeviceGetSramEccErrorStatus", "ecc_sram"),
+        ("nvmlDeviceGetName", "name"),
+    ],
+)
+def test_one_refused_query_is_one_reason(fake_nvml: Fake, function: str, signal: str) -> None:
+    _, [gpu] = nvml.read(fake_nvml({function: "Not Supported"}))
+    assert gpu.signal(signal).reason == "NVML: Not Supported"
+    assert [name for name, s in gpu.signals.items() if s.value is None] == [signal]
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError, LookupError, AttributeError])
+def test_a_wrapper_that_breaks_costs_one_signal(fake_nvml: Fake, error: type[Exception]) -> None:
+    fake = fake_nvml()
+
+    def breaks(*_: object) -> int:
+        raise error("not this way")  # noqa: EM101, TRY003 (a wrapper's own words)
+
+    fake.answers["nvmlDeviceGetMigMode"] = breaks
+    _, [gpu] = nvml.read(fake)
+    assert gpu.signal("mig_mode").reason == "nvidia-ml-py: not this way"
+    assert [name for name, signal in gpu.signals.items() if signal.value is None] == ["mig_mode"]
+
+
+def test_a_shutdown_that_fails_leaves_what_was_read(fake_nvml: Fake) -> None:
+    signals, [gpu] = nvml.read(fake_nvml({"nvmlShutdown": "Unknown Error"}))
+    assert signals["driver.version"].value
+    assert gpu.signal("name").value == "NVIDIA H100 80GB HBM3"
+
+
+def test_bytes_that_are_no_text_are_told_as_far_as_they_are(fake_nvml: Fake) -> None:
+    _, [gpu] = nvml.read(fake_nvml(nvmlDeviceGetVbiosVersion=b"96.\xff"))
+    assert gpu.signal("vbios").value == "96.\ufffd"
+
+
+def test_a_gpu_without_nvlink_says_so_of_all_that_is_asked_of_links(fake_nvml: Fake) -> None:
+    _, [gpu] = nvml.read(fake_nvml({"nvmlDeviceGetNvLinkState": "Not Supported"}))
+    assert {gpu.signal(name).reason for name in ("nvlinks", "nvlinks_active", "nvlink_errors")} == {
+        "NVML: Not Supported"
+    }
+
+
+def test_links_that_are_down_are_told_from_links_that_are_not_there(fake_nvml: Fake) -> None:
+    fake = fake_nvml()
+
+    def state(_gpu: object, link: int) -> int:
+        if link == 3:
+            raise fake.NVMLError("Invalid Argument")  # noqa: EM101, TRY003 (NVML's own words)
+        return int(link != 1)
+
+    fake.answers["nvmlDeviceGetNvLinkState"] = state
+    _, [gpu] = nvml.read(fake)
+    assert gpu.signal("nvlinks").value == ["up", "down", "up"]
+    assert gpu.signal("nvlinks_active").value == 2
+    assert gpu.signal("nvlink_errors").value == {"replay": 6, "recovery": 6, "crc": 6}
+
+
+def test_what_is_written_into_structures_is_read_from_them(fake_nvml: Fake) -> None:
+    _, [gpu] = nvml.read(fake_nvml())
+    assert gpu.signal("ecc_sram").value == {"uncorrectable": 3, "threshold_exceeded": False}
+    assert gpu.signal("fabric").value == {"state": "completed", "status": "ok", "health": "healthy"}
+
+
+def test_clock_reasons_have_names_under_both_of_nvmls_names_for_them(fake_nvml: Fake) -> None:
+    fake = fake_nvml(nvmlDeviceGetCurrentClocksEventReasons=0x1044)
+    _, [gpu] = nvml.read(fake)
+    assert gpu.signal("clock_reasons").value == ["software power cap", "hardware thermal slowdown", "unknown 0x1000"]
+    old = fake_nvml(
+        {"nvmlDeviceGetCurrentClocksEventReasons": "Function Not Found"}, nvmlDeviceGetCurrentClocksThrottleReasons=0x8
+    )
+    _, [gpu] = nvml.read(old)
+    assert gpu.signal("clock_reasons").value == ["hardware slowdown"]
+
+
+def test_the_margin_is_computed_where_it_cannot_be_asked_for(fake_nvml: Fake) -> None:
+    _, [gpu] = nvml.read(
+        fake_nvml({"nvmlDeviceGetMarginTemperature": "Not Supported"}, nvmlDeviceGetTemperatureThreshold=90)
+    )
+    assert gpu.signal("temperature_margin").value == 90 - 33
+
+
+def test_a_fields_own_return_code_counts(fake_nvml: Fake) -> None:
+    answered = SimpleNamespace(nvmlReturn=0, valueType=1, value=SimpleNamespace(uiVal=4))
+    _, [gpu] = nvml.read(fake_nvml(nvmlDeviceGetFieldValues=[answered]))
+    assert gpu.signal("recovery_action").value == "drain and reset"
+    refused = SimpleNamespace(nvmlReturn=3, valueType=1, value=SimpleNamespace(uiVal=0))
+    _, [gpu] = nvml.read(fake_nvml(nvmlDeviceGetFieldValues=[refused]))
+    assert gpu.signal("recovery_action").value is None
+
+
+def test_a_field_newer_than_the_driver_is_not_supported_and_no_fault(fake_nvml: Fake) -> None:
+    unknown = SimpleNamespace(nvmlReturn=2, valueType=1, value=SimpleNamespace(uiVal=0))
+    _, [gpu] = nvml.read(fake_nvml(nvmlDeviceGetFieldValues=[unknown]))
+    assert gpu.signal("recovery_action").reason == "NVML: Not Supported"
+
+
+def test_a_driver_with_the_older_fabric_structure_is_asked_with_that(fake_nvml: Fake) -> None:
+    fake = fake_nvml()
+
+    def older_only(_gpu: object, place: Any) -> int:
+        if hasattr(place._obj, "healthSummary"):  # noqa: SLF001 (what ctypes.byref was given)
+            raise fake.NVMLError("Argument Version Mismatch")  # noqa: EM101, TRY003 (NVML's own words)
+        place._obj.state = 2  # noqa: SLF001 (what ctypes.byref was given)
+        return 0
+
+    fake.answers["nvmlDeviceGetGpuFabricInfoV"] = older_only
+    _, [gpu] = nvml.read(fake)
+    assert gpu.signal("fabric").value == {"state": "in progress", "status": "ok", "health": "not supported"}
+
+
+def test_every_name_asked_of_nvml_is_one_that_nvidia_ml_py_has() -> None:
+    import pynvml  # noqa: PLC0415 (only this test needs the real one)
+
+    sources = map(inspect.getsource, (nvml_queries, nvml_queries))
+    requests = {name for source in sources for name in re.findall(r"\b(?:nvml|n)\.((?:c_)?(?:nvml|NVML)\w+)", source)}
+    assert len(requests) > 60
+    assert [name for name in sorted(requests) if not hasattr(pynvml, name)] == [], "nvidia-ml-py has no such function"
+
+
+def test_a_function_newer_than_nvidia_ml_py_is_a_reason(fake_nvml: Fake) -> None:
+    fake = fake_nvml()
+    del fake.answers["nvmlDeviceGetRemappedRows"]
+    _, [gpu] = nvml.read(fake)
+    assert gpu.signal("remapped_rows").reason == "nvidia-ml-py: nvmlDeviceGetRemappedRows"
+
+
+def test_an_nvml_that_does_not_open_says_why_everywhere(fake_nvml: Fake) -> None:
+    signals, gpus = nvml.read(fake_nvml({"nvmlInit": "Driver/library version mismatch"}))
+    assert gpus == []
+    assert {signal.reason for signal in signals.values()} == {"NVML: Driver/library version mismatch"}
+
+
+def test_a_lost_gpu_is_still_a_gpu(fake_nvml: Fake) -> None:
+    signals, gpus = nvml.read(fake_nvml({"nvmlDeviceGetHandleByIndex": "GPU is lost"}, nvmlDeviceGetCount=2))
+    assert signals["gpu.count"].value == 2
+    assert [gpu.uuid for gpu in gpus] == ["lost-0", "lost-1"]
+    assert gpus[1].signal("name").reason == "NVML: GPU is lost"
+
+
+def test_an_uncounted_node_has_the_reason(fake_nvml: Fake) -> None:
+    signals, gpus = nvml.read(fake_nvml({"nvmlDeviceGetCount": "Unknown Error"}))
+    assert gpus == []
+    assert signals["gpu.count"].reason == "NVML: Unknown Error"
+
+
+def test_identity_asks_no_more_than_names(fake_nvml: Fake) -> None:
+    _, [gpu] = nvml.read(fake_nvml(), nvml.IDENTITY)
+    assert set(gpu.signals) == {"index", "name", "uuid", "compute_capability"}
+
+
+def test_what_only_some_drivers_say_of_repairs_is_read(fake_nvml: Fake) -> None:
+    _, [gpu] = nvml.read(fake_nvml())
+    assert gpu.signal("repairs").value == {"channel": False, "tpc": True}
+    assert gpu.signal("row_histogram").value == {"max": 638, "high": 1, "partial": 0, "low": 0, "none": 1}
+    assert gpu.signal("bank_remaps").value == {"active": 0, "inactive": 0, "none": 0, "pending": 0}
+    assert gpu.signal("reset_status").value == {"reset": False, "drain_and_reset": False}
+    assert gpu.signal("unrepairable_memory").value == 0
+
+
+def test_gpus_of_other_containers_are_not_ours_to_judge(fake_nvml: Fake) -> None:
+    fake = fake_nvml(nvmlDeviceGetCount=3)
+
+    def first_only(index: int) -> str:
+        if index:
+            raise fake.NVMLError("Insufficient Permissions")  # noqa: EM101, TRY003 (NVML's own words)
+        return "handle"
+
+    fake.answers["nvmlDeviceGetHandleByIndex"] = first_only
+    signals, gpus = nvml.read(fake)
+    assert signals["gpu.count"].value == 3
+    assert [gpu.uuid for gpu in gpus] == ["GPU-1"]
+
+
+def test_a_user_who_may_open_no_gpu_is_told_of_each(fake_nvml: Fake) -> None:
+    refused = {"nvmlDeviceGetHandleByIndex": "Insufficient Permissions"}
+    _, gpus = nvml.read(fake_nvml(refused, nvmlDeviceGetCount=2))
+    assert [gpu.uuid for gpu in gpus] == ["lost-0", "lost-1"]
+
+
+@pytest.mark.parametrize(
+    ("refused", "value", "why"),
+    [
+        ({}, "intact", None),
+        ({"nvmlDeviceValidateInforom": "Corrupted infoROM"}, "corrupted", None),
+        ({"nvmlDeviceValidateInforom": "Not Supported"}, None, "unsupported"),
+        ({"nvmlDeviceValidateInforom": "Unknown Error"}, None, "failed"),
+    ],
+)
+def test_only_a_wrong_checksum_is_a_corrupted_inforom(
+    fake_nvml: Fake, refused: dict[str, str], value: str | None, why: str | None
+) -> None:
+    _, [gpu] = nvml.read(fake_nvml(refused))
+    assert (gpu.signal("inforom").value, gpu.signal("inforom").why) == (value, why)

@@ -1,0 +1,111 @@
+"""NVML is asked in another process: what that does to itself, or never does, is a reason here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.node import nvml, subprocesses
+
+Install = Callable[..., Path]
+ROOT = Path(nvml.__file__).parents[2]
+
+
+def test_what_nvml_says_there_is_what_it_would_say_here(installed_nvml: Install, fake_nvml: Callable[..., Any]) -> None:
+    installed_nvml({"nvmlDeviceGetMigMode": "Not Supported"})
+    there, here = nvml.ask("all"), nvml.read(fake_nvml({"nvmlDeviceGetMigMode": "Not Supported"}))
+    latency = there.signals.pop("nvml.latency"), here.signals.pop("nvml.latency")
+    assert there.signals == here.signals
+    assert [*there.gpus] == [*here.gpus]
+    assert latency[0].value > 0
+    assert latency[0].unit == latency[1].unit == "s"
+
+
+def test_the_identity_is_all_that_is_asked_for_by_that_name(installed_nvml: Install) -> None:
+    installed_nvml()
+    [gpu] = nvml.ask("identity").gpus
+    assert sorted(gpu.signals) == ["compute_capability", "index", "name", "uuid"]
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        ("os.abort()", "asking NVML: died of SIGABRT"),
+        ("os._exit(7)", "asking NVML: exit code 7"),
+        ("raise OSError('odd')", "asking NVML: exit code 1: OSError: odd"),
+        ("print('hello')", "asking NVML: Expecting value"),
+        ("raise ModuleNotFoundError(\"No module named 'pynvml'\")", "nvidia-ml-py: No module named 'pynvml'"),
+    ],
+)
+def test_however_it_ends_there_it_is_a_reason_here(installed_nvml: Install, first: str, reason: str) -> None:
+    installed_nvml(first=first)
+    signals, gpus = nvml.ask("all")
+    assert [*gpus] == []
+    assert [*signals] == [*nvml.TYPES]
+    assert {str(signal.reason)[: len(reason)] for signal in signals.values()} == {reason}
+
+
+def test_a_driver_that_never_answers_is_a_reason_and_leaves_nothing_running(
+    installed_nvml: Install, tmp_path: Path
+) -> None:
+    result = tmp_path / "pids"
+    child = "subprocess.Popen(['sleep', '600'])"
+    installed_nvml(
+        first=f"print(os.getpid(), {child}.pid, file=open({str(result)!r}, 'w'), flush=True); time.sleep(600)"
+    )
+    signals, gpus = nvml.ask("identity", timeout=6.0)
+    assert [*gpus] == []
+    assert signals["driver.version"].reason == "NVML gave no answer in 6 s"
+    assert [pid for pid in result.read_text().split() if _runs(pid)] == []
+
+
+def _runs(pid: str) -> bool:
+    for _ in range(2000):  # an orphan is reaped by whoever adopts it
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return False
+        except OSError:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def test_it_ends_with_the_process_that_asked(installed_nvml: Install, tmp_path: Path) -> None:
+    result = tmp_path / "pid"
+    installed_nvml(first=f"print(os.getpid(), file=open({str(result)!r}, 'w'), flush=True); time.sleep(600)")
+    path = f"import sys; sys.path.insert(0, {str(ROOT)!r})"
+    code = f"{path}; from envcheck.node import nvml; nvml.ask('identity', 600)"
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        while not result.exists() or not result.read_text().strip():
+            time.sleep(0.01)
+        process.kill()
+    assert not _runs(result.read_text().strip())
+
+
+def test_a_module_that_lies_in_the_working_directory_is_not_imported(
+    installed_nvml: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed_nvml()
+    (tmp_path / "json.py").write_text("raise SystemExit('not this one')\n")
+    monkeypatch.chdir(tmp_path)
+    assert nvml.ask("identity").signals["driver.version"].value == "570.124.06"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is left running
+def test_what_no_signal_ends_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pids, kill = tmp_path / "pid", os.killpg
+    requests: list[tuple[int, int]] = []
+    monkeypatch.setattr(subprocesses, "_GRACE", 0.05)
+    monkeypatch.setattr(os, "killpg", lambda group, number: requests.append((group, number)))
+    with pytest.raises(TimeoutError, match="no answer"):
+        subprocesses.output(Path("/bin/sh"), "-c", f"echo $$ > {pids}; exec sleep 600", timeout=2.0)
+    assert [group for group, _ in requests] == [int(pids.read_text())]
+    kill(*requests[0])
+    os.waitpid(requests[0][0], 0)

@@ -1,0 +1,291 @@
+"""What changed between two runs: found where it is real, not where it is noise, and never by a GPU's index."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from envcheck.node.snapshot import Gpu, Signal, Snapshot
+from envcheck.reports.compare import compare, encode, lines
+from envcheck.reports.model import RunReport, load
+from envcheck.reports.redact import redact
+from envcheck.runner.schema import Attempt, OutcomeRow, Plan, Spread
+from tests.builders import row
+
+MakeReport = Callable[..., RunReport]
+REPORTS = Path(__file__).parents[2] / "data" / "reports"
+SIZES = [1 << 20 << (2 * i) for i in range(7)]
+
+
+def nodes(*uuids: str) -> Snapshot:
+    return Snapshot("", {}, [Gpu(uuid) for uuid in uuids])
+
+
+def rate(value: float, **more: Any) -> OutcomeRow:
+    return row("gemm", "pass", value=value, unit="TFLOP/s", **more)
+
+
+def gpus(values: dict[str, float]) -> OutcomeRow:
+    ranks = [
+        {"rank": i, "is_cuda": True, "device": uuid, "values": {"bf16": v}}
+        for i, (uuid, v) in enumerate(values.items())
+    ]
+    return row("gemm", "pass", unit="TFLOP/s", ranks=ranks)
+
+
+def curves(factor: float, noise: float = 0.0, seed: int = 1) -> OutcomeRow:
+    dice = random.Random(seed)  # noqa: S311 (noise)
+    ranks = [
+        {
+            "rank": 0,
+            "is_cuda": True,
+            "device": "GPU-1",
+            "curve": [{"bytes": s, "seconds": s * 1e-9 * factor * (1 + dice.gauss(0, noise))} for s in SIZES],
+        }
+    ]
+    return row("nccl", "pass", ranks=ranks)
+
+
+def test_a_run_compared_with_itself_has_not_changed(report: MakeReport) -> None:
+    made = report(rate(700.0), curves(1.0))
+    actual = compare(made, made)
+    assert (actual.changes, actual.exit_code) == ([], 0)
+    assert actual.compared == 2 + 2
+
+
+@pytest.mark.parametrize(("after", "worse"), [(668.0, []), (664.0, ["gemm value"])])
+def test_a_speed_is_slower_from_the_threshold_on(report: MakeReport, after: float, worse: list[str]) -> None:
+    actual = compare(report(rate(700.0)), report(rate(after)))
+    assert [change.what for change in actual.regressions] == worse
+    assert actual.exit_code == (1 if worse else 0)
+
+
+def test_more_is_better_or_worse_by_the_unit(report: MakeReport) -> None:
+    slow = row("latency", "pass", value=20.0, unit="us")
+    fast = row("latency", "pass", value=10.0, unit="us")
+    assert compare(report(fast), report(slow)).regressions[0].shift == 1.0
+    assert compare(report(slow), report(fast)).regressions == []
+    faster = compare(report(rate(600.0)), report(rate(700.0)))
+    assert ([c.worse for c in faster.changes], faster.exit_code) == ([False], 0)
+
+
+def test_a_threshold_of_ones_own(report: MakeReport) -> None:
+    assert compare(report(rate(700.0)), report(rate(690.0)), 0.01).exit_code == 1
+    assert compare(report(rate(700.0)), report(rate(600.0)), 0.5).exit_code == 0
+
+
+def test_on_a_cpu_more_has_to_change(report: MakeReport) -> None:
+    assert compare(report(rate(1.0), mode="cpu"), report(rate(0.8), mode="cpu")).exit_code == 0
+    assert compare(report(rate(1.0), mode="cpu"), report(rate(0.7), mode="cpu")).exit_code == 1
+
+
+def test_gpus_are_told_apart_by_uuid_not_by_index(report: MakeReport) -> None:
+    before = report(gpus({"GPU-a": 700.0, "GPU-b": 650.0, "GPU-c": 700.0}))
+    swapped = report(gpus({"GPU-b": 650.0, "GPU-c": 700.0, "GPU-a": 700.0}))
+    assert compare(before, swapped).changes == []
+    actual = compare(before, report(gpus({"GPU-b": 650.0, "GPU-c": 500.0, "GPU-a": 700.0})))
+    assert [(change.gpu, change.what) for change in actual.changes] == [("GPU-c", "gemm values.bf16")]
+
+
+def test_half_the_gpus_slow_is_not_taken_for_noise(report: MakeReport) -> None:
+    before = {f"GPU-{i}": 700.0 for i in range(8)}
+    actual = compare(report(gpus(before)), report(gpus({u: 560.0 if i < 4 else 700.0 for i, u in enumerate(before)})))
+    assert [change.gpu for change in actual.regressions] == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
+
+
+def test_a_steady_curve_that_is_slower_is_told_and_a_noisy_one_is_not(report: MakeReport) -> None:
+    steady = compare(report(curves(1.0, 0.005)), report(curves(1.08, 0.005, seed=2)))
+    assert [change.gpu for change in steady.regressions] == ["GPU-1"]
+    noisy = compare(report(curves(1.0, 0.3)), report(curves(1.08, 0.3, seed=2)))
+    assert noisy.regressions == []
+
+
+def test_repeats_that_differ_widen_what_counts(report: MakeReport) -> None:
+    tries = [Attempt(status="fail", value=value, seconds=1.0, body=1.0) for value in (600.0, 700.0)]
+    assert compare(report(rate(700.0, attempts=tries)), report(rate(630.0))).exit_code == 0
+    spread = Spread(rounds=3, statuses={"pass": 3}, told_in=1, values=[690.0, 700.0, 705.0])
+    assert compare(report(rate(700.0, spread=spread)), report(rate(630.0))).exit_code == 1
+
+
+STATUSES = ("pass", "warn", "skip", "error", "fail")
+
+
+@pytest.mark.parametrize("old", STATUSES)
+@pytest.mark.parametrize("new", STATUSES)
+def test_only_pass_is_a_pass(report: MakeReport, old: str, new: str) -> None:
+    actual = compare(report(row("x", old, remedy="r")), report(row("x", new, remedy="r")))
+    assert bool(actual.regressions) is (STATUSES.index(new) > STATUSES.index(old))
+    assert [c.worse for c in actual.changes if c.kind == "status"] == (
+        [] if old == new else [STATUSES.index(new) > STATUSES.index(old)]
+    )
+
+
+def test_a_gpu_that_is_gone_is_a_regression_and_a_new_one_is_not(report: MakeReport) -> None:
+    both, one = (report(row("x", "pass"), snapshot=nodes(*u), environment={}) for u in (("GPU-1", "GPU-2"), ("GPU-1",)))
+    assert [(c.gpu, c.after) for c in compare(both, one).regressions] == [("GPU-2", "gone")]
+    assert compare(one, both).regressions == []
+
+
+def test_a_check_lost_to_a_kill_is_a_regression(report: MakeReport) -> None:
+    whole = report(row("x", "pass"), row("y", "pass"))
+    cut = report(row("x", "pass"), plan=Plan(level="quick", checks=whole.plan.checks, nproc=2), ended="")
+    assert [(c.what, c.after) for c in compare(whole, cut).regressions] == [("y", "never ran")]
+    left_out = compare(whole, report(row("x", "pass")))
+    assert (left_out.regressions, left_out.notes) == ([], ["only in the first: y"])
+
+
+def test_a_cpu_run_is_not_held_against_a_gpu_run(report: MakeReport) -> None:
+    actual = compare(report(rate(700.0)), report(rate(1.0), mode="cpu"))
+    assert [change.kind for change in actual.regressions] == []
+    assert "no speed was compared" in actual.notes[0]
+
+
+def test_two_runs_with_nothing_in_common_could_not_be_told(report: MakeReport) -> None:
+    assert compare(report(row("x", "pass")), report(row("y", "pass"))).exit_code == 3
+
+
+def test_what_else_changed_is_told(report: MakeReport) -> None:
+    after = report(snapshot=Snapshot("", {"driver.version": Signal("580.65.06")}), environment={"torch": "2.9.1"})
+    data = {c.what: (c.before, c.after) for c in compare(report(environment={"torch": "2.8.0"}), after).changes}
+    assert data["torch"] == ("2.8.0", "2.9.1")
+    assert data["driver.version"] == ("570.124.06", "580.65.06")
+
+
+def test_it_is_read_at_80_columns_and_by_programs(report: MakeReport) -> None:
+    before = report(gpus({f"GPU-{i}" + "0" * 36: 700.0 for i in range(3)}), row("x", "pass"))
+    after = report(
+        gpus({f"GPU-{i}" + "0" * 36: 500.0 for i in range(3)}), row("x", "fail", summary="w " * 99, remedy="r")
+    )
+    actual = compare(before, after)
+    result = lines(actual)
+    assert max(map(len, result)) <= 80
+    assert "  gemm values.bf16 on 3 GPUs or ranks: -28.6% (threshold 5.0%)" in result
+    assert result[-1].startswith("4 regressions; ")
+    assert msgspec.json.decode(encode(actual))["schema"] == "envcheck/comparison/1"
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(values=st.lists(st.floats(0.5, 1e6), min_size=2, max_size=2), noise=st.floats(0, 0.5), seed=st.integers(0, 99))
+def test_worse_one_way_is_better_the_other_way(
+    report: MakeReport, values: list[float], noise: float, seed: int
+) -> None:
+    one, other = report(rate(values[0]), curves(1.0, noise / 5, seed)), report(rate(values[1]), curves(1.3, 0.0))
+    there, back = compare(one, other).changes, compare(other, one).changes
+    assert [(c.what, c.worse) for c in there] == [(c.what, not c.worse) for c in back]
+
+
+def test_one_gpu_replaced_is_one_gone_and_one_new_and_the_others_are_held_against_themselves(
+    report: MakeReport,
+) -> None:
+    old, new = {"GPU-a": 700.0, "GPU-b": 700.0}, {"GPU-c": 500.0, "GPU-a": 640.0}
+    before, after = (report(gpus(v), snapshot=nodes(*v), environment={}) for v in (old, new))
+    result = [(c.kind, c.gpu, c.after) for c in compare(before, after).changes]
+    assert result[:2] == [("gpu", "GPU-b", "gone"), ("gpu", "GPU-c", "there")]
+    assert result[2:] == [("speed", "GPU-a", "640 TFLOP/s")]
+
+
+def test_another_torch_is_told_and_speeds_are_compared_all_the_same(report: MakeReport) -> None:
+    before, after = (report(rate(v), environment={"torch": t}) for v, t in ((700.0, "2.8.0"), (600.0, "2.9.1")))
+    assert [(c.kind, c.what) for c in compare(before, after).changes] == [("speed", "gemm value"), ("fact", "torch")]
+
+
+def pairs(order: list[str], weak: float = 390.0) -> OutcomeRow:
+    rates = [[None if a == b else weak if {a, b} == {"GPU-a", "GPU-c"} else 390.0 for b in order] for a in order]
+    return row("peer-bandwidth", "pass", value=weak, unit="GB/s", ranks=[{"rank": 0, "gpus": order, "matrix": rates}])
+
+
+def test_a_speed_that_is_measured_no_more_is_a_regression(report: MakeReport) -> None:
+    ranks = [{"rank": 0, "is_cuda": True, "device": "GPU-1", "values": {"bf16": 700.0, "fp8": 1300.0}}]
+    both = row("gemm", "pass", unit="TFLOP/s", ranks=ranks)
+    actual = compare(report(both), report(gpus({"GPU-1": 700.0})))
+    [missing] = actual.regressions
+    assert (missing.what, missing.gpu, missing.after, actual.exit_code) == (
+        "gemm values.fp8",
+        "GPU-1",
+        "not measured",
+        1,
+    )
+    assert compare(report(gpus({"GPU-1": 700.0})), report(both)).regressions == []
+
+
+def test_speeds_of_a_gpu_that_is_gone_or_a_check_that_did_not_pass_are_told_once(report: MakeReport) -> None:
+    before = report(gpus({"GPU-1": 700.0, "GPU-2": 700.0}), snapshot=nodes("GPU-1", "GPU-2"))
+    after = report(gpus({"GPU-1": 700.0}), snapshot=nodes("GPU-1"))
+    assert [change.kind for change in compare(before, after).regressions] == ["gpu"]
+    broken = report(row("gemm", "error"), snapshot=nodes("GPU-1", "GPU-2"))
+    assert [change.kind for change in compare(before, broken).regressions] == ["status"]
+
+
+def test_a_pair_of_gpus_is_the_same_pair_in_any_order(report: MakeReport) -> None:
+    before = report(pairs(["GPU-a", "GPU-b", "GPU-c"]))
+    assert compare(before, report(pairs(["GPU-c", "GPU-a", "GPU-b"]))).changes == []
+    actual = compare(before, report(pairs(["GPU-c", "GPU-a", "GPU-b"], weak=40.0)))
+    assert [c.gpu for c in actual.regressions] == ["", "GPU-a -> GPU-c", "GPU-c -> GPU-a"]
+
+
+def collectives(latency: float, seconds: float) -> OutcomeRow:
+    curves = {"all-gather": [{"bytes": s, "seconds": s * 1e-9 * seconds} for s in SIZES]}
+    waits = {"all-gather": [{"bytes": b, "p50": latency * 1e-6, "p99": 1e-3 / latency} for b in (8, 1024)]}
+    return row("collective-bandwidth", "pass", ranks=[{"rank": 0, "curves": curves, "latency": waits}])
+
+
+@pytest.mark.parametrize(
+    ("latency", "seconds", "worse"),
+    [
+        (20.0, 1.0, []),
+        (24.0, 1.04, []),
+        (26.0, 1.0, ["latency.all-gather.p50"]),
+        (20.0, 1.1, ["curves.all-gather.seconds"]),
+    ],
+)
+def test_each_collective_is_held_against_itself(
+    report: MakeReport, latency: float, seconds: float, worse: list[str]
+) -> None:
+    actual = compare(report(collectives(20.0, 1.0)), report(collectives(latency, seconds)))
+    assert [c.what.split()[1] for c in actual.regressions] == worse
+
+
+def test_samples_under_load_are_compared_by_their_median(report: MakeReport) -> None:
+    def loaded(speed: float, begin: float) -> OutcomeRow:
+        points = [{"at": begin + t, "tflops": speed + (50.0 if t == 0 else 0.0)} for t in range(9)]
+        return row("sustained-gemm", "pass", ranks=[{"rank": 0, "is_cuda": True, "device": "GPU-1", "points": points}])
+
+    before = report(loaded(700.0, 0.0))
+    assert compare(before, report(loaded(690.0, 0.3))).changes == []
+    assert [c.shift for c in compare(before, report(loaded(600.0, 0.3))).regressions] == [-0.1429]
+
+
+def test_of_a_repeated_run_the_median_is_compared_not_the_worst_round(report: MakeReport) -> None:
+    spread = Spread(rounds=5, statuses={"pass": 5}, told_in=1, values=[698.0, 700.0, 702.0], median=700.0)
+    assert compare(report(rate(701.0)), report(rate(640.0, spread=spread))).regressions == []
+
+
+def test_redacted_reports_are_compared_by_pseudonym_with_a_key_and_by_order_without() -> None:
+    before = load(REPORTS / "h100x8-slow-gpu.json")
+    turned = structs.replace(before, snapshot=Snapshot("", before.snapshot.signals, before.snapshot.gpus[::-1]))
+    keyed = compare(redact(before, "k"), redact(turned, "k"))
+    assert (keyed.changes, keyed.notes) == ([], [])
+    plain = compare(redact(before), redact(before))
+    assert plain.changes == []
+    assert ["redacted without a key" in note for note in plain.notes] == [True]
+
+
+def test_the_examples_differ_in_what_is_said_of_them() -> None:
+    slow, sound = (load(REPORTS / f"{name}.json") for name in ("h100x8-slow-gpu", "h200x1"))
+    actual = compare(sound, slow)
+    assert {"throttle", "straggler"} <= {c.what for c in actual.regressions if c.kind == "status"}
+    assert actual.exit_code == 1
+
+
+@pytest.mark.parametrize("check", ["installed-files", "operators", "torchrun", "name-resolution"])
+def test_how_long_a_check_took_is_no_speed(report: MakeReport, check: str) -> None:
+    rows = [row(check, "pass", ranks=[{"rank": 0, "seconds": s, "lookups": {"a": {"seconds": s}}}]) for s in (1.0, 9.0)]
+    assert compare(report(rows[0]), report(rows[1])).changes == []
