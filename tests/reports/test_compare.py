@@ -21,7 +21,7 @@ from envcheck.runner.schema import Attempt, OutcomeRow, Plan, Spread
 from tests.builders import row
 
 MakeReport = Callable[..., RunReport]
-REPORTS = Path(__file__).parents[2] / "data" / "reports"
+REPORTS = Path(__file__).parents[1] / "data" / "reports"
 SIZES = [1 << 20 << (2 * i) for i in range(7)]
 
 

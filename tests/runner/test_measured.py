@@ -18,7 +18,7 @@ from envcheck.runner.planning import discover
 from envcheck.runner.schema import OutcomeRow
 from tests.builders import row
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 SPEEDS = {"host to GPU": 51.0, "GPU to host": 46.0, "HBM copy": 2900.0, "bfloat16": 700.0}
 GPU = {"is_cuda": True, "host": "node1", "values": SPEEDS}
 SLOW = {**GPU, "values": {**SPEEDS, "GPU to host": 20.0}}
