@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
+from collections.abc import Iterator
 from typing import Final, Literal
 
+from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.fleet.database import FleetDatabase
 from envcheck.fleet.groups import statuses
@@ -14,6 +16,7 @@ from envcheck.runner.schema import Row
 
 SCHEMA: Final = "envcheck/fleet-history/1"
 _GPU: Final = ("GPU-", "MIG-")
+_SHOWN: Final = 20
 _RUNS: Final = (
     "SELECT id, node, started, status, why, driver, cell FROM runs WHERE {where} ORDER BY started DESC, id DESC"
 )
@@ -103,3 +106,15 @@ def _run(database: FleetDatabase, row: tuple[int, str, float | None, str, str, s
         cell=cell,
         findings=findings,
     )
+
+
+def history_lines(past: FleetHistory) -> Iterator[str]:
+    """Yield how often it failed and why, then a line for each run, the newest first."""
+    often = ", ".join(f"{check} {counted(times, 'time')}" for check, times in past.checks.items())
+    yield f"{past.who}: failed in {past.failed} of {counted(len(past.runs), 'run')}{f': {often}' if often else ''}"
+    yield f"on {', '.join(past.nodes)}" if past.gpus == [past.who] else f"GPUs: {', '.join(past.gpus) or 'none'}"
+    for run in past.runs[:_SHOWN]:
+        found = ", ".join(f"{f.check} [{f.code}] {f.culprit}".strip() for f in run.findings if f.status == run.status)
+        yield f"{run.at or 'at an unknown time'}  {run.status}  {found or run.why or run.driver}".rstrip()
+    if len(past.runs) > _SHOWN:
+        yield f"and {counted(len(past.runs) - _SHOWN, 'older run')}: see --json"

@@ -118,9 +118,9 @@ class FleetReport(Row, frozen=True, kw_only=True):
     verdict: FleetVerdict
 
 
-def encode(report: FleetReport) -> bytes:
-    """Return the report as indented JSON with a final newline."""
-    return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+def encode(document: msgspec.Struct) -> bytes:
+    """Return a document as indented JSON with a final newline."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 
 def json_schema(kind: type[msgspec.Struct] = FleetReport) -> bytes:

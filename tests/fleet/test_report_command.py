@@ -1,4 +1,4 @@
-"""`envcheck fleet report` and `envcheck fleet history` as an operator uses them."""
+"""`envcheck fleet report` as an operator uses them."""
 
 from __future__ import annotations
 
@@ -238,18 +238,18 @@ def test_the_history_says_how_often_and_for_what(tmp_path: Path) -> None:
             failing(report, culprit=f"GPU 0 ({uuid})")
             failing(report, "ecc")
         run("report", str(write(tmp_path / "r", report)), "--db", database, "--max-age", OLD)
-    document = json.loads(run("history", "n1", "--db", database, "--json").stdout)
+    document = json.loads(run("report", "--history", "n1", "--db", database, "--json").stdout)
     assert (document["failed"], document["checks"]) == (2, {"gemm-throughput": 2, "ecc": 2})
     assert [one["status"] for one in document["runs"]] == ["fail", "pass", "fail"]
-    gpu = json.loads(run("history", uuid[:16], "--db", database, "--json").stdout)
+    gpu = json.loads(run("report", "--history", uuid[:16], "--db", database, "--json").stdout)
     assert (gpu["who"], gpu["nodes"], gpu["checks"]) == (uuid, ["n1"], {"gemm-throughput": 2})
-    text = run("history", "n1", "--db", database).stdout
+    text = run("report", "--history", "n1", "--db", database).stdout
     assert "failed in 2 of 3 runs" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_the_history_of_what_is_not_known_is_a_usage_error(tmp_path: Path) -> None:
-    result = CliRunner().invoke(cli, ["fleet", "history", "n1", "--db", str(tmp_path / "none.db")])
+    result = CliRunner().invoke(cli, ["fleet", "report", "--history", "n1", "--db", str(tmp_path / "none.db")])
     assert "no such database" in str(result.exception)
 
 

@@ -7,16 +7,16 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import click
 
-from envcheck.checks import LEVELS
+from envcheck.cli.options import Option, command_with
 from envcheck.cli.shared import messages
 from envcheck.cli.shared.parameter_types import Duration
-from envcheck.cli.shared.typed_options import takes
 from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
 from envcheck.fleet import gate
 from envcheck.fleet.gate import (
@@ -34,44 +34,37 @@ from envcheck.fleet.gate import (
 )
 
 if TYPE_CHECKING:
+    from envcheck.cli import Settings
     from envcheck.runner.local_python import Target
 
 _DRAIN_SECONDS: Final = 5.0
 
 
-class GateOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class GateOptions:
     """The options of `envcheck fleet gate`."""
 
-    python: str | None
-    image: str | None
-    level: str
-    require_gpu: bool
-    max_age: float
-    budget: float
-    drain: bool
-    on_error: Literal["refuse", "admit"]
+    python: Annotated[
+        str | None, Option(metavar="PATH", help="The interpreter, or environment, to judge (with --image: in it).")
+    ] = None
+    image: Annotated[
+        str | None, Option(metavar="REF", help="A local image to judge; by digest, a fresh verdict needs no engine.")
+    ] = None
+    level: Annotated[Literal["static", "quick", "standard", "full"], Option(help="How much to check.")] = "quick"
+    require_gpu: Annotated[bool, Option(help="Fail if there is no GPU, instead of skipping.")] = False
+    max_age: Annotated[float, Option(type=Duration(), help="Oldest verdict to accept.")] = 900.0
+    budget: Annotated[float, Option(type=Duration(), help="Time limit for the checks.")] = 60.0
+    drain: Annotated[
+        bool, Option(help="After a failed check, drain this Slurm node, or taint this node of Kubernetes.")
+    ] = False
+    on_error: Annotated[
+        Literal["refuse", "admit"],
+        Option(help="What to do if the node cannot be judged: refuse (exit 2 or 3), or admit (exit 0)."),
+    ] = "refuse"
 
 
-@click.command(short_help="Whether this node may take work now.")
-@click.option("--python", metavar="PATH", help="The interpreter, or environment, to judge (with --image: in it).")
-@click.option("--image", metavar="REF", help="A local image to judge; by digest, a fresh verdict needs no engine.")
-@click.option("--level", type=click.Choice(LEVELS), default="quick", show_default=True, help="How much to check.")
-@click.option("--require-gpu", is_flag=True, help="Fail if there is no GPU, instead of skipping.")
-@click.option("--max-age", type=Duration(), default="15m", show_default=True, help="Oldest verdict to accept.")
-@click.option("--budget", type=Duration(), default="60s", show_default=True, help="Time limit for the checks.")
-@click.option(
-    "--drain", is_flag=True, help="After a failed check, drain this Slurm node, or taint this node of Kubernetes."
-)
-@click.option(
-    "--on-error",
-    type=click.Choice(("refuse", "admit")),
-    default="refuse",
-    show_default=True,
-    help="What to do if the node cannot be judged: refuse (exit 2 or 3), or admit (exit 0).",
-)
-@click.pass_context
-@takes(GateOptions)
-def command(options: GateOptions, ctx: click.Context) -> None:
+@command_with(GateOptions, name="gate", short_help="Whether this node may take work now.")
+def command(options: GateOptions, settings: Settings) -> int:
     """Say whether this node may take work: for a prolog, a health program or an init container.
 
     \b
@@ -91,22 +84,23 @@ def command(options: GateOptions, ctx: click.Context) -> None:
         with ended_after(options.budget):
             verdict, source = _verdict(options, node)
     except EnvcheckError as error:
-        _admit_or_leave(ctx, options, f"{error}", error.exit_code if error.exit_code != 1 else 3)
+        return _admitted_or(options, f"{error}", error.exit_code if error.exit_code != 1 else 3)
     if verdict.status == "error":
         line = f"{verdict.decided_by}; see with `envcheck run` what to do"
-        _admit_or_leave(ctx, options, line, UnavailableError.exit_code)
+        return _admitted_or(options, line, UnavailableError.exit_code)
     if verdict.status == "pass":
         left = f"; {verdict.left_out} checks left out by the budget" if verdict.left_out else ""
-        _say(ctx, f"{node.node} may take work: {verdict.level} passed, {source}{left}")
+        if not settings.quiet:
+            click.echo(f"{node.node} may take work: {verdict.level} passed, {source}{left}")
         if options.drain and in_pod():
             _warn(_mark(node.node, "", ""), f"{node.node} is not marked as fit")
-        ctx.exit(0)
+        return 0
     if options.drain:
         drain = _mark if in_pod() else _drain
         _warn(drain(node.node, verdict.check, verdict.reason), f"{node.node} is not drained")
     # The last line is what Kubernetes shows as the reason of a container that failed.
     click.echo(verdict.reason)
-    ctx.exit(1)
+    return 1
 
 
 @contextlib.contextmanager
@@ -203,13 +197,8 @@ def _target(options: GateOptions) -> Target:
     return LocalPython(answering(choose_python(Path(options.python) if options.python else None)))
 
 
-def _admit_or_leave(ctx: click.Context, options: GateOptions, line: str, code: int) -> NoReturn:
+def _admitted_or(options: GateOptions, line: str, code: int) -> int:
     admitted = options.on_error == "admit"
     kind = "wrong configuration" if code == ConfigError.exit_code else "undetermined"
     messages.say(f"{kind}: {line}{'; admitted by --on-error admit' if admitted else ''}")
-    ctx.exit(0 if admitted else code)
-
-
-def _say(ctx: click.Context, line: str) -> None:
-    if not ctx.obj.quiet:
-        click.echo(line)
+    return 0 if admitted else code

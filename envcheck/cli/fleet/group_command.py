@@ -1,68 +1,75 @@
-"""`envcheck fleet group`: a run whose ranks are on several nodes."""
+"""`envcheck fleet group`: a run whose ranks are on several nodes, of which this process runs those of one."""
 
 from __future__ import annotations
 
 import os
+import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
+from envcheck.cli.interrupts import status_of
+from envcheck.cli.options import Option, command_with
 from envcheck.cli.report_output import files as report_output_files
 from envcheck.cli.report_output import node_files
 from envcheck.cli.report_output.node_files import Node, Output, OutputType
 from envcheck.cli.shared.parameter_types import Duration, FiniteRange
-from envcheck.cli.shared.typed_options import takes
+from envcheck.cli.shared.streams import console as new_console
+from envcheck.fleet.group import outcome
+from envcheck.fleet.group.forming import chosen, met
+from envcheck.fleet.group.membership import Membership, membership
+from envcheck.fleet.group.outcome import FORMED, of_group, of_node
+from envcheck.node.collect import collect
+from envcheck.reports import terminal
+from envcheck.reports.model import RunReport, encode, report_of, write
+from envcheck.reports.terminal import LiveReport
+from envcheck.runner.container import shown_gpus
+from envcheck.runner.execute import validate
+from envcheck.runner.launcher import place
+from envcheck.runner.local_python import LocalPython, answering, choose_python
+from envcheck.runner.planning import plan
+from envcheck.runner.state import Run
 
 if TYPE_CHECKING:
-    from envcheck.cli.fleet.group_run import GroupFiles
-    from envcheck.fleet.group.membership import Membership
-    from envcheck.runner.state import Run
-
-_GROUP = "group"
+    from envcheck.cli import Settings
 
 
-class FleetGroupOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class FleetGroupOptions:
     """The options of `envcheck fleet group`."""
 
-    python: str | None
-    only: tuple[str, ...]
-    require_gpu: bool
-    nproc: int
-    timeout: float | None
-    wait: float
-    master_addr: str | None
-    master_port: int | None
-    run_id: str | None
-    output: Output | None
-    as_json: bool
-    dry_run: bool
+    python: Annotated[str | None, Option(metavar="PATH", help="The interpreter, or environment, of the ranks.")] = None
+    only: Annotated[tuple[str, ...], Option(metavar="ID", help="Run this check alone. Repeatable.")] = ()
+    require_gpu: Annotated[bool, Option(help="Fail where there is no GPU.")] = False
+    nproc: Annotated[int, Option(type=click.IntRange(1, 1024), help="Ranks of a node without a GPU.")] = 1
+    timeout: Annotated[
+        float | None,
+        Option(type=FiniteRange(0.1), help="End each check after this many seconds, instead of its own limit."),
+    ] = None
+    wait: Annotated[float, Option(type=Duration(), help="How long nodes wait for the others.")] = 180.0
+    master_addr: Annotated[
+        str | None, Option(metavar="HOST", help="The first node. [MASTER_ADDR, or the first of Slurm's step]")
+    ] = None
+    master_port: Annotated[
+        int | None, Option(type=click.IntRange(1, 65535), help="Its port. [MASTER_PORT, or drawn from Slurm's step]")
+    ] = None
+    run_id: Annotated[
+        str | None, Option(metavar="TEXT", help="What tells this group from others. [Slurm's step, torchrun's run]")
+    ] = None
+    output: Annotated[
+        Output | None,
+        Option(
+            "-o", "--output", type=OutputType(), help=f"The report; in DIR/ one a node. [{report_output_files.DEFAULT}]"
+        ),
+    ] = None
+    as_json: Annotated[bool, Option("--json", help="Print the group's report as JSON, on the first node.")] = False
+    dry_run: Annotated[bool, Option(help="Print what the environment says of this node, and stop.")] = False
 
 
-@click.command("group", short_help="Measure what lies between nodes, with ranks on all of them.")
-@click.option("--python", metavar="PATH", help="The interpreter, or environment, of the ranks.")
-@click.option("--only", multiple=True, metavar="ID", help="Run this check alone. Repeatable.")
-@click.option("--require-gpu", is_flag=True, help="Fail where there is no GPU.")
-@click.option(
-    "--nproc", type=click.IntRange(1, 1024), default=1, show_default=True, help="Ranks of a node without a GPU."
-)
-@click.option(
-    "--timeout", type=FiniteRange(0.1), help="End each check after this many seconds, instead of its own limit."
-)
-@click.option("--wait", type=Duration(), default="3m", show_default=True, help="How long nodes wait for the others.")
-@click.option("--master-addr", metavar="HOST", help="The first node. [MASTER_ADDR, or the first of Slurm's step]")
-@click.option(
-    "--master-port", type=click.IntRange(1, 65535), help="Its port. [MASTER_PORT, or drawn from Slurm's step]"
-)
-@click.option("--run-id", metavar="TEXT", help="What tells this group from others. [Slurm's step, torchrun's run]")
-@click.option(
-    "-o", "--output", type=OutputType(), help=f"The report; in DIR/ one a node. [{report_output_files.DEFAULT}]"
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the group's report as JSON, on the first node.")
-@click.option("--dry-run", is_flag=True, help="Print what the environment says of this node, and stop.")
-@click.pass_context
-@takes(FleetGroupOptions)
-def command(options: FleetGroupOptions, ctx: click.Context) -> None:
+@command_with(FleetGroupOptions, name="group", short_help="Measure what lies between nodes, with ranks on all of them.")
+def command(options: FleetGroupOptions, settings: Settings) -> int:
     """Measure what lies between nodes: collectives, links and slow ranks.
 
     \b
@@ -74,51 +81,22 @@ def command(options: FleetGroupOptions, ctx: click.Context) -> None:
     Exit, on each node: 0: the group passed; 1: a check failed; 2: wrong usage,
     or nodes that differ; 3: undetermined, also for a group that did not form.
     """
-    from envcheck.cli.fleet.group_run import GroupRun
-    from envcheck.fleet.group.membership import membership
-    from envcheck.runner.launcher import place
-
     report_output_files.require_working_directory()
     member = membership(os.environ, options.master_addr, options.master_port, options.run_id)
     why = node_files.left_to_the_first(place(os.environ), os.environ)
     if why is not None:
         click.echo(f"envcheck: {why}", err=True)
-        return
+        return 0
     name = member.name or node_files.node_of(place(os.environ), nameless=False).name
-    run = _run(options)
-    files = _files(options, Node(name, several=True), first=member.node == 0)
+    group = GroupRun(_run(options), member, name, options, quiet=settings.quiet)
     if options.dry_run:
-        click.echo(_described(member, name))
-        return
-    processes = max(options.nproc, member.processes)
-    group = GroupRun(run, member, name, files, processes, options.wait, options.as_json, ctx.obj.quiet)
-    with node_files.alone(files.report):
-        code = group.carried_out()
-    ctx.exit(code)
-
-
-def _described(member: Membership, name: str) -> str:
-    run = f", run {member.run}" if member.run else ""
-    number = f"{name} is number {member.node} of {member.nodes} nodes{run}"
-    return f"{number}; they meet at {member.address} port {member.port}"
-
-
-def _files(options: FleetGroupOptions, node: Node, *, first: bool) -> GroupFiles:
-    from envcheck.cli.fleet.group_run import GroupFiles
-
-    default = report_output_files.DEFAULT
-    report = report_output_files.destination(options.output, default, node, dry=options.dry_run)
-    group = report_output_files.destination(options.output, default, Node(_GROUP, several=True), dry=options.dry_run)
-    return GroupFiles(report, group if first else None)
+        click.echo(f"{name} is {member.described}")
+        return 0
+    with node_files.alone(group.report):
+        return group.carried_out()
 
 
 def _run(options: FleetGroupOptions) -> Run:
-    from envcheck.fleet.group.session import chosen
-    from envcheck.runner.container import shown_gpus
-    from envcheck.runner.local_python import LocalPython, answering, choose_python
-    from envcheck.runner.planning import plan
-    from envcheck.runner.state import Run
-
     checks = chosen(options.only)
     planned = plan(
         checks,
@@ -130,3 +108,68 @@ def _run(options: FleetGroupOptions) -> Run:
     )
     target = LocalPython(answering(choose_python(Path(options.python) if options.python else None)))
     return Run(plan=planned, chosen=checks, target=target)
+
+
+class GroupRun:
+    """A node's part of a group: where its report goes, and on the first node the group's."""
+
+    def __init__(self, run: Run, member: Membership, name: str, options: FleetGroupOptions, *, quiet: bool) -> None:
+        self._run, self._member, self._name, self._options, self._quiet = run, member, name, options, quiet
+        self.report = self._destination(name)
+        group = self._destination("group")
+        self._group_report = None if member.node else group
+
+    def _destination(self, name: str) -> Path | None:
+        options, node = self._options, Node(name, several=True)
+        return report_output_files.destination(options.output, report_output_files.DEFAULT, node, dry=options.dry_run)
+
+    def carried_out(self) -> int:
+        """Meet the other nodes, measure, write the reports, print what came of it, and return the exit code."""
+        interrupted: KeyboardInterrupt | None = None
+        processes = max(self._options.nproc, self._member.processes)
+        self._run.begin()
+        try:
+            with met(self._run, self._member, self._name, processes, self._options.wait) as formed:
+                if formed:
+                    with terminal.Progress(self._run.plan) as progress:
+                        validate(self._run, collect, LiveReport(self._run, self.report, progress, self._own))
+        except KeyboardInterrupt as how:
+            interrupted = how
+        failed = self._written()
+        self._print()
+        code = report_of(self._run).verdict.exit_code
+        return status_of(interrupted) if interrupted is not None else code or 3 if failed else code
+
+    def _own(self, report: RunReport) -> RunReport:
+        return of_node(report, self._member.node)
+
+    def _written(self) -> bool:
+        """Write the reports; return whether one could not be written, and say why."""
+        report, failed = report_of(self._run), False
+        group = self._group_report if self._run.nodes else None
+        for path, content in ((self.report, self._own(report)), (group, of_group(report))):
+            if path is None:
+                continue
+            try:
+                write(content, path)
+            except OSError as error:
+                failed = True
+                click.echo(f"envcheck: {path}: {error.strerror}; free space, or give --output another place", err=True)
+        return failed
+
+    def _print(self) -> None:
+        report, as_json = of_group(report_of(self._run)), self._options.as_json
+        if self._member.node:
+            unformed = self._run.nodes is None and FORMED in self._run.known
+            why = f": {self._run.known[FORMED].summary}" if unformed else ""
+            click.echo(f"{self._name}: {self._own(report).verdict.sentence}{why}", err=as_json)
+        elif as_json:
+            click.echo(encode(report), nl=False)
+        elif self._quiet:
+            click.echo(report.verdict.sentence)
+        else:
+            files = (self.report, self._group_report if self._run.nodes else None)
+            written = [f"report: {path}" for path in files if path is not None]
+            console = new_console(width=terminal.width(), highlight=False)
+            terminal.show(report, console, [*outcome.lines(report), *written])
+        sys.stdout.flush()

@@ -2,64 +2,65 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
-import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
+from envcheck.cli.options import FILE, Option, command_with
+from envcheck.cli.shared.messages import note
 from envcheck.cli.shared.parameter_types import Duration
-from envcheck.cli.shared.typed_options import takes
+from envcheck.counting import counted
+from envcheck.errors import ConfigError
+from envcheck.fleet.hostlist import unfold
+from envcheck.fleet.pairs import session
+from envcheck.fleet.pairs.launch import GROUP_COMMAND, ROLL_CALL_COMMAND, SLURM, Launcher, checked, run_tests
+from envcheck.fleet.pairs.measured import name_of
+from envcheck.fleet.pairs.model import ROLL_CALL, Diagnosis, GroupResult, GroupTest
+from envcheck.fleet.pairs.session import SMALL, Fleet, NextRound, read_domains, step
+from envcheck.fleet.pairs.text import document, lines
+from envcheck.fleet.terminal import wrapped
+from envcheck.safe_files import held
 
 if TYPE_CHECKING:
-    from envcheck.fleet.pairs.launch import Launcher
-    from envcheck.fleet.pairs.model import Diagnosis, GroupResult, GroupTest
-    from envcheck.fleet.pairs.session import Fleet
+    from envcheck.cli import Settings
 
 
-class FleetPairsOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class FleetPairsOptions:
     """The options of `envcheck fleet pairs`."""
 
-    nodes: str
-    mode: Literal["tournament", "diagnose"] | None
-    domains: Path | None
-    launch: str | None
-    group_command: str | None
-    timeout: float
-    state: Path
-    dry_run: bool
-    as_json: bool
+    nodes: Annotated[str, Option(metavar="LIST", help="The nodes as a Slurm host list: n[1-64].")]
+    mode: Annotated[
+        Literal["tournament", "diagnose"] | None, Option(help="Default: tournament up to 16 nodes without --domains.")
+    ] = None
+    domains: Annotated[Path | None, Option(type=FILE, help="Lines `NAME LIST`: the nodes of each switch.")] = None
+    launch: Annotated[
+        str | None,
+        Option(metavar="COMMAND", help="Starts {command} on {nodes}, {count} in number. Default: srun."),
+    ] = None
+    group_command: Annotated[
+        str | None,
+        Option(
+            metavar="COMMAND",
+            help="What a group runs together; it writes {reports}/NODE.json. Default: envcheck fleet group.",
+            advanced=True,
+        ),
+    ] = None
+    timeout: Annotated[float, Option(type=Duration(), help="Time for one test.")] = 600.0
+    state: Annotated[
+        Path,
+        Option(type=FILE, help="Results so far, on a file system that all nodes share; reports go beside it."),
+    ] = Path("envcheck-fleet-pairs.json")
+    dry_run: Annotated[bool, Option(help="Print the plan and the first command, and stop.")] = False
+    as_json: Annotated[bool, Option("--json", help="Print envcheck/fleet-pairs/1.")] = False
 
 
-@click.command("pairs")
-@click.option("--nodes", required=True, metavar="LIST", help="The nodes as a Slurm host list: n[1-64].")
-@click.option(
-    "--mode",
-    type=click.Choice(["tournament", "diagnose"]),
-    help="Default: tournament up to 16 nodes without --domains.",
-)
-@click.option(
-    "--domains", type=click.Path(path_type=Path, dir_okay=False), help="Lines `NAME LIST`: the nodes of each switch."
-)
-@click.option("--launch", metavar="COMMAND", help="Starts {command} on {nodes}, {count} in number. Default: srun.")
-@click.option(
-    "--group-command",
-    metavar="COMMAND",
-    help="What a group runs together; it writes {reports}/NODE.json. Default: envcheck fleet group.",
-)
-@click.option("--timeout", type=Duration(), default="10m", show_default=True, help="Time for one test.")
-@click.option(
-    "--state",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default="envcheck-fleet-pairs.json",
-    show_default=True,
-    help="Results so far, on a file system that all nodes share; reports go beside it.",
-)
-@click.option("--dry-run", is_flag=True, help="Print the plan and the first command, and stop.")
-@click.option("--json", "as_json", is_flag=True, help="Print envcheck/fleet-pairs/1.")
-@takes(FleetPairsOptions)
-def command(options: FleetPairsOptions) -> None:
+@command_with(FleetPairsOptions, name="pairs")
+def command(options: FleetPairsOptions, settings: Settings) -> int:  # noqa: ARG001 (all commands take them)
     """Find the node, link or GPU at fault by tests of groups, with the tests that say so.
 
     \b
@@ -68,13 +69,6 @@ def command(options: FleetPairsOptions) -> None:
     To continue a killed run, give the same command again.
     Exit 0: every node passed in a group; 1: a fault; 2: wrong usage; 3: undetermined: a group never formed.
     """
-    from envcheck.errors import ConfigError
-    from envcheck.fleet.pairs import session
-    from envcheck.fleet.pairs.launch import run_tests
-    from envcheck.fleet.pairs.session import plan
-    from envcheck.fleet.terminal import wrapped
-    from envcheck.safe_files import held
-
     if options.dry_run and options.as_json:
         message = "--dry-run prints a plan in words, and --json a diagnosis"
         raise ConfigError(message, fix="leave out one of them")
@@ -84,13 +78,13 @@ def command(options: FleetPairsOptions) -> None:
     fleet = _fleet(options)
     launcher = _launcher(options)
     state = session.begin(options.state, fleet, [launcher.template, launcher.group])
-    planned = plan(fleet, state.results.values())
+    planned = session.plan(fleet, state.results.values())
     for text in planned.lines(fleet):
         for line in wrapped(text, ""):
             click.echo(line, err=options.as_json)
     if options.dry_run:
         _show_commands(fleet, launcher)
-        return
+        return 0
     _can_start(launcher)
     if state.results:
         click.echo(f"going on with {options.state}: {len(state.results)} results", err=True)
@@ -98,15 +92,10 @@ def command(options: FleetPairsOptions) -> None:
     with held(lock, lambda: _busy(options.state)):
         diagnosis = run_tests(fleet, state, options.state, launcher.run, _progress)
     _print(diagnosis, fleet, options, len(state.results))
-    sys.exit(diagnosis.exit_code)
+    return diagnosis.exit_code
 
 
 def _fleet(options: FleetPairsOptions) -> Fleet:
-    from envcheck.counting import counted
-    from envcheck.errors import ConfigError
-    from envcheck.fleet.hostlist import unfold
-    from envcheck.fleet.pairs.session import SMALL, Fleet, read_domains
-
     nodes = tuple(unfold(options.nodes))
     if len(nodes) < 2:  # noqa: PLR2004 (a group)
         message = f"--nodes {options.nodes[:60]!r} names {counted(len(nodes), 'node')}"
@@ -120,9 +109,6 @@ def _fleet(options: FleetPairsOptions) -> Fleet:
 
 
 def _launcher(options: FleetPairsOptions) -> Launcher:
-    from envcheck.errors import ConfigError
-    from envcheck.fleet.pairs.launch import GROUP_COMMAND, ROLL_CALL_COMMAND, SLURM, Launcher, checked
-
     if options.group_command is not None and "{reports}" not in options.group_command:
         message = "--group-command has no {reports}, the directory where it writes NODE.json"
         raise ConfigError(message, fix=f"write for example --group-command '{GROUP_COMMAND}'")
@@ -132,8 +118,6 @@ def _launcher(options: FleetPairsOptions) -> Launcher:
 
 
 def _can_start(launcher: Launcher) -> None:
-    import shlex
-
     from envcheck.errors import ConfigError
 
     first = shlex.split(launcher.template)[0]
@@ -143,17 +127,12 @@ def _can_start(launcher: Launcher) -> None:
 
 
 def _busy(state: Path) -> None:
-    from envcheck.errors import ConfigError
-
     message = f"another run is using {state}"
     raise ConfigError(message, fix="wait for it, or give --state another file")
 
 
 def _show_commands(fleet: Fleet, launcher: Launcher) -> None:
-    import shlex
-
     from envcheck.fleet.pairs.model import GroupTest
-    from envcheck.fleet.pairs.session import NextRound, step
 
     first = step(fleet, {})
     if isinstance(first, NextRound):
@@ -163,10 +142,6 @@ def _show_commands(fleet: Fleet, launcher: Launcher) -> None:
 
 
 def _progress(number: int, test: GroupTest, result: GroupResult) -> None:
-    from envcheck.cli.shared.messages import note
-    from envcheck.fleet.pairs.measured import name_of
-    from envcheck.fleet.pairs.model import ROLL_CALL
-
     attempt = ", again" if test.attempt > 1 else ""
     if test.step == ROLL_CALL:
         summary = f"{sum(answer.status == 'pass' for answer in result.answers)} of {len(test.nodes)} nodes pass"
@@ -177,8 +152,6 @@ def _progress(number: int, test: GroupTest, result: GroupResult) -> None:
 
 
 def _print(diagnosis: Diagnosis, fleet: Fleet, options: FleetPairsOptions, tests: int) -> None:
-    from envcheck.fleet.pairs.text import document, lines
-
     if options.as_json:
         click.echo(document(diagnosis, fleet, tests), nl=False)
         return

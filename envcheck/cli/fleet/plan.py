@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from envcheck.cli.shared.typed_options import takes
+from envcheck.cli.options import Argument, Option, command_with
+from envcheck.fleet.cover import of_places, plan
+from envcheck.fleet.model import encode
+from envcheck.fleet.terminal import plan_lines
+from envcheck.matrix.file.load import load
+from envcheck.matrix.resolver.query import Query, normalized
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
 
 
-class FleetPlanOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class FleetPlanOptions:
     """The options of `envcheck fleet plan`."""
 
-    places: tuple[Path, ...]
-    torch: str | None
-    variant: str | None
-    cuda: str | None
-    python: str | None
-    as_json: bool
+    places: Annotated[tuple[Path, ...], Argument(required=True, metavar="DIR|FILE|CSV...")] = ()
+    torch: Annotated[
+        str | None, Option(metavar="REQ", help='A release or a requirement: 2.8, 2.8.0, ">=2.6,<2.9".')
+    ] = None
+    variant: Annotated[
+        str | None, Option(metavar="cuNNN|cpu", help="The wheel's CUDA as its name says it, e.g. cu128.")
+    ] = None
+    cuda: Annotated[str | None, Option(metavar="X.Y", help="The same by CUDA version, e.g. 12.8.")] = None
+    python: Annotated[str | None, Option(metavar="X.Y", help="Python version, e.g. 3.12 or 3.13t.")] = None
+    as_json: Annotated[bool, Option("--json", help="Print envcheck/fleet-plan/1.")] = False
 
 
-@click.command("plan")
-@click.argument("places", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="DIR|FILE|CSV...")
-@click.option("--torch", metavar="REQ", help='A release or a requirement: 2.8, 2.8.0, ">=2.6,<2.9".')
-@click.option("--variant", metavar="cuNNN|cpu", help="The wheel's CUDA as its name says it, e.g. cu128.")
-@click.option("--cuda", metavar="X.Y", help="The same by CUDA version, e.g. 12.8.")
-@click.option("--python", metavar="X.Y", help="Python version, e.g. 3.12 or 3.13t.")
-@click.option("--json", "as_json", is_flag=True, help="Print envcheck/fleet-plan/1.")
-@click.pass_obj
-@takes(FleetPlanOptions)
-def command(options: FleetPlanOptions, settings: Settings) -> None:
+@command_with(FleetPlanOptions, name="plan")
+def command(options: FleetPlanOptions, settings: Settings) -> int:
     """Say which published cells cover all nodes, with the fewest images, and what each driver upgrade would add.
 
     Nodes are read from reports, or from a CSV file with the header node,gpu,driver[,arch][,count]; a node may be a host
@@ -46,17 +48,10 @@ def command(options: FleetPlanOptions, settings: Settings) -> None:
 
     Exit 0: every node has a cell; 1: a node has none; 2: wrong usage, or an inventory that cannot be read.
     """
-    import msgspec
-
-    from envcheck.fleet.cover import of_places, plan
-    from envcheck.fleet.terminal import plan_lines
-    from envcheck.matrix.file.load import load
-    from envcheck.matrix.resolver.query import Query, normalized
-
     wish = normalized(Query(torch=options.torch, variant=options.variant, cuda=options.cuda, python=options.python))
     planned = plan(load(settings.matrix), of_places(options.places), wish)
     if options.as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(planned), indent=1))
+        click.echo(encode(planned), nl=False)
     else:
         click.echo("\n".join(plan_lines(planned)))
-    sys.exit(1 if planned.uncovered else 0)
+    return 1 if planned.uncovered else 0

@@ -4,82 +4,69 @@ from __future__ import annotations
 
 import shutil
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
-from envcheck.checks import LEVELS
+from envcheck import safe_files
+from envcheck.cli.options import DIRECTORY, Argument, Option, command_with
 from envcheck.cli.shared.parameter_types import Duration
-from envcheck.cli.shared.typed_options import takes
+from envcheck.errors import ConfigError
+from envcheck.fleet.launch_files import NOT_OF, LaunchValues, launch_files
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
 
 
-class FleetRenderOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class FleetRenderOptions:
     """The options of `envcheck fleet render`."""
 
-    system: Literal["slurm", "kubernetes", "prometheus"]
-    names: tuple[str, ...]
-    image: str | None
-    python: str | None
-    nodes: int
-    gpus: int
-    level: str
-    max_age: float
-    budget: float
-    on_error: Literal["refuse", "admit"]
-    program: str | None
-    scripts: str
-    reports: str | None
-    state: str
-    partition: str
-    namespace: str
-    variables: tuple[str, ...]
-    drain: bool
-    output: Path | None
+    system: Annotated[Literal["slurm", "kubernetes", "prometheus"], Argument()]
+    names: Annotated[tuple[str, ...], Argument(metavar="[NAME]...")] = ()
+    image: Annotated[str | None, Option(metavar="REF@DIGEST", help="The image to judge, by digest.")] = None
+    python: Annotated[
+        str | None, Option(metavar="PATH", help="Slurm: an environment on the nodes to judge, instead of an image.")
+    ] = None
+    nodes: Annotated[int, Option(type=click.IntRange(1, 100_000), help="How many nodes.")] = 1
+    gpus: Annotated[int, Option(type=click.IntRange(0, 64), help="GPUs of a node; 0: none.")] = 8
+    level: Annotated[Literal["static", "quick", "standard", "full"], Option(help="How much to check.")] = "quick"
+    max_age: Annotated[float, Option(type=Duration(), help="Oldest verdict that gates accept.")] = 900.0
+    budget: Annotated[float, Option(type=Duration(), help="Time limit for the checks of a gate.")] = 60.0
+    on_error: Annotated[
+        Literal["refuse", "admit"], Option(help="What gates do if the node cannot be judged.", advanced=True)
+    ] = "refuse"
+    program: Annotated[
+        str | None, Option(metavar="PATH", help="Slurm: envcheck on the nodes. [this one]", advanced=True)
+    ] = None
+    scripts: Annotated[str, Option(help="Slurm: where slurmd finds the scripts.", advanced=True)] = (
+        "/etc/slurm/envcheck"
+    )
+    reports: Annotated[
+        str | None,
+        Option(metavar="DIR", help="Slurm: a directory that all nodes share. [./envcheck-reports]", advanced=True),
+    ] = None
+    state: Annotated[str, Option(help="Where a node keeps its verdicts.", advanced=True)] = "/var/lib/envcheck"
+    partition: Annotated[str, Option(help="Slurm: the partition of sweep and group.", advanced=True)] = ""
+    namespace: Annotated[str, Option(help="Kubernetes: the namespace.", advanced=True)] = "default"
+    variables: Annotated[
+        tuple[str, ...],
+        Option("--env", metavar="NAME=VALUE", help="Kubernetes: NCCL_*, FI_*, UCX_*, GLOO_* of pods.", advanced=True),
+    ] = ()
+    drain: Annotated[
+        bool, Option(help="Kubernetes: the DaemonSet taints nodes whose check failed (adds rbac.yaml).", advanced=True)
+    ] = False
+    output: Annotated[
+        Path | None, Option("-o", "--output", type=DIRECTORY, help="Write the files into this directory.")
+    ] = None
 
 
-@click.command("render", short_help="Write envcheck's files for Slurm, Kubernetes or Prometheus.")
-@click.argument("system", type=click.Choice(("slurm", "kubernetes", "prometheus")))
-@click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--image", metavar="REF@DIGEST", help="The image to judge, by digest.")
-@click.option("--python", metavar="PATH", help="Slurm: an environment on the nodes to judge, instead of an image.")
-@click.option("--nodes", type=click.IntRange(1, 100_000), default=1, show_default=True, help="How many nodes.")
-@click.option("--gpus", type=click.IntRange(0, 64), default=8, show_default=True, help="GPUs of a node; 0: none.")
-@click.option("--level", type=click.Choice(LEVELS), default="quick", show_default=True, help="How much to check.")
-@click.option("--max-age", type=Duration(), default="15m", show_default=True, help="Oldest verdict that gates accept.")
-@click.option(
-    "--budget", type=Duration(), default="60s", show_default=True, help="Time limit for the checks of a gate."
+@command_with(
+    FleetRenderOptions, name="render", short_help="Write envcheck's files for Slurm, Kubernetes or Prometheus."
 )
-@click.option(
-    "--on-error",
-    type=click.Choice(("refuse", "admit")),
-    default="refuse",
-    show_default=True,
-    help="What gates do if the node cannot be judged.",
-)
-@click.option("--program", metavar="PATH", help="Slurm: envcheck on the nodes. [this one]")
-@click.option(
-    "--scripts", default="/etc/slurm/envcheck", show_default=True, help="Slurm: where slurmd finds the scripts."
-)
-@click.option("--reports", metavar="DIR", help="Slurm: a directory that all nodes share. [./envcheck-reports]")
-@click.option("--state", default="/var/lib/envcheck", show_default=True, help="Where a node keeps its verdicts.")
-@click.option("--partition", default="", help="Slurm: the partition of sweep and group.")
-@click.option("--namespace", default="default", show_default=True, help="Kubernetes: the namespace.")
-@click.option(
-    "--env", "variables", multiple=True, metavar="NAME=VALUE", help="Kubernetes: NCCL_*, FI_*, UCX_*, GLOO_* of pods."
-)
-@click.option(
-    "--drain", is_flag=True, help="Kubernetes: the DaemonSet taints nodes whose check failed (adds rbac.yaml)."
-)
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Write the files into this directory."
-)
-@click.pass_context
-@takes(FleetRenderOptions)
-def command(options: FleetRenderOptions, ctx: click.Context) -> None:
+def command(options: FleetRenderOptions, settings: Settings) -> None:
     """Write the files with which Slurm or Kubernetes runs envcheck, or Prometheus shows it. Nothing is applied.
 
     \b
@@ -94,16 +81,11 @@ def command(options: FleetRenderOptions, ctx: click.Context) -> None:
     its first word. Exit 2: a value cannot be used in a script or manifest, the system's
     files have no place for an option, or no file has that name.
     """
-    from envcheck import safe_files
-    from envcheck.errors import ConfigError
-    from envcheck.fleet.launch_files import LaunchValues, launch_files
-
-    _refuse_options_of_other_systems(ctx, options.system)
+    _refuse_options_of_other_systems(options.system)
     if options.output is not None and options.output.exists() and not options.output.is_dir():
         message = f"--output {options.output} is not a directory"
         raise ConfigError(message, fix="name a directory, or leave it out to print the files")
-    settings: Settings = ctx.obj
-    launch_values = {name: value for name, value in options._asdict().items() if name in LaunchValues._fields}
+    launch_values = {name: value for name, value in asdict(options).items() if name in LaunchValues._fields}
     chosen = {
         "program": options.program or _this_program(),
         "reports": options.reports or str(Path.cwd() / "envcheck-reports"),
@@ -120,10 +102,9 @@ def command(options: FleetRenderOptions, ctx: click.Context) -> None:
             click.echo(f"wrote {path}")
 
 
-def _refuse_options_of_other_systems(ctx: click.Context, system: str) -> None:
+def _refuse_options_of_other_systems(system: str) -> None:
     """Raise ConfigError for an option on the command line that the system's files do not hold."""
-    from envcheck.errors import ConfigError
-    from envcheck.fleet.launch_files import NOT_OF
+    ctx = click.get_current_context()
 
     for option in ctx.command.params:
         typed = ctx.get_parameter_source(str(option.name)) is click.core.ParameterSource.COMMANDLINE

@@ -1,23 +1,33 @@
-"""`envcheck fleet report`: the reports of many nodes as one answer."""
+"""`envcheck fleet report`: the reports of many nodes as one answer, or what happened to one node or GPU before."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import click
 
+from envcheck import safe_files
+from envcheck.cli.options import FILE, Argument, Option, command_with
+from envcheck.cli.report_output.files import apart
 from envcheck.cli.shared.parameter_types import Duration
-from envcheck.cli.shared.typed_options import takes
+from envcheck.errors import ConfigError
+from envcheck.fleet.database import ingest, opened
+from envcheck.fleet.history import history, history_lines
+from envcheck.fleet.hostlist import expected_nodes, file_of
+from envcheck.fleet.model import encode
+from envcheck.fleet.page import page
+from envcheck.fleet.prometheus import prometheus
+from envcheck.fleet.summary import FleetQuestion, summarize
+from envcheck.fleet.terminal import lines, wrapped
 
 if TYPE_CHECKING:
-    from envcheck.fleet.summary import FleetQuestion
+    from envcheck.cli import Settings
 
 _AXES: Final = ("gpu", "cell", "driver")
-_FILE: Final = click.Path(path_type=Path, dir_okay=False)
 
 
 class Axes(click.ParamType[tuple[str, ...]]):
@@ -33,36 +43,35 @@ class Axes(click.ParamType[tuple[str, ...]]):
         return axes
 
 
-class FleetReportOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class FleetReportOptions:
     """The options of `envcheck fleet report`."""
 
-    places: tuple[Path, ...]
-    expect: str | None
-    by: tuple[str, ...]
-    max_age: float
-    db: Path | None
-    html: Path | None
-    prometheus: Path | None
-    strict: bool
-    as_json: bool
+    places: Annotated[tuple[Path, ...], Argument(metavar="DIR|FILE...")] = ()
+    expect: Annotated[
+        str | None,
+        Option(metavar="FILE|NODELIST", help="The nodes that must have a report: n[1-64], or a file of names."),
+    ] = None
+    by: Annotated[str, Option(type=Axes(), help="What defines a kind of node.")] = "gpu,cell,driver"
+    max_age: Annotated[float, Option(type=Duration(), help="Older reports are stale.")] = 86400.0
+    db: Annotated[
+        Path | None, Option(type=FILE, help="Database of the reports read so far; only new files are read again.")
+    ] = None
+    html: Annotated[Path | None, Option(type=FILE, help="Write one page: nodes and checks, curves, drift.")] = None
+    prometheus: Annotated[
+        Path | None,
+        Option(type=FILE, metavar="FILE.prom", help="Write metrics for node_exporter's textfile collector."),
+    ] = None
+    history: Annotated[
+        str | None,
+        Option(metavar="NODE|GPU-UUID", help="Print how often this one failed, and why; a UUID's beginning is enough."),
+    ] = None
+    strict: Annotated[bool, Option(help="Drift and outliers count as failures, and leave `use now`.")] = False
+    as_json: Annotated[bool, Option("--json", help="Print envcheck/fleet/1, or envcheck/fleet-history/1.")] = False
 
 
-@click.command("report")
-@click.argument("places", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="DIR|FILE...")
-@click.option(
-    "--expect", metavar="FILE|NODELIST", help="The nodes that must have a report: n[1-64], or a file of names."
-)
-@click.option("--by", type=Axes(), default="gpu,cell,driver", show_default=True, help="What defines a kind of node.")
-@click.option("--max-age", type=Duration(), default="24h", show_default=True, help="Older reports are stale.")
-@click.option("--db", type=_FILE, help="Database of the reports read so far; only new files are read again.")
-@click.option("--html", type=_FILE, help="Write one page: nodes and checks, curves, drift.")
-@click.option(
-    "--prometheus", type=_FILE, metavar="FILE.prom", help="Write metrics for node_exporter's textfile collector."
-)
-@click.option("--strict", is_flag=True, help="Drift and outliers count as failures, and leave `use now`.")
-@click.option("--json", "as_json", is_flag=True, help="Print envcheck/fleet/1.")
-@takes(FleetReportOptions)
-def command(options: FleetReportOptions) -> None:
+@command_with(FleetReportOptions, name="report")
+def command(options: FleetReportOptions, settings: Settings) -> int:  # noqa: ARG001 (all commands take them)
     """Say which nodes failed, are missing, stale, undetermined or different, and which to use now.
 
     Each DIR is searched for *.json, as `envcheck run --output DIR/` writes them. The newest report of a node counts. A
@@ -72,19 +81,17 @@ def command(options: FleetReportOptions) -> None:
     envcheck fleet report reports/
     envcheck fleet report reports/ --expect 'n[1-1000]' --db fleet.db \\
         --html fleet.html
+    envcheck fleet report --db fleet.db --history n17
 
-    Exit 0: every node passed; 1: a node failed; 2: wrong usage; 3: a node is missing, stale or undetermined.
+    Exit 0: every node passed, or the history is printed; 1: a node failed; 2: wrong usage, or nothing is known of the
+    node; 3: a node is missing, stale or undetermined.
     """
-    from envcheck import safe_files
-    from envcheck.fleet.database import ingest, opened
-    from envcheck.fleet.model import encode
-    from envcheck.fleet.page import page
-    from envcheck.fleet.prometheus import prometheus
-    from envcheck.fleet.summary import summarize
-    from envcheck.fleet.terminal import lines
-
     _refuse_shared_files(options)
-    question, files = _question(options), dict[Path, str]()
+    if options.history is not None:
+        return _print_history(options, options.history)
+    expected = expected_nodes(options.expect) if options.expect is not None else []
+    question = FleetQuestion(time.time(), expected, options.by, options.max_age, options.strict)
+    files: dict[Path, str] = {}
     with opened(options.db) as database:
         answer = summarize(database, ingest(database, options.places), question)
         if options.html is not None:
@@ -97,15 +104,28 @@ def command(options: FleetReportOptions) -> None:
         click.echo(encode(answer.report), nl=False)
     else:
         click.echo("\n".join(lines(answer.report)))
-    sys.exit(answer.report.verdict.exit_code)
+    return answer.report.verdict.exit_code
+
+
+def _print_history(options: FleetReportOptions, who: str) -> int:
+    with opened(options.db) as database:
+        ingest(database, options.places)
+        past = history(database, who)
+    if options.as_json:
+        click.echo(encode(past), nl=False)
+    for line in () if options.as_json else history_lines(past):
+        click.echo("\n".join(wrapped(line, "")))
+    return 0
 
 
 def _refuse_shared_files(options: FleetReportOptions) -> None:
-    """Raise ConfigError where a file that is written is another one of this command, or would be read as a report."""
-    from envcheck.cli.report_output.files import apart
-    from envcheck.errors import ConfigError
-    from envcheck.fleet.hostlist import file_of
-
+    """Raise ConfigError where nothing is read, or a file that is written is another one, or read as a report."""
+    if not options.places and not (options.history and options.db):
+        message = "no DIR or FILE of reports is named"
+        raise ConfigError(message, fix="name the directory that `envcheck run --output DIR/` wrote")
+    if options.db is not None and not options.places and not options.db.exists():
+        message = f"{options.db}: no such database"
+        raise ConfigError(message, fix="name the one that `envcheck fleet report DIR --db FILE` wrote")
     outputs = {"db": options.db, "html": options.html, "prometheus": options.prometheus}
     apart(**outputs, expect=file_of(options.expect) if options.expect else None)
     for name, output in outputs.items():
@@ -117,11 +137,3 @@ def _refuse_shared_files(options: FleetReportOptions) -> None:
 def _would_be_read(output: Path, place: Path) -> bool:
     written, read = Path(os.path.realpath(output)), Path(os.path.realpath(place))
     return (written == read and output.is_file()) or (written.suffix == ".json" and read in written.parents)
-
-
-def _question(options: FleetReportOptions) -> FleetQuestion:
-    from envcheck.fleet.hostlist import expected_nodes
-    from envcheck.fleet.summary import FleetQuestion
-
-    expected = expected_nodes(options.expect) if options.expect is not None else []
-    return FleetQuestion(time.time(), expected, options.by, options.max_age, options.strict)

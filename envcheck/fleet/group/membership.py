@@ -37,6 +37,12 @@ class Membership(NamedTuple):
     port: int
     run: str
 
+    @property
+    def described(self) -> str:
+        """Return the number, the run and the meeting point in words."""
+        run = f", run {self.run}" if self.run else ""
+        return f"number {self.node} of {self.nodes} nodes{run}; they meet at {self.address} port {self.port}"
+
 
 def membership(
     environ: Mapping[str, str], address: str | None = None, port: int | None = None, run: str | None = None

@@ -1,17 +1,15 @@
-"""A run's other nodes: what the group measures, and how each node's part is joined to those of the others."""
+"""A run's other nodes: how what this node's ranks measured is joined to what those of the others did."""
 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import fcntl
-import importlib
 import ipaddress
 import json
 import os
 import socket
 import struct
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,31 +18,9 @@ from envcheck.checks.env.support.operators.seeded_numbers import SEED
 from envcheck.errors import ConfigError
 from envcheck.fleet.group import outcome
 from envcheck.fleet.group.meeting import GroupMember, LostGroupError, free_ports
-from envcheck.runner.planning import CheckModule, checked_module
 from envcheck.runner.schema import GroupFacts
 from envcheck.runner.worker.fork_server import NODES_LOST, NODES_READY
 from envcheck.runner.worker_session import LAST
-
-# In the order of what each needs: data must be right before a speed means anything.
-CHECKS: Final = (
-    "envcheck.checks.env.collectives",
-    "envcheck.checks.between_nodes.node_links",
-    "envcheck.checks.env.all_reduce_bandwidth",
-    "envcheck.checks.env.straggler",
-)
-
-
-def chosen(only: Collection[str] = ()) -> list[CheckModule]:
-    """Return the checks of a group, or those of `only`. Raise ConfigError for an id that none has."""
-    modules = [checked_module(importlib.import_module(name), "env", f"module:{name}") for name in CHECKS]
-    by_id = {module.id: module for module in modules}
-    for name in only:
-        if name not in by_id:
-            near = difflib.get_close_matches(name, by_id, 1)
-            message = f"a group of nodes has no check {name[:60]!r}"
-            raise ConfigError(message, fix=f"did you mean {near[0]}?" if near else f"give one of {', '.join(by_id)}")
-    return [module for module in modules if not only or module.id in only]
-
 
 # ioctl(2), netdevice(7): the address of an interface, which stands after its name and family.
 _SIOCGIFADDR: Final = 0x8915
