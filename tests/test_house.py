@@ -145,4 +145,4 @@ def test_the_built_wheel_is_named_torch_envcheck(tmp_path: Path) -> None:
     assert wheel.name.startswith("torch_envcheck-")
     with zipfile.ZipFile(wheel) as archive:
         metadata = next(name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt"))
-        assert "envcheck = envcheck.cli:program" in archive.read(metadata).decode()
+        assert "envcheck = envcheck.cli:main" in archive.read(metadata).decode()

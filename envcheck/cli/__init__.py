@@ -50,6 +50,7 @@ SECTIONS: Final = {
         "report": "Convert, compare and redact reports.",
         "checks": "List what each check promises, needs and costs.",
         "watch": "Run a command, and report what its GPUs and processes did.",
+        "schema": "Print the JSON Schema of a document.",
         "judge": "Apply today's rules to an old report.",
     },
 }

@@ -276,7 +276,7 @@ def _refuse_unknown_gpus(matrix: Matrix, inventory: Inventory) -> None:
         for name in kind.gpus:
             if find_gpu(matrix, name) is None:
                 near = " or ".join(suggest(matrix, name))
-                hint = f"did you mean {near}?" if near else "`envcheck matrix show --gpus` lists them"
+                hint = f"did you mean {near}?" if near else "`envcheck matrix show --list-gpus` lists them"
                 message = f"{where}: no GPU named {name[:60]!r} in the matrix"
                 raise ConfigError(message, fix=hint)
 

@@ -121,9 +121,3 @@ class FleetReport(Row, frozen=True, kw_only=True):
 def encode(document: msgspec.Struct) -> bytes:
     """Return a document as indented JSON with a final newline."""
     return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
-
-
-def json_schema(kind: type[msgspec.Struct] = FleetReport) -> bytes:
-    """Return the JSON Schema of a document."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(kind)}
-    return msgspec.json.format(msgspec.json.encode(schema, order="sorted"), indent=2) + b"\n"

@@ -152,12 +152,6 @@ def _other_version(content: bytes) -> str:
     return f"has another schema: {head.schema}, not {SCHEMA}" if head.schema.startswith(_ANY) else ""
 
 
-def json_schema() -> bytes:
-    """Return the JSON Schema of a report."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(RunReport)}
-    return msgspec.json.format(msgspec.json.encode(schema, order="sorted"), indent=2) + b"\n"
-
-
 def _host() -> HostFacts:
     return HostFacts(
         name=platform.node(),

@@ -57,7 +57,6 @@ def command() -> None:
     \b
     envcheck report show envcheck-report.json
     envcheck report convert envcheck-report.json --format html -o report.html
-    envcheck report schema > report.schema.json
 
     Exit 0: done, whatever the report's verdict; 2: FILE is not a report, or wrong usage.
     """
@@ -168,15 +167,3 @@ def redact(options: ReportRedactOptions) -> None:
         click.echo(report, nl=False)
     else:
         safe_files.replace(options.output, report)
-
-
-@command.command()
-def schema() -> None:
-    """Print the JSON Schema of a report.
-
-    \b
-    envcheck report schema > report.schema.json
-    """
-    from envcheck.reports.model import json_schema
-
-    click.echo(json_schema(), nl=False)

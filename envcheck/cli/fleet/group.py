@@ -15,7 +15,6 @@ COMMANDS: Final = {
     "group": "Measure what lies between nodes, with ranks on all of them.",
     "pairs": "Find the node, link or GPU at fault by tests of groups.",
     "plan": "Say which published cells cover all nodes, and what a newer driver would add.",
-    "schema": "Print the JSON Schemas.",
 }
 
 

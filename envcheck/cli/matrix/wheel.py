@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import click
+import msgspec
 
+from envcheck.binaries.elf import BinaryError
+from envcheck.binaries.wheel_members import read_members
 from envcheck.cli.options import Argument, Option, command_with
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.cli.sources.fetch_request import profile_client
+from envcheck.errors import ConfigError, PromiseError, UnavailableError
+from envcheck.matrix.extensions.file import dump
+from envcheck.matrix.extensions.opened_wheel import OpenedWheel, extensions_file, without_foreign
+from envcheck.mirrors.index.file_names import parse_file_name
+from envcheck.mirrors.net.network_errors import NetworkError
+from envcheck.mirrors.net.urls import host_of, is_web_url, split_sha256
+from envcheck.mirrors.profiles.load import load
+from envcheck.mirrors.profiles.model import has_userinfo, redacted
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
@@ -66,20 +79,12 @@ def command(options: MatrixWheelOptions, _settings: Settings) -> None:
     envcheck matrix wheel torchcodec-0.13.0-cp312-cp312-manylinux_2_28_x86_64.whl
     envcheck matrix wheel https://host.example/x-1.0-cp312-cp312-linux_x86_64.whl
     """
-    import datetime as dt
-
-    from envcheck.matrix.extensions.opened_wheel import extensions_file
-
     with tempfile.TemporaryDirectory(prefix="envcheck-wheel-") as scratch:
         opened = _opened(_file(options, Path(scratch)), options)
     facts = extensions_file(opened, dt.datetime.now(dt.timezone.utc).date())
     if options.as_json:
-        import msgspec
-
         click.echo(msgspec.json.format(msgspec.json.encode(_document(opened, facts.extensions[0]))).decode())
     else:
-        from envcheck.matrix.extensions.file import dump
-
         click.echo(dump(facts), nl=False)
     if opened.contents.unread:
         path, why = next(iter(sorted(opened.contents.unread.items())))
@@ -125,14 +130,6 @@ def _file(options: MatrixWheelOptions, scratch: Path) -> _File:
 
 
 def _downloaded(options: MatrixWheelOptions, scratch: Path) -> _File:
-    from urllib.parse import unquote, urlsplit
-
-    from envcheck.cli.sources.fetch_request import profile_client
-    from envcheck.mirrors.net.network_errors import NetworkError
-    from envcheck.mirrors.net.urls import host_of, is_web_url, split_sha256
-    from envcheck.mirrors.profiles.load import load
-    from envcheck.mirrors.profiles.model import has_userinfo, redacted
-
     url, sha256 = split_sha256(options.wheel)
     name = unquote(urlsplit(url).path.rpartition("/")[2]) if is_web_url(url) else ""
     if not name or "/" in name or has_userinfo(url):
@@ -157,8 +154,6 @@ def _downloaded(options: MatrixWheelOptions, scratch: Path) -> _File:
 
 
 def _parse(name: str) -> tuple[Any, Any, Any]:
-    from envcheck.mirrors.index.file_names import parse_file_name
-
     try:
         project, version, tags = parse_file_name(name)
     except ValueError as error:
@@ -169,11 +164,6 @@ def _parse(name: str) -> tuple[Any, Any, Any]:
 
 
 def _opened(file: _File, options: MatrixWheelOptions) -> OpenedWheel:
-    from envcheck.binaries.elf import BinaryError
-    from envcheck.binaries.wheel_members import read_members
-    from envcheck.errors import PromiseError
-    from envcheck.matrix.extensions.opened_wheel import OpenedWheel, without_foreign
-
     project, version, tags = _parse(file.name)
     try:
         size, sha256 = file.path.stat().st_size, _sha256(file.path)

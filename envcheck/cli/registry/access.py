@@ -66,7 +66,7 @@ def refuse_unknown_gpu(name: str, where: str, matrix: Matrix) -> None:
     if name.startswith("NVIDIA ") or find_gpu(matrix, name) is not None:
         return
     near = " or ".join(suggest(matrix, name))
-    hint = f"did you mean {near}?" if near else "`envcheck matrix show --gpus` lists them"
+    hint = f"did you mean {near}?" if near else "`envcheck matrix show --list-gpus` lists them"
     message = f"{where} {name[:60]!r}: no such GPU in the matrix"
     raise ConfigError(message, fix=f"{hint} (or write it as nvidia-smi prints it: NVIDIA ...)")
 

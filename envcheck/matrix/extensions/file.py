@@ -18,7 +18,7 @@ from envcheck.safe_files import read_whole
 HEADER: Final = """\
 # Native extensions: releases, their wheels, and what these bind to. Each row names its sources (keys of `sources`).
 # Versions are strings. `verified: false` and `code_verified: false` mark what one weak source says.
-# A wheel without `cuda` and `sass` was never opened: it never counts as fitting. Written by `envcheck matrix format`.
+# A wheel without `cuda` and `sass` was never opened: it never counts as fitting. `matrix check` checks this form.
 """
 SHIPPED: Final = Path(__file__).with_name("extensions.yaml")
 _CHANNELS: Final = ("pypi", "pytorch", "project", "third-party")

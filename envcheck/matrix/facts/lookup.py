@@ -112,7 +112,7 @@ class Facts:
         gpu = find_gpu(self.matrix, name)
         if gpu is None:
             near = suggest(self.matrix, name)
-            hint = f"did you mean {' or '.join(near)}?" if near else "`envcheck matrix show --gpus` lists them"
+            hint = f"did you mean {' or '.join(near)}?" if near else "`envcheck matrix show --list-gpus` lists them"
             if _UNNAMED.search(name):
                 hint = "lspci's PCI database does not list this GPU: run `update-pciids`, or use nvidia-smi's name"
             series = capability_of_series(self.matrix, name)

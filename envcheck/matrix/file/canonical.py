@@ -15,7 +15,7 @@ from envcheck.matrix.facts.versions import key, python_key
 HEADER: Final = """\
 # yaml-language-server: $schema=envcheck/matrix/file/matrix.schema.json
 # Facts first, each with its source (a key of `sources`); choices (`bases`, `images`) last. Versions are strings.
-# A fact with one weak source says `verified: false`. Written by `envcheck matrix format`.
+# A fact with one weak source says `verified: false`. `envcheck matrix check` checks this form.
 """
 _WIDTH: Final = 120
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.+/-]*( [A-Za-z0-9_.+/-]+)*")
@@ -156,10 +156,3 @@ def _flow(value: Any) -> str:
         plain = _PLAIN.fullmatch(value) and value.lower() not in _RESERVED
         return value if plain else json.dumps(value, ensure_ascii=False)
     return json.dumps(value)
-
-
-def schema() -> str:
-    """Return the JSON Schema of matrix.yaml as it is committed beside this file (matrix.schema.json)."""
-    header = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "envcheck matrix.yaml"}
-    document = {**header, **msgspec.json.schema(Matrix)}
-    return json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

@@ -24,12 +24,12 @@ _MATRIX: Final = "matrix.yaml"
 _FIXES: Final = (
     ("Expected `str`, got `float`", "put it in quotes: unquoted, YAML reads 3.10 as the number 3.1"),
     ("Expected `str`, got `int`", "put it in quotes: versions are strings"),
-    ("unknown field", "correct its spelling or remove it; `envcheck matrix schema` lists what is known"),
+    ("unknown field", "correct its spelling or remove it; `envcheck schema matrix` lists what is known"),
     ("required field `source`", "say where the fact comes from: source: [key of `sources`]"),
-    ("missing required field", "add it; `envcheck matrix schema` says what belongs there"),
+    ("missing required field", "add it; `envcheck schema matrix` says what belongs there"),
     ("of length", "name at least one key of `sources`"),
     ("matching regex", 'write it like its neighbours: "12.8", "570.26", "3.12", cu128, cpu'),
-    ("Invalid enum value", "use one of the values that `envcheck matrix schema` lists"),
+    ("Invalid enum value", "use one of the values that `envcheck schema matrix` lists"),
 )
 
 
@@ -78,8 +78,8 @@ def _located(error: msgspec.ValidationError, document: YamlDocument, like: str) 
     unknown = re.search(r"unknown field `([^`]+)`", problem)
     line = document.line(f"{path}.{unknown[1]}" if unknown else path)
     fix = next((fix for part, fix in _FIXES if part in problem), "correct the value")
-    if like != _MATRIX:  # `matrix schema` describes no other file
-        fix = fix.replace("`envcheck matrix schema`", f"the shipped {like}")
+    if like != _MATRIX:  # `schema matrix` describes no other file
+        fix = fix.replace("`envcheck schema matrix`", f"the shipped {like}")
     return ConfigError(f"{document.name}:{line}: {path}: {problem}", fix=fix)
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import yaml
 
+from envcheck.cli.commands.schema import schema
 from envcheck.matrix.facts.model import Matrix
-from envcheck.matrix.file.canonical import HEADER, canonical, dump, schema
+from envcheck.matrix.file.canonical import HEADER, canonical, dump
 from envcheck.matrix.file.load import loads
 
 
@@ -57,11 +58,11 @@ def test_every_version_is_quoted(shipped: Path) -> None:
 def test_the_file_names_its_schema_and_that_is_the_models(shipped: Path) -> None:
     named = re.match(r"# yaml-language-server: \$schema=(\S+)\n", HEADER)
     assert named is not None
-    assert (shipped.parent / named[1]).read_text() == schema()
+    assert (shipped.parent / named[1]).read_text() == schema("matrix")
 
 
 def test_the_schema_refuses_unknown_keys_and_numbers_for_versions() -> None:
-    document = msgspec.json.decode(schema())
+    document = msgspec.json.decode(schema("matrix"))
     gpu = document["$defs"]["GpuModel"]
     assert gpu["additionalProperties"] is False
     assert gpu["properties"]["cc"]["type"] == "string"

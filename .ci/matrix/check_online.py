@@ -1,21 +1,33 @@
-"""Compare the matrix's facts about PyPI with the package index, through uv as it is configured here."""
+"""Compare the matrix's facts about the default index's wheels with that index, through uv as it is configured here.
+
+    .venv/bin/python .ci/matrix/check_online.py [--matrix FILE]
+
+It takes minutes: two questions for each release. Wheels that are on PyTorch's own indexes alone, those for aarch64 and
+for free-threaded Pythons are not asked for. Exit 0: nothing found; 1: findings; 3: the index cannot be reached.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
 import subprocess
+import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from envcheck.counting import counted
-from envcheck.errors import UnavailableError
+from envcheck.errors import EnvcheckError, UnavailableError
 from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.lint import Problem
+from envcheck.matrix.file.load import load
+
+ROOT = Path(__file__).parents[2]
 
 _RUNTIME: Final = re.compile(r"^nvidia-cuda-runtime(?:-cu\d+)?==(\d+\.\d+)", re.MULTILINE)
 _REFUSED: Final = "No solution found"
@@ -38,87 +50,36 @@ class Reply(NamedTuple):
     why: str = ""
 
 
-class Step(NamedTuple):
-    """Progress: `done` of `total` questions; the latest was about `torch`, and `release_done` if it was its last."""
-
-    torch: str
-    done: int
-    total: int
-    release_done: bool
-
-
-class Scope(NamedTuple):
-    """What an online check covers: `questions` about the default index's wheels of `releases`, and what it leaves out.
-
-    `left_out` are sentences: how many rows (a variant's wheels for one host architecture) are left out, and why.
-    """
-
-    questions: int
-    releases: int
-    left_out: list[str]
-
-
 Client = Callable[[Question], Reply]
 
 
-def scope(matrix: Matrix) -> Scope:
-    """Return what an online check of this matrix covers and what it leaves out."""
-    questions = list(_questions(matrix))
-    rows = [
-        (release.pypi.get(build.arch) == variant.variant, variant.variant, build.arch)
-        for release in matrix.torch
-        for variant in release.variants
-        for build in variant.builds
-    ]
-    elsewhere = [variant for on_default, variant, _ in rows if not on_default]
-    other_arch = sum(on_default and arch != "x86_64" for on_default, _, arch in rows)
-    names = ", ".join(sorted(set(elsewhere)))
-    return Scope(
-        len(questions),
-        len({question.torch for question in questions}),
-        [
-            (
-                f"{counted(len(elsewhere), 'row')} of {names}: on PyTorch's own indexes, "
-                "and uv is asked for its default one"
-            ),
-            f"{counted(other_arch, 'row')} of aarch64: uv is asked for x86_64",
-            "free-threaded Pythons and 3.7: uv resolves for none of them",
-        ],
-    )
+def main() -> int:
+    """Ask the index, and print what it contradicts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--matrix", type=Path, default=ROOT / "matrix.yaml", help="the file of facts")
+    options = parser.parse_args()
+    try:
+        problems = check_online(load(options.matrix))
+    except EnvcheckError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    sys.stdout.writelines(f"{where}: {problem}\n" for where, problem in problems)
+    sys.stdout.write(f"{counted(len(problems), 'finding')}\n")
+    return 1 if problems else 0
 
 
-def check_online(
-    matrix: Matrix, client: Client | None = None, progress: Callable[[Step], None] = lambda _: None
-) -> list[Problem]:
-    """Return where the index contradicts the matrix on PyPI's own x86_64 wheels: their CUDA, oldest and newest Python.
+def check_online(matrix: Matrix, client: Client | None = None) -> list[Problem]:
+    """Return where the index contradicts the matrix on its own x86_64 wheels: their CUDA, oldest and newest Python.
 
     Raises UnavailableError when the index cannot be reached; the facts are then neither confirmed nor refuted.
     """
     questions = list(_questions(matrix))
-    replies = _ask_all(questions, client or _uv, progress)
-    return [problem for question in questions for problem in _compare(question, replies[question])]
-
-
-def _ask_all(questions: list[Question], ask: Client, progress: Callable[[Step], None]) -> dict[Question, Reply]:
-    replies: dict[Question, Reply] = {}
-
-    def take(question: Question, reply: Reply) -> None:
-        replies[question] = reply
-        unanswered = any(other.torch == question.torch and other not in replies for other in questions)
-        progress(Step(question.torch, len(replies), len(questions), not unanswered))
-
+    ask = client or _uv
     # Ask the first question alone: uv processes share a cache and its locks, so they retry a dead index one by one.
-    for question in questions[:1]:
-        take(question, ask(question))
+    replies = {question: ask(question) for question in questions[:1]}
     with ThreadPoolExecutor(PARALLEL_QUESTIONS) as pool:
-        pending = {pool.submit(ask, question): question for question in questions[1:]}
-        try:
-            for future in as_completed(pending):
-                take(pending[future], future.result())
-        except UnavailableError:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return replies
+        replies |= zip(questions[1:], pool.map(ask, questions[1:]), strict=True)
+    return [problem for question in questions for problem in _compare(question, replies[question])]
 
 
 def _questions(matrix: Matrix) -> Iterator[Question]:
@@ -148,7 +109,7 @@ def _compare(question: Question, reply: Reply) -> Iterator[Problem]:
 
 
 def _uv(question: Question) -> Reply:
-    uv = shutil.which("uv", path=os.pathsep.join([str(_scripts()), os.environ.get("PATH", "")]))
+    uv = shutil.which("uv", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]))
     if uv is None:
         message = "uv is not on PATH"
         raise UnavailableError(message, fix="install it: pip install uv")
@@ -183,7 +144,5 @@ def _reply(process: subprocess.CompletedProcess[str]) -> Reply:
     raise UnavailableError(message, fix="check the index and certificates that uv is configured for")
 
 
-def _scripts() -> Path:
-    import sysconfig  # noqa: PLC0415 (only the online check needs it)
-
-    return Path(sysconfig.get_path("scripts"))
+if __name__ == "__main__":
+    sys.exit(main())

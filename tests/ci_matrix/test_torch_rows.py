@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
-
-from envcheck.errors import ConfigError
-from envcheck.matrix.facts.model import Build, Matrix, TorchVariant
-from envcheck.matrix.file.canonical import dump
-from envcheck.matrix.file.lint import lint
-from envcheck.matrix.file.load import loads
-from envcheck.matrix.file.proposal_text import markdown
-from envcheck.matrix.file.refresh import (
+from torch_rows import (
     Proposal,
     RefreshSource,
     SeenIndexes,
     SeenWheel,
     known_torchvisions,
+    markdown,
     propose,
     variants_to_read,
 )
+
+from envcheck.matrix.facts.model import Build, Matrix, TorchVariant
+from envcheck.matrix.file.canonical import dump
+from envcheck.matrix.file.lint import lint
+from envcheck.matrix.file.load import loads
 
 SOURCE = RefreshSource("refresh-2027-01-02", "the pages of a test", "2027-01-02")
 NEW = "9.9.0"
@@ -154,8 +152,3 @@ def test_the_text_of_a_pull_request(matrix: Matrix) -> None:
     assert "## Seen, not proposed" in text
     assert "## To do by hand" not in text
     assert "<details>" not in markdown(Proposal(matrix, [], []), SOURCE, [])
-
-
-def test_a_source_of_an_unknown_form_is_refused_on_reading() -> None:
-    with pytest.raises(ConfigError):
-        loads(b"schema: envcheck/matrix/1\n")

@@ -122,3 +122,12 @@ def _wheels(release: SeenRelease, source: str) -> list[ExtensionWheel]:
         )
         for arch, tags in sorted(by_arch.items())
     ]
+
+
+def markdown(proposal: ExtensionProposal, text: str) -> str:
+    """Return the page of a pull request: each row, and the files that show it."""
+    lines = [f"# New releases of native extensions\n\nEvidence: {text}.\n"]
+    for row in proposal.rows:
+        files = "\n".join(f"{sha256 or 'no sha256'}  {name}" for name, sha256 in row.files)
+        lines.append(f"## {row.where}\n\n```\n{files}\n```\n")
+    return "\n".join(lines)

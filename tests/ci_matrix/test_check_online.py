@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import stat
-import time
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from check_online import Question, Reply, check_online
 
 from envcheck.errors import UnavailableError
 from envcheck.matrix.facts.model import Matrix
-from envcheck.matrix.file import check_online as file_check_online
-from envcheck.matrix.file.check_online import Question, Reply, Step, check_online, scope
 
 
 def honest(matrix: Matrix) -> Callable[[Question], Reply]:
@@ -26,22 +25,7 @@ def honest(matrix: Matrix) -> Callable[[Question], Reply]:
 
 
 def test_an_index_that_agrees(matrix: Matrix) -> None:
-    seen: list[Step] = []
-    assert check_online(matrix, honest(matrix), seen.append) == []
-    assert [step.done for step in seen] == list(range(1, 2 * len(matrix.torch) + 1))
-    assert {step.torch for step in seen if step.release_done} == {release.torch for release in matrix.torch}
-    assert sum(step.release_done for step in seen) == len(matrix.torch)
-
-
-def test_what_is_not_asked_is_counted_with_the_reason(matrix: Matrix) -> None:
-    what = scope(matrix)
-    assert (what.questions, what.releases) == (2 * len(matrix.torch), len(matrix.torch))
-    builds = [build for release in matrix.torch for variant in release.variants for build in variant.builds]
-    indexes, arch, pythons = what.left_out
-    assert "cpu, cu116" in indexes
-    assert "PyTorch's own indexes" in indexes
-    assert what.releases + int(indexes.split()[0]) + int(arch.split()[0]) == len(builds)
-    assert "free-threaded" in pythons
+    assert check_online(matrix, honest(matrix)) == []
 
 
 def test_findings_keep_the_order_of_the_matrix_whatever_answers_first(matrix: Matrix) -> None:
@@ -61,25 +45,6 @@ def test_a_dead_index_is_asked_once(matrix: Matrix) -> None:
     with pytest.raises(UnavailableError):
         check_online(matrix, dead)
     assert len(requests) == 1
-
-
-def test_what_is_still_to_be_asked_is_given_up_when_the_index_goes_away(
-    matrix: Matrix, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(file_check_online, "PARALLEL_QUESTIONS", 1)
-    requests: list[Question] = []
-
-    def going(question: Question) -> Reply:
-        requests.append(question)
-        if len(requests) == 1:
-            return Reply("")
-        time.sleep(0.01)
-        message = "gone"
-        raise UnavailableError(message, fix="none")
-
-    with pytest.raises(UnavailableError):
-        check_online(matrix, going)
-    assert 2 <= len(requests) < 2 * len(matrix.torch)
 
 
 def test_another_cuda_is_found(matrix: Matrix) -> None:
@@ -105,7 +70,7 @@ def fake_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Non
     uv = tmp_path / "uv"
     uv.write_text(f"#!/bin/sh\n{script}\n")
     uv.chmod(uv.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(file_check_online, "_scripts", lambda: tmp_path)
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
 
 
 def test_uv_is_asked_for_a_linux_wheel_of_that_python(
@@ -134,7 +99,7 @@ def test_a_client_that_says_there_is_none_is_a_finding(
 
 
 def test_no_uv_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, matrix: Matrix) -> None:
-    monkeypatch.setattr(file_check_online, "_scripts", lambda: tmp_path)
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UnavailableError, match="uv is not on PATH"):
         check_online(matrix)
