@@ -194,10 +194,20 @@ def margin(nvml: Any, gpu: Any) -> int:
 
 
 def links(nvml: Any, gpu: Any) -> dict[int, str]:
-    """Return "up" or "down" for each link there is; a GPU without NVLink refuses every one, and that is the reason."""
+    """Return "up" or "down" for each link there is; a GPU without NVLink refuses every one, and that is the reason.
+
+    An absent link is an invalid argument to some drivers and not supported by others; both mean that it is not there.
+    """
     states = {link: _link(nvml, gpu, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)}
     states_read = {link: state for link, state in states.items() if state is not None}
-    return states_read or {0: str(nvml.nvmlDeviceGetNvLinkState(gpu, 0))}
+    if states_read:
+        return states_read
+    try:
+        return {0: str(nvml.nvmlDeviceGetNvLinkState(gpu, 0))}
+    except nvml.NVMLError as error:
+        if error.value == nvml.NVML_ERROR_INVALID_ARGUMENT:
+            raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED) from None
+        raise
 
 
 def _link(nvml: Any, gpu: Any, link: int) -> str | None:

@@ -73,10 +73,10 @@ def test_bytes_that_are_no_text_are_told_as_far_as_they_are(fake_nvml: Fake) -> 
 
 
 def test_a_gpu_without_nvlink_says_so_of_all_that_is_asked_of_links(fake_nvml: Fake) -> None:
-    _, [gpu] = nvml.read(fake_nvml({"nvmlDeviceGetNvLinkState": "Not Supported"}))
-    assert {gpu.signal(name).reason for name in ("nvlinks", "nvlinks_active", "nvlink_errors")} == {
-        "NVML: Not Supported"
-    }
+    for refusal in ("Not Supported", "Invalid Argument"):
+        _, [gpu] = nvml.read(fake_nvml({"nvmlDeviceGetNvLinkState": refusal}))
+        signals = [gpu.signal(name) for name in ("nvlinks", "nvlinks_active", "nvlink_errors")]
+        assert {(signal.why, signal.reason) for signal in signals} == {("unsupported", "NVML: Not Supported")}, refusal
 
 
 def test_links_that_are_down_are_told_from_links_that_are_not_there(fake_nvml: Fake) -> None:
