@@ -32,7 +32,8 @@ class Check:
     """One promise about an environment.
 
     `level` is the first level that runs it; `seconds` what it takes, `timeout` when it is ended (both per attempt);
-    `cpu_seconds` what it takes on a machine without a GPU, where that differs.
+    `cpu_seconds` what it takes on a machine without a GPU, where that differs; `seconds_at` at a level that runs more
+    or less of it.
     `gpus` is how many GPUs it needs at least (fewer: skip). `ranks` is 1, or 0 for one rank a GPU (a CPU: `--nproc`),
     of which it needs `least_ranks` (fewer: skip, and nothing is started).
     `signals` are the signals of the snapshot that it needs.
@@ -46,6 +47,7 @@ class Check:
     level: str
     seconds: float = 0.1
     cpu_seconds: float | None = None
+    seconds_at: Mapping[str, float] = dataclasses.field(default_factory=dict)
     timeout: float = 30.0
     gpus: int = 0
     ranks: int = 1
@@ -129,7 +131,7 @@ class Rank:
 
     MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE and LOCAL_RANK are in the environment too, as torchrun sets them.
     `scratch` is an empty directory of the group's own, on each of its nodes. `node` is the number of the rank's node,
-    of the group's `nodes`.
+    of the group's `nodes`. `level` is that of the run.
     """
 
     rank: int
@@ -140,6 +142,7 @@ class Rank:
     scratch: str
     node: int = 0
     nodes: int = 1
+    level: str = "standard"
 
 
 Measured = dict[str, Any]

@@ -15,8 +15,8 @@ from packaging.utils import canonicalize_name
 from envcheck.checks import Outcome, undecided
 from envcheck.data import data_path, state_path
 from envcheck.errors import ConfigError
-from envcheck.images import lockfile
-from envcheck.images.lockfile import Group, Lock
+from envcheck.images.locks import lockfile
+from envcheck.images.locks.model import Group, Lock
 from envcheck.images.targets import RECIPES, extensions_of, groups_of
 from envcheck.matrix.facts.model import Cell, HostArch
 from envcheck.node.snapshot import Snapshot
@@ -114,9 +114,9 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
                 run.snapshot = reading.result()
             for identity, outcome in _outcomes_of(run, event, modules, unfinished):
                 unfinished.discard(identity)
-                run.current[identity] = outcome_row(
-                    modules[identity], outcome, event, run.current.get(identity), run.plan.gpus
-                )
+                module = modules[identity]
+                seconds = planned_seconds(module.check, run.plan.gpus, run.plan.level)
+                run.current[identity] = outcome_row(module, outcome, event, run.current.get(identity), seconds)
             if event["event"] == "started":
                 watcher.running(event["id"])
             _tell(run, watcher)
@@ -164,7 +164,7 @@ def _outcomes_of(
     if event["event"] == "done":
         return [(event["id"], _measured(run, modules[event["id"]], event, again=event["id"] not in unfinished))]
     if event["event"] == "left-out":
-        seconds = planned_seconds(modules[event["id"]].check, run.plan.gpus)
+        seconds = planned_seconds(modules[event["id"]].check, run.plan.gpus, run.plan.level)
         return [(event["id"], planning.left_out(seconds, event["left"], run.plan.budget))]
     if event["event"] in worker_session.LAST:
         run.report = None

@@ -10,7 +10,7 @@ from msgspec import convert
 
 from envcheck.checks import ERROR, PASS, Outcome, undecided
 from envcheck.runner import attempts, judging
-from envcheck.runner.planning import CheckModule, planned_seconds
+from envcheck.runner.planning import CheckModule
 from envcheck.runner.schema import Attempt, ChangeRow, FindingRow, LimitRow, OutcomeRow, Status, plain
 from envcheck.runner.worker import process_limits
 from envcheck.runner.worker.group_ending import HUNG
@@ -113,11 +113,11 @@ def _without_torch(error: str) -> Outcome:
 
 
 def outcome_row(
-    module: CheckModule, outcome: Outcome, event: Event, before: OutcomeRow | None, gpus: int | None = None
+    module: CheckModule, outcome: Outcome, event: Event, before: OutcomeRow | None, seconds: float = 0.0
 ) -> OutcomeRow:
     """Return an outcome with what it rests on; `before` is what the same check came to when first measured.
 
-    `gpus` are those that the plan counted.
+    `seconds` are those that were planned for it.
     """
     measured = event["event"] == "done"
     described = fields(outcome)
@@ -133,7 +133,7 @@ def outcome_row(
         kind=module.kind,
         **described,
         details=plain({**outcome.details, **_survivors(event), **judging.p2p_kept(event)}),
-        planned=planned_seconds(module.check, gpus),
+        planned=seconds,
         seconds=attempt.seconds,
         attempts=[attempt],
         ranks=plain(event["ranks"]) if measured else [],

@@ -154,7 +154,9 @@ def plan(
     chosen: Iterable[CheckModule], *, level: str, nproc: int, timeout: float | None = None, **choices: Any
 ) -> Plan:
     """Return the plan; `timeout` replaces every check's own limit, `choices` are fields of Plan."""
-    return Plan(level=level, checks=[_planned(f, timeout, choices.get("gpus")) for f in chosen], nproc=nproc, **choices)
+    return Plan(
+        level=level, checks=[_planned(f, timeout, choices.get("gpus"), level) for f in chosen], nproc=nproc, **choices
+    )
 
 
 def worker_plan(
@@ -186,6 +188,7 @@ def worker_plan(
     ]
     settings = {
         "nproc": plan.nproc,
+        "level": plan.level,
         "budget": plan.budget,
         "ours": ours,
         "spawn": spawn,
@@ -194,19 +197,21 @@ def worker_plan(
     return {"checks": checks, "environment": dict(environment), **settings}
 
 
-def planned_seconds(check: Check, gpus: int | None) -> float:
+def planned_seconds(check: Check, gpus: int | None, level: str) -> float:
     """Return the seconds that one attempt is planned to take; `gpus` is None where the machine does not show them."""
+    if level in check.seconds_at:
+        return check.seconds_at[level]
     return check.cpu_seconds if gpus == 0 and check.cpu_seconds is not None else check.seconds
 
 
-def _planned(module: CheckModule, timeout: float | None, gpus: int | None) -> PlannedCheck:
+def _planned(module: CheckModule, timeout: float | None, gpus: int | None, level: str) -> PlannedCheck:
     check = module.check
     return PlannedCheck(
         id=module.id,
         kind=module.kind,
         level=check.level,
         promise=check.promise,
-        seconds=planned_seconds(check, gpus),
+        seconds=planned_seconds(check, gpus, level),
         timeout=timeout or check.timeout,
         gpus=check.gpus,
         ranks=check.ranks,

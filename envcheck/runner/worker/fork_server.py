@@ -164,6 +164,7 @@ class _Nursery:
             gpu=facts["device_count"] > 0,
             start=facts["start"],
             environment=dict(self.groups),
+            level=self.plan.get("level", "standard"),
         )
         if self.part:
             part = self.part

@@ -52,6 +52,7 @@ class Job:
     here: int = 0
     node: int = 0
     nodes: int = 1
+    level: str = "standard"
 
     @property
     def ranks(self) -> range:
@@ -174,6 +175,7 @@ def be_rank(job: Job, rank: int, directory: Path) -> None:
         scratch=str(directory),
         node=job.node,
         nodes=job.nodes,
+        level=job.level,
     )
     measure(lambda: _function(job.source), place, len(job.ranks))
 

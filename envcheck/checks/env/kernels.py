@@ -1,0 +1,391 @@
+"""A kernel that computes something else than its operator: a driver, a CPU, a GPU or a library in the way.
+
+Native code makes torch's answers wrong while its files are as installed: kernels of a CPU or GPU generation, a BLAS, a
+libm or a cuDNN from elsewhere, an interposed function, flushed subnormals, a defective core. Every family of operators
+runs forward and backward in each dtype, with odd sizes and layouts, against the same call in float64 on the CPU, which
+is another kernel. On a CPU a second process without vector units confirms float64; plain Python confirms products.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from operator import mul
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
+from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.env.support.operators import seeded_numbers
+from envcheck.checks.env.support.process import subprocesses
+from envcheck.counting import counted
+
+CHECK = Check(
+    promise="each operator family and its gradients agree with float64, in every dtype the device has",
+    level="quick",
+    seconds=8.0,
+    cpu_seconds=5.0,
+    seconds_at={"quick": 3.0, "full": 18.0},
+    timeout=180.0,
+    ranks=0,
+    imports=("torch._dynamo",),  # by the first optimizer
+)
+
+# Units roundoff: IEEE 754-2019, table 3.5; bfloat16 keeps 8 bits (Intel, BFLOAT16 Numerics Definition, 2018).
+UNIT = seeded_numbers.UNIT_ROUNDOFF
+# What a sound kernel is off at most: errors of random roundings grow as sqrt(n) (Higham & Mary 2019, doi
+# 10.1137/18M1226312), and the largest rows have sums of 2^16 terms.
+BOUND = {"float64": 256.0, "float32": 256.0, "float16": 16.0, "bfloat16": 16.0}
+SOURCE = "times the row's factor; sound kernels stay below 100 in fp64 and fp32, and below 8 in 16 bits (ours)"
+BFLOAT16_SINCE = (8, 0)
+# How often a level runs the table, and one in how many of its runs.
+EXTENT = {"quick": (1, 10), "standard": (1, 1), "full": (3, 1)}
+# Every rank runs it, and computes some of its sums in plain Python.
+TRUSTED = "mm"
+# On a GPU, loading a kernel takes longer than running it: below level full a row takes turns at the dtypes, save these.
+ALL_DTYPES = (TRUSTED, "linear", "conv2d", "attention default")
+# These use every thread; the others one, for on a busy machine threads wait long for each other.
+THREADED = (TRUSTED, "exp", "sum, long", "conv2d")
+# What moves an element by this share must be seen by what compares; fewer runs in a dtype say nothing.
+MOVED, LEAST = 0.5, 10
+# ATen's scalar kernels, and the least of oneDNN's and MKL's.
+SCALAR = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
+PATIENCE, SHOWN = 120.0, 20
+_FIX = (
+    "run it on another machine with the same ENVCHECK_SEED: wrong here alone, take the GPU or machine out; wrong "
+    "everywhere, look for libraries from elsewhere (LD_PRELOAD, LD_LIBRARY_PATH) and install torch again"
+)
+_FLUSHED = "find the library that was linked with -ffast-math and sets flush-to-zero when it is loaded; update it"
+
+
+class Example(NamedTuple):
+    """One row of the table with one size; its number makes its inputs."""
+
+    row: Any
+    size: int
+    number: int
+
+
+def dtypes(entry: Measured) -> list[str]:
+    """Return what operators are run in: fp16 on GPUs, bf16 where it is native."""
+    if not entry["is_cuda"]:
+        return ["float64", "float32", "bfloat16"]
+    native = tuple(entry.get("capability") or ()) >= BFLOAT16_SINCE
+    return ["float64", "float32", "float16", *(["bfloat16"] if native else [])]
+
+
+def measure(rank: Rank) -> Measured:
+    """Run this rank's examples in each dtype; say how far off each was, and what was absent or raised."""
+    import torch
+
+    device, seed = process_group.device_of(rank), seeded_numbers.seed()
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else ()
+    entry: Measured = {**process_group.standing(rank, torch.zeros(1, device=device)), "capability": list(capability)}
+    on_cpu = device.type == "cpu"
+    ranks_here = max(rank.world // rank.nodes, 1) if on_cpu else 1
+    share = (rank.level, seed, rank.local_rank % ranks_here, ranks_here)
+    survey, threads = Survey(torch, device, dtypes(entry)), torch.get_num_threads()
+    survey.turn = None if on_cpu or rank.level == "full" else seed
+    torch.backends.cudnn.allow_tf32 = False  # device_of has done so for products; the process ends with this check
+    with ThreadPoolExecutor(1) as beside, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        asked = beside.submit(_witness, rank, share) if on_cpu else None
+        for example in examples(*share):
+            if on_cpu:
+                torch.set_num_threads(threads if example.row.name in THREADED else 1)
+            survey.run(example)
+        witness = survey.confirmed(asked.result()) if asked else {}
+    cudnn = bool(torch.backends.cudnn.is_available() and torch.backends.cudnn.enabled)
+    more = {"seed": seed, "witness": witness, "cudnn": cudnn, "subnormals": subnormals(torch, device)}
+    return {**entry, **survey.measured(), **more}
+
+
+def examples(level: str, seed: int, first: int, step: int) -> list[Example]:
+    """Return the examples of a level that one of `step` ranks runs: from the second round on with other sizes."""
+    from envcheck.checks.env.support import kernel_table
+
+    rounds, one_in = EXTENT.get(level, EXTENT["full"])
+    chance, made = seeded_numbers.source(seed), list[Example]()
+    for turn in range(rounds):
+        for row in kernel_table.rows():
+            sizes = (size + chance.randrange(3) if turn and size > 1 else size for size in row.sizes)
+            made += [Example(row, size, seed + len(made) + place) for place, size in enumerate(sizes)]
+    drawn = [e for e in made if e.row.name == TRUSTED or (e.number - seed) % one_in == seed % one_in]
+    return [e for place, e in enumerate(drawn) if e.row.name == TRUSTED or place % step == first]
+
+
+class Survey:
+    """What the runs of one process gave."""
+
+    def __init__(self, torch: Any, device: Any, names: Sequence[str]) -> None:
+        self.torch, self.device, self.names = torch, device, names
+        self.turn: int | None = None
+        self.wrong: list[Measured] = []
+        self.worst: dict[str, Measured] = {}
+        self.ran: dict[str, int] = {}
+        self.lost: dict[str, bool] = {}
+        self.absent: dict[str, str] = {}
+        self.moved: dict[str, float] = {}
+        self.references: list[tuple[Example, list[Any]]] = []
+
+    def run(self, example: Example) -> None:
+        """Compare an example in each of its dtypes with float64 of the same inputs."""
+        row, references = example.row, dict[str, list[Any]]()
+        if tuple(map(int, str(self.torch.__version__).split(".")[:2])) < row.since:
+            self.absent[row.name] = f"since torch {row.since[0]}.{row.since[1]}"
+            return
+        self.lost.setdefault(row.name, "lack" not in row.flags)
+        names = [name for name in self.names if name in row.dtypes]
+        if self.turn is not None and row.name not in ALL_DTYPES:
+            names = [names[(self.turn + len(self.lost)) % len(names)]]
+        for name in names:
+            grain = "float32" if name in ("float64", "float32") else "bfloat16"
+            try:
+                if grain not in references:
+                    references[grain] = results(self.torch, example, grain)
+                    self._keep(example, references[grain], grain)
+                made = results(self.torch, example, grain, name, self.device)
+                error = max(apart(self.torch, *pair, name) for pair in zip(made, references[grain]))
+            except Exception as raised:  # noqa: BLE001 (whatever an operator raises is the finding, and is quoted)
+                self._raised(row.name, name, raised)
+            else:
+                self._compared(row, row.name, name, error, example.size)
+
+    def _keep(self, example: Example, reference: list[Any], grain: str) -> None:
+        """Keep a reference for the witness; of a product, look at sums, and at what compares."""
+        if grain == "float32" and self.device.type == "cpu":
+            self.references.append((example, reference))
+        if example.row.name == TRUSTED:
+            product, (left, right) = reference[0], (x.tolist() for x in inputs(self.torch, example, grain))
+            self._compared(example.row, "mm in plain Python", "float64", plainly(left, right, product), example.size)
+            other = product.where(product.abs() < product.abs().max(), product * (1 + MOVED))
+            for name in self.names:
+                seen = apart(self.torch, other.to(getattr(self.torch, name)), product, name)
+                self.moved[name] = min(seen, 1e300)
+
+    def _raised(self, row: str, name: str, raised: Exception) -> None:
+        from envcheck.checks.env.support import kernel_table
+
+        text = f"{type(raised).__name__}: {(str(raised).strip().splitlines() or [''])[0][:200]}"
+        if re.search(kernel_table.ABSENT, text):
+            self.absent[f"{row} {name}"] = text
+        else:
+            self.lost[row] = False
+            self.wrong.append({"operator": row, "dtype": name, "raised": text})
+
+    def _compared(self, row: Any, called: str, name: str, error: float, size: int) -> None:
+        self.ran[name] = self.ran.get(name, 0) + 1
+        self.lost[row.name] = False
+        error = min(error / UNIT[name] / row.wide, 1e300)  # JSON has no infinity
+        found = {"operator": called, "dtype": name, "error": error, "size": size}
+        if not error <= BOUND[name]:
+            self.wrong.append(found)
+        elif error > self.worst.get(name, {"error": -1.0})["error"]:
+            self.worst[name] = found
+
+    def confirmed(self, witness: Measured) -> Measured:
+        """Compare the float64 results of this CPU with those of the witness, and say how many there were."""
+        theirs = self.torch.load(witness.pop("file")) if "file" in witness else {}
+        for example, mine in self.references:
+            if example.number in theirs:
+                error = max(apart(self.torch, *pair) for pair in zip(mine, theirs[example.number]))
+                called = f"{example.row.name}, vector units beside scalar code,"
+                self._compared(example.row, called, "float64", error, example.size)
+        return {**witness, "compared": len(theirs)}
+
+    def measured(self) -> Measured:
+        """Return what `judge` reads."""
+        lost = [name for name, wanted in self.lost.items() if wanted]
+        wrong = {"wrong": self.wrong[:100], "wrong_runs": len(self.wrong)}
+        return {"ran": self.ran, "worst": self.worst, "absent": self.absent, "lost": lost, "moved": self.moved, **wrong}
+
+
+def inputs(torch: Any, example: Example, grain: str) -> list[Any]:
+    """Return the inputs in float64, exact in the dtype `grain`. `rand` is the same on every path of a CPU."""
+    source, row, made = torch.Generator().manual_seed(example.number), example.row, []
+    for one in row.inputs:
+        shape = one.at(example.size)
+        if one.below:
+            made.append(torch.randint(0, one.below, shape, generator=source))
+        else:
+            drawn = row.low + (row.high - row.low) * torch.rand(shape, generator=source, dtype=torch.float64)
+            made.append(drawn.to(getattr(torch, grain)).to(torch.float64))
+    return made
+
+
+def results(torch: Any, example: Example, grain: str, name: str = "float64", device: Any = None) -> list[Any]:
+    """Return the outputs and gradients of an example in a dtype on a device; without one, the reference's."""
+    row = example.row
+    layout = row.layouts[example.number % len(row.layouts)] if device else "dense"
+    leaves = [
+        laid((x.to(getattr(torch, name)) if x.is_floating_point() else x).to(device or "cpu"), layout)
+        for x in inputs(torch, example, grain)
+    ]
+    floats = [x.requires_grad_() for x in leaves if "forward" not in row.flags and x.is_floating_point()]
+    made = row.call(torch, leaves, example.size, plain=device is None)
+    outputs = list(made) if isinstance(made, (tuple, list)) else [made]
+    source = torch.Generator().manual_seed(example.number + 1)
+    given = [(torch.rand(y.shape, generator=source) - 0.5).bfloat16().to(y.device, y.dtype) for y in outputs]
+    pairs = [(y, up) for y, up in zip(outputs, given) if y.requires_grad]
+    if pairs:
+        torch.autograd.backward([y for y, _ in pairs], [up for _, up in pairs])
+    return [y.detach() for y in outputs] + [x.grad for x in floats if x.grad is not None]
+
+
+def laid(x: Any, layout: str) -> Any:
+    """Return the tensor without gaps, with a dimension moved in memory, or with gaps that hold NaN."""
+    dims = {"transposed": (0, -1), "heads": (1, 2), "channels": (1, -1)}.get(layout)
+    if dims and x.dim() > max(dims):
+        return x.movedim(*dims).contiguous().movedim(*dims[::-1])
+    if layout == "gaps" and x.is_floating_point():
+        room = x.new_full((*x.shape[:-1], x.shape[-1] * 2), math.nan)
+        room[..., ::2] = x
+        return room[..., ::2]
+    return x.clone()
+
+
+def apart(torch: Any, made: Any, right: Any, name: str = "float64") -> float:
+    """Return the largest |made - right| / max(|right|, rms, least normal number of the dtype `name`).
+
+    It is infinite for other shapes, where either is no number, and for whole numbers that differ.
+    """
+    made, right = made.detach().cpu(), right.detach().cpu()
+    if made.shape != right.shape or not right.is_floating_point():
+        return 0.0 if torch.equal(made, right) else math.inf
+    made, right = made.to(torch.float64), right.to(torch.float64)
+    least = max(float(right.square().mean().sqrt()), torch.finfo(getattr(torch, name)).tiny)
+    off = (made - right).abs() / right.abs().clamp(min=least)
+    off[(made == right) | (made.isnan() & right.isnan())] = 0.0
+    largest = float(off.max()) if off.numel() else 0.0
+    return largest if math.isfinite(largest) else math.inf
+
+
+def plainly(left: list[list[float]], right: list[list[float]], product: Any) -> float:
+    """Return how far a product is from sums in plain Python, in its first, middle and last row."""
+    columns, made = list(zip(*right)), product.tolist()
+    places = {0, len(left) // 2, len(left) - 1}
+    sums = ((made[at], [math.fsum(map(mul, left[at], column)) for column in columns]) for at in places)
+    return max(seeded_numbers.apart(row, expected) for row, expected in sums)
+
+
+def subnormals(torch: Any, device: Any) -> list[str]:
+    """Return what does not keep numbers below the normal ones: a library linked with -ffast-math turns them to zero."""
+    lost = []
+    for name, least in {"float32": "1e-40", "float64": "1e-310"}.items():
+        x = torch.tensor([float(least)] * 33, dtype=getattr(torch, name))
+        if not float(least) * 1.0 or (x.to(device) * 1).cpu().tolist() != x.tolist() or not x.tolist()[0]:
+            lost.append(f"{least} * 1 in {name}")
+    return lost
+
+
+def _witness(rank: Rank, share: tuple[Any, ...]) -> Measured:
+    """Run the examples in float64 in a second process without vector units; return its file, or why there is none."""
+    target, root = str(Path(rank.scratch, f"scalar{rank.rank}.pt")), str(Path(__file__).resolve().parents[3])
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from envcheck.checks.env import kernels; kernels.be_witness()"
+    command = [sys.executable, "-c", code, root, target, *map(str, share)]
+    try:
+        done = subprocesses.run(command, PATIENCE, environment={**os.environ, **SCALAR, "OMP_NUM_THREADS": "1"})
+    except OSError as error:
+        return {"error": str(error)}
+    last = (done.errors.strip().splitlines() or [f"it ended with {done.code}"])[-1]
+    return {"error": last[:300]} if done.code != 0 else {"file": target}
+
+
+def be_witness() -> None:
+    """Write the float64 results of each example to a file, as the second process."""
+    import torch
+
+    target, level, *numbers = sys.argv[2:]
+    seed, first, step = map(int, numbers)
+    made: dict[int, list[Any]] = {}
+    warnings.simplefilter("ignore")
+    for example in examples(level, seed, first, step):
+        with contextlib.suppress(Exception):
+            made[example.number] = results(torch, example, "float32")
+    torch.save(made, target)
+
+
+def judge(view: View, ranks: Ranks) -> Outcome:
+    """Fail naming every operator that is off or raised, on each rank; what a rank did not run is an error."""
+    problem = process_group.problem(view, ranks, backend=False)
+    if problem is not None:
+        return problem
+    findings = [finding for entry in ranks for finding in _findings(entry)]
+    if findings:
+        return worst(findings, otherwise=findings[0])
+    closest = max((row for entry in ranks for row in entry["worst"].values()), key=_share)
+    return passed(
+        f"{sum(sum(entry['ran'].values()) for entry in ranks)} runs of operators agree with float64 on "
+        f"{counted(len(ranks), 'rank')}; closest to its bound: {closest['operator']} {closest['dtype']}",
+        value=closest["error"],
+        unit="units roundoff",
+        limit=_limit(closest["dtype"]),
+        seed=ranks[0].get("seed"),
+        absent=ranks[0].get("absent"),
+    )
+
+
+def _share(row: Measured) -> float:
+    return float(row["error"] / BOUND[row["dtype"]])
+
+
+def _limit(dtype: str) -> Limit:
+    return Limit(BOUND[dtype], "units roundoff", SOURCE, "at most")
+
+
+def _findings(entry: Measured) -> Iterator[Outcome]:
+    where, wrong, runs = f"rank {entry['rank']} on {entry['device']}", entry.get("wrong") or [], entry.get("wrong_runs")
+    for row in wrong[:SHOWN]:
+        yield _wrong(entry, where, row)
+    if runs and runs > min(len(wrong), SHOWN):
+        yield failed(f"{where}: {runs} runs are wrong in all", fix=_FIX, code="kernels.many-wrong", culprit=where)
+    for text in entry.get("subnormals") or ():
+        yield failed(f"{where}: {text} is not what it was", fix=_FLUSHED, code="kernels.subnormals", culprit=text)
+    if entry["is_cuda"] and entry.get("cudnn") is False:
+        fix = "install a torch wheel with cuDNN, or enable it"
+        yield failed(f"{where} has no cuDNN", fix=fix, code="kernels.no-cudnn", culprit=where)
+    for text in _unmeasured(entry):
+        yield undecided(f"{where} {text}", fix="see the check's log", code="kernels.unmeasured", culprit=where)
+
+
+def _unmeasured(entry: Measured) -> Iterator[str]:
+    """Yield what a rank did not compare, or not believably."""
+    rows, ran, moved = (entry.get(name) or {} for name in ("worst", "ran", "moved"))
+    for name in dtypes(entry):
+        error: Any = (rows.get(name) or {}).get("error")
+        count: Any = ran.get(name)
+        within = process_group.finite(error) and 0 <= error <= BOUND[name]
+        if not process_group.counts(count) or count < LEAST or not (within or entry.get("wrong")):
+            yield f"ran {count or 'no'} operators in {name}"
+        if not process_group.finite(moved.get(name)) or not 0.9 * MOVED < moved[name] < 1.1 * MOVED:
+            yield f"sees an error of {MOVED} in {name} as {moved.get(name)}: its comparison cannot be believed"
+    if entry.get("lost"):
+        yield f"has no variant of {', '.join(entry['lost'][:SHOWN])}"
+    witness = entry.get("witness") or {}
+    if not entry["is_cuda"] and not witness.get("compared"):
+        yield f"has no second process that confirms float64: {witness.get('error', 'it compared nothing')}"
+    if not isinstance(entry.get("subnormals"), list) or not process_group.counts(entry.get("wrong_runs")):
+        yield "did not say what was wrong"
+
+
+def _wrong(entry: Measured, where: str, row: Measured) -> Outcome:
+    named, error = f"{row.get('operator')} {row.get('dtype')}", row.get("error")
+    if "raised" in row:
+        return failed(f"{where}: {named}: {row['raised']}", fix=_FIX, code="kernels.raised", culprit=named)
+    shown = f"{error:.3g}" if process_group.finite(error) else error
+    return failed(
+        f"{where}: {named} of size {row.get('size')} is off by {shown} units roundoff",
+        fix=_FIX,
+        value=error,
+        unit="units roundoff",
+        limit=_limit(str(row.get("dtype"))),
+        code="kernels.wrong",
+        culprit=named,
+        seed=entry.get("seed"),
+    )

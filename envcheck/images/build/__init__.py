@@ -1,0 +1,1 @@
+"""Plan a build, name its result, and read its labels back."""

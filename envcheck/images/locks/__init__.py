@@ -1,0 +1,1 @@
+"""Locks: exact versions with sha256, one file per index."""

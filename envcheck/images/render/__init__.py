@@ -1,0 +1,1 @@
+"""Render a cell's Dockerfile and its build context."""

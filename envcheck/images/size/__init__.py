@@ -1,0 +1,1 @@
+"""Where an image's bytes are: measured inside it, added up outside."""

@@ -1,0 +1,123 @@
+"""What `kernels` makes of what ranks report, its table, and a sound torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.checks import ERROR, FAIL, PASS, View
+from envcheck.checks.env import kernels
+from envcheck.checks.env.support import kernel_table
+from tests.builders import Entry, group
+
+Node = Callable[..., View]
+NAN = float("nan")
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+FAR = {"operator": "exp", "dtype": "float32", "error": 257.0, "size": 13}
+MEASURED: dict[str, Any] = {
+    "capability": [9, 0],
+    "seed": 7,
+    "cudnn": True,
+    "ran": dict.fromkeys(DTYPES, 400),
+    "worst": {name: {"operator": "mm", "dtype": name, "error": 9.0, "size": 33} for name in DTYPES},
+    "moved": dict.fromkeys(DTYPES, 0.5),
+    "wrong": [],
+    "wrong_runs": 0,
+    "absent": {"attention flash float32": "RuntimeError: No available kernel"},
+    "lost": [],
+    "subnormals": [],
+    "witness": {"compared": 400},
+}
+LIES: list[tuple[Entry, str, str]] = [
+    ({"wrong": [FAR], "wrong_runs": 1}, FAIL, "exp float32 of size 13 is off by 257 units roundoff"),
+    ({"wrong": [{**FAR, "error": 1e300}], "wrong_runs": 1}, FAIL, "off by 1e+300"),
+    (
+        {"wrong": [{"operator": "fft", "dtype": "float32", "raised": "RuntimeError: CUFFT"}], "wrong_runs": 1},
+        FAIL,
+        "CUFFT",
+    ),
+    ({"wrong": [FAR] * 100, "wrong_runs": 300}, FAIL, "300 runs are wrong in all"),
+    ({"subnormals": ["1e-40 * 1 in float32"]}, FAIL, "1e-40 * 1 in float32 is not what it was"),
+    ({"ran": {"float32": 400, "float64": 400, "float16": 400}}, ERROR, "ran no operators in bfloat16"),
+    ({"ran": dict.fromkeys(DTYPES, 3)}, ERROR, "ran 3 operators in float64"),
+    ({"worst": {**MEASURED["worst"], "float32": {**FAR, "error": NAN}}}, ERROR, "operators in float32"),
+    ({"worst": {**MEASURED["worst"], "float32": FAR}}, ERROR, "operators in float32"),
+    ({"moved": {**MEASURED["moved"], "float32": 0.0}}, ERROR, "its comparison cannot be believed"),
+    ({"moved": {}}, ERROR, "its comparison cannot be believed"),
+    ({"lost": ["cholesky"]}, ERROR, "has no variant of cholesky"),
+    ({"subnormals": None}, ERROR, "did not say what was wrong"),
+    ({"wrong_runs": None}, ERROR, "did not say what was wrong"),
+]
+
+
+def test_the_truth_passes_on_gpus_and_cpus(node: Node, cpu: View) -> None:
+    outcome = kernels.judge(node("h100x8"), group(MEASURED, 2, backend=None))
+    assert (outcome.status, outcome.value) == (PASS, 9.0)
+    assert "3200 runs of operators agree with float64 on 2 ranks" in outcome.summary
+    assert kernels.judge(cpu, group(MEASURED, 2, gpu=False, backend=None)).status == PASS
+
+
+def test_every_lie_is_named(node: Node, cpu: View) -> None:
+    found = []
+    for changes, _, text in LIES:
+        outcome = kernels.judge(node("h100x8"), group({**MEASURED, **changes}, 1, backend=None))
+        found.append((outcome.status, text in outcome.summary))
+        assert all(finding.code.startswith("kernels.") for finding in outcome.findings)
+    assert found == [(status, True) for _, status, _ in LIES]
+    for changes in ({"witness": {"error": "no room"}}, {"witness": {"compared": 0}}, {"witness": {}}):
+        alone = kernels.judge(cpu, group({**MEASURED, **changes}, 1, gpu=False, backend=None))
+        assert (alone.status, "no second process" in alone.summary) == (ERROR, True)
+    lacking = kernels.judge(node("h100x8"), group({**MEASURED, "cudnn": False}, 1, backend=None))
+    assert (lacking.status, lacking.code) == (FAIL, "kernels.no-cudnn")
+
+
+def test_a_cpu_dressed_as_a_gpu_fails_and_nothing_is_an_error(node: Node, cpu: View) -> None:
+    assert "computed on cpu" in kernels.judge(node("h100x8"), group(MEASURED, 1, gpu=False, backend=None)).summary
+    absences: list[list[Entry]] = [[], [{}], group({}, 1, gpu=False, backend=None)]
+    for nothing in absences:
+        assert kernels.judge(cpu, nothing).status == ERROR
+
+
+def test_each_level_runs_its_part_and_ranks_of_one_cpu_share_it() -> None:
+    every = {level: kernels.examples(level, 5, 0, 1) for level in kernels.EXTENT}
+    assert len(every["standard"]) == sum(len(row.sizes) for row in kernel_table.rows())
+    assert 0.05 < len(every["quick"]) / len(every["standard"]) < 0.15
+    assert len(every["full"]) == 3 * len(every["standard"])
+    shared = [[e.number for e in kernels.examples("standard", 5, first, 2)] for first in (0, 1)]
+    assert {*shared[0], *shared[1]} == {e.number for e in every["standard"]}
+    trusted = {e.number for e in every["standard"] if e.row.name == kernels.TRUSTED}
+    assert {*shared[0]} & {*shared[1]} == trusted
+    assert kernels.examples("full", 5, 0, 1) == every["full"] != kernels.examples("full", 6, 0, 1)
+
+
+def test_every_row_of_the_table_is_read() -> None:
+    rows = kernel_table.rows()
+    assert len({row.name for row in rows}) == len(rows) > 150
+    known = {"32", "forward", "lack", "heads", "channels"}
+    assert {flag for row in rows for flag in row.flags if "=" not in flag} <= known
+    assert all(1 <= row.wide <= 64 and row.low < row.high and row.inputs for row in rows)
+
+
+def measured(output: Path, python: Path, level: str, environment: dict[str, str] | None = None) -> Any:
+    """Return the outcome of `kernels` alone with that Python."""
+    command = [sys.executable, "-m", "envcheck", "--quiet", "run", "--python", str(python), "--only", "kernels"]
+    command += ["--level", level, "--nproc", "1", "--output", str(output)]
+    subprocess.run(command, capture_output=True, check=False, env=environment)
+    [row] = json.loads(output.read_text())["outcomes"]
+    return row
+
+
+@pytest.mark.torch
+def test_a_sound_torch_agrees_with_itself(torch_python: Path, tmp_path: Path) -> None:
+    row = measured(tmp_path / "report.json", torch_python, "standard")
+    assert row["status"] == PASS, row["summary"]
+    [entry] = row["ranks"]
+    assert entry["witness"]["compared"] > 450
+    assert entry["ran"]["float32"] > 450
+    assert entry["seed"] >= 0
