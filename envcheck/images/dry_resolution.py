@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from envcheck.images.lock_with_uv import UnsatisfiableError, first_resolution, platform_of, source_options
-from envcheck.matrix.facts.c_libraries import glibc
+from envcheck.matrix.facts.lookup import glibc
 from envcheck.matrix.facts.model import Cell, HostArch, Matrix
 from envcheck.mirrors.profiles.model import Profile
 

@@ -24,7 +24,7 @@ from envcheck.images.locks.lockfile import group_of
 from envcheck.images.locks.model import Group, Lock, Pin
 from envcheck.images.spec import ARCH, ImageSpec, facts
 from envcheck.images.targets import RECIPES, requirements_of
-from envcheck.matrix.facts.c_libraries import glibc_of
+from envcheck.matrix.facts.lookup import glibc_of
 from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
 from envcheck.mirrors.profiles.model import Profile, without_logins
 

@@ -13,7 +13,7 @@ from envcheck.cli.options import Option, command_with
 from envcheck.counting import counted
 from envcheck.data import data_path
 from envcheck.matrix.extensions import file as extension_file
-from envcheck.matrix.extensions import lint as extension_lint
+from envcheck.matrix.extensions import file as extension_lint
 from envcheck.matrix.file.canonical import dump
 from envcheck.matrix.file.lint import Problem, lint
 from envcheck.matrix.file.load import load

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from envcheck.matrix.extensions.model import Channel, ExtensionRelease, ExtensionWheel, SourceBuild
 from envcheck.matrix.extensions.specifiers import meets
-from envcheck.matrix.extensions.wheel_tags import best_tag
 from envcheck.matrix.facts.lookup import Device, Facts, nvcc_in_wheels, ptx_runs, sass_runs
 from envcheck.matrix.facts.model import Cell, HostArch
-from envcheck.matrix.facts.versions import key
+from envcheck.matrix.facts.versions import key, python_key
 
 OK: Final = "ok"
 NO_PYTHON: Final = "no-python"
@@ -301,3 +301,24 @@ def _weak(name: str, release: ExtensionRelease, wheel: ExtensionWheel) -> tuple[
         f"the GPU code of {label}": wheel.code_verified,
     }
     return tuple(text for text, verified in parts.items() if not verified)
+
+
+def best_tag(tags: Sequence[str], python: str) -> str | None:
+    """Return the best of a wheel's tags ("cp312-cp312") that a Python ("3.12", "3.13t") takes; None if it takes none.
+
+    abi3 counts upward, never for a free-threaded Python.
+    """
+    plain = python.removesuffix("t").replace(".", "")
+    exact = f"cp{plain}-cp{plain}{'t' if python.endswith('t') else ''}"
+    if exact in tags:
+        return exact
+    return next((tag for tag in tags if _takes(tag, python)), None)
+
+
+def _takes(tag: str, python: str) -> bool:
+    interpreter, abi = tag.split("-")
+    digits = interpreter[2:]
+    least = f"{digits[0]}.{digits[1:] or '0'}"
+    if abi == "abi3":
+        return not python.endswith("t") and python_key(least) <= python_key(python)
+    return abi == "none" and interpreter.startswith("py") and python_key(least) <= python_key(python)

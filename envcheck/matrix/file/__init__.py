@@ -1,1 +1,1 @@
-"""Read, check, format and show matrix.yaml."""
+"""Read, check and write matrix.yaml."""

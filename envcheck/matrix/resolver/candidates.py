@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
+
+import msgspec
 
 from envcheck.matrix.facts.lookup import Device, Facts
 from envcheck.matrix.facts.model import Build, Cell, HostArch, TorchRelease, TorchVariant
-from envcheck.matrix.facts.versions import key, python_key
+from envcheck.matrix.facts.versions import branch, key, python_key
 from envcheck.matrix.resolver.query import Query, matching
 from envcheck.matrix.resolver.verdict import (
+    DROPPED,
     FORWARD,
     LEGAL,
+    MINOR,
     NO_PYTHON,
     NO_WHEEL,
     OK,
     ORDER,
+    TOO_OLD,
     Verdict,
     Weak,
     judge_gpu,
@@ -171,3 +177,212 @@ def _preferred(facts: Facts, pythons: list[str]) -> list[str]:
         key=lambda python: (facts.matrix.base(python) is not None, not python.endswith("t"), python_key(python)),
         reverse=True,
     )
+
+
+# A driver version has at least two fields; a branch has one.
+_DRIVER_FIELDS = 2
+
+
+class Alternative(msgspec.Struct, frozen=True, kw_only=True):
+    """A legal cell, what must change for it, and its verdict."""
+
+    cell: str
+    change: str
+    verdict: str
+
+
+class _Search:
+    """A query to repeat with one axis changed, and what does not change between the repeats."""
+
+    def __init__(
+        self, facts: Facts, query: Query, devices: list[Device], arch: HostArch, ranking: list[Candidate]
+    ) -> None:
+        self.facts, self.query, self.devices, self.arch = facts, query, devices, arch
+        self.ranking, self.best = ranking, ranking[0]
+
+    def legal(self, query: Query, devices: list[Device] | None = None) -> list[Candidate]:
+        """Return the legal candidates of another query on the same host."""
+        judged = candidates(self.facts, query, self.devices if devices is None else devices, self.arch)
+        return [candidate for candidate in judged if candidate.legal]
+
+    def pinned(self) -> Query:
+        """Return the query narrowed to the torch and variant of the best candidate."""
+        return self.query.replace(torch=self.best.torch, variant=self.best.variant, cuda=None)
+
+
+def alternatives(
+    facts: Facts, query: Query, devices: list[Device], arch: HostArch, ranking: list[Candidate]
+) -> list[Alternative]:
+    """Return the nearest legal alternatives to the best of `ranking`; for a compat verdict, those that make it native.
+
+    If the best candidate already runs natively, return the newer torch that a cuda-compat package would allow.
+    """
+    search = _Search(facts, query, devices, arch, ranking)
+    best = search.best
+    if best.verdict.name == OK:
+        return list(_with_package(search))
+    offers = [*_drivers(search), *_smallest_upgrade(search), *_other_variants(search)]
+    if not best.legal:
+        offers += [*_torches(search), *_pythons(search)]
+        offers = offers or list(_torch_and_more(search))
+        offers += _fewer_gpus(search)
+    elif best.verdict.name == FORWARD:
+        offers += _without_package(search)
+    else:
+        offers += _with_package(search)
+    return _without_repeats(offers)
+
+
+def _without_repeats(offers: list[Alternative]) -> list[Alternative]:
+    """Keep the first offer of each cell and driver, whatever its words are."""
+    first: dict[tuple[str, str], Alternative] = {}
+    for offer in offers:
+        first.setdefault((offer.cell, offer.change.rpartition(": ")[2]), offer)
+    return list(first.values())
+
+
+def _alternative(candidate: Candidate, change: str) -> Alternative:
+    return Alternative(cell=str(candidate.cells()[0]), change=change, verdict=candidate.verdict.name)
+
+
+def _drivers(search: _Search) -> Iterator[Alternative]:
+    driver, best = search.query.driver, search.best
+    if driver is None or best.verdict.name not in (DROPPED, TOO_OLD, FORWARD, MINOR):
+        return
+    drivers = thresholds(search.facts, search.devices)
+    newer = [version for version in drivers if key(version) > key(driver)]
+    older = [version for version in reversed(drivers) if key(version) < key(driver)]
+    goal = {OK} if best.verdict.name == MINOR else {OK, MINOR}
+    for goals in (goal, {OK}):
+        match = _first(search, newer, goals) or (None if best.legal else _first(search, older, goals))
+        if match is not None:
+            version, candidate = match
+            bound = f">= {version}" if key(version) > key(driver) else version
+            yield _alternative(candidate, f"keep {best.variant}: driver {bound}")
+
+
+def _smallest_upgrade(search: _Search) -> Iterator[Alternative]:
+    """Offer the lowest newer driver under which a candidate of the query runs without cuda-compat."""
+    driver = search.query.driver
+    if driver is None or search.best.legal:
+        return
+    for version in thresholds(search.facts, search.devices):
+        if key(version) <= key(driver) or not all(_is_listed(device, version) for device in search.devices):
+            continue
+        for candidate in search.legal(search.query.replace(driver=version)):
+            if candidate.cuda and candidate.verdict.name in (OK, MINOR):
+                yield _alternative(candidate, f"torch {candidate.torch} with {candidate.variant}: driver >= {version}")
+                return
+
+
+def _is_listed(device: Device, version: str) -> bool:
+    """Return whether the driver's branch is not older than the first branch that the GPU's facts list, if any."""
+    listed = device.gpu.first_driver if device.gpu is not None else {}
+    return not listed or key(branch(version)) >= min(map(key, listed))
+
+
+def _first(search: _Search, drivers: list[str], goals: set[str]) -> tuple[str, Candidate] | None:
+    for driver in drivers:
+        for candidate in search.legal(search.pinned().replace(driver=driver)):
+            if candidate.verdict.name in goals:
+                return driver, candidate
+    return None
+
+
+def thresholds(facts: Facts, devices: list[Device]) -> list[str]:
+    """Return every driver at which some verdict can change, oldest first."""
+    cuda = facts.matrix.cuda
+    drivers = {row.floor for row in cuda.families} | {row.native_driver for row in cuda.minors}
+    for gpu in facts.matrix.gpus:
+        if gpu.cc in {device.cc for device in devices}:
+            drivers |= set(gpu.first_driver.values()) | ({gpu.min_driver} if gpu.min_driver else set())
+    return sorted((version for version in drivers if len(key(version)) >= _DRIVER_FIELDS), key=key)
+
+
+def _other_variants(search: _Search) -> Iterator[Alternative]:
+    best = search.best
+    for candidate in search.legal(search.query.replace(variant=None, cuda=None)):
+        better = not best.legal or candidate.verdict.name == OK
+        if better and candidate.torch == best.torch and candidate.variant != best.variant and candidate.cuda:
+            keep = "the driver" if search.query.driver else f"torch {best.torch}"
+            yield _alternative(candidate, f"keep {keep}: {candidate.variant}")
+            return
+
+
+def _torches(search: _Search) -> Iterator[Alternative]:
+    if search.query.torch is None:
+        return
+    keep = search.query.variant or (f"CUDA {search.query.cuda}" if search.query.cuda else None)
+    nearest = _nearest(search, search.legal(search.query.replace(torch=None)))
+    if nearest is not None:
+        change = f"torch {nearest.torch}" if keep else f"torch {nearest.torch} with {nearest.variant}"
+        yield _alternative(nearest, f"keep {keep}: {change}" if keep else change)
+
+
+def _nearest(search: _Search, legal: list[Candidate]) -> Candidate | None:
+    order = sorted((release.torch for release in search.facts.matrix.torch), key=key)
+    if search.best.torch not in order:
+        return legal[0] if legal else None
+    at = order.index(search.best.torch)
+    return min(legal, key=lambda candidate: abs(order.index(candidate.torch) - at), default=None)
+
+
+def _pythons(search: _Search) -> Iterator[Alternative]:
+    python = search.query.python
+    if python is None:
+        return
+    for candidate in search.legal(search.pinned().replace(python=None)):
+        near = min(candidate.pythons, key=lambda other: _distance(python, other))
+        moved = candidate._replace(pythons=[near])
+        yield _alternative(moved, f"keep torch {candidate.torch}+{candidate.variant}: Python {near}")
+        return
+
+
+def _distance(python: str, other: str) -> tuple[int, ...]:
+    minor, free = python_key(python)[1:]
+    return (abs(python_key(other)[1] - minor), abs(python_key(other)[2] - free), -python_key(other)[1])
+
+
+def _without_package(search: _Search) -> Iterator[Alternative]:
+    for candidate in search.legal(search.query.replace(torch=None, variant=None, cuda=None)):
+        if candidate.verdict.name in (OK, MINOR):
+            yield _alternative(
+                candidate, f"keep the driver, without cuda-compat: torch {candidate.torch} with {candidate.variant}"
+            )
+            return
+
+
+def _with_package(search: _Search) -> Iterator[Alternative]:
+    for candidate in search.ranking:
+        if candidate.verdict.name == FORWARD and key(candidate.torch) > key(search.best.torch):
+            yield _alternative(
+                candidate, f"keep the driver, with cuda-compat: torch {candidate.torch} with {candidate.variant}"
+            )
+            return
+
+
+def _torch_and_more(search: _Search) -> Iterator[Alternative]:
+    query = search.query
+    for changed, keep in (
+        (query.replace(torch=None, variant=None, cuda=None), "the driver" if query.driver else "the machine"),
+        (query.replace(torch=None, variant=None, cuda=None, python=None), "the GPU and driver"),
+    ):
+        nearest = _nearest(search, [candidate for candidate in search.legal(changed) if candidate.cuda])
+        if nearest is not None:
+            yield _alternative(
+                nearest, f"keep {keep}: torch {nearest.torch} with {nearest.variant}, Python {nearest.pythons[0]}"
+            )
+            return
+
+
+def _fewer_gpus(search: _Search) -> Iterator[Alternative]:
+    if search.best.verdict.name == NO_WHEEL and not search.devices:
+        return
+    if len(search.devices) > 1:
+        for device in search.devices:
+            remaining = [other for other in search.devices if other is not device]
+            for candidate in search.legal(search.query, remaining)[:1]:
+                yield _alternative(candidate, f"without the {device.label}")
+    if search.devices and search.query.variant is None and search.query.cuda is None:
+        for candidate in search.legal(search.query.replace(variant="cpu"))[:1]:
+            yield _alternative(candidate, "without the GPU: cpu")

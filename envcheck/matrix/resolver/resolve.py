@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 
-from envcheck.matrix.facts.gpu_names import find_gpu, suggest
+from envcheck.errors import ConfigError
+from envcheck.matrix.facts.gpu_names import OtherAccelerator, find_gpu, other_accelerator, suggest
 from envcheck.matrix.facts.lookup import Device, Facts
-from envcheck.matrix.facts.model import Cell, HostArch, Matrix, TorchRelease
-from envcheck.matrix.facts.other_accelerators import OtherAccelerator, other_accelerator
-from envcheck.matrix.facts.versions import key
-from envcheck.matrix.resolver.alternatives import Alternative, alternatives
-from envcheck.matrix.resolver.candidates import Candidate, candidates
-from envcheck.matrix.resolver.notes import notes as noted
+from envcheck.matrix.facts.model import BaseImage, Cell, HostArch, Matrix, TorchRelease
+from envcheck.matrix.facts.versions import branch, key
+from envcheck.matrix.resolver.candidates import Alternative, Candidate, alternatives, candidates, thresholds
 from envcheck.matrix.resolver.query import (
     Query,
     host_arch,
@@ -22,7 +21,7 @@ from envcheck.matrix.resolver.query import (
     validate,
     with_whole_driver,
 )
-from envcheck.matrix.resolver.verdict import LEGAL, NO_WHEEL, OK, Verdict, driver_verdict, runs_on
+from envcheck.matrix.resolver.verdict import LEGAL, MINOR, NO_WHEEL, OK, Verdict, driver_verdict, runs_on
 
 __all__ = [
     "Alternative",
@@ -132,7 +131,7 @@ def resolve(
         buildable=next((str(cell) for cell in images), None),
         install=_install(matrix, best) if best.legal else [],
         index="" if release is None or _default_index(release, best, arch) else f"whl/{best.variant}",
-        notes=[*notes, *several_gpus(facts, query), *noted(facts, query, devices, arch, best, offers, base_cuda)],
+        notes=[*notes, *several_gpus(facts, query), *sentences(facts, query, devices, arch, best, offers, base_cuda)],
         read_here=read_here or {},
         ranked=[
             RankedCell(cell=str(cell), verdict=row.verdict.name, verified=row.verdict.verified)
@@ -219,3 +218,112 @@ def _install(matrix: Matrix, best: Candidate) -> list[str]:
     release = matrix.release(best.torch)
     companions = {"torchvision": release.torchvision, "torchaudio": release.torchaudio} if release else {}
     return [f"torch=={best.torch}", *(f"{name}=={version}" for name, version in companions.items() if version)]
+
+
+def sentences(
+    facts: Facts,
+    query: Query,
+    devices: list[Device],
+    arch: HostArch,
+    best: Candidate,
+    offers: list[Alternative],
+    base_cuda: str | None,
+) -> list[str]:
+    """Return the notes, one sentence each; `base_cuda` adds what an nvidia/cuda base of that CUDA minor refuses."""
+    lines = [*_arch(query, devices, arch), *_capabilities(facts, query)]
+    if query.driver is None and best.legal and best.cuda is not None:
+        lines += _driver(facts, query, devices, arch, best)
+    lines += _first_of_branch(facts, devices, offers)
+    if base_cuda is not None:
+        lines.append(what_base_refuses(facts, base_cuda, query.driver, devices))
+    return lines
+
+
+def _arch(query: Query, devices: list[Device], arch: HostArch) -> Iterator[str]:
+    if query.arch is None and not devices:
+        yield f"host architecture not given: {arch}"
+    for device in devices:
+        if device.gpu is not None and device.gpu.host_arch != arch:
+            yield f"{arch} was requested, but the matrix lists {device.label} only in {device.gpu.host_arch} hosts"
+
+
+def _capabilities(facts: Facts, query: Query) -> Iterator[str]:
+    if query.cc and not query.gpus and query.driver:
+        yield "only the compute capability is known, so cuda-compat (data-centre GPUs only) is not used"
+    for cc in query.cc:
+        row = facts.capability(cc)
+        if row is None or row.cc != cc:
+            near = (
+                f": judged as {row.architecture}, after {row.cc}"
+                if row
+                else ", because it is newer than all GPUs of the matrix"
+            )
+            yield f"the matrix has no fact about compute capability {cc}{near}"
+
+
+def _driver(facts: Facts, query: Query, devices: list[Device], arch: HostArch, best: Candidate) -> Iterator[str]:
+    """Say the lowest driver under which every GPU and the CUDA work, and the newest branch that is allowed."""
+    pinned = query.replace(torch=best.torch, variant=best.variant, cuda=None)
+    newest = facts.newest_branch(devices)
+    until = f", R{newest} at most" if newest else ""
+    for version in thresholds(facts, devices):
+        (candidate,) = candidates(facts, pinned.replace(driver=version), devices, arch)
+        if candidate.verdict.name in (OK, MINOR):
+            yield f"driver not given: needs >= {version}{until}"
+            return
+
+
+def _first_of_branch(facts: Facts, devices: list[Device], offers: list[Alternative]) -> Iterator[str]:
+    """Explain an offered driver that is newer than CUDA alone needs."""
+    of_cuda = {row.floor for row in facts.families.values()} | {row.native_driver for row in facts.minors.values()}
+    versions = {row.change.rpartition("driver >= ")[2] for row in offers} - of_cuda
+    for device in devices:
+        listed = device.gpu.first_driver.values() if device.gpu is not None else []
+        for version in sorted(versions.intersection(listed), key=key):
+            yield f"driver {version} is the first of R{branch(version)} that drives {device.label}"
+
+
+def what_base_refuses(facts: Facts, cuda: str, driver: str | None, devices: list[Device]) -> str:
+    """Return a sentence: whether nvidia/cuda of that CUDA minor starts under `driver`; None: under which drivers.
+
+    Raises ConfigError for a CUDA minor whose images are not in the matrix.
+    """
+    image = _image(facts, cuda)
+    name = f"nvidia/cuda:{image.image}"
+    if driver is None:
+        return f"{name} starts under drivers of CUDA >= {image.cuda}, and {_exceptions(image)}"
+    row = facts.branch(driver)
+    if row is not None and key(row.cuda) >= key(image.cuda):
+        return f"{name} starts: driver {driver} is of CUDA {row.cuda} >= {image.cuda}"
+    of = f"driver {driver} is of CUDA {row.cuda} < {image.cuda}" if row else f"the CUDA of driver {driver} is not known"
+    kinds = {device.datacenter for device in devices} or {None}
+    lists = [_branches(image, datacenter=kind) for kind in kinds]
+    if all(branch(driver) in branches for branches in lists):
+        return f"{name} starts: {of}, but it accepts R{branch(driver)} with such GPUs"
+    doubt = "" if image.complete else " (the end of its list is not known)"
+    return (
+        f"{name} refuses to start: {of}, and it accepts {_exceptions(image)}{doubt}; NVIDIA_DISABLE_REQUIRE=1 overrides"
+    )
+
+
+def _image(facts: Facts, cuda: str) -> BaseImage:
+    images = sorted(facts.matrix.cuda.base_images, key=lambda row: key(row.image))
+    of_minor = [row for row in images if row.cuda == cuda]
+    if not of_minor:
+        minors = ", ".join(dict.fromkeys(row.cuda for row in images))
+        message = f"what nvidia/cuda of CUDA {cuda} demands is not in the matrix"
+        raise ConfigError(message, fix=f"use one of {minors}")
+    return of_minor[-1]
+
+
+def _branches(image: BaseImage, *, datacenter: bool | None) -> list[str]:
+    if datacenter:
+        return image.datacenter_branches
+    return image.geforce_branches
+
+
+def _exceptions(image: BaseImage) -> str:
+    def listed(branches: list[str]) -> str:
+        return ", ".join(f"R{name}" for name in sorted(branches, key=key)) or "no older branch"
+
+    return f"{listed(image.datacenter_branches)} with data-centre GPUs, {listed(image.geforce_branches)} with others"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from envcheck.matrix.facts.gpu_names import capability_of_series, find_gpu, suggest
+from envcheck.matrix.facts.gpu_names import capability_of_series, find_gpu, other_accelerator, suggest
 from envcheck.matrix.facts.model import Matrix
-from envcheck.matrix.facts.other_accelerators import other_accelerator
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from envcheck.matrix.facts.model import Matrix
-from envcheck.matrix.file import cache
+from envcheck.matrix.file import load as cache
 
 RAW = b"the bytes of a file"
 

@@ -253,7 +253,7 @@ def test_a_torch_that_is_not_in_the_matrix(ask: Ask) -> None:
         ({"cc": ["sm_90"]}, "not a compute capability"),
         ({"cc": ["0.1"]}, r"--cc 0\.1: the matrix has no fact about it or its neighbours; it has 3\.7.*nvidia-smi"),
         ({"gpus": ["RTX 4070"]}, r"did you mean RTX 4090.*--cc 8\.9, as RTX 4090 has; `nvidia-smi --query-gpu=compute"),
-        ({"gpus": ["XPU9"]}, r"show --gpus` lists them \(or give --cc; `nvidia-smi"),
+        ({"gpus": ["XPU9"]}, r"show --list-gpus` lists them \(or give --cc; `nvidia-smi"),
         ({"gpus": ["NVIDIA Corporation Device 2901 (rev a1)"]}, "run `update-pciids`"),
         ({"torch": "latest"}, "not a version requirement"),
     ],
