@@ -79,21 +79,23 @@ def test_strict_counts_what_differs_as_failed(tmp_path: Path) -> None:
     assert (code, result["verdict"]["good"]) == (1, "n[1-4,6,8-12]")
 
 
-@pytest.mark.parametrize(("state", "code"), [("missing", 3), ("stale", 3), ("error", 3), ("fail", 1)])
-def test_the_exit_code_says_what_is_wrong(tmp_path: Path, state: str, code: int) -> None:
-    sound, other = node_report("n1"), node_report("n2")
-    if state == "stale":
-        other["started"] = other["ended"] = "2001-01-01T00:00:00+00:00"
-    elif state == "error":
-        other["ended"] = ""
-    elif state == "fail":
-        failing(other)
-    write(tmp_path, sound, *([] if state == "missing" else [other]))
-    result = run("report", str(tmp_path), "--max-age", "90000h", "--expect", "n1,n2", "--json")
-    document = json.loads(result.stdout)
-    assert result.exit_code == code
-    assert document["nodes"][state] == ["n2"]
-    assert document["verdict"]["good"] == "n1"
+def test_the_exit_code_says_what_is_wrong(subtests: pytest.Subtests, tmp_path: Path) -> None:
+    cases: list[tuple[str, int]] = [("missing", 3), ("stale", 3), ("error", 3), ("fail", 1)]
+    for state, code in cases:
+        with subtests.test(str((state, code))):
+            sound, other = node_report("n1"), node_report("n2")
+            if state == "stale":
+                other["started"] = other["ended"] = "2001-01-01T00:00:00+00:00"
+            elif state == "error":
+                other["ended"] = ""
+            elif state == "fail":
+                failing(other)
+            write(tmp_path, sound, *([] if state == "missing" else [other]))
+            result = run("report", str(tmp_path), "--max-age", "90000h", "--expect", "n1,n2", "--json")
+            document = json.loads(result.stdout)
+            assert result.exit_code == code
+            assert document["nodes"][state] == ["n2"]
+            assert document["verdict"]["good"] == "n1"
 
 
 def test_no_report_at_all_is_undetermined(tmp_path: Path) -> None:
@@ -142,15 +144,6 @@ def test_markup_in_names_stays_text(tmp_path: Path) -> None:
     assert "<img" not in page
     assert "&lt;script&gt;" in page
     assert "use now: n[2-3]" in result.stdout
-
-
-def test_the_page_calls_an_undetermined_node_so_and_says_what_its_signs_mean(tmp_path: Path) -> None:
-    doubtful = node_report("n2")
-    doubtful["ended"] = ""
-    run("report", str(write(tmp_path, node_report("n1"), doubtful)), "--html", str(tmp_path / "f.html"))
-    page = (tmp_path / "f.html").read_text()
-    assert '<span class="status error">1 undetermined</span>' in page
-    assert "· passed; - does not apply" in page
 
 
 def test_lines_fit_80_columns_and_the_answer_stands_first(tmp_path: Path) -> None:
@@ -248,11 +241,6 @@ def test_the_history_says_how_often_and_for_what(tmp_path: Path) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_the_history_of_what_is_not_known_is_a_usage_error(tmp_path: Path) -> None:
-    result = CliRunner().invoke(cli, ["fleet", "report", "--history", "n1", "--db", str(tmp_path / "none.db")])
-    assert "no such database" in str(result.exception)
-
-
 def valid(schema: str, document: Path) -> bool:
     """Tell whether a document is of a JSON Schema, as a checker of others sees it."""
     checker = [str(Path(sys.executable).with_name("check-jsonschema")), "--schemafile", schema, str(document)]
@@ -268,9 +256,10 @@ def test_the_answer_is_of_its_schema(tmp_path: Path) -> None:
     assert not valid(str(tmp_path / "schema"), tmp_path / "wrong")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_a_file_that_cannot_be_written_or_would_cost_another_is_refused(
+    subtests: pytest.Subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases: list[tuple[str, str]] = [
         ("--html reps/n1.json", "--html reps/n1.json is one of the reports"),
         ("--prometheus reps/new.json", "--prometheus reps/new.json is one of the reports"),
         ("reps/n1.json --db reps/n1.json", "--db reps/n1.json is one of the reports"),
@@ -281,28 +270,18 @@ def test_the_answer_is_of_its_schema(tmp_path: Path) -> None:
         ("--db /dev/full", "/dev/full is not a file"),
         ("--expect reps", "--expect reps is a directory"),
         ("--expect nosuch.txt", "--expect nosuch.txt: no such file"),
-    ],
-)
-def test_a_file_that_cannot_be_written_or_would_cost_another_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, message: str
-) -> None:
+    ]
     monkeypatch.chdir(tmp_path)
-    reports = tmp_path / "reps"
-    reports.mkdir()
-    write(reports, node_report("n1"))
+    reports = write(tmp_path / "reps", node_report("n1"))
     before = (reports / "n1.json").read_bytes()
     (tmp_path / "loop").symlink_to("loop")
-    result = CliRunner().invoke(cli, ["fleet", "report", "reps", *words.split()])
-    assert isinstance(result.exception, EnvcheckError)
-    assert message in str(result.exception)
-    assert [(path.name, path.read_bytes()) for path in reports.iterdir()] == [("n1.json", before)]
-    assert {path.name for path in tmp_path.iterdir()} == {"loop", "reps"}
-
-
-@pytest.mark.parametrize(("age", "stale"), [("1d", 1), ("36500d", 0)])
-def test_an_age_may_be_days_as_in_a_policy(tmp_path: Path, age: str, stale: int) -> None:
-    write(tmp_path, node_report("n1") | {"started": "2020-01-01T00:00:00+00:00", "ended": "2020-01-01T00:01:00+00:00"})
-    assert len(json.loads(run("report", str(tmp_path), "--json", "--max-age", age).stdout)["nodes"]["stale"]) == stale
+    for words, message in cases:
+        with subtests.test(str((words, message))):
+            result = CliRunner().invoke(cli, ["fleet", "report", "reps", *words.split()])
+            assert isinstance(result.exception, EnvcheckError)
+            assert message in str(result.exception)
+            assert [(path.name, path.read_bytes()) for path in reports.iterdir()] == [("n1.json", before)]
+            assert {path.name for path in tmp_path.iterdir()} == {"loop", "reps"}
 
 
 def test_a_host_list_may_be_longer_than_the_name_of_a_file(tmp_path: Path) -> None:

@@ -34,9 +34,8 @@ def test_a_kept_failure_of_a_higher_level_stays() -> None:
     assert kept.status == "fail"
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
+def test_what_is_half_written_or_of_another_version_is_no_verdict(subtests: pytest.Subtests) -> None:
+    cases: list[bytes] = [
         b"",
         b"{",
         json.encode(verdict())[:-20],
@@ -46,14 +45,14 @@ def test_a_kept_failure_of_a_higher_level_stays() -> None:
         json.encode(verdict()).replace(b"envcheck/gate/1", b"envcheck/gate/2"),
         json.encode(verdict()).replace(b'"left_out":0', b'"left_out":0,"more":1'),
         json.encode(verdict()) + b" " * (1 << 17) + b"x",
-    ],
-)
-def test_what_is_half_written_or_of_another_version_is_no_verdict(content: bytes) -> None:
-    path = gate.keep(verdict())
-    path.write_bytes(content)
-    assert gate.read(path) is None
-    gate.keep(verdict())
-    assert gate.read(path) == verdict()
+    ]
+    for content in cases:
+        with subtests.test(str(content)):
+            path = gate.keep(verdict())
+            path.write_bytes(content)
+            assert gate.read(path) is None
+            gate.keep(verdict())
+            assert gate.read(path) == verdict()
 
 
 def test_a_link_a_pipe_and_a_file_that_others_may_write_are_no_verdict(tmp_path: Path) -> None:

@@ -106,35 +106,41 @@ def test_in_a_pod_a_failure_marks_the_node_and_a_pass_takes_that_back(monkeypatc
 
 
 @pytest.mark.usefixtures("no_run")
-@pytest.mark.parametrize("body", ["sleep 60", "echo down >&2; exit 1"])
 def test_a_controller_that_does_not_answer_changes_no_verdict(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
+    subtests: pytest.Subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command_module, "_DRAIN_SECONDS", 0.3)
-    scontrol(tmp_path, body)
-    keep("fail", check="ecc", summary="2 errors")
-    result = gate("--drain")
-    assert result.exit_code == 1
-    assert "warning: n7 is not drained: scontrol: " in result.stderr
+    cases: list[str] = ["sleep 60", "echo down >&2; exit 1"]
+    for body in cases:
+        with subtests.test(str(body)):
+            monkeypatch.setattr(command_module, "_DRAIN_SECONDS", 0.3)
+            scontrol(tmp_path, body)
+            keep("fail", check="ecc", summary="2 errors")
+            result = gate("--drain")
+            assert result.exit_code == 1
+            assert "warning: n7 is not drained: scontrol: " in result.stderr
 
 
-@pytest.mark.parametrize(("policy", "code"), [("refuse", 3), ("admit", 0)])
 def test_what_hangs_is_ended_by_the_budget_and_undetermined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, code: int
+    subtests: pytest.Subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = scontrol(tmp_path)
-    monkeypatch.setattr("envcheck.fleet.quick_run.run_checks", lambda *_, **__: time.sleep(60))
-    result = gate("--budget", "1s", "--drain", "--on-error", policy)
-    assert result.exit_code == code
-    assert "undetermined: the run did not end within its budget of 1 s" in result.stderr
-    assert not calls.exists()
+    cases: list[tuple[str, int]] = [("refuse", 3), ("admit", 0)]
+    for policy, code in cases:
+        with subtests.test(str((policy, code))):
+            calls = scontrol(tmp_path)
+            monkeypatch.setattr("envcheck.fleet.quick_run.run_checks", lambda *_, **__: time.sleep(60))
+            result = gate("--budget", "1s", "--drain", "--on-error", policy)
+            assert result.exit_code == code
+            assert "undetermined: the run did not end within its budget of 1 s" in result.stderr
+            assert not calls.exists()
 
 
-@pytest.mark.parametrize(("policy", "code"), [("refuse", 2), ("admit", 0)])
-def test_a_wrong_configuration_is_2_unless_it_is_admitted(policy: str, code: int) -> None:
-    result = gate("--python", "/no/such/python", "--on-error", policy)
-    assert result.exit_code == code
-    assert "wrong configuration: no Python at /no/such/python" in result.stderr
+def test_a_wrong_configuration_is_2_unless_it_is_admitted(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[str, int]] = [("refuse", 2), ("admit", 0)]
+    for policy, code in cases:
+        with subtests.test(str((policy, code))):
+            result = gate("--python", "/no/such/python", "--on-error", policy)
+            assert result.exit_code == code
+            assert "wrong configuration: no Python at /no/such/python" in result.stderr
 
 
 def test_a_stale_verdict_is_replaced_by_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

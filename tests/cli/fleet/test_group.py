@@ -27,46 +27,54 @@ def test_what_the_environment_says_is_printed() -> None:
     assert shown.stdout == "n2 is number 1 of 2 nodes; they meet at 127.0.0.1 port 4711\n"
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
+def test_a_dry_run_refuses_what_the_run_would(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[list[str], str]] = [
         (["--only", "nosuch"], "no check 'nosuch'"),
         (["--python", "nosuch/python"], "no Python at nosuch/python"),
         (["--nproc", "1025"], "--nproc"),
         (["-o", "nosuch/x.json"], "cannot write to nosuch"),
         (["--master-addr", "a b"], "'a b' is not a host name"),
-    ],
-)
-def test_a_dry_run_refuses_what_the_run_would(options: list[str], words: str) -> None:
-    refused = group("--dry-run", *options, **NODE, MASTER_PORT="4711")
-    assert refused.returncode == 2, refused.stdout
-    assert words in refused.stderr
+    ]
+    for options, words in cases:
+        with subtests.test(str((options, words))):
+            refused = group("--dry-run", *options, **NODE, MASTER_PORT="4711")
+            assert refused.returncode == 2, refused.stdout
+            assert words in refused.stderr
 
 
-@pytest.mark.parametrize(("rank", "name"), [("0", "n1"), ("1", "n2")])
 def test_a_group_that_does_not_form_is_undetermined_and_says_who_is_missing(
-    rank: str, name: str, tmp_path: Path
+    subtests: pytest.Subtests, tmp_path: Path
 ) -> None:
-    port = str(free_ports(1)[0])
-    ended = group(
-        "--wait", "1s", "-o", f"{tmp_path}/", **{**NODE, "RANK": rank, "NODE_NAME": name, "MASTER_PORT": port}
-    )
-    assert ended.returncode == 3, ended.stderr
-    (file,) = tmp_path.iterdir()
-    assert file.name.startswith(name)
-    report = json.loads(file.read_text())
-    assert report["verdict"]["status"] == "error"
-    (outcome,) = report["outcomes"]
-    assert (outcome["id"], outcome["code"]) == ("group-formed", "group.not-formed")
-    assert ("missing: number 1" if rank == "0" else "cannot connect to the first node") in outcome["summary"]
-    assert outcome["summary"].split(":")[0] in " ".join(ended.stdout.split())
+    cases: list[tuple[str, str]] = [("0", "n1"), ("1", "n2")]
+    for rank, name in cases:
+        with subtests.test(str((rank, name))):
+            port = str(free_ports(1)[0])
+            ended = group(
+                "--wait",
+                "1s",
+                "-o",
+                f"{tmp_path / name}/",
+                **{**NODE, "RANK": rank, "NODE_NAME": name, "MASTER_PORT": port},
+            )
+            assert ended.returncode == 3, ended.stderr
+            (file,) = (tmp_path / name).iterdir()
+            assert file.name.startswith(name)
+            report = json.loads(file.read_text())
+            assert report["verdict"]["status"] == "error"
+            (outcome,) = report["outcomes"]
+            assert (outcome["id"], outcome["code"]) == ("group-formed", "group.not-formed")
+            assert ("missing: number 1" if rank == "0" else "cannot connect to the first node") in outcome["summary"]
+            assert outcome["summary"].split(":")[0] in " ".join(ended.stdout.split())
 
 
-@pytest.mark.parametrize(
-    ("environment", "words"),
-    [({"RANK": "2"}, "contradict"), ({"RANK": "one"}, "RANK='one'"), ({"MASTER_PORT": "0"}, "MASTER_PORT='0'")],
-)
-def test_an_environment_that_lies_is_one_line(environment: dict[str, str], words: str) -> None:
-    ended = group(**{**NODE, **environment})
-    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
-    assert words in ended.stderr
+def test_an_environment_that_lies_is_one_line(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[dict[str, str], str]] = [
+        ({"RANK": "2"}, "contradict"),
+        ({"RANK": "one"}, "RANK='one'"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT='0'"),
+    ]
+    for environment, words in cases:
+        with subtests.test(str((environment, words))):
+            ended = group(**{**NODE, **environment})
+            assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stderr
+            assert words in ended.stderr

@@ -99,31 +99,31 @@ def test_who_does_not_come_is_named() -> None:
     assert NotFormedError.exit_code == 3
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "no-such-host.invalid", "bad..name", "::1"])
-def test_a_first_node_that_is_not_there(address: str) -> None:
-    (port,) = free_ports(1)
-    with pytest.raises(NotFormedError) as unformed:
-        GroupMember.join(hello(1), address, port, 0.3)
-    assert "\n" not in str(unformed.value)
+def test_a_first_node_that_is_not_there(subtests: pytest.Subtests) -> None:
+    cases: list[str] = ["127.0.0.1", "no-such-host.invalid", "bad..name", "::1"]
+    for address in cases:
+        with subtests.test(str(address)):
+            (port,) = free_ports(1)
+            with pytest.raises(NotFormedError) as unformed:
+                GroupMember.join(hello(1), address, port, 0.3)
+            assert "\n" not in str(unformed.value)
 
 
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
+def test_what_cannot_be_one_group_ends_it_for_all(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"nodes": 4}, "n2 was started for 4 nodes, and n1 for 3"),
         ({"tool": "2"}, "n2 has envcheck 2, and n1 1"),
         ({"plan": "a"}, "n2 is to measure a, and n1 a, b"),
         ({"name": "n1"}, "two nodes are called n1"),
         ({"node": 0}, "both number 0"),
         ({"node": 3, "name": "n4"}, "number 3 of 3"),
-    ],
-)
-def test_what_cannot_be_one_group_ends_it_for_all(changed: dict[str, Any], words: str) -> None:
-    with leader() as port, joining(port, hello(0)) as (first,):
-        time.sleep(0.2)
-        with pytest.raises(ConfigError, match=words):
-            GroupMember.join(structs.replace(hello(1), **changed), "127.0.0.1", port, 20.0)
-        assert isinstance(first.exception(), ConfigError)
+    ]
+    for changed, words in cases:
+        with subtests.test(str((changed, words))), leader() as port, joining(port, hello(0)) as (first,):
+            time.sleep(0.2)
+            with pytest.raises(ConfigError, match=words):
+                GroupMember.join(structs.replace(hello(1), **changed), "127.0.0.1", port, 20.0)
+            assert isinstance(first.exception(), ConfigError)
 
 
 def test_a_node_of_another_run_disturbs_nobody() -> None:

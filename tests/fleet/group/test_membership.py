@@ -76,9 +76,8 @@ def test_what_is_given_goes_before_the_environment() -> None:
     assert membership({name: KUBERNETES[name] for name in KUBERNETES if name != "MASTER_PORT"}).port == DEFAULT_PORT
 
 
-@pytest.mark.parametrize(
-    ("environ", "words"),
-    [
+def test_what_cannot_be_is_refused_in_one_line(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[dict[str, str], str]] = [
         ({}, "no group of several nodes"),
         ({**TORCHRUN, "RANK": "16"}, "contradict each other"),
         ({**TORCHRUN, "RANK": "first"}, "RANK='first'"),
@@ -88,12 +87,20 @@ def test_what_is_given_goes_before_the_environment() -> None:
         ({**KUBERNETES, "MASTER_ADDR": ""}, "no variable names the first node"),
         ({**KUBERNETES, "MASTER_PORT": "65536"}, "MASTER_PORT='65536'"),
         ({**KUBERNETES, "MASTER_PORT": "http"}, "MASTER_PORT='http'"),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-          "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "MASTER_ADDR": "a"}, "one process a node"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_is_refused_in_one_line(environ: dict[str, str], words: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        membership(environ)
-    assert words in str(refused.value)
-    assert "\n" not in str(refused.value)
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "1",
+                "OMPI_COMM_WORLD_SIZE": "4",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+                "MASTER_ADDR": "a",
+            },
+            "one process a node",
+        ),
+    ]
+    for environ, words in cases:
+        with subtests.test(str((environ, words))):
+            with pytest.raises(ConfigError) as refused:
+                membership(environ)
+            assert words in str(refused.value)
+            assert "\n" not in str(refused.value)

@@ -94,23 +94,22 @@ def report(*outcomes: OutcomeRow) -> RunReport:
     return msgspec.structs.replace(document, outcomes=list(outcomes), group=GROUP)
 
 
-@pytest.mark.parametrize(
-    ("row", "statuses"),
-    [
+def test_a_nodes_report_fails_only_for_what_it_is_blamed_for(subtests: pytest.Subtests) -> None:
+    cases: list[tuple[OutcomeRow, list[str]]] = [
         (outcome("fail", "all-gather, rank 2"), ["error", "fail", "error"]),
         (outcome("fail", "rank 2 (cpu of n2)", remeasure=True), ["pass", "fail", "pass"]),
         (outcome("fail", "n1 -> n3"), ["fail", "error", "fail"]),
         (outcome("error", "rank 5"), ["error", "error", "error"]),
         (outcome("fail", ""), ["fail", "fail", "fail"]),
         (outcome("pass", ""), ["pass", "pass", "pass"]),
-    ],
-)
-def test_a_nodes_report_fails_only_for_what_it_is_blamed_for(row: OutcomeRow, statuses: list[str]) -> None:
-    nodes = [of_node(report(row), number) for number in range(3)]
-    assert [node.outcomes[0].status for node in nodes] == statuses
-    assert [node.outcomes[0].ranks for node in nodes] == [[0, 1], [2, 3], [4, 5]]
-    codes = {"pass": 0, "fail": 1, "error": 3}
-    assert [node.verdict.exit_code for node in nodes] == [codes[status] for status in statuses]
+    ]
+    for row, statuses in cases:
+        with subtests.test(str((row, statuses))):
+            nodes = [of_node(report(row), number) for number in range(3)]
+            assert [node.outcomes[0].status for node in nodes] == statuses
+            assert [node.outcomes[0].ranks for node in nodes] == [[0, 1], [2, 3], [4, 5]]
+            codes = {"pass": 0, "fail": 1, "error": 3}
+            assert [node.verdict.exit_code for node in nodes] == [codes[status] for status in statuses]
 
 
 def test_ranks_are_named_with_their_nodes() -> None:

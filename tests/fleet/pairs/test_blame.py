@@ -25,20 +25,23 @@ def diagnose(simulated: SimulatedFleet, *, tournament: bool = False) -> tuple[Sc
     return score(diagnosis, simulated.faults), took
 
 
-@pytest.mark.parametrize("kind", SINGLE)
-def test_a_single_fault_is_named_and_nothing_else(kind: FaultKind) -> None:
-    for size in SIZES:
-        for seed in range(3):
-            actual, _ = diagnose(SimulatedFleet(size, kind, seed))
-            assert (actual.missed, actual.wrong) == (0, 0), (size, seed)
+def test_a_single_fault_is_named_and_nothing_else(subtests: pytest.Subtests) -> None:
+    for kind in SINGLE:
+        with subtests.test(str(kind)):
+            for size in SIZES:
+                for seed in range(3):
+                    actual, _ = diagnose(SimulatedFleet(size, kind, seed))
+                    assert (actual.missed, actual.wrong) == (0, 0), (size, seed)
 
 
-@pytest.mark.parametrize("kind", ["slow-node", "bad-link", "bad-uplink"])
-def test_a_fault_takes_about_as_many_tests_as_there_are_groups(kind: FaultKind) -> None:
-    for size in SIZES[1:]:
-        took = [diagnose(SimulatedFleet(size, kind, seed))[1].tests for seed in range(10)]
-        goal = 2 * math.log2(size) + math.sqrt(size)
-        assert sum(took) / len(took) <= goal, (size, took)
+def test_a_fault_takes_about_as_many_tests_as_there_are_groups(subtests: pytest.Subtests) -> None:
+    cases: list[FaultKind] = ["slow-node", "bad-link", "bad-uplink"]
+    for kind in cases:
+        with subtests.test(str(kind)):
+            for size in SIZES[1:]:
+                took = [diagnose(SimulatedFleet(size, kind, seed))[1].tests for seed in range(10)]
+                goal = 2 * math.log2(size) + math.sqrt(size)
+                assert sum(took) / len(took) <= goal, (size, took)
 
 
 def every_fault(size: int) -> Iterator[Faults]:
@@ -50,33 +53,29 @@ def every_fault(size: int) -> Iterator[Faults]:
     yield from (Faults("bad-uplink", group) for group in groups)
 
 
-@pytest.mark.parametrize("size", [16, 64])
-def test_no_single_fault_takes_more_tests_than_the_goal(size: int) -> None:
-    for faults in every_fault(size):
-        simulated = SimulatedFleet(size, faults.kind, 0)
-        simulated.faults = faults
-        actual, took = diagnose(simulated)
-        assert (actual.missed, actual.wrong) == (0, 0), faults
-        assert took.tests <= 2 * math.log2(size) + math.sqrt(size), faults
+def test_no_single_fault_takes_more_tests_than_the_goal(subtests: pytest.Subtests) -> None:
+    cases: list[int] = [16, 64]
+    for size in cases:
+        with subtests.test(str(size)):
+            for faults in every_fault(size):
+                simulated = SimulatedFleet(size, faults.kind, 0)
+                simulated.faults = faults
+                actual, took = diagnose(simulated)
+                assert (actual.missed, actual.wrong) == (0, 0), faults
+                assert took.tests <= 2 * math.log2(size) + math.sqrt(size), faults
 
 
-@pytest.mark.parametrize(("size", "mode"), [(3, "tournament"), (9, "diagnose")])
-def test_three_speeds_are_enough_to_see_that_one_is_slow(size: int, mode: str) -> None:
-    for node in ("n1", "n2", "n3"):
-        simulated = SimulatedFleet(size, "slow-node", 0)
-        simulated.faults = Faults("slow-node", (node,))
-        assert diagnose(simulated, tournament=mode == "tournament")[0] == Score(1, 0, 0)
-
-
-@pytest.mark.parametrize(("size", "named"), [(6, 0), (9, 1)])
-def test_a_node_of_a_domain_is_named_only_if_a_third_node_tells(size: int, named: int) -> None:
+def test_a_node_of_a_domain_is_named_only_if_a_third_node_tells(subtests: pytest.Subtests) -> None:
     """Between domains a slow node does not show: in a domain of two, either may be the slow one."""
-    simulated = SimulatedFleet(size, "slow-node", 0)
-    for node in simulated.nodes:
-        simulated.faults = Faults("slow-node", (node,))
-        _, diagnosis = extent(Fleet(simulated.nodes, simulated.domains, "diagnose"), simulated)
-        assert score(diagnosis, simulated.faults) == Score(named, 1 - named, 0)
-        assert node not in diagnosis.good
+    cases: list[tuple[int, int]] = [(6, 0), (9, 1)]
+    for size, named in cases:
+        with subtests.test(str((size, named))):
+            simulated = SimulatedFleet(size, "slow-node", 0)
+            for node in simulated.nodes:
+                simulated.faults = Faults("slow-node", (node,))
+                _, diagnosis = extent(Fleet(simulated.nodes, simulated.domains, "diagnose"), simulated)
+                assert score(diagnosis, simulated.faults) == Score(named, 1 - named, 0)
+                assert node not in diagnosis.good
 
 
 def test_two_faulty_nodes_are_both_named() -> None:
@@ -90,13 +89,17 @@ def test_a_node_that_fails_now_and_then_costs_no_other_node_its_name() -> None:
     assert Score.total(scores).wrong <= 3
 
 
-@pytest.mark.parametrize("kind", ["slow-node", "bad-link", "intermittent"])
-def test_the_tournament_names_a_single_fault(kind: FaultKind) -> None:
-    scores = [diagnose(SimulatedFleet(16, kind, seed), tournament=True)[0] for seed in range(8)]
-    assert Score.total(scores) == Score(8, 0, 0)
+def test_the_tournament_names_a_single_fault(subtests: pytest.Subtests) -> None:
+    cases: list[FaultKind] = ["slow-node", "bad-link", "intermittent"]
+    for kind in cases:
+        with subtests.test(str(kind)):
+            scores = [diagnose(SimulatedFleet(16, kind, seed), tournament=True)[0] for seed in range(8)]
+            assert Score.total(scores) == Score(8, 0, 0)
 
 
-@pytest.mark.parametrize("size", [16, 17, 256])
-def test_a_sound_fleet_takes_one_test_a_group_and_one_across(size: int) -> None:
-    _, took = diagnose(SimulatedFleet(size, "none", 0))
-    assert took == Extent(rounds=3, tests=math.isqrt(size - 1) + 2)
+def test_a_sound_fleet_takes_one_test_a_group_and_one_across(subtests: pytest.Subtests) -> None:
+    cases: list[int] = [16, 17, 256]
+    for size in cases:
+        with subtests.test(str(size)):
+            _, took = diagnose(SimulatedFleet(size, "none", 0))
+            assert took == Extent(rounds=3, tests=math.isqrt(size - 1) + 2)
