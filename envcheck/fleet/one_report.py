@@ -16,18 +16,127 @@ import msgspec
 
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
-from envcheck.fleet.compared import (
-    CheckStatus,
-    CurvePoints,
-    GpuPart,
-    HostPart,
-    OutcomePart,
-    ReportPart,
-    configuration,
-    curves_of,
-)
+from envcheck.fleet.configuration import GpuSignals, HostSignals, configuration
 from envcheck.reports.phrases import number
 from envcheck.reports.redact import UNKEYED
+
+CheckStatus = Literal["pass", "warn", "fail", "skip", "error"]
+
+
+class _PlacePart(msgspec.Struct):
+    node: str = ""
+    node_rank: int = 0
+    nodes: int = 1
+
+
+class _HostPart(msgspec.Struct):
+    name: str = ""
+    arch: str = ""
+    place: _PlacePart = msgspec.field(default_factory=_PlacePart)
+
+
+class _GpuPart(msgspec.Struct):
+    uuid: str
+    signals: GpuSignals = msgspec.field(default_factory=GpuSignals)
+
+
+class _SnapshotPart(msgspec.Struct):
+    signals: HostSignals = msgspec.field(default_factory=HostSignals)
+    gpus: list[_GpuPart] = []
+
+
+class _DetailsPart(msgspec.Struct):
+    device: Any = None
+    curve: msgspec.Raw = msgspec.Raw()
+    curves: msgspec.Raw = msgspec.Raw()
+
+
+class _OutcomePart(msgspec.Struct):
+    id: str
+    status: CheckStatus
+    summary: str = ""
+    value: Any = None
+    unit: str = ""
+    code: str = ""
+    culprit: str = ""
+    attempts: list[msgspec.Raw] = []
+    details: _DetailsPart = msgspec.field(default_factory=_DetailsPart)
+
+
+class _VerdictPart(msgspec.Struct):
+    status: Literal["pass", "fail", "error"]
+    sentence: str = ""
+    exit_code: int = 0
+
+
+class _PlanPart(msgspec.Struct):
+    level: str = ""
+
+
+class _TargetPart(msgspec.Struct):
+    name: str = ""
+    image_id: str | None = None
+
+
+class _GroupPart(msgspec.Struct):
+    nodes: list[str] = []
+    node: str = ""
+
+
+class _ReportPart(msgspec.Struct):
+    schema: str
+    started: str
+    ended: str
+    host: _HostPart
+    verdict: _VerdictPart
+    outcomes: list[_OutcomePart]
+    snapshot: _SnapshotPart
+    mode: str = ""
+    tool: str = ""
+    boot: str = ""
+    plan: _PlanPart = msgspec.field(default_factory=_PlanPart)
+    target: _TargetPart = msgspec.field(default_factory=_TargetPart)
+    environment: dict[str, Any] = {}
+    promises: dict[str, str] = {}
+    group: _GroupPart | None = None
+
+
+# GB/s by message size in bytes, by rising size.
+CurvePoints = list[tuple[float, float]]
+LONGEST_NAME: Final = 120
+
+
+class _PointRow(msgspec.Struct):
+    size: float = msgspec.field(name="bytes")
+    busbw: float | None = None
+    algbw: float | None = None
+
+
+_CURVE: Final = msgspec.json.Decoder(list[_PointRow])
+_CURVES: Final = msgspec.json.Decoder(dict[str, list[_PointRow]])
+
+
+def curves_of(outcomes: list[_OutcomePart]) -> dict[str, CurvePoints]:
+    """Return each check's curves by name: "all-reduce-bandwidth", or "collective-bandwidth: broadcast"."""
+    curves = {}
+    for outcome in outcomes:
+        details = outcome.details
+        try:
+            one = {outcome.id: _CURVE.decode(details.curve)} if bytes(details.curve) else {}
+            several = _CURVES.decode(details.curves) if bytes(details.curves) else {}
+        except msgspec.DecodeError:
+            continue
+        named = one | {f"{outcome.id}: {name}": rows for name, rows in several.items()}
+        for name, rows in named.items():
+            points = sorted((row.size, _rate(row)) for row in rows if row.size >= 1 and _rate(row) > 0)
+            if len(points) > 1:
+                curves[name[:LONGEST_NAME]] = points
+    return curves
+
+
+def _rate(row: _PointRow) -> float:
+    return row.busbw or row.algbw or 0.0
+
 
 _SCHEMA: Final = "envcheck/report/1"
 _OURS: Final = "envcheck/"
@@ -113,7 +222,7 @@ class _SchemaPart(msgspec.Struct):
 
 
 _HEAD: Final = msgspec.json.Decoder(_SchemaPart)
-_DOCUMENT: Final = msgspec.json.Decoder(ReportPart)
+_DOCUMENT: Final = msgspec.json.Decoder(_ReportPart)
 
 
 def read(content: bytes, stem: str) -> NodeReport | OtherDocument:
@@ -177,7 +286,7 @@ def _other(schema: str) -> OtherDocument:
     raise ConfigError(message, fix="use the envcheck of one version on all nodes")
 
 
-def _reading(document: ReportPart, digest: str, stem: str) -> NodeReport:
+def _reading(document: _ReportPart, digest: str, stem: str) -> NodeReport:
     started, ended = moment(document.started), moment(document.ended)
     checks = _checks(document.outcomes)
     status, why = _status(document, checks)
@@ -221,7 +330,7 @@ def moment(text: str) -> float | None:
         return None
 
 
-def _node(host: HostPart) -> str:
+def _node(host: _HostPart) -> str:
     """Return the node's name as the launcher has it, else the host's; with its number where all are localhost."""
     place = host.place
     if place.node or host.name not in _NAMELESS or place.nodes == 1:
@@ -230,7 +339,7 @@ def _node(host: HostPart) -> str:
     return f"node-{place.node_rank}"
 
 
-def _alone(document: ReportPart) -> bool:
+def _alone(document: _ReportPart) -> bool:
     """Tell whether `envcheck report redact` without a key wrote it: then every report's first host is host-1."""
     if _REDACTED_HOST.fullmatch(document.host.place.node or document.host.name) is None:
         return False
@@ -238,7 +347,7 @@ def _alone(document: ReportPart) -> bool:
     return all(gpu.uuid.startswith(UNKEYED) for gpu in gpus) if gpus else document.boot.startswith("boot-")
 
 
-def _checks(outcomes: list[OutcomePart]) -> list[CheckValue]:
+def _checks(outcomes: list[_OutcomePart]) -> list[CheckValue]:
     """Return each check once; of two outcomes of one check the worse."""
     worst: dict[str, CheckValue] = {}
     for outcome in outcomes:
@@ -249,7 +358,7 @@ def _checks(outcomes: list[OutcomePart]) -> list[CheckValue]:
     return [*worst.values()]
 
 
-def _check(outcome: OutcomePart) -> CheckValue:
+def _check(outcome: _OutcomePart) -> CheckValue:
     culprit, device = outcome.culprit[:_LONGEST_TEXT], outcome.details.device
     named = _UUID.search(culprit)
     noted = outcome.status in ("warn", "fail", "error")
@@ -266,7 +375,7 @@ def _check(outcome: OutcomePart) -> CheckValue:
     )
 
 
-def _status(document: ReportPart, checks: list[CheckValue]) -> tuple[NodeStatus, str]:
+def _status(document: _ReportPart, checks: list[CheckValue]) -> tuple[NodeStatus, str]:
     """Return what the node may count as, and why: a failure stays one, and a pass needs everything to agree with it."""
     failed = [check.check for check in checks if check.status == "fail"]
     if document.verdict.status == "fail" or failed:
@@ -278,7 +387,7 @@ def _status(document: ReportPart, checks: list[CheckValue]) -> tuple[NodeStatus,
     return ("error", doubt) if doubt else ("pass", "")
 
 
-def _doubt(document: ReportPart, checks: list[CheckValue]) -> str:
+def _doubt(document: _ReportPart, checks: list[CheckValue]) -> str:
     """Return why a report whose verdict is pass is not one; "" where it is."""
     if not document.ended:
         return "the run did not reach its end"
@@ -305,12 +414,12 @@ def _not_finite(value: Any) -> bool:
         return False
 
 
-def _models(gpus: list[GpuPart]) -> str:
+def _models(gpus: list[_GpuPart]) -> str:
     names = {_string(gpu.signals.name.value) for gpu in gpus if gpu.signals.name is not None}
     return " + ".join(sorted(filter(None, names)))
 
 
-def _cell(document: ReportPart) -> str:
+def _cell(document: _ReportPart) -> str:
     """Return the cell that the image promises, else torch and Python as they are."""
     promised = document.promises.get("cell")
     if promised:

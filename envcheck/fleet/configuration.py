@@ -1,4 +1,4 @@
-"""What of a report is compared between nodes: the configuration, in which drift is looked for, and bandwidth curves.
+"""The configuration of a node, as far as nodes of one kind must agree in it: what drift is looked for in.
 
 Only what somebody sets or installs is here; temperatures, free memory and uptimes differ from node to node rightly.
 """
@@ -6,7 +6,7 @@ Only what somebody sets or installs is here; temperatures, free memory and uptim
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 
@@ -111,143 +111,3 @@ def _value(read: ReadValue | None) -> Any:
 def _text(value: Any) -> str:
     text = value if isinstance(value, str) else msgspec.json.encode(value, order="sorted").decode()
     return text[:_LONGEST]
-
-
-CheckStatus = Literal["pass", "warn", "fail", "skip", "error"]
-
-
-class PlacePart(msgspec.Struct):
-    """A node's place among those of its launcher."""
-
-    node: str = ""
-    node_rank: int = 0
-    nodes: int = 1
-
-
-class HostPart(msgspec.Struct):
-    """The machine."""
-
-    name: str = ""
-    arch: str = ""
-    place: PlacePart = msgspec.field(default_factory=PlacePart)
-
-
-class GpuPart(msgspec.Struct):
-    """A GPU."""
-
-    uuid: str
-    signals: GpuSignals = msgspec.field(default_factory=GpuSignals)
-
-
-class SnapshotPart(msgspec.Struct):
-    """What was read off the node."""
-
-    signals: HostSignals = msgspec.field(default_factory=HostSignals)
-    gpus: list[GpuPart] = []
-
-
-class DetailsPart(msgspec.Struct):
-    """Of an outcome's details the GPU that its value is about, and the curves."""
-
-    device: Any = None
-    curve: msgspec.Raw = msgspec.Raw()
-    curves: msgspec.Raw = msgspec.Raw()
-
-
-class OutcomePart(msgspec.Struct):
-    """What a check came to."""
-
-    id: str
-    status: CheckStatus
-    summary: str = ""
-    value: Any = None
-    unit: str = ""
-    code: str = ""
-    culprit: str = ""
-    attempts: list[msgspec.Raw] = []
-    details: DetailsPart = msgspec.field(default_factory=DetailsPart)
-
-
-class VerdictPart(msgspec.Struct):
-    """What the run came to."""
-
-    status: Literal["pass", "fail", "error"]
-    sentence: str = ""
-    exit_code: int = 0
-
-
-class PlanPart(msgspec.Struct):
-    """Of the plan its level."""
-
-    level: str = ""
-
-
-class TargetPart(msgspec.Struct):
-    """Of the target its image."""
-
-    name: str = ""
-    image_id: str | None = None
-
-
-class GroupPart(msgspec.Struct):
-    """Of the group of a run on several nodes its nodes, and the one that the report is of: "" in that of the group."""
-
-    nodes: list[str] = []
-    node: str = ""
-
-
-class ReportPart(msgspec.Struct):
-    """A report."""
-
-    schema: str
-    started: str
-    ended: str
-    host: HostPart
-    verdict: VerdictPart
-    outcomes: list[OutcomePart]
-    snapshot: SnapshotPart
-    mode: str = ""
-    tool: str = ""
-    boot: str = ""
-    plan: PlanPart = msgspec.field(default_factory=PlanPart)
-    target: TargetPart = msgspec.field(default_factory=TargetPart)
-    environment: dict[str, Any] = {}
-    promises: dict[str, str] = {}
-    group: GroupPart | None = None
-
-
-# GB/s by message size in bytes, by rising size.
-CurvePoints = list[tuple[float, float]]
-LONGEST_NAME: Final = 120
-
-
-class _PointRow(msgspec.Struct):
-    size: float = msgspec.field(name="bytes")
-    busbw: float | None = None
-    algbw: float | None = None
-
-
-_CURVE: Final = msgspec.json.Decoder(list[_PointRow])
-_CURVES: Final = msgspec.json.Decoder(dict[str, list[_PointRow]])
-
-
-def curves_of(outcomes: list[OutcomePart]) -> dict[str, CurvePoints]:
-    """Return each check's curves by name: "all-reduce-bandwidth", or "collective-bandwidth: broadcast"."""
-    curves = {}
-    for outcome in outcomes:
-        details = outcome.details
-        try:
-            one = {outcome.id: _CURVE.decode(details.curve)} if bytes(details.curve) else {}
-            several = _CURVES.decode(details.curves) if bytes(details.curves) else {}
-        except msgspec.DecodeError:
-            continue
-        named = one | {f"{outcome.id}: {name}": rows for name, rows in several.items()}
-        for name, rows in named.items():
-            points = sorted((row.size, _rate(row)) for row in rows if row.size >= 1 and _rate(row) > 0)
-            if len(points) > 1:
-                curves[name[:LONGEST_NAME]] = points
-    return curves
-
-
-def _rate(row: _PointRow) -> float:
-    return row.busbw or row.algbw or 0.0
