@@ -45,7 +45,7 @@ NOT_RUN = {
     r"^envcheck fleet (report|plan)": "needs reports or an inventory of many nodes; tests/fleet runs it",
     r"^(cosign|pip) ": "is not a command of this project",
     r"^envcheck watch .*torchrun": "trains for minutes; tests/examples runs it",
-    r"^envcheck judge": "its exit code is that of the report; tests/reports/test_rejudge.py runs it",
+    r"^envcheck report judge": "its exit code is that of the report; tests/reports/test_rejudge.py runs it",
 }
 RETURNS = {
     "envcheck resolve --torch 2.8 --cuda 12.1 --no-here": 1,

@@ -47,11 +47,10 @@ SECTIONS: Final = {
         "fleet": "Judge many nodes: which failed, which to use now, what runs on all.",
     },
     "Reports": {
-        "report": "Convert, compare and redact reports.",
+        "report": "Convert, compare, redact reports; judge old ones by today's rules.",
         "checks": "List what each check promises, needs and costs.",
         "watch": "Run a command, and report what its GPUs and processes did.",
         "schema": "Print the JSON Schema of a document.",
-        "judge": "Apply today's rules to an old report.",
     },
 }
 COMMANDS: Final = {name: line for section in SECTIONS.values() for name, line in section.items()}

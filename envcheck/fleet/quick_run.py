@@ -10,7 +10,7 @@ from envcheck.runner.container import shown_gpus
 from envcheck.runner.execute import validate
 from envcheck.runner.local_python import Target
 from envcheck.runner.planning import discover, most_telling_first, plan, select
-from envcheck.runner.state import Run
+from envcheck.runner.state import Run, RunPlan
 
 
 class _Silent:
@@ -27,7 +27,7 @@ def run_checks(target: Target, level: str, budget: float, *, require_gpu: bool) 
     """Run the checks of a level that fit into `budget` seconds, the most telling first, and return the report."""
     chosen = most_telling_first(select(discover(), level))
     planned = plan(chosen, level=level, nproc=2, gpus=shown_gpus(), require_gpu=require_gpu, budget=budget)
-    run = Run(plan=planned, chosen=chosen, target=target)
+    run = Run(RunPlan(plan=planned, chosen=chosen, target=target, stretch=True))
     validate(run, collect, _Silent())
     return report_of(run)
 

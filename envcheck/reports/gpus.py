@@ -101,11 +101,12 @@ def gpu_table(report: RunReport) -> tuple[list[str], list[list[TableCell]]]:
 
 
 def one_blamed_gpu(report: RunReport) -> str:
-    """Return which one GPU more findings name than any other, where there are two such findings at least; or ""."""
+    """Return which one GPU more findings name than any other, where the node has several; or ""."""
     named = {uuid: [outcome.id for outcome in outcomes] for uuid, outcomes in culprits(report).items() if outcomes}
     most = max(named.values(), key=len, default=[])
     worst = [uuid for uuid, outcomes in named.items() if len(outcomes) == len(most)]
-    return f"{', '.join(most)} name one GPU: {_title(report, worst[0])}." if len(worst) == 1 < len(most) else ""
+    one_of_several = len(worst) == 1 < min(len(most), len(uuids(report)))
+    return f"{', '.join(most)} name one GPU: {_title(report, worst[0])}." if one_of_several else ""
 
 
 def _title(report: RunReport, uuid: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 from pathlib import Path
@@ -25,7 +26,7 @@ from envcheck.runner.schema import (
     encodable,
     plain,
 )
-from envcheck.runner.state import Run
+from envcheck.runner.state import EarlierRun, Run
 
 SCHEMA: Final = "envcheck/report/1"
 _ANY: Final = SCHEMA.rpartition("/")[0]
@@ -80,21 +81,26 @@ def report_of(run: Run) -> RunReport:
             started=run.started,
             ended=run.ended,
             host=_host(),
-            target=run.target.facts,
+            target=run.asked.target.facts,
             mode=run.mode,
-            plan=run.plan,
+            plan=run.asked.plan,
             environment=plain(run.environment),
             promises=run.promises,
             snapshot=run.snapshot,
             outcomes=run.ordered,
             verdict=run.verdict,
-            resolution=run.resolution,
+            resolution=run.asked.resolution,
             boot=run.boot,
             resumed=tuple(run.resumed),
             timing=run.timing,
             group=run.nodes.facts if run.nodes else None,
         )
     )
+
+
+def as_earlier(report: RunReport) -> EarlierRun:
+    """Return what a run that goes on with this one takes over."""
+    return EarlierRun(**{field.name: getattr(report, field.name) for field in dataclasses.fields(EarlierRun)})
 
 
 def _encodable(report: RunReport) -> RunReport:

@@ -18,7 +18,7 @@ from envcheck.runner.local_python import Handle
 from envcheck.runner.outcomes import ATTEMPT, fields
 from envcheck.runner.planning import CheckModule, discover
 from envcheck.runner.schema import Attempt, OutcomeRow, TargetFacts, plain
-from envcheck.runner.state import Run
+from envcheck.runner.state import Run, RunPlan
 from envcheck.runner.unmeasured import LOST_GPUS, insist_on_gpu, name_lost_gpus, unmeasured
 
 # What a run adds by itself, from the plan and the snapshot.
@@ -40,7 +40,8 @@ def rejudge(report: RunReport, matrix: Any = None, site: Path | None = None) -> 
     # Those of the outcomes, too: taken out of the plan, a check would keep whatever the report says of it.
     named = {check.id for check in report.plan.checks} | {row.id for row in report.outcomes if row.status != SKIP}
     chosen = [module for module in discover(site, only=named) if module.id in named]
-    run = Run(report.plan, chosen, EndedRun(report.target), report.started, report.ended, matrix=matrix)
+    asked = RunPlan(plan=report.plan, chosen=chosen, target=EndedRun(report.target), matrix=matrix)
+    run = Run(asked, report.started, report.ended)
     run.snapshot, run.environment, run.promises = report.snapshot, sound_facts(report.environment), report.promises
     unknown = judge_again(run, report.outcomes)
     before = {outcome.id: outcome.status for outcome in report.outcomes}
@@ -73,7 +74,7 @@ def judge_again(run: Run, before: Iterable[OutcomeRow]) -> list[str]:
     What was never measured, or whose processes broke, stays what it was: there is nothing to judge. A planned check
     without a result is an error, and so is a pass or a skip without what it was judged by: that was taken out.
     """
-    modules = {f.id: f for f in run.chosen}
+    modules = {f.id: f for f in run.asked.chosen}
     unknown = []
     rows = list(before)
     for old in [*rows, *_left_out(run, rows)]:
@@ -90,8 +91,10 @@ def judge_again(run: Run, before: Iterable[OutcomeRow]) -> list[str]:
 
 def _left_out(run: Run, rows: Iterable[OutcomeRow]) -> list[OutcomeRow]:
     """Return an error for each check that a run that ended planned, and that has no outcome."""
-    modules, there = {f.id: f for f in run.chosen}, {row.id for row in rows}
-    lacking = [check.id for check in run.plan.checks if run.ended and check.id in modules and check.id not in there]
+    modules, there = {f.id: f for f in run.asked.chosen}, {row.id for row in rows}
+    lacking = [
+        check.id for check in run.asked.plan.checks if run.ended and check.id in modules and check.id not in there
+    ]
     summary = "it was planned, and the report does not hold its result"
     return [
         OutcomeRow(

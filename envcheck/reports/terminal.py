@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -27,6 +28,7 @@ _STYLES: Final = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip":
 _NAMES: Final = 6
 _ORDER: Final = "warn error fail"
 _NARROWEST: Final = 40
+_BUSY: Final = 1.5  # processes a core that want to run
 
 
 def width() -> int:
@@ -83,7 +85,13 @@ def announcement(plan: Plan, target: TargetFacts) -> str:
     """Say what a run would do, in what, and for how long."""
     count = len(plan.checks)
     checks = f"{counted(count, 'check')} of level {plan.level}"
-    return f"{checks} in {target.name} ({target.chosen}), {phrases.extent(plan)}"
+    return f"{checks} in {target.name} ({target.chosen}), {phrases.extent(plan)}{_busy()}"
+
+
+def _busy() -> str:
+    """Say that the machine is busy: the load is that of the whole machine, a container's own cores aside."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    return f"; load {load:.0f} on {counted(cores, 'core')}: times stretch" if load > _BUSY * cores else ""
 
 
 class Progress:

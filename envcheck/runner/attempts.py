@@ -17,7 +17,7 @@ from envcheck.runner.schema import Attempt, ChangeRow, FindingRow, OutcomeRow, P
 
 # The codes of outcomes that a process made by its end, and no judge.
 LOST: Final = ("process.lost", "process.hung", "peer-to-peer.lost")
-# The rules that compare rows of one check, with the reasons that reports show. The last one is `envcheck judge`.
+# The rules that compare rows of one check, with the reasons that reports show. The last one is `envcheck report judge`.
 ROW_RULES: Final = {
     "second-measurement": "the first measurement was only slow, so the second one counts",
     "worse-measurement": "the check was measured again, and the worse measurement counts",

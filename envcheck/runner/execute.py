@@ -48,11 +48,11 @@ def validate(run: Run, collect: Callable[[], Snapshot], watcher: Watcher, pause:
     """
     run.begin()
     try:
-        while checks := attempts.to_do(run.plan, run.known, run.elapsed):
+        while checks := attempts.to_do(run.asked.plan, run.known, run.elapsed):
             _round(run, checks, collect, watcher, pause)
         insist_on_gpu(run)
         name_lost_gpus(run)
-        run.known.update(requirements.hold_demands(run.demands, run.outcomes))
+        run.known.update(requirements.hold_demands(run.asked.demands, run.outcomes))
         run.ended = now()
     finally:
         _tell(run, watcher)
@@ -65,15 +65,15 @@ def _round(
     first = [c for c in checks if c.id not in run.current]
     watcher.running("")
     if first:
-        left = None if run.plan.budget is None else run.plan.budget - run.elapsed
-        _measure(run, structs.replace(run.plan, checks=first, budget=left), collect, watcher)
+        left = None if run.asked.plan.budget is None else run.asked.plan.budget - run.elapsed
+        _measure(run, structs.replace(run.asked.plan, checks=first, budget=left), collect, watcher)
     unfinished = [c for c in checks if c.id in run.current and attempts.unfinished(run.current[c.id])]
     if unfinished:
         time.sleep(pause)
         before = run.snapshot
         reread = collect if run.report is not None else lambda: before
         # A check that has begun is not cut short by a budget.
-        _measure(run, structs.replace(run.plan, checks=unfinished, budget=None), reread, watcher)
+        _measure(run, structs.replace(run.asked.plan, checks=unfinished, budget=None), reread, watcher)
     run.known, run.current = run.outcomes, {}
 
 
@@ -86,36 +86,35 @@ def _tell(run: Run, watcher: Watcher) -> None:
 
 def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Watcher) -> None:
     begun = time.monotonic()
-    probes = [f.id for f in run.chosen if f.check.probe]
+    probes = [f.id for f in run.asked.chosen if f.check.probe]
     planned = worker_plan(
         plan,
-        {f.id: f.source for f in run.chosen},
-        ours=run.target.ours,
-        spawn=run.spawn,
+        run.asked.chosen,
+        ours=run.asked.target.ours,
+        spawn=run.asked.spawn,
+        stretch=run.asked.stretch,
         import_timeout=worker_session.IMPORT_TIMEOUT,
-        probes=probes,
-        imports={f.id: f.check.imports for f in run.chosen},
         environment=judging.p2p_environment(probes, run.outcomes),
     )
     instructions = {**planned, "several_nodes": run.nodes is not None}
-    modules = {f.id: f for f in run.chosen if f.id in {c.id for c in plan.checks}}
+    modules = {f.id: f for f in run.asked.chosen if f.id in {c.id for c in plan.checks}}
     limits = {c.id: c.timeout for c in plan.checks}
     unfinished = set(modules)
     # The worker imports torch while this process reads the node.
-    with worker_session.working_directory(instructions, run.site) as directory:
+    with worker_session.working_directory(instructions, run.asked.site) as directory:
         reading = _beside(collect)
         reading.add_done_callback(lambda _: worker_session.node_was_read(directory))
-        events = worker_session.events(run.target, directory, limits)
+        events = worker_session.events(run.asked.target, directory, limits)
         for event in run.nodes.together(events, directory) if run.nodes else events:
             if event["event"] == "environment":
                 run.starting += time.monotonic() - begun
                 _compare(run, event["facts"], reading.result())
-            if run.plan.repeated or not run.snapshot.taken:
+            if run.asked.plan.repeated or not run.snapshot.taken:
                 run.snapshot = reading.result()
             for identity, outcome in _outcomes_of(run, event, modules, unfinished):
                 unfinished.discard(identity)
                 module = modules[identity]
-                seconds = planned_seconds(module.check, run.plan.gpus, run.plan.level)
+                seconds = planned_seconds(module.check, run.asked.plan.gpus, run.asked.plan.level)
                 run.current[identity] = outcome_row(module, outcome, event, run.current.get(identity), seconds)
             if event["event"] == "started":
                 watcher.running(event["id"])
@@ -159,17 +158,17 @@ def _outcomes_of(
     """Return the outcomes that an event makes known."""
     if event["event"] == "environment":
         run.environment = event["facts"]
-        run.promises = with_packages(run.target.promises(run.environment))
+        run.promises = with_packages(run.asked.target.promises(run.environment))
         return [(i, o) for i in sorted(unfinished) if (o := unmeasured(run, modules[i])) is not None]
     if event["event"] == "done":
         return [(event["id"], _measured(run, modules[event["id"]], event, again=event["id"] not in unfinished))]
     if event["event"] == "left-out":
-        seconds = planned_seconds(modules[event["id"]].check, run.plan.gpus, run.plan.level)
-        return [(event["id"], planning.left_out(seconds, event["left"], run.plan.budget))]
+        seconds = planned_seconds(modules[event["id"]].check, run.asked.plan.gpus, run.asked.plan.level)
+        return [(event["id"], planning.left_out(seconds, event["left"], run.asked.plan.budget))]
     if event["event"] in worker_session.LAST:
         run.report = None
         importing = not run.environment
-        why = ending(event, importing=importing, own_limits=run.target.ours)
+        why = ending(event, importing=importing, own_limits=run.asked.target.ours)
         run.environment = run.environment or {"error": why}
         fix = ending_fix(event, importing=importing)
         lost = undecided(why, fix=fix, code="torch.import-lost" if importing else "worker.lost")

@@ -161,40 +161,41 @@ def plan(
 
 def worker_plan(
     plan: Plan,
-    sources: dict[str, str],
+    chosen: Iterable[CheckModule],
     *,
     ours: bool,
     spawn: bool,
     import_timeout: float,
-    probes: Collection[str] = (),
     environment: Mapping[str, str] = MappingProxyType({}),
-    imports: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    stretch: bool = False,
 ) -> dict[str, Any]:
     """Return the worker's plan. `ours`: its scratch lies beside the plan, and goes with it.
 
-    `probes` are the ids of the checks that try peer-to-peer, `environment` is set for every rank; `imports`
-    are what each check loads besides torch.
+    `environment` is set for every rank. `stretch`: the limits of checks grow where Python and torch start slowly.
     """
+    modules = {module.id: module for module in chosen}
     fields = ("id", "ranks", "least_ranks", "gpus", "seconds", "timeout")
     checks = [
         {
-            "source": sources[c.id],
-            "probe": c.id in probes,
-            "imports": list(imports.get(c.id, ())),
+            "source": modules[c.id].source,
+            "probe": modules[c.id].check.probe,
+            "imports": list(modules[c.id].check.imports),
             **{name: getattr(c, name) for name in fields},
         }
         for c in plan.checks
         if c.kind == "env"
     ]
-    settings = {
+    return {
+        "checks": checks,
+        "environment": dict(environment),
         "nproc": plan.nproc,
         "level": plan.level,
         "budget": plan.budget,
         "ours": ours,
         "spawn": spawn,
         "import_timeout": import_timeout,
+        "starting": STARTING if stretch else None,
     }
-    return {"checks": checks, "environment": dict(environment), **settings}
 
 
 def planned_seconds(check: Check, gpus: int | None, level: str) -> float:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-import msgspec
 from msgspec import structs
 
 from envcheck.checks import View
@@ -25,52 +25,21 @@ _FACTS: Final = ("python", "executable", "prefix", "torch", "cuda", "cudnn", "nc
 _DRIVER: Final = ("driver.version", "driver.kernel")
 
 
-class EarlierRun(Protocol):
-    """What a report says of a run that may be gone on with."""
+@dataclasses.dataclass(frozen=True)
+class EarlierRun:
+    """What a report says of a run that may be gone on with: its fields of the same names."""
 
-    @property
-    def tool(self) -> str:
-        """The version of envcheck."""
-
-    @property
-    def boot(self) -> str:
-        """The kernel's name for the boot it ran in."""
-
-    @property
-    def started(self) -> str:
-        """When it began."""
-
-    @property
-    def ended(self) -> str:
-        """When it was over; empty for one that was cut short."""
-
-    @property
-    def resumed(self) -> tuple[str, ...]:
-        """When it was gone on with before."""
-
-    @property
-    def plan(self) -> Plan:
-        """What it was to do."""
-
-    @property
-    def target(self) -> TargetFacts:
-        """Whose environment it was in."""
-
-    @property
-    def environment(self) -> dict[str, Any]:
-        """What the target's Python said; empty when it had not spoken yet."""
-
-    @property
-    def snapshot(self) -> Snapshot:
-        """What was read off the node."""
-
-    @property
-    def outcomes(self) -> list[OutcomeRow]:
-        """What was known."""
-
-    @property
-    def timing(self) -> Timing | None:
-        """How long it took so far."""
+    tool: str
+    boot: str
+    started: str
+    ended: str
+    resumed: tuple[str, ...]
+    plan: Plan
+    target: TargetFacts
+    environment: dict[str, Any]
+    snapshot: Snapshot
+    outcomes: list[OutcomeRow]
+    timing: Timing | None
 
 
 def boot_id() -> str:
@@ -148,45 +117,57 @@ def _devices(environment: Mapping[str, Any]) -> str:
     return ", ".join(str(d.get("uuid") or d.get("name")) for d in environment.get("devices") or []) or "none"
 
 
-class Run(msgspec.Struct):
-    """All that is known of a run so far. `chosen` are the checks of `plan`, in its order.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """What was asked for: complete before anything is measured. `chosen` are the checks of `plan`, in its order.
 
     `resolution` is what the resolver said of this machine and the target's torch, when it was asked; `matrix` the
-    Matrix to judge by, None for the shipped one. `known` are the outcomes of earlier rounds, or of the run that this
-    one goes on with (then `resumed` says when, and `report` which file that was); `current` those of this round.
-    `demands` are a site's on what is measured, `nodes` the other nodes whose ranks join this one's.
+    Matrix to judge by, None for the shipped one. `demands` are a site's on what is measured. `stretch`: the
+    limits of checks grow where Python and torch start slowly.
     """
 
     plan: Plan
     chosen: Sequence[CheckModule]
     target: Target
-    started: str = ""
-    ended: str = ""
     site: Path | None = None
     spawn: bool = False
+    stretch: bool = False
     resolution: str | None = None
     matrix: Any = None
     demands: Sequence[requirements.Demand] = ()
-    nodes: NodeGroup | None = None
-    snapshot: Snapshot = msgspec.field(default_factory=Snapshot)
-    environment: dict[str, Any] = msgspec.field(default_factory=dict)
-    promises: dict[str, str] = msgspec.field(default_factory=dict)
-    known: dict[str, OutcomeRow] = msgspec.field(default_factory=dict)
-    current: dict[str, OutcomeRow] = msgspec.field(default_factory=dict)
-    boot: str = msgspec.field(default_factory=boot_id)
-    resumed: list[str] = msgspec.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Run:
+    """What is known of a run so far.
+
+    `known` are the outcomes of earlier rounds, or of the run that this one goes on with (then `resumed` says when, and
+    `report` which file that was); `current` those of this round. `nodes` are the other nodes whose ranks join this one's.
+    """
+
+    asked: RunPlan
+    started: str = ""
+    ended: str = ""
+    snapshot: Snapshot = dataclasses.field(default_factory=Snapshot)
+    environment: dict[str, Any] = dataclasses.field(default_factory=dict)
+    promises: dict[str, str] = dataclasses.field(default_factory=dict)
+    known: dict[str, OutcomeRow] = dataclasses.field(default_factory=dict)
+    current: dict[str, OutcomeRow] = dataclasses.field(default_factory=dict)
+    boot: str = dataclasses.field(default_factory=boot_id)
+    resumed: list[str] = dataclasses.field(default_factory=list)
     report: Path | None = None
+    nodes: NodeGroup | None = None
     taken: float = 0.0
     starting: float = 0.0
-    _since: float = msgspec.field(default_factory=time.monotonic)
+    _since: float = dataclasses.field(default_factory=time.monotonic)
     _before: float = 0.0
     _shaped: tuple[Any, Any] = (None, None)
 
     def go_on(self, earlier: EarlierRun, where: Path, tool: str) -> None:
         """Take over what a run that was cut short came to. Raises ConfigError where this is not the same run."""
-        refuse_unlike(earlier, self.plan, self.target.facts, tool, where)
+        refuse_unlike(earlier, self.asked.plan, self.asked.target.facts, tool, where)
         kept = {row.id: row for row in earlier.outcomes}
-        second = {i: row for i, row in kept.items() if not self.plan.repeated and attempts.unfinished(row)}
+        second = {i: row for i, row in kept.items() if not self.asked.plan.repeated and attempts.unfinished(row)}
         self.known, self.current = {i: row for i, row in kept.items() if i not in second}, second
         self.environment, self.snapshot = dict(earlier.environment), earlier.snapshot
         self.started, self.resumed, self.report = earlier.started, [*earlier.resumed, now()], where
@@ -205,18 +186,18 @@ class Run(msgspec.Struct):
     @property
     def number(self) -> int:
         """Return which round this is, from 1."""
-        return 1 + min(attempts.rounds(self.known.get(check.id)) for check in self.plan.checks)
+        return 1 + min(attempts.rounds(self.known.get(check.id)) for check in self.asked.plan.checks)
 
     @property
     def done(self) -> int:
         """Return how many checks of this round have come to something."""
         number, earlier = self.number, self.known
-        return sum(c.id in self.current or attempts.rounds(earlier.get(c.id)) >= number for c in self.plan.checks)
+        return sum(c.id in self.current or attempts.rounds(earlier.get(c.id)) >= number for c in self.asked.plan.checks)
 
     @property
     def outcomes(self) -> dict[str, OutcomeRow]:
         """Return what each check came to, over all rounds."""
-        if not self.plan.repeated:
+        if not self.asked.plan.repeated:
             return {**self.known, **self.current}
         over = {i: row for i, row in self.current.items() if not attempts.unfinished(row)}
         return {**self.known, **{i: attempts.fold(self.known.get(i), row) for i, row in over.items()}}
@@ -224,7 +205,7 @@ class Run(msgspec.Struct):
     @property
     def timing(self) -> Timing:
         """Return the seconds planned and taken, as a watcher last saw them."""
-        return Timing(planned=self.plan.seconds, taken=round(self.taken, 3), starting=round(self.starting, 3))
+        return Timing(planned=self.asked.plan.seconds, taken=round(self.taken, 3), starting=round(self.starting, 3))
 
     @property
     def mode(self) -> Mode:
@@ -238,14 +219,14 @@ class Run(msgspec.Struct):
         """Return what judges may look at; a signal's value that has not its shape was not read."""
         if self._shaped[0] is not self.snapshot:
             self._shaped = (self.snapshot, collect.sound(self.snapshot))
-        mode, image = "gpu" if self.mode == "gpu" else "cpu", self.target.facts.image
+        mode, image = "gpu" if self.mode == "gpu" else "cpu", self.asked.target.facts.image
         image_facts = structs.asdict(image) if image else {}
-        return View(self._shaped[1], self.environment, self.promises, mode, self.matrix, image_facts)
+        return View(self._shaped[1], self.environment, self.promises, mode, self.asked.matrix, image_facts)
 
     @property
     def ordered(self) -> list[OutcomeRow]:
         """Return the outcomes there are, in the order of the plan; then what belongs to no check."""
-        ids, outcomes = [c.id for c in self.plan.checks], self.outcomes
+        ids, outcomes = [c.id for c in self.asked.plan.checks], self.outcomes
         return [outcomes[i] for i in [*ids, *(o for o in outcomes if o not in ids)] if i in outcomes]
 
     @property

@@ -26,13 +26,13 @@ def unmeasured(run: Run, module: CheckModule) -> Outcome | None:
     gpus = len(run.snapshot.gpus) if module.kind == "node" else int(run.environment["device_count"])
     why = _no_nvml(run.snapshot) if module.kind == "node" else _no_gpu(run.environment)
     # The GPUs were not counted without torch: insist_on_gpu says so, once.
-    required = run.plan.require_gpu and (module.kind == "node" or "error" not in run.environment)
+    required = run.asked.plan.require_gpu and (module.kind == "node" or "error" not in run.environment)
     lacking = judging.without_gpu(module, gpus, why, require_gpu=required)
     if lacking is not None:
         return lacking
     if module.kind == "node":
         return judging.decide(module, run.view)
-    ranks = run.nodes.world if run.nodes else gpus or run.plan.nproc
+    ranks = run.nodes.world if run.nodes else gpus or run.asked.plan.nproc
     return None if "error" in run.environment else judging.alone(module, ranks)
 
 
@@ -54,7 +54,7 @@ def insist_on_gpu(run: Run) -> None:
 
     Where torch cannot be imported, whether there is a GPU is undetermined: the environment is broken, not the node.
     """
-    if not run.plan.require_gpu or run.mode == "gpu" or FAIL in {o.status for o in run.outcomes.values()}:
+    if not run.asked.plan.require_gpu or run.mode == "gpu" or FAIL in {o.status for o in run.outcomes.values()}:
         return
     if "error" in run.environment:
         run.known["require-gpu"] = OutcomeRow(

@@ -21,7 +21,7 @@ from typing import Any, Final
 from envcheck.errors import ConfigError
 from envcheck.runner.local_python import Handle, Target
 from envcheck.runner.schema import encodable
-from envcheck.runner.worker.fork_server import NODE_READ
+from envcheck.runner.worker.fork_server import MOST_STRETCH, NODE_READ
 
 Event = dict[str, Any]
 
@@ -88,7 +88,7 @@ def _follow(handle: Handle, path: Path, limits: Mapping[str, float]) -> Iterator
             yield {**event, **_words(handle, path.parent)} if event["event"] == "died" else event
             if event["event"] in LAST:
                 return
-            patience = time.monotonic() + _OVER + limits.get(str(event.get("id")), _OVER)
+            patience = time.monotonic() + _OVER + _limit(event, limits)
         if code is not None and not events:
             yield {"event": "died", **_manner(code), **_words(handle, path.parent)}
             return
@@ -96,6 +96,12 @@ def _follow(handle: Handle, path: Path, limits: Mapping[str, float]) -> Iterator
             yield {"event": "silent", **_words(handle, path.parent)}
             return
         time.sleep(_POLL)
+
+
+def _limit(event: Event, limits: Mapping[str, float]) -> float:
+    """Return the seconds that a check may take: its own limit, or what the worker stretched it to."""
+    limit, stretched = limits.get(str(event.get("id")), _OVER), event.get("limit")
+    return min(max(limit, stretched), limit * MOST_STRETCH) if isinstance(stretched, (int, float)) else limit
 
 
 def _words(handle: Handle, directory: Path) -> Event:

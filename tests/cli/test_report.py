@@ -98,7 +98,7 @@ def test_what_is_wrong_is_one_line(
 def test_names_are_printed_as_they_are(run: Envcheck, saved: Callable[..., Path], host: str) -> None:
     path = saved("r.json", GOOD)
     path.write_text(path.read_text().replace("rack7-n1", host))
-    for argv in (["report", "show"], ["judge"]):
+    for argv in (["report", "show"], ["report", "judge"]):
         done = run(*argv, "r.json")
         assert (done.stderr, host in done.stdout) == ("", True)
 
@@ -111,7 +111,7 @@ def test_a_report_of_others_does_not_steer_the_terminal(run: Envcheck, saved: Ca
     assert (broken.returncode, "\x1b" in broken.stderr) == (2, False)
     path.write_text(content)
     formats = [["report", "convert", "--format", name] for name in registry.names()]
-    for argv in (["report", "show"], ["judge"], *formats):
+    for argv in (["report", "show"], ["report", "judge"], *formats):
         done = run(*argv, "r.json")
         assert (done.returncode in (0, 3), done.stderr) == (True, "")
         assert not {"\x1b", "\u202e"} & set(done.stdout), argv
@@ -137,7 +137,10 @@ def test_a_threshold_that_nothing_can_pass_is_wrong_usage(run: Envcheck, saved: 
 def test_judge_exits_as_run_would(run: Envcheck, saved: Callable[..., Path], tmp_path: Path) -> None:
     saved("good.json", structs.replace(GOOD, id="of-a-site"))
     saved("bad.json", OutcomeRow(id="of-a-site", kind="env", status="fail", summary="no", remedy="look"))
-    good, bad = run("judge", "good.json"), run("judge", "bad.json", "--output", "again.json", "--json")
+    good, bad = (
+        run("report", "judge", "good.json"),
+        run("report", "judge", "bad.json", "--output", "again.json", "--json"),
+    )
     assert (good.returncode, bad.returncode) == (0, 1)
     assert good.stdout.splitlines()[-1] == json.loads((tmp_path / "good.json").read_text())["verdict"]["sentence"]
     assert (tmp_path / "again.json").read_text() == bad.stdout
@@ -148,7 +151,7 @@ def test_redact_writes_a_report_that_can_be_read_and_judged(run: Envcheck, saved
     saved("r.json", structs.replace(GOOD, id="of-a-site"))
     done = run("report", "redact", "r.json", "--output", "to-share.json")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    shown = run("judge", "to-share.json")
+    shown = run("report", "judge", "to-share.json")
     assert shown.returncode == 0
     assert "ada" not in shown.stdout
     assert "rack7" not in shown.stdout
@@ -182,7 +185,7 @@ def test_a_run_is_held_against_its_baseline(run: Envcheck, tmp_path: Path) -> No
         ["run", "--only", "shm", "--baseline", "envcheck-report.json"],
         ["run", "--only", "shm", "--baseline", "link.json", "--output", "r.json"],
         ["run", "--only", "shm", "--baseline", "r.json", "--html", "r.json"],
-        ["judge", "r.json", "--output", "r.json"],
+        ["report", "judge", "r.json", "--output", "r.json"],
         ["report", "redact", "r.json", "--output", "./r.json"],
         ["report", "convert", "r.json", "--format", "html", "--output", "link.json"],
     ],

@@ -326,7 +326,9 @@ def test_a_run_and_every_form_of_its_report(place: Place) -> None:
     message = place.run(*words, "--summary", "summary.md", status=3)
     for form in registry.names():
         message += place.run("report", "convert", "report.json", "--format", form, "--output", f"report.{form}")
-    message += place.run("judge", "report.json", "--json", status=3) + place.run("report", "redact", "report.json")
+    message += place.run("report", "judge", "report.json", "--json", status=3) + place.run(
+        "report", "redact", "report.json"
+    )
     assert json.loads((place.home / "report.json").read_text())["outcomes"]
     assert place.canaries.within(message) == set()
     assert place.left() == {str(place.home / "site.yaml"): PATHS}

@@ -177,11 +177,18 @@ def blankless(text: str) -> str:
 
 @pytest.fixture
 def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunResult]:
-    """Return what writes a report and has `envcheck judge` judge it, as if typed."""
+    """Return what writes a report and has `envcheck report judge` judge it, as if typed."""
 
     def run(report: RunReport, *options: str) -> RunResult:
         write(report, tmp_path / "evidence.json")
-        argv = ["envcheck", "judge", str(tmp_path / "evidence.json"), "--output", str(tmp_path / "judged.json")]
+        argv = [
+            "envcheck",
+            "report",
+            "judge",
+            str(tmp_path / "evidence.json"),
+            "--output",
+            str(tmp_path / "judged.json"),
+        ]
         monkeypatch.setattr("sys.argv", [*argv, *options])
         with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit) as ended:
             main()

@@ -283,8 +283,8 @@ def example(name: str) -> RunReport:
 
 
 COMMANDS = (
-    ["judge"],
-    ["judge", "--json"],
+    ["report", "judge"],
+    ["report", "judge", "--json"],
     ["report", "show"],
     ["report", "redact"],
     ["report", "compare", str(DATA / "reports" / "h200x1.json")],

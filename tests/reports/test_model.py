@@ -22,7 +22,7 @@ from envcheck.reports import model
 from envcheck.reports.model import RunReport, encode, load, write
 from envcheck.runner.local_python import ChosenPython, LocalPython
 from envcheck.runner.schema import LimitRow, OutcomeRow, Plan
-from envcheck.runner.state import Run
+from envcheck.runner.state import Run, RunPlan
 
 MakeReport = Callable[..., RunReport]
 SCHEMA = Path(model.__file__).with_name("report.schema.json")
@@ -96,7 +96,8 @@ def test_a_file_nested_without_end_is_no_report(tmp_path: Path, text: str) -> No
 
 def test_names_that_are_no_text_are_written_as_escapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.node", lambda: "n\udcff")
-    run = Run(Plan(level="quick", checks=[], nproc=1), [], LocalPython(ChosenPython(Path("/opt/\udcff"), "x")))
+    target = LocalPython(ChosenPython(Path("/opt/\udcff"), "x"))
+    run = Run(RunPlan(plan=Plan(level="quick", checks=[], nproc=1), chosen=[], target=target))
     run.known["odd"] = OutcomeRow(id="odd", kind="env", status="fail", summary="no \udcff", remedy="x", code="a.b")
     made = model.report_of(run)
     write(made, tmp_path / "r.json")

@@ -14,7 +14,7 @@ from envcheck.runner.execute import validate
 from envcheck.runner.local_python import ChosenPython, LocalPython, Target
 from envcheck.runner.planning import discover, plan
 from envcheck.runner.schema import OutcomeRow
-from envcheck.runner.state import Run
+from envcheck.runner.state import Run, RunPlan
 
 HEAD = '''"""Goes wrong in a test."""
 import ctypes, faulthandler, json, os, signal, subprocess, sys, time
@@ -84,7 +84,7 @@ def run_site(site: Path) -> RunSite:
         chosen = [f for f in discover(site) if f.path.is_relative_to(site)]
         planned = plan(chosen, level="full", nproc=2, require_gpu=require_gpu, timeout=timeout, **choices)
         ours = target or LocalPython(ChosenPython(Path(sys.executable), "--python"))
-        result = Run(planned, chosen, ours, site=site, spawn=spawn)
+        result = Run(RunPlan(plan=planned, chosen=chosen, target=ours, site=site, spawn=spawn))
         validate(result, lambda: snapshot or Snapshot(), watcher or Silent(), pause=0.0)
         return result
 

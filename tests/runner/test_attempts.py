@@ -28,7 +28,7 @@ from envcheck.runner import attempts, judging
 from envcheck.runner.outcomes import outcome_row
 from envcheck.runner.planning import CheckModule, plan
 from envcheck.runner.schema import OutcomeRow, TargetFacts
-from envcheck.runner.state import Run
+from envcheck.runner.state import Run, RunPlan
 from tests.builders import check_module
 
 OUTCOMES = {
@@ -80,9 +80,8 @@ def measured(rounds: list[list[str]]) -> set[str]:
 
 def unread_again(old: OutcomeRow) -> OutcomeRow:
     """Return the row judged again from a report."""
-    run = Run(
-        plan([FOUND], level="quick", nproc=2), [FOUND], EndedRun(TargetFacts(kind="python", name="x", chosen="y"))
-    )
+    target = EndedRun(TargetFacts(kind="python", name="x", chosen="y"))
+    run = Run(RunPlan(plan=plan([FOUND], level="quick", nproc=2), chosen=[FOUND], target=target))
     run.environment = {"device_count": 0}
     judge_again(run, [old])
     return run.known["speed"]

@@ -136,7 +136,7 @@ from envcheck.runner import execute
 from envcheck.runner.planning import discover
 from envcheck.runner.planning import plan
 from envcheck.runner.local_python import LocalPython
-from envcheck.runner.state import Run
+from envcheck.runner.state import Run, RunPlan
 from envcheck.runner.local_python import ChosenPython
 site = pathlib.Path({site!r})
 chosen = [f for f in discover(site) if f.id == "one"]
@@ -150,8 +150,7 @@ def hangs():
     threading.Event().wait()
 def run(collect):
     python = ChosenPython(pathlib.Path(sys.executable), "x")
-    made = Run(plan(chosen, level="full", nproc=1), chosen, LocalPython(python))
-    made.site = site
+    made = Run(RunPlan(plan=plan(chosen, level="full", nproc=1), chosen=chosen, target=LocalPython(python), site=site))
     execute.validate(made, collect, Watcher())
 try:
     run(fails)

@@ -270,7 +270,7 @@ def test_a_probe_that_hangs_fails_the_run_and_those_after_it_say_what_they_ran_w
     assert group.ranks == [{"p2p": "1"}, {"p2p": "1"}]
     assert group.summary == "all ranks spoke; with NCCL_P2P_DISABLE=1"
     # Judged again from the report it stays what it was.
-    past = Run(run.plan, run.chosen, run.target, environment=run.environment, snapshot=run.snapshot)
+    past = Run(run.asked, environment=run.environment, snapshot=run.snapshot)
     judge_again(past, run.ordered)
     assert {i: (row.status, row.summary) for i, row in past.known.items()} == {
         i: (row.status, row.summary) for i, row in run.outcomes.items()

@@ -56,7 +56,12 @@ def test_the_worker_is_told_of_env_checks_alone() -> None:
     node = ALL[0]._replace(kind="node", id="node")
     made = plan([node, ALL[1]], level="full", nproc=3)
     data = worker_plan(
-        made, {"a-quick": "module:q"}, ours=True, spawn=False, import_timeout=9.0, environment={"NCCL_P2P_DISABLE": "1"}
+        made,
+        [node, ALL[1]._replace(source="module:q")],
+        ours=True,
+        spawn=False,
+        import_timeout=9.0,
+        environment={"NCCL_P2P_DISABLE": "1"},
     )
     [check] = data["checks"]
     numbers = {"ranks": 0, "least_ranks": 1, "gpus": 1, "seconds": 2.0, "timeout": 30.0}

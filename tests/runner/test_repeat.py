@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,7 @@ def test_the_node_is_read_in_every_round(site: Path, run_site: Callable[..., Run
     )
     made = run_site()
     heats: Iterator[float] = iter((40.0, 90.0))
-    run = Run(plan([*made.chosen], level="full", nproc=2, repeat=2), made.chosen, made.target, site=site)
+    run = Run(dataclasses.replace(made.asked, plan=plan([*made.asked.chosen], level="full", nproc=2, repeat=2)))
     validate(run, lambda: Snapshot("now", {"heat": Signal(next(heats))}), Deaf())
     spread = run.outcomes["heat"].spread
     assert spread is not None
@@ -188,7 +189,7 @@ def test_a_driver_that_changes_between_rounds_is_a_failure_that_names_both(
     add("one", "return {}", "ranks=1")
     made = run_site()
     drivers = iter(("570.26", "570.124.06", "570.124.06"))
-    run = Run(plan([*made.chosen], level="full", nproc=2, repeat=3), made.chosen, made.target, site=made.site)
+    run = Run(dataclasses.replace(made.asked, plan=plan([*made.asked.chosen], level="full", nproc=2, repeat=3)))
     validate(run, lambda: Snapshot("now", {"driver.version": Signal(next(drivers))}), Deaf())
     changed = run.outcomes["same-environment"]
     assert (changed.status, changed.code) == ("fail", "same-environment.changed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from msgspec import structs
 import envcheck
 from envcheck.errors import ConfigError
 from envcheck.node.snapshot import Signal, Snapshot
-from envcheck.reports.model import RunReport, load, report_of, write
+from envcheck.reports.model import RunReport, as_earlier, load, report_of, write
 from envcheck.runner import attempts
 from envcheck.runner.execute import validate
 from envcheck.runner.schema import TargetFacts
@@ -140,8 +141,8 @@ NODE = Snapshot("then", {"driver.version": Signal("570.26")})
 
 def going_on(run: Run, earlier: RunReport, **planned: Any) -> Run:
     """Return a run of the same, but for what is given, that goes on with an earlier one."""
-    made = Run(structs.replace(run.plan, **planned), run.chosen, run.target, site=run.site)
-    made.go_on(earlier, Path("report.json"), earlier.tool)
+    made = Run(dataclasses.replace(run.asked, plan=structs.replace(run.asked.plan, **planned)))
+    made.go_on(as_earlier(earlier), Path("report.json"), earlier.tool)
     return made
 
 
@@ -164,7 +165,7 @@ def test_another_plan_is_refused_saying_what_differs(
 
 
 def test_another_limit_of_a_check_is_another_plan(earlier: tuple[Run, RunReport]) -> None:
-    checks = [structs.replace(check, timeout=1.5) for check in earlier[0].plan.checks]
+    checks = [structs.replace(check, timeout=1.5) for check in earlier[0].asked.plan.checks]
     with pytest.raises(ConfigError, match="what is planned differs for one"):
         going_on(*earlier, checks=checks)
 
@@ -189,7 +190,7 @@ def test_another_target_or_boot_is_refused(
 def test_another_version_of_envcheck_is_refused(earlier: tuple[Run, RunReport]) -> None:
     run, report = earlier
     with pytest.raises(ConfigError, match=r"envcheck was .*, is 99"):
-        Run(run.plan, run.chosen, run.target).go_on(report, Path("report.json"), "99")
+        Run(run.asked).go_on(as_earlier(report), Path("report.json"), "99")
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def command(options: DemoOptions, ctx: click.Context) -> None:
     from envcheck.mirrors.profiles.load import load as load_profile
 
     settings: Settings = ctx.obj
-    run.leave_to_the_first(ctx)
+    run.leave_to_the_first(quiet=ctx.obj.quiet)
     engine = engines.find(options.engine)
     _step(1, "resolve: what can run on this machine?")
     matrix = load(settings.matrix)

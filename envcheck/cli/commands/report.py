@@ -2,89 +2,111 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from envcheck.cli.report_output import files as report_output_files
+from envcheck import safe_files
+from envcheck.cli.options import EXISTING_DIRECTORY, FILE, Argument, Option, command_with
+from envcheck.cli.report_output import files
 from envcheck.cli.shared.parameter_types import FiniteRange
-from envcheck.cli.shared.typed_options import takes
+from envcheck.cli.shared.streams import console
+from envcheck.matrix.file.load import load as load_matrix
+from envcheck.printable import printable
+from envcheck.reports import compare as comparison
+from envcheck.reports import redact as redaction
+from envcheck.reports import terminal
 from envcheck.reports.formats import registry
+from envcheck.reports.model import encode, load, write
+from envcheck.reports.rejudge import rejudge
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
 
 # The loader reports a missing file, with what to do.
-_REPORT = click.Path(path_type=Path, dir_okay=False)
-_output_option = click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="The file [default: print it]."
-)
+_Report = Annotated[Path, Argument(type=FILE)]
+_Output = Annotated[Path | None, Option("-o", "--output", type=FILE, help="The file [default: print it].")]
 
 
-class ReportShowOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class ReportShowOptions:
     """The options of `envcheck report show`."""
 
-    file: Path
+    file: _Report
 
 
-class ReportConvertOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class ReportConvertOptions:
     """The options of `envcheck report convert`."""
 
-    file: Path
-    format_name: str
-    output: Path | None
+    file: _Report
+    format_name: Annotated[str, Option("--format", type=click.Choice(registry.names()), help="The format.")]
+    output: _Output = None
 
 
-class ReportCompareOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class ReportCompareOptions:
     """The options of `envcheck report compare`."""
 
-    before: Path
-    after: Path
-    threshold: float | None
-    as_json: bool
+    before: _Report
+    after: _Report
+    threshold: Annotated[
+        float | None,
+        Option(type=FiniteRange(0, 1), metavar="SHARE", help="Smaller changes of a speed do not count [0.05]."),
+    ] = None
+    as_json: Annotated[bool, Option("--json", help="Print the comparison as JSON.")] = False
 
 
-class ReportRedactOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class ReportRedactOptions:
     """The options of `envcheck report redact`."""
 
-    file: Path
-    output: Path | None
-    key: str
+    file: _Report
+    output: _Output = None
+    key: Annotated[str, Option(metavar="TEXT", help="Same pseudonyms in every report of this key; keep it secret.")] = (
+        ""
+    )
 
 
-@click.group(short_help="A report in other formats, or compared with another.")
+@dataclass(frozen=True, kw_only=True)
+class ReportJudgeOptions:
+    """The options of `envcheck report judge`."""
+
+    file: _Report
+    checks: Annotated[
+        Path | None, Option(type=EXISTING_DIRECTORY, help="Directory with your own checks (node/*.py, env/*.py).")
+    ] = None
+    output: Annotated[Path | None, Option("-o", "--output", type=FILE, help="Write the new report here.")] = None
+    as_json: Annotated[bool, Option("--json", help="Print the report as JSON.")] = False
+
+
+@click.group(short_help="A report in other formats, judged again, or compared with another.")
 def command() -> None:
     """Read what `envcheck run` wrote.
 
     \b
     envcheck report show envcheck-report.json
     envcheck report convert envcheck-report.json --format html -o report.html
+    envcheck report judge last-month.json
 
     Exit 0: done, whatever the report's verdict; 2: FILE is not a report, or wrong usage.
     """
 
 
-@command.command()
-@click.argument("file", type=_REPORT)
-@takes(ReportShowOptions)
-def show(options: ReportShowOptions) -> None:
+@command_with(ReportShowOptions)
+def show(options: ReportShowOptions, _settings: Settings) -> None:
     """Print a report as `envcheck run` printed it.
 
     \b
     envcheck report show envcheck-report.json
     """
-    from envcheck.cli.shared.streams import console
-    from envcheck.reports.model import load
-    from envcheck.reports.terminal import show as print_report
-    from envcheck.reports.terminal import width
-
-    print_report(load(options.file), console(width=width(), highlight=False))
+    terminal.show(load(options.file), console(width=terminal.width(), highlight=False))
 
 
-@command.command()
-@click.argument("file", type=_REPORT)
-@click.option("--format", "format_name", type=click.Choice(registry.names()), required=True, help="The format.")
-@_output_option
-@takes(ReportConvertOptions)
-def convert(options: ReportConvertOptions) -> None:
+@command_with(ReportConvertOptions)
+def convert(options: ReportConvertOptions, _settings: Settings) -> None:
     """Write a report in another format.
 
     \b
@@ -96,30 +118,19 @@ def convert(options: ReportConvertOptions) -> None:
     A file is replaced atomically, because scrapers may read it at any time. node_exporter's
     textfile collector reads files that end in .prom, and no other.
     """
-    from envcheck import safe_files
-    from envcheck.reports.model import load
-
     out, written_as = options.output, registry.named(options.format_name)
     text = written_as.render(load(options.file))
-    report_output_files.apart(FILE=options.file, output=out)
+    files.apart(FILE=options.file, output=out)
     if out is None:
         click.echo(text, nl=False)
-    else:
-        safe_files.replace(out, text.encode())
-        if written_as.other_suffix and out.suffix != written_as.suffix:
-            click.echo(f"note: {written_as.other_suffix}, and not {out.name}", err=True)
+        return
+    safe_files.replace(out, text.encode())
+    if written_as.other_suffix and out.suffix != written_as.suffix:
+        click.echo(f"note: {written_as.other_suffix}, and not {out.name}", err=True)
 
 
-@command.command()
-@click.argument("before", type=_REPORT)
-@click.argument("after", type=_REPORT)
-@click.option(
-    "--threshold", type=FiniteRange(0, 1), metavar="SHARE", help="Smaller changes of a speed do not count [0.05]."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
-@click.pass_context
-@takes(ReportCompareOptions)
-def compare(options: ReportCompareOptions, ctx: click.Context) -> None:
+@command_with(ReportCompareOptions)
+def compare(options: ReportCompareOptions, _settings: Settings) -> int:
     """Say what changed between two runs, and what got slower.
 
     \b
@@ -130,21 +141,14 @@ def compare(options: ReportCompareOptions, ctx: click.Context) -> None:
     than 4 standard errors of that median, and by more than the repeats of either run differ. Exit 0: nothing got
     worse; 1: something did; 3: the two have nothing in common.
     """
-    from envcheck.reports.compare import compare as compared
-    from envcheck.reports.compare import encode, lines
-    from envcheck.reports.model import load
-
-    comparison = compared(load(options.before), load(options.after), options.threshold)
-    click.echo(encode(comparison) if options.as_json else "\n".join(lines(comparison)), nl=not options.as_json)
-    ctx.exit(comparison.exit_code)
+    found = comparison.compare(load(options.before), load(options.after), options.threshold)
+    text = comparison.encode(found) if options.as_json else "\n".join(comparison.lines(found))
+    click.echo(text, nl=not options.as_json)
+    return found.exit_code
 
 
-@command.command()
-@click.argument("file", type=_REPORT)
-@_output_option
-@click.option("--key", default="", metavar="TEXT", help="Same pseudonyms in every report of this key; keep it secret.")
-@takes(ReportRedactOptions)
-def redact(options: ReportRedactOptions) -> None:
+@command_with(ReportRedactOptions)
+def redact(options: ReportRedactOptions, _settings: Settings) -> None:
     """Replace the names in a report: hosts, users, UUIDs, paths.
 
     \b
@@ -154,16 +158,42 @@ def redact(options: ReportRedactOptions) -> None:
     Each name gets one pseudonym. Both reports are judged again; if a status
     differs, nothing is written.
     """
-    from envcheck import safe_files
-    from envcheck.cli.shared.messages import names
-    from envcheck.reports.model import encode, load
-    from envcheck.reports.redact import redact as redacted
-
-    names(options.key)
-
-    report_output_files.apart(FILE=options.file, output=options.output)
-    report = encode(redacted(load(options.file), options.key))
+    files.apart(FILE=options.file, output=options.output)
+    report = encode(redaction.redact(load(options.file), options.key))
     if options.output is None:
         click.echo(report, nl=False)
     else:
         safe_files.replace(options.output, report)
+
+
+@command_with(ReportJudgeOptions)
+def judge(options: ReportJudgeOptions, settings: Settings) -> int:
+    """Apply today's rules and limits to an old report.
+
+    \b
+    envcheck report judge last-month.json
+    envcheck --matrix matrix.yaml report judge last-month.json --output again.json
+
+    Nothing is measured. A check that broke, or was not run, stays as it was.
+    The exit code is that of `envcheck run`.
+    """
+    files.apart(FILE=options.file, output=options.output)
+    matrix = load_matrix(settings.matrix) if settings.matrix else None
+    rejudged = rejudge(load(options.file), matrix, options.checks)
+    if options.output is not None:
+        write(rejudged.report, options.output)
+    if options.as_json:
+        click.echo(encode(rejudged.report), nl=False)
+    elif settings.quiet:
+        click.echo(printable(rejudged.report.verdict.sentence))
+    else:
+        for identity, before, after in rejudged.changed:
+            click.echo(printable(f"{identity}: {before} then, {after} now"))
+        if rejudged.unknown:
+            click.echo(printable(f"unchanged, because no check has this name today: {', '.join(rejudged.unknown)}"))
+        terminal.show(rejudged.report, console(width=terminal.width(), highlight=False))
+    return rejudged.report.verdict.exit_code
+
+
+for _command in (show, convert, compare, redact, judge):
+    command.add_command(_command)

@@ -4,132 +4,137 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import click
 
+from envcheck import __version__
 from envcheck.checks import LEVELS
+from envcheck.cli.options import EXISTING_DIRECTORY, FILE, Option, command_with
 from envcheck.cli.report_output import baseline as report_output_baseline
-from envcheck.cli.report_output import files as report_output_files
-from envcheck.cli.report_output import node_files
+from envcheck.cli.report_output import files, node_files
 from envcheck.cli.report_output.files import Destinations
 from envcheck.cli.report_output.node_files import Output, OutputType
 from envcheck.cli.report_output.run_and_report import run_and_report
 from envcheck.cli.shared import completion, messages
 from envcheck.cli.shared.parameter_types import Duration, FiniteRange
-from envcheck.cli.shared.typed_options import takes
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
+from envcheck.matrix.file.load import load as load_matrix
+from envcheck.runner.container import ContainerTarget, shown_gpus
 from envcheck.runner.launcher import Place, complaints, place
+from envcheck.runner.local_python import LocalPython, Target, answering, choose_python
+from envcheck.runner.planning import CheckModule, discover, most_telling_first, plan, select
+from envcheck.runner.requirements import Requirements, measured_demands, node_checks, read
+from envcheck.runner.state import Run, RunPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from envcheck.cli import Settings
     from envcheck.reports.model import RunReport
-    from envcheck.runner.local_python import Target
-    from envcheck.runner.planning import CheckModule
-    from envcheck.runner.requirements import Requirements
-    from envcheck.runner.state import Run
-
-
-class RunOptions(NamedTuple):
-    """The options of `envcheck run`."""
-
-    python: str | None
-    image: str | None
-    level: str
-    only: tuple[str, ...]
-    skip: tuple[str, ...]
-    checks: Path | None
-    require_gpu: bool
-    requirements: str | None
-    nproc: int
-    timeout: float | None
-    shm_size: str
-    spawn: bool
-    output: Output | None
-    budget: float | None
-    repeat: int
-    duration: float | None
-    resume: bool
-    baseline: Path | None
-    html: Output | None
-    summary: Output | None
-    redact: bool
-    redact_key: str
-    as_json: bool
-    dry_run: bool
-
 
 _HIDING: Final[dict[str, Any]] = {"is_eager": True, "callback": messages.hide_names}
 
 
-@click.command(short_help="Validate an environment: this one, another Python's, or an image's.")
-@click.option("--python", metavar="PATH", help="The interpreter, or environment, to validate (with --image: in it).")
-@click.option("--image", metavar="REF", help="A local image to validate, ours or not.")
-@click.option("--level", type=click.Choice(LEVELS), default="standard", show_default=True, help="How much to check.")
-@click.option(
-    "--only",
-    multiple=True,
-    shell_complete=completion.checks,
-    metavar="ID",
-    help="Run this check alone, whatever its level. Repeatable.",
-)
-@click.option(
-    "--skip", multiple=True, shell_complete=completion.checks, metavar="ID", help="Leave this check out. Repeatable."
-)
-@click.option(
-    "--checks",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Directory with your own checks (node/*.py, env/*.py).",
-)
-@click.option("--require-gpu", is_flag=True, help="Fail if there is no GPU, instead of skipping.")
-@click.option(
-    "--requirements", metavar="FILE", help="Fail if the node lacks what this TOML file (or: hgx-h100) requires."
-)
-@click.option("--nproc", type=click.IntRange(1), default=2, show_default=True, help="Ranks of a group on a CPU.")
-@click.option("--timeout", type=FiniteRange(0.1), help="End each check after so many seconds, not after its own limit.")
-@click.option("--shm-size", default="8g", show_default=True, help="Shared memory of the container (with --image).")
-@click.option("--spawn", is_flag=True, help="Start every rank in a fresh Python instead of forking it.")
-@click.option(
-    "-o", "--output", type=OutputType(), help=f"The report; in DIR/ one per node. [{report_output_files.DEFAULT}]"
-)
-@click.option("--budget", type=Duration(), help="Time budget, e.g. 60s. Checks that do not fit are skipped and listed.")
-@click.option(
-    "--repeat",
-    metavar="N",
-    type=click.IntRange(1),
-    default=1,
-    help="Repeat all checks N times and report the worst result.",
-)
-@click.option(
-    "--duration", type=Duration(), help="Repeat all checks for this time, e.g. 10m, and report the worst result."
-)
-@click.option("--resume", is_flag=True, help="Continue an unfinished run from its report.")
-@click.option(
-    "--baseline", type=click.Path(path_type=Path, dir_okay=False), help="Fail if slower or worse than this report."
-)
-@click.option("--html", type=OutputType(), help="Write the report as one page, too.")
-@click.option("--summary", type=OutputType(), help="Append Markdown: $GITHUB_STEP_SUMMARY.")
-@click.option(
-    "--redact",
-    is_flag=True,
-    **_HIDING,
-    help="Write no names: hosts, users, UUIDs, serials and paths get pseudonyms.",
-)
-@click.option(
-    "--redact-key",
-    default="",
-    **_HIDING,
-    metavar="TEXT",
-    help="--redact with this key's pseudonyms; keep it secret.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@click.option("--dry-run", is_flag=True, help="Print what would be run, and for how long.")
-@click.pass_context
-@takes(RunOptions)
-def command(options: RunOptions, ctx: click.Context) -> None:
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options of `envcheck run`."""
+
+    python: Annotated[
+        str | None, Option(metavar="PATH", help="The interpreter, or environment, to validate (with --image: in it).")
+    ] = None
+    image: Annotated[str | None, Option(metavar="REF", help="A local image to validate, ours or not.")] = None
+    level: Annotated[str, Option(type=click.Choice(LEVELS), help="How much to check.")] = "standard"
+    only: Annotated[
+        tuple[str, ...],
+        Option(
+            metavar="ID", shell_complete=completion.checks, help="Run this check alone, whatever its level. Repeatable."
+        ),
+    ] = ()
+    require_gpu: Annotated[bool, Option(help="Fail if there is no GPU, instead of skipping.")] = False
+    budget: Annotated[
+        float | None,
+        Option(type=Duration(), help="Time budget, e.g. 60s. Checks that do not fit are skipped and listed."),
+    ] = None
+    output: Annotated[
+        Output | None,
+        Option("-o", "--output", type=OutputType(), help=f"The report; in DIR/ one per node. [{files.DEFAULT}]"),
+    ] = None
+    html: Annotated[Output | None, Option(type=OutputType(), help="Write the report as one page, too.")] = None
+    junit: Annotated[
+        Output | None, Option(type=OutputType(), advanced=True, help="Write the report as JUnit XML, too.")
+    ] = None
+    summary: Annotated[
+        Output | None, Option(type=OutputType(), advanced=True, help="Append Markdown: $GITHUB_STEP_SUMMARY.")
+    ] = None
+    as_json: Annotated[bool, Option("--json", advanced=True, help="Print the report as JSON.")] = False
+    skip: Annotated[
+        tuple[str, ...],
+        Option(metavar="ID", advanced=True, shell_complete=completion.checks, help="Leave this check out. Repeatable."),
+    ] = ()
+    checks: Annotated[
+        Path | None,
+        Option(type=EXISTING_DIRECTORY, advanced=True, help="Directory with your own checks (node/*.py, env/*.py)."),
+    ] = None
+    requirements: Annotated[
+        str | None,
+        Option(
+            metavar="FILE", advanced=True, help="Fail if the node lacks what this TOML file (or: hgx-h100) requires."
+        ),
+    ] = None
+    baseline: Annotated[
+        Path | None, Option(type=FILE, advanced=True, help="Fail if slower or worse than this report.")
+    ] = None
+    resume: Annotated[bool, Option(advanced=True, help="Continue an unfinished run from its report.")] = False
+    repeat: Annotated[
+        int,
+        Option(
+            metavar="N",
+            type=click.IntRange(1),
+            advanced=True,
+            show_default=False,
+            help="Repeat all checks N times and report the worst result.",
+        ),
+    ] = 1
+    duration: Annotated[
+        float | None,
+        Option(
+            type=Duration(),
+            advanced=True,
+            help="Repeat all checks for this time, e.g. 10m, and report the worst result.",
+        ),
+    ] = None
+    timeout: Annotated[
+        float | None,
+        Option(
+            type=FiniteRange(0.1),
+            advanced=True,
+            help="End each check after so many seconds, not after its own limit.",
+        ),
+    ] = None
+    nproc: Annotated[int, Option(type=click.IntRange(1), advanced=True, help="Ranks of a group on a CPU.")] = 2
+    shm_size: Annotated[
+        str | None, Option(advanced=True, help="Shared memory of the container (with --image).  [default: 8g]")
+    ] = None
+    spawn: Annotated[bool, Option(advanced=True, help="Start every rank in a fresh Python instead of forking it.")] = (
+        False
+    )
+    redact: Annotated[
+        bool,
+        Option(**_HIDING, advanced=True, help="Write no names: hosts, users, UUIDs, serials and paths get pseudonyms."),
+    ] = False
+    redact_key: Annotated[
+        str,
+        Option(**_HIDING, metavar="TEXT", advanced=True, help="--redact with this key's pseudonyms; keep it secret."),
+    ] = ""
+    dry_run: Annotated[bool, Option(advanced=True, help="Print what would be run, and for how long.")] = False
+
+
+@command_with(RunOptions, short_help="Validate an environment: this one, another Python's, or an image's.")
+def command(options: RunOptions, settings: Settings) -> int:
     """Validate an environment: this one, another Python's, or an image's.
 
     \b
@@ -154,45 +159,44 @@ def command(options: RunOptions, ctx: click.Context) -> None:
     from envcheck.cli.shared.streams import console as new_console
     from envcheck.reports import terminal
 
-    report_output_files.require_working_directory()
-    launched = leave_to_the_first(ctx)
-    run = _prepare(ctx, options)
+    files.require_working_directory()
+    launched = leave_to_the_first(quiet=settings.quiet)
+    run = Run(_planned(options, settings.matrix))
     # Beside --json, what people read goes where a pipe does not.
-    quiet, to_stderr = ctx.obj.quiet, options.as_json
+    quiet, to_stderr = settings.quiet, options.as_json
     console = new_console(width=terminal.width(), highlight=False, stderr=to_stderr, quiet=to_stderr and quiet)
-    files = _destinations(options, launched)
+    places = _destinations(options, launched)
     earlier = report_output_baseline.read(options.baseline)
     if earlier and (options.redact or options.redact_key):
         messages.learn(earlier)
-    going_on = _resume(run, files.report or report_output_files.DEFAULT) if options.resume else None
-    facts = run.target.facts
-    facts = structs.replace(facts, name=files.redacted_line(facts.name), chosen=files.redacted_line(facts.chosen))
+    going_on = _resume(run, places.report or files.DEFAULT) if options.resume else None
+    facts = run.asked.target.facts
+    facts = structs.replace(facts, name=places.redacted_line(facts.name), chosen=places.redacted_line(facts.chosen))
     if options.dry_run:
-        terminal.show_plan(run.plan, facts, console, run.demands)
-        if going_on:
-            click.echo(going_on, err=to_stderr)
-        return
-    if not quiet:
-        terminal.show_announcement(run.plan, facts, console)
-    if going_on and not quiet:
+        terminal.show_plan(run.asked.plan, facts, console, run.asked.demands)
+    elif not quiet:
+        terminal.show_announcement(run.asked.plan, facts, console)
+    if going_on and (options.dry_run or not quiet):
         click.echo(going_on, err=to_stderr)
-    with node_files.alone(files.report):
-        code = run_and_report(run, files, console, earlier, as_json=to_stderr, quiet=quiet)
-    _keep_for_the_gate(run, options, files)
-    ctx.exit(code)
+    if options.dry_run:
+        return 0
+    with node_files.alone(places.report):
+        code = run_and_report(run, places, console, earlier, as_json=to_stderr, quiet=quiet)
+    _keep_for_the_gate(run, options, places)
+    return code
 
 
-def _keep_for_the_gate(run: Run, options: RunOptions, files: Destinations) -> None:
+def _keep_for_the_gate(run: Run, options: RunOptions, places: Destinations) -> None:
     """Keep the verdict for `envcheck fleet gate`, unless checks were left out or names are not to be written."""
     from envcheck.fleet.gate import keep_run
     from envcheck.reports.model import report_of
 
     partly = options.only or options.skip or options.budget is not None or options.timeout is not None
     if not (partly or options.redact or options.redact_key):
-        keep_run(report_of(run), files.report, options.python if options.image else None)
+        keep_run(report_of(run), places.report, options.python if options.image else None)
 
 
-def leave_to_the_first(ctx: click.Context) -> Place:
+def leave_to_the_first(*, quiet: bool) -> Place:
     """Return this process's place in its launcher's group; end it where another one of this node does the run."""
     launched = place(os.environ)
     for complaint in complaints(os.environ):
@@ -200,41 +204,42 @@ def leave_to_the_first(ctx: click.Context) -> Place:
         click.echo(f"envcheck: {messages.last_line(text)}", err=True)
     why = node_files.left_to_the_first(launched, os.environ)
     if why is not None:
-        if not ctx.obj.quiet:
+        if not quiet:
             click.echo(f"envcheck: {why}", err=True)
-        ctx.exit(0)
+        click.get_current_context().exit(0)
     return launched
 
 
 def _destinations(options: RunOptions, launched: Place) -> Destinations:
     node = node_files.node_of(launched, nameless=options.redact or bool(options.redact_key))
-    report = report_output_files.destination(options.output, report_output_files.DEFAULT, node, dry=options.dry_run)
+    report = files.destination(options.output, files.DEFAULT, node, dry=options.dry_run)
+    asked = {"html": options.html, "junit": options.junit, "markdown": options.summary}
     formats: dict[str, Path] = {}
-    for option, name, output in (("html", "html", options.html), ("summary", "markdown", options.summary)):
+    for name, output in asked.items():
         if output is not None:
-            where = report_output_files.destination(output, output.path, node, option, name=name, dry=options.dry_run)
+            option = files.OPTIONS[name].removeprefix("--")
+            where = files.destination(output, output.path, node, option, name=name, dry=options.dry_run)
             formats |= {name: where} if where else {}
-    inputs = {
-        "baseline": options.baseline,
-        "requirements": Path(options.requirements) if options.requirements else None,
-    }
-    report_output_files.apart(**inputs, output=report, html=formats.get("html"), summary=formats.get("markdown"))
+    files.apart(
+        baseline=options.baseline,
+        requirements=Path(options.requirements) if options.requirements else None,
+        output=report,
+        html=formats.get("html"),
+        junit=formats.get("junit"),
+        summary=formats.get("markdown"),
+    )
     return Destinations(report, formats, *_redactions(options))
 
 
-def _prepare(ctx: click.Context, options: RunOptions) -> Run:
-    """Return the run that was asked for, with its plan and its target; nothing is measured yet."""
-    from envcheck.matrix.file.load import load
-    from envcheck.runner.container import shown_gpus
-    from envcheck.runner.planning import plan
-    from envcheck.runner.requirements import measured_demands, node_checks
-    from envcheck.runner.state import Run
-
-    matrix = ctx.obj.matrix
-    requirements = _requirements(options.requirements, matrix)
-    chosen = [*node_checks(requirements), *_chosen(options)]
+def _planned(options: RunOptions, matrix: Path | None) -> RunPlan:
+    """Return the plan of a run, and refuse what cannot be one; nothing is measured yet."""
     _exclusive(redact=options.redact or options.redact_key, resume=options.resume)
     _exclusive(budget=options.budget, repeat=options.repeat > 1, duration=options.duration)
+    if options.image is None and options.shm_size is not None:
+        message = "--shm-size needs --image: it is the size of /dev/shm in a container"
+        raise ConfigError(message, fix="give --image, or leave --shm-size out")
+    requirements = _requirements(options.requirements, matrix)
+    chosen = [*node_checks(requirements), *_chosen(options)]
     planned = plan(
         chosen,
         level=options.level,
@@ -246,28 +251,25 @@ def _prepare(ctx: click.Context, options: RunOptions) -> Run:
         repeat=options.repeat,
         duration=options.duration,
     )
-    if options.image is None and ctx.get_parameter_source("shm_size") is click.core.ParameterSource.COMMANDLINE:
-        message = "--shm-size needs --image: it is the size of /dev/shm in a container"
-        raise ConfigError(message, fix="give --image, or leave --shm-size out")
-    target = _target(options.python, options.image, options.shm_size)
-    run = Run(plan=planned, chosen=chosen, target=target, site=options.checks, spawn=options.spawn)
-    run.matrix = load(matrix) if matrix else None
-    run.demands = measured_demands(requirements)
-    run.resolution = ctx.meta.get("envcheck.resolution")
-    return run
+    return RunPlan(
+        plan=planned,
+        chosen=chosen,
+        target=_target(options.python, options.image, options.shm_size or "8g"),
+        site=options.checks,
+        spawn=options.spawn,
+        stretch=options.timeout is None,
+        resolution=click.get_current_context().meta.get("envcheck.resolution"),
+        matrix=load_matrix(matrix) if matrix else None,
+        demands=measured_demands(requirements),
+    )
 
 
 def _requirements(requirements: str | None, matrix: Path | None) -> Requirements:
     """Return the requirements of a site's file, or none without a file."""
-    from envcheck.matrix.file.load import load
-    from envcheck.runner.requirements import Requirements, read
-
-    return read(requirements, load(matrix) if matrix else None) if requirements else Requirements()
+    return read(requirements, load_matrix(matrix) if matrix else None) if requirements else Requirements()
 
 
 def _chosen(options: RunOptions) -> list[CheckModule]:
-    from envcheck.runner.planning import discover, most_telling_first, select
-
     chosen = select(discover(options.checks), options.level, options.only, options.skip)
     return chosen if options.budget is None else most_telling_first(chosen)
 
@@ -281,22 +283,17 @@ def _exclusive(**options: object) -> None:
 
 def _resume(run: Run, path: Path) -> str:
     """Take the finished checks over from an unfinished report; return the line about it."""
-    from envcheck import __version__
-    from envcheck.reports.model import load
+    from envcheck.reports.model import as_earlier, load
 
     if not path.exists():
         return f"no report at {path}: all checks run"
-    run.go_on(load(path), path, __version__)
-    return f"continuing {path}: {run.done} of {counted(len(run.plan.checks), 'check')} done"
+    run.go_on(as_earlier(load(path)), path, __version__)
+    return f"continuing {path}: {run.done} of {counted(len(run.asked.plan.checks), 'check')} done"
 
 
 def _target(python: str | None, image: str | None, shm_size: str) -> Target:
     if image is not None:
-        from envcheck.runner.container import ContainerTarget
-
         return ContainerTarget(image, python=python, shm_size=shm_size)
-    from envcheck.runner.local_python import LocalPython, answering, choose_python
-
     return LocalPython(answering(choose_python(Path(python) if python else None)))
 
 

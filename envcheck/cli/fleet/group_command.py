@@ -30,7 +30,7 @@ from envcheck.runner.execute import validate
 from envcheck.runner.launcher import place
 from envcheck.runner.local_python import LocalPython, answering, choose_python
 from envcheck.runner.planning import plan
-from envcheck.runner.state import Run
+from envcheck.runner.state import Run, RunPlan
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
@@ -107,7 +107,7 @@ def _run(options: FleetGroupOptions) -> Run:
         require_gpu=options.require_gpu,
     )
     target = LocalPython(answering(choose_python(Path(options.python) if options.python else None)))
-    return Run(plan=planned, chosen=checks, target=target)
+    return Run(RunPlan(plan=planned, chosen=checks, target=target))
 
 
 class GroupRun:
@@ -131,7 +131,7 @@ class GroupRun:
         try:
             with met(self._run, self._member, self._name, processes, self._options.wait) as formed:
                 if formed:
-                    with terminal.Progress(self._run.plan) as progress:
+                    with terminal.Progress(self._run.asked.plan) as progress:
                         validate(self._run, collect, LiveReport(self._run, self.report, progress, self._own))
         except KeyboardInterrupt as how:
             interrupted = how

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 DEFAULT: Final = Path("envcheck-report.json")
 _JSON: Final = ".json"
-_REPLACED: Final = ("output", "html")  # options whose file gets another inode
+# The option that has a run write its report in another format too.
+OPTIONS: Final = {"html": "--html", "junit": "--junit", "markdown": "--summary"}
+_REPLACED: Final = ("output", "html", "junit")  # options whose file gets another inode
 
 
 class Destinations(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from envcheck.reports.model import RunReport
     from envcheck.reports.terminal import LiveReport
     from envcheck.runner.state import Run
-
-_OPTIONS: Final = {"html": "--html", "markdown": "--summary"}
 
 
 def run_and_report(
@@ -61,7 +59,7 @@ def _measured(run: Run, files: Destinations) -> tuple[LiveReport, KeyboardInterr
     from envcheck.reports.terminal import LiveReport
     from envcheck.runner.execute import validate
 
-    with terminal.Progress(run.plan) as progress:
+    with terminal.Progress(run.asked.plan) as progress:
         keeper = LiveReport(run, files.report, progress, files.redacted)
         try:
             validate(run, collect, keeper)
@@ -89,7 +87,7 @@ def _unwritten(report: RunReport, files: Destinations) -> tuple[OSError | None, 
     """Write the report in its other formats; return why one of them could not be written, and its option."""
     failed = ((error, name) for name, path in files.formats.items() if (error := _tried(report, name, path)))
     error, name = next(failed, (None, ""))
-    return error, _OPTIONS.get(name, "")
+    return error, report_output_files.OPTIONS.get(name, "")
 
 
 def _tried(report: RunReport, name: str, path: Path) -> OSError | None:

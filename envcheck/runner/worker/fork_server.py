@@ -30,6 +30,7 @@ NODE_READ = "node-read"  # the file beside the plan that says so
 # ready, and the one that says that the running check's ranks wait for nodes that are lost.
 NODES_READY, NODES_LOST = "nodes-ready.json", "nodes-lost"
 _PROBE_TIMEOUT = 90.0
+MOST_STRETCH = 10.0
 _NODE_TIMEOUT = 60.0  # NVML itself is given up long before
 _TICK = 0.01
 _WAITING = 5.0  # how often it says that it waits for other nodes
@@ -56,6 +57,14 @@ class Events:
     def close(self) -> None:
         """Let go of it: what a rank writes is never an event."""
         os.close(self._fd)
+
+
+def stretch(took: float, planned: float | None) -> float:
+    """Return by how much the limits of checks grow on a machine that took so long to start Python and torch.
+
+    A slow disk or a busy machine slows the checks too. It is 1 where nothing was `planned`, and at most 10.
+    """
+    return min(max(took / planned, 1.0), MOST_STRETCH) if planned else 1.0
 
 
 def exit_status(status: int) -> int:
@@ -103,6 +112,7 @@ class _Nursery:
         # Another node's ranks would not try again at the same time.
         self.may_try_again = not plan.get("several_nodes")
         self.part: dict[str, Any] = {}
+        self.stretch = 1.0
 
     def left(self) -> float:
         """Return the seconds of the budget that are left; infinite without one."""
@@ -115,6 +125,7 @@ class _Nursery:
         facts["start"] = "spawn" if self.plan["spawn"] or torch_facts.cuda_is_up() else "fork"
         if "error" not in facts:
             facts.update(self._probe("build_facts", facts["start"]))
+        self.stretch = stretch(time.monotonic() - self.begun, self.plan.get("starting"))
         if facts.get("cuda"):
             self._await_node()
             facts.update(self._probe("device_facts", facts["start"]))
@@ -186,11 +197,13 @@ class _Nursery:
         self.events.emit("done", id=check["id"], **done)
 
     def _group(self, check: dict[str, Any], job: rank_group.Job, suffix: str = "") -> dict[str, Any]:
+        limit = check["timeout"] * self.stretch
+
         def started(group: int) -> None:
-            self.events.emit("started", id=check["id"], group=group)
+            self.events.emit("started", id=check["id"], group=group, limit=limit)
 
         directory, lost = self.scratch / f"{check['id']}{suffix}", self.directory / NODES_LOST
-        done = rank_group.run_group(job, directory, check["timeout"], self.events.close, started, lost.exists)
+        done = rank_group.run_group(job, directory, limit, self.events.close, started, lost.exists)
         return {"environment": job.environment, **done}
 
     def _import(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from envcheck.node.snapshot import Snapshot
 from envcheck.runner.execute import validate
 from envcheck.runner.local_python import ChosenPython, LocalPython
 from envcheck.runner.planning import discover, plan
-from envcheck.runner.state import Run
+from envcheck.runner.state import Run, RunPlan
 from envcheck.runner.worker import torch_facts
 from envcheck.runner.worker.torch_facts import dotted_cudnn, dotted_nccl
 
@@ -325,7 +325,7 @@ def test_no_gpu_is_touched_before_the_node_was_read(torch: Torch, add: Callable[
 
     chosen = [f for f in discover(site) if f.path.is_relative_to(site)]
     target = LocalPython(ChosenPython(Path(sys.executable), "--python"))
-    run = Run(plan(chosen, level="full", nproc=1), chosen, target, site=site)
+    run = Run(RunPlan(plan=plan(chosen, level="full", nproc=1), chosen=chosen, target=target, site=site))
     validate(run, collect, Quiet(), pause=0.0)
     assert (seen, touched.exists()) == ([False], True)
     assert run.outcomes["one"].status == "pass"
