@@ -142,7 +142,7 @@ class Run:
     """What is known of a run so far.
 
     `known` are the outcomes of earlier rounds, or of the run that this one goes on with (then `resumed` says when, and
-    `report` which file that was); `current` those of this round. `nodes` are the other nodes whose ranks join this one's.
+    `report` which file that was); `current` those of this round. `nodes` are the other nodes of a group.
     """
 
     asked: RunPlan
