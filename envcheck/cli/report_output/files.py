@@ -20,6 +20,7 @@ DEFAULT: Final = Path("envcheck-report.json")
 _JSON: Final = ".json"
 # The option that has a run write its report in another format too.
 OPTIONS: Final = {"html": "--html", "junit": "--junit", "markdown": "--summary"}
+_WRITTEN: Final = {"html": "page", "junit": "JUnit"}
 _REPLACED: Final = ("output", "html", "junit")  # options whose file gets another inode
 
 
@@ -36,7 +37,7 @@ def written(files: Destinations) -> list[str]:
     """Return a line for the report and for each other file that was written of it, a shared summary left out."""
     report = files.report
     first = f"report: {report}" if report else "no report written: this directory is read-only; give --output"
-    return [first, *(f"page: {path}" for name, path in files.formats.items() if name == "html")]
+    return [first, *(f"{_WRITTEN[name]}: {path}" for name, path in files.formats.items() if name in _WRITTEN)]
 
 
 def write(report: RunReport, formats: dict[str, Path]) -> None:
