@@ -40,7 +40,7 @@ print(json.dumps(measured["bytes"]))
 HASH = """
 import hashlib, pathlib, sys
 sys.path.insert(0, sys.argv[1])
-from envcheck.checks.env.support.extensions import installed
+from envcheck.checks.extensions import installed
 for extension in installed.extensions(installed.distributions()):
     for library in extension.libraries:
         digest = hashlib.sha256()

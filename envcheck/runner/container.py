@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from envcheck.checks.env.support.process import secret_patterns
+from envcheck.checks.support import secret_patterns
 from envcheck.errors import UnavailableError
 from envcheck.images.engines import RunningContainer, holder
 from envcheck.images.engines.containers import BindMount, ImageInfo

@@ -30,7 +30,7 @@ from envcheck.checks import (
     undecided,
     worst,
 )
-from envcheck.checks.node.support import gpu_users
+from envcheck.checks.readings import gpu_users
 from envcheck.counting import counted
 from envcheck.runner import attempts
 from envcheck.runner.planning import CheckModule

@@ -17,7 +17,7 @@ import msgspec
 
 from envcheck import safe_files
 from envcheck.checks import ERROR, FAIL, SKIP, Check, Limit, Outcome, View, failed, passed, undecided
-from envcheck.checks.node.support import infiniband_ports
+from envcheck.checks.readings import infiniband_ports
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.matrix.facts.gpu_names import find_gpu, suggest

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from envcheck.checks import ERROR, FAIL, Outcome, View, undecided, worst
-from envcheck.checks.node.support import gpu_readings
+from envcheck.checks.readings import gpu_readings
 from envcheck.node.snapshot import Signal, Snapshot
 from envcheck.runner import judging
 from envcheck.runner.outcomes import fields

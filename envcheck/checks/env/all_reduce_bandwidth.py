@@ -13,7 +13,8 @@ from __future__ import annotations
 import dataclasses
 
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View
-from envcheck.checks.env.support.collectives import bandwidth_curves, nccl_log, process_group, timed_collectives
+from envcheck.checks.collectives import bandwidth_curves, nccl_log, timed_collectives
+from envcheck.checks.support import process_group
 
 CHECK = Check(
     promise="all-reduce completes at every size, and as fast as this GPU, link and count do where that is known",

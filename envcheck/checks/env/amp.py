@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View
-from envcheck.checks.env.support.collectives import process_group
-from envcheck.checks.env.support.training import dtype_precision, plain_math, promise_cases
+from envcheck.checks.support import process_group, promise_cases
+from envcheck.checks.training import plain_math
 
 CHECK = Check(
     promise="autocast gives products 16 bits and losses 32, training in it follows fp32's, the scaler skips overflows",
@@ -63,7 +63,7 @@ def names() -> list[str]:
 def _cases(torch: Any, device: Any, task: _Task, capability: tuple[int, ...]) -> dict[str, promise_cases.Case]:
     cases: dict[str, promise_cases.Case] = {"training, float32": partial(_distance, torch, device, task, None)}
     for dtype in DTYPES:
-        if dtype == "bfloat16" and device.type == "cuda" and capability < dtype_precision.BFLOAT16_SINCE:
+        if dtype == "bfloat16" and device.type == "cuda" and capability < plain_math.BFLOAT16_SINCE:
             cases |= {name: partial(_emulated, capability) for name in names() if name.endswith(dtype)}
             continue
         lower = getattr(torch, dtype)
@@ -188,7 +188,7 @@ def _overflow(torch: Any, device: Any, spoil: float | None) -> str | None:
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail naming each operation of the wrong dtype, each training that goes another way, each fault of the scaler."""
     gpu = view.mode == "gpu"
-    old = gpu and all(tuple(entry.get("capability") or ()) < dtype_precision.BFLOAT16_SINCE for entry in ranks)
+    old = gpu and all(tuple(entry.get("capability") or ()) < plain_math.BFLOAT16_SINCE for entry in ranks)
 
     def may_lack(name: str) -> bool:
         # Older CPU builds have neither fp16 autocast nor a scaler, and say so.

@@ -30,9 +30,9 @@ from envcheck.checks import (
     undecided,
     worst,
 )
-from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.operators import attention_dropout, attention_reference, operator_trial, seeded_numbers
-from envcheck.checks.env.support.training import dtype_precision
+from envcheck.checks.support import process_group
+from envcheck.checks.training import plain_math
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -66,7 +66,7 @@ def limit(dtype: str) -> Limit:
         "0.00002 for fp32, wide of its 0.000001 and below TF32's 0.0003; plus 6 unit roundoffs where scores, weights "
         "and results are rounded to 16 bits (ours)"
     )
-    return Limit(ACCUMULATED + 6 * dtype_precision.UNIT_ROUNDOFF[dtype], "relative error", source, "at most")
+    return Limit(ACCUMULATED + 6 * plain_math.UNIT_ROUNDOFF[dtype], "relative error", source, "at most")
 
 
 def measure(rank: Rank) -> Measured:
@@ -90,7 +90,7 @@ def measure(rank: Rank) -> Measured:
     measured: dict[str, dict[str, Any]] = {"errors": {}, "parts": {}, "lacking": {}, "raised": {}}
     for name in BACKENDS:
         only = _only(torch, name)
-        for dtype in dtype_precision.dtypes(entry):
+        for dtype in plain_math.dtypes(entry):
             if isinstance(only, str):
                 measured["lacking"][f"{name} {dtype}"] = only
                 continue
@@ -173,7 +173,7 @@ def _findings(entry: Measured) -> Iterator[Outcome]:
             code="attention.raised",
             culprit=f"rank {entry['rank']}, {name}",
         )
-    for dtype in dtype_precision.dtypes(entry):
+    for dtype in plain_math.dtypes(entry):
         for name in OWED:
             kernel = f"{name} {dtype}"
             why = (lacking or {}).get(kernel, "see the check's log")

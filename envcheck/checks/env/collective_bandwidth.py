@@ -12,7 +12,8 @@ send/recv; S is the total bytes, GB = 1e9 (NVIDIA/nccl-tests, doc/PERFORMANCE.md
 from __future__ import annotations
 
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View
-from envcheck.checks.env.support.collectives import bandwidth_curves, nccl_log, process_group, timed_collectives
+from envcheck.checks.collectives import bandwidth_curves, nccl_log, timed_collectives
+from envcheck.checks.support import process_group
 
 CHECK = Check(
     promise="every collective but all-reduce too is as fast as this GPU, link and count make it, where that is known",

@@ -27,11 +27,11 @@ from envcheck.checks import (
     warned,
     worst,
 )
-from envcheck.checks.env.support.collectives import exact_integers, gloo_gaps, process_group
-from envcheck.checks.env.support.collectives import late_ranks as collectives_late_ranks
-from envcheck.checks.env.support.collectives.cases import collective_cases, object_cases
-from envcheck.checks.env.support.collectives.cases.case_tensors import Bench, CollectiveCase, Part, Setting
-from envcheck.checks.env.support.training import plain_math
+from envcheck.checks.collectives import collective_cases, exact_numbers, gloo_gaps, object_cases
+from envcheck.checks.collectives import late_ranks as collectives_late_ranks
+from envcheck.checks.collectives.case_tensors import Bench, CollectiveCase, Part, Setting
+from envcheck.checks.support import process_group
+from envcheck.checks.training import plain_math
 from envcheck.counting import counted, numbered
 
 CHECK = Check(
@@ -136,7 +136,7 @@ def _run(setting: Setting, record: Record) -> None:
                 raise
             record.unsupported[record.now] = gloo_gaps.quoted(error)
             continue
-        record.add(case.collective, record.now, exact_integers.slack(bench.kind) if case.operation else 0.0, parts)
+        record.add(case.collective, record.now, exact_numbers.slack(bench.kind) if case.operation else 0.0, parts)
     for late in collectives_late_ranks.late_ranks(setting):
         for operation in collectives_late_ranks.BARRIERS:
             record.now = f"{operation} with rank {late} late"

@@ -32,8 +32,8 @@ from envcheck.checks import (
     undecided,
     worst,
 )
-from envcheck.checks.env.support.collectives import process_group
-from envcheck.checks.env.support.training import plain_math
+from envcheck.checks.support import process_group
+from envcheck.checks.training import plain_math
 from envcheck.counting import counted
 
 CHECK = Check(

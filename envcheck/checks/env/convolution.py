@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
-from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.operators import products_reference, seeded_numbers
-from envcheck.checks.env.support.training import dtype_precision
+from envcheck.checks.support import process_group
+from envcheck.checks.training import plain_math
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -42,7 +42,7 @@ def limit(dtype: str) -> Limit:
         "0.0001 for fp32, wide of the 0.000005 of Winograd algorithms and below the 0.0003 of TF32; plus 2 unit "
         "roundoffs of a 16-bit result (ours)"
     )
-    return Limit(ACCUMULATED + 2 * dtype_precision.UNIT_ROUNDOFF[dtype], "relative error", source, "at most")
+    return Limit(ACCUMULATED + 2 * plain_math.UNIT_ROUNDOFF[dtype], "relative error", source, "at most")
 
 
 def measure(rank: Rank) -> Measured:
@@ -58,7 +58,7 @@ def measure(rank: Rank) -> Measured:
     source = seeded_numbers.source(seed)
     examples = [_example(shape, source) for shape in shapes(source)]
     errors: dict[str, dict[str, float]] = {}
-    for dtype in dtype_precision.dtypes(entry):
+    for dtype in plain_math.dtypes(entry):
         runs = [_errors(torch, device, dtype, *run) for run in _runs(device, dtype, examples)]
         errors[dtype] = {part: max(run[part] for run in runs if part in run) for part in runs[-1]}
     return {**entry, "errors": errors}
@@ -194,7 +194,7 @@ def _findings(view: View, entry: Measured) -> Iterator[Outcome]:
     if view.mode == "gpu" and entry.get("cudnn") is False:
         fix = "install a torch wheel with cuDNN, or enable it"
         yield failed(f"rank {entry['rank']} has no cuDNN", fix=fix, code="convolution.no-cudnn")
-    for dtype in dtype_precision.dtypes(entry):
+    for dtype in plain_math.dtypes(entry):
         errors, bound = (entry.get("errors") or {}).get(dtype) or {}, limit(dtype)
         if not {*PARTS} <= {*errors} <= {*PARTS, ALSO} or not isinstance(entry.get("cudnn"), bool):
             summary = f"rank {entry['rank']} measured no {dtype} convolution"

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned
-from envcheck.checks.env.support.process import image_facts, secret_patterns
+from envcheck.checks.support import image_facts, secret_patterns
 
 CHECK = Check(promise="no credential lies in the environment's files, variables or history", level="static")
 

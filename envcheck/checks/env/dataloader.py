@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
-from envcheck.checks.env.support.collectives import process_group
-from envcheck.checks.env.support.training import plain_math
+from envcheck.checks.support import process_group
+from envcheck.checks.training import plain_math
 from envcheck.counting import counted
 
 CHECK = Check(

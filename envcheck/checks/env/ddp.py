@@ -13,8 +13,8 @@ import math
 from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
-from envcheck.checks.env.support.collectives import process_group
-from envcheck.checks.env.support.training import model_replicas, plain_math
+from envcheck.checks.support import process_group
+from envcheck.checks.training import model_replicas, plain_math
 
 CHECK = Check(
     promise="DDP's gradients equal one process's on the same batch, also under no_sync and hooks, on equal replicas",

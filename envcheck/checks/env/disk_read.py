@@ -30,7 +30,7 @@ from envcheck.checks import (
     undecided,
     warned,
 )
-from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.support import process_group
 
 CHECK = Check(
     promise="the disk of the work directory can be read fast enough for training",

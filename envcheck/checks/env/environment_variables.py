@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, passed, undecided, warned, worst
-from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.support import process_group
 
 CHECK = Check(promise="no environment variable slows, redirects or replaces what the wheel brings", level="static")
 

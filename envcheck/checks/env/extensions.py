@@ -15,7 +15,7 @@ import time
 
 from envcheck.binaries.native_library import Library, is_foreign
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View
-from envcheck.checks.env.support.extensions import environment, installed, nvcc
+from envcheck.checks.extensions import environment, installed
 
 CHECK = Check(
     promise="every installed extension fits this torch, CUDA, Python, glibc and GPU, by what its libraries need",
@@ -37,7 +37,7 @@ def measure(rank: Rank) -> Measured:
     undefined = environment.undefined_symbols(extensions, torch)
     brought = environment.brought_libraries(torch)
     names = {name for extension in extensions for name in installed.required_names(extension)}
-    names |= {name for extension in extensions for name in nvcc.PRECOMPILED.get(extension.name, ())}
+    names |= {name for extension in extensions for name in environment.PRECOMPILED.get(extension.name, ())}
     compile_later = any(not extension.libraries for extension in extensions)
     return {
         "rank": rank.rank,
@@ -45,7 +45,7 @@ def measure(rank: Rank) -> Measured:
         "glibc": environment.glibc(),
         "torch": version,
         "installed": {name: versions[name] for name in sorted(names) if name in versions},
-        "nvcc": nvcc.found()._asdict() if compile_later else None,
+        "nvcc": environment.found()._asdict() if compile_later else None,
         "extensions": [_extension(extension, undefined[extension.name], brought) for extension in extensions],
         "bytes": sum(library.size for extension in extensions for library in extension.libraries),
         "seconds": round(time.monotonic() - begun, 2),
@@ -91,6 +91,6 @@ def _row(library: Library, missing: list[str], undefined: set[str]) -> Measured:
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on each extension that cannot work here, naming the library or symbol and the release that fits."""
     # Facts and version rules are for envcheck's own process; `measure` runs in the environment's Python.
-    from envcheck.checks.extensions import judged
+    from envcheck.checks.extension_judges import judged
 
     return judged.judge(view, ranks)

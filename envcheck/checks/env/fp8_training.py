@@ -25,8 +25,8 @@ from envcheck.checks import (
     undecided,
     worst,
 )
-from envcheck.checks.env.support.collectives import process_group
-from envcheck.checks.env.support.training import fp8_products, plain_math
+from envcheck.checks.support import process_group
+from envcheck.checks.training import fp8_products, plain_math
 from envcheck.counting import counted, numbered
 
 CHECK = Check(

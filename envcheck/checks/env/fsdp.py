@@ -28,8 +28,9 @@ from envcheck.checks import (
     undecided,
     worst,
 )
-from envcheck.checks.env.support.collectives import gloo_gaps, process_group
-from envcheck.checks.env.support.training import model_replicas, plain_math, promise_cases
+from envcheck.checks.collectives import gloo_gaps
+from envcheck.checks.support import process_group, promise_cases
+from envcheck.checks.training import model_replicas, plain_math
 
 CHECK = Check(
     promise="training sharded by FSDP2 ends with the weights that one process ends with on the same global batch",

@@ -27,11 +27,11 @@ from envcheck.checks import (
     warned,
     worst,
 )
-from envcheck.checks.env.support.collectives import process_group
-from envcheck.checks.env.support.hardware import gpu_speed, load_samples
-from envcheck.checks.env.support.hardware import sampler as hardware_sampler
 from envcheck.checks.env.support.operators import seeded_numbers, verified_products
-from envcheck.checks.env.support.training import fp8_products
+from envcheck.checks.hardware import gpu_speed, load_samples
+from envcheck.checks.hardware import sampler as hardware_sampler
+from envcheck.checks.support import process_group
+from envcheck.checks.training import fp8_products
 
 CHECK = Check(
     promise="matrix products run at the speed this GPU model has in each dtype, where that is known",

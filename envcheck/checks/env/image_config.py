@@ -24,7 +24,7 @@ from envcheck.checks import (
     warned,
     worst,
 )
-from envcheck.checks.env.support.process import image_facts
+from envcheck.checks.support import image_facts
 
 CHECK = Check(
     promise="the image runs as a user of its own, under an init that reaps and hands signals on", level="static"

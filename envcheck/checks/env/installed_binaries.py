@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, undecided, worst
 from envcheck.checks.env import installed_files
-from envcheck.checks.env.support.process import package_files
+from envcheck.checks.support import package_files
 
 CHECK = Check(
     promise="every library of torch, triton and NVIDIA's packages is, byte for byte, the one that was installed",

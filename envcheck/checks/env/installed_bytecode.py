@@ -11,8 +11,7 @@ import sys
 import time
 
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
-from envcheck.checks.env.support.collectives import process_group
-from envcheck.checks.env.support.process import package_files
+from envcheck.checks.support import package_files, process_group
 
 CHECK = Check(
     promise="the bytecode that Python runs for torch is what its sources compile to",

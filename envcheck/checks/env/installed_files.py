@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned, worst
-from envcheck.checks.env.support.collectives import process_group
-from envcheck.checks.env.support.process import package_files
+from envcheck.checks.support import package_files, process_group
 from envcheck.counting import counted
 
 CHECK = Check(

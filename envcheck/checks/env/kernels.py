@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
-from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.operators import seeded_numbers
-from envcheck.checks.env.support.process import subprocesses
+from envcheck.checks.support import process_group, subprocesses
 from envcheck.counting import counted
 
 CHECK = Check(

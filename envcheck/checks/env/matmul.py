@@ -14,9 +14,9 @@ from operator import mul
 from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
-from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.operators import seeded_numbers
-from envcheck.checks.env.support.training import fp8_products
+from envcheck.checks.support import process_group
+from envcheck.checks.training import fp8_products
 from envcheck.counting import counted
 
 CHECK = Check(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import resource
 
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, passed, undecided, warned
-from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.support import process_group
 
 CHECK = Check(promise="enough memory may be locked for RDMA", level="quick", gpus=1)
 

@@ -8,16 +8,19 @@ every NUMA node in turn: the node that the GPU hangs on is judged, the others ar
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from envcheck.checks import PASS, Check, Measured, Outcome, Rank, Ranks, View, failed, worst
-from envcheck.checks.env.support.collectives import exact_comparison, process_group
-from envcheck.checks.env.support.hardware import gpu_speed, load_samples, numa_nodes
-from envcheck.checks.env.support.hardware import sampler as hardware_sampler
+from envcheck.checks.collectives import exact_numbers
 from envcheck.checks.env.support.operators import seeded_numbers, seeded_words
+from envcheck.checks.hardware import gpu_speed, load_samples
+from envcheck.checks.hardware import sampler as hardware_sampler
+from envcheck.checks.support import process_group
 
 CHECK = Check(
     promise="copies in the GPU's memory, and to and from the host, reach what this GPU model does, where that is known",
@@ -89,21 +92,21 @@ def _on_card(words: seeded_words.Words, device: Any, size: int) -> tuple[float, 
 
 def _on_device(words: seeded_words.Words, target: Any, sources: Any) -> Callable[[int], Any]:
     """Return what counts the elements of the target that are not the source's whose turn it is."""
-    return lambda turn: exact_comparison.compared(words.torch, target, sources[turn])
+    return lambda turn: exact_numbers.compared(words.torch, target, sources[turn])
 
 
 def _by_node(words: seeded_words.Words, device: Any, size: int) -> tuple[dict[str, Measured], dict[str, str]]:
     """Copy from and to each NUMA node's memory; say which nodes this process may not run on, and why."""
-    nodes = numa_nodes.nodes() or {"here": os.sched_getaffinity(0)}
+    found = nodes() or {"here": os.sched_getaffinity(0)}
     pinned: list[Any] = []
-    by_node = {node: _bound(words, device, size // len(nodes), cpus, pinned) for node, cpus in nodes.items()}
+    by_node = {node: _bound(words, device, size // len(found), cpus, pinned) for node, cpus in found.items()}
     refused = {node: refusal for node, refusal in by_node.items() if isinstance(refusal, str)}
     return {node: rates for node, rates in by_node.items() if not isinstance(rates, str)}, refused
 
 
 def _bound(words: seeded_words.Words, device: Any, size: int, cpus: set[int], pinned: list[Any]) -> Measured | str:
     try:
-        with numa_nodes.on(cpus):
+        with on(cpus):
             return _across(words, device, size, pinned)
     except OSError as error:
         return str(error.strerror)
@@ -121,7 +124,7 @@ def _across(words: seeded_words.Words, device: Any, size: int, pinned: list[Any]
 
     def returned(turn: int) -> Any:
         card.copy_(back, non_blocking=True)
-        return exact_comparison.compared(words.torch, card, on_card[turn])
+        return exact_numbers.compared(words.torch, card, on_card[turn])
 
     down, upward = _copies(words, card, host, _on_device(words, card, on_card))
     up, went = _copies(words, back, on_card, returned)
@@ -182,7 +185,7 @@ def _near(view: View, entry: Measured) -> Measured:
     A report from before there were nodes has its rates already.
     """
     across = entry.get("across") or {}
-    node = numa_nodes.nearest(view, entry["device"])
+    node = nearest(view, entry["device"])
     if node not in across:
         node = max(across, key=lambda name: sum(_rates(across[name]).values()), default=None)
     rates = {path: rate for path, rate in (entry.get("values") or {}).items() if not across or path not in _ACROSS}
@@ -213,3 +216,51 @@ def _far(near: Ranks) -> str:
     refused = sorted({node for entry in near for node in entry.get("refused") or {}})
     closed = f"; NUMA node {', '.join(refused)} is closed to this process" if refused else ""
     return (f"; from another NUMA node at least {far}" if far else "") + closed
+
+
+NODES = Path("/sys/devices/system/node")
+
+
+def cpus(text: str) -> set[int]:
+    """Return the CPUs of a kernel list such as "0-3,8". Raises ValueError on anything else."""
+    numbers: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        numbers |= set(range(int(first), int(last or first) + 1))
+    return numbers
+
+
+def nodes(root: Path = NODES) -> dict[str, set[int]]:
+    """Return the CPUs of each NUMA node that has any, by the node's number; {} where the kernel does not say."""
+    cpus = {node.name[4:]: _cpus_of(node) for node in sorted(root.glob("node[0-9]*"))}
+    return {number: those for number, those in cpus.items() if those}
+
+
+def _cpus_of(node: Path) -> set[int]:
+    try:
+        return cpus((node / "cpulist").read_text())
+    except (OSError, ValueError):  # a kernel that hides it: not a node to run on
+        return set()
+
+
+@contextlib.contextmanager
+def on(those: set[int]) -> Iterator[None]:
+    """Run on these CPUs only, so that memory is taken from their node. Raises OSError where they are not allowed."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, those)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def nearest(view: View, uuid: str) -> str | None:
+    """Return the NUMA node of this GPU's slot as the node's snapshot has it; None where it does not say."""
+    bus = next((gpu.signal("bus_id").value for gpu in view.snapshot.gpus if gpu.uuid == uuid), None)
+    slots: Any = view.snapshot.signal("pci.gpus").value
+    for slot in slots if isinstance(slots, list) and isinstance(bus, str) else []:
+        # NVML writes eight digits of the PCI domain, Linux four.
+        if isinstance(slot, dict) and str(slot.get("bus_id")).lower() == str(bus).lower()[-12:]:
+            node = slot.get("numa_node")
+            return str(node) if isinstance(node, int) and node >= 0 else None
+    return None

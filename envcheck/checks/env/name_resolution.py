@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, passed, undecided, warned, worst
-from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.support import process_group
 
 # How long a lookup is waited for: enough to see that it is slow, and short enough for the level quick.
 PATIENCE = 1.5

@@ -25,7 +25,7 @@ from envcheck.checks import (
     undecided,
     warned,
 )
-from envcheck.checks.env.support.process import image_facts
+from envcheck.checks.support import image_facts
 
 CHECK = Check(promise="the image's NVIDIA_* variables ask for what torch's CUDA needs, and no more", level="static")
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned, worst
-from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.operators import operator_trial, seeded_numbers
+from envcheck.checks.support import process_group
 from envcheck.counting import counted
 
 CHECK = Check(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View
-from envcheck.checks.env.support.collectives import process_group
 from envcheck.checks.env.support.optimizers import (
     clipping_cases,
     gradient_cases,
@@ -20,7 +19,8 @@ from envcheck.checks.env.support.optimizers import (
     optimizer_walks,
     schedule_cases,
 )
-from envcheck.checks.env.support.training import plain_math, promise_cases
+from envcheck.checks.support import process_group, promise_cases
+from envcheck.checks.training import plain_math
 
 CHECK = Check(
     promise="optimizers, schedules and gradient clipping follow their documented formulas, in every implementation",

@@ -8,9 +8,11 @@ rate or less is a failure on boards for data centres; elsewhere it may be the ma
 
 from __future__ import annotations
 
+import ctypes
 import statistics
 import time
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from envcheck.checks import (
     Check,
@@ -28,9 +30,10 @@ from envcheck.checks import (
     warned,
     worst,
 )
-from envcheck.checks.env.support.collectives import exact_comparison, process_group
-from envcheck.checks.env.support.hardware import gpu_speed, pcie_link
+from envcheck.checks.collectives import exact_numbers
 from envcheck.checks.env.support.operators import seeded_numbers, seeded_words
+from envcheck.checks.hardware import gpu_speed
+from envcheck.checks.support import process_group
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -65,7 +68,7 @@ def measure(rank: Rank) -> Measured:
     card = torch.zeros(SIZE // 4, dtype=torch.int32, device=device)
     entry = {**process_group.standing(rank, card), "name": torch.cuda.get_device_name(device)}
     try:
-        bus_id = pcie_link.address(device.index)
+        bus_id = address(device.index)
         seed = seeded_numbers.seed(rank.rank)
         return {**entry, "bus_id": bus_id, "seed": seed, **_loaded(seeded_words.Words(torch, seed), card, bus_id)}
     except (OSError, ValueError) as error:
@@ -81,8 +84,8 @@ def _loaded(words: seeded_words.Words, card: Any, bus_id: str) -> Measured:
     while time.monotonic() < until:
         for turn in range(4):
             card.copy_(host[turn % 2], non_blocking=True)
-            wrong.append(exact_comparison.compared(torch, card, on_device[turn % 2]))
-        readings.append(list(pcie_link.link(bus_id)))
+            wrong.append(exact_numbers.compared(torch, card, on_device[turn % 2]))
+        readings.append(list(link(bus_id)))
         torch.cuda.synchronize()
     counts = [int(count) for count in wrong]
     looked = words.wrong(card, gpu_speed.MASKS[(len(counts) - 1) % 2])
@@ -102,7 +105,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     bad = [*_lost(ranks), *(outcome for outcome in results if isinstance(outcome, Outcome))]
     if bad:
         return worst(bad, otherwise=bad[0])
-    links = sorted({f"Gen{link.generation} x{link.lanes}" for link in results if isinstance(link, pcie_link.Link)})
+    links = sorted({f"Gen{link.generation} x{link.lanes}" for link in results if isinstance(link, Link)})
     unknown = sum(_most(view, entry) is None for entry in ranks)
     unread_note = f"; of {unknown} NVML does not say what they could have" if unknown else ""
     return passed(
@@ -144,10 +147,10 @@ def _compared(entry: Measured) -> bool:
     return process_group.counts(wrong) and process_group.counts(messages) and bool(messages)
 
 
-def usual(readings: list[list[int]]) -> pcie_link.Link:
+def usual(readings: list[list[int]]) -> Link:
     """Return the link that at least half of the readings show or exceed, without those while it came up."""
     settled = readings[max(1, len(readings) // _RAMP) :] or readings
-    return pcie_link.Link(*statistics.median_low([tuple(reading) for reading in settled]))
+    return Link(*statistics.median_low([tuple(reading) for reading in settled]))
 
 
 def _one(view: View, entry: Measured) -> Any:
@@ -185,12 +188,50 @@ def _sane(reading: Any) -> bool:
     return isinstance(reading, list) and len(reading) == 2 and all(isinstance(n, int) and n > 0 for n in reading)  # noqa: PLR2004 (generation, lanes)
 
 
-def _most(view: View, entry: Measured) -> pcie_link.Link | None:
+def _most(view: View, entry: Measured) -> Link | None:
     """Return what NVML says this GPU can have; nothing on Arm, where the CPU is reached over another link."""
     if view.snapshot.signal("host.arch").value not in ("x86_64", None):
         return None
     for gpu in view.snapshot.gpus:
         generation, lanes = gpu.signal("pcie_gen_max").value, gpu.signal("pcie_width_max").value
         if gpu.uuid == entry["device"] and generation and lanes:
-            return pcie_link.Link(int(generation), int(lanes))
+            return Link(int(generation), int(lanes))
     return None
+
+
+DEVICES = Path("/sys/bus/pci/devices")
+# GT/s of each generation: PCI Express Base Specification.
+GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
+_ADDRESS_LENGTH = 32
+
+
+class Link(NamedTuple):
+    """Generation and lanes of a link."""
+
+    generation: int
+    lanes: int
+
+
+def address(ordinal: int, library: Any = None) -> str:
+    """Return the bus address of CUDA's `ordinal`-th device, "0000:1b:00.0". Raises OSError where CUDA tells none."""
+    cuda = ctypes.CDLL("libcuda.so.1") if library is None else library
+    device, text = ctypes.c_int(), ctypes.create_string_buffer(_ADDRESS_LENGTH)
+    if cuda.cuDeviceGet(ctypes.byref(device), ordinal) or cuda.cuDeviceGetPCIBusId(text, _ADDRESS_LENGTH, device):
+        message = f"CUDA tells no bus address of its device {ordinal}"
+        raise OSError(message)
+    return text.value.decode().lower()
+
+
+def link(bus_id: str, devices: Path = DEVICES) -> Link:
+    """Return the link of the device at this address. Raises OSError or ValueError where the kernel does not tell it."""
+    device = devices / bus_id
+    speed = (device / "current_link_speed").read_text(encoding="ascii").split()[:1]
+    lanes = (device / "current_link_width").read_text(encoding="ascii").strip()
+    if not speed or speed[0] == "Unknown" or not lanes.isdecimal():
+        message = f"{device} tells no speed of its link"
+        raise ValueError(message)
+    rate = float(speed[0])
+    if rate not in GENERATIONS:
+        message = f"{device} tells {rate:g} GT/s, which is no generation"
+        raise ValueError(message)
+    return Link(GENERATIONS[rate], int(lanes))

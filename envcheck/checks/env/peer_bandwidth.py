@@ -24,9 +24,10 @@ from envcheck.checks import (
     undecided,
     worst,
 )
-from envcheck.checks.env.support.collectives import exact_comparison, process_group
-from envcheck.checks.env.support.hardware import gpu_pairs, gpu_speed
+from envcheck.checks.collectives import exact_numbers
 from envcheck.checks.env.support.operators import seeded_numbers, seeded_words
+from envcheck.checks.hardware import gpu_pairs, gpu_speed
+from envcheck.checks.support import process_group
 
 CHECK = Check(
     promise="each GPU writes to each other one as fast as this model and link do, where that is known",
@@ -85,7 +86,7 @@ def _copies(words: seeded_words.Words, sources: Any, destinations: Any) -> tuple
     with torch.cuda.device(sources[0].device):
         checked = gpu_speed.Copy(
             copy,
-            lambda turn: exact_comparison.compared(torch, target, destinations[turn]),
+            lambda turn: exact_numbers.compared(torch, target, destinations[turn]),
             lambda turn: words.wrong(target, gpu_speed.MASKS[turn]),
             lambda: gpu_pairs.synchronize(torch, target.device),
         )

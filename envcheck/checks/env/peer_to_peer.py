@@ -26,9 +26,10 @@ from envcheck.checks import (
     undecided,
     worst,
 )
-from envcheck.checks.env.support.collectives import exact_comparison, process_group
-from envcheck.checks.env.support.hardware import gpu_pairs
+from envcheck.checks.collectives import exact_numbers
 from envcheck.checks.env.support.operators import seeded_numbers, seeded_words
+from envcheck.checks.hardware import gpu_pairs
+from envcheck.checks.support import process_group
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -93,7 +94,7 @@ def _wrong(words: seeded_words.Words, source: Any, reference: Any) -> dict[str, 
         for step in steps:
             target[step].copy_(sent[step])
         gpu_pairs.synchronize(words.torch, source.device, target.device)
-        count = int(exact_comparison.compared(words.torch, target, right))
+        count = int(exact_numbers.compared(words.torch, target, right))
         # A device that sees no difference where there is one would hide all of them.
         count = max(count, 0 if turn else words.wrong(target, looked=_LOOKED))
         if count:

@@ -28,7 +28,7 @@ from envcheck.checks import (
     undecided,
     warned,
 )
-from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.support import process_group
 from envcheck.counting import counted
 
 CHECK = Check(promise="every installed package finds the packages it needs", level="static", seconds=0.5)

@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View
-from envcheck.checks.env.support.collectives import process_group
-from envcheck.checks.env.support.training import plain_math, promise_cases
 from envcheck.checks.env.support.training.data_loading import dataset_cases, loader_cases, seeded_items
+from envcheck.checks.support import process_group, promise_cases
+from envcheck.checks.training import plain_math
 
 CHECK = Check(
     promise="samplers and loaders give each index as often as documented, workers get seeds of their own that repeat",

@@ -32,7 +32,7 @@ from envcheck.checks import (
     warned,
     worst,
 )
-from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.support import process_group
 
 CHECK = Check(
     promise="every library of torch resolves, none is there twice, and libcuda is no stub",

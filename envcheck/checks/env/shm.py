@@ -24,7 +24,7 @@ from envcheck.checks import (
     warned,
     worst,
 )
-from envcheck.checks.env.support.collectives import process_group
+from envcheck.checks.support import process_group
 
 CHECK = Check(promise="shared memory has room for NCCL and DataLoader workers", level="static")
 

@@ -32,9 +32,9 @@ from envcheck.checks import (
     warned,
     worst,
 )
-from envcheck.checks.env.support.collectives import process_group, timed_collectives
+from envcheck.checks.collectives import timed_collectives
 from envcheck.checks.env.support.operators import seeded_numbers, timed_products, verified_products
-from envcheck.checks.env.support.process import timed_rounds
+from envcheck.checks.support import process_group, timed_rounds
 
 CHECK = Check(
     promise="no rank takes longer than the others for the same work, nor comes late to collectives",

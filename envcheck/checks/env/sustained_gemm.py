@@ -28,11 +28,12 @@ from envcheck.checks import (
     warned,
     worst,
 )
-from envcheck.checks.env.support.collectives import exact_comparison, process_group
-from envcheck.checks.env.support.hardware import gpu_speed, load_samples
-from envcheck.checks.env.support.hardware import sampler as hardware_sampler
+from envcheck.checks.collectives import exact_numbers
 from envcheck.checks.env.support.operators import seeded_numbers, verified_products
-from envcheck.checks.env.support.training import deterministic_training
+from envcheck.checks.hardware import gpu_speed, load_samples
+from envcheck.checks.hardware import sampler as hardware_sampler
+from envcheck.checks.support import process_group
+from envcheck.checks.training import deterministic_training
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -94,7 +95,7 @@ def _run(torch: Any, data: Any) -> tuple[float, list[Measured]]:
     while (at := time.monotonic() - began) < SECONDS:
         took, wrong = _batch(torch, (data, rights, out), references, products)
         # A second opinion on the last one, by other operations.
-        last = int(exact_comparison.compared(torch, out.view(-1), references[(products - 1) % 2].view(-1)))
+        last = int(exact_numbers.compared(torch, out.view(-1), references[(products - 1) % 2].view(-1)))
         wrong = max(wrong, last)
         points.append({"at": round(at, 2), "tflops": 2 * SIZE**3 * products / took / 1e12, "wrong": wrong})
         products = max(1, round(products * BATCH / took))

@@ -33,9 +33,9 @@ from envcheck.checks import (
     warned,
     worst,
 )
+from envcheck.checks.collectives import torchrun_rank
 from envcheck.checks.env import name_resolution
-from envcheck.checks.env.support.collectives import process_group, torchrun_rank
-from envcheck.checks.env.support.process import subprocesses
+from envcheck.checks.support import process_group, subprocesses
 from envcheck.counting import counted, numbered
 
 CHECK = Check(

@@ -15,10 +15,10 @@ import time
 from typing import Any
 
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned, worst
-from envcheck.checks.env.support.collectives import process_group
-from envcheck.checks.env.support.hardware import load_samples
-from envcheck.checks.env.support.hardware import sampler as hardware_sampler
-from envcheck.checks.env.support.training import model_replicas, plain_math, verified_training
+from envcheck.checks.hardware import load_samples
+from envcheck.checks.hardware import sampler as hardware_sampler
+from envcheck.checks.support import process_group
+from envcheck.checks.training import model_replicas, plain_math, verified_training
 from envcheck.counting import counted
 
 CHECK = Check(

@@ -25,9 +25,10 @@ from envcheck.checks import (
     warned,
     worst,
 )
-from envcheck.checks.env.support.collectives import nccl_log, process_group, timed_collectives, transports
+from envcheck.checks.collectives import nccl_log, timed_collectives, transports
 from envcheck.checks.env.support.operators import seeded_numbers, seeded_words
-from envcheck.checks.env.support.training import plain_math
+from envcheck.checks.support import process_group
+from envcheck.checks.training import plain_math
 from envcheck.counting import numbered
 
 CHECK = Check(

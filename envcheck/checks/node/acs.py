@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
-from envcheck.checks.node.support import gpu_pairs, node_readings
+from envcheck.checks.readings import gpu_pairs, gpu_readings
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -35,7 +35,7 @@ _FIX: Final = (
 
 def judge(view: View) -> Outcome:
     """Warn on bare metal of each bridge that redirects, by address; elsewhere say why that is no fault."""
-    missing = node_readings.unreadable(
+    missing = gpu_readings.unreadable(
         view, "pci.acs", "run as root, outside a container or in one that sees the host's /sys"
     )
     if missing is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, warned, worst
-from envcheck.checks.node.support import gpu_readings, matrix_facts
+from envcheck.checks.readings import gpu_readings, matrix_facts
 from envcheck.matrix.facts.gpu_names import find_gpu
 
 CHECK = Check(

@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any, Final
 
 from envcheck.checks import ERROR, Check, Limit, Outcome, View, failed, passed, warned, worst
-from envcheck.checks.node.support import gpu_readings
+from envcheck.checks.readings import gpu_readings
 
 CHECK = Check(promise="no GPU is held below the clocks it was made for", level="quick", seconds=0.01, gpus=1)
 

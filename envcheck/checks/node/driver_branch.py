@@ -9,7 +9,7 @@ import re
 from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned
-from envcheck.checks.node.support import matrix_facts
+from envcheck.checks.readings import matrix_facts
 from envcheck.matrix.facts.lookup import Facts
 
 CHECK = Check(

@@ -11,7 +11,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, warned, worst
-from envcheck.checks.node.support import cuda_init_errors, gpu_readings, matrix_facts
+from envcheck.checks.readings import cuda_init_errors, gpu_readings, matrix_facts
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.matrix.resolver.verdict import FORWARD, MINOR, OK, TOO_OLD, Verdict, driver_verdict

@@ -7,7 +7,7 @@ containers that were started before the upgrade (NVIDIA/nvidia-container-toolkit
 from __future__ import annotations
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided
-from envcheck.checks.node.support import matrix_facts
+from envcheck.checks.readings import matrix_facts
 from envcheck.node.snapshot import Signal
 
 CHECK = Check(promise="NVML opens; the kernel module and the driver's libraries are of one version", level="quick")

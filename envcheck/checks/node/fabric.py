@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, warned, worst
-from envcheck.checks.node.support import gpu_readings
+from envcheck.checks.readings import gpu_readings
 from envcheck.counting import counted
 
 CHECK = Check(

@@ -7,7 +7,7 @@ container the driver hides the processes of other ones, but not their memory. Re
 from __future__ import annotations
 
 from envcheck.checks import Check, Outcome, View, passed, warned, worst
-from envcheck.checks.node.support import gpu_readings, gpu_users
+from envcheck.checks.readings import gpu_readings, gpu_users
 
 CHECK = Check(promise="nobody else holds GPU memory or computes", level="quick", seconds=0.01, gpus=1)
 

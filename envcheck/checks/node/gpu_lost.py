@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from envcheck.checks import PASS, SKIP, Check, Limit, Outcome, View, failed, passed, skipped, undecided, warned, worst
-from envcheck.checks.node.support import gpu_readings, matrix_facts
+from envcheck.checks.readings import gpu_readings, matrix_facts
 from envcheck.counting import counted
 
 CHECK = Check(promise="every NVIDIA GPU on the PCI bus answers the driver", level="quick", seconds=0.01)

@@ -7,7 +7,7 @@ old for the wheel, a container without the compute capability. What that variabl
 from __future__ import annotations
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, worst
-from envcheck.checks.node.support import cuda_init_errors, gpu_readings, visible_gpus
+from envcheck.checks.readings import cuda_init_errors, gpu_readings, visible_gpus
 from envcheck.counting import counted
 from envcheck.node.snapshot import Snapshot
 

@@ -14,7 +14,7 @@ from typing import Any, get_args
 from packaging.version import InvalidVersion, Version
 
 from envcheck.checks import FAIL, Check, Limit, Outcome, View, failed, passed, skipped, undecided, worst
-from envcheck.checks.node.support.matrix_facts import matrix
+from envcheck.checks.readings.matrix_facts import matrix
 from envcheck.counting import counted
 from envcheck.matrix.facts.model import Target
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
-from envcheck.checks.node.support import gpu_readings, matrix_facts
+from envcheck.checks.readings import gpu_readings, matrix_facts
 from envcheck.counting import counted
 
 CHECK = Check(promise="the InfoROM of every GPU is intact", level="quick", seconds=0.01, gpus=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
-from envcheck.checks.node.support import gpu_pairs, gpu_readings, node_readings
+from envcheck.checks.readings import gpu_pairs, gpu_readings
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -27,7 +27,7 @@ _FIX: Final = "boot with iommu=pt (pass through), or with the IOMMU off in the B
 
 def judge(view: View) -> Outcome:
     """Warn on bare metal of each GPU that reaches another over PCIe and for which the IOMMU translates."""
-    missing = node_readings.unreadable(view, "pci.iommu", "run where /sys of the host is to be seen")
+    missing = gpu_readings.unreadable(view, "pci.iommu", "run where /sys of the host is to be seen")
     if missing is not None:
         return missing
     groups = view.snapshot.signal("pci.iommu").value

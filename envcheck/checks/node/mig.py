@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, warned, worst
-from envcheck.checks.node.support import gpu_readings
+from envcheck.checks.readings import gpu_readings
 
 CHECK = Check(promise="MIG is on for all GPUs of this node, or for none", level="quick", seconds=0.01, gpus=1)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
-from envcheck.checks.node.support import gpu_readings
+from envcheck.checks.readings import gpu_readings
 from envcheck.node.snapshot import Signal
 
 CHECK = Check(promise="nouveau is not loaded, and drives no GPU", level="quick", seconds=0.01, gpus=1)

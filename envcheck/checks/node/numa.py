@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
-from envcheck.checks.node.support import gpu_readings, visible_gpus
+from envcheck.checks.readings import gpu_readings, visible_gpus
 
 CHECK = Check(
     promise="each GPU's NUMA node is known, and this process may use CPUs of it",

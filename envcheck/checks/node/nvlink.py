@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, warned, worst
-from envcheck.checks.node.support import gpu_readings
+from envcheck.checks.readings import gpu_readings
 from envcheck.counting import counted
 
 CHECK = Check(promise="every NVLink that should be there is up, at its speed", level="quick", seconds=0.01, gpus=1)

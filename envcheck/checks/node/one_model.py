@@ -10,7 +10,7 @@ import collections
 from typing import Any, Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, warned, worst
-from envcheck.checks.node.support import gpu_readings
+from envcheck.checks.readings import gpu_readings
 
 CHECK = Check(
     promise="all GPUs of this node are of one model, memory size and VBIOS", level="quick", seconds=0.01, gpus=1

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, warned, worst
-from envcheck.checks.node.support import gpu_pairs, gpu_readings
+from envcheck.checks.readings import gpu_pairs, gpu_readings
 from envcheck.counting import counted
 
 CHECK = Check(

@@ -11,7 +11,7 @@ import collections
 from typing import Any, Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
-from envcheck.checks.node.support import gpu_readings, matrix_facts
+from envcheck.checks.readings import gpu_readings, matrix_facts
 
 CHECK = Check(
     promise="every GPU has the PCIe lanes and the generation it can have", level="quick", seconds=0.01, gpus=1

@@ -11,7 +11,7 @@ import re
 from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned
-from envcheck.checks.node.support import infiniband_ports, matrix_facts
+from envcheck.checks.readings import infiniband_ports, matrix_facts
 from envcheck.node.snapshot import Signal
 
 CHECK = Check(promise="network cards can read and write the GPUs' memory", level="quick", seconds=0.01, gpus=1)

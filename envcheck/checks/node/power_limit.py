@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, warned, worst
-from envcheck.checks.node.support import gpu_readings, matrix_facts
+from envcheck.checks.readings import gpu_readings, matrix_facts
 
 CHECK = Check(promise="every GPU may draw the power it was made for", level="quick", seconds=0.01, gpus=1)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, worst
-from envcheck.checks.node.support import gpu_readings
+from envcheck.checks.readings import gpu_readings
 from envcheck.counting import counted
 
 CHECK = Check(promise="the driver asks for no recovery of any GPU", level="quick", seconds=0.01, gpus=1)

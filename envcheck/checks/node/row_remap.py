@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
-from envcheck.checks.node.support import gpu_readings
+from envcheck.checks.readings import gpu_readings
 
 CHECK = Check(
     promise="no memory row or page waits for its replacement, and spares are left", level="quick", seconds=0.01, gpus=1

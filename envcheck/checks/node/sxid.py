@@ -10,7 +10,7 @@ import re
 from typing import Any, Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
-from envcheck.checks.node.support import kernel_events
+from envcheck.checks.readings import kernel_events
 
 CHECK = Check(promise="the kernel's log has no NVSwitch error that calls for action", level="quick", seconds=0.01)
 

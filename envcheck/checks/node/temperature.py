@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
-from envcheck.checks.node.support import gpu_readings
+from envcheck.checks.readings import gpu_readings
 
 CHECK = Check(
     promise="every GPU is well below the temperature at which it slows down", level="quick", seconds=0.01, gpus=1

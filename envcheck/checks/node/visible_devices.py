@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, warned, worst
-from envcheck.checks.node.support import visible_gpus
+from envcheck.checks.readings import visible_gpus
 from envcheck.counting import counted
 
 CHECK = Check(promise="CUDA_VISIBLE_DEVICES means what it says", level="quick", seconds=0.01, gpus=1)

@@ -15,8 +15,8 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from envcheck.checks import FAIL, PASS, WARN, Check, Limit, Outcome, View, passed, warned, worst
-from envcheck.checks.node.support import driver_failures, gpu_readings, kernel_events, nvlink5_xids
+from envcheck.checks import FAIL, PASS, WARN, Check, Limit, Outcome, View, failed, passed, warned, worst
+from envcheck.checks.readings import gpu_readings, kernel_events
 
 CHECK = Check(promise="the kernel's log has no GPU error that calls for action", level="quick", seconds=0.01)
 
@@ -56,7 +56,7 @@ def judge(view: View) -> Outcome:
     total = sum(map(kernel_events.count, events))
     noted = f"; {total} that call for nothing" if total else ""
     sound = passed(f"no such Xid {kernel_events.reach(view)}{noted}", value=0, unit="Xids", limit=_limit(), xids=events)
-    return worst([*acted, *driver_failures.findings(view), *kernel_events.suppressed(view)], sound)
+    return worst([*acted, *driver_failures(view), *kernel_events.suppressed(view)], sound)
 
 
 def _limit() -> Limit:
@@ -90,11 +90,7 @@ def _causes(xids: list[Event]) -> list[Event]:
 def _kind(xid: Event) -> str:
     """Return what tells two errors of NVLink 5 with one code apart: only some of them are fatal."""
     code = int(xid["code"])
-    return (
-        nvlink5_xids.action(code, str(xid["text"]), catalogue()["nvlink5"]["ignored"])
-        if code in nvlink5_xids.CODES
-        else ""
-    )
+    return action(code, str(xid["text"]), catalogue()["nvlink5"]["ignored"]) if code in CODES else ""
 
 
 def _judged(view: View, xid: Event, codes: set[int]) -> Outcome:
@@ -117,7 +113,7 @@ def _judged(view: View, xid: Event, codes: set[int]) -> Outcome:
 
 
 def _detail(code: int, xid: Event) -> list[str]:
-    return [str(xid["text"])[:_SHOWN]] if code in nvlink5_xids.CODES and xid["text"] else []
+    return [str(xid["text"])[:_SHOWN]] if code in CODES and xid["text"] else []
 
 
 def _finding(view: View, xid: Event, status: str, text: str, fix: str, *, code: str) -> Outcome:
@@ -143,3 +139,96 @@ def _recovery(text: str) -> tuple[str, str, str]:
         return WARN, text or "recovery action changed", "see `nvidia-smi -q` for the GPU recovery action"
     action = match[1].strip()
     return (PASS if action.lower() == "none" else FAIL), f"recovery action: {action}", f"drain the node: {action}"
+
+
+_LIMIT: Final = Limit(0, "failures", "NVIDIA open-gpu-kernel-modules and Linux: messages about a GPU", "at most")
+_REBOOT: Final = "drain the node and reboot it; if it comes back, reseat or replace the GPU"
+_RESEAT: Final = "reseat the board or its riser; exchange it with a good one to see whether slot or board is at fault"
+_WINDOW: Final = "switch on above-4G decoding in the BIOS, or give the virtual machine a larger MMIO window"
+_RESET: Final = "drain the node and reset the GPU (nvidia-smi --gpu-reset); reboot if it comes back"
+_POWER: Final = "switch the machine off and connect all power cables of the GPU, at the board and at the power supply"
+_DRIVER_WORDS: Final = {
+    "power-cable": ("a GPU lacks its power cables", _POWER),
+    "start": ("the driver could not start a GPU", _REBOOT),
+    "memory-window": ("a GPU was given no address space (BAR)", _WINDOW),
+    "power-state": ("a GPU did not wake up from its power state", _REBOOT),
+    "lost": ("the driver lost a GPU", _REBOOT),
+    "locked": ("the driver's watchdog calls a GPU locked", _RESET),
+    "link-fatal": ("a fatal error of a GPU's PCIe link", _RESEAT),
+    "link-nonfatal": ("an uncorrected error of a GPU's PCIe link", _RESEAT),
+}
+# A GPU that answers NVML got over these.
+_PASSING: Final = ("power-cable", "start", "memory-window", "power-state")
+
+
+def driver_failures(view: View) -> list[Outcome]:
+    """Fail on a failure within a day; warn on an older one, and where the GPU answers NVML after all."""
+    listed = view.snapshot.signal("kernel.driver_failures").value
+    failures = listed if isinstance(listed, list) else []
+    # The driver gives up a GPU without power a line later: that is one failure.
+    unpowered = {gpu_readings.slot(failure["bus_id"]) for failure in failures if failure["kind"] == "power-cable"}
+    return [
+        _driver_finding(view, failure)
+        for failure in failures
+        if failure["kind"] != "start" or gpu_readings.slot(failure["bus_id"]) not in unpowered
+    ]
+
+
+def _driver_finding(view: View, failure: dict[str, Any]) -> Outcome:
+    kind, bus, age = str(failure["kind"]), str(failure["bus_id"]), float(failure["age"])
+    problem, fix = _DRIVER_WORDS.get(kind, (f"a GPU's failure ({kind})", _REBOOT))
+    over = kind == "link-nonfatal" or (kind in _PASSING and _answers(view, bus))
+    verdict = warned if over or age > kernel_events.RECENT else failed
+    times = kernel_events.count(failure)
+    parts = [
+        f"{problem} on {bus or 'an address that the log does not name'}",
+        *([f"{times} times"] if times > 1 else []),
+        kernel_events.ago(age),
+    ]
+    return verdict(
+        ", ".join(parts),
+        fix=fix,
+        value=times,
+        unit=_LIMIT.unit,
+        limit=_LIMIT,
+        code=f"xid.{kind}",
+        culprit=gpu_readings.place(view, bus) if bus else "",
+        gpus=gpu_readings.at(view, [bus] if bus else []),
+        log=[failure],
+    )
+
+
+def _answers(view: View, bus: str) -> bool:
+    """Tell whether NVML shows a working GPU there; without an address, whether it shows any."""
+    working = [gpu for gpu in view.snapshot.gpus if not gpu_readings.lost(gpu)]
+    places = {gpu_readings.slot(gpu.signal("bus_id").value) for gpu in working}
+    return gpu_readings.slot(bus) in places if bus else bool(places)
+
+
+CODES: Final = range(144, 151)
+_DETAILS: Final = re.compile(
+    r"(?P<unit>[A-Z][A-Z0-9_]*)(?:/[A-Z0-9_]+)*\s+(?P<severity>Non-?fatal|(?:Link )?Fatal)\b"
+    r"(?:[^(]*\((?P<intrinfo>0x[0-9a-f]{1,8})\s+(?P<status>0x[0-9a-f]{1,8}))?",
+    re.IGNORECASE,
+)
+_PROCESS: Final = re.compile(r"^pid=[^,]*, name=[^,]*, ")
+
+
+def action(code: int, text: str, ignored: list[dict[str, Any]]) -> str:
+    """Return the name of the action in xids.json that such an error calls for; `ignored` are the rows of that file."""
+    words = _DETAILS.search(_PROCESS.sub("", text))
+    if words is None:
+        return "WORKFLOW_NVLINK5_ERR"
+    fatal = not words["severity"].lower().startswith("non")
+    listed = any(_matches(row, code, words, fatal=fatal) for row in ignored)
+    if fatal:
+        return "NVLINK5_IGNORED" if listed else "NVLINK5_FATAL"
+    return "IGNORE" if listed else "WORKFLOW_NVLINK5_ERR"
+
+
+def _matches(row: dict[str, Any], code: int, words: re.Match[str], *, fatal: bool) -> bool:
+    if words["intrinfo"] is None or row["xid"] != code or words["unit"].upper() not in row["units"]:
+        return False
+    bits, status = f"{int(words['intrinfo'], 16):032b}", int(words["status"], 16)
+    fits = any(all(want in ("-", bit) for want, bit in zip(layout, bits, strict=True)) for layout in row["intrinfo"])
+    return fits and status == row["error_status"] and fatal == row["fatal"]

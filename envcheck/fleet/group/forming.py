@@ -25,7 +25,7 @@ from envcheck.runner.state import Run, now
 # In the order of what each needs: data must be right before a speed means anything.
 CHECKS: Final = (
     "envcheck.checks.env.collectives",
-    "envcheck.checks.between_nodes.node_links",
+    "envcheck.checks.node_links",
     "envcheck.checks.env.all_reduce_bandwidth",
     "envcheck.checks.env.straggler",
 )

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from envcheck.checks.env.support.collectives.process_group import NODE_NAME
 from envcheck.checks.env.support.operators.seeded_numbers import SEED
+from envcheck.checks.support.process_group import NODE_NAME
 from envcheck.errors import ConfigError
 from envcheck.fleet.group import outcome
 from envcheck.fleet.group.meeting import GroupMember, LostGroupError, free_ports

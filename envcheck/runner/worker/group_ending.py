@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from envcheck.checks.env.support.process import progress_file, rank_files
+from envcheck.checks.support import progress_file
 from envcheck.runner.worker import process_limits
 
 RESULT_LIMIT = 1 << 20
@@ -64,7 +64,7 @@ def result(directory: Path, rank: int) -> dict[str, Any]:
     `measured` may still be anything.
     """
     try:
-        text = rank_files.content(directory / f"rank{rank}.json", RESULT_LIMIT)
+        text = progress_file.content(directory / f"rank{rank}.json", RESULT_LIMIT)
         if text is None:
             return {}
         content = json.loads(text) if len(text) <= RESULT_LIMIT else _TOO_LONG
@@ -87,7 +87,7 @@ def _sound(content: dict[str, Any]) -> dict[str, Any]:
 def doing(directory: Path, rank: int) -> dict[str, str]:
     """Return what a lost rank wrote to `rankN.doing` of what it was about to do."""
     try:
-        text = rank_files.content(directory / f"rank{rank}.doing", _DOING_LIMIT) or b""
+        text = progress_file.content(directory / f"rank{rank}.doing", _DOING_LIMIT) or b""
     except OSError:
         return {}
     activity = text[:_DOING_LIMIT].decode(errors="replace").strip()

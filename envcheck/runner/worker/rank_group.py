@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from envcheck.checks import Rank
-from envcheck.checks.env.support.process import progress_file
+from envcheck.checks.support import progress_file
 from envcheck.runner.worker import group_ending, process_limits, process_tree
 
 LOG_LIMIT = 1 << 16  # a dump of 100 frames is 15 KiB, and its head says where it hangs

@@ -15,8 +15,8 @@ for place in (*Path("/opt/envcheck/lib").glob("python*/site-packages"), Path(__f
     sys.path.append(str(place))
 
 from envcheck.binaries.native_library import demangled  # noqa: E402 (found on the path above)
-from envcheck.checks.env.support.extensions import environment, installed  # noqa: E402
-from envcheck.checks.env.support.process.package_files import key  # noqa: E402
+from envcheck.checks.extensions import environment, installed  # noqa: E402
+from envcheck.checks.support.package_files import key  # noqa: E402
 
 
 def main(directory: str) -> int:

@@ -556,7 +556,7 @@ def main(rank: int, world: int, directory: Path, names: list[str]) -> None:
     import torch.distributed as dist  # noqa: PLC0415
 
     from envcheck.checks import Rank  # noqa: PLC0415 (the path is set above)
-    from envcheck.checks.env.support.collectives import process_group  # noqa: PLC0415
+    from envcheck.checks.support import process_group  # noqa: PLC0415
 
     def module(name: str) -> Any:
         return importlib.import_module(f"envcheck.checks.env.{name}")

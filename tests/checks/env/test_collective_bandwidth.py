@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
+from envcheck.checks.collectives import bandwidth_curves, timed_collectives, transports
 from envcheck.checks.env import collective_bandwidth
-from envcheck.checks.env.support.collectives import bandwidth_curves, timed_collectives, transports
 from tests.builders import Entry, group
 
 Node = Callable[..., View]

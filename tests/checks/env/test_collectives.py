@@ -9,9 +9,15 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
+from envcheck.checks.collectives import (
+    case_tensors,
+    collective_cases,
+    exact_numbers,
+    gloo_gaps,
+    late_ranks,
+    object_cases,
+)
 from envcheck.checks.env import collectives
-from envcheck.checks.env.support.collectives import exact_integers, gloo_gaps, late_ranks
-from envcheck.checks.env.support.collectives.cases import case_tensors, collective_cases, object_cases
 from tests.builders import Entry, group
 
 NAMES = [*collective_cases.CALLS, *late_ranks.STARTED]
@@ -176,51 +182,51 @@ def holds(dtype: str, value: int) -> bool:
 
 
 @pytest.mark.parametrize("world", [2, 3, 8, 17])
-@pytest.mark.parametrize("dtype", exact_integers.EXACT)
-@pytest.mark.parametrize("operation", ["", *exact_integers.OPERATIONS, *exact_integers.BITWISE])
+@pytest.mark.parametrize("dtype", exact_numbers.EXACT)
+@pytest.mark.parametrize("operation", ["", *exact_numbers.OPERATIONS, *exact_numbers.BITWISE])
 def test_integers_and_their_results_are_exact_in_the_dtype(operation: str, dtype: str, world: int) -> None:
-    kind = exact_integers.Kind(operation, dtype, world)
-    if operation in exact_integers.BITWISE and dtype in exact_integers.FLOATS:
+    kind = exact_numbers.Kind(operation, dtype, world)
+    if operation in exact_numbers.BITWISE and dtype in exact_numbers.FLOATS:
         pytest.skip("bits are combined of whole numbers")
-    if not exact_integers.bound(kind):
+    if not exact_numbers.bound(kind):
         pytest.skip("no integers of this dtype can show it")
-    given = [exact_integers.integers("seed", kind, rank, 40) for rank in range(world)]
+    given = [exact_numbers.integers("seed", kind, rank, 40) for rank in range(world)]
     assert all(holds(dtype, value) for values in given for value in values)
     if operation:
-        result = exact_integers.reduced(kind, given)
+        result = exact_numbers.reduced(kind, given)
         assert all(holds(dtype, value) for value in result)
         assert len({*result}) > 1
     if operation == "average":
         assert [value * world for value in result] == [sum(column) for column in zip(*given, strict=True)]
-    assert given != [exact_integers.integers("other", kind, rank, 40) for rank in range(world)]
+    assert given != [exact_numbers.integers("other", kind, rank, 40) for rank in range(world)]
 
 
 def test_bits_are_combined_of_whole_numbers_over_gloo_alone() -> None:
     tried = {
         (backend, operation, dtype)
         for backend in ("gloo", "nccl")
-        for operation in exact_integers.BITWISE
-        for dtype in exact_integers.EXACT
+        for operation in exact_numbers.BITWISE
+        for dtype in exact_numbers.EXACT
         if case_tensors.fits(backend, operation, dtype, 2)
     }
     dtypes = ("int32", "int64", "uint8", "int8")
     assert tried == {("gloo", operation, dtype) for operation in ("band", "bor", "bxor") for dtype in dtypes}
     given = [[0b1100], [0b1010]]
-    kinds = (exact_integers.Kind(operation, "int32", 2) for operation in exact_integers.BITWISE)
-    assert [exact_integers.reduced(kind, given) for kind in kinds] == [[0b1000], [0b1110], [0b0110]]
+    kinds = (exact_numbers.Kind(operation, "int32", 2) for operation in exact_numbers.BITWISE)
+    assert [exact_numbers.reduced(kind, given) for kind in kinds] == [[0b1000], [0b1110], [0b0110]]
 
 
 def test_integers_of_64_bits_are_more_than_a_float64_holds() -> None:
     for operation in ("", "sum", "min", "product"):
-        values = exact_integers.integers("seed", exact_integers.Kind(operation, "int64", 2), 0, 50)
+        values = exact_numbers.integers("seed", exact_numbers.Kind(operation, "int64", 2), 0, 50)
         assert any(abs(value) > 1 << 53 for value in values) or operation == "product"
 
 
 def test_only_an_average_of_floats_by_no_power_of_two_has_slack() -> None:
-    assert exact_integers.slack(exact_integers.Kind("average", "float32", 8)) == 0
-    assert exact_integers.slack(exact_integers.Kind("average", "int32", 3)) == 0
-    assert exact_integers.slack(exact_integers.Kind("sum", "bfloat16", 3)) == 0
-    assert 0 < exact_integers.slack(exact_integers.Kind("average", "bfloat16", 3)) < 3
+    assert exact_numbers.slack(exact_numbers.Kind("average", "float32", 8)) == 0
+    assert exact_numbers.slack(exact_numbers.Kind("average", "int32", 3)) == 0
+    assert exact_numbers.slack(exact_numbers.Kind("sum", "bfloat16", 3)) == 0
+    assert 0 < exact_numbers.slack(exact_numbers.Kind("average", "bfloat16", 3)) < 3
 
 
 def test_a_difference_is_placed_and_counted() -> None:

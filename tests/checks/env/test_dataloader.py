@@ -24,7 +24,8 @@ def entries(method: str = "fork", *, gpu: bool = False, death: Any = DEATH, **ch
 def test_the_truth_passes_and_nothing_measured_is_an_error(h100: View, cpu: View) -> None:
     assert dataloader.judge(h100, entries(gpu=True)).status == PASS
     assert dataloader.judge(cpu, entries()).status == PASS
-    for nothing in ([], [{}], group({}, 1, gpu=False, backend=None)):
+    nothings: list[list[Entry]] = [[], [{}], group({}, 1, gpu=False, backend=None)]
+    for nothing in nothings:
         assert dataloader.judge(cpu, nothing).status in (ERROR, FAIL)
     assert dataloader.judge(h100, entries()).code == "rank.wrong-device"
 

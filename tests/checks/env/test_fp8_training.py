@@ -10,7 +10,7 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, View
 from envcheck.checks.env import fp8_training
-from envcheck.checks.env.support.training import fp8_products
+from envcheck.checks.training import fp8_products
 from tests.builders import Entry, group
 
 Node = Callable[..., View]

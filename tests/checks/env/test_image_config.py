@@ -9,7 +9,7 @@ import pytest
 
 from envcheck.checks import ERROR, PASS, SKIP, WARN, Rank, View
 from envcheck.checks.env import image_config
-from envcheck.checks.env.support.process import image_facts
+from envcheck.checks.support import image_facts
 
 RANK = Rank(0, 1, 0, "cpu", "gloo", "")
 RUNNING = {"rank": 0, "image": False, "contained": True, "uid": 1000, "mapped": False, "init": "tini"}

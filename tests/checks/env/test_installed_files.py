@@ -15,7 +15,7 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, WARN, Rank, View
 from envcheck.checks.env import installed_binaries, installed_files
-from envcheck.checks.env.support.process import package_files
+from envcheck.checks.support import package_files
 from envcheck.node.snapshot import Snapshot
 
 RANK = Rank(0, 1, 0, "cpu", "gloo", ".")

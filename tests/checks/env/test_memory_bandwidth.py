@@ -11,7 +11,6 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, WARN, View
 from envcheck.checks.env import memory_bandwidth
-from envcheck.checks.env.support.hardware import numa_nodes
 from envcheck.node.snapshot import Signal
 from tests.builders import H100, Entry, group
 
@@ -30,10 +29,10 @@ def entries(view: View, across: Entry | None = None, **changes: Any) -> list[Ent
 
 
 def test_cpu_lists_are_read_as_the_kernel_writes_them() -> None:
-    assert numa_nodes.cpus("0-3,8\n") == {0, 1, 2, 3, 8}
-    assert numa_nodes.cpus("\n") == set()
+    assert memory_bandwidth.cpus("0-3,8\n") == {0, 1, 2, 3, 8}
+    assert memory_bandwidth.cpus("\n") == set()
     with pytest.raises(ValueError, match="x"):
-        numa_nodes.cpus("0-x")
+        memory_bandwidth.cpus("0-x")
 
 
 def test_nodes_without_cpus_and_files_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
@@ -41,24 +40,24 @@ def test_nodes_without_cpus_and_files_that_make_no_sense_are_left_out(tmp_path: 
         (tmp_path / name).mkdir()
         (tmp_path / name / "cpulist").write_text(text)
     (tmp_path / "node3").mkdir()
-    assert numa_nodes.nodes(tmp_path) == {"0": {0, 1}}
-    assert numa_nodes.nodes(tmp_path / "nothing") == {}
+    assert memory_bandwidth.nodes(tmp_path) == {"0": {0, 1}}
+    assert memory_bandwidth.nodes(tmp_path / "nothing") == {}
 
 
 def test_a_process_runs_on_a_node_and_comes_back() -> None:
     before = os.sched_getaffinity(0)
     one = {min(before)}
-    with numa_nodes.on(one):
+    with memory_bandwidth.on(one):
         assert os.sched_getaffinity(0) == one
     assert os.sched_getaffinity(0) == before
-    with pytest.raises(OSError, match="Invalid argument"), numa_nodes.on({100_000}):
+    with pytest.raises(OSError, match="Invalid argument"), memory_bandwidth.on({100_000}):
         pass
     assert os.sched_getaffinity(0) == before
 
 
 def test_a_gpu_is_found_at_its_slot(h100: View) -> None:
-    assert [numa_nodes.nearest(h100, gpu.uuid) for gpu in h100.snapshot.gpus] == list("00001111")
-    assert numa_nodes.nearest(h100, "GPU-of-nobody") is None
+    assert [memory_bandwidth.nearest(h100, gpu.uuid) for gpu in h100.snapshot.gpus] == list("00001111")
+    assert memory_bandwidth.nearest(h100, "GPU-of-nobody") is None
     for nonsense in (
         Signal(reason="no /sys", why="failed"),
         Signal("x"),
@@ -66,7 +65,7 @@ def test_a_gpu_is_found_at_its_slot(h100: View) -> None:
         Signal([{"bus_id": "0000:10:00.0"}]),
     ):
         h100.snapshot.signals["pci.gpus"] = nonsense
-        assert numa_nodes.nearest(h100, h100.snapshot.gpus[0].uuid) is None
+        assert memory_bandwidth.nearest(h100, h100.snapshot.gpus[0].uuid) is None
 
 
 def test_the_nearest_node_is_judged_and_the_far_one_is_told(h100: View) -> None:

@@ -31,7 +31,7 @@ import os, sys
 sys.path.insert(0, {root!r})
 import torch
 from envcheck.checks import Rank
-from envcheck.checks.env.support.collectives import process_group as _group
+from envcheck.checks.support import process_group as _group
 os.environ["GLOO_SOCKET_IFNAME"] = "lo"
 number = int(os.fork() == 0)
 with _group.group(Rank(number, 2, number, "cpu", "gloo", {scratch!r})) as dist:

@@ -10,7 +10,7 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
 from envcheck.checks.env import nvidia_settings
-from envcheck.checks.env.support.process import image_facts
+from envcheck.checks.support import image_facts
 
 Node = Callable[..., View]
 RANK = Rank(0, 1, 0, "cpu", "gloo", "")

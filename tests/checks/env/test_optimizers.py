@@ -11,7 +11,8 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, Limit, Rank, View
 from envcheck.checks.env.support.operators import seeded_numbers
 from envcheck.checks.env.support.optimizers import implementations, optimizer_formulas, schedule_formulas
-from envcheck.checks.env.support.training import plain_math, promise_cases
+from envcheck.checks.support import promise_cases
+from envcheck.checks.training import plain_math
 from tests.builders import Entry, group
 
 LIMIT = Limit(0.1, "relative error", "a test's", "at most")

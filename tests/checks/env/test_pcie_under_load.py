@@ -11,7 +11,6 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.env import pcie_under_load
-from envcheck.checks.env.support.hardware import pcie_link
 from tests.builders import H100, Entry, group
 
 Node = Callable[..., View]
@@ -32,18 +31,18 @@ def bus(root: Path, speed: str, width: str = "16") -> Path:
     [("2.5 GT/s PCIe", 1), ("8.0 GT/s PCIe", 3), ("16.0 GT/s PCIe", 4), ("32.0 GT/s PCIe", 5), ("64.0 GT/s PCIe", 6)],
 )
 def test_the_kernels_rates_are_generations(tmp_path: Path, speed: str, generation: int) -> None:
-    assert pcie_link.link("0000:1b:00.0", bus(tmp_path, speed)) == (generation, 16)
+    assert pcie_under_load.link("0000:1b:00.0", bus(tmp_path, speed)) == (generation, 16)
 
 
 @pytest.mark.parametrize(("speed", "width"), [("Unknown", "16"), ("", "16"), ("7 GT/s", "16"), ("8.0 GT/s", "?")])
 def test_a_link_that_is_not_told_is_no_link(tmp_path: Path, speed: str, width: str) -> None:
     with pytest.raises(ValueError, match="tells"):
-        pcie_link.link("0000:1b:00.0", bus(tmp_path, speed, width))
+        pcie_under_load.link("0000:1b:00.0", bus(tmp_path, speed, width))
 
 
 def test_a_gpu_that_is_not_on_the_bus_here_is_an_error_of_the_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="current_link_speed"):
-        pcie_link.link("0000:99:00.0", bus(tmp_path, "8.0 GT/s"))
+        pcie_under_load.link("0000:99:00.0", bus(tmp_path, "8.0 GT/s"))
 
 
 def test_cuda_tells_the_address_of_its_device_in_the_kernels_letters() -> None:
@@ -51,9 +50,12 @@ def test_cuda_tells_the_address_of_its_device_in_the_kernels_letters() -> None:
         text.value = b"0000:1B:00.0"
         return 0
 
-    assert pcie_link.address(3, SimpleNamespace(cuDeviceGet=lambda *_: 0, cuDeviceGetPCIBusId=name)) == "0000:1b:00.0"
+    assert (
+        pcie_under_load.address(3, SimpleNamespace(cuDeviceGet=lambda *_: 0, cuDeviceGetPCIBusId=name))
+        == "0000:1b:00.0"
+    )
     with pytest.raises(OSError, match="no bus address of its device 3"):
-        pcie_link.address(3, SimpleNamespace(cuDeviceGet=lambda *_: 101, cuDeviceGetPCIBusId=name))
+        pcie_under_load.address(3, SimpleNamespace(cuDeviceGet=lambda *_: 101, cuDeviceGetPCIBusId=name))
 
 
 COPIES = {"messages": 40, "wrong": 0, "first": None}

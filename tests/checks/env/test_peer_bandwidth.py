@@ -9,7 +9,7 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View, limits
 from envcheck.checks.env import peer_bandwidth, peer_to_peer
-from envcheck.checks.env.support.hardware import gpu_pairs
+from envcheck.checks.hardware import gpu_pairs
 from tests.builders import H100, Entry, group
 
 Node = Callable[..., View]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, WARN, View
+from envcheck.checks.collectives import timed_collectives
 from envcheck.checks.env import all_reduce, all_reduce_bandwidth, amp, ddp, matmul, shm
-from envcheck.checks.env.support.collectives import timed_collectives
 from envcheck.reports.phrases import quantity
 from tests.builders import Entry, group, put
 from tests.checks.env import test_amp, test_ddp

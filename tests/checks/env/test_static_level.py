@@ -16,7 +16,7 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
 from envcheck.checks.env import compile_prerequisites, credentials, ignored_settings, requirements, shared_libraries
-from envcheck.checks.env.support.process import image_facts, secret_patterns
+from envcheck.checks.support import image_facts, secret_patterns
 
 Node = Callable[..., View]
 RANK = Rank(0, 1, 0, "cpu", "gloo", "")

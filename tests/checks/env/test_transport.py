@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
+from envcheck.checks.collectives import nccl_log, transports
 from envcheck.checks.env import transport
-from envcheck.checks.env.support.collectives import nccl_log, transports
 from tests.builders import Entry, group
 
 Node = Callable[..., View]

@@ -17,7 +17,7 @@ import json, sys
 sys.path[:0] = sys.argv[2:4]
 from envcheck.checks import Rank
 import envcheck.checks.env.extensions as extensions, envcheck.checks.env.extensions_loaded as extensions_loaded
-from envcheck.checks.env.support.extensions import trials
+from envcheck.checks.extensions import trials
 trials.SECONDS = float(sys.argv[5])
 result = {"extensions": extensions, "extensions_loaded": extensions_loaded}[sys.argv[1]]
 result = result.measure(Rank(0, 1, 0, "cpu", "gloo", sys.argv[4]))

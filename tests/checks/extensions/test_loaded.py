@@ -12,12 +12,11 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, Outcome, View
 from envcheck.checks.env import extensions_loaded
-from envcheck.checks.env.support.extensions import trials
-from envcheck.checks.env.support.extensions.import_names import import_name
-from envcheck.checks.env.support.extensions.known_names import KNOWN
-from envcheck.checks.env.support.extensions.loader_errors import cause
-from envcheck.checks.env.support.extensions.operations import OPERATIONS
-from envcheck.checks.env.support.extensions.trial import choice
+from envcheck.checks.extensions import trials
+from envcheck.checks.extensions.installed import KNOWN, import_name
+from envcheck.checks.extensions.operations import OPERATIONS
+from envcheck.checks.extensions.trial import choice
+from envcheck.checks.extensions.trials import cause
 from tests import index_wheels
 from tests.checks.extensions.conftest import measure, write_package
 

@@ -13,7 +13,7 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, View
 from envcheck.checks.env import extensions
-from envcheck.checks.env.support.extensions import installed
+from envcheck.checks.extensions import installed
 from tests.checks.extensions.conftest import measure, write_package
 from tests.elf_files import MadeLibrary, library
 

@@ -12,7 +12,7 @@ import pytest
 
 from envcheck import checks
 from envcheck.checks import ERROR, PASS, View
-from envcheck.checks.node.support import gpu_readings, node_readings
+from envcheck.checks.readings import gpu_readings
 from envcheck.node import collect
 from envcheck.node.snapshot import Signal
 from envcheck.runner.judging import decide
@@ -79,6 +79,6 @@ def test_a_newer_signal_that_is_not_there_gets_a_code_without_an_underscore(
 ) -> None:
     signals = {**cpu.snapshot.signals, "limits.open_files": signal}
     view = dataclasses.replace(cpu, snapshot=dataclasses.replace(cpu.snapshot, signals=signals))
-    outcome = node_readings.unreadable(view, "limits.open_files", "run outside of the container")
+    outcome = gpu_readings.unreadable(view, "limits.open_files", "run outside of the container")
     assert outcome is not None
     assert (outcome.status, outcome.code) == (status, code)

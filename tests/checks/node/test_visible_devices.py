@@ -12,7 +12,7 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.node import visible_devices
-from envcheck.checks.node.support import visible_gpus
+from envcheck.checks.readings import visible_gpus
 
 Node = Callable[..., View]
 UUIDS = ["GPU-a1", "GPU-b2"]

@@ -593,7 +593,7 @@ def sum_wrong_before(torch: Any, _check: Any) -> None:
 
 def trainer_library(check: Any, change: Tell) -> None:
     """Change transformers once the check has made ready for its import."""
-    after(check.trainer_runs, "isolate", lambda _made: change(importlib.import_module("transformers"), check))
+    after(check, "isolate", lambda _made: change(importlib.import_module("transformers"), check))
 
 
 @lie("trainer")

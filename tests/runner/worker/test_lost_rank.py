@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks.env.support.process import progress_file
+from envcheck.checks.support import progress_file
 from envcheck.runner.local_python import ChosenPython, LocalPython
 from envcheck.runner.state import Run
 from envcheck.runner.worker import group_ending
@@ -18,7 +18,7 @@ JOINED, LOADED, STARTED, LEFT = progress_file.JOINED, progress_file.LOADED, prog
 # Three ranks of a real torch that reduce again and again; one of them does `{fault}` after its fifth.
 GROUP = """
 import torch
-from envcheck.checks.env.support.collectives import process_group as _group
+from envcheck.checks.support import process_group as _group
 {before}
 with _group.group(rank) as dist:
     for step in range(40):

@@ -58,7 +58,7 @@ def _load(pynvml: Any) -> None:
 
 
 AFTER: dict[str, Callable[[ModuleType], None]] = {"torch": _simulate}
-AFTER |= {"envcheck.checks.env.support.hardware.sampler": _drive, "pynvml": _load}
+AFTER |= {"envcheck.checks.hardware.sampler": _drive, "pynvml": _load}
 AFTER |= {f"envcheck.checks.env.{name}": _shrink for name in SMALLER}
 
 

@@ -14,7 +14,7 @@ BLOCK = 4096
 
 def measure(rank: Rank) -> Measured:
     """Have rank 1 receive so."""
-    from envcheck.checks.env.support.collectives import timed_collectives  # noqa: PLC0415 (as a check does)
+    from envcheck.checks.collectives import timed_collectives  # noqa: PLC0415 (as a check does)
 
     honest = timed_collectives.around
 

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from envcheck.checks import Measured
-from envcheck.checks.env.support.collectives import exact_comparison
+from envcheck.checks.collectives import exact_numbers
 from envcheck.checks.env.support.operators import verified_products
-from envcheck.checks.env.support.process import timed_rounds
+from envcheck.checks.support import timed_rounds
 
 
 class Work:
@@ -30,7 +30,7 @@ class Work:
         self._wait()
         took = timed_rounds.timed(self._do)
         for out in self.outs:
-            wrong = exact_comparison.compared(self.torch, out.view(-1), self.reference.view(-1))
+            wrong = exact_numbers.compared(self.torch, out.view(-1), self.reference.view(-1))
             self.counted.append(wrong)
         return took
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from envcheck.checks.env.support.collectives import exact_comparison
+from envcheck.checks.collectives import exact_numbers
 from envcheck.checks.env.support.operators import products_reference, seeded_numbers
 
 # Rows and columns of the corner that plain Python computes; elements of a sum.
@@ -69,7 +69,7 @@ class Products:
     def verify(self) -> None:
         """Count the elements that have other bits than the reference's; the device is not waited for."""
         reference = self.references[self.turn % 2].view(-1)
-        self.counted.append(exact_comparison.compared(self.torch, self.product.view(-1), reference))
+        self.counted.append(exact_numbers.compared(self.torch, self.product.view(-1), reference))
         self.turn += 1
 
     def wrong(self) -> list[int]:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from envcheck.checks.env.support.training import plain_math, promise_cases
+from envcheck.checks.support import promise_cases
+from envcheck.checks.training import plain_math
 
 NORMS = {"1": 1.0, "2": 2.0, "3": 3.0, "largest": math.inf}
 # As it comes, one tensor after the other, and all at once.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from envcheck.checks.env.support.optimizers import seeded_parameters
-from envcheck.checks.env.support.training import plain_math, promise_cases
+from envcheck.checks.support import promise_cases
+from envcheck.checks.training import plain_math
 
 NAMES = ("accumulated gradients", "zero_grad to none", "zero_grad to zero")
 

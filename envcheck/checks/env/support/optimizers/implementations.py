@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from envcheck.checks.env.support.optimizers import optimizer_formulas
-from envcheck.checks.env.support.training import promise_cases
+from envcheck.checks.support import promise_cases
 
 # Seen: 2.1 is off by 0.002 of the way, 2.4 is right; no implementation is foreach by default on a CPU.
 ASGD_FOREACH_SINCE = (2, 4)

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from envcheck.checks.env.support.optimizers import optimizer_formulas, seeded_parameters
-from envcheck.checks.env.support.training import plain_math, promise_cases
+from envcheck.checks.support import promise_cases
+from envcheck.checks.training import plain_math
 
 # What the large tensors are made of again and again, so that the reference stays short: beyond 2^13, and odd.
 PERIOD, TIMES = 1031, 9

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from envcheck.checks.env.support.training import plain_math
+from envcheck.checks.training import plain_math
 
 State = dict[str, float]
 Options = Mapping[str, Any]

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from envcheck.checks.env.support.optimizers import implementations, optimizer_formulas, seeded_parameters
-from envcheck.checks.env.support.training import plain_math, promise_cases
+from envcheck.checks.support import promise_cases
+from envcheck.checks.training import plain_math
 
 NAMES = [
     *(

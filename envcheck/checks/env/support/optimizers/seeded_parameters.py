@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from envcheck.checks.env.support.operators import seeded_numbers
-from envcheck.checks.env.support.training import plain_math
+from envcheck.checks.training import plain_math
 
 WALK = 8
 SHAPES = ((3, 5), (7,), (1, 2, 2))

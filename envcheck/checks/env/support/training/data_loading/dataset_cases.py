@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 from functools import partial
 
-from envcheck.checks.env.support.training import promise_cases
 from envcheck.checks.env.support.training.data_loading import seeded_items
+from envcheck.checks.support import promise_cases
 
 NAMES = (
     "ConcatDataset",

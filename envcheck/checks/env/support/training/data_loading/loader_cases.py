@@ -8,8 +8,8 @@ import warnings
 from functools import partial
 from typing import Any, NamedTuple
 
-from envcheck.checks.env.support.training import promise_cases
 from envcheck.checks.env.support.training.data_loading import seeded_items
+from envcheck.checks.support import promise_cases
 
 NAMES = (
     "loader, batch_sampler",

@@ -1,1 +1,0 @@
-"""Checks of what lies between nodes: `envcheck fleet group` runs them, beside others, with ranks on several nodes."""

@@ -1,0 +1,1 @@
+"""Collectives: exact cases, timed curves, and the transport that NCCL says it took."""

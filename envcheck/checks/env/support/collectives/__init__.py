@@ -1,1 +1,0 @@
-"""Process groups, and what collectives must deliver and how fast."""

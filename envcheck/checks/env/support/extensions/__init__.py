@@ -1,1 +1,0 @@
-"""What installed packages with native code need, and what their environment has."""

@@ -1,1 +1,0 @@
-"""Speeds, links and samples of GPUs while they work."""

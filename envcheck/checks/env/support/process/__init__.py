@@ -1,1 +1,0 @@
-"""The process, container and files that a check runs in."""

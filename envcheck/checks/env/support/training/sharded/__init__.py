@@ -1,1 +1,0 @@
-"""What training over several ranks splits and saves, for the checks `fsdp` and `checkpoint`."""

@@ -1,0 +1,260 @@
+"""Judge what came of importing installed extensions and of their smallest operations."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from envcheck.binaries import native_library
+from envcheck.checks import Limit, Outcome, Ranks, View, failed, passed, skipped, undecided, worst
+from envcheck.checks.extension_judges.judged import LAZY
+from envcheck.checks.extension_judges.measured_trials import (
+    LoaderText,
+    MeasuredOperation,
+    Trial,
+    TriedExtension,
+    measured_trials,
+)
+from envcheck.checks.extension_judges.remedies import fitting_release
+from envcheck.checks.extensions.trial import choice
+
+LIMIT: Final = Limit(0, "misfits", "an import, dlopen(3) and a result that torch confirms", "equal")
+# What packages say on a machine without a GPU or its driver.
+_NO_GPU: Final = re.compile(
+    r"libcuda\.so|libnvidia-ml\.so|NVIDIA driver|no CUDA GPUs|no CUDA-capable device|No CUDA runtime is found|"
+    r"CUDA driver|cudaErrorNoDevice|cudaErrorInsufficientDriver|Torch not compiled with CUDA",
+    re.IGNORECASE,
+)
+_NO_KERNEL: Final = re.compile(r"no kernel image is available", re.IGNORECASE)
+_LOG: Final = "the check's log has what it printed"
+
+
+def judge(view: View, ranks: Ranks) -> Outcome:
+    """Return the outcome of the check `extensions-loaded`."""
+    raw = ranks[0] if ranks else {}
+    measured = measured_trials(raw)
+    if measured is None:
+        return undecided("no extension was tried", fix="see the check's log", code="extensions-loaded.unmeasured")
+    if not measured.extensions:
+        text = "no extension with native code for torch or CUDA is installed"
+        return skipped(text, code="extensions-loaded.none")
+    judges = [_ExtensionJudge(view, raw, extension, gpu=measured.gpu) for extension in measured.extensions]
+    names = ", ".join(extension.shown for extension in measured.extensions)
+    sound = passed(f"{names}: loaded and right", value=0, unit=LIMIT.unit, limit=LIMIT)
+    return worst([finding for one in judges for finding in one.findings()], sound)
+
+
+class _ExtensionJudge:
+    """Judges one extension; `measured` says which interpreter it was tried in."""
+
+    def __init__(self, view: View, measured: Mapping[str, Any], extension: TriedExtension, *, gpu: bool) -> None:
+        self.view, self.extension, self.gpu = view, extension, gpu
+        self.measured = {**measured, "torch": view.environment.get("torch")}
+        self.place = TriedWhere(extension.name, gpu, bool(view.environment.get("cuda")), self._fitting)
+
+    def findings(self) -> list[Outcome]:
+        """Return what is wrong, or why it is no pass."""
+        trial = self.extension.trial
+        if trial is None:
+            return [self._undecided("not tried: no time was left", "extensions-loaded.not-looked-at")]
+        if not trial.done:
+            return [self._ended(trial)]
+        if trial.error is not None:
+            return [self._raised(trial, trial.error)]
+        faults = [*self._refused(trial), *self._wrong(trial)]
+        return faults or [*self._without_proof(trial)]
+
+    def _ended(self, trial: Trial) -> Outcome:
+        """Judge a process that ended before its last step."""
+        if trial.code is None:
+            text = f"{trial.step or 'its start'} did not end within {trial.limit:g} s"
+            return self._undecided(text, "extensions-loaded.hang")
+        if not trial.step:
+            text = f"its process ended with exit code {trial.code} at once"
+            return self._undecided(text, "extensions-loaded.not-looked-at")
+        how = _signal(-trial.code) if trial.code < 0 else f"exit code {trial.code}"
+        text = f"{trial.step} ended the process: {how}"
+        return self._failed(text, f"{self._fitting()}; {_LOG}", "extensions-loaded.crash")
+
+    def _raised(self, trial: Trial, error: LoaderText) -> Outcome:
+        """Judge an exception, by what it names."""
+        lacking = lack(self.place, error, own(trial)) or most_telling(self.place, trial)
+        if lacking is not None:
+            return self._lacks(lacking._replace(text=f"{trial.step}: {lacking.text}"))
+        if not self.gpu and _NO_GPU.search(error.text):
+            return self._skipped(f"{trial.step} needs a GPU: {_first(error.text)}", "extensions-loaded.cpu-only")
+        text = f"{trial.step}: {error.type or 'an exception'}: {_first(error.text)}"
+        if _NO_KERNEL.search(error.text):
+            fix = f"install a {self.extension.name} with code for this GPU"
+            return self._failed(text, fix, "extensions-loaded.no-gpu-code")
+        code = "extensions-loaded.operation" if trial.imported else "extensions-loaded.import"
+        return self._failed(text, f"{self._fitting()}; {_LOG}", code)
+
+    def _refused(self, trial: Trial) -> Iterator[Outcome]:
+        """Yield a finding for libraries that the package goes on without, though the environment should have them."""
+        held = {choice(path) for path in (*trial.mapped, *trial.alone)}
+        reported: set[str] = set()
+        for path, why in trial.refused.items():
+            lacking = lack(self.place, why, own(trial))
+            # cupy loads what the environment brings before its own; TensorRT is optional for onnxruntime.
+            counts = lacking is not None and lacking.code in NEEDED and not why.brought
+            if choice(path) in held or (not counts and (held or reported)):
+                continue
+            unknown = Lack(f"cannot be loaded: {_first(why.text)}", "extensions-loaded.fallback", self._fitting())
+            lacking = lacking or unknown
+            if lacking.code not in reported:
+                reported.add(lacking.code)
+                yield self._lacks(lacking._replace(text=f"imports, and goes on without {path}: {lacking.text}"))
+
+    def _wrong(self, trial: Trial) -> Iterator[Outcome]:
+        """Yield what is wrong with the results of the operation."""
+        ran = trial.operation or []
+        if ran and self.extension.libraries and not trial.mapped and not trial.refused:
+            text = f"{ran[0].name} ran, and none of its {self.extension.libraries} libraries was loaded"
+            yield self._failed(text, self._fitting(), "extensions-loaded.fallback")
+        for result in ran:
+            problem = _problem(result)
+            if problem:
+                text = f"{result.name} on {result.device} {problem}"
+                yield self._failed(text, self._fitting(), "extensions-loaded.operation")
+            elif result.on not in ("", result.device):
+                text = f"{result.name} on {result.device} computed on {result.on}"
+                yield self._failed(text, self._fitting(), "extensions-loaded.fallback")
+
+    def _without_proof(self, trial: Trial) -> Iterator[Outcome]:
+        """Yield why an extension without a fault is no pass."""
+        ran = "".join(f", and {result.name} is right on the CPU" for result in trial.operation or [])
+        if self.extension.gpu_code and not self.gpu:
+            yield self._skipped(f"it loads{ran}; no GPU to run it on", "extensions-loaded.cpu-only")
+        elif self.gpu and trial.operation is None and (self.extension.gpu_code or self.extension.operation):
+            text = "it loads; no operation of it is known to run on the GPU"
+            yield self._skipped(text, "extensions-loaded.no-operation")
+        elif not self.extension.libraries and not trial.operation:
+            text = "it imports, and has no library of its own that could be loaded"
+            yield self._skipped(text, "extensions-loaded.no-operation")
+
+    def _fitting(self) -> str:
+        return fitting_release(self.view, self.measured, self.extension.name, self.extension.version)
+
+    def _lacks(self, lacking: Lack) -> Outcome:
+        if not lacking.fix:
+            return self._skipped(lacking.text, lacking.code)
+        return self._failed(lacking.text, lacking.fix, lacking.code)
+
+    def _failed(self, what: str, fix: str, code: str) -> Outcome:
+        text, name = f"{self.extension.shown}: {what}", self.extension.name
+        return failed(text, fix=fix, code=code, culprit=name, value=1, unit=LIMIT.unit, limit=LIMIT)
+
+    def _skipped(self, what: str, code: str) -> Outcome:
+        return skipped(f"{self.extension.shown}: {what}", code=code, culprit=self.extension.name)
+
+    def _undecided(self, what: str, code: str) -> Outcome:
+        fix = f"{_LOG}; try the import by hand with `python -X faulthandler`"
+        return undecided(f"{self.extension.shown}: {what}", fix=fix, code=code, culprit=self.extension.name)
+
+
+def _problem(result: MeasuredOperation) -> str:
+    """Return what is wrong with the numbers of a result, "" if they are right."""
+    count, right = result.count if len(result.count) == 2 else (0, 1)  # noqa: PLR2004 (of the result and expected)
+    if count != right or not right:
+        return f"returned {count} numbers instead of {right}"
+    if result.off is None:
+        return "is wrong: no numbers"
+    return "" if result.off <= result.tolerance else f"is wrong: {result.off:.2g} off, over {result.tolerance:g}"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _first(text: str) -> str:
+    return next((line.strip()[:300] for line in text.splitlines() if line.strip()), "without a text")
+
+
+# The most telling first: a symbol that is missing says more than a library of which one of several versions would do.
+_TELLING: Final = (
+    "extensions-loaded.torch-abi",
+    "extensions-loaded.symbol",
+    "extensions-loaded.glibc",
+    "extensions-loaded.cuda-major",
+    "extensions-loaded.import",
+    "extensions-loaded.missing-library",
+    "extensions-loaded.cpu-torch",
+    "extensions-loaded.cpu-only",
+)
+# What an environment should have for a library that a package goes on without. Others may be optional.
+NEEDED: Final = {_TELLING[0], _TELLING[2], _TELLING[3], _TELLING[6]}
+_FFMPEG: Final = re.compile(r"lib(?:avutil|avcodec|avformat|avdevice|avfilter|swscale|swresample)\.so\.\d+")
+
+
+class Lack(NamedTuple):
+    """What is lacking, the code of the outcome, and what to do: "" where it is no fault of the environment."""
+
+    text: str
+    code: str
+    fix: str
+
+
+class TriedWhere(NamedTuple):
+    """Where an extension was tried. `cuda` is whether torch is for CUDA; `fitting` returns which release fits."""
+
+    extension: str
+    gpu: bool
+    cuda: bool
+    fitting: Callable[[], str]
+
+
+def lack(place: TriedWhere, error: LoaderText, own: Iterable[str]) -> Lack | None:
+    """Return what an error says is lacking, None if it names nothing. `own` are the extension's own libraries."""
+    if error.symbol:
+        whose = "which this torch does not define" if error.torchs else "which no library defines"
+        code = "extensions-loaded.torch-abi" if error.torchs else "extensions-loaded.symbol"
+        return Lack(f"needs {error.readable or error.symbol}, {whose}", code, place.fitting())
+    if error.version:
+        fix = f"use a base with {error.version.replace('_', ' ')} or newer, or a wheel with an older manylinux tag"
+        return Lack(f"needs {error.version}, which this system does not have", "extensions-loaded.glibc", fix)
+    if error.invalid:
+        text = f"{error.invalid} is no library of this machine"
+        return Lack(text, "extensions-loaded.import", f"install {place.extension} again")
+    # A library of its own that lacks another is refused itself, and says why.
+    if not error.library or error.library in {path.rpartition("/")[2] for path in own}:
+        return None
+    return _library(place, error.library)
+
+
+def _library(place: TriedWhere, library: str) -> Lack:
+    text = f"needs {library}, which the loader does not find"
+    if native_library.is_drivers(library):
+        if not place.gpu:
+            return Lack(text, "extensions-loaded.cpu-only", "")
+        return Lack(text, "extensions-loaded.missing-library", "install the libraries of this GPU's driver")
+    if native_library.is_nvidias(library) or native_library.is_torch_library(library):
+        if place.extension in LAZY and not place.cuda:
+            text += ": torch is for the CPU, and it runs without its native part"
+            return Lack(text, "extensions-loaded.cpu-torch", "")
+        fix = f"the wheel was built for another CUDA than torch: {place.fitting()}"
+        return Lack(text, "extensions-loaded.cuda-major", fix)
+    if _FFMPEG.fullmatch(library):
+        fix = "install FFmpeg with its shared libraries (Debian: ffmpeg)"
+        return Lack(f"{text}: that is FFmpeg's", "extensions-loaded.missing-library", fix)
+    fix = f"install what brings {library}, or put its directory on LD_LIBRARY_PATH"
+    return Lack(text, "extensions-loaded.missing-library", fix)
+
+
+def most_telling(place: TriedWhere, trial: Trial) -> Lack | None:
+    """Return why a library was refused, where an import failed and its text names nothing."""
+    if trial.imported or trial.mapped:
+        return None
+    named = [(path, lack(place, why, own(trial))) for path, why in trial.refused.items()]
+    reasons = [one._replace(text=f"{path} {one.text}") for path, one in named if one is not None]
+    return min(reasons, key=lambda one: (_TELLING.index(one.code), "FFmpeg" in one.text), default=None)
+
+
+def own(trial: Trial) -> list[str]:
+    """Return the libraries of the extension itself that its trial has seen."""
+    return [*trial.mapped, *trial.alone, *trial.refused]

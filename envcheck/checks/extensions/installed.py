@@ -1,0 +1,279 @@
+"""The installed packages that have native code for torch or CUDA, and what their libraries need. Nothing is loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from envcheck.binaries import native_library
+from envcheck.binaries.elf import BinaryError, Elf
+from envcheck.binaries.native_library import Library, read_library
+from envcheck.checks.support.package_files import key
+
+# What the others stand on: torch and triton are judged by their own checks, and NVIDIA's packages bring the libraries.
+_BASE = re.compile(r"torch|triton|pytorch-triton(-\w+)?|nvidia-.+|cuda-(toolkit|bindings|pathfinder|core|python)")
+_INFO = ".dist-info"
+_LIBRARY = re.compile(r"\.so(\.\d+)*$")
+_FOR_PYTHON = re.compile(r"\.(cpython-\d+t?|pypy\d+-pp\d+)-[\w-]+\.so$")
+_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
+
+
+class InstalledExtension(NamedTuple):
+    """An installed package. `unread` are libraries that cannot be read, and why.
+
+    `requires` are its Requires-Dist on torch, triton, NVIDIA's packages and other extensions. `tags` are those of its
+    wheel, empty where none was kept. `other_python` are modules of which every file is for another Python. `versions`
+    are those of its METADATA in `root`: more than one where an installation broke off.
+    """
+
+    name: str
+    version: str
+    root: str
+    libraries: list[Library]
+    unread: dict[str, str]
+    requires: list[str]
+    tags: list[str]
+    other_python: list[str]
+    listed: bool
+    versions: list[str]
+
+
+def distributions() -> dict[str, importlib.metadata.Distribution]:
+    """Return the distribution of each name that Python imports: the first on sys.path."""
+    first: dict[str, importlib.metadata.Distribution] = {}
+    for dist in importlib.metadata.distributions():
+        name = None
+        with contextlib.suppress(FileNotFoundError):  # what an interrupted installation left
+            name = dist.metadata["Name"]
+        if name:
+            first.setdefault(key(name), dist)
+    return first
+
+
+def extensions(installed: dict[str, importlib.metadata.Distribution]) -> list[InstalledExtension]:
+    """Return the packages with native code for torch or CUDA, and those whose name is known for it."""
+    listed = []
+    for name, dist in sorted(installed.items()):
+        if name in KNOWN or not _BASE.fullmatch(name):
+            extension = _extension(name, dist)
+            if extension is not None:
+                listed.append(extension)
+    return listed
+
+
+def _extension(name: str, dist: importlib.metadata.Distribution) -> InstalledExtension | None:
+    root = Path(os.path.abspath(str(dist.locate_file(""))))  # noqa: PTH100 (links stay as the loader sees them)
+    paths = _libraries(dist, root)
+    if name not in KNOWN and not any(_binds(root / path) for path in paths):
+        return None
+    libraries, unread = [], {}
+    for path in paths:
+        try:
+            with (root / path).open("rb") as file:
+                libraries.append(read_library(file, path))
+        except (BinaryError, OSError) as error:  # noqa: PERF203 (reading takes far longer)
+            unread[path] = str(error.strerror if isinstance(error, OSError) else error)
+    requires = [line for line in dist.requires or [] if _is_watched(line)]
+    tags = re.findall(r"(?m)^Tag: *(\S+)", dist.read_text("WHEEL") or "")
+    return InstalledExtension(
+        name,
+        dist.version or "",
+        str(root),
+        libraries,
+        unread,
+        requires,
+        tags,
+        _other_python(paths),
+        _listed(dist) is not None,
+        _versions(name, root),
+    )
+
+
+def _versions(name: str, root: Path) -> list[str]:
+    try:
+        stems = [entry[: -len(_INFO)] for entry in os.listdir(root) if entry.endswith(_INFO)]  # noqa: PTH208 (names)
+    except OSError:
+        return []
+    return sorted(stem.rpartition("-")[2] for stem in stems if key(stem.rpartition("-")[0]) == name)
+
+
+def _libraries(dist: importlib.metadata.Distribution, root: Path) -> list[str]:
+    """Return a package's libraries, relative to `root` or absolute: as its installer listed them, or as they lie there.
+
+    An editable package, and one whose installer listed no files, are looked for where Python imports them from. Of a
+    known extension also those that lie in its directory count: a list may leave some out, and Python loads them.
+    """
+    name, files = key(dist.metadata["Name"]), _listed(dist)
+    listed = [path for path in files or [] if _LIBRARY.search(path)]
+    if not listed and (files is None or _is_editable(dist)):
+        listed = _beside_modules(dist, root)
+    elif name in KNOWN:
+        found = (root / import_name(name).replace(".", "/")).rglob("*.so*")
+        listed += [str(path.relative_to(root)) for path in found if _LIBRARY.search(path.name)]
+    return _without_links(root, {name for name in listed if ".." not in name})
+
+
+def _listed(dist: importlib.metadata.Distribution) -> list[str] | None:
+    """Return the files that the installer listed, None without a list. From Python 3.12 on, `files` hides lost ones."""
+    record = dist.read_text("RECORD")
+    if record is not None:
+        return [row[0] for row in csv.reader(record.splitlines()) if row]
+    return None if dist.files is None else [str(path) for path in dist.files]
+
+
+def _is_editable(dist: importlib.metadata.Distribution) -> bool:
+    """Return whether RECORD leaves out the package itself: PEP 660's, or setuptools' own list of sources."""
+    return '"editable": true' in (dist.read_text("direct_url.json") or "") or dist.read_text("SOURCES.txt") is not None
+
+
+def _beside_modules(dist: importlib.metadata.Distribution, root: Path) -> list[str]:
+    name = key(dist.metadata["Name"])
+    tops = set((dist.read_text("top_level.txt") or import_name(name).partition(".")[0]).split())
+    paths: list[Path] = []
+    for top in tops:
+        places = [*root.glob(f"{top}.*so"), root / top]
+        with contextlib.suppress(ImportError, ValueError, AttributeError):
+            spec = importlib.util.find_spec(top)
+            if spec is not None:
+                places += map(Path, [*(spec.submodule_search_locations or []), spec.origin or ""])
+        for place in places:
+            paths += place.rglob("*.so*") if place.is_dir() else [place]
+    libraries = {path for path in paths if _LIBRARY.search(path.name)}
+    return [str(path.relative_to(root) if root in path.parents else path) for path in libraries]
+
+
+def _without_links(root: Path, names: set[str]) -> list[str]:
+    """Return the names without those that are links to another of them. uv may link every file to its cache."""
+    files = {os.path.realpath(root / name) for name in names if not (root / name).is_symlink()}
+    kept = set(names)
+    for name in sorted(names):
+        target = os.path.realpath(root / name)
+        if (root / name).is_symlink():
+            kept -= {name} if target in files else set()
+            files.add(target)
+    return sorted(kept)
+
+
+def _binds(path: Path) -> bool:
+    """Return whether a library needs torch's or CUDA's; one that cannot be read does not say so."""
+    try:
+        with path.open("rb") as file:
+            needed = Elf(file).dynamic().needed
+    except (BinaryError, OSError):
+        return False
+    return any(
+        native_library.is_torch_library(name) or native_library.is_nvidias(name) or name.startswith("libcuda.so")
+        for name in needed
+    )
+
+
+def _required(line: str) -> str:
+    match = _REQUIREMENT.match(line)
+    return key(match[1]) if match else ""
+
+
+def _is_watched(line: str) -> bool:
+    return _required(line) in KNOWN or bool(_BASE.fullmatch(_required(line)))
+
+
+def required_names(extension: InstalledExtension) -> list[str]:
+    """Return the names of the packages in an extension's requirements."""
+    return [_required(line) for line in extension.requires]
+
+
+def _other_python(paths: Iterable[str]) -> list[str]:
+    """Return the modules that are there for other Pythons only."""
+    modules: dict[str, list[str]] = {}
+    for path in paths:
+        if _FOR_PYTHON.search(path):
+            modules.setdefault(_FOR_PYTHON.sub("", path), []).append(path)
+    own = tuple(importlib.machinery.EXTENSION_SUFFIXES)
+    return sorted(files[0] for files in modules.values() if not any(path.endswith(own) for path in files))
+
+
+def interpreter() -> dict[str, object]:
+    """Return what decides whether a wheel's tag is for this Python: its version, and whether it is free-threaded."""
+    free = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+    version, machine = list(sys.version_info[:2]), platform.machine()
+    return {"name": sys.implementation.name, "version": version, "free_threaded": free, "machine": machine}
+
+
+_IMPORTED_AS = {
+    "auto-gptq": "auto_gptq",
+    "autoawq": "awq",
+    "cupy-cuda12x": "cupy",
+    "cupy-cuda13x": "cupy",
+    "faiss-gpu": "faiss",
+    "faiss-gpu-cu12": "faiss",
+    "flash-attn-4": "flash_attn.cute",
+    "flashinfer-python": "flashinfer",
+    "horovod": "horovod.torch",
+    "numba-cuda": "numba.cuda",
+    "nvidia-dali-cuda120": "nvidia.dali",
+    "nvidia-dali-cuda130": "nvidia.dali",
+    "onnxruntime-gpu": "onnxruntime",
+    "sglang-kernel": "sgl_kernel",
+    "transformer-engine-cu12": "transformer_engine",
+    "transformer-engine-cu13": "transformer_engine",
+    "transformer-engine-torch": "transformer_engine.pytorch",
+}
+
+
+def import_name(extension: str) -> str:
+    """Return the module that an extension of extensions.yaml is imported as."""
+    return _IMPORTED_AS.get(extension, extension.replace("-", "_"))
+
+
+KNOWN = frozenset(
+    {
+        "apex",
+        "auto-gptq",
+        "autoawq",
+        "bitsandbytes",
+        "causal-conv1d",
+        "cupy-cuda12x",
+        "cupy-cuda13x",
+        "deepspeed",
+        "faiss-gpu",
+        "faiss-gpu-cu12",
+        "flash-attn",
+        "flash-attn-4",
+        "flashinfer-cubin",
+        "flashinfer-python",
+        "gptqmodel",
+        "horovod",
+        "mamba-ssm",
+        "numba-cuda",
+        "nvidia-dali-cuda120",
+        "nvidia-dali-cuda130",
+        "onnxruntime-gpu",
+        "pyg-lib",
+        "pytorch3d",
+        "sgl-kernel",
+        "sglang",
+        "sglang-kernel",
+        "torch-scatter",
+        "torch-tensorrt",
+        "torchao",
+        "torchaudio",
+        "torchcodec",
+        "torchvision",
+        "transformer-engine",
+        "transformer-engine-cu12",
+        "transformer-engine-cu13",
+        "transformer-engine-torch",
+        "vllm",
+        "xformers",
+    }
+)

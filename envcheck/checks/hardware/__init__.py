@@ -1,0 +1,1 @@
+"""The speed of GPUs and their links, and what is sampled meanwhile."""

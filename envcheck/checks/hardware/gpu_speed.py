@@ -1,0 +1,245 @@
+"""Speeds measured on every GPU at once: timed by events, judged by the limits of the GPU's model, the culprit named."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Union
+
+from envcheck.checks import Limit, Measured, Outcome, Ranks, View, passed, undecided, warned, worst
+from envcheck.checks.env.support.operators import seeded_words
+from envcheck.checks.hardware import load_samples
+from envcheck.checks.support import process_group
+from envcheck.counting import counted
+
+MIB = 1 << 20
+# Larger than any L2 (B200: 126 MB), so that what is timed reads from memory.
+FLUSH = 256 * MIB
+# What the two tensors of `numbers` are: the words, and their complement.
+MASKS = (0, -1)
+STRAGGLER = Limit(
+    0.9,
+    "of the best GPU",
+    "huggingface/gpu-fryer calls a GPU 10 % below the node's best an outlier; 5 % apart is normal "
+    "(stas00/ml-engineering, compute/accelerator)",
+)
+_HALF = 0.5
+# Superchips, whose GPU hangs on the CPU by NVLink-C2C: the PCIe link that NVML shows carries nothing.
+_COHERENT = re.compile(r"\bG[BH]\d+")
+Judged = Union[Outcome, Limit, None]
+
+
+def seconds(
+    torch: Any,
+    work: Callable[[], Any],
+    before: Callable[[], Any],
+    warmup: int,
+    iterations: int,
+    after: Callable[[], Any] = lambda: None,
+) -> float:
+    """Return the median seconds that `work` takes on its stream; `before` and `after` run around each, untimed."""
+    marks = []
+    for iteration in range(warmup + iterations):
+        before()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        work()
+        end.record()
+        after()
+        if iteration >= warmup:
+            marks.append((start, end))
+    torch.cuda.synchronize()
+    return float(statistics.median(start.elapsed_time(end) for start, end in marks)) / 1000
+
+
+def numbers(words: seeded_words.Words, size: int, device: Any = "cpu") -> tuple[Any, Any]:
+    """Return two tensors of so many bytes that differ in every bit: seeded words, and their complement."""
+    first = words.tensor(max(1, size // 4), device)
+    second = first.bitwise_not()
+    words.confirm(second, MASKS[1])
+    return first, second
+
+
+class Copy(NamedTuple):
+    """A copy of the one or the other of the two tensors of `numbers`, by its turn, and what tells whether it arrived.
+
+    `wrong` returns how many elements are not that source's, as a tensor; `look` how many of the blocks that plain
+    Python reads, so that a comparison on the device that sees nothing hides nothing.
+    """
+
+    work: Callable[[int], Any]
+    wrong: Callable[[int], Any]
+    look: Callable[[int], int]
+    before: Callable[[], Any] = lambda: None
+
+
+def copied(torch: Any, copy: Copy, warmup: int, iterations: int) -> tuple[float, Measured]:
+    """Return the median seconds of a copy and {messages, wrong, first}: what became of each, warm-up included.
+
+    The sources are taken alternately, so that a copy that does nothing is seen. Nothing is compared in the timed part;
+    plain Python looks at the last message.
+    """
+    counted: list[Any] = []
+
+    def after() -> None:
+        counted.append(copy.wrong(len(counted) % 2))
+
+    took = seconds(torch, lambda: copy.work(len(counted) % 2), copy.before, warmup, iterations, after)
+    counts = [int(count) for count in counted]
+    return took, verdict([*counts[:-1], max(counts[-1], copy.look((len(counts) - 1) % 2))])
+
+
+def verdict(counted: list[int]) -> Measured:
+    """Return {messages, wrong, first} of what was wrong in each message."""
+    bad = [turn for turn, count in enumerate(counted) if count]
+    return {"messages": len(counted), "wrong": len(bad), "first": bad[0] if bad else None}
+
+
+def judge(view: View, ranks: Ranks, limits_of: Mapping[str, str], unit: str, fix: str) -> Outcome:
+    """Judge each rank's `values` by the limits named for them; each GPU that falls short is a finding.
+
+    `limits_of` maps what every rank has to have measured to a check of limits.json; without a limit it is reported. A
+    value that is not a number, or above what the hardware can do, is an error.
+    """
+    missing = [finding for entry in ranks for finding in _missing(entry, limits_of, unit)]
+    judged = [
+        _one(view, entry, name, limits_of[name], unit, fix)
+        for entry in ranks
+        for name in limits_of
+        if _positive((entry.get("values") or {}).get(name))
+    ]
+    findings = missing + [outcome for outcome in judged if isinstance(outcome, Outcome)]
+    blamed = {finding.culprit for finding in findings}
+    findings += [finding for finding in behind(ranks, limits_of, unit, fix) if finding.culprit not in blamed]
+    if findings:
+        return worst(findings, otherwise=findings[0])
+    return _passed(ranks, unit, [row for row in judged if isinstance(row, Limit)])
+
+
+def _missing(entry: Measured, names: Iterable[str], unit: str) -> list[Outcome]:
+    """Return the finding that a rank lacks a value that it has to have measured."""
+    values, lacking = entry.get("values") or {}, entry.get("unsupported") or {}
+    missing = [name for name in names if name not in lacking and not _positive(values.get(name))]
+    if values and not missing:
+        return []
+    summary = f"rank {entry['rank']} measured no {', '.join(missing) or unit}"
+    return [undecided(summary, fix="see the check's log", code="speed.missing", culprit=culprit(entry))]
+
+
+def culprit(entry: Measured) -> str:
+    """Return how a rank and its GPU are named."""
+    return f"rank {entry['rank']} ({entry.get('device')})"
+
+
+def _positive(value: Any) -> bool:
+    return process_group.finite(value) and bool(value > 0)
+
+
+def _one(view: View, entry: Measured, name: str, check: str, unit: str, fix: str) -> Judged:
+    """Return what is wrong with one value, or the limit it met, or None where there is no limit for it."""
+    from envcheck.checks import limits
+
+    row, value = _row(view, entry, check), float(entry["values"][name])
+    where = f"rank {entry['rank']} ({entry.get('name')}, {entry['device']}), {name}: {value:.4g} {unit}"
+    if row is None:
+        return None
+    details = {"rank": entry["rank"], "device": entry["device"], "values": entry["values"], "culprit": culprit(entry)}
+    if value > row["ceiling"]:
+        summary = f"{where}: above the {row['ceiling']:g} that the hardware can do, so mismeasured"
+        remedy = "look for a clock or a tensor that is not what it seems; run it again"
+        return undecided(summary, fix=remedy, code="speed.impossible", **details)
+    share, cap = capped(view, entry)
+    cause = f"{load_samples.text(entry.get('load') or {})}{load_samples.slowed(entry.get('load') or {})}{cap}"
+    short = limits.short(row, value, where, fix=fix, cause=cause, share=share, **details)
+    return short or Limit(row["fail"], unit, row["source"], "at least")
+
+
+def _row(view: View, entry: Measured, check: str) -> Measured | None:
+    """Return the limits for this GPU model, else for its PCIe link; what a hypervisor shows of a link is no ceiling."""
+    from envcheck.checks import limits
+
+    row = limits.find(check, gpu=entry.get("name"))
+    models = [gpu for gpu in view.snapshot.gpus if gpu.signal("name").value == entry.get("name")]
+    # Torch before 2.4 tells no UUID; then another GPU of the model stands for this one.
+    gpu = next((gpu for gpu in view.snapshot.gpus if gpu.uuid == entry["device"]), next(iter(models), None))
+    if row is not None or gpu is None or _COHERENT.search(str(entry.get("name"))):
+        return row
+    link = entry.get("link") or {}
+    generation = link.get("generation", gpu.signal("pcie_gen_max").value)
+    row = limits.pcie(check, generation, link.get("lanes", gpu.signal("pcie_width").value))
+    return {**row, "ceiling": math.inf} if row and gpu.signal("virtualization").value != "none" else row
+
+
+def capped(view: View, entry: Measured) -> tuple[float, str]:
+    """Return which share of its speed is still owed by a GPU that somebody caps on purpose, and the words for it."""
+    (power, limited), (clock, slowed) = _power_cap(view, entry["device"]), _clock_cap(entry.get("load") or {})
+    return min(power, clock), limited + slowed
+
+
+def _power_cap(view: View, device: str) -> tuple[float, str]:
+    """Return the enforced share of the maker's power limit; below half of it nobody knows what is owed: 0."""
+    for gpu in view.snapshot.gpus:
+        limit, default = gpu.signal("power_limit").value, gpu.signal("power_limit_default").value
+        if gpu.uuid == device and process_group.finite(limit) and process_group.finite(default) and 0 < limit < default:
+            share = float(limit / default)
+            summary = f"; its power is capped at {limit:g} of {default:g} W"
+            return (share if share >= _HALF else 0.0), summary
+    return 1.0, ""
+
+
+def _clock_cap(load: Measured) -> tuple[float, str]:
+    """Return the share of the highest clock at which somebody has set this GPU, where its own reasons say so."""
+    clock, most = load_samples.spread(load, "clock"), load_samples.spread(load, "clock_max")
+    if (
+        not load_samples.mostly(load, "applications clocks")
+        or clock is None
+        or most is None
+        or not 0 < clock[1] < most[2]
+    ):
+        return 1.0, ""
+    return clock[1] / most[2], f"; its clock is set to {clock[1]:.0f} of {most[2]:.0f} MHz"
+
+
+def behind(ranks: Ranks, names: Iterable[str], unit: str, fix: str) -> list[Outcome]:
+    """Return a warning for each GPU that is behind the best of its model, the furthest behind first."""
+    findings = []
+    for name in names:
+        measured = [(float(e["values"][name]), e) for e in ranks if _positive((e.get("values") or {}).get(name))]
+        for value, entry in sorted(measured, key=lambda pair: pair[0]):
+            best = max(other for other, peer in measured if peer.get("name") == entry.get("name"))
+            if value < best * STRAGGLER.value:
+                where = f"{culprit(entry)}, {name}"
+                warning = warned(
+                    f"{where}: {value:.4g} {unit}, where the best has {best:.4g}",
+                    fix=fix,
+                    value=round(value / best, 4),
+                    unit=STRAGGLER.unit,
+                    limit=STRAGGLER,
+                    code="speed.behind",
+                    culprit=culprit(entry),
+                    rank=entry["rank"],
+                    device=entry["device"],
+                )
+                findings.append(warning)
+    return findings
+
+
+def _passed(ranks: Ranks, unit: str, met: list[Limit]) -> Outcome:
+    """Tell the slowest rank's value of everything; the first limit that was met stands for all."""
+    names = [name for name in ranks[0]["values"] if all(name in entry["values"] for entry in ranks)]
+    slowest = {name: min(float(entry["values"][name]) for entry in ranks) for name in names}
+    speeds = ", ".join(f"{name} {value:.4g}" for name, value in slowest.items())
+    models = " and ".join(sorted({str(entry.get("name")) for entry in ranks}))
+    judged = "" if met else f": reported, not judged (no limit known for {models})"
+    lacking = {name: why for entry in ranks for name, why in (entry.get("unsupported") or {}).items()}
+    also = f"; not here: {', '.join(lacking)}" if lacking else ""
+    return passed(
+        f"slowest of {counted(len(ranks), 'GPU')}, {unit}: {speeds}{judged}{also}",
+        value=slowest[names[0]],
+        unit=unit,
+        limit=met[0] if met else None,
+        values={str(entry["rank"]): entry["values"] for entry in ranks},
+        unsupported=lacking,
+    )

@@ -1,0 +1,1 @@
+"""What checks of a node read off a snapshot."""

@@ -1,0 +1,1 @@
+"""Small trainings and the same computed in plain Python."""
