@@ -21,7 +21,7 @@ import jinja2
 import msgspec
 
 from envcheck.data import data_path
-from envcheck.images.render import dockerfile
+from envcheck.images import dockerfile
 from envcheck.images.spec import ImageSpec, load_spec
 from envcheck.matrix.file.load import load
 

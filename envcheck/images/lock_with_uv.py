@@ -18,12 +18,12 @@ import uv
 from packaging.utils import canonicalize_name
 
 from envcheck.errors import UnavailableError
-from envcheck.images.build.failure_causes import diagnose
-from envcheck.images.locks.known_wheels import known_cell
-from envcheck.images.locks.lockfile import divide, group_of
-from envcheck.images.locks.model import Lock, Pin
+from envcheck.images.build_log import diagnose
+from envcheck.images.known_wheels import known_cell
+from envcheck.images.lockfile import Lock, Pin, divide, group_of
 from envcheck.images.spec import ARCH, facts, torch_index, torch_version
 from envcheck.images.targets import BESIDE_TORCH
+from envcheck.matrix.facts.lookup import glibc
 from envcheck.matrix.facts.model import Cell, HostArch, Matrix
 from envcheck.matrix.facts.versions import key
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, network_indexes, without_queries
@@ -290,3 +290,23 @@ def image_requirements(pyproject: Path) -> list[str]:
         raise UnavailableError(message, fix="run this command in a checkout of envcheck")
     groups: list[str] = msgspec.toml.decode(pyproject.read_bytes(), type=dict[str, Any])["dependency-groups"]["image"]
     return groups
+
+
+class DisagreementError(UnsatisfiableError):
+    """The index answered, and what the facts call fitting cannot be installed together."""
+
+
+def dry_resolution(matrix: Matrix, cell: Cell, pins: Sequence[str], profile: Profile, arch: HostArch) -> int:
+    """Return how many packages the cell's torch and these pins ("vllm==0.16.0") need together, as wheels.
+
+    torch is taken from the Python index: every variant of a release has the same requirements but for NVIDIA's
+    libraries. Raises DisagreementError where nothing satisfies all, UnavailableError where no index answers.
+    """
+    platform = platform_of(glibc(matrix, cell.python), arch)
+    options = ["--python-version", cell.python.removesuffix("t"), "--python-platform", platform]
+    requirements = [f"torch=={cell.torch}", *pins]
+    tries = [([*options, *source], requirements) for source in source_options(profile, "pypi")]
+    try:
+        return len(first_resolution(tries, f"{', '.join(pins)} beside torch {cell.torch}", profile))
+    except UnsatisfiableError as error:
+        raise DisagreementError(error.message, fix=error.fix) from error

@@ -12,8 +12,8 @@ import msgspec
 
 from envcheck.data import data_path
 from envcheck.errors import ConfigError
-from envcheck.images.locks import lockfile as locking
-from envcheck.images.locks.model import Group, Lock, Pin
+from envcheck.images import lockfile as locking
+from envcheck.images.lockfile import Group, Lock, Pin
 from envcheck.images.targets import RECIPES, extensions_of, groups_of, requirements_of
 from envcheck.matrix.facts.model import Base, Build, Cell, HostArch, Matrix, Target, TorchRelease, TorchVariant
 from envcheck.matrix.facts.versions import key

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from envcheck.images.locks.model import Group
+from envcheck.images.lockfile import Group
 from envcheck.matrix.facts.model import Target
 
 # What every cell holds beside its torch. numpy: from_numpy and DataLoader's default need it. pip installs in a child

@@ -15,8 +15,8 @@ from packaging.utils import canonicalize_name
 from envcheck.checks import Outcome, undecided
 from envcheck.data import data_path, state_path
 from envcheck.errors import ConfigError
-from envcheck.images.locks import lockfile
-from envcheck.images.locks.model import Group, Lock
+from envcheck.images import lockfile
+from envcheck.images.lockfile import Group, Lock
 from envcheck.images.targets import RECIPES, extensions_of, groups_of
 from envcheck.matrix.facts.model import Cell, HostArch
 from envcheck.node.snapshot import Snapshot

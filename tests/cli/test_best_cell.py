@@ -8,7 +8,7 @@ import pytest
 
 from envcheck.cli.sources.best_cell import newest_available, published_here
 from envcheck.data import data_path
-from envcheck.images.locks.lockfile import read_locks
+from envcheck.images.lockfile import read_locks
 from envcheck.images.targets import SHARED_GROUPS
 from envcheck.matrix.facts.model import Cell
 from envcheck.matrix.file.load import load

@@ -11,8 +11,7 @@ from click.testing import CliRunner
 from envcheck.cli import cli
 from envcheck.errors import PromiseError
 from envcheck.images.engines import venv
-from envcheck.images.locks.lockfile import read_locks
-from envcheck.images.locks.model import Pin
+from envcheck.images.lockfile import Pin, read_locks
 from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.select import by_lock

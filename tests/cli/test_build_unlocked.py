@@ -21,8 +21,7 @@ from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.images import lock_on_top, lock_with_uv
 from envcheck.images.engines import venv
 from envcheck.images.lock_with_uv import MadeLocks
-from envcheck.images.locks.lockfile import read_locks
-from envcheck.images.locks.model import Lock, Pin
+from envcheck.images.lockfile import Lock, Pin, read_locks
 from envcheck.images.spec import ImageSpec, make_spec
 from envcheck.matrix.facts.model import Cell, HostArch
 from envcheck.matrix.file.load import load

@@ -15,7 +15,7 @@ from envcheck.cli.sources.extensions_of_cell import (
     pinned_to_fit,
 )
 from envcheck.errors import ConfigError
-from envcheck.images import dry_resolution
+from envcheck.images import lock_with_uv
 from envcheck.images.spec import load_spec, make_spec
 from envcheck.images.targets import RECIPES, extensions_of
 from envcheck.matrix.facts.model import Cell, Matrix
@@ -114,7 +114,7 @@ def test_an_extension_of_a_target_that_no_release_of_fits_is_refused(
 
 
 def test_lock_says_whether_the_installer_agrees(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dry_resolution, "dry_resolution", lambda *_: 178)
+    monkeypatch.setattr(lock_with_uv, "dry_resolution", lambda *_: 178)
     code, out, _ = run("lock", "torch2.9.1-cu128-py312", "--with", "vllm", "--with", "flash-attn", "--mirror", "none")
     assert code == 0
     assert "torch2.9.1-cu128-py312: the installer agrees: 178 packages with torch 2.9.1" in out
@@ -125,9 +125,9 @@ def test_lock_says_whether_the_installer_agrees(run: Run, monkeypatch: pytest.Mo
 def test_lock_says_where_the_installer_disagrees(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def disagree(*_: object) -> int:
         message = "vllm==0.16.0 beside torch 2.9.1 cannot be locked: outlines-core"
-        raise dry_resolution.DisagreementError(message, fix="pass --mirror")
+        raise lock_with_uv.DisagreementError(message, fix="pass --mirror")
 
-    monkeypatch.setattr(dry_resolution, "dry_resolution", disagree)
+    monkeypatch.setattr(lock_with_uv, "dry_resolution", disagree)
     code, _, err = run("lock", "torch2.9.1-cu128-py312", "--with", "vllm", "--mirror", "none")
     assert code == 3
     assert "the installer disagrees with the facts: vllm==0.16.0 beside torch 2.9.1 cannot be locked" in err

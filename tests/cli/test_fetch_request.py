@@ -11,7 +11,7 @@ from envcheck.cli import Settings
 from envcheck.cli.sources.fetch_request import locked_cells
 from envcheck.data import data_path
 from envcheck.errors import ConfigError
-from envcheck.images.locks.lockfile import read_locks
+from envcheck.images.lockfile import read_locks
 from envcheck.images.targets import SHARED_GROUPS
 from envcheck.matrix.facts.model import HostArch
 

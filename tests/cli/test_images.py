@@ -20,8 +20,7 @@ from envcheck.cli import cli, main
 from envcheck.data import data_path
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images import lock_on_top, lock_with_uv
-from envcheck.images.locks.lockfile import read_locks
-from envcheck.images.locks.model import Lock, Pin
+from envcheck.images.lockfile import Lock, Pin, read_locks
 from envcheck.images.spec import load_spec
 from envcheck.images.targets import SHARED_GROUPS
 from envcheck.matrix.facts.model import Cell, HostArch

@@ -17,7 +17,7 @@ import pytest
 
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images import engines
-from envcheck.images.engines import docker_sdk
+from envcheck.images.engines import docker as docker_sdk
 from envcheck.images.engines.containers import BindMount
 from tests.e2e.conftest import ROOT, Image, Machine
 
@@ -96,7 +96,7 @@ def test_the_container_reads_end_of_file_when_envcheck_is_killed(base: str, tmp_
     tmp_path.chmod(0o777)
     inside = "import sys; open('/out/up', 'w'); sys.stdin.read(); open('/out/eof', 'w')"
     program = (
-        "import time; from pathlib import Path; from envcheck.images.engines import docker_sdk as sdk\n"
+        "import time; from pathlib import Path; from envcheck.images.engines import docker as sdk\n"
         f"sdk.run_container({base!r}, argv=['python3', '-c', {inside!r}],"
         f" mounts=[sdk.BindMount(Path({str(tmp_path)!r}), '/out', False)])\ntime.sleep(600)"
     )
@@ -133,9 +133,7 @@ def test_no_rank_in_a_container_outlives_a_killed_envcheck(image: Image, machine
 
 
 def test_what_a_killed_envcheck_left_is_swept_by_the_next(base: str, machine: Machine) -> None:
-    program = (
-        f"from envcheck.images.engines import docker_sdk as sdk; print(sdk.run_container({base!r}, argv=['true']).id)"
-    )
+    program = f"from envcheck.images.engines import docker as sdk; print(sdk.run_container({base!r}, argv=['true']).id)"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     left = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, text=True, check=True

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.images.build.failure_causes import explain
+from envcheck.images.build_log import explain
 from tests.e2e import layers
 from tests.e2e.conftest import BUILD, CELL, ROOT, Image, Machine
 

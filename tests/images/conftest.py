@@ -14,7 +14,7 @@ import pytest
 from envcheck.errors import UnavailableError
 from envcheck.images.engines import venv
 from envcheck.images.lock_with_uv import lock_cell
-from envcheck.images.locks.model import Lock, Pin
+from envcheck.images.lockfile import Lock, Pin
 from envcheck.images.spec import ImageSpec, make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.profiles.model import Index, Profile

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from envcheck.errors import ConfigError
+from envcheck.images.build_context import sources
 from envcheck.images.engines.bootstrap import mirrors_for
 from envcheck.images.lock_with_uv import source_options
-from envcheck.images.locks.model import Lock
-from envcheck.images.render.build_context import sources
+from envcheck.images.lockfile import Lock
 from envcheck.matrix.file.load import load
 from envcheck.mirrors.hub.api import trusted_endpoint
 from envcheck.mirrors.profiles.apt_config import AptSource

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.images.dry_resolution import DisagreementError, dry_resolution
-from envcheck.images.lock_with_uv import platform_of
+from envcheck.images.lock_with_uv import DisagreementError, dry_resolution, platform_of
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.profiles.model import Index, Profile
 from tests.wheels import wheel

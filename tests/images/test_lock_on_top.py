@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.images.build import tags
+from envcheck.images import tags
+from envcheck.images.dockerfile import render_dockerfile
 from envcheck.images.lock_on_top import (
     checked,
     contradiction,
@@ -19,9 +20,7 @@ from envcheck.images.lock_on_top import (
     lock_user_packages,
     read_requirements,
 )
-from envcheck.images.locks.lockfile import digest, parse_lock
-from envcheck.images.locks.model import Group, Lock, Pin
-from envcheck.images.render.dockerfile import render_dockerfile
+from envcheck.images.lockfile import Group, Lock, Pin, digest, parse_lock
 from envcheck.images.spec import ImageSpec, make_spec, with_user_packages
 from envcheck.images.targets import RECIPES, TargetRecipe
 from envcheck.matrix.facts.model import Cell, Matrix

@@ -12,9 +12,9 @@ import pytest
 
 from envcheck.errors import UnavailableError
 from envcheck.images import lock_with_uv
+from envcheck.images.known_wheels import known_wheels
 from envcheck.images.lock_with_uv import Refusal, lock_cell, lock_tool, make_locks, parse_pylock, requirements
-from envcheck.images.locks.known_wheels import known_wheels
-from envcheck.images.locks.model import Lock, Pin
+from envcheck.images.lockfile import Lock, Pin
 from envcheck.images.spec import make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.profiles.model import Index, Profile

@@ -8,10 +8,8 @@ import msgspec
 import pytest
 
 from envcheck.errors import ConfigError
-from envcheck.images.locks.lockfile import digest, format_lock
-from envcheck.images.locks.model import Lock, Pin
-from envcheck.images.render.committed_files import write_locks
-from envcheck.images.render.dockerfile import render_cell
+from envcheck.images.dockerfile import render_cell, write_locks
+from envcheck.images.lockfile import Lock, Pin, digest, format_lock
 from envcheck.images.spec import load_spec, make_spec, no_lock, select, select_one
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.file.load import load

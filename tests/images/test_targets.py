@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from envcheck.images.locks.lockfile import version_of
+from envcheck.images.lockfile import version_of
 from envcheck.images.spec import load_specs
 from envcheck.images.targets import cuda_compilers, requirements_of
 from envcheck.matrix.facts.lookup import nvcc_in_wheels

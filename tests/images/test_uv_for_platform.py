@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.images import uv_for_platform
-from envcheck.images.locks.lockfile import parse_lock
-from envcheck.images.uv_for_platform import uv_for
+from envcheck.images import lock_on_top
+from envcheck.images.lock_on_top import uv_for
+from envcheck.images.lockfile import parse_lock
 from envcheck.mirrors.profiles.model import Index, Profile
 from tests.http_server import Server
 from tests.wheels import wheel
@@ -27,7 +27,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     (tmp_path / "templates").mkdir()
     (tmp_path / "templates/uv.lock").write_text(f"# index: pypi\nuv==9.9.9 \\\n    --hash=sha256:{digest}\n")
-    monkeypatch.setattr(uv_for_platform, "data_path", lambda name: tmp_path / name)
+    monkeypatch.setattr(lock_on_top, "data_path", lambda name: tmp_path / name)
     return path
 
 

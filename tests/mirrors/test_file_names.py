@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.images.locks.local_wheels import named
-from envcheck.images.locks.lockfile import parse_lock, parse_requirements
-from envcheck.images.locks.model import Pin
+from envcheck.images.known_wheels import named
+from envcheck.images.lockfile import Pin, parse_lock, parse_requirements
 from envcheck.mirrors.index.file_names import parse_file_name
 from envcheck.mirrors.index.locate import LockedPackage, match_files
 from envcheck.mirrors.index.simple_api import IndexFile

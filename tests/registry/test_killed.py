@@ -33,7 +33,7 @@ from envcheck.cli.registry import promote, publish
 from envcheck.matrix.file.load import load
 from envcheck.mirrors.profiles import load as profiles
 from envcheck.registry import choosing, publishing
-from envcheck.registry.oci import opening
+from envcheck.registry import repository
 from envcheck.runner.planning import discover
 load(None), discover()
 gc.freeze()

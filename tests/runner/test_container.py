@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.images.engines import docker_sdk
-from envcheck.images.engines.digests import Digests
+from envcheck.images.engines import docker
+from envcheck.images.engines.containers import Digests
 from envcheck.runner import container
 from envcheck.runner.container import ContainerHandle, ContainerTarget
 from envcheck.runner.local_python import PACKAGE
@@ -53,10 +53,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     result = ("labels", "command", "user", "layers", "digests")
     monkeypatch.setattr(
-        docker_sdk, "inspect", lambda _: SimpleNamespace(id="sha256:1", **{name: data[name] for name in result})
+        docker, "inspect", lambda _: SimpleNamespace(id="sha256:1", **{name: data[name] for name in result})
     )
-    monkeypatch.setattr(docker_sdk, "history", lambda _: data["history"])
-    monkeypatch.setattr(docker_sdk, "run_container", run_container)
+    monkeypatch.setattr(docker, "history", lambda _: data["history"])
+    monkeypatch.setattr(docker, "run_container", run_container)
     return data
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.images.locks import lockfile
-from envcheck.images.render.committed_files import write_locks
+from envcheck.images import lockfile
+from envcheck.images.dockerfile import write_locks
 from envcheck.images.spec import load_spec
 from envcheck.matrix.facts.model import Cell
 from envcheck.matrix.file.load import load

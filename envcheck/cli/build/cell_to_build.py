@@ -10,7 +10,7 @@ import click
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.images.locks.model import Lock
+    from envcheck.images.lockfile import Lock
     from envcheck.images.spec import ImageSpec
     from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
     from envcheck.mirrors.profiles.model import Profile
@@ -57,7 +57,7 @@ def one_cell(matrix: Matrix, selector: str, arch: HostArch) -> Cell:
 def _with_kept_locks(matrix: Matrix, cell: Cell, target: Target, arch: HostArch) -> ImageSpec:
     """Return the spec with the shipped locks; what they lack is taken from an earlier build's, where these fit."""
     from envcheck.data import data_path
-    from envcheck.images.locks.lockfile import read_locks
+    from envcheck.images.lockfile import read_locks
     from envcheck.images.spec import load_spec, make_spec
     from envcheck.images.targets import groups_of
 
@@ -115,10 +115,10 @@ def locked_specs(
 def lock_first(settings: Settings, spec: ImageSpec, profile: Profile) -> ImageSpec:
     """Return the spec with locks: those that it lacks are made, kept and said to be new."""
     from envcheck.cli.sources.extensions_of_cell import extensions_of_target
+    from envcheck.images.dockerfile import write_locks
     from envcheck.images.lock_on_top import lock_target
     from envcheck.images.lock_with_uv import MadeLocks, make_locks
-    from envcheck.images.locks.lockfile import read_locks
-    from envcheck.images.render.committed_files import write_locks
+    from envcheck.images.lockfile import read_locks
     from envcheck.images.spec import make_spec
     from envcheck.matrix.file.load import load
 
@@ -153,7 +153,7 @@ def _warn_of_an_edit(matrix: Matrix, spec: ImageSpec, images_dir: Path | None) -
     """Warn where the cell's Dockerfile is not what is built: a build renders its own from templates and locks."""
     from envcheck.data import data_path
     from envcheck.errors import ConfigError
-    from envcheck.images.render.dockerfile import render_dockerfile
+    from envcheck.images.dockerfile import render_dockerfile
     from envcheck.images.spec import load_specs
 
     path = (images_dir or data_path("images")) / str(spec.cell) / "Dockerfile"
@@ -188,7 +188,7 @@ def refuse_ignored(options: Any, engine: str) -> None:
 def refuse_several(options: Any) -> None:
     """Raise ConfigError for what several targets cannot share; which engine --engine auto comes to is seen later."""
     from envcheck.errors import ConfigError
-    from envcheck.images.build.tags import parse
+    from envcheck.images.tags import parse
 
     reasons = {
         "an environment is of one target, and the engine is venv": options.engine == "venv",

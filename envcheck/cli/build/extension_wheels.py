@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.cli.sources.extensions_of_cell import PinnedExtensions, WheelFile
     from envcheck.images.engines.build import BasePolicy
-    from envcheck.images.locks.prefetch import StoredWheel
-    from envcheck.images.source_builds.kept_wheels import KeptWheel
-    from envcheck.images.source_builds.recipe import ExtensionBuild, Sdist
+    from envcheck.images.prefetch import StoredWheel
+    from envcheck.images.source_builds.recipe import ExtensionBuild, KeptWheel, Sdist
     from envcheck.images.spec import ImageSpec
     from envcheck.mirrors.fetch.request import TransferOptions
     from envcheck.mirrors.profiles.model import Profile
@@ -100,7 +99,7 @@ def extension_wheels(
 ) -> Iterator[ExtensionWheels]:
     """Compile or fetch what has no wheel on the index, and yield where it is. Nothing happens where all have one."""
     from envcheck.cli.store.common import disk_errors, open_store, transfer_options
-    from envcheck.images.locks.prefetch import viewed
+    from envcheck.images.prefetch import viewed
 
     if not pinned.sources and not pinned.files:
         yield ExtensionWheels([], [], profile)
@@ -169,7 +168,7 @@ def _planned_without_wheels(
 def _lacks_wheels(settings: Settings, spec: ImageSpec, pinned: PinnedExtensions, options: RequirementOptions) -> bool:
     """Tell whether a build would first compile or fetch an extension."""
     from envcheck.cli.store.common import open_store
-    from envcheck.images.source_builds import kept_wheels, sdist
+    from envcheck.images.source_builds import recipe, sdist
 
     store = open_store(options.store)
     if any(not store.has(file.sha256) for file in pinned.files):
@@ -179,7 +178,7 @@ def _lacks_wheels(settings: Settings, spec: ImageSpec, pinned: PinnedExtensions,
     for (name, version), gpus in zip(pinned.sources, facts_gpus, strict=True):
         known = sdist.pinned(devel, name, version)
         build = _build(devel, known, gpus) if known else None
-        if devel.lacks_lock or build is None or kept_wheels.find(store, build) is None:
+        if devel.lacks_lock or build is None or recipe.find(store, build) is None:
             return True
     return False
 
@@ -243,13 +242,13 @@ def _compiled(
 
 
 def _stored(wheel: KeptWheel) -> StoredWheel:
-    from envcheck.images.locks.prefetch import StoredWheel
+    from envcheck.images.prefetch import StoredWheel
 
     return StoredWheel(wheel.name, wheel.sha256, "pypi")
 
 
 def _fetched(store: Store, file: WheelFile, means: Callable[[str], TransferOptions]) -> StoredWheel:
-    from envcheck.images.locks.prefetch import StoredWheel
+    from envcheck.images.prefetch import StoredWheel
     from envcheck.mirrors.fetch.request import WantedFile
 
     if not store.sound(file.sha256):

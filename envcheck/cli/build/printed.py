@@ -13,9 +13,9 @@ import msgspec
 from envcheck.counting import counted
 
 if TYPE_CHECKING:
-    from envcheck.images.build.plan import BuildPlan
     from envcheck.images.engines.build import BuildResult
     from envcheck.images.engines.venv import Environment, EnvironmentPlan
+    from envcheck.images.plan import BuildPlan
     from envcheck.images.spec import ImageSpec
     from envcheck.mirrors.profiles.model import Profile
 

@@ -12,7 +12,7 @@ import click
 from envcheck.cli.shared import completion
 from envcheck.cli.shared.parameter_types import FiniteRange
 from envcheck.cli.shared.typed_options import takes
-from envcheck.images.build.tags import REPOSITORY
+from envcheck.images.tags import REPOSITORY
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
@@ -193,8 +193,8 @@ def command(options: BuildOptions, settings: Settings) -> None:
     from envcheck.cli.sources.best_cell import cell_for_this_machine
     from envcheck.cli.sources.mirror_selection import profile_for
     from envcheck.cli.sources.packages_on_top import requested_packages
-    from envcheck.images.build.tags import parse
     from envcheck.images.engines import venv
+    from envcheck.images.tags import parse
 
     parse(options.tag)  # a wrong one is refused before anything runs
     selector = options.selector or cell_for_this_machine(settings, options.mirror)
@@ -278,9 +278,9 @@ def _request(
     settings: Settings, spec: ImageSpec, profile: Profile, wheels: Path | None, options: BuildOptions
 ) -> BuildRequest:
     from envcheck.cli.shared.platforms import architecture
-    from envcheck.images.build.tags import parse
     from envcheck.images.engines import build
-    from envcheck.images.uv_for_platform import uv_for
+    from envcheck.images.lock_on_top import uv_for
+    from envcheck.images.tags import parse
 
     repository, tag = parse(options.tag)
     foreign = spec.arch != architecture("auto")
@@ -305,8 +305,7 @@ def _request(
 def _images(requests: Sequence[BuildRequest], options: BuildOptions, settings: Settings) -> None:
     from envcheck.cli.build.printed import as_program, show_images, show_plans
     from envcheck.cli.shared.build_progress import details, listeners
-    from envcheck.images import engines
-    from envcheck.images.build import plan
+    from envcheck.images import engines, plan
     from envcheck.images.engines import build
 
     if options.plan_only:

@@ -152,8 +152,8 @@ def _has_python(version: str) -> bool:
 
 
 def _image(matrix: Matrix, cell: Cell, engine: str) -> str:
-    from envcheck.images.build.tags import REPOSITORY, full
     from envcheck.images.engines import local_name
     from envcheck.images.spec import load_spec
+    from envcheck.images.tags import REPOSITORY, full
 
     return local_name(engine, full(REPOSITORY, load_spec(matrix, cell)))

@@ -15,7 +15,7 @@ from envcheck.counting import counted
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.images.locks.model import Lock
+    from envcheck.images.lockfile import Lock
     from envcheck.matrix.facts.model import Cell, Matrix
     from envcheck.mirrors.profiles.model import Profile
 
@@ -192,10 +192,10 @@ def _lock(
 ) -> bool:
     from envcheck.cli.sources.extensions_of_cell import extensions_of_target
     from envcheck.errors import EnvcheckError
+    from envcheck.images.dockerfile import write_locks
     from envcheck.images.lock_on_top import lock_target
     from envcheck.images.lock_with_uv import MadeLocks, companions, make_locks
-    from envcheck.images.locks.lockfile import read_locks
-    from envcheck.images.render.committed_files import write_locks
+    from envcheck.images.lockfile import read_locks
     from envcheck.images.spec import make_spec
     from envcheck.images.targets import SHARED_GROUPS
 
@@ -231,7 +231,7 @@ def _lock_tool(profile: Profile) -> None:
     from envcheck import safe_files
     from envcheck.data import data_path
     from envcheck.images.lock_with_uv import image_requirements, lock_tool
-    from envcheck.images.locks.lockfile import format_lock
+    from envcheck.images.lockfile import format_lock
     from envcheck.matrix.file.load import load
 
     target = data_path("templates") / "envcheck.lock"

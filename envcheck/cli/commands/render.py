@@ -116,8 +116,7 @@ def _unlocked(specs: list[ImageSpec]) -> list[str]:
 
 def _check(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOptions, *, all_cells: bool) -> None:
     """Compare. Every cell of `specs` must have locks, but a directory of the user's own may hold some cells only."""
-    from envcheck.images.render.committed_files import drift
-    from envcheck.images.render.dockerfile import render_cells
+    from envcheck.images.dockerfile import drift, render_cells
 
     unlocked = _unlocked(specs) if options.images_dir is None or not all_cells else []
     rendered = render_cells(spec for spec in specs if spec.locks)
@@ -137,8 +136,7 @@ def _check(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOption
 
 def _render(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOptions, settings: Settings) -> None:
     from envcheck.errors import ConfigError
-    from envcheck.images.render.committed_files import remove_orphans, write
-    from envcheck.images.render.dockerfile import render_cells
+    from envcheck.images.dockerfile import remove_orphans, render_cells, write
 
     unlocked, all_cells = _unlocked(specs), not options.selectors
     if unlocked and not all_cells:
@@ -162,8 +160,8 @@ def _render(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOptio
 def _context(specs: list[ImageSpec], mirror: str, output: Path, settings: Settings) -> None:
     from envcheck.cli.shared.platforms import architecture
     from envcheck.errors import ConfigError
-    from envcheck.images.build import tags
-    from envcheck.images.render.build_context import write
+    from envcheck.images import tags
+    from envcheck.images.build_context import write
     from envcheck.mirrors.profiles.load import load
 
     cells = {spec.cell for spec in specs}

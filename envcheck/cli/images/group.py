@@ -10,7 +10,6 @@ from envcheck.cli.lazy_group import DefaultGroup
 
 COMMANDS: Final = {
     "list": "List the cells: what runs when no command is named.",
-    "audit": "Compare a cell's packages with known vulnerabilities.",
     "sbom": "Print the bill of materials of a cell's image.",
     "size": "Show what uses the space in a local image.",
 }

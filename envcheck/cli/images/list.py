@@ -12,10 +12,10 @@ from envcheck.cli.shared import completion, messages
 from envcheck.cli.shared.typed_options import takes
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
-from envcheck.images.build.plan import PLATFORMS
-from envcheck.images.build.tags import REPOSITORY
-from envcheck.images.formats import registry
-from envcheck.images.formats.registry import FormatOptions
+from envcheck.images import formats
+from envcheck.images.formats import FormatOptions
+from envcheck.images.plan import PLATFORMS
+from envcheck.images.tags import REPOSITORY
 from envcheck.matrix.facts.model import HostArch, Target
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class ImagesListOptions(NamedTuple):
 @click.command("list", epilog="Example: envcheck images 'torch2.8*' --json")
 @click.argument("selectors", nargs=-1, metavar="[CELL]...", shell_complete=completion.cells)
 @click.option(
-    "--format", type=click.Choice(registry.names()), help="Print the file that this program reads, not the list."
+    "--format", type=click.Choice(formats.FORMATS), help="Print the file that this program reads, not the list."
 )
 @click.option("--target", type=click.Choice(get_args(Target)), help="Only this target of each cell.")
 @click.option(
@@ -87,7 +87,7 @@ def command(options: ImagesListOptions, settings: Settings) -> int:
     chosen = selected(matrix, options, directory)
     if options.format:
         specs = specs_of(matrix, chosen, directory, _archs(options.format, options.platform))
-        click.echo(registry.written(options.format, specs, FormatOptions(_repository(options.repository))), nl=False)
+        click.echo(formats.written(options.format, specs, FormatOptions(_repository(options.repository))), nl=False)
         _say_left_out(specs)
         return 0
     return _listed([_row(matrix, cell, targets, directory) for cell, targets in chosen], options)
@@ -96,12 +96,12 @@ def command(options: ImagesListOptions, settings: Settings) -> int:
 def _archs(format_name: str, platform: str | None) -> list[HostArch]:
     """Return the architectures that a format gets: those of the platform, else all that it can hold."""
     archs = [arch for arch in get_args(HostArch) if platform in (None, PLATFORMS[arch])]
-    return archs[:1] if registry.named(format_name).one else archs
+    return archs[:1] if formats.FORMATS[format_name].one else archs
 
 
 def _repository(name: str) -> str:
     """Return the name, which must be that of a repository: the tags of its images say every axis themselves."""
-    from envcheck.images.build.tags import parse
+    from envcheck.images.tags import parse
 
     repository, tag = parse(name)
     if tag is not None:
@@ -131,7 +131,7 @@ def _listed(rows: list[dict[str, Any]], options: ImagesListOptions) -> int:
 
 
 def _row(matrix: Matrix, cell: Cell, targets: list[Target], directory: Path) -> dict[str, Any]:
-    from envcheck.images.locks.lockfile import missing
+    from envcheck.images.lockfile import missing
     from envcheck.images.spec import load_specs, make_spec
 
     spec, wrong, lacking = make_spec(matrix, cell, []), None, missing(directory / str(cell))

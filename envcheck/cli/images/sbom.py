@@ -55,11 +55,8 @@ def command(options: ImagesSbomOptions, settings: Settings) -> None:
     Exit 0: printed; 2: the cell has no lock, or wrong usage.
     """
     from envcheck.cli.images.selection import spec_of
-    from envcheck.images.render.build_context import tool_lock
-    from envcheck.images.sbom.components import components
-    from envcheck.images.sbom.cyclonedx import cyclonedx
-    from envcheck.images.sbom.licences import read
-    from envcheck.images.sbom.spdx import spdx
+    from envcheck.images.build_context import tool_lock
+    from envcheck.images.sbom import components, cyclonedx, read, spdx
 
     spec = spec_of(settings.matrix, options.selector, options.target, options.images_dir)
     listed = components(spec, tool_lock(), read(options.metadata))

@@ -91,7 +91,7 @@ def specs_of(
     matrix: Matrix, chosen: Sequence[CellTargets], images_dir: Path, archs: Sequence[HostArch]
 ) -> list[ImageSpec]:
     """Return one spec for each target of each cell on each of these architectures that the cell is published for."""
-    from envcheck.images.build.plan import PLATFORMS
+    from envcheck.images.plan import PLATFORMS
     from envcheck.images.spec import load_spec
 
     specs = [

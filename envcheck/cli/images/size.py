@@ -10,7 +10,7 @@ from envcheck.cli.shared.typed_options import takes
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.images.size.ledger import SizeLedger
+    from envcheck.images.engines.size import SizeLedger
 
 _SHOWN = 12
 _STEP = 58
@@ -55,7 +55,7 @@ def command(options: ImageSizeOptions, settings: Settings) -> None:
 
 
 def _show(ledger: SizeLedger, *, quiet: bool) -> None:
-    from envcheck.images.size.ledger import KINDS
+    from envcheck.images.engines.size import KINDS
 
     overhead = f"{ledger.overhead:.1%} are added by envcheck: itself and bytecode"
     click.echo(f"total   {ledger.total / 1e6:.1f} MB in {len(ledger.layers)} layers; {overhead}")

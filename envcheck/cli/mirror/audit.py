@@ -178,7 +178,7 @@ def _content(path: Path) -> bytes:
 
 def _needs(settings: Settings, cells: tuple[str, ...], locks: dict[Path, bytes], *, every: bool) -> list[LockedPackage]:
     from envcheck.data import data_path
-    from envcheck.images.locks.lockfile import parse_requirements, read_locks
+    from envcheck.images.lockfile import parse_requirements, read_locks
     from envcheck.images.spec import select
     from envcheck.images.targets import groups_of
     from envcheck.matrix.file.load import load

@@ -168,7 +168,7 @@ def _client(profile: Profile) -> Any:
 def _pages(settings: Settings) -> list[str]:
     """Return the index pages of the published cells' packages, for discover.with_links."""
     from envcheck.data import data_path
-    from envcheck.images.locks.lockfile import read_locks
+    from envcheck.images.lockfile import read_locks
     from envcheck.images.spec import select
     from envcheck.matrix.file.load import load
 

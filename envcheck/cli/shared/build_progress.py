@@ -18,7 +18,7 @@ _Listener = Callable[[str], None]
 @contextmanager
 def details() -> Iterator[None]:
     """Print the step and its last lines before the one line that every error gets."""
-    from envcheck.images.build.build_log import FailedError
+    from envcheck.images.build_log import FailedError
 
     try:
         yield
@@ -59,7 +59,7 @@ def _message(line: str) -> None:
 
 def _steps() -> _Listener:
     """Return what prints each step once: targets that are built at once share steps."""
-    from envcheck.images.build.failure_causes import step_of
+    from envcheck.images.build_log import step_of
 
     shown: set[str] = set()
 
@@ -77,7 +77,7 @@ def _live() -> Iterator[_Listener]:
     from rich.console import Console
     from rich.markup import escape
 
-    from envcheck.images.build.failure_causes import said_of, step_of
+    from envcheck.images.build_log import said_of, step_of
 
     console = Console(stderr=True)
     current = ["", ""]

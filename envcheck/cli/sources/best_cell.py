@@ -11,7 +11,7 @@ from envcheck.cli.sources.mirror_selection import AUTO
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.images.locks.model import Lock
+    from envcheck.images.lockfile import Lock
     from envcheck.matrix.facts.model import Cell, HostArch, Matrix
     from envcheck.matrix.resolver.resolve import Resolution
     from envcheck.mirrors.profiles.model import Profile
@@ -69,7 +69,7 @@ def newest_available(matrix: Matrix, cells: Sequence[Cell], profile: Profile, ar
     """Return the first of the cells whose torch the profile has; the first of all where none is found."""
     from envcheck.cli.sources.fetch_request import profile_client
     from envcheck.errors import NotFoundError, UnavailableError
-    from envcheck.images.locks.availability import bytes_to_fetch
+    from envcheck.images.known_wheels import bytes_to_fetch
     from envcheck.images.spec import load_spec
 
     client, silent = profile_client(profile, 8), set[str]()
@@ -101,7 +101,7 @@ def _why(cell: Cell, best: Cell, profile: Profile, locks: list[Lock]) -> str | N
 def _size(cell: Cell, locks: list[Lock], profile: Profile) -> str:
     from envcheck.cli.sources.fetch_request import profile_client
     from envcheck.errors import UnavailableError
-    from envcheck.images.locks.availability import bytes_to_fetch
+    from envcheck.images.known_wheels import bytes_to_fetch
 
     try:
         size = bytes_to_fetch(locks, cell.python, profile, profile_client(profile, 8))

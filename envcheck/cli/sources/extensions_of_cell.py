@@ -194,7 +194,7 @@ def ask_installer(
 
     What the Python index does not serve as a wheel is named: the installer was not asked about it.
     """
-    from envcheck.images.dry_resolution import DisagreementError, dry_resolution
+    from envcheck.images.lock_with_uv import DisagreementError, dry_resolution
 
     answer = answer_for_cell(matrix, cell, arch, requirements)
     if not answer.extensions:

@@ -13,7 +13,7 @@ from envcheck.safe_files import read_whole
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.images.locks.model import Lock
+    from envcheck.images.lockfile import Lock
     from envcheck.mirrors.fetch.request import WantedFile
     from envcheck.mirrors.hub.revision import Reference, Revision
     from envcheck.mirrors.net.client import Client
@@ -74,7 +74,7 @@ def parse_request(
 
     Raise ConfigError for a request that is wrong by itself.
     """
-    from envcheck.images.locks.lockfile import parse_requirements
+    from envcheck.images.lockfile import parse_requirements
     from envcheck.mirrors.hub.revision import SCHEMA, parse_lock, parse_reference
 
     if request.url is not None:
@@ -93,7 +93,7 @@ def locked_cells(settings: Settings, selector: str, *, one: bool) -> list[CellLo
     """Return the locks for this machine of each cell that the selector matches; `one` refuses several cells."""
     from envcheck.cli.shared.platforms import architecture
     from envcheck.data import data_path
-    from envcheck.images.locks.lockfile import read_locks
+    from envcheck.images.lockfile import read_locks
     from envcheck.images.spec import no_lock, select, select_one
     from envcheck.images.targets import groups_of
     from envcheck.matrix.file.load import load

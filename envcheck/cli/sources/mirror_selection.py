@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.cli.sources.fetch_request import CellLocks
     from envcheck.cli.sources.fetch_request import FetchRequest as What
-    from envcheck.images.locks.model import Lock
+    from envcheck.images.lockfile import Lock
     from envcheck.mirrors.hub.revision import Revision
     from envcheck.mirrors.probe.budget import Budget
     from envcheck.mirrors.probe.file_matches import WantedPackage
@@ -36,7 +36,7 @@ _NAME: Final = 22
 
 def read_lock(path: Path) -> Lock:
     """Return the lock in a file."""
-    from envcheck.images.locks.lockfile import parse_requirements
+    from envcheck.images.lockfile import parse_requirements
 
     return parse_requirements(read_whole(path), "base", str(path))
 

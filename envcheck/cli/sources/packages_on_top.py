@@ -13,7 +13,7 @@ import click
 from envcheck.counting import counted
 
 if TYPE_CHECKING:
-    from envcheck.images.locks.model import Lock
+    from envcheck.images.lockfile import Lock
     from envcheck.images.spec import ImageSpec
     from envcheck.mirrors.profiles.model import Profile
 
@@ -41,7 +41,7 @@ def with_packages(
     """
     from envcheck import safe_files
     from envcheck.images.lock_on_top import excluded, lock_user_packages
-    from envcheck.images.locks.lockfile import format_lock
+    from envcheck.images.lockfile import format_lock
     from envcheck.images.spec import with_user_packages
 
     if not requirements:
@@ -77,7 +77,7 @@ def _read(path: Path, spec: ImageSpec, requirements: Sequence[str]) -> Lock:
     """Return a kept lock; ConfigError where it cannot be read or is not one of these requirements on this cell."""
     from envcheck.errors import ConfigError
     from envcheck.images.lock_on_top import contradiction
-    from envcheck.images.locks.lockfile import parse_lock
+    from envcheck.images.lockfile import parse_lock
 
     fix = "delete it: the next build makes it anew"
     try:
@@ -95,7 +95,7 @@ def _read(path: Path, spec: ImageSpec, requirements: Sequence[str]) -> Lock:
 def _kept(spec: ImageSpec, requirements: Sequence[str], wheels: Sequence[Path]) -> Path:
     """Return where the lock of these requirements, and these files, on top of these locks is kept."""
     from envcheck.data import state_path
-    from envcheck.images.locks.local_wheels import sha256
+    from envcheck.images.known_wheels import sha256
 
     files = sorted(map(sha256, wheels))
     request = json.dumps([spec.tag, spec.promises["lock"], sorted(requirements), *([files] if files else [])])

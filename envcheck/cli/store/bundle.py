@@ -170,7 +170,7 @@ def _parse_digest(text: str | None) -> str | None:
 def _compare_with_locks(contents: Contents) -> None:
     """Raise PromiseError if a published cell's lock pins a wheel, for the cell's Python, with other hashes."""
     from envcheck.data import data_path
-    from envcheck.images.locks.lockfile import read_locks
+    from envcheck.images.lockfile import read_locks
     from envcheck.mirrors.index.locate import LockedPackage, fits
 
     pinned: dict[tuple[str, str, str], list[LockedPackage]] = {}

@@ -50,7 +50,7 @@ def collect_contents(
 
 
 def _required_digests(specs: list[ImageSpec], revisions: list[hub_revision.Revision]) -> list[str]:
-    from envcheck.images.render.build_context import tool_lock
+    from envcheck.images.build_context import tool_lock
 
     locks = [lock for spec in specs for lock in [*spec.locks, tool_lock()]]
     files = [str(file.sha256) for revision in revisions for file in revision.files]
@@ -61,8 +61,8 @@ def _collect_wheels(
     store: Store, spec: ImageSpec, profile: Profile, options_for: Callable[[str], TransferOptions]
 ) -> list[Wheel]:
     """Return a cell's wheels, and those of the envcheck that goes into its images."""
-    from envcheck.images.locks import prefetch
-    from envcheck.images.render.build_context import tool_lock
+    from envcheck.images import prefetch
+    from envcheck.images.build_context import tool_lock
     from envcheck.images.spec import no_lock
     from envcheck.mirrors.store.wheel_metadata import describe_wheel
 

@@ -16,7 +16,7 @@ from envcheck.cli.interrupts import stopping
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.images.locks.model import Lock
+    from envcheck.images.lockfile import Lock
     from envcheck.images.spec import ImageSpec
     from envcheck.mirrors.fetch.request import TransferOptions
     from envcheck.mirrors.profiles.model import Profile
@@ -113,8 +113,8 @@ def prefetched_wheels(
 
     Without `fetch`, for a plan, they must be in the store.
     """
-    from envcheck.images.locks import prefetch
-    from envcheck.images.render.build_context import tool_lock
+    from envcheck.images import prefetch
+    from envcheck.images.build_context import tool_lock
 
     store, python = open_store(root), spec.cell.python
     locks: list[Lock] = [*spec.locks, *([] if engine == "venv" else [tool_lock()])]

@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.images.build.plan import BuildPlan
 from envcheck.images.engines.subprocesses import CommandResult
+from envcheck.images.plan import BuildPlan
 from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.profiles.model import Profile
 
@@ -126,20 +126,20 @@ def local_name(engine: str, image: str) -> str:
 
 def holder(image: str) -> tuple[Containers, ImageInfo]:
     """Return what can run a local image, and what it says of it: docker where it holds it, else podman."""
-    from envcheck.images.engines import docker_sdk, podman_containers  # noqa: PLC0415 (the SDK takes a third of a second)
+    from envcheck.images.engines import docker, podman  # noqa: PLC0415 (the SDK takes a third of a second)
 
     silent: UnavailableError | None = None
     try:
-        image_info = docker_sdk.inspect(image)
+        image_info = docker.inspect(image)
     except UnavailableError as error:
         silent = error
     else:
         if image_info is not None:
-            return docker_sdk, image_info
+            return docker, image_info
     with suppress(UnavailableError):
-        image_info = podman_containers.inspect(image)
+        image_info = podman.inspect(image)
         if image_info is not None:
-            return podman_containers, image_info
+            return podman, image_info
         silent = None
     if silent is not None:
         raise silent

@@ -17,15 +17,16 @@ import msgspec
 from envcheck import __version__
 from envcheck.data import data_path, state_path
 from envcheck.errors import BuildError, ConfigError, PromiseError, UnavailableError
-from envcheck.images.build import build_key, build_log, tags
-from envcheck.images.build.plan import PLATFORMS, BuildInputs, BuildPlan, Network, Options, make
-from envcheck.images.build.used_sources import UsedSource, used
+from envcheck.images import build_context as contexts
+from envcheck.images import build_log, tags
+from envcheck.images import plan as build_key
+from envcheck.images.build_log import UsedSource, used
+from envcheck.images.dockerfile import base_reference
 from envcheck.images.engines import Compression, Engine, subprocesses
 from envcheck.images.engines import bootstrap as bases
 from envcheck.images.engines.containers import ImageInfo
 from envcheck.images.engines.subprocesses import CommandResult
-from envcheck.images.render import build_context as contexts
-from envcheck.images.render.dockerfile import base_reference
+from envcheck.images.plan import PLATFORMS, BuildInputs, BuildPlan, Network, Options, make
 from envcheck.images.spec import ImageSpec
 from envcheck.images.targets import OS_PACKAGES, RECIPES
 from envcheck.mirrors.profiles.model import Profile

@@ -17,14 +17,13 @@ import uv
 
 from envcheck.data import data_path
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.images.build import build_key
-from envcheck.images.build.build_log import FailedError, keep_log, log_path
-from envcheck.images.build.used_sources import UsedSource, used
+from envcheck.images import build_context as contexts
+from envcheck.images import dockerfile
+from envcheck.images import plan as build_key
+from envcheck.images.build_log import FailedError, UsedSource, keep_log, log_path, used
+from envcheck.images.dockerfile import lock_files
 from envcheck.images.engines import subprocesses
 from envcheck.images.engines.build import one_at_a_time
-from envcheck.images.render import build_context as contexts
-from envcheck.images.render import dockerfile
-from envcheck.images.render.committed_files import lock_files
 from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.profiles.model import Profile
 

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Sequence
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import msgspec
 
-from envcheck.errors import ConfigError
-from envcheck.images.locks.model import Pin
+from envcheck import safe_files
+from envcheck.data import data_path
+from envcheck.errors import ConfigError, UnavailableError
+from envcheck.images.lockfile import Lock, Pin, format_lock
+from envcheck.images.prefetch import held
 from envcheck.images.spec import ImageSpec
 from envcheck.matrix.facts.lookup import Facts, nvcc_in_wheels
 from envcheck.matrix.facts.versions import key as version_key
+from envcheck.mirrors.store.objects import Store
+from envcheck.node import containers, host
 
 _GIB: Final = 1 << 30
 # GiB of memory for each compiler. nvcc: flash-attn's setup.py counts 9 GB a job, and its README takes 4 jobs for 96 GB
@@ -107,3 +115,106 @@ def jobs(available: float, cores: int, *, cuda: bool, most: int | None = None) -
     """
     by_memory = int(available / _GIB) // (_GIB_OF_NVCC if cuda else _GIB_OF_GXX)
     return max(1, min(cores, by_memory, most or cores))
+
+
+_SCRIPTS: Final = ("Dockerfile", "build_wheel.sh", "torch_symbols.py")
+_LIMITS: Final = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def required(build: ExtensionBuild) -> list[Lock]:
+    """Return the lock of what a build needs besides `devel`, nothing where it needs nothing."""
+    pins = build.sdist.requires
+    return [Lock(group="devel", index="pypi", pins=pins)] if pins else []
+
+
+def write(build: ExtensionBuild, store: Store, directory: Path, epoch: int, most_jobs: int | None) -> int:
+    """Write the context of a build, whose files are in the store, into a new directory; return the number of jobs."""
+    (directory / "sdist").mkdir(parents=True)
+    (directory / "wheels").mkdir()
+    for name in _SCRIPTS:
+        shutil.copyfile(data_path("templates") / "context/extension" / name, directory / name)
+    sdist = store.name(build.sdist.sha256) or f"{build.sdist.name}-{build.sdist.version}.tar.gz"
+    store.view(build.sdist.sha256, directory / "sdist" / sdist)
+    for lock in required(build):
+        (directory / "build.lock").write_text(format_lock(lock, f"what builds {build.what}"))
+    for wheel in held(store, required(build), build.devel.cell.python):
+        store.view(wheel.sha256, directory / "wheels" / wheel.name)
+    number = jobs(available_memory(), len(os.sched_getaffinity(0)), cuda=bool(build.gpus), most=most_jobs)
+    lines = [f"{name}={value}\n" for name, value in build.environment(number, epoch).items()]
+    (directory / "environment").write_text("".join(lines))
+    # Who builds may be another user's daemon, and compiles as the image's user.
+    for path in [directory, *directory.rglob("*")]:
+        if path.is_dir():
+            path.chmod(0o755)
+    return number
+
+
+def available_memory() -> float:
+    """Return the bytes that processes may still use here: the kernel's estimate, or the container's limit; 0 unread."""
+    amounts = [host.meminfo(_text("/proc/meminfo")).get("MemAvailable", 0)]
+    limits = [text for text in map(_text, _LIMITS) if text]
+    amounts += [limit for limit in map(containers.memory_limit, limits) if isinstance(limit, int)]
+    return min(amounts)
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
+
+
+_FOLDER: Final = "built"
+_DIGEST_LENGTH: Final = 64
+
+
+class KeptWheel(NamedTuple):
+    """A wheel in the store: its file name and sha256."""
+
+    name: str
+    sha256: str
+
+
+def find(store: Store, build: ExtensionBuild) -> KeptWheel | None:
+    """Return the wheel of a build whose bytes still have their hash; None if there is none, or none that is intact."""
+    try:
+        record = json.loads(_record(store, build).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(record, dict) or record.get("key") != build.key:
+        return None
+    name, sha256 = record.get("name"), record.get("sha256")
+    if not isinstance(name, str) or not isinstance(sha256, str) or len(sha256) != _DIGEST_LENGTH or "/" in name:
+        return None
+    if not store.sound(sha256):
+        return None
+    store.touch(sha256, name)
+    return KeptWheel(name, sha256)
+
+
+def keep(store: Store, build: ExtensionBuild, wheel: Path, sha256: str) -> KeptWheel:
+    """Put a wheel that was compared with its promises into the store; its record is written last, and whole."""
+    store.adopt(wheel, sha256)
+    record = {"key": build.key, "what": build.what, "sdist": build.sdist.sha256, "name": wheel.name, "sha256": sha256}
+    path = _record(store, build)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    safe_files.replace(path, json.dumps(record, indent=1).encode() + b"\n")
+    return KeptWheel(wheel.name, sha256)
+
+
+def require_writable(store: Store) -> None:
+    """Raise UnavailableError where the wheel could not be kept: better before an hour of compiling than after."""
+    try:
+        _record_folder(store).mkdir(parents=True, exist_ok=True)
+        safe_files.put(_record_folder(store) / ".writable", b"", durable=False)
+    except OSError as error:
+        message = f"{store.root}: {error.strerror}; a wheel that is compiled is kept there"
+        raise UnavailableError(message, fix="give a store that this user may write to with --store") from error
+
+
+def _record_folder(store: Store) -> Path:
+    return store.root / _FOLDER
+
+
+def _record(store: Store, build: ExtensionBuild) -> Path:
+    return _record_folder(store) / f"{build.key}.json"

@@ -15,10 +15,9 @@ from packaging.version import Version
 from envcheck import safe_files
 from envcheck.data import state_path
 from envcheck.errors import ConfigError, UnavailableError
+from envcheck.images.known_wheels import sha256 as sha256_of
 from envcheck.images.lock_on_top import lock_build_requirements
-from envcheck.images.locks.local_wheels import sha256 as sha256_of
-from envcheck.images.locks.lockfile import format_lock, parse_lock
-from envcheck.images.locks.model import Lock, Pin
+from envcheck.images.lockfile import Lock, Pin, format_lock, parse_lock
 from envcheck.images.source_builds.recipe import Sdist
 from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.images.build.build_key import context_digest, key
+from envcheck.images.plan import context_digest, key
 
 FILES = {
     "Dockerfile": "ARG BASE=debian:x\nFROM ${BASE}\nRUN true\n",

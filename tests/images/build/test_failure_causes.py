@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.images.build.build_log import FailedError
-from envcheck.images.build.failure_causes import LAST_LINES, diagnose, explain
+from envcheck.images.build_log import LAST_LINES, FailedError, diagnose, explain
 
 REAL = {
     "disk": "OSError: [Errno 28] No space left on device",

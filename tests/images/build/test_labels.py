@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from envcheck.errors import PromiseError
-from envcheck.images.build.tags import broken_labels, require_labels
-from envcheck.images.locks.model import Lock
+from envcheck.images.lockfile import Lock
 from envcheck.images.spec import ImageSpec, make_spec
+from envcheck.images.tags import broken_labels, require_labels
 from envcheck.matrix.facts.model import Cell, Matrix
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.images.build import plan
-from envcheck.images.build.plan import BuildInputs, Options
-from envcheck.images.locks.model import Lock
+from envcheck.images import plan
+from envcheck.images.lockfile import Lock
+from envcheck.images.plan import BuildInputs, Options
 from envcheck.images.spec import ImageSpec, make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from envcheck.errors import ConfigError
-from envcheck.images.build import tags
-from envcheck.images.build.tags import parse
+from envcheck.images import tags
 from envcheck.images.spec import ImageSpec
+from envcheck.images.tags import parse
 from envcheck.matrix.facts.model import Base, Cell, Target
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envcheck.images.build.used_sources import UsedSource, used
+from envcheck.images.build_log import UsedSource, used
 
 BUILDKIT = """\
 #7 [os 1/1] RUN sh /run/mirror/os.sh tini

@@ -14,18 +14,18 @@ import pytest
 
 from envcheck import __version__
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
-from envcheck.images import engines
-from envcheck.images.build import build_log
-from envcheck.images.build.build_log import FailedError
-from envcheck.images.build.plan import BuildPlan
+from envcheck.images import build_log, engines
+from envcheck.images.build_log import FailedError
 from envcheck.images.engines import bootstrap as bases
 from envcheck.images.engines import build as building
-from envcheck.images.engines import docker, docker_sdk
+from envcheck.images.engines import docker
+from envcheck.images.engines import docker as docker_sdk
 from envcheck.images.engines.build import BuildRequest, BuildResult
 from envcheck.images.engines.containers import ImageInfo
 from envcheck.images.engines.subprocesses import CommandResult
-from envcheck.images.locks.local_wheels import local_wheels
-from envcheck.images.locks.model import Lock
+from envcheck.images.known_wheels import local_wheels
+from envcheck.images.lockfile import Lock
+from envcheck.images.plan import BuildPlan
 from envcheck.images.spec import ImageSpec, make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.profiles.model import Index, Profile
@@ -167,7 +167,7 @@ def test_to_find_that_the_image_is_there_no_wheel_is_looked_for(
         looked.append(python)
         return local_wheels(locks, indexes, python)
 
-    monkeypatch.setattr("envcheck.images.render.build_context.local_wheels", counted)
+    monkeypatch.setattr("envcheck.images.build_context.local_wheels", counted)
     links = Profile(name="t", pypi=[Index(url=str(tmp_path), kind="find-links"), Index(url="https://a.example")])
     first = build(shelf, build_request._replace(profile=links))
     assert looked == ["3.11"]

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from envcheck.images.engines import digests, docker_sdk
-from envcheck.images.engines.digests import Digests
+from envcheck.images.engines import containers
+from envcheck.images.engines import docker as docker_sdk
+from envcheck.images.engines.containers import Digests
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -41,12 +42,12 @@ def answer(media: str | None, identity: str = "sha256:1", *repository: str) -> d
     ],
 )
 def test_docker(data: dict[str, Any], manifests: list[dict[str, Any]], expected: Digests) -> None:
-    assert digests.of_docker(data, manifests) == expected
+    assert containers.of_docker(data, manifests) == expected
 
 
 @pytest.mark.parametrize("data", [{}, {"Id": "", "Digest": "", "RepoDigests": None}])
 def test_a_podman_that_states_none(data: dict[str, Any]) -> None:
-    assert digests.of_podman(data) == Digests()
+    assert containers.of_podman(data) == Digests()
 
 
 class Answer:

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from envcheck.errors import PromiseError
+from envcheck.images import prefetch
 from envcheck.images.engines import venv
 from envcheck.images.engines.venv import Environment
 from envcheck.images.lock_with_uv import lock_cell
-from envcheck.images.locks import prefetch
 from envcheck.images.spec import ImageSpec, make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.fetch.request import TransferOptions

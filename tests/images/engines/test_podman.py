@@ -11,7 +11,7 @@ import pytest
 from envcheck.errors import UnavailableError
 from envcheck.images import engines
 from envcheck.images.engines import subprocesses
-from envcheck.images.engines.digests import Digests
+from envcheck.images.engines.containers import Digests
 from envcheck.images.engines.docker import Docker
 from envcheck.images.engines.podman import Podman, image_info
 

@@ -13,7 +13,8 @@ import pytest
 
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images import engines
-from envcheck.images.engines import docker_sdk, podman_containers
+from envcheck.images.engines import docker as docker_sdk
+from envcheck.images.engines import podman as podman_containers
 from envcheck.images.engines.containers import OWNER, BindMount, owner
 
 # Answers as podman 4.3 does; what it was asked is in `asked`, one line a call.

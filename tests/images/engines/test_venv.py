@@ -15,10 +15,10 @@ import msgspec
 import pytest
 
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.images.build.build_log import FailedError
+from envcheck.images.build_log import FailedError
 from envcheck.images.engines import venv
 from envcheck.images.engines.venv import Environment
-from envcheck.images.locks.model import Lock, Pin
+from envcheck.images.lockfile import Lock, Pin
 from envcheck.images.spec import ImageSpec, with_user_packages
 from envcheck.mirrors.profiles.model import Profile
 from tests.wheels import wheel

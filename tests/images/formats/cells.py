@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envcheck.images.formats.registry import FormatOptions, written
+from envcheck.images.formats import FormatOptions, written
 from envcheck.images.spec import ImageSpec, load_spec, select
 from envcheck.matrix.file.load import load
 

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from envcheck.images.formats.registry import written
-from envcheck.images.render.build_context import write
+from envcheck.images.build_context import write
+from envcheck.images.formats import written
 from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.profiles import load as profiles
 from tests.e2e.private_engine import CannotStartError, unpacked

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from envcheck.images.formats.conda import lowest_capability
-from envcheck.images.formats.registry import written
-from envcheck.images.locks.lockfile import parse_requirements
+from envcheck.images.formats import lowest_capability, written
+from envcheck.images.lockfile import parse_requirements
 from envcheck.images.spec import load_spec, select_one
 from envcheck.matrix.file.load import load
 from tests.images.formats.cells import CPU, CUDA, OPTIONS, specs, text

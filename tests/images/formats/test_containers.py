@@ -16,11 +16,11 @@ import pytest
 import yaml
 
 from envcheck.errors import ConfigError
-from envcheck.images.formats.registry import FormatOptions, named, names, written
+from envcheck.images.formats import FORMATS, FormatOptions, written
 from tests.e2e.private_engine import CannotStartError, unpacked
 from tests.images.formats.cells import CPU, CUDA, OPTIONS, specs, text
 
-ONE = [name for name in names() if named(name).one]
+ONE = [name for name, form in FORMATS.items() if form.one]
 URL = re.compile(r"https?://([^/\s]+)")
 
 

@@ -9,9 +9,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from envcheck.data import data_path
-from envcheck.images.locks.known_wheels import known_cell, known_wheels, package
-from envcheck.images.locks.lockfile import read_locks, version_of
-from envcheck.images.locks.model import Lock
+from envcheck.images.known_wheels import known_cell, known_wheels, package
+from envcheck.images.lockfile import Lock, read_locks, version_of
 from envcheck.matrix.facts.model import Cell, TorchRelease
 from envcheck.matrix.file.load import load
 

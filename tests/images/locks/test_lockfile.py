@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envcheck.errors import ConfigError
-from envcheck.images.locks.lockfile import (
+from envcheck.images.lockfile import (
+    Lock,
+    Pin,
     digest,
     divide,
     format_lock,
@@ -17,7 +19,6 @@ from envcheck.images.locks.lockfile import (
     parse_requirements,
     version_of,
 )
-from envcheck.images.locks.model import Lock, Pin
 
 SHA, B = "a" * 64, "b" * 64
 GOOD = f"# title\n# index: pypi\nsix==1.17.0 \\\n    --hash=sha256:{SHA}\n"

@@ -14,10 +14,10 @@ import msgspec
 import pytest
 
 from envcheck.errors import PromiseError, UnavailableError
-from envcheck.images.locks import prefetch
-from envcheck.images.locks.model import Lock
-from envcheck.images.render import build_context as contexts
-from envcheck.images.render.committed_files import write_locks
+from envcheck.images import build_context as contexts
+from envcheck.images import prefetch
+from envcheck.images.dockerfile import write_locks
+from envcheck.images.lockfile import Lock
 from envcheck.images.spec import ImageSpec
 from envcheck.matrix.facts.model import Matrix
 from envcheck.mirrors.fetch.request import TransferOptions

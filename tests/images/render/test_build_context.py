@@ -22,11 +22,11 @@ import pytest
 
 from envcheck.data import data_path
 from envcheck.errors import ConfigError
-from envcheck.images.build.failure_causes import diagnose
+from envcheck.images.build_context import Context, network, sources, write
+from envcheck.images.build_log import diagnose
+from envcheck.images.known_wheels import local_wheels
 from envcheck.images.lock_with_uv import lock_cell
-from envcheck.images.locks.local_wheels import local_wheels
-from envcheck.images.locks.model import Lock, Pin
-from envcheck.images.render.build_context import Context, network, sources, write
+from envcheck.images.lockfile import Lock, Pin
 from envcheck.images.spec import ImageSpec, load_specs, make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.file.load import load

@@ -14,9 +14,18 @@ import pytest
 
 from envcheck.data import data_path
 from envcheck.errors import ConfigError
-from envcheck.images.locks.model import Lock
-from envcheck.images.render.committed_files import Drift, drift, remove_orphans, write
-from envcheck.images.render.dockerfile import base_reference, labels, render_cell, render_cells, render_dockerfile
+from envcheck.images.dockerfile import (
+    Drift,
+    base_reference,
+    drift,
+    labels,
+    remove_orphans,
+    render_cell,
+    render_cells,
+    render_dockerfile,
+    write,
+)
+from envcheck.images.lockfile import Lock
 from envcheck.images.spec import ImageSpec, load_specs, make_spec
 from envcheck.images.targets import RECIPES
 from envcheck.matrix.facts.model import Cell, Matrix

@@ -14,11 +14,8 @@ from packageurl import PackageURL
 from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
-from envcheck.images.render.build_context import tool_lock
-from envcheck.images.sbom.components import Component, components
-from envcheck.images.sbom.cyclonedx import cyclonedx
-from envcheck.images.sbom.licences import Licence, PackageKey
-from envcheck.images.sbom.spdx import spdx
+from envcheck.images.build_context import tool_lock
+from envcheck.images.sbom import Component, Licence, PackageKey, components, cyclonedx, spdx
 from envcheck.images.spec import ImageSpec, load_spec, select
 from envcheck.matrix.file.load import load
 

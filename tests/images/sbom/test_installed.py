@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
-from envcheck.images.sbom.components import components
-from envcheck.images.sbom.licences import read
+from envcheck.images.sbom import components, read
 from envcheck.images.spec import load_spec, select
 from envcheck.matrix.file.load import load
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import ConfigError
-from envcheck.images.sbom.licences import Licence, PackageKey, read, stated
+from envcheck.images.sbom import Licence, PackageKey, read, stated
 from tests.wheels import wheel
 
 LONG = "License: " + "text of a licence " * 20

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.images.engines.size import read_history
-from envcheck.images.size import inside
-from envcheck.images.size.ledger import Duplicate, Layer, MeasuredSizes, duplicates, ledger
+from envcheck.images.engines import size_inside
+from envcheck.images.engines.size import Duplicate, Layer, MeasuredSizes, duplicates, ledger, read_history
 
 SITE = "opt/venv/lib/python3.11/site-packages"
 MB = 1 << 20
@@ -44,7 +43,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_every_byte_has_one_owner(root: Path) -> None:
-    actual = inside.measured(str(root))
+    actual = size_inside.measured(str(root))
     listed = len((root / "var/lib/dpkg/info/tini.list").read_bytes())
     record = len((root / f"{SITE}/torch-2.13.0+cpu.dist-info/RECORD").read_bytes())
     assert actual["packages"] == {"torch==2.13.0+cpu": 3 * MB + 110}

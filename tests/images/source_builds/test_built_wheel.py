@@ -10,7 +10,7 @@ import pytest
 
 from envcheck.binaries.elf import BinaryError
 from envcheck.errors import PromiseError
-from envcheck.images.source_builds.built_wheel import relabelled, require
+from envcheck.images.source_builds.compile import relabelled, require
 from envcheck.images.source_builds.recipe import ExtensionBuild
 from envcheck.matrix.facts.lookup import Facts
 from tests.elf_files import CUBIN, MadeLibrary, library

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.images.build.build_log import FailedError
+from envcheck.images.build_log import FailedError
 from envcheck.images.engines import subprocesses, venv
-from envcheck.images.locks.local_wheels import sha256
-from envcheck.images.source_builds import context
+from envcheck.images.known_wheels import sha256
+from envcheck.images.source_builds import recipe
 from envcheck.images.source_builds.compile import Compiler, wheel_of
 from envcheck.images.source_builds.recipe import ExtensionBuild
 from envcheck.matrix.facts.lookup import Facts
@@ -161,5 +161,5 @@ def test_a_machine_without_a_compiler_or_headers_is_told(
 
 
 def test_the_memory_that_is_left_is_read() -> None:
-    assert 0 < context.available_memory() < 1 << 50
-    assert sys.maxsize > context.available_memory()
+    assert 0 < recipe.available_memory() < 1 << 50
+    assert sys.maxsize > recipe.available_memory()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.images.locks.local_wheels import sha256
-from envcheck.images.source_builds import kept_wheels
+from envcheck.images.known_wheels import sha256
+from envcheck.images.source_builds import recipe
 from envcheck.images.source_builds.recipe import ExtensionBuild
 from envcheck.mirrors.store.objects import Store
 from tests.wheels import wheel
@@ -28,22 +28,22 @@ def build(make_build: MakeBuild, store: Store, tmp_path: Path) -> ExtensionBuild
     """Return a build whose wheel the store has."""
     build = make_build("torch2.13.0-cpu-py311")
     path = wheel(tmp_path, "scatter-ops")
-    kept_wheels.keep(store, build, path, sha256(path))
+    recipe.keep(store, build, path, sha256(path))
     return build
 
 
 def test_the_next_build_finds_it_and_another_one_does_not(
     store: Store, build: ExtensionBuild, make_build: MakeBuild
 ) -> None:
-    kept = kept_wheels.find(store, build)
+    kept = recipe.find(store, build)
     assert kept is not None
     assert store.name(kept.sha256) == kept.name == "scatter_ops-1.0-py3-none-any.whl"
-    assert kept_wheels.find(store, make_build("torch2.13.0-cpu-py312")) is None
+    assert recipe.find(store, make_build("torch2.13.0-cpu-py312")) is None
 
 
 @pytest.mark.parametrize("change", ["cut", "another build's", "a path", "no hash", "evicted", "other bytes"])
 def test_what_is_not_whole_is_not_used(store: Store, build: ExtensionBuild, change: str) -> None:
-    kept = kept_wheels.find(store, build)
+    kept = recipe.find(store, build)
     assert kept is not None
     (path,) = (path for path in (store.root / "built").iterdir() if path.suffix == ".json")
     record = json.loads(path.read_text())
@@ -57,12 +57,12 @@ def test_what_is_not_whole_is_not_used(store: Store, build: ExtensionBuild, chan
         store.path(kept.sha256).write_bytes(b"x")
     else:
         path.write_text(json.dumps(record | changes[change]))
-    assert kept_wheels.find(store, build) is None
+    assert recipe.find(store, build) is None
 
 
 def test_a_store_that_cannot_be_written_is_refused_before_anything_is_compiled(store: Store) -> None:
-    kept_wheels.require_writable(store)
+    recipe.require_writable(store)
     (store.root / "built").rename(store.root / "moved")
     (store.root / "built").write_text("")
     with pytest.raises(UnavailableError, match="a wheel that is compiled is kept there; give a store that this user"):
-        kept_wheels.require_writable(store)
+        recipe.require_writable(store)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from envcheck.errors import ConfigError
-from envcheck.images.locks.model import Pin
+from envcheck.images.lockfile import Pin
 from envcheck.images.source_builds.recipe import ExtensionBuild, capabilities, jobs
 from envcheck.matrix.facts.lookup import Facts
 

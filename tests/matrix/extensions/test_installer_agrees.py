@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.images.dry_resolution import DisagreementError, dry_resolution
+from envcheck.images.lock_with_uv import DisagreementError, dry_resolution
 from envcheck.matrix.extensions.answer import ExtensionResolution
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.profiles.load import load

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, NamedTuple
+
+import msgspec
+
+from envcheck.data import state_path
+from envcheck.errors import BuildError
+from envcheck.images.plan import BuildPlan
 
 _STEP: Final = re.compile(r"^#(?P<id>\d+) (?P<title>\[[^\]]+\] .*)$")
 _OUTPUT: Final = re.compile(r"^#(?P<id>\d+) (?:\d+\.\d+ )(?P<text>.*)$")
@@ -147,3 +155,86 @@ def said_of(line: str) -> str:
 
 def _tail(lines: list[str]) -> list[str]:
     return [line.rstrip() for line in lines if line.strip()][-LAST_LINES:]
+
+
+def require_success(plan: BuildPlan, status: int | None, output: str, timeout: float) -> Path | None:
+    """Keep a build's log, and return where it is, if there was room for one.
+
+    An exit status that is not 0, or None after `timeout` seconds, is a FailedError.
+    """
+    log = keep_log(log_path(f"{plan.cell}-{plan.target}"), output)
+    if status != 0:
+        ended = f"timed out after {timeout:.0f} s" if status is None else ""
+        raise FailedError(plan.tag, f"{output}\n{ended}", log)
+    return log
+
+
+def log_path(name: str) -> Path:
+    """Return where a build's whole log goes."""
+    return state_path("logs") / f"{name}.log"
+
+
+def keep_log(log: Path, text: str) -> Path | None:
+    """Write a log, and return where it is; None where it cannot be written: that must not hide why a build failed."""
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_text(text, encoding="utf-8")
+    except OSError:
+        return None
+    return log
+
+
+class FailedError(BuildError):
+    """A build that failed: one line names the cause and what to do; `detail` is the step and its last lines.
+
+    `step` is named for a build that is not in a container, whose log does not tell its steps.
+    """
+
+    def __init__(self, name: str, text: str, log: Path | None, *, step: str | None = None) -> None:
+        explanation = explain(text)
+        cause = explanation.cause or Cause("no known cause", "read its last lines above, or the whole log")
+        fix = cause.fix + ("" if step else cause.contained)
+        where = f"log: {log}" if log else "no space left for the log"
+        super().__init__(f"{name} could not be built: {cause.what} ({where})", fix=fix)
+        self.log = log
+        self.detail = [f"in {step or explanation.step}", *explanation.lines]
+
+
+# What install.sh and os.sh say of each attempt; the rest of the log is the installer's.
+_SAID: Final = re.compile(
+    r"envcheck: (?P<group>[a-z]+): (?:used (?P<used>.+)|(?P<failed>.+) failed rc=(?P<status>\d+))"
+)
+
+
+class UsedSource(msgspec.Struct, frozen=True, kw_only=True):
+    """The source of a lock group, or of the distribution's packages ("os"). `failed` maps those before it to why."""
+
+    group: str
+    source: str
+    failed: dict[str, str]
+
+
+def used(log: str) -> list[UsedSource]:
+    """Return the source of each group that this build installed, in order; what came out of a cache is not there."""
+    sources = []
+    failed: dict[str, str] = {}
+    for entry, before in _attempts(log):
+        if entry["used"]:
+            sources.append(UsedSource(group=entry["group"], source=entry["used"], failed=failed))
+            failed = {}
+        else:
+            cause = diagnose(before)
+            failed[entry["failed"]] = cause.what if cause else f"exit status {entry['status']}"
+    return sources
+
+
+def _attempts(log: str) -> Iterator[tuple[re.Match[str], str]]:
+    """Yield the result of each attempt, with the lines since the one before."""
+    since: list[str] = []
+    for line in map(said_of, log.splitlines()):
+        match = _SAID.fullmatch(line.rstrip())
+        if match is None:
+            since.append(line)
+        else:
+            yield match, "\n".join(since)
+            since = []

@@ -4,7 +4,7 @@ Bytes are those of the files (st_size), each hard link once. A file belongs to t
 lists it, else to the distribution package whose list names it, else to nobody.
 """
 
-# ruff: noqa: PTH118, PTH119, PTH120, PTH123, PTH207 (a script of an image: os.path is fast over 50,000 files)
+from __future__ import annotations
 
 import csv
 import glob
@@ -12,6 +12,9 @@ import json
 import os
 import sys
 from typing import Iterator  # noqa: UP035 (the oldest Python of the matrix)
+
+# ruff: noqa: PTH118, PTH119, PTH120, PTH123, PTH207 (a script of an image: os.path is fast over 50,000 files)
+
 
 SKIPPED = ("/proc", "/sys", "/dev", "/run/secrets")
 BIG_LIBRARY = 1 << 20
@@ -28,7 +31,7 @@ UNNEEDED = {
 }
 
 
-def files(root: str) -> "Iterator[tuple[str, int]]":
+def files(root: str) -> Iterator[tuple[str, int]]:
     """Yield each file's path below the root and its bytes, each inode once."""
     seen = set()
     for top, directories, names in os.walk(root + "/"):
@@ -45,7 +48,7 @@ def files(root: str) -> "Iterator[tuple[str, int]]":
                 yield path, status.st_size
 
 
-def python_owners(root: str) -> "dict[str, str]":
+def python_owners(root: str) -> dict[str, str]:
     """Return path -> "venv/name==version" of what the RECORD files of virtual environments list."""
     owners: dict[str, str] = {}
     for record in glob.glob(root + "/opt/*/lib/python3*/site-packages/*.dist-info/RECORD"):
@@ -59,7 +62,7 @@ def python_owners(root: str) -> "dict[str, str]":
     return owners
 
 
-def system_owned(root: str) -> "set[str]":
+def system_owned(root: str) -> set[str]:
     """Return the paths that the distribution's packages list."""
     owned: set[str] = set()
     for names in glob.glob(root + "/var/lib/dpkg/info/*.list"):
@@ -68,7 +71,7 @@ def system_owned(root: str) -> "set[str]":
     return owned
 
 
-def kind_of(path: str, owned: "set[str]") -> str:
+def kind_of(path: str, owned: set[str]) -> str:
     """Return whose a file is that no Python distribution lists."""
     # Lists of packages that are older than the merge of /bin, /lib and /sbin into /usr name the old paths.
     if path in owned or (path.startswith("/usr/") and path[len("/usr") :] in owned):
@@ -78,7 +81,7 @@ def kind_of(path: str, owned: "set[str]") -> str:
     return "other"
 
 
-def measured(root: str = "") -> "dict[str, object]":
+def measured(root: str = "") -> dict[str, object]:
     """Return bytes by Python package, by kind, of what is not needed, and of big shared libraries."""
     owners, owned = python_owners(root), system_owned(root)
     packages: dict[str, int] = {}

@@ -22,11 +22,10 @@ import uv
 
 from envcheck.data import data_path
 from envcheck.errors import ConfigError
-from envcheck.images.locks.local_wheels import local_wheels, refused_wheels
-from envcheck.images.locks.lockfile import parse_lock
-from envcheck.images.locks.model import Lock
-from envcheck.images.render.committed_files import write as write_files
-from envcheck.images.render.dockerfile import all_locks, base_reference, render_cell, render_dockerfile
+from envcheck.images.dockerfile import all_locks, base_reference, render_cell, render_dockerfile
+from envcheck.images.dockerfile import write as write_files
+from envcheck.images.known_wheels import local_wheels, refused_wheels
+from envcheck.images.lockfile import Lock, parse_lock
 from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.profiles.apt_config import base_urls
 from envcheck.mirrors.profiles.host_config import apt_sources, ca_bundle
@@ -288,7 +287,7 @@ def _write_tool(out: Path, matrix: Path | None, tool: Path) -> None:
     _take(tool, out / "bin/uv", 0o755)
     shutil.copyfile(data_path("templates") / "context/launcher.sh", out / "bin/envcheck")
     shutil.copyfile(data_path("templates") / "envcheck.lock", out / "envcheck.lock")
-    shutil.copytree(Path(__file__).resolve().parents[2], out / "envcheck", ignore=_LEFT_OUT)
+    shutil.copytree(Path(__file__).resolve().parents[1], out / "envcheck", ignore=_LEFT_OUT)
     (out / "envcheck/_data").mkdir()
     shutil.copyfile(matrix or data_path("matrix.yaml"), out / "envcheck/_data/matrix.yaml")
 

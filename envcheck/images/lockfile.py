@@ -1,4 +1,4 @@
-"""Hash locks: read, written in one canonical form, divided into the groups that become layers."""
+"""What a lock is, as data."""
 
 from __future__ import annotations
 
@@ -6,15 +6,39 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final, Literal, get_args
 
+import msgspec
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envcheck.errors import ConfigError
-from envcheck.images.locks.model import Group, Lock, Pin
 from envcheck.matrix.facts.model import HostArch
 from envcheck.mirrors.profiles.model import without_logins
+
+Group = Literal["nvidia", "torch", "base", "devel", "train", "jupyter", "extensions", "user"]
+
+
+class Pin(msgspec.Struct, frozen=True, kw_only=True):
+    """One package of a lock: exact version (local label included) and the sha256 of each file that may be it."""
+
+    name: str
+    version: str
+    sha256: list[str]
+
+
+class Lock(msgspec.Struct, frozen=True, kw_only=True):
+    """One lock file, `<group>.lock`. `index` is where all of it comes from: "pypi" or "pytorch/<variant>".
+
+    Groups are layers, rarest change first: `nvidia` (nvidia-*, cuda-*, triton), `torch` (torch and companions), `base`
+    (the rest of the torch environment). The others are what a target of that name adds to it; `extensions` and `user`
+    are what a user adds to a target (`build --with`), native extensions of torch apart from the rest.
+    """
+
+    group: Group
+    index: str
+    pins: list[Pin]
+
 
 GROUPS: Final[tuple[Group, ...]] = get_args(Group)
 _TORCH: Final = frozenset({"torch", "torchvision", "torchaudio"})

@@ -12,9 +12,8 @@ from pathlib import Path
 import msgspec
 
 from envcheck.errors import UnavailableError
-from envcheck.images.locks.availability import indexes_by_family, wanted_packages
-from envcheck.images.locks.local_wheels import local_wheels, named
-from envcheck.images.locks.model import Lock, Pin
+from envcheck.images.known_wheels import indexes_by_family, local_wheels, named, wanted_packages
+from envcheck.images.lockfile import Lock, Pin
 from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedFile
 from envcheck.mirrors.index.locate import LocatedFile, locate
 from envcheck.mirrors.net.urls import host_of

@@ -1,1 +1,0 @@
-"""Known vulnerabilities of what the locks bring, by an OSV database that the site has."""

@@ -1,1 +1,0 @@
-"""Plan a build, name its result, and read its labels back."""

@@ -1,0 +1,254 @@
+"""What other programs read of finished images: Apptainer, bake, compose, conda, devcontainers, GitHub Actions.
+
+A format is a function and its row in `FORMATS`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from envcheck.errors import ConfigError
+from envcheck.images import tags
+from envcheck.images.dockerfile import base_reference
+from envcheck.images.plan import PLATFORMS
+from envcheck.images.spec import ARCH, LABEL_PREFIX, ImageSpec, no_lock
+from envcheck.matrix.facts.model import PYTORCH, HostArch
+from envcheck.templating import rendered
+
+# Worker processes of a DataLoader pass tensors through /dev/shm, of which a container has 64 MB by default.
+SHM: Final = "8g"
+JUPYTER_PORT: Final = 8888
+SSH_PORT: Final = 2222
+_HOST: Final = re.compile(r"(?:localhost|[^/]*[.:][^/]*)/")
+
+
+def title(spec: ImageSpec) -> str:
+    """Return a name for people."""
+    return f"PyTorch {spec.promises['torch']}, Python {spec.cell.python}, {spec.target}"
+
+
+def image(spec: ImageSpec, repository: str) -> str:
+    """Return the image's full tag."""
+    return tags.full(repository, spec)
+
+
+def of_a_registry(repository: str) -> bool:
+    """Tell whether the name begins with a registry's host; a name without one is an image of the local engine."""
+    return bool(_HOST.match(repository))
+
+
+def ports(spec: ImageSpec) -> list[int]:
+    """Return the ports on which a target can listen once it was asked to."""
+    return [JUPYTER_PORT, SSH_PORT] if spec.target == "jupyter" else []
+
+
+class FormatOptions(NamedTuple):
+    """What a format may need beside the specs: the repository that the images' tags name."""
+
+    repository: str
+
+
+class CellFormat(NamedTuple):
+    """How targets of cells are written in one format.
+
+    `one` says that a file is of one target of one cell; `lockless` that cells without a lock may be left out.
+    """
+
+    render: Callable[[Sequence[ImageSpec], FormatOptions], str]
+    one: bool = False
+    lockless: bool = False
+
+
+def written(name: str, specs: Sequence[ImageSpec], options: FormatOptions) -> str:
+    """Return the text of the format, or raise ConfigError where it cannot hold these specs."""
+    cell_format = FORMATS[name]
+    unlocked = next((spec for spec in specs if not spec.locks), None)
+    if unlocked is not None and not cell_format.lockless:
+        raise no_lock(unlocked.cell, unlocked.arch)
+    if cell_format.one and len(specs) != 1:
+        chosen = ", ".join(f"{spec.cell} {spec.target}" for spec in specs[:3])
+        message = f"--format {name} is of one target of one cell, and {len(specs)} are selected ({chosen} …)"
+        raise ConfigError(message, fix="name one cell, and its --target")
+    return cell_format.render([spec for spec in specs if spec.locks], options)
+
+
+def apptainer(specs: Sequence[ImageSpec], options: FormatOptions) -> str:
+    """Return the definition of one image."""
+    (spec,) = specs
+    context = {
+        "agent": "docker" if of_a_registry(options.repository) else "docker-daemon",
+        "image": image(spec, options.repository),
+        "labels": {f"{LABEL_PREFIX}{name}": value for name, value in sorted(spec.promises.items())},
+        "title": title(spec),
+        "file": f"{spec.cell}-{spec.target}",
+        "nv": " --nv" if spec.cuda else "",
+    }
+    return rendered("formats/apptainer.def.j2", context)
+
+
+def bake(specs: Sequence[ImageSpec], options: FormatOptions) -> str:
+    """Return the JSON; its variables are what a machine may set in the environment of bake."""
+    document = {
+        "variable": {
+            "REPOSITORY": {"default": options.repository},
+            "REVISION": {"default": "unknown"},
+            "SOURCE_DATE_EPOCH": {"default": "0"},
+            "NETWORK": {"default": "default"},
+        },
+        "group": _groups(specs),
+        "target": {name: _target(spec) for name, spec in _named(specs).items()},
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _groups(specs: Sequence[ImageSpec]) -> dict[str, dict[str, list[str]]]:
+    """Return the groups of each platform: all of it, one of each cell, one of each kind of target.
+
+    What bake builds when given no name is of one platform: no builder need have the other.
+    """
+    members: dict[str, list[str]] = {"default": []}
+    for name, spec in _named(specs).items():
+        suffix = _suffix(spec)
+        everything = suffix.removeprefix("-") or "default"
+        for group in (everything, _plain(f"{spec.cell}{suffix}"), f"{spec.target}{suffix}"):
+            members.setdefault(group, []).append(name)
+    members["default"] = members["default"] or list(_named(specs))
+    return {group: {"targets": names} for group, names in members.items()}
+
+
+def _named(specs: Sequence[ImageSpec]) -> dict[str, ImageSpec]:
+    return {_plain(f"{spec.cell}-{spec.target}{_suffix(spec)}"): spec for spec in specs}
+
+
+def _suffix(spec: ImageSpec) -> str:
+    """Return what tells the names of this platform from those of amd64."""
+    return "" if spec.arch == ARCH else f"-{PLATFORMS[spec.arch].rpartition('/')[2]}"
+
+
+def _plain(name: str) -> str:
+    """Return a name as bake takes it: without dots, which it reads as a path into a target."""
+    return name.replace(".", "_")
+
+
+def _target(spec: ImageSpec) -> dict[str, Any]:
+    return {
+        "context": f"{spec.cell}{_suffix(spec)}",
+        "dockerfile": "Dockerfile",
+        "target": spec.target,
+        "platforms": [PLATFORMS[spec.arch]],
+        "args": {
+            "BASE": base_reference(spec),
+            "REVISION": "${REVISION}",
+            "SOURCE_DATE_EPOCH": "${SOURCE_DATE_EPOCH}",
+        },
+        # No option of bake sets it: `host` is for a mirror on the builder's own loopback.
+        "network": "${NETWORK}",
+        "tags": [f"${{REPOSITORY}}:{spec.tag}{_suffix(spec)}"],
+    }
+
+
+def compose(specs: Sequence[ImageSpec], options: FormatOptions) -> str:
+    """Return the compose file of one image."""
+    (spec,) = specs
+    context = {
+        "cell": str(spec.cell),
+        "target": spec.target,
+        "title": title(spec),
+        "image": image(spec, options.repository),
+        "gpus": spec.cuda is not None,
+        "ports": ports(spec),
+        "shm": SHM,
+    }
+    return rendered("formats/compose.yaml.j2", context)
+
+
+_SASS: Final = re.compile(r"sm_([0-9]+)([0-9])[a-z]?")
+
+
+def conda(specs: Sequence[ImageSpec], _options: FormatOptions) -> str:
+    """Return the environment of one target of a cell."""
+    (spec,) = specs
+    context = {
+        "cell": str(spec.cell),
+        "name": str(spec.cell) if spec.target == "runtime" else f"{spec.cell}-{spec.target}",
+        "target": spec.target,
+        "title": title(spec),
+        "python": spec.cell.python,
+        "cuda": spec.cuda,
+        "cuda_major": spec.cuda.partition(".")[0] if spec.cuda else None,
+        "capability": lowest_capability(spec.promises["arch-list"]),
+        "driver": spec.promises["driver-floor"],
+        "indexes": sorted({lock.index for lock in spec.locks} - {"pypi"}),
+        "index_root": f"{PYTORCH}/whl",
+        # pip is conda's own package there: what installs the rest does not replace itself on the way.
+        "pins": [pin for lock in spec.locks for pin in lock.pins if pin.name != "pip"],
+    }
+    return rendered("formats/conda.yml.j2", context)
+
+
+def lowest_capability(arch_list: str) -> str | None:
+    """Return the lowest compute capability that a wheel has code for, "7.5"; None for none and for unknown."""
+    capabilities = [(int(match[1]), int(match[2])) for name in arch_list.split() if (match := _SASS.fullmatch(name))]
+    return "{}.{}".format(*min(capabilities)) if capabilities else None
+
+
+def devcontainer(specs: Sequence[ImageSpec], options: FormatOptions) -> str:
+    """Return the JSON of one image, for .devcontainer/devcontainer.json."""
+    (spec,) = specs
+    document: dict[str, Any] = {
+        "name": title(spec),
+        "image": image(spec, options.repository),
+        "runArgs": [f"--shm-size={SHM}"],
+        "customizations": {
+            "vscode": {
+                "extensions": ["ms-python.python"],
+                "settings": {"python.defaultInterpreterPath": "/opt/venv/bin/python"},
+            }
+        },
+    }
+    if spec.cuda:
+        # The tools add `--gpus all` themselves, and say which machine lacks one.
+        document["hostRequirements"] = {"gpu": True}
+    if ports(spec):
+        document["forwardPorts"] = ports(spec)
+    return json.dumps(document, indent=2) + "\n"
+
+
+# A matrix of more jobs fails its whole workflow (docs.github.com, "Usage limits": 256 jobs a workflow run).
+MOST_JOBS: Final = 256
+# GitHub's own machines; a machine of one's own is chosen in the workflow.
+_RUNNERS: Final[dict[HostArch, str]] = {"x86_64": "ubuntu-24.04", "aarch64": "ubuntu-24.04-arm"}
+
+
+def github(specs: Sequence[ImageSpec], options: FormatOptions) -> str:
+    """Return the matrix on one line, as a step's output needs it. No spec gives an empty `include`."""
+    if len(specs) > MOST_JOBS:
+        message = f"{len(specs)} jobs, and GitHub takes {MOST_JOBS} in one matrix"
+        raise ConfigError(message, fix="select fewer cells, or one --platform or --target at a time")
+    return json.dumps({"include": [_job(spec, options) for spec in specs]}, separators=(",", ":")) + "\n"
+
+
+def _job(spec: ImageSpec, options: FormatOptions) -> dict[str, Any]:
+    return {
+        "cell": str(spec.cell),
+        "target": spec.target,
+        "platform": PLATFORMS[spec.arch],
+        "runner": _RUNNERS[spec.arch],
+        "tag": tags.full(options.repository, spec),
+        "torch": spec.cell.torch,
+        "variant": spec.cell.variant,
+        "python": spec.cell.python,
+    }
+
+
+FORMATS: Final = {
+    "apptainer": CellFormat(apptainer, one=True),
+    "bake": CellFormat(bake),
+    "compose": CellFormat(compose, one=True),
+    "conda": CellFormat(conda, one=True),
+    "devcontainer": CellFormat(devcontainer, one=True),
+    "github": CellFormat(github, lockless=True),
+}

@@ -1,1 +1,0 @@
-"""What other programs read of published cells: one module a format."""

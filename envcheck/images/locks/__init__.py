@@ -1,1 +1,0 @@
-"""Locks: exact versions with sha256, one file per index."""

@@ -1,1 +1,0 @@
-"""Render a cell's Dockerfile and its build context."""

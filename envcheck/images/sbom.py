@@ -1,0 +1,312 @@
+"""Licences as the packages' own metadata states them, from wheels or an environment at hand; nothing is guessed."""
+
+from __future__ import annotations
+
+import datetime as dt
+import email.message
+import email.parser
+import json
+import re
+import uuid
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import InvalidVersion, Version
+
+from envcheck import __version__
+from envcheck.errors import ConfigError
+from envcheck.images.lockfile import Lock
+from envcheck.images.spec import LABEL_PREFIX, ImageSpec
+from envcheck.matrix.facts.model import PYTORCH
+
+NVIDIA: Final = "LicenseRef-NVIDIA-Proprietary"
+_NVIDIA_NAMES: Final = {"nvidia proprietary software", "nvidia proprietary", NVIDIA.lower()}
+# A licence's own text, pasted into the field of its name, is longer.
+_LONGEST: Final = 100
+_NO_NAME: Final = {"", "unknown", "none", "other/proprietary license"}
+
+
+class Licence(NamedTuple):
+    """A licence: an SPDX expression, or else the name that the package gives it."""
+
+    expression: str | None = None
+    name: str | None = None
+
+
+class PackageKey(NamedTuple):
+    """A package by its normalised name and version."""
+
+    name: str
+    version: str
+
+
+def stated(metadata: email.message.Message) -> Licence | None:
+    """Return the licence that a METADATA file states: its expression, its one-line name, or its classifiers."""
+    expression = str(metadata.get("License-Expression") or "").strip()
+    if expression:
+        return _named(expression)
+    name = str(metadata.get("License") or "").strip()
+    if len(name) <= _LONGEST and "\n" not in name and name.lower() not in _NO_NAME:
+        return _named(name)
+    classified = [c.rpartition(" :: ")[2] for c in metadata.get_all("Classifier", []) if c.startswith("License :: ")]
+    names = sorted({name for name in classified if name.lower() not in _NO_NAME | {"osi approved"}})
+    return _named(" and ".join(names)) if names else None
+
+
+def _named(text: str) -> Licence:
+    """Return an expression where SPDX knows the text as one, NVIDIA's under one name, else the text."""
+    if text.lower() in _NVIDIA_NAMES:
+        return Licence(expression=NVIDIA)
+    try:
+        return Licence(expression=canonicalize_license_expression(text))
+    except InvalidLicenseExpression:
+        return Licence(name=text)
+
+
+def read(directories: Iterable[Path]) -> dict[PackageKey, Licence]:
+    """Return the licences of all wheels and installed packages in these directories (not below them)."""
+    licences: dict[PackageKey, Licence] = {}
+    for directory in directories:
+        for package, metadata in _metadata(directory).items():
+            licence = stated(metadata)
+            if licence is not None:
+                licences.setdefault(package, licence)
+    return licences
+
+
+def _metadata(directory: Path) -> Mapping[PackageKey, email.message.Message]:
+    """Return the METADATA of each package; a directory without any, or a wheel that is none, is a ConfigError."""
+    parse = email.parser.Parser().parsestr
+    texts = {path: path.read_text("utf-8", "replace") for path in sorted(directory.glob("*.dist-info/METADATA"))}
+    texts |= {path: _of_wheel(path) for path in sorted(directory.glob("*.whl"))}
+    if not texts:
+        message = f"{directory}: no wheel and no installed package lies there"
+        raise ConfigError(message, fix="give a directory of *.whl files, or an environment's site-packages")
+    parsed = [(path, parse(text, headersonly=True)) for path, text in texts.items()]
+    return {_key(path, metadata): metadata for path, metadata in parsed}
+
+
+def _of_wheel(path: Path) -> str:
+    try:
+        parse_wheel_filename(path.name)
+        with zipfile.ZipFile(path) as archive:
+            name = next(n for n in archive.namelist() if n.count("/") == 1 and n.endswith(".dist-info/METADATA"))
+            return archive.read(name).decode("utf-8", "replace")
+    except (InvalidWheelFilename, zipfile.BadZipFile, StopIteration, RuntimeError) as error:
+        message = f"{path}: not a wheel"
+        raise ConfigError(message, fix="fetch it again, or take it out of the directory") from error
+
+
+def _key(path: Path, metadata: email.message.Message) -> PackageKey:
+    name, version = str(metadata.get("Name") or ""), str(metadata.get("Version") or "")
+    try:
+        return PackageKey(canonicalize_name(name), str(Version(version)))
+    except InvalidVersion as error:
+        message = f"{path}: {version!r} is not a version"
+        raise ConfigError(message, fix="take it out of the directory") from error
+
+
+# What a package index says of these names is NVIDIA's; their licences differ (NCCL's is BSD-3-Clause).
+_NVIDIA_PREFIX: Final = "nvidia-"
+# Any name of ours: the document's identity is then the same wherever it is written.
+_NAMESPACE: Final = uuid.UUID("6c1f2f0e-5f43-5f1b-9f0c-2b8f4f0f7b10")
+INCOMPLETE: Final = "From the locks: Python packages with their hashes. The distribution's packages are not locked."
+
+
+class Component(NamedTuple):
+    """One locked package. `environment` is /opt/venv, or /opt/envcheck for what envcheck itself needs in an image."""
+
+    ref: str
+    name: str
+    version: str
+    sha256: tuple[str, ...]
+    purl: str
+    licence: Licence | None
+    supplier: str | None
+    environment: str
+
+
+def components(spec: ImageSpec, tool: Lock | None, licences: Mapping[PackageKey, Licence]) -> list[Component]:
+    """Return what a target's locks and envcheck's own environment hold, in the order of the layers."""
+    return [
+        *_of("/opt/venv", spec.locks, licences),
+        *_of("/opt/envcheck", [tool] if tool else [], licences),
+    ]
+
+
+def _of(environment: str, locks: Iterable[Lock], licences: Mapping[PackageKey, Licence]) -> list[Component]:
+    return [
+        Component(
+            ref=f"{environment.rpartition('/')[2]}-{pin.name}-{pin.version}",
+            name=pin.name,
+            version=pin.version,
+            sha256=tuple(sorted(pin.sha256)),
+            purl=purl(pin.name, pin.version, lock.index),
+            licence=licences.get(PackageKey(pin.name, str(Version(pin.version)))),
+            supplier="NVIDIA Corporation" if pin.name.startswith(_NVIDIA_PREFIX) else None,
+            environment=environment,
+        )
+        for lock in locks
+        for pin in lock.pins
+    ]
+
+
+def purl(name: str, version: str, index: str) -> str:
+    """Return the package's URL; one of the PyTorch index says so, since its files differ from those of the name."""
+    identity = f"pkg:pypi/{name}@{quote(version, safe='')}"
+    if index == "pypi":
+        return identity
+    return f"{identity}?repository_url={PYTORCH}/whl/{index.removeprefix('pytorch/')}"
+
+
+def identity(spec: ImageSpec, listed: Iterable[Component]) -> uuid.UUID:
+    """Return what identifies a document of these components: the same for the same content."""
+    content = "\n".join(f"{one.ref} {' '.join(one.sha256)} {one.licence}" for one in listed)
+    return uuid.uuid5(_NAMESPACE, f"{spec.tag}\n{content}")
+
+
+def cyclonedx(spec: ImageSpec, listed: Sequence[Component], created: dt.datetime) -> str:
+    """Return the document; what the locks do not cover is said to be incomplete."""
+    promises = [{"name": f"{LABEL_PREFIX}{name}", "value": value} for name, value in sorted(spec.promises.items())]
+    document = {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": f"urn:uuid:{identity(spec, listed)}",
+        "version": 1,
+        "metadata": {
+            "timestamp": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "tools": {"components": [{"type": "application", "name": "envcheck", "version": __version__}]},
+            "component": {
+                "type": "container",
+                "bom-ref": "image",
+                "name": str(spec.cell),
+                "version": spec.tag,
+                "description": INCOMPLETE,
+            },
+            "properties": promises,
+        },
+        "components": [_component(one) for one in listed],
+        "compositions": [{"aggregate": "incomplete", "assemblies": ["image"]}],
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _component(one: Component) -> dict[str, Any]:
+    written: dict[str, Any] = {
+        "type": "library",
+        "bom-ref": one.ref,
+        "name": one.name,
+        "version": one.version,
+        "purl": one.purl,
+        "hashes": [{"alg": "SHA-256", "content": digest} for digest in one.sha256],
+        "properties": [{"name": f"{LABEL_PREFIX}environment", "value": one.environment}],
+    }
+    if one.supplier:
+        written["supplier"] = {"name": one.supplier}
+    if one.licence is not None and one.licence.expression:
+        written["licenses"] = [{"expression": one.licence.expression}]
+    elif one.licence is not None:
+        written["licenses"] = [{"license": {"name": one.licence.name}}]
+    else:
+        # CycloneDX has no word for a licence that nobody stated; this is SPDX's.
+        written["licenses"] = [{"license": {"name": "NOASSERTION"}}]
+    return written
+
+
+NO_ASSERTION: Final = "NOASSERTION"
+_ROOT: Final = "SPDXRef-image"
+_OUR_REF: Final = "LicenseRef-stated-"
+_REF: Final = re.compile(r"LicenseRef-[A-Za-z0-9.-]+")
+_TEXTS: Final = {NVIDIA: "NVIDIA Proprietary Software; the wheel holds the licence text (License.txt)."}
+
+
+def spdx(spec: ImageSpec, listed: Sequence[Component], created: dt.datetime) -> str:
+    """Return the document; a licence that no metadata at hand states is NOASSERTION."""
+    document = {
+        "spdxVersion": "SPDX-2.3",
+        "dataLicense": "CC0-1.0",
+        "SPDXID": "SPDXRef-DOCUMENT",
+        "name": spec.tag,
+        "documentNamespace": f"https://spdx.org/spdxdocs/{spec.cell}-{spec.target}-{identity(spec, listed)}",
+        "creationInfo": {
+            "created": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "creators": [f"Tool: envcheck-{__version__}"],
+            "comment": INCOMPLETE,
+        },
+        "packages": [_image(spec), *(_package(one) for one in listed)],
+        "relationships": [
+            _relation("SPDXRef-DOCUMENT", "DESCRIBES", _ROOT),
+            *(_relation(_ROOT, "CONTAINS", _id(one)) for one in listed),
+        ],
+        "hasExtractedLicensingInfos": _extracted(listed),
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _image(spec: ImageSpec) -> dict[str, Any]:
+    return {
+        "SPDXID": _ROOT,
+        "name": str(spec.cell),
+        "versionInfo": spec.tag,
+        "downloadLocation": NO_ASSERTION,
+        "filesAnalyzed": False,
+        "licenseConcluded": NO_ASSERTION,
+        "licenseDeclared": NO_ASSERTION,
+        "copyrightText": NO_ASSERTION,
+        "primaryPackagePurpose": "CONTAINER",
+    }
+
+
+def _package(one: Component) -> dict[str, Any]:
+    return {
+        "SPDXID": _id(one),
+        "name": one.name,
+        "versionInfo": one.version,
+        "supplier": f"Organization: {one.supplier}" if one.supplier else NO_ASSERTION,
+        "downloadLocation": NO_ASSERTION,
+        "filesAnalyzed": False,
+        "checksums": [{"algorithm": "SHA256", "checksumValue": digest} for digest in one.sha256],
+        "licenseConcluded": NO_ASSERTION,
+        "licenseDeclared": _declared(one),
+        "copyrightText": NO_ASSERTION,
+        "externalRefs": [
+            {"referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl", "referenceLocator": one.purl}
+        ],
+        "comment": one.environment,
+    }
+
+
+def _declared(one: Component) -> str:
+    if one.licence is None:
+        return NO_ASSERTION
+    return one.licence.expression or _reference(str(one.licence.name))
+
+
+def _reference(name: str) -> str:
+    """Return the identifier of a licence that has only a name."""
+    return _OUR_REF + (re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-") or "unnamed")
+
+
+def _extracted(listed: Iterable[Component]) -> list[dict[str, str]]:
+    """Return what SPDX wants to know of each licence that is not in its list."""
+    texts: dict[str, str] = {}
+    for licence in (one.licence for one in listed if one.licence is not None):
+        if licence.name is not None:
+            texts[_reference(licence.name)] = licence.name
+        for reference in _REF.findall(licence.expression or ""):
+            texts[reference] = _TEXTS.get(reference, "The package's metadata names it; its files hold the text.")
+    return [{"licenseId": name, "extractedText": text} for name, text in sorted(texts.items())]
+
+
+def _id(one: Component) -> str:
+    return "SPDXRef-" + re.sub(r"[^A-Za-z0-9.-]", "-", one.ref)
+
+
+def _relation(one: str, kind: str, other: str) -> dict[str, str]:
+    return {"spdxElementId": one, "relationshipType": kind, "relatedSpdxElement": other}

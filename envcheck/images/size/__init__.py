@@ -1,1 +1,0 @@
-"""Where an image's bytes are: measured inside it, added up outside."""
