@@ -168,7 +168,8 @@ def _names(value: Any, key: str) -> Iterator[tuple[str, str]]:
             yield from ((match[1], match[0]) for match in _UUID.finditer(value))
         yield from (("user", match[1]) for match in _HOME.finditer(value) if match[1] not in _NAMELESS)
         kind = _kind(key)
-        if kind and value not in _NAMELESS and "/" not in value and " " not in value:
+        # A number under `node` is that of a NUMA node or of a place in a group.
+        if kind and value not in _NAMELESS and not (kind == "host" and value.isdigit()) and not {"/", " "} & set(value):
             yield kind, value
             if kind == "host" and "." in value:
                 yield kind, value.partition(".")[0]

@@ -137,6 +137,15 @@ def test_what_says_what_a_thing_is_stays(report: MakeReport) -> None:
     assert redacting._walk(data, "", redacting.Pseudonyms()) == data  # noqa: SLF001 (one text of many)
 
 
+def test_the_number_of_a_numa_node_is_no_host(report: MakeReport) -> None:
+    """On a real H100 one row said `"node": "0"`, and every version that began with 0 lost its first number."""
+    made = report(
+        OutcomeRow(id="memory-bandwidth", kind="env", status="pass", summary="", ranks=[{"node": "0", "rank": 0}]),
+        OutcomeRow(id="extensions", kind="env", status="pass", summary="torchvision 0.26.0: every library fits"),
+    )
+    assert [row.summary for row in redact(made).outcomes] == ["", "torchvision 0.26.0: every library fits"]
+
+
 def test_one_name_has_one_pseudonym_and_another_another(report: MakeReport) -> None:
     made = redact(site(report))
     gpus = [gpu.uuid for gpu in made.snapshot.gpus]
