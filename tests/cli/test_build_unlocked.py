@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from envcheck.cli import Settings, cli
 from envcheck.cli.build.cell_to_build import one_cell, spec_to_build
-from envcheck.cli.shared.platforms import refuse_platform
 from envcheck.data import data_path
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.images import lock_on_top, lock_with_uv
@@ -190,14 +189,6 @@ def test_a_build_for_another_architecture_is_refused_and_its_plan_is_not() -> No
         assert f"--platform {machine}: an environment runs on this machine, and the engine is venv" in str(
             done.exception
         )
-
-
-def test_another_platform_takes_no_prefetch_and_no_base_of_a_registry() -> None:
-    refuse_platform("linux/arm64", "docker", prefetch=False, base="auto")
-    with pytest.raises(ConfigError, match="--prefetch collects the files of this machine's platform"):
-        refuse_platform("linux/arm64", "docker", prefetch=True, base="auto")
-    with pytest.raises(ConfigError, match="its base is bootstrapped, but --base is registry"):
-        refuse_platform("linux/arm64", "docker", prefetch=False, base="registry")
 
 
 def test_a_machine_of_the_other_architecture_is_offered_what_is_locked_for_it() -> None:

@@ -13,32 +13,14 @@ import click
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
+    from envcheck.cli.build.request import BuildRequest
     from envcheck.cli.sources.extensions_of_cell import PinnedExtensions, WheelFile
-    from envcheck.images.engines.build import BasePolicy
     from envcheck.images.prefetch import StoredWheel
     from envcheck.images.source_builds.recipe import ExtensionBuild, KeptWheel, Sdist
     from envcheck.images.spec import ImageSpec
     from envcheck.mirrors.fetch.request import TransferOptions
     from envcheck.mirrors.profiles.model import Profile
     from envcheck.mirrors.store.objects import Store
-
-
-class RequirementOptions(NamedTuple):
-    """What `envcheck build` says of packages on top. `images_dir` holds the locks, `timeout` is in seconds.
-
-    `extensions` are a site's own facts. With `plan_only` nothing is built; `bake` is a plan for another program.
-    """
-
-    gpus: tuple[str, ...]
-    extensions: Path | None
-    engine: str
-    base: BasePolicy
-    timeout: float
-    store: Path | None
-    images_dir: Path | None
-    plan_only: bool
-    bake: bool
-    as_json: bool
 
 
 class SpecWithRequirements(NamedTuple):
@@ -71,7 +53,7 @@ def most_jobs() -> int | None:
 
 @contextlib.contextmanager
 def with_requirements(
-    settings: Settings, spec: ImageSpec, requirements: list[str], profile: Profile, options: RequirementOptions
+    settings: Settings, spec: ImageSpec, requirements: list[str], profile: Profile, request: BuildRequest
 ) -> Iterator[SpecWithRequirements | None]:
     """Yield the spec with packages on top: extensions in the release that fits, compiled where none has a wheel.
 
@@ -81,21 +63,21 @@ def with_requirements(
     from envcheck.cli.sources.packages_on_top import with_packages
     from envcheck.matrix.file.load import load
 
-    extensions = known_extensions(options.extensions)
-    pinned = pinned_to_fit(load(settings.matrix), spec, requirements, extensions, options.gpus)
-    if options.plan_only and _planned_without_wheels(settings, spec, pinned, options):
+    extensions = known_extensions(request.extensions)
+    pinned = pinned_to_fit(load(settings.matrix), spec, requirements, extensions, request.gpus)
+    if request.plan_only and _planned_without_wheels(settings, spec, pinned, request):
         yield None
         return
-    with extension_wheels(settings, spec, pinned, profile, options) as made:
+    with extension_wheels(settings, spec, pinned, profile, request) as made:
         lines, native = [*pinned.requirements, *made.requirements], extension_names(extensions)
-        keep = not options.plan_only
+        keep = not request.plan_only
         spec = with_packages(spec, lines, profile, keep=keep, wheels=made.paths, native=native)
         yield SpecWithRequirements(spec, made.profile)
 
 
 @contextlib.contextmanager
 def extension_wheels(
-    settings: Settings, spec: ImageSpec, pinned: PinnedExtensions, profile: Profile, options: RequirementOptions
+    settings: Settings, spec: ImageSpec, pinned: PinnedExtensions, profile: Profile, request: BuildRequest
 ) -> Iterator[ExtensionWheels]:
     """Compile or fetch what has no wheel on the index, and yield where it is. Nothing happens where all have one."""
     from envcheck.cli.store.common import disk_errors, open_store, transfer_options
@@ -105,12 +87,12 @@ def extension_wheels(
         yield ExtensionWheels([], [], profile)
         return
     _refuse_foreign(spec, pinned)
-    store = open_store(options.store)
+    store = open_store(request.store)
     with contextlib.ExitStack() as stack:
         with disk_errors(store.root), store.held():
             stop = threading.Event()
             with transfer_options(settings, profile, stop) as means:
-                compiled = _compiled(settings, spec, pinned.sources, profile, options, store, means)
+                compiled = _compiled(settings, spec, pinned.sources, profile, request, store, means)
                 fetched = [_fetched(store, file, means) for file in pinned.files]
             folder = stack.enter_context(viewed(store, [*compiled, *fetched]))
         paths = sorted(folder.glob("*.whl"))
@@ -146,7 +128,7 @@ def with_directory(profile: Profile, folder: Path) -> Profile:
 
 
 def _planned_without_wheels(
-    settings: Settings, spec: ImageSpec, pinned: PinnedExtensions, options: RequirementOptions
+    settings: Settings, spec: ImageSpec, pinned: PinnedExtensions, request: BuildRequest
 ) -> bool:
     """Print the plan of a build that first compiles or fetches an extension; tell whether it is one.
 
@@ -155,26 +137,26 @@ def _planned_without_wheels(
     from envcheck.cli.build.printed import show_uncompiled
     from envcheck.errors import ConfigError
 
-    if not _lacks_wheels(settings, spec, pinned, options):
+    if not _lacks_wheels(settings, spec, pinned, request):
         return False
     names = [*(f"{name} {version}" for name, version in pinned.sources), *(file.name for file in pinned.files)]
-    if options.bake:
+    if request.bake:
         message = f"--bake is the plan of locked packages, and {names[0]} is not compiled or fetched yet"
         raise ConfigError(message, fix="run `envcheck build` without it once")
-    show_uncompiled(spec, names, engine=options.engine, packages=pinned.requirements, as_json=options.as_json)
+    show_uncompiled(spec, names, engine=request.engine, packages=pinned.requirements, as_json=request.as_json)
     return True
 
 
-def _lacks_wheels(settings: Settings, spec: ImageSpec, pinned: PinnedExtensions, options: RequirementOptions) -> bool:
+def _lacks_wheels(settings: Settings, spec: ImageSpec, pinned: PinnedExtensions, request: BuildRequest) -> bool:
     """Tell whether a build would first compile or fetch an extension."""
     from envcheck.cli.store.common import open_store
     from envcheck.images.source_builds import recipe, sdist
 
-    store = open_store(options.store)
+    store = open_store(request.store)
     if any(not store.has(file.sha256) for file in pinned.files):
         return True
-    facts_gpus = _capabilities(settings, spec, pinned.sources, options.gpus)
-    devel = _devel(settings, spec, options) if pinned.sources else spec
+    facts_gpus = _capabilities(settings, spec, pinned.sources, request.gpus)
+    devel = _devel(settings, spec, request) if pinned.sources else spec
     for (name, version), gpus in zip(pinned.sources, facts_gpus, strict=True):
         known = sdist.pinned(devel, name, version)
         build = _build(devel, known, gpus) if known else None
@@ -194,10 +176,10 @@ def _capabilities(
     return [capabilities(facts, gpus, spec.cuda, f"{name} {version}") for name, version in sources]
 
 
-def _devel(settings: Settings, spec: ImageSpec, options: RequirementOptions) -> ImageSpec:
+def _devel(settings: Settings, spec: ImageSpec, request: BuildRequest) -> ImageSpec:
     from envcheck.cli.build.cell_to_build import spec_to_build
 
-    return spec_to_build(settings, str(spec.cell), "devel", options.images_dir, spec.arch)
+    return spec_to_build(settings, str(spec.cell), "devel", request.images_dir, spec.arch)
 
 
 def _build(devel: ImageSpec, source: Sdist, gpus: tuple[str, ...]) -> ExtensionBuild:
@@ -211,7 +193,7 @@ def _compiled(
     spec: ImageSpec,
     sources: Sequence[tuple[str, str]],
     profile: Profile,
-    options: RequirementOptions,
+    request: BuildRequest,
     store: Store,
     means: Callable[[str], TransferOptions],
 ) -> list[StoredWheel]:
@@ -224,13 +206,13 @@ def _compiled(
 
     if not sources:
         return []
-    gpus = _capabilities(settings, spec, sources, options.gpus)
+    gpus = _capabilities(settings, spec, sources, request.gpus)
     limit = most_jobs()
-    devel = lock_first(settings, _devel(settings, spec, options), profile)
+    devel = lock_first(settings, _devel(settings, spec, request), profile)
     facts = Facts(load(settings.matrix))
     wheels = []
     with listeners(settings) as (say, on_line), details():
-        compiler = Compiler(options.engine, profile, options.base, options.timeout, limit, on_line, say)
+        compiler = Compiler(request.engine, profile, request.base, request.timeout, limit, on_line, say)
         for (name, version), capabilities in zip(sources, gpus, strict=True):
             source = sdist.bring(store, devel, name, version, profile, means)
             build = _build(devel, source, capabilities)

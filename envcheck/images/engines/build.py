@@ -40,7 +40,7 @@ _ENDED: Final = re.compile(
 )
 
 
-class BuildRequest(NamedTuple):
+class TargetRequest(NamedTuple):
     """What to build and how. If `network` is None, the context decides. `timeout` limits the build itself, in seconds.
 
     `wheels` is a directory with a file for every pin, which replaces all indexes. `tag` is the only tag of the image.
@@ -88,7 +88,7 @@ class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-def base_packages(request: BuildRequest) -> tuple[str, ...]:
+def base_packages(request: TargetRequest) -> tuple[str, ...]:
     """Return what a bootstrapped base includes: the target's packages too where the build itself has no network.
 
     Otherwise all targets stand on one base, and their builds share its layers.
@@ -97,7 +97,7 @@ def base_packages(request: BuildRequest) -> tuple[str, ...]:
     return (*OS_PACKAGES, *more)
 
 
-def choose_base(engine: Engine, request: BuildRequest, say: Callable[[str], None]) -> str:
+def choose_base(engine: Engine, request: TargetRequest, say: Callable[[str], None]) -> str:
     """Return a base that this engine holds: the registry's, or the bootstrapped one where no registry has it."""
     remote = base_reference(request.spec, request.profile.registry)
     packages = base_packages(request)
@@ -115,7 +115,7 @@ def choose_base(engine: Engine, request: BuildRequest, say: Callable[[str], None
     return own
 
 
-def _offered(engine: Engine, request: BuildRequest, remote: str) -> bool:
+def _offered(engine: Engine, request: TargetRequest, remote: str) -> bool:
     """Tell whether a registry is to be asked for the base, and has it.
 
     Docker Hub, which is nobody's mirror, is not asked for a closed profile.
@@ -129,7 +129,7 @@ def _offered(engine: Engine, request: BuildRequest, remote: str) -> bool:
     return named and engine.has_remote(remote)
 
 
-def prepare(engine: Engine, request: BuildRequest, base: str, scratch: Path, *, key_only: bool = False) -> BuildPlan:
+def prepare(engine: Engine, request: TargetRequest, base: str, scratch: Path, *, key_only: bool = False) -> BuildPlan:
     """Write the context and return the plan; its key is None when the engine does not hold the base yet.
 
     With `key_only` the key and the names are right, and the plan is not one to build by.
@@ -146,7 +146,7 @@ def prepare(engine: Engine, request: BuildRequest, base: str, scratch: Path, *, 
     return _plan(engine, request, base, key, context)
 
 
-def _context(requests: Sequence[BuildRequest], scratch: Path, *, key_only: bool = False) -> contexts.Context:
+def _context(requests: Sequence[TargetRequest], scratch: Path, *, key_only: bool = False) -> contexts.Context:
     """Write the one context that these requests for targets of a cell are built in."""
     return contexts.write(
         [request.spec for request in requests],
@@ -159,7 +159,7 @@ def _context(requests: Sequence[BuildRequest], scratch: Path, *, key_only: bool 
     )
 
 
-def _plan(engine: Engine, request: BuildRequest, base: str, key: str | None, context: contexts.Context) -> BuildPlan:
+def _plan(engine: Engine, request: TargetRequest, base: str, key: str | None, context: contexts.Context) -> BuildPlan:
     """Return the plan of a target in a context, which may be that of other targets too."""
     complete = base.startswith(f"{bases.REPOSITORY}:")
     asks_apt = not complete or bool(RECIPES[request.spec.target].packages)
@@ -177,7 +177,7 @@ def _plan(engine: Engine, request: BuildRequest, base: str, key: str | None, con
     return make(request.spec, options, BuildInputs(base, key, context.path, context.secrets, own, context.wheels))
 
 
-def dry_run(engine: Engine, request: BuildRequest) -> BuildPlan:
+def dry_run(engine: Engine, request: TargetRequest) -> BuildPlan:
     """Return the plan as `build` would carry it out, fetching, importing and building nothing.
 
     Its context is left in place, so that what is printed of the plan can be run.
@@ -193,7 +193,7 @@ def dry_run(engine: Engine, request: BuildRequest) -> BuildPlan:
 
 
 def build(
-    engine: Engine, requests: Sequence[BuildRequest], *, say: Callable[[str], None], on_line: Callable[[str], None]
+    engine: Engine, requests: Sequence[TargetRequest], *, say: Callable[[str], None], on_line: Callable[[str], None]
 ) -> list[BuildResult]:
     """Build targets of one cell, read back, tag. The requests differ in their targets alone.
 
@@ -221,7 +221,7 @@ def _lost(engine: Engine, error: BuildError) -> bool:
 
 
 def _build(
-    engine: Engine, requests: Sequence[BuildRequest], say: Callable[[str], None], on_line: Callable[[str], None]
+    engine: Engine, requests: Sequence[TargetRequest], say: Callable[[str], None], on_line: Callable[[str], None]
 ) -> list[BuildResult]:
     began = time.monotonic()
     first = requests[0]
@@ -247,7 +247,7 @@ def _build(
 class _Target(NamedTuple):
     """A target on its way: the image that its key had, or how the command of its plan ended."""
 
-    request: BuildRequest
+    request: TargetRequest
     plan: BuildPlan
     existing: ImageInfo | None
     ended: CommandResult | None = None

@@ -22,7 +22,7 @@ from envcheck.images import engines, prefetch
 from envcheck.images.build_log import FailedError, keep_log, log_path
 from envcheck.images.engines import build as image_builds
 from envcheck.images.engines import subprocesses, venv
-from envcheck.images.engines.build import BasePolicy, BuildRequest, one_at_a_time
+from envcheck.images.engines.build import BasePolicy, TargetRequest, one_at_a_time
 from envcheck.images.known_wheels import sha256
 from envcheck.images.plan import PLATFORMS, BuildPlan
 from envcheck.images.source_builds import recipe
@@ -190,7 +190,7 @@ def _in_stage(build: ExtensionBuild, compiler: Compiler, context: Path, out: Pat
     """Compile in a stage on the cell's `devel`, which is built first where it is not there, without a network."""
     engine = engines.connect(compiler.engine)
     revision, epoch = image_builds.origin()
-    request = BuildRequest(
+    request = TargetRequest(
         spec=build.devel,
         profile=compiler.profile,
         repository=REPOSITORY,

@@ -20,7 +20,7 @@ from envcheck.images.engines import bootstrap as bases
 from envcheck.images.engines import build as building
 from envcheck.images.engines import docker
 from envcheck.images.engines import docker as docker_sdk
-from envcheck.images.engines.build import BuildRequest, BuildResult
+from envcheck.images.engines.build import BuildResult, TargetRequest
 from envcheck.images.engines.containers import ImageInfo
 from envcheck.images.engines.subprocesses import CommandResult
 from envcheck.images.known_wheels import local_wheels
@@ -110,21 +110,21 @@ def shelf(spec: ImageSpec) -> _Shelf:
 
 
 @pytest.fixture
-def build_request(spec: ImageSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildRequest:
+def build_request(spec: ImageSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TargetRequest:
     monkeypatch.setenv("ENVCHECK_HOME", str(tmp_path))
-    return BuildRequest(spec, Profile(name="t"), "site/torch", None, "auto", 60.0, "abc", 0)
+    return TargetRequest(spec, Profile(name="t"), "site/torch", None, "auto", 60.0, "abc", 0)
 
 
-def build(shelf: _Shelf, build_request: BuildRequest) -> BuildResult:
+def build(shelf: _Shelf, build_request: TargetRequest) -> BuildResult:
     (built,) = build_all(shelf, [build_request])
     return built
 
 
-def build_all(shelf: _Shelf, requests: Sequence[BuildRequest]) -> list[BuildResult]:
+def build_all(shelf: _Shelf, requests: Sequence[TargetRequest]) -> list[BuildResult]:
     return building.build(shelf, requests, say=lambda _: None, on_line=lambda _: None)
 
 
-def test_a_built_image_gets_its_keys_name_its_tag_and_its_aliases(shelf: _Shelf, build_request: BuildRequest) -> None:
+def test_a_built_image_gets_its_keys_name_its_tag_and_its_aliases(shelf: _Shelf, build_request: TargetRequest) -> None:
     built = build(shelf, build_request)
     assert built.tags[0] == built.image == "site/torch:2.8.0-cu128-py311-runtime"
     assert len(built.tags) == 6
@@ -132,14 +132,14 @@ def test_a_built_image_gets_its_keys_name_its_tag_and_its_aliases(shelf: _Shelf,
     assert shelf.images[f"envcheck/build:{built.key[:32]}"].id == built.id
 
 
-def test_an_image_that_lies_gets_no_tag_at_all(shelf: _Shelf, build_request: BuildRequest) -> None:
+def test_an_image_that_lies_gets_no_tag_at_all(shelf: _Shelf, build_request: TargetRequest) -> None:
     shelf.labels["envcheck.torch"] = "2.4.1+cu124"
     with pytest.raises(PromiseError, match=r"envcheck\.torch is 2\.4\.1\+cu124, expected 2\.8\.0\+cu128"):
         build(shelf, build_request)
     assert [name for name in shelf.images if not name.startswith("localhost/envcheck/base")] == []
 
 
-def test_an_image_of_another_key_is_not_taken_for_this_one(shelf: _Shelf, build_request: BuildRequest) -> None:
+def test_an_image_of_another_key_is_not_taken_for_this_one(shelf: _Shelf, build_request: TargetRequest) -> None:
     """It promises the same, and was made by other steps."""
     built = build(shelf, build_request)
     name = f"envcheck/build:{built.key[:32]}"
@@ -150,7 +150,7 @@ def test_an_image_of_another_key_is_not_taken_for_this_one(shelf: _Shelf, build_
     assert build(shelf, build_request).skipped is False
 
 
-def test_the_same_key_is_not_built_again_but_tagged(shelf: _Shelf, build_request: BuildRequest) -> None:
+def test_the_same_key_is_not_built_again_but_tagged(shelf: _Shelf, build_request: TargetRequest) -> None:
     first = build(shelf, build_request)
     repeated = build(shelf, build_request._replace(repository="other"))
     assert (len(shelf.builds), repeated.skipped, repeated.key) == (1, True, first.key)
@@ -158,7 +158,7 @@ def test_the_same_key_is_not_built_again_but_tagged(shelf: _Shelf, build_request
 
 
 def test_to_find_that_the_image_is_there_no_wheel_is_looked_for(
-    shelf: _Shelf, build_request: BuildRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shelf: _Shelf, build_request: TargetRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cell with CUDA has gigabytes of them, and a build that has nothing to do hashes none."""
     looked: list[str] = []
@@ -177,7 +177,7 @@ def test_to_find_that_the_image_is_there_no_wheel_is_looked_for(
     assert (shelf.builds[0].network, shelf.builds[0].key) == ("host", first.key)
 
 
-def test_an_image_derived_from_it_is_not_taken_for_it(shelf: _Shelf, build_request: BuildRequest) -> None:
+def test_an_image_derived_from_it_is_not_taken_for_it(shelf: _Shelf, build_request: TargetRequest) -> None:
     first = build(shelf, build_request)
     shelf.put("my/own:1", shelf.images[first.image].labels, 99)
     assert build(shelf, build_request).id == first.id
@@ -185,7 +185,7 @@ def test_an_image_derived_from_it_is_not_taken_for_it(shelf: _Shelf, build_reque
     assert build(shelf, build_request).skipped is False
 
 
-def test_another_base_is_another_key(shelf: _Shelf, build_request: BuildRequest) -> None:
+def test_another_base_is_another_key(shelf: _Shelf, build_request: TargetRequest) -> None:
     first = build(shelf, build_request)
     shelf.registry.add("debian:bookworm-slim")
     repeated = build(shelf, build_request)
@@ -193,14 +193,14 @@ def test_another_base_is_another_key(shelf: _Shelf, build_request: BuildRequest)
     assert repeated.key != first.key
 
 
-def test_an_alias_never_goes_back(shelf: _Shelf, build_request: BuildRequest) -> None:
+def test_an_alias_never_goes_back(shelf: _Shelf, build_request: TargetRequest) -> None:
     shelf.put("site/torch:cu128-py311", {"envcheck.torch": "2.9.1+cu128"}, 99)
     built = build(shelf, build_request)
     assert built.held_back == {"site/torch:cu128-py311": "it names torch 2.9.1, which is newer"}
     assert shelf.images["site/torch:cu128-py311"].id == "sha256:99"
 
 
-def test_a_failed_build_names_step_cause_and_log(shelf: _Shelf, build_request: BuildRequest) -> None:
+def test_a_failed_build_names_step_cause_and_log(shelf: _Shelf, build_request: TargetRequest) -> None:
     shelf.status = 1
     with pytest.raises(FailedError, match="hash mismatch") as failed:
         build(shelf, build_request)
@@ -211,7 +211,7 @@ def test_a_failed_build_names_step_cause_and_log(shelf: _Shelf, build_request: B
     assert "\n" not in str(failed.value)
 
 
-def test_a_build_past_its_limit_is_a_failure(shelf: _Shelf, build_request: BuildRequest) -> None:
+def test_a_build_past_its_limit_is_a_failure(shelf: _Shelf, build_request: TargetRequest) -> None:
     shelf.status = None
     with pytest.raises(FailedError):
         build(shelf, build_request)
@@ -229,7 +229,7 @@ def test_a_build_past_its_limit_is_a_failure(shelf: _Shelf, build_request: Build
 )
 def test_where_the_base_comes_from(
     shelf: _Shelf,
-    build_request: BuildRequest,
+    build_request: TargetRequest,
     policy: building.BasePolicy,
     registry: bool,  # noqa: FBT001 (a parameter of the test)
     base: str,
@@ -241,14 +241,14 @@ def test_where_the_base_comes_from(
     assert building.dry_run(shelf, build_request._replace(base=policy)).base == chosen
 
 
-def test_a_dry_run_changes_nothing(shelf: _Shelf, build_request: BuildRequest) -> None:
+def test_a_dry_run_changes_nothing(shelf: _Shelf, build_request: TargetRequest) -> None:
     planned = building.dry_run(shelf, build_request)
     assert (shelf.images, shelf.builds, planned.key) == ({}, [], None)
     assert planned.argv[0] == "docker"
     assert (Path(planned.context) / "Dockerfile").is_file()
 
 
-def test_a_dry_run_says_that_the_key_is_built(shelf: _Shelf, build_request: BuildRequest) -> None:
+def test_a_dry_run_says_that_the_key_is_built(shelf: _Shelf, build_request: TargetRequest) -> None:
     assert building.dry_run(shelf, build_request).skipped is False
     built = build(shelf, build_request)
     planned = building.dry_run(shelf, build_request)
@@ -256,7 +256,7 @@ def test_a_dry_run_says_that_the_key_is_built(shelf: _Shelf, build_request: Buil
 
 
 def test_the_stores_files_are_a_named_context_and_no_mirror_is_left(
-    shelf: _Shelf, build_request: BuildRequest, tmp_path: Path
+    shelf: _Shelf, build_request: TargetRequest, tmp_path: Path
 ) -> None:
     netrc = tmp_path / "netrc"
     netrc.touch()
@@ -274,12 +274,12 @@ def test_the_stores_files_are_a_named_context_and_no_mirror_is_left(
     assert "127.0.0.1:9" not in (Path(planned.context) / "mirror/torch/sources.tsv").read_text()
 
 
-def test_a_network_is_given_where_something_must_be_fetched(shelf: _Shelf, build_request: BuildRequest) -> None:
+def test_a_network_is_given_where_something_must_be_fetched(shelf: _Shelf, build_request: TargetRequest) -> None:
     assert building.dry_run(shelf, build_request).network == "host"
     assert building.dry_run(shelf, build_request._replace(network="none")).network == "none"
 
 
-def test_the_label_names_the_base_that_was_used(shelf: _Shelf, build_request: BuildRequest) -> None:
+def test_the_label_names_the_base_that_was_used(shelf: _Shelf, build_request: TargetRequest) -> None:
     named = building.dry_run(shelf, build_request).labels["org.opencontainers.image.base.name"]
     assert named.startswith("localhost/envcheck/base:")
     shelf.registry.add("debian:bookworm-slim")
@@ -331,7 +331,7 @@ def test_auto_prefers_docker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_closed_profile_without_a_registry_has_docker_hub_not_asked(
-    shelf: _Shelf, build_request: BuildRequest
+    shelf: _Shelf, build_request: TargetRequest
 ) -> None:
     shelf.registry |= {"debian:bookworm-slim", "mirror.example/library/debian:bookworm-slim"}
     indexes = [Index(url="https://mirror.example/simple")]
@@ -345,14 +345,14 @@ def test_a_closed_profile_without_a_registry_has_docker_hub_not_asked(
     assert building.choose_base(shelf, named, lambda _: None).startswith("mirror.example/")
 
 
-def test_a_name_with_a_tag_is_the_images_only_one(shelf: _Shelf, build_request: BuildRequest) -> None:
+def test_a_name_with_a_tag_is_the_images_only_one(shelf: _Shelf, build_request: TargetRequest) -> None:
     built = build(shelf, build_request._replace(repository="me/torch", tag="mine"))
     assert (built.image, built.tags) == ("me/torch:mine", ["me/torch:mine"])
     assert [name for name in shelf.images if name.startswith("me/")] == ["me/torch:mine"]
 
 
 def test_of_two_builds_of_one_key_the_second_waits_and_finds_it_built(
-    shelf: _Shelf, build_request: BuildRequest
+    shelf: _Shelf, build_request: TargetRequest
 ) -> None:
     message, second = list[str](), list[BuildResult]()
     thread = threading.Thread(
@@ -374,7 +374,7 @@ def test_of_two_builds_of_one_key_the_second_waits_and_finds_it_built(
 
 
 def test_an_engine_that_ends_under_a_build_is_unavailable_not_a_failed_build(
-    shelf: _Shelf, build_request: BuildRequest
+    shelf: _Shelf, build_request: TargetRequest
 ) -> None:
     def die() -> None:
         shelf.alive = False
@@ -385,7 +385,7 @@ def test_an_engine_that_ends_under_a_build_is_unavailable_not_a_failed_build(
 
 
 def test_an_engine_that_was_restarted_under_a_build_is_told_by_what_its_client_says(
-    shelf: _Shelf, build_request: BuildRequest
+    shelf: _Shelf, build_request: TargetRequest
 ) -> None:
     shelf.status = 1
     lost = "rpc error: code = Unavailable desc = error reading from server: EOF"
@@ -409,7 +409,7 @@ def test_a_disk_that_has_no_room_for_the_log_hides_no_cause(monkeypatch: pytest.
 
 
 def test_several_targets_are_built_at_once_in_one_context_each_under_the_key_it_has_alone(
-    shelf: _Shelf, build_request: BuildRequest, matrix: Matrix, locks: list[Lock]
+    shelf: _Shelf, build_request: TargetRequest, matrix: Matrix, locks: list[Lock]
 ) -> None:
     alone = build(shelf, build_request)
     shelf.images = {name: image for name, image in shelf.images.items() if name.startswith("localhost/")}
@@ -426,7 +426,7 @@ def test_several_targets_are_built_at_once_in_one_context_each_under_the_key_it_
 
 
 def test_a_target_that_fails_takes_no_other_with_it(
-    shelf: _Shelf, build_request: BuildRequest, matrix: Matrix, locks: list[Lock]
+    shelf: _Shelf, build_request: TargetRequest, matrix: Matrix, locks: list[Lock]
 ) -> None:
     shelf.failing = {"runtime"}
     shelf.labels.pop("envcheck.target")
@@ -437,7 +437,7 @@ def test_a_target_that_fails_takes_no_other_with_it(
     assert "site/torch:2.8.0-cu128-py311-runtime" not in shelf.images
 
 
-def test_another_compression_is_the_engines_business(shelf: _Shelf, build_request: BuildRequest) -> None:
+def test_another_compression_is_the_engines_business(shelf: _Shelf, build_request: TargetRequest) -> None:
     build(shelf, build_request._replace(compression="zstd"))
     assert "zstd" in shelf.builds[0].argv
     build(shelf, build_request._replace(spec=build_request.spec))
