@@ -39,6 +39,7 @@ class Check:
     `signals` are the signals of the snapshot that it needs.
     `performance` marks a value that is measured a second time before it fails.
     `imports` are the modules that it loads besides torch and that take long: they are imported once for all checks.
+    `limits` name the rows of limits.json that it is judged by, beside those that bear its id.
     `probe` marks the one that tries peer-to-peer before the groups do: it runs first of its level, and where it is lost
     while it copies, or a rank says `broken`, the groups after it go without (runner/worker/fork_server.py).
     """
@@ -56,6 +57,7 @@ class Check:
     performance: bool = False
     imports: tuple[str, ...] = ()
     probe: bool = False
+    limits: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

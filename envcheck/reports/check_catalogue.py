@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import ast
+import dataclasses
 import functools
 import json
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 from envcheck.checks import ERROR, LEVELS, SKIP, Limit, limits
+from envcheck.counting import counted
+from envcheck.reports import phrases
 from envcheck.reports.model import RunReport
 from envcheck.runner.planning import CheckModule
 
+_WIDTH: Final = 80
+_BOUNDS: Final = ("fail", "warn")
+_MISSED: Final = {"at least": "below", "at most": "above", "equal": "unless"}
 MET: Final = Path(__file__).with_name("met.json")
 # What each level is for, in a line.
 FOR: Final = {
@@ -50,16 +56,8 @@ def levels(modules: Iterable[CheckModule]) -> dict[str, list[CheckModule]]:
 
 
 def rows(module: CheckModule) -> list[dict[str, Any]]:
-    """Return the rows of limits.json that bear the check's id, or that its file or a helper that it uses names."""
-    files = [module.path, *(Path(helper.__file__ or "") for helper in _helpers(module))]
-    names = frozenset({module.id}).union(*map(_words, files))
-    return [row for row in limits.rows() if row["check"] in names]
-
-
-@functools.cache
-def _words(path: Path) -> frozenset[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return frozenset(n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str))
+    """Return the rows of limits.json that bear the check's id, or that its CHECK names."""
+    return [row for row in limits.rows() if row["check"] in (module.id, *module.check.limits)]
 
 
 def constants(module: CheckModule) -> list[Limit]:
@@ -112,3 +110,112 @@ def markdown(modules: Sequence[CheckModule]) -> str:
         promise = each.check.promise.replace("|", "\\|")
         lines.append(f"| `{each.id}` | {each.check.level} | {runs_on(each)} | {promise} | {models} |")
     return "\n".join([*lines, ""])
+
+
+def table(modules: Sequence[CheckModule]) -> Iterator[str]:
+    """Yield the lines of all checks by level, at 80 columns."""
+    widest = max(len(f.id) for f in modules)
+    for level, checks in levels(modules).items():
+        count, cost = len(checks), sum(f.check.seconds for f in checks)
+        head = f"{level}: {counted(count, 'check')}, {_cost(cost)}: {FOR[level]}"
+        yield _wrapped(head, "  ")
+        for f in checks:
+            start = f"  {f.id:<{widest}}  {runs_on(f):<8}  {f'{f.check.seconds:g} s':<6}  "
+            yield start + _wrapped(f.check.promise, " " * len(start), len(start))
+        yield ""
+    yield from _legend(modules)
+
+
+def _legend(modules: Sequence[CheckModule]) -> Iterator[str]:
+    for name in dict.fromkeys(runs_on(f) for f in modules):
+        yield f"{name:<8}  {RUNS[name]}"
+    run_on_gpu = sum(bool(met(f.id)) for f in modules)
+    yield f"{run_on_gpu} of {len(modules)} have met a real GPU; `envcheck checks ID` says all about one."
+
+
+def _cost(seconds: float) -> str:
+    return "under a second" if seconds < 1 else f"about {phrases.duration(seconds)}"
+
+
+def described(f: CheckModule) -> Iterator[str]:
+    """Yield the lines that say all about one check."""
+    runs = runs_on(f)
+    yield from (f"{f.id}: level {f.check.level}", f"  promises  {_wrapped(f.check.promise, ' ' * 12, 12)}")
+    yield f"  runs on   {runs}: {RUNS[runs]}"
+    if f.check.gpus > 1:
+        yield f"  needs     {counted(f.check.gpus, 'GPU')}"
+    if f.check.signals:
+        yield f"  signals   {_wrapped(', '.join(f.check.signals), ' ' * 12, 12)}"
+    second_measurement = "; a value that falls short is measured again" if f.check.performance else ""
+    cpu = "" if f.check.cpu_seconds is None else f" ({f.check.cpu_seconds:g} s on a CPU)"
+    takes = f"{f.check.seconds:g} s{cpu}, ended after {f.check.timeout:g} s{second_measurement}"
+    yield f"  takes     {_wrapped(takes, ' ' * 12, 12)}"
+    models = [f"{row['gpu']} on {row['date']} ({row['report']})" for row in met(f.id)]
+    yield f"  met       {'; '.join(models) or 'no real GPU yet'}"
+    for part in f.doc.split("\n\n"):
+        yield from ("", part if _is_block(part) else _wrapped(part))
+    bounds = [*_rows(f), *_constants(f)]
+    if bounds:
+        yield from ("", "limits", *bounds)
+
+
+def _is_block(part: str) -> bool:
+    """Tell code and tables, which keep their lines, from prose."""
+    return all(line.startswith("  ") for line in part.splitlines())
+
+
+def _rows(f: CheckModule) -> Iterator[str]:
+    for row in rows(f):
+        beyond = _MISSED[row.get("kind", "at least")]
+        verbs = ["warn" if word == "fail" and not limits.verified(row) else word for word in _BOUNDS]
+        # Where a limit that no second source confirms only warns, the stricter one alone decides.
+        effective = {verb: row[word] for verb, word in zip(verbs, _BOUNDS, strict=True) if word in row}
+        bounds = [f"{verb}s {beyond} {phrases.quantity(value, row['unit'])}" for verb, value in effective.items()]
+        yield _wrapped(f"  {_where(row, f.id)}{', '.join(bounds)}", "    ")
+        yield _wrapped(f"    {row['source']} ({row['date']})", "    ")
+
+
+def _where(row: dict[str, Any], identity: str) -> str:
+    models = row.get("gpu", [])
+    count = [f"{row['gpus']} x"] if "gpus" in row else []
+    link = row.get("transport", [])
+    conditions = ["over " + "/".join([link] if isinstance(link, str) else link)] if link else []
+    conditions += [f"over 16 lanes of PCIe generation {row['pcie']}"] if "pcie" in row else []
+    named = [] if row["check"] == identity else [row["check"]]
+    condition = " ".join(
+        [*named, *count, " or ".join([models] if isinstance(models, str) else models), *conditions]
+    ).strip()
+    return f"{condition}: " if condition else ""
+
+
+def _constants(f: CheckModule) -> Iterator[str]:
+    for limit in constants(f):
+        yield _wrapped(f"  {limit.kind} {phrases.quantity(limit.value, limit.unit)}", "    ")
+        yield _wrapped(f"    {limit.source}", "    ")
+
+
+def _wrapped(text: str, indent: str = "", used: int = 0) -> str:
+    """Return the text at 80 columns; `used` columns of the first line are taken already."""
+    lead = len(text) - len(text.lstrip())
+    # An option, a repository or a path that is cut at its hyphen cannot be copied.
+    filled = textwrap.fill(
+        " ".join(text.split()),
+        _WIDTH,
+        initial_indent=" " * max(lead, used),
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )
+    return filled[used:]
+
+
+def facts(f: CheckModule) -> dict[str, Any]:
+    """Return all about one check, as JSON has it."""
+    catalogue_facts = {"runs_on": runs_on(f), "doc": f.doc, "met": met(f.id)}
+    own = [dataclasses.asdict(limit) for limit in constants(f)]
+    return {
+        "id": f.id,
+        "kind": f.kind,
+        **dataclasses.asdict(f.check),
+        **catalogue_facts,
+        "limits": rows(f) + own,
+    }

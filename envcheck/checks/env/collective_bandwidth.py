@@ -24,6 +24,7 @@ CHECK = Check(
     ranks=0,
     least_ranks=2,
     performance=True,
+    limits=("all-gather-bandwidth", "broadcast-bandwidth", "reduce-scatter-bandwidth", "send-recv-bandwidth"),
 )
 
 # Each by its rows of limits.json.

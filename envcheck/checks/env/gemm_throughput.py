@@ -41,6 +41,7 @@ CHECK = Check(
     gpus=1,
     ranks=0,
     performance=True,
+    limits=("gemm-bfloat16", "gemm-float16", "gemm-float8"),
 )
 
 SIZE = 8192

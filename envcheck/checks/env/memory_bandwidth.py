@@ -30,6 +30,7 @@ CHECK = Check(
     gpus=1,
     ranks=0,
     performance=True,
+    limits=("gpu-to-host", "hbm-copy", "host-to-gpu"),
 )
 
 ON_CARD, ACROSS = 1 << 30, 512 * gpu_speed.MIB

@@ -26,7 +26,7 @@ from envcheck.checks import (
 )
 from envcheck.checks.support import process_group
 
-CHECK = Check(promise="shared memory has room for NCCL and DataLoader workers", level="static")
+CHECK = Check(promise="shared memory has room for NCCL and DataLoader workers", level="static", limits=("shm-free",))
 
 PATH = "/dev/shm"  # noqa: S108 (asked about, not written to)
 _FIX = "start the container with --shm-size=8g or --ipc=host; in Kubernetes mount an emptyDir with medium: Memory there"

@@ -19,6 +19,15 @@ CHECK = Check(
     promise="every InfiniBand and RoCE port of a kind is up, at one rate, with a GID, and stays up",
     level="quick",
     seconds=0.01,
+    limits=(
+        "infiniband-excessive-buffer-overrun-errors",
+        "infiniband-flaps",
+        "infiniband-link-error-recovery",
+        "infiniband-local-link-integrity-errors",
+        "infiniband-port-rcv-errors",
+        "infiniband-port-xmit-discards",
+        "infiniband-symbol-error",
+    ),
 )
 
 # From so many ports of one kind on they are rails of a training node, and each of them is needed.
