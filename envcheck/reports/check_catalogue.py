@@ -68,7 +68,9 @@ def constants(module: CheckModule) -> list[Limit]:
 
 def _helpers(module: CheckModule) -> list[ModuleType]:
     held = module.judge.__globals__.values()
-    return [module for module in held if isinstance(module, ModuleType) and ".support." in module.__name__]
+    return [
+        module for module in held if isinstance(module, ModuleType) and module.__name__.startswith("envcheck.checks.")
+    ]
 
 
 @functools.cache
