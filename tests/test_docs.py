@@ -36,7 +36,7 @@ NOT_RUN = {
     r"^envcheck (--verbose )?build(?!.*--dry-run)": "needs an engine and a package index; tests/e2e runs it",
     r"--online": "asks a package index for minutes",
     r"^envcheck (fetch|lock)": "needs a network; tests/mirrors and tests/images run it with servers of their own",
-    r"^envcheck mirror (probe|audit|site)": "needs a network or servers; tests/mirrors runs it",
+    r"^envcheck mirror (probe|site)": "needs a network or servers; tests/mirrors runs it",
     r"^envcheck mirror doctor$": "its result depends on this machine",
     r"^envcheck store": "needs a network or a filled store; tests/mirrors/store runs it",
     r"^envcheck resolve$": "its result depends on this machine",

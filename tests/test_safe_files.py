@@ -12,13 +12,15 @@ import pytest
 from envcheck import safe_files
 
 SIGNALLED = """
-import os, sys
+import os, signal, sys
 from pathlib import Path
 from envcheck import safe_files
 def fsync(file, real=os.fsync):
     os.kill(os.getpid(), int(sys.argv[2]))
     real(file)
 os.fsync = fsync
+if int(sys.argv[2]) != signal.SIGINT:
+    signal.signal(int(sys.argv[2]), signal.SIG_DFL)  # nohup has SIGHUP ignored
 safe_files.replace(Path(sys.argv[1]), b"new")
 print("went on")
 """

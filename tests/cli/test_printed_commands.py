@@ -104,7 +104,7 @@ def test_a_command_that_is_printed_parses(where: str, command: str) -> None:
     [
         ("run --require X", "--require"),
         ("store publish", "publish"),
-        ("store verify --store X", "--store"),
+        ("store gc --store X", "--store"),
         ("images --jsn", "--jsn"),
     ],
 )

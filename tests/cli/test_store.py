@@ -14,7 +14,7 @@ from envcheck.cli.store.group import command
 from envcheck.cli.store.options import format_bytes
 from envcheck.errors import ConfigError, EnvcheckError, PromiseError, UnavailableError
 from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.store import publishing, versions
+from envcheck.mirrors.store import versions
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store
 
@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> Store:
     files = [hub_revision.HubFile(path="model.bin", size=7, sha256=digest)]
     model = hub_revision.Revision(repo="o/r", revision="0" * 40, files=files)
     for branches in ({}, {"o/r@main": "0" * 40}):
-        publishing.publish(made, Contents(models=[model], branches=branches), keep=5)
+        versions.publish(made, Contents(models=[model], branches=branches), keep=5)
     return made
 
 
@@ -47,23 +47,23 @@ def failed(result: Result, kind: type[EnvcheckError]) -> str:
     return str(result.exception)
 
 
-def test_versions_are_listed_switched_and_taken_back(run: Run, store: Store) -> None:
-    assert run("rollback").stdout == "version 1 is served\n"
+def test_versions_are_listed_and_taken_back(run: Run, store: Store) -> None:
+    assert run("release", "--rollback").stdout == "version 1 is served\n"
     document = json.loads(run("versions", "--json").stdout)
     assert [(one["number"], one["current"], one["models"]) for one in document["versions"]] == [
         (1, True, 1),
         (2, False, 1),
     ]
-    assert run("switch", "2").stdout == "version 2 is served\n"
-    assert versions.current(store) == 2
-    assert "no version 9; existing versions: 1, 2" in failed(run("switch", "9"), ConfigError)
+    assert "no version before 1" in failed(run("release", "--rollback"), ConfigError)
+    assert "--rollback serves a version that exists" in failed(run("release", "x", "--rollback"), ConfigError)
+    assert versions.current(store) == 1
 
 
 def test_an_unreadable_manifest_hides_no_other_version(run: Run, store: Store) -> None:
     manifest = store.root / "versions/1/manifest.json"
     manifest.unlink()
     manifest.write_text("{")
-    for command_name in ("versions", "df"):
+    for command_name in ("versions",):
         shown = run(command_name)
         assert shown.return_value == 1
         assert f"version 1             cannot be read: {manifest}: not a valid manifest" in shown.stdout
@@ -76,11 +76,10 @@ def test_an_unreadable_manifest_hides_no_other_version(run: Run, store: Store) -
     assert "not a valid manifest" in failed(run("gc", "--max-size", "1"), PromiseError)
 
 
-def test_df_says_what_is_pinned(run: Run) -> None:
-    document = json.loads(run("df", "--json").stdout)
-    assert document["schema"] == "envcheck/store/1"
-    assert document["pinned"] == document["bytes"] > 7
-    assert "version 2    current" in run("df").stdout
+def test_a_dry_gc_says_what_is_pinned(run: Run) -> None:
+    document = json.loads(run("gc", "--dry-run", "--json").stdout)
+    assert document["before"]["pinned"] == document["before"]["bytes"] > 7
+    assert "pinned by versions" in run("gc", "--dry-run").stdout
 
 
 @pytest.mark.parametrize(
@@ -98,39 +97,24 @@ def test_sizes_are_told_as_people_read_them(size: int, message: str) -> None:
     assert format_bytes(size) == message
 
 
-def test_verify_is_1_when_something_is_wrong_and_names_it(run: Run, store: Store) -> None:
-    done = run("verify")
-    assert (done.return_value, "every hash matches" in done.stdout) == (0, True)
+def test_a_damaged_file_is_named_and_not_served_again(run: Run, store: Store, tmp_path: Path) -> None:
     one = next(one for one in store.objects() if one.size == 7)
     store.path(one.sha256).chmod(0o644)
     store.path(one.sha256).write_bytes(b"WEIGHTS")
-    done = run("verify", "--json")
-    assert done.return_value == 1
-    (fault,) = json.loads(done.stdout)["faults"]
-    assert fault["file"] == f"hf/o/r/resolve/{'0' * 40}/model.bin"
-    assert (fault["versions"], fault["mended"]) == ([1, 2], None)
-    assert "removed from version 1, 2" in fault["left"]
-    assert "cannot serve version 1" in failed(run("rollback"), PromiseError)
-
-
-def test_what_only_the_store_has_wrong_no_version_serves(run: Run, store: Store) -> None:
-    one = next(one for one in store.objects() if one.size == 7)
-    store.path(one.sha256).unlink()
-    store.path(one.sha256).write_bytes(b"WEIGHTS")
-    output = run("verify").stdout
-    assert "; no version serves wrong bytes\n    repaired from versions/" in output
-
-
-def test_a_store_with_nothing_in_it_is_not_found_sound(run: Run, tmp_path: Path) -> None:
-    with Store(tmp_path / "empty").held():
-        pass
-    result = failed(run("verify", root=tmp_path / "empty"), UnavailableError)
-    assert "the store is empty; pass the right store" in result
+    assert "cannot serve version 1" in failed(run("release", "--rollback"), PromiseError)
+    assert "another hash than its name" in failed(run("export", "-o", str(tmp_path / "b")), PromiseError)
+    (tmp_path / "model.lock").write_bytes(hub_revision.format_lock(versions.read_manifest(store, 1).contents.models[0]))
+    (tmp_path / "none.yaml").write_text("closed: true\n")
+    words = ("--model-lock", str(tmp_path / "model.lock"), "--mirror", str(tmp_path / "none.yaml"))
+    done = run("release", *words)
+    assert "model.bin: damaged in the store, removed" in done.stderr
+    assert "model.bin is not in the store" in failed(done, UnavailableError)
+    assert not (store.root / "current/hf/o/r/resolve/main/model.bin").exists()
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["df"], ["versions"], ["verify"], ["gc"], ["switch", "1"], ["rollback"], ["export", "-o", "/no/such"]],
+    [["versions"], ["gc"], ["release", "--rollback"], ["export", "-o", "/no/such"]],
 )
 def test_who_reads_a_store_that_is_none_is_told(run: Run, tmp_path: Path, arguments: list[str]) -> None:
     typo, ours = tmp_path / "typo", tmp_path / "ours"
@@ -166,9 +150,8 @@ def test_a_bundle_goes_out_and_comes_in(run: Run, tmp_path: Path) -> None:
 
 def test_every_answer_is_json_for_programs(run: Run, store: Store, tmp_path: Path) -> None:
     current = str(store.root / "current")
-    served = {"schema": "envcheck/store-served/1", "served": current}
-    assert json.loads(run("rollback", "--json").stdout) == {**served, "version": 1}
-    assert json.loads(run("switch", "2", "--no-hash", "--json").stdout) == {**served, "version": 2}
+    served = {"schema": "envcheck/store-published/1", "served": current, "new": False}
+    assert json.loads(run("release", "--rollback", "--json").stdout) == {**served, "version": 1}
     digest = store.add(b"other", "model.bin")
     model = hub_revision.Revision(
         repo="o/s", revision="1" * 40, files=[hub_revision.HubFile(path="m.bin", size=5, sha256=digest)]
@@ -190,7 +173,7 @@ def test_every_command_fits_a_terminal_and_has_an_example(run: Run, store: Store
         text = run(name, "--help").output
         assert max(map(len, text.splitlines())) <= 80, name
         assert "--json" in text
-    for arguments in (["df"], ["versions"], ["verify"], ["gc"], ["gc", "--max-size", "1"], ["rollback"], ["--help"]):
+    for arguments in (["versions"], ["gc", "--dry-run"], ["gc", "--max-size", "1"], ["--help"]):
         lines = [line for line in run(*arguments).stdout.splitlines() if str(store.root) not in line]
         assert max(map(len, lines), default=0) <= 80, arguments
         assert not [line for line in lines if line.endswith("...") and "[ARGS]" not in line]
@@ -229,11 +212,11 @@ def test_an_empty_store_has_nothing_to_export(run: Run, tmp_path: Path) -> None:
     assert run("versions", root=tmp_path / "none").stdout == "nothing is released\n"
     done = run("export", "-o", str(tmp_path / "b"), root=tmp_path / "none")
     assert "nothing to export" in failed(done, ConfigError)
-    assert "objects      0" in run("df", root=tmp_path / "none").stdout
+    assert "0 objects" in run("gc", "--dry-run", root=tmp_path / "none").stdout
 
 
 def test_a_store_that_cannot_be_written_is_one_line(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert "is a file" in failed(run("df", root=tmp_path / "file"), ConfigError)
+    assert "is a file" in failed(run("versions", root=tmp_path / "file"), ConfigError)
     done = run("import", str(tmp_path), root=tmp_path / "file/below")
     assert "cannot read bundle.sha256" in failed(done, ConfigError)

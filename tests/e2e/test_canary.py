@@ -31,6 +31,7 @@ from tests.e2e.canaries import Canaries
 from tests.e2e.site_mirror import Site, basic
 from tests.http_server import Servers
 from tests.mirrors.hub.conftest import COMMIT, REPO, Hub
+from tests.mirrors.site.conftest import running
 from tests.mirrors.site.upstreams import free_ports, get
 from tests.wheels import wheel
 
@@ -300,8 +301,7 @@ def test_a_site_and_its_logs(place: Place, servers: Servers) -> None:
     registry = servers.start(Hub())  # which answers, and is no registry: the one of the site logs that
     registered = ("--registry", f"one={registry.url}")
     message = place.run("mirror", "site", "render", root, "--mirror", "site.yaml", *options, *registered)
-    try:
-        message += place.run("mirror", "site", "up", root)
+    with running(root):
         password = {"Authorization": basic(place.site.login, place.site.password)}
         bearer = {"Authorization": f"Bearer {canaries['token']}", "Cookie": f"session={canaries['token']}"}
         paths = ["/pypi/simple/demo/", "/files/127.0.0.1:9/x.whl", "/static/none", "/none", "/files/127.0.0.1:9/%2f"]
@@ -309,10 +309,6 @@ def test_a_site_and_its_logs(place: Place, servers: Servers) -> None:
         for url in [f"http://127.0.0.1:{at}{path}" for at, known in bases.items() for path in known]:
             for headers in (password, bearer):
                 get(f"{url}?X-Amz-Signature={canaries['signature']}", None, "GET", **headers)
-        message += place.run("mirror", "site", "status", root, "--json", status=0)
-        message += get(f"http://127.0.0.1:{port + 100}/metrics")[1].decode()
-    finally:
-        message += place.run("mirror", "site", "down", root)
     assert '"uri":"/files/127.0.0.1:9/x.whl"' in (root / "logs/access.json").read_text()
     left = place.left()
     assert canaries.within(message) == set()

@@ -136,7 +136,9 @@ def test_a_probe_asks_the_mirror_alone(closed: ClosedNetwork) -> None:
 def test_clients_with_the_profiles_environment_ask_the_mirror_alone(closed: ClosedNetwork, tmp_path: Path) -> None:
     """With pip that asks for its own newer version: there, too, the mirror is who it asks."""
     envcheck = f"{sys.executable} -m envcheck"
-    script = f'eval "$({envcheck} mirror env {closed.home}/site.yaml)" && export UV_NO_CONFIG=1 && "$@"'
+    # A distribution's pip asks for no newer version of itself unless it is told to.
+    ask = "export UV_NO_CONFIG=1 PIP_DISABLE_PIP_VERSION_CHECK=0"
+    script = f'eval "$({envcheck} mirror env {closed.home}/site.yaml)" && {ask} && "$@"'
     uv = Path(sys.executable).with_name("uv")
     for command in (
         (sys.executable, "-m", "pip", "install", "--no-cache-dir"),

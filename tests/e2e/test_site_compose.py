@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Image, Machine
-from tests.mirrors.site.test_up import CONFIG, digest, push
+from tests.mirrors.site.test_registry import CONFIG, digest, push
 from tests.mirrors.site.upstreams import (
     answers,
     free_port,
@@ -36,11 +36,12 @@ from tests.waiting import PATIENCE, eventually
 from tests.wheels import wheel
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
-PROGRAMS = ("nginx", "docker-registry", "prometheus")
+PROGRAMS = ("nginx", "docker-registry", "prometheus", "mtail", "prometheus-node-exporter")
 LOCAL = "envcheck-test-site:1"
-IMAGES = ("NGINX_IMAGE", "REGISTRY_IMAGE", "PYTHON_IMAGE", "PROMETHEUS_IMAGE")
+IMAGES = ("NGINX_IMAGE", "REGISTRY_IMAGE", "MTAIL_IMAGE", "NODE_EXPORTER_IMAGE", "PROMETHEUS_IMAGE")
 DOCKERFILE = (
-    f"FROM {{base}}\nUSER 0\nCOPY {' '.join(PROGRAMS)} /usr/bin/\nRUN ln -s docker-registry /usr/bin/registry\n"
+    f"FROM {{base}}\nUSER 0\nCOPY {' '.join(PROGRAMS)} /usr/bin/\n"
+    "RUN ln -s docker-registry /usr/bin/registry && ln -s prometheus-node-exporter /usr/bin/node_exporter\n"
 )
 
 
@@ -55,11 +56,10 @@ class ComposedSite:
     registry: subprocess.Popen[bytes]
     origin: str
 
-    def envcheck(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of the site's, with the images there are."""
-        return self.machine.envcheck(
-            "mirror", "site", *arguments, str(self.root), "--compose", **dict.fromkeys(IMAGES, LOCAL)
-        )
+    def compose(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run docker compose on the rendered file, with the images there are."""
+        file = ("compose", "-f", f"{self.root}/compose.yaml", "--env-file", str(self.root.parent / "images.env"))
+        return self.machine.docker(*file, *arguments)
 
     def installed(self, to: Path) -> None:
         """Install a package through the site, with nothing cached and its hash demanded."""
@@ -116,13 +116,14 @@ def composed(machine: Machine, programs: str) -> Iterator[ComposedSite]:
     answers(f"http://{at}/", registry)
     options = ["--mirror", str(scratch / "profile.yaml"), "--link", index.origin, "--no-pytorch", "--no-hf"]
     options += ["--port", str(port), "--min-free", "0", "--registry", f"docker.io=http://{at}"]
+    (scratch / "images.env").write_text("".join(f"{name}={LOCAL}\n" for name in IMAGES))
     site = ComposedSite(machine, scratch / "site", port, index.process, registry, at)
     done = machine.envcheck("mirror", "site", "render", str(site.root), *options)
     assert done.returncode == 0, done.stderr
     try:
         yield site
     finally:
-        site.envcheck("down")
+        site.compose("down")
         for process in (index.process, registry):
             process.terminate()  # of a killed nginx the workers would stay
             process.wait(PATIENCE)
@@ -148,17 +149,17 @@ def mirrored(composed: ComposedSite) -> Iterator[ComposedSite]:
 
 
 def states(site: ComposedSite) -> dict[str, str]:
-    document = json.loads(site.envcheck("status", "--json").stdout)
-    return {part["name"]: part["state"] for part in document["parts"]}
+    listed = site.compose("ps", "--all", "--format", "{{.Service}} {{.State}}").stdout
+    return dict(line.split() for line in listed.splitlines())
 
 
 def test_a_site_runs_in_containers_serves_without_its_upstream_and_leaves_nothing(
     mirrored: ComposedSite, tmp_path: Path
 ) -> None:
     site, machine = mirrored, mirrored.machine
-    done = site.envcheck("up")
+    done = site.compose("up", "--detach")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert set(states(site)) == {"registry-docker.io", "exporter", "prometheus", "nginx"}
+    assert set(states(site)) == {"registry-docker.io", "mtail", "node-exporter", "prometheus", "nginx"}
     assert set(states(site).values()) == {"running"}
     site.installed(tmp_path / "one")
     _push(site)
@@ -175,16 +176,12 @@ def test_a_site_runs_in_containers_serves_without_its_upstream_and_leaves_nothin
     def metrics() -> str:
         return get(f"http://127.0.0.1:{site.port + 100}/metrics")[1].decode()
 
-    assert eventually(lambda: 'requests_total{part="files",outcome="ok"} 2\n' in metrics(), expected=True)
+    assert eventually(lambda: 'requests_total{outcome="ok",part="files"} 2\n' in metrics(), expected=True)
     assert 'downloads_total{outcome="error"} 0\n' in metrics()
     targets = f"http://127.0.0.1:{site.port + 101}/api/v1/targets"
     assert eventually(lambda: b'"health":"up"' in get(targets)[1], expected=True)
-    ended = machine.docker("kill", "envcheck-mirror-exporter-1")
-    assert ended.returncode == 0, ended.stderr
-    assert (site.envcheck("status").returncode, states(site)["exporter"]) == (1, "ended")
-    assert site.envcheck("down").returncode == 0
-    assert set(states(site).values()) == {"not started"}
-    assert "envcheck-mirror" not in machine.docker("ps", "--all").stdout
+    assert site.compose("down").returncode == 0
+    assert states(site) == {}
 
 
 def _push(site: ComposedSite) -> None:

@@ -15,8 +15,7 @@ COMMANDS: Final = {
     "env": "Print shell commands that apply a profile, for `eval`.",
     "doctor": "Find settings that no program reads, or that are dangerous.",
     "probe": "Measure which mirror has the needed files, and how fast.",
-    "site": "Render, start and watch your own mirror.",
-    "audit": "Verify the hashes of what a mirror serves.",
+    "site": "Render the configuration of your own mirror.",
 }
 
 

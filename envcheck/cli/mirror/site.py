@@ -1,304 +1,283 @@
-"""`envcheck mirror site`: render the configuration of your own mirror, start it, watch it."""
+"""`envcheck mirror site render`: write the configuration of your own mirror."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final
 
 import click
+import msgspec
 
-from envcheck.cli.mirror.site_options import MirrorSiteRenderOptions
+from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, command_with
 from envcheck.cli.shared.parameter_types import Size
-from envcheck.cli.shared.typed_options import takes
+from envcheck.cli.store.options import format_bytes
 from envcheck.counting import counted
+from envcheck.data import data_path
+from envcheck.errors import ConfigError
+from envcheck.images.lockfile import read_locks
+from envcheck.images.spec import select
+from envcheck.matrix.file.load import load as load_matrix
+from envcheck.mirrors.hub import api as hub_api
+from envcheck.mirrors.profiles.load import load
+from envcheck.mirrors.profiles.model import Profile, has_userinfo, redacted, without_query
+from envcheck.mirrors.site import certificate, discover
+from envcheck.mirrors.site.files import refuse_foreign_directory, write
+from envcheck.mirrors.site.model import Registry, Site, SiteHub, SiteIndex, Tls, checked, checked_url, read
+from envcheck.mirrors.site.render import render as to_files
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.mirrors.site.control import PartStatus
 
-_DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
-_FILE: Final = click.Path(path_type=Path, exists=True, dir_okay=False)
-
-
-class MirrorSiteOfflineOptions(NamedTuple):
-    """The options of `envcheck mirror site offline`."""
-
-    directory: Path
-    undo: bool
+# Offsets from --port: 0 is for the indexes, 1 for Hugging Face, 2... for registries; internal ports start here.
+_INSIDE: Final = 100
+_TLS: Final = (EXISTING_FILE, EXISTING_FILE)
 
 
-class MirrorSiteUpOptions(NamedTuple):
-    """The options of `envcheck mirror site up`."""
+@dataclass(frozen=True, kw_only=True)
+class MirrorSiteRenderOptions:
+    """The options of `envcheck mirror site render`."""
 
-    directory: Path
-    compose: bool
-
-
-class MirrorSiteDownOptions(NamedTuple):
-    """The options of `envcheck mirror site down`."""
-
-    directory: Path
-    compose: bool
-
-
-class MirrorSiteReloadOptions(NamedTuple):
-    """The options of `envcheck mirror site reload`."""
-
-    directory: Path
-    compose: bool
-
-
-class MirrorSiteStatusOptions(NamedTuple):
-    """The options of `envcheck mirror site status`."""
-
-    directory: Path
-    compose: bool
-    as_json: bool
+    directory: Annotated[Path, Argument(type=DIRECTORY)]
+    mirror: Annotated[str, Option(help="Upstreams of the site: none, host, or a profile's file.")] = "none"
+    address: Annotated[
+        tuple[str, ...], Option(help="Address to listen on. Repeatable.  [default: 127.0.0.1]", show_default=False)
+    ] = ()
+    port: Annotated[int, Option(type=click.IntRange(1, 65000), help="First port of the site.")] = 8443
+    name: Annotated[str | None, Option(help="Host name for clients  [default: the first address]")] = None
+    tls: Annotated[
+        tuple[Path, Path] | None,
+        Option(type=_TLS, metavar="CERT KEY", help="Certificate and key of the site, PEM."),
+    ] = None
+    ca: Annotated[
+        Path | None, Option(type=EXISTING_FILE, help="Private CA of that certificate, for the clients' profile.")
+    ] = None
+    users: Annotated[
+        Path | None, Option(type=EXISTING_FILE, help="htpasswd file of the users for pip, uv and docker.")
+    ] = None
+    hf_tokens: Annotated[
+        Path | None, Option(type=EXISTING_FILE, help='File of lines `"Bearer TOKEN" 1;`: the tokens for hf.')
+    ] = None
+    allow: Annotated[
+        tuple[str, ...], Option(metavar="NETWORK", help="Network of allowed clients. Repeatable.  [default: all]")
+    ] = ()
+    hf: Annotated[bool, Option("--hf/--no-hf", show_default=True, help="Include a Hugging Face mirror (olah).")] = True
+    pytorch: Annotated[bool, Option("--pytorch/--no-pytorch", show_default=True, help="Include PyTorch's indexes.")] = (
+        True
+    )
+    registries: Annotated[
+        tuple[str, ...], Option("--registry", metavar="NAME=URL", help="Registry to pull through. Repeatable.")
+    ] = ()
+    links: Annotated[
+        tuple[str, ...],
+        Option(
+            "--link",
+            metavar="URL",
+            help="Host that the indexes' pages link to. Repeatable.  [default: read the pages]",
+        ),
+    ] = ()
+    s3: Annotated[
+        str | None,
+        Option(metavar="BUCKET", help="Bucket behind the static trees; set its credentials in rclone's variables."),
+    ] = None
+    syncs: Annotated[
+        tuple[str, ...],
+        Option("--sync", metavar="NAME=SOURCE", help="Tree to copy from another of your mirrors. Repeatable."),
+    ] = ()
+    trees: Annotated[
+        tuple[str, ...],
+        Option("--tree", metavar="NAME=URL", help="Tree to cache, e.g. of an apt mirror. Repeatable."),
+    ] = ()
+    store: Annotated[
+        Path | None, Option(type=DIRECTORY, help="Store whose released tree (`store release`) is served.")
+    ] = None
+    cache_size: Annotated[
+        int | None, Option(type=Size(), help="Size of the cache, e.g. 500G  [default: 70 % of the available space]")
+    ] = None
+    min_free: Annotated[
+        int | None, Option(type=Size(zero=True), help="Disk space to keep free  [default: 15 % of the available space]")
+    ] = None
+    offline: Annotated[
+        bool, Option(help="Serve only what the site has: no requests to registries and Hugging Face.")
+    ] = False
 
 
 @click.group()
 def command() -> None:
-    """Render the configuration of your own mirror, start it, watch it.
+    """Render the configuration of your own mirror; docker compose or systemd runs it.
 
     \b
     envcheck mirror site render /srv/mirror --address 192.0.2.10 \\
         --tls cert.pem key.pem
-    envcheck mirror site up /srv/mirror
+    docker compose -f /srv/mirror/compose.yaml up --detach
     envcheck mirror show /srv/mirror/client.yaml --format daemon
-
-    client.yaml is the mirror profile for the site's clients. `--compose` uses the images in NGINX_IMAGE,
-    REGISTRY_IMAGE, OLAH_IMAGE, RCLONE_IMAGE, PYTHON_IMAGE and PROMETHEUS_IMAGE. For systemd, give the directory to a
-    user envcheck-mirror, copy its systemd/* to /etc/systemd/system, and enable envcheck-mirror.target, the timers and
-    the path. Alerts and queries are tested with a real Prometheus; the dashboard is tested with Grafana's published
-    types, not with a real Grafana.
     """
 
 
-@command.command()
-@click.argument("directory", type=_DIRECTORY)
-@click.option(
-    "--mirror", default="none", show_default=True, help="Upstreams of the site: none, host, or a profile's file."
-)
-@click.option("--address", multiple=True, help="Address to listen on. Repeatable.  [default: 127.0.0.1]")
-@click.option("--port", type=click.IntRange(1, 65000), default=8443, show_default=True, help="First port of the site.")
-@click.option("--name", help="Host name for clients  [default: the first address]")
-@click.option("--tls", type=(_FILE, _FILE), metavar="CERT KEY", help="Certificate and key of the site, PEM.")
-@click.option("--ca", type=_FILE, help="Private CA of that certificate, for the clients' profile.")
-@click.option("--users", type=_FILE, help="htpasswd file of the users for pip, uv and docker.")
-@click.option("--hf-tokens", type=_FILE, help='File of lines `"Bearer TOKEN" 1;`: the tokens for hf.')
-@click.option(
-    "--allow", multiple=True, metavar="NETWORK", help="Network of allowed clients. Repeatable.  [default: all]"
-)
-@click.option("--hf/--no-hf", default=True, show_default=True, help="Include a Hugging Face mirror (olah).")
-@click.option("--pytorch/--no-pytorch", default=True, show_default=True, help="Include PyTorch's indexes.")
-@click.option(
-    "--registry", "registries", multiple=True, metavar="NAME=URL", help="Registry to pull through. Repeatable."
-)
-@click.option(
-    "--link",
-    "links",
-    multiple=True,
-    metavar="URL",
-    help="Host that the indexes' pages link to. Repeatable.  [default: read the pages]",
-)
-@click.option(
-    "--s3", metavar="BUCKET", help="Bucket behind the static trees; set its credentials in rclone's variables."
-)
-@click.option(
-    "--sync",
-    "syncs",
-    multiple=True,
-    metavar="NAME=SOURCE",
-    help="Tree to copy from another of your mirrors. Repeatable.",
-)
-@click.option(
-    "--tree", "trees", multiple=True, metavar="NAME=URL", help="Tree to cache, e.g. of an apt mirror. Repeatable."
-)
-@click.option("--store", type=_DIRECTORY, help="Store whose released tree (`store release`) is served.")
-@click.option("--cache-size", type=Size(), help="Size of the cache, e.g. 500G  [default: 70 % of the available space]")
-@click.option(
-    "--min-free", type=Size(zero=True), help="Disk space to keep free  [default: 15 % of the available space]"
-)
-@click.pass_obj
-@takes(MirrorSiteRenderOptions)
-def render(options: MirrorSiteRenderOptions, settings: Settings) -> int:
-    """Write the configuration of a site below DIRECTORY, without starting it.
+@command_with(MirrorSiteRenderOptions)
+def render(options: MirrorSiteRenderOptions, settings: Settings) -> None:
+    """Write the configuration of a site below DIRECTORY: nginx, its caches, metrics, alerts, compose and systemd.
 
     Upstreams come from the profile, else they are the clients' defaults. A new render removes files of an earlier one
     that are no longer needed, and keeps files that you edited as NAME.edited. The SOURCE of a copy is a source of
     rsync: rsync://HOST/MODULE, HOST:PATH or /PATH. The site serves a cached tree at /trees/NAME, a copy at
     /static/NAME, packages of a store at /static/store/simple and whl/VARIANT, and its models at the HF port.
 
+    client.yaml is the mirror profile for the site's clients. compose.yaml uses the images in NGINX_IMAGE,
+    REGISTRY_IMAGE, OLAH_IMAGE, RCLONE_IMAGE, MTAIL_IMAGE, NODE_EXPORTER_IMAGE and PROMETHEUS_IMAGE. For systemd, give
+    the directory to a user envcheck-mirror, copy its systemd/* to /etc/systemd/system, and enable
+    envcheck-mirror.target, the timers and the path.
+
+    While upstreams are unreachable, a pull-through registry does not start and olah answers 504 even for cached files:
+    render again with --offline, and restart them.
+
     \b
     envcheck mirror site render /srv/mirror \\
         --registry docker.io=https://registry.example
     """
-    from envcheck.cli.mirror.site_disk_space import warn_if_tight
-    from envcheck.cli.mirror.site_options import site_from_options
-    from envcheck.mirrors.profiles.load import load
-    from envcheck.mirrors.site import discover
-    from envcheck.mirrors.site.files import write
-    from envcheck.mirrors.site.render import render as to_files
-
-    profile = load(options.mirror)
-    directory = options.directory
-    rendered = site_from_options(settings, directory.absolute(), profile, options)
+    profile, directory = load(options.mirror), options.directory
+    site = site_from_options(settings, directory.absolute(), profile, options)
     roots = {"ca.pem": discover.ca_bundle(profile)} if profile.ca else {}
-    written = write(directory, {**to_files(rendered), **roots})
-    _report_edited_files(directory, written.kept)
-    warn_if_tight(rendered)
-    if rendered.store and not Path(rendered.store).is_dir():
-        click.echo(f"warning: {rendered.store} does not exist; the site serves no store until it does", err=True)
+    written = write(directory, {**to_files(site), **roots})
+    for name, to in written.kept.items():
+        click.echo(f"{directory / name} was edited: renamed to {directory / to}", err=True)
+    _warn_if_tight(site)
+    if site.store and not Path(site.store).is_dir():
+        click.echo(f"warning: {site.store} does not exist; the site serves no store until it does", err=True)
     if not settings.quiet:
         removed = f", {len(written.removed)} of an earlier render removed" if written.removed else ""
-        start = f"start it with `envcheck mirror site up {directory}`"
+        start = f"start it with `docker compose -f {directory}/compose.yaml up --detach`, or {directory}/systemd"
         click.echo(f"{counted(len(written.files), 'file')} below {directory}{removed}; {start}")
-    return 0
 
 
-@command.command()
-@click.argument("directory", type=_DIRECTORY)
-@click.option("--undo", is_flag=True, help="Allow requests to upstreams again.")
-@click.pass_obj
-@takes(MirrorSiteOfflineOptions)
-def offline(options: MirrorSiteOfflineOptions, settings: Settings) -> int:
-    """Make a site serve only what it has, without requests to registries and Hugging Face.
+command.add_command(render)
 
-    Otherwise a pull-through registry does not start while its upstream is unreachable, and olah answers 504 even for
-    cached files. nginx always serves what it has cached. Run `down` and `up` afterwards, or restart the units.
 
-    \b
-    envcheck mirror site offline /srv/mirror
-    """
-    import msgspec
+def site_from_options(settings: Settings, root: Path, profile: Profile, options: MirrorSiteRenderOptions) -> Site:
+    """Return the site of the options, with a profile's upstreams. Check all options before sending requests."""
+    links = [checked_url(_without_secret(link)) for link in options.links]
+    refuse_foreign_directory(root)
+    site = checked(_site_without_links(root, profile, options))
+    if site.tls:
+        certificate.check_certificate(site.tls, site.name, options.ca)
+    return msgspec.structs.replace(site, indexes=_with_links(settings, site, profile, links))
 
-    from envcheck.mirrors.site.files import rewrite
-    from envcheck.mirrors.site.model import read
-    from envcheck.mirrors.site.render import render as to_files
 
-    site = read(options.directory.absolute())
-    now, then = (
-        to_files(site),
-        to_files(msgspec.structs.replace(site, offline=not options.undo)),
+def _with_links(settings: Settings, site: Site, profile: Profile, links: list[str]) -> list[SiteIndex]:
+    """Return the site's indexes with the hosts of their files; an offline site knows those of the last render."""
+    if site.offline and not links:
+        known = {(index.part, index.url): index for index in read(Path(site.root)).indexes}
+        return [known.get((index.part, index.url), index) for index in site.indexes]
+    locks = [lock for cell in select(load_matrix(settings.matrix), ()) for lock in read_locks(_lock_folder(str(cell)))]
+    pages = sorted({f"{lock.index}/{pin.name}" for lock in locks for pin in lock.pins})
+    client = hub_api.hub_client(profile)
+    return [discover.with_links(index, pages, client, links) for index in site.indexes]
+
+
+def _lock_folder(cell: str) -> Path:
+    return data_path("images") / cell
+
+
+def _site_without_links(root: Path, profile: Profile, options: MirrorSiteRenderOptions) -> Site:
+    """Return the site of the options and this machine, without the links of its indexes."""
+    addresses = list(options.address) or ["127.0.0.1"]
+    port, tls = options.port, options.tls
+    size, free = discover.disk_space(root).sizes(options.cache_size, options.min_free)
+    return Site(
+        root=str(root),
+        addresses=addresses,
+        name=options.name or addresses[0],
+        port=port,
+        indexes=discover.indexes(profile, ("pypi", "pytorch") if options.pytorch else ("pypi",)),
+        ca=str(root / "ca.pem") if profile.ca else discover.machine_roots(),
+        resolvers=discover.resolvers(Path("/etc/resolv.conf").read_text(errors="replace")),
+        mtail=port + _INSIDE,
+        prometheus=port + _INSIDE + 1,
+        node=port + _INSIDE + 4,
+        cache_size=size,
+        min_free=free,
+        hf=_hf(profile, options),
+        registries=_registries(options.registries, port),
+        tls=Tls(certificate=str(tls[0].absolute()), key=str(tls[1].absolute())) if tls else None,
+        users=_absolute(options.users),
+        allow=list(options.allow),
+        s3=options.s3,
+        s3_port=port + _INSIDE + 3,
+        sync=_pairs(options.syncs, "SOURCE"),
+        trees={name: url.rstrip("/") for name, url in _pairs(options.trees, "URL").items()},
+        store=_absolute(options.store),
+        owner=_owner(root),
+        client_ca=_absolute(options.ca),
+        offline=options.offline,
     )
-    kept = rewrite(options.directory, {name: text for name, text in then.items() if text != now[name]})
-    _report_edited_files(options.directory, kept)
-    if not settings.quiet:
-        mode = "online" if options.undo else "offline"
-        click.echo(f"the site is {mode} after a restart: `envcheck mirror site down {options.directory}`, then `up`")
-    return 0
 
 
-@command.command()
-@click.argument("directory", type=_DIRECTORY)
-@click.option("--compose", is_flag=True, help="Run in containers with docker compose.")
-@click.pass_obj
-@takes(MirrorSiteUpOptions)
-def up(options: MirrorSiteUpOptions, settings: Settings) -> int:
-    """Start the site that is rendered in DIRECTORY.
-
-    Exit 0: all parts run; 3: a part is not installed or does not start, and all started parts are stopped again.
-    Prometheus is optional.
-
-    \b
-    envcheck mirror site up /srv/mirror
-    """
-    from envcheck.cli.mirror.site_disk_space import warn_if_tight
-    from envcheck.mirrors.site import compose, control
-    from envcheck.mirrors.site.model import read
-
-    site = read(options.directory.absolute())
-    warn_if_tight(site)
-    statuses = compose.up(site) if options.compose else control.up(site)
-    if not settings.quiet:
-        _print_status(statuses)
-    return 0 if all(part.state == "running" or part.optional for part in statuses) else 3
+def _absolute(path: Path | None) -> str | None:
+    return str(path.absolute()) if path else None
 
 
-@command.command()
-@click.argument("directory", type=_DIRECTORY)
-@click.option("--compose", is_flag=True, help="What docker compose started.")
-@click.pass_obj
-@takes(MirrorSiteDownOptions)
-def down(options: MirrorSiteDownOptions, settings: Settings) -> int:
-    """Stop the parts that `up` started from DIRECTORY, and no other process.
-
-    \b
-    envcheck mirror site down /srv/mirror
-    """
-    from envcheck.mirrors.site import compose, control
-    from envcheck.mirrors.site.model import read
-
-    site = read(options.directory.absolute())
-    if options.compose:
-        return 3 if compose.run(site, "down") else 0
-    ended = control.down(site)
-    if not settings.quiet:
-        click.echo(f"stopped {', '.join(ended)}" if ended else "no part was running")
-    return 0
+def _owner(root: Path) -> str:
+    """Return UID:GID of the directory's owner, or of this user if it does not exist."""
+    if not root.exists():
+        return f"{os.geteuid()}:{os.getegid()}"
+    stat = root.stat()
+    return f"{stat.st_uid}:{stat.st_gid}"
 
 
-@command.command()
-@click.argument("directory", type=_DIRECTORY)
-@click.option("--compose", is_flag=True, help="What docker compose started.")
-@takes(MirrorSiteReloadOptions)
-def reload(options: MirrorSiteReloadOptions) -> int:
-    """Make nginx reload configuration, certificates and released trees, without interrupting downloads.
-
-    Under systemd a path unit does it whenever the version of a store changes.
-
-    \b
-    envcheck mirror site reload /srv/mirror
-    """
-    from envcheck.mirrors.site import compose, control
-    from envcheck.mirrors.site.model import read
-
-    site = read(options.directory.absolute())
-    if options.compose:
-        return 3 if compose.run(site, "kill", "--signal", "HUP", "nginx") else 0
-    control.reload(site)
-    return 0
+def _hf(profile: Profile, options: MirrorSiteRenderOptions) -> SiteHub | None:
+    if not options.hf and not options.store:
+        return None
+    if options.hf and profile.closed and profile.hf.endpoint is None:
+        message = f"{profile.name} is closed and names no `hf: {{endpoint: URL}}`"
+        raise ConfigError(message, fix="name one, pass --no-hf, or remove `closed`")
+    inner = options.port + _INSIDE + 2 if options.hf else 0
+    tokens = _absolute(options.hf_tokens)
+    return SiteHub(port=options.port + 1, inner=inner, endpoint=profile.hf.endpoint, tokens=tokens)
 
 
-@command.command()
-@click.argument("directory", type=_DIRECTORY)
-@click.option("--compose", is_flag=True, help="What docker compose started.")
-@click.option("--json", "as_json", is_flag=True, help="Print envcheck/site-status/1.")
-@takes(MirrorSiteStatusOptions)
-def status(options: MirrorSiteStatusOptions) -> int:
-    """Show the status of each part of the site in DIRECTORY.
+def _registries(texts: tuple[str, ...], port: int) -> list[Registry]:
+    return [
+        Registry(name=name, url=url, port=port + 2 + n, inner=port + _INSIDE + 10 + 2 * n, debug=port + 111 + 2 * n)
+        for n, (name, url) in enumerate(_pairs(texts, "URL").items())
+    ]
 
-    Exit 0: all parts run; 1: a part does not run.
 
-    \b
-    envcheck mirror site status /srv/mirror
-    """
-    import dataclasses
-    import json
+def _pairs(texts: tuple[str, ...], value_name: str) -> dict[str, str]:
+    """Return NAME=WHAT as name -> what. Raise ConfigError for a duplicate name."""
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or not value or "://" in name:
+            message = f"{redacted(text)!r} has no {value_name}"
+            raise ConfigError(message, fix=f"write NAME={value_name}")
+        if name in pairs:
+            message = f"{name!r} is given twice: {pairs[name]} and {redacted(value)}"
+            raise ConfigError(message, fix="use a different name for each")
+        pairs[name] = _without_secret(value)
+    return pairs
 
-    from envcheck.cli.mirror.site_disk_space import cache_status, status_line
-    from envcheck.mirrors.site import compose, control
-    from envcheck.mirrors.site.model import read
 
-    site = read(options.directory.absolute())
-    statuses = compose.status(site) if options.compose else control.status(site)
-    if options.as_json:
-        parts = [dataclasses.asdict(part) for part in statuses]
+def _without_secret(url: str) -> str:
+    """Return the URL. Raise ConfigError if it may contain a secret, which would be written to the site's files."""
+    if has_userinfo(url) or without_query(url) != url:
+        message = f"{redacted(url)!r} has a password, a user or a query"
+        raise ConfigError(message, fix="remove it, and set credentials in the environment of the started programs")
+    return url
+
+
+def _warn_if_tight(site: Site) -> None:
+    """Warn if the disk has too little space for the cache, or for any useful cache."""
+    cache = Path(site.root, "cache/files")
+    if not os.access(cache, os.R_OK | os.X_OK):
+        return
+    space = discover.disk_space(Path(site.root))
+    if space.tight(site.cache_size, site.min_free):
+        kept = f"{format_bytes(site.min_free)} must stay free" if site.min_free else "no space must stay free"
         click.echo(
-            json.dumps({"schema": "envcheck/site-status/1", "parts": parts, "cache": cache_status(site)}, indent=2)
+            f"warning: the cache can hold {format_bytes(space.holds(site.cache_size, site.min_free))} of its "
+            f"{format_bytes(site.cache_size)}: {format_bytes(space.available)} are available below {site.root} and "
+            f"{kept}; files beyond that are fetched again each time; free space and render again, or pass a "
+            "--cache-size and --min-free that fit",
+            err=True,
         )
-    else:
-        _print_status(statuses)
-        click.echo(status_line(site))
-    return 0 if all(part.state == "running" or part.optional for part in statuses) else 1
-
-
-def _report_edited_files(directory: Path, kept: dict[str, str]) -> None:
-    for name, to in kept.items():
-        click.echo(f"{directory / name} was edited: renamed to {directory / to}", err=True)
-
-
-def _print_status(statuses: list[PartStatus]) -> None:
-    for part in statuses:
-        missing = f"  needs {part.needs}" if part.state == "not installed" else f"  port {part.port}"
-        click.echo(f"{part.name:<24} {part.state}{missing}")

@@ -6,83 +6,77 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
+from envcheck.cli.options import DIRECTORY, EXISTING_DIRECTORY, Argument, Option, command_with
+from envcheck.cli.shared import completion
 from envcheck.cli.shared.parameter_types import Size
-from envcheck.cli.shared.typed_options import takes
-from envcheck.cli.store.options import (
-    cells_argument,
-    format_bytes,
-    json_option,
-    keep_option,
-    mirror_option,
-    models_option,
-)
+from envcheck.cli.store.collect import collect_contents
+from envcheck.cli.store.common import existing_store, progress_bar, this_store
+from envcheck.cli.store.options import format_bytes
+from envcheck.cli.store.release import report_published
 from envcheck.counting import counted
+from envcheck.data import data_path
 from envcheck.errors import ConfigError, PromiseError
+from envcheck.images.lockfile import read_locks
+from envcheck.mirrors.index.locate import LockedPackage, fits
+from envcheck.mirrors.store import bundle, versions
+from envcheck.mirrors.store.manifest import Contents, object_sizes
+from envcheck.mirrors.store.objects import Store
 
 if TYPE_CHECKING:
-    from envcheck.mirrors.store.manifest import Contents
-    from envcheck.mirrors.store.objects import Store
+    from envcheck.cli import Settings
 
 
-class StoreExportOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class StoreExportOptions:
     """The options of `envcheck store export`."""
 
-    cells: tuple[str, ...]
-    models: tuple[Path, ...]
-    mirror: str
-    output: Path
-    part_size: int
-    key: Path | None
-    as_json: bool
+    cells: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=completion.cells)] = ()
+    models: Annotated[tuple[Path, ...], Option("--model-lock", help="Lock of a model: add all of its files.")] = ()
+    mirror: Annotated[str, Option(help="Mirror profile for missing files.")] = "user"
+    output: Annotated[Path, Option("-o", "--output", type=DIRECTORY, help="Output directory.")]
+    part_size: Annotated[int, Option(type=Size(), help="Largest size of one file.")] = 4 * 1000**3
+    key: Annotated[Path | None, Option(help="ed25519 private key (PEM) to sign the bundle.")] = None
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False
 
 
-class StoreImportOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class StoreImportOptions:
     """The options of `envcheck store import`."""
 
-    source: Path
-    sha256: str | None
-    key: Path | None
-    keep: int
-    no_release: bool
-    as_json: bool
+    source: Annotated[Path, Argument(type=EXISTING_DIRECTORY)]
+    sha256: Annotated[
+        str | None, Option(metavar="HASH", help="Digest that `store export` printed; refuse any other bundle.")
+    ] = None
+    key: Annotated[Path | None, Option(help="ed25519 public key (PEM) that must verify the bundle.")] = None
+    keep: Annotated[int, Option(type=click.IntRange(1), help="Number of versions to keep.")] = 5
+    no_release: Annotated[bool, Option(help="Only add the files to the store; release no version.")] = False
+    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False
 
 
-@click.command("export", epilog="Example: envcheck store export torch2.13.0-cpu-py311 --mirror host -o /media/usb")
-@cells_argument
-@models_option
-@mirror_option
-@click.option(
-    "-o", "--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="Output directory."
+@command_with(
+    StoreExportOptions, epilog="Example: envcheck store export torch2.13.0-cpu-py311 --mirror host -o /media/usb"
 )
-@click.option("--part-size", default="4G", show_default=True, type=Size(), help="Largest size of one file.")
-@click.option("--key", type=click.Path(path_type=Path), help="ed25519 private key (PEM) to sign the bundle.")
-@json_option
-@click.pass_obj
-@takes(StoreExportOptions)
-def export(options: StoreExportOptions, obj: Any) -> None:
+def export(options: StoreExportOptions, settings: Settings) -> None:
     """Write a bundle for machines without a network.
 
     It holds the named cells and models, or everything that is served now. The same contents give the same bytes. Send
     the printed digest separately from the bundle: `import --sha256` refuses a bundle with another digest, and `import
     --key` one that the public key does not verify.
     """
-    from envcheck.cli.store.collect import collect_contents
-    from envcheck.cli.store.common import existing_store, progress_bar
-    from envcheck.mirrors.store.bundle import bundle
-
     cells, models, to, key = options.cells, options.models, options.output, options.key
     source = (
-        collect_contents(obj[0], obj[1], cells, models, options.mirror)
+        collect_contents(settings, this_store(), cells, models, options.mirror)
         if cells or models
-        else _served_contents(existing_store(obj[1]))
+        else _served_contents(existing_store(this_store()))
     )
-    with source as contents, progress_bar(obj[0], "export") as (_, progress):
-        parts = bundle.export(obj[1], contents, to, part_size=options.part_size, progress=progress, key=key)
+    with source as contents, progress_bar(settings, "export") as (_, progress):
+        parts = bundle.export(this_store(), contents, to, part_size=options.part_size, progress=progress, key=key)
     digest = bundle.bundle_digest(to)
     sizes = {part.name: part.stat().st_size for part in parts}
     bound = [wheel.name for wheel in contents.wheels if wheel.redistributable is False]
@@ -101,50 +95,33 @@ def export(options: StoreExportOptions, obj: Any) -> None:
 @contextlib.contextmanager
 def _served_contents(store: Store) -> Iterator[Contents]:
     """Yield the contents that are served now, and keep them from eviction."""
-    from envcheck.mirrors.store import manifest as store_manifest
-    from envcheck.mirrors.store import versions
-
     served = versions.current(store)
     if served is None:
         message = "nothing to export: the store has no released version"
         raise ConfigError(message, fix="name a CELL or a --model-lock")
     version = versions.read_manifest(store, served).contents
-    with store.held(store_manifest.object_sizes(version)):
+    with store.held(object_sizes(version)):
         yield version
 
 
-@click.command("import", epilog="Example: envcheck store import /media/usb --sha256 0f3e...")
-@click.argument("source", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option("--sha256", metavar="HASH", help="Digest that `store export` printed; refuse any other bundle.")
-@click.option("--key", type=click.Path(path_type=Path), help="ed25519 public key (PEM) that must verify the bundle.")
-@keep_option
-@click.option("--no-release", is_flag=True, help="Only add the files to the store; release no version.")
-@json_option
-@click.pass_obj
-@takes(StoreImportOptions)
-def import_(options: StoreImportOptions, obj: Any) -> None:
+@command_with(StoreImportOptions, epilog="Example: envcheck store import /media/usb --sha256 0f3e...")
+def import_(options: StoreImportOptions, settings: Settings) -> None:
     """Import a bundle and serve it.
 
     Every file is compared with its hash before the first one enters the store, and each wheel of a published cell with
     that cell's lock. A person who can change the bundle can change its hashes too: use --sha256 or --key to verify it.
     If nothing is new, no version is created.
     """
-    from envcheck.cli.store.common import progress_bar
-    from envcheck.cli.store.release import report_published
-    from envcheck.mirrors.store import publishing
-    from envcheck.mirrors.store.bundle import bundle
-    from envcheck.mirrors.store.manifest import object_sizes
-
-    store, sha256, key = obj[1], options.sha256, options.key
-    with progress_bar(obj[0], "import") as (_, progress):
+    store, sha256, key = this_store(), options.sha256, options.key
+    with progress_bar(settings, "import") as (_, progress):
         parts = bundle.verified_parts(options.source, progress, sha256=_parse_digest(sha256), key=key)
         with store.held():
-            contents = bundle.import_parts(store, parts, progress, _compare_with_locks)
+            contents = bundle.import_bundle(store, parts, progress, _compare_with_locks)
             counts = {"wheels": len(contents.wheels), "models": len(contents.models)}
             version = None
             if not options.no_release:
-                version = publishing.publish(store, contents, keep=options.keep, checked=object_sizes(contents))
-    if sha256 is None and key is None and not obj[0].quiet:
+                version = versions.publish(store, contents, keep=options.keep, checked=object_sizes(contents))
+    if sha256 is None and key is None and not settings.quiet:
         click.echo("not authenticated: pass --sha256 or --key to refuse a bundle of somebody else", err=True)
     if not options.as_json:
         click.echo(
@@ -152,7 +129,7 @@ def import_(options: StoreImportOptions, obj: Any) -> None:
             "imported, every hash matches"
         )
     if version is not None:
-        report_published(store, version, as_json=options.as_json, **counts)
+        report_published(store, version, counts, as_json=options.as_json)
     elif options.as_json:
         click.echo(json.dumps({"schema": "envcheck/store-import/1", **counts}, indent=2))
 
@@ -169,10 +146,6 @@ def _parse_digest(text: str | None) -> str | None:
 
 def _compare_with_locks(contents: Contents) -> None:
     """Raise PromiseError if a published cell's lock pins a wheel, for the cell's Python, with other hashes."""
-    from envcheck.data import data_path
-    from envcheck.images.lockfile import read_locks
-    from envcheck.mirrors.index.locate import LockedPackage, fits
-
     pinned: dict[tuple[str, str, str], list[LockedPackage]] = {}
     for folder in sorted(path for path in data_path("images").iterdir() if path.is_dir()):
         minor = re.search(r"-py3([0-9]+)$", folder.name)

@@ -9,15 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envcheck.cli.interrupts import stopping
+from envcheck.cli.store.common import progress_bar, transfer_options
+from envcheck.errors import ConfigError, UnavailableError
+from envcheck.images import prefetch
+from envcheck.images.build_context import tool_lock
+from envcheck.images.spec import ImageSpec, load_spec, no_lock, select
+from envcheck.matrix.file.load import load
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
+from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.profiles.load import load as load_profile
+from envcheck.mirrors.profiles.model import Profile
+from envcheck.mirrors.store import manifest, versions
+from envcheck.mirrors.store.manifest import Contents, Wheel, describe_wheel
+from envcheck.mirrors.store.objects import Store
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.images.spec import ImageSpec
-    from envcheck.mirrors.fetch.request import TransferOptions
-    from envcheck.mirrors.hub import revision as hub_revision
-    from envcheck.mirrors.profiles.model import Profile
-    from envcheck.mirrors.store.manifest import Contents, Wheel
-    from envcheck.mirrors.store.objects import Store
 
 
 @contextlib.contextmanager
@@ -25,18 +32,15 @@ def collect_contents(
     settings: Settings, store: Store, cells: tuple[str, ...], models: tuple[Path, ...], mirror: str
 ) -> Iterator[Contents]:
     """Fetch these cells and models into the store; yield their contents and keep them from eviction."""
-    from envcheck.cli.store.common import transfer_options
-    from envcheck.images.spec import load_spec, select
-    from envcheck.matrix.file.load import load
-    from envcheck.mirrors.hub import revision as hub_revision
-    from envcheck.mirrors.profiles.load import load as load_profile
-    from envcheck.mirrors.store import manifest
-
     matrix = load(settings.matrix)
     profile, contents = load_profile(mirror), manifest.Contents()
     specs = [load_spec(matrix, cell, "runtime") for name in cells for cell in select(matrix, [name])]
     revisions = [hub_revision.parse_lock(_read_lock(path), str(path)) for path in models]
-    with store.held(_required_digests(specs, revisions)):
+    required = _required_digests(specs, revisions)
+    with store.held(required):
+        with progress_bar(settings, "verify") as (say, progress):
+            for name in versions.remove_damaged(store, required, progress):
+                say(f"{name}: damaged in the store, removed")
         stop = threading.Event()
         with transfer_options(settings, profile, stop) as options_for, stopping(stop):
             for spec in specs:
@@ -50,8 +54,6 @@ def collect_contents(
 
 
 def _required_digests(specs: list[ImageSpec], revisions: list[hub_revision.Revision]) -> list[str]:
-    from envcheck.images.build_context import tool_lock
-
     locks = [lock for spec in specs for lock in [*spec.locks, tool_lock()]]
     files = [str(file.sha256) for revision in revisions for file in revision.files]
     return [*files, *(digest for lock in locks for pin in lock.pins for digest in pin.sha256)]
@@ -61,11 +63,6 @@ def _collect_wheels(
     store: Store, spec: ImageSpec, profile: Profile, options_for: Callable[[str], TransferOptions]
 ) -> list[Wheel]:
     """Return a cell's wheels, and those of the envcheck that goes into its images."""
-    from envcheck.images import prefetch
-    from envcheck.images.build_context import tool_lock
-    from envcheck.images.spec import no_lock
-    from envcheck.mirrors.store.wheel_metadata import describe_wheel
-
     if not spec.locks:
         raise no_lock(spec.cell, spec.arch)
     locks = [*spec.locks, tool_lock()]
@@ -77,10 +74,6 @@ def _collect_wheels(
 def _fetch_model(
     store: Store, lock: hub_revision.Revision, profile: Profile, options_for: Callable[[str], TransferOptions]
 ) -> None:
-    from envcheck.errors import UnavailableError
-    from envcheck.mirrors.fetch.request import WantedFile
-    from envcheck.mirrors.hub import revision as hub_revision
-
     ref = hub_revision.Reference(lock.kind, lock.repo, lock.revision)
     for file in lock.files:
         if store.has(str(file.sha256)):
@@ -93,8 +86,6 @@ def _fetch_model(
 
 
 def _read_lock(path: Path) -> bytes:
-    from envcheck.errors import ConfigError
-
     try:
         return path.read_bytes()
     except OSError as error:

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from envcheck.mirrors.store.objects import Store
 
 Progress = Callable[[int, int], None]
+# Where the context of a command has its store.
+STORE: Final = "envcheck.store"
 _MEND: Final = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space (`envcheck store gc`), or choose another directory"),
-    errno.EIO: "the disk fails: run `envcheck store verify` to list lost files",
+    errno.EIO: "the disk fails: move the store to another; `envcheck store release CELL` fetches lost files again",
 }
 
 
@@ -35,6 +37,12 @@ def open_store(root: Path | None) -> Store:
     from envcheck.mirrors.store.objects import Store
 
     return Store(root or state_path("store"), lambda text: click.echo(text, err=True))
+
+
+def this_store() -> Store:
+    """Return the store that `envcheck store --store` names."""
+    store: Store = click.get_current_context().meta[STORE]
+    return store
 
 
 def existing_store(store: Store) -> Store:

@@ -44,7 +44,14 @@ PANELS: Final = (
         below=True,
         width=6,
     ),
-    Panel("Disk used", "percentunit", {"used": "envcheck_mirror:storage_used:ratio"}, kind="stat", limit=0.85, width=6),
+    Panel(
+        "Disk used",
+        "percentunit",
+        {"used": "max(envcheck_mirror:storage_used:ratio)"},
+        kind="stat",
+        limit=0.85,
+        width=6,
+    ),
     Panel(
         "Oldest copy",
         "s",
@@ -61,30 +68,21 @@ PANELS: Final = (
     Panel(
         "Failures of the mirror",
         "reqps",
-        {
-            "{{part}} {{outcome}}": "sum by (part, outcome) "
-            '(rate(envcheck_mirror_requests_total{outcome=~"error|truncated"}[5m]))'
-        },
+        {"{{outcome}}": 'sum by (outcome) (rate(envcheck_mirror_downloads_total{outcome=~"error|truncated"}[5m]))'},
     ),
     Panel("Bytes sent", "Bps", {"{{part}}": "sum by (part) (rate(envcheck_mirror_sent_bytes_total[5m]))"}),
     Panel(
         "Answered from the cache",
         "percentunit",
         {
-            "{{part}}": 'sum by (part) (rate(envcheck_mirror_responses_total{cache="hit"}[5m])) '
-            '/ sum by (part) (rate(envcheck_mirror_responses_total{cache!="none"}[5m]))'
+            "{{part}}": 'sum by (part) (rate(envcheck_mirror_responses_total{cache="HIT"}[5m])) '
+            '/ sum by (part) (rate(envcheck_mirror_responses_total{cache!="NONE"}[5m]))'
         },
     ),
     Panel(
         "Downloads that count",
         "short",
         {"an hour's": f"sum(increase(envcheck_mirror_downloads_total{{{_JUDGED}}}[1h]))"},
-    ),
-    Panel(
-        "Poisoned files at the last audit",
-        "short",
-        {"files": "envcheck_mirror_audit_poisoned_files"},
-        limit=1,
     ),
 )
 

@@ -22,7 +22,7 @@ _DIRECTORIES: Final = (
     "logs/olah",
     "run",
     "public/static",
-    "state/sync",
+    "state/metrics",
     "trees",
 )
 _RENDERED: Final = "rendered.json"
@@ -49,7 +49,8 @@ def write(root: Path, files: Mapping[str, str]) -> RenderedFiles:
     stale = [name for name in before if name not in files and (root / name).is_file()]
     for name in stale:
         _remove(root, name)
-    _write_all(root, files, {})
+    for name, text in {**files, _RENDERED: _hashes(files)}.items():
+        _write(root / name, text)
     return RenderedFiles(list(files), stale, kept)
 
 
@@ -60,25 +61,14 @@ def refuse_foreign_directory(root: Path) -> None:
         raise ConfigError(message, fix="name an empty directory")
 
 
-def rewrite(root: Path, files: Mapping[str, str]) -> dict[str, str]:
-    """Write some files of a site again; return the names of edited files and their new names."""
-    before = _read_rendered(root)
-    kept = _put_edited_aside(root, {name: digest for name, digest in before.items() if name in files}, files)
-    _write_all(root, files, before)
-    return kept
-
-
 def _put_edited_aside(root: Path, before: Mapping[str, str], files: Mapping[str, str]) -> dict[str, str]:
     """Rename edited files that differ from both the old and the new content; return name -> new name."""
     edited = [name for name in {**before, **files} if _is_edited(root / name, before.get(name), files.get(name))]
     return {name: _put_aside(root, name) for name in edited}
 
 
-def _write_all(root: Path, files: Mapping[str, str], before: Mapping[str, str]) -> None:
-    for name, text in files.items():
-        _write(root / name, text)
-    hashes = {**before, **{name: _hash(text.encode()) for name, text in files.items()}}
-    _write(root / _RENDERED, json.dumps(hashes, indent=1) + "\n")
+def _hashes(files: Mapping[str, str]) -> str:
+    return json.dumps({name: _hash(text.encode()) for name, text in files.items()}, indent=1) + "\n"
 
 
 def _read_rendered(root: Path) -> dict[str, str]:

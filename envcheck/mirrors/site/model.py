@@ -84,8 +84,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     `ca` is what upstream certificates are checked against; `resolvers` are asked for upstream names at run time, so
     that nginx starts also where no upstream can be reached. `users` is an htpasswd file, `allow` networks. `store` is
     a store whose published tree is served; `trees` are URLs of others' trees that are cached; `owner` is whom the
-    directory belongs to, uid:gid; `client_ca` is what its clients trust. `offline` ones ask no
-    registry and no Hugging Face.
+    directory belongs to, uid:gid; `client_ca` is what its clients trust. `offline` ones ask no registry and no
+    Hugging Face. `mtail` and `node` are the ports of what counts the access log, and of Prometheus' node exporter.
     """
 
     root: str
@@ -95,7 +95,8 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     indexes: list[SiteIndex]
     ca: str
     resolvers: list[str]
-    exporter: int
+    mtail: int
+    node: int
     prometheus: int
     cache_size: int
     min_free: int
@@ -207,7 +208,7 @@ def ports(site: Site) -> list[int]:
     """Return every port that the site's parts listen on."""
     hf = [port for port in (site.hf.port, site.hf.inner) if port] if site.hf else []
     registries = [port for registry in site.registries for port in (registry.port, registry.inner, registry.debug)]
-    return [site.port, *hf, *registries, site.exporter, site.prometheus, *([site.s3_port] if site.s3 else [])]
+    return [site.port, *hf, *registries, site.mtail, site.node, site.prometheus, *([site.s3_port] if site.s3 else [])]
 
 
 def read(root: Path) -> Site:

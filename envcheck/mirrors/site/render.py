@@ -1,26 +1,58 @@
-"""Render a site to its files. Pure: the same site gives the same texts, and all upstreams come from the site."""
+"""Render a site to its files. Pure: the same site gives the same texts, and all upstreams come from the site.
+
+compose.yaml and systemd/ start the same parts: docker compose or systemd runs them, envcheck does not.
+"""
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
 
-from envcheck.mirrors.site import exporter
 from envcheck.mirrors.site.dashboard import dashboard
-from envcheck.mirrors.site.model import Site, checked, netloc
-from envcheck.mirrors.site.services import parts, tasks
+from envcheck.mirrors.site.model import Registry, Site, checked, netloc
 from envcheck.templating import rendered
 
 _ONCE: Final = {
     "compose.yaml": "site/compose.yaml.j2",
+    "mtail/mirror.mtail": "site/mirror.mtail.j2",
     "nginx/nginx.conf": "site/nginx.conf.j2",
     "prometheus/prometheus.yml": "site/prometheus.yml.j2",
     "prometheus/rules.yml": "site/rules.yml.j2",
     "systemd/envcheck-mirror.target": "site/target.j2",
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One process. `program` is its name in the image, if it differs there; `build` is a Dockerfile of the image."""
+
+    name: str
+    argv: tuple[str, ...]
+    image: str
+    build: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    program: str = ""
+
+    @property
+    def command(self) -> list[str]:
+        """Return the command in a container."""
+        return [self.program or self.argv[0], *self.argv[1:]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A timer's task: `when` in systemd's syntax, `commands` in order, with the credentials of the part `like`."""
+
+    name: str
+    about: str
+    when: str
+    commands: tuple[str, ...]
+    like: str = ""
+    environment: tuple[tuple[str, str], ...] = ()
 
 
 def render(site: Site) -> dict[str, str]:
@@ -29,7 +61,6 @@ def render(site: Site) -> dict[str, str]:
     context = _context(site)
     files = {path: rendered(template, context) for path, template in _ONCE.items()}
     files |= {path: rendered(template, {**context, **more}) for path, template, more in _each(site)}
-    files["exporter/exporter.py"] = inspect.getsource(exporter)
     files["grafana/dashboard.json"] = dashboard()
     files["client.yaml"] = _pretty(client(site))
     files["site.json"] = _pretty(site)
@@ -97,3 +128,100 @@ def places(site: Site) -> list[dict[str, str]]:
     ]
     far = [{"at": f"/files/{netloc(origin)}", "to": origin, "variable": "files_path"} for origin in site.origins]
     return near + far
+
+
+def parts(site: Site) -> list[Part]:
+    """Return every process of a site: nginx last, after the servers behind it."""
+    hf = [_olah(site)] if site.hf and site.hf.inner else []
+    s3 = [_rclone(site)] if site.s3 else []
+    behind = [*(_registry(site, registry) for registry in site.registries), *hf, *s3]
+    return [*behind, _mtail(site), _node_exporter(site), _prometheus(site), _nginx(site)]
+
+
+def _nginx(site: Site) -> Part:
+    named = [site.ca, site.users, site.hf.tokens if site.hf else None, site.store]
+    named += [site.tls.certificate, site.tls.key] if site.tls else []
+    argv = ("nginx", "-p", site.root, "-e", f"{site.root}/logs/error.log", "-c", f"{site.root}/nginx/nginx.conf")
+    reads = tuple(path for path in named if path)
+    return Part("nginx", (*argv, "-g", "daemon off;"), "${NGINX_IMAGE:-nginx:1.26}", reads=reads)
+
+
+def _registry(site: Site, registry: Registry) -> Part:
+    return Part(
+        f"registry-{registry.name}",
+        ("docker-registry", "serve", f"{site.root}/registry/{registry.name}.yml"),
+        "${REGISTRY_IMAGE:-registry:2.8.3}",
+        reads=(site.ca,),
+        environment=_trusting(site),
+        program="registry",
+    )
+
+
+def _trusting(site: Site) -> tuple[tuple[str, str], ...]:
+    """Return the variables that make Go and Python verify upstreams with the site's roots."""
+    return (("SSL_CERT_FILE", site.ca),)
+
+
+def _olah(site: Site) -> Part:
+    install = f"pip install --cert /run/secrets/ca --index-url {site.indexes[0].url} olah==0.5.4"
+    return Part(
+        "olah",
+        ("olah-cli", "-c", f"{site.root}/olah/olah.toml", "--log-path", f"{site.root}/logs/olah"),
+        "${OLAH_IMAGE:-localhost/envcheck-mirror-olah:0.5.4}",
+        build=("FROM ${PYTHON_IMAGE:-python:3.12-slim}", f"RUN --mount=type=secret,id=ca {install}"),
+        reads=(site.ca,),
+        # olah imports GitPython, whose import fails without git, as in slim images.
+        environment=(*_trusting(site), ("GIT_PYTHON_REFRESH", "quiet")),
+    )
+
+
+def _rclone(site: Site) -> Part:
+    argv = ("rclone", "serve", "http", f"cold:{site.s3}", "--addr", f"127.0.0.1:{site.s3_port}", "--read-only")
+    image = "${RCLONE_IMAGE:-rclone/rclone:1.68}"
+    return Part("rclone", argv, image, reads=(site.ca,), environment=_trusting(site))
+
+
+def _mtail(site: Site) -> Part:
+    argv = ("mtail", "--progs", f"{site.root}/mtail", "--logs", f"{site.root}/logs/access.json", "--logtostderr")
+    return Part(
+        "mtail",
+        (*argv, "--emit_prog_label=false", "--address", "127.0.0.1", "--port", str(site.mtail)),
+        "${MTAIL_IMAGE:-localhost/envcheck-mirror-mtail:3.0.0}",
+        build=("FROM ${DEBIAN_IMAGE:-debian:12-slim}", "RUN apt-get update && apt-get install --yes mtail"),
+    )
+
+
+def _node_exporter(site: Site) -> Part:
+    argv: tuple[str, ...] = ("prometheus-node-exporter", "--collector.disable-defaults", "--collector.filesystem")
+    argv += ("--collector.textfile", f"--collector.textfile.directory={site.root}/state/metrics")
+    return Part(
+        "node-exporter",
+        (*argv, f"--web.listen-address=127.0.0.1:{site.node}"),
+        "${NODE_EXPORTER_IMAGE:-prom/node-exporter:v1.8.2}",
+        program="node_exporter",
+    )
+
+
+def _prometheus(site: Site) -> Part:
+    argv: tuple[str, ...] = ("prometheus", f"--config.file={site.root}/prometheus/prometheus.yml")
+    argv += (f"--storage.tsdb.path={site.root}/state/prometheus", f"--web.listen-address=127.0.0.1:{site.prometheus}")
+    return Part("prometheus", argv, "${PROMETHEUS_IMAGE:-prom/prometheus:v2.53.0}")
+
+
+def tasks(site: Site) -> list[Task]:
+    """Return the tasks of timers: copy trees from your other mirrors, and limit logs and caches."""
+    root, log = site.root, f"{site.root}/logs/access.json"
+    # A killed nginx leaves files KEY.NNNNNNNNNN, which it neither counts nor evicts.
+    orphans = f"/usr/bin/find {root}/cache/index {root}/cache/files -type f -regex .*[.][0-9]+ -mmin +60 -delete"
+    # systemd writes $ as $$.
+    reopened = f"/bin/sh -c 'kill -USR1 $$(cat {root}/run/nginx.pid)'"
+    copies = [Task(f"sync-{n}", f"a copy of {n}", "daily", (f"/bin/sh {root}/sync/{n}.sh",)) for n in site.sync]
+    # Copy only new files; the bucket keeps files that the disk no longer has, and nginx serves them from there.
+    cold = f"/usr/bin/env rclone copy --copy-links {root}/public cold:{site.s3}"
+    about = "the trees into the object store"
+    return [
+        *copies,
+        *([Task("cold", about, "daily", (cold,), "rclone", _trusting(site))] if site.s3 else []),
+        Task("sweep", "what a killed nginx left", "hourly", (orphans,)),
+        Task("rotate", "a new access log", "daily", (f"/bin/mv {log} {log}.1", reopened)),
+    ]

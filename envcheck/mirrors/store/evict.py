@@ -10,11 +10,8 @@ import shutil
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
-import msgspec
-
-from envcheck.mirrors.store import usage as store_usage
 from envcheck.mirrors.store import versions
 from envcheck.mirrors.store.objects import HELD, Store, StoredObject
 
@@ -33,24 +30,18 @@ class EvictionLimits(NamedTuple):
     size: int | None = None
 
 
-class StoreUsage(msgspec.Struct, frozen=True, kw_only=True):
+class StoreUsage(NamedTuple):
     """How much a store uses, in bytes. `used` and `room` describe the file system, or the limit of the store.
 
-    `pinned` leaves out objects that only a version with an unreadable manifest holds (its `error` in `versions`).
-    `disk` counts blocks on the disk, as du does; the other sums count the lengths of files.
+    `pinned` leaves out objects that only a version with an unreadable manifest holds.
     """
 
-    schema: Literal["envcheck/store/1"] = "envcheck/store/1"
-    root: str
     objects: int
     bytes: int
-    disk: int
     pinned: int
     unfinished: int
-    quarantined: int
     used: int
     room: int
-    versions: list[store_usage.VersionSummary]
 
 
 def objects_to_evict(objects: Iterable[StoredObject], pinned: set[str], excess: int) -> list[StoredObject]:
@@ -78,16 +69,12 @@ def usage(store: Store, limits: EvictionLimits | None = None) -> StoreUsage:
     objects, pinned = store.objects(), versions.pinned_by(versions.readable_manifests(store)[0].values())
     used, room = _used_and_total(store, objects, limits or EvictionLimits())
     return StoreUsage(
-        root=str(store.root),
         objects=len(objects),
         bytes=sum(stored.size for stored in objects),
-        disk=_bytes_on_disk(store.root),
         pinned=sum(stored.size for stored in objects if stored.sha256 in pinned),
-        unfinished=sum(_allocated_bytes(path) for path in _unfinished_files(store)),
-        quarantined=sum(path.stat().st_size for path in store.root.glob("quarantine/*")),
+        unfinished=sum(path.stat().st_blocks * 512 for path in _unfinished_files(store)),
         used=used,
         room=room,
-        versions=store_usage.list_versions(store),
     )
 
 
@@ -137,20 +124,6 @@ def _unfinished_files(store: Store) -> list[Path]:
     """Return the files of fetches and imports that are under way, or whose process was killed."""
     paths = [*store.root.glob("sha256/??/.*"), *store.root.glob("import/*")]
     return [path for path in paths if path.is_file()]
-
-
-def _allocated_bytes(path: Path) -> int:
-    return path.stat().st_blocks * 512
-
-
-def _bytes_on_disk(root: Path) -> int:
-    """Return how many bytes on the disk a directory uses; a file with several names counts once."""
-    blocks = {}
-    for path in [root, *root.rglob("*")]:
-        with contextlib.suppress(FileNotFoundError):
-            stat = path.lstat()
-            blocks[stat.st_dev, stat.st_ino] = stat.st_blocks * 512
-    return sum(blocks.values())
 
 
 def _remove_leftovers(store: Store) -> None:

@@ -1,18 +1,24 @@
-"""The contents of a published tree: wheels of indexes and revisions of Hugging Face repositories, each with hashes."""
+"""The contents of a published tree: wheels of indexes and revisions of Hugging Face repositories, each with hashes.
+
+A wheel is described from its METADATA.
+"""
 
 from __future__ import annotations
 
 import re
+import zipfile
 from collections.abc import Iterator
 from email.parser import BytesHeaderParser
+from pathlib import Path
 from typing import Final
 
 import msgspec
 from packaging.utils import parse_wheel_filename
 
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, PromiseError
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.index.file_names import NAME_MAX, parse_file_name
+from envcheck.mirrors.store.objects import Store
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _INDEX: Final = re.compile(r"pypi|pytorch/(?:cpu|cu[0-9]{3})")
@@ -28,6 +34,9 @@ BRANCH: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LONGEST: Final = 200
 # Bytes of a wheel's name: with `.metadata` appended, it must still fit in a file name (NAME_MAX).
 _LONGEST_NAME: Final = NAME_MAX - len(".metadata")
+_METADATA: Final = re.compile(r"[^/]+\.dist-info/METADATA")
+# Bytes. The longest known descriptions have a few hundred KB.
+_LARGEST: Final = 16 << 20
 
 
 class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -161,4 +170,39 @@ def _is_publishable(wheel: Wheel) -> bool:
     plain_name = "/" not in wheel.name and wheel.name.isascii() and wheel.name.isprintable()
     return (
         plain_name and wheel.size >= 0 and bool(_INDEX.fullmatch(wheel.index)) and all(map(_SHA256.fullmatch, hashes))
+    )
+
+
+def describe_wheel(store: Store, sha256: str, name: str, index: str) -> Wheel:
+    """Return the wheel as it is published, and store its METADATA as an object of its own."""
+    path = store.path(sha256)
+    metadata = _read_metadata(path, name)
+    facts = wheel_facts(metadata)
+    return Wheel(
+        name=name,
+        sha256=sha256,
+        size=path.stat().st_size,
+        index=index,
+        metadata=store.add(metadata, f"{name}.metadata"),
+        requires_python=facts.requires_python,
+        licence=facts.licence,
+        redistributable=facts.redistributable,
+    )
+
+
+def _read_metadata(path: Path, name: str) -> bytes:
+    """Return a wheel's METADATA. Raises PromiseError if the file is not a wheel."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = [member for member in archive.infolist() if _METADATA.fullmatch(member.filename)]
+            if len(members) == 1 and members[0].file_size <= _LARGEST:
+                return archive.read(members[0])
+    except (zipfile.BadZipFile, OSError) as error:
+        raise _not_a_wheel(name) from error
+    raise _not_a_wheel(name)
+
+
+def _not_a_wheel(name: str) -> PromiseError:
+    return PromiseError(
+        f"{name} is not a wheel: it has no METADATA", fix="the lock names this file: lock the cell again"
     )

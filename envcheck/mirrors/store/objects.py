@@ -1,10 +1,9 @@
-"""The content-addressed store: one read-only file for each hash, with further names by hard link or reflink.
+"""The content-addressed store: one read-only file for each hash, with further names by hard link.
 
 sha256/ab/<hash>       the objects; an object that is being fetched has its .part and journal there
 info/ab/<hash>.json    the object's file name; the time of this file is when the object was last used
 versions/N, current    the published trees (versions.py)
 held/                  digests that running processes protect from eviction
-quarantine/            objects whose hash is not their name
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,21 +25,18 @@ from typing import Final, NamedTuple
 
 from envcheck import safe_files
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
+from envcheck.mirrors.fetch.disk.running_hash import digest_of
 from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.store.filesystem import (
-    READ_ONLY,
-    clone_or_copy,
-    digest_or_none,
-    ignore_read_only,
-    link,
-    sync_folder,
-    temporary,
-)
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 # Each running process has a file there that lists the digests it protects from eviction, and holds it locked.
 HELD: Final = "held"
+READ_ONLY: Final = 0o444
+_NO_LINK: Final = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
+_NOT_TO_WRITE: Final = {errno.EROFS, errno.EACCES, errno.EPERM}
+# A sector that cannot be read, or a block whose checksum in the file system does not match.
+_LOST: Final = {errno.EIO, errno.EUCLEAN, errno.ENODATA, errno.EBADMSG}
 
 
 class StoredObject(NamedTuple):
@@ -114,7 +111,8 @@ class Store:
     def adopt(self, source: Path, sha256: str, name: str | None = None) -> None:
         """Copy a file of this machine into the store. Raises PromiseError if the copy has another hash."""
         with self._draft(sha256) as draft, source.open("rb") as file, draft.open("r+b") as copy:
-            clone_or_copy(file.fileno(), copy.fileno())
+            shutil.copyfileobj(file, copy, 1 << 20)
+            copy.flush()
             self._settle(draft, copy.fileno(), sha256, source)
         self.touch(sha256, name or source.name)
 
@@ -144,14 +142,14 @@ class Store:
         return sha256
 
     def view(self, sha256: str, target: Path) -> None:
-        """Give an object another name: a hard link, or a reflink or copy if the file system cannot link it.
+        """Give an object another name: a hard link, or a copy if the file system cannot link it.
 
         Raises UnavailableError if the store does not have the object.
         """
         target.parent.mkdir(parents=True, exist_ok=True)
         fresh = target.with_name(f".link-{os.getpid()}-{time.monotonic_ns()}")
         try:
-            link(self.path(sha256), fresh)
+            _link(self.path(sha256), fresh)
             fresh.replace(target)
         except FileNotFoundError as error:
             message = f"{self.root}: there is no {self.name(sha256) or sha256}"
@@ -173,30 +171,16 @@ class Store:
         self.path(sha256).unlink(missing_ok=True)
         self._info(sha256).unlink(missing_ok=True)
 
-    def digest(self, sha256: str) -> tuple[str | None, int]:
-        """Return the sha256 of an object's bytes, None if the disk cannot read them, and its inode."""
-        file = self._open(sha256)
-        try:
-            return digest_or_none(file), os.fstat(file).st_ino
-        finally:
-            os.close(file)
-
     def sound(self, sha256: str) -> bool:
         """Tell whether the store has an object and its bytes have its hash."""
         try:
-            return self.digest(sha256)[0] == sha256
+            file = self._open(sha256)
         except FileNotFoundError:
             return False
-
-    def quarantine(self, sha256: str, inode: int) -> Path | None:
-        """Move an object to the quarantine and return its path there; None if it was removed or replaced meanwhile."""
-        path = self.path(sha256)
-        to = self.root / "quarantine" / f"{sha256}.{inode}"
-        to.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists() or path.stat().st_ino != inode:
-            return None
-        path.replace(to)
-        return to
+        try:
+            return digest_or_none(file) == sha256
+        finally:
+            os.close(file)
 
     @contextlib.contextmanager
     def held(self, digests: Iterable[str] = ()) -> Iterator[None]:
@@ -260,7 +244,7 @@ class Store:
         """Yield an empty file beside an object's path; remove it at the end of the block unless it was renamed."""
         folder = self.path(sha256).parent
         folder.mkdir(parents=True, exist_ok=True)
-        with temporary(folder) as draft:
+        with _temporary(folder) as draft:
             yield draft
 
     def _settle(self, draft: Path, file: int, sha256: str, source: Path) -> None:
@@ -272,3 +256,64 @@ class Store:
         os.fchmod(file, READ_ONLY)
         draft.replace(self.path(sha256))
         sync_folder(draft.parent)
+
+
+def digest_or_none(file: int) -> str | None:
+    """Return the sha256 of an open file as hex, or None if the disk cannot read its bytes."""
+    try:
+        return digest_of(file, os.fstat(file).st_size)
+    except OSError as error:
+        if error.errno not in _LOST:
+            raise
+        return None
+
+
+@contextlib.contextmanager
+def ignore_read_only() -> Iterator[None]:
+    """Ignore the errors of writing to a store that is read-only."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NOT_TO_WRITE:
+            raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Write a directory's entries to the disk."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Make a hard link; if the file system cannot, a copy."""
+    try:
+        target.hardlink_to(source)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        if error.errno not in _NO_LINK:
+            raise
+        _copy(source, target)
+
+
+def _copy(source: Path, target: Path) -> None:
+    with source.open("rb") as original, _temporary(target.parent) as draft, draft.open("r+b") as copy:
+        shutil.copyfileobj(original, copy, 1 << 20)
+        copy.flush()
+        os.fsync(copy.fileno())
+        os.fchmod(copy.fileno(), READ_ONLY)
+        draft.replace(target)
+
+
+@contextlib.contextmanager
+def _temporary(folder: Path) -> Iterator[Path]:
+    """Yield the path of an empty file; remove it at the end of the block unless it was renamed."""
+    file, name = tempfile.mkstemp(prefix=".draft-", dir=folder)
+    os.close(file)
+    try:
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)

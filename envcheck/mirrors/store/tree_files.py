@@ -164,7 +164,8 @@ def _file_json(wheel: Wheel, up: str) -> dict[str, Any]:
     if wheel.requires_python:
         row["requires-python"] = wheel.requires_python
     if wheel.metadata:
-        row["core-metadata"] = row["dist-info-metadata"] = {"sha256": wheel.metadata}
+        # Not as `dist-info-metadata`, too: pip 22.3 to 23.0.1 ends with an error at a mapping there (PEP 714).
+        row["core-metadata"] = {"sha256": wheel.metadata}
     return row
 
 

@@ -7,19 +7,21 @@ current                a symlink to the version that is served, replaced by one 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from envcheck.errors import ConfigError, PromiseError
+from envcheck.counting import counted
+from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.mirrors.store import manifest as store_manifest
-from envcheck.mirrors.store.filesystem import digest_or_none, sync_folder
 from envcheck.mirrors.store.manifest import Contents
-from envcheck.mirrors.store.objects import Store
+from envcheck.mirrors.store.objects import READ_ONLY, Store, digest_or_none, sync_folder
+from envcheck.mirrors.store.tree_files import tree_files
 
 MANIFEST: Final = "manifest.json"
 Progress = Callable[[int, int], None]
@@ -45,68 +47,193 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: list[TreeFile]
 
 
-def switch(store: Store, number: int, *, hashed: bool = True, progress: Progress = lambda _there, _all: None) -> None:
-    """Serve another version, after checking that it has all its files and, if `hashed`, their hashes.
+class PublishedVersion(NamedTuple):
+    """The version that is served; `new` is False if it was served already with the same files."""
 
-    Raises PromiseError if a file is missing or damaged; the version served then does not change.
+    number: int
+    new: bool
+
+
+class VersionSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One version. `bytes` counts each object once; `error` says why its manifest cannot be read."""
+
+    number: int
+    current: bool
+    files: int
+    wheels: int
+    models: int
+    bytes: int
+    error: str | None = None
+
+
+def publish(
+    store: Store,
+    contents: Contents,
+    *,
+    keep: int,
+    merge: bool = True,
+    checked: Collection[str] = (),
+    progress: Progress = lambda _there, _all: None,
+) -> PublishedVersion:
+    """Publish these contents as a new version and serve it; with `merge`, add them to those served now.
+
+    Objects that are in no version yet and not in `checked` (digests that the caller has hashed) are hashed first,
+    without the lock: the caller must hold them with `Store.held`. Keeps the version served before, and `keep` versions
+    in all. Makes no version if the one served has the same contents.
+    Raises PromiseError for a damaged object, UnavailableError for a missing one.
     """
-    _check_version(store, number, {} if hashed else None, progress)
+    _hash_new(store, contents, {*checked, *pinned_digests(store)}, progress)
     with store.locked():
-        _check_version(store, number, None)
+        served = current(store)
+        served_manifest = read_manifest(store, served) if served is not None else None
+        contents = store_manifest.merge(served_manifest.contents if served_manifest and merge else Contents(), contents)
+        if (
+            served is not None
+            and served_manifest
+            and _is_unchanged(folder(store) / str(served), served_manifest, contents)
+        ):
+            return PublishedVersion(served, new=False)
+        _require_objects(store, contents)
+        number = max(numbers(store), default=0) + 1
+        draft = folder(store) / f".{number}.new"
+        remove_version(draft)
+        try:
+            _write_tree(store, contents, draft)
+        except BaseException:
+            remove_version(draft)  # a full disk gets its room back
+            raise
+        draft.rename(folder(store) / str(number))
+        sync_folder(folder(store))
         make_current(store, number)
+        for old in [n for n in numbers(store)[:-keep] if n != served]:
+            remove_version(folder(store) / str(old))
+        return PublishedVersion(number, new=True)
 
 
-def _check_version(
-    store: Store, number: int, hashes: Hashes | None, progress: Progress = lambda _there, _all: None
-) -> None:
-    if number not in numbers(store):
-        existing = ", ".join(map(str, numbers(store))) or "none"
-        message = f"{store.root}: no version {number}"
-        raise ConfigError(message, fix=f"existing versions: {existing}")
-    wrong = differences(folder(store) / str(number), read_manifest(store, number).files, hashes, progress)
-    if wrong:
-        path, problem = next((file.path, problem) for file, problem in wrong)
-        more = f", and {len(wrong) - 1} more" if wrong[1:] else ""
-        message = f"cannot serve version {number}: {path}: {problem}{more}"
-        raise PromiseError(message, fix="repair it with `envcheck store verify --mirror PROFILE`, or choose another")
+def _is_unchanged(root: Path, manifest: Manifest, contents: Contents) -> bool:
+    """Tell whether publishing these contents would give this version again; compares sizes of its files, no hashes."""
+    planned = tree_files(contents)
+    pages = {path: hashlib.sha256(page).hexdigest() for path, page in planned.pages.items()}
+    if manifest.contents != contents or {file.path: file.sha256 for file in manifest.files} != {
+        **planned.objects,
+        **pages,
+    }:
+        return False
+    return not any(_difference(root / file.path, file, None) for file in manifest.files)
 
 
-def rollback(store: Store, *, hashed: bool = True, progress: Progress = lambda _there, _all: None) -> int:
-    """Switch to the version before the one that is served, and return its number."""
+def _hash_new(store: Store, contents: Contents, hashed: Collection[str], progress: Progress) -> None:
+    """Hash the objects that are in no version yet. Raises PromiseError for one that has another hash."""
+    sizes = store_manifest.object_sizes(contents)
+    unhashed = {digest: size or 0 for digest, size in sizes.items() if digest not in hashed}
+    done, total = 0, sum(unhashed.values())
+    for digest, size in unhashed.items():
+        progress(done, total)
+        if not store.sound(digest) and store.has(digest):
+            message = f"{store.name(digest) or digest} is damaged in {store.root}: it has another hash"
+            raise PromiseError(message, fix="release again: that fetches it again")
+        done += size
+
+
+def _require_objects(store: Store, contents: Contents) -> None:
+    missing = [digest for digest in store_manifest.object_sizes(contents) if not store.has(digest)]
+    if missing:
+        message = f"{store.root}: missing: {counted(len(missing), 'file')} to publish, for example {missing[0]}"
+        raise UnavailableError(message, fix="fetch them again: `envcheck store release CELL --mirror PROFILE`")
+
+
+def _write_tree(store: Store, contents: Contents, draft: Path) -> None:
+    planned = tree_files(contents)
+    written = {path: store.add(page, Path(path).name) for path, page in planned.pages.items()}
+    paths = {**planned.objects, **written}
+    if not draft.parent.is_dir():
+        draft.parent.mkdir(parents=True)
+        draft.parent.chmod(0o755)  # for the server's user, whatever the umask
+    draft.mkdir()
+    for path, digest in paths.items():
+        store.view(digest, draft / path)
+    wheels = {wheel.sha256: wheel for wheel in contents.wheels}
+    files = []
+    for path, digest in sorted(paths.items()):
+        wheel = wheels.get(digest)
+        licence, free = (wheel.licence, wheel.redistributable) if wheel else (None, None)
+        size = (draft / path).stat().st_size
+        files.append(TreeFile(path=path, size=size, sha256=digest, licence=licence, redistributable=free))
+    manifest = Manifest(contents=contents, files=files)
+    (draft / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+    _sync_tree(draft)
+
+
+def _sync_tree(draft: Path) -> None:
+    """Write the manifest and every directory entry to the disk before the version gets its name.
+
+    The server may run as another user, so all may read the tree, whatever the umask. Only the owner decides who may
+    enter the store's own directory.
+    """
+    with (draft / MANIFEST).open("rb") as file:
+        os.fsync(file.fileno())
+        os.fchmod(file.fileno(), READ_ONLY)
+    for folder in [path for path in draft.rglob("*") if path.is_dir()]:
+        folder.chmod(0o755)
+        sync_folder(folder)
+    draft.chmod(0o755)
+    sync_folder(draft)
+
+
+def rollback(store: Store, progress: Progress = lambda _there, _all: None) -> int:
+    """Serve the version before the one that is served, and return its number.
+
+    Hashes all its files first. Raises PromiseError if one is missing or damaged; the version served then stays.
+    """
     served = current(store)
     older = [number for number in numbers(store) if served is not None and number < served]
     if not older:
         message = f"{store.root}: there is no version before {'the first' if served is None else served}"
         raise ConfigError(message, fix="see `envcheck store versions`")
-    switch(store, older[-1], hashed=hashed, progress=progress)
-    return older[-1]
+    number = older[-1]
+    wrong = _differences(folder(store) / str(number), read_manifest(store, number).files, progress)
+    if wrong:
+        more = f", and {len(wrong) - 1} more" if wrong[1:] else ""
+        message = f"cannot serve version {number}: {wrong[0]}{more}"
+        fix = "release its cells again (`envcheck store release CELL --replace`), which fetches damaged files again"
+        raise PromiseError(message, fix=fix)
+    with store.locked():
+        make_current(store, number)
+    return number
 
 
-def differences(
-    root: Path,
-    files: list[TreeFile],
-    known_hashes: Hashes | None,
-    progress: Progress = lambda _there, _all: None,
-) -> list[tuple[TreeFile, str]]:
-    """Return the missing or damaged files of the version below `root`, each with what is wrong.
-
-    Adds the hashes it computes to `known_hashes`; with None, it compares sizes only.
-    """
+def _differences(root: Path, files: list[TreeFile], progress: Progress) -> list[str]:
+    """Return the missing or damaged files of the version below `root`, each with what is wrong."""
+    hashes: Hashes = {}
     done, total, wrong = 0, sum(file.size for file in files), []
     for file in files:
         progress(done, total)
-        problem = difference(root / file.path, file, known_hashes)
-        wrong += [(file, problem)] if problem else []
+        problem = _difference(root / file.path, file, hashes)
+        wrong += [f"{file.path}: {problem}"] if problem else []
         done += file.size
     return wrong
 
 
-def wrong_hash_text(digest: str | None) -> str:
-    """Return the reason text for a file whose hash does not match; `digest` is None if it could not be read."""
-    return "the disk cannot read it" if digest is None else "it has another hash"
+def remove_damaged(store: Store, digests: Iterable[str], progress: Progress = lambda _there, _all: None) -> list[str]:
+    """Remove the damaged objects among these from the store and from every version; return their names.
+
+    A client that compares no hashes then gets no file instead of a wrong one, and the caller fetches it again.
+    """
+    present, removed = [digest for digest in digests if store.has(digest)], []
+    for done, digest in enumerate(present):
+        progress(done, len(present))
+        if store.sound(digest):
+            continue
+        removed.append(store.name(digest) or digest)
+        with store.locked():
+            for number, manifest in readable_manifests(store)[0].items():
+                for path in [file.path for file in manifest.files if file.sha256 == digest]:
+                    (folder(store) / str(number) / path).unlink(missing_ok=True)
+            store.evict(digest)
+    return removed
 
 
-def difference(path: Path, file: TreeFile, known_hashes: Hashes | None) -> str | None:
+def _difference(path: Path, file: TreeFile, known_hashes: Hashes | None) -> str | None:
     """Return how a file is not what it must be, or None."""
     try:
         with path.open("rb") as stream:
@@ -118,9 +245,13 @@ def difference(path: Path, file: TreeFile, known_hashes: Hashes | None) -> str |
             inode = stat.st_dev, stat.st_ino
             if inode not in known_hashes:
                 known_hashes[inode] = digest_or_none(stream.fileno())
-            return None if known_hashes[inode] == file.sha256 else wrong_hash_text(known_hashes[inode])
+            return None if known_hashes[inode] == file.sha256 else _wrong_hash(known_hashes[inode])
     except FileNotFoundError:
         return "it is not there"
+
+
+def _wrong_hash(digest: str | None) -> str:
+    return "the disk cannot read it" if digest is None else "it has another hash"
 
 
 def current(store: Store) -> int | None:
@@ -203,3 +334,27 @@ def remove_version(root: Path) -> None:
             shutil.rmtree(removed)
         root.rename(removed)
         shutil.rmtree(removed)
+
+
+def list_versions(store: Store) -> list[VersionSummary]:
+    """Return every version, oldest first, also those whose manifests cannot be read."""
+    served, (readable, errors) = current(store), readable_manifests(store)
+    summaries = [_summary(number, manifest, current=number == served) for number, manifest in readable.items()]
+    summaries += [_unreadable(number, error, current=number == served) for number, error in errors.items()]
+    return sorted(summaries, key=lambda version: version.number)
+
+
+def _unreadable(number: int, error: PromiseError, *, current: bool) -> VersionSummary:
+    return VersionSummary(number=number, current=current, files=0, wheels=0, models=0, bytes=0, error=str(error))
+
+
+def _summary(number: int, manifest: Manifest, *, current: bool) -> VersionSummary:
+    sizes = {file.sha256: file.size for file in manifest.files}
+    return VersionSummary(
+        number=number,
+        current=current,
+        files=len(manifest.files),
+        wheels=len(manifest.contents.wheels),
+        models=len(manifest.contents.models),
+        bytes=sum(sizes.values()),
+    )

@@ -14,16 +14,13 @@ from envcheck.cli import cli
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.hub.revision import HubFile, Revision
 from envcheck.mirrors.index import simple_api
-from envcheck.mirrors.index.locate import LocatedFile, LockedPackage
 from envcheck.mirrors.net import stall
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError, SlowError
 from envcheck.mirrors.net.urls import is_web_url
 from envcheck.mirrors.probe import index_page
 from envcheck.mirrors.probe.budget import Budget
-from envcheck.mirrors.site.audit import over_http
 from tests.http_server import Speaking, endless
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
@@ -105,21 +102,6 @@ def test_a_serial_of_many_digits_is_none(start: Start) -> None:
     url = start(lambda _: [page])
     with Client().get(url) as response:
         assert index_page.read_index_page(response, Budget(1 << 20, 60.0))[0].serial is None
-
-
-@pytest.mark.parametrize("size", [None, 3 << 20])
-def test_an_audit_of_a_file_without_an_end_ends(
-    start: Start, monkeypatch: pytest.MonkeyPatch, size: int | None
-) -> None:
-    monkeypatch.setattr(over_http, "_MOST_BYTES", 3 << 20)
-    url = start(fast(b"HTTP/1.1 200 OK\r\n\r\n", bytes(1 << 10))).removesuffix("/torch/")
-    file = HubFile(path="x", size=3 << 20, sha256="0" * 64)
-    revision = Revision(kind="model", repo="o/n", revision="a" * 40, files=[file])
-    packages = [LockedPackage("x", ("0" * 64,))] if size is None else []
-    monkeypatch.setattr(over_http, "locate", lambda *_: [LocatedFile("x", "0" * 64, 5, (f"{url}/x",))])
-    scope = over_http.AuditScope(packages, [] if size is None else [revision])
-    (finding,) = over_http.audit_url(url, scope, Client())
-    assert (finding.verdict, finding.about.endswith(f"has more than {3 << 20} bytes")) == ("poisoned", True)
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from envcheck.cli import cli
+from envcheck.mirrors.site.model import Site, read
+from envcheck.mirrors.site.render import parts
 from tests.certificates import Certificate, signed
 from tests.mirrors.site.upstreams import Upstream, answers, free_ports, page, upstream
 from tests.waiting import PATIENCE
@@ -40,8 +43,41 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 def envcheck(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run envcheck as a user does."""
     command = [sys.executable, "-m", "envcheck", *arguments]
-    env = {**os.environ, **environment}
+    env = {**os.environ, **(environment or {})}
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False, timeout=120)
+
+
+def port_of(site: Site, part: str) -> int:
+    """Return the port that a part of a site listens on."""
+    ports = {"nginx": site.port, "mtail": site.mtail, "node-exporter": site.node, "prometheus": site.prometheus}
+    ports |= {"olah": site.hf.inner if site.hf else 0, "rclone": site.s3_port}
+    return (ports | {f"registry-{one.name}": one.inner for one in site.registries})[part]
+
+
+@contextlib.contextmanager
+def running(
+    root: Path, *leave: str, watched: bool = False, environment: Mapping[str, str] | None = None
+) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """Run a rendered site's parts as its units do, without `leave`; what measures it only if it is to be watched."""
+    leave = leave if watched else (*leave, "mtail", "node-exporter", "prometheus")
+    site, processes = read(root), dict[str, subprocess.Popen[bytes]]()
+    env = {**os.environ, **(environment or {})}
+    with contextlib.ExitStack() as stack:
+        for part in parts(site):
+            if part.name in leave:
+                continue
+            program = shutil.which(part.argv[0], path=f"{env['PATH']}:/usr/sbin")
+            if program is None:
+                pytest.skip(f"no {part.argv[0]} here (`make test` unpacks it where apt is)")
+            words = [f"{word} user root;" if word == "daemon off;" else word for word in part.argv[1:]]
+            log = stack.enter_context((root / f"logs/{part.name}.log").open("ab"))
+            own = {**env, **dict(part.environment)}
+            process = subprocess.Popen([program, *words], cwd=root, env=own, stdout=log, stderr=log)
+            stack.callback(process.wait, PATIENCE)
+            stack.callback(process.terminate)
+            processes[part.name] = process
+            answers(f"http://127.0.0.1:{port_of(site, part.name)}/", process)
+        yield processes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +106,7 @@ class World:
         options = ("--mirror", str(self.root / "site.yaml"), "--port", str(port), "--link", self.far.origin)
         # In this process: to start one takes longer than what it does.
         words = ["mirror", "site", "render", str(site), *options, "--min-free", "0", *more]
-        assert CliRunner().invoke(cli, words, standalone_mode=False, catch_exceptions=False).return_value == 0
+        assert CliRunner().invoke(cli, words, catch_exceptions=False).exit_code == 0
         return site, port
 
 
@@ -102,10 +138,6 @@ def world(tmp_path: Path, nginx: str) -> Iterator[World]:
 def served(world: World, nginx: str, authority: Certificate) -> Iterator[tuple[World, Path, str]]:
     """Return a world, a site before it that nginx serves over TLS, and that site's URL."""
     site, port = world.render("--tls", str(authority.certificate), str(authority.key))
-    log, conf = str(site / "logs/error.log"), str(site / "nginx/nginx.conf")
-    command = [nginx, "-p", str(site), "-e", log, "-c", conf, "-g", "daemon off; user root;"]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
-    answers(f"https://127.0.0.1:{port}/", process)
-    yield world, site, f"https://127.0.0.1:{port}"
-    process.terminate()
-    process.wait(PATIENCE)
+    assert nginx
+    with running(site, "olah"):
+        yield world, site, f"https://127.0.0.1:{port}"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import gzip
 import hashlib
 import http.client
 import json
 import os
-import re
 import shutil
 import ssl
 import subprocess
@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from tests.certificates import Certificate, resigned
-from tests.mirrors.site.conftest import World, envcheck
-from tests.mirrors.site.test_up import CONFIG, LAYER, push
-from tests.mirrors.site.upstreams import answers, free_port, get
+from tests.mirrors.site.conftest import World, envcheck, running
+from tests.mirrors.site.test_registry import CONFIG, LAYER, push
+from tests.mirrors.site.upstreams import answers, free_port
 from tests.waiting import PATIENCE, eventually
 
 pytestmark = pytest.mark.tools
@@ -74,7 +74,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory, authority: Certificate) -> Ce
 
 @pytest.fixture
 def served(world: World, wide: Certificate) -> Iterator[ServedSite]:
-    """Return a site that `envcheck mirror site up` started, before a registry that it reaches over TLS."""
+    """Return a running site before a registry that it reaches over TLS."""
     program, root = tool("docker-registry"), world.root / "registry"
     root.mkdir()
     at = f"127.0.0.6:{free_port('127.0.0.6')}"
@@ -95,11 +95,9 @@ def served(world: World, wide: Certificate) -> Iterator[ServedSite]:
     options += ["--tree", f"debian={world.index.origin}/debian/"]
     site, port = world.render(*options)
     try:
-        done = envcheck("mirror", "site", "up", str(site))
-        assert done.returncode == 0, done.stdout + done.stderr
-        yield ServedSite(world, site, port, wide.ca, process)
+        with running(site):
+            yield ServedSite(world, site, port, wide.ca, process)
     finally:
-        envcheck("mirror", "site", "down", str(site))
         process.terminate()
         process.wait(PATIENCE)
 
@@ -248,12 +246,10 @@ def test_one_client_has_so_many_connections_and_no_more(served: ServedSite) -> N
         downloads = list(pool.map(begun, range(70)))
     assert sorted(closed(*one) for one in downloads) == [200] * 64 + [429] * 6
     # Who goes away is no failure of the mirror's, and its connections are free again.
-    counts = re.compile(r'requests_total\{part="static",outcome="(\w+)"\} ([1-9]\d*)')
 
-    def metrics() -> str:
-        return get(f"http://127.0.0.1:{served.port + 100}/metrics")[1].decode()
+    def outcomes() -> dict[str, int]:
+        return dict(collections.Counter(one["outcome"] for one in served.log() if one["part"] == "static"))
 
-    expected = {"client_abort": "64", "refused": "6"}
-    assert eventually(lambda: dict(counts.findall(metrics())), expected) == expected
-    assert 'envcheck_mirror_downloads_total{outcome="error"} 0\n' in metrics()
+    expected = {"client_abort": 64, "refused": 6}
+    assert eventually(outcomes, expected) == expected
     assert closed(*begun(0)) == 200

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from envcheck.mirrors.site.model import read
-from envcheck.mirrors.site.services import tasks
-from tests.mirrors.site.conftest import envcheck
+from envcheck.mirrors.site.render import tasks
+from tests.mirrors.site.conftest import envcheck, running
 from tests.mirrors.site.upstreams import answers, free_port, free_ports, get
 
 pytestmark = pytest.mark.tools
@@ -52,9 +52,7 @@ def test_what_the_disk_no_longer_has_comes_from_the_object_store(
     (tree / "simple/x").mkdir(parents=True)
     (tree / "simple/x/index.html").write_text("a page")
     (tree / "large.bin").write_bytes(b"x" * 3_000_000)
-    try:
-        completed = envcheck("mirror", "site", "up", str(site), **bucket)
-        assert completed.returncode == 0, completed.stdout + completed.stderr
+    with running(site, environment=bucket):
         base = f"http://127.0.0.1:{port}/static/main"
         assert get(f"{base}/large.bin")[1] == b"x" * 3_000_000
         assert get(f"{base}/simple/x/")[:2] == (200, b"a page")
@@ -73,5 +71,3 @@ def test_what_the_disk_no_longer_has_comes_from_the_object_store(
         assert get(f"{base}/never.bin")[0] == 404
         kept = [path for path in site.rglob("*") if path.is_file() and b"SECRET_ACCESS" in path.read_bytes()]
         assert kept == []
-    finally:
-        envcheck("mirror", "site", "down", str(site))

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from envcheck.mirrors.site.dashboard import dashboard
-from envcheck.mirrors.site.exporter import Totals, gauges, text
 from envcheck.mirrors.site.render import render
 from tests.mirrors.site.test_render import site
 
@@ -37,12 +36,11 @@ def test_each_panel_asks_the_source_that_is_chosen() -> None:
 
 
 def test_every_metric_asked_for_is_exported_or_recorded(tmp_path: Path) -> None:
-    for name in ("cache", "state/sync"):
-        (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "state/sync/main").touch()
-    (tmp_path / "state/audit.json").write_text('{"time": 5, "files": 3, "poisoned": 1}')
-    exported = set(re.findall(r"^# TYPE (\S+)", text(Totals(), gauges(tmp_path)), re.MULTILINE))
-    rules = render(site(tmp_path))["prometheus/rules.yml"]
+    files = render(site(tmp_path))
+    exported = set(re.findall(r"counter (\S+) by", files["mtail/mirror.mtail"]))
+    exported |= set(re.findall(r"echo \"(\w+)", files["sync/main.sh"]))
+    rules = files["prometheus/rules.yml"]
+    assert len(exported) > 5
     recorded = set(re.findall(r"- record: (\S+)", rules))
     requests = set(re.findall(r"envcheck_mirror[\w:]*", " ".join(QUERIES)))
     assert requests <= exported | recorded

@@ -14,8 +14,9 @@ import pytest
 from tests.certificates import Certificate
 from tests.http_server import Servers
 from tests.mirrors.hub.conftest import FILES, LARGE, REPO, Hub, sha256
-from tests.mirrors.site.conftest import envcheck
+from tests.mirrors.site.conftest import envcheck, running
 from tests.mirrors.site.upstreams import free_ports, get
+from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.tools
 TOKEN = "right"  # noqa: S105 (a test's)
@@ -36,13 +37,8 @@ class ServedSite:
     port: int
     python: str
     ca: Path
-
-    def anew(self) -> None:
-        """Start the site anew."""
-        path = f"{Path(self.python).parent}:{os.environ['PATH']}"
-        for command in ("down", "up"):
-            done = envcheck("mirror", "site", command, str(self.site), PATH=path)
-            assert done.returncode == 0, done.stdout + done.stderr
+    rendered: tuple[str, ...]
+    processes: dict[str, subprocess.Popen[bytes]]
 
     def taken(self, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
         """Download the model as a user does, with nothing of this machine's configuration."""
@@ -65,15 +61,12 @@ def served(
     (tmp_path / "site.yaml").write_text(f"hf: {{endpoint: {hub.url}}}\n")
     options = ("--mirror", str(tmp_path / "site.yaml"), "--hf-tokens", str(tmp_path / "tokens"), "--port", str(port))
     tls = ("--tls", str(authority.certificate), str(authority.key), "--no-pytorch", "--link", "https://x.example")
-    done = envcheck("mirror", "site", "render", str(site), *options, *tls, "--min-free", "0")
+    words = ("mirror", "site", "render", str(site), *options, *tls, "--min-free", "0")
+    done = envcheck(*words)
     assert done.returncode == 0, done.stderr
     path = f"{Path(python).parent}:{os.environ['PATH']}"
-    try:
-        done = envcheck("mirror", "site", "up", str(site), PATH=path)
-        assert done.returncode == 0, done.stdout + done.stderr
-        yield ServedSite(hub, site, port, python, authority.ca)
-    finally:
-        envcheck("mirror", "site", "down", str(site))
+    with running(site, environment={"PATH": path}) as processes:
+        yield ServedSite(hub, site, port, python, authority.ca, words, processes)
 
 
 def test_a_model_comes_through_the_site_once_and_its_token_stays_there(served: ServedSite, tmp_path: Path) -> None:
@@ -96,7 +89,11 @@ def test_a_model_comes_without_its_upstream_once_the_site_is_offline(served: Ser
     served.hub.server_close()
     cached = f"https://127.0.0.1:{served.port + 1}/{REPO}/resolve/main/{LARGE}"
     assert get(cached, served.ca, Authorization=f"Bearer {TOKEN}")[0] >= 500
-    assert envcheck("mirror", "site", "offline", str(served.site)).returncode == 0
-    served.anew()
-    done = served.taken(tmp_path / "three", HF_TOKEN=TOKEN)
-    assert (done.returncode, done.stdout.strip()) == (0, sha256(FILES[LARGE])), done.stderr[-2000:]
+    done = envcheck(*served.rendered, "--offline")
+    assert done.returncode == 0, done.stderr
+    served.processes["olah"].terminate()
+    served.processes["olah"].wait(PATIENCE)
+    path = f"{Path(served.python).parent}:{os.environ['PATH']}"
+    with running(served.site, "nginx", environment={"PATH": path}):
+        done = served.taken(tmp_path / "three", HF_TOKEN=TOKEN)
+        assert (done.returncode, done.stdout.strip()) == (0, sha256(FILES[LARGE])), done.stderr[-2000:]

@@ -20,12 +20,17 @@ from urllib.parse import urlencode
 import pytest
 
 from envcheck.mirrors.site.dashboard import PANELS
-from tests.mirrors.site.conftest import World, envcheck
+from tests.mirrors.site.conftest import World, running
 from tests.mirrors.site.upstreams import get
 
 pytestmark = pytest.mark.tools
 LARGE = 120_000_000
-LINE = {"part": "files", "seconds": 0.1, "cache": "MISS", "complete": "OK", "method": "GET", "uri": "/files/x"}
+LINE = {"time": 1.5, "part": "files", "outcome": "ok", "download": 1, "bytes": 10, "promised": 10, "seconds": 0.1}
+
+
+def line(**changes: Any) -> str:
+    """Return a line of the access log as nginx writes it."""
+    return json.dumps({**LINE, **changes, "cache": "MISS"}, separators=(",", ":")) + "\n"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,25 +61,26 @@ class WatchRecord:
         return get(f"http://127.0.0.1:{self.port}{path}")[0]
 
 
+def copied(site: Path, at: float) -> None:
+    """Say when the tree was copied, as the script of the copy does."""
+    text = f'envcheck_mirror_sync_success_timestamp_seconds{{name="main"}} {at:.0f}\n'
+    (site / "state/metrics/sync-main.prom").write_text(text)
+
+
 @pytest.fixture
 def watched(world: World) -> Iterator[WatchRecord]:
-    """Return a site with a Prometheus, an audit, a copied tree, and a page and a file to be had."""
+    """Return a site with a Prometheus, a copied tree, and a page and a file to be had."""
     if shutil.which("prometheus") is None:
         pytest.skip("no prometheus here (`make test` unpacks it where apt is)")
     site, port = world.render("--no-hf", "--sync", "main=/nowhere")
     config, rules = site / "prometheus/prometheus.yml", site / "prometheus/rules.yml"
     config.write_text(re.sub(r"_interval: \w+", "_interval: 1s", config.read_text()))
     rules.write_text(re.sub(r"(?m)^( +for:) \w+$", r"\1 1s", rules.read_text()))
-    (site / "state/sync/main").touch()
-    (site / "state/audit.json").write_text(json.dumps({"time": time.time(), "files": 1, "poisoned": 0}))
+    copied(site, time.time())
     (site / "public/static/large").touch()
     os.truncate(site / "public/static/large", LARGE)
-    try:
-        done = envcheck("mirror", "site", "up", str(site))
-        assert done.returncode == 0, done.stdout + done.stderr
+    with running(site, watched=True):
         yield WatchRecord(site, port)
-    finally:
-        envcheck("mirror", "site", "down", str(site))
 
 
 @pytest.fixture
@@ -116,7 +122,7 @@ def test_every_query_has_data_every_rule_is_sound_and_only_the_bad_log_rings(bus
     assert busy.values("envcheck_mirror:download_success:ratio1h") == [1.0]
     assert busy.values("envcheck_mirror:download_rate:bytes_per_second")[0] > 0
     with (busy.site / "logs/access.json").open("a") as log:  # so many that they are judged
-        log.writelines(json.dumps({**LINE, "status": 200, "bytes": 10}) + "\n" for _ in range(5000))
+        log.writelines(line() for _ in range(5000))
     assert until(lambda: busy.values("envcheck_mirror:downloads_judged:increase1h")[0] > 200)
     time.sleep(3)
     rules = [rule for group in busy.query("rules")["groups"] for rule in group["rules"]]
@@ -126,16 +132,15 @@ def test_every_query_has_data_every_rule_is_sound_and_only_the_bad_log_rings(bus
     machine = {"MirrorSlow", "MirrorStorageFull"}
     assert busy.firing() <= machine
     with (busy.site / "logs/access.json").open("a") as log:
-        log.writelines(json.dumps({**LINE, "status": 499, "bytes": 10}) + "\n" for _ in range(5000))
+        log.writelines(line(outcome="client_abort") for _ in range(5000))
     time.sleep(3)
     assert busy.firing() <= machine  # clients that went away
     with (busy.site / "logs/access.json").open("a") as log:
-        log.writelines(json.dumps({**LINE, "status": 502, "bytes": 10}) + "\n" for _ in range(100))
+        log.writelines(line(promised=20) for _ in range(100))
     assert until(lambda: "MirrorDownloadsFail" in busy.firing())
     assert busy.values("envcheck_mirror:download_success:ratio1h")[0] < 0.999
     assert busy.firing() <= {"MirrorDownloadsFail", *machine}
-    os.utime(busy.site / "state/sync/main", (0, time.time() - 37 * 3600))
-    (busy.site / "state/audit.json").write_text(json.dumps({"time": time.time(), "files": 1, "poisoned": 1}))
-    assert until(lambda: {"MirrorStale", "MirrorPoisoned"} <= busy.firing())
-    (busy.site / "state/sync/main").touch()
+    copied(busy.site, time.time() - 37 * 3600)
+    assert until(lambda: "MirrorStale" in busy.firing())
+    copied(busy.site, time.time())
     assert until(lambda: "MirrorStale" not in busy.firing())

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -16,13 +17,13 @@ import pytest
 import uv
 
 from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.store import publishing, tree_files, versions
+from envcheck.mirrors.store import tree_files, versions
 from envcheck.mirrors.store.manifest import Contents, Wheel
 from envcheck.mirrors.store.objects import Store
 from tests.certificates import Certificate
 from tests.http_server import Servers
 from tests.mirrors.hub.conftest import COMMIT, FILES, LARGE, REPO, Hub, sha256
-from tests.mirrors.site.conftest import envcheck
+from tests.mirrors.site.conftest import envcheck, running
 from tests.mirrors.site.upstreams import free_ports, get
 from tests.waiting import eventually
 from tests.wheels import wheel
@@ -78,6 +79,7 @@ class ServedSite:
     store: Store
     port: int
     ca: Path
+    nginx: subprocess.Popen[bytes]
 
     @property
     def packages(self) -> str:
@@ -91,9 +93,8 @@ class ServedSite:
 
     def published(self, contents: Contents, repo: str = OWN) -> None:
         """Publish, and have nginx read what was published; wait until it has read of a model."""
-        publishing.publish(self.store, contents, keep=2)
-        done = envcheck("mirror", "site", "reload", str(self.root))
-        assert (done.returncode, done.stderr) == (0, "")
+        versions.publish(self.store, contents, keep=2)
+        self.nginx.send_signal(signal.SIGHUP)
         path = f"{self.models}/{repo}/resolve/main/config.json"
         assert eventually(lambda: get(path, self.ca, Authorization=f"Bearer {TOKEN}")[0], 200) == 200
 
@@ -124,12 +125,8 @@ def served(
     done = envcheck("mirror", "site", "render", str(root), *options)
     assert done.returncode == 0, done.stderr
     path = f"{Path(os.environ.get('ENVCHECK_TEST_HUB', '/')).parent}:{os.environ['PATH']}"
-    try:
-        done = envcheck("mirror", "site", "up", str(root), PATH=path)
-        assert done.returncode == 0, done.stdout + done.stderr
-        yield ServedSite(root, Store(tmp_path / "store"), port, authority.ca)
-    finally:
-        envcheck("mirror", "site", "down", str(root))
+    with running(root, environment={"PATH": path}) as processes:
+        yield ServedSite(root, Store(tmp_path / "store"), port, authority.ca, processes["nginx"])
 
 
 def test_pip_and_uv_install_what_was_published(served: ServedSite, tmp_path: Path) -> None:
@@ -191,7 +188,7 @@ def test_a_model_whose_headers_nginx_has_not_read_is_not_served_without_them(
     served.published(contents)
     bearer = {"Authorization": f"Bearer {TOKEN}"}
     late = Contents(models=[_model(served.store, "site/late")], branches={"site/late@main": COMMIT})
-    publishing.publish(served.store, late, keep=2)
+    versions.publish(served.store, late, keep=2)
     status, _, headers = get(f"{served.models}/site/late/resolve/main/config.json", served.ca, **bearer)
     assert (status, headers["X-Error-Code"]) == (404, "EntryNotFound")
     served.published(contents, "site/late")
@@ -208,7 +205,7 @@ def _never_with_the_headers_of_another_version(served: ServedSite, bearer: dict[
     digest = served.store.add(other, "config.json")
     file = hub_revision.HubFile(path="config.json", size=len(other), sha256=digest, sha1=hub_revision.git_sha1(other))
     changed = hub_revision.Revision(repo=OWN, revision="f" * 40, files=[file])
-    publishing.publish(served.store, Contents(models=[changed], branches={f"{OWN}@main": "f" * 40}), keep=3)
+    versions.publish(served.store, Contents(models=[changed], branches={f"{OWN}@main": "f" * 40}), keep=3)
     assert get(path, served.ca, **bearer)[0] == 404
     versions.rollback(served.store)
     assert get(path, served.ca, **bearer)[1] == FILES["config.json"]
@@ -225,14 +222,3 @@ def test_what_is_not_published_comes_from_olah_behind_it(served: ServedSite, hub
         assert "hello" in done.stdout
     shutil.rmtree(served.store.root / "versions")  # what was published is gone, and what olah has is not
     assert get(f"{served.models}/{REPO}/resolve/main/vocab.txt", served.ca, Authorization=f"Bearer {TOKEN}")[0] == 200
-
-
-def test_a_configuration_that_nginx_does_not_take_is_said_and_the_old_one_goes_on(served: ServedSite) -> None:
-    conf = served.root / "nginx/nginx.conf"
-    conf.write_text(conf.read_text().replace("http {", "http { nonsense on;"))
-    done = envcheck("mirror", "site", "reload", str(served.root))
-    assert (done.returncode, done.stderr.count("\n"), "nonsense" in done.stderr) == (2, 1, True), done.stderr
-    assert get(f"https://127.0.0.1:{served.port}/healthz", served.ca)[0] == 200
-    assert envcheck("mirror", "site", "down", str(served.root)).returncode == 0
-    done = envcheck("mirror", "site", "reload", str(served.root))
-    assert (done.returncode, done.stderr.count("\n"), "is not running" in done.stderr) == (3, 1, True)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import uv
 
-from tests.mirrors.site.conftest import ROOT, envcheck
+from tests.mirrors.site.conftest import ROOT, envcheck, running
 from tests.mirrors.site.test_served import CLEAN
 from tests.mirrors.site.upstreams import Upstream, free_ports, page, upstream
 
@@ -72,10 +72,9 @@ def live(tmp_path: Path, nginx: str) -> Iterator[Live]:
         options = ("--mirror", str(profile), "--link", source.origin, "--no-hf", "--port", str(port))
         done = envcheck("mirror", "site", "render", str(site), *options, "--min-free", "0")
         assert done.returncode == 0, done.stderr
-        assert envcheck("mirror", "site", "up", str(site)).returncode == 0
-        yield Live(site, port, source)
+        with running(site):
+            yield Live(site, port, source)
     finally:
-        envcheck("mirror", "site", "down", str(site))
         if source.process.poll() is None:
             source.stop()
 
@@ -94,10 +93,6 @@ def test_pip_and_uv_install_the_cpu_cells_lock_and_a_second_build_moves_no_byte_
     assert live.upstream.sent() == first
     live.upstream.stop()
     live.installed("pip", tmp_path / "three")
-    locks = [word for lock in LOCKS for word in ("--lock", str(lock))]
-    audited = envcheck("mirror", "audit", str(live.site), *locks)
-    count = sum(len(PINS.findall(lock.read_text())) for lock in LOCKS)
-    assert (audited.returncode, audited.stdout) == (0, f"packages: {count} clean\n"), audited.stderr
 
 
 def test_wheels_of_the_real_index_come_over_tls_and_then_without_it(tmp_path: Path, nginx: str) -> None:
@@ -113,17 +108,13 @@ def test_wheels_of_the_real_index_come_over_tls_and_then_without_it(tmp_path: Pa
     uv_pip = [uv.find_uv_bin(), "pip", "install", "--no-cache", "--no-deps", "--require-hashes"]
     there = ["--index-url", f"http://127.0.0.1:{port}/pypi/simple/", "-r", str(tmp_path / "few.lock")]
     conf = site / "nginx/nginx.conf"
-    try:
-        for name in ("one", "two"):
-            assert envcheck("mirror", "site", "up", str(site)).returncode == 0
+    for name in ("one", "two"):
+        with running(site):
             to = ["--python", sys.executable, "--target", str(tmp_path / name)]
             completed = subprocess.run([*uv_pip, *there, *to], env=CLEAN, capture_output=True, text=True, check=False)
             assert completed.returncode == 0, completed.stderr
-            assert envcheck("mirror", "site", "down", str(site)).returncode == 0
-            # No name of an upstream can be resolved any more.
-            cut, count = re.subn(r"resolver [^;]*;", "resolver 127.0.0.99;", conf.read_text())
-            assert count == 1
-            conf.write_text(cut)
-    finally:
-        envcheck("mirror", "site", "down", str(site))
+        # No name of an upstream can be resolved any more.
+        cut, count = re.subn(r"resolver [^;]*;", "resolver 127.0.0.99;", conf.read_text())
+        assert count == 1
+        conf.write_text(cut)
     assert len(pins) == len([*(tmp_path / "two").glob("*.dist-info")]) == 3

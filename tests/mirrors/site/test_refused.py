@@ -12,9 +12,8 @@ from click.testing import CliRunner, Result
 from envcheck.cli import cli
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.site.audit.over_http import refuse_unreachable
 from envcheck.mirrors.site.certificate import check_certificate
-from envcheck.mirrors.site.disk_space import USEFUL, DiskSpace
+from envcheck.mirrors.site.discover import USEFUL, DiskSpace
 from envcheck.mirrors.site.model import Tls
 from tests.certificates import Certificate, openssl
 from tests.mirrors.site.upstreams import free_port
@@ -78,8 +77,6 @@ def test_who_cannot_be_asked_is_named(tmp_path: Path) -> None:
     done = render(tmp_path / "site", "--no-pytorch", "--mirror", str(tmp_path / "dead.yaml"))
     assert isinstance(done.exception, UnavailableError)
     assert f"{at}: no connection" in done.exception.message
-    with pytest.raises(UnavailableError, match=f"cannot connect to {at}"):
-        refuse_unreachable(f"http://{at}", Client())
 
 
 @pytest.mark.parametrize(
@@ -103,16 +100,12 @@ def test_sizes_come_of_what_is_available(
     assert tight or disk.holds(*sizes) == sizes[0]
 
 
-def test_a_full_disk_is_said_by_render_and_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = SimpleNamespace(total=10**12, used=10**12 - 100, free=100)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
     done = render(tmp_path / "site", *LINK)
     assert done.exception is None
     assert "warning: the cache can hold 70 bytes of its 70 bytes: 100 bytes are available" in done.output
-    result = CliRunner().invoke(cli, ["mirror", "site", "status", str(tmp_path / "site")])
-    assert "the cache can hold 70 bytes" in result.output.splitlines()[-1]
-    begun = CliRunner().invoke(cli, ["mirror", "site", "up", str(tmp_path / "site"), "--compose"], env={"PATH": ""})
-    assert "warning: the cache can hold 70 bytes" in begun.output
 
 
 def expired(authority: Certificate, to: Path) -> Path:

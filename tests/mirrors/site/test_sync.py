@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.mirrors.site.render import render
-from envcheck.mirrors.site.services import tasks
+from envcheck.mirrors.site.render import render, tasks
 from tests.mirrors.site.test_render import site as everything
 from tests.mirrors.site.upstreams import answers, free_port
 from tests.waiting import PATIENCE
@@ -98,14 +97,14 @@ def test_a_tree_is_copied_and_served_in_one_step_and_what_is_the_same_is_linked(
     assert mirrors.run() == (0, "")
     assert (mirrors.generations(), mirrors.served.is_symlink()) == ({b"1\n"}, True)
     before = (mirrors.served / "same.bin").stat().st_ino
-    result = (mirrors.root / "state/sync/main").stat().st_mtime_ns
+    result = (mirrors.root / "state/metrics/sync-main.prom").stat().st_mtime_ns
     mirrors.publish(2)
     (mirrors.source / "only-1").unlink()
     assert mirrors.run() == (0, "")
     assert mirrors.generations() == {b"2\n"}
     assert (mirrors.served / "same.bin").stat().st_ino == before
     assert [path.name for path in mirrors.served.glob("only-*")] == ["only-2"]
-    assert (mirrors.root / "state/sync/main").stat().st_mtime_ns > result
+    assert (mirrors.root / "state/metrics/sync-main.prom").stat().st_mtime_ns > result
     for _ in range(3):
         assert mirrors.run() == (0, "")
     assert sorted(path.name for path in (mirrors.root / "trees/main").iterdir()) == ["4", "5"]
@@ -114,7 +113,7 @@ def test_a_tree_is_copied_and_served_in_one_step_and_what_is_the_same_is_linked(
 def test_a_copy_that_is_killed_half_way_is_never_seen_and_is_gone_on_with(mirrors: Mirrors) -> None:
     mirrors.publish(1)
     assert mirrors.run()[0] == 0
-    result = (mirrors.root / "state/sync/main").stat().st_mtime_ns
+    result = (mirrors.root / "state/metrics/sync-main.prom").stat().st_mtime_ns
     mirrors.publish(2)
     following, seen = mirrors.root / "trees/main/next", set[bytes]()
     with mirrors.start("--bwlimit=300") as process:  # KiB/s: of 1.6 MB the half, so that a loaded machine sees it
@@ -126,7 +125,7 @@ def test_a_copy_that_is_killed_half_way_is_never_seen_and_is_gone_on_with(mirror
     half = {path.name: path.stat().st_ino for path in following.glob("*.bin")}
     assert FILES // 3 <= len(half) < FILES
     assert seen | mirrors.generations() == {b"1\n"}
-    assert (mirrors.root / "state/sync/main").stat().st_mtime_ns == result
+    assert (mirrors.root / "state/metrics/sync-main.prom").stat().st_mtime_ns == result
     assert mirrors.run()[0] == 0
     assert mirrors.generations() == {b"2\n"}
     kept = [name for name, inode in half.items() if (mirrors.served / name).stat().st_ino == inode]

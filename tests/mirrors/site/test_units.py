@@ -56,7 +56,7 @@ def test_systemd_has_nothing_to_say_of_any_unit(tmp_path: Path, units: dict[str,
         ("envcheck-mirror-nginx.service", "Restart=always", "Restart=ever"),
         ("envcheck-mirror-sync-main.timer", "OnCalendar=daily", "OnCalendar=when it rains"),
         ("envcheck-mirror-store.path", "PathChanged=", "PathChanged=not/absolute"),
-        ("envcheck-mirror-audit.service", "Type=oneshot", "Typ=oneshot"),
+        ("envcheck-mirror-sweep.service", "Type=oneshot", "Typ=oneshot"),
     ],
 )
 def test_a_mistake_in_a_unit_is_found(tmp_path: Path, units: dict[str, str], unit: str, right: str, wrong: str) -> None:

@@ -77,8 +77,14 @@ def republished(contents: Contents, number: int) -> Contents:
 
 def broken(store: Store, number: int) -> list[str]:
     """Return the files of a version that are not what they must be."""
-    files = versions.read_manifest(store, number).files
-    return [file.path for file, _ in versions.differences(store.root / "versions" / str(number), files, {})]
+    root, files = store.root / "versions" / str(number), versions.read_manifest(store, number).files
+    return [f.path for f in files if not (root / f.path).is_file() or sha256((root / f.path).read_bytes()) != f.sha256]
+
+
+def damaged(store: Store) -> list[str]:
+    """Return the objects and the files of versions that are not what they must be."""
+    objects = [stored.sha256 for stored in store.objects() if not store.sound(stored.sha256)]
+    return objects + [path for number in versions.numbers(store) for path in broken(store, number)]
 
 
 def wheel(store: Store, path: Path, index: str = "pypi") -> Wheel:

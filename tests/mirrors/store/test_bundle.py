@@ -16,17 +16,20 @@ import msgspec
 import pytest
 
 from envcheck.errors import ConfigError, EnvcheckError, PromiseError, UnavailableError
-from envcheck.mirrors.store import publishing, versions
-from envcheck.mirrors.store import verify as store_verify
-from envcheck.mirrors.store.bundle import bundle
+from envcheck.mirrors.store import bundle, versions
 from envcheck.mirrors.store.manifest import Contents, object_sizes
 from envcheck.mirrors.store.objects import Store
+from tests.mirrors.store.conftest import damaged
 
 PART = 100_000
 
 
 def _quiet(_there: int, _all: int) -> None:
     return
+
+
+def _imported(store: Store, source: Path) -> Contents:
+    return bundle.import_bundle(store, bundle.verified_parts(source, _quiet), _quiet)
 
 
 @pytest.fixture
@@ -42,7 +45,7 @@ def other(tmp_path: Path) -> Store:
     """Return the store of another machine, which serves something already."""
     there = Store(tmp_path / "other")
     there.add(b"old", "old.txt")
-    publishing.publish(there, Contents(), keep=3)
+    versions.publish(there, Contents(), keep=3)
     return there
 
 
@@ -79,10 +82,10 @@ def test_plain_tools_read_a_bundle(exported: Path, contents: Contents, tmp_path:
 def test_a_bundle_makes_the_same_tree_on_another_machine(
     store: Store, contents: Contents, exported: Path, other: Store
 ) -> None:
-    publishing.publish(other, bundle.import_bundle(other, exported, _quiet), keep=3)
-    publishing.publish(store, contents, keep=3)
+    versions.publish(other, _imported(other, exported), keep=3)
+    versions.publish(store, contents, keep=3)
     assert versions.read_manifest(other, 2).files == versions.read_manifest(store, 1).files
-    assert store_verify.verify(other) == []
+    assert damaged(other) == []
     assert other.name(contents.wheels[0].sha256) == contents.wheels[0].name
 
 
@@ -141,7 +144,7 @@ def test_a_damaged_bundle_leaves_the_store_as_it_was(
     before = _state(other)
     harm(exported)
     with pytest.raises(kind, match=message):
-        bundle.import_bundle(other, exported, _quiet)
+        _imported(other, exported)
     assert _state(other) == before
 
 
@@ -175,7 +178,7 @@ def _list(**changes: object) -> tuple[tarfile.TarInfo, bytes]:
 
 
 def test_a_bundle_made_by_hand_is_taken_when_it_is_sound(other: Store, tmp_path: Path) -> None:
-    bundle.import_bundle(other, _bundle(tmp_path / "b", [_list(), _member(PLACE, GOOD)]), _quiet)
+    _imported(other, _bundle(tmp_path / "b", [_list(), _member(PLACE, GOOD)]))
     assert other.has(NAME)
 
 
@@ -219,7 +222,7 @@ def test_a_bundle_that_lies_is_refused(
     before, outside = _state(other), set(tmp_path.rglob("*")) - set(other.root.rglob("*"))
     where = _bundle(tmp_path / "b", members)
     with pytest.raises((PromiseError, ConfigError)):
-        bundle.import_bundle(other, where, _quiet)
+        _imported(other, where)
     assert _state(other) == before
     assert set(tmp_path.rglob("*")) - set(other.root.rglob("*")) - set(where.rglob("*")) - {where} == outside
 
@@ -228,10 +231,10 @@ def test_a_wheel_of_the_longest_name_is_served(other: Store, tmp_path: Path) -> 
     name = f"{'a' * 227}-1-py3-none-any.whl"
     assert len(f"{name}.metadata") == 255
     made = _bundle(tmp_path / "b", [_list(name=name, metadata=NAME), _member(PLACE, GOOD)])
-    publishing.publish(other, bundle.import_bundle(other, made, _quiet), keep=3)
+    versions.publish(other, _imported(other, made), keep=3)
     assert [path.name for path in (other.root / "current" / "files").rglob("*.metadata")] == [f"{name}.metadata"]
     with pytest.raises(ConfigError, match="not a valid wheel"):
-        bundle.import_bundle(other, _bundle(tmp_path / "c", [_list(name=f"a{name}"), _member(PLACE, GOOD)]), _quiet)
+        _imported(other, _bundle(tmp_path / "c", [_list(name=f"a{name}"), _member(PLACE, GOOD)]))
 
 
 @pytest.mark.parametrize("name", [bundle.SUMS, "bundle.sha256.sig"])
@@ -252,7 +255,7 @@ def test_what_has_the_name_of_the_import_s_own_directory_is_replaced(other: Stor
     (victim / "kept").write_text("kept")
     staging = other.root / "import"
     staging.symlink_to(victim) if kind == "link" else staging.write_text("planted")
-    bundle.import_bundle(other, _bundle(tmp_path / "b", [_list(), _member(PLACE, GOOD)]), _quiet)
+    _imported(other, _bundle(tmp_path / "b", [_list(), _member(PLACE, GOOD)]))
     assert other.has(NAME)
     assert (victim / "kept").read_text() == "kept"
 
@@ -269,7 +272,7 @@ def test_what_has_the_name_of_the_import_s_own_directory_is_replaced(other: Stor
 def test_a_model_that_leads_outside_is_refused(other: Store, tmp_path: Path, model: dict[str, object]) -> None:
     listed = _member(bundle.CONTENTS, msgspec.json.encode({"models": [model]}))
     with pytest.raises(ConfigError):
-        bundle.import_bundle(other, _bundle(tmp_path / "b", [listed, _member(PLACE, GOOD)]), _quiet)
+        _imported(other, _bundle(tmp_path / "b", [listed, _member(PLACE, GOOD)]))
 
 
 @pytest.mark.parametrize("branch", ["o/r@../../x", "o/r@", "other/r@main", "o/r@main/../.."])
@@ -277,7 +280,7 @@ def test_a_branch_that_leads_outside_is_refused(other: Store, tmp_path: Path, br
     model = {"repo": "o/r", "revision": "0" * 40, "files": [{"path": "x", "size": 4, "sha256": NAME}]}
     listed = _member(bundle.CONTENTS, msgspec.json.encode({"models": [model], "branches": {branch: "0" * 40}}))
     with pytest.raises(ConfigError):
-        bundle.import_bundle(other, _bundle(tmp_path / "b", [listed, _member(PLACE, GOOD)]), _quiet)
+        _imported(other, _bundle(tmp_path / "b", [listed, _member(PLACE, GOOD)]))
 
 
 def test_a_disk_without_room_is_told_before_anything_is_unpacked(
@@ -286,5 +289,5 @@ def test_a_disk_without_room_is_told_before_anything_is_unpacked(
     before = _state(other)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
     with pytest.raises(UnavailableError, match="bytes are needed and 1 are free"):
-        bundle.import_bundle(other, exported, _quiet)
+        _imported(other, exported)
     assert _state(other) == before

@@ -13,9 +13,7 @@ from click.testing import CliRunner
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError, PromiseError
-from envcheck.mirrors.store import publishing
-from envcheck.mirrors.store.bundle import bundle
-from envcheck.mirrors.store.bundle import parts as bundle_parts
+from envcheck.mirrors.store import bundle, versions
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store
 
@@ -65,8 +63,8 @@ def test_a_bundle_that_another_made_is_refused_though_its_hashes_fit(
     theirs = exported(store, msgspec.structs.replace(contents, branches={}), tmp_path / "theirs")
     with pytest.raises(PromiseError, match="is not signed"):
         bundle.verified_parts(theirs, quiet, key=public)
-    for signed in ((ours / bundle_parts.SIGNATURE).read_bytes(), b"", bytes(64), bytes(1000)):
-        (theirs / bundle_parts.SIGNATURE).write_bytes(signed)
+    for signed in ((ours / bundle.SIGNATURE).read_bytes(), b"", bytes(64), bytes(1000)):
+        (theirs / bundle.SIGNATURE).write_bytes(signed)
         with pytest.raises(PromiseError, match="not signed by the key"):
             bundle.verified_parts(theirs, quiet, key=public)
 
@@ -84,7 +82,7 @@ def test_what_is_no_key_is_one_line_and_writes_nothing(
         exported(store, contents, tmp_path / "b", key)
     assert not (tmp_path / "b").exists()
     at = exported(store, contents, tmp_path / "c")
-    (at / bundle_parts.SIGNATURE).write_bytes(bytes(64))
+    (at / bundle.SIGNATURE).write_bytes(bytes(64))
     with pytest.raises(ConfigError, match=str(key)):
         bundle.verified_parts(at, quiet, key=key)
 
@@ -106,7 +104,7 @@ def test_a_part_that_changes_after_it_was_verified_is_refused(store: Store, cont
     (at / "bundle.tar.000").write_bytes((changed / "bundle.tar.000").read_bytes())
     other = Store(tmp_path / "other")
     with pytest.raises(PromiseError, match="changed while it was read"):
-        bundle.import_parts(other, parts, quiet)
+        bundle.import_bundle(other, parts, quiet)
     assert other.objects() == []
 
 
@@ -121,7 +119,7 @@ def test_the_commands_sign_print_and_refuse(
     store: Store, contents: Contents, tmp_path: Path, keys: Callable[[str], tuple[Path, Path]]
 ) -> None:
     private, public = keys("own")
-    publishing.publish(store, contents, keep=3)
+    versions.publish(store, contents, keep=3)
     code, message = ran("store", "--store", store.root, "export", "-o", tmp_path / "b", "--key", private)
     digest = bundle.bundle_digest(tmp_path / "b")
     assert (code, f"digest {digest}, signed" in message) == (0, True)

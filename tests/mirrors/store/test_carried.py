@@ -17,11 +17,10 @@ import pytest
 import uv
 
 from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.store import verify as store_verify
-from envcheck.mirrors.store import versions
-from envcheck.mirrors.store.bundle import bundle
+from envcheck.mirrors.store import bundle, versions
 from envcheck.mirrors.store.manifest import Contents, object_sizes
 from envcheck.mirrors.store.objects import Store
+from tests.mirrors.store.conftest import damaged
 from tests.mirrors.store.test_interrupted import output_of
 from tests.mirrors.store.test_publish import CUT
 
@@ -123,5 +122,5 @@ def test_what_was_carried_is_all_there_and_as_it_was(other: Store, contents: Con
     assert result.wheels == sorted(contents.wheels, key=lambda wheel: (wheel.index, wheel.name))
     assert (result.models, result.branches) == (contents.models, contents.branches)
     assert all(other.sound(digest) for digest in object_sizes(contents))
-    assert store_verify.verify(other) == []
+    assert damaged(other) == []
     assert isinstance(result.models[0], hub_revision.Revision)

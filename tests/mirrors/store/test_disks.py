@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -23,13 +22,12 @@ from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.store import evict, publishing, versions
-from envcheck.mirrors.store import verify as store_verify
-from envcheck.mirrors.store.bundle import bundle
+from envcheck.mirrors.store import bundle, evict, versions
 from envcheck.mirrors.store.evict import EvictionLimits
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store
 from tests.http_server import Answer, Server, Servers
+from tests.mirrors.store.conftest import damaged
 
 ROOT = os.getuid() == 0
 MIB = 1 << 20
@@ -106,28 +104,6 @@ def test_a_view_on_ext4_is_a_hard_link_and_takes_no_room(mount: Mount) -> None:
     assert before - free(disk) < MIB
 
 
-def test_a_view_that_no_link_can_be_shares_its_blocks_on_btrfs(mount: Mount, tmp_path: Path) -> None:
-    """Across a bind mount the kernel makes no link, and does clone."""
-    disk = mount("btrfs", 200)
-    (disk / "views").mkdir()
-    views = mount(str(disk / "views"), at="views")
-    store = Store(disk / "store")
-    digest = store.add(data(1, 32 * MIB), "a")
-    before = free(disk)
-    store.view(digest, views / "a")
-    assert hashlib.sha256((views / "a").read_bytes()).hexdigest() == digest
-    assert (views / "a").stat().st_ino != store.path(digest).stat().st_ino
-    assert before - free(disk) < 4 * MIB
-    shutil.copyfile(store.path(digest), tmp_path / "elsewhere")
-    store.evict(digest)
-    store.adopt(views / "a", digest)
-    assert before - free(disk) < 4 * MIB
-    (views / "a").chmod(0o644)
-    with (views / "a").open("r+b") as file:
-        file.write(b"another")
-    assert store.sound(digest)
-
-
 def test_a_view_on_another_file_system_is_a_copy(mount: Mount) -> None:
     disk, other = mount("ext4", 32), mount("ext4", 32, at="other")
     store = Store(disk / "store")
@@ -139,33 +115,12 @@ def test_a_view_on_another_file_system_is_a_copy(mount: Mount) -> None:
     assert [path.name for path in other.iterdir() if path.is_file()] == ["a"]
 
 
-def test_a_tree_of_clones_heals_the_store_and_the_store_the_tree(mount: Mount) -> None:
-    """What is published by copies, as a tree from another mount, has bytes of its own to mend from."""
-    disk = mount("btrfs", 200)
-    store = Store(disk / "store")
-    contents = model(store, data(1), data(2))
-    (store.root / "versions").mkdir()
-    subprocess.run(["mount", "--bind", disk, disk / "store/versions"], check=True)
-    try:
-        publishing.publish(store, contents, keep=2)
-        served = next((store.root / "current").rglob("f0.bin"))
-        digest = str(contents.models[0].files[0].sha256)
-        assert served.stat().st_ino != store.path(digest).stat().st_ino
-        store.path(digest).chmod(0o644)
-        store.path(digest).write_bytes(data(3))
-        (fault,) = store_verify.verify(store)
-        assert str(fault.mended).endswith("f0.bin")
-        assert store.sound(digest)
-    finally:
-        subprocess.run(["umount", str(disk / "store/versions")], check=True)
-
-
 def test_eviction_of_a_file_system_that_fills_up(mount: Mount) -> None:
     """From above 85 % to 75 %: the oldest first, nothing that a version or a process at work holds."""
     disk = mount("ext4", 100)
     store = Store(disk / "store")
     pinned = model(store, *(data(number) for number in range(10)))
-    publishing.publish(store, pinned, keep=1)
+    versions.publish(store, pinned, keep=1)
     loose: list[str] = []
     while _share(disk) <= 0.87:
         loose.append(store.add(data(100 + len(loose)), f"{len(loose)}"))
@@ -181,7 +136,7 @@ def test_eviction_of_a_file_system_that_fills_up(mount: Mount) -> None:
     assert missing == loose[2 : 2 + len(missing)]
     assert done.stdout == f"evicted {len(missing)} objects, {len(missing) * MIB / 1e6:.1f} MB\n"
     assert 0.72 < _share(disk) <= 0.755
-    assert store_verify.verify(store) == []
+    assert damaged(store) == []
     assert run(store, "gc", "--high", "1", "--low", "1").return_value == 1
     assert (loose != missing, [digest for digest in loose if store.has(digest)]) == (True, [])
     assert all(store.sound(digest) for digest in versions.pinned_digests(store))
@@ -191,21 +146,6 @@ def _share(disk: Path) -> float:
     os.sync()
     usage = shutil.disk_usage(disk)
     return usage.used / (usage.used + usage.free)
-
-
-def test_df_says_what_df_says(mount: Mount) -> None:
-    disk = mount("ext4", 100)
-    store = Store(disk / "store")
-    publishing.publish(store, model(store, *(data(number) for number in range(30))), keep=1)
-    os.sync()
-    store_usage = evict.usage(store)
-    df = subprocess.run(["df", "-B1", "--output=used,pcent", disk], capture_output=True, text=True, check=True)
-    used, percent = df.stdout.splitlines()[1].split()
-    assert store_usage.used == int(used)
-    assert abs(100 * store_usage.used / store_usage.room - int(percent.rstrip("%"))) <= 1
-    du = subprocess.run(["du", "-s", "-B1", store.root], capture_output=True, text=True, check=True)
-    assert store_usage.disk == int(du.stdout.split()[0])
-    assert store_usage.bytes <= store_usage.disk <= store_usage.bytes + 600_000
 
 
 def test_an_eviction_in_the_middle_of_a_fetch_takes_nothing_of_it(mount: Mount, servers: Servers) -> None:
@@ -251,7 +191,7 @@ def _exported(tmp_path: Path, *contents: bytes) -> Path:
 def test_a_disk_that_fills_up_during_an_import_leaves_what_is_served(mount: Mount, tmp_path: Path) -> None:
     disk = mount("ext4", 40)
     store = Store(disk / "store")
-    publishing.publish(store, model(store, data(50), repo="o/old"), keep=2)
+    versions.publish(store, model(store, data(50), repo="o/old"), keep=2)
     source = _exported(tmp_path, *(data(number) for number in range(8)))
 
     def fill(there: int, every: int) -> None:
@@ -261,11 +201,11 @@ def test_a_disk_that_fills_up_during_an_import_leaves_what_is_served(mount: Moun
 
     parts = bundle.verified_parts(source, lambda _there, _all: None)
     with pytest.raises(OSError, match="No space left"):
-        bundle.import_parts(store, parts, fill)
+        bundle.import_bundle(store, parts, fill)
     assert not (store.root / "import").exists()
     assert versions.current(store) == 1
     assert len([one for one in store.objects() if one.size == MIB]) == 1
-    assert store_verify.verify(store) == []
+    assert damaged(store) == []
     (disk / "filler").unlink()
     assert "version 2 is served" in run(store, "import", str(source)).stdout
 
@@ -273,7 +213,7 @@ def test_a_disk_that_fills_up_during_an_import_leaves_what_is_served(mount: Moun
 def test_a_disk_that_is_too_full_for_a_version_serves_the_one_before(mount: Mount) -> None:
     disk = mount("ext4", 40)
     store = Store(disk / "store")
-    publishing.publish(store, model(store, data(1)), keep=2)
+    versions.publish(store, model(store, data(1)), keep=2)
     expected = model(store, *(data(number, 100) for number in range(120)), repo="o/many")
     with (disk / "filler").open("wb", buffering=0) as file:
         with contextlib.suppress(OSError):
@@ -281,21 +221,21 @@ def test_a_disk_that_is_too_full_for_a_version_serves_the_one_before(mount: Moun
                 pass
         file.truncate(file.tell() - 30_000)
     with pytest.raises(OSError, match="No space left"):
-        publishing.publish(store, expected, keep=2)
+        versions.publish(store, expected, keep=2)
     assert versions.current(store) == 1
     assert [path.name for path in (store.root / "versions").iterdir()] == ["1"]
-    assert store_verify.verify(store) == []
+    assert damaged(store) == []
 
 
-def test_what_the_disk_does_not_give_back_is_found_and_mended(mount: Mount, tmp_path: Path) -> None:
+def test_what_the_disk_does_not_give_back_is_fetched_again(mount: Mount, tmp_path: Path) -> None:
     """Btrfs hashes its blocks: where one has changed on the disk, reading is an error, and no other bytes."""
     disk = mount("btrfs", 200)
     store = Store(disk / "store")
     content = data(1)
     contents = model(store, content, data(2))
     for number in range(2):
-        publishing.publish(store, model(store, data(3 + number), repo=f"o/{number}"), keep=3)
-        publishing.publish(store, contents, keep=3)
+        versions.publish(store, model(store, data(3 + number), repo=f"o/{number}"), keep=3)
+        versions.publish(store, contents, keep=3)
     digest = hashlib.sha256(content).hexdigest()
     served = store.root / "current/hf/o/r/resolve" / ("0" * 40) / "f0.bin"
     subprocess.run(["umount", str(disk)], check=True)
@@ -307,20 +247,14 @@ def test_what_the_disk_does_not_give_back_is_found_and_mended(mount: Mount, tmp_
     subprocess.run(["mount", "-o", "loop", str(image), str(disk)], check=True)
     with pytest.raises(OSError, match="Input/output error"):
         served.read_bytes()
-    assert "the disk cannot read it" in str(run(store, "rollback").exception)
-    assert "the disk fails: run `envcheck store verify`" in str(
-        run(store, "export", "-o", str(tmp_path / "b")).exception
-    )
+    assert "the disk cannot read it" in str(run(store, "release", "--rollback").exception)
+    assert "the disk fails: move the store" in str(run(store, "export", "-o", str(tmp_path / "b")).exception)
     assert list((tmp_path / "b").iterdir()) == []
-    done = run(store, "verify")
-    assert (done.exception, done.return_value) == (None, 1)
-    assert "the disk cannot read it; in version" in done.stdout
+    assert versions.remove_damaged(store, [digest]) == ["f0.bin"]
     assert not served.exists()
-    with pytest.raises(UnavailableError, match="to publish"):
-        publishing.publish(store, msgspec.structs.replace(contents, branches={"o/r@main": "0" * 40}), keep=3)
     assert store.add(content, "f0.bin") == digest
-    assert run(store, "verify").return_value == 1
-    assert (run(store, "verify").return_value, served.read_bytes()) == (0, content)
+    versions.publish(store, contents, keep=3)
+    assert served.read_bytes() == content
 
 
 @pytest.fixture
@@ -329,8 +263,8 @@ def sealed(mount: Mount, tmp_path: Path) -> Store:
     disk = mount("ext4", 32)
     store = Store(disk / "store")
     contents = model(store, data(1), data(2))
-    publishing.publish(store, contents, keep=2)
-    publishing.publish(store, model(store, data(3), repo="o/more"), keep=2)
+    versions.publish(store, contents, keep=2)
+    versions.publish(store, model(store, data(3), repo="o/more"), keep=2)
     _exported(tmp_path, data(4))
     path = store.path(str(contents.models[0].files[0].sha256))
     path.chmod(0o644)
@@ -341,16 +275,11 @@ def sealed(mount: Mount, tmp_path: Path) -> Store:
 
 def test_a_read_only_store_is_read_and_told_of(sealed: Store, tmp_path: Path) -> None:
     assert "version 2    current" in run(sealed, "versions").stdout
-    assert "on the disk" in run(sealed, "df").stdout
-    done = run(sealed, "verify")
-    assert done.return_value == 1
-    assert "not repaired: left unchanged: the store is read-only" in done.stdout
     for digest in versions.pinned_digests(sealed):
         sealed.view(digest, tmp_path / "views" / digest)
     for arguments in (
         ["gc", "--high", "0", "--low", "0"],
         ["import", str(tmp_path / "b")],
-        ["switch", "2", "--no-hash"],
     ):
         error = run(sealed, *arguments).exception
         assert isinstance(error, UnavailableError), arguments
@@ -379,14 +308,14 @@ def test_a_bundle_is_taken_from_where_nothing_may_be_written(mount: Mount, tmp_p
         (source / "x").touch()
     store = Store(tmp_path / "new")
     assert "version 1 is served" in run(store, "import", str(source)).stdout
-    assert store_verify.verify(store) == []
+    assert damaged(store) == []
 
 
 def test_a_bundle_is_not_written_where_nothing_may_be_written(mount: Mount, tmp_path: Path) -> None:
     disk = mount("ext4", 16)
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
     store = Store(tmp_path / "store")
-    publishing.publish(store, model(store, data(1)), keep=1)
+    versions.publish(store, model(store, data(1)), keep=1)
     error = run(store, "export", "-o", str(disk)).exception
     assert isinstance(error, UnavailableError)
     assert "Read-only file system" in str(error)
@@ -395,7 +324,7 @@ def test_a_bundle_is_not_written_where_nothing_may_be_written(mount: Mount, tmp_
 def test_a_disk_that_is_too_small_for_a_bundle_keeps_none_of_it(mount: Mount, tmp_path: Path) -> None:
     disk = mount("ext4", 16)
     store = Store(tmp_path / "store")
-    publishing.publish(store, model(store, *(data(number) for number in range(20))), keep=1)
+    versions.publish(store, model(store, *(data(number) for number in range(20))), keep=1)
     error = run(store, "export", "-o", str(disk / "out"), "--part-size", "4M").exception
     assert isinstance(error, UnavailableError)
     assert str(error) == f"{disk}/out: No space left on device; free some space, or choose another -o directory"

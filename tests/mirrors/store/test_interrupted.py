@@ -16,13 +16,10 @@ from pathlib import Path
 import pytest
 
 from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.store import publishing, versions
-from envcheck.mirrors.store import verify as store_verify
-from envcheck.mirrors.store.bundle import bundle
-from envcheck.mirrors.store.bundle.parts import writer
+from envcheck.mirrors.store import bundle, versions
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store
-from tests.mirrors.store.conftest import broken
+from tests.mirrors.store.conftest import broken, damaged
 
 ROOT = Path(__file__).parents[3]
 MIB = 1 << 20
@@ -30,7 +27,18 @@ MIB = 1 << 20
 
 def envcheck(store: Store, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     """Start `envcheck store` as a user does."""
-    command = [sys.executable, "-m", "envcheck", "store", "--store", str(store.root), *arguments]
+    # nohup has SIGHUP ignored, and so would this have it.
+    command = [
+        "env",
+        "--default-signal=HUP",
+        sys.executable,
+        "-m",
+        "envcheck",
+        "store",
+        "--store",
+        str(store.root),
+        *arguments,
+    ]
     env = {"PATH": os.environ["PATH"], "HOME": str(store.root), "PYTHONPATH": str(ROOT), **environment}
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -58,7 +66,7 @@ def model(store: Store, *contents: bytes, repo: str = "o/r") -> Contents:
 def large(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """Return a store that serves 25 MB, which take a moment."""
     made = Store(tmp_path_factory.mktemp("large") / "store")
-    publishing.publish(made, model(made, *(data(number, 3 * MIB) for number in range(8))), keep=1)
+    versions.publish(made, model(made, *(data(number, 3 * MIB) for number in range(8))), keep=1)
     return made
 
 
@@ -109,11 +117,9 @@ def test_parts_that_were_being_named_when_it_was_killed_are_no_bundle(carried: P
     (to / bundle.SUMS).rename(to / f".{bundle.SUMS}")
     (to / "bundle.tar.001").rename(to / ".bundle.tar.001")
     (to / "mine.txt").touch()
-    with writer(to, 100) as parts:
-        assert [path.name for path in to.iterdir()] == ["mine.txt"]
-        parts.write(b"x" * 150)
-        parts.finish()
-    assert sorted(path.name for path in to.iterdir()) == [bundle.SUMS, "bundle.tar.000", "bundle.tar.001", "mine.txt"]
+    small = Store(tmp_path / "small")
+    bundle.export(small, model(small, b"x"), to, part_size=MIB, progress=lambda _there, _all: None)
+    assert sorted(path.name for path in to.iterdir()) == [bundle.SUMS, "bundle.tar.000", "mine.txt"]
 
 
 def test_two_exports_into_one_directory_do_not_take_each_others_parts(large: Store, tmp_path: Path) -> None:
@@ -158,13 +164,13 @@ def test_the_same_contents_make_the_same_bytes_wherever_and_however(
 def site(tmp_path: Path) -> Iterator[Callable[[], None]]:
     """Serve a store's first version, and return what looks whether that is still what is served, and whole."""
     store = Store(tmp_path / "site")
-    publishing.publish(store, model(store, data(100, 5 * MIB), repo="o/old"), keep=3)
+    versions.publish(store, model(store, data(100, 5 * MIB), repo="o/old"), keep=3)
 
     def look() -> None:
         number = versions.current(store)
         assert number == 1
         assert broken(store, number) == []
-        assert store_verify.verify(store) == []
+        assert damaged(store) == []
 
     yield look
     look()
@@ -185,7 +191,7 @@ def test_an_import_that_is_killed_anywhere_leaves_what_is_served(
             running.kill()
         if versions.current(store) != 1:  # it was quicker this time, and is whole
             assert broken(store, 2) == []
-            versions.switch(store, 1)
+            versions.make_current(store, 1)
             (store.root / "versions/2").rename(tmp_path / f"done{point}")
         site()
     shutil.rmtree(store.root / "import", ignore_errors=True)
@@ -196,20 +202,21 @@ def test_an_import_that_is_killed_anywhere_leaves_what_is_served(
     assert not (store.root / "import").exists()
     site()
     assert "is served" in output_of(store, "import", str(carried))
-    assert store_verify.verify(store) == []
-    versions.switch(store, 1)
+    assert damaged(store) == []
+    versions.make_current(store, 1)
 
 
 def test_who_waits_for_another_process_is_told_so(tmp_path: Path) -> None:
     store = Store(tmp_path / "site")
-    publishing.publish(store, model(store, b"x"), keep=3)
-    with store.locked(), envcheck(store, "switch", "1") as running:
+    versions.publish(store, model(store, b"x"), keep=3)
+    versions.publish(store, model(store, b"y"), keep=3)
+    with store.locked(), envcheck(store, "release", "--rollback") as running:
         assert running.stderr is not None
         assert running.stderr.readline() == "another process publishes, imports or evicts: waiting for it\n"
         assert running.poll() is None
         os.kill(running.pid, signal.SIGTERM)
         assert running.wait(60) == 128 + signal.SIGTERM
-    assert output_of(store, "switch", "1") == "version 1 is served\n"
+    assert output_of(store, "release", "--rollback") == "version 1 is served\n"
 
 
 def test_an_import_of_what_is_served_makes_no_version(carried: Path, tmp_path: Path) -> None:

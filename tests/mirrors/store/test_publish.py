@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,13 +20,14 @@ from urllib.request import Request, urlopen
 
 import pytest
 import uv
+from packaging.version import Version
 
 from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.index import simple_api
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.store import publishing, tree_files
+from envcheck.mirrors.store import tree_files, versions
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store
 
@@ -50,7 +52,7 @@ def _run(argv: list[str], home: Path) -> None:
 
 
 def test_pip_installs_a_lock(store: Store, contents: Contents, serve: Serve, lock: Path, tmp_path: Path) -> None:
-    publishing.publish(store, contents, keep=2)
+    versions.publish(store, contents, keep=2)
     site = serve()
     pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "--require-hashes"]
     _run([*pip, "--index-url", f"{site.url}/simple", "--target", str(tmp_path / "to"), "-r", str(lock)], tmp_path)
@@ -61,17 +63,21 @@ def test_pip_installs_a_lock(store: Store, contents: Contents, serve: Serve, loc
 
 
 def test_pip_resolves_by_metadata(store: Store, contents: Contents, serve: Serve, tmp_path: Path) -> None:
-    publishing.publish(store, contents, keep=2)
+    versions.publish(store, contents, keep=2)
     site = serve()
     pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "--dry-run"]
     _run([*pip, "--index-url", f"{site.url}/simple", "--target", str(tmp_path / "to"), "alpha"], tmp_path)
     requests = [path.rpartition("/")[2] for path in site.paths if path.startswith("/files/")]
-    assert requests[0] == f"{contents.wheels[0].name}.metadata"
-    assert f"{contents.wheels[1].name}.metadata" in requests
+    # Before 23.1 pip reads no metadata of a JSON page: it takes the wheel, and must not stumble (PEP 714).
+    end = ".metadata" if Version(version("pip")) >= Version("23.1") else ""
+    assert requests[0] == f"{contents.wheels[0].name}{end}"
+    assert f"{contents.wheels[1].name}{end}" in requests
+    page = json.loads((store.root / "current/simple/alpha/index.json").read_text())
+    assert {key for file in page["files"] for key in file if "metadata" in key} == {"core-metadata"}
 
 
 def test_uv_installs_a_lock(store: Store, contents: Contents, serve: Serve, lock: Path, tmp_path: Path) -> None:
-    publishing.publish(store, contents, keep=2)
+    versions.publish(store, contents, keep=2)
     site = serve()
     command = [uv.find_uv_bin(), "pip", "install", "--no-cache", "--require-hashes", "--python", sys.executable]
     command += ["--default-index", f"{site.url}/simple", "--target", str(tmp_path / "to"), "-r", str(lock)]
@@ -82,7 +88,7 @@ def test_uv_installs_a_lock(store: Store, contents: Contents, serve: Serve, lock
 
 def test_uv_resolves_by_metadata_alone(store: Store, contents: Contents, serve: Serve, tmp_path: Path) -> None:
     """PEP 658: what alpha needs is known from its .metadata, and no wheel is moved."""
-    publishing.publish(store, contents, keep=2)
+    versions.publish(store, contents, keep=2)
     site = serve()
     (tmp_path / "in.txt").write_text("alpha\n")
     command = [uv.find_uv_bin(), "pip", "compile", "--no-cache", "--quiet", "--generate-hashes", "--python", "3.11"]
@@ -96,7 +102,7 @@ def test_uv_resolves_by_metadata_alone(store: Store, contents: Contents, serve: 
 
 
 def test_torch_has_an_index_of_its_own(store: Store, contents: Contents, serve: Serve, tmp_path: Path) -> None:
-    publishing.publish(store, contents, keep=2)
+    versions.publish(store, contents, keep=2)
     site, torch = serve(), contents.wheels[2]
     (tmp_path / "torch.lock").write_text(f"torch==2.8.99+cpu --hash=sha256:{torch.sha256}\n")
     command = [uv.find_uv_bin(), "pip", "install", "--no-cache", "--require-hashes", "--python", sys.executable]
@@ -109,7 +115,7 @@ def test_torch_has_an_index_of_its_own(store: Store, contents: Contents, serve: 
 def test_wrong_bytes_in_the_tree_are_refused_by_the_clients(
     store: Store, contents: Contents, serve: Serve, lock: Path, tmp_path: Path
 ) -> None:
-    publishing.publish(store, contents, keep=2)
+    versions.publish(store, contents, keep=2)
     path = store.path(contents.wheels[1].sha256)
     path.chmod(0o644)
     path.write_bytes(path.read_bytes().replace(b"VERSION = '1", b"VERSION = '2"))
@@ -132,7 +138,6 @@ def test_pages_say_the_same_in_html_and_in_json(contents: Contents) -> None:
             "size": wheel.size,
             "requires-python": ">=3.8",
             "core-metadata": {"sha256": wheel.metadata},
-            "dist-info-metadata": {"sha256": wheel.metadata},
         }
     ]
     assert f'href="../../files/{wheel.sha256}/{wheel.name}#sha256={wheel.sha256}"' in page
@@ -149,7 +154,7 @@ def _get(url: str) -> tuple[dict[str, str], bytes]:
 def test_our_own_client_fetches_a_model_from_the_tree(
     store: Store, contents: Contents, model: hub_revision.Revision, serve: Serve, tmp_path: Path, revision: str | None
 ) -> None:
-    publishing.publish(store, contents, keep=2)
+    versions.publish(store, contents, keep=2)
     site = serve("hf")
     client = Client()
     expected = hub_download.lock_revision(
@@ -164,7 +169,7 @@ def test_our_own_client_fetches_a_model_from_the_tree(
 def test_a_model_is_served_with_the_headers_that_huggingface_hub_needs(
     store: Store, contents: Contents, model: hub_revision.Revision, serve: Serve
 ) -> None:
-    publishing.publish(store, contents, keep=2)
+    versions.publish(store, contents, keep=2)
     for revision in ("main", model.revision):
         headers, body = _get(f"{serve('hf').url}/owner/tiny/resolve/{revision}/config.json")
         tag = f'"{hub_revision.git_sha1(body)}"'
@@ -185,7 +190,7 @@ print(HfApi().model_info("owner/tiny").sha, HfApi().verify_repo_checksums("owner
 def test_huggingface_hub_downloads_a_model_from_the_tree_and_finds_its_hashes_right(
     store: Store, contents: Contents, model: hub_revision.Revision, serve: Serve, hub_python: Path, tmp_path: Path
 ) -> None:
-    publishing.publish(store, contents, keep=2)
+    versions.publish(store, contents, keep=2)
     own = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "HF_ENDPOINT": serve("hf").url, "HF_HUB_DISABLE_XET": "1"}
     command = [str(hub_python), "-c", HUB, model.revision]
     completed = subprocess.run(command, env={**own, **CUT}, capture_output=True, text=True, check=False)
@@ -241,7 +246,7 @@ def nginx(store: Store, contents: Contents) -> Iterator[Path]:
     program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
         pytest.skip("no nginx on this machine")
-    publishing.publish(store, contents, keep=2)
+    versions.publish(store, contents, keep=2)
     with tempfile.TemporaryDirectory(prefix="envcheck-nginx-") as place:
         # Whom root's workers run as must get at what pytest keeps to its user: nginx is asked to stay root.
         at = Path(place)
@@ -271,7 +276,7 @@ def test_nginx_takes_a_tree_with_the_longest_path_that_a_model_may_have(store: S
     file = hub_revision.HubFile(path=path, size=len(content), sha256=digest)
     repo = f"{'o' * 200}/{'n' * 200}"
     model = hub_revision.Revision(kind="dataset", repo=repo, revision="a" * 40, files=[file])
-    publishing.publish(store, Contents(models=[model]), keep=1)
+    versions.publish(store, Contents(models=[model]), keep=1)
     with tempfile.TemporaryDirectory(prefix="envcheck-nginx-") as place:
         conf = CONF.format(at=place, tree=store.root / "current")
         Path(place, "conf").write_text("user root;" + conf if os.getuid() == 0 else conf)

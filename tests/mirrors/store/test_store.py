@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
-from envcheck.mirrors.store import evict, publishing
-from envcheck.mirrors.store import verify as store_verify
+from envcheck.mirrors.store import evict, versions
 from envcheck.mirrors.store.evict import EvictionLimits
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store, StoredObject
+from tests.mirrors.store.conftest import damaged
 
 LITTLE = EvictionLimits(size=1)
 
@@ -34,7 +34,7 @@ def test_a_local_file_is_adopted_as_a_copy_of_the_hash_it_must_have(store: Store
     store.evict(digest)
     store.adopt(source, digest)
     source.write_bytes(b"xyz")
-    assert store.digest(digest)[0] == digest
+    assert store.sound(digest)
     with pytest.raises(PromiseError, match="another sha256"):
         store.adopt(source, digest)
     assert [path.name for path in store.path(digest).parent.iterdir()] == [digest]
@@ -51,7 +51,7 @@ def test_what_is_taken_again_takes_no_room_and_what_rotted_is_replaced(store: St
     store.path(digest).write_bytes(b"abX")
     source.write_bytes(b"abc")
     store.take(source, digest, "a.txt")
-    assert store.digest(digest)[0] == digest
+    assert store.sound(digest)
 
 
 def test_a_view_is_a_hard_link(store: Store, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_eviction_begins_above_the_high_mark_and_ends_at_the_low_one(used: int, 
 
 
 def test_gc_evicts_by_last_use_and_keeps_what_a_version_holds(store: Store, contents: Contents) -> None:
-    publishing.publish(store, contents, keep=2)
+    versions.publish(store, contents, keep=2)
     first, second = store.add(b"1" * 1000, "first"), store.add(b"2" * 1000, "second")
     os.utime(store.root / "info" / first[:2] / f"{first}.json", (1, 1))
     room = int(sum(one.size for one in store.objects()) / 0.8501)
@@ -114,12 +114,12 @@ def test_gc_evicts_by_last_use_and_keeps_what_a_version_holds(store: Store, cont
     missing, left = evict.gc(store, LITTLE, dry=False, note=lambda _: None)
     assert [one.sha256 for one in missing] == [second]
     assert left > 0
-    assert store_verify.verify(store) == []
+    assert damaged(store) == []
 
 
 def test_gc_keeps_what_a_version_holds_though_its_tree_is_on_another_inode(store: Store, contents: Contents) -> None:
     """A published file that was copied, as no link could be made, leaves its object with one name only."""
-    publishing.publish(store, contents, keep=2)
+    versions.publish(store, contents, keep=2)
     bad = contents.wheels[0]
     content = store.path(bad.sha256).read_bytes()
     store.path(bad.sha256).unlink()
@@ -173,7 +173,7 @@ def test_gc_keeps_what_a_process_at_work_holds_or_has_used_since(store: Store) -
 
 
 def test_df_counts_what_is_pinned_and_what_is_not(store: Store, contents: Contents) -> None:
-    publishing.publish(store, contents, keep=2)
+    versions.publish(store, contents, keep=2)
     held = evict.usage(store).bytes
     store.add(b"1" * 1000, "free")
     store_usage = evict.usage(store, EvictionLimits(size=10**6))
@@ -183,4 +183,5 @@ def test_df_counts_what_is_pinned_and_what_is_not(store: Store, contents: Conten
         10**6,
         held + 1000,
     )
-    assert [(one.number, one.current, one.wheels, one.models) for one in store_usage.versions] == [(1, True, 3, 1)]
+    listed = versions.list_versions(store)
+    assert [(one.number, one.current, one.wheels, one.models) for one in listed] == [(1, True, 3, 1)]

@@ -19,12 +19,12 @@ import pytest
 from envcheck.errors import PromiseError, UnavailableError
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.store import evict, publishing, versions
-from envcheck.mirrors.store import verify as store_verify
+from envcheck.mirrors.store import evict, versions
 from envcheck.mirrors.store.evict import EvictionLimits
 from envcheck.mirrors.store.manifest import Contents, Wheel
 from envcheck.mirrors.store.objects import Store
 from tests.http_server import Server, Servers, directory
+from tests.mirrors.store.conftest import damaged
 
 CONTENT = random.Random(3).randbytes(3_000_000)  # noqa: S311 (data)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -55,7 +55,7 @@ def test_an_object_that_rotted_is_fetched_anew(store: Store, url: str) -> None:
     store.path(SHA256).chmod(0o644)
     store.path(SHA256).write_bytes(b"x" * len(CONTENT))
     store.put(_wanted_file(url), TransferOptions(Client()))
-    assert store_verify.verify(store) == []
+    assert damaged(store) == []
 
 
 def test_wrong_bytes_get_no_name_and_the_error_says_which_file(store: Store, url: str) -> None:
@@ -115,12 +115,12 @@ def test_an_evicter_that_never_stops_takes_nothing_that_is_published_or_viewed(
                 store.view(wheel.sha256, tmp_path / "view")
                 assert (tmp_path / "view").read_bytes() == sources[wheel.sha256]
             with contextlib.suppress(UnavailableError):
-                publishing.publish(store, msgspec.structs.replace(few, wheels=[_bare(contents)]), keep=2)
+                versions.publish(store, msgspec.structs.replace(few, wheels=[_bare(contents)]), keep=2)
                 published += 1
         assert running.poll() is None
         running.kill()
     assert published > 0
-    assert store_verify.verify(store) == []
+    assert damaged(store) == []
     assert all(store.has(digest) for digest in versions.pinned_digests(store))
 
 

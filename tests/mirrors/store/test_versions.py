@@ -13,14 +13,14 @@ import msgspec
 import pytest
 
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
-from envcheck.mirrors.store import publishing, versions
+from envcheck.mirrors.store import versions
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store
 from tests.mirrors.store.conftest import republished
 
 
 def test_a_version_holds_every_file_with_its_hash_and_licence(store: Store, contents: Contents) -> None:
-    assert publishing.publish(store, contents, keep=3) == (1, True)
+    assert versions.publish(store, contents, keep=3) == (1, True)
     root = store.root / "current"
     manifest = versions.read_manifest(store, 1)
     there = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
@@ -33,31 +33,31 @@ def test_a_version_holds_every_file_with_its_hash_and_licence(store: Store, cont
 def test_whoever_serves_a_version_may_read_it_whatever_the_umask(store: Store, contents: Contents) -> None:
     before = os.umask(0o077)
     try:
-        publishing.publish(store, contents, keep=3)
+        versions.publish(store, contents, keep=3)
     finally:
         os.umask(before)
     tree = [store.root / "versions", *(store.root / "versions").rglob("*")]
     assert {path.stat().st_mode & 0o777 for path in tree if path.is_dir()} == {0o755}
     assert {path.stat().st_mode & 0o777 for path in tree if path.is_file()} == {0o444}
     tree[0].chmod(0o750)
-    publishing.publish(store, republished(contents, 1), keep=3)
+    versions.publish(store, republished(contents, 1), keep=3)
     assert tree[0].stat().st_mode & 0o777 == 0o750
 
 
 def test_what_is_served_already_makes_no_version(store: Store, contents: Contents) -> None:
     turned = msgspec.structs.replace(contents, wheels=contents.wheels[::-1])
     part = Contents(wheels=contents.wheels[:1])
-    assert publishing.publish(store, contents, keep=3) == (1, True)
-    assert publishing.publish(store, turned, keep=3, merge=False) == (1, False)
-    assert publishing.publish(store, part, keep=3) == (1, False)
+    assert versions.publish(store, contents, keep=3) == (1, True)
+    assert versions.publish(store, turned, keep=3, merge=False) == (1, False)
+    assert versions.publish(store, part, keep=3) == (1, False)
     assert versions.numbers(store) == [1]
-    assert publishing.publish(store, part, keep=3, merge=False) == (2, True)
+    assert versions.publish(store, part, keep=3, merge=False) == (2, True)
 
 
 def test_what_is_served_but_not_whole_is_made_anew(store: Store, contents: Contents) -> None:
-    publishing.publish(store, contents, keep=3)
+    versions.publish(store, contents, keep=3)
     (store.root / "versions/1/simple/alpha/index.html").unlink()
-    assert publishing.publish(store, contents, keep=3) == (2, True)
+    assert versions.publish(store, contents, keep=3) == (2, True)
     assert versions.read_manifest(store, 1).files == versions.read_manifest(store, 2).files
 
 
@@ -66,45 +66,43 @@ def test_what_rotted_in_the_store_is_not_published(store: Store, contents: Conte
     path.chmod(0o644)
     path.write_bytes(b"x" * path.stat().st_size)
     with pytest.raises(PromiseError, match=r"alpha-1\.0-py3-none-any\.whl is damaged"):
-        publishing.publish(store, contents, keep=3)
+        versions.publish(store, contents, keep=3)
     assert versions.current(store) is None
 
 
 def test_publishing_adds_to_what_is_served_unless_told_otherwise(store: Store, contents: Contents) -> None:
     alpha, beta, torch = ([wheel] for wheel in contents.wheels)
-    publishing.publish(store, Contents(wheels=alpha), keep=9)
-    publishing.publish(store, Contents(wheels=beta), keep=9)
-    publishing.publish(store, Contents(wheels=torch), keep=9, merge=False)
+    versions.publish(store, Contents(wheels=alpha), keep=9)
+    versions.publish(store, Contents(wheels=beta), keep=9)
+    versions.publish(store, Contents(wheels=torch), keep=9, merge=False)
     names = [[w.name.partition("-")[0] for w in versions.read_manifest(store, n).contents.wheels] for n in (1, 2, 3)]
     assert names == [["alpha"], ["alpha", "beta"], ["torch"]]
 
 
-def test_rollback_and_switch(store: Store, contents: Contents) -> None:
+def test_rollback(store: Store, contents: Contents) -> None:
     for number in range(3):
-        publishing.publish(store, republished(contents, number), keep=9)
+        versions.publish(store, republished(contents, number), keep=9)
     assert versions.rollback(store) == 2
     assert (versions.current(store), (store.root / "current").readlink()) == (2, Path("versions/2"))
-    versions.switch(store, 3)
-    versions.switch(store, 1)
+    versions.make_current(store, 3)
+    versions.make_current(store, 1)
     with pytest.raises(ConfigError, match="no version before 1"):
         versions.rollback(store)
-    with pytest.raises(ConfigError, match=r"no version 7; existing versions: 1, 2, 3"):
-        versions.switch(store, 7)
 
 
 def test_so_many_are_kept_and_the_one_that_was_served(store: Store, contents: Contents) -> None:
     for number in range(4):
-        publishing.publish(store, republished(contents, number), keep=2)
+        versions.publish(store, republished(contents, number), keep=2)
     assert versions.numbers(store) == [3, 4]
-    versions.switch(store, 3)
-    publishing.publish(store, republished(contents, 5), keep=1)
+    versions.make_current(store, 3)
+    versions.publish(store, republished(contents, 5), keep=1)
     assert versions.numbers(store) == [3, 5]
 
 
 def test_what_is_not_in_the_store_is_not_published(store: Store, contents: Contents) -> None:
     store.evict(contents.wheels[0].sha256)
     with pytest.raises(UnavailableError, match="missing: 1 file to publish"):
-        publishing.publish(store, contents, keep=2)
+        versions.publish(store, contents, keep=2)
     assert versions.numbers(store) == []
     assert versions.current(store) is None
 
@@ -113,7 +111,7 @@ def test_a_half_version_of_a_killed_publisher_is_taken_away(store: Store, conten
     left = store.root / "versions/.1.new"
     left.mkdir(parents=True)
     (left / "half").touch()
-    assert publishing.publish(store, contents, keep=2) == (1, True)
+    assert versions.publish(store, contents, keep=2) == (1, True)
     assert [path.name for path in (store.root / "versions").iterdir()] == ["1"]
     assert not (store.root / "versions/1/half").exists()
 
@@ -121,7 +119,7 @@ def test_a_half_version_of_a_killed_publisher_is_taken_away(store: Store, conten
 def test_a_version_that_cannot_be_finished_gives_its_room_back(
     store: Store, contents: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publishing.publish(store, contents, keep=2)
+    versions.publish(store, contents, keep=2)
     view, left = Store.view, [5]
 
     def until_full(self: Store, sha256: str, target: Path) -> None:
@@ -132,14 +130,14 @@ def test_a_version_that_cannot_be_finished_gives_its_room_back(
 
     monkeypatch.setattr(Store, "view", until_full)
     with pytest.raises(OSError, match="No space left"):
-        publishing.publish(store, republished(contents, 1), keep=2)
+        versions.publish(store, republished(contents, 1), keep=2)
     assert left == [-1]
     assert [path.name for path in (store.root / "versions").iterdir()] == ["1"]
     assert versions.current(store) == 1
 
 
 def test_an_unreadable_manifest_pins_by_an_error(store: Store, contents: Contents) -> None:
-    publishing.publish(store, contents, keep=2)
+    versions.publish(store, contents, keep=2)
     manifest = store.root / "versions/1/manifest.json"
     manifest.unlink()
     manifest.write_text("{")
@@ -161,24 +159,30 @@ def test_a_version_that_is_broken_is_not_served(
     store: Store, contents: Contents, harm: Callable[[Path], None], message: str
 ) -> None:
     for number in range(2):
-        publishing.publish(store, republished(contents, number), keep=9)
+        versions.publish(store, republished(contents, number), keep=9)
     digest = versions.read_manifest(store, 1).files[0].sha256
     harm(store.root / "versions/1" / versions.read_manifest(store, 1).files[0].path)
-    for take in (lambda: versions.rollback(store), lambda: versions.switch(store, 1)):
-        with pytest.raises(PromiseError, match=f"cannot serve version 1: files/{digest}.*{message}.*store verify"):
-            take()
-        assert versions.current(store) == 2
+    with pytest.raises(PromiseError, match=f"cannot serve version 1: files/{digest}.*{message}.*store release"):
+        versions.rollback(store)
+    assert versions.current(store) == 2
 
 
-def test_a_switch_that_is_in_a_hurry_looks_at_sizes_alone(store: Store, contents: Contents) -> None:
+def test_damaged_files_leave_every_version_and_come_back_with_the_next_release(
+    store: Store, contents: Contents
+) -> None:
     for number in range(2):
-        publishing.publish(store, republished(contents, number), keep=9)
-    _harm(store.root / "versions/1/simple/alpha/index.html")
-    assert versions.rollback(store, hashed=False) == 1
-    versions.switch(store, 2, hashed=False)
-    (store.root / "versions/1/simple/alpha/index.html").unlink()
-    with pytest.raises(PromiseError, match=r"simple/alpha/index\.html: it is not there"):
-        versions.rollback(store, hashed=False)
+        versions.publish(store, republished(contents, number), keep=9)
+    wheel = contents.wheels[0]
+    content = store.path(wheel.sha256).read_bytes()
+    _harm(store.path(wheel.sha256))
+    assert versions.remove_damaged(store, [wheel.sha256, contents.wheels[1].sha256]) == [wheel.name]
+    served = f"files/{wheel.sha256}/{wheel.name}"
+    assert [(store.root / f"versions/{number}" / served).exists() for number in (1, 2)] == [False, False]
+    with pytest.raises(UnavailableError, match="to publish"):
+        versions.publish(store, contents, keep=9)
+    store.add(content, wheel.name)
+    assert versions.publish(store, contents, keep=9) == (3, True)
+    assert (store.root / "current" / served).read_bytes() == content
 
 
 READ = """
@@ -204,15 +208,15 @@ while True:
 def test_a_reader_always_finds_a_whole_tree(store: Store, contents: Contents) -> None:
     """While versions come and go, what opens `current` finds every file of one version, and no page of another."""
     few = msgspec.structs.replace(contents, wheels=contents.wheels[1:])
-    publishing.publish(store, contents, keep=2)
-    publishing.publish(store, few, keep=200, merge=False)
+    versions.publish(store, contents, keep=2)
+    versions.publish(store, few, keep=200, merge=False)
     command = [sys.executable, "-c", READ, str(store.root / "current")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as reader:
         assert reader.stdout is not None
         assert reader.stdout.readline() == "begun\n"
         for number in range(15):
-            publishing.publish(store, republished(few if number % 2 else contents, number), keep=200, merge=False)
-            versions.switch(store, 1 + number % 2)
+            versions.publish(store, republished(few if number % 2 else contents, number), keep=200, merge=False)
+            versions.make_current(store, 1 + number % 2)
         while int(reader.stdout.readline() or 15) < 15:
             assert reader.poll() is None
         reader.kill()

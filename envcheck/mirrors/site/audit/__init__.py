@@ -1,1 +1,0 @@
-"""Hash again what a mirror site serves."""
