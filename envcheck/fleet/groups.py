@@ -16,8 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from envcheck.fleet.database import FleetDatabase
 from envcheck.fleet.hostlist import natural
-from envcheck.fleet.model import ConfigurationDrift, FleetGroup, Outlier
-from envcheck.fleet.states import CLOCK_SLACK
+from envcheck.fleet.model import CLOCK_SLACK, ConfigurationDrift, FleetGroup, Outlier
 from envcheck.reports import phrases
 
 ABSENT: Final = "not set"

@@ -83,22 +83,11 @@ def _names(entry: str) -> Iterator[str]:
     parts = re.split(r"\[([^\[\]]*)\]", entry)
     # At odd places stand the brackets' contents.
     choices = [_numbers(part, entry) if place % 2 else [part] for place, part in enumerate(parts)]
-    for chosen in _product(choices):
+    for chosen in map("".join, itertools.product(*choices)):
         if not is_name(chosen):
             message = f"{chosen[:40]!r} of the host list is not a node's name"
             raise ConfigError(message, fix=_FIX)
         yield chosen
-
-
-def _product(choices: list[list[str]]) -> Iterator[str]:
-    """Yield the joined combinations one by one; itertools.product would first make all of each range."""
-    if not choices:
-        yield ""
-        return
-    *before, last = choices
-    for start in _product(before):
-        for end in last:
-            yield start + end
 
 
 def _numbers(listed: str, entry: str) -> list[str]:

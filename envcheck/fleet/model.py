@@ -9,6 +9,8 @@ import msgspec
 from envcheck.runner.schema import Row
 
 SCHEMA: Final = "envcheck/fleet/1"
+# A clock may be this wrong, in seconds, before what it says is doubted.
+CLOCK_SLACK: Final = 300.0
 FleetStatus = Literal["pass", "fail", "error"]
 NodeState = Literal["pass", "fail", "error", "missing", "stale"]
 BadState = Literal["fail", "error", "missing", "stale"]

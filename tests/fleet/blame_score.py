@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from envcheck.fleet.pairs.measured import name_of
-from envcheck.fleet.pairs.model import Diagnosis
+from envcheck.fleet.pairs.results import Diagnosis, name_of
 from tests.fleet.simulated_fleet import Faults
 
 

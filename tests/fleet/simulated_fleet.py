@@ -9,7 +9,7 @@ import random
 from typing import Final, Literal, NamedTuple, get_args
 
 from envcheck.fleet.pairs.diagnosis import grouped
-from envcheck.fleet.pairs.model import ROLL_CALL, GroupResult, GroupTest, NodeAnswer
+from envcheck.fleet.pairs.results import ROLL_CALL, GroupResult, GroupTest, NodeAnswer
 
 FaultKind = Literal[
     "none",

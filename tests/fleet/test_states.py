@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from envcheck.fleet.states import CLOCK_SLACK, Sighting, states
+from envcheck.fleet.model import CLOCK_SLACK
+from envcheck.fleet.summary import Sighting, states
 
 NOW = 1_800_000_000.0
 HOUR = 3600.0

@@ -18,9 +18,9 @@ from envcheck.cli.report_output.node_files import Node, Output, OutputType
 from envcheck.cli.shared.parameter_types import Duration, FiniteRange
 from envcheck.cli.shared.streams import console as new_console
 from envcheck.fleet.group import outcome
-from envcheck.fleet.group.forming import chosen, met
 from envcheck.fleet.group.membership import Membership, membership
 from envcheck.fleet.group.outcome import FORMED, of_group, of_node
+from envcheck.fleet.group.session import chosen, met
 from envcheck.node.collect import collect
 from envcheck.reports import terminal
 from envcheck.reports.model import RunReport, encode, report_of, write

@@ -18,10 +18,8 @@ from envcheck.errors import ConfigError
 from envcheck.fleet.hostlist import unfold
 from envcheck.fleet.pairs import session
 from envcheck.fleet.pairs.launch import GROUP_COMMAND, ROLL_CALL_COMMAND, SLURM, Launcher, checked, run_tests
-from envcheck.fleet.pairs.measured import name_of
-from envcheck.fleet.pairs.model import ROLL_CALL, Diagnosis, GroupResult, GroupTest
-from envcheck.fleet.pairs.session import SMALL, Fleet, NextRound, read_domains, step
-from envcheck.fleet.pairs.text import document, lines
+from envcheck.fleet.pairs.results import ROLL_CALL, Diagnosis, GroupResult, GroupTest, name_of
+from envcheck.fleet.pairs.session import SMALL, Fleet, NextRound, document, lines, read_domains, step
 from envcheck.fleet.terminal import wrapped
 from envcheck.safe_files import held
 
@@ -132,7 +130,7 @@ def _busy(state: Path) -> None:
 
 
 def _show_commands(fleet: Fleet, launcher: Launcher) -> None:
-    from envcheck.fleet.pairs.model import GroupTest
+    from envcheck.fleet.pairs.results import GroupTest
 
     first = step(fleet, {})
     if isinstance(first, NextRound):

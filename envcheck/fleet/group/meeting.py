@@ -22,8 +22,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
-from envcheck.fleet.group import roll_call
-from envcheck.fleet.group.roll_call import Hello
+from envcheck.fleet.group import membership
+from envcheck.fleet.group.membership import Hello
 
 Message = dict[str, Any]
 # What the ranks of a node measure at most: 64 of them, and what each may leave (group_ending.RESULT_LIMIT).
@@ -199,7 +199,7 @@ class Coordinator:
             now = time.monotonic()
             with self._lock:
                 if self._gathering is None and now > self._until:
-                    why = roll_call.missing(self._first.nodes, self._names, self._members, self._seconds)
+                    why = membership.missing(self._first.nodes, self._names, self._members, self._seconds)
                     self._end({"unformed": why})
                 for node, message in self._gathering.due(now) if self._gathering else ():
                     self._send(node, message)
@@ -258,7 +258,7 @@ class Coordinator:
         except msgspec.ValidationError:
             return None  # whoever that is
         with self._lock:
-            refusal = roll_call.refusal(self._first, hello, {node: peer.hello for node, peer in self._members.items()})
+            refusal = membership.refusal(self._first, hello, {node: peer.hello for node, peer in self._members.items()})
             if refusal is not None and refusal.whose == "node":
                 channel.send({"refused": refusal.why})
             elif self._gathering is not None:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import structs
 
-from envcheck.fleet.group import roll_call
+from envcheck.fleet.group import membership
 from envcheck.fleet.hostlist import fold
 from envcheck.reports.model import RunReport
 from envcheck.runner import judging
@@ -45,7 +45,7 @@ def ready(facts: Mapping[str, Any], ranks: int, ports: Sequence[int], seed: int)
 
 def unlike(parts: Mapping[int, Mapping[str, Any]], names: Sequence[str]) -> str:
     """Return in what the nodes' environments differ, as one line; "" where they are alike."""
-    return roll_call.differences({names[node]: answer for node, answer in sorted(parts.items())}, ALIKE)
+    return membership.differences({names[node]: answer for node, answer in sorted(parts.items())}, ALIKE)
 
 
 def broken(parts: Mapping[int, Mapping[str, Any]], lost: Mapping[int, str], names: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from envcheck.fleet.database import LONGEST, find
 from envcheck.fleet.hostlist import fold
 from envcheck.fleet.one_report import BY_SEVERITY, NodeReport, read
 from envcheck.fleet.pairs import session
-from envcheck.fleet.pairs.model import ROLL_CALL, Diagnosis, GroupResult, GroupTest, NodeAnswer
+from envcheck.fleet.pairs.results import ROLL_CALL, Diagnosis, GroupResult, GroupTest, NodeAnswer
 from envcheck.fleet.pairs.session import Fleet, NextRound, PairsState, step
 from envcheck.printable import printable
 from envcheck.safe_files import read_regular

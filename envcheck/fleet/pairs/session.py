@@ -1,12 +1,13 @@
-"""From the results so far to the tests that come next, or the diagnosis; how much there is to do; and its file.
+"""From the results so far to the tests that come next, or the diagnosis and its text; how much there is to do.
 
-What comes next is a pure function of the results, so a run that was killed goes on from the file.
+What comes next is a pure function of the results, so a run that was killed goes on from the file that keeps them.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import statistics
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -16,10 +17,9 @@ from envcheck import safe_files
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.fleet.hostlist import fold, unfold
-from envcheck.fleet.pairs.diagnosis import Domains, diagnosis
-from envcheck.fleet.pairs.measured import Round
-from envcheck.fleet.pairs.model import ROLL_CALL, Diagnosis, GroupResult, GroupTest, NodeAnswer
-from envcheck.fleet.pairs.tournament import tournament
+from envcheck.fleet.pairs.diagnosis import Domains, diagnosis, tournament
+from envcheck.fleet.pairs.results import ROLL_CALL, Diagnosis, GroupResult, GroupTest, NodeAnswer, Round, UnclearNodes
+from envcheck.printable import printable
 from envcheck.struct_types import know_types
 
 PairsMode = Literal["tournament", "diagnose"]
@@ -220,3 +220,58 @@ def add(path: Path, state: PairsState, test: GroupTest, result: GroupResult) -> 
 def write(path: Path, state: PairsState) -> None:
     """Replace the file, whole or not at all."""
     safe_files.replace(path, msgspec.json.encode(state))
+
+
+DOCUMENT_SCHEMA: Final = "envcheck/fleet-pairs/1"
+
+
+def lines(diagnosis: Diagnosis) -> Iterator[str]:
+    """Yield the verdict first, then each finding with its evidence, then the nodes to use now."""
+    yield printable(sentence(diagnosis))
+    for blame in diagnosis.blamed:
+        yield printable(f"{blame.kind} {blame.who}: {blame.reason}")
+        yield printable(f"    by: {', '.join(blame.by)}")
+    for kind, rows in (("not isolated", diagnosis.not_isolated), ("undetermined", diagnosis.undetermined)):
+        for row in rows:
+            yield printable(f"{kind}: {_nodes(row)}: {row.reason}")
+            yield printable(f"    by: {', '.join(row.by) or 'no test'}")
+    for note in diagnosis.notes:
+        yield printable(f"note: {note}")
+    yield f"use now: {fold(diagnosis.good) or 'no node'}"
+
+
+def sentence(diagnosis: Diagnosis) -> str:
+    """Return the verdict in one line."""
+    counts = [
+        counted(len(diagnosis.blamed), "fault") if diagnosis.blamed else "",
+        f"{len(diagnosis.not_isolated)} not isolated" if diagnosis.not_isolated else "",
+        f"{counted(len(diagnosis.undetermined), 'question')} open" if diagnosis.undetermined else "",
+    ]
+    word = {0: "PASS", 1: "FAIL", 3: "UNDETERMINED"}[diagnosis.exit_code]
+    return f"{word}: {', '.join(filter(None, counts)) or counted(len(diagnosis.good), 'node') + ' passed in a group'}"
+
+
+def document(diagnosis: Diagnosis, fleet: Fleet, tests: int) -> bytes:
+    """Return the diagnosis as indented JSON with a final newline; `tests` counts repetitions and the roll-call too."""
+    content = {
+        "schema": DOCUMENT_SCHEMA,
+        "at": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+        "mode": fleet.mode,
+        "nodes": fold(fleet.nodes),
+        "tests": tests,
+        "verdict": {
+            "status": {0: "pass", 1: "fail", 3: "error"}[diagnosis.exit_code],
+            "exit_code": diagnosis.exit_code,
+            "sentence": sentence(diagnosis),
+            "good": fold(diagnosis.good),
+            "blame": diagnosis.blamed,
+            "not_isolated": diagnosis.not_isolated,
+            "undetermined": diagnosis.undetermined,
+        },
+        "notes": diagnosis.notes,
+    }
+    return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+
+
+def _nodes(row: UnclearNodes) -> str:
+    return fold(row.nodes) if row.nodes else "no node"

@@ -15,7 +15,7 @@ from msgspec import structs
 from envcheck.errors import ConfigError
 from envcheck.fleet.group import meeting
 from envcheck.fleet.group.meeting import Coordinator, Gathering, GroupMember, LostGroupError, NotFormedError, free_ports
-from envcheck.fleet.group.roll_call import Hello, clock_warning, differences
+from envcheck.fleet.group.membership import Hello, clock_warning, differences
 
 FIRST = Hello(run="7.0", node=0, nodes=3, name="n1", host="localhost", tool="1", plan="a, b", time=0.0)
 NAMES = ("n1", "n2", "n3")

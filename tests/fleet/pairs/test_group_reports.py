@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from envcheck.fleet.pairs.launch import LaunchResult, read_reports, result_of
-from envcheck.fleet.pairs.measured import compared, usual_speed
-from envcheck.fleet.pairs.model import GroupResult, GroupTest
+from envcheck.fleet.pairs.results import GroupResult, GroupTest, compared, usual_speed
 from tests.fleet.node_reports import ENDED, STARTED, failing, node_report
 
 LAUNCHED = LaunchResult(STARTED, ENDED, "")
