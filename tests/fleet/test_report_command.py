@@ -248,7 +248,7 @@ def valid(schema: str, document: Path) -> bool:
 
 
 def test_the_answer_is_of_its_schema(tmp_path: Path) -> None:
-    (tmp_path / "schema").write_text(run("schema", "report").stdout)
+    (tmp_path / "schema").write_text(CliRunner().invoke(cli, ["schema", "fleet"]).stdout)
     result, _ = answer(write(tmp_path / "r", failing(node_report("n1")), node_report("n2")), "--expect", "n[1-3]")
     for name, document in (("right", result), ("wrong", result | {"nodes": {}})):
         (tmp_path / name).write_text(json.dumps(document))
