@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -120,7 +121,9 @@ def main() -> None:
     messages.forget_names()
     with interrupts.raised():
         status = _status()
-    sys.exit(_closed(status))
+    status = _closed(status)
+    gc.freeze()  # Python's end would search all modules for garbage: a fifth of the time of a short command
+    sys.exit(status)
 
 
 def _status() -> int:

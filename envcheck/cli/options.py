@@ -118,7 +118,7 @@ def command_with(
         def run(**values: Any) -> None:
             ctx = click.get_current_context()
             status = body(struct(**values), ctx.find_root().obj)
-            if status is not None:
+            if status:
                 ctx.exit(status)
 
         hints = get_type_hints(struct, include_extras=True)

@@ -12,7 +12,6 @@ import click
 import pytest
 
 from envcheck.cli.commands import demo
-from envcheck.cli.shared import this_node
 from envcheck.errors import NothingLegalError, UnavailableError
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.resolve import Query, resolve
@@ -73,7 +72,7 @@ def test_its_first_step_says_what_resolve_says(
         signals={"host.arch": Signal("x86_64"), "driver.version": Signal(reason="no library", why="failed")}
     )
     monkeypatch.setattr(collect, "identify", lambda: no_gpu)
-    monkeypatch.setattr(this_node, "active_python", lambda: "3.12")
+    monkeypatch.setattr(demo, "active_python", lambda: "3.12")
     answer = demo._resolve(MATRIX, quiet=False)  # noqa: SLF001 (the step, without the build that follows it)
     output = capsys.readouterr().out
     assert click.unstyle(output).startswith("torch2.15.0-cpu-py312: ok")

@@ -4,57 +4,58 @@ from __future__ import annotations
 
 import platform
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import click
 
+from envcheck.cli.commands import build, run
+from envcheck.cli.options import Option, command_with
 from envcheck.cli.report_output.node_files import Output, OutputType
-from envcheck.cli.shared.typed_options import takes
+from envcheck.cli.shared import resolution_text
+from envcheck.cli.shared.this_node import active_python, fill
+from envcheck.cli.sources.best_cell import newest_available, published_here
+from envcheck.data import state_path
+from envcheck.errors import NothingLegalError, UnavailableError
+from envcheck.images import engines
+from envcheck.images.tags import REPOSITORY, full
+from envcheck.images.engines.venv import find_python
+from envcheck.images.spec import load_spec
+from envcheck.matrix.file.load import load
+from envcheck.matrix.resolver.resolve import Query, Resolution, resolve
+from envcheck.mirrors.profiles.load import load as load_profile
+from envcheck.node import collect
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.matrix.facts.model import Cell, Matrix
-    from envcheck.matrix.resolver.resolve import Resolution
 
 
-class DemoOptions(NamedTuple):
+_REPORT: Final = Output(Path("envcheck-report.json"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
     """The options of `envcheck demo`."""
 
-    mirror: str
-    engine: str
-    output: Output
-    dry_run: bool
+    mirror: Annotated[str, Option(metavar="PROFILE", help="none, host, or a profile's YAML file.")] = "host"
+    engine: Annotated[
+        Literal["auto", "docker", "podman", "venv"], Option(help="auto: docker if one answers, else podman, else venv.")
+    ] = "auto"
+    output: Annotated[Output, Option("-o", "--output", type=OutputType(), help="The report.")] = _REPORT
+    dry_run: Annotated[bool, Option(help="Stop at the cell that would be built; its name is the last line.")] = False
 
 
-@click.command(epilog="Example: envcheck demo --engine venv")
-@click.option("--mirror", default="host", show_default=True, help="none, host, or a profile's YAML file.")
-@click.option(
-    "--engine",
-    default="auto",
-    show_default=True,
-    type=click.Choice(["auto", "docker", "podman", "venv"]),
-    help="auto: docker if one answers, else podman, else venv.",
-)
-@click.option(
-    "-o", "--output", default="envcheck-report.json", show_default=True, type=OutputType(), help="The report."
-)
-@click.option("--dry-run", is_flag=True, help="Stop at the cell that would be built; its name is the last line.")
-@click.pass_context
-@takes(DemoOptions)
-def command(options: DemoOptions, ctx: click.Context) -> None:
+@command_with(DemoOptions, epilog="Example: envcheck demo --engine venv")
+def command(options: DemoOptions, settings: Settings) -> None:
     """Resolve for this machine, build the best published cell, validate it.
 
     With a container engine that is an image, otherwise a virtual environment.
     Exit as `envcheck run`: 0 proven, 1 a check failed, 3 not everything could be checked.
     """
-    from envcheck.cli.commands import build, run
-    from envcheck.cli.sources.best_cell import newest_available
-    from envcheck.images import engines
-    from envcheck.matrix.file.load import load
-    from envcheck.mirrors.profiles.load import load as load_profile
-
-    settings: Settings = ctx.obj
-    run.leave_to_the_first(quiet=ctx.obj.quiet)
+    ctx = click.get_current_context()
+    run.leave_to_the_first(quiet=settings.quiet)
     engine = engines.find(options.engine)
     _step(1, "resolve: what can run on this machine?")
     matrix = load(settings.matrix)
@@ -74,8 +75,6 @@ def command(options: DemoOptions, ctx: click.Context) -> None:
     output = options.output
     page = output if output.directory else Output(output.path.with_suffix(".html"))
     if engine == "venv":
-        from envcheck.data import state_path
-
         ctx.invoke(run.command, python=str(state_path("venvs", str(cell))), output=output, html=page)
     else:
         ctx.invoke(run.command, image=_image(matrix, cell, engine), output=output, html=page)
@@ -88,12 +87,7 @@ def _step(number: int, title: str) -> None:
 
 def _resolve(matrix: Matrix, *, quiet: bool) -> Resolution:
     """Print what `envcheck resolve` would, and return the answer for any Python: the image brings its own."""
-    from envcheck.cli.shared import resolution_text
-    from envcheck.cli.shared.this_node import active_python, fill
-    from envcheck.matrix.resolver.resolve import Query, resolve
-    from envcheck.node.collect import identify
-
-    node = fill(matrix, Query(), identify(), active_python())
+    node = fill(matrix, Query(), collect.identify(), active_python())
     resolution_text.show(resolve(matrix, node.query, read_here=node.read, notes=node.notes), quiet=quiet)
     return resolve(matrix, node.query.replace(python=None), notes=node.notes)
 
@@ -103,10 +97,6 @@ def choose(matrix: Matrix, answer: Resolution, engine: str) -> list[Cell]:
 
     Of one torch and variant, the Python of this machine's release comes first.
     """
-    from envcheck.cli.sources.best_cell import published_here
-    from envcheck.errors import NothingLegalError, UnavailableError
-    from envcheck.images.spec import load_spec
-
     cells = published_here(matrix, [answer])
     if not cells:
         message = "no published cell is legal on this machine"
@@ -141,9 +131,6 @@ def _own_suite() -> str | None:
 
 
 def _has_python(version: str) -> bool:
-    from envcheck.errors import UnavailableError
-    from envcheck.images.engines.venv import find_python
-
     try:
         find_python(version)
     except UnavailableError:
@@ -152,8 +139,4 @@ def _has_python(version: str) -> bool:
 
 
 def _image(matrix: Matrix, cell: Cell, engine: str) -> str:
-    from envcheck.images.engines import local_name
-    from envcheck.images.spec import load_spec
-    from envcheck.images.tags import REPOSITORY, full
-
-    return local_name(engine, full(REPOSITORY, load_spec(matrix, cell)))
+    return engines.local_name(engine, full(REPOSITORY, load_spec(matrix, cell)))

@@ -162,10 +162,8 @@ def _with_extensions(
 
 
 def _with_commands(matrix: Matrix, answer: ExtensionResolution) -> ExtensionResolution:
-    from envcheck.cli.shared.extension_text import commands
-
     codes = sorted({device.cc for device in requested_devices(Facts(matrix), answer.query)})
-    return msgspec.structs.replace(answer, commands=commands(answer, codes))
+    return msgspec.structs.replace(answer, commands=resolution_text.commands(answer, codes))
 
 
 def _from_here(matrix: Matrix, query: Query, *, from_node: bool | None) -> tuple[Query, dict[str, str], list[str]]:

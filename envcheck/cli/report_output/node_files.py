@@ -54,6 +54,11 @@ class OutputType(click.ParamType[Output]):
         path = Path(value)
         return Output(path, str(value).endswith("/") or path.is_dir())
 
+    @staticmethod
+    def written(output: Output | None) -> str | None:
+        """Return an output as people type it."""
+        return None if output is None else f"{output.path}{'/' * output.directory}"
+
 
 class Node(NamedTuple):
     """This node, as file names call it, and whether other nodes write beside it."""
