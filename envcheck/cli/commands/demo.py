@@ -19,9 +19,9 @@ from envcheck.cli.sources.best_cell import newest_available, published_here
 from envcheck.data import state_path
 from envcheck.errors import NothingLegalError, UnavailableError
 from envcheck.images import engines
-from envcheck.images.tags import REPOSITORY, full
 from envcheck.images.engines.venv import find_python
 from envcheck.images.spec import load_spec
+from envcheck.images.tags import REPOSITORY, full
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.resolve import Query, Resolution, resolve
 from envcheck.mirrors.profiles.load import load as load_profile
