@@ -23,6 +23,6 @@ def test_a_gpu_machine_passes_on_its_gpus(tmp_path: Path) -> None:
     completed = subprocess.run([*command, "--output", str(output)], capture_output=True, text=True, check=False)
     report = {row["id"]: row for row in json.loads(output.read_text())["outcomes"]}
     assert completed.returncode == 0, completed.stdout
-    for check in ("matmul", "amp", "driver-cuda", "gpu-visible", "arch-list"):
+    for check in ("kernels", "amp", "driver-cuda", "gpu-visible", "arch-list"):
         assert report[check]["status"] == "pass", report[check]
-    assert all(rank["is_cuda"] for rank in report["matmul"]["ranks"])
+    assert all(rank["is_cuda"] for rank in report["kernels"]["ranks"])

@@ -508,5 +508,5 @@ def test_a_foreign_environment_passes_its_quick_level_and_nothing_is_installed_i
     report = json.loads(done.stdout)
     assert report["mode"] == "cpu"
     statuses = {o["id"]: o["status"] for o in report["outcomes"]}
-    assert statuses["matmul"] == statuses["shared-libraries"] == statuses["requirements"] == "pass"
+    assert statuses["kernels"] == statuses["shared-libraries"] == statuses["requirements"] == "pass"
     assert sorted(torch_python.parents[1].rglob("*")) == before

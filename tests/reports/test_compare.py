@@ -285,7 +285,7 @@ def test_the_examples_differ_in_what_is_said_of_them() -> None:
     assert actual.exit_code == 1
 
 
-@pytest.mark.parametrize("check", ["installed-files", "operators", "torchrun", "name-resolution"])
+@pytest.mark.parametrize("check", ["installed-files", "kernels", "torchrun", "name-resolution"])
 def test_how_long_a_check_took_is_no_speed(report: MakeReport, check: str) -> None:
     rows = [row(check, "pass", ranks=[{"rank": 0, "seconds": s, "lookups": {"a": {"seconds": s}}}]) for s in (1.0, 9.0)]
     assert compare(report(rows[0]), report(rows[1])).changes == []

@@ -161,7 +161,7 @@ def test_the_slow_one_of_two_gpus_is_named(torch_python: Path, tmp_path: Path) -
 
 @pytest.mark.torch
 def test_one_gpu_without_bfloat16_and_fp8_is_judged_by_what_it_has(torch_python: Path, tmp_path: Path) -> None:
-    passing = ("matmul", "attention", "convolution", "gemm-throughput", "amp")
+    passing = ("kernels", "gemm-throughput", "amp")
     only = [option for check in (*passing, "fp8-training", "all-reduce") for option in ("--only", check)]
     actual = run(torch_python, tmp_path / "report.json", 1, *only, cc="7.0", name="Tesla V100-SXM2-16GB", cuda="12.6")
     assert {check: actual[check]["status"] for check in passing} == dict.fromkeys(passing, "pass")
@@ -178,5 +178,5 @@ def test_cuda_visible_devices_by_uuid_leaves_that_gpu(
 ) -> None:
     second = pair["environment"]["devices"][1]["uuid"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", second)
-    actual = run(torch_python, tmp_path / "report.json", 2, "--only", "matmul")
-    assert [rank["device"] for rank in actual["matmul"]["ranks"]] == [second]
+    actual = run(torch_python, tmp_path / "report.json", 2, "--only", "kernels")
+    assert [rank["device"] for rank in actual["kernels"]["ranks"]] == [second]

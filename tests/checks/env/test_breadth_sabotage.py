@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.checks.env import torch_faults
-from tests.checks.env.torch_faults import Fault, around, rate, replaced
+from tests.checks.env.torch_faults import Fault, around, replaced
 
 _DIST = "import torch.distributed as dist\nhonest = dist.{name}\n"
 _LATER = """
@@ -39,21 +39,6 @@ def lying(made, *a, **k):
     return work
 dist.{name} = lying
 """
-_LOADER = """
-import torch.utils.data as d
-honest = d.DataLoader.__iter__
-def lying(self):
-    return iter(list(honest(self))[:-1]) if {when} else honest(self)
-d.DataLoader.__iter__ = lying
-"""
-_OPTIONS = """
-schedule = torch.optim.lr_scheduler.{name}
-honest = schedule.__init__
-def lying(self, *a, **k):
-    k.update({options})
-    honest(self, *a, **k)
-schedule.__init__ = lying
-"""
 
 
 def _later(name: str) -> Fault:
@@ -67,18 +52,6 @@ def _in_group(name: str) -> Fault:
 
 def _when(name: str, when: str, message: str, then: str = "made.mul_(2)") -> Fault:
     return Fault("collectives", (_DIST + _WHEN).format(name=name, when=when, then=then), message)
-
-
-def _schedule(name: str, options: str, message: str) -> Fault:
-    return Fault("optimizers", _OPTIONS.format(name=name, options=options), message)
-
-
-def _loader(when: str, message: str) -> Fault:
-    return Fault("samplers", _LOADER.format(when=when), message)
-
-
-def _dataset(patch: str, message: str) -> Fault:
-    return Fault("samplers", f"import torch.utils.data as d\n{patch}", message)
 
 
 FAULTS = {
@@ -132,72 +105,6 @@ FAULTS = {
         "who that was",
         given="into, src=None, *a, **k",
         before="import torch.distributed as dist",
-    ),
-    "fused-float32": rate("_fused_adam", "p[0].dtype == torch.float32", "Adam in float32, fused"),
-    "foreach-float32": rate("_multi_tensor_adam", "p[0].dtype == torch.float32", "Adam in float32, foreach"),
-    "adam-large": rate("_single_tensor_adam", "p[0].numel() > 1000", "Adam of a large tensor"),
-    "muon-twice": around(
-        "optimizers",
-        "torch.optim.Muon.step",
-        "[group.update(lr=0.04) for group in self.param_groups]; return honest(self, closure)",
-        "Muon, as it comes",
-        given="self, closure=None",
-    ),
-    "decay-without-gradient": around(
-        "optimizers",
-        "torch.optim.AdamW.step",
-        "done = honest(self, closure)\n"
-        "[p.data.mul_(0.9) for g in self.param_groups for p in g['params'] if p.grad is None]\n"
-        "return done",
-        "moves a parameter without a gradient",
-        given="self, closure=None",
-    ),
-    "schedule-forgets": Fault(
-        "optimizers",
-        "torch.optim.lr_scheduler.LRScheduler.load_state_dict = lambda self, state: None",
-        "schedule MultiStepLR",
-    ),
-    "one-cycle-is-cosine": _schedule("OneCycleLR", "anneal_strategy='cos'", "OneCycleLR, linear"),
-    "momentum-stays": _schedule("OneCycleLR", "cycle_momentum=False", "momentum of OneCycleLR"),
-    "plateau-without-pause": _schedule("ReduceLROnPlateau", "cooldown=0", "ReduceLROnPlateau, max"),
-    "statistics-stay": Fault(
-        "optimizers",
-        "import torch.optim.swa_utils\ntorch.optim.swa_utils.update_bn = lambda *a, **k: None",
-        "statistics of averaged weights",
-    ),
-    "norm-in-two": Fault(
-        "optimizers", "torch.nn.utils.clip_grads_with_norm_ = lambda *a, **k: None", "clipped by norm"
-    ),
-    "stream-short": _loader("isinstance(self.dataset, d.IterableDataset) and not self.num_workers", "IterableDataset"),
-    "third-epoch-short": _loader(
-        "self.__dict__.__setitem__('n', self.__dict__.get('n', 0) + 1) or self.__dict__['n'] > 2", "epoch 2"
-    ),
-    "any-order-short": _loader("not getattr(self, 'in_order', True)", "loader, in any order"),
-    "collate-ignored": _dataset(
-        "honest = d.DataLoader.__init__\n"
-        "def lying(self, *a, **k):\n    k.pop('collate_fn', None); honest(self, *a, **k)\n"
-        "d.DataLoader.__init__ = lying",
-        "collate_fn and worker_init_fn",
-    ),
-    "subset-of-several": _dataset(
-        "d.Subset.__getitems__ = lambda self, places: [self.dataset[self.indices[0]] for _ in places]",
-        "several at once",
-    ),
-    "rows-stay": _dataset(
-        "d.TensorDataset.__getitem__ = lambda self, place: tuple(one[0] for one in self.tensors)", "TensorDataset"
-    ),
-    "exception-swallowed": _dataset(
-        "from torch.utils.data._utils import fetch\n"
-        "def lying(self, places):\n"
-        "    return self.collate_fn([self.dataset[p] for p in places if p != 13])\n"
-        "honest = fetch._MapDatasetFetcher.fetch\n"
-        "fetch._MapDatasetFetcher.fetch = lambda self, p: lying(self, p) if isinstance(p, list) else honest(self, p)",
-        "a worker's exception is raised",
-    ),
-    "replaced-by-permutations": _dataset(
-        "honest = d.RandomSampler.__init__\n"
-        "d.RandomSampler.__init__ = lambda self, data, replacement=False, **k: honest(self, data, False, **k)",
-        "RandomSampler with replacement",
     ),
 }
 

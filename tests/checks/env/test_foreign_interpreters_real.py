@@ -12,8 +12,8 @@ import pytest
 
 FOREIGN = [Path(python) for python in os.environ.get("ENVCHECK_TEST_FOREIGN", "").split(":") if python]
 IDS = (
-    *("amp", "checkpoint", "collectives", "compiled", "ddp", "fsdp", "installed-files", "matmul", "operators"),
-    *("optimizers", "requirements", "shared-libraries", "torchrun", "trainer"),
+    *("amp", "checkpoint", "collectives", "compiled", "ddp", "fsdp", "installed-files", "kernels"),
+    *("requirements", "shared-libraries", "torchrun", "trainer"),
 )
 
 

@@ -15,8 +15,8 @@ import pytest
 from envcheck.runner.planning import discover
 
 Outcomes = Callable[[str], dict[str, Any]]
-QUICK = ("matmul", "amp", "ddp", "all-reduce", "all-reduce-bandwidth", "shm")
-STANDARD = ("collectives", "checkpoint", "dataloader", "convolution", "attention")
+QUICK = ("kernels", "amp", "ddp", "all-reduce", "all-reduce-bandwidth", "shm")
+STANDARD = ("collectives", "checkpoint", "dataloader")
 TRAIN = ("trainer",)
 FULL = ("fingerprint", "compiled", "fsdp", "straggler")
 SPEEDS = ("all-reduce-bandwidth", "collective-bandwidth")

@@ -10,7 +10,7 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, WARN, View
 from envcheck.checks.collectives import timed_collectives
-from envcheck.checks.env import all_reduce, all_reduce_bandwidth, amp, ddp, matmul, shm
+from envcheck.checks.env import all_reduce, all_reduce_bandwidth, amp, ddp, shm
 from envcheck.reports.phrases import quantity
 from tests.builders import Entry, group, put
 from tests.checks.env import test_amp, test_ddp
@@ -25,7 +25,6 @@ def curve(busbw: float, world: int) -> list[Entry]:
 
 
 MEASURED: dict[Any, Callable[[int], Entry]] = {
-    matmul: lambda _: {"errors": {"float32": 1e-7, "float16": 3e-4, "bfloat16": 2e-3, "tf32": 4e-4}},
     amp: lambda _: {"seed": 5, "cases": test_amp.cases()},
     ddp: lambda _: test_ddp.honest(),
     all_reduce: lambda _: {"results": {dtype: {"wrong": 0} for dtype in all_reduce.EXACT_UP_TO}},
@@ -35,33 +34,6 @@ MEASURED: dict[Any, Callable[[int], Entry]] = {
 
 def entries(check: Any, world: int = 8, *, gpu: bool = True) -> list[Entry]:
     return group(MEASURED[check](world), world, gpu=gpu, capability=[9, 0] if gpu else [])
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "tf32", "float8"])
-@pytest.mark.parametrize(("off", "status"), [(1.0, PASS), (1.001, FAIL), (-1e-9, FAIL), (NAN, FAIL), (None, FAIL)])
-def test_a_product_may_be_off_by_its_bound_and_no_more(h100: View, dtype: str, off: float | None, status: str) -> None:
-    ranks = entries(matmul)
-    ranks[6]["errors"][dtype] = off and off * matmul.bound(dtype)
-    outcome = matmul.judge(h100, ranks)
-    assert outcome.status == status
-    if status == FAIL:
-        assert f"rank 6 on GPU-6: the {dtype} product" in outcome.summary
-
-
-def test_tf32_in_place_of_fp32_fails_and_a_missing_dtype_is_an_error(h100: View) -> None:
-    ranks = entries(matmul)
-    ranks[0]["errors"]["float32"] = ranks[0]["errors"]["tf32"]
-    assert matmul.judge(h100, ranks).status == FAIL
-    del ranks[0]["errors"]["float32"]
-    assert matmul.judge(h100, ranks).status == ERROR
-
-
-def test_a_volta_owes_no_bfloat16(h100: View) -> None:
-    ranks = entries(matmul)
-    for entry in ranks:
-        entry["capability"] = [7, 0]
-        del entry["errors"]["bfloat16"]
-    assert matmul.judge(h100, ranks).status == PASS
 
 
 def test_one_flipped_bit_is_named_by_rank_index_and_bit(h100: View) -> None:

@@ -10,18 +10,13 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
-from envcheck.checks.env import attention, convolution, fingerprint, fsdp, straggler
+from envcheck.checks.env import fingerprint, fsdp, straggler
 from tests.builders import Entry, group
 
 Node = Callable[..., View]
 NAN = float("nan")
 DTYPES = ("float32", "float16", "bfloat16")
 MEASURED: dict[Any, Callable[[], Entry]] = {
-    convolution: lambda: {"cudnn": True, "errors": {dtype: dict.fromkeys(convolution.PARTS, 1e-5) for dtype in DTYPES}},
-    attention: lambda: {
-        "errors": {f"{kernel} {dtype}": 1e-5 for kernel in ("default", "math", "flash") for dtype in DTYPES},
-        "lacking": {"cudnn float32": "No available kernel"},
-    },
     fingerprint: lambda: {
         "model": "X",
         "repeats": 3,
@@ -51,58 +46,6 @@ def shares() -> Entry:
 def entries(check: Any, world: int = 8, *, gpu: bool = True) -> list[Entry]:
     held = {"total": 10 * world} if check is fsdp else {}
     return group({**MEASURED[check](), **held}, world, gpu=gpu, capability=[9, 0] if gpu else [])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("part", convolution.PARTS)
-@pytest.mark.parametrize(("off", "status"), [(1.0, PASS), (1.001, FAIL), (NAN, FAIL), (None, FAIL)])
-def test_a_convolution_may_be_off_by_its_bound(h100: View, dtype: str, part: str, off: Any, status: str) -> None:
-    ranks = entries(convolution)
-    ranks[6]["errors"][dtype][part] = off and off * convolution.limit(dtype).value
-    outcome = convolution.judge(h100, ranks)
-    assert outcome.status == status
-    if status == FAIL:
-        assert f"rank 6 on GPU-6: the {part} of a {dtype} convolution" in outcome.summary
-
-
-def test_a_convolution_that_was_not_made_or_not_by_cudnn_is_no_pass(h100: View) -> None:
-    ranks = entries(convolution)
-    del ranks[2]["errors"]["bfloat16"]["weight gradient"]
-    assert convolution.judge(h100, ranks).status == ERROR
-    ranks[0]["cudnn"] = False
-    assert convolution.judge(h100, ranks).status == FAIL
-
-
-@pytest.mark.parametrize("kernel", ["math float32", "flash bfloat16", "flash float16"])
-@pytest.mark.parametrize(("off", "status"), [(1.0, PASS), (1.001, FAIL), (NAN, FAIL), (None, FAIL)])
-def test_attention_may_be_off_by_its_bound(h100: View, kernel: str, off: float | None, status: str) -> None:
-    ranks = entries(attention)
-    ranks[1]["errors"][kernel] = off and off * attention.limit(kernel.split()[1]).value
-    outcome = attention.judge(h100, ranks)
-    assert outcome.status == status
-    if status == FAIL:
-        assert f"rank 1 on GPU-1: {kernel} attention" in outcome.summary
-
-
-def test_an_absent_kernel_is_named_and_an_absent_math_backend_is_no_pass(h100: View) -> None:
-    ranks = entries(attention)
-    assert "not here: memory-efficient, cudnn" in attention.judge(h100, ranks).summary
-    del ranks[3]["errors"]["math float16"]
-    assert attention.judge(h100, ranks).status == ERROR
-
-
-def test_a_kernel_that_crashes_is_a_failure_that_quotes_it(h100: View) -> None:
-    ranks = entries(attention)
-    ranks[2]["raised"] = {"flash float16, causal": "RuntimeError: CUDA error: an illegal memory access was encountered"}
-    outcome = attention.judge(h100, ranks)
-    assert outcome.status == FAIL
-    assert "rank 2 on GPU-2: flash float16, causal attention: RuntimeError: CUDA error" in outcome.summary
-
-
-def test_a_torch_that_cannot_choose_a_backend_is_a_skip(h100: View) -> None:
-    ranks = [{**entry, "unsupported": "torch 2.2 cannot"} for entry in entries(attention)]
-    outcome = attention.judge(h100, ranks)
-    assert (outcome.status, outcome.summary) == (SKIP, "torch 2.2 cannot")
 
 
 def test_bits_that_differ_once_or_always_name_their_gpu(h100: View) -> None:

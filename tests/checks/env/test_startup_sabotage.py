@@ -46,7 +46,7 @@ float erff(float x) { float (*real)(float) = dlsym(RTLD_NEXT, "erff"); return re
 
 
 def _outcomes(python: Path, tmp_path: Path, **environment: str) -> tuple[int, dict[str, Any]]:
-    words = ["--only", "operators", "--only", "environment-variables", "--only", "installed-files"]
+    words = ["--only", "kernels", "--only", "environment-variables", "--only", "installed-files"]
     argv = [sys.executable, "-m", "envcheck", "run", "--python", str(python), *words, "--output", "report.json"]
     completed = subprocess.run(argv, cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, check=False)
     report = json.loads((tmp_path / "report.json").read_text())
@@ -63,8 +63,8 @@ def test_a_startup_file_that_changes_torch_fails_by_what_torch_computes(
     (tmp_path / "start/sitecustomize.py").write_text(STARTUP.replace("CHANGE", CHANGES[change]))
     code, rows = _outcomes(torch_python, tmp_path, PYTHONPATH=str(tmp_path / "start"))
     assert code == 1
-    assert rows["operators"]["status"] == "fail"
-    assert "linear" in rows["operators"]["summary"]
+    assert rows["kernels"]["status"] == "fail"
+    assert "linear" in rows["kernels"]["summary"]
     for warned in ("environment-variables", "installed-files"):
         assert (rows[warned]["status"], "sitecustomize.py" in rows[warned]["summary"]) == ("warn", True)
 
@@ -78,5 +78,5 @@ def test_a_preloaded_library_that_changes_numbers_fails(torch_python: Path, tmp_
     words = ["cc", "-shared", "-fPIC", "-fno-builtin", "-o", str(library), str(tmp_path / "wrong.c"), "-ldl"]
     subprocess.run(words, check=True)
     code, rows = _outcomes(torch_python, tmp_path, LD_PRELOAD=str(library))
-    assert (code, rows["operators"]["status"]) == (1, "fail")
+    assert (code, rows["kernels"]["status"]) == (1, "fail")
     assert str(library) in rows["environment-variables"]["summary"]

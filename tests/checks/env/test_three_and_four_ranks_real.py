@@ -15,7 +15,7 @@ from envcheck.runner.planning import discover
 
 OF_RANKS = [f.id for f in discover() if f.kind == "env" and f.check.ranks == 0 and not f.check.gpus]
 # Tried with two ranks: each rank works by itself.
-ALONE = ("amp", "attention", "convolution", "fp8-training", "memory-patterns", "operators", "operators-in-breadth")
+ALONE = ("amp", "fp8-training", "kernels", "memory-patterns")
 # More ranks than cores: what is timed may come to any verdict.
 TIMED = ("straggler",)
 # Where a share that does not divide evenly, or a third one's, can be lost.

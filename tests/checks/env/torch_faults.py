@@ -33,15 +33,6 @@ def around(check: str, name: str, body: str, message: str, given: str = "*a, **k
     return Fault(check, f"{before}\nhonest = {name}\n{lying}", message)
 
 
-def rate(function: str, when: str, message: str) -> Fault:
-    """Return the fault of an optimizer's function whose rate is a tenth too large at times."""
-    module = function.rsplit("_", 1)[1]
-    body = f"if p and {when}: k['lr'] = k['lr'] * 1.1\nreturn honest(p, *a, **k)"
-    return around(
-        "optimizers", f"module.{function}", body, message, "p, *a, **k", f"from torch.optim import {module} as module"
-    )
-
-
 SITE = '''"""A fault that tests put in."""
 
 from envcheck.checks.env import {module} as sound

@@ -120,17 +120,6 @@ def after_into(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
     setattr(owner, name, lying)
 
 
-@lie("attention", rank=1)
-def attention_sees_the_future(torch: Any, _check: Any) -> None:
-    # A kernel that forgets the causal mask.
-    honest = torch.nn.functional.scaled_dot_product_attention
-
-    def lying(*tensors: Any, is_causal: bool, **options: Any) -> Any:  # noqa: ARG001 (what is forgotten)
-        return honest(*tensors, **options)
-
-    torch.nn.functional.scaled_dot_product_attention = lying
-
-
 @lie("collective_bandwidth", rank=1)
 def bandwidth_elsewhere(_torch: Any, check: Any) -> None:
     # Rank 1 says that its tensors were on a GPU, which it does not have.
@@ -183,17 +172,6 @@ def chunks_swapped(torch: Any, _check: Any) -> None:
 def compiles_nothing(torch: Any, _check: Any) -> None:
     # A torch.compile that hands the model back as it is.
     torch.compile = lambda model, **_options: model
-
-
-@lie("convolution", rank=1)
-def convolution_shifts(torch: Any, _check: Any) -> None:
-    # One element of what rank 1's convolution gives back is another one's.
-
-    def shift(output: Any) -> None:
-        if output.dtype == torch.float32:
-            output.data[0, 0, 0, 1] = output.data[0, 0, 0, 0] + 1
-
-    after(torch.nn.functional, "conv2d", shift)
 
 
 @lie("fingerprint", rank=1)
@@ -267,17 +245,6 @@ def fp8_in_name_only(_torch: Any, check: Any) -> None:
         return vars(check)["_plain"]
 
     vars(check)["_linear"] = in_name_only
-
-
-@lie("matmul", rank=1)
-def fp8_product_loses_a_scale(_torch: Any, check: Any) -> None:
-    # Rank 1's FP8 product is made of the right numbers, and one of its scales is off by an eighth.
-    honest = check.fp8_products.multiply
-
-    def careless(torch: Any, left: Any, left_scale: Any, right: Any, right_scale: Any) -> Any:
-        return honest(torch, left, left_scale * 1.125, right, right_scale)
-
-    check.fp8_products.multiply = careless
 
 
 @lie("fp8_training", rank=1)
@@ -371,28 +338,6 @@ def nan_gradient(torch: Any, check: Any) -> None:
         return wrap(rank, module, **options)
 
     check.model_replicas.wrap = spoiled
-
-
-def spoil_product(torch: Any, number: float) -> None:
-    """Add a number to one element of each fp32 product."""
-
-    def spoil(product: Any) -> None:
-        if product.dtype == torch.float32:
-            product[0, 4] += number
-
-    after(torch.Tensor, "__matmul__", spoil)
-
-
-@lie("matmul", rank=1)
-def nan_product(torch: Any, _check: Any) -> None:
-    # A product with a NaN in it.
-    spoil_product(torch, math.nan)
-
-
-@lie("matmul", rank=1)
-def wrong_product(torch: Any, _check: Any) -> None:
-    # One element of one product is off by one on one rank.
-    spoil_product(torch, 1)
 
 
 @lie("ddp")

@@ -235,7 +235,7 @@ def test_a_label_does_not_make_another_torch_of_an_image(cell: str, torch: str, 
 
 
 def test_by_default_the_checks_of_today_make_a_level() -> None:
-    assert set(publishing.catalogue()) >= {"matmul", "all-reduce"}
+    assert set(publishing.catalogue()) >= {"kernels", "all-reduce"}
     with pytest.raises(UnprovableError, match="proves no level"):
         publishing.state(proofs.packed(), proofs.IMAGE)
     report = proofs.whole(proofs.report())

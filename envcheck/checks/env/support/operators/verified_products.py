@@ -12,10 +12,11 @@ from __future__ import annotations
 import array
 import math
 from collections.abc import Callable
+from operator import mul
 from typing import Any
 
 from envcheck.checks.collectives import exact_numbers
-from envcheck.checks.env.support.operators import products_reference, seeded_numbers
+from envcheck.checks.env.support.operators import seeded_numbers
 
 # Rows and columns of the corner that plain Python computes; elements of a sum.
 CORNER, SUM = 16, 64
@@ -85,13 +86,20 @@ def worst(errors: list[float]) -> float:
 def error(torch: Any, left: Any, lines: Any, product: Any) -> float:
     """Return how far a product is off: its corner, and its sums, each relative to the size of what is compared."""
     rows, columns = (seeded_numbers.read(side[:CORNER].float()) for side in (left, lines))
-    corner = products_reference.linear(rows, columns, None, left.shape[1])
+    corner = _product(rows, columns, left.shape[1])
     return worst(
         [
             seeded_numbers.apart(seeded_numbers.read(product[:CORNER, :CORNER]), corner),
             _sums(torch, left, lines, product),
         ]
     )
+
+
+def _product(left: list[float], lines: list[float], inner: int) -> list[float]:
+    """Return left (rows x inner) times the transpose of `lines` (columns x inner), in plain Python."""
+    columns = [lines[start : start + inner] for start in range(0, len(lines), inner)]
+    rows = (left[start : start + inner] for start in range(0, len(left), inner))
+    return [sum(map(mul, row, column)) for row in rows for column in columns]
 
 
 def _sums(torch: Any, left: Any, lines: Any, product: Any) -> float:

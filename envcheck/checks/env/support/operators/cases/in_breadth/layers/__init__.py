@@ -1,1 +1,0 @@
-"""Layers with options: convolutions, pooling, attention and transformers."""

@@ -1,1 +1,0 @@
-"""What torch promises and no formula of one operator shows: random numbers, conversions, files, forms, modes."""

@@ -1,1 +1,0 @@
-"""Optimizers, schedules and clipping, by their documented formulas."""

@@ -1,1 +1,0 @@
-"""References and cases of the training checks, in plain Python."""
