@@ -8,7 +8,6 @@ import pytest
 
 from envcheck import data
 from envcheck.errors import ConfigError
-from envcheck.mirrors.probe import cache as probe_cache
 from envcheck.mirrors.profiles import user_choice
 
 
@@ -26,7 +25,6 @@ def test_a_base_directory_that_is_relative_is_ignored(tmp_path: Path, monkeypatc
     for variable in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
         monkeypatch.setenv(variable, "relative")
     assert user_choice.path() == tmp_path / ".config/envcheck/mirror"
-    assert probe_cache.directory() == tmp_path / ".cache/envcheck/probe"
 
 
 def test_an_installed_package_uses_its_copies_and_leaves_them_alone(

@@ -27,7 +27,7 @@ from envcheck.matrix.file.canonical import dump
 from envcheck.matrix.file.lint import lint
 from envcheck.matrix.file.load import load, loads
 from envcheck.mirrors.index.extension_wheels import read_newer_releases
-from envcheck.mirrors.index.file_names import parse_file_name
+from envcheck.mirrors.index.simple_api import parse_file_name
 from envcheck.mirrors.index.torch_wheels import read_torch_wheels
 from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.mirrors.profiles.model import Profile

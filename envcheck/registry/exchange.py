@@ -17,9 +17,8 @@ from urllib.parse import urljoin
 
 import msgspec
 
-from envcheck.mirrors.fetch.plan.range_responses import retry_after, wait_phrase
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.net.network_errors import NetworkError, SlowError, UntrustedError
+from envcheck.mirrors.net.network_errors import NetworkError, SlowError, UntrustedError, retry_after, wait_phrase
 from envcheck.mirrors.net.responses import HttpResponse
 from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.net.waits import NETWORK_WAITS

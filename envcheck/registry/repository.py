@@ -301,7 +301,7 @@ class Repository:
         encoded = answer.headers.get("Content-Encoding", "identity") != "identity"
         if stated.isdigit() and not encoded and int(stated) != bytes_left:
             raise self._lie(descriptor, f"{stated} bytes instead of {bytes_left}")
-        for part in answer.decoded_chunks(_BLOCK):
+        for part in answer.chunks(_BLOCK, decode=True):
             bytes_left -= len(part)
             if bytes_left < 0:
                 raise self._lie(descriptor, f"more than {descriptor.size} bytes")

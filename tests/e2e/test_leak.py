@@ -138,7 +138,7 @@ def test_clients_with_the_profiles_environment_ask_the_mirror_alone(closed: Clos
     envcheck = f"{sys.executable} -m envcheck"
     # A distribution's pip asks for no newer version of itself unless it is told to.
     ask = "export UV_NO_CONFIG=1 PIP_DISABLE_PIP_VERSION_CHECK=0"
-    script = f'eval "$({envcheck} mirror env {closed.home}/site.yaml)" && {ask} && "$@"'
+    script = f'eval "$({envcheck} mirror show {closed.home}/site.yaml --format env)" && {ask} && "$@"'
     uv = Path(sys.executable).with_name("uv")
     for command in (
         (sys.executable, "-m", "pip", "install", "--no-cache-dir"),

@@ -7,10 +7,8 @@ import pytest
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images.known_wheels import named
 from envcheck.images.lockfile import Pin, parse_lock, parse_requirements
-from envcheck.mirrors.index.file_names import parse_file_name
 from envcheck.mirrors.index.locate import LockedPackage, match_files
-from envcheck.mirrors.index.simple_api import IndexFile
-from envcheck.mirrors.probe.file_matches import WantedPackage, candidates
+from envcheck.mirrors.index.simple_api import IndexFile, parse_file_name
 
 A = "a" * 64
 PIN = Pin(name="torch", version="1.0", sha256=[A])
@@ -53,13 +51,6 @@ def test_a_page_of_such_names_is_read_in_seconds() -> None:
     page = [IndexFile(BOMB, f"http://t/{number}", A if number % 2 else None) for number in range(50_000)]
     with pytest.raises(UnavailableError, match="no file on its page"):
         match_files(LockedPackage("torch", (A,), version="1.0"), [page])
-
-
-def test_a_probe_reads_them_too() -> None:
-    package = WantedPackage("torch", "1.0", (A,))
-    for name in (BOMB, f"torch-{DIGITS}-py3-none-any.whl"):
-        actual = candidates(package, [[IndexFile(name, "http://t/x", None)]], [], {})
-        assert [option.status.listed for options in actual for option in options] == ["absent"]
 
 
 def test_a_lock_s_version_of_many_digits_is_one_line() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.mirrors.net import client, stall
+from envcheck.mirrors.net import client, connections
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.credentials import BearerToken
 from envcheck.mirrors.net.network_errors import NetworkError
@@ -70,7 +70,7 @@ def test_the_login_of_a_request_follows_no_redirect(servers: Servers) -> None:
 
 def test_a_server_has_longer_to_answer_the_more_it_received(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     """It hashes or copies a large body before it answers; to a small one it has the usual time."""
-    monkeypatch.setattr(stall, "SECONDS", 0.3)
+    monkeypatch.setattr(connections, "SECONDS", 0.3)
     monkeypatch.setattr(client, "_DIGESTED", len(BODY) / 20)
 
     def answer(_: Request) -> Answer:

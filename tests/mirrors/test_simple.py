@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.index.locate import LocatedFile, LockedPackage, locate, match_files
+from envcheck.mirrors.index.locate import LocatedFile, LockedPackage, Page, locate, match_files
 from envcheck.mirrors.index.simple_api import IndexFile, page_url, parse_page
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError
@@ -73,9 +73,9 @@ def linux(name: str) -> str:
 
 def test_a_file_is_known_by_its_hash_and_has_every_place_that_names_it() -> None:
     """A page without hashes has it by its name: which bytes it has there, their hash says when they are here."""
-    pages: list[list[IndexFile] | str] = [
+    pages: list[Page] = [
         [IndexFile(W, "https://one.example/t.whl", A), IndexFile("other-1.0.tar.gz", "https://one.example/o", B)],
-        "two.example does not answer",
+        NetworkError("two.example does not answer"),
         [IndexFile(W, "https://three.example/t.whl", A, 5), IndexFile("torch-2.8.0.tar.gz", "https://three.example/x")],
         [IndexFile(W, "https://four.example/t.whl")],
     ]
@@ -110,11 +110,13 @@ def test_a_wheel_of_this_machine_is_a_place_too(tmp_path: Path) -> None:
 
 def test_nothing_of_that_hash_says_why_at_each_place() -> None:
     with pytest.raises(UnavailableError, match="torch: it answers 404; no file on its page has a hash of the lock"):
-        match_files(LockedPackage("torch", (A,)), ["it answers 404", [IndexFile(W, "https://x.example/t", B)]])
+        match_files(
+            LockedPackage("torch", (A,)), [NetworkError("it answers 404"), [IndexFile(W, "https://x.example/t", B)]]
+        )
 
 
 def test_who_was_asked_in_vain_is_named() -> None:
-    pages: list[list[IndexFile] | str] = ["it answers 404", [IndexFile(W, "https://x.example/t", B)]]
+    pages: list[Page] = [NetworkError("it answers 404"), [IndexFile(W, "https://x.example/t", B)]]
     message = "torch: one.example: it answers 404; two.example: no file on its page has a hash of the lock"
     with pytest.raises(UnavailableError, match=message):
         match_files(LockedPackage("torch", (A,)), pages, hosts=["one.example", "two.example"])

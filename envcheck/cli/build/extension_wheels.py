@@ -111,7 +111,7 @@ def _refuse_foreign(spec: ImageSpec, pinned: PinnedExtensions) -> None:
 
 
 def _pin(wheel: Path) -> str:
-    from envcheck.mirrors.index.file_names import parse_file_name
+    from envcheck.mirrors.index.simple_api import parse_file_name
 
     name, version, _ = parse_file_name(wheel.name)
     return f"{name}=={version}"

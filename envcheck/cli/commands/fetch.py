@@ -2,51 +2,85 @@
 
 from __future__ import annotations
 
+import collections
+import datetime as dt
+import json
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import click
 
-from envcheck.cli.interrupts import stopping
+from envcheck.cli.interrupts import status_of, stopping
+from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, command_with
 from envcheck.cli.shared import completion
 from envcheck.cli.shared.parameter_types import ByteRate
-from envcheck.cli.shared.typed_options import takes
-from envcheck.cli.sources.fetch_progress import (
-    ProgressScreen,
-    format_total,
-    progress_screen,
-    report_errors,
-    report_file,
-    report_interrupt,
-    report_total,
-)
 from envcheck.cli.sources.fetch_request import FetchRequest, model_endpoints, profile_client, wanted_files
+from envcheck.cli.sources.mirror_selection import profile_to_fetch
+from envcheck.cli.store.options import format_bytes
+from envcheck.counting import counted
+from envcheck.errors import EnvcheckError
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions
     from envcheck.mirrors.hub.revision import Revision
     from envcheck.mirrors.net.client import Client
-    from envcheck.mirrors.profiles.model import Profile
+
+# Seconds: the window of a rate and its minimum; the pause before the first line of a log.
+_WINDOW: Final = 15.0
+_SOON: Final = 0.9
+_CALM: Final = 10.0
+_GO_ON: Final = "run the same command to resume"
 
 
-class FetchOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class FetchOptions:
     """The options of `envcheck fetch`."""
 
-    cell_or_url: str | None
-    sha256: str | None
-    lock: Path | None
-    model: str | None
-    dataset: str | None
-    trust_mirror: bool
-    mirror: str
-    output: Path
-    limit: float | None
-    connections: int
-    as_json: bool
+    cell_or_url: Annotated[str | None, Argument(metavar="[CELL|URL]", shell_complete=completion.cells)] = None
+    sha256: Annotated[str | None, Option(metavar="HASH", help="Expected hash of the file at URL.")] = None
+    lock: Annotated[
+        Path | None,
+        Option(
+            type=EXISTING_FILE,
+            help="Every file of one lock: a cell's, a model's, a dataset's, or requirements with hashes.",
+        ),
+    ] = None
+    model: Annotated[
+        str | None, Option(metavar="REPO@REV", help="A Hugging Face model, in the layout of HF_HUB_CACHE.")
+    ] = None
+    dataset: Annotated[str | None, Option(metavar="REPO@REV", help="A Hugging Face dataset, in the same layout.")] = (
+        None
+    )
+    trust_mirror: Annotated[bool, Option(help="Trust the mirror for a model's hashes.")] = False
+    mirror: Annotated[
+        str,
+        Option(
+            help="Source: user (set by `mirror use`), none, host, a preset, a YAML file, or auto (the best by a probe)."
+        ),
+    ] = "user"
+    output: Annotated[
+        Path,
+        Option(
+            "-o",
+            "--output",
+            type=DIRECTORY,
+            show_default=False,
+            help="Output directory. A different file of the same name is replaced, with a note.",
+        ),
+    ] = Path()
+    limit: Annotated[
+        float | None,
+        Option(type=ByteRate(), help="Limit for all downloads together, bytes a second, e.g. 50M."),
+    ] = None
+    connections: Annotated[int, Option(type=click.IntRange(1, 64), help="Connections at once.")] = 16
+    as_json: Annotated[bool, Option("--json", help="Print the result as JSON.")] = False
 
     def request(self) -> FetchRequest:
         """Return which files are asked for: a cell's name has no colon and no slash, and each URL has both."""
@@ -55,41 +89,12 @@ class FetchOptions(NamedTuple):
         return FetchRequest(url, cell, self.lock, self.model, self.dataset, self.sha256, self.trust_mirror)
 
 
-@click.command(
-    "fetch",
+@command_with(
+    FetchOptions,
+    name="fetch",
     epilog="Exit 0: all files are complete; 1: no source has the right file; 2: wrong usage; 3: "
     "no source can be reached; 130 or 143: interrupted; run the same command to continue.",
 )
-@click.argument("cell_or_url", metavar="[CELL|URL]", required=False, shell_complete=completion.cells)
-@click.option("--sha256", metavar="HASH", help="Expected hash of the file at URL.")
-@click.option(
-    "--lock",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Every file of one lock: a cell's, a model's, a dataset's, or requirements with hashes.",
-)
-@click.option("--model", metavar="REPO@REV", help="A Hugging Face model, in the layout of HF_HUB_CACHE.")
-@click.option("--dataset", metavar="REPO@REV", help="A Hugging Face dataset, in the same layout.")
-@click.option("--trust-mirror", is_flag=True, help="Trust the mirror for a model's hashes.")
-@click.option(
-    "--mirror",
-    default="user",
-    show_default=True,
-    help="Source: user (set by `mirror use`), none, host, a preset, a YAML file, or auto (the best by a probe).",
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=".",
-    help="Output directory. A different file of the same name is replaced, with a note.",
-)
-@click.option("--limit", type=ByteRate(), help="Limit for all downloads together, bytes a second, e.g. 50M.")
-@click.option(
-    "--connections", type=click.IntRange(1, 64), default=16, show_default=True, help="Connections to one host."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@click.pass_obj
-@takes(FetchOptions)
 def command(options: FetchOptions, settings: Settings) -> int:
     """Fetch files, verify their hashes, and continue an interrupted run.
 
@@ -105,21 +110,40 @@ def command(options: FetchOptions, settings: Settings) -> int:
     envcheck fetch https://mirror.example/model.bin --sha256 0f3e... --limit 50M
     envcheck fetch --model org/name@COMMIT --mirror site.yaml -o hub
     """
+    done: list[FetchedFile] = []
     try:
-        with report_errors(as_json=options.as_json) as done:
-            stop = threading.Event()
-            with stopping(stop):
-                then = _fetched(settings, options, done, stop)
+        with stopping(stop := threading.Event()):
+            then = _fetched(settings, options, done, stop)
     except KeyboardInterrupt as interrupt:
-        return report_interrupt(interrupt)
-    report_total(done, as_json=options.as_json, then=then)
+        _print_json(done, {"message": "interrupted", "fix": _GO_ON}, options)
+        click.echo(f"envcheck: interrupted; {_GO_ON}", err=True)
+        return status_of(interrupt)
+    except (EnvcheckError, OSError) as error:
+        message = error.message if isinstance(error, EnvcheckError) else str(error)
+        _print_json(done, {"message": message, "fix": getattr(error, "fix", None)}, options)
+        raise
+    _print_json(done, None, options)
+    if not options.as_json:
+        moved, size = sum(f.moved for f in done), format_bytes(sum(f.size for f in done))
+        click.echo(f"{counted(len(done), 'file')} there, {size}, every hash matches; {format_bytes(moved)} moved")
+        click.echo(then, nl=bool(then))
     return 0
+
+
+def _print_json(fetched: list[FetchedFile], error: dict[str, str | None] | None, options: FetchOptions) -> None:
+    if not options.as_json:
+        return
+    files = [
+        {"path": str(f.path), "size": f.size, "moved": f.moved, "found": f.found, "sources": dict(f.sources)}
+        for f in fetched
+    ]
+    click.echo(json.dumps({"schema": "envcheck/fetch/1", "files": files, "error": error}, indent=2))
 
 
 def _fetched(settings: Settings, options: FetchOptions, done: list[FetchedFile], stop: threading.Event) -> str:
     """Fetch what is asked for into `done`, in its order; return what a person does with it."""
-    from envcheck.cli.sources.mirror_selection import profile_to_fetch
-    from envcheck.mirrors.fetch.batch import fetch_all
+    from envcheck.mirrors.fetch.transfer import fetch_all
+    from envcheck.mirrors.hub.download import fetch_revision
     from envcheck.mirrors.net.credentials import permission_warning
 
     request = options.request()
@@ -127,43 +151,39 @@ def _fetched(settings: Settings, options: FetchOptions, done: list[FetchedFile],
     profile, requested = profile_to_fetch(settings, options.mirror, request)
     if profile.netrc and not settings.quiet and (warning := permission_warning(Path(profile.netrc))):
         click.echo(warning, err=True)
-    if not isinstance(requested, list):
-        return _model(settings, requested, model_endpoints(request, profile), profile, options, done, stop)
-    client = profile_client(profile, options.connections)
-    files = wanted_files(request, requested, profile, client, options.output)
-
-    with _shown(settings, client, options, [want.expected for want in files], stop) as (means, screen):
-
-        def report_fetched(file: FetchedFile) -> None:
-            done.append(file)
-            report_file(screen, file, file.path.name)
-
-        done[:] = fetch_all(files, means, report_fetched)
-    return ""
-
-
-def _model(
-    settings: Settings,
-    revision: Revision,
-    endpoints: list[str],
-    profile: Profile,
-    options: FetchOptions,
-    done: list[FetchedFile],
-    stop: threading.Event,
-) -> str:
-    from envcheck.mirrors.hub.download import fetch_revision
-
+    if isinstance(requested, list):
+        client = profile_client(profile, options.connections)
+        files = wanted_files(request, requested, profile, client, options.output)
+        with _shown(settings, client, options, [want.expected for want in files], stop) as (means, screen):
+            done[:] = fetch_all(files, means, _collected(done, screen, {}))
+        return ""
+    endpoints = model_endpoints(request, profile)
     client = profile_client(profile, options.connections, *endpoints)
-    names = {file.blob: file.path for file in revision.files}
+    names = {file.blob: file.path for file in requested.files}
+    with _shown(settings, client, options, [file.size for file in requested.files], stop) as (means, screen):
+        done[:] = fetch_revision(requested, endpoints, options.output, means, _collected(done, screen, names))
+    return f"use it with HF_HUB_OFFLINE=1 HF_HUB_CACHE={options.output.absolute()}: {_call(requested)}"
 
-    with _shown(settings, client, options, [file.size for file in revision.files], stop) as (means, screen):
 
-        def report_fetched(file: FetchedFile) -> None:
-            done.append(file)
-            report_file(screen, file, names.get(file.path.name, file.path.name))
+def _collected(done: list[FetchedFile], screen: _Screen, names: dict[str, str]) -> Callable[[FetchedFile], None]:
+    """Return what keeps and prints the result of each file; `names` has the names of blobs."""
 
-        done[:] = fetch_revision(revision, endpoints, options.output, means, report_fetched)
-    return f"use it with HF_HUB_OFFLINE=1 HF_HUB_CACHE={options.output.absolute()}: {_call(revision)}"
+    def report(file: FetchedFile) -> None:
+        done.append(file)
+        screen.say(f"{names.get(file.path.name, file.path.name)}  {_result(file)}")
+
+    return report
+
+
+def _result(fetched: FetchedFile) -> str:
+    size = format_bytes(fetched.size)
+    if not fetched.size:
+        return f"{size}  empty"
+    if not fetched.moved:
+        return f"{size}  was there{', linked or copied' if fetched.sources else ''}"
+    went_on = f", {format_bytes(fetched.found)} of it from an earlier run" if fetched.found else ""
+    rate = format_bytes(int(fetched.moved / max(fetched.seconds, 1e-9)))
+    return f"{size}{went_on}  {', '.join(fetched.sources)}  {rate}/s"
 
 
 def _call(revision: Revision) -> str:
@@ -174,16 +194,101 @@ def _call(revision: Revision) -> str:
     return f"load_dataset(snapshot_download({revision.repo!r}, repo_type='dataset'{pinned}))"
 
 
+class TransferSpeed:
+    """The recent transfer speed and the time left at that speed, in seconds. Safe to use from several threads."""
+
+    def __init__(self, moved: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
+        self._moved, self._clock = moved, clock
+        self._samples = collections.deque([(clock(), moved())])
+        self._lock = threading.Lock()
+
+    def text(self, left: int) -> str:
+        """Return for example "38.2 MB/s, 0:01:06 left", without the parts that are unknown."""
+        with self._lock:
+            now, moved = self._clock(), self._moved()
+            self._samples.append((now, moved))
+            while len(self._samples) > 2 and now - self._samples[1][0] > _WINDOW:  # noqa: PLR2004 (two make a rate)
+                self._samples.popleft()
+            since, before = self._samples[0]
+        if now - since < _SOON:
+            return ""
+        rate = (moved - before) / (now - since)
+        left_for = f", {dt.timedelta(seconds=int(left / rate))} left" if rate >= 1 else ""
+        return f"{rate / 1e6:.1f} MB/s{left_for}"
+
+
+class ProgressLines:
+    """Progress lines for a log: the first after ten seconds, the next after a tenth more time."""
+
+    def __init__(
+        self, speed: TransferSpeed, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._speed, self._say, self._clock = speed, say, clock
+        self._began = clock()
+        self._next = self._began + _CALM
+        self._lock = threading.Lock()
+
+    def __call__(self, present: int, size: int) -> None:
+        """Print a line if it is time."""
+        with self._lock:
+            now = self._clock()
+            fast = self._speed.text(size - present)
+            if now < self._next:
+                return
+            self._next = now + max(_CALM, (now - self._began) / 10)
+        self._say(f"{present / 1e6:.1f} of {size / 1e6:.1f} MB" + (f", {fast}" if fast else ""))
+
+
+class _Screen(NamedTuple):
+    """What shows the progress, and a line of text."""
+
+    progress: Callable[[int, int], None]
+    say: Callable[[str], None]
+
+
+def format_total(sizes: Sequence[int | None]) -> str:
+    """Return the total size of several files as text, with the number of files of unknown size."""
+    known_sizes = [size for size in sizes if size is not None]
+    if not known_sizes:
+        return f"{counted(len(sizes), 'file')} of unknown size"
+    least = "" if len(known_sizes) == len(sizes) else f"{len(sizes) - len(known_sizes)} of unknown size, the others "
+    return f"{counted(len(sizes), 'file')}, {least}{format_bytes(sum(known_sizes))}, less what is present"
+
+
 @contextmanager
 def _shown(
     settings: Settings, client: Client, options: FetchOptions, sizes: Sequence[int | None], stop: threading.Event
-) -> Iterator[tuple[TransferOptions, ProgressScreen]]:
-    from envcheck.mirrors.fetch.limits import BandwidthLimiter, HostSlots
-    from envcheck.mirrors.fetch.request import TransferOptions
+) -> Iterator[tuple[TransferOptions, _Screen]]:
+    from envcheck.mirrors.fetch.request import BandwidthLimiter, TransferOptions
 
-    limiter, slots = BandwidthLimiter(options.limit), HostSlots(options.connections)
-    with progress_screen(settings, len(sizes), limiter) as screen:
+    limiter, slots = BandwidthLimiter(options.limit), threading.Semaphore(options.connections)
+    with _screen(settings, len(sizes), TransferSpeed(lambda: limiter.taken)) as screen:
         if len(sizes) > 1:
             screen.say(format_total(sizes))
-        progress, note = screen.progress, screen.note
-        yield TransferOptions(client, options.connections, limiter, progress, note, slots, stop), screen
+
+        def note(text: str) -> None:
+            screen.say(f"  {text}")
+
+        yield TransferOptions(client, options.connections, limiter, screen.progress, note, slots, stop), screen
+
+
+@contextmanager
+def _screen(settings: Settings, count: int, speed: TransferSpeed) -> Iterator[_Screen]:
+    """Yield the display of a fetch: a bar on a terminal, a few lines elsewhere, nothing with --quiet."""
+    if settings.quiet:
+        yield _Screen(lambda _there, _all: None, lambda _: None)
+        return
+    if not sys.stderr.isatty():
+        lines = ProgressLines(speed, lambda text: click.echo(f"  {text}", err=True))
+        yield _Screen(lines, lambda text: click.echo(text, err=True))
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(None), DownloadColumn(), TextColumn("{task.fields[speed]}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(counted(count, "file"), total=None, speed="")
+        yield _Screen(
+            lambda done, all_: bar.update(task, completed=done, total=all_, speed=speed.text(all_ - done)),
+            lambda text: bar.console.print(text, markup=False, highlight=False, soft_wrap=True),
+        )

@@ -20,7 +20,7 @@ from envcheck.cli.sources.fetch_request import profile_client
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.matrix.extensions.file import dump
 from envcheck.matrix.extensions.opened_wheel import OpenedWheel, extensions_file, without_foreign
-from envcheck.mirrors.index.file_names import parse_file_name
+from envcheck.mirrors.index.simple_api import parse_file_name
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.net.urls import host_of, is_web_url, split_sha256
 from envcheck.mirrors.profiles.load import load

@@ -12,7 +12,6 @@ COMMANDS: Final = {
     "list": "List the mirrors that `--mirror` takes by name.",
     "show": "Show what a profile sets and lacks, or a client's settings.",
     "use": "Choose the profile that `--mirror user` means.",
-    "env": "Print shell commands that apply a profile, for `eval`.",
     "doctor": "Find settings that no program reads, or that are dangerous.",
     "probe": "Measure which mirror has the needed files, and how fast.",
     "site": "Render the configuration of your own mirror.",
@@ -26,6 +25,6 @@ def command() -> None:
     \b
     envcheck mirror list
     envcheck mirror show tuna --format pip
-    eval "$(envcheck mirror env site.yaml)"
+    eval "$(envcheck mirror show site.yaml --format env)"
     envcheck mirror doctor Dockerfile
     """

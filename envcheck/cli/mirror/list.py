@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from envcheck.cli.shared.typed_options import takes
+from envcheck.cli.options import Option, command_with
 
 if TYPE_CHECKING:
+    from envcheck.cli import Settings
     from envcheck.mirrors.profiles.presets import Preset
 
 
-class MirrorListOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class MirrorListOptions:
     """The options of `envcheck mirror list`."""
 
-    as_json: bool
+    as_json: Annotated[bool, Option("--json", help="Print envcheck/mirrors/1.")] = False
 
 
-@click.command("list", epilog="`--mirror` also takes the path of a profile's YAML file.")
-@click.option("--json", "as_json", is_flag=True, help="Print envcheck/mirrors/1.")
-@takes(MirrorListOptions)
-def command(options: MirrorListOptions) -> None:
+@command_with(MirrorListOptions, name="list", epilog="`--mirror` also takes the path of a profile's YAML file.")
+def command(options: MirrorListOptions, _settings: Settings) -> None:
     """List the mirrors that `--mirror` takes by name.
 
     No mirror is trusted: envcheck compares every file with its hash. The column "seen" has the day on which all

@@ -1,15 +1,18 @@
-"""`envcheck mirror probe`: which mirror has the needed files, and how fast it serves them."""
+"""`envcheck mirror probe`: which mirror has the needed files, whether they are right, and how fast it serves them."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final
 
 import click
 
+from envcheck.cli.options import EXISTING_FILE, Argument, Option, command_with
 from envcheck.cli.shared import completion
 from envcheck.cli.shared.parameter_types import FiniteRange, Size
-from envcheck.cli.shared.typed_options import takes
+from envcheck.cli.sources.fetch_request import FetchRequest, refuse_mirror
+from envcheck.cli.sources.mirror_selection import print_ranking, probe_targets
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
 
@@ -17,145 +20,124 @@ if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.mirrors.probe.ranking import RankedMirror
 
-HOUR: Final = 3600.0
+# The budget of a probe, and of one that downloads every file.
+_USUAL: Final = (128_000_000, 45.0)
+_WHOLE: Final = (10**15, 86_400.0)
 
 
-class MirrorProbeOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class MirrorProbeOptions:
     """The options of `envcheck mirror probe`."""
 
-    cells: tuple[str, ...]
-    mirrors: tuple[str, ...]
-    lock: Path | None
-    model: str | None
-    dataset: str | None
-    urls: tuple[str, ...]
-    no_redirect_hosts: bool
-    region: str | None
-    max_bytes: int
-    seconds: float
-    fresh: bool
-    offline: bool
-    as_json: bool
+    cells: Annotated[tuple[str, ...], Argument(metavar="[CELL]", shell_complete=completion.cells)] = ()
+    mirrors: Annotated[
+        tuple[str, ...], Option("--mirror", metavar="PROFILE", help="Probe this mirror. Repeatable.")
+    ] = ()
+    lock: Annotated[Path | None, Option(type=EXISTING_FILE, help="Probe for every file of a lock.")] = None
+    model: Annotated[
+        str | None,
+        Option(metavar="REPO@REV", help="Probe for every file of a model; its hashes come from the trusted endpoint."),
+    ] = None
+    dataset: Annotated[str | None, Option(metavar="REPO@REV", help="Probe for every file of a dataset.")] = None
+    urls: Annotated[
+        tuple[str, ...],
+        Option(
+            "--need",
+            metavar="URL",
+            help="Probe for the file at a URL; append #sha256=HASH to verify it. Repeatable: places of one file.",
+        ),
+    ] = ()
+    verify: Annotated[bool, Option(help="Download every file and compare its sha256.")] = False
+    no_redirect_hosts: Annotated[bool, Option(help="Reject mirrors that redirect to other hosts.")] = False
+    max_bytes: Annotated[
+        int | None,
+        Option(type=Size(), help="Byte budget for all mirrors together.  [default: 128M, none with --verify]"),
+    ] = None
+    seconds: Annotated[
+        float | None, Option(type=FiniteRange(1, 86_400), help="Time budget for each part.  [default: 45, or a day]")
+    ] = None
+    fresh: Annotated[bool, Option(help="Measure again, even if results of the last hour are stored.")] = False
+    offline: Annotated[bool, Option(help="Rank stored results of any age; send no requests.")] = False
+    as_json: Annotated[bool, Option("--json", help="Print envcheck/ranking/2.")] = False
+
+    def request(self) -> FetchRequest:
+        """Return the files to probe for. Raise ConfigError unless one kind is named, and for a mirror as a cell."""
+        if self.fresh and self.offline:
+            message = "--fresh and --offline exclude each other"
+            raise ConfigError(message, fix="pass only one of them")
+        for name in self.cells:
+            refuse_mirror(name, "CELL", url_option="--need")
+        if len(self.cells) > 1:
+            message = f"expected one cell, found {len(self.cells)}"
+            raise ConfigError(message, fix=f"probe for one cell at a time, e.g. {self.cells[0]}")
+        named = {"CELL": self.cells, "--lock": self.lock, "--model": self.model, "--dataset": self.dataset}
+        options = [name for name, value in {**named, "--need": self.urls}.items() if value]
+        if len(options) != 1:
+            message = f"{' and '.join(options)} exclude each other" if options else "no files are named"
+            raise ConfigError(message, fix="give one of CELL, --lock FILE, --model or --dataset REPO@REV, --need URL")
+        return FetchRequest(None, next(iter(self.cells), None), self.lock, self.model, self.dataset, None, False)  # noqa: FBT003 (no option)
 
 
-@click.command(
-    "probe",
+@command_with(
+    MirrorProbeOptions,
+    name="probe",
     epilog="Exit 0: some mirror passes for every part; 1: none does; 2: wrong usage; 3: no mirror answers.",
 )
-@click.argument("cells", nargs=-1, metavar="[CELL]", shell_complete=completion.cells)
-@click.option("--mirror", "mirrors", multiple=True, metavar="PROFILE", help="Probe this mirror. Repeatable.")
-@click.option(
-    "--lock", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Probe for every file of a lock."
-)
-@click.option(
-    "--model", metavar="REPO@REV", help="Probe for every file of a model; its hashes come from the trusted endpoint."
-)
-@click.option("--dataset", metavar="REPO@REV", help="Probe for every file of a dataset.")
-@click.option(
-    "--need",
-    "urls",
-    multiple=True,
-    metavar="URL",
-    help="Probe for the file at a URL; append #sha256=HASH to verify it. Repeatable.",
-)
-@click.option("--no-redirect-hosts", is_flag=True, help="Reject mirrors that redirect to other hosts.")
-@click.option(
-    "--region",
-    metavar="REGION",
-    help="Region of this machine, e.g. cn: worth 5 points. `--mirror auto` takes it from ENVCHECK_MIRROR_PROBE_REGION.",
-)
-@click.option(
-    "--max-bytes", type=Size(), default="128M", show_default=True, help="Byte budget for all mirrors together."
-)
-@click.option("--seconds", type=FiniteRange(1, 600), default=45.0, show_default=True, help="Time budget for each part.")
-@click.option("--fresh", is_flag=True, help="Measure again, even if results of the last hour are stored.")
-@click.option("--offline", is_flag=True, help="Rank stored results of any age; send no requests.")
-@click.option("--json", "as_json", is_flag=True, help="Print envcheck/ranking/1.")
-@click.pass_obj
-@takes(MirrorProbeOptions)
 def command(options: MirrorProbeOptions, settings: Settings) -> int:
     """Measure which mirrors have the files that a lock needs, and rank them with reasons.
 
-    A mirror must have every file, with the right hash or size, valid certificates and working range requests. A mirror
-    that passes gets points for protocol, rate, latency and freshness. Mirrors that redirect to hosts that their profile
-    does not name come last. Without --mirror, the command probes this machine's configuration, your choice and
-    every preset that has an index for these files. With --need, it compares the URLs with each other and with the
-    mirrors for the same wheel or file of a model; URLs use the CA and netrc file of the first mirror.
+    A mirror must have every file, with the right hash or size, valid certificates and working range requests. Of the
+    mirrors that pass, the fastest comes first. Mirrors that redirect to hosts that their profile does not name come
+    last. Without --mirror, the command probes this machine's configuration, your choice and every preset that has an
+    index for these files. With --need, it compares the URLs with each other, with the CA and netrc file of the first
+    mirror. With --verify, a mirror that serves a wrong file fails: run it against your own mirror from time to time.
 
     \b
     envcheck mirror probe torch2.13.0-cpu-py311
     envcheck mirror probe --mirror hf-mirror --mirror site.yaml \\
         --model org/name@COMMIT
-    envcheck mirror probe torch2.13.0-cpu-py311 --mirror tuna --region cn
+    envcheck mirror probe torch2.13.0-cpu-py311 --mirror site.yaml --verify
     """
-    from envcheck.cli.sources.mirror_selection import probed_sources
-    from envcheck.mirrors.probe.budget import Budget
-    from envcheck.mirrors.probe.effective_indexes import missing_index_reason
-    from envcheck.mirrors.select.by_lock import default_mirrors, load_mirror
+    from envcheck.mirrors.probe.choose import HOUR, default_mirrors, load_mirror
+    from envcheck.mirrors.probe.measure import Budget, missing_reason
 
-    if options.fresh and options.offline:
-        message = "--fresh and --offline exclude each other"
-        raise ConfigError(message, fix="pass only one of them")
-    target = _probe_target(options)
+    request = options.request()
     names = dict.fromkeys(options.mirrors)
     mirrors = [load_mirror(name) for name in names] if names else default_mirrors()
-
-    def measured() -> dict[str, list[RankedMirror]]:
-        parts = probed_sources(settings, target, mirrors, named=bool(names))
-        if not any(part.able(mirrors) for part in parts):
-            message = f"not applicable: {', '.join(names)}: {missing_index_reason(parts[0].name)}"
-            raise ConfigError(message, fix="name a mirror that has one; `envcheck mirror list` shows what each is for")
-        return {
-            part.name: part.ranked(
-                mirrors if names else part.able(mirrors),
-                Budget(options.max_bytes, options.seconds),
-                age=-1.0 if options.fresh else HOUR,
-                offline=options.offline,
-                no_redirects=options.no_redirect_hosts,
-                own_region=options.region,
-            )
-            for part in parts
-        }
-
-    ranked = measured()
+    targets = probe_targets(settings, request, options.urls, mirrors, verify=options.verify)
+    if not any(target.able(mirrors) for target in targets):
+        message = f"not applicable: {', '.join(names)}: {missing_reason(targets[0].part)}"
+        raise ConfigError(message, fix="name a mirror that has one; `envcheck mirror list` shows what each is for")
+    size, seconds = _WHOLE if options.verify else _USUAL
+    ranked = {
+        target.part: target.ranked(
+            mirrors if names else target.able(mirrors),
+            Budget(options.max_bytes or size, options.seconds or seconds),
+            age=-1.0 if options.fresh else HOUR,
+            offline=options.offline,
+            no_redirects=options.no_redirect_hosts,
+        )
+        for target in targets
+    }
     _print(settings, ranked, as_json=options.as_json)
     return _exit_code(ranked)
 
 
-def _probe_target(options: MirrorProbeOptions) -> dict[str, Any]:
-    """Return the options that name the files to probe for, by name. Refuse a mirror in the place of a cell."""
-    from envcheck.cli.sources.fetch_request import refuse_mirror
-    from envcheck.mirrors.profiles.model import redacted
-
-    for name in options.cells:
-        if "://" in name:
-            message = f"{redacted(name)!r} is a URL, but the argument is a CELL"
-            raise ConfigError(message, fix=f"pass it as --need {redacted(name)}")
-        refuse_mirror(name, "CELL")
-    if len(options.cells) > 1:
-        message = f"expected one cell, found {len(options.cells)}"
-        raise ConfigError(message, fix=f"probe for one cell at a time, e.g. {options.cells[0]}")
-    options_given = {"--lock": options.lock, "--model": options.model, "--dataset": options.dataset}
-    return {"CELL": next(iter(options.cells), None), **options_given, "--need": options.urls or None}
-
-
 def _print(settings: Settings, ranked: dict[str, list[RankedMirror]], *, as_json: bool) -> None:
-    import msgspec
-
-    from envcheck.cli.sources.mirror_selection import print_ranking
-
     if as_json:
-        document = {"schema": "envcheck/ranking/1", "parts": ranked}
+        import msgspec
+
+        document = {"schema": "envcheck/ranking/2", "parts": ranked}
         click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
         return
     for part, mirrors in ranked.items():
         needs = max((mirror.measured.needs for mirror in mirrors), default=0)
-        title = (
-            f"{part}, {counted(needs, 'file')} needed"
-            if mirrors
-            else f"{part}: no stored results; run it without --offline"
+        title = f"{part}, {counted(needs, 'file')} needed"
+        print_ranking(
+            mirrors,
+            title if mirrors else f"{part}: no stored results; run it without --offline",
+            quiet=settings.quiet,
         )
-        print_ranking(mirrors, title, quiet=settings.quiet)
 
 
 def _exit_code(ranked: dict[str, list[RankedMirror]]) -> int:

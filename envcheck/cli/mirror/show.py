@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final
 
 import click
 
-from envcheck.cli.shared.typed_options import takes
+from envcheck.cli.options import DIRECTORY, Argument, Option, command_with
 from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,64 +24,73 @@ if TYPE_CHECKING:
 _FORMATS: Final = ("pip", "uv", "hf", "apt", "conda", "npm", "buildkitd", "daemon", "registries", "env")
 
 
-class MirrorShowOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class MirrorShowOptions:
     """The options of `envcheck mirror show`."""
 
-    profile: str
-    format_name: str | None
-    output: Path | None
-    variant: str | None
-    suite: str | None
-    as_json: bool
+    profile: Annotated[str, Argument()]
+    format_name: Annotated[
+        str | None, Option("--format", type=click.Choice(_FORMATS), help="Print the settings of one client instead.")
+    ] = None
+    output: Annotated[
+        Path | None, Option("-o", "--output", type=DIRECTORY, help="Write the files of --format below this directory.")
+    ] = None
+    variant: Annotated[str | None, Option(metavar="cuNNN|cpu", help="Value of {variant} in PyTorch's indexes.")] = None
+    suite: Annotated[
+        str | None, Option(metavar="SUITE", help="Suite for apt: bookworm, noble, …  [default: this machine's]")
+    ] = None
+    as_json: Annotated[bool, Option("--json", help="Print envcheck/mirror/1, or the files of --format, as JSON.")] = (
+        False
+    )
 
 
-@click.command("show", epilog="Exit 2: the profile does not exist, or it sets nothing for that client.")
-@click.argument("profile")
-@click.option("--format", "format_name", type=click.Choice(_FORMATS), help="Print the settings of one client instead.")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Write the files of --format below this directory.",
+@command_with(
+    MirrorShowOptions,
+    name="show",
+    epilog="Exit 2: the profile does not exist, or it sets nothing for that client.",
 )
-@click.option("--variant", metavar="cuNNN|cpu", help="Value of {variant} in PyTorch's indexes.")
-@click.option("--suite", metavar="SUITE", help="Suite for apt: bookworm, noble, …  [default: this machine's]")
-@click.option("--json", "as_json", is_flag=True, help="Print envcheck/mirror/1, or the files of --format, as JSON.")
-@click.pass_obj
-@takes(MirrorShowOptions)
 def command(options: MirrorShowOptions, settings: Settings) -> None:
     """Show what a profile sets, what it lacks, and what its settings cannot do.
 
     With --format, print the settings on standard output, and what they cannot do on standard error. The settings name
     a CA, a netrc file and files of secrets by their paths on this machine; they never contain a secret.
 
+    --format env prints commands of a POSIX shell (bash, zsh, dash). The shell looks secrets up in the variables and
+    files that the profile names. The commands first restore all variables that an earlier call set; `none` does only
+    that.
+
     \b
     envcheck mirror show tuna
     envcheck mirror show site.yaml --format uv --variant cu128 > uv.toml
     envcheck mirror show site.yaml --format apt -o /
+    eval "$(envcheck mirror show site.yaml --format env)"
     """
     from envcheck.mirrors.profiles.load import load
     from envcheck.mirrors.settings import render
+    from envcheck.mirrors.settings.shell import env
 
     profile = load(options.profile)
-    render_with = render_options(options.variant, options.suite)
+    render_with = _render_options(options.variant, options.suite)
     if options.format_name is None:
         if options.output is not None:
             message = "--output needs --format"
             raise ConfigError(message, fix=f"pass --format with one of {', '.join(_FORMATS)}")
         _print_profile(options.profile, profile, render_with, as_json=options.as_json)
         return
-    client_settings = render(profile, options.format_name, render_with)
+    if options.format_name == "env":
+        client_settings = env(profile, _for_this_shell(render_with, profile))
+    else:
+        client_settings = render(profile, options.format_name, render_with)
     if options.as_json:
         import msgspec
 
         click.echo(msgspec.json.format(msgspec.json.encode(client_settings), indent=2).decode())
         return
     _write_settings(client_settings, options.output)
-    print_notes(settings, client_settings)
+    _print_notes(settings, client_settings)
 
 
-def render_options(variant: str | None = None, suite: str | None = None) -> RenderOptions:
+def _render_options(variant: str | None, suite: str | None) -> RenderOptions:
     """Return the options for rendering; the suite defaults to this machine's."""
     import re
 
@@ -97,10 +109,32 @@ def render_options(variant: str | None = None, suite: str | None = None) -> Rend
     return RenderOptions(variant=variant, distro=distro or "debian", suite=suite or own_suite)
 
 
+def _for_this_shell(options: RenderOptions, profile: Profile) -> RenderOptions:
+    """Return the options with what an earlier call set in this shell, and with a CA bundle for programs.
+
+    SSL_CERT_FILE replaces all other roots, so the bundle has this machine's roots and the profile's. This machine's are
+    those of the environment before any call, so that no other profile's roots are included.
+    """
+    import msgspec
+
+    from envcheck import safe_files
+    from envcheck.data import state_path
+    from envcheck.mirrors.profiles.host_config import ca_bundle
+    from envcheck.mirrors.settings.shell import SET_VARIABLE, restored_environment
+
+    roots, path = ca_bundle(profile, restored_environment(os.environ)), None
+    if roots is not None:
+        path = state_path("ca", f"{hashlib.sha256(roots.encode()).hexdigest()[:16]}.pem")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        safe_files.put(path, roots.encode())
+    before = tuple(os.environ.get(SET_VARIABLE, "").split())
+    return msgspec.structs.replace(options, before=before, ca=str(path) if path is not None else None)
+
+
 _UBUNTU_SUITES: Final = dict.fromkeys(("focal", "jammy", "noble", "plucky", "questing", "resolute"), "ubuntu")
 
 
-def print_notes(settings: Settings, client_settings: ClientSettings) -> None:
+def _print_notes(settings: Settings, client_settings: ClientSettings) -> None:
     """Print what the client cannot do to standard error, apart from its settings."""
     if settings.quiet:
         return

@@ -44,5 +44,5 @@ def command(options: MirrorUseOptions) -> None:
     load(profile)
     choice = profile if profile in {*BUILT_IN_NAMES, *presets()} else str(Path(profile).absolute())
     click.echo(f"wrote {user_choice.write(choice)}: {choice}")
-    click.echo("`--mirror user` now means this profile; `envcheck mirror env user` is for other programs")
+    click.echo("`--mirror user` now means this profile; `envcheck mirror show user --format env` is for other programs")
     click.echo("`envcheck mirror show user` shows what it lacks and what its settings cannot do")

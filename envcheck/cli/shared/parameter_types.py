@@ -83,7 +83,7 @@ class ByteRate(click.ParamType[float]):
             self.fail(f"{value!r} is no rate; write 50M for 50 million bytes a second", param, ctx)
         return rate
 
-    written = Size.written
+    written = staticmethod(Size.written)
 
 
 def _written(number: float, units: dict[str, int]) -> str:

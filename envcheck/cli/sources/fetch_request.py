@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from envcheck.images.lockfile import Lock
     from envcheck.mirrors.fetch.request import WantedFile
     from envcheck.mirrors.hub.revision import Reference, Revision
+    from envcheck.mirrors.index.locate import LockedPackage
     from envcheck.mirrors.net.client import Client
     from envcheck.mirrors.profiles.model import Profile
 
@@ -50,11 +51,14 @@ class FetchRequest(NamedTuple):
             raise ConfigError(message, fix="leave --sha256 out")
 
 
-def refuse_mirror(name: str, argument: str) -> None:
-    """Raise ConfigError if the argument is the name or file of a mirror profile."""
+def refuse_mirror(name: str, argument: str, *, url_option: str = "") -> None:
+    """Raise ConfigError if the argument is the name or file of a mirror profile, or a URL that an option takes."""
     from envcheck.mirrors.profiles.load import AUTO, BUILT_IN_NAMES, presets
     from envcheck.mirrors.profiles.model import redacted
 
+    if url_option and "://" in name:
+        message = f"{redacted(name)!r} is a URL, but the argument is a {argument}"
+        raise ConfigError(message, fix=f"pass it as {url_option} {redacted(name)}")
     if name in {AUTO, *BUILT_IN_NAMES, *presets()} or set(name) & set("/:") or name.endswith((".yaml", ".yml")):
         message = f"{redacted(name)!r} is a mirror, but the argument is a {argument}"
         raise ConfigError(message, fix=f"pass it as --mirror {redacted(name)}")
@@ -106,6 +110,17 @@ def locked_cells(settings: Settings, selector: str, *, one: bool) -> list[CellLo
         if not locks:
             raise no_lock(cell, arch)
     return locked
+
+
+def locked_packages(locks: Iterable[Lock], python: str | None = None) -> list[LockedPackage]:
+    """Return the packages of these locks; `python` is the one that their wheels are for."""
+    from envcheck.mirrors.index.locate import LockedPackage
+
+    return [
+        LockedPackage(pin.name, tuple(pin.sha256), lock.index, pin.version, python)
+        for lock in locks
+        for pin in lock.pins
+    ]
 
 
 def profile_client(profile: Profile, connections: int, *request: str) -> Client:
@@ -181,14 +196,10 @@ def _locked_files(
     locks: Sequence[Lock], python: str | None, profile: Profile, client: Client, to: Path
 ) -> list[WantedFile]:
     from envcheck.mirrors.fetch.request import WantedFile
-    from envcheck.mirrors.index.locate import LockedPackage, locate
+    from envcheck.mirrors.index.locate import locate
     from envcheck.mirrors.profiles.model import network_indexes
 
-    packages = [
-        LockedPackage(pin.name, tuple(pin.sha256), lock.index, pin.version, python)
-        for lock in locks
-        for pin in lock.pins
-    ]
+    packages = locked_packages(locks, python)
     families = {"pypi": profile.pypi, "pytorch": profile.pytorch}
     local = {family: [index for index in indexes if index.local is not None] for family, indexes in families.items()}
     located = locate(

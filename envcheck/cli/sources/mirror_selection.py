@@ -1,149 +1,54 @@
-"""What `envcheck mirror probe` and `--mirror auto` share: the files of a lock, and the printed ranking."""
+"""Choose the mirrors of a command, print why, and print the ranking of a probe."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
 
 import click
 from click.core import ParameterSource
 
+from envcheck.cli.sources.fetch_request import locked_packages, parse_request, profile_client
 from envcheck.errors import ConfigError
-from envcheck.safe_files import read_whole
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.cli.sources.fetch_request import CellLocks
-    from envcheck.cli.sources.fetch_request import FetchRequest as What
+    from envcheck.cli.sources.fetch_request import CellLocks, FetchRequest
     from envcheck.images.lockfile import Lock
-    from envcheck.mirrors.hub.revision import Revision
-    from envcheck.mirrors.probe.budget import Budget
-    from envcheck.mirrors.probe.file_matches import WantedPackage
-    from envcheck.mirrors.probe.hub import HubProbeRequest
-    from envcheck.mirrors.probe.measurements import MirrorMeasurement
-    from envcheck.mirrors.probe.probe import Mirror
-    from envcheck.mirrors.probe.ranking import RankedMirror
+    from envcheck.mirrors.hub.revision import Reference, Revision
+    from envcheck.mirrors.probe.choose import Target
+    from envcheck.mirrors.probe.measure import HubRequest, Mirror
+    from envcheck.mirrors.probe.ranking import Criterion, RankedMirror
     from envcheck.mirrors.profiles.model import Profile
-
-    Measure = Callable[[Sequence[Mirror], Sequence[WantedPackage], Budget], list[MirrorMeasurement]]
 
 AUTO: Final = "auto"
 _WIDTH: Final = 80
 _NAME: Final = 22
 
 
-def read_lock(path: Path) -> Lock:
-    """Return the lock in a file."""
-    from envcheck.images.lockfile import parse_requirements
+def probe_targets(
+    settings: Settings, request: FetchRequest, urls: Sequence[str], mirrors: Sequence[Mirror], *, verify: bool
+) -> list[Target]:
+    """Return what to probe for: the files of the request, or the file at the URLs."""
+    from envcheck.mirrors.probe.choose import hub_target, lock_targets, url_target
 
-    return parse_requirements(read_whole(path), "base", str(path))
-
-
-def locked_files(locks: Iterable[Lock]) -> list[WantedPackage]:
-    """Return the files of these locks."""
-    from envcheck.mirrors.probe.file_matches import WantedPackage
-
-    return [WantedPackage(pin.name, pin.version, tuple(pin.sha256), lock.index) for lock in locks for pin in lock.pins]
-
-
-class ProbedSource:
-    """The files to probe from one kind of source: a lock's index, a model's endpoint, or URLs."""
-
-    def __init__(self, files: list[WantedPackage], measure: Measure, only: list[Mirror] | None = None) -> None:
-        self.name = files[0].part
-        self._files = files
-        self._measure = measure
-        self._only = only
-
-    def able(self, mirrors: list[Mirror]) -> list[Mirror]:
-        """Return the mirrors that have this kind of source."""
-        from envcheck.mirrors.probe import effective_indexes
-
-        if self._only is not None:
-            return self._only
-        return [mirror for mirror in mirrors if effective_indexes.has_source(mirror.profile, self.name)]
-
-    def ranked(
-        self,
-        mirrors: list[Mirror],
-        budget: Budget,
-        *,
-        age: float,
-        offline: bool,
-        no_redirects: bool,
-        own_region: str | None,
-    ) -> list[RankedMirror]:
-        """Return the ranked mirrors, from stored or new measurements."""
-        from envcheck.mirrors.probe.cache import cached_or_measured
-        from envcheck.mirrors.probe.ranking import rank
-
-        mirrors = self._only or mirrors
-        measurements = cached_or_measured(mirrors, self._files, budget, age=age, offline=offline, measure=self._measure)
-        return rank(measurements, no_redirects=no_redirects, own_region=own_region)
+    if urls:
+        return [url_target(urls, mirrors[0])]
+    requested = parse_request(settings, request, one_cell=True)
+    if isinstance(requested, list):
+        packages = [package for cell in requested for package in locked_packages(cell.locks)]
+        return lock_targets(packages, verify=verify)
+    return [hub_target(_hub_request(requested, mirrors), verify=verify)]
 
 
-def probed_sources(
-    settings: Settings, requested: dict[str, Any], mirrors: list[Mirror], *, named: bool
-) -> list[ProbedSource]:
-    """Return the sources of the one request: CELL, --lock, --model, --dataset or --need.
+def _hub_request(requested: Revision | Reference, mirrors: Sequence[Mirror]) -> HubRequest:
+    """Return the revision with hashes from a lock, or from the trusted endpoint."""
+    from envcheck.mirrors.hub.revision import Reference
+    from envcheck.mirrors.probe.choose import model_request
+    from envcheck.mirrors.probe.measure import HubRequest
 
-    `named`: the mirrors come from the command line, so they are compared with URLs too.
-    """
-    from envcheck.cli.sources.fetch_request import locked_cells
-    from envcheck.mirrors.probe.hub import probe_hub
-    from envcheck.mirrors.probe.hub import wanted_packages as files_of
-    from envcheck.mirrors.probe.probe import probe
-    from envcheck.mirrors.select.by_lock import split_by_part
-
-    options = [name for name, value in requested.items() if value is not None]
-    if len(options) != 1:
-        message = f"{' and '.join(options)} exclude each other" if options else "no files are named"
-        raise ConfigError(message, fix="give one of CELL, --lock FILE, --model or --dataset REPO@REV, --need URL")
-    if requested["--need"]:
-        return [_url_source(requested["--need"], mirrors, named=named)]
-    hub_request = _hub_request(requested, mirrors)
-    if hub_request is not None:
-        return [
-            ProbedSource(
-                files_of(hub_request), lambda mirrors, _packages, budget: probe_hub(mirrors, hub_request, budget)
-            )
-        ]
-    locks = (
-        [read_lock(requested["--lock"])]
-        if requested["--lock"] is not None
-        else locked_cells(settings, requested["CELL"], one=True)[0].locks
-    )
-    return [ProbedSource(part, probe) for part in split_by_part(locked_files(locks))]
-
-
-def _url_source(urls: tuple[str, ...], mirrors: list[Mirror], *, named: bool) -> ProbedSource:
-    from envcheck.mirrors.probe import urls as probe_url
-
-    need = probe_url.needed_file(urls)
-    only = probe_url.url_mirrors(need, mirrors[0]) + (probe_url.named_mirrors(need, mirrors) if named else [])
-    return ProbedSource(
-        probe_url.wanted_packages(need),
-        lambda mirrors, _packages, budget: probe_url.probe_urls(mirrors, need, budget),
-        only,
-    )
-
-
-def _hub_request(requested: dict[str, Any], mirrors: list[Mirror]) -> HubProbeRequest | None:
-    """Return the revision with hashes from a lock or the trusted endpoint; None if wheels are requested."""
-    from envcheck.mirrors.hub.revision import SCHEMA, parse_lock, parse_reference
-    from envcheck.mirrors.probe.hub import HubProbeRequest
-    from envcheck.mirrors.select import by_model
-
-    lock: Path | None = requested["--lock"]
-    if lock is not None:
-        content = read_whole(lock)
-        return HubProbeRequest(parse_lock(content, str(lock))) if SCHEMA.encode() in content[:200] else None
-    reference = requested["--model"] or requested["--dataset"]
-    if reference is None:
-        return None
-    return by_model.hub_request(parse_reference(reference, "model" if requested["--model"] else "dataset"), mirrors)
+    return model_request(requested, mirrors) if isinstance(requested, Reference) else HubRequest(requested)
 
 
 def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profile:
@@ -157,19 +62,20 @@ def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profi
         profile = load(mirror)
         _print_mirror(settings, _implicit_choice(mirror), [])
         return profile
-    from envcheck.mirrors.select.by_lock import choose
+    from envcheck.mirrors.probe.choose import choose_for_locks
 
-    choice = choose(locked_files(locks))
+    choice = choose_for_locks(locked_packages(locks))
     _print_mirror(settings, *_split_reasons(choice.reasons))
     return choice.profile
 
 
-def profile_to_fetch(settings: Settings, mirror: str, request: What) -> tuple[Profile, Revision | list[CellLocks]]:
+def profile_to_fetch(
+    settings: Settings, mirror: str, request: FetchRequest
+) -> tuple[Profile, Revision | list[CellLocks]]:
     """Return the profile for a fetch, and the revision of the requested model or dataset, or the requested locks.
 
     Print the mirror only after the request is known to be right, so that an error is the only line.
     """
-    from envcheck.cli.sources.fetch_request import parse_request, profile_client
     from envcheck.mirrors.hub.api import trusted_endpoint
     from envcheck.mirrors.hub.download import read_revision
     from envcheck.mirrors.hub.revision import Reference
@@ -187,11 +93,8 @@ def profile_to_fetch(settings: Settings, mirror: str, request: What) -> tuple[Pr
     return profile, requested
 
 
-def _auto_profile(settings: Settings, request: What) -> tuple[Profile, Revision | list[CellLocks]]:
-    from envcheck.cli.sources.fetch_request import parse_request
-    from envcheck.mirrors.hub.revision import Reference
-    from envcheck.mirrors.probe.hub import HubProbeRequest
-    from envcheck.mirrors.select import by_lock, by_model
+def _auto_profile(settings: Settings, request: FetchRequest) -> tuple[Profile, Revision | list[CellLocks]]:
+    from envcheck.mirrors.probe import choose
 
     model = request.model is not None or request.dataset is not None
     if request.url is not None or (model and request.trust_mirror):
@@ -200,11 +103,9 @@ def _auto_profile(settings: Settings, request: What) -> tuple[Profile, Revision 
     requested = parse_request(settings, request, one_cell=True)
     if isinstance(requested, list):
         return profile_for(settings, AUTO, [lock for cell in requested for lock in cell.locks]), requested
-    mirrors = by_lock.default_mirrors()
-    hub_request = (
-        by_model.hub_request(requested, mirrors) if isinstance(requested, Reference) else HubProbeRequest(requested)
-    )
-    choice = by_model.choose(hub_request, mirrors)
+    mirrors = choose.default_mirrors()
+    hub_request = _hub_request(requested, mirrors)
+    choice = choose.choose_for_model(hub_request, mirrors)
     _print_mirror(settings, *_split_reasons(choice.reasons))
     return choice.profile, hub_request.revision
 
@@ -257,19 +158,27 @@ def _format_line(ranked: RankedMirror, place: int) -> str:
         return f"{place:>3}  {name} all files are in this machine's directories"
     rate, latency = ranked.measured.rate, ranked.measured.latency
     speed = f"{rate.speed / 1e6:.1f} MB/s" if rate is not None else "no rate"
-    delay = f"{latency.total * 1e3:.1f} ms" if latency is not None else "no latency"
-    return f"{place:>3}  {name} {ranked.score:>5.1f} of 100   {speed:>12}   {delay:>10}"
+    delay = f"{latency * 1e3:.1f} ms" if latency is not None else "no latency"
+    return f"{place:>3}  {name} {speed:>12}   {delay:>10}"
 
 
 def _format_reasons(ranked: RankedMirror) -> list[str]:
-    """Return the criteria, the failed ones first, and the points of a mirror that passed."""
+    """Return the criteria, the failed ones first, and the measurements of a mirror that passed."""
     order = sorted(ranked.criteria, key=lambda gate: gate.passed is not False)
-    words = {True: "passed", False: "failed", None: "not verified"}
-    gate_lines = [f"{gate.name} {_gate_word(gate.hard, words[gate.passed])}: {gate.why}" for gate in order]
-    points = [f"{mark.name} {mark.points:g} of {mark.of:g}: {mark.why}" for mark in ranked.score_parts]
-    lines = [*gate_lines, *points] if ranked.passed else gate_lines[: max(1, len(ranked.failed_criteria))]
+    lines = [f"{gate.name} {_word(gate)}: {gate.why}" for gate in order]
+    rate = ranked.measured.rate
+    if ranked.passed and rate is not None:
+        interrupted = f", then {rate.why}" if rate.why else ""
+        size = f"{rate.bytes / 1e6:.2f} MB from the middle of a file in {rate.seconds:.2f} s"
+        lines.append(f"rate: {size}{interrupted}")
+    elif ranked.passed:
+        lines.append(f"rate {ranked.measured.rate_why}")
+    else:
+        lines = lines[: max(1, len(ranked.failed_criteria))]
     return [*lines, *(f"note: {note}" for note in ranked.notes), *(["as stored"] if ranked.measured.stored else [])]
 
 
-def _gate_word(hard: bool, word: str) -> str:  # noqa: FBT001 (two words, private)
-    return "noted" if not hard and word == "failed" else word
+def _word(gate: Criterion) -> str:
+    if gate.passed is None:
+        return "not verified"
+    return "passed" if gate.passed else "failed" if gate.hard else "noted"

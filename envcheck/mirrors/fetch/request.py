@@ -1,15 +1,20 @@
-"""The file to fetch, the options of the transfer, and its result."""
+"""The files to fetch, the options of the transfer, and its results."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
-from envcheck.mirrors.fetch.limits import BandwidthLimiter, HostSlots
-from envcheck.mirrors.net.advice import OTHER_MIRROR
 from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.network_errors import OTHER_MIRROR
+
+_MOST_CHUNK: Final = 1 << 17
+_LEAST_CHUNK: Final = 1 << 12
 
 
 class StoppedError(Exception):
@@ -20,6 +25,7 @@ class StoppedError(Exception):
 class WantedFile:
     """One file to fetch: its URLs in order of preference, its hash and its path. `size` is None if it is unknown.
 
+    `git_sha1` is the hash of the file as a git blob, for a file whose sha256 is not known ("").
     `hint` is the size that an index page claims. It only sets the order of downloads, because pages are not trusted.
     `local` are files on this machine that may have the hash: they are checked before any request. `other_fix` is what
     to do about sources without it, if they do not say.
@@ -32,11 +38,26 @@ class WantedFile:
     local: tuple[Path, ...] = ()
     hint: int | None = None
     other_fix: str = OTHER_MIRROR
+    git_sha1: str = ""
 
     @property
     def expected(self) -> int | None:
         """Return the known size, else the size that a page claims."""
         return self.hint if self.size is None else self.size
+
+    @property
+    def digest(self) -> str:
+        """Return the hash that the content must have, as hex."""
+        return self.sha256 or self.git_sha1
+
+    def hasher(self, size: int) -> hashlib._Hash:
+        """Return the hasher of this kind of hash for content of `size` bytes."""
+        return hashlib.sha256() if self.sha256 else git_hasher(size)
+
+
+def git_hasher(size: int) -> hashlib._Hash:
+    """Return a hasher that gives the git blob sha1 of a file of `size` bytes."""
+    return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,13 +72,39 @@ class FetchedFile:
     sources: Mapping[str, int]
 
 
+class BandwidthLimiter:
+    """Limit the transfer to `rate` bytes a second, with bursts of one second; None means no limit."""
+
+    def __init__(self, rate: float | None) -> None:
+        self._rate = rate
+        self._lock = threading.Lock()
+        self._free_at = time.monotonic()
+        self.taken = 0  # the bytes that all files have received together
+
+    @property
+    def chunk(self) -> int:
+        """Return the bytes to read at once: at most a tenth of a second's worth."""
+        return _MOST_CHUNK if self._rate is None else min(_MOST_CHUNK, max(_LEAST_CHUNK, int(self._rate / 10)))
+
+    def take(self, size: int, stop: threading.Event) -> None:
+        """Wait until `size` more bytes are within the rate, or until `stop` is set."""
+        with self._lock:
+            self.taken += size
+            if self._rate is None:
+                return
+            now = time.monotonic()
+            self._free_at = max(self._free_at, now - 1.0) + size / self._rate
+            wait = self._free_at - now
+        if wait > 0:
+            stop.wait(wait)
+
+
 @dataclasses.dataclass(frozen=True)
 class TransferOptions:
     """How to fetch files.
 
-    `progress` gets (bytes present, bytes in total) twice a second; `note` gets text for the user.
-
-    All files share `limiter` and `slots`. Setting `stop` ends every transfer.
+    `progress` gets (bytes present, bytes in total) twice a second; `note` gets text for the user. All files share
+    `limiter`, and `slots`: the requests that may be open at once. Setting `stop` ends every transfer.
     """
 
     client: Client
@@ -65,5 +112,5 @@ class TransferOptions:
     limiter: BandwidthLimiter = dataclasses.field(default_factory=lambda: BandwidthLimiter(None))
     progress: Callable[[int, int], None] = lambda _there, _all: None
     note: Callable[[str], None] = lambda _text: None
-    slots: HostSlots = dataclasses.field(default_factory=lambda: HostSlots(64))
+    slots: threading.Semaphore = dataclasses.field(default_factory=lambda: threading.Semaphore(16))
     stop: threading.Event = dataclasses.field(default_factory=threading.Event)

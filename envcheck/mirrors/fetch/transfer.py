@@ -1,33 +1,36 @@
-"""Fetch one file whose sha256 is known. Its name appears only when the file is complete."""
+"""Fetch files whose hashes are known. The name of a file appears only when it is complete."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import os
-import stat
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from http import HTTPStatus
 from pathlib import Path
+from typing import Final
 
-from envcheck.errors import ConfigError, EnvcheckError, PromiseError, UnavailableError
-from envcheck.mirrors.fetch import whole
-from envcheck.mirrors.fetch.disk import partial_file
-from envcheck.mirrors.fetch.disk.running_hash import digest_of
-from envcheck.mirrors.fetch.download import FileDownload
-from envcheck.mirrors.fetch.plan import range_responses
-from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedFile
-from envcheck.mirrors.fetch.retries import NoSourceError, RetryLaterError, StatusError, no_answer_error, try_sources
-from envcheck.mirrors.net.advice import joined_advice
-from envcheck.mirrors.net.network_errors import NetworkError
+from envcheck.counting import counted
+from envcheck.errors import ConfigError, EnvcheckError, NotFoundError, PromiseError, UnavailableError
+from envcheck.mirrors.fetch import disk
+from envcheck.mirrors.fetch.download import MIB, FileDownload
+from envcheck.mirrors.fetch.request import FetchedFile, StoppedError, TransferOptions, WantedFile
+from envcheck.mirrors.fetch.retries import NoSourceError, no_answer_error, try_sources
+from envcheck.mirrors.net.network_errors import NetworkError, StatusError, is_missing, joined_advice
+from envcheck.mirrors.net.responses import file_size
 from envcheck.mirrors.net.urls import host_of
 
+AT_ONCE: Final = 4
+# Bytes of a file that is fetched in one request, without threads and journal.
+_SMALL: Final = MIB
+_TICK: Final = 0.2
 
-def fetch(target: WantedFile, options: TransferOptions, *, durable: bool = True) -> FetchedFile:
+
+def fetch(target: WantedFile, options: TransferOptions) -> FetchedFile:
     """Fetch the file and verify its hash, or leave nothing at its path.
-
-    `durable`: the file is synced to the disk when this returns. Otherwise the caller must call `sync_folders`.
 
     A new process resumes what an earlier one left; a second process waits for the first. Raise PromiseError if the
     sources have other bytes, UnavailableError if no source can be reached or the disk is full, StoppedError if
@@ -37,139 +40,34 @@ def fetch(target: WantedFile, options: TransferOptions, *, durable: bool = True)
         message = f"{target.path} is a directory, not a file"
         raise ConfigError(message, fix="choose another directory (--output)")
     target.path.parent.mkdir(parents=True, exist_ok=True)
-    part = partial_file.part_path(target)
-    with partial_file.locked(part, options) as file:
+    part = disk.part_path(target)
+    with disk.locked(part, target.digest, options) as file:
         try:
-            return _fetch_locked(target, options, part, file, durable=durable)
+            return _fetch_locked(target, options, part, file)
         except OSError as error:
             # A full disk may be reported only by the sync (delayed allocation, NFS), and then without a file name.
             size = max(os.fstat(file).st_size, target.size or 0)
-            raise partial_file.disk_error(error, target.path, size) from error
+            raise disk.disk_error(error, target.path, size) from error
 
 
-def _fetch_locked(target: WantedFile, options: TransferOptions, part: Path, file: int, *, durable: bool) -> FetchedFile:
+def _fetch_locked(target: WantedFile, options: TransferOptions, part: Path, file: int) -> FetchedFile:
     began = time.monotonic()
-    size = _present_size(target)
-    if size is not None:
-        partial_file.discard(part)
+    if disk.has_hash(target, target.path):
+        disk.discard(part)
+        size = target.path.stat().st_size
         return FetchedFile(target.path, size, 0, size, time.monotonic() - began, {})
     if os.path.lexists(target.path):
         options.note(_replacement_note(target.path))
-    linked_size = partial_file.take_local_copy(target.local, part, target.path, lambda copy: _has_hash(target, copy))
-    if linked_size is not None:
-        return FetchedFile(
-            target.path, linked_size, 0, linked_size, time.monotonic() - began, {"this machine": linked_size}
-        )
-    target = _silent_last(target, options)
-    if whole.may_be_small(target) and whole.is_empty(file):
-        small = whole.fetch_small(target, options, file)
+    linked = disk.take_local_copy(target, part)
+    if linked is not None:
+        return FetchedFile(target.path, linked, 0, linked, time.monotonic() - began, {"this machine": linked})
+    if 0 <= (target.expected or _SMALL + 1) <= _SMALL and not os.fstat(file).st_size:
+        small = _fetch_small(target, options, part, file)
         if small is not None:
-            partial_file.publish(part, file, target.path, durable=durable)
-            seconds = time.monotonic() - began
-            return FetchedFile(target.path, small.size, small.moved, 0, seconds, {small.host: small.size})
+            return small
     job = _download(target, options, part, file)
-    partial_file.publish(part, file, target.path)
+    disk.publish(part, file, target.path)
     return FetchedFile(target.path, job.size, job.moved, job.found, time.monotonic() - began, job.sources())
-
-
-def _download(target: WantedFile, options: TransferOptions, part: Path, file: int) -> FileDownload:
-    """Return the finished download. If the size is unknown, try each size that a source reports.
-
-    A wrong or too large size is the claim of one source, so the next size is tried.
-    """
-    failed: EnvcheckError | None = None
-    for size in _candidate_sizes(target, options, part) if target.size is None else [target.size]:
-        ended = _try_size(target, options, part, file, size)
-        if isinstance(ended, FileDownload):
-            return ended
-        failed = failed if isinstance(failed, PromiseError) else ended
-    if isinstance(failed, PromiseError):
-        partial_file.discard(part)
-    raise failed or AssertionError
-
-
-def _try_size(
-    target: WantedFile, options: TransferOptions, part: Path, file: int, size: int
-) -> FileDownload | EnvcheckError:
-    try:
-        job = FileDownload(_silent_last(target, options), options, part, file, size)
-    except UnavailableError as error:
-        if target.size is not None:
-            return error
-        message = f"{error.message} (the size that a source claims, and it may be wrong)"
-        return UnavailableError(message, fix=f"{error.fix}, or {target.other_fix}")
-    try:
-        with contextlib.closing(job):
-            job.run()
-    except (PromiseError, UnavailableError) as error:
-        return error
-    return job
-
-
-def _silent_last(target: WantedFile, options: TransferOptions) -> WantedFile:
-    """Return what is wanted, its sources on silent hosts after the others."""
-    return dataclasses.replace(target, urls=options.client.silence.last(target.urls))
-
-
-def _candidate_sizes(target: WantedFile, options: TransferOptions, part: Path) -> Iterator[int]:
-    """Yield the size of an unfinished file that has a complete piece, then the sizes that the sources report."""
-    header, pieces = partial_file.read_journal(part)
-    begun = header.size if header is not None and header.sha256 == target.sha256 and pieces else None
-    if begun is not None:
-        yield begun
-    yield from (size for size in _source_sizes(target, options) if size != begun)
-
-
-def smallest_size(target: WantedFile, options: TransferOptions) -> int | None:
-    """Return the smallest size that a source reports, in bytes, or None."""
-    sizes: list[int] = []
-    for url in target.urls:
-        with contextlib.suppress(NetworkError):
-            sizes.append(_size_from(url, options))
-    return min(sizes, default=None)
-
-
-def _source_sizes(target: WantedFile, options: TransferOptions) -> Iterator[int]:
-    """Yield each distinct size that the sources report. Raise UnavailableError if no source reports one.
-
-    Wait for a busy source only if no other source reports a size.
-    """
-    try:
-        first, first_url = try_sources(target.urls, lambda url: _size_from(url, options), options.stop, announce=False)
-    except NoSourceError as error:
-        reasons = "; ".join(f"{host_of(url)}: {reason}" for url, reason in error.reasons.items())
-        message = f"{target.path.name}: no source can provide it: {reasons or 'no source is known'}"
-        retry_later = "" if all(error.missing) else ", or run it again later"
-        fix = joined_advice((reason.fix for reason in error.reasons.values()), retry_later, other=target.other_fix)
-        raise no_answer_error(message, fix, error.missing) from error
-    yield first
-    sizes = {first}
-    for url in target.urls:
-        with contextlib.suppress(NetworkError):
-            if url != first_url and (size := _size_from(url, options)) not in sizes:
-                sizes.add(size)
-                yield size
-
-
-def _size_from(url: str, options: TransferOptions) -> int:
-    """Return the size that a source reports. Raise NetworkError, or RetryLaterError if the source is busy."""
-    with options.client.get(url, {"Range": "bytes=0-0"}) as answer:
-        size = range_responses.file_size(answer.status, answer.headers)
-        if size is not None:
-            return size
-        busy = range_responses.busy_failure(answer.status, answer.headers, time.time())
-        if busy is None:
-            if answer.status in {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT}:
-                message = f"it answers {answer.status} without the size of the file"
-                raise NetworkError(message)
-            raise StatusError(answer.status)
-        options.note(f"{host_of(url)}: {busy.reason}")
-        raise RetryLaterError(busy.reason, busy.after)
-
-
-def _present_size(target: WantedFile) -> int | None:
-    """Return the size of the file if it is present and has the hash, else None."""
-    return target.path.stat().st_size if _has_hash(target, target.path) else None
 
 
 def _replacement_note(path: Path) -> str:
@@ -179,16 +77,172 @@ def _replacement_note(path: Path) -> str:
     return f"{path} is a different file: the download replaces it once its hash is verified"
 
 
-def _has_hash(target: WantedFile, path: Path) -> bool:
-    """Tell whether a file exists and has the hash."""
+def _fetch_small(target: WantedFile, options: TransferOptions, part: Path, file: int) -> FetchedFile | None:
+    """Fetch the file in one request from the first source that has it at once; None if none has.
+
+    It is not synced to the disk on its own: after a power cut, the next fetch verifies its hash.
+    """
+    began, moved = time.monotonic(), 0
+    for url in target.urls:
+        content = _small_content(url, options)
+        moved += len(content)
+        hasher = target.hasher(len(content))
+        hasher.update(content)
+        if hasher.hexdigest() == target.digest:
+            disk.write(file, content, 0)
+            disk.publish(part, file, target.path, durable=False)
+            seconds = time.monotonic() - began
+            return FetchedFile(target.path, len(content), moved, 0, seconds, {host_of(url): len(content)})
+    return None
+
+
+def _small_content(url: str, options: TransferOptions) -> bytes:
+    """Return what a source sends, little more than a small file at most; empty if the request fails or breaks off."""
+    received = bytearray()
+    with _slot(options), contextlib.suppress(NetworkError), options.client.get(url) as answer:
+        if answer.status != HTTPStatus.OK:
+            return b""
+        for chunk in answer.chunks(options.limiter.chunk):
+            if options.stop.is_set():
+                raise StoppedError
+            options.limiter.take(len(chunk), options.stop)
+            received += chunk
+            if len(received) > _SMALL:
+                break
+        return bytes(received)
+    return b""
+
+
+@contextlib.contextmanager
+def _slot(options: TransferOptions) -> Iterator[None]:
+    while not options.slots.acquire(timeout=_TICK):
+        if options.stop.is_set():
+            raise StoppedError
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (FileNotFoundError, PermissionError):
-        return False
-    try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            return False
-        size = os.fstat(file).st_size
-        return target.size in {None, size} and digest_of(file, size) == target.sha256
+        yield
     finally:
-        os.close(file)
+        options.slots.release()
+
+
+def _download(target: WantedFile, options: TransferOptions, part: Path, file: int) -> FileDownload:
+    """Return the finished download. If the size is unknown, try each size that a source reports: one may be wrong."""
+    failed: EnvcheckError | None = None
+    for size in _sizes(target, options, part) if target.size is None else [target.size]:
+        ended = _try_size(target, options, part, file, size)
+        if isinstance(ended, FileDownload):
+            return ended
+        failed = failed if isinstance(failed, PromiseError) else ended
+    if isinstance(failed, PromiseError):
+        disk.discard(part)
+    raise failed or AssertionError
+
+
+def _try_size(
+    target: WantedFile, options: TransferOptions, part: Path, file: int, size: int
+) -> FileDownload | EnvcheckError:
+    try:
+        with contextlib.closing(FileDownload(target, options, part, file, size)) as job:
+            job.run()
+            return job
+    except (PromiseError, UnavailableError) as error:
+        return error
+
+
+def _sizes(target: WantedFile, options: TransferOptions, part: Path) -> Iterator[int]:
+    """Yield the size of an unfinished file that has a complete piece, then each distinct size that the sources report.
+
+    Wait for a busy source only if no other source reports a size. Raise UnavailableError if none does.
+    """
+    begun, _, pieces = disk.read_journal(part, target.digest)
+    sizes = {begun} if pieces else set[int]()
+    yield from sizes
+    try:
+        first, first_url = try_sources(target.urls, lambda url: _size_from(url, options), options.stop)
+    except NoSourceError as error:
+        reasons = list(error.reasons.values())
+        message = f"{target.path.name}: no source can provide it: {error if reasons else 'no source is known'}"
+        retry_later = "" if all(map(is_missing, reasons)) else ", or run it again later"
+        fix = joined_advice((reason.fix for reason in reasons), retry_later, other=target.other_fix)
+        raise no_answer_error(message, fix, reasons) from error
+    for url in (first_url, *target.urls):
+        with contextlib.suppress(NetworkError):
+            size = first if url == first_url else _size_from(url, options)
+            if size not in sizes:
+                sizes.add(size)
+                yield size
+
+
+def _size_from(url: str, options: TransferOptions) -> int:
+    """Return the size that a source reports."""
+    with options.client.get(url, {"Range": "bytes=0-0"}) as answer:
+        size = file_size(answer.status, answer.headers)
+        if size is None and answer.status in {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT}:
+            message = f"it answers {answer.status} without the size of the file"
+            raise NetworkError(message)
+        if size is None:
+            raise StatusError(answer.status, answer.headers)
+        return size
+
+
+class _Totals:
+    """The bytes present and in total of all files, for one progress display. An unknown size counts as 0."""
+
+    def __init__(self, targets: Sequence[WantedFile]) -> None:
+        self._there = [0] * len(targets)
+        self._all = [target.expected or 0 for target in targets]
+        self._lock = threading.Lock()
+
+    def update(self, number: int, done: int, size: int) -> tuple[int, int]:
+        """Record the progress of one file; return the progress of all files."""
+        with self._lock:
+            self._there[number], self._all[number] = done, size
+            return sum(self._there), sum(self._all)
+
+
+def fetch_all(
+    targets: Sequence[WantedFile], options: TransferOptions, on_fetched: Callable[[FetchedFile], None]
+) -> list[FetchedFile]:
+    """Fetch every file, the largest first, and return the results in the order of `targets`.
+
+    Call `on_fetched` for each finished file. Raise the error of a file after the other files have ended, and a lack of
+    disk space before any request. An interrupt stops all transfers and keeps complete pieces.
+    """
+    disk.check_disk_space([dataclasses.replace(target, size=target.expected) for target in targets])
+    totals = _Totals(targets)
+
+    def fetch_one(number: int) -> FetchedFile:
+        def progress(done: int, size: int) -> None:
+            options.progress(*totals.update(number, done, size))
+
+        fetched = fetch(targets[number], dataclasses.replace(options, progress=progress))
+        progress(fetched.size, fetched.size)
+        return fetched
+
+    order = sorted(range(len(targets)), key=lambda number: -(targets[number].expected or 0))
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="fetch") as pool:
+        try:
+            futures = {number: pool.submit(fetch_one, number) for number in order}
+            waiting: set[Future[FetchedFile]] = set(futures.values())
+            while waiting:
+                ended, waiting = wait(waiting, _TICK, FIRST_COMPLETED)
+                for future in ended:
+                    if future.exception() is None:
+                        on_fetched(future.result())
+        except BaseException:
+            options.stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+    return _results([futures[number] for number in range(len(targets))])
+
+
+def _results(futures: Sequence[Future[FetchedFile]]) -> list[FetchedFile]:
+    """Return the results, or raise an error with the number of others: a wrong hash, a missing file, any."""
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    if not errors:
+        return [future.result() for future in futures]
+    certain = [error for kind in (PromiseError, NotFoundError) for error in errors if isinstance(error, kind)]
+    first = next(iter(certain), errors[0])
+    if isinstance(first, EnvcheckError) and len(errors) > 1:
+        message = f"{first.message} (and {counted(len(errors) - 1, 'more file')})"
+        raise type(first)(message, fix=first.fix) from first
+    raise first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -12,14 +12,14 @@ from typing import Final
 import msgspec
 
 from envcheck import safe_files
-from envcheck.errors import EnvcheckError, UnavailableError
-from envcheck.mirrors.fetch.batch import fetch_all
+from envcheck.errors import EnvcheckError, PromiseError, UnavailableError
 from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedFile
-from envcheck.mirrors.fetch.retries import NoSourceError, RetryLaterError, StatusError, read_body, try_sources
+from envcheck.mirrors.fetch.retries import NoSourceError, no_answer_error, read_body, try_sources
+from envcheck.mirrors.fetch.transfer import fetch_all
 from envcheck.mirrors.hub import cache_layout
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.net.network_errors import NetworkError
+from envcheck.mirrors.net.network_errors import NetworkError, StatusError, joined_advice
 from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.net.waits import NETWORK_WAITS
 
@@ -87,17 +87,17 @@ def lock_revision(client: Client, endpoint: str, ref: hub_revision.Reference) ->
     pinned = dataclasses.replace(ref, revision=listed.revision)
 
     def digest(file: hub_revision.HubFile) -> str:
-        url = hub_revision.file_url(endpoint, pinned, file.path)
-
-        def attempt(at: str) -> str:
-            hasher = hashlib.sha256()
-            cache_layout.read_small_file(client, at, file, hasher.update)
-            return hasher.hexdigest()
-
         try:
-            return try_sources([url], attempt)[0]
+            url = hub_revision.file_url(endpoint, pinned, file.path)
+            (content, _), _ = try_sources([url], lambda at: read_body(client, at, file.size))
         except NoSourceError as error:
-            raise cache_layout.small_file_error(file.path, error) from error
+            fix = joined_advice((reason.fix for reason in error.reasons.values()), ", or run it again")
+            message = f"{file.path}: {error}"
+            raise no_answer_error(message, fix, list(error.reasons.values())) from error
+        if hub_revision.git_sha1(content) != file.sha1:
+            message = f"{file.path}: {host_of(endpoint)}: it has another hash than it should have"
+            raise PromiseError(message, fix="the mirror serves wrong bytes: compare with the origin, purge the mirror")
+        return hashlib.sha256(content).hexdigest()
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         hashes = dict(zip([file.path for file in missing], pool.map(digest, missing), strict=True))
@@ -121,10 +121,8 @@ def fetch_revision(
     safe_files.directory(folder, "blobs")
     names = {file.blob: file.path for file in revision.files}
     naming = dataclasses.replace(options, note=lambda text: options.note(_with_paths(text, names)))
-    endpoints = _reachable_first(revision, endpoints, options)
     try:
         fetched = fetch_all(wanted_files(revision, endpoints, to), naming, on_fetched)
-        fetched += _fetch_small_files(revision, endpoints, folder / "blobs", naming, on_fetched)
     except EnvcheckError as error:
         raise type(error)(_with_paths(error.message, names), fix=error.fix) from error
     cache_layout.link_snapshot(revision, folder)
@@ -134,59 +132,20 @@ def fetch_revision(
 
 
 def wanted_files(revision: hub_revision.Revision, endpoints: Sequence[str], to: Path) -> list[WantedFile]:
-    """Return the files whose sha256 is known, with URLs and blob paths; equal files are one blob."""
+    """Return the files with URLs and blob paths; equal files are one blob. Small files may have git's hash alone."""
     ref = hub_revision.Reference(revision.kind, revision.repo, revision.revision)
     blobs = to / hub_revision.cache_folder(ref) / "blobs"
-    files = {file.blob: file for file in revision.files if file.sha256 is not None}
+    files = {file.blob: file for file in revision.files}
     return [
         WantedFile(
             tuple(hub_revision.file_url(at, ref, file.path) for at in endpoints),
             file.sha256 or "",
             file.size,
             blobs / name,
+            git_sha1="" if file.sha256 else file.sha1 or "",
         )
         for name, file in files.items()
     ]
-
-
-def _fetch_small_files(
-    revision: hub_revision.Revision,
-    endpoints: Sequence[str],
-    blobs: Path,
-    options: TransferOptions,
-    on_fetched: Callable[[FetchedFile], None],
-) -> list[FetchedFile]:
-    """Download the files of which only git's hash is known: small files outside LFS."""
-    ref = hub_revision.Reference(revision.kind, revision.repo, revision.revision)
-    files = {file.blob: file for file in revision.files if file.sha256 is None}.values()
-    results = []
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        try:
-            urls = {file.path: [hub_revision.file_url(at, ref, file.path) for at in endpoints] for file in files}
-            for fetched in pool.map(lambda file: cache_layout.fetch_blob(file, urls[file.path], blobs, options), files):
-                on_fetched(fetched)
-                results.append(fetched)
-        except BaseException:
-            options.stop.set()
-            pool.shutdown(cancel_futures=True)
-            raise
-    return results
-
-
-def _reachable_first(revision: hub_revision.Revision, endpoints: Sequence[str], options: TransferOptions) -> list[str]:
-    """Return the endpoints with leading unreachable ones moved to the end, so that not every file tries them first."""
-    ref = hub_revision.Reference(revision.kind, revision.repo, revision.revision)
-    left = list(endpoints)
-    dead: list[str] = []
-    while len(left) > 1:
-        url = hub_revision.file_url(left[0], ref, revision.files[0].path)
-        try:
-            with options.client.get(url, {"Range": "bytes=0-0"}):
-                break
-        except NetworkError as error:
-            options.note(f"{host_of(url)}: {error}: trying it last")
-            dead.append(left.pop(0))
-    return [*left, *dead]
 
 
 def _page(client: Client, url: str) -> tuple[bytes, str | None]:
@@ -194,7 +153,7 @@ def _page(client: Client, url: str) -> tuple[bytes, str | None]:
     return body, hub_revision.next_page(headers, url)
 
 
-def _with_paths(text: str, names: dict[str, str]) -> str:
+def _with_paths(text: str, names: Mapping[str, str]) -> str:
     return next((text.replace(blob, path) for blob, path in names.items() if blob in text), text)
 
 
@@ -208,7 +167,7 @@ def _fix(reason: Exception) -> str:
     use_lock = "or use `fetch --lock FILE`, which needs no lookup"
     if isinstance(reason, NetworkError) and reason.fix and not isinstance(reason, StatusError):
         return f"{reason.fix}, {use_lock}"
-    if isinstance(reason, RetryLaterError):
+    if isinstance(reason, NetworkError) and reason.retry:
         return f"run it again later, {use_lock}"
     if isinstance(reason, StatusError):
         private = "if it is private or gated, set `hf: {token: allow}` or `credentials:` in the profile"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
@@ -18,6 +17,7 @@ from urllib.parse import quote, urljoin, urlsplit
 import msgspec
 
 from envcheck.errors import ConfigError
+from envcheck.mirrors.fetch.request import git_hasher
 
 SCHEMA: Final = "envcheck/model-lock/1"
 Kind = Literal["model", "dataset"]
@@ -145,13 +145,8 @@ def is_safe_path(path: str) -> bool:
     return bool(parts) and plain and len(path.encode()) <= _LONGEST and all(len(part.encode()) <= 255 for part in parts)  # noqa: PLR2004 (NAME_MAX)
 
 
-def git_hasher(size: int) -> hashlib._Hash:
-    """Return a hasher that gives the git blob sha1 of a file of `size` bytes, which is its ETag outside LFS."""
-    return hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
-
-
 def git_sha1(content: bytes) -> str:
-    """Return the git blob sha1 of a file's content."""
+    """Return the git blob sha1 of a file's content, which is its ETag outside LFS."""
     hasher = git_hasher(len(content))
     hasher.update(content)
     return hasher.hexdigest()

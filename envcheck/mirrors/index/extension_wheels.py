@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from packaging.version import Version
 
-from envcheck.mirrors.index.file_names import parse_file_name
 from envcheck.mirrors.index.remote_metadata import read_metadata
-from envcheck.mirrors.index.simple_api import IndexFile
+from envcheck.mirrors.index.simple_api import IndexFile, parse_file_name
 from envcheck.mirrors.index.torch_wheels import in_parallel, read_project, unavailable
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import itertools
 import platform
@@ -17,18 +16,18 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envcheck.errors import NotFoundError, UnavailableError
-from envcheck.mirrors.fetch.retries import NoSourceError, RetryLaterError, try_sources
+from envcheck.mirrors.fetch.retries import NoSourceError, try_sources
 from envcheck.mirrors.index import simple_api
-from envcheck.mirrors.index.file_names import parse_file_name
+from envcheck.mirrors.index.simple_api import parse_file_name
+from envcheck.mirrors.index.sources import with_default_url
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.net.client_defaults import python_index, pytorch_index
-from envcheck.mirrors.net.network_errors import NetworkError
+from envcheck.mirrors.net.network_errors import NetworkError, is_missing
 from envcheck.mirrors.net.urls import host_of
-from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index
+from envcheck.mirrors.profiles.model import Index
 
 _AT_ONCE: Final = 8
 
-_Page: TypeAlias = list[simple_api.IndexFile] | NetworkError
+Page: TypeAlias = list[simple_api.IndexFile] | NetworkError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +42,11 @@ class LockedPackage:
     index: str = "pypi"
     version: str | None = None
     python: str | None = None
+
+    @property
+    def label(self) -> str:
+        """Return project==version."""
+        return f"{self.project}=={self.version}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +71,9 @@ def locate(
     Raises UnavailableError naming the first package that no index lists with a hash of its lock, and why.
     """
     requests = [(package, page) for package in packages for page in _page_urls(package, indexes)]
-    pages: dict[LockedPackage, list[list[simple_api.IndexFile] | str]] = {package: [] for package in packages}
+    pages: dict[LockedPackage, list[Page]] = {package: [] for package in packages}
     for (package, _), answer in zip(requests, _read_pages(requests, client), strict=True):
-        pages[package].append(_reason(answer) if isinstance(answer, NetworkError) else answer)
+        pages[package].append(answer)
     hosts = {package: [host_of(page) for other, page in requests if other == package] for package in packages}
     return [
         file
@@ -80,11 +84,11 @@ def locate(
 
 def match_files(
     package: LockedPackage,
-    pages: Iterable[list[simple_api.IndexFile] | str],
+    pages: Iterable[Page],
     local: Sequence[Path] = (),
     hosts: Sequence[str] = (),
 ) -> list[LocatedFile]:
-    """Return the files of a package that these pages list. A page is the text of an error if it could not be read.
+    """Return the files of a package that these pages list; a page may be the error of reading it.
 
     A file without a hash matches if another page lists its name with the hash; if no page lists hashes, if it is the
     only file that fits. `hosts` names the host of each page for the error. Raises UnavailableError if no page has it.
@@ -93,9 +97,9 @@ def match_files(
     reasons, unread = [], False
     for page, host in itertools.zip_longest(pages, hosts):
         prefix = f"{host}: " if host else ""
-        if isinstance(page, str):
-            reasons.append(f"{prefix}{page}")
-            unread = unread or not isinstance(page, _NoPage)
+        if isinstance(page, NetworkError):
+            reasons.append(f"{prefix}{page} ({page.fix})" if page.fix else f"{prefix}{page}")
+            unread = unread or not is_missing(page)
             continue
         relevant = [file for file in page if file.sha256 is None or file.sha256 in package.sha256]
         matching = [file for file in relevant if _belongs_to(package, file.name)]
@@ -178,26 +182,18 @@ def local_files(package: LockedPackage, indexes: Mapping[str, Sequence[Index]]) 
     return [file for file in files if version is None or _parse_name(file.name)[1] == version]
 
 
-def with_default_url(index: Index, family: str) -> Index:
-    """Return the index, with the client's own URL where it stands for that."""
-    if index.url != CLIENT_DEFAULT:
-        return index
-    return Index(url=f"{pytorch_index()}/{{variant}}" if family == "pytorch" else python_index())
-
-
-def _read_pages(requests: Sequence[tuple[LockedPackage, str]], client: Client) -> list[_Page]:
+def _read_pages(requests: Sequence[tuple[LockedPackage, str]], client: Client) -> list[Page]:
     """Return the files or the error of each page. Waits for a busy host only if no other page lists the package."""
-    stop, page_counts = threading.Event(), collections.Counter(package for package, _ in requests)
+    stop = threading.Event()
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         try:
-            pages = list(pool.map(lambda pair: _read(client, pair[1], alone=page_counts[pair[0]] == 1), requests))
-            listed = {
-                package for (package, _), page in zip(requests, pages, strict=True) if _lists_package(page, package)
-            }
+            pages = list(pool.map(lambda request: _read(client, request[1]), requests))
+            pairs = list(zip(requests, pages, strict=True))
+            listed = {package for (package, _), page in pairs if _lists_package(page, package)}
 
-            def settled(pair: tuple[LockedPackage, str], page: _Page) -> _Page:
-                wait = isinstance(page, RetryLaterError) and pair[0] not in listed
-                return _read_when_free(client, pair[1], page, stop) if wait else page
+            def settled(request: tuple[LockedPackage, str], page: Page) -> Page:
+                busy = isinstance(page, NetworkError) and page.retry and request[0] not in listed
+                return _read_when_free(client, request[1], page, stop) if busy else page
 
             return list(pool.map(settled, requests, pages))
         except BaseException:
@@ -205,17 +201,14 @@ def _read_pages(requests: Sequence[tuple[LockedPackage, str]], client: Client) -
             raise
 
 
-def _read(client: Client, url: str, *, alone: bool) -> _Page:
-    """Return a page's files or its error; skips a host that has stalled before unless its page is the only one."""
-    if not alone and client.silence.rounds(url):
-        return RetryLaterError("it stalled", slow=True)
+def _read(client: Client, url: str) -> Page:
     try:
         return simple_api.read_page(client, url)
     except NetworkError as error:
         return error
 
 
-def _read_when_free(client: Client, url: str, busy: _Page, stop: threading.Event) -> _Page:
+def _read_when_free(client: Client, url: str, busy: Page, stop: threading.Event) -> Page:
     first = [busy]
 
     def attempt(page: str) -> list[simple_api.IndexFile]:
@@ -230,16 +223,5 @@ def _read_when_free(client: Client, url: str, busy: _Page, stop: threading.Event
         return error.reasons[url]
 
 
-def _lists_package(page: _Page, package: LockedPackage) -> bool:
+def _lists_package(page: Page, package: LockedPackage) -> bool:
     return isinstance(page, list) and any(file.sha256 is None or file.sha256 in package.sha256 for file in page)
-
-
-class _NoPage(str):
-    """The text of an answer that there is no page of a package."""
-
-    __slots__ = ()
-
-
-def _reason(error: NetworkError) -> str:
-    text = f"{error} ({error.fix})" if error.fix else str(error)
-    return _NoPage(text) if isinstance(error, simple_api.NoPageError) else text

@@ -1,22 +1,25 @@
-"""Read a Python index's page of one project: PEP 691 JSON, PEP 503 HTML, or a flat page of links."""
+"""Read a Python index's page of one project: PEP 691 JSON, PEP 503 HTML, or a flat page of links.
+
+Pages, and the names on them, are not trusted: a name could cost time or memory.
+"""
 
 from __future__ import annotations
 
 import codecs
 import contextlib
 import dataclasses
+import math
 import re
-import time
 from collections.abc import Iterable, Mapping
 from html.parser import HTMLParser
 from typing import Any, Final
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 import msgspec
+from packaging.tags import Tag
+from packaging.utils import parse_sdist_filename, parse_wheel_filename
+from packaging.version import Version
 
-from envcheck.mirrors.fetch.plan import range_responses
-from envcheck.mirrors.fetch.retries import RetryLaterError
-from envcheck.mirrors.net.advice import status_advice
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.profiles.model import Index
@@ -30,6 +33,10 @@ _MOST: Final = 50_000
 _LONGEST_TAG: Final = 1 << 16
 _FED: Final = 1 << 16
 _SHA256: Final = re.compile(r"sha256=([0-9a-f]{64})")
+# Bytes of a file's name (linux/limits.h).
+NAME_MAX: Final = 255
+# A wheel's name encodes a set of tags: `py2.py3-none-any` is two. A name of 250 bytes could encode 64 000.
+_MOST_TAGS: Final = 200
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,20 +60,10 @@ def page_url(index: Index, project: str, variant: str = "") -> str:
     return f"{url}/{project}/" if index.kind == "simple" else index.url.replace("{variant}", variant)
 
 
-class NoPageError(NetworkError):
-    """An index that answers that it has no page of a package."""
-
-
 def read_page(client: Client, url: str) -> list[IndexFile]:
-    """Return the files that a page lists. Raises RetryLaterError if the host is busy, NetworkError if there is none."""
+    """Return the files that a page lists. Raise StatusError if there is no page, NetworkError if it cannot be read."""
     with client.get(url, {"Accept": ACCEPT}) as answer:
-        if answer.status != 200:  # noqa: PLR2004 (HTTP's OK)
-            message = f"it answers {answer.status} to {urlsplit(url).path}"
-            busy = range_responses.busy_failure(answer.status, answer.headers, time.time())
-            if busy is None:
-                error = NoPageError if answer.status in range_responses.MISSING else NetworkError
-                raise error(message, status_advice(answer.status))
-            raise RetryLaterError(message + range_responses.wait_phrase(busy.after), busy.after)
+        answer.demand_ok(f" to {urlsplit(url).path}")
         kind = answer.headers.get("Content-Type", "")
         if "json" in kind:
             return _parse_json(answer.text(_LARGEST), answer.url)
@@ -155,3 +152,18 @@ class _Links(HTMLParser):
                 raise _too_many_error()
             if name:
                 self.files.append(IndexFile(name, target, digest[1] if digest else None, yanked=yanked))
+
+
+def parse_file_name(name: str) -> tuple[str, Version, frozenset[Tag]]:
+    """Return project, version and, for a wheel, the tags. Raises ValueError if it is not the name of either."""
+    if len(name.encode("utf-8", "replace")) > NAME_MAX:
+        message = f"a name of more than {NAME_MAX} bytes"
+        raise ValueError(message)
+    if not name.endswith(".whl"):
+        project, version = parse_sdist_filename(name)
+        return project, version, frozenset()
+    if math.prod(part.count(".") + 1 for part in name.removesuffix(".whl").split("-")[-3:]) > _MOST_TAGS:
+        message = f"a name that stands for more than {_MOST_TAGS} tags"
+        raise ValueError(message)
+    project, version, _, tags = parse_wheel_filename(name)
+    return project, version, tags

@@ -13,12 +13,11 @@ from packaging.version import InvalidVersion, Version
 
 from envcheck.errors import UnavailableError
 from envcheck.mirrors.index import simple_api
-from envcheck.mirrors.index.file_names import parse_file_name
-from envcheck.mirrors.index.locate import with_default_url
 from envcheck.mirrors.index.remote_metadata import read_requirements
-from envcheck.mirrors.index.simple_api import IndexFile
+from envcheck.mirrors.index.simple_api import IndexFile, parse_file_name
+from envcheck.mirrors.index.sources import with_default_url
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.net.network_errors import NetworkError
+from envcheck.mirrors.net.network_errors import NetworkError, is_missing
 from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.profiles.model import Index, Profile, network_indexes
 
@@ -193,10 +192,8 @@ def read_project(
         url = simple_api.page_url(with_default_url(index, family), project, variant)
         try:
             return simple_api.read_page(client, url)
-        except simple_api.NoPageError:
-            continue
         except NetworkError as error:
-            failed = unavailable(url, str(error))
+            failed = failed if is_missing(error) else unavailable(url, str(error))
     if failed is not None:
         raise failed
     return None

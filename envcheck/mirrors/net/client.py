@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import socket
 import ssl
 import threading
 import time
@@ -23,14 +22,13 @@ from urllib3.util import Timeout, make_headers
 
 from envcheck import __version__
 from envcheck.errors import ConfigError
-from envcheck.mirrors.net import advice, read_deadlines, stall
+from envcheck.mirrors.net.connections import POOLS, within
 from envcheck.mirrors.net.credentials import Login, Netrc
-from envcheck.mirrors.net.network_errors import NetworkError, SilentError, SlowError, UntrustedError, read_error
+from envcheck.mirrors.net.network_errors import CLOSED, NetworkError, SlowError, network_error, proxy_variable
 from envcheck.mirrors.net.responses import HttpResponse
-from envcheck.mirrors.net.silence import Silence
 from envcheck.mirrors.net.urls import host_of, origin_of, proxy_login, proxy_of, redirect_target
 from envcheck.mirrors.net.waits import NETWORK_WAITS
-from envcheck.struct_types import LightRecord, Secret
+from envcheck.struct_types import Secret
 
 HOPS: Final = 10
 _REDIRECTS: Final = {301, 302, 303, 307, 308}
@@ -40,21 +38,12 @@ _BODILESS: Final = {"GET", "HEAD"}
 # Bytes of a sent body for which a server gets one second more to answer: it hashes or copies what it received.
 _DIGESTED: Final = 10 << 20
 _SECURE: Final = "https"
-# Seconds for all redirects together.
-_REDIRECTED: Final = 60.0
-# Bytes that are read of a redirect's body, so that its connection can be reused.
+# Bytes that are read of a redirect's body, so that its connection can be reused, and seconds for that.
 _DRAINED: Final = 1 << 16
-_PROXY: Final = (urllib3.exceptions.ProxyError, urllib3.exceptions.ProxySchemeUnknown)
-
-
-class Handshake(LightRecord, frozen=True):
-    """The seconds of each step of a connection, and what TLS negotiated. Plain http has no TLS."""
-
-    dns: float
-    tcp: float
-    tls: float | None = None
-    version: str | None = None
-    alpn: str | None = None
+_DRAINING: Final = 5.0
+# A host that was silent so often in a row is not asked again for so many seconds.
+_ROUNDS: Final = 2
+_WHILE: Final = 60.0
 
 
 class _SentRequest(Secret, frozen=True):
@@ -81,22 +70,13 @@ class Client:
         within: Collection[str] | None = None,
     ) -> None:
         self._within = within  # the hosts that may be contacted; None for all
-        self._ca = ca
-        self._context = (
-            None if ca is None else _trust(ca)
-        )  # the system's certificates are read at the first https request
-        self._offering: ssl.SSLContext | None = None
+        self._context = None if ca is None else _trust(ca)  # else the system's are read at the first https request
         self._connect, self._read = connect, read
-        self.silence = Silence()
         self._logins = [*logins, *([Netrc(netrc_file)] if netrc_file else [])]
-        self._options: dict[str, Any] = {
-            "num_pools": 16,
-            "maxsize": connections,
-            "timeout": Timeout(connect=connect, read=read),
-            "retries": False,
-        }
+        self._options: dict[str, Any] = {"num_pools": 16, "maxsize": connections, "retries": False}
         self._pools: dict[tuple[str | None, bool], urllib3.PoolManager] = {}
-        self._making = threading.Lock()
+        self._lock = threading.Lock()
+        self._silent: dict[str, tuple[int, float, str]] = {}  # host -> rounds, the end of the last one, and the reason
 
     def get(
         self, url: str, headers: Mapping[str, str] | None = None, *, method: str = "GET", login: Login | None = None
@@ -121,16 +101,12 @@ class Client:
         hosts: list[str] = []
         passed: list[Mapping[str, str]] = []
         request = _SentRequest(method, headers or {}, body, login)
-        until = time.monotonic() + _REDIRECTED
         for _ in range(HOPS):
-            if hosts and time.monotonic() > until:
-                message = f"its redirects took more than {_REDIRECTED:.0f} s, the last to {host_of(url)}"
-                raise SlowError(message)
             hosts.append(host_of(url))
             response = self._follow(request, url) if passed else self._send(request, url)
             target = response.headers.get("Location")
             if response.status not in _REDIRECTS or target is None:
-                return HttpResponse(response, url, tuple(hosts), tuple(passed), self.silence)
+                return HttpResponse(response, url, tuple(hosts), tuple(passed))
             passed.append(response.headers)
             _drain(response)
             url = _next_hop(request, url, target, response.status)
@@ -145,77 +121,59 @@ class Client:
             message = f"redirected to {host_of(url)}: {error}"
             raise type(error)(message, error.fix) from error
 
-    def handshake(self, url: str) -> Handshake | None:
-        """Connect once, offering HTTP/2, and return how long each step took; None if a proxy is in between."""
-        if proxy_of(url) is not None:
-            return None
-        parts = urlsplit(url)
-        host, secure = parts.hostname or "", parts.scheme == _SECURE
-        try:
-            began = time.monotonic()
-            port = parts.port or (443 if secure else 80)
-            address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
-            resolved = time.monotonic()
-            with socket.create_connection((address, port), self._connect) as plain:
-                connected = time.monotonic()
-                if not secure:
-                    return Handshake(resolved - began, connected - resolved)
-                with self._offered().wrap_socket(plain, server_hostname=host) as wrapped:
-                    agreed = time.monotonic() - connected
-                    version, alpn = wrapped.version(), wrapped.selected_alpn_protocol()
-                    return Handshake(resolved - began, connected - resolved, agreed, version, alpn)
-        except (OSError, UnicodeError) as error:
-            raise _network_error(error, url) from error
-
     def _send(self, request: _SentRequest, url: str) -> urllib3.BaseHTTPResponse:
         if self._within is not None and urlsplit(url).hostname not in self._within:
             message = f"{host_of(url)} is not in the profile, and the profile is closed"
-            raise NetworkError(message, advice.CLOSED)
-        if self.silence.given_up(url):
-            raise SilentError(self.silence.reason(url))
+            raise NetworkError(message, CLOSED)
+        self._refuse_silent(host_of(url))
         began = time.monotonic()
         default_headers = {"User-Agent": f"envcheck/{__version__}", "Accept-Encoding": "identity"}
         try:
             sent = {**default_headers, **request.headers, **self._auth(url, request.login)}
             waiting = NETWORK_WAITS.on(host_of(url), "answer", f"no answer yet, and it has {self._read:.0f} s")
-            with waiting, _opened(request) as (options, size), read_deadlines.within(stall.SECONDS):
-                options["timeout"] = Timeout(connect=self._connect, read=self._read + size / _DIGESTED)
+            with waiting, _opened(request) as (options, size):
+                timeout = Timeout(connect=self._connect, read=self._read + size / _DIGESTED)
                 sent |= {} if request.method in _BODILESS else {"Content-Length": str(size)}
-                pool = self._pool(url)
-                return pool.request(request.method, url, headers=sent, redirect=False, preload_content=False, **options)
+                options |= {"redirect": False, "preload_content": False, "timeout": timeout}
+                response = self._pool(url).request(request.method, url, headers=sent, **options)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-            failure = _network_error(error, url)
+            failure = network_error(error, url)
             if isinstance(failure, SlowError):
-                self.silence.note(url, began, str(failure))
+                self._note_silent(host_of(url), began, str(failure))
             raise failure from error
+        self._silent.pop(host_of(url), None)
+        return response
+
+    def _refuse_silent(self, host: str) -> None:
+        """Raise SlowError for a host that was silent of late: not every file and page must find that out anew."""
+        rounds, last, reason = self._silent.get(host, (0, 0.0, ""))
+        if rounds >= _ROUNDS and time.monotonic() - last < _WHILE:
+            message = f"{reason}, again and again"
+            raise SlowError(message)
+
+    def _note_silent(self, host: str, began: float, reason: str) -> None:
+        """Count a request without an answer. Requests that wait at the same time are one round."""
+        with self._lock:
+            rounds, last, _ = self._silent.get(host, (0, began, ""))
+            self._silent[host] = (rounds + 1, time.monotonic(), reason) if began >= last else (rounds, last, reason)
 
     def _auth(self, url: str, login: Login | None) -> dict[str, str]:
         logins = self._logins if login is None else [login, *self._logins]
         authorization = next((header for one in logins if (header := one.header(url)) is not None), None)
         return {} if authorization is None else {"Authorization": authorization}
 
-    def _offered(self) -> ssl.SSLContext:
-        with self._making:
-            if self._offering is None:
-                self._offering = _trust(self._ca)
-                self._offering.set_alpn_protocols(["h2", "http/1.1"])
-            return self._offering
-
     def _pool(self, url: str) -> urllib3.PoolManager:
         """Return the pool for the URL: direct, or through the proxy that the environment sets."""
         proxy, secure = proxy_of(url), urlsplit(url).scheme == _SECURE
-        with self._making:
+        with self._lock:
             if (proxy, secure) not in self._pools:
-                self._pools[proxy, secure] = self._made(proxy, secure=secure)
+                if self._context is None and (secure or proxy is not None):
+                    self._context = _trust(None)
+                options = {**self._options, "ssl_context": self._context}
+                made = urllib3.PoolManager(**options) if proxy is None else _proxied(proxy, options, secure=secure)
+                made.pool_classes_by_scheme = POOLS
+                self._pools[proxy, secure] = made
             return self._pools[proxy, secure]
-
-    def _made(self, proxy: str | None, *, secure: bool) -> urllib3.PoolManager:
-        if self._context is None and (secure or proxy is not None):
-            self._context = _trust(None)
-        options = {**self._options, "ssl_context": self._context}
-        manager = urllib3.PoolManager(**options) if proxy is None else _proxied(proxy, options, secure=secure)
-        manager.pool_classes_by_scheme = read_deadlines.POOLS
-        return manager
 
 
 @contextlib.contextmanager
@@ -227,7 +185,7 @@ def _opened(request: _SentRequest) -> Iterator[tuple[dict[str, Any], int]]:
     with io.BytesIO(request.body) if isinstance(request.body, bytes) else request.body.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
-        yield {"body": read_deadlines.Upload(file, size, size / _DIGESTED)}, size
+        yield {"body": file}, size
 
 
 def _next_hop(request: _SentRequest, url: str, target: str, status: int) -> str:
@@ -248,7 +206,7 @@ def _proxied(proxy: str, options: dict[str, Any], *, secure: bool) -> urllib3.Pr
     except urllib3.exceptions.ProxySchemeUnknown:
         raise
     except (ValueError, urllib3.exceptions.HTTPError) as error:
-        name = advice.proxy_variable("https" if secure else "http")
+        name = proxy_variable("https" if secure else "http")
         message = f"the proxy's URL in {name} is invalid"
         raise NetworkError(message, f"write {name}=http://HOST:PORT, or add the host to no_proxy") from error
 
@@ -266,22 +224,9 @@ def _trust(ca: Path | None) -> ssl.SSLContext:
 
 def _drain(response: urllib3.BaseHTTPResponse) -> None:
     """Read the short body of a redirect; close the connection if the body is longer."""
-    with contextlib.suppress(urllib3.exceptions.HTTPError, OSError), read_deadlines.within(stall.SECONDS):
+    with contextlib.suppress(urllib3.exceptions.HTTPError, OSError), within(_DRAINING):
         response.read(_DRAINED, decode_content=False)
     if response.length_remaining == 0:
         response.release_conn()
     else:
         response.close()
-
-
-def _network_error(error: Exception, url: str) -> NetworkError:
-    failed = read_deadlines.tls_error(error)
-    if isinstance(error, _PROXY):
-        original = getattr(error, "original_error", error)
-        kind = type(read_error(original))
-        return kind(f"its proxy: {read_deadlines.describe(original)}", advice.proxy_advice(url))
-    return (
-        read_error(error)
-        if failed is None
-        else UntrustedError(read_deadlines.describe(error), advice.tls_advice(failed))
-    )

@@ -1,26 +1,31 @@
-"""A response, whose body comes in pieces: each read has a deadline, and a page has a limit of bytes and of time."""
+"""A response, whose body comes in pieces, and what its head says about a file and a range of it."""
 
 from __future__ import annotations
 
 import contextlib
-import time
+import re
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from types import TracebackType
 from typing import Final
 
 import urllib3
 
-from envcheck.mirrors.net import read_deadlines, stall
-from envcheck.mirrors.net.network_errors import NetworkError, SlowError, read_error
-from envcheck.mirrors.net.silence import Silence
+from envcheck.mirrors.net.connections import within
+from envcheck.mirrors.net.network_errors import BrokenError, NetworkError, StatusError, network_error
 from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.net.waits import NETWORK_WAITS
 
 # Seconds that a page may take: enough for 15 MB, the largest known page, at 1 Mbit/s. Bytes read at once.
 _PAGE_SECONDS: Final = 120.0
 _CHUNK: Final = 1 << 16
-# Connections that may share a narrow line: a host of which each brings this share of its least is not silent.
-_SHARING: Final = 16
+# Fifteen digits are a petabyte. No file is larger, and Python refuses to parse thousands of digits.
+_RANGE: Final = re.compile(r"bytes ([0-9]{1,15})-([0-9]{1,15})/([0-9]{1,15})")
+_LENGTH: Final = re.compile(r"[0-9]{1,15}")
+
+
+class WholeFileError(NetworkError):
+    """A host that answers a request for a range with the whole file."""
 
 
 class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
@@ -35,10 +40,8 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
         url: str,
         hosts: tuple[str, ...],
         passed: tuple[Mapping[str, str], ...] = (),
-        silence: Silence | None = None,
     ) -> None:
         self._response = response
-        self._silence = silence or Silence()
         self.url = url
         self.hosts = hosts
         self.passed = (*passed, response.headers)
@@ -48,33 +51,15 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def chunks(self, size: int) -> Iterator[bytes]:
-        """Yield the raw body as it arrives, at most `size` bytes at once. Raise NetworkError if it stalls."""
-        return self._body(size, decode=False)
-
-    def decoded_chunks(self, size: int) -> Iterator[bytes]:
-        """Yield the decoded body as it arrives, without waiting to fill `size`: a caller can end a stalled one."""
-        return self._body(size, decode=True)
-
-    def _body(self, size: int, *, decode: bool) -> Iterator[bytes]:
-        """Yield the body. Its host counts as silent if it hardly moves, and as heard once it ends or clearly moves."""
-        received, began = 0, time.monotonic()
+    def chunks(self, size: int, *, decode: bool = False) -> Iterator[bytes]:
+        """Yield the body as it arrives, at most `size` bytes at once. Raise NetworkError if it stalls or breaks off."""
         try:
-            while chunk := self._next_chunk(size, decode=decode):
-                if received < stall.BYTES <= received + len(chunk):
-                    self._silence.heard(self.url)
-                received += len(chunk)
+            while chunk := self._response.read1(size, decode_content=decode):
                 yield chunk
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            broken = read_error(error)
-            if isinstance(broken, SlowError) and not stall.BYTES // _SHARING <= received < stall.BYTES:
-                self._silence.note(self.url, began)
+            broken = network_error(error, self.url)
+            broken.retry = isinstance(broken, BrokenError)
             raise broken from error
-        self._silence.heard(self.url)
-
-    def _next_chunk(self, size: int, *, decode: bool) -> bytes:
-        with read_deadlines.within(stall.SECONDS):
-            return self._response.read1(size, decode_content=decode)
 
     def text(self, limit: int) -> bytes:
         """Return the whole decoded body. Raise NetworkError if it has more than `limit` bytes."""
@@ -82,24 +67,45 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
 
     def page(self, limit: int) -> Iterator[bytes]:
         """Yield the decoded body of a page. Raise NetworkError after `limit` bytes or _PAGE_SECONDS."""
-        with NETWORK_WAITS.on(host_of(self.url), "page", f"a page is not complete, and it has {_PAGE_SECONDS:.0f} s"):
-            yield from self._page(limit)
-
-    def _page(self, limit: int) -> Iterator[bytes]:
-        left, until = limit, time.monotonic() + _PAGE_SECONDS
         unreadable = _unreadable_encodings(self.headers)
         if unreadable:
             message = f"its Content-Encoding cannot be read: {unreadable}"
             raise NetworkError(message)
-        for chunk in self.decoded_chunks(_CHUNK):
-            left -= len(chunk)
-            if left < 0:
-                message = f"its page has more than {limit} bytes"
-                raise NetworkError(message)
-            yield chunk
-            if time.monotonic() > until:
-                message = f"its page took longer than {_PAGE_SECONDS:.0f} s"
-                raise SlowError(message)
+        note, left = f"a page is not complete, and it has {_PAGE_SECONDS:.0f} s", limit
+        with NETWORK_WAITS.on(host_of(self.url), "page", note), within(_PAGE_SECONDS):
+            for chunk in self.chunks(_CHUNK, decode=True):
+                left -= len(chunk)
+                if left < 0:
+                    message = f"its page has more than {limit} bytes"
+                    raise NetworkError(message)
+                yield chunk
+
+    def demand_ok(self, of: str = "") -> None:
+        """Raise StatusError unless the status is 200; `of` ends its text."""
+        if self.status != HTTPStatus.OK:
+            raise StatusError(self.status, self.headers, of)
+
+    def demand_range(self, start: int, stop: int, size: int) -> None:
+        """Raise NetworkError unless this is that range of a file of `size` bytes."""
+        if self.status == HTTPStatus.OK:
+            message = "it sends whole files only"
+            raise WholeFileError(message)
+        if self.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            message = "its file is shorter than expected"
+            raise NetworkError(message)
+        if self.status != HTTPStatus.PARTIAL_CONTENT:
+            raise StatusError(self.status, self.headers)
+        match = _RANGE.fullmatch(self.headers.get("Content-Range", ""))
+        if match is None:
+            message = "it sends a part without a valid Content-Range"
+            raise NetworkError(message)
+        first, last, total = map(int, match.groups())
+        if total != size:
+            message = f"its file has {total} bytes, not {size}"
+            raise NetworkError(message)
+        if (first, last) != (start, stop - 1):
+            message = "it sends another part than requested"
+            raise NetworkError(message)
 
     def abort(self) -> None:
         """End a read that waits in another thread."""
@@ -113,6 +119,23 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
             self._response.release_conn()
         else:
             self._response.close()
+
+
+def etag_of(headers: Mapping[str, str]) -> str | None:
+    """Return the strong ETag, or None. A weak one does not identify the bytes (RFC 9110, section 8.8.1)."""
+    tag = headers.get("ETag")
+    return None if tag is None or tag.startswith("W/") else tag
+
+
+def file_size(status: int, headers: Mapping[str, str]) -> int | None:
+    """Return the size of the file from the response to a request for its first byte, or None."""
+    if status == HTTPStatus.PARTIAL_CONTENT:
+        match = _RANGE.fullmatch(headers.get("Content-Range", ""))
+        return int(match[3]) if match else None
+    if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+        return 0 if headers.get("Content-Range") == "bytes */0" else None
+    length = headers.get("Content-Length", "")
+    return int(length) if status == HTTPStatus.OK and _LENGTH.fullmatch(length) else None
 
 
 def _unreadable_encodings(headers: Mapping[str, str]) -> str:

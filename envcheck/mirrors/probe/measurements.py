@@ -1,4 +1,4 @@
-"""The measurements of one mirror by a probe: plain numbers without a verdict, stored and ranked later."""
+"""The measurements of one mirror by a probe: plain facts without a verdict, stored and ranked later."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from typing import Final, Literal
 
 import msgspec
 
-SCHEMA: Final = "envcheck/probe/1"
-
+SCHEMA: Final = "envcheck/probe/2"
 # How a mirror lists a file: with a hash of the lock; by its exact name on a page without hashes; as the URL on the
-# command line; with another hash; not at all; or the page could not be read.
-Listing = Literal["hash", "name", "url", "other", "absent", "unread"]
+# command line; or not at all.
+Listing = Literal["hash", "name", "url", "absent"]
 
 
 class FileResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,11 +22,14 @@ class FileResponse(msgspec.Struct, frozen=True, kw_only=True):
     hosts: list[str]
     ranged: bool
     total: int | None = None
-    etag: str | None = None
-    modified: str | None = None
     commit: str | None = None
     linked: str | None = None
     xet: bool = False
+
+    @property
+    def available(self) -> bool:
+        """Tell whether the file is there."""
+        return self.status in {200, 206} or self.total == 0
 
 
 class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +41,6 @@ class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
     need: str
     listed: Listing
     sha256: str | None = None
-    name: str | None = None
     size: int | None = None
     url: str | None = None
     reached: FileResponse | None = None
@@ -47,31 +48,20 @@ class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
     hashed: str | None = None
     hash_why: str | None = None
 
-
-class IndexPage(msgspec.Struct, frozen=True, kw_only=True):
-    """An index page: its host, its size, the date of its last change, and its serial, which only increases."""
-
-    host: str
-    bytes: int
-    json: bool
-    modified: float | None = None
-    serial: int | None = None
-
-
-class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds until a request can be sent: name lookup, connection and TLS, each the median of `times` handshakes."""
-
-    dns: float
-    tcp: float
-    tls: float | None
-    version: str | None
-    alpn: str | None
-    times: int
+    @property
+    def served_size(self) -> int | None:
+        """Return the size in bytes that the serving host reports, or None."""
+        return self.reached.total if self.reached is not None else None
 
     @property
-    def total(self) -> float:
-        """Return the sum in seconds."""
-        return self.dns + self.tcp + (self.tls or 0.0)
+    def available(self) -> bool:
+        """Tell whether the file is there."""
+        return self.reached is not None and self.reached.available
+
+    @property
+    def local(self) -> bool:
+        """Tell whether the file is in a directory of this machine, so that no host serves it."""
+        return self.reached is not None and not self.reached.hosts
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +69,6 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
 
     bytes: int
     seconds: float
-    offset: int
     host: str
     why: str | None = None
 
@@ -90,47 +79,35 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Branch(msgspec.Struct, frozen=True, kw_only=True):
-    """The commit of a branch or tag on a mirror, and its commit on the trusted endpoint.
-
-    `changed` and `trusted_changed` are times in seconds since the epoch, or None. `why` says why `commit` is unknown.
-    """
+    """The commit of a branch or tag on a mirror, and its commit on the trusted endpoint; `why` it is unknown."""
 
     ref: str
     trusted: str
-    trusted_changed: float | None = None
     commit: str | None = None
-    changed: float | None = None
     why: str | None = None
-
-    @property
-    def lag(self) -> float | None:
-        """Return the seconds between the two commits, or None if a time is unknown."""
-        both_known = self.trusted_changed is not None and self.changed is not None
-        return (self.trusted_changed or 0.0) - (self.changed or 0.0) if both_known else None
 
 
 class MirrorMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     """All measurements of one mirror for one part of a lock. `at` is the time in seconds since the epoch.
 
     `own` are the hosts that the profile names. `origin` marks the clients' own default, which may redirect to other
-    hosts. `rate_why` says why there is no `rate`; `range_fault` says why a range request in the middle of a file
-    failed.
+    hosts. `latency`: the seconds until the first answer. `rate_why` says why there is no `rate`; `range_fault` says why
+    a range request in the middle of a file failed.
     """
 
-    schema: Literal["envcheck/probe/1"] = "envcheck/probe/1"
+    schema: Literal["envcheck/probe/2"] = "envcheck/probe/2"
     mirror: str
     part: str
     at: float
     own: list[str]
-    region: str | None = None
     closed: bool = False
     origin: bool = False
     needs: int = 0
     missing: str | None = None
     untrusted: str | None = None
-    latency: Latency | None = None
-    latency_why: str | None = None
-    pages: list[IndexPage] = []
+    plain: bool = False
+    latency: float | None = None
+    pages: int = 0
     files: list[FileStatus] = []
     rate: Rate | None = None
     rate_why: str | None = None

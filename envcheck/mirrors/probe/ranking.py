@@ -1,51 +1,41 @@
-"""Rank mirrors by their measurements: criteria that must pass, then a score with the numbers behind it. Pure.
+"""Rank mirrors by their measurements: criteria that must pass, then the rate. Pure.
 
-No speed outweighs a failed criterion. The weights and scales of the score are this repository's choice: the rate
-counts most, the region is a prior of little weight (RubyMetric/chsrc#289).
+No speed outweighs a failed criterion, and a mirror that redirects to hosts of others comes after all that do not.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from envcheck.mirrors.probe.criteria import Criterion, PeerFacts, all_pass, criteria_of, peer_facts, served_size
-from envcheck.mirrors.probe.measurements import Branch, MirrorMeasurement
+from envcheck.counting import counted
+from envcheck.mirrors.probe.measurements import FileStatus, MirrorMeasurement
 
-WEIGHTS: Final[Mapping[str, float]] = {"region": 5, "protocol": 10, "throughput": 60, "latency": 20, "freshness": 5}
-# Bytes per second for no points and for all; seconds of latency for all points and for none.
-SLOW, FAST = 1e5, 1e8
-NEAR, FAR = 0.001, 1.0
-# A page that is this many seconds older than the newest page gets no points.
-STALE: Final = 7 * 86400.0
 # huggingface_hub refuses larger files over plain HTTP (MAX_HTTP_DOWNLOAD_SIZE).
 HUB_SIZE_LIMIT: Final = 50_000_000_000
-REDIRECT_NOTE: Final = "ranked after all mirrors that serve the files from their own hosts, whatever its score"
+REDIRECT_NOTE: Final = "ranked after all mirrors that serve the files from their own hosts, whatever its rate"
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
-class ScorePart(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of the score. `value` is the measured value in `unit`, or None (no points); `why` explains it."""
+class Criterion(msgspec.Struct, frozen=True, kw_only=True):
+    """One criterion. `passed` is None if undetermined. A hard criterion that is not passed excludes the mirror."""
 
     name: str
-    points: float
-    of: float
-    value: float | str | None
-    unit: str
+    passed: bool | None
+    hard: bool
     why: str
 
 
-class RankedMirror(msgspec.Struct, frozen=True, kw_only=True, rename={"criteria": "gates", "score_parts": "marks"}):
-    """A ranked mirror. `score` is of 100, or None if a hard criterion is not passed."""
+class RankedMirror(msgspec.Struct, frozen=True, kw_only=True, rename={"criteria": "gates"}):
+    """A ranked mirror with the reasons for its place."""
 
     mirror: str
     part: str
     passed: bool
-    score: float | None
     criteria: list[Criterion]
-    score_parts: list[ScorePart]
     notes: list[str]
     measured: MirrorMeasurement
 
@@ -62,152 +52,200 @@ class RankedMirror(msgspec.Struct, frozen=True, kw_only=True, rename={"criteria"
         )
 
 
-def rank(
-    measurements: Sequence[MirrorMeasurement], *, no_redirects: bool = False, own_region: str | None = None
-) -> list[RankedMirror]:
-    """Return the mirrors in order: those that pass first, then by score; ties keep their order.
-
-    A mirror that redirects to other hosts comes after all that do not, whatever its speed.
-    """
-    peers = peer_facts(measurements)
-    ranked = [
-        _rank_one(measurement, peers, no_redirects=no_redirects, own_region=own_region) for measurement in measurements
-    ]
-    return sorted(
-        ranked,
-        key=lambda mirror: (
-            not mirror.passed,
-            not mirror.measured.answered,
-            mirror.redirects_out,
-            -(mirror.score or 0.0),
-        ),
-    )
+def rank(measurements: Sequence[MirrorMeasurement], *, no_redirects: bool = False) -> list[RankedMirror]:
+    """Return the mirrors in order: those that pass first, then by rate; ties keep their order."""
+    sizes = agreed_sizes(measurements)
+    ranked = [_ranked(measurement, sizes, no_redirects=no_redirects) for measurement in measurements]
+    return sorted(ranked, key=_order)
 
 
-def _rank_one(
-    measurement: MirrorMeasurement, peers: PeerFacts, *, no_redirects: bool, own_region: str | None
-) -> RankedMirror:
-    criteria = criteria_of(measurement, peers, no_redirects=no_redirects)
-    passed = all_pass(criteria)
-    parts = score_parts(measurement, peers, own_region)
-    score = round(sum(part.points for part in parts), 1) if passed else None
+def _order(ranked: RankedMirror) -> tuple[bool, bool, bool, float]:
+    rate = ranked.measured.rate
+    speed = rate.speed if rate is not None else 0.0
+    return not ranked.passed, not ranked.measured.answered, ranked.redirects_out, -speed
+
+
+def _ranked(measurement: MirrorMeasurement, sizes: Mapping[str, int], *, no_redirects: bool) -> RankedMirror:
+    criteria = criteria_of(measurement, sizes, no_redirects=no_redirects)
     ranked = RankedMirror(
         mirror=measurement.mirror,
         part=measurement.part,
-        passed=passed,
-        score=score,
+        passed=all_pass(criteria),
         criteria=criteria,
-        score_parts=parts,
-        notes=notes(measurement),
+        notes=_notes(measurement),
         measured=measurement,
     )
-    if passed and ranked.redirects_out:
+    if ranked.passed and ranked.redirects_out:
         return msgspec.structs.replace(ranked, notes=[*ranked.notes, REDIRECT_NOTE])
     return ranked
 
 
-def score_parts(measurement: MirrorMeasurement, peers: PeerFacts, own_region: str | None) -> list[ScorePart]:
-    """Return the parts of the score, whether or not the criteria pass."""
-    return [
-        _region(measurement, own_region),
-        _protocol(measurement),
-        _throughput(measurement),
-        _latency(measurement),
-        _freshness(measurement, peers),
+def agreed_sizes(measurements: Iterable[MirrorMeasurement]) -> dict[str, int]:
+    """Return the size in bytes by hash: the size on a page, else the size if all mirrors with that hash agree."""
+    listed = [file for one in measurements for file in one.files if file.listed == "hash" and file.sha256]
+    served: dict[str, set[int]] = {}
+    for file in listed:
+        if file.served_size is not None:
+            served.setdefault(str(file.sha256), set()).add(file.served_size)
+    agreed = {digest: sizes.pop() for digest, sizes in served.items() if len(sizes) == 1}
+    return agreed | {str(file.sha256): file.size for file in listed if file.size is not None}
+
+
+def criteria_of(
+    measurement: MirrorMeasurement, sizes: Mapping[str, int], *, no_redirects: bool = False
+) -> list[Criterion]:
+    """Return every criterion of a mirror, in the order in which failures are reported."""
+    common = [
+        _tls(measurement),
+        _coverage(measurement),
+        _hash(measurement, sizes),
+        _ranges(measurement),
+        _stays(measurement, hard=no_redirects or measurement.closed),
     ]
+    return common if measurement.commit is None else [*common, _commit(measurement, measurement.commit)]
 
 
-def _score_part(name: str, share: float, value: float | str | None, unit: str, why: str) -> ScorePart:
-    maximum = WEIGHTS[name]
-    return ScorePart(
-        name=name, points=round(maximum * min(1.0, max(0.0, share)), 1), of=maximum, value=value, unit=unit, why=why
-    )
+def all_pass(criteria: Iterable[Criterion]) -> bool:
+    """Tell whether every hard criterion is passed; an undetermined one is not."""
+    return all(criterion.passed for criterion in criteria if criterion.hard)
 
 
-def _region(measurement: MirrorMeasurement, own_region: str | None) -> ScorePart:
-    if own_region is None or measurement.region is None:
-        unknown = "this machine's region (--region)" if own_region is None else "the mirror's region"
-        return _score_part("region", 0.0, measurement.region, "", f"{unknown} is unknown")
-    same = measurement.region == own_region
-    return _score_part(
-        "region", float(same), measurement.region, "", "in this region" if same else f"not in {own_region}"
-    )
+def _criterion(name: str, passed: bool | None, why: str, *, hard: bool = True) -> Criterion:  # noqa: FBT001 (a verdict)
+    return Criterion(name=name, passed=passed, hard=hard, why=why)
 
 
-def _protocol(measurement: MirrorMeasurement) -> ScorePart:
-    latency = measurement.latency
-    if latency is None:
-        return _score_part("protocol", 0.0, None, "", measurement.latency_why or "not measured")
-    if latency.version is None:
-        return _score_part("protocol", 0.2, "http", "", "plain http")
-    protocol = "HTTP/2" if latency.alpn == "h2" else "HTTP/1.1"
-    share = (0.8 if latency.version == "TLSv1.3" else 0.6) + (0.2 if latency.alpn == "h2" else 0.0)
-    return _score_part("protocol", share, f"{latency.version} {protocol}", "", f"{protocol} over {latency.version}")
+def _tls(measurement: MirrorMeasurement) -> Criterion:
+    if measurement.untrusted is not None:
+        return _criterion("tls", passed=False, why=measurement.untrusted)
+    if not measurement.answered:
+        return _criterion("tls", passed=None, hard=False, why="nothing answered")
+    if measurement.plain:
+        why = "plain http: only the lock's hashes protect the bytes"
+        return _criterion("tls", passed=None, hard=False, why=why)
+    return _criterion("tls", passed=True, why="every certificate is trusted")
 
 
-def _throughput(measurement: MirrorMeasurement) -> ScorePart:
-    rate = measurement.rate
-    if rate is None or rate.bytes == 0:
-        return _score_part("throughput", 0.0, None, "B/s", _why_unmeasured(measurement))
-    share = math.log(max(rate.speed, 1.0) / SLOW) / math.log(FAST / SLOW)
-    interrupted = f", then {rate.why}" if rate.why else ""
-    why = f"{rate.bytes / 1e6:.2f} MB from the middle of a file in {rate.seconds:.2f} s{interrupted}"
-    return _score_part("throughput", share, rate.speed, "B/s", why)
+def _coverage(measurement: MirrorMeasurement) -> Criterion:
+    if measurement.missing is not None:
+        return _criterion("coverage", passed=False, why=measurement.missing)
+    missing = [file for file in measurement.files if not file.available]
+    if not measurement.files:
+        return _criterion("coverage", passed=False, why="no file was requested, or no answer came in time")
+    if missing:
+        lacking = {file.need for file in missing}
+        available = len({file.need for file in measurement.files} - lacking)
+        more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
+        why = f"has {available} of {counted(measurement.needs, 'file')}; {missing[0].need}: {missing[0].why}{more}"
+        if measurement.commit is not None and all(file.reached and file.reached.status == 404 for file in missing):  # noqa: PLR2004 (HTTP's Not Found)
+            why = f"lacks commit {measurement.commit[:12]}: {why}" if not available else why
+        return _criterion("coverage", passed=False, why=why)
+    local = sum(file.local for file in measurement.files)
+    where = f"{local} in this machine's directories" if local else "each one reached on the host that serves it"
+    why = f"has {measurement.needs} of {counted(measurement.needs, 'file')}, {where}"
+    return _criterion("coverage", passed=True, why=why)
 
 
-def _why_unmeasured(measurement: MirrorMeasurement) -> str:
-    stalled = (
-        f"no bytes arrived: {measurement.rate.why or 'the range was empty'}" if measurement.rate is not None else None
-    )
-    return stalled or measurement.rate_why or measurement.range_fault or "not measured"
+def _hash(measurement: MirrorMeasurement, sizes: Mapping[str, int]) -> Criterion:
+    faults = [fault for file in measurement.files if (fault := _mismatch(file, sizes)) is not None]
+    if faults:
+        return _criterion("hash", passed=False, why=faults[0])
+    available = [file for file in measurement.files if file.available]
+    unread = next((file for file in available if file.hash_why), None)
+    if not available:
+        return _criterion("hash", passed=None, hard=False, why="no file to compare")
+    if unread is not None:
+        return _criterion("hash", passed=None, why=f"{unread.need}: {unread.hash_why}")
+    if available[0].sha256 is None and available[0].listed == "url":
+        why = f"no expected hash; the file has {available[0].served_size or 'unknown'} bytes"
+        return _criterion("hash", passed=None, hard=False, why=why)
+    unsure = [file for file in available if file.listed == "name" and not file.hashed and _size(file, sizes) is None]
+    if unsure:
+        why = f"{unsure[0].need}: its page gives no hash, and no page gives the size"
+        return _criterion("hash", passed=None, why=why)
+    hashed = sum(file.hashed is not None for file in available)
+    linked = sum(file.reached is not None and file.reached.linked == file.sha256 is not None for file in available)
+    named = sum(file.listed == "name" and not file.hashed for file in available)
+    sized = sum(_size(file, sizes) is not None and file.served_size is not None for file in available)
+    counts = {"hashing the file": hashed, "name and size": named, "X-Linked-Etag": linked}
+    counts["the page's hash"] = sum(f.listed == "hash" and not f.hashed for f in available) if not linked else 0
+    ways = ", ".join(f"{number} by {way}" for way, number in counts.items() if number)
+    return _criterion("hash", passed=True, why=f"{ways}; {sized} of {counted(len(available), 'size')} compared")
 
 
-def _latency(measurement: MirrorMeasurement) -> ScorePart:
-    latency = measurement.latency
-    if latency is None:
-        return _score_part("latency", 0.0, None, "s", measurement.latency_why or "not measured")
-    share = math.log(FAR / max(latency.total, NEAR)) / math.log(FAR / NEAR)
-    tls = f" + TLS {latency.tls * 1e3:.1f}" if latency.tls is not None else ""
-    why = f"name {latency.dns * 1e3:.1f} + connection {latency.tcp * 1e3:.1f}{tls} ms, median of {latency.times}"
-    return _score_part("latency", share, latency.total, "s", why)
+def _mismatch(file: FileStatus, sizes: Mapping[str, int]) -> str | None:
+    reached, expected, size = file.reached, _size(file, sizes), file.served_size
+    if reached is not None and expected is not None and size is not None and size != expected:
+        host = reached.hosts[-1] if reached.hosts else "this machine"
+        return f"{file.need}: {host} has {size} bytes, expected {expected}"
+    linked = reached.linked or "" if reached is not None else ""
+    served = file.hashed or (linked if _SHA256.fullmatch(linked) else None)
+    if served is not None and file.sha256 not in {None, served}:
+        return f"{file.need}: served with sha256 {served[:12]}..., expected {str(file.sha256)[:12]}..."
+    return None
 
 
-def _freshness(measurement: MirrorMeasurement, peers: PeerFacts) -> ScorePart:
-    if measurement.commit is not None:
-        return _branch_freshness(measurement.branch)
-    serials = [page.serial for page in measurement.pages if page.serial is not None]
-    if serials and peers.serial is not None:
-        lag = peers.serial - max(serials)
-        return _score_part("freshness", float(lag == 0), lag, "serials", f"{lag} serials behind the newest page seen")
-    dates = [page.modified for page in measurement.pages if page.modified is not None]
-    if dates and peers.modified is not None:
-        lag_seconds = peers.modified - max(dates)
-        why = f"its newest page is {lag_seconds / 3600:.1f} h older than the newest one seen"
-        return _score_part("freshness", 1 - lag_seconds / STALE, lag_seconds, "s", why)
-    return _score_part("freshness", 0.0, None, "s", "its pages have neither a serial nor a date")
+def _size(file: FileStatus, sizes: Mapping[str, int]) -> int | None:
+    return file.size if file.size is not None else sizes.get(file.sha256 or "")
 
 
-def _branch_freshness(branch: Branch | None) -> ScorePart:
-    """Return the part for a branch: a hub that is behind serves another commit under the branch's name."""
-    if branch is None:
-        return _score_part("freshness", 1.0, 0.0, "s", "the request names a commit, which does not change")
-    if branch.commit is None:
-        return _score_part("freshness", 0.0, None, "s", f"the commit of {branch.ref} is unknown: {branch.why}")
-    if branch.commit == branch.trusted:
-        return _score_part("freshness", 1.0, 0.0, "s", f"its {branch.ref} is at the commit of the trusted endpoint")
-    share = 1 - branch.lag / STALE if branch.lag is not None and branch.lag > 0 else 0.0
-    by = f"{branch.lag / 3600:.1f} h behind" if branch.lag is not None and branch.lag > 0 else "not at"
-    return _score_part("freshness", share, branch.lag, "s", f"its {branch.ref} is {by} the trusted endpoint's")
+def _ranges(measurement: MirrorMeasurement) -> Criterion:
+    if measurement.range_fault is not None:
+        why = f"range in the middle of a file: {measurement.range_fault}"
+        return _criterion("ranges", passed=False, why=why)
+    served = [file.reached for file in measurement.files if file.available and not file.local and file.reached]
+    without = next((reached for reached in served if reached.total and not reached.ranged), None)
+    if without is not None:
+        why = f"{without.hosts[-1]} answers {without.status} to a range: no resume or split"
+        return _criterion("ranges", passed=False, why=why)
+    if not any(reached.total for reached in served):
+        return _criterion("ranges", passed=None, hard=False, why="no file to request a range of")
+    return _criterion("ranges", passed=True, why="206 with the right Content-Range")
 
 
-def notes(measurement: MirrorMeasurement) -> list[str]:
-    """Return notes that affect neither the criteria nor the score."""
-    large = [file.need for file in measurement.files if (served_size(file) or 0) > HUB_SIZE_LIMIT]
+def _stays(measurement: MirrorMeasurement, *, hard: bool) -> Criterion:
+    available = [file.reached for file in measurement.files if file.available and file.reached is not None]
+    foreign = sorted({host for reached in available for host in reached.hosts} - set(measurement.own))
+    if foreign:
+        served = sum(bool(set(reached.hosts) - set(measurement.own)) for reached in available)
+        hosts = ", ".join(f"{host}{_host_kind(host)}" for host in foreign)
+        why = f"{served} of {counted(len(available), 'file')} from {hosts}"
+        return _criterion("stays", passed=False, hard=hard, why=why)
+    if not available:
+        return _criterion("stays", passed=None, hard=False, why="no file to follow")
+    return _criterion("stays", passed=True, hard=hard, why="no request left the mirror's own hosts")
+
+
+def _host_kind(host: str) -> str:
+    """Return the kind of a host that serves models, or "" if its name does not show it."""
+    name = host.partition(":")[0]
+    if "xet" in name:
+        return " (a xet host)"
+    return " (the hub's own CDN)" if name.endswith((".hf.co", ".huggingface.co")) else ""
+
+
+def _commit(measurement: MirrorMeasurement, pinned: str) -> Criterion:
+    """Compare X-Repo-Commit with the pinned commit: huggingface_hub refuses a file without it."""
+    available = [(file, file.reached.commit) for file in measurement.files if file.available and file.reached]
+    wrong = next(((file, commit) for file, commit in available if commit != pinned), None)
+    if wrong is not None:
+        missing = "no X-Repo-Commit, so huggingface_hub refuses the file"
+        commit = f"X-Repo-Commit is {wrong[1][:12]}" if wrong[1] else missing
+        return _criterion("commit", passed=False, why=f"{wrong[0].need}: {commit}")
+    if not available:
+        return _criterion("commit", passed=None, hard=False, why="no file to compare")
+    return _criterion("commit", passed=True, why=f"{pinned[:12]} for every file")
+
+
+def _notes(measurement: MirrorMeasurement) -> list[str]:
+    """Return notes that do not affect the criteria."""
+    large = [file.need for file in measurement.files if (file.served_size or 0) > HUB_SIZE_LIMIT]
     texts = [f"{name} is over 50 GB: huggingface_hub refuses it without xet, envcheck does not" for name in large]
     if any(file.reached is not None and file.reached.xet for file in measurement.files):
         texts.append("it offers xet, which ignores HF_ENDPOINT: keep HF_HUB_DISABLE_XET=1")
     branch = measurement.branch
-    if branch is not None and branch.commit not in {None, branch.trusted}:
+    if branch is not None and branch.commit is None:
+        texts.append(f"the commit of its {branch.ref} is unknown: {branch.why}")
+    elif branch is not None and branch.commit != branch.trusted:
         where = f"{str(branch.commit)[:12]}, the trusted endpoint's at {branch.trusted[:12]}"
         texts.append(f"its {branch.ref} is at {where}: it serves another model under that name")
     return texts

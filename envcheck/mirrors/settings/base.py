@@ -11,7 +11,7 @@ class RenderOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What to render settings for. `variant` is put into PyTorch indexes, `distro` and `suite` into apt's sources.
 
     `ca` is a bundle of this machine's roots and the profile's, or None. `before` lists the variables that an earlier
-    `envcheck mirror env` set. `local` keeps sources that are files on this machine.
+    `envcheck mirror show --format env` set. `local` keeps sources that are files on this machine.
     """
 
     variant: str | None = None

@@ -53,10 +53,12 @@ def uv(profile: Profile, options: RenderOptions) -> ClientSettings:
         )
     notes += torch_notes(profile, options, "uv pip install")
     notes += (
-        [f"uv.toml has no key for a CA: set SSL_CERT_FILE={profile.ca} (`envcheck mirror env`)"] if profile.ca else []
+        [f"uv.toml has no key for a CA: set SSL_CERT_FILE={profile.ca} (`mirror show --format env`)"]
+        if profile.ca
+        else []
     )
     if any(secret_of(profile, index.url) for index in [*profile.pypi, *profile.pytorch]):
-        notes.append("the file holds no passwords: `envcheck mirror env` passes those of variables and files")
+        notes.append("the file holds no passwords: `mirror show --format env` passes those of variables and files")
     return ClientSettings(files=files, notes=notes)
 
 

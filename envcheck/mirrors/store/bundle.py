@@ -29,7 +29,7 @@ import msgspec
 from envcheck import safe_files, signing
 from envcheck.counting import counted
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
-from envcheck.mirrors.fetch.disk.running_hash import digest_of
+from envcheck.mirrors.fetch.disk import digest_of
 from envcheck.mirrors.store import manifest as store_manifest
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store, sync_folder

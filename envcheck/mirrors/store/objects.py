@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 
 from envcheck import safe_files
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
-from envcheck.mirrors.fetch.disk.running_hash import digest_of
+from envcheck.mirrors.fetch.disk import digest_of
 from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
 

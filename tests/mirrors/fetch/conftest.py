@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from envcheck.mirrors.fetch import download
 from envcheck.mirrors.fetch import retries as fetch_retries
-from envcheck.mirrors.fetch.plan import scheduler
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.net.client import Client
 from tests import http_server
@@ -198,9 +198,9 @@ def notes() -> list[str]:
 @pytest.fixture
 def means(notes: list[str], monkeypatch: pytest.MonkeyPatch) -> TransferOptions:
     """Return means that lose patience within seconds, and not because a machine is busy."""
-    monkeypatch.setattr(scheduler, "BACKOFF", (0.05, 0.1, 0.15, 0.2))
+    monkeypatch.setattr(download, "BACKOFF", (0.05, 0.1, 0.15, 0.2))
     monkeypatch.setattr(fetch_retries, "WAITS", (0.05, 0.1, 0.15))
-    return TransferOptions(Client(connect=3.0, read=3.0, connections=4), connections=4, note=notes.append)
+    return TransferOptions(Client(connect=1.5, read=1.5, connections=4), connections=4, note=notes.append)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.cli.sources.fetch_progress import ProgressLines, TransferSpeed, format_total
+from envcheck.cli.commands.fetch import ProgressLines, TransferSpeed, format_total
 from envcheck.mirrors.fetch.request import WantedFile
 
 Serve = Callable[..., Any]

@@ -1,34 +1,37 @@
-"""A disk that is full, a directory that cannot be written, a power cut: one line, and nothing wrong at the name."""
+"""The disk: one that is full or taken away, a process that is killed, and what another user plants there."""
 
 from __future__ import annotations
 
 import dataclasses
 import errno
 import hashlib
+import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from envcheck.errors import UnavailableError
-from envcheck.mirrors.fetch import download as fetch_download
-from envcheck.mirrors.fetch.disk import journal, partial_file
+from envcheck import safe_files
+from envcheck.errors import ConfigError, UnavailableError
+from envcheck.mirrors.fetch import disk
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.net.client import Client
 
 Serve = Callable[..., Any]
 Want = Callable[..., WantedFile]
 MIB = 1 << 20
+VICTIM = b"precious\n" * 1000
+ROOT = Path(__file__).parents[3]
 # What the command does, with a limit or as a user that is not root; everything is imported before rights are given up.
 FETCH = """
-import os, resource, signal, sys
+import os, resource, sys
 from pathlib import Path
 from envcheck.errors import EnvcheckError
 from envcheck.mirrors.fetch.transfer import fetch
@@ -45,22 +48,47 @@ try:
 except (EnvcheckError, OSError) as error:
     print(type(error).__name__, error)
 """
+# A process without threads, that forks a fetcher, kills it a random time later, and so on until one gets to its end.
+KILLER = """
+import hashlib, json, os, random, signal, sys, time
+from pathlib import Path
+from envcheck.mirrors.fetch import download
+from envcheck.mirrors.fetch.transfer import fetch
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
+from envcheck.mirrors.net.client import Client
+
+url, sha256, size, path, kills = sys.argv[1:]
+download._SAVE_SECONDS = 0.0
+wanted = WantedFile((url,), sha256, int(size), Path(path))
+chance, killed, wrong, finished = random.Random(1), 0, 0, 0
+while killed < int(kills):
+    child = os.fork()
+    if child == 0:
+        fetch(wanted, TransferOptions(Client(), connections=4))
+        os._exit(0)
+    time.sleep(chance.uniform(0.0, 0.08))
+    os.kill(child, signal.SIGKILL)
+    killed += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    if wanted.path.exists():
+        finished += 1
+        wrong += hashlib.sha256(wanted.path.read_bytes()).hexdigest() != sha256
+        wanted.path.unlink()
+done = fetch(wanted, TransferOptions(Client(), connections=4))
+print(json.dumps({"wrong": wrong, "finished": finished, "kills": killed}))
+"""
 
 
-def tried(how: str, want: WantedFile) -> str:
-    words = [sys.executable, "-c", FETCH, how, want.urls[0], want.sha256, str(want.path)]
-    completed = subprocess.run(words, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
-    return completed.stdout
+def tried(how: str, want: WantedFile, *prefix: str) -> str:
+    words = [*prefix, sys.executable, "-c", FETCH, how, want.urls[0], want.sha256, str(want.path)]
+    return subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT).stdout
 
 
 def test_a_file_larger_than_the_system_lets_us_write(serve: Serve, wanted_file: Want) -> None:
     server = serve()
     want = wanted_file(server)
-    measured = tried("limit", want)
-    assert measured.startswith("UnavailableError")
-    assert "is more than its file system or `ulimit -f` allows" in measured
-    assert "choose another directory (--output)" in measured
-    assert not want.path.exists()
+    said = tried("limit", want)
+    assert said.startswith("UnavailableError")
+    assert "is more than its file system or `ulimit -f` allows; choose another directory (--output)" in said
     assert server.sent <= MIB
 
 
@@ -81,206 +109,157 @@ def test_a_full_disk_is_told_before_a_byte_comes(serve: Serve, wanted_file: Want
     if subprocess.run([*unshare, "mount", "-t", "tmpfs", "t", str(tmp_path)], check=False).returncode != 0:
         pytest.skip("nothing may be mounted here")
     server = serve()
-    want = wanted_file(server)
-    script = f"mount -t tmpfs -o size=4m t {tmp_path} && exec {sys.executable} -c '{FETCH}' x " + '"$@"'
-    words = [*unshare, "sh", "-c", script, "sh", want.urls[0], want.sha256, str(want.path)]
-    completed = subprocess.run(words, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
-    assert "bytes are needed and 4" in completed.stdout
+    mount = f'mount -t tmpfs -o size=4m t {tmp_path} && exec "$@"'
+    assert "bytes are needed and 4" in tried("x", wanted_file(server), *unshare, "sh", "-c", mount, "sh")
     assert server.sent <= MIB
 
 
-MOUNTED = """
-import errno, os, sys, threading
-from pathlib import Path
-from envcheck.errors import EnvcheckError
-from envcheck.mirrors.fetch.disk import partial_file as disk
-from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
-from envcheck.mirrors.net.client import Client
-how, url, sha256, size, path = sys.argv[1:]
-room = Path(path).parents[1] / "other"
-filled = threading.Event()
-
-def fill(there, _all):
-    # Somebody else takes all the room there is, once the first bytes have come.
-    if there and not filled.is_set():
-        filled.set()
-        with room.open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(bytes(1 << 20))
-            except OSError as error:
-                print("filled", errno.errorcode[error.errno])
-
-def unsupported(file, size):
-    raise OSError(errno.EOPNOTSUPP, "not here")
-
-reserve = disk.reserve
-
-def counted(*asked):
-    before = writes()
-    reserve(*asked)
-    print("writes", writes() - before)
-
-def writes():
-    return int(dict(line.split(": ") for line in open("/proc/self/io"))["syscw"])
-
-if how == "unreserved":
-    disk._allocate = unsupported
-if how == "ramfs":
-    disk.reserve = counted
-wanted = WantedFile((url,), sha256, int(size), Path(path))
-means = TransferOptions(Client(), connections=2, progress=fill if how != "ramfs" else lambda there, all_: None)
-try:
-    fetch(wanted, means)
-except EnvcheckError as error:
-    print(type(error).__name__, error)
-    room.unlink()
-    print("found", fetch(wanted, TransferOptions(Client())).found > 0)
-print("there", Path(path).read_bytes() == open("/dev/stdin", "rb").read())
-"""
-
-
-def mounted(how: str, options: str, want: WantedFile, at: Path, content: bytes) -> str:
-    """Fetch onto a file system that is mounted for it, in a mount namespace of its own."""
-    unshare = ["unshare", "--mount", "--map-root-user"]
-    if subprocess.run([*unshare, "mount", "-t", "tmpfs", "t", str(at)], check=False).returncode != 0:
-        pytest.skip("nothing may be mounted here")
-    script = f"mount -t {options} t {at} && exec {sys.executable} -c '{MOUNTED}' \"$@\""
-    words = [*unshare, "sh", "-c", script, "sh", how, want.urls[0], want.sha256, str(want.size), str(want.path)]
-    completed = subprocess.run(words, capture_output=True, input=content, check=False, cwd=Path(__file__).parents[3])
-    assert completed.returncode == 0, completed.stderr.decode()
-    return completed.stdout.decode()
-
-
-def test_the_room_that_was_reserved_is_ours_though_another_fills_the_disk(
-    serve: Serve, wanted_file: Want, tmp_path: Path, content: bytes
+@pytest.mark.parametrize("call", ["pwrite", "fdatasync", "fsync"])
+def test_a_disk_that_fills_up_or_fails_is_one_line(
+    serve: Serve, wanted_file: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    paths = mounted("reserved", "tmpfs -o size=16m", wanted_file(serve(delay=0.2)), tmp_path, content)
-    assert paths == "filled ENOSPC\nthere True\n"
-
-
-@pytest.mark.parametrize("ranges", [True, False])
-def test_where_no_room_can_be_reserved_a_disk_that_fills_up_is_one_line_and_what_came_is_kept(
-    serve: Serve, wanted_file: Want, tmp_path: Path, content: bytes, *, ranges: bool
-) -> None:
-    want = wanted_file(serve(delay=0.2, ranges=ranges))
-    lines = mounted("unreserved", "tmpfs -o size=16m", want, tmp_path, content).splitlines()
-    assert lines[0] == "filled ENOSPC"
-    assert lines[1].startswith("UnavailableError")
-    assert "bytes are needed and 0 are free; free some space, or choose another directory (--output)" in lines[1]
-    # Of one stream the first piece is not whole yet.
-    assert lines[2:] == [f"found {ranges}", "there True"]
-
-
-def test_a_file_system_that_reserves_nothing_and_tells_no_free_space_is_written_to(
-    serve: Serve, wanted_file: Want, tmp_path: Path, content: bytes
-) -> None:
-    """A ramfs has no fallocate(2), and its statfs(2) says that it has no block at all.
-
-    Nothing is written to reserve it: glibc's posix_fallocate would write to every block, on NFS the whole file.
-    """
-    assert mounted("ramfs", "ramfs", wanted_file(serve()), tmp_path, content) == "writes 0\nthere True\n"
-
-
-@pytest.mark.timeout(30)
-def test_a_disk_error_ends_it_at_once_though_other_connections_wait(
-    serve: Serve, wanted_file: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The data cannot be synced any more, and every connection is in the middle of an answer that has stalled."""
-
-    def broken(_file: int) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(fetch_download, "_SYNC_SECONDS", 1.0)
-    monkeypatch.setattr(os, "fdatasync", broken)
-    with pytest.raises(UnavailableError, match="Input/output error"):
-        fetch(wanted_file(serve(stall=60.0)), dataclasses.replace(means, client=Client(read=50.0)))
-
-
-@pytest.mark.parametrize("small", [True, False])
-def test_a_disk_that_is_full_only_when_the_file_is_synced_is_told_as_any_other(
-    serve: Serve,
-    wanted_file: Want,
-    means: TransferOptions,
-    content: bytes,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    small: bool,
-) -> None:
-    """So it is on NFS, and where a file system allocates late."""
-
-    def full(_file: int) -> None:
+    def broken(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    body = content[:1000] if small else content
-    want = dataclasses.replace(
-        wanted_file(serve(content=body)), size=len(body), sha256=hashlib.sha256(body).hexdigest()
-    )
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UnavailableError, match=f"{len(body)} bytes are needed and [0-9]+ are free"):
+    want = wanted_file(serve(delay=0.01))
+    monkeypatch.setattr("envcheck.mirrors.fetch.download._SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(os, call, broken)
+    with pytest.raises(UnavailableError, match=f"{want.size} bytes are needed and [0-9]+ are free"):
         fetch(want, means)
     assert not want.path.exists()
-    monkeypatch.setattr(partial_file, "_syncfs", full)
-    with pytest.raises(UnavailableError, match=f"{tmp_path}: cannot write everything to the disk: No space left"):
-        partial_file.sync_folders([tmp_path])
 
 
-@pytest.mark.parametrize("third", [False, True])
-def test_who_waited_holds_the_file_that_has_the_name_now(
-    means: TransferOptions, notes: list[str], tmp_path: Path, *, third: bool
+def test_killed_at_random_moments_nothing_wrong_gets_the_name_and_what_had_come_is_kept(
+    serve: Serve, wanted_file: Want, content: bytes
 ) -> None:
-    """Not the one that the other process has finished meanwhile and moved away; a third may have begun another."""
-    part, held = tmp_path / ".file.12345678.part", list[bool]()
-
-    def second() -> None:
-        with partial_file.locked(part, means) as file:
-            held.append(os.fstat(file).st_ino == part.stat().st_ino)
-
-    waiting = threading.Thread(target=second)
-    with partial_file.locked(part, means):
-        waiting.start()
-        while not notes:
-            time.sleep(0.01)
-        part.rename(tmp_path / "file")
-        if third:
-            part.write_bytes(b"")
-    waiting.join()
-    assert held == [True]
-
-
-def test_room_is_reserved_to_the_last_block(tmp_path: Path) -> None:
-    with (tmp_path / "part").open("w+b") as file:
-        partial_file.reserve(file.fileno(), 4 * MIB + 1, tmp_path / "part")
-        assert os.fstat(file.fileno()).st_blocks * 512 > 4 * MIB
-
-
-def test_after_a_power_cut_what_never_reached_the_disk_is_fetched_again(
-    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The journal of another boot: six pieces noted, two of them synced, and the others' bytes are gone."""
-    server = serve()
+    server = serve(delay=0.02)
     want = wanted_file(server)
-    assert want.size is not None
-    want.path.parent.mkdir()
-    part = want.path.with_name(f".{want.path.name}.{want.sha256[:8]}.part")
-    part.write_bytes(content[: 2 * MIB] + bytes(want.size - 2 * MIB))
-    header = journal.Header(want.sha256, want.size, MIB, "before the power cut")
-    kept = journal.Journal(partial_file.journal_path(part), header, {})
-    for piece in range(6):
-        kept.piece(piece, journal.source_id(want.urls[0]))
-        if piece == 1:
-            kept.synced(2)
-    kept.close()
-    done = fetch(want, means)
+    words = [want.urls[0], want.sha256, str(want.size), str(want.path), "25"]
+    completed = subprocess.run([sys.executable, "-c", KILLER, *words], capture_output=True, text=True, check=True)
+    document = json.loads(completed.stdout)
+    assert document["wrong"] == 0
     assert want.path.read_bytes() == content
-    assert (done.found, server.sent) == (2 * MIB, want.size - 2 * MIB)
-    # In the same boot each line would have been believed, the hash would not have, and the bad pieces found.
-    want.path.unlink()
-    part.write_bytes(bytes(want.size))
-    monkeypatch.setattr(journal, "boot_id", lambda: "before the power cut")
-    repeated = journal.Journal(partial_file.journal_path(part), header, dict.fromkeys(range(6), "x"))
-    repeated.close()
+    # Each kill costs at most what each connection was at: a part of two pieces, as 4 connections share 10 MiB.
+    assert server.sent <= (document["finished"] + 1) * len(content) + document["kills"] * 4 * 2 * MIB
+
+
+def test_a_second_process_goes_on_when_the_first_is_killed(serve: Serve, wanted_file: Want, content: bytes) -> None:
+    server = serve(delay=0.2)
+    want = wanted_file(server)
+    words = [sys.executable, "-m", "envcheck", "fetch", want.urls[0], "--sha256", want.sha256]
+    words += ["--output", str(want.path.parent), "--connections", "2"]
+    first = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while server.sent < 3 * MIB:
+        time.sleep(0.01)
+    server.faults.delay = 600.0  # what the first asks for from here on it never gets
+    second = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert second.stderr is not None
+    assert "another process is fetching file.bin: waiting for it" in second.stderr.readline()
+    first.kill()
+    first.communicate()
+    server.faults.delay = 0.0
+    _, errors = second.communicate(timeout=60)
+    assert second.returncode == 0, errors
+    assert want.path.read_bytes() == content
+
+
+@pytest.mark.parametrize("pieces", ["all", "of another size", "none of them valid"])
+def test_a_journal_is_no_proof(
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, pieces: str
+) -> None:
+    """As after a power cut: pieces said to be there that are not. The hash says so, and the file is fetched again."""
+    want = wanted_file(serve())
+    want.path.parent.mkdir()
+    part = disk.part_path(want)
+    part.write_bytes(bytes(want.size or 0))
+    noted = "".join(f"{piece}\n" for piece in range(11)) if pieces == "all" else "x\n"
+    size = 7 if pieces == "of another size" else want.size
+    disk.journal_path(part).write_text(f"envcheck-fetch 2 {want.sha256} {size} {MIB}\n{noted}")
     fetch(want, means)
     assert want.path.read_bytes() == content
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200) | st.builds(lambda text: b"envcheck-fetch 2 " + b"a" * 64 + text, st.binary()))
+def test_any_journal_is_read(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
+    part = tmp_path_factory.getbasetemp() / "any.part"
+    part.write_bytes(b"1234567")
+    disk.journal_path(part).write_bytes(text)
+    size, piece, pieces = disk.read_journal(part, "a" * 64)
+    assert size in {0, 7}
+    assert all(0 <= number * piece < size for number in pieces)
+
+
+@pytest.mark.parametrize("name", ["part", "journal", "journal.new", "local"])
+@pytest.mark.parametrize("kind", ["link", "hard link", "pipe"])
+def test_a_planted_name_is_replaced_and_not_followed(
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, tmp_path: Path, name: str, kind: str
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(VICTIM)
+    victim.chmod(0o640)
+    want = wanted_file(serve())
+    want.path.parent.mkdir()
+    part = disk.part_path(want)
+    planted = {"part": part, "journal": disk.journal_path(part), "local": Path(f"{part}.local")}
+    planted["journal.new"] = Path(f"{planted['journal']}.new")
+    if kind == "pipe":
+        os.mkfifo(planted[name])
+    elif kind == "hard link":
+        planted[name].hardlink_to(victim)
+    else:
+        planted[name].symlink_to(victim)
+    os.mkfifo(want.path)
+    fetch(want, means)
+    assert (want.path.read_bytes(), want.path.is_symlink()) == (content, False)
+    assert (victim.read_bytes(), victim.stat().st_mode & 0o777) == (VICTIM, 0o640)
+
+
+@pytest.mark.parametrize("owner", ["ours", "another"])
+def test_an_unfinished_file_that_others_may_write_to_is_not_gone_on_with(
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, owner: str
+) -> None:
+    """Who holds it open could change it after its hash was compared."""
+    if owner == "another" and os.geteuid() != 0:
+        pytest.skip("a file of another user is made by root only")
+    want = wanted_file(serve())
+    want.path.parent.mkdir()
+    part = disk.part_path(want)
+    part.write_bytes(content)
+    if owner == "another":
+        os.chown(part, 65534, 65534)
+    else:
+        part.chmod(0o666)
+    with part.open("r+b") as held:
+        fetch(want, means)
+        held.write(b"changed")
+    assert want.path.read_bytes() == content
+    assert want.path.stat().st_uid == os.geteuid()
+
+
+def test_a_directory_in_the_place_of_an_unfinished_file_is_one_line(
+    serve: Serve, wanted_file: Want, means: TransferOptions, tmp_path: Path
+) -> None:
+    want = wanted_file(serve())
+    (disk.part_path(want) / "below").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="has the name of a temporary file"):
+        fetch(want, means)
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="has the name of a directory"):
+        safe_files.directory(tmp_path, "link", "d")
+
+
+def test_the_umask_is_honoured_and_the_longest_name_is_written(
+    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, tmp_path: Path
+) -> None:
+    small = content[:1000]
+    server, digest = serve(content=small), hashlib.sha256(small).hexdigest()
+    for mask, mode in ((0o077, 0o600), (0o002, 0o664)):
+        want = dataclasses.replace(wanted_file(server, sha256=digest, size=1000), path=tmp_path / ("ä" * 127))
+        before = os.umask(mask)
+        try:
+            fetch(want, means)
+        finally:
+            os.umask(before)
+        assert want.path.stat().st_mode & 0o777 == mode
+        want.path.unlink()

@@ -12,16 +12,10 @@ from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
-from envcheck.mirrors.hub import api as hub_api
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.hub.download import lock_revision
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.probe.budget import Budget
-from envcheck.mirrors.probe.hub import HubProbeRequest, probe_hub
-from envcheck.mirrors.probe.probe import Mirror
-from envcheck.mirrors.probe.ranking import RankedMirror, rank
-from envcheck.mirrors.profiles.model import Credential, HuggingFace, Profile
-from envcheck.mirrors.select import by_lock, by_model
+from envcheck.mirrors.probe import choose
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OLD = "89abcdef0123456789abcdef0123456789abcdef"
@@ -37,8 +31,8 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None
     def set_to(**texts: str) -> None:
         for name, text in texts.items():
             (tmp_path / f"{name}.yaml").write_text(text)
-        actual = [by_lock.load_mirror(str(tmp_path / f"{name}.yaml")) for name in texts]
-        monkeypatch.setattr(by_lock, "default_mirrors", lambda: actual)
+        actual = [choose.load_mirror(str(tmp_path / f"{name}.yaml")) for name in texts]
+        monkeypatch.setattr(choose, "default_mirrors", lambda: actual)
 
     return set_to
 
@@ -86,7 +80,7 @@ def test_what_the_first_gives_wrong_the_next_one_mends(hubs: Hubs, known: Callab
     known(first=f"hf: {{endpoint: '{first.url}'}}\n", second=f"hf: {{endpoint: '{second.url}'}}\n")
     done = run("fetch", "--lock", str(tmp_path / "lock"), "--output", str(tmp_path / "to"))
     assert done.return_value == 0, done.output
-    assert f"1 bad piece came from {first.netloc}; fetched again from other sources" in done.stderr
+    assert f"fetching all of it from {second.netloc}" in done.stderr
 
 
 def locked_of(endpoint: Any) -> hub_revision.Revision:
@@ -114,30 +108,3 @@ def test_where_nobody_has_it_each_says_why(hubs: Hubs, known: Callable[..., None
 def test_auto_is_refused_where_there_is_nothing_to_choose(words: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         run("fetch", *words)
-
-
-def ranked(hubs: Hubs, *names: str) -> list[RankedMirror]:
-    """Return honest rankings of as many endpoints."""
-    wish, actual = HubProbeRequest(locked_of(hubs())), []
-    for name in names:
-        profile = Profile(name=name, hf=HuggingFace(endpoint=hubs().url))
-        actual += rank(probe_hub([Mirror(name, profile, hub_api.hub_client(profile))], wish, Budget(1 << 20, 5.0)))
-    return actual
-
-
-def test_a_token_is_for_the_endpoints_of_the_profile_that_allows_it(hubs: Hubs) -> None:
-    """Joined to one profile, a mirror that may see HF_TOKEN does not take another one along."""
-    open_to = Profile(name="a", hf=HuggingFace(endpoint="https://a.example", token="allow"))  # noqa: S106
-    closed = Profile(name="b", hf=HuggingFace(endpoint="https://b.example"))
-    own = Credential(token_env="OTHER")  # noqa: S106
-    named = Profile(name="c", hf=HuggingFace(endpoint="https://c.example"), credentials={"c.example": own})
-    profiles = {"a": open_to, "b": closed, "c": named}
-    joined = by_model.combine(ranked(hubs, "a", "b", "c"), profiles, {"HF_TOKEN": "canary"}).profile
-    assert set(joined.hf.endpoints) == {"https://a.example", "https://b.example", "https://c.example"}
-    assert joined.hf.token == "never"  # noqa: S105
-    assert joined.credentials == {"a.example": Credential(token_env="HF_TOKEN"), "c.example": own}  # noqa: S106
-    environ = {"HF_TOKEN": "canary", "OTHER": "other"}
-    logins = hub_api.logins(joined, environ=environ)
-    data = {url: [one.header(f"{url}/x") for one in logins] for url in joined.hf.endpoints}
-    assert [one for one in data["https://b.example"] if one] == []
-    assert [one for one in data["https://c.example"] if one] == ["Bearer other"]

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from envcheck.mirrors.index.locate import LockedPackage
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.probe.file_matches import WantedPackage
-from envcheck.mirrors.probe.probe import Mirror
+from envcheck.mirrors.probe.measure import Mirror
 from envcheck.mirrors.profiles.model import Index, Profile
 from tests.certificates import self_signed, signed
 from tests.http_server import Answer, Request, Server, Servers, endless, paced, ranged
@@ -35,11 +35,11 @@ class Faults:
     wrong_hash: str = ""
     no_hash: bool = False
     other_size: str = ""
+    flipped: str = ""
     files_at: str = ""
     ranges: bool = True
     middle: bool = True
     pause: float = 0.0
-    serial: int | None = None
     drip: bool = False
     query: str = ""
 
@@ -68,7 +68,8 @@ class Site(Server):
             return Answer(404)
         if faults.files_at:
             return Answer(302, headers={"Location": f"{faults.files_at}/files/{remaining}"})
-        return _file(request, WHEELS[remaining] + (b"x" if remaining == faults.other_size else b""), faults)
+        body = WHEELS[remaining] + (b"x" if remaining == faults.other_size else b"")
+        return _file(request, body[::-1] if remaining == faults.flipped else body, faults)
 
 
 def _page(project: str, faults: Faults) -> Answer:
@@ -78,8 +79,7 @@ def _page(project: str, faults: Faults) -> Answer:
     digest = "0" * 64 if actual == faults.wrong_hash else HASHES[actual]
     fragment = "" if faults.no_hash else f"#sha256={digest}"
     body = f'<a href="/files/{actual}{faults.query}{fragment}">{actual}</a>'.encode()
-    serial = {} if faults.serial is None else {"X-PyPI-Last-Serial": str(faults.serial)}
-    return Answer(200, body, {"Content-Type": "text/html", **serial})
+    return Answer(200, body, {"Content-Type": "text/html"})
 
 
 def _file(request: Request, body: bytes, faults: Faults) -> Answer:
@@ -121,14 +121,14 @@ def serve(authority: Authority, servers: Servers) -> Callable[..., Site]:
 def mirror(authority: Authority) -> Callable[..., Mirror]:
     """Give a function that makes a mirror of indexes' URLs, trusting the CA."""
 
-    def make(name: str, *urls: str, region: str | None = None) -> Mirror:
+    def make(name: str, *urls: str) -> Mirror:
         profile = Profile(name=name, pypi=[Index(url=url) for url in urls], ca=str(authority.ca))
-        return Mirror(name, profile, Client(ca=authority.ca, connect=1.0, read=2.0), region)
+        return Mirror(name, profile, Client(ca=authority.ca, connect=1.0, read=2.0))
 
     return make
 
 
 @pytest.fixture
-def wanted_packages() -> list[WantedPackage]:
+def wanted_packages() -> list[LockedPackage]:
     """Return what a lock of both wheels needs."""
-    return [WantedPackage(name.split("-")[0], name.split("-")[1], (digest,), "pypi") for name, digest in HASHES.items()]
+    return [LockedPackage(name.split("-")[0], (digest,), version=name.split("-")[1]) for name, digest in HASHES.items()]

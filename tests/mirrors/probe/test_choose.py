@@ -1,8 +1,12 @@
-"""The order that a probe found becomes the order of the sources."""
+"""The order that a probe found becomes the order of the sources, for packages and for a model."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
+import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,15 +14,38 @@ from typing import Any
 import msgspec
 import pytest
 
-from envcheck.errors import UnavailableError
-from envcheck.mirrors.probe.file_matches import WantedPackage
-from envcheck.mirrors.probe.probe import Mirror
-from envcheck.mirrors.profiles.model import Index
-from envcheck.mirrors.select.by_lock import choose, default_mirrors, rank_mirrors
+from envcheck.errors import ConfigError, UnavailableError
+from envcheck.mirrors.hub import api as hub_api
+from envcheck.mirrors.hub.revision import HubFile, Revision
+from envcheck.mirrors.index.locate import LockedPackage
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.probe.choose import (
+    Target,
+    choose_for_locks,
+    choose_for_model,
+    default_mirrors,
+    hub_target,
+    lock_targets,
+    url_target,
+)
+from envcheck.mirrors.probe.measure import Budget, HubRequest, Mirror
+from envcheck.mirrors.probe.ranking import REDIRECT_NOTE, RankedMirror
+from envcheck.mirrors.profiles.model import Credential, HuggingFace, Index, Profile
+from tests.http_server import Answer, Request, Server, Servers, ranged
 from tests.mirrors.probe.conftest import WHEELS
 
 Serve = Callable[..., Any]
 Make = Callable[..., Mirror]
+BODY = b"weights" * 30_000
+SHA256 = hashlib.sha256(BODY).hexdigest()
+COMMIT = "a" * 40
+FILES = [
+    HubFile(path="empty.txt", size=0, sha256=hashlib.sha256(b"").hexdigest()),
+    HubFile(path="model.safetensors", size=len(BODY), sha256=SHA256),
+]
+REVISION = Revision(repo="org/tiny", revision=COMMIT, files=FILES)
+PINNED = HubRequest(REVISION)
+BRANCH = HubRequest(msgspec.structs.replace(REVISION, ref="main"), COMMIT)
 
 
 @pytest.fixture(autouse=True)
@@ -32,69 +59,41 @@ def urls(indexes: list[Index]) -> list[str]:
 
 
 def test_the_best_comes_first_and_who_fails_is_left_out(
-    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
+    serve: Serve, mirror: Make, wanted_packages: list[LockedPackage]
 ) -> None:
-    whole, slow, fast, missing = (
-        serve(ranges=False),
-        serve(pause=0.02),
-        serve(),
-        serve(gone="other-2.0-py3-none-any.whl"),
-    )
-    named = {"whole": whole, "slow": slow, "gone": missing, "fast": fast}
-    choice = choose(wanted_packages, mirrors=[mirror(name, site.url) for name, site in named.items()])
-    assert urls(choice.profile.pypi) == [fast.url, slow.url, whole.url]
+    sites = {
+        "whole": serve(ranges=False),
+        "slow": serve(pause=0.02),
+        "gone": serve(gone="other-2.0-py3-none-any.whl"),
+        "fast": serve(),
+    }
+    choice = choose_for_locks(wanted_packages, [mirror(name, site.url) for name, site in sites.items()])
+    assert urls(choice.profile.pypi) == [sites[name].url for name in ("fast", "slow", "whole")]
     assert [line.split(" ")[1] for line in choice.reasons] == ["fast", "slow", "whole", "not"]
     assert choice.reasons[3].startswith("pypi: not gone: has 1 of 2 files")
-
-
-def test_the_region_is_a_prior_of_auto_too(
-    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mirrors = [mirror("here", serve().url, region="cn")]
-    monkeypatch.delenv("ENVCHECK_MIRROR_PROBE_REGION", raising=False)
-    points = [rank_mirrors(wanted_packages, mirrors)[0].score_parts[0].points]
-    monkeypatch.setenv("ENVCHECK_MIRROR_PROBE_REGION", "cn")
-    points += [
-        rank_mirrors(wanted_packages, mirrors)[0].score_parts[0].points,
-        rank_mirrors(wanted_packages, mirrors, own_region="us")[0].score_parts[0].points,
-    ]
-    assert points == [0.0, 5.0, 0.0]
-
-
-def test_nobody_has_it(serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]) -> None:
-    site = serve(gone="demo-1.0-py3-none-any.whl")
     with pytest.raises(UnavailableError, match="no mirror has all files of pypi: gone: has 1 of 2 files"):
-        choose(wanted_packages, mirrors=[mirror("gone", site.url)])
-
-
-def test_a_part_that_no_profile_has_an_index_for(
-    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
-) -> None:
-    both = [wanted_packages[0], dataclasses.replace(wanted_packages[1], part="pytorch/cpu")]
-    with pytest.raises(UnavailableError, match="no mirror has all files of pytorch/cpu: no mirror is known"):
-        choose(both, mirrors=[mirror("python", serve().url)])
+        choose_for_locks(wanted_packages, [mirror("gone", sites["gone"].url)])
 
 
 def test_each_part_of_a_lock_has_an_order_of_its_own(
-    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
+    serve: Serve, mirror: Make, wanted_packages: list[LockedPackage]
 ) -> None:
     python, torch = serve(), serve()
-    both = [wanted_packages[0], dataclasses.replace(wanted_packages[1], part="pytorch/cpu")]
-    first = mirror("first", python.url)
-    second = mirror("second")
+    both = [wanted_packages[0], dataclasses.replace(wanted_packages[1], index="pytorch/cpu")]
+    first, second = mirror("first", python.url), mirror("second")
+    with pytest.raises(UnavailableError, match="no mirror has all files of pytorch/cpu: no mirror is known"):
+        choose_for_locks(both, [first])
     profile = msgspec.structs.replace(second.profile, pytorch=[Index(url=torch.url)])
-    choice = choose(both, mirrors=[first, dataclasses.replace(second, profile=profile)])
+    choice = choose_for_locks(both, [first, dataclasses.replace(second, profile=profile)])
     assert (urls(choice.profile.pypi), urls(choice.profile.pytorch)) == ([python.url], [torch.url])
 
 
-def test_a_source_that_needs_another_ca_is_left_out_and_said(
-    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage], tmp_path: Path
+def test_a_source_that_needs_another_ca_is_left_out(
+    serve: Serve, mirror: Make, wanted_packages: list[LockedPackage]
 ) -> None:
-    one, two = serve(), serve(pause=0.05)
-    other = mirror("two", two.url)
-    (tmp_path / "other.pem").write_text("elsewhere")
-    other = dataclasses.replace(other, profile=msgspec.structs.replace(other.profile, ca=str(tmp_path / "other.pem")))
-    choice = choose(wanted_packages, mirrors=[mirror("one", one.url), other])
+    one, other = serve(), mirror("two", serve(pause=0.05).url)
+    other = dataclasses.replace(other, profile=msgspec.structs.replace(other.profile, ca="/other.pem"))
+    choice = choose_for_locks(wanted_packages, [mirror("one", one.url), other])
     assert urls(choice.profile.pypi) == [one.url]
     assert choice.reasons[1] == "pypi: not two: it needs another CA or netrc file"
 
@@ -109,15 +108,172 @@ def test_this_machine_the_users_choice_and_the_presets_are_asked(tmp_path: Path)
 
 
 def test_wheels_of_this_machine_do_where_no_mirror_does(
-    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage], tmp_path: Path
+    serve: Serve, mirror: Make, wanted_packages: list[LockedPackage], tmp_path: Path
 ) -> None:
-    indexes = mirror("gone", serve(gone="demo-1.0-py3-none-any.whl").url)
-    local = Index(url=str(tmp_path), kind="find-links")
-    profile = msgspec.structs.replace(indexes.profile, pypi=[*indexes.profile.pypi, local])
-    choice = choose(wanted_packages, mirrors=[dataclasses.replace(indexes, profile=profile)])
+    gone, local = (
+        mirror("gone", serve(gone="demo-1.0-py3-none-any.whl").url),
+        Index(url=str(tmp_path), kind="find-links"),
+    )
+    profile = msgspec.structs.replace(gone.profile, pypi=[*gone.profile.pypi, local])
+    mirrors = [dataclasses.replace(gone, profile=profile)]
+    choice = choose_for_locks(wanted_packages, mirrors)
     assert choice.profile.pypi == [local]
     assert choice.reasons[0] == "pypi: no mirror, only this machine's directories of wheels"
     for name, body in WHEELS.items():
         (tmp_path / name).write_bytes(body)
-    choice = choose(wanted_packages, mirrors=[dataclasses.replace(indexes, profile=profile)])
+    choice = choose_for_locks(wanted_packages, mirrors)
     assert choice.reasons == ("pypi: gone (all files are in this machine's directories)",)
+
+
+def test_measurements_of_the_last_hour_are_used_again_and_a_silent_mirror_is_asked_again(
+    serve: Serve, mirror: Make, wanted_packages: list[LockedPackage], tmp_path: Path
+) -> None:
+    site, (target,) = serve(query="?token=canary"), lock_targets(wanted_packages)
+    one, dead = mirror("one", site.url), mirror("dead", "https://127.0.0.99:9/simple")
+
+    def measured(target: Target, **options: Any) -> list[bool]:
+        mirrors = options.pop("mirrors", [one])
+        return [ranked.measured.stored for ranked in target.ranked(mirrors, Budget(1 << 25, 20.0), **options)]
+
+    assert (measured(target, offline=True), measured(target)) == ([], [False])
+    asked = len(site.requests)
+    assert (measured(target), measured(target, offline=True)) == ([True], [True])
+    assert len(site.requests) == asked
+    assert measured(target, age=-1.0) == [False]
+    assert measured(lock_targets(wanted_packages[:1])[0]) == [False]
+    assert measured(target, mirrors=[one, dead]) == [False, False]
+    assert measured(target, mirrors=[one, dead], offline=True) == [True]
+    stored = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert all(b"canary" not in path.read_bytes() for path in stored)
+    for path in stored:
+        path.write_bytes(b"\xff{")
+    assert measured(target) == [False]
+
+
+def test_the_urls_of_one_probe_are_one_file() -> None:
+    trust = Mirror("t", Profile(name="t"), Client())
+    digests = [f"https://h/a.bin#sha256={digit * 64}" for digit in "01"]
+    cases = {
+        "2 different hashes": digests,
+        "no valid hash": ["https://h/a.bin#md5=0"],
+        "is not a usable URL": ["https://user:canary@h/a"],
+        "not a usable": ["ftp://h/a"],
+    }
+    for message, given in cases.items():
+        with pytest.raises(ConfigError, match=message) as caught:
+            url_target(given, trust)
+        assert "canary" not in str(caught.value)
+    assert [one.name for one in url_target(["https://h/a?x=1", "https://h/b"], trust).only] == ["h/a", "h/b"]
+
+
+@dataclasses.dataclass
+class Faults:
+    """What a hub's endpoint does wrong."""
+
+    commit: str | None = COMMIT
+    linked: str = SHA256
+    body: bytes = BODY
+    at: str = ""
+    xet: bool = False
+    lacks: bool = False
+    main: str = COMMIT
+
+
+def answer(faults: Faults, request: Request) -> Answer:
+    headers = {"X-Repo-Commit": faults.commit} if faults.commit else {}
+    if request.path == "/api/models/org/tiny/revision/main":
+        return Answer(200, json.dumps({"sha": faults.main}).encode())
+    if faults.lacks and COMMIT in request.path:
+        return Answer(404)
+    if request.path.endswith("model.safetensors"):
+        headers |= {"X-Linked-Etag": f'"{faults.linked}"'} | ({"X-Xet-Hash": "f" * 64} if faults.xet else {})
+        if faults.at:
+            return Answer(302, headers={**headers, "Location": f"{faults.at}/cdn"})
+    return ranged(request, b"" if request.path.endswith("empty.txt") else faults.body, headers)
+
+
+@pytest.fixture
+def hub(servers: Servers) -> Callable[..., Server]:
+    """Give a function that starts an endpoint, each on an address of its own."""
+    addresses = (f"127.0.1.{number}" for number in itertools.count(2))
+    return lambda **faults: servers.start(Server(functools.partial(answer, Faults(**faults)), next(addresses)))
+
+
+def judged(*endpoints: str, request: HubRequest = PINNED, **options: Any) -> RankedMirror:
+    profile = Profile(name="hub", hf=HuggingFace(endpoint=endpoints[0], fallbacks=list(endpoints[1:])))
+    mirror = Mirror("hub", profile, Client(connect=1.0, read=2.0))
+    verify = options.pop("verify", False)
+    return hub_target(request, verify=verify).ranked([mirror], Budget(32 << 20, 10.0), age=-1.0, **options)[0]
+
+
+def why(ranked: RankedMirror, gate: str) -> str:
+    return next(one.why for one in ranked.criteria if one.name == gate)
+
+
+def test_an_endpoint_that_is_right_passes_every_gate(hub: Serve) -> None:
+    ranked = judged(hub().url, no_redirects=True, verify=True)
+    assert ranked.passed, ranked.criteria
+    assert why(ranked, "commit") == "aaaaaaaaaaaa for every file"
+    assert why(ranked, "hash").startswith("2 by hashing the file")
+    assert ranked.measured.rate is not None
+    assert judged(hub(lacks=True).url, hub().url).passed
+
+
+@pytest.mark.parametrize(
+    ("faults", "gate", "message"),
+    [
+        ({"commit": "b" * 40}, "commit", "empty.txt: X-Repo-Commit is bbbbbbbbbbbb"),
+        ({"commit": None}, "commit", "empty.txt: no X-Repo-Commit, so huggingface_hub refuses the file"),
+        ({"linked": "0" * 64}, "hash", "model.safetensors: served with sha256 000000000000..., expected "),
+        ({"body": BODY + b"x"}, "hash", f"has {len(BODY) + 1} bytes, expected {len(BODY)}"),
+        ({"lacks": True}, "coverage", "lacks commit aaaaaaaaaaaa: has 0 of 2 files; empty.txt: "),
+    ],
+)
+def test_what_is_not_what_was_pinned_fails_its_gate(
+    hub: Serve, faults: dict[str, object], gate: str, message: str
+) -> None:
+    ranked = judged(hub(**faults).url)
+    assert ranked.failed_criteria == {gate}
+    assert message in why(ranked, gate)
+    assert ranked.measured.rate is None
+
+
+def test_the_commit_is_read_off_the_first_host_and_the_bytes_off_the_last(hub: Serve) -> None:
+    cdn = hub(commit=None)
+    front = hub(at=cdn.url, xet=True)
+    result = judged(front.url)
+    assert result.passed, result.criteria
+    assert judged(front.url, no_redirects=True).failed_criteria == {"stays"}
+    assert why(result, "stays") == f"1 of 2 files from {cdn.netloc}"
+    assert result.notes == ["it offers xet, which ignores HF_ENDPOINT: keep HF_HUB_DISABLE_XET=1", REDIRECT_NOTE]
+
+
+def test_a_branch_that_is_at_another_commit_is_told(hub: Serve) -> None:
+    assert judged(hub().url, request=BRANCH).notes == []
+    (note,) = judged(hub(main="b" * 40).url, request=BRANCH).notes
+    assert note.startswith(
+        "its main is at bbbbbbbbbbbb, the trusted endpoint's at aaaaaaaaaaaa: it serves another model"
+    )
+    (note,) = judged(hub(main="no commit").url, request=BRANCH).notes
+    assert "the commit of its main is unknown" in note
+
+
+def test_a_token_is_for_the_endpoints_of_the_profile_that_allows_it(hub: Serve) -> None:
+    """Joined to one profile, a mirror that may see HF_TOKEN does not take another one along."""
+    at = {name: hub().url for name in "abc"}
+    own = Credential(token_env="OTHER")  # noqa: S106
+    hosts = {name: url.removeprefix("http://") for name, url in at.items()}
+    profiles = [
+        Profile(name="a", hf=HuggingFace(endpoint=at["a"], token="allow")),  # noqa: S106
+        Profile(name="b", hf=HuggingFace(endpoint=at["b"])),
+        Profile(name="c", hf=HuggingFace(endpoint=at["c"]), credentials={hosts["c"]: own}),
+    ]
+    mirrors = [Mirror(profile.name, profile, Client()) for profile in profiles]
+    joined = choose_for_model(PINNED, mirrors, {"HF_TOKEN": "canary"}).profile
+    assert set(joined.hf.endpoints) == set(at.values())
+    assert joined.credentials == {hosts["a"]: Credential(token_env="HF_TOKEN"), hosts["c"]: own}  # noqa: S106
+    logins = hub_api.logins(joined, environ={"HF_TOKEN": "canary", "OTHER": "other"})
+    sent = {url: [header for one in logins if (header := one.header(f"{url}/x"))] for url in joined.hf.endpoints}
+    assert sent == {at["a"]: ["Bearer canary"], at["b"]: [], at["c"]: ["Bearer other"]}
+    with pytest.raises(UnavailableError, match="no mirror has all files: no mirror is known"):
+        choose_for_model(PINNED, [])

@@ -12,11 +12,9 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from envcheck.mirrors.net.client_defaults import python_index
-from envcheck.mirrors.probe.budget import Budget
-from envcheck.mirrors.probe.effective_indexes import is_origin, own_hosts
-from envcheck.mirrors.probe.file_matches import WantedPackage
-from envcheck.mirrors.probe.probe import Mirror, probe
+from envcheck.mirrors.index.locate import LockedPackage
+from envcheck.mirrors.index.sources import network_sources, python_index
+from envcheck.mirrors.probe.measure import Budget, Mirror, is_origin, own_hosts, probe_packages
 from envcheck.mirrors.probe.ranking import RankedMirror, rank
 from envcheck.mirrors.profiles.model import HuggingFace, Index, Profile
 from tests.mirrors.probe.conftest import WHEELS
@@ -31,13 +29,13 @@ def why(ranked: RankedMirror, gate: str) -> str:
 
 
 def judged(
-    mirrors: list[Mirror], wanted_packages: list[WantedPackage], size: int = 32 << 20, **options: Any
+    mirrors: list[Mirror], wanted_packages: list[LockedPackage], size: int = 32 << 20, **options: Any
 ) -> dict[str, RankedMirror]:
-    return {one.mirror: one for one in rank(probe(mirrors, wanted_packages, Budget(size, 20.0)), **options)}
+    return {one.mirror: one for one in rank(probe_packages(mirrors, wanted_packages, Budget(size, 20.0)), **options)}
 
 
 def test_the_faster_of_two_that_are_right_comes_first(
-    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
+    serve: Serve, mirror: Make, wanted_packages: list[LockedPackage]
 ) -> None:
     slow, fast = serve(pause=0.02), serve()
     ranked = judged([mirror("slow", slow.url), mirror("fast", fast.url)], wanted_packages)
@@ -45,9 +43,7 @@ def test_the_faster_of_two_that_are_right_comes_first(
     assert all(one.passed and one.failed_criteria == set() for one in ranked.values())
     rates = {name: one.measured.rate for name, one in ranked.items()}
     assert all(rate is not None and rate.bytes == 150_000 and rate.why is None for rate in rates.values())
-    latency = ranked["fast"].measured.latency
-    assert latency is not None
-    assert (latency.version, latency.alpn, latency.times) == ("TLSv1.3", "http/1.1", 3)
+    assert (ranked["fast"].measured.latency or 0) > 0
     assert why(ranked["fast"], "stays") == "no request left the mirror's own hosts"
 
 
@@ -55,32 +51,36 @@ def test_the_faster_of_two_that_are_right_comes_first(
     ("faults", "gate", "message"),
     [
         ({"gone": DEMO}, "coverage", "has 1 of 2 files; demo==1.0: {host} answers 404"),
-        ({"wrong_hash": DEMO}, "hash", f"demo==1.0: its page lists {DEMO} with sha256 000000000000..., not the lock's"),
+        (
+            {"wrong_hash": DEMO},
+            "coverage",
+            "has 1 of 2 files; demo==1.0: no file on its page has a hash of the lock",
+        ),
         ({"ranges": False}, "ranges", "{host} answers 200 to a range: no resume or split"),
         ({"middle": False}, "ranges", "range in the middle of a file: it sends whole files only"),
         ({"tls": "rogue"}, "tls", "{host}: TLS: self-signed certificate"),
     ],
 )
 def test_a_fault_is_a_gate_that_no_speed_outweighs(
-    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage], faults: dict[str, Any], gate: str, message: str
+    serve: Serve, mirror: Make, wanted_packages: list[LockedPackage], faults: dict[str, Any], gate: str, message: str
 ) -> None:
     bad, slow = serve(**faults), serve(pause=0.01)
     ranked = judged([mirror("bad", bad.url), mirror("slow", slow.url)], wanted_packages)
     assert list(ranked) == ["slow", "bad"]
-    assert (ranked["bad"].passed, ranked["bad"].score) == (False, None)
+    assert not ranked["bad"].passed
     assert why(ranked["bad"], gate) == message.format(host=bad.netloc)
     assert gate in ranked["bad"].failed_criteria
     assert ranked["bad"].measured.rate is None
 
 
-def test_a_404_is_never_asked_for_its_speed(serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]) -> None:
+def test_a_404_is_never_asked_for_its_speed(serve: Serve, mirror: Make, wanted_packages: list[LockedPackage]) -> None:
     bad = serve(gone=DEMO)
     judged([mirror("bad", bad.url)], wanted_packages)
     assert {one.range for one in bad.requests if one.path.startswith("/files/")} == {"bytes=0-0"}
 
 
 def test_a_dead_host_is_last_and_did_not_answer(
-    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
+    serve: Serve, mirror: Make, wanted_packages: list[LockedPackage]
 ) -> None:
     missing = serve(gone=DEMO)
     ranked = judged([mirror("dead", "https://127.0.0.99:9/simple"), mirror("gone", missing.url)], wanted_packages)
@@ -90,11 +90,11 @@ def test_a_dead_host_is_last_and_did_not_answer(
 
 
 def test_where_files_really_come_from_is_told_and_can_be_a_gate(
-    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
+    serve: Serve, mirror: Make, wanted_packages: list[LockedPackage]
 ) -> None:
     origin = serve()
     front = serve(files_at=f"https://{origin.netloc}")
-    measured = probe([mirror("front", front.url)], wanted_packages, Budget(32 << 20, 20.0))
+    measured = probe_packages([mirror("front", front.url)], wanted_packages, Budget(32 << 20, 20.0))
     result, gated = rank(measured)[0], rank(measured, no_redirects=True)[0]
     assert (result.passed, gated.passed) == (True, False)
     assert why(result, "stays") == f"2 of 2 files from {origin.netloc}"
@@ -111,11 +111,12 @@ def test_the_clients_own_default_is_the_origin_and_no_mirror_that_is_left() -> N
     assert is_origin(mirrored, "pytorch/cpu")
     assert not is_origin(Profile(name="host", hf=HuggingFace(endpoint="https://hf.example")), "hf")
     assert not is_origin(Profile(name="site"), "pypi")
-    assert own_hosts(Profile(name="none"), "pypi") == [urlsplit(python_index()).netloc]
+    none = Profile(name="none")
+    assert own_hosts(none, [index.url for index in network_sources(none, "pypi")]) == [urlsplit(python_index()).netloc]
 
 
 def test_an_origin_whose_certificate_nobody_trusts_fails_tls(
-    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
+    serve: Serve, mirror: Make, wanted_packages: list[LockedPackage]
 ) -> None:
     origin = serve(tls="rogue")
     front = serve(files_at=f"https://{origin.netloc}")
@@ -124,18 +125,18 @@ def test_an_origin_whose_certificate_nobody_trusts_fails_tls(
 
 
 def test_a_page_without_hashes_is_matched_by_what_another_page_tells(
-    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
+    serve: Serve, mirror: Make, wanted_packages: list[LockedPackage]
 ) -> None:
     good, flat = serve(), serve(no_hash=True)
     alone = judged([mirror("flat", flat.url)], wanted_packages)["flat"]
-    assert "no other mirror lists the hash of the lock" in why(alone, "coverage")
+    assert "demo==1.0: its page has no hashes" in why(alone, "coverage")
     both = judged([mirror("good", good.url), mirror("flat", flat.url)], wanted_packages)
     assert why(both["flat"], "hash") == "2 by name and size; 2 of 2 sizes compared"
     assert both["flat"].passed
 
 
 def test_a_file_of_another_size_is_not_the_one(
-    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
+    serve: Serve, mirror: Make, wanted_packages: list[LockedPackage]
 ) -> None:
     good, flat = serve(), serve(no_hash=True, other_size=DEMO)
     both = judged([mirror("good", good.url), mirror("flat", flat.url)], wanted_packages)
@@ -144,7 +145,7 @@ def test_a_file_of_another_size_is_not_the_one(
 
 
 def test_a_second_index_of_one_profile_is_fallen_back_to(
-    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
+    serve: Serve, mirror: Make, wanted_packages: list[LockedPackage]
 ) -> None:
     first, second = serve(gone=DEMO), serve()
     ranked = judged([mirror("both", first.url, second.url)], wanted_packages)["both"]
@@ -155,27 +156,8 @@ def test_a_second_index_of_one_profile_is_fallen_back_to(
     }
 
 
-def test_the_one_that_is_behind_has_less_for_freshness(
-    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
-) -> None:
-    new, old = serve(serial=12), serve(serial=10)
-    ranked = judged([mirror("new", new.url), mirror("old", old.url)], wanted_packages)
-    marks = {name: next(mark for mark in one.score_parts if mark.name == "freshness") for name, one in ranked.items()}
-    assert (marks["new"].points, marks["old"].points) == (5.0, 0.0)
-    assert marks["old"].why == "2 serials behind the newest page seen"
-
-
-def test_plain_http_is_told_and_has_fewer_points(
-    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
-) -> None:
-    plain = judged([mirror("plain", serve(tls="").url)], wanted_packages)["plain"]
-    assert plain.passed
-    assert why(plain, "tls").startswith("plain http")
-    assert next(mark for mark in plain.score_parts if mark.name == "protocol").points == 2.0
-
-
 def test_no_more_is_moved_than_the_bytes_it_may_cost(
-    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
+    serve: Serve, mirror: Make, wanted_packages: list[LockedPackage]
 ) -> None:
     site = serve()
     ranked = judged([mirror("one", site.url)], wanted_packages, size=2_000)["one"]
@@ -184,17 +166,19 @@ def test_no_more_is_moved_than_the_bytes_it_may_cost(
     assert ranked.measured.rate_why == "not measured: the probe's budget of bytes or seconds is used up"
 
 
-def test_pages_count_among_the_bytes_too(serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]) -> None:
+def test_pages_count_among_the_bytes_too(serve: Serve, mirror: Make, wanted_packages: list[LockedPackage]) -> None:
     ranked = judged([mirror("one", serve().url)], wanted_packages, size=50)["one"]
     assert why(ranked, "coverage") == "has 0 of 2 files; demo==1.0: the probe's budget of bytes is used up (and 1 more)"
 
 
 def test_a_server_that_drips_for_ever_ends_with_the_time(
-    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage]
+    serve: Serve, mirror: Make, wanted_packages: list[LockedPackage]
 ) -> None:
     drips, good = serve(drip=True), serve()
     began = time.monotonic()
-    measured = probe([mirror("drips", drips.url), mirror("good", good.url)], wanted_packages, Budget(32 << 20, 4.0))
+    measured = probe_packages(
+        [mirror("drips", drips.url), mirror("good", good.url)], wanted_packages, Budget(32 << 20, 4.0)
+    )
     assert time.monotonic() - began < 10
     ranked = {one.mirror: one for one in rank(measured)}
     assert not ranked["drips"].passed
@@ -202,13 +186,13 @@ def test_a_server_that_drips_for_ever_ends_with_the_time(
     assert "the probe's time ran out" in why(ranked["drips"], "coverage")
 
 
-def test_a_profile_without_an_index_is_no_mirror(mirror: Make, wanted_packages: list[WantedPackage]) -> None:
+def test_a_profile_without_an_index_is_no_mirror(mirror: Make, wanted_packages: list[LockedPackage]) -> None:
     ranked = judged([mirror("empty")], wanted_packages)["empty"]
     assert why(ranked, "coverage").startswith("the profile names no Python index")
 
 
 def test_what_a_directory_holds_is_there_and_nobody_is_asked(
-    mirror: Make, wanted_packages: list[WantedPackage], tmp_path: Path
+    mirror: Make, wanted_packages: list[LockedPackage], tmp_path: Path
 ) -> None:
     dead = mirror("dead", "https://127.0.0.99:9/simple")
     links = Index(url=str(tmp_path), kind="find-links")
@@ -228,10 +212,26 @@ def test_what_a_directory_holds_is_there_and_nobody_is_asked(
 
 
 def test_the_rest_comes_from_the_index(
-    serve: Serve, mirror: Make, wanted_packages: list[WantedPackage], tmp_path: Path
+    serve: Serve, mirror: Make, wanted_packages: list[LockedPackage], tmp_path: Path
 ) -> None:
     site = serve()
     one = mirror("one", site.url, str(tmp_path))
     (tmp_path / DEMO).write_bytes(WHEELS[DEMO])
     assert judged([one], wanted_packages)["one"].passed
     assert not any("demo" in path for path in site.paths)
+
+
+def test_verify_downloads_every_file_and_finds_the_wrong_one(
+    serve: Serve, mirror: Make, wanted_packages: list[LockedPackage]
+) -> None:
+    good, bad = serve(), serve(flipped=DEMO)
+    mirrors = [mirror("good", good.url), mirror("bad", bad.url)]
+    assert all(one.passed for one in judged(mirrors, wanted_packages).values())
+    verified = {
+        one.mirror: one for one in rank(probe_packages(mirrors, wanted_packages, Budget(1 << 30, 20.0), verify=True))
+    }
+    assert why(verified["good"], "hash") == "2 by hashing the file; 2 of 2 sizes compared"
+    assert verified["bad"].failed_criteria == {"hash"}
+    assert why(verified["bad"], "hash").startswith("demo==1.0: served with sha256 ")
+    small = rank(probe_packages(mirrors[:1], wanted_packages, Budget(5_000, 20.0), verify=True))[0]
+    assert "more than are left of the probe's budget; raise --max-bytes" in why(small, "hash")

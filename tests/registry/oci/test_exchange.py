@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from envcheck.errors import EnvcheckError
-from envcheck.mirrors.net import stall
+from envcheck.mirrors.net import connections
 from envcheck.mirrors.net.client import Client
 from envcheck.registry.documents import OCI_MANIFEST
 from envcheck.registry.exchange import CONNECTIONS
@@ -174,7 +174,7 @@ def test_a_registry_that_takes_no_connection_is_left_in_time() -> None:
 def test_a_registry_that_hardly_sends_is_left_in_time(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, before: bytes
 ) -> None:
-    monkeypatch.setattr(stall, "SECONDS", 0.5)
+    monkeypatch.setattr(connections, "SECONDS", 0.5)
     unit = b"1\r\nx\r\n" if b"chunked" in before else b"x"
     registry = servers.start(RawServer(endless(before, unit, 0.05)))
     began = time.monotonic()
@@ -187,7 +187,7 @@ def test_a_registry_that_hardly_sends_is_left_in_time(
 def test_an_upload_to_a_registry_that_hardly_answers_is_left_in_time(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    monkeypatch.setattr(stall, "SECONDS", 0.5)
+    monkeypatch.setattr(connections, "SECONDS", 0.5)
 
     def hardly(request: Request) -> Answer | None:
         def body() -> Iterator[bytes]:

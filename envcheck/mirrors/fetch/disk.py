@@ -1,4 +1,4 @@
-"""The unfinished file on disk: locked by one process, with reserved space, renamed when it is complete."""
+"""The unfinished file on disk: locked by one process, with a journal of its pieces, renamed when it is complete."""
 
 from __future__ import annotations
 
@@ -6,29 +6,32 @@ import collections
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import stat
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from envcheck import safe_files
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.fetch.disk import journal
-from envcheck.mirrors.fetch.plan.pieces import spans
 from envcheck.mirrors.fetch.request import StoppedError, TransferOptions, WantedFile
 
 # Seconds between attempts to lock; a wait in the kernel could not be interrupted.
 _LOOK: Final = 0.2
 # What st_blocks counts in, whatever the file system (stat(2)).
 _BLOCK: Final = 512
-# Bytes. A file of 128 GB has 2048 pieces; each may be recorded and forgotten many times.
-_LONGEST_JOURNAL: Final = 64 << 20
+_READ: Final = 1 << 20
+_LONGEST_JOURNAL: Final = 4 << 20
+_HEADER: Final = re.compile(rb"envcheck-fetch 2 ([0-9a-f]{40,64}) ([0-9]{1,15}) ([0-9]{1,15})")
+_PIECE: Final = re.compile(rb"[0-9]{1,6}")
 
 
 def part_path(target: WantedFile) -> Path:
     """Return the path of the unfinished file."""
-    return target.path.with_name(f".{safe_files.shortened(target.path.name)}.{target.sha256[:8]}.part")
+    return target.path.with_name(f".{safe_files.shortened(target.path.name)}.{target.digest[:8]}.part")
 
 
 def journal_path(part: Path) -> Path:
@@ -42,24 +45,55 @@ def discard(part: Path) -> None:
     journal_path(part).unlink(missing_ok=True)
 
 
-def valid_pieces(part: Path, header: journal.Header) -> dict[int, str]:
-    """Return the pieces of an earlier process that are valid for this file."""
-    noted, pieces = read_journal(part, header.boot)
-    if noted is None or not noted.fits(header) or part.lstat().st_size != header.size:
-        return {}
-    last = len(spans(header.size, header.piece))
-    return {piece: source for piece, source in pieces.items() if piece < last}
+class Journal:
+    """The pieces of an unfinished file that a later process may reuse: a header, then a line for each piece.
+
+    A line is written when the piece's bytes are on the disk. It is no proof: the hash of the whole file is.
+    """
+
+    def __init__(self, part: Path, digest: str, size: int, piece: int) -> None:
+        self._path = journal_path(part)
+        self._header = f"envcheck-fetch 2 {digest} {size} {piece}\n".encode()
+        self._file = -1
+
+    def rewrite(self, pieces: Iterable[int]) -> None:
+        """Begin the journal with these pieces."""
+        self.close()
+        fresh = self._path.with_name(self._path.name + ".new")
+        self._file = safe_files.create(fresh)
+        safe_files.write(self._file, self._header)
+        self.add(pieces)
+        fresh.replace(self._path)
+
+    def add(self, pieces: Iterable[int]) -> None:
+        """Note pieces whose bytes are on the disk."""
+        safe_files.write(self._file, "".join(f"{piece}\n" for piece in pieces).encode())
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
-def read_journal(part: Path, boot: str | None = None) -> tuple[journal.Header | None, dict[int, str]]:
-    """Return the header and the valid pieces from an unfinished file's journal."""
-    return journal.read(
-        safe_files.read(journal_path(part), _LONGEST_JOURNAL), journal.boot_id() if boot is None else boot
-    )
+def read_journal(part: Path, digest: str) -> tuple[int, int, set[int]]:
+    """Return the size, the piece size and the noted pieces of an unfinished file; (0, 0, {}) if there is none of it."""
+    header, *lines = safe_files.read(journal_path(part), _LONGEST_JOURNAL).split(b"\n")[:-1] or [b""]
+    match = _HEADER.fullmatch(header)
+    if match is None or match[1].decode() != digest or not int(match[3]):
+        return 0, 0, set()
+    size, piece, pieces = int(match[2]), int(match[3]), set[int]()
+    for line in lines:
+        if not _PIECE.fullmatch(line) or int(line) * piece >= size:
+            break
+        pieces.add(int(line))
+    with contextlib.suppress(FileNotFoundError):
+        return (size, piece, pieces) if part.lstat().st_size == size else (0, 0, set())
+    return 0, 0, set()
 
 
 @contextlib.contextmanager
-def locked(part: Path, options: TransferOptions) -> Iterator[int]:
+def locked(part: Path, digest: str, options: TransferOptions) -> Iterator[int]:
     """Open and lock the unfinished file. The kernel releases the lock when the process ends.
 
     After an error the file stays only if a later run can resume it.
@@ -69,21 +103,15 @@ def locked(part: Path, options: TransferOptions) -> Iterator[int]:
         try:
             _lock(file, part, options)
             if _is_current(file, part):
-                with _discarded_if_empty(part):
+                try:
                     yield file
+                except BaseException:
+                    if not read_journal(part, digest)[2]:
+                        discard(part)
+                    raise
                 return
         finally:
             os.close(file)
-
-
-@contextlib.contextmanager
-def _discarded_if_empty(part: Path) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        if not read_journal(part)[1]:
-            discard(part)
-        raise
 
 
 def _lock(file: int, part: Path, options: TransferOptions) -> None:
@@ -102,17 +130,16 @@ def _lock(file: int, part: Path, options: TransferOptions) -> None:
 def _is_current(file: int, part: Path) -> bool:
     """Tell whether the path still names the open file. Another process may have finished and renamed it."""
     try:
-        named = part.lstat()
+        named, opened = part.lstat(), os.fstat(file)
     except FileNotFoundError:
         return False
-    opened = os.fstat(file)
     return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
 
 
 def check_disk_space(targets: Sequence[WantedFile]) -> None:
     """Raise UnavailableError if the files together need more space than their file systems have.
 
-    Files of unknown size or with a local copy are not counted; each file reserves its own space later.
+    Files of unknown size or with a local copy are not counted; each file is compared on its own later.
     """
     needs: collections.Counter[int] = collections.Counter()
     folders: dict[int, Path] = {}
@@ -138,34 +165,15 @@ def _bytes_to_allocate(target: WantedFile) -> int:
 
 
 def reserve(file: int, size: int, part: Path) -> None:
-    """Allocate the file's size and blocks now, so that a full disk is an error before the first byte is fetched.
-
-    If the file system cannot reserve (NFS, ext3, ramfs), compare the size with its free space.
-    """
+    """Give the file its size. Raise UnavailableError before the first byte is fetched if the disk has less free."""
     try:
         os.ftruncate(file, size)
-        allocated = os.fstat(file).st_blocks * _BLOCK
-        usage = shutil.disk_usage(part.parent)
-        if usage.total and size - allocated > usage.free:  # without a total, the free space means nothing
-            raise _no_space_error(part, size)
-        if size:
-            _allocate(file, size)
     except OSError as error:
-        if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}:
-            raise disk_error(error, part, size) from error
-
-
-def _allocate(file: int, size: int) -> None:
-    """Call fallocate(2), and not posix_fallocate: glibc's fallback writes to every block."""
-    import ctypes  # noqa: PLC0415 (saves five milliseconds when nothing is new)
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    call = getattr(libc, "fallocate64", None) or getattr(libc, "fallocate", None)
-    if call is None:
-        return
-    while call(file, 0, ctypes.c_int64(0), ctypes.c_int64(size)) != 0:
-        if ctypes.get_errno() != errno.EINTR:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        raise disk_error(error, part, size) from error
+    usage = shutil.disk_usage(part.parent)
+    # Without a total, the free space means nothing.
+    if usage.total and size - os.fstat(file).st_blocks * _BLOCK > usage.free:
+        raise _no_space_error(part, size)
 
 
 def disk_error(error: OSError, path: Path, size: int) -> UnavailableError:
@@ -192,25 +200,58 @@ def write(file: int, chunk: bytes, at: int) -> None:
         view, at = view[written:], at + written
 
 
-def take_local_copy(local: Sequence[Path], part: Path, path: Path, is_target: Callable[[Path], bool]) -> int | None:
-    """Put a file of this machine at `path` by a hard link, or by a copy if linking fails; return its size or None.
+def digest_of(file: int, size: int, hasher: hashlib._Hash | None = None) -> str:
+    """Return the hash of the first `size` bytes of an open file, as hex: sha256, or that of the hasher."""
+    hasher = hasher or hashlib.sha256()
+    feed(hasher, file, 0, size)
+    return hasher.hexdigest()
+
+
+def feed(hasher: hashlib._Hash, file: int, start: int, stop: int) -> None:
+    """Hash a part of a file. Raise OSError if it became shorter."""
+    while start < stop:
+        block = os.pread(file, min(_READ, stop - start), start)
+        if not block:
+            message = "the file became shorter while it was read"
+            raise OSError(0, message)
+        hasher.update(block)
+        start += len(block)
+
+
+def has_hash(target: WantedFile, path: Path) -> bool:
+    """Tell whether a regular file exists and has the hash."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (FileNotFoundError, PermissionError):
+        return False
+    try:
+        opened = os.fstat(file)
+        if not stat.S_ISREG(opened.st_mode) or target.size not in {None, opened.st_size}:
+            return False
+        return digest_of(file, opened.st_size, target.hasher(opened.st_size)) == target.digest
+    finally:
+        os.close(file)
+
+
+def take_local_copy(target: WantedFile, part: Path) -> int | None:
+    """Put a file of this machine at the path by a hard link, or by a copy if linking fails; return its size or None.
 
     The link or copy is verified before it gets the name, because the original may change meanwhile.
     """
     copy = part.with_name(part.name + ".local")
-    for source in local:
+    for source in target.local:
         copy.unlink(missing_ok=True)
         try:
             os.link(source.resolve(), copy)
         except OSError:
-            if not is_target(source):
+            if not has_hash(target, source):
                 continue
             with source.open("rb") as original, os.fdopen(safe_files.create(copy), "wb") as stream:
                 shutil.copyfileobj(original, stream)
                 os.fchmod(stream.fileno(), 0o666 & ~safe_files.umask())
-        if is_target(copy):
+        if has_hash(target, copy):
             size = copy.stat().st_size
-            copy.replace(path)
+            copy.replace(target.path)
             discard(part)
             return size
     copy.unlink(missing_ok=True)
@@ -218,44 +259,9 @@ def take_local_copy(local: Sequence[Path], part: Path, path: Path, is_target: Ca
 
 
 def publish(part: Path, file: int, path: Path, *, durable: bool = True) -> None:
-    """Rename the finished file to its path; `durable`: sync its bytes before and the directory after."""
+    """Rename the finished file to its path; `durable`: its bytes are on the disk before it has the name."""
     if durable:
         os.fsync(file)
     os.fchmod(file, 0o666 & ~safe_files.umask())
     part.replace(path)
     journal_path(part).unlink(missing_ok=True)
-    if durable:
-        _sync_folder(path.parent, os.fsync)
-
-
-def sync_folders(folders: Iterable[Path]) -> None:
-    """Sync what was published in these folders: one syncfs(2) for each file system instead of three syncs a file."""
-    devices = {folder.stat().st_dev: folder for folder in folders}
-    for folder in devices.values():
-        _sync_file_system(folder)
-
-
-def _sync_file_system(folder: Path) -> None:
-    try:
-        _sync_folder(folder, _syncfs)
-    except OSError as error:
-        message = f"{folder}: cannot write everything to the disk: {error.strerror}"
-        raise UnavailableError(message, fix="free some space, and run it again") from error
-
-
-def _sync_folder(folder: Path, sync: Callable[[int], object]) -> None:
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        sync(file)
-    finally:
-        os.close(file)
-
-
-def _syncfs(file: int) -> None:
-    import ctypes  # noqa: PLC0415 (saves five milliseconds when nothing is new)
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(libc, "syncfs"):
-        os.sync()
-    elif libc.syncfs(file) != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

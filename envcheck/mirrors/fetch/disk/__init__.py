@@ -1,1 +1,0 @@
-"""A download on disk: partial file, journal, running hash."""

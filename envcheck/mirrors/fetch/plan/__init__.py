@@ -1,1 +1,0 @@
-"""Which connection fetches which piece of a file."""

@@ -1,1 +1,0 @@
-"""Choose mirrors from measurements."""
