@@ -27,12 +27,11 @@ from envcheck.images.dockerfile import write as write_files
 from envcheck.images.known_wheels import local_wheels, refused_wheels
 from envcheck.images.lockfile import Lock, parse_lock
 from envcheck.images.spec import ImageSpec
-from envcheck.mirrors.profiles.apt_config import base_urls
-from envcheck.mirrors.profiles.host_config import apt_sources, ca_bundle
+from envcheck.mirrors.profiles.host_config import apt_sources, base_urls, ca_bundle
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, hf_environment, network_indexes
-from envcheck.mirrors.settings.apt import sources as apt_sources_of
 from envcheck.mirrors.settings.base import RenderOptions
 from envcheck.mirrors.settings.python import pip_conf, uv_toml
+from envcheck.mirrors.settings.system import sources as apt_sources_of
 
 Network = Literal["none", "default", "host"]
 _SCRIPTS: Final = {"os": ("os.sh", "packages.sh"), "install": ("install.sh", "bytecode.py"), "prove": ("prove.py",)}

@@ -18,7 +18,7 @@ from envcheck.mirrors.net.credentials import Login, Netrc, host_credentials
 from envcheck.mirrors.net.responses import HttpResponse
 from envcheck.mirrors.net.urls import origin_of, redirect_target
 from envcheck.mirrors.profiles.model import Profile
-from envcheck.mirrors.settings.containers import mirrors
+from envcheck.mirrors.settings.system import mirrors
 from envcheck.registry.documents import (
     INDEXES,
     MANIFESTS,

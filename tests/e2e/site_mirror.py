@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from envcheck.mirrors.profiles.apt_config import base_urls
-from envcheck.mirrors.profiles.host_config import apt_sources
+from envcheck.mirrors.profiles.host_config import apt_sources, base_urls
 from tests.http_server import BLOCK, Answer, Request, Server, ranged
 
 SUITE = "bookworm"

@@ -11,7 +11,7 @@ from envcheck.images.lock_with_uv import source_options
 from envcheck.images.lockfile import Lock
 from envcheck.matrix.file.load import load
 from envcheck.mirrors.hub.api import trusted_endpoint
-from envcheck.mirrors.profiles.apt_config import AptSource
+from envcheck.mirrors.profiles.host_config import AptSource
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, HuggingFace, Index, Profile, network_indexes
 
 OPEN, CLOSED = Profile(name="site"), Profile(name="site", closed=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envcheck.mirrors.profiles.apt_config import AptSource, base_urls, parse_sources
+from envcheck.mirrors.profiles.host_config import AptSource, base_urls, parse_sources
 
 DEB822 = """\
 Types: deb deb-src

@@ -24,8 +24,7 @@ from envcheck.errors import ConfigError
 from envcheck.mirrors.doctor import this_machine
 from envcheck.mirrors.doctor.doctor import DoctorFinding, examine, has_faults
 from envcheck.mirrors.doctor.document import Document, Kind, kind_of, prepare
-from envcheck.mirrors.doctor.known_variables import IGNORED, OUTDATED, TORCH
-from envcheck.mirrors.doctor.rules import RULES
+from envcheck.mirrors.doctor.rules import IGNORED, OUTDATED, RULES, TORCH
 from envcheck.mirrors.profiles import user_choice
 
 DATA = Path(__file__).parents[1] / "data/doctor"

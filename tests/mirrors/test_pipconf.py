@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors.profiles.pip_config import ClientConfig, pip_config, uv_config
+from envcheck.mirrors.profiles.host_config import ClientConfig, pip_config, uv_config
 
 PIP = PurePath("/etc/pip.conf")
 UV = PurePath("/etc/uv/uv.toml")

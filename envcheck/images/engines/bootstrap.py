@@ -18,8 +18,7 @@ from envcheck.errors import BuildError, UnavailableError
 from envcheck.images.engines import subprocesses
 from envcheck.images.targets import OS_PACKAGES
 from envcheck.matrix.facts.model import Base, HostArch
-from envcheck.mirrors.profiles.apt_config import AptSource, base_urls
-from envcheck.mirrors.profiles.host_config import apt_sources, ca_bundle
+from envcheck.mirrors.profiles.host_config import AptSource, apt_sources, base_urls, ca_bundle
 from envcheck.mirrors.profiles.model import Profile
 
 # BuildKit asks the registry of a name before it looks for it among the engine's own images: this one asks nobody.

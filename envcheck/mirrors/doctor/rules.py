@@ -1,19 +1,134 @@
 """The doctor's rules: common mistakes in settings of mirrors and downloads, and their corrections.
 
-All were seen in the wild. W001 to W007, E101 and E102 come from instructions that are copied from site to site.
+W001 to W007, E101 and E102 come from instructions that are copied from site to site.
 """
 
 from __future__ import annotations
 
+import heapq
 import re
 from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple
 
 from envcheck.mirrors.doctor.document import PreparedDocument
-from envcheck.mirrors.doctor.known_variables import IGNORED, OUTDATED, TORCH
-from envcheck.mirrors.doctor.model_urls import url_for_a_model
-from envcheck.mirrors.doctor.secrets import SECRETS
 from envcheck.mirrors.profiles.model import host_of, redacted
+
+IGNORED: Final = {
+    "HF_MIRROR": "HF_ENDPOINT",
+    "HF_MIRROR_URL": "HF_ENDPOINT",
+    "HUGGINGFACE_MIRROR": "HF_ENDPOINT",
+    "HUGGINGFACE_ENDPOINT": "HF_ENDPOINT",
+    "HF_HUB_ENDPOINT": "HF_ENDPOINT",
+    "PIP_MIRROR": "PIP_INDEX_URL",
+    "PYPI_MIRROR": "PIP_INDEX_URL",
+    "PIP_INDEX": "PIP_INDEX_URL",
+    "UV_MIRROR": "UV_DEFAULT_INDEX",
+    "CONDA_MIRROR": "channel_alias in .condarc",
+    "NPM_MIRROR": "NPM_CONFIG_REGISTRY",
+    "TORCH_CACHE": "TORCH_HOME",
+}
+TORCH: Final = {
+    "PYTORCH_MIRROR": "an index for torch: --index-url in pip, [[index]] in uv.toml",
+    "TORCH_MIRROR": "an index for torch: --index-url in pip, [[index]] in uv.toml",
+    "PYTORCH_INDEX": "an index for torch: --index-url in pip, [[index]] in uv.toml",
+}
+OUTDATED: Final = {
+    "HF_HUB_ENABLE_HF_TRANSFER": "remove it: huggingface_hub no longer has hf_transfer; see `envcheck fetch`",
+    "TRANSFORMERS_CACHE": "set HF_HOME",
+    "PYTORCH_TRANSFORMERS_CACHE": "set HF_HOME",
+    "PYTORCH_PRETRAINED_BERT_CACHE": "set HF_HOME",
+    "HUGGINGFACE_HUB_CACHE": "set HF_HUB_CACHE",
+    "HUGGING_FACE_HUB_TOKEN": "set HF_TOKEN",
+    "TRANSFORMERS_OFFLINE": "set HF_HUB_OFFLINE=1",
+    "UV_INDEX_URL": "set UV_DEFAULT_INDEX",
+    "UV_EXTRA_INDEX_URL": "set UV_INDEX",
+}
+
+
+_IN_URL: Final = re.compile(
+    r"(?i)\b(?P<scheme>[a-z][a-z0-9+.-]{1,10})://(?P<user>[^\s/@:\"'<>]{1,200})(?P<password>:[^\s/@\"'<>]{0,300})?@(?P<host>[\w.\[\]-]+)"
+)
+_TOKEN: Final = re.compile(r"\b(?:(?:hf|npm|gh[pousr])_[A-Za-z0-9]{30,}|glpat-[\w-]{20,}|pypi-[\w-]{50,})")
+_BUILD_ARGUMENT: Final = re.compile(
+    r"(?im)^[ \t]*(?:ENV|ARG)\s+(?P<name>\w*(?:TOKEN|PASSWORD|PASSWD|SECRET|API_KEY))\b"
+)
+_EXAMPLE: Final = re.compile(r"(?i):?(?:user(?:name)?|pass(?:word|wd)?|token|secret|x+|\*+|\.+|<.*>)$")
+
+
+def _in_url(source: PreparedDocument) -> Iterator[tuple[int, str, str]]:
+    for match in _IN_URL.finditer(source.text):
+        password = match["password"] or ""
+        in_comment = source.code[match.start() : match.end()].isspace()
+        if not password and match["scheme"].lower() not in {"http", "https"}:
+            continue
+        if in_comment and _EXAMPLE.match(password or match["user"]):
+            continue
+        fix = "move it to ~/.netrc (mode 600) or a build secret, and name that in a profile (`netrc:`, `credentials:`)"
+        yield (
+            match.start(),
+            f"a user or password in the URL of {match['host']}: logs, locks and image layers will contain it",
+            fix,
+        )
+
+
+def _token(source: PreparedDocument) -> Iterator[tuple[int, str, str]]:
+    for match in _TOKEN.finditer(source.text):
+        if source.kind == "environment" or re.fullmatch(r"[a-z]+[_-](.)\1*", match[0]):
+            continue  # a token belongs in an environment; xxxx is an example
+        yield (
+            match.start(),
+            "the file contains a token",
+            "revoke the token, and pass the new one in a file or a variable",
+        )
+
+
+def _build_argument(source: PreparedDocument) -> Iterator[tuple[int, str, str]]:
+    if source.kind != "dockerfile":
+        return
+    for match in _BUILD_ARGUMENT.finditer(source.code):
+        fix = f"RUN --mount=type=secret,id={match['name'].lower()},env={match['name']} ..."
+        yield match.start(), f"{match['name']} in ENV or ARG stays in the image's history", fix
+
+
+_Row = tuple[str, Literal["danger", "unreal", "outdated"], Callable[[PreparedDocument], Iterator[tuple[int, str, str]]]]
+SECRETS: Final[tuple[_Row, ...]] = (
+    ("E103", "danger", _in_url),
+    ("E104", "danger", _token),
+    ("E105", "danger", _build_argument),
+)
+
+
+_FIX: Final = "pass OWNER/NAME and set HF_ENDPOINT; or run `envcheck fetch --model` and pass the directory"
+_ASSIGNED: Final = re.compile(
+    r"(?m)(?:^|;)[ \t]*(?P<name>[A-Za-z_][\w.]{0,60})[ \t]*(?::[^=\n]{1,60})?=(?!=)[ \t]*(?P<value>[^\n]{0,300})"
+)
+_CALLED: Final = re.compile(
+    r"\b(?:(?:from_pretrained|snapshot_download|hf_hub_download)\(\s*(?:\w+\s*=\s*)?"
+    r"|pipeline\([^()\n]{0,200}?\bmodel\s*=\s*)(?P<value>[^\n]{0,300})"
+)
+_URL: Final = re.compile(r"(?:os\.(?:environ\.get|getenv)\(\s*[\"']\w+[\"']\s*,\s*)?[rbfuRBFU]{0,2}[\"']+https?://")
+# A variable alone, before an operator, or at the start of an f-string.
+_VARIABLE: Final = re.compile(
+    r"(?P<bare>[A-Za-z_][\w.]*)\s*(?:[,)+;#]|$)|[rR]?[fF][rR]?[\"']+\{(?P<put>[A-Za-z_]\w*)(?:\.rstrip\([^()]*\))?\}"
+)
+
+
+def url_for_a_model(source: PreparedDocument) -> Iterator[tuple[int, str, str]]:
+    """Find calls with a URL instead of a repository's name; a variable has the value that was set last."""
+    urls: dict[str, bool] = {}
+    steps = heapq.merge(_ASSIGNED.finditer(source.code), _CALLED.finditer(source.code), key=lambda match: match.start())
+    for match in steps:
+        is_url = _is_url(match["value"], urls)
+        if match.re is _ASSIGNED:
+            urls[match["name"]] = is_url
+        elif is_url:
+            yield match.start(), "a URL in the place of a repository's name or a directory", _FIX
+
+
+def _is_url(value: str, urls: dict[str, bool]) -> bool:
+    named = _VARIABLE.match(value)
+    return _URL.match(value) is not None or (named is not None and urls.get(named["bare"] or named["put"], False))
+
 
 Matches = Iterator[tuple[int, str, str]]
 

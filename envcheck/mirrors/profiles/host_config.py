@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import re
 import ssl
 import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Final
+from pathlib import Path, PurePath
+from typing import Any, Final
+
+import msgspec
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors.profiles.apt_config import AptSource, parse_sources
 from envcheck.mirrors.profiles.model import (
     CLIENT_DEFAULT,
     HuggingFace,
@@ -21,7 +23,131 @@ from envcheck.mirrors.profiles.model import (
     redacted,
     without_query,
 )
-from envcheck.mirrors.profiles.pip_config import ClientConfig, pip_config, uv_config
+
+
+class AptSource(msgspec.Struct, frozen=True, kw_only=True):
+    """The archives of one distribution: URIs and the suites that they serve."""
+
+    uris: list[str]
+    suites: list[str]
+
+
+def parse_sources(texts: Iterable[tuple[str, str]]) -> list[AptSource]:
+    """Return the enabled binary sources of (file name, content) pairs, in order."""
+    return [
+        source for name, text in texts for source in (_deb822(text) if name.endswith(".sources") else _one_line(text))
+    ]
+
+
+def _deb822(text: str) -> list[AptSource]:
+    sources = []
+    lines = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    for stanza in re.split(r"\n[ \t]*\n", lines):
+        fields = dict(re.findall(r"^([\w-]+):[ \t]*(.*(?:\n[ \t]+.*)*)", stanza, re.MULTILINE))
+        values = {key.lower(): value.split() for key, value in fields.items()}
+        if "deb" in values.get("types", []) and values.get("enabled", ["yes"]) != ["no"]:
+            sources.append(AptSource(uris=values.get("uris", []), suites=values.get("suites", [])))
+    return sources
+
+
+def _one_line(text: str) -> list[AptSource]:
+    pattern = re.compile(r"^\s*deb\s+(?:\[[^\]]*\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)", re.MULTILINE)
+    return [AptSource(uris=[m["uri"]], suites=[m["suite"]]) for m in pattern.finditer(text)]
+
+
+def base_urls(sources: Iterable[AptSource], distro: str, suite: str) -> list[str]:
+    """Return the base URLs, without `/debian` or `/ubuntu`, that serve this suite of the distribution."""
+    path = f"/{distro}"
+    uris = (uri.rstrip("/") for s in sources if suite in s.suites for uri in s.uris)
+    bases = [uri.removesuffix(path) for uri in uris if uri.endswith(path)]
+    return list(dict.fromkeys(base for base in bases if base.startswith(("http://", "https://"))))
+
+
+class ClientConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The sources of a package client: the index that replaces its default, or None, and the others in order."""
+
+    index: str | None = None
+    extra: list[str] = []
+    find_links: list[str] = []
+    cert: str | None = None
+
+
+def pip_config(files: Iterable[tuple[PurePath, str]], environ: Mapping[str, str]) -> ClientConfig:
+    """Return pip's configuration. A later file overrides an earlier one, `install` `global`, a variable all."""
+    merged: dict[str, str] = {}
+    for path, text in files:
+        merged |= _pip_file(path, text)
+    merged |= {_option_name(k.removeprefix("PIP_")): v for k, v in environ.items() if k.startswith("PIP_") and v}
+    return ClientConfig(
+        index=merged.get("index-url"),
+        extra=merged.get("extra-index-url", "").split(),
+        find_links=merged.get("find-links", "").split(),
+        cert=merged.get("cert"),
+    )
+
+
+def _pip_file(path: PurePath, text: str) -> dict[str, str]:
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read_string(text, str(path))
+    except configparser.Error as error:
+        reason = str(error).splitlines()[0]
+        message = f"{path}: {reason}"
+        raise ConfigError(message, fix="correct the file, or set PIP_CONFIG_FILE to another one") from error
+    sections = [s for s in ("global", "install") if parser.has_section(s)]
+    return {_option_name(key): value for section in sections for key, value in parser.items(section) if value}
+
+
+def _option_name(name: str) -> str:
+    return name.lower().replace("_", "-").removeprefix("--")
+
+
+def uv_config(files: Iterable[tuple[PurePath, str]], environ: Mapping[str, str]) -> ClientConfig:
+    """Return uv's configuration from its files (system, then user) and variables. `[[index]]` tables stay in order."""
+    merged = ClientConfig()
+    for path, text in files:
+        merged = _overridden(merged, _uv_file(path, text))
+    return _overridden(merged, _uv_environment(environ))
+
+
+def _uv_environment(environ: Mapping[str, str]) -> ClientConfig:
+    named = [_url_of(entry) for entry in environ.get("UV_INDEX", "").split()]
+    return ClientConfig(
+        index=_url_of(environ.get("UV_DEFAULT_INDEX", "")) or environ.get("UV_INDEX_URL") or None,
+        extra=named + environ.get("UV_EXTRA_INDEX_URL", "").split(),
+        find_links=[part for part in environ.get("UV_FIND_LINKS", "").replace(",", " ").split() if part],
+        cert=environ.get("SSL_CERT_FILE") or None,
+    )
+
+
+def _url_of(entry: str) -> str:
+    """Return the URL of uv's `name=url`. An `=` inside the query of a URL does not separate."""
+    name, separator, url = entry.partition("=")
+    return url if separator and "/" not in name else entry
+
+
+def _uv_file(path: PurePath, text: str) -> ClientConfig:
+    try:
+        data = msgspec.toml.decode(text.encode(), type=dict[str, Any])
+        tables = [*data.get("index", []), *data.get("pip", {}).get("index", [])]
+        plain = {**data.get("pip", {}), **data}
+        default = next((t["url"] for t in tables if t.get("default")), plain.get("index-url"))
+        named = [t["url"] for t in tables if not t.get("default")]
+        extra = [*named, *plain.get("extra-index-url", [])]
+    except (msgspec.MsgspecError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        message = f"{path}: {error}"
+        raise ConfigError(message, fix="correct the file (`uv pip list` refuses it too)") from error
+    return ClientConfig(index=default, extra=extra, find_links=plain.get("find-links", []))
+
+
+def _overridden(below: ClientConfig, above: ClientConfig) -> ClientConfig:
+    return ClientConfig(
+        index=above.index or below.index,
+        extra=[*above.extra, *(url for url in below.extra if url not in above.extra)],
+        find_links=[*above.find_links, *(url for url in below.find_links if url not in above.find_links)],
+        cert=above.cert or below.cert,
+    )
+
 
 _CA_VARIABLES: Final = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _CERTIFICATE: Final = re.compile(r"-----BEGIN (\w+ )?CERTIFICATE-----.*?-----END (\w+ )?CERTIFICATE-----", re.DOTALL)

@@ -11,20 +11,20 @@ from typing import Final
 
 from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles.model import Profile
-from envcheck.mirrors.settings import apt, containers, hf, others, python, shell
+from envcheck.mirrors.settings import clients, python, shell, system
 from envcheck.mirrors.settings.base import ClientSettings, RenderOptions
 
 Renderer = Callable[[Profile, RenderOptions], ClientSettings]
 RENDERERS: Final[Mapping[str, Renderer]] = {
     "pip": python.pip,
     "uv": python.uv,
-    "hf": hf.hf,
-    "apt": apt.apt,
-    "conda": others.conda,
-    "npm": others.npm,
-    "buildkitd": containers.buildkitd,
-    "daemon": containers.daemon,
-    "registries": containers.registries,
+    "hf": clients.hf,
+    "apt": system.apt,
+    "conda": clients.conda,
+    "npm": clients.npm,
+    "buildkitd": system.buildkitd,
+    "daemon": system.daemon,
+    "registries": system.registries,
     "env": shell.env,
 }
 

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from envcheck.mirrors.profiles.model import Credential, Profile
-from envcheck.mirrors.settings import hf, python
+from envcheck.mirrors.settings import clients, python
 from envcheck.mirrors.settings.base import ClientSettings, RenderOptions, ca_notes, mirror_urls, secret_of
 
 # Lists the variables that an earlier call set, so that the next call can restore them.
@@ -40,7 +40,7 @@ def env(profile: Profile, options: RenderOptions) -> ClientSettings:
     elif options.before:
         lines.append(f"unset {SET_VARIABLE}")
     notes = [] if words else ["the profile sets no variable"]
-    notes += _python_notes(profile, options) + hf.client_notes(profile) + ca_notes(profile, options)
+    notes += _python_notes(profile, options) + clients.client_notes(profile) + ca_notes(profile, options)
     unsupported = {"apt": profile.apt, "registries": profile.registries, "conda": profile.conda.custom_channels}
     names = [name for name, value in unsupported.items() if value]
     notes += [f"variables cannot set {name}: use `envcheck mirror show --format {name}`" for name in names]
@@ -89,7 +89,7 @@ def _exports(profile: Profile, options: RenderOptions) -> dict[str, str]:
         "NPM_CONFIG_REGISTRY": profile.npm,
         "NETRC": profile.netrc,
         **dict.fromkeys(_CA_VARIABLES, options.ca or profile.ca),
-        **hf.variables(profile),
+        **clients.variables(profile),
     }
     words = {name: shlex.quote(value) for name, value in values.items() if value is not None}
     words |= _uv_login(python.PYPI, private)

@@ -11,7 +11,7 @@ from envcheck.errors import UnavailableError
 from envcheck.images.engines import bootstrap as bases
 from envcheck.images.targets import OS_PACKAGES
 from envcheck.matrix.facts.model import Base
-from envcheck.mirrors.profiles.apt_config import AptSource
+from envcheck.mirrors.profiles.host_config import AptSource
 from envcheck.mirrors.profiles.model import Profile
 
 BOOKWORM = Base(python="3.11", distro="debian", suite="bookworm", image="debian:bookworm-slim")

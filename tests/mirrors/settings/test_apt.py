@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from envcheck.mirrors.profiles.model import Profile
-from envcheck.mirrors.settings.apt import apt as render_apt
-from envcheck.mirrors.settings.apt import sources
 from envcheck.mirrors.settings.base import RenderOptions
+from envcheck.mirrors.settings.system import apt as render_apt
+from envcheck.mirrors.settings.system import sources
 from tests.http_server import Server, Servers, directory
 
 
