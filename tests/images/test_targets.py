@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from envcheck.images.lockfile import version_of
 from envcheck.images.spec import load_specs
 from envcheck.images.targets import cuda_compilers, requirements_of
 from envcheck.matrix.facts.lookup import nvcc_in_wheels
 from envcheck.matrix.file.load import load
+from tests.table import table
 
 
-@pytest.mark.parametrize(
-    ("cuda", "wheels"),
+@table(
+    "cuda, wheels",
     [
         ("11.8", {"nvidia-cuda-nvcc-cu11", "nvidia-cuda-cccl-cu11"}),
         ("12.1", {"nvidia-cuda-nvcc-cu12", "nvidia-cuda-cccl-cu12"}),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import yaml
 
 from envcheck.images.formats import lowest_capability, written
@@ -12,6 +11,7 @@ from envcheck.images.lockfile import parse_requirements
 from envcheck.images.spec import load_spec, select_one
 from envcheck.matrix.file.load import load
 from tests.images.formats.cells import CPU, CUDA, OPTIONS, specs, text
+from tests.table import table
 
 
 def read(cell: str) -> tuple[dict[str, Any], list[str], list[str]]:
@@ -21,7 +21,7 @@ def read(cell: str) -> tuple[dict[str, Any], list[str], list[str]]:
     return document, own, last["pip"]
 
 
-@pytest.mark.parametrize("cell", [CPU, CUDA])
+@table("cell", [CPU, CUDA])
 def test_pip_gets_the_lock_itself(cell: str) -> None:
     """Read back with the parser of requirements: each pin, and each of its hashes."""
     document, _, lines = read(cell)
@@ -53,8 +53,8 @@ def test_conda_knows_the_cuda_of_the_wheel_and_its_lowest_gpu() -> None:
     assert read(CPU)[1] == ["python=3.11", "pip"]
 
 
-@pytest.mark.parametrize(
-    ("arch_list", "lowest"),
+@table(
+    "arch_list, lowest",
     [("sm_75 sm_80 sm_120", "7.5"), ("sm_120 sm_100 compute_50", "10.0"), ("sm_90a", "9.0"), ("none", None)],
 )
 def test_the_lowest_capability_is_compared_as_numbers(arch_list: str, lowest: str | None) -> None:

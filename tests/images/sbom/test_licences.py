@@ -9,13 +9,14 @@ import pytest
 
 from envcheck.errors import ConfigError
 from envcheck.images.sbom import Licence, PackageKey, read, stated
+from tests.table import table
 from tests.wheels import wheel
 
 LONG = "License: " + "text of a licence " * 20
 
 
-@pytest.mark.parametrize(
-    ("metadata", "licence"),
+@table(
+    "metadata, licence",
     [
         ("License-Expression: mit\nLicense: BSD", Licence(expression="MIT")),
         ("License-Expression: Apache-2.0 WITH LLVM-exception", Licence(expression="Apache-2.0 WITH LLVM-exception")),

@@ -11,13 +11,14 @@ from envcheck.errors import ConfigError
 from envcheck.images.lockfile import Pin
 from envcheck.images.source_builds.recipe import ExtensionBuild, capabilities, jobs
 from envcheck.matrix.facts.lookup import Facts
+from tests.table import table
 
 GIB = 1 << 30
 CPU, CUDA = "torch2.13.0-cpu-py311", "torch2.14.1-cu130-py311"
 
 
-@pytest.mark.parametrize(
-    ("gib", "cores", "compiler", "most", "number"),
+@table(
+    "gib, cores, compiler, most, number",
     [
         (64, 32, "nvcc", None, 8),
         (63.9, 32, "nvcc", None, 7),
@@ -41,8 +42,8 @@ def test_gpus_become_compute_capabilities_once_each_oldest_first(facts: Facts) -
     assert capabilities(facts, [], None, "x 1") == ()
 
 
-@pytest.mark.parametrize(
-    ("gpus", "cuda", "says"),
+@table(
+    "gpus, cuda, says",
     [
         ([], "13.0", "x 1 must be compiled, and no GPU is named to compile it for; add --gpu"),
         (["H100"], "12.8", "x 1 must be compiled, and NVIDIA's wheels of CUDA 12 hold no nvcc; take a cell of CUDA 13"),

@@ -20,6 +20,7 @@ from envcheck.registry.logins import challenges, preferred
 from envcheck.registry.references import LyingError
 from envcheck.registry.repository import next_page
 from tests.registry.oci.fakes import image
+from tests.table import table
 
 CONTENT = image("one")[0]
 
@@ -34,8 +35,8 @@ def _index(*platforms: str) -> ImageIndex:
     return read_manifest(json.dumps(document).encode(), OCI_INDEX, "it").index()
 
 
-@pytest.mark.parametrize(
-    ("platforms", "expected", "chosen"),
+@table(
+    "platforms, expected, chosen",
     [
         (["linux/amd64", "linux/arm64"], Platform(os="linux", architecture="arm64"), 1),
         (["unknown/unknown", "linux/amd64"], Platform(os="linux", architecture="amd64"), 1),
@@ -53,8 +54,8 @@ def test_a_platform_chooses_the_manifest_of_an_index(
     assert (None if descriptor is None else descriptor.size) == chosen
 
 
-@pytest.mark.parametrize(
-    ("content", "content_type", "why"),
+@table(
+    "content, content_type, why",
     [
         (CONTENT, DOCKER_MANIFEST, "the registry says"),
         (CONTENT, "text/html", "the registry says"),
@@ -72,7 +73,7 @@ def test_a_type_that_bytes_and_registry_do_not_agree_on_is_refused(content: byte
         read_manifest(content, content_type, "it")
 
 
-@pytest.mark.parametrize("size", ["-1", '"7"', "null"])
+@table("size", ["-1", '"7"', "null"])
 def test_a_descriptor_without_a_size_is_refused(size: str) -> None:
     content = CONTENT.replace(b'"size":3000', b'"size":' + size.encode())
     assert content != CONTENT
@@ -80,8 +81,8 @@ def test_a_descriptor_without_a_size_is_refused(size: str) -> None:
         read_manifest(content, OCI_MANIFEST, "it").image()
 
 
-@pytest.mark.parametrize(
-    ("header", "url"),
+@table(
+    "header, url",
     [
         (
             'Bearer realm="https://a/t",service="x y",scope="repository:a/b:pull,push"',
@@ -101,13 +102,13 @@ def test_a_challenge_is_answered_with_our_own_scope(header: str, url: str) -> No
     assert challenge.token_url(["repository:a/b:pull"]) == url.replace("MINE", "repository%3Aa%2Fb%3Apull")
 
 
-@pytest.mark.parametrize("header", ["", "Negotiate", "=", 'Digest realm="x"'])
+@table("header", ["", "Negotiate", "=", 'Digest realm="x"'])
 def test_what_is_no_known_challenge_is_none(header: str) -> None:
     assert preferred(challenges(header)) is None
 
 
-@pytest.mark.parametrize(
-    ("link", "target"),
+@table(
+    "link, target",
     [
         ('</v2/a/tags/list?n=2&last=b>; rel="next"', "/v2/a/tags/list?n=2&last=b"),
         ("<https://r.example/x>; rel=next", "https://r.example/x"),

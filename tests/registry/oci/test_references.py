@@ -6,12 +6,13 @@ import pytest
 
 from envcheck.errors import ConfigError
 from envcheck.registry.references import parse_reference
+from tests.table import table
 
 DIGEST = "sha256:" + "a" * 64
 
 
-@pytest.mark.parametrize(
-    ("text", "shown", "url"),
+@table(
+    "text, shown, url",
     [
         ("torch", "docker.io/library/torch", "https://registry-1.docker.io"),
         ("torch:2.8", "docker.io/library/torch:2.8", "https://registry-1.docker.io"),
@@ -43,8 +44,8 @@ def test_a_digest_is_wanted_before_a_tag_and_a_tag_before_latest() -> None:
     assert str(parse_reference("a/b:tag").pinned(DIGEST)) == f"docker.io/a/b@{DIGEST}"
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
+@table(
+    "text, why",
     [
         ("", "names no repository"),
         ("registry.example/", "names no repository"),
@@ -71,9 +72,7 @@ def test_what_is_no_reference_is_refused_in_one_line(text: str, why: str) -> Non
     assert str(refused.value).isprintable()
 
 
-@pytest.mark.parametrize(
-    "text", ["{}@registry.example/a", "https://{}@registry.example/a", "http://u:{}@r.example/a:b"]
-)
+@table("text", ["{}@registry.example/a", "https://{}@registry.example/a", "http://u:{}@r.example/a:b"])
 def test_a_password_in_a_reference_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(ConfigError, match="no digest") as refused:
         parse_reference(text.format("user:CANARY"))

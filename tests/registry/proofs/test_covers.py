@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from msgspec import structs
 
 from envcheck.matrix.file.load import load
@@ -12,6 +11,7 @@ from envcheck.node.snapshot import Snapshot
 from envcheck.registry.judge import NodeFacts, as_proven, concerns, node_of, uncovered
 from tests import proofs
 from tests.builders import machine
+from tests.table import table
 
 H100 = proofs.H100
 
@@ -21,8 +21,8 @@ def word(node: NodeFacts, **changes: Any) -> str | None:
     return refused.reason.value if refused else None
 
 
-@pytest.mark.parametrize(
-    ("node", "refusal"),
+@table(
+    "node, refusal",
     [
         (proofs.NODE, None),
         (structs.replace(proofs.NODE, models=("H100",)), None),
@@ -107,8 +107,8 @@ def test_the_node_is_read_off_its_snapshot() -> None:
     assert as_proven(proofs.stated().facts) == proofs.H200
 
 
-@pytest.mark.parametrize(
-    ("node", "changes", "does"),
+@table(
+    "node, changes, does",
     [
         (proofs.NODE, {}, True),
         (proofs.NODE, {"gpus": 1}, True),

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from envcheck.registry.envelope import EnvelopeContents, authenticated, leave_un
 from envcheck.registry.statement import ProofRefusal, Rejection
 from envcheck.signing import PrivateKey
 from tests import proofs
+from tests.table import table
 
 TYPE: Final = "application/x-test+json"
 PAYLOAD: Final = b'{"a": 1}'
@@ -143,7 +143,7 @@ MALFORMED: Final[dict[str, Callable[[bytes], bytes]]] = {
 }
 
 
-@pytest.mark.parametrize("name", MALFORMED)
+@table("name", MALFORMED)
 def test_other_forms_are_refused_by_name(name: str, key: PrivateKey) -> None:
     content = sign(PAYLOAD, TYPE, key)
     broken = MALFORMED[name](content)
@@ -156,7 +156,7 @@ def test_logs_of_sigstores_services_may_be_there(key: PrivateKey) -> None:
     assert opened(content, key) == EnvelopeContents(PAYLOAD, key.public.id)
 
 
-@pytest.mark.parametrize("name", ["a key twice", "an unknown key", "trailing bytes"])
+@table("name", ["a key twice", "an unknown key", "trailing bytes"])
 def test_the_unsigned_form_is_read_as_strictly(name: str) -> None:
     assert word(MALFORMED[name](leave_unsigned(PAYLOAD, TYPE))) == "unknown-format"
     assert word(leave_unsigned(PAYLOAD, "text/plain")) == "unknown-format"

@@ -11,6 +11,7 @@ from msgspec import structs
 from envcheck.errors import ConfigError
 from envcheck.registry.policy import DEFAULT, NamedGpus, Policy, read
 from envcheck.signing import new_key
+from tests.table import table
 
 WHOLE = """\
 [proof]
@@ -76,8 +77,8 @@ def test_what_is_left_out_is_as_in_the_default(site: Path) -> None:
     assert read(written(site, "[proof]\nunsigned = true\n")) == structs.replace(DEFAULT, unsigned=True)
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "setting"),
+@table(
+    "text, line, setting",
     [
         ('\n[proof]\nlevel = "most"\n', 3, "proof.level: invalid enum value"),
         ("[proof]\nlevle = 'quick'\n", 2, "proof.levle: there is no such setting"),
@@ -125,8 +126,8 @@ def test_a_value_that_is_wrong_is_named_with_what_to_write(site: Path) -> None:
     assert "the settings of [proof] are level, max_age" in refused.value.fix
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
+@table(
+    "content, why",
     [
         (b"[proof\n", "line 1"),
         (b"[proof]\nlevel = 'quick'\nlevel = 'full'\n", "line 3"),
