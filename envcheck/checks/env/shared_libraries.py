@@ -33,6 +33,7 @@ from envcheck.checks import (
     worst,
 )
 from envcheck.checks.support import process_group
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="every library of torch resolves, none is there twice, and libcuda is no stub",
@@ -65,12 +66,14 @@ def measure(rank: Rank) -> Measured:
     libraries = [path for path in libraries if not of_distribution(path)]
     broken = {path.name: why for path in libraries if (why := _load(path))}
     cached, site = _cached(), Path(torch.__file__).parents[1]
+    mapped = _mapped()
     return {
         "rank": rank.rank,
         "tried": len(libraries),
         "broken": broken,
-        "loaded_twice": {name: paths for name, paths in _by_name(_mapped()).items() if len(paths) > 1},
+        "loaded_twice": {name: paths for name, paths in _by_name(mapped).items() if len(paths) > 1},
         "beside": _beside(site, [*cached, *map(str, Path(sys.prefix, "lib").glob("lib*.so*"))]),
+        "taken": _beside(site, [*mapped, *_preferred()]),
         "stubs": sorted({path for path in [*cached, *_on_path()] if "/stubs/" in path and "/libcuda.so" in path}),
     }
 
@@ -104,16 +107,14 @@ def _by_name(paths: Iterable[str]) -> dict[str, list[str]]:
     return names
 
 
-def _beside(site: Path, brought_names: Iterable[str]) -> list[str]:
-    """Return the libraries known to the loader, or in conda's lib, that torch's packages in `site` bring too."""
-    brought = {
-        match[1]
-        for d in ("torch/lib", "nvidia/*/lib")
-        for p in site.glob(f"{d}/lib*")
-        if (match := TWICE.match(p.name))
-    }
-    named = ((path, TWICE.match(Path(path).name)) for path in brought_names)
-    return sorted({path for path, match in named if match and match[1] in brought and not path.startswith(f"{site}/")})
+def _beside(site: Path, named: Iterable[str]) -> list[str]:
+    """Return those of the named libraries that torch's packages in `site` bring too, and that are not theirs."""
+    own = [path for directory in ("torch/lib", "nvidia/*/lib") for path in site.glob(f"{directory}/lib*")]
+    brought = {match[1] for path in own if (match := TWICE.match(path.name))}
+    theirs = set(map(os.path.realpath, own))
+    matches = ((path, TWICE.match(Path(path).name)) for path in named)
+    alike = {path for path, match in matches if match and match[1] in brought and not path.startswith(f"{site}/")}
+    return sorted(path for path in alike if os.path.realpath(path) not in theirs)
 
 
 def _cached() -> list[str]:
@@ -124,13 +125,18 @@ def _cached() -> list[str]:
     return [entry.decode(errors="replace") for entry in entries if entry.startswith(b"/") and b".so" in entry]
 
 
-def _on_path() -> list[str]:
+def _on_path(name: str = "libcuda.so*") -> list[str]:
     directories = [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
-    return [str(path) for directory in directories for path in Path(directory).glob("libcuda.so*")]
+    return [str(path) for directory in directories for path in Path(directory).glob(name)]
+
+
+def _preferred() -> list[str]:
+    """Return the libraries that the loader takes before those of a wheel's RUNPATH."""
+    return [*_on_path("lib*.so*"), *re.split(r"[ :]+", os.environ.get("LD_PRELOAD", "").strip())]
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
-    """Fail on what does not load, is loaded twice or is a stub; warn on a second copy that the loader knows of."""
+    """Fail on what does not load, is loaded twice or is a stub; warn on a copy that is taken for the wheel's own."""
     if not view.environment.get("torch"):
         return skipped(f"no torch to look into: {view.environment.get('error', 'none was asked')}", code="torch.none")
     entry = ranks[0] if ranks else {}
@@ -139,7 +145,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     findings = [*_broken(entry), *_stubs(entry), *_twice(entry)]
     if view.environment.get("cuda"):
         findings += [*_mixed(view.environment.get("packages") or {}), *_elsewhere(entry)]
-    fine = passed(f"{entry['tried']} libraries load, none twice", value=0, unit=LIMIT.unit, limit=LIMIT)
+    unused = entry.get("beside") or []
+    note = f"; {counted(len(unused), 'copy', 'copies')} elsewhere that nothing loads" if unused else ""
+    fine = passed(f"{entry['tried']} libraries load, none twice{note}", value=0, unit=LIMIT.unit, limit=LIMIT)
     return worst(findings, otherwise=fine)
 
 
@@ -196,10 +204,14 @@ def _mixed(packages: Mapping[str, str]) -> list[Outcome]:
 
 
 def _elsewhere(entry: Measured) -> list[Outcome]:
-    beside = entry.get("beside") or []
-    fix = "use a base or an environment without CUDA: the wheels bring theirs"
-    summary = f"there is {', '.join(beside[:3])} beside the wheel's own"
-    return [_finding(warned, summary, fix, len(beside), "libraries.beside", beside[0], beside=beside)] if beside else []
+    # A report from before copies were told from what is taken cannot say that they are not.
+    taken = entry.get("taken", entry.get("beside"))
+    if not isinstance(taken, list):
+        log = "see the check's log"
+        return [undecided("it is not known which libraries are taken", fix=log, code="libraries.unmeasured")]
+    fix = "take its directory out of LD_LIBRARY_PATH, LD_PRELOAD or ld.so.conf: the wheels bring theirs"
+    summary = f"{', '.join(taken[:3])} is taken for the wheel's own"
+    return [_finding(warned, summary, fix, len(taken), "libraries.beside", taken[0], taken=taken)] if taken else []
 
 
 def _finding(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from envcheck.binaries import native_library
-from envcheck.checks import Limit, Outcome, Ranks, View, failed, passed, skipped, undecided, worst
+from envcheck.checks import Limit, Outcome, Ranks, View, failed, passed, skipped, undecided, warned, worst
 from envcheck.checks.extension_judges.judged import LAZY
 from envcheck.checks.extension_judges.measured_trials import (
     LoaderText,
@@ -19,6 +19,7 @@ from envcheck.checks.extension_judges.measured_trials import (
 )
 from envcheck.checks.extension_judges.remedies import fitting_release
 from envcheck.checks.extensions.trial import choice
+from envcheck.checks.extensions.trials import GONE
 
 LIMIT: Final = Limit(0, "misfits", "an import, dlopen(3) and a result that torch confirms", "equal")
 # What packages say on a machine without a GPU or its driver.
@@ -83,6 +84,9 @@ class _ExtensionJudge:
         lacking = lack(self.place, error, own(trial)) or most_telling(self.place, trial)
         if lacking is not None:
             return self._lacks(lacking._replace(text=f"{trial.step}: {lacking.text}"))
+        gone = self._gone(trial, error)
+        if gone is not None:
+            return gone
         if not self.gpu and _NO_GPU.search(error.text):
             return self._skipped(f"{trial.step} needs a GPU: {_first(error.text)}", "extensions-loaded.cpu-only")
         text = f"{trial.step}: {error.type or 'an exception'}: {_first(error.text)}"
@@ -91,6 +95,23 @@ class _ExtensionJudge:
             return self._failed(text, fix, "extensions-loaded.no-gpu-code")
         code = "extensions-loaded.operation" if trial.imported else "extensions-loaded.import"
         return self._failed(text, f"{self._fitting()}; {_LOG}", code)
+
+    def _gone(self, trial: Trial, error: LoaderText) -> Outcome | None:
+        """Return that another package no longer has what this one uses: a warning where it imports all the same."""
+        found = GONE.search(error.text)
+        if found is None:
+            return None
+        module, attribute = found[1] or found[4], found[2] or found[3]
+        name = module.partition(".")[0]
+        if name == "torch" or self.extension.name.replace("-", "_").startswith(name):
+            return None
+        dependency = f"{name} {error.dependency}".strip()
+        text = f"{self.extension.shown}: {trial.step}: {dependency} has no {module}.{attribute}"
+        fix = f"install an older {name}, or a newer {self.extension.name}"
+        about: dict[str, Any] = {"value": 1, "unit": LIMIT.unit, "limit": LIMIT}
+        return (warned if trial.imported else failed)(
+            text, fix=fix, code="extensions-loaded.dependency", culprit=name, **about
+        )
 
     def _refused(self, trial: Trial) -> Iterator[Outcome]:
         """Yield a finding for libraries that the package goes on without, though the environment should have them."""

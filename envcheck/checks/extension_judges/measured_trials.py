@@ -11,7 +11,8 @@ import msgspec
 class LoaderText(msgspec.Struct, frozen=True):
     """What a loader or an import said, and what it names: a symbol (as in the source), a library or a version.
 
-    `brought` is whether the environment has the library that the loader did not find by itself.
+    `brought` is whether the environment has the library that the loader did not find by itself. `dependency` is the
+    version of another package that has no longer what was asked of it.
     """
 
     text: str
@@ -23,6 +24,7 @@ class LoaderText(msgspec.Struct, frozen=True):
     version: str = ""
     invalid: str = ""
     brought: bool = False
+    dependency: str = ""
 
 
 class MeasuredOperation(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -28,6 +29,8 @@ _GRACE, _TICK = 2.0, 0.02
 _OUTPUT, _LOG = "output.txt", 4000
 # Libraries that are tried by themselves where the package has not loaded them; the static check reads all.
 _TRIED = 64
+# What an extension says whose dependency has changed: numpy 2.5 took row_stack away from numba-cuda 0.30.
+GONE = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'|cannot import name '(\w+)' from '([\w.]+)'")
 # What the runner sets for a group of ranks: an extension would join that group.
 _GROUP = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -167,12 +170,20 @@ def _explained(facts: dict[str, Any], brought: set[str]) -> dict[str, Any]:
     """
     error = facts.get("error")
     if isinstance(error, dict):
-        facts["error"] = {**error, **_named(str(error.get("chain")))}
+        facts["error"] = {**error, **_named(str(error.get("chain"))), "dependency": _dependency(str(error.get("text")))}
     refused = facts.get("refused")
     if isinstance(refused, dict):
         named = {path: {"text": str(text)[:500], **_named(str(text))} for path, text in refused.items()}
         facts["refused"] = {path: {**why, "brought": why.get("library") in brought} for path, why in named.items()}
     return facts
+
+
+def _dependency(text: str) -> str:
+    """Return the version of the package that an exception says lacks an attribute, "" if it says so of none."""
+    found = GONE.search(text)
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version((found[1] or found[4]).partition(".")[0]) if found else ""
+    return ""
 
 
 def _named(text: str) -> dict[str, Any]:

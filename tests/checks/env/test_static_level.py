@@ -22,7 +22,7 @@ Node = Callable[..., View]
 RANK = Rank(0, 1, 0, "cpu", "gloo", "")
 FOUND = dict.fromkeys(compile_prerequisites.FIXES, "/usr/bin/x")
 SHARED = credentials.SHARED
-LOADED = {"rank": 0, "tried": 30, "broken": {}, "loaded_twice": {}, "beside": [], "stubs": []}
+LOADED = {"rank": 0, "tried": 30, "broken": {}, "loaded_twice": {}, "beside": [], "taken": [], "stubs": []}
 CUDNN = "libcudnn.so.9: cannot open shared object file: No such file or directory"
 NO_DRIVER = "libcuda.so.1: cannot open shared object file: No such file or directory"
 
@@ -261,7 +261,9 @@ def test_an_image_that_holds_a_credential_fails_and_a_machine_is_warned(cpu: Vie
         ({"broken": {"libx.so": NO_DRIVER}}, PASS, "30 libraries load"),
         ({"loaded_twice": {"libcudnn": ["/a/libcudnn.so.9", "/b/libcudnn.so.9"]}}, FAIL, "/b/libcudnn.so.9"),
         ({"stubs": ["/usr/local/cuda/lib64/stubs/libcuda.so"]}, FAIL, "stub"),
-        ({"beside": ["/usr/lib/libnccl.so.2"]}, WARN, "/usr/lib/libnccl.so.2"),
+        ({"taken": ["/usr/lib/libnccl.so.2"]}, WARN, "/usr/lib/libnccl.so.2 is taken"),
+        ({"beside": ["/usr/lib/libnccl.so.2"]}, PASS, "1 copy elsewhere that nothing loads"),
+        ({"taken": "x"}, ERROR, "not known"),
         ({"tried": 0}, ERROR, "no library"),
         ({"broken": None}, ERROR, "no library"),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks import ERROR, FAIL, PASS, SKIP, Outcome, View
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Outcome, View
 from envcheck.checks.env import extensions_loaded
 from envcheck.checks.extensions import trials
 from envcheck.checks.extensions.installed import KNOWN, import_name
@@ -45,6 +45,20 @@ def raised(step: str, kind: str, message: str, **named: Any) -> dict[str, Any]:
 
 def outcome(view: View, *rows: dict[str, Any], gpu: bool = True) -> Outcome:
     return extensions_loaded.judge(view, [{"rank": 0, "gpu": gpu, "interpreter": PYTHON, "extensions": list(rows)}])
+
+
+def test_a_dependency_that_dropped_an_attribute_is_the_culprit(gpu: View) -> None:
+    """numba-cuda 0.30.4 beside numpy 2.5.2, met on an H100."""
+    message = "module 'numpy' has no attribute 'row_stack'"
+    trial = raised("run its smallest operation", "AttributeError", message, dependency="2.5.2")
+    found = outcome(gpu, row("numba-cuda", trial))
+    assert (found.status, found.code, found.culprit) == (WARN, "extensions-loaded.dependency", "numpy")
+    assert "numpy 2.5.2 has no numpy.row_stack" in found.summary
+    assert found.remedy == "install an older numpy, or a newer numba-cuda"
+    imported = raised("import numba.cuda", "ImportError", "cannot import name 'row_stack' from 'numpy'")
+    assert outcome(gpu, row("numba-cuda", imported)).status == FAIL
+    own = raised("run its smallest operation", "AttributeError", "module 'numba' has no attribute 'cuda'")
+    assert outcome(gpu, row("numba-cuda", own)).code == "extensions-loaded.operation"
 
 
 @pytest.fixture
