@@ -20,7 +20,7 @@ from envcheck.checks.training import plain_math
 CHECK = Check(
     promise="autocast gives products 16 bits and losses 32, training in it follows fp32's, the scaler skips overflows",
     level="standard",
-    seconds=2.0,
+    seconds=3.0,
     cpu_seconds=0.4,
     timeout=120.0,
     ranks=0,

@@ -39,7 +39,7 @@ from envcheck.counting import counted
 CHECK = Check(
     promise="torch.compile compiles a small model as one graph; its results and gradients are right at several sizes",
     level="standard",
-    seconds=10.0,
+    seconds=12.0,
     timeout=240.0,
 )
 

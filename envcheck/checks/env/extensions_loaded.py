@@ -24,7 +24,7 @@ CHECK = Check(
     level="quick",
     # Which extensions there are is known only when it runs: without any it takes 0.3 s, with some it took up to 22 s on
     # CPUs (not measured on GPUs). A budget must not be exceeded, so an environment with some is planned.
-    seconds=30.0,
+    seconds=12.0,
     cpu_seconds=15.0,
     timeout=560.0,
 )

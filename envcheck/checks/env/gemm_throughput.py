@@ -36,7 +36,7 @@ from envcheck.checks.training import fp8_products
 CHECK = Check(
     promise="matrix products run at the speed this GPU model has in each dtype, where that is known",
     level="standard",
-    seconds=13.0,
+    seconds=11.0,
     timeout=180.0,
     gpus=1,
     ranks=0,

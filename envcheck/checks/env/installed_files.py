@@ -24,7 +24,7 @@ from envcheck.counting import counted
 CHECK = Check(
     promise="every Python file of torch, triton and NVIDIA's packages is the one that was installed",
     level="static",
-    seconds=1.5,
+    seconds=6.0,
     cpu_seconds=0.6,
     timeout=120.0,
 )

@@ -25,7 +25,7 @@ from envcheck.checks.support import process_group
 CHECK = Check(
     promise="copies in the GPU's memory, and to and from the host, reach what this GPU model does, where that is known",
     level="standard",
-    seconds=8.0,
+    seconds=5.0,
     timeout=180.0,
     gpus=1,
     ranks=0,

@@ -39,7 +39,7 @@ from envcheck.counting import counted
 CHECK = Check(
     promise="under load each GPU's PCIe link has the generation and the lanes that it can have in this system",
     level="standard",
-    seconds=1.5,
+    seconds=2.0,
     timeout=60.0,
     gpus=1,
     ranks=0,

@@ -31,7 +31,7 @@ from envcheck.checks import (
 from envcheck.checks.support import process_group
 from envcheck.counting import counted
 
-CHECK = Check(promise="every installed package finds the packages it needs", level="static", seconds=0.5)
+CHECK = Check(promise="every installed package finds the packages it needs", level="static", seconds=1.2)
 
 LIMIT = Limit(0, "requirements", "the packages' own metadata, as `pip check` reads it", "equal")
 # Whoever brings the module `packaging`: a package, and where below it. The packages themselves are not imported, for
