@@ -141,7 +141,7 @@ def _parameter(field: dataclasses.Field[Any], hint: Any) -> click.Parameter:
         return _Argument([field.name], nargs=-1 if repeated else 1, **settings)
     names = mark.names or (f"--{field.name.replace('_', '-')}",)
     if inner is bool:
-        settings |= {"type": None, "is_flag": True}
+        settings |= {"type": mark.settings.get("type"), "is_flag": True}
     settings.setdefault("show_default", field.default not in (dataclasses.MISSING, None, (), "", False))
     return _Option([*names, field.name], multiple=repeated, advanced=mark.advanced, **settings)
 

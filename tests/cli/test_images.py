@@ -167,7 +167,7 @@ def test_the_group_is_its_list_where_no_command_is_named(words: list[str], image
     arguments = ["--images", str(images), "torch2.13.0-cpu*", "--json"]
     shown = json.loads(CliRunner().invoke(cli, [*words, *arguments]).stdout)
     assert [row["cell"] for row in shown["cells"]] == [CELL]
-    result = CliRunner().invoke(cli, words, env={"ENVCHECK_IMAGES_CELL": CELL, "ENVCHECK_IMAGES_JSON": "1"})
+    result = CliRunner().invoke(cli, words, env={"ENVCHECK_IMAGES_LIST_CELL": CELL, "ENVCHECK_IMAGES_LIST_JSON": "1"})
     assert [row["cell"] for row in json.loads(result.stdout)["cells"]] == [CELL]
     assert "--images DIRECTORY" in CliRunner().invoke(cli, [*words, "--help"]).output
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
+from envcheck.cli.options import DIRECTORY, FILE, Argument, Option, command_with
 from envcheck.cli.shared import completion
-from envcheck.cli.shared.typed_options import takes
 from envcheck.cli.sources.fetch_request import profile_client
 from envcheck.counting import counted
 
@@ -20,61 +21,45 @@ if TYPE_CHECKING:
     from envcheck.mirrors.profiles.model import Profile
 
 
-class LockOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class LockOptions:
     """The options of `envcheck lock`."""
 
-    selectors: tuple[str, ...]
-    mirror: str
-    images_dir: Path | None
-    targets: tuple[Literal["runtime", "devel", "train", "jupyter"], ...]
-    arch: Literal["x86_64", "aarch64"]
-    requirements: tuple[str, ...]
-    tool: bool
-    model: str | None
-    dataset: str | None
-    trust_mirror: bool
-    output: Path | None
+    selectors: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=completion.cells)] = ()
+    mirror: Annotated[str, Option(help="none, host, or a profile's YAML file.")] = "host"
+    images_dir: Annotated[
+        Path | None,
+        Option("--images", type=DIRECTORY, help="Where the cells are; created if it does not exist. [images/]"),
+    ] = None
+    targets: Annotated[
+        tuple[Literal["runtime", "devel", "train", "jupyter"], ...],
+        Option(
+            "--target",
+            help="Lock only what this target adds to the cell's locks as they are. Repeatable. [all of the cell]",
+        ),
+    ] = ()
+    arch: Annotated[
+        Literal["x86_64", "aarch64"],
+        Option(help="The architecture that is locked; aarch64 with the versions of x86_64 where it has them."),
+    ] = "x86_64"
+    requirements: Annotated[
+        tuple[str, ...],
+        Option(
+            "--with",
+            metavar="NAME[SPEC]",
+            help="Lock nothing: ask the installer whether these native extensions can stand beside the cell's torch.",
+        ),
+    ] = ()
+    tool: Annotated[bool, Option(help="Lock envcheck's own environment inside images (needs pyproject.toml).")] = False
+    model: Annotated[
+        str | None, Option(metavar="REPO@REV", help="Lock a Hugging Face model instead: every file with its sha256.")
+    ] = None
+    dataset: Annotated[str | None, Option(metavar="REPO@REV", help="Lock a Hugging Face dataset instead.")] = None
+    trust_mirror: Annotated[bool, Option(help="Trust the mirror for a model's hashes.")] = False
+    output: Annotated[Path | None, Option("-o", "--output", type=FILE, help="File for a model's lock. [stdout]")] = None
 
 
-@click.command("lock", epilog="Example: envcheck lock 'torch2.8*' --mirror host")
-@click.argument("selectors", nargs=-1, metavar="[CELL]...", shell_complete=completion.cells)
-@click.option("--mirror", default="host", show_default=True, help="none, host, or a profile's YAML file.")
-@click.option(
-    "--images",
-    "images_dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Where the cells are; created if it does not exist. [images/]",
-)
-@click.option(
-    "--target",
-    "targets",
-    multiple=True,
-    type=click.Choice(["runtime", "devel", "train", "jupyter"]),
-    help="Lock only what this target adds to the cell's locks as they are. Repeatable. [all of the cell]",
-)
-@click.option(
-    "--arch",
-    default="x86_64",
-    show_default=True,
-    type=click.Choice(["x86_64", "aarch64"]),
-    help="The architecture that is locked; aarch64 with the versions of x86_64 where it has them.",
-)
-@click.option(
-    "--with",
-    "requirements",
-    multiple=True,
-    metavar="NAME[SPEC]",
-    help="Lock nothing: ask the installer whether these native extensions can be installed beside the cell's torch.",
-)
-@click.option("--tool", is_flag=True, help="Lock envcheck's own environment inside images (needs pyproject.toml).")
-@click.option("--model", metavar="REPO@REV", help="Lock a Hugging Face model instead: every file with its sha256.")
-@click.option("--dataset", metavar="REPO@REV", help="Lock a Hugging Face dataset instead.")
-@click.option("--trust-mirror", is_flag=True, help="Trust the mirror for a model's hashes.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File for a model's lock. [stdout]"
-)
-@click.pass_obj
-@takes(LockOptions)
+@command_with(LockOptions, epilog="Example: envcheck lock 'torch2.8*' --mirror host")
 def command(options: LockOptions, settings: Settings) -> None:
     """Pin every package of a cell, with hashes.
 

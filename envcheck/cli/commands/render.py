@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final
 
 import click
 
+from envcheck.cli.options import EXISTING_DIRECTORY, Argument, Option, command_with
 from envcheck.cli.shared import completion
-from envcheck.cli.shared.typed_options import takes
 from envcheck.counting import counted
 
 if TYPE_CHECKING:
@@ -35,14 +36,17 @@ A mirror profile of your own:
 """
 
 
-class RenderImagesOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class RenderImagesOptions:
     """The options of `envcheck render`."""
 
-    selectors: tuple[str, ...]
-    check: bool
-    mirror: str | None
-    output: Path | None
-    images_dir: Path | None
+    selectors: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=completion.cells)] = ()
+    check: Annotated[bool, Option(help="Change nothing; exit 1 naming every missing, stale and orphan file.")] = False
+    mirror: Annotated[str | None, Option(help="none, host, or a profile's YAML file; with --output.")] = None
+    output: Annotated[Path | None, Option("-o", "--output", help="Write one cell's whole build context here.")] = None
+    images_dir: Annotated[
+        Path | None, Option("--images", type=EXISTING_DIRECTORY, help="Where the cells are. [images/]")
+    ] = None
 
     @property
     def shown(self) -> str:
@@ -55,19 +59,7 @@ class RenderImagesOptions(NamedTuple):
         return f" --images {shlex.quote(str(self.images_dir))}" if self.images_dir else ""
 
 
-@click.command("render", epilog=_EPILOG)
-@click.argument("selectors", nargs=-1, metavar="[CELL]...", shell_complete=completion.cells)
-@click.option("--check", is_flag=True, help="Change nothing; exit 1 naming every missing, stale and orphan file.")
-@click.option("--mirror", help="none, host, or a profile's YAML file; with --output.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write one cell's whole build context here.")
-@click.option(
-    "--images",
-    "images_dir",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Where the cells are. [images/]",
-)
-@click.pass_obj
-@takes(RenderImagesOptions)
+@command_with(RenderImagesOptions, epilog=_EPILOG)
 def command(options: RenderImagesOptions, settings: Settings) -> None:
     """Write images/<cell>/ from the matrix, the locks and templates/, or one cell's build context.
 

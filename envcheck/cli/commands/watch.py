@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final
 
 import click
 
+from envcheck.cli.options import FILE, Argument, Option, command_with
 from envcheck.cli.shared.parameter_types import Duration
-from envcheck.cli.shared.typed_options import takes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from envcheck.cli import Settings
     from envcheck.watch.record import WatchRecord
 
 # Seconds. Reading /proc and NVML takes milliseconds.
@@ -20,29 +22,22 @@ _SHORTEST: Final = 0.01
 _LONGEST: Final = 3600.0
 
 
-class WatchOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class WatchOptions:
     """The options of `envcheck watch`."""
 
-    interval: float
-    html: Path | None
-    openmetrics: Path | None
-    output: Path | None
-    as_json: bool
-    words: tuple[str, ...]
+    interval: Annotated[float, Option(type=Duration(), help="Time between two samples, 0.01s to 1h.")] = 1.0
+    html: Annotated[Path | None, Option(type=FILE, help="Write a page with the series.")] = None
+    openmetrics: Annotated[Path | None, Option(type=FILE, help="Write the series for Prometheus.")] = None
+    output: Annotated[Path | None, Option("-o", "--output", type=FILE, help="Write envcheck/watch/1.")] = None
+    as_json: Annotated[bool, Option("--json", help="Print envcheck/watch/1 on standard error, after the command.")] = (
+        False
+    )
+    words: Annotated[tuple[str, ...], Argument(metavar="COMMAND...")]
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
-@click.option(
-    "--interval", type=Duration(), default="1s", show_default=True, help="Time between two samples, 0.01s to 1h."
-)
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with the series.")
-@click.option("--openmetrics", type=click.Path(path_type=Path, dir_okay=False), help="Write the series for Prometheus.")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write envcheck/watch/1.")
-@click.option("--json", "as_json", is_flag=True, help="Print envcheck/watch/1 on standard error, after the command.")
-@click.argument("words", nargs=-1, required=True, metavar="COMMAND...")
-@click.pass_context
-@takes(WatchOptions)
-def command(options: WatchOptions, ctx: click.Context) -> None:
+@command_with(WatchOptions, context_settings={"allow_interspersed_args": False})
+def command(options: WatchOptions, settings: Settings) -> int:
     """Run COMMAND, sample GPUs and processes while it runs, and report what slowed it down.
 
     \b
@@ -66,8 +61,8 @@ def command(options: WatchOptions, ctx: click.Context) -> None:
             message = f"{path}: there is no directory {path.parent}"
             raise ConfigError(message, fix="create it; the command was not started")
     seen = watch(options.words, options.interval, gpus=find_library("libnvidia-ml.so.1") is not None)
-    _report(seen, options, quiet=ctx.obj.quiet)
-    ctx.exit(seen.exit_code)
+    _report(seen, options, quiet=settings.quiet)
+    return seen.exit_code
 
 
 def _report(seen: WatchRecord, options: WatchOptions, *, quiet: bool) -> None:

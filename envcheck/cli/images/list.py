@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import click
 
+from envcheck.cli.options import EXISTING_DIRECTORY, Argument, Option, command_with
 from envcheck.cli.shared import completion, messages
-from envcheck.cli.shared.typed_options import takes
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.images import formats
@@ -24,45 +25,36 @@ if TYPE_CHECKING:
     from envcheck.matrix.facts.model import Cell, Matrix
 
 
-class ImagesListOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class ImagesListOptions:
     """The options of `envcheck images list`."""
 
-    selectors: tuple[str, ...]
-    format: str | None
-    target: str | None
-    platform: str | None
-    repository: str
-    changed_since: str | None
-    changed: str | None
-    as_json: bool
-    images_dir: Path | None
+    selectors: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=completion.cells)] = ()
+    format: Annotated[
+        str | None,
+        Option(type=click.Choice(formats.FORMATS), help="Print the file that this program reads, not the list."),
+    ] = None
+    target: Annotated[
+        str | None, Option(type=click.Choice(get_args(Target)), help="Only this target of each cell.")
+    ] = None
+    platform: Annotated[
+        Literal["linux/amd64", "linux/arm64"] | None,
+        Option(help="With --format: only this platform. [all; linux/amd64 where the format takes one]"),
+    ] = None
+    repository: Annotated[str, Option(help="Repository of the tags, with --format: HOST/NAME.")] = REPOSITORY
+    changed_since: Annotated[
+        str | None, Option(metavar="REV", help="Only cells that differ from this revision of git.")
+    ] = None
+    changed: Annotated[
+        str | None, Option(metavar="FILE", help="Only cells that these changed paths touch, one per line; - is stdin.")
+    ] = None
+    as_json: Annotated[bool, Option("--json", help="For programs: envcheck/images/1.")] = False
+    images_dir: Annotated[
+        Path | None, Option("--images", type=EXISTING_DIRECTORY, help="Where the cells are. [images/]")
+    ] = None
 
 
-@click.command("list", epilog="Example: envcheck images 'torch2.8*' --json")
-@click.argument("selectors", nargs=-1, metavar="[CELL]...", shell_complete=completion.cells)
-@click.option(
-    "--format", type=click.Choice(formats.FORMATS), help="Print the file that this program reads, not the list."
-)
-@click.option("--target", type=click.Choice(get_args(Target)), help="Only this target of each cell.")
-@click.option(
-    "--platform",
-    type=click.Choice(["linux/amd64", "linux/arm64"]),
-    help="With --format: only this platform. [all; linux/amd64 where the format takes one]",
-)
-@click.option(
-    "--repository", default=REPOSITORY, show_default=True, help="Repository of the tags, with --format: HOST/NAME."
-)
-@click.option("--changed-since", metavar="REV", help="Only cells that differ from this revision of git.")
-@click.option("--changed", metavar="FILE", help="Only cells that these changed paths touch, one per line; - is stdin.")
-@click.option("--json", "as_json", is_flag=True, help="For programs: envcheck/images/1.")
-@click.option(
-    "--images",
-    "images_dir",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Where the cells are. [images/]",
-)
-@click.pass_obj
-@takes(ImagesListOptions)
+@command_with(ImagesListOptions, epilog="Example: envcheck images 'torch2.8*' --json")
 def command(options: ImagesListOptions, settings: Settings) -> int:
     """List the published cells: driver floor, targets, and which still lack a lock.
 

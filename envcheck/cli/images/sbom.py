@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import click
 
+from envcheck.cli.options import EXISTING_DIRECTORY, Argument, Option, command_with
 from envcheck.cli.shared import completion, messages
-from envcheck.cli.shared.typed_options import takes
 from envcheck.matrix.facts.model import Target
 
 if TYPE_CHECKING:
@@ -17,34 +18,23 @@ if TYPE_CHECKING:
     from envcheck.cli import Settings
 
 
-class ImagesSbomOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class ImagesSbomOptions:
     """The options of `envcheck images sbom`."""
 
-    selector: str
-    target: Target
-    format: Literal["cyclonedx", "spdx"]
-    metadata: tuple[Path, ...]
-    images_dir: Path | None
+    selector: Annotated[str, Argument(metavar="CELL", shell_complete=completion.cells)]
+    target: Annotated[Target, Option(type=click.Choice(get_args(Target)))] = "runtime"
+    format: Annotated[Literal["cyclonedx", "spdx"], Option()] = "cyclonedx"
+    metadata: Annotated[
+        tuple[Path, ...],
+        Option(type=EXISTING_DIRECTORY, help="Wheels, or an environment's site-packages: licences are read there."),
+    ] = ()
+    images_dir: Annotated[
+        Path | None, Option("--images", type=EXISTING_DIRECTORY, help="Where the cells are. [images/]")
+    ] = None
 
 
-@click.command("sbom", epilog="Example: envcheck images sbom torch2.13.0-cpu-py311 --format spdx")
-@click.argument("selector", metavar="CELL", shell_complete=completion.cells)
-@click.option("--target", default="runtime", show_default=True, type=click.Choice(get_args(Target)))
-@click.option("--format", default="cyclonedx", show_default=True, type=click.Choice(["cyclonedx", "spdx"]))
-@click.option(
-    "--metadata",
-    multiple=True,
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Wheels, or an environment's site-packages: licences are read there.",
-)
-@click.option(
-    "--images",
-    "images_dir",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Where the cells are. [images/]",
-)
-@click.pass_obj
-@takes(ImagesSbomOptions)
+@command_with(ImagesSbomOptions, epilog="Example: envcheck images sbom torch2.13.0-cpu-py311 --format spdx")
 def command(options: ImagesSbomOptions, settings: Settings) -> None:
     """Print the bill of materials of a cell's image, from its locks: names, versions, hashes, purls, licences.
 

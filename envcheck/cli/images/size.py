@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
 
-from envcheck.cli.shared.typed_options import takes
+from envcheck.cli.options import Argument, Option, command_with
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
@@ -16,20 +17,16 @@ _SHOWN = 12
 _STEP = 58
 
 
-class ImageSizeOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class ImageSizeOptions:
     """The options of `envcheck images size`."""
 
-    image: str
-    engine: Literal["auto", "docker", "podman"]
-    as_json: bool
+    image: Annotated[str, Argument(metavar="IMAGE")]
+    engine: Annotated[Literal["auto", "docker", "podman"], Option()] = "auto"
+    as_json: Annotated[bool, Option("--json", help="For programs: envcheck/image-size/1, every package.")] = False
 
 
-@click.command("size", epilog="Example: envcheck images size envcheck/torch:2.13.0-cpu-py311-runtime")
-@click.argument("image", metavar="IMAGE")
-@click.option("--engine", default="auto", show_default=True, type=click.Choice(["auto", "docker", "podman"]))
-@click.option("--json", "as_json", is_flag=True, help="For programs: envcheck/image-size/1, every package.")
-@click.pass_obj
-@takes(ImageSizeOptions)
+@command_with(ImageSizeOptions, epilog="Example: envcheck images size envcheck/torch:2.13.0-cpu-py311-runtime")
 def command(options: ImageSizeOptions, settings: Settings) -> None:
     """Print where the bytes of a local image are: layers, packages, duplicate libraries, files that are not needed.
 

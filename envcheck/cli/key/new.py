@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from envcheck.cli.shared.typed_options import takes
+from envcheck.cli.options import Argument, Option, command_with
 from envcheck.errors import ConfigError
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
 
 
 class _Switch(click.types.BoolParamType):
@@ -23,21 +27,18 @@ class _Switch(click.types.BoolParamType):
             self.fail("neither on nor off; the password itself belongs into ENVCHECK_KEY_PASSWORD", param, ctx)
 
 
-class KeyNewOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class KeyNewOptions:
     """The options of `envcheck key new`."""
 
-    file: Path
-    password: bool
+    file: Annotated[Path, Argument()]
+    password: Annotated[
+        bool, Option(type=_Switch(), help="Ask for a password, unless ENVCHECK_KEY_PASSWORD is set.")
+    ] = False
 
 
-@click.command("new")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--password", is_flag=True, type=_Switch(), help="Ask for a password, unless ENVCHECK_KEY_PASSWORD is set."
-)
-@click.pass_context
-@takes(KeyNewOptions)
-def command(options: KeyNewOptions, ctx: click.Context) -> None:
+@command_with(KeyNewOptions)
+def command(options: KeyNewOptions, settings: Settings) -> None:
     """Write a new ed25519 key to FILE, which only you can read, and its public key to FILE.pub. Print its id.
 
     \b
@@ -61,7 +62,7 @@ def command(options: KeyNewOptions, ctx: click.Context) -> None:
     if options.password and secret is None:
         secret = _prompted()
     public = signing.new_key(options.file, secret)
-    if ctx.obj.quiet:
+    if settings.quiet:
         click.echo(public.id)
         return
     click.echo(f"wrote {options.file}: the private key{', with a password' if secret else ''}; keep it secret")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
+from envcheck.cli.options import Argument, Option, command_with
 from envcheck.cli.registry import access
-from envcheck.cli.shared.typed_options import takes
 from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,32 +20,23 @@ if TYPE_CHECKING:
     from envcheck.registry.references import ImageReference
 
 
-class PromoteOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class PromoteOptions:
     """The options of `envcheck promote`."""
 
-    reference: str
-    tags: tuple[str, ...]
-    to_repository: str | None
-    policy: Path
-    key: Path
-    mirror: str
-    plan_only: bool
-    as_json: bool
+    reference: Annotated[str, Argument(metavar="REF@sha256:...")]
+    tags: Annotated[tuple[str, ...], Option("--to", metavar="TAG", help="The alias to move. Repeatable.")]
+    to_repository: Annotated[
+        str | None, Option("--to-repo", metavar="REPOSITORY", help="Copy the image there, with its proofs, first.")
+    ] = None
+    policy: Annotated[Path, Option(help="The policy that the proofs must meet.")]
+    key: Annotated[Path, Option(help="The private key that signs the promotion.")]
+    mirror: Annotated[str, Option(metavar="PROFILE", help="Mirror profile to reach the registry with.")] = "user"
+    plan_only: Annotated[bool, Option("--dry-run", help="Say whether the policy is met, and write nothing.")] = False
+    as_json: Annotated[bool, Option("--json", help="Print envcheck/promote/1.")] = False
 
 
-@click.command()
-@click.argument("reference", metavar="REF@sha256:...")
-@click.option("--to", "tags", multiple=True, required=True, metavar="TAG", help="The alias to move. Repeatable.")
-@click.option("--to-repo", "to_repository", metavar="REPOSITORY", help="Copy the image there, with its proofs, first.")
-@click.option("--policy", required=True, type=click.Path(path_type=Path), help="The policy that the proofs must meet.")
-@click.option("--key", required=True, type=click.Path(path_type=Path), help="The private key that signs the promotion.")
-@click.option(
-    "--mirror", default="user", show_default=True, metavar="PROFILE", help="Mirror profile to reach the registry with."
-)
-@click.option("--dry-run", "plan_only", is_flag=True, help="Say whether the policy is met, and write nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print envcheck/promote/1.")
-@click.pass_obj
-@takes(PromoteOptions)
+@command_with(PromoteOptions)
 def command(options: PromoteOptions, settings: Settings) -> None:
     """Promote an image to aliases, if its proofs meet the policy for each of the GPUs that it names.
 

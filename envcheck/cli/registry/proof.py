@@ -3,47 +3,40 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
+from envcheck.cli.options import Argument, Option, command_with
 from envcheck.cli.registry import access
-from envcheck.cli.shared.typed_options import takes
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.registry.judge import ImageProofs
 
 
-class ProofOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class ProofOptions:
     """The options of `envcheck proof`."""
 
-    reference: str
-    policy: Path | None
-    gpu: str | None
-    gpus: int | None
-    driver: str | None
-    here: bool
-    mirror: str
-    as_json: bool
+    reference: Annotated[str, Argument(metavar="REF")]
+    policy: Annotated[Path | None, Option(help="The policy file; its keys are the ones that count.")] = None
+    gpu: Annotated[str | None, Option(metavar="NAME", help="GPU model of another node.")] = None
+    gpus: Annotated[
+        int | None, Option(type=click.IntRange(1, 1024), help="How many GPUs that node has; 1 if not given.")
+    ] = None
+    driver: Annotated[
+        str | None,
+        Option(metavar="VERSION", help="Full driver version of that node: 570.124.06; not compared if not given."),
+    ] = None
+    here: Annotated[bool, Option("--here/--no-here", help="Judge for this node, or for no node.")] = True
+    mirror: Annotated[str, Option(metavar="PROFILE", help="Mirror profile to reach the registry with.")] = "user"
+    as_json: Annotated[bool, Option("--json", help="Print envcheck/proofs/1.")] = False
 
 
-@click.command()
-@click.argument("reference", metavar="REF")
-@click.option("--policy", type=click.Path(path_type=Path), help="The policy file; its keys are the ones that count.")
-@click.option("--gpu", metavar="NAME", help="GPU model of another node.")
-@click.option("--gpus", type=click.IntRange(1, 1024), help="How many GPUs that node has; 1 if not given.")
-@click.option(
-    "--driver", metavar="VERSION", help="Full driver version of that node: 570.124.06; not compared if not given."
-)
-@click.option("--here/--no-here", default=True, help="Judge for this node, or for no node.")
-@click.option(
-    "--mirror", default="user", show_default=True, metavar="PROFILE", help="Mirror profile to reach the registry with."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print envcheck/proofs/1.")
-@click.pass_obj
-@takes(ProofOptions)
+@command_with(ProofOptions)
 def command(options: ProofOptions, settings: Settings) -> None:
     """List every proof beside REF: whether it holds for this node, and the reason if not.
 

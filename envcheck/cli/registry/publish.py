@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
+from envcheck.cli.options import Argument, Option, command_with
 from envcheck.cli.registry import access
-from envcheck.cli.shared.typed_options import takes
 from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,54 +24,30 @@ if TYPE_CHECKING:
     from envcheck.registry.repository import Repository
 
 
-class PublishOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class PublishOptions:
     """The options of `envcheck publish`."""
 
-    reference: str
-    reports: tuple[Path, ...]
-    key: Path | None
-    keyless: bool
-    trust_config: Path | None
-    unsigned: bool
-    plain_names: bool
-    sboms: tuple[Path, ...]
-    policy: Path | None
-    mirror: str
-    plan_only: bool
-    as_json: bool
+    reference: Annotated[str, Argument(metavar="REF")]
+    reports: Annotated[tuple[Path, ...], Option("--report", help="A report of `envcheck run --image`. Repeatable.")]
+    key: Annotated[Path | None, Option(help="The private key that signs (`envcheck key new`).")] = None
+    keyless: Annotated[bool, Option(help="Sign as this CI job, with its OIDC token and Sigstore.")] = False
+    trust_config: Annotated[Path | None, Option(help="A Sigstore instance of your own, as ClientTrustConfig.")] = None
+    unsigned: Annotated[bool, Option(help="Publish without a signature; it counts where a policy allows it.")] = False
+    plain_names: Annotated[bool, Option(help="Keep the names of hosts, users and paths in the report.")] = False
+    sboms: Annotated[
+        tuple[Path, ...], Option("--sbom", help="Attach an SBOM, CycloneDX or SPDX in JSON. Repeatable.")
+    ] = ()
+    policy: Annotated[
+        Path | None,
+        Option(help="Read the proof back, and exit 1 unless it holds by this policy for the node that ran."),
+    ] = None
+    mirror: Annotated[str, Option(metavar="PROFILE", help="Mirror profile to reach the registry with.")] = "user"
+    plan_only: Annotated[bool, Option("--dry-run", help="Say what would be published, and write nothing.")] = False
+    as_json: Annotated[bool, Option("--json", help="Print envcheck/publish/1.")] = False
 
 
-@click.command()
-@click.argument("reference", metavar="REF")
-@click.option(
-    "--report", "reports", multiple=True, required=True, type=click.Path(path_type=Path),
-    help="A report of `envcheck run --image`. Repeatable.",
-)  # fmt: skip
-@click.option("--key", type=click.Path(path_type=Path), help="The private key that signs (`envcheck key new`).")
-@click.option("--keyless", is_flag=True, help="Sign as this CI job, with its OIDC token and Sigstore.")
-@click.option(
-    "--trust-config", type=click.Path(path_type=Path), help="A Sigstore instance of your own, as ClientTrustConfig."
-)
-@click.option("--unsigned", is_flag=True, help="Publish without a signature; it counts where a policy allows it.")
-@click.option("--plain-names", is_flag=True, help="Keep the names of hosts, users and paths in the report.")
-@click.option(
-    "--sbom",
-    "sboms",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Attach an SBOM, CycloneDX or SPDX in JSON. Repeatable.",
-)
-@click.option(
-    "--policy", type=click.Path(path_type=Path),
-    help="Read the proof back, and exit 1 unless it holds by this policy for the node that ran.",
-)  # fmt: skip
-@click.option(
-    "--mirror", default="user", show_default=True, metavar="PROFILE", help="Mirror profile to reach the registry with."
-)
-@click.option("--dry-run", "plan_only", is_flag=True, help="Say what would be published, and write nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print envcheck/publish/1.")
-@click.pass_obj
-@takes(PublishOptions)
+@command_with(PublishOptions)
 def command(options: PublishOptions, settings: Settings) -> None:
     """Publish what a run of REF proved, beside the image in its registry.
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
 
 import click
 
+from envcheck.cli.options import Argument, Option, command_with
 from envcheck.cli.registry import access
-from envcheck.cli.shared.typed_options import takes
 from envcheck.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
@@ -22,47 +23,37 @@ _TARGET: Final = "runtime"
 _ELSEWHERE: Final = "start it, or pass --dry-run and pull the digest elsewhere"
 
 
-class PullOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class PullOptions:
     """The options of `envcheck pull`."""
 
-    what: str | None
-    source: str | None
-    target: str | None
-    policy: Path | None
-    gpu: str | None
-    gpus: int | None
-    driver: str | None
-    engine: Literal["auto", "docker", "podman"]
-    mirror: str
-    plan_only: bool
-    as_json: bool
+    what: Annotated[str | None, Argument(metavar="[CELL|REF]")] = None
+    source: Annotated[
+        str | None,
+        Option("--from", metavar="REPOSITORY", help="Choose in this repository; the argument is a cell or glob."),
+    ] = None
+    target: Annotated[
+        Literal["runtime", "devel", "train", "jupyter"] | None,
+        Option(help="Which target of a cell to choose with --from.  [default: runtime]"),
+    ] = None
+    policy: Annotated[Path | None, Option(help="The policy file; its keys are the ones that count.")] = None
+    gpu: Annotated[
+        str | None, Option(metavar="NAME", help="GPU model of another node; nothing is read from this one.")
+    ] = None
+    gpus: Annotated[
+        int | None, Option(type=click.IntRange(1, 1024), help="How many GPUs that node has; 1 if not given.")
+    ] = None
+    driver: Annotated[
+        str | None,
+        Option(metavar="VERSION", help="Full driver version of that node: 570.124.06; not compared if not given."),
+    ] = None
+    engine: Annotated[Literal["auto", "docker", "podman"], Option(help="Which engine pulls.")] = "auto"
+    mirror: Annotated[str, Option(metavar="PROFILE", help="Mirror profile to reach the registry with.")] = "user"
+    plan_only: Annotated[bool, Option("--dry-run", help="Choose and say why; pull nothing.")] = False
+    as_json: Annotated[bool, Option("--json", help="Print envcheck/pull/1.")] = False
 
 
-@click.command()
-@click.argument("what", metavar="[CELL|REF]", required=False)
-@click.option(
-    "--from", "source", metavar="REPOSITORY", help="Choose in this repository; the argument is a cell or glob."
-)
-@click.option(
-    "--target",
-    type=click.Choice(["runtime", "devel", "train", "jupyter"]),
-    help="Which target of a cell to choose with --from.  [default: runtime]",
-)
-@click.option("--policy", type=click.Path(path_type=Path), help="The policy file; its keys are the ones that count.")
-@click.option("--gpu", metavar="NAME", help="GPU model of another node; nothing is read from this one.")
-@click.option("--gpus", type=click.IntRange(1, 1024), help="How many GPUs that node has; 1 if not given.")
-@click.option(
-    "--driver", metavar="VERSION", help="Full driver version of that node: 570.124.06; not compared if not given."
-)
-@click.option("--engine", type=click.Choice(["auto", "docker", "podman"]), default="auto", show_default=True,
-              help="Which engine pulls.")  # fmt: skip
-@click.option(
-    "--mirror", default="user", show_default=True, metavar="PROFILE", help="Mirror profile to reach the registry with."
-)
-@click.option("--dry-run", "plan_only", is_flag=True, help="Choose and say why; pull nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print envcheck/pull/1.")
-@click.pass_obj
-@takes(PullOptions)
+@command_with(PullOptions)
 def command(options: PullOptions, settings: Settings) -> None:
     """Pull the newest image that is proven for this node, by its digest.
 
