@@ -18,6 +18,7 @@ import pytest
 from envcheck.cli import cli
 from envcheck.cli.lazy_group import DefaultGroup
 from envcheck.matrix.file.load import load
+from tests.tables import each
 from tests.wheels import wheel
 
 ROOT = Path(__file__).parents[1]
@@ -137,15 +138,13 @@ def test_every_page_starts_with_a_command() -> None:
         assert (lines[0][:2], lines[1:3]) == ("# ", ["", "```console"]), page.name
 
 
-@pytest.mark.parametrize("command", sorted({each.command for each in ALL if "envcheck " in each.command}))
+@each("command", sorted({each.command for each in ALL if "envcheck " in each.command}))
 def test_every_call_of_envcheck_parses(command: str) -> None:
     for arguments in calls(command):
         parse(cli, arguments)
 
 
-@pytest.mark.parametrize(
-    "wrong", ["runn", "run --no-such-option", "run --level all", "build a b", "store", "mirror show"]
-)
+@each("wrong", ["runn", "run --no-such-option", "run --level all", "build a b", "store", "mirror show"])
 def test_a_wrong_command_line_does_not_parse(wrong: str) -> None:
     with pytest.raises((click.UsageError, AssertionError)):
         parse(cli, wrong.split())
@@ -235,7 +234,7 @@ def test_every_schema_is_listed() -> None:
     assert [name for name in sorted(used) if f"`envcheck/{name}/" not in page] == []
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/images.md", "docs/tested-where.md"])
+@each("page", ["README.md", "docs/images.md", "docs/tested-where.md"])
 def test_the_number_of_published_cells_is_right(page: str) -> None:
     numbers = re.findall(r"\b(\d+) (?:locks|published cells)", (ROOT / page).read_text(encoding="utf-8"))
     assert numbers == [str(len(load().cells()))]

@@ -92,11 +92,6 @@ def test_a_password_locks_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert signing.password() == SECRET
 
 
-def test_a_password_that_is_not_needed_is_not_used(tmp_path: Path) -> None:
-    signing.new_key(tmp_path / "key")
-    assert signing.load_private(tmp_path / "key", SECRET).sign(MESSAGE)
-
-
 def test_an_ed25519_key_in_any_pem_is_read_as_cryptography_reads_it(tmp_path: Path) -> None:
     private, public = made(tmp_path, "ed25519")
     pem = public.read_bytes()
@@ -153,12 +148,6 @@ def test_other_kinds_of_keys_are_named(kind: str, tmp_path: Path) -> None:
     name = {"RSA": "RSA", "P-384": "ECDSA secp384r1", "X25519": "unknown"}[kind]
     assert refusal(signing.load_private, private) == f"its kind is {name}, {PRIVATE}"
     assert refusal(signing.load_public, public) == f"its kind is {name}, {PUBLIC}"
-
-
-def test_the_halves_of_a_pair_are_not_taken_for_each_other(tmp_path: Path) -> None:
-    private, public = made(tmp_path, "ed25519")
-    assert refusal(signing.load_private, public) == f"a public key, {PRIVATE}"
-    assert refusal(signing.load_public, private) == f"a private key, {PUBLIC}; do not hand it out"
 
 
 def test_other_files_are_one_line_that_does_not_show_their_content(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envcheck.binaries.elf import BinaryError, Elf, gpu_code
-from envcheck.binaries.native_library import is_foreign, newest_glibc, read_library
-from tests.elf_files import CUBIN, PTX, MadeLibrary, fatbin, library
+from envcheck.binaries.native_library import is_foreign, read_library
+from tests.elf_files import CUBIN, PTX, MadeLibrary, library
+from tests.tables import each
 
 WHOLE = library(
     MadeLibrary(
@@ -92,7 +93,7 @@ def test_a_library_that_was_cut_anywhere_is_refused() -> None:
             read(WHOLE[:length])
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "words"),
     [
         (b"", "not an ELF file"),
@@ -111,9 +112,7 @@ def test_what_is_wrong_is_said(data: bytes, words: str) -> None:
         read(data)
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"), [(11, "the symbols that it has"), (6, "the dynamic table"), (0x6FFFFFFE, "the versions")]
-)
+@each(("kind", "words"), [(11, "the symbols that it has"), (6, "the dynamic table"), (0x6FFFFFFE, "the versions")])
 def test_a_library_whose_sections_hide_what_the_loader_reads_is_refused(kind: int, words: str) -> None:
     contents = (path.read_bytes() for path in real_libraries())
     data = bytearray(next(content for content in contents if Elf(io.BytesIO(content)).versions()))
@@ -124,11 +123,6 @@ def test_a_library_whose_sections_hide_what_the_loader_reads_is_refused(kind: in
         if struct.unpack_from("<I", data, at + 4) == (kind,):
             struct.pack_into("<I", data, at + 4, 1)
     assert words in (complaint(bytes(data)) or "")
-
-
-def test_an_architecture_that_no_gpu_has_is_damage() -> None:
-    with pytest.raises(BinaryError, match="architecture 4000"):
-        read(library(MadeLibrary(code=[(CUBIN, 4000)])))
 
 
 def test_code_that_is_registered_and_not_found_is_no_library_without_code() -> None:
@@ -149,7 +143,7 @@ def test_names_that_overlap_cost_no_time() -> None:
     assert read(library(MadeLibrary(undefined=[long] * 3)))
 
 
-@pytest.mark.parametrize(
+@each(
     ("machine", "path", "here", "foreign"),
     [
         (183, "x/_C.so", "x86_64", True),
@@ -162,18 +156,6 @@ def test_names_that_overlap_cost_no_time() -> None:
 )
 def test_a_library_for_another_machine_is_foreign(machine: int, path: str, here: str, *, foreign: bool) -> None:
     assert is_foreign(read_library(io.BytesIO(library(MadeLibrary(machine=machine))), path), here) is foreign
-
-
-def test_the_newest_glibc_is_compared_by_numbers() -> None:
-    assert newest_glibc({"GLIBC_2.4", "GLIBC_2.34", "GLIBC_2.9", "CXXABI_1.3", "GLIBC_PRIVATE"}) == "2.34"
-    assert newest_glibc(()) == ""
-
-
-def test_containers_are_found_behind_any_padding() -> None:
-    data = bytearray(library(MadeLibrary(code=[(CUBIN, 80), (CUBIN, 75), (PTX, 90)])))
-    start, size = data.find(b"\x50\xed\x55\xba"), len(fatbin([(CUBIN, 80)]))
-    data[start + size : start + 2 * size] = bytes(size)
-    assert gpu_code(Elf(io.BytesIO(data))) == (("8.0",), ("9.0",))
 
 
 def real_libraries() -> Iterator[Path]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from envcheck.binaries.native_library import (
     abi,
     cuda_majors,
@@ -14,6 +12,7 @@ from envcheck.binaries.native_library import (
     together,
 )
 from envcheck.binaries.native_library import is_torch_symbol as symbol_is_torchs
+from tests.tables import each
 
 NEW, OLD, STABLE, NONE = (
     "libtorch C++ (cxx11abi=1)",
@@ -24,7 +23,7 @@ NEW, OLD, STABLE, NONE = (
 MIXED = f"mixed: some libraries on the stable ABI, others {NEW}"
 
 
-@pytest.mark.parametrize(
+@each(
     ("symbols", "answer"),
     [
         (["_ZN3c106detail14torchCheckFailEPKcS2_jRKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"], NEW),
@@ -40,7 +39,7 @@ def test_how_a_library_binds_is_known_by_its_symbols(symbols: list[str], answer:
     assert abi(symbols) == answer
 
 
-@pytest.mark.parametrize(
+@each(
     ("symbol", "torchs"),
     [
         ("_ZTVN3c1010TensorImplE", True),
@@ -61,7 +60,7 @@ def test_a_wheel_of_both_kinds_is_mixed() -> None:
     assert (together([NEW, NONE]), together([STABLE]), together([])) == (NEW, STABLE, NONE)
 
 
-@pytest.mark.parametrize(
+@each(
     ("library", "majors"),
     [
         ("libcudart.so.12", ["12"]),
@@ -91,7 +90,7 @@ def test_the_drivers_libraries_and_torchs_are_told_apart_from_nvidias_packages()
     assert not is_torch_library("libtorchaudio.so")
 
 
-@pytest.mark.parametrize(
+@each(
     ("symbol", "name"),
     [
         ("_ZN3c1013MessageLoggerC1EPKciib", "c10::MessageLogger::MessageLogger(char const*, int, int, bool)"),

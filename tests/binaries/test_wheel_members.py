@@ -75,11 +75,6 @@ def test_metadata_has_a_limit(tmp_path: Path) -> None:
         read_members(tmp_path / "x.whl")
 
 
-def test_a_method_that_wheels_do_not_use_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BinaryError, match="method 12, which wheels do not use"):
-        read_members(wheel(tmp_path / "x.whl", {}, zipfile.ZIP_BZIP2))
-
-
 def test_a_size_that_lies_is_found(tmp_path: Path) -> None:
     path = wheel(tmp_path / "x.whl", {"x/_C.so": LIBRARY}, zipfile.ZIP_STORED)
     data = path.read_bytes()

@@ -104,7 +104,9 @@ def test_a_failure_outweighs_an_error(run: Envcheck, add: Add, tmp_path: Path) -
 
 def test_json_is_alone_on_stdout_and_the_same_as_in_the_file(run: Envcheck, add: Add, tmp_path: Path) -> None:
     add("mine", "passed('fine', value=ranks[0]['x'], unit='s')", measure="print('{}'); return {'x': 2.5}")
-    done = run(*own(tmp_path, "mine"), "--json", "--output", str(tmp_path / "mine.json"))
+    files = ["--output", str(tmp_path / "mine.json"), "--junit", str(tmp_path / "mine.xml")]
+    done = run(*own(tmp_path, "mine"), "--json", *files)
+    assert '<testsuite name="envcheck standard"' in (tmp_path / "mine.xml").read_text()
     report = json.loads(done.stdout)
     assert report == json.loads((tmp_path / "mine.json").read_text())
     assert (report["schema"], report["outcomes"][0]["value"]) == ("envcheck/report/1", 2.5)

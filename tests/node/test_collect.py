@@ -91,11 +91,6 @@ def test_every_source_gives_the_signals_it_names_and_each_signal_has_one_source(
     assert sorted(names) == sorted(collect.NODE.keys() - {"origin"})
 
 
-def test_a_snapshot_has_its_signals_in_the_order_of_the_sources(tmp_path: Path) -> None:
-    names = [name for lane in collect.sources(tmp_path, {}) for name in lane.names]
-    assert [*collect.collect(tmp_path, {}).signals] == names
-
-
 def test_a_source_that_hangs_costs_its_own_signals_and_the_rest_of_the_node_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from envcheck.node import host
 from envcheck.node.signal_source import Source
 from envcheck.node.snapshot import Signal
+from tests.tables import each
 
 STAT = "{pid} ({name}) {state} 1 2 3 4 5 {flags} 0 0\n"
 
@@ -100,7 +101,7 @@ def test_the_clock_is_asked_and_not_set() -> None:
     assert host.clock_synchronized().value in (True, False)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "total"),
     [("TOTAL_ERR_FATAL 0\n", 0), ("Undefined 1\nTOTAL_ERR_COR 12\n", 12), ("", None), ("TOTAL", None)],
 )
@@ -108,7 +109,7 @@ def test_the_kernels_total_of_pcie_errors(text: str, total: int | None) -> None:
     assert host.aer_total(text) == total
 
 
-@pytest.mark.parametrize("text", ["", "1", "1 (a", "1 (a) D 1", "1 (a) D 1 2 3 4 5 x"])
+@each("text", ["", "1", "1 (a", "1 (a) D 1", "1 (a) D 1 2 3 4 5 x"])
 def test_half_a_stat_line_is_no_process(text: str) -> None:
     assert host.process_stat(text) is None
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envcheck.node import kernel_log
+from tests.tables import each
 
 LOG = """6,1,100000000,-;Linux version 6.8
 4,2,3600000000,-;NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
@@ -45,15 +46,6 @@ def test_xids_have_code_place_age_and_words(node: Path) -> None:
     assert xids[2]["text"] == "GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)"
 
 
-def test_sxids_are_kept_apart(node: Path) -> None:
-    [sxid] = kernel_log.signals(node)["kernel.sxids"].value
-    assert (sxid["code"], sxid["bus_id"], sxid["text"]) == (20034, "0000:a9:00.0", "Fatal, Link 30 LTSSM Fault Up")
-
-
-def test_how_far_the_log_reaches_back_is_told(node: Path) -> None:
-    assert kernel_log.signals(node)["kernel.log_hours"].value == round(7104 / 3600, 2)
-
-
 def test_a_log_that_may_not_be_read_is_a_reason_and_never_an_empty_list(
     node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -70,10 +62,6 @@ def test_a_log_that_may_not_be_read_is_a_reason_and_never_an_empty_list(
 def test_an_empty_log_and_an_unknown_uptime_are_reasons(node: Path, name: str, text: str) -> None:
     (node / name).write_text(text)
     assert kernel_log.signals(node)["kernel.xids"].value is None
-
-
-def test_no_log_is_a_reason(tmp_path: Path) -> None:
-    assert "No such file" in str(kernel_log.signals(tmp_path)["kernel.xids"].reason)
 
 
 def test_a_record_that_was_overwritten_meanwhile_is_passed_over(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +149,7 @@ def test_a_fall_that_is_told_over_three_records_names_its_gpu() -> None:
     assert (event["code"], event["bus_id"]) == (79, "0000:18:00")
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         "NVRM: GPU at PCI:0000:18:00: GPU-1d2e3f40-0000-0000-0000-000000000000",
@@ -270,12 +258,6 @@ def test_failures_of_a_gpu_without_an_xid_are_found(node: Path, head: str, line:
 def test_what_sound_drivers_write_is_no_failure(node: Path, line: str) -> None:
     (node / "dev/kmsg").write_text(f"4,2,3600000000,-;{line}\n")
     assert kernel_log.signals(node)["kernel.driver_failures"].value == []
-
-
-@pytest.mark.parametrize("line", ["NVRM: Xid(PCI:0000:3b:00): 79, x", "NVRM: Xid (PCI:0000:3b:00):79, x"])
-def test_blanks_of_an_xid_do_not_matter(node: Path, line: str) -> None:
-    (node / "dev/kmsg").write_text(f"4,2,3600000000,-;{line}\n")
-    assert [xid["code"] for xid in kernel_log.signals(node)["kernel.xids"].value] == [79]
 
 
 SWITCH = "nvidia-nvswitch3: SXid (PCI:0000:08:00.0): "

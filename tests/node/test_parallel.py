@@ -93,11 +93,3 @@ def test_where_no_thread_is_to_be_had_all_is_read_nonetheless(monkeypatch: pytes
     assert signal_source.read(
         signal_source.each({"a": source(lambda: value(1)), "b": source(lambda: value(2))})
     ).signals["b"] == value(2)
-
-
-def test_a_source_that_would_end_its_thread_becomes_a_reason() -> None:
-    def leaves() -> Signal:
-        raise SystemExit(3)
-
-    [signal] = signal_source.read(signal_source.each({"s": source(leaves)})).signals.values()
-    assert (signal.reason, signal.why) == ("SystemExit: 3", "failed")

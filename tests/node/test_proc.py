@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envcheck.node import containers, host
+from tests.tables import each
 
 PROPRIETARY = """NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023
 GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)
@@ -25,13 +26,6 @@ def test_the_kernel_module_and_which_flavour_it_is() -> None:
     assert host.kernel_module(PROPRIETARY) == ("535.104.05", False)
     assert host.kernel_module(OPEN) == ("560.35.03", True)
     assert host.kernel_module("GCC version: 12.3.0") is None
-
-
-@given(dotted)
-def test_any_driver_version_is_read_whole(version: str) -> None:
-    assert host.kernel_module(PROPRIETARY.replace("535.104.05", version)) == (version, False)
-    assert host.kernel_module(OPEN.replace("560.35.03", version)) == (version, True)
-    assert host.library_version(f"/usr/lib/libcuda.so.{version}") == version
 
 
 @given(st.dictionaries(st.from_regex(r"[A-Z][A-Za-z()_]{0,20}", fullmatch=True), st.integers(0, 1 << 50)))
@@ -54,22 +48,12 @@ def test_no_text_breaks_a_parser(text: str) -> None:
     host.cpu_list(text)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "cpus"),
     [("0-2,5\n", {0, 1, 2, 5}), ("7", {7}), ("", set()), ("0-x", set()), ("3-1", set()), ("0-99999999", set())],
 )
 def test_a_list_of_cpus(text: str, cpus: set[int]) -> None:
     assert host.cpu_list(text) == cpus
-
-
-def test_limits_keep_the_word_unlimited() -> None:
-    assert host.soft_limit(LIMITS, "Max locked memory") == "unlimited"
-    assert host.soft_limit(LIMITS, "Max open files") == 1024
-    assert host.soft_limit(LIMITS, "Max nothing") is None
-
-
-def test_a_mount_point_with_a_blank_is_unescaped() -> None:
-    assert host.mounts("tmpfs /mnt/a\\040b tmpfs rw 0 0\n") == [("tmpfs", "/mnt/a b", "tmpfs", "rw")]
 
 
 def test_names_of_cpu_os_modules_and_libraries() -> None:
@@ -97,7 +81,7 @@ def test_cgroup_limits_of_both_versions() -> None:
         containers.memory_limit("x")
 
 
-@pytest.mark.parametrize(
+@each(
     ("marks", "name"),
     [
         ({"environ": {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "dockerenv": True}, "kubernetes"),

@@ -11,6 +11,7 @@ import pytest
 
 from envcheck.node import collect
 from envcheck.node.snapshot import Gpu, Signal, Snapshot, from_json
+from tests.tables import each
 
 SNAPSHOTS = sorted((Path(__file__).parents[1] / "data" / "snapshots").glob("*.json"))
 
@@ -27,7 +28,7 @@ def test_what_this_machine_says_stays_as_it_is_and_every_signal_has_a_shape() ->
     assert sorted(snapshot.signals.keys() - collect.NODE.keys()) == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "value"),
     [
         ("nvml.latency", math.nan),
@@ -57,11 +58,6 @@ def test_a_gpus_signals_are_held_to_their_shapes_and_unknown_ones_are_left() -> 
     assert result.signal("mig_mode").why == "failed"
     assert (result.uuid, result.signal("temperature_margin").value, result.signal("newer").value) == ("GPU-1", -3, "x")
     assert len(str(result.signal("temperature").reason)) < 100
-
-
-def test_a_signal_without_a_value_keeps_its_reason() -> None:
-    unread = Snapshot("", {"nvml.latency": Signal(reason="NVML: GPU is lost", why="lost")})
-    assert collect.sound(unread) == unread
 
 
 def test_what_torch_cannot_have_said_was_not_said() -> None:

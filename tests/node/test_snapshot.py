@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from envcheck.node import nvml, snapshot
 from envcheck.node.snapshot import SCHEMA, UNREAD, Gpu, Signal, Snapshot, Why, from_json, to_json, unreadable, with_whys
+from tests.tables import each
 
 SNAPSHOTS = Path(__file__).parents[1] / "data" / "snapshots"
 values = st.one_of(st.text(), st.integers(), st.booleans(), st.lists(st.text()), st.floats(allow_nan=False))
@@ -33,7 +34,7 @@ def test_nothing_is_lost_in_json(snapshot: Snapshot) -> None:
     assert from_json(json.loads(json.dumps(to_json(snapshot)))) == snapshot
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "where"),
     [
         ([], "snapshot is no object"),
@@ -51,7 +52,7 @@ def test_what_is_no_snapshot_is_refused_by_place(data: Any, where: str) -> None:
         from_json(data)
 
 
-@pytest.mark.parametrize(
+@each(
     ("reason", "why"),
     [
         ("not collected", "not-collected"),
@@ -75,11 +76,6 @@ def test_a_snapshot_of_before_has_its_whys_from_its_texts(reason: str, why: Why)
     assert snapshot.signal("x") == snapshot.gpus[0].signal("x") == Signal(reason=reason, why=why)
     bare = Snapshot("", {"x": Signal(reason=reason)}, [Gpu("a", {"x": Signal(reason=reason)})])
     assert with_whys(bare) == dataclasses.replace(snapshot, taken="")
-
-
-def test_a_why_that_is_there_is_not_inferred() -> None:
-    signals = {"x": {"reason": "NVML: Not Supported", "why": "lost"}}
-    assert from_json({"schema": SCHEMA, "signals": signals, "gpus": []}).signal("x").why == "lost"
 
 
 def test_every_text_of_linux_and_of_nvml_gives_the_why_of_its_number() -> None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from envcheck.node.snapshot import Gpu, Snapshot
 from envcheck.reports.gpus import culprits
 from envcheck.reports.model import RunReport
 from tests.builders import row
+from tests.tables import each
 
 RANKS = [{"rank": i, "device": f"GPU-{i}"} for i in range(3)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("finding", "blamed"),
     [
         ({"summary": "GPU-1 lost 3 rows"}, ["GPU-1"]),
@@ -28,7 +27,7 @@ RANKS = [{"rank": i, "device": f"GPU-{i}"} for i in range(3)]
         ({"details": {"curve": "GPU-1"}}, []),
     ],
 )
-@pytest.mark.parametrize("status", ["warn", "fail", "error", "pass", "skip"])
+@each("status", ["warn", "fail", "error", "pass", "skip"])
 def test_findings_blame_the_gpus_they_name(
     report: Callable[..., RunReport], finding: dict[str, Any], blamed: list[str], status: str
 ) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
-
-from envcheck.reports.charts import COLOURS, SECONDS, Figure, PlotLine, chart, figures, legend
-from envcheck.runner.schema import LimitRow, OutcomeRow, Spread
+from envcheck.reports.charts import COLOURS, Figure, figures
+from envcheck.runner.schema import LimitRow, OutcomeRow
 from tests.builders import row
+from tests.tables import each
 
 SIZES = [1 << 20, 1 << 26, 1 << 30]
 NAMES = ["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send/recv"]
@@ -38,20 +37,6 @@ def test_every_collective_has_its_curve_and_its_name() -> None:
     assert "<title>send/recv 1 GiB: 15 GB/s</title>" in figure.drawing.svg
 
 
-def test_sizes_lie_on_a_logarithmic_axis() -> None:
-    figure = one(outcome(details={"curve": [{"bytes": 1 << s, "busbw": 5.0} for s in (20, 25, 30)]}), "bandwidth")
-    [points] = re.findall(r'points="([^"]+)"', figure.drawing.svg)
-    left, middle, right = (float(point.split(",")[0]) for point in points.split())
-    assert middle - left == pytest.approx(right - middle, abs=0.2)
-
-
-def test_latencies_are_told_in_microseconds() -> None:
-    data = {"all-reduce": [{"bytes": 8, "p50": 14e-6, "p99": 2e-5}], "broadcast": [{"bytes": 8, "p50": None}]}
-    figure = one(outcome(details={"latency": data}), "latency")
-    assert ">14<" in figure.drawing.svg
-    assert "broadcast" not in figure.drawing.svg
-
-
 def test_the_rank_that_is_late_in_every_collective_is_the_strong_row() -> None:
     def curve(factor: float) -> list[dict[str, float]]:
         return [{"bytes": size, "seconds": factor * size / 1e9} for size in SIZES]
@@ -67,11 +52,7 @@ def test_the_seconds_of_ranks_at_the_same_work_are_held_against_the_middle_one()
     assert ">+60%<" in figure.drawing.svg
 
 
-def test_one_rank_has_nobody_to_be_held_against() -> None:
-    assert not list(figures(outcome(ranks=[{"rank": 0, "products": {"median": 1.0}}])))
-
-
-@pytest.mark.parametrize(("unit", "weak"), [("GB/s", 10.0), ("us", 80.0)])
+@each(("unit", "weak"), [("GB/s", 10.0), ("us", 80.0)])
 def test_the_weak_pair_stands_out_in_bandwidth_and_in_latency(unit: str, weak: float) -> None:
     square = [[None, 20.0, 20.0], [weak, None, 20.0], [20.0, 20.0, None]]
     figure = one(outcome(details={"matrix": square}, unit=unit), "GPU to GPU")
@@ -93,14 +74,7 @@ def test_samples_over_time_show_the_blamed_rank_over_the_others() -> None:
     assert re.findall(r'<polyline class="curve (\w+)"', speed.drawing.svg) == ["calm"] * 3 + ["hot"]
 
 
-def test_a_repeated_run_is_drawn_round_by_round_where_it_varied() -> None:
-    spread = Spread(rounds=3, statuses={"pass": 3}, told_in=1, values=[690.0, 700.0, 705.0])
-    assert "705 TFLOP/s" in one(outcome(spread=spread, unit="TFLOP/s"), "by round").drawing.svg
-    flat = Spread(rounds=3, statuses={"pass": 3}, told_in=1, values=[0.0, 0.0, 0.0])
-    assert not list(figures(outcome(spread=flat)))
-
-
-@pytest.mark.parametrize(
+@each(
     "details",
     [
         {"curve": [{"bytes": 1 << 20, "busbw": 1.0}]},
@@ -115,14 +89,8 @@ def test_what_has_no_shape_is_not_drawn(details: dict[str, Any]) -> None:
     assert not list(figures(outcome(details=details)))
 
 
-@pytest.mark.parametrize("value", [None, 7, "x", [], [1], {}, {"x": 1}, {"samples": 3}, {"x": [[1]]}])
-@pytest.mark.parametrize("field", ["curve", "curves", "latency", "values", "products", "points", "load", "matrix"])
+@each("value", [None, 7, "x", [], [1], {}, {"x": 1}, {"samples": 3}, {"x": [[1]]}])
+@each("field", ["curve", "curves", "latency", "values", "products", "points", "load", "matrix"])
 def test_a_measurement_of_another_form_is_left_out(field: str, value: Any) -> None:
     drawn = outcome(details={field: value}, ranks=[{"rank": r, field: value, "gpus": value} for r in range(2)])
     assert [figure.caption for figure in figures(drawn) if field != "values"] == []
-
-
-def test_more_curves_than_colours_are_told_apart_by_dashes() -> None:
-    lines = [PlotLine(str(n), [(0.0, 1.0), (9.0, 2.0)]) for n in range(COLOURS * 2)]
-    assert len({kind for kind, _ in legend(lines)}) == COLOURS * 2
-    assert chart(lines, SECONDS, "W", None, "t").svg.count("dashed") >= COLOURS

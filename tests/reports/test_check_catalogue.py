@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.check_catalogue import met_in
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import OutcomeRow
 from tests.builders import row
+from tests.tables import each
 
 GPUS = [Gpu("GPU-1", {"name": Signal("NVIDIA H200")})]
 REAL = Snapshot("", {"origin": Signal("recorded")}, GPUS)
@@ -21,7 +20,7 @@ def gemm(status: Any = "pass", kind: Any = "env", **more: Any) -> OutcomeRow:
     return row("gemm", status, kind=kind, **more)
 
 
-@pytest.mark.parametrize(
+@each(
     ("outcome", "facts", "met"),
     [
         (gemm(ranks=[{"is_cuda": True}]), {}, True),

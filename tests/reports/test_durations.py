@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from msgspec import structs
 
 from envcheck.reports import phrases
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import Attempt, OutcomeRow, Plan, Spread, Timing
 from tests.builders import planned, row
+from tests.tables import each
 
 MakeReport = Callable[..., RunReport]
 
@@ -26,7 +26,7 @@ def plan(*seconds: float, **choices: Any) -> Plan:
     return Plan(level="quick", checks=checks, nproc=2, **choices)
 
 
-@pytest.mark.parametrize(
+@each(
     ("seconds", "message"),
     [(0.4, "<1 s"), (1.0, "1 s"), (119.4, "119 s"), (120.0, "2 min"), (605.0, "10 min 5 s"), (3600.0, "60 min")],
 )
@@ -34,7 +34,7 @@ def test_durations(seconds: float, message: str) -> None:
     assert phrases.duration(seconds) == message
 
 
-@pytest.mark.parametrize(
+@each(
     ("choices", "message"),
     [
         ({}, "about 12 s"),
@@ -59,19 +59,6 @@ def test_time_taken_stands_beside_time_planned(report: MakeReport) -> None:
     assert phrases.taken(structs.replace(made, timing=None)) == ""
 
 
-def test_of_many_checks_those_that_took_longest_are_told(report: MakeReport) -> None:
-    made = report(
-        *(timed(f"c{n}", float(n), 1.0) for n in range(1, 20)), timing=Timing(planned=9, taken=190, starting=1)
-    )
-    assert phrases.taken(made).endswith("; c15 15.0 s (planned 1 s); c14 14.0 s (planned 1 s); 13 more in the report")
-
-
-def test_a_second_look_is_time_too(report: MakeReport) -> None:
-    twice = timed("slow", 3.0, 3.0)
-    twice = structs.replace(twice, attempts=twice.attempts * 2)
-    assert "slow 6.0 s" in phrases.taken(report(twice, timing=Timing(planned=3.0, taken=7.0, starting=1.0)))
-
-
 def test_a_spread_says_how_often_what_and_from_where_to_where() -> None:
     spread = Spread(rounds=3, statuses={"pass": 2, "fail": 1}, told_in=2, smallest=0.5, median=1.0, largest=2.25)
     assert phrases.spread(timed("a", 1.0, 1.0, status="fail", unit="GB/s", spread=spread)) == (
@@ -87,7 +74,7 @@ def test_a_spread_says_how_often_what_and_from_where_to_where() -> None:
     assert phrases.spread(timed("a", 1.0, 1.0)) == ("", "")
 
 
-@pytest.mark.parametrize(
+@each(
     ("choices", "now", "message"),
     [
         ({}, "", "0/2 done; starting Python and torch 3 s; 4 s of about 12 s in all"),
@@ -101,7 +88,7 @@ def test_the_progress_line(choices: dict[str, Any], now: str, message: str) -> N
     assert phrases.progress(plan(2.0, 10.0, **choices), 0, now, (3.0, 4.0), 1) == message
 
 
-@pytest.mark.parametrize(
+@each(
     ("gpus", "least_ranks", "fitting", "message"),
     [
         (1, 1, ["x"], "10 s"),

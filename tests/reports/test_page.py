@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
-from envcheck.reports.formats import html
 from envcheck.reports.formats.html import page
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import LimitRow, Plan
-from tests.builders import machine, row
+from tests.builders import row
+from tests.tables import each
 
 MakeReport = Callable[..., RunReport]
 VOID = {"meta", "br"}
@@ -79,7 +78,7 @@ def test_the_verdict_comes_first_then_what_is_wrong(report: MakeReport) -> None:
         assert text in shown
 
 
-@pytest.mark.parametrize("mode", ["gpu", "cpu", "unknown"])
+@each("mode", ["gpu", "cpu", "unknown"])
 def test_nothing_is_fetched_or_run(report: MakeReport, mode: str) -> None:
     text = page(report(SLOW, mode=mode))
     names = {tag for tag, _ in Page(text).tags}
@@ -88,7 +87,7 @@ def test_nothing_is_fetched_or_run(report: MakeReport, mode: str) -> None:
     assert "default-src 'none'" in text
 
 
-@pytest.mark.parametrize(
+@each(
     "evil",
     ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "</style><b>", "&lt;b&gt;", "</pre></details>"],
 )
@@ -123,11 +122,6 @@ def test_what_could_not_be_read_off_a_gpu_says_why(report: MakeReport) -> None:
     assert '<td title="not permitted">?</td>' in page(report(SLOW, snapshot=Snapshot("", {}, gpus)))
 
 
-def test_the_eight_gpus_of_a_node_have_a_row_each(report: MakeReport) -> None:
-    text = page(report(SLOW, snapshot=machine("h100x8")))
-    assert len(set(re.findall(r'<td class="uuid">(GPU-[0-9a-f-]{36})</td>', text))) == 8
-
-
 def heights(text: str) -> list[float]:
     points = re.findall(r'<polyline class="curve c0" points="([^"]+)"', text)
     assert len(points) == 1
@@ -153,12 +147,6 @@ def test_a_slow_rank_is_the_dark_row(report: MakeReport) -> None:
     assert ">+30%<" in text
 
 
-def test_a_matrix_shows_its_weak_link(report: MakeReport) -> None:
-    p2p = row("p2p", "pass", unit="GB/s", details={"matrix": [[None, 40.0], [10.0, None]]})
-    text = page(report(p2p))
-    assert re.findall(r'fill-opacity="([\d.]+)"', text) == ["0.00", "0.00", "0.56", "0.00"]
-
-
 def test_evidence_is_folded_away(report: MakeReport) -> None:
     read = Page(page(report(SLOW)))
     assert all("open" not in attributes for tag, attributes in read.tags if tag == "details")
@@ -179,56 +167,3 @@ def test_what_decided_and_the_gpu_that_most_findings_name_stand_at_the_top(repor
     head = text[: text.index("<main>")]
     assert "<p>First heat: heat: GPU-1 is hot. What to do: cool it.</p>" in head
     assert "<p>heat, gemm name one GPU: GPU 1 (GPU-1).</p>" in head
-
-
-def luminance(colour: str) -> float:
-    """Return the relative luminance of #rrggbb or #rgb (WCAG 2.1)."""
-    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
-    parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one: str, other: str) -> float:
-    """Return the contrast ratio of two colours (WCAG 2.1)."""
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def blend(over: str, under: str, share: float) -> str:
-    """Return what is seen of a colour that covers a share of another."""
-    pairs = [(int(over[i : i + 2], 16), int(under[i : i + 2], 16)) for i in (1, 3, 5)]
-    return "#" + "".join(f"{round(a * share + b * (1 - share)):02x}" for a, b in pairs)
-
-
-@pytest.mark.parametrize("theme", [0, 1, 2], ids=["light", "dark", "print"])
-def test_every_text_can_be_read_on_its_ground(theme: int) -> None:
-    css = Path(html.__file__).with_name("page.css").read_text(encoding="utf-8")
-    themes = [dict(re.findall(r"--(\w+): (#[0-9a-f]+)", block)) for block in re.findall(r":root \{([^}]*)\}", css)]
-    colours = themes[theme]
-    for ground in ("page", "card"):
-        for text in ("text", "soft", "pass", "warn", "fail", "error", "skip"):
-            assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
-    # Curves are graphics, which want 3:1; a heat map's text stands on its strongest cell.
-    assert min(contrast(colours[f"c{n}"], colours["page"]) for n in range(6)) >= 3
-    card = colours["card"] if len(colours["card"]) == 7 else "#" + "".join(2 * d for d in colours["card"][1:])
-    assert contrast(colours["text"], blend(colours["heat"], card, 0.75)) >= 4.5
-
-
-def test_what_is_wider_than_the_screen_can_be_reached_by_keyboard(report: MakeReport) -> None:
-    read = Page(page(report(SLOW)))
-    wide = [attributes for tag, attributes in read.tags if tag == "div" and attributes.get("class") == "wide"]
-    assert wide
-    assert all(a["tabindex"] == "0" and a["aria-label"] for a in wide)
-    assert all(a["aria-label"] for tag, a in read.tags if tag == "svg")
-    assert all(a.get("scope") == "col" for tag, a in read.tags if tag == "th")
-    assert ("html", {"lang": "en"}) in read.tags
-
-
-def test_many_alike_share_a_row_and_a_limit_in_the_values_unit_does_not_repeat_it(report: MakeReport) -> None:
-    skipped = [row(f"c{n}", "skip", summary="needs 1 GPU") for n in range(9)]
-    read = Page(page(report(SLOW, *skipped)))
-    cells = read.all("td")
-    assert "9 checks" in cells
-    assert "needs 1 GPU: c0, c1, c2, c3, c4, c5, c6, c7, c8" in cells
-    assert {"312.5 GB/s", "≥\u00a0380"} <= set(cells)  # no line is broken after the sign

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,13 +11,15 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
+from envcheck.node.snapshot import Gpu, Snapshot
 from envcheck.reports.formats.html import page
 from envcheck.reports.formats.markdown import markdown
 from envcheck.reports.model import RunReport, load
 from envcheck.reports.phrases import quantity
-from envcheck.reports.terminal import announcement, show, show_announcement, show_plan, width
+from envcheck.reports.terminal import announcement, show, show_announcement, show_plan
 from envcheck.runner.schema import Attempt, ImageFacts, LimitRow, OutcomeRow, Spread, TargetFacts
 from tests.builders import row
+from tests.tables import each
 
 MakeReport = Callable[..., RunReport]
 REPORTS = sorted((Path(__file__).parents[1] / "data" / "reports").glob("*.json"))
@@ -124,13 +125,7 @@ def test_a_torch_that_cannot_be_imported_is_told_in_one_line_not_in_a_traceback(
     assert "gloo" not in result
 
 
-def test_an_error_shows_the_last_words(report: MakeReport) -> None:
-    result = text(report(BROKEN))
-    assert "[rank 1] Fatal Python error" in result
-    assert last(result) == "UNDETERMINED: amp. rank 1 died of SIGSEGV. What to do: see the log."
-
-
-@pytest.mark.parametrize("outcome", [GOOD, SLOW, BROKEN])
+@each("outcome", [GOOD, SLOW, BROKEN])
 def test_the_last_line_of_a_cpu_run_says_that_no_gpu_was_tested(report: MakeReport, outcome: OutcomeRow) -> None:
     result = text(report(outcome, mode="cpu"))
     assert "no GPU was tested" in " ".join(result.split("\n\n")[-1].split())
@@ -142,11 +137,7 @@ def test_checks_that_came_to_the_very_same_share_a_line(report: MakeReport) -> N
     assert result.index("ddp") < result.index("needs 1 GPU")
 
 
-def test_nothing_in_a_message_is_taken_for_markup(report: MakeReport) -> None:
-    assert "[/red] and [bold]" in text(report(row("a", "pass", "[/red] and [bold]")))
-
-
-@pytest.mark.parametrize(
+@each(
     ("value", "unit", "message"),
     [
         (1.23456, "GB/s", "1.235 GB/s"),
@@ -167,8 +158,14 @@ def test_quantities(value: object, unit: str, message: str) -> None:
     assert quantity(value, unit) == message
 
 
-def test_a_plan_says_how_long_it_takes_before_anything_runs(report: MakeReport) -> None:
+def test_a_plan_says_how_long_it_takes_before_anything_runs(
+    report: MakeReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = report(GOOD, SLOW)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("os.getloadavg", lambda: (30.0, 1.0, 1.0))
+    assert announcement(made.plan, made.target).endswith("about 4 s; load 30 on 2 cores: times stretch")
+    monkeypatch.setattr("os.getloadavg", lambda: (2.0, 1.0, 1.0))
     stream = io.StringIO()
     show_plan(made.plan, made.target, Console(width=80, file=stream))
     assert "2 checks of level quick in registry.example/torch:1 (--image), about 4 s" in stream.getvalue()
@@ -193,37 +190,12 @@ def test_a_repeated_run_counts_what_never_applied(report: MakeReport) -> None:
     assert "never-" not in table
 
 
-def test_what_is_no_terminal_gets_no_colours(report: MakeReport) -> None:
-    assert "\x1b" not in text(report(GOOD, SLOW, BROKEN))
-
-
-def test_a_long_list_of_skips_is_counted_and_named_in_prose(report: MakeReport) -> None:
-    result = text(report(GOOD, *(row(f"check-{n}", "skip", "needs 1 GPU") for n in range(20))))
-    assert "20 checks" in result
-    assert all(f"check-{n}" in result for n in range(20))
-    assert result.count("\n") < 30
-
-
 def test_of_several_failures_the_first_is_told_last_and_the_one_gpu_they_name(report: MakeReport) -> None:
     bad = [row(name, "fail", f"{name}: GPU-1 is hot", remedy="cool it") for name in ("heat", "gemm")]
-    result = text(report(GOOD, *bad))
-    assert last(result) == (
-        "heat, gemm name one GPU: GPU 0 (GPU-1). FAIL: heat, gemm. First heat: heat: GPU-1 is hot. What to do: cool it."
-    )
-
-
-def test_the_worst_stands_nearest_to_the_verdict(report: MakeReport) -> None:
-    result = text(report(SLOW, BROKEN, row("odd", "warn", "hm", remedy="look")))
-    findings = result[result.index("why ") - 80 :]
-    assert findings.index("odd") < findings.index("amp") < findings.index("all-reduce-bandwidth")
-
-
-def test_a_limit_that_was_met_to_the_digit_is_not_told_twice(report: MakeReport) -> None:
-    none = LimitRow(value=0, unit="wrong elements", source="a test", kind="at most")
-    met, missed = (row(f"c{v}", "pass", "exact", value=v, unit="wrong elements", limit=none) for v in (0, 1))
-    result = text(report(met, missed))
-    assert re.search(r"c0 +exact *$", result, re.MULTILINE)
-    assert re.search(r"c1 +exact \(1; limit ≤ 0 wrong elements\)", result)
+    said = "FAIL: heat, gemm. First heat: heat: GPU-1 is hot. What to do: cool it."
+    assert "name one GPU" not in text(report(GOOD, *bad))  # of one GPU everything is about that one
+    several = Snapshot("", {}, [Gpu("GPU-1"), Gpu("GPU-2")])
+    assert last(text(report(GOOD, *bad, snapshot=several))) == f"heat, gemm name one GPU: GPU 0 (GPU-1). {said}"
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80])
@@ -233,18 +205,6 @@ def test_the_examples_fit_narrow_terminals(path: Path, columns: int) -> None:
     show(load(path), Console(width=columns, file=stream, highlight=False))
     assert max(map(len, stream.getvalue().splitlines())) <= columns
     assert load(path).verdict.sentence.split()[0] in stream.getvalue()
-
-
-@pytest.mark.parametrize(("columns", "tty", "used"), [(200, True, 80), (60, True, 60), (9, True, 40), (60, False, 80)])
-def test_a_narrower_terminal_is_asked_for_its_width(
-    monkeypatch: pytest.MonkeyPatch,
-    columns: int,
-    tty: bool,  # noqa: FBT001 (a table's column)
-    used: int,
-) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setattr("sys.stdout.isatty", lambda: tty, raising=False)
-    assert width() == used
 
 
 def test_evidence_that_nobody_measured_says_so_in_every_form_that_people_read() -> None:

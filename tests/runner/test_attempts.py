@@ -30,6 +30,7 @@ from envcheck.runner.planning import CheckModule, plan
 from envcheck.runner.schema import OutcomeRow, TargetFacts
 from envcheck.runner.state import Run, RunPlan
 from tests.builders import check_module
+from tests.tables import each
 
 OUTCOMES = {
     "good": passed("fine", value=400.0, unit="GB/s"),
@@ -103,14 +104,6 @@ def test_what_was_wrong_once_is_the_verdict_whatever_comes_later(rounds: list[li
     assert len([a for a in combined.attempts if a.shown]) == 1
 
 
-@given(ROUNDS)
-def test_an_old_report_is_judged_alike(rounds: list[list[str]]) -> None:
-    old = run_of(rounds)
-    new = unread_again(old)
-    assert (new.status, new.code, new.remeasure) == (old.status, old.code, old.remeasure)
-    assert unread_again(new) == new
-
-
 @given(st.lists(KINDS, min_size=1, max_size=9), st.lists(KINDS, min_size=1, max_size=9))
 def test_no_order_of_attempts_makes_wrong_data_better(first: list[str], second: list[str]) -> None:
     rows = [made(kind) for kind in first] + [attempts.in_round(made(kind), 2) for kind in second]
@@ -121,7 +114,7 @@ def test_no_order_of_attempts_makes_wrong_data_better(first: list[str], second: 
         assert combined.status in (FAIL, ERROR)
 
 
-@pytest.mark.parametrize(
+@each(
     ("kinds", "status", "shown"),
     [
         (["slow", "good"], PASS, 1),
@@ -181,14 +174,6 @@ def test_a_finding_that_is_not_sound_is_an_error_and_hides_no_other(bad: Outcome
     beside = judged(Outcome(FAIL, "wrong", remedy="r", findings=(wrong, bad)))
     assert beside.status == FAIL
     assert {f.status for f in beside.findings} == {FAIL, ERROR}
-
-
-@pytest.mark.parametrize(("finding", "status"), [("wrong", FAIL), ("low", ERROR), ("lost", ERROR), ("slow", FAIL)])
-def test_an_outcome_that_is_better_than_its_findings_is_a_bug(finding: str, status: str) -> None:
-    combined = judged(Outcome(PASS, "all well", findings=(OUTCOMES[finding],)))
-    assert combined.status == status
-    assert "envcheck.bug" in [f.code for f in combined.findings]
-    assert not combined.remeasure
 
 
 def test_without_peer_to_peer_slowness_is_excused_and_wrong_data_is_not() -> None:

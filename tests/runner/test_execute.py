@@ -97,14 +97,6 @@ def test_one_round_with_wrong_data_is_the_verdict_of_all_rounds(
     assert {a.round for a in actual.attempts} == {1, 2, 3}
 
 
-def test_a_correctness_that_fails_fails_at_once(
-    add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
-) -> None:
-    (tmp_path / "seen").mkdir()
-    add("exact", speeds(tmp_path / "seen", 99.0, 100.0), "ranks=1, performance=True", EXACT)
-    assert [a.value for a in run_site().outcomes["exact"].attempts] == [99.0]
-
-
 def test_a_node_check_counts_the_gpus_nvml_shows_not_those_torch_sees(site: Path, run_site: Callable[..., Run]) -> None:
     (site / "node" / "seen.py").write_text(
         '"""Doc."""\nfrom envcheck.checks import Check, passed\nCHECK = Check(promise="p", level="quick", gpus=1)\n'
@@ -282,15 +274,6 @@ def test_lines_that_are_no_events_are_skipped(add: Callable[..., Path], run_site
     assert run_site(target=Noisy([], None)).outcomes["one"].status == "pass"
 
 
-def test_a_result_of_a_check_that_was_not_planned_is_skipped(
-    add: Callable[..., Path], run_site: Callable[..., Run]
-) -> None:
-    add("one", "return {}")
-    forged = [{**DONE, "id": "two"}, {"event": "started", "id": "two", "group": 0}, {**DONE, "id": None}]
-    run = run_site(target=ScriptedTarget([FACTS, *forged, DONE, {"event": "end"}], None))
-    assert {identity: row.status for identity, row in run.outcomes.items()} == {"one": "pass"}
-
-
 def test_a_result_that_comes_twice_is_an_error(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
     add("one", "return {}")
     run = run_site(target=ScriptedTarget([FACTS, DONE, DONE, {"event": "end"}], None))
@@ -329,15 +312,6 @@ process_tree.signal_quietly = kill
 process_tree._survivors.clear()
 process_tree.end_descendants(5)
 """
-
-
-def test_a_process_that_survives_sigkill_is_reported_and_left(add: Callable[..., Path], tmp_path: Path) -> None:
-    check = add("immortal", "time.sleep(600)")
-    code = IMMORTAL.format(root=str(PACKAGE.parent), check=check, scratch=str(tmp_path / "scratch"))
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    document = json.loads(output)
-    assert document["error"]["text"] == "still running after 0.3 s (ranks 0); ended by nothing: it survives SIGKILL"
-    assert [s["state"] for s in document["survivors"]] == ["S"]
 
 
 def test_measurements_that_json_cannot_hold_are_told_not_nulled() -> None:

@@ -6,15 +6,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-from msgspec import structs
-
-from envcheck.checks import Limit, Outcome, View, failed, passed, skipped, undecided, warned
+from envcheck.checks import Limit, Outcome, View, passed, skipped
 from envcheck.node.snapshot import Signal, Snapshot
-from envcheck.runner.judging import decide, exit_code, group_size, verdict, without_gpu
+from envcheck.runner.judging import decide, exit_code, verdict, without_gpu
 from envcheck.runner.planning import CheckModule
 from tests import builders
 from tests.builders import row
+from tests.tables import each
 
 VIEW = View(Snapshot(signals={"read": Signal(1), "unread": Signal(reason="permission denied", why="failed")}))
 
@@ -23,17 +21,13 @@ def check_module(judge: Callable[..., Any], **check: Any) -> CheckModule:
     return builders.check_module("x", "node", judge, **check)
 
 
-def test_a_judge_is_asked_when_its_signals_are_read() -> None:
-    assert decide(check_module(lambda _: passed("fine"), signals=("read",)), VIEW).status == "pass"
-
-
-@pytest.mark.parametrize(("signal", "reason"), [("unread", "permission denied"), ("never", "not collected")])
+@each(("signal", "reason"), [("unread", "permission denied"), ("never", "not collected")])
 def test_an_unread_signal_is_an_error_that_names_it_and_its_reason(signal: str, reason: str) -> None:
     outcome = decide(check_module(lambda _: passed("fine"), signals=("read", signal)), VIEW)
     assert (outcome.status, outcome.summary) == ("error", f"undetermined: cannot read {signal}: {reason}")
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError, KeyError, IndexError, TypeError, ValueError, AttributeError])
+@each("error", [ZeroDivisionError, KeyError, IndexError, TypeError, ValueError, AttributeError])
 def test_a_judge_that_breaks_is_an_error_that_names_its_file(error: type[Exception]) -> None:
     def judge(_: View) -> Outcome:
         raise error
@@ -44,7 +38,7 @@ def test_a_judge_that_breaks_is_an_error_that_names_its_file(error: type[Excepti
     assert "x.py" in outcome.remedy
 
 
-@pytest.mark.parametrize(
+@each(
     "outcome",
     [
         None,
@@ -63,20 +57,6 @@ def test_an_outcome_that_says_nothing_is_an_error(outcome: Any) -> None:
     assert decide(check_module(lambda _: outcome), VIEW).status == "error"
 
 
-@pytest.mark.parametrize(
-    "outcome",
-    [
-        passed("p", value=1.0),
-        warned("w", fix="f", code="it.w"),
-        failed("f", fix="f", value=2.0, code="it.f"),
-        skipped("s", code="it.s"),
-        undecided("e", code="it.e"),
-    ],
-)
-def test_a_sound_outcome_is_kept_as_it_is(outcome: Outcome) -> None:
-    assert decide(check_module(lambda _: outcome), VIEW) is outcome
-
-
 def test_gpus_enough_one_too_few_and_none() -> None:
     two = check_module(lambda _: passed("fine"), gpus=2)
     assert without_gpu(two, 2, "", require_gpu=True) is None
@@ -89,7 +69,7 @@ def test_gpus_enough_one_too_few_and_none() -> None:
     assert (required.status, bool(required.remedy), required.code) == ("fail", True, "gpu.required")
 
 
-@pytest.mark.parametrize(
+@each(
     ("statuses", "code"),
     [
         (["pass"], 0),
@@ -112,17 +92,6 @@ def test_a_verdict_on_a_cpu_never_reads_like_a_gpus() -> None:
         assert "no GPU was tested" not in verdict(outcomes, "gpu").sentence
         assert verdict(outcomes, "unknown").sentence.count("without an answer from torch; no GPU was tested") == 1
     assert verdict([row("a", "pass")], "cpu").sentence == "PASS: 1 promise proved on CPU; no GPU was tested"
-
-
-@pytest.mark.parametrize(
-    ("ranks", "size"),
-    [([], 0), ([{}], 0), ([None, None], 0), ([{}, None], 2), ([{}, {}], 2), ([{"x": 1}] * 8, 8)],
-)
-def test_gloo_is_named_only_where_a_group_of_ranks_ran(ranks: list[Any], size: int) -> None:
-    outcomes = [row("a", "pass"), structs.replace(row("b", "pass"), ranks=ranks)]
-    assert group_size(outcomes) == size
-    result = "PASS: 2 promises proved on CPU and gloo; no" if size else "PASS: 2 promises proved on CPU; no"
-    assert verdict(outcomes, "cpu").sentence.startswith(result)
 
 
 def test_a_verdict_names_what_failed_and_counts_everything() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from envcheck.runner.launcher import Place, complaints, place
+from tests.tables import each
 
 TORCHRUN = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}
 SLURM = {
@@ -19,7 +18,7 @@ SLURM = {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     ("environ", "expected"),
     [
         ({}, Place()),
@@ -43,7 +42,7 @@ def test_each_launcher_is_understood(environ: dict[str, str], expected: Place) -
     assert place(environ) == expected
 
 
-@pytest.mark.parametrize(
+@each(
     "environ",
     [
         TORCHRUN | {"RANK": "16"},
@@ -57,7 +56,7 @@ def test_what_no_launcher_would_say_is_a_group_of_one(environ: dict[str, str]) -
     assert place(environ) == Place()
 
 
-@pytest.mark.parametrize(
+@each(
     ("environ", "words"),
     [
         (SLURM | {"SLURM_NTASKS": "abc"}, ["SLURM_NTASKS='abc' is not a number"]),
@@ -78,29 +77,6 @@ def test_what_a_launcher_cannot_say_is_named(environ: dict[str, str], words: lis
     texts = complaints(environ)
     assert len(texts) == len(words)
     assert all(word in complaint for word, complaint in zip(words, texts, strict=True)), texts
-
-
-@pytest.mark.parametrize(
-    "environ",
-    [
-        {},
-        TORCHRUN,
-        TORCHRUN | {"RANK": "15", "LOCAL_RANK": "7"},
-        SLURM,
-        TORCHRUN | SLURM,
-        {"RANK": ""},
-        {"PET_NODE_RANK": "0", "PET_NNODES": "1:4"},
-        {"JOB_COMPLETION_INDEX": "1", "WORLD_SIZE": "2"},
-        {"SLURM_NTASKS": "9", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NNODES": "3"},
-    ],
-)
-def test_what_launchers_say_is_no_complaint(environ: dict[str, str]) -> None:
-    assert complaints(environ) == []
-
-
-def test_slurm_without_a_count_for_its_node_knows_at_least_itself() -> None:
-    actual = place(SLURM | {"SLURM_STEP_TASKS_PER_NODE": "all", "SLURM_LOCALID": "3"})
-    assert (actual.local_rank, actual.local_world) == (3, 4)
 
 
 def test_a_batch_script_is_no_rank_but_knows_its_node() -> None:

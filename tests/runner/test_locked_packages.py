@@ -12,6 +12,7 @@ from envcheck.images.spec import load_spec
 from envcheck.matrix.facts.model import Cell
 from envcheck.matrix.file.load import load
 from envcheck.runner.execute import with_packages
+from tests.tables import each
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.12")
 
@@ -25,7 +26,7 @@ def test_the_shipped_lock_of_a_cell_is_known_by_its_digest() -> None:
     assert {key: value for key, value in image_spec.items() if key != "packages"} == spec.promises
 
 
-@pytest.mark.parametrize(
+@each(
     "promises",
     [
         {},
@@ -64,10 +65,3 @@ def test_the_lock_of_arm64_and_one_that_a_build_made_are_known_too(
     assert "packages" not in with_packages(promises)
     write_locks(tmp_path / "images", cell, [made])
     assert set(shipped.packages.split()) < set(with_packages(promises)["packages"].split())
-
-
-def test_a_lock_that_is_here_outranks_the_environments_own_word() -> None:
-    spec = load_spec(load(), CELL)
-    assert with_packages({**spec.promises, "packages": "torch==2.8.0"})["packages"] == spec.packages
-    stranger = {**spec.promises, "lock": "0" * 64, "packages": "torch==2.8.0"}
-    assert with_packages(stranger)["packages"] == "torch==2.8.0"

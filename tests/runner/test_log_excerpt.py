@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from envcheck.runner.outcomes import last_lines, lost_rank_outcome
-from envcheck.runner.worker.rank_group import LOG_LIMIT
+from tests.tables import each
 
 STAGING = "/tmp/envcheck-run-x/plan/staging/envcheck"  # noqa: S108 (a path in a log)
 RUNNER = [f'  File "{STAGING}/runner/{name}.py", line 6 in run' for name in ("worker_rank", "worker_group", "worker")]
@@ -30,17 +28,6 @@ def test_a_hang_is_told_from_where_it_is_and_without_envchecks_frames() -> None:
     ]
 
 
-def test_of_a_deep_stack_the_innermost_frames_are_kept_of_each_thread() -> None:
-    deep = [f"f{i}" for i in range(100)]
-    texts = last_lines("\n".join([*dump(*deep, name="Thread 0x2"), "", *dump(*deep)]))
-    assert [line.rpartition(" ")[2] for line in texts if "File" in line] == deep[:8] * 2
-    # Its head says where it hangs, so as much is kept as faulthandler prints of two threads at most.
-    assert (
-        2 * 100 * len('  File "/root/.local/share/a/long/prefix/lib/python3.13/site-packages/t.py", line 1 in f')
-        < LOG_LIMIT
-    )
-
-
 def test_a_traceback_keeps_its_innermost_frames_with_their_source_and_the_exception() -> None:
     lines = [
         "Traceback (most recent call last):",
@@ -54,18 +41,13 @@ def test_a_traceback_keeps_its_innermost_frames_with_their_source_and_the_except
     assert last_lines("\n".join(lines), 2) == lines[-2:]
 
 
-def test_where_envcheck_itself_went_wrong_its_frames_stay() -> None:
-    assert last_lines("\n".join(dump())) == dump()
-    assert last_lines("") == []
-
-
 def test_a_line_of_a_flood_is_cut_to_its_end() -> None:
     [result] = last_lines("x" * 50_000 + "the end")
     assert result.endswith("xthe end")
     assert len(result) < 5_000
 
 
-@pytest.mark.parametrize(
+@each(
     ("error", "torch", "summary", "remedy"),
     [
         (NO_TORCH, NO_TORCH, f"torch cannot be imported: {NO_TORCH}", "an interpreter that has torch"),

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
-import pytest
-
-from envcheck.checks import ERROR, FAIL, SKIP, View, skipped
+from envcheck.checks import ERROR, SKIP, View, skipped
 from envcheck.node.snapshot import Signal, Snapshot, Why
 from envcheck.runner import unmeasured
 from envcheck.runner.judging import decide, verdict
 from envcheck.runner.outcomes import fields
 from envcheck.runner.planning import discover, select
 from envcheck.runner.schema import OutcomeRow
-from envcheck.runner.state import Run
 from tests import builders
+from tests.tables import each
 
 SOUND = builders.machine("h100x8")
 SEEN = {
@@ -46,8 +41,8 @@ def exit_code(snapshot: Snapshot, **choice: list[str]) -> int:
     return verdict([*rows, *filter(None, [own])], "gpu").exit_code
 
 
-@pytest.mark.parametrize("choice", [{"skip": ["gpu-lost"]}, {"only": ["ecc"]}, {"only": ["shm"]}])
-@pytest.mark.parametrize("why", ["lost", "reset-required"])
+@each("choice", [{"skip": ["gpu-lost"]}, {"only": ["ecc"]}, {"only": ["shm"]}])
+@each("why", ["lost", "reset-required"])
 def test_a_choice_that_leaves_gpu_lost_out_is_no_pass_where_a_gpu_is_lost(
     choice: dict[str, list[str]], why: Why
 ) -> None:
@@ -68,12 +63,6 @@ def test_a_choice_that_leaves_gpu_lost_out_is_nothing_to_say_where_all_gpus_answ
     assert exit_code(lost(5, why="unsupported"), only=["ecc"]) == 0
 
 
-def test_where_gpu_lost_runs_it_says_so_alone() -> None:
-    rows, view = judged(lost(5))
-    assert unmeasured.lost_gpus_row(view, {row.id: row for row in rows}) is None
-    assert {row.id for row in rows if row.status == FAIL} >= {"gpu-lost"}
-
-
 def test_a_gpu_lost_that_the_budget_left_out_hides_nothing() -> None:
     row = OutcomeRow(
         id="gpu-lost",
@@ -83,11 +72,3 @@ def test_a_gpu_lost_that_the_budget_left_out_hides_nothing() -> None:
     )
     assert row.status == SKIP
     assert unmeasured.lost_gpus_row(View(lost(5)), {"gpu-lost": row}) is not None
-
-
-def test_a_run_without_gpu_lost_ends_undetermined(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
-    add("plain", "return {}")
-    assert run_site(snapshot=SOUND).verdict.exit_code == 0
-    run = run_site(snapshot=lost(5))
-    assert (run.ordered[-1].id, run.verdict.exit_code) == ("lost-gpus", 3)
-    assert SOUND.gpus[5].uuid in run.ordered[-1].culprit

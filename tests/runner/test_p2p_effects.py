@@ -32,6 +32,7 @@ from envcheck.runner.state import Run
 from envcheck.runner.worker import fork_server
 from envcheck.runner.worker.fork_server import _Nursery
 from tests.builders import check_module
+from tests.tables import each
 
 PROBE = {"probe": True}
 HANG = {"rank": 0, "text": "still running after 9 s (ranks 0, 1); ended by SIGKILL", "hung": True}
@@ -50,7 +51,7 @@ def done(**ending: Any) -> dict[str, Any]:
     return {"ranks": [{}, {}], "error": None, "seconds": 1.0, "survivors": [], "environment": {}, **ending}
 
 
-@pytest.mark.parametrize(
+@each(
     ("ending", "off"),
     [
         ({}, False),
@@ -72,11 +73,7 @@ def test_only_what_shows_peer_to_peer_broken_has_the_groups_after_it_go_without(
     assert fork_server.later_environment({"probe": False}, done(**ending), {}) == {}
 
 
-def test_a_group_that_passed_without_what_it_hung_with_has_those_after_it_go_without() -> None:
-    assert fork_server.later_environment({"probe": False}, done(hung=HANG["text"]), {}) == fork_server.P2P_OFF
-
-
-@pytest.mark.parametrize(
+@each(
     ("ending", "choices", "repeated"),
     [
         ({"error": HANG}, {}, True),
@@ -92,12 +89,6 @@ def test_a_group_of_gpus_that_hung_is_tried_again_where_that_can_help(
 ) -> None:
     data: dict[str, Any] = {"environment": {}, "gpu": True, "world": 2, **choices}
     assert fork_server.worth_another_try(done(**ending), **data) is repeated
-
-
-def test_a_group_that_hung_both_times_hung() -> None:
-    both = fork_server.second_try(done(error=HANG), done(error={"rank": 1, "text": "died of SIGBUS"}, seconds=2.0))
-    assert both["error"]["text"] == f"{HANG['text']}; without peer-to-peer it was lost too: died of SIGBUS"
-    assert (both["seconds"], "hung" in both, both["environment"]) == (3.0, False, {})
 
 
 BODY = """
@@ -179,27 +170,6 @@ def test_a_group_that_the_watchdog_of_nccl_ended_is_run_once_more_without_peer_t
     assert (outcome.status, outcome.summary.startswith("P2P broken: ")) == (FAIL, True)
 
 
-def test_an_abort_that_was_no_hang_is_not_tried_again(
-    nursery: _Nursery, add: Callable[..., Path], tmp_path: Path
-) -> None:
-    done = aborted(nursery, add, tmp_path, f"{NO_HANG}\nterminate called\n  what():  {NO_HANG}", "os.abort()")
-    assert done["error"]["rank"] == 1
-    assert "an illegal memory access" in done["error"]["text"]
-    assert "hung" not in done
-
-
-def test_a_second_try_that_was_of_no_use_is_not_tried_with_the_next_group(
-    nursery: _Nursery, add: Callable[..., Path], tmp_path: Path
-) -> None:
-    add("hangs", "time.sleep(60)", options="ranks=0, timeout=1")
-    check = {"id": "hangs", "source": "file:site/hangs.py", "ranks": 0, "gpus": 0, "timeout": 0.3, "probe": False}
-    for identity in ("hangs", "hangs-too"):
-        nursery.check({**check, "id": identity}, {"device_count": 2, "start": "fork"})
-    events = [json.loads(line) for line in (tmp_path / "worker" / "events.jsonl").read_text().splitlines()]
-    assert [event["event"] for event in events] == ["started", "started", "done", "started", "done"]
-    assert [event["environment"] for event in events if event["event"] == "done"] == [{}, {}]
-
-
 LOST = undecided("rank 0 died of SIGSEGV", fix="see the log", code="process.lost", rank=0)
 
 
@@ -222,7 +192,7 @@ LOW = warned("low", fix="look at the links", value=290, unit="GB/s", limit=SPEED
 FINE = passed("fine", value=400, unit="GB/s", limit=SPEED)
 
 
-@pytest.mark.parametrize(
+@each(
     ("outcome", "options", "status"),
     [
         (SLOW, {"performance": True}, ERROR),
@@ -246,7 +216,7 @@ def test_what_was_measured_without_peer_to_peer_says_so_and_is_not_blamed_for_it
     assert after_rules(alone, check_module(**options), RAN_WITH) == alone
 
 
-@pytest.mark.parametrize(("outcome", "status"), [(FINE, FAIL), (LOW, FAIL), (SLOW, FAIL), (LOST, ERROR)])
+@each(("outcome", "status"), [(FINE, FAIL), (LOW, FAIL), (SLOW, FAIL), (LOST, ERROR)])
 def test_a_group_that_hung_and_came_through_without_peer_to_peer_has_not_passed(outcome: Outcome, status: str) -> None:
     result = after_rules(outcome, check_module(performance=True), {**RAN_WITH, "hung": HANG["text"]})
     assert result.status == status
@@ -275,17 +245,6 @@ def test_a_probe_that_hangs_fails_the_run_and_those_after_it_say_what_they_ran_w
     assert {i: (row.status, row.summary) for i, row in past.known.items()} == {
         i: (row.status, row.summary) for i, row in run.outcomes.items()
     }
-
-
-def test_a_second_look_and_a_run_that_is_gone_on_with_go_without_as_well(
-    add: Callable[..., Path], run_site: Callable[..., Run]
-) -> None:
-    add("z_probe", "open('rank0.doing', 'w').write('GPU 0 -> GPU 1')\nos.abort()", options="timeout=9, probe=True")
-    add("a_group", "return {}")
-    outcomes = run_site().outcomes
-    assert judging.p2p_environment(["z-probe"], outcomes) == fork_server.P2P_OFF
-    assert judging.p2p_environment(["another"], outcomes) == {}
-    assert judging.p2p_environment([], {}) == {}
 
 
 def test_the_shipped_probe_runs_before_every_group_of_its_level() -> None:

@@ -13,6 +13,7 @@ from envcheck.errors import ConfigError
 from envcheck.runner.planning import CheckModule, discover, plan, select, worker_plan
 from envcheck.runner.state import Run
 from tests.builders import check_module
+from tests.tables import each
 
 
 def check(identity: str, level: str, **needs: Any) -> CheckModule:
@@ -22,7 +23,7 @@ def check(identity: str, level: str, **needs: Any) -> CheckModule:
 ALL = [check(f"a-{level}", level) for level in LEVELS]
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@each("level", LEVELS)
 def test_a_level_holds_the_ones_before_it(level: str) -> None:
     assert [f.check.level for f in select(ALL, level)] == list(LEVELS[: LEVELS.index(level) + 1])
 
@@ -32,7 +33,7 @@ def test_only_takes_a_check_of_any_level_and_skip_takes_one_out() -> None:
     assert [f.id for f in select(ALL, "quick", skip=["a-static"])] == ["a-quick"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("only", "skip", "message"),
     [
         (["a-ful"], [], r"no check is named a-ful; did you mean a-full"),
@@ -80,11 +81,6 @@ SOUND = (
     '"""Doc."""\nfrom envcheck.checks import Check, passed\nCHECK = Check(promise="p", level="quick")\n'
     "def judge(view, ranks):\n    return passed('')\ndef measure(rank):\n    return {}\n"
 )
-
-
-def test_of_the_shipped_checks_those_that_are_needed_are_found_alone() -> None:
-    few = discover(only={"driver-cuda", "ddp", "nosuch"})
-    assert few == [module for module in discover() if module.id in ("driver-cuda", "ddp")]
 
 
 @pytest.mark.parametrize(
@@ -135,9 +131,7 @@ def test_a_check_of_a_site_is_measured_and_judged(
     assert (outcomes["here"].status, outcomes["here"].summary) == ("fail", "cpu")
 
 
-@pytest.mark.parametrize(
-    ("gpus", "nproc", "seconds"), [(None, 1, 7.0), (0, 1, 1.0), (0, 2, 5.0), (1, 2, 3.0), (2, 1, 7.0), (8, 1, 7.0)]
-)
+@each(("gpus", "nproc", "seconds"), [(None, 1, 7.0), (0, 1, 1.0), (0, 2, 5.0), (1, 2, 3.0), (2, 1, 7.0), (8, 1, 7.0)])
 def test_a_plan_counts_no_time_for_what_a_machine_has_too_few_gpus_for(
     gpus: int | None, nproc: int, seconds: float
 ) -> None:
@@ -147,15 +141,3 @@ def test_a_plan_counts_no_time_for_what_a_machine_has_too_few_gpus_for(
         check("together", "quick", seconds=4.0, gpus=0, least_ranks=2),
     ]
     assert plan(checks, level="full", nproc=nproc, gpus=gpus).seconds == seconds
-
-
-@pytest.mark.parametrize(
-    ("gpus", "cpu_seconds", "planned"), [(0, 0.5, 0.5), (0, None, 5.0), (1, 0.5, 5.0), (None, 0.5, 5.0)]
-)
-def test_the_cpus_time_counts_only_where_no_gpu_is(gpus: int | None, cpu_seconds: float | None, planned: float) -> None:
-    made = plan([check_module(seconds=5.0, cpu_seconds=cpu_seconds)], level="quick", nproc=2, gpus=gpus)
-    assert (made.checks[0].seconds, made.seconds) == (planned, planned)
-
-
-def test_a_check_that_needs_a_gpu_has_no_time_on_a_cpu() -> None:
-    assert [check.id for check in discover() if check.check.gpus and check.check.cpu_seconds is not None] == []

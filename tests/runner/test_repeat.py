@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from msgspec import structs
 
 from envcheck.node.snapshot import Signal, Snapshot
@@ -18,6 +17,7 @@ from envcheck.runner.schema import OutcomeRow
 from envcheck.runner.state import Run
 from tests import builders
 from tests.builders import check_module
+from tests.tables import each
 
 
 def row(status: Any, value: Any = None) -> OutcomeRow:
@@ -26,13 +26,13 @@ def row(status: Any, value: Any = None) -> OutcomeRow:
 
 def folded(*rows: OutcomeRow) -> OutcomeRow:
     whole = None
-    for each in rows:
-        whole = attempts.fold(whole, each)
+    for one in rows:
+        whole = attempts.fold(whole, one)
     assert whole is not None
     return whole
 
 
-@pytest.mark.parametrize("worst", ["fail", "error", "warn", "skip"])
+@each("worst", ["fail", "error", "warn", "skip"])
 def test_one_round_that_is_no_pass_wins_over_all_that_are(worst: str) -> None:
     combined = folded(row("pass"), row("pass"), row(worst), row("pass"))
     assert combined.status == worst
@@ -42,13 +42,6 @@ def test_one_round_that_is_no_pass_wins_over_all_that_are(worst: str) -> None:
         3,
         {"pass": 3, worst: 1},
     )
-
-
-def test_the_worst_round_is_shown_and_of_two_alike_the_first() -> None:
-    combined = folded(row("warn", 1), row("fail", 2), row("error", 3), row("fail", 4), row("skip"))
-    assert (combined.status, combined.value) == ("fail", 2)
-    assert combined.spread is not None
-    assert combined.spread.told_in == 2
 
 
 def test_the_spread_is_of_every_round_whatever_it_came_to() -> None:
@@ -78,20 +71,6 @@ def test_bits_that_change_between_rounds_fail_naming_the_gpu() -> None:
 def test_who_judges_a_repeated_run_again_sees_the_bits_of_both_rounds() -> None:
     combined = folded(repeated("a"), repeated("b"))
     assert combined.ranks == [{"rank": 0, "device": "GPU-0", "digests": ["a", "a", "b", "b"], "repeats": 4}]
-
-
-@pytest.mark.parametrize("details", [{}, {"bits": None}, {"bits": "a"}])
-def test_a_round_without_bits_is_compared_with_nothing(details: dict[str, Any]) -> None:
-    silent = structs.replace(row("pass"), details=details)
-    assert folded(repeated("a"), silent).status == "pass"
-    assert folded(silent, repeated("a")).status == "pass"
-
-
-@pytest.mark.parametrize("value", [None, "nan", True, [1.0], "570.26"])
-def test_what_is_no_number_has_no_spread(value: Any) -> None:
-    spread = folded(row("pass", value), row("pass", value)).spread
-    assert spread is not None
-    assert (spread.values, spread.smallest, spread.median, spread.largest) == ([], None, None, None)
 
 
 def counted(file: Path) -> str:
@@ -135,7 +114,7 @@ def test_a_duration_is_at_least_one_round(add: Callable[..., Path], run_site: Ca
     assert [attempts.rounds(o) for o in run_site(duration=0.001).outcomes.values()] == [1, 1]
 
 
-@pytest.mark.parametrize(
+@each(
     ("choices", "data", "elapsed", "to_do"),
     [
         ({}, {}, 0.0, ["a", "b"]),

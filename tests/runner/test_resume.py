@@ -102,13 +102,6 @@ def test_after_kill_9_what_was_known_is_kept_and_only_the_rest_is_run(killed: Jo
     assert after.timing.taken > before.timing.taken
 
 
-def test_a_run_that_is_over_is_not_gone_on_with(killed: Job) -> None:
-    assert killed.run("--resume").returncode == 0
-    repeated = killed.run("--resume")
-    assert (repeated.returncode, len(repeated.stderr.splitlines())) == (2, 1)
-    assert "is complete; leave --resume out" in repeated.stderr
-
-
 def test_without_a_report_it_begins_at_the_beginning_and_says_so(job: Job) -> None:
     job.go.touch()
     done = job.run("--resume")
@@ -162,12 +155,6 @@ def test_another_plan_is_refused_saying_what_differs(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"cannot resume report\.json: {message}; leave --resume out"):
         going_on(*earlier, **planned)
-
-
-def test_another_limit_of_a_check_is_another_plan(earlier: tuple[Run, RunReport]) -> None:
-    checks = [structs.replace(check, timeout=1.5) for check in earlier[0].asked.plan.checks]
-    with pytest.raises(ConfigError, match="what is planned differs for one"):
-        going_on(*earlier, checks=checks)
 
 
 @pytest.mark.parametrize(
@@ -254,10 +241,3 @@ def test_a_repeated_run_goes_on_with_the_round_it_was_killed_in(
     validate(repeated, lambda: NODE, watcher, pause=0.0)
     assert [attempts.rounds(o) for o in repeated.outcomes.values()] == [2, 2]
     assert repeated.outcomes["one"] == run.outcomes["one"]
-
-
-def test_what_is_no_report_is_refused(job: Job) -> None:
-    job.report.write_text("{}")
-    done = job.run("--resume")
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "is not a report" in done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import subprocess
 import sys
 import tempfile
@@ -94,13 +93,6 @@ def test_what_is_not_of_a_killed_run_stays(tmp_path: Path) -> None:
     assert sorted(place.iterdir()) == before
     assert not path.exists()
     assert (tmp_path / "elsewhere/plan/owner").exists()
-
-
-def test_another_users_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = left_behind(tmp_path, "envcheck-run-theirs")
-    monkeypatch.setattr(os, "geteuid", lambda: kept.stat().st_uid + 1)
-    worker_session.remove_abandoned(tmp_path)
-    assert kept.exists()
 
 
 def test_where_there_are_no_locks_a_run_has_its_directory_and_no_other_takes_it(

@@ -6,9 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-from msgspec import structs
-
 from envcheck.checks import ERROR, FAIL, PASS, Outcome, View, failed, passed, too_slow
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports import phrases
@@ -16,6 +13,7 @@ from envcheck.runner import attempts, judging
 from envcheck.runner.outcomes import outcome_row
 from envcheck.runner.schema import OutcomeRow
 from tests.builders import check_module
+from tests.tables import each
 
 SLOW = too_slow("slow", fix="look at the links", value=9.0, unit="GB/s", code="speed.slow")
 FINE = passed("fine", value=90.0, unit="GB/s")
@@ -66,7 +64,7 @@ CHANGES: dict[str, tuple[Callable[[], Outcome | OutcomeRow], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("rule", CHANGES)
+@each("rule", CHANGES)
 def test_each_rule_that_changes_a_status_is_named_with_its_reason(rule: str) -> None:
     make, before, after = CHANGES[rule]
     outcome = make()
@@ -81,17 +79,6 @@ def test_every_rule_has_a_case_here() -> None:
     assert set(CHANGES) == rules - {"judged-again"}  # see tests/reports/test_rejudge.py
 
 
-def test_an_outcome_that_keeps_its_status_has_no_change() -> None:
-    assert decided(FINE).changes == ()
-    assert as_row(SLOW, as_row(SLOW)).changes == []
-
-
 def test_a_reader_of_the_report_sees_the_change_with_its_reason() -> None:
     result = dict(phrases.particulars(as_row(decided(SLOW, ON_GPU))))
     assert result["status"] == "fail → error: other processes used the GPU while its speed was measured [busy-gpu]"
-
-
-def test_rounds_keep_the_changes_of_the_round_that_counts() -> None:
-    slow = as_row(decided(SLOW, ON_GPU))
-    whole = attempts.fold(attempts.fold(None, as_row(FINE)), structs.replace(slow))
-    assert [change.rule for change in whole.changes] == ["busy-gpu", "worst-round"]

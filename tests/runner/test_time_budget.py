@@ -6,11 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from envcheck.runner.planning import STARTING, CheckModule, discover, expected_to_fit, most_telling_first, plan
+from envcheck.runner.planning import STARTING, CheckModule, expected_to_fit, most_telling_first, plan
 from envcheck.runner.state import Run
 from tests.builders import check_module
+from tests.tables import each
 
 
 def check(identity: str, kind: Any = "env", **about: Any) -> CheckModule:
@@ -30,11 +29,7 @@ def test_the_order_is_the_written_one() -> None:
     assert result == ["node", "cheap", "cheap-too", "dear", "fast", "late"]
 
 
-def test_every_shipped_check_keeps_its_place_in_it() -> None:
-    assert sorted(f.id for f in most_telling_first(discover())) == sorted(f.id for f in discover())
-
-
-@pytest.mark.parametrize(
+@each(
     ("spare", "fitting"),
     [
         (3.0, ["node", "a", "b"]),
@@ -48,11 +43,6 @@ def test_a_plan_says_beforehand_what_it_expects_to_fit(spare: float, fitting: li
     chosen = [check("node", "node", seconds=99.0), check("a"), check("b", seconds=2.0), check("c", seconds=7.0)]
     assert expected_to_fit(plan(chosen, level="full", nproc=2, budget=STARTING + spare)) == fitting
     assert expected_to_fit(plan(chosen, level="full", nproc=2)) == ["node", "a", "b", "c"]
-
-
-def test_a_dear_check_makes_room_for_a_cheap_one_after_it() -> None:
-    chosen = [check("dear", seconds=60.0), check("cheap", seconds=1.0)]
-    assert expected_to_fit(plan(chosen, level="full", nproc=2, budget=STARTING + 10)) == ["cheap"]
 
 
 def test_what_does_not_fit_is_not_begun_and_is_a_skip_that_says_so(

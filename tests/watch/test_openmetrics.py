@@ -47,9 +47,3 @@ def test_a_counter_never_falls_and_hostile_names_stay_one_label() -> None:
     uuids = {sample.labels["uuid"] for family in families for sample in family.samples if "uuid" in sample.labels}
     assert uuids == {printable(HOSTILE)}
     assert [value for _, value in series["envcheck_watch_cpu_seconds_total", ""]][:5] == [0.0, 1.0, 2.0, 2.0, 4.0]
-
-
-def test_a_run_that_saw_nothing_is_still_a_document() -> None:
-    types, series = parsed(watched([], tree=[], exit_code=127))
-    assert set(types) == {"envcheck_watch_exit_code", "envcheck_watch_duration_seconds", "envcheck_watch_xids"}
-    assert series["envcheck_watch_exit_code", ""] == [(10.0, 127.0)]

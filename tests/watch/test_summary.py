@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from envcheck.watch.outputs import openmetrics, page, thinned
 from envcheck.watch.record import GpuSample, TreeSample, WatchRecord, summarize
+from tests.tables import each
 
 GIB = 1 << 30
 
@@ -37,12 +36,12 @@ def lines(seen: WatchRecord) -> dict[str, tuple[str, str]]:
     return {line.what: (line.status, line.text) for line in summarize(seen)}
 
 
-@pytest.mark.parametrize(("percent", "status"), [(80.0, "good"), (79.9, "low")])
+@each(("percent", "status"), [(80.0, "good"), (79.9, "low")])
 def test_utilization_is_held_against_80_percent(percent: float, status: str) -> None:
     assert lines(watched([gpu(at, utilization=percent) for at in range(10)]))["utilization"][0] == status
 
 
-@pytest.mark.parametrize(("used", "status"), [(64.0, "good"), (64.1, "low")])
+@each(("used", "status"), [(64.0, "good"), (64.1, "low")])
 def test_free_memory_at_the_fullest_moment_is_held_against_20_percent(used: float, status: str) -> None:
     samples = [gpu(at, memory_used=(used if at == 5 else 10) * GIB) for at in range(10)]
     assert lines(watched(samples))["memory"][0] == status
@@ -70,7 +69,7 @@ def test_what_slowed_the_run_is_named() -> None:
     assert "Xid 79 on 0000:01:00" in lines(watched([gpu(0.0)], xids=[xid]))["Xid"][1]
 
 
-@pytest.mark.parametrize(("cpu", "why"), [(3.9, "data loading on the CPU"), (1.0, "more DataLoader workers")])
+@each(("cpu", "why"), [(3.9, "data loading on the CPU"), (1.0, "more DataLoader workers")])
 def test_gpus_that_wait_are_explained_by_the_cores(cpu: float, why: str) -> None:
     seen = watched([gpu(at, utilization=5.0 if at % 3 == 0 else 99.0) for at in range(10)], cpu=cpu)
     assert why in lines(seen)["waiting"][1]

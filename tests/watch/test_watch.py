@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
+from tests.tables import each
 
 SIMULATE = Path(__file__).parents[1] / "simulated/simulate.py"
 WATCH = [sys.executable, "-m", "envcheck", "watch", "--interval", "0.1s"]
@@ -28,9 +29,7 @@ def seen(output: Path) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize(
-    ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -TERM $$", 143)]
-)
+@each(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -TERM $$", 143)])
 def test_the_exit_code_is_the_commands(script: str, code: int) -> None:
     assert subprocess.run([*WATCH, "--", "sh", "-c", script], capture_output=True, check=False).returncode == code
 
@@ -60,12 +59,6 @@ def test_wrong_options_start_no_command(
     assert isinstance(result.exception, ConfigError)
     assert message in str(result.exception)
     assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize("interval", ["0.01s", "1h"])
-def test_the_shortest_and_the_longest_interval_are_taken(interval: str) -> None:
-    result = CliRunner().invoke(cli, ["watch", "--interval", interval, "--", "true"])
-    assert (result.exit_code, "stopped" in result.output) == (0, False)
 
 
 def test_standard_output_is_the_commands_alone() -> None:
@@ -112,11 +105,6 @@ def test_a_directory_that_is_missing_is_named_before_the_command_starts(tmp_path
     completed = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (completed.returncode, started.exists()) == (2, False)
     assert f"there is no directory {missing.parent}" in completed.stderr
-
-
-def test_a_command_too_short_to_measure_is_said_to_be_so() -> None:
-    completed = subprocess.run([*WATCH, "--", "true"], capture_output=True, text=True, check=False)
-    assert "nothing was measured" in completed.stderr or "processes:" in completed.stderr
 
 
 def test_a_watcher_that_dies_is_said_and_the_command_goes_on(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from envcheck.reports.formats import registry
 from envcheck.reports.model import RunReport, encode
-from envcheck.reports.redact import redact
 from envcheck.reports.terminal import show
 from envcheck.runner.schema import Attempt, FindingRow, LimitRow, OutcomeRow
 from tests.builders import row
+from tests.tables import each
 
 MakeReport = Callable[..., RunReport]
 SLOW = Attempt(status="fail", value=99.0, unit="GB/s", summary="slow link", seconds=1.0, body=1.0, remeasure=True)
@@ -93,19 +93,9 @@ def test_prometheus_has_few_series_however_much_was_found(report: MakeReport) ->
     assert 'code="more",culprit="more"} 480.0' in text
 
 
-@pytest.mark.parametrize("form", FORMS)
+@each("form", FORMS)
 def test_each_finding_is_in_every_form(report: MakeReport, form: str) -> None:
     text = formatted(report(SICK), form)
     for finding in FINDINGS:
         for part in (finding.summary, finding.code, finding.culprit, finding.remedy):
             assert part in text
-
-
-def test_two_checks_with_other_findings_do_not_share_a_line(report: MakeReport) -> None:
-    other = structs.replace(SICK, id="other", findings=FINDINGS[:1] * 2)
-    assert formatted(report(SICK, other), "terminal").count("finding ") == 4
-
-
-def test_a_culprit_is_redacted(report: MakeReport) -> None:
-    sick = structs.replace(SICK, culprit="rank 1 (GPU-1 of n1)", findings=[])
-    assert "n1" not in redact(report(sick)).outcomes[0].culprit

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -81,11 +80,6 @@ def test_gpus_are_told_by_uuid_and_findings_name_theirs(report: MakeReport) -> N
     assert not any("clock_sm" in name for name in data)
 
 
-@pytest.mark.parametrize("value", [None, True, "nan", [1.0], {"a": 1}, 10**400])
-def test_what_is_no_number_is_no_sample(report: MakeReport, value: Any) -> None:
-    assert "check_value" not in prometheus(report(row("a", "pass", value=value, unit="s")))
-
-
 def test_a_check_that_never_ran_is_an_error_and_the_run_not_complete(report: MakeReport) -> None:
     whole = report(row("a", "pass"))
     plan = Plan(level="quick", checks=whole.plan.checks, nproc=2)
@@ -129,12 +123,6 @@ def test_promtool_finds_nothing_to_say(report: MakeReport, promtool: Callable[[s
 @pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
 def test_promtool_finds_nothing_to_say_of_the_examples(path: Path, promtool: Callable[[str], tuple[int, str]]) -> None:
     assert promtool(prometheus(load(path))) == (0, "")
-
-
-@pytest.mark.promtool
-def test_promtool_would_say_so(promtool: Callable[[str], tuple[int, str]]) -> None:
-    assert promtool("# TYPE envcheck_x_ms gauge\nenvcheck_x_ms 1\n")[0] != 0
-    assert promtool("envcheck_x 1\nenvcheck_x 1\n")[0] != 0
 
 
 def test_the_textfile_collector_takes_it(report: MakeReport) -> None:

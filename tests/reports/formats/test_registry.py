@@ -41,11 +41,6 @@ def test_a_new_module_is_a_format_that_the_command_line_takes(convert: Convert, 
     assert "table_of_outcomes" in convert("--help").output
 
 
-def test_a_module_without_a_format_is_no_format(convert: Convert, tmp_path: Path) -> None:
-    (tmp_path / "no_format.py").write_text("FORMAT = str")
-    assert isinstance(convert("--format", "no_format").exception, TypeError)
-
-
 def test_names_import_no_format(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "envcheck.reports.formats.html", raising=False)
     assert "html" in registry.names()

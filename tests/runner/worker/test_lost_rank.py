@@ -13,6 +13,7 @@ from envcheck.runner.local_python import ChosenPython, LocalPython
 from envcheck.runner.state import Run
 from envcheck.runner.worker import group_ending
 from envcheck.runner.worker.group_ending import ObservedRank
+from tests.tables import each
 
 JOINED, LOADED, STARTED, LEFT = progress_file.JOINED, progress_file.LOADED, progress_file.STARTED, progress_file.LEFT
 # Three ranks of a real torch that reduce again and again; one of them does `{fault}` after its fifth.
@@ -71,7 +72,7 @@ def test_a_rank_that_hangs_in_an_import_is_named(
     assert outcome.summary.startswith("rank 1 still running after 12 s (ranks 0, 1): it still imports its check")
 
 
-@pytest.mark.parametrize(
+@each(
     ("running", "others", "rank", "word"),
     [
         ([ObservedRank(0, "S", JOINED, 5), ObservedRank(1, "T", JOINED, 5)], [], 1, "state T"),

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.checks.env import compiled
 from envcheck.runner import outcomes
 from envcheck.runner.schema import OutcomeRow
 from envcheck.runner.worker import process_limits, rank_group
@@ -59,32 +58,6 @@ def test_no_limit_explains_what_it_did_not_cause(monkeypatch: pytest.MonkeyPatch
     (tmp_path / "memory.max").write_text("max\n")
     monkeypatch.setattr("resource.getrlimit", lambda _: (-1, -1))
     assert process_limits.explained("MemoryError") == "MemoryError"
-
-
-def test_what_a_compiler_says_of_a_limit_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiler's own line is told, not torch's headline; gcc says this under `ulimit -f` and `ulimit -v`."""
-    monkeypatch.setattr("resource.getrlimit", lambda _: (100000, 100000))
-    data = {
-        "g++: internal compiler error: File size limit exceeded signal terminated program cc1plus": "ulimit -f",
-        "cc1plus: fatal error: out of memory allocating 65536 bytes": "ulimit -v",
-        "g++: fatal error: cannot execute 'cc1plus': vfork: Resource temporarily unavailable": "ulimit -u",
-    }
-    for line, shell in data.items():
-        error = RuntimeError(f"CppCompileError: C++ compile error\n\nCommand:\ng++ -c a.cpp\n\nOutput:\n{line}\n")
-        text = compiled._telling(error)  # noqa: SLF001 (the line that becomes the finding)
-        assert text == line
-        assert shell in process_limits.explained(text)
-    assert compiled._telling(RuntimeError("an error\nmore")) == "an error"  # noqa: SLF001
-
-
-def test_a_thread_that_finds_no_room_for_its_stack_names_the_address_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = {resource.RLIMIT_AS: (10**9, 10**9), resource.RLIMIT_NPROC: (96365, 96365)}
-    monkeypatch.setattr("resource.getrlimit", lambda number: limits.get(number, (-1, -1)))
-    text = process_limits.explained("RuntimeError: can't start new thread; MemoryError")
-    assert text.count("1000000000 bytes of address space, see `ulimit -v`") == 1
-    assert "96365 processes" in text
-    limits[resource.RLIMIT_AS] = (-1, -1)
-    assert "address space" not in process_limits.explained("RuntimeError: can't start new thread")
 
 
 def test_the_line_of_a_log_that_a_limit_explains_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,14 +143,6 @@ def test_control_groups_of_version_1_are_read_too(groups: Path) -> None:
     assert process_limits.explained(text) == text
     (groups / "memory/memory.limit_in_bytes").write_text("9223372036854771712\n")
     assert "no limit of memory of its own" in process_limits.explained("died of SIGKILL")
-
-
-def test_the_limit_of_a_job_counts_for_its_steps(groups: Path) -> None:
-    (groups / "cgroup").write_text("0::/job/step\n")
-    (groups / "job/step").mkdir(parents=True)
-    (groups / "job/step/pids.max").write_text("max\n")
-    (groups / "job/pids.max").write_text("48\n")
-    assert "pids.max of the control group is 48" in process_limits.explained("can't start new thread")
 
 
 def test_a_limit_that_a_check_reports_itself_is_named(outcome: Callable[..., OutcomeRow], tmp_path: Path) -> None:

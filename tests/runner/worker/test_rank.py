@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.runner.local_python import PACKAGE, ChosenPython, LocalPython, foreign_environment
+from envcheck.runner.local_python import PACKAGE, ChosenPython, LocalPython
 from envcheck.runner.state import Run
 from envcheck.runner.worker import rank_group
+from tests.tables import each
 
 
 def test_a_rank_is_told_what_torchrun_would_tell_it() -> None:
@@ -70,21 +71,6 @@ def test_ranks_meet_on_one_free_port_alone_in_an_empty_directory(
     assert first["read"] == ""
 
 
-def test_pythonpath_of_ours_alone_is_not_handed_on() -> None:
-    assert foreign_environment({"PYTHONPATH": str(PACKAGE.parent), "A": "b"}) == {"A": "b"}
-    assert foreign_environment({"A": "b"}) == {"A": "b"}
-
-
-@pytest.mark.parametrize(
-    ("value", "count"), [("4", 4), ("4,2", 4), (" 3 ", 3), ("", 0), ("0", 0), ("abc", 0), ("-1", 0), ("9" * 5000, 0)]
-)
+@each(("value", "count"), [("4", 4), ("4,2", 4), (" 3 ", 3), ("", 0), ("0", 0), ("abc", 0), ("-1", 0), ("9" * 5000, 0)])
 def test_threads_are_chosen_as_openmp_reads_them(value: str, count: int) -> None:
     assert rank_group.chosen_threads({"OMP_NUM_THREADS": value}) == count
-
-
-def test_a_warning_raises_nothing_in_a_check(
-    add: Callable[..., Path], run_site: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONWARNINGS", "error")
-    add("warns", "import warnings\nwarnings.warn('going away', FutureWarning)\nreturn {}")
-    assert run_site().outcomes["warns"].status == "pass"
