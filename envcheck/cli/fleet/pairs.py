@@ -76,8 +76,7 @@ def command(options: FleetPairsOptions, settings: Settings) -> int:  # noqa: ARG
     fleet = _fleet(options)
     launcher = _launcher(options)
     state = session.begin(options.state, fleet, [launcher.template, launcher.group])
-    planned = session.plan(fleet, state.results.values())
-    for text in planned.lines(fleet):
+    for text in session.plan_lines(fleet, state.results.values()):
         for line in wrapped(text, ""):
             click.echo(line, err=options.as_json)
     if options.dry_run:

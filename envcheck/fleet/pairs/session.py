@@ -6,6 +6,7 @@ What comes next is a pure function of the results, so a run that was killed goes
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import statistics
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -91,41 +92,27 @@ def extent(fleet: Fleet, oracle: Callable[[GroupTest], GroupResult]) -> tuple[Ex
 ASSUMED_MINUTES: Final = 2.0
 
 
-class PairsPlan(NamedTuple):
-    """The extent where all is sound, and where one node is at fault; `minutes` is for a round."""
+def plan_lines(fleet: Fleet, results: Iterable[GroupResult] = ()) -> list[str]:
+    """Return how much there is to do where all is sound, and where one node is at fault, in words.
 
-    sound: Extent
-    one_fault: Extent
-    all_pairs: int
-    minutes: float
-    measured: bool
-
-    def lines(self, fleet: Fleet) -> list[str]:
-        """Return the plan in words."""
-        low, high = (
-            f"{counted(one.rounds, 'round')}, {counted(one.tests, 'test')}" for one in (self.sound, self.one_fault)
-        )
-        minutes = [one.rounds * self.minutes for one in (self.sound, self.one_fault)]
-        source = "as measured so far" if self.measured else "assumed"
-        return [
-            f"{counted(len(fleet.nodes), 'node')}, mode {fleet.mode}: a roll-call, then groups that measure together",
-            f"all sound: {low}; one node at fault: about {high}; every pair once is {counted(self.all_pairs, 'test')}",
-            f"{minutes[0]:.0f} to {minutes[1]:.0f} minutes, at {self.minutes:.1f} minutes a round ({source})",
-        ]
-
-
-def plan(fleet: Fleet, results: Iterable[GroupResult] = ()) -> PairsPlan:
-    """Return how much there is to do; minutes come from results that exist."""
-    faulty = fleet.nodes[len(fleet.nodes) // 2]
-    sound, _ = extent(fleet, lambda test: _answered(test, None))
-    one_fault, _ = extent(fleet, lambda test: _answered(test, faulty))
+    It is found by running the plan against made-up results; minutes come from results that exist.
+    """
+    count = len(fleet.nodes)
+    both = [extent(fleet, functools.partial(_answered, faulty))[0] for faulty in ("", fleet.nodes[count // 2])]
+    low, high = (f"{counted(one.rounds, 'round')}, {counted(one.tests, 'test')}" for one in both)
     seconds = [result.seconds for result in results if result.seconds > 0]
     minutes = statistics.mean(seconds) / 60 if seconds else ASSUMED_MINUTES
-    count = len(fleet.nodes)
-    return PairsPlan(sound, one_fault, count * (count - 1) // 2, minutes, bool(seconds))
+    source = "as measured so far" if seconds else "assumed"
+    least, most = (one.rounds * minutes for one in both)
+    pairs = counted(count * (count - 1) // 2, "test")
+    return [
+        f"{counted(count, 'node')}, mode {fleet.mode}: a roll-call, then groups that measure together",
+        f"all sound: {low}; one node at fault: about {high}; every pair once is {pairs}",
+        f"{least:.0f} to {most:.0f} minutes, at {minutes:.1f} minutes a round ({source})",
+    ]
 
 
-def _answered(test: GroupTest, faulty: str | None) -> GroupResult:
+def _answered(faulty: str, test: GroupTest) -> GroupResult:
     if test.step == ROLL_CALL:
         return GroupResult("pass", answers=tuple(NodeAnswer(node, "pass") for node in test.nodes))
     return GroupResult("fail" if faulty in test.nodes else "pass", reason="slow")

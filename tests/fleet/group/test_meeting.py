@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -78,6 +79,20 @@ def test_a_node_that_dies_is_named_and_the_others_are_stopped(monkeypatch: pytes
             assert first.result() == second.result()
         assert first.result().lost == {2: "its envcheck ended"}
         assert first.result().parts == {0: 0, 1: 1}
+        for member in members:
+            member.leave()
+
+
+def test_a_node_that_is_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("GRACE", 0.1), ("BEAT", 0.1), ("SILENCE", 1.5)):
+        monkeypatch.setattr(meeting, name, seconds)
+    with leader() as port, socket.create_connection(("127.0.0.1", port)) as silent:
+        silent.sendall(msgspec.json.encode(hello(2)) + b"\n")
+        with joining(port, hello(0), hello(1)) as futures:
+            members = [future.result() for future in futures]
+        with ThreadPoolExecutor() as pool:
+            given = [pool.submit(member.exchange, "1 a", number) for number, member in enumerate(members)]
+            assert [one.result().lost for one in given] == [{2: "it was silent for 1.5 s"}] * 2
         for member in members:
             member.leave()
 
