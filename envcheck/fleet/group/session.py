@@ -217,7 +217,7 @@ def met(run: Run, place: Membership, name: str, processes: int, wait: float) -> 
         name=name,
         host=platform.node(),
         tool=__version__,
-        plan=", ".join(check.id for check in run.plan.checks),
+        plan=", ".join(check.id for check in run.asked.plan.checks),
         time=time.time(),
     )
     leader = Coordinator(hello, place.names, place.port, wait) if place.node == 0 else None
@@ -231,7 +231,8 @@ def met(run: Run, place: Membership, name: str, processes: int, wait: float) -> 
             run.ended = now()
             yield False
             return
-        run.nodes = GroupSession(member, place.node, place.run, [check.id for check in run.plan.checks], processes)
+        checks = [check.id for check in run.asked.plan.checks]
+        run.nodes = GroupSession(member, place.node, place.run, checks, processes)
         run.known[FORMED] = _formed(member.begun)
         yield True
         patience = _PATIENCE
