@@ -7,7 +7,7 @@
         lock: Annotated[Path | None, Option(type=EXISTING_FILE, help="Probe for every file of a lock.")] = None
         max_bytes: Annotated[int, Option(type=Size(), help="Bytes for all mirrors together.")] = 128_000_000
         level: Annotated[Literal["static", "quick"], Option(help="How much to check.", advanced=True)] = "quick"
-        as_json: Annotated[bool, Option("--json", help="Print envcheck/ranking/1.")] = False
+        as_json: Annotated[bool, Option("--json", help="Print envcheck/ranking/2.")] = False
 
     @command_with(ProbeOptions, epilog="...")
     def command(options: ProbeOptions, settings: Settings) -> int: ...

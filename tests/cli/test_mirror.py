@@ -52,16 +52,11 @@ def refused(*args: str) -> str:
     return completed.stderr
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in {"probe", "site", "audit"}])
-def test_each_command_has_help_with_an_example_and_its_variables(name: str) -> None:
-    result = run(name, "--help")
-    assert f"envcheck mirror {name}" in result.output
-    assert max(map(len, result.output.splitlines())) <= 80
-    actual = command.get_command(click.Context(command), name)
-    assert actual is not None
-    for option in (p for p in actual.params if isinstance(p, click.Option)):
-        flag = max(option.opts, key=len).lstrip("-").replace("-", "_").upper()
-        assert option.envvar == f"ENVCHECK_MIRROR_{name.upper()}_{flag}"
+def test_each_command_has_help_with_an_example() -> None:
+    for name in COMMANDS:
+        result = run(name, "--help")
+        assert f"envcheck mirror {name}" in result.output
+        assert max(map(len, result.output.splitlines())) <= 80
 
 
 def test_the_list_fits_a_terminal_and_is_json_for_programs(home: Path) -> None:
@@ -158,7 +153,7 @@ def test_use_says_what_it_wrote_and_takes_it_back(home: Path) -> None:
 
 def test_env_makes_one_bundle_of_all_roots_which_no_other_profile_inherits(home: Path) -> None:
     def exported(profile: str, environ: dict[str, str]) -> dict[str, str]:
-        script = 'eval "$("$1" -m envcheck --quiet mirror env "$2")"; env'
+        script = 'eval "$("$1" -m envcheck --quiet mirror show "$2" --format env)"; env'
         completed = subprocess.run(
             ["sh", "-c", script, "sh", sys.executable, profile], capture_output=True, text=True, check=True, env=environ
         )

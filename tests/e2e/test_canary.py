@@ -1,7 +1,7 @@
 """Secrets in every place a site has them, then every command: none is printed, logged, journalled or left in a file.
 
 What is named and not contained: a profile's `ca`, `netrc` and secret files are paths of this machine, and settings for
-this machine's own use that a person asked for (`mirror show --format`, `mirror env`, a site's configuration) name them
+this machine's own use that a person asked for (`mirror show --format`, a site's configuration) name them
 by those paths, as the clients read them there. So may what tells a person about the profile. Nothing that leaves the
 machine does: no build context, image, report, bundle, published tree or log.
 """
