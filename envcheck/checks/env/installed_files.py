@@ -54,7 +54,7 @@ def measure(rank: Rank) -> Measured:
         "listed": bool(torch) and _imported() in {str(item.path) for package in packages for item in package.files},
         "says": _says(torch),
         "added": _added(packages),
-        "startup": _startup(),
+        **_hooks(_startup()),
     }
 
 
@@ -106,6 +106,28 @@ def _startup() -> list[str]:
     return sorted({*map(str, outside), *(str(path) for path in lines if str(path) not in listed)})
 
 
+def _hooks(paths: list[str]) -> Measured:
+    """Return what runs at every start, and which of it names torch, or does not; the rest cannot be read as text."""
+    texts = {path: _source(Path(path)) for path in paths}
+    touching = [path for path, text in texts.items() if text and re.search(r"\btorch\b", text)]
+    return {"startup": paths, "touching": touching, "harmless": [p for p in paths if texts[p] and p not in touching]}
+
+
+def _source(path: Path) -> str:
+    """Return the text of a module, or of a .pth file with the modules that it imports; "" if it cannot be read."""
+    file = path / "__init__.py" if path.is_dir() else path
+    if file.suffix not in (".py", ".pth"):
+        return ""
+    try:
+        text = file.read_text(encoding="utf-8")
+        names = re.findall(r"(?m)^import[ \t]+(\w+)", text) if file.suffix == ".pth" else []
+        specs = [importlib.util.find_spec(name) for name in names if name not in sys.builtin_module_names]
+        origins = [Path(spec.origin) for spec in specs if spec and spec.origin and spec.origin.endswith(".py")]
+        return "\n".join([text, *(origin.read_text(encoding="utf-8") for origin in origins)])
+    except (OSError, ValueError, ImportError):
+        return ""
+
+
 def _modules(site: Path, name: str) -> list[Path]:
     """Return the files and packages that `import NAME` takes from a directory."""
     files = (path for path in site.glob(f"{name}.*") if path.suffix in (".py", ".pyc", ".so"))
@@ -140,6 +162,7 @@ def summary(measured: Measured, extent: str) -> Outcome:
         unit="files",
         seconds=measured.get("seconds"),
         bytes=measured.get("bytes"),
+        startup=measured.get("harmless"),
     )
 
 
@@ -214,13 +237,13 @@ def _extra(measured: Measured) -> Iterator[Outcome]:
             summary = f"{path} was added to a package that did not bring it"
             yield warned(summary, fix=f"remove it, or {FIX}", code="installed.added", culprit=path)
     for path in measured.get("startup") or []:
-        summary = f"{path} runs whenever Python starts, and may change what torch does"
-        yield warned(
-            summary,
-            fix="remove it, or start with `python -I`, and run this again",
-            code="installed.startup",
-            culprit=path,
-        )
+        fix = "remove it, or start with `python -I`, and run this again"
+        if path in (measured.get("touching") or []):
+            text = f"{path} runs whenever Python starts, and imports or changes torch"
+            yield failed(text, fix=fix, code="installed.startup", culprit=path)
+        elif path not in (measured.get("harmless") or []):
+            text = f"{path} runs whenever Python starts, and may change what torch does"
+            yield warned(text, fix=fix, code="installed.startup", culprit=path)
 
 
 def _hides(path: Path) -> bool:

@@ -159,3 +159,15 @@ def test_bytecode_of_another_source_is_seen(tmp_path: Path) -> None:
     source.write_text("EPS = 1e-3\n")
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert len(package_files.stale([source])) == 1
+
+
+def test_a_hook_that_touches_torch_fails_and_another_is_a_note(tmp_path: Path) -> None:
+    texts = {"a.pth": "import os; os.getcwd()\n", "sitecustomize.py": "import torch\n", "b.py": "x = 1\n"}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "c.so").write_bytes(b"\x7fELF")
+    paths = [str(tmp_path / name) for name in (*texts, "c.so")]
+    hooks = installed_files._hooks(paths)  # noqa: SLF001 (what measure says of each)
+    assert (hooks["touching"], hooks["harmless"]) == ([paths[1]], [paths[0], paths[2]])
+    found = {f.culprit: f.status for f in installed_files._extra(hooks)}  # noqa: SLF001 (what judge says of each)
+    assert found == {paths[1]: "fail", paths[3]: "warn"}
