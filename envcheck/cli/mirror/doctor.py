@@ -4,40 +4,42 @@ from __future__ import annotations
 
 import os
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final
 
 import click
+import msgspec
 
+from envcheck.cli.options import EXISTING_FILE, Argument, Option, command_with
 from envcheck.cli.shared import messages
-from envcheck.cli.shared.typed_options import takes
 from envcheck.errors import ConfigError
+from envcheck.mirrors.doctor import doctor
+from envcheck.mirrors.doctor.doctor import DoctorFinding
+from envcheck.mirrors.doctor.this_machine import read_files, read_machine, unreadable_settings
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.mirrors.doctor.doctor import DoctorFinding
 
 _COLOURS: Final = {"danger": "red", "unreal": "yellow", "outdated": "cyan"}
 
 
-class MirrorDoctorOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class MirrorDoctorOptions:
     """The options of `envcheck mirror doctor`."""
 
-    files: tuple[Path, ...]
-    here: bool | None
-    as_json: bool
+    files: Annotated[tuple[Path, ...], Argument(type=EXISTING_FILE)] = ()
+    here: Annotated[
+        bool | None, Option("--here/--no-here", help="Examine this machine too  [default: only without FILES]")
+    ] = None
+    as_json: Annotated[bool, Option("--json", help="Print envcheck/mirror-doctor/1.")] = False
 
 
-@click.command(
-    "doctor",
+@command_with(
+    MirrorDoctorOptions,
     epilog="Exit 0: no findings, or only outdated ones; 1: danger or unreal; 2: a file is not text (the others are "
     "examined), or no file is named.",
 )
-@click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--here/--no-here", default=None, help="Examine this machine too  [default: only without FILES]")
-@click.option("--json", "as_json", is_flag=True, help="Print envcheck/mirror-doctor/1.")
-@click.pass_obj
-@takes(MirrorDoctorOptions)
 def command(options: MirrorDoctorOptions, settings: Settings) -> int:
     """Find settings of mirrors and downloads that no program reads, or that are dangerous, and suggest fixes.
 
@@ -53,12 +55,9 @@ def command(options: MirrorDoctorOptions, settings: Settings) -> int:
     if not files and this_machine is False:
         message = "nothing to examine"
         raise ConfigError(message, fix="name files, or remove --no-here")
-    from envcheck.mirrors.doctor import doctor
-    from envcheck.mirrors.doctor.this_machine import read_files as read
-    from envcheck.mirrors.doctor.this_machine import read_machine, unreadable_settings
 
     machine_too = this_machine or (this_machine is None and not files)
-    documents, errors = read(files)
+    documents, errors = read_files(files)
     for error in errors:
         messages.say(str(error))
     texts = [*(read_machine() if machine_too else []), *documents]
@@ -66,8 +65,6 @@ def command(options: MirrorDoctorOptions, settings: Settings) -> int:
         return ConfigError.exit_code
     findings = [*(unreadable_settings() if machine_too else []), *doctor.examine(texts)]
     if options.as_json:
-        import msgspec
-
         examined = [{"name": text.name, "kind": text.kind} for text in texts]
         report = {"schema": "envcheck/mirror-doctor/1", "looked_at": examined, "findings": findings}
         click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from envcheck.cli.shared.typed_options import takes
+from envcheck.cli.options import Argument, command_with
 from envcheck.errors import ConfigError
+from envcheck.mirrors.profiles import user_choice
+from envcheck.mirrors.profiles.load import BUILT_IN_NAMES, load, presets
+
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
 
 
-class MirrorUseOptions(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class MirrorUseOptions:
     """The options of `envcheck mirror use`."""
 
-    profile: str
+    profile: Annotated[str, Argument()]
 
 
-@click.command("use")
-@click.argument("profile")
-@takes(MirrorUseOptions)
-def command(options: MirrorUseOptions) -> None:
+@command_with(MirrorUseOptions)
+def command(options: MirrorUseOptions, _settings: Settings) -> None:
     """Choose the profile that `--mirror user` means, for this user. `none` removes the choice.
 
     build, fetch and store use it if --mirror is not given. The choice is one line of a file in the user's
@@ -30,9 +35,6 @@ def command(options: MirrorUseOptions) -> None:
     envcheck mirror use tuna
     envcheck mirror use site.yaml
     """
-    from envcheck.mirrors.profiles import user_choice
-    from envcheck.mirrors.profiles.load import BUILT_IN_NAMES, load, presets
-
     profile = options.profile
     if profile == "user":
         message = "`mirror use user` is circular"
