@@ -22,6 +22,7 @@ from envcheck.cli.build.printed import (
 from envcheck.cli.build.request import BuildOptions, BuildRequest
 from envcheck.cli.options import command_with
 from envcheck.cli.shared.build_progress import details, listeners
+from envcheck.cli.shared.platforms import architecture
 from envcheck.cli.sources.best_cell import cell_for_this_machine
 from envcheck.cli.sources.mirror_selection import profile_for
 from envcheck.cli.sources.packages_on_top import requested_packages
@@ -31,6 +32,7 @@ from envcheck.images.engines import build, venv
 from envcheck.images.engines.build import TargetRequest
 from envcheck.images.lock_on_top import uv_for
 from envcheck.images.spec import ImageSpec
+from envcheck.images.tags import parse
 from envcheck.mirrors.profiles.model import Profile
 
 
@@ -55,9 +57,11 @@ def command(options: BuildOptions, settings: Settings) -> None:
     Exit 0: built, or already present; 1: the build failed, or breaks a promise; 2: wrong usage; 3: an engine, a
     Python or an index is missing.
     """
+    parse(options.tag)  # a wrong one is refused before anything runs
+    selector, arch = options.selector or cell_for_this_machine(settings, options.mirror), architecture(options.platform)
+    targets = dict.fromkeys(options.targets)
+    specs = [spec_to_build(settings, selector, target, options.images_dir, arch) for target in targets]
     request = BuildRequest.from_options(options, engines.find, _from_environment())
-    selector = request.selector or cell_for_this_machine(settings, request.mirror)
-    specs = [spec_to_build(settings, selector, target, request.images_dir, request.arch) for target in request.targets]
     _demand_engine(request)
     requirements = requested_packages(request.packages, request.packages_file)
     for spec in specs:
