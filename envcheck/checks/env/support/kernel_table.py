@@ -145,11 +145,11 @@ svd | 3,n,n | 5 37 | wide=8 32 forward | (lambda u, s, v: (s, u * s[:, None] @ v
 eigh | 3,n,n | 5 37 | wide=8 32 forward | (lambda s, u: (s, u * s[:, None] @ u.mT))(*t.linalg.eigh(definite(a)))
 matrix_exp        | 3,n,n               | 5 37        | wide=8 32 | t.linalg.matrix_exp(a / n)
 cdist             | n,7 9,7             | 5 37        | wide=8 32 low=.1 | t.cdist(a, b + 3)
-# Functions of two numbers; the gradient of what is broadcast is a sum over all rows.
+# Functions of two numbers. Two equal ones have no one gradient (torch 2.14 changed it); a broadcast one is a long sum.
 add sub mul div   | n,33 n,33           | 1 13 2053   | wide=4 low=.3 | a + b, a - 2 * b, a * b, a / b, a * 3.7, 2.5 / b
 pow               | n,33 n,33           | 1 13 2053   | wide=4 low=.3 | a**b, a**3, a**0.5
 atan2 and hypot   | n,33 n,33           | 1 13 2053   | wide=4 low=.3 | t.atan2(a, b), t.hypot(a, b)
-maximum           | n,33 n,33           | 1 13 2053   | low=.3 | t.maximum(a, b), t.fmin(a, b), a.clamp(0.3, 1.5)
+maximum | n,33 n,33 | 1 13 2053 | low=.3 forward | t.maximum(a, b), t.fmin(a, b), a.clamp(0.3, 1.5)
 lerp and addcmul | n,33 n,33 | 1 13 2053 | wide=4 low=.3 | t.lerp(a, b, 0.3), t.addcmul(a, a, b), t.addcdiv(a, a, b)
 fmod              | n,33 n,33           | 1 13 2053   | low=.3 forward | t.fmod(a.float() * 8, 2), (a * 64).int() // 3
 broadcast         | n,33 n,33           | 1 13 2053   | wide=16 low=.3 | a[:, :1] * b[:1], a[:1] + b[:, :1]
