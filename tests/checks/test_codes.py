@@ -116,6 +116,7 @@ SIGNALS: Final = {*collect.NODE, *collect.GPU}
 PREFIXES: Final = {found.id for found in discover()} | TOPICS - ONLY_BY_KEYWORD
 ROOMS: Final = ("checks", "runner", "fleet/group", "cli/fleet")
 MODULES: Final = [path for room in ROOMS for path in sorted((ROOT / "envcheck" / room).rglob("*.py"))]
+MODULES.append(ROOT / "envcheck/reports/rejudge.py")
 GIVEN: Final = [use for path in MODULES for use in given(path)]
 
 

@@ -102,7 +102,7 @@ def test_a_plan_says_that_it_needs_the_engine_that_does_not_answer() -> None:
         message = "docker does not answer"
         raise UnavailableError(message, fix="start it")
 
-    for options, more in (({}, ""), ({"dry_run": True}, "; a plan needs the engine's list of images")):
+    for dry_run, more in ((False, ""), (True, "; a plan needs the engine's list of images")):
         with pytest.raises(UnavailableError) as refused:
-            BuildRequest.from_options(BuildOptions(engine="docker", **options), silent)
+            BuildRequest.from_options(BuildOptions(engine="docker", dry_run=dry_run), silent)
         assert refused.value.message == f"docker does not answer{more}"
