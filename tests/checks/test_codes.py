@@ -208,3 +208,17 @@ def test_findings_with_the_same_code_and_culprit_stay_apart_within_a_measurement
 
 def wrong(dtype: str, off: int) -> Outcome:
     return failed(f"{dtype} is off by {off}", fix="take it out", code="data.wrong", culprit="rank 0")
+
+
+def test_a_remedy_sends_only_to_checks_that_there_are() -> None:
+    """A remedy that names a check which is gone sends its reader nowhere."""
+    advice = re.compile(r"run the ([a-z0-9, -]+?) checks?\b")
+    ids = {found.id for found in discover()}
+    named = {
+        name
+        for path in MODULES
+        for text in advice.findall(" ".join(path.read_text(encoding="utf-8").replace('"', "").split()))
+        for name in re.split(r", | and ", text)
+    }
+    assert len(named) > 4
+    assert named <= ids

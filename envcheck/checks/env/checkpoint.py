@@ -125,7 +125,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return undecided("the training was not resumed", fix="see the check's log", code="checkpoint.not-resumed")
     findings = []
     if not all(process_group.finite(loss) for run in losses for loss in run):
-        fix = "run the matmul check on this device"
+        fix = "run the kernels check on this device"
         findings.append(failed("the loss is not finite", fix=fix, losses=losses, code="checkpoint.loss"))
     if entry.get("lacking"):
         summary = f"the checkpoint lacks {', '.join(entry['lacking'])}"

@@ -211,7 +211,7 @@ def _wrong(errors: Measured) -> list[Outcome]:
     return [
         failed(
             f"compiled, the {name} is off by {error}",
-            fix="update torch and triton together; run the matmul check: right there, leave torch.compile out",
+            fix="update torch and triton together; run the kernels check: right there, leave torch.compile out",
             value=error if process_group.finite(error) else None,
             unit=LIMIT.unit,
             limit=LIMIT,

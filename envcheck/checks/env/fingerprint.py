@@ -32,7 +32,7 @@ REPEATS = {"cuda": 40, "cpu": 3}
 SIZE = {"cuda": 4096, "cpu": 384}
 # The same in every round and on every rank, so that their bits can be compared.
 SEED = 12
-# An environment may choose TF32 for products of fp32; the matmul check says whether it does.
+# An environment may choose TF32 for products of fp32.
 ROUNDING = {"float32": "tf32", "float16": "float16", "bfloat16": "bfloat16"}
 LIMIT = Limit(0, "digests that differ", "deterministic algorithms on the same bits give the same bits", "at most")
 _FIX = "take this GPU out and test it alone (dcgmi diag -r 4); the same rank again after a reset means replace it"
@@ -110,7 +110,7 @@ def _wrong(entry: Measured) -> list[Outcome]:
         if not process_group.finite(error) or not 0 <= error <= most:
             summary = f"{_name(entry)}: the {dtype} product is off by {error}, however often it has the same bits"
             common: dict[str, Any] = {"culprit": _name(entry), "ranks": [entry["rank"]]}
-            fix = "run the matmul check on this device; or reinstall torch"
+            fix = "run the kernels check on this device; or reinstall torch"
             findings.append(failed(summary, fix=fix, code="data.wrong", **common))
     return findings
 

@@ -54,7 +54,10 @@ DISTANCE = Limit(
     "at most",
 )
 FALLEN = Limit(0.1, "of the first loss", "ours: the last loss; bfloat16 comes to 0.04", "at most")
-_FIX = "run the matmul check: FP8 wrong there too means this GPU or its cuBLASLt; else install torch and its CUDA again"
+_FIX = (
+    "run the gemm-throughput check: FP8 wrong there too means this GPU or its cuBLASLt; else install torch and its "
+    "CUDA again"
+)
 
 
 def measure(rank: Rank) -> Measured:

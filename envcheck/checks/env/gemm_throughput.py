@@ -56,7 +56,7 @@ DTYPES = {
     "float8": "gemm-float8",
 }
 LIMIT = Limit(0, "products with wrong elements", "the same product of the same bits has the same bits", "at most")
-_WRONG_FIX = "run the matmul check on this GPU; wrong there too, take the GPU out"
+_WRONG_FIX = "run the kernels check on this GPU; wrong there too, take the GPU out"
 _FIX = "look at clocks, power limit and temperature under load (nvidia-smi -q -d PERFORMANCE,POWER); compare slots"
 
 

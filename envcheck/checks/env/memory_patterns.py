@@ -204,7 +204,7 @@ def _findings(entry: Measured, owed: list[str]) -> Iterator[Outcome]:
         summary = f"rank {entry['rank']} on {entry['device']}: {entry['blind']}"
         yield failed(
             summary,
-            fix="install torch again; run the operators check",
+            fix="install torch again; run the kernels check",
             code="memory.blind",
             culprit=f"rank {entry['rank']} on {entry['device']}",
         )

@@ -79,7 +79,7 @@ LATE = Limit(
 ASLEEP = Limit(0.25, "of a round's time", "ours: work that needs no one else does not sleep", "at most")
 # Of float32, or of TF32, which a user's variable may switch on.
 TOLERANCE = verified_products.TOLERANCE["tf32"]
-_WRONG_FIX = "run the matmul and fingerprint checks on this rank's device; wrong there too, take it out"
+_WRONG_FIX = "run the kernels and fingerprint checks on this rank's device; wrong there too, take it out"
 _FIX = "look at this GPU's clocks, power and temperature under load, and at what else runs on its CPUs"
 _LATE_FIX = "look at what this rank does between collectives (loggers, profilers, hooks), and at what runs on its CPUs"
 

@@ -168,7 +168,7 @@ def _off(entry: Measured) -> process_group.Problem:
         return None
     return failed(
         f"rank {entry['rank']} on {entry['device']}: the {entry.get('dtype')} product is off by {error}",
-        fix="run the matmul check on this GPU; wrong there too, take the GPU out",
+        fix="run the kernels check on this GPU; wrong there too, take the GPU out",
         value=error if process_group.finite(error) else None,
         unit="relative error",
         code="data.wrong",

@@ -190,14 +190,14 @@ def _losses(uninterrupted: Measured) -> list[Outcome]:
     losses = uninterrupted["losses"]
     wrong = [step for step, loss in enumerate(losses, 1) if not process_group.finite(loss)]
     if wrong:
-        fix = "run the checks matmul and amp on this device"
+        fix = "run the kernels and amp checks on this device"
         return [failed(f"the loss is not finite at step {wrong[0]}", fix=fix, losses=losses, code="trainer.loss")]
     share = losses[-1] / losses[0] if losses[0] > 0 else float("inf")
     if share <= LIMIT.value:
         return []
     summary = f"the loss does not fall: {losses[0]:.3g} at step 1, {losses[-1]:.3g} at step {STEPS}"
     value = share if process_group.finite(share) else None
-    fix = "run the checks optimizers and amp; reinstall transformers and accelerate"
+    fix = "run the kernels and amp checks; reinstall transformers and accelerate"
     return [
         failed(
             summary, fix=fix, value=value, unit=LIMIT.unit, limit=LIMIT, losses=losses, code="trainer.learns-nothing"

@@ -118,7 +118,7 @@ def _untold(entry: Measured) -> process_group.Problem:
             culprit=where,
         )
     if not all(process_group.finite(loss) for loss in losses):
-        fix = "run the amp and matmul checks on this GPU"
+        fix = "run the amp and kernels checks on this GPU"
         return failed(f"{where}: the loss is not finite", fix=fix, code="training.loss", culprit=where)
     return load_samples.unseen(entry, float(entry["lasted"]), float(entry.get("interval") or INTERVAL))
 
@@ -133,7 +133,7 @@ def _wrong(entry: Measured) -> list[Outcome]:
         bad = {n: off.get(n) for n in most if not process_group.finite(off.get(n)) or not 0 <= off[n] <= most[n]}
         if bad:
             summary = ", ".join(f"{name} off by {value} (limit {most[name]:g})" for name, value in bad.items())
-            fix = "run the matmul, amp and fingerprint checks on this GPU; wrong there too, take it out"
+            fix = "run the kernels, amp and fingerprint checks on this GPU; wrong there too, take it out"
             message = f"{_name(entry)}: the {which} step: {summary}"
             findings.append(failed(message, fix=fix, code="training.wrong", **common))
     if len(steps) != 2:  # noqa: PLR2004 (the first and the last)
