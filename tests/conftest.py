@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import settings
 
-from envcheck.checks.env.support.operators import seeded_numbers
+from envcheck.checks.support import seeded_numbers
 from envcheck.runner.planning import discover
 from tests.checks.sabotage import lies
 from tests.http_server import Servers

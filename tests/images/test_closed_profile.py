@@ -13,7 +13,7 @@ from envcheck.matrix.file.load import load
 from envcheck.mirrors.hub.api import trusted_endpoint
 from envcheck.mirrors.profiles.host_config import AptSource
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, HuggingFace, Index, Profile, network_indexes
-from tests.table import table
+from tests.tables import each
 
 OPEN, CLOSED = Profile(name="site"), Profile(name="site", closed=True)
 INDEX = Index(url="https://mirror.example/simple")
@@ -25,7 +25,7 @@ def test_an_index_that_is_not_named_is_not_the_clients_own() -> None:
     assert network_indexes([INDEX], closed=True) == [INDEX]
 
 
-@table("index, key", [("pypi", "pypi"), ("pytorch/cpu", "pytorch")])
+@each("index, key", [("pypi", "pypi"), ("pytorch/cpu", "pytorch")])
 def test_a_context_that_could_not_be_built_is_refused(index: str, key: str) -> None:
     lock = Lock(group="base", index=index, pins=[])
     (row,) = sources("base", lock, OPEN, carried=False)
@@ -51,7 +51,7 @@ def test_the_hub_itself_is_not_asked_for_hashes(monkeypatch: pytest.MonkeyPatch)
     assert trusted_endpoint(Profile(name="site", closed=True, hf=hub), mirror=False) == "https://trusted.example"
 
 
-@table("index", ["pypi", "pytorch/cpu"])
+@each("index", ["pypi", "pytorch/cpu"])
 def test_a_lock_is_made_through_named_indexes_alone(index: str) -> None:
     named = Profile(name="site", pypi=[INDEX], pytorch=[INDEX], closed=True)
     assert source_options(CLOSED, index) == []

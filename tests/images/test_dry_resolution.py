@@ -12,7 +12,7 @@ from envcheck.errors import UnavailableError
 from envcheck.images.lock_with_uv import DisagreementError, dry_resolution, platform_of
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.profiles.model import Index, Profile
-from tests.table import table
+from tests.tables import each
 from tests.wheels import wheel
 
 CELL = Cell(torch="2.9.1", variant="cu128", python="3.12")
@@ -53,7 +53,7 @@ def test_an_index_that_does_not_answer_is_no_agreement(matrix: Matrix) -> None:
     assert not isinstance(caught.value, DisagreementError)
 
 
-@table(
+@each(
     "glibc, platform",
     [
         ("2.35", "x86_64-manylinux_2_35"),

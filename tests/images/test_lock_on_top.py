@@ -26,7 +26,7 @@ from envcheck.images.targets import RECIPES, TargetRecipe
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.profiles.model import Index, Profile
 from envcheck.runner import execute
-from tests.table import table
+from tests.tables import each
 from tests.wheels import wheel
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
@@ -146,7 +146,7 @@ def test_a_package_that_fights_the_cell_is_refused(spec: ImageSpec, profile: Pro
     assert "\n" not in str(caught.value)
 
 
-@table(
+@each(
     "pins, expected, wrong",
     [
         ({"trainer": "1.0", "helper": "2.0"}, "trainer", None),

@@ -9,10 +9,10 @@ from envcheck.images.spec import load_specs
 from envcheck.images.targets import cuda_compilers, requirements_of
 from envcheck.matrix.facts.lookup import nvcc_in_wheels
 from envcheck.matrix.file.load import load
-from tests.table import table
+from tests.tables import each
 
 
-@table(
+@each(
     "cuda, wheels",
     [
         ("11.8", {"nvidia-cuda-nvcc-cu11", "nvidia-cuda-cccl-cu11"}),

@@ -16,7 +16,7 @@ from tests import proofs
 from tests.http_server import Servers
 from tests.registry.oci.fakes import FakeRegistry
 from tests.registry.site import Site
-from tests.table import table
+from tests.tables import each
 
 NO_FILE: Final = Path("/nowhere/file")
 
@@ -81,7 +81,7 @@ def test_a_node_or_policy_that_is_wrong_is_said_first(
     assert "\n" not in message or "Usage:" in message
 
 
-@table(
+@each(
     "words, why",
     [
         ("pull torch2.8*", "torch2.8* names no repository; add --from REPOSITORY"),
@@ -128,7 +128,7 @@ def test_what_was_mistyped_is_said_first(words: str, why: str, local: Site, fake
     assert (status, why.replace("DIR", str(local.folder)) in message) == (2, True), message
 
 
-@table("dry", [(), ("--dry-run",)])
+@each("dry", [(), ("--dry-run",)])
 def test_a_trust_configuration_that_is_none_is_said_first(
     dry: tuple[str, ...], local: Site, fake: FakeRegistry
 ) -> None:
@@ -148,7 +148,7 @@ def unfinished(report: model.RunReport) -> model.RunReport:
     return structs.replace(report, ended="")
 
 
-@table("change, why", [(python, "is of a Python"), (unfinished, "is unfinished")])
+@each("change, why", [(python, "is of a Python"), (unfinished, "is unfinished")])
 def test_a_report_that_proves_nothing_of_any_image_is_said_first(
     change: Callable[[model.RunReport], model.RunReport], why: str, local: Site, fake: FakeRegistry
 ) -> None:

@@ -12,8 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
-from envcheck.checks.env.support.operators import verified_products
-from envcheck.checks.support import process_group
+from envcheck.checks.support import process_group, verified_products
 from envcheck.checks.training import deterministic_training, model_replicas
 from envcheck.counting import counted, numbered
 

@@ -5,7 +5,7 @@ that falls back to a kernel without tensor cores. Pre-heated (a cold GPU scores 
 rewritten before each product, random data (constants draw less power and run faster), timed by events, median taken:
 stas00/ml-engineering, compute/accelerator, mamf-finder. TFLOP/s = 2 n^3 / t / 1e12. What NVML says while it heats up
 goes with it: a GPU that somebody caps owes what its cap leaves it, and a slow one's own reason is named. Every product
-that was timed is verified afterwards, to the bit (support/operators/verified_products.py).
+that was timed is verified afterwards, to the bit (support/verified_products.py).
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from envcheck.checks import (
     warned,
     worst,
 )
-from envcheck.checks.env.support.operators import seeded_numbers, verified_products
 from envcheck.checks.hardware import gpu_speed, load_samples
 from envcheck.checks.hardware import sampler as hardware_sampler
-from envcheck.checks.support import process_group
+from envcheck.checks.support import process_group, seeded_numbers, verified_products
 from envcheck.checks.training import fp8_products
 
 CHECK = Check(

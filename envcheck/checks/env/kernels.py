@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
-from envcheck.checks.env.support.operators import seeded_numbers
-from envcheck.checks.support import process_group, subprocesses
+from envcheck.checks.support import process_group, seeded_numbers, subprocesses
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -107,7 +106,7 @@ def measure(rank: Rank) -> Measured:
 
 def examples(level: str, seed: int, first: int, step: int) -> list[Example]:
     """Return the examples of a level that one of `step` ranks runs: from the second round on with other sizes."""
-    from envcheck.checks.env.support import kernel_table
+    from envcheck.checks.support import kernel_table
 
     rounds, one_in = EXTENT.get(level, EXTENT["full"])
     chance, made = seeded_numbers.source(seed), list[Example]()
@@ -169,7 +168,7 @@ class Survey:
                 self.moved[name] = min(seen, 1e300)
 
     def _raised(self, row: str, name: str, raised: Exception) -> None:
-        from envcheck.checks.env.support import kernel_table
+        from envcheck.checks.support import kernel_table
 
         text = f"{type(raised).__name__}: {(str(raised).strip().splitlines() or [''])[0][:200]}"
         if re.search(kernel_table.ABSENT, text):

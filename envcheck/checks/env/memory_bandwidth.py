@@ -17,10 +17,9 @@ from typing import Any
 
 from envcheck.checks import PASS, Check, Measured, Outcome, Rank, Ranks, View, failed, worst
 from envcheck.checks.collectives import exact_numbers
-from envcheck.checks.env.support.operators import seeded_numbers, seeded_words
 from envcheck.checks.hardware import gpu_speed, load_samples
 from envcheck.checks.hardware import sampler as hardware_sampler
-from envcheck.checks.support import process_group
+from envcheck.checks.support import process_group, seeded_numbers, seeded_words
 
 CHECK = Check(
     promise="copies in the GPU's memory, and to and from the host, reach what this GPU model does, where that is known",

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned, worst
-from envcheck.checks.env.support.operators import seeded_numbers
-from envcheck.checks.support import process_group
+from envcheck.checks.support import process_group, seeded_numbers
 from envcheck.counting import counted
 
 CHECK = Check(

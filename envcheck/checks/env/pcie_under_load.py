@@ -31,9 +31,8 @@ from envcheck.checks import (
     worst,
 )
 from envcheck.checks.collectives import exact_numbers
-from envcheck.checks.env.support.operators import seeded_numbers, seeded_words
 from envcheck.checks.hardware import gpu_speed
-from envcheck.checks.support import process_group
+from envcheck.checks.support import process_group, seeded_numbers, seeded_words
 from envcheck.counting import counted
 
 CHECK = Check(

@@ -25,9 +25,8 @@ from envcheck.checks import (
     worst,
 )
 from envcheck.checks.collectives import exact_numbers
-from envcheck.checks.env.support.operators import seeded_numbers, seeded_words
 from envcheck.checks.hardware import gpu_pairs, gpu_speed
-from envcheck.checks.support import process_group
+from envcheck.checks.support import process_group, seeded_numbers, seeded_words
 
 CHECK = Check(
     promise="each GPU writes to each other one as fast as this model and link do, where that is known",

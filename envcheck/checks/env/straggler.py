@@ -33,8 +33,7 @@ from envcheck.checks import (
     worst,
 )
 from envcheck.checks.collectives import timed_collectives
-from envcheck.checks.env.support.operators import seeded_numbers, timed_products, verified_products
-from envcheck.checks.support import process_group, timed_rounds
+from envcheck.checks.support import process_group, seeded_numbers, timed_rounds, verified_products
 
 CHECK = Check(
     promise="no rank takes longer than the others for the same work, nor comes late to collectives",
@@ -92,14 +91,14 @@ def measure(rank: Rank) -> Measured:
     torch.set_num_threads(1)
     with process_group.group(rank) as dist:
         seed = seeded_numbers.seed(rank.rank)
-        work = timed_products.Work(torch, device, SIZE[device.type], PRODUCTS[device.type], seed)
+        work = timed_rounds.Work(torch, device, SIZE[device.type], PRODUCTS[device.type], seed)
         products = _products(torch, dist, work)
         joined, wrong = _meetings(torch, dist, rank, device)
         measured = {"products": products, "joined": joined, "wrong": wrong, "computed": work.measured(), "seed": seed}
         return {**process_group.standing(rank, work.data, dist.get_backend()), **measured}
 
 
-def _products(torch: Any, dist: Any, work: timed_products.Work) -> Measured:
+def _products(torch: Any, dist: Any, work: timed_rounds.Work) -> Measured:
     """Return how long rounds take. While ranks are apart they repeat them, and the best median of each counts."""
     blocks: list[list[tuple[float, float]]] = []
     data = work.data

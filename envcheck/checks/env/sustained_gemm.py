@@ -29,10 +29,9 @@ from envcheck.checks import (
     worst,
 )
 from envcheck.checks.collectives import exact_numbers
-from envcheck.checks.env.support.operators import seeded_numbers, verified_products
 from envcheck.checks.hardware import gpu_speed, load_samples
 from envcheck.checks.hardware import sampler as hardware_sampler
-from envcheck.checks.support import process_group
+from envcheck.checks.support import process_group, seeded_numbers, verified_products
 from envcheck.checks.training import deterministic_training
 from envcheck.counting import counted
 

@@ -26,8 +26,7 @@ from envcheck.checks import (
     worst,
 )
 from envcheck.checks.collectives import nccl_log, timed_collectives, transports
-from envcheck.checks.env.support.operators import seeded_numbers, seeded_words
-from envcheck.checks.support import process_group
+from envcheck.checks.support import process_group, seeded_numbers, seeded_words
 from envcheck.checks.training import plain_math
 from envcheck.counting import numbered
 

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Union
 
 from envcheck.checks import Limit, Measured, Outcome, Ranks, View, passed, undecided, warned, worst
-from envcheck.checks.env.support.operators import seeded_words
 from envcheck.checks.hardware import load_samples
-from envcheck.checks.support import process_group
+from envcheck.checks.support import process_group, seeded_words
 from envcheck.counting import counted
 
 MIB = 1 << 20

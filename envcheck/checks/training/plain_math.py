@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from envcheck.checks import Measured, Rank
-from envcheck.checks.env.support.operators import seeded_numbers
+from envcheck.checks.support import seeded_numbers
 
 # Multiples of 2^-10 below 4 are exact in float32, float16 with few bits lost, and float64.
 _GRAIN = 1024

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from envcheck.checks import Measured
-from envcheck.checks.env.support.operators import verified_products
+from envcheck.checks.support import verified_products
 from envcheck.checks.training import model_replicas, plain_math
 
 RATE, MOMENTUM = 0.01, 0.9

@@ -13,7 +13,7 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, View
 from envcheck.checks.env import kernels
-from envcheck.checks.env.support import kernel_table
+from envcheck.checks.support import kernel_table
 from tests.builders import Entry, group
 
 Node = Callable[..., View]

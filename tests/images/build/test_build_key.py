@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.images.plan import context_digest, key
-from tests.table import table
+from tests.tables import each
 
 FILES = {
     "Dockerfile": "ARG BASE=debian:x\nFROM ${BASE}\nRUN true\n",
@@ -69,7 +69,7 @@ def test_dates_do_not_but_names_and_executable_bits_do(context: Path) -> None:
 BASIC = {"context": "c", "base": "b", "platform": "linux/amd64", "target": "runtime", "secrets": ["netrc"]}
 
 
-@table("part", BASIC)
+@each("part", BASIC)
 def test_every_part_counts(part: str) -> None:
     changed = {**BASIC, part: "other" if part != "secrets" else []}
     assert key(**changed) != key(**BASIC)  # type: ignore[arg-type]  # keys of BASIC are its parameters

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from envcheck.images.build_log import LAST_LINES, FailedError, diagnose, explain
-from tests.table import table
+from tests.tables import each
 
 REAL = {
     "disk": "OSError: [Errno 28] No space left on device",
@@ -35,7 +35,7 @@ REAL = {
 }
 
 
-@table("name", REAL)
+@each("name", REAL)
 def test_known_failures_are_named(name: str) -> None:
     cause = diagnose(REAL[name])
     assert cause is not None
@@ -43,7 +43,7 @@ def test_known_failures_are_named(name: str) -> None:
     assert cause.fix
 
 
-@table(
+@each(
     "text, what",
     [
         (REAL["resolve"], "mirror.example does not resolve"),
@@ -67,7 +67,7 @@ def test_only_a_build_in_a_container_is_told_of_its_network() -> None:
     assert "--network" not in str(FailedError("x", REAL["reached"], Path("log"), step="install torch"))
 
 
-@table(
+@each(
     "harmless",
     ["", "Downloading torch (404.2 MiB)", "#12 403.1 Installed 40 packages in 401ms", "Compiling 4031 files"],
 )

@@ -9,7 +9,7 @@ from envcheck.images import tags
 from envcheck.images.spec import ImageSpec
 from envcheck.images.tags import parse
 from envcheck.matrix.facts.model import Base, Cell, Target
-from tests.table import table
+from tests.tables import each
 
 
 def spec(torch: str = "2.13.0", target: Target = "runtime") -> ImageSpec:
@@ -41,7 +41,7 @@ def test_other_targets_never_take_the_short_names() -> None:
     assert tags.aliases("t", spec(target="devel")) == ["t:2.13-cpu-py311-devel", "t:cpu-py311-devel"]
 
 
-@table("theirs", ["2.13.0+cpu", "2.12.1+cpu", "2.9.1+cpu"])
+@each("theirs", ["2.13.0+cpu", "2.12.1+cpu", "2.9.1+cpu"])
 def test_alias_moves_from_the_same_or_an_older_torch(theirs: str) -> None:
     assert tags.held_back({"envcheck.torch": theirs}, spec()) is None
 
@@ -50,7 +50,7 @@ def test_alias_that_is_free_moves() -> None:
     assert tags.held_back(None, spec()) is None
 
 
-@table(
+@each(
     "labels, why",
     [({"envcheck.torch": "2.13.1+cpu"}, "newer"), ({"envcheck.torch": "2.14.0"}, "newer"), ({}, "not envcheck's")],
 )
@@ -60,7 +60,7 @@ def test_alias_stays_with_a_newer_torch_or_a_stranger(labels: dict[str, str], wh
     assert why in text
 
 
-@table(
+@each(
     "name, expected",
     [
         ("me/torch", ("me/torch", None)),
@@ -77,7 +77,7 @@ def test_a_name_is_read_as_docker_reads_it(name: str, expected: tuple[str, str |
     assert parse(name) == expected
 
 
-@table(
+@each(
     "name",
     [
         "Me/torch",

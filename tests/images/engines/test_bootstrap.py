@@ -13,7 +13,7 @@ from envcheck.images.targets import OS_PACKAGES
 from envcheck.matrix.facts.model import Base
 from envcheck.mirrors.profiles.host_config import AptSource
 from envcheck.mirrors.profiles.model import Profile
-from tests.table import table
+from tests.tables import each
 
 BOOKWORM = Base(python="3.11", distro="debian", suite="bookworm", image="debian:bookworm-slim")
 JAMMY = Base(python="3.10", distro="ubuntu", suite="jammy", image="ubuntu:22.04")
@@ -43,7 +43,7 @@ def test_the_first_mirror_that_serves_it_counts() -> None:
     assert lines[2] == f"deb {MIRROR}/ubuntu jammy-security main universe"
 
 
-@table("mirrors", [[], [MIRROR]])
+@each("mirrors", [[], [MIRROR]])
 def test_a_suite_nobody_serves_says_what_to_do(mirrors: list[str]) -> None:
     with pytest.raises(
         UnavailableError, match=r"no apt mirror known here serves jammy; name a registry or an apt mirror"

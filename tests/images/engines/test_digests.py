@@ -9,7 +9,7 @@ import pytest
 from envcheck.images.engines import containers
 from envcheck.images.engines import docker as docker_sdk
 from envcheck.images.engines.containers import Digests
-from tests.table import table
+from tests.tables import each
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -25,7 +25,7 @@ def answer(media: str | None, identity: str = "sha256:1", *repository: str) -> d
     return {**data, "Descriptor": {"mediaType": media, "digest": identity}} if media else data
 
 
-@table(
+@each(
     "data, manifests, expected",
     [
         (answer(None), [], Digests(config="sha256:1")),
@@ -46,7 +46,7 @@ def test_docker(data: dict[str, Any], manifests: list[dict[str, Any]], expected:
     assert containers.of_docker(data, manifests) == expected
 
 
-@table("data", [{}, {"Id": "", "Digest": "", "RepoDigests": None}])
+@each("data", [{}, {"Id": "", "Digest": "", "RepoDigests": None}])
 def test_a_podman_that_states_none(data: dict[str, Any]) -> None:
     assert containers.of_podman(data) == Digests()
 

@@ -11,7 +11,7 @@ from envcheck.images.lockfile import parse_requirements
 from envcheck.images.spec import load_spec, select_one
 from envcheck.matrix.file.load import load
 from tests.images.formats.cells import CPU, CUDA, OPTIONS, specs, text
-from tests.table import table
+from tests.tables import each
 
 
 def read(cell: str) -> tuple[dict[str, Any], list[str], list[str]]:
@@ -21,7 +21,7 @@ def read(cell: str) -> tuple[dict[str, Any], list[str], list[str]]:
     return document, own, last["pip"]
 
 
-@table("cell", [CPU, CUDA])
+@each("cell", [CPU, CUDA])
 def test_pip_gets_the_lock_itself(cell: str) -> None:
     """Read back with the parser of requirements: each pin, and each of its hashes."""
     document, _, lines = read(cell)
@@ -53,7 +53,7 @@ def test_conda_knows_the_cuda_of_the_wheel_and_its_lowest_gpu() -> None:
     assert read(CPU)[1] == ["python=3.11", "pip"]
 
 
-@table(
+@each(
     "arch_list, lowest",
     [("sm_75 sm_80 sm_120", "7.5"), ("sm_120 sm_100 compute_50", "10.0"), ("sm_90a", "9.0"), ("none", None)],
 )

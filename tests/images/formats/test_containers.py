@@ -19,13 +19,13 @@ from envcheck.errors import ConfigError
 from envcheck.images.formats import FORMATS, FormatOptions, written
 from tests.e2e.private_engine import CannotStartError, unpacked
 from tests.images.formats.cells import CPU, CUDA, OPTIONS, specs, text
-from tests.table import table
+from tests.tables import each
 
 ONE = [name for name, form in FORMATS.items() if form.one]
 URL = re.compile(r"https?://([^/\s]+)")
 
 
-@table("name", ONE)
+@each("name", ONE)
 def test_a_file_is_of_one_image_that_has_a_lock(name: str) -> None:
     with pytest.raises(ConfigError, match=f"--format {name} is of one target of one cell, and 2 are selected"):
         written(name, specs(CPU, CUDA), OPTIONS)
@@ -105,7 +105,7 @@ def test_only_jupyter_forwards_ports() -> None:
     assert "forwardPorts" not in json.loads(text("devcontainer", CPU))
 
 
-@table(
+@each(
     "repository, agent",
     [
         ("envcheck/torch", "docker-daemon"),

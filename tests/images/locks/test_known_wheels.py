@@ -12,7 +12,7 @@ from envcheck.images.known_wheels import known_cell, known_wheels, package
 from envcheck.images.lockfile import Lock, read_locks, version_of
 from envcheck.matrix.facts.model import Cell, TorchRelease
 from envcheck.matrix.file.load import load
-from tests.table import table
+from tests.tables import each
 
 MATRIX = load()
 TABLE = known_wheels()
@@ -46,7 +46,7 @@ def test_every_wheel_is_of_a_release_and_variant_that_has_a_row() -> None:
         assert re.fullmatch("[0-9a-f]{64}", digest), path
 
 
-@table("row", TABLE.variants)
+@each("row", TABLE.variants)
 def test_a_row_agrees_with_the_matrix(row: object) -> None:
     assert isinstance(row, type(TABLE.variants[0]))
     variant = _release(row.torch).variant(row.variant)
@@ -59,7 +59,7 @@ def test_a_row_agrees_with_the_matrix(row: object) -> None:
     assert (row.requires == []) == (variant.cuda is None)
 
 
-@table("cell", KNOWN)
+@each("cell", KNOWN)
 def test_a_lock_holds_what_the_row_requires_and_nothing_of_another_variant(cell: Cell) -> None:
     row = TABLE.variant(cell.torch, cell.variant)
     assert row is not None
@@ -75,7 +75,7 @@ def _holds(requirement: Requirement, cell: Cell) -> bool:
     return requirement.marker is not None and requirement.marker.evaluate({"python_version": cell.python})
 
 
-@table("cell", KNOWN)
+@each("cell", KNOWN)
 def test_the_locks_of_other_variants_hold_the_known_hashes(cell: Cell) -> None:
     release = _release(cell.torch)
     known = known_cell(release, cell, {"torchvision": release.torchvision or ""}, "x86_64")

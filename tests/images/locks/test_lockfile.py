@@ -19,7 +19,7 @@ from envcheck.images.lockfile import (
     parse_requirements,
     version_of,
 )
-from tests.table import table
+from tests.tables import each
 
 SHA, B = "a" * 64, "b" * 64
 GOOD = f"# title\n# index: pypi\nsix==1.17.0 \\\n    --hash=sha256:{SHA}\n"
@@ -41,7 +41,7 @@ def test_what_is_written_is_read_again_in_one_canonical_form(members: list[Pin],
     assert format_lock(lock, "any title") == text
 
 
-@table(
+@each(
     "text, message",
     [
         (GOOD.replace("# index: pypi\n", ""), "x.lock:1: missing comment `# index"),
@@ -132,7 +132,7 @@ def test_requirements_without_hashes_are_told_which_would_do() -> None:
         parse_requirements(GOOD.replace("pypi", "conda").encode(), "base", "x.lock")
 
 
-@table(
+@each(
     "text",
     [
         f"Pkg_1==1.0 --hash=sha256:{SHA} --hash=sha256:{B}\n",
@@ -151,7 +151,7 @@ def test_a_pin_is_read_with_its_hashes(text: str) -> None:
     ]
 
 
-@table("line", ["pkg==1 --hash=md5:00", "pkg==1 --hash=sha256:" + SHA + " \\"])
+@each("line", ["pkg==1 --hash=md5:00", "pkg==1 --hash=sha256:" + SHA + " \\"])
 def test_what_is_no_hashed_pin_is_refused_with_its_line(line: str) -> None:
     with pytest.raises(ConfigError, match=r"r\.txt:[23]: "):
         parse_requirements(f"a==1 --hash=sha256:{SHA} --hash=sha256:{B}\n{line}\n".encode(), "base", "r.txt")

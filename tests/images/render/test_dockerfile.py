@@ -30,7 +30,7 @@ from envcheck.images.spec import ImageSpec, load_specs, make_spec
 from envcheck.images.targets import RECIPES
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.file.load import load
-from tests.table import table
+from tests.tables import each
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
 # What no rendered file may hold, each with a line that must be caught.
@@ -55,7 +55,7 @@ def offences(text: str) -> list[str]:
     return [pattern for pattern in FORBIDDEN if re.search(pattern, text)]
 
 
-@table("pattern, line", FORBIDDEN.items())
+@each("pattern, line", FORBIDDEN.items())
 def test_the_lint_catches_what_it_is_for(spec: ImageSpec, pattern: str, line: str) -> None:
     assert pattern in offences(f"{render_dockerfile(spec)}\n{line}\n")
 
@@ -165,7 +165,7 @@ def test_hadolint_finds_nothing(spec: ImageSpec, tmp_path: Path) -> None:
     assert _hadolint([kept]).returncode == 1
 
 
-@table("script", ["install.sh", "os.sh", "packages.sh", "launcher.sh", "targets/jupyter/setup.sh"])
+@each("script", ["install.sh", "os.sh", "packages.sh", "launcher.sh", "targets/jupyter/setup.sh"])
 def test_scripts_are_posix_sh(script: str) -> None:
     shell: Callable[[str], str | None] = shutil.which
     checker = shell("dash") or shell("sh")

@@ -18,7 +18,7 @@ from envcheck.images.build_context import tool_lock
 from envcheck.images.sbom import Component, Licence, PackageKey, components, cyclonedx, spdx
 from envcheck.images.spec import ImageSpec, load_spec, select
 from envcheck.matrix.file.load import load
-from tests.table import table
+from tests.tables import each
 
 NOW = dt.datetime(2026, 11, 23, 12, 0, tzinfo=dt.timezone.utc)
 CPU, CUDA = "torch2.13.0-cpu-py311", "torch2.8.0-cu128-py312"
@@ -43,7 +43,7 @@ def by_ref(cell: str) -> dict[str, Any]:
     return {one["bom-ref"]: one for one in document["components"]}
 
 
-@table("cell", [CPU, CUDA])
+@each("cell", [CPU, CUDA])
 def test_cyclonedx_is_of_the_strict_schema(cell: str) -> None:
     validator = JsonStrictValidator(SchemaVersion.V1_6)
     text = cyclonedx(*listed(cell), NOW)
@@ -62,7 +62,7 @@ def test_spdx_is_valid_to_its_own_tool(cell: str, tmp_path: Path) -> None:
     assert validate_full_spdx_document(parse_file(str(path))) != []
 
 
-@table("cell", [CPU, CUDA])
+@each("cell", [CPU, CUDA])
 def test_each_pin_of_the_locks_is_listed_with_each_hash(cell: str) -> None:
     spec, actual = listed(cell)
     pins = [pin for lock in [*spec.locks, tool_lock()] for pin in lock.pins]
@@ -73,7 +73,7 @@ def test_each_pin_of_the_locks_is_listed_with_each_hash(cell: str) -> None:
     assert {one.environment for one in actual} == {"/opt/venv", "/opt/envcheck"}
 
 
-@table("cell", [CPU, CUDA])
+@each("cell", [CPU, CUDA])
 def test_a_purl_is_in_its_canonical_form(cell: str) -> None:
     for one in listed(cell)[1]:
         parsed = PackageURL.from_string(one.purl)

@@ -9,13 +9,13 @@ import pytest
 
 from envcheck.errors import ConfigError
 from envcheck.images.sbom import Licence, PackageKey, read, stated
-from tests.table import table
+from tests.tables import each
 from tests.wheels import wheel
 
 LONG = "License: " + "text of a licence " * 20
 
 
-@table(
+@each(
     "metadata, licence",
     [
         ("License-Expression: mit\nLicense: BSD", Licence(expression="MIT")),

@@ -9,7 +9,7 @@ import pytest
 
 from envcheck.images.engines import size_inside
 from envcheck.images.engines.size import Duplicate, Layer, MeasuredSizes, duplicates, ledger, read_history
-from tests.table import table
+from tests.tables import each
 
 SITE = "opt/venv/lib/python3.11/site-packages"
 MB = 1 << 20
@@ -90,7 +90,7 @@ def test_overhead_is_what_envcheck_adds() -> None:
     assert ledger("x:1", [], empty).overhead == 0.0
 
 
-@table("size, expected", [("1234", 1234), ("1.5MB", 1_500_000), ("2GB", 2_000_000_000)])
+@each("size, expected", [("1234", 1234), ("1.5MB", 1_500_000), ("2GB", 2_000_000_000)])
 def test_a_history_has_its_layers_in_the_order_they_were_made(size: str, expected: int) -> None:
     text = f'{{"Size":"{size}","CreatedBy":"RUN pip"}}\n{{"Size":"0B","CreatedBy":"ENV x"}}\nWARNING\n'
     text += '{"Size":"10","CreatedBy":"ADD rootfs.tar /"}\n'

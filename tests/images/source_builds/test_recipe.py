@@ -11,13 +11,13 @@ from envcheck.errors import ConfigError
 from envcheck.images.lockfile import Pin
 from envcheck.images.source_builds.recipe import ExtensionBuild, capabilities, jobs
 from envcheck.matrix.facts.lookup import Facts
-from tests.table import table
+from tests.tables import each
 
 GIB = 1 << 30
 CPU, CUDA = "torch2.13.0-cpu-py311", "torch2.14.1-cu130-py311"
 
 
-@table(
+@each(
     "gib, cores, compiler, most, number",
     [
         (64, 32, "nvcc", None, 8),
@@ -42,7 +42,7 @@ def test_gpus_become_compute_capabilities_once_each_oldest_first(facts: Facts) -
     assert capabilities(facts, [], None, "x 1") == ()
 
 
-@table(
+@each(
     "gpus, cuda, says",
     [
         ([], "13.0", "x 1 must be compiled, and no GPU is named to compile it for; add --gpu"),

@@ -20,7 +20,7 @@ from envcheck.registry.logins import challenges, preferred
 from envcheck.registry.references import LyingError
 from envcheck.registry.repository import next_page
 from tests.registry.oci.fakes import image
-from tests.table import table
+from tests.tables import each
 
 CONTENT = image("one")[0]
 
@@ -35,7 +35,7 @@ def _index(*platforms: str) -> ImageIndex:
     return read_manifest(json.dumps(document).encode(), OCI_INDEX, "it").index()
 
 
-@table(
+@each(
     "platforms, expected, chosen",
     [
         (["linux/amd64", "linux/arm64"], Platform(os="linux", architecture="arm64"), 1),
@@ -54,7 +54,7 @@ def test_a_platform_chooses_the_manifest_of_an_index(
     assert (None if descriptor is None else descriptor.size) == chosen
 
 
-@table(
+@each(
     "content, content_type, why",
     [
         (CONTENT, DOCKER_MANIFEST, "the registry says"),
@@ -73,7 +73,7 @@ def test_a_type_that_bytes_and_registry_do_not_agree_on_is_refused(content: byte
         read_manifest(content, content_type, "it")
 
 
-@table("size", ["-1", '"7"', "null"])
+@each("size", ["-1", '"7"', "null"])
 def test_a_descriptor_without_a_size_is_refused(size: str) -> None:
     content = CONTENT.replace(b'"size":3000', b'"size":' + size.encode())
     assert content != CONTENT
@@ -81,7 +81,7 @@ def test_a_descriptor_without_a_size_is_refused(size: str) -> None:
         read_manifest(content, OCI_MANIFEST, "it").image()
 
 
-@table(
+@each(
     "header, url",
     [
         (
@@ -102,12 +102,12 @@ def test_a_challenge_is_answered_with_our_own_scope(header: str, url: str) -> No
     assert challenge.token_url(["repository:a/b:pull"]) == url.replace("MINE", "repository%3Aa%2Fb%3Apull")
 
 
-@table("header", ["", "Negotiate", "=", 'Digest realm="x"'])
+@each("header", ["", "Negotiate", "=", 'Digest realm="x"'])
 def test_what_is_no_known_challenge_is_none(header: str) -> None:
     assert preferred(challenges(header)) is None
 
 
-@table(
+@each(
     "link, target",
     [
         ('</v2/a/tags/list?n=2&last=b>; rel="next"', "/v2/a/tags/list?n=2&last=b"),

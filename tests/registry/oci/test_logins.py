@@ -21,7 +21,7 @@ from envcheck.registry.references import DeniedError, RegistryUnavailableError, 
 from envcheck.registry.repository import Repository, open_repository
 from tests.http_server import Answer, Request, Servers
 from tests.registry.oci.fakes import FakeRegistry, push_image
-from tests.table import table
+from tests.tables import each
 
 CANARY = "CANARY-7f3a"
 ENCODED = base64.b64encode(f"me:{CANARY}".encode()).decode()
@@ -53,7 +53,7 @@ def header(environ: dict[str, str], name: str = "registry.example/team/torch") -
     return None if account is None else account.basic
 
 
-@table(
+@each(
     "key, name",
     [
         ("registry.example", "registry.example/torch"),
@@ -69,7 +69,7 @@ def test_a_login_is_found_under_the_names_that_clients_write(home: Path, key: st
     assert header(log_in(home, auths={key: {"auth": ENCODED}}), name) == BASIC
 
 
-@table("key", ["registry.example:5000", "example", "registry.example/other", "x.registry.example"])
+@each("key", ["registry.example:5000", "example", "registry.example/other", "x.registry.example"])
 def test_a_login_is_for_its_own_registry_only(home: Path, key: str) -> None:
     assert header(log_in(home, auths={key: {"auth": ENCODED}})) is None
 
@@ -109,7 +109,7 @@ def test_the_files_count_in_their_order(home: Path) -> None:
     assert password("registry.example", {"DOCKER_CONFIG": str(home / "moved")}) == "podman0"
 
 
-@table("content", [f'{{"auths": "{CANARY}"', f'{{"auths": {{"r": {{"auth": ["{CANARY}"]}}}}}}', "\xff"])
+@each("content", [f'{{"auths": "{CANARY}"', f'{{"auths": {{"r": {{"auth": ["{CANARY}"]}}}}}}', "\xff"])
 def test_a_file_that_is_no_file_of_logins_is_refused_without_its_text(home: Path, content: str) -> None:
     (home / ".docker/config.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(EnvcheckError, match="not a valid file of logins") as refused:
@@ -306,7 +306,7 @@ def test_no_secret_goes_over_plain_http_to_another_machine(
     assert basic.logins == {None}
 
 
-@table("realm", ["http://tokens.example/t", "https://127.0.0.1:1/t", "https://localhost/t"])
+@each("realm", ["http://tokens.example/t", "https://127.0.0.1:1/t", "https://localhost/t"])
 def test_a_registry_over_tls_sends_nobody_to_plain_http_or_to_this_machine(home: Path, realm: str) -> None:
     reference = parse_reference("registry.example/team/torch")
     environ = log_in(home, auths={"registry.example": {"auth": ENCODED}})

@@ -12,13 +12,13 @@ from envcheck.registry.repository import open_repository, places, registry_hosts
 from tests.certificates import signed
 from tests.http_server import Answer, Servers
 from tests.registry.oci.fakes import FakeRegistry, opened, push_image
-from tests.table import table
+from tests.tables import each
 
 HUB, CACHE = "https://hub.mirror.example/library/torch:2", "http://127.0.0.1:5000/cache/library/torch:2"
 MIRRORS = {"docker.io": ["hub.mirror.example", "http://127.0.0.1:5000/cache"], "nvcr.io": ["nv.mirror.example:5000"]}
 
 
-@table(
+@each(
     "name, closed, actual",
     [
         ("torch:2", False, [HUB, CACHE, "https://registry-1.docker.io/library/torch:2"]),

@@ -6,12 +6,12 @@ import pytest
 
 from envcheck.errors import ConfigError
 from envcheck.registry.references import parse_reference
-from tests.table import table
+from tests.tables import each
 
 DIGEST = "sha256:" + "a" * 64
 
 
-@table(
+@each(
     "text, shown, url",
     [
         ("torch", "docker.io/library/torch", "https://registry-1.docker.io"),
@@ -44,7 +44,7 @@ def test_a_digest_is_wanted_before_a_tag_and_a_tag_before_latest() -> None:
     assert str(parse_reference("a/b:tag").pinned(DIGEST)) == f"docker.io/a/b@{DIGEST}"
 
 
-@table(
+@each(
     "text, why",
     [
         ("", "names no repository"),
@@ -72,7 +72,7 @@ def test_what_is_no_reference_is_refused_in_one_line(text: str, why: str) -> Non
     assert str(refused.value).isprintable()
 
 
-@table("text", ["{}@registry.example/a", "https://{}@registry.example/a", "http://u:{}@r.example/a:b"])
+@each("text", ["{}@registry.example/a", "https://{}@registry.example/a", "http://u:{}@r.example/a:b"])
 def test_a_password_in_a_reference_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(ConfigError, match="no digest") as refused:
         parse_reference(text.format("user:CANARY"))

@@ -11,7 +11,7 @@ from envcheck.node.snapshot import Snapshot
 from envcheck.registry.judge import NodeFacts, as_proven, concerns, node_of, uncovered
 from tests import proofs
 from tests.builders import machine
-from tests.table import table
+from tests.tables import each
 
 H100 = proofs.H100
 
@@ -21,7 +21,7 @@ def word(node: NodeFacts, **changes: Any) -> str | None:
     return refused.reason.value if refused else None
 
 
-@table(
+@each(
     "node, refusal",
     [
         (proofs.NODE, None),
@@ -107,7 +107,7 @@ def test_the_node_is_read_off_its_snapshot() -> None:
     assert as_proven(proofs.stated().facts) == proofs.H200
 
 
-@table(
+@each(
     "node, changes, does",
     [
         (proofs.NODE, {}, True),

@@ -16,7 +16,7 @@ from envcheck.registry.envelope import EnvelopeContents, authenticated, leave_un
 from envcheck.registry.statement import ProofRefusal, Rejection
 from envcheck.signing import PrivateKey
 from tests import proofs
-from tests.table import table
+from tests.tables import each
 
 TYPE: Final = "application/x-test+json"
 PAYLOAD: Final = b'{"a": 1}'
@@ -51,8 +51,8 @@ def test_a_bundle_has_the_form_that_sigstore_reads(key: PrivateKey) -> None:
 
 
 def test_what_is_signed_is_read_back(key: PrivateKey, other_key: PrivateKey, ecdsa_key: PrivateKey) -> None:
-    for each in (key, ecdsa_key):
-        assert opened(sign(PAYLOAD, TYPE, each), other_key, each) == EnvelopeContents(PAYLOAD, each.public.id)
+    for one in (key, ecdsa_key):
+        assert opened(sign(PAYLOAD, TYPE, one), other_key, one) == EnvelopeContents(PAYLOAD, one.public.id)
     assert sign(PAYLOAD, TYPE, key) == sign(PAYLOAD, TYPE, key)
     assert opened(leave_unsigned(PAYLOAD, TYPE), key) == EnvelopeContents(PAYLOAD, None)
 
@@ -143,7 +143,7 @@ MALFORMED: Final[dict[str, Callable[[bytes], bytes]]] = {
 }
 
 
-@table("name", MALFORMED)
+@each("name", MALFORMED)
 def test_other_forms_are_refused_by_name(name: str, key: PrivateKey) -> None:
     content = sign(PAYLOAD, TYPE, key)
     broken = MALFORMED[name](content)
@@ -156,7 +156,7 @@ def test_logs_of_sigstores_services_may_be_there(key: PrivateKey) -> None:
     assert opened(content, key) == EnvelopeContents(PAYLOAD, key.public.id)
 
 
-@table("name", ["a key twice", "an unknown key", "trailing bytes"])
+@each("name", ["a key twice", "an unknown key", "trailing bytes"])
 def test_the_unsigned_form_is_read_as_strictly(name: str) -> None:
     assert word(MALFORMED[name](leave_unsigned(PAYLOAD, TYPE))) == "unknown-format"
     assert word(leave_unsigned(PAYLOAD, "text/plain")) == "unknown-format"

@@ -23,7 +23,7 @@ from envcheck.registry.statement import MalformedError, Statement
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import Spread
 from tests import proofs
-from tests.table import table
+from tests.tables import each
 
 
 def state(report: RunReport, levels: dict[str, str] | None = None) -> Statement:
@@ -184,7 +184,7 @@ def test_a_pass_says_of_what() -> None:
     assert refusal(other) == f"the run was on GPUs of several models: {proofs.H100}, NVIDIA H200"
 
 
-@table("missing, level", [({}, "full"), ({"new": "full"}, "standard"), ({"new": "standard"}, "quick")])
+@each("missing, level", [({}, "full"), ({"new": "full"}, "standard"), ({"new": "standard"}, "quick")])
 def test_a_level_is_proven_when_all_its_checks_were_run(missing: dict[str, str], level: str) -> None:
     assert state(proofs.report(), missing).facts.level == level
 
@@ -213,7 +213,7 @@ def test_what_the_plan_does_not_have_was_not_run() -> None:
     assert state(edited, {"fingerprint": "quick"}).facts.level == "static"
 
 
-@table(
+@each(
     "cell, torch, fits",
     [
         ("torch2.8.0-cu128-py312", "2.8.0+cu128", True),
@@ -243,7 +243,7 @@ def test_by_default_the_checks_of_today_make_a_level() -> None:
     assert publishing.state(whole, proofs.IMAGE).facts.level == "full"
 
 
-@table("ended", ["2026-11-21T09:02:00", "yesterday", "9999-12-31T23:59:59-14:00"])
+@each("ended", ["2026-11-21T09:02:00", "yesterday", "9999-12-31T23:59:59-14:00"])
 def test_a_time_without_a_zone_is_refused(ended: str) -> None:
     assert "not a time with a zone" in refusal(proofs.report(ended=ended))
 
@@ -260,7 +260,7 @@ def changed(**changes: Any) -> bytes:
     return json.dumps(document).encode()
 
 
-@table(
+@each(
     "content",
     [
         changed(predicate__envcheck__ended="2026-11-21T09:02:00+00:00"),

@@ -22,7 +22,7 @@ from envcheck.registry.promotions import refuse_alias
 from envcheck.registry.statement import ProofRefusal, Rejection, ReportReference, Sha256, Statement, Subject
 from envcheck.signing import PrivateKey
 from tests import proofs
-from tests.table import table
+from tests.tables import each
 
 MINUTE: Final = dt.timedelta(minutes=1)
 ENDED: Final = proofs.NOW - 60 * MINUTE
@@ -169,7 +169,7 @@ def test_the_index_of_one_image_under_another_is_of_no_use(policy: Policy, key: 
     assert word(proof, policy=policy, node=proofs.H200, image=proofs.OTHER) == "wrong-subject"
 
 
-@table(
+@each(
     "after, refusal",
     [
         (-5 * MINUTE, None),
@@ -183,7 +183,7 @@ def test_both_sides_of_the_clock(after: dt.timedelta, refusal: str | None, polic
     assert word(proof, policy=policy, node=proofs.H200, now=ENDED + after) == refusal
 
 
-@table(
+@each(
     "level, requests, refusal",
     [
         ("standard", "standard", None),
@@ -227,7 +227,7 @@ FAILS: Final[list[tuple[dict[str, Any], str | None]]] = [
 ]
 
 
-@table("changes, refusal", FAILS)
+@each("changes, refusal", FAILS)
 def test_a_newer_failure_takes_back_what_it_says_something_about(
     changes: dict[str, Any], refusal: str | None, policy: Policy, key: PrivateKey
 ) -> None:
@@ -238,7 +238,7 @@ def test_a_newer_failure_takes_back_what_it_says_something_about(
     assert {each.refused.reason.value for each in result.judged if each.refused} >= ({refusal} if refusal else set())
 
 
-@table("seconds, refusal", [(-1, None), (0, "failed-since"), (1, "failed-since"), (10**6, "failed-since")])
+@each("seconds, refusal", [(-1, None), (0, "failed-since"), (1, "failed-since"), (10**6, "failed-since")])
 def test_the_newer_one_counts_and_at_the_same_second_the_failure(
     seconds: int, refusal: str | None, policy: Policy, key: PrivateKey
 ) -> None:
@@ -400,7 +400,7 @@ def later_schema(by: PrivateKey | None, ended: str | None, image: str = proofs.M
     return envelope.sign(payload, statements.PAYLOAD_TYPE, by)
 
 
-@table("seconds, refusal", [(-1, None), (0, "failed-since"), (1, "failed-since"), (None, "failed-since")])
+@each("seconds, refusal", [(-1, None), (0, "failed-since"), (1, "failed-since"), (None, "failed-since")])
 def test_a_newer_statement_that_cannot_be_read_may_be_a_failure(
     seconds: int | None, refusal: str | None, key: PrivateKey, policy: Policy
 ) -> None:

@@ -11,7 +11,7 @@ from msgspec import structs
 from envcheck.errors import ConfigError
 from envcheck.registry.policy import DEFAULT, NamedGpus, Policy, read
 from envcheck.signing import new_key
-from tests.table import table
+from tests.tables import each
 
 WHOLE = """\
 [proof]
@@ -77,7 +77,7 @@ def test_what_is_left_out_is_as_in_the_default(site: Path) -> None:
     assert read(written(site, "[proof]\nunsigned = true\n")) == structs.replace(DEFAULT, unsigned=True)
 
 
-@table(
+@each(
     "text, line, setting",
     [
         ('\n[proof]\nlevel = "most"\n', 3, "proof.level: invalid enum value"),
@@ -126,7 +126,7 @@ def test_a_value_that_is_wrong_is_named_with_what_to_write(site: Path) -> None:
     assert "the settings of [proof] are level, max_age" in refused.value.fix
 
 
-@table(
+@each(
     "content, why",
     [
         (b"[proof\n", "line 1"),

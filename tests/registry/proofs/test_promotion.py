@@ -21,7 +21,7 @@ from envcheck.registry.promotions import Promotion, SignedPromotion, in_force, j
 from envcheck.registry.statement import Rejection
 from envcheck.signing import PrivateKey
 from tests import proofs
-from tests.table import table
+from tests.tables import each
 
 A, B, C = (f"sha256:{sign * 64}" for sign in "abc")
 ALIAS: Final = "2.8-cu128-py312"
@@ -76,7 +76,7 @@ def test_old_signatures_do_not_bring_an_old_image_back() -> None:
     assert refusal(*history, signed(A, -2, "one"), signed(A, -1, "two"), signers=2) == ""
 
 
-@table("minutes, taken", [(5, True), (5.1, False)])
+@each("minutes, taken", [(5, True), (5.1, False)])
 def test_both_sides_of_the_clock(minutes: float, taken: object) -> None:
     assert (refusal(signed(A, minutes / 60)) == "") is taken
     assert ("from the future" in refusal(signed(A, minutes / 60))) is not taken

@@ -11,7 +11,7 @@ from envcheck.registry.evidence import RemoteImage, UnprovableError, ran
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import TargetFacts
 from tests import proofs
-from tests.table import table
+from tests.tables import each
 
 INDEX = f"sha256:{'d' * 64}"
 LAYERS = (f"sha256:{'1' * 64}", f"sha256:{'2' * 64}")
@@ -25,7 +25,7 @@ def of(image_id: str | None = "sha256:0", arch: str = "x86_64", **digests: Any) 
     return structs.replace(report, host=structs.replace(report.host, arch=arch))
 
 
-@table(
+@each(
     "report",
     [
         of(manifest_digest=proofs.MANIFEST),
@@ -47,7 +47,7 @@ def test_an_index_is_read_by_the_architecture_that_ran() -> None:
     assert ran(of(index_digest=INDEX, arch="aarch64"), [AMD, ARM]) == ARM
 
 
-@table(
+@each(
     "report",
     [
         of(),

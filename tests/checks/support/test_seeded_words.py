@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks.env.support.operators import seeded_words
+from envcheck.checks.support import seeded_words
 
-ROOT = Path(__file__).parents[5]
+ROOT = Path(__file__).parents[3]
 SCRIPT = """
 import json, sys, tempfile
 import torch
 from envcheck.checks import Rank
 from envcheck.checks.env import peer_to_peer
 from envcheck.checks.collectives import exact_numbers
-from envcheck.checks.env.support.operators import seeded_words
+from envcheck.checks.support import seeded_words
 
 words = seeded_words.Words(torch, 3)
 made = words.tensor(2 * seeded_words.BLOCK + 5)

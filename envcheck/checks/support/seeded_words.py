@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from envcheck.checks.env.support.operators import seeded_numbers
+from envcheck.checks.support import seeded_numbers
 
 # Words of a block: no multiple of anything, so that blocks lie across pages, rows and messages.
 BLOCK = (1 << 20) + 7

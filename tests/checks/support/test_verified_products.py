@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[5]
+ROOT = Path(__file__).parents[3]
 # As many numbers as gemm-throughput multiplies, in one column, of which plain Python reads a few.
 SCRIPT = """
 import json, math, sys
 import torch
 from envcheck.checks.env import gemm_throughput
-from envcheck.checks.env.support.operators import verified_products
+from envcheck.checks.support import verified_products
 
 many = verified_products.data(torch, gemm_throughput.SIZE**2, 1, torch.device("cpu"), 3)
 told = [many.numel(), float(many.std()), float(many.abs().max()), float(many[-1000:].std())]

@@ -16,7 +16,7 @@ from operator import mul
 from typing import Any
 
 from envcheck.checks.collectives import exact_numbers
-from envcheck.checks.env.support.operators import seeded_numbers
+from envcheck.checks.support import seeded_numbers
 
 # Rows and columns of the corner that plain Python computes; elements of a sum.
 CORNER, SUM = 16, 64

@@ -1,1 +1,0 @@
-"""Rows of the operator checks, and their references in plain Python."""
