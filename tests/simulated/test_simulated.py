@@ -10,14 +10,14 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from envcheck.runner.planning import discover
-from tests.checks.env import torch_faults
-from tests.checks.env.torch_faults import Fault
 
 LAUNCHER = Path(__file__).with_name("simulate.py")
 # What Triton compiles for is real, dcgmi and a bus are not there, and how much may be locked is this machine's.
@@ -79,6 +79,46 @@ def test_speeds_are_those_of_the_gpu(pair: dict[str, Any]) -> None:
     assert values["float8"] > values["bfloat16"] > values["tf32"] > values["float32"]
     assert pair["memory-bandwidth"]["ranks"][1]["values"]["HBM copy"] == pytest.approx(2800, rel=0.05)
     assert pair["gemm-throughput"]["limit"]["value"] < 700
+
+
+class Fault(NamedTuple):
+    """What is patched before the check measures, in which check, and what its summary or findings say."""
+
+    check: str
+    patch: str
+    expected_message: str
+
+
+SITE = '''"""A fault that tests put in."""
+
+from envcheck.checks.env import {module} as sound
+
+CHECK, judge = sound.CHECK, sound.judge
+
+
+def measure(rank):
+    import torch
+    import torch.nn.parallel, torch.optim, torch.utils.data, torch.utils.data.distributed
+{patch}
+    return sound.measure(rank)
+'''
+
+
+def write(directory: Path, faults: Mapping[str, Fault]) -> list[str]:
+    """Write a check `fault-NAME` for each fault, and return the options that run these alone."""
+    (directory / "env").mkdir()
+    for name, fault in faults.items():
+        text = SITE.format(module=fault.check.replace("-", "_"), patch=textwrap.indent(fault.patch, "    "))
+        (directory / "env" / f"fault_{name.replace('-', '_')}.py").write_text(text)
+    return ["--checks", str(directory), *(word for name in faults for word in ("--only", f"fault-{name}"))]
+
+
+def is_found(row: Mapping[str, Any], fault: Fault) -> bool:
+    """Tell whether a check failed for the fault, and says what to do."""
+    assert row["status"] == "fail", row["summary"]
+    message = [row["summary"], *(finding["summary"] for finding in row.get("findings") or [])]
+    assert any(fault.expected_message in text for text in message), message[:5]
+    return bool(row["remedy"])
 
 
 _PRODUCT = """
@@ -146,8 +186,8 @@ FAULTS = {
 
 @pytest.mark.torch
 def test_one_wrong_element_and_one_step_that_is_another_are_found(torch_python: Path, tmp_path: Path) -> None:
-    actual = run(torch_python, tmp_path / "report.json", 1, *torch_faults.write(tmp_path, FAULTS))
-    assert all(torch_faults.is_found(actual[f"fault-{name}"], fault) for name, fault in FAULTS.items())
+    actual = run(torch_python, tmp_path / "report.json", 1, *write(tmp_path, FAULTS))
+    assert all(is_found(actual[f"fault-{name}"], fault) for name, fault in FAULTS.items())
 
 
 @pytest.mark.torch

@@ -1,20 +1,140 @@
-"""Every collective in every operation and dtype, with what has to arrive from plain Python: the cases of `collectives`.
+"""The cases of `collectives`: every collective in every operation and dtype, and what has to arrive from plain Python.
 
 A case runs on all ranks alike and returns its parts: (which, what arrived, what has to be there), as lists.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from envcheck.checks.collectives import case_tensors, exact_numbers, group_cases, object_cases
-from envcheck.checks.collectives.case_tensors import Bench, CollectiveCase, Part, Setting
+from envcheck.checks import Rank
+from envcheck.checks.collectives import exact_numbers
 
-_KEPT: list[Any] = []
+# Beyond where NCCL changes from its latency protocols to Simple; `all-reduce` and the bandwidth checks go far beyond.
+LARGE = {"cuda": (1 << 17) + 3, "cpu": (1 << 14) + 3}
+MIDDLE, ODD = 2039, 257
+Part = tuple[str, list[Any], list[Any]]
+_GROUPS: dict[Any, Any] = {}
+
+
+class Setting(NamedTuple):
+    """Where a case runs."""
+
+    torch: Any
+    dist: Any
+    rank: Rank
+    device: Any
+    seed: int
+
+
+class CollectiveCase(NamedTuple):
+    """One collective: which one, by which operation ("" if it only moves), of which dtype, how many elements a rank."""
+
+    collective: str
+    operation: str
+    dtype: str
+    size: int
+    turn: int
+
+    def name(self) -> str:
+        """Return how the case is named in a report."""
+        words = [self.collective, self.operation, self.dtype, f"of {self.size} (case {self.turn})"]
+        return " ".join(word for word in words if word)
+
+
+class Bench(NamedTuple):
+    """A case on a setting: what each rank gives, as integers and as tensors."""
+
+    setting: Setting
+    case: CollectiveCase
+
+    @property
+    def world(self) -> int:
+        """How many ranks there are."""
+        return self.setting.rank.world
+
+    @property
+    def mine(self) -> int:
+        """The number of this rank."""
+        return self.setting.rank.rank
+
+    @property
+    def root(self) -> int:
+        """The rank that is the root of this case: each in turn."""
+        return self.case.turn % self.world
+
+    @property
+    def kind(self) -> exact_numbers.Kind:
+        """What is done to the integers."""
+        return exact_numbers.Kind(self.case.operation, self.case.dtype, self.world)
+
+    @property
+    def operation(self) -> Any:
+        """The operation as torch names it."""
+        names = {"average": "AVG"}
+        return getattr(self.setting.dist.ReduceOp, names.get(self.case.operation, self.case.operation.upper()))
+
+    def given(self, rank: int, block: int = 0, count: int | None = None) -> list[int]:
+        """Return what `rank` gives, in one of its blocks."""
+        size = self.case.size if count is None else count
+        return exact_numbers.integers(f"{self.setting.seed}/{self.case.name()}/{block}", self.kind, rank, size)
+
+    def tensor(self, values: list[int]) -> Any:
+        """Return integers as a tensor of the case's dtype on the rank's device."""
+        torch = self.setting.torch
+        return torch.tensor(values, dtype=getattr(torch, self.case.dtype)).to(self.setting.device)
+
+    def empty(self, count: int | None = None) -> Any:
+        """Return a tensor to receive into, full of ones."""
+        return self.tensor([1] * (self.case.size if count is None else count))
+
+    def blocks(self, rank: int) -> list[list[int]]:
+        """Return what `rank` gives to each rank."""
+        return [self.given(rank, block) for block in range(self.world)]
+
+    def reduced(self, block: int = 0) -> list[int]:
+        """Return what the operation makes of what all ranks give in a block."""
+        return exact_numbers.reduced(self.kind, [self.given(rank, block) for rank in range(self.world)])
+
+
+def fits(backend: str, operation: str, dtype: str, world: int) -> bool:
+    """Return whether integers of the dtype can show the operation; gloo averages floats alone.
+
+    Bitwise operations are for whole numbers, and NCCL does not have them.
+    """
+    if operation in exact_numbers.BITWISE and (backend != "gloo" or dtype in exact_numbers.FLOATS):
+        return False
+    if backend == "gloo" and operation == "average" and dtype not in exact_numbers.FLOATS:
+        return False
+    return exact_numbers.bound(exact_numbers.Kind(operation, dtype, world)) > 0
+
+
+def _sized(
+    chance: random.Random, collective: str, pairs: list[tuple[str, str]], setting: Setting
+) -> Iterator[CollectiveCase]:
+    """Yield a case for each pair, at least one for each rank as the root: one large, the others of one element up."""
+    world = setting.rank.world
+    most = LARGE[setting.device.type] // world
+    for index in range(max(len(pairs), world)):
+        sizes = (1, chance.randrange(3, ODD, 2), world * chance.randrange(1, ODD) + 1, chance.randrange(ODD, MIDDLE))
+        operation, dtype = pairs[index % len(pairs)]
+        yield CollectiveCase(collective, operation, dtype, sizes[index % len(sizes)] if index else most, index)
+
+
+def _unchanged(sent: Any, values: list[int]) -> Part:
+    """Return the part that a sender's tensor still holds what it sent."""
+    return ("what was sent, afterwards", sent.tolist(), values)
+
+
+def group(setting: Setting, ranks: Sequence[int]) -> Any:
+    """Return the group of these ranks; every rank has to ask for the same groups in the same order."""
+    key = (id(setting.dist), setting.seed, tuple(ranks))
+    if key not in _GROUPS:
+        _GROUPS[key] = setting.dist.new_group(list(ranks))
+    return _GROUPS[key]
 
 
 def _all_reduce(b: Bench) -> list[Part]:
@@ -46,14 +166,14 @@ def _gather(b: Bench) -> list[Part]:
     sent = b.tensor(b.given(b.mine))
     b.setting.dist.gather(sent, received, b.root)
     parts = [(f"at root {b.root} from rank {r}", block.tolist(), b.given(r)) for r, block in enumerate(received or [])]
-    return [*parts, case_tensors.unchanged(sent, b.given(b.mine))]
+    return [*parts, _unchanged(sent, b.given(b.mine))]
 
 
 def _all_gather(b: Bench) -> list[Part]:
     received, sent = [b.empty() for _ in range(b.world)], b.tensor(b.given(b.mine))
     b.setting.dist.all_gather(received, sent)
     parts = [(f"from rank {r}", block.tolist(), b.given(r)) for r, block in enumerate(received)]
-    return [*parts, case_tensors.unchanged(sent, b.given(b.mine))]
+    return [*parts, _unchanged(sent, b.given(b.mine))]
 
 
 def _all_gather_tensor(b: Bench) -> list[Part]:
@@ -61,14 +181,8 @@ def _all_gather_tensor(b: Bench) -> list[Part]:
     b.setting.dist.all_gather_into_tensor(received, sent)
     return [
         *((f"from rank {r}", block.tolist(), b.given(r)) for r, block in enumerate(received.split(b.case.size))),
-        case_tensors.unchanged(sent, b.given(b.mine)),
+        _unchanged(sent, b.given(b.mine)),
     ]
-
-
-def _all_gather_stacked(b: Bench) -> list[Part]:
-    received, sent = b.empty(b.case.size * b.world).reshape(b.world, b.case.size), b.tensor(b.given(b.mine))
-    b.setting.dist.all_gather_into_tensor(received, sent)
-    return [(f"from rank {r}", block.tolist(), b.given(r)) for r, block in enumerate(received)]
 
 
 def _reduce_scatter(b: Bench) -> list[Part]:
@@ -81,13 +195,7 @@ def _reduce_scatter_tensor(b: Bench) -> list[Part]:
     received, values = b.empty(), [*itertools.chain(*b.blocks(b.mine))]
     sent = b.tensor(values)
     b.setting.dist.reduce_scatter_tensor(received, sent, op=b.operation)
-    return [("", received.tolist(), b.reduced(b.mine)), case_tensors.unchanged(sent, values)]
-
-
-def _all_to_all(b: Bench) -> list[Part]:
-    received = [b.empty() for _ in range(b.world)]
-    b.setting.dist.all_to_all(received, [b.tensor(block) for block in b.blocks(b.mine)])
-    return [(f"from rank {r}", block.tolist(), b.given(r, b.mine)) for r, block in enumerate(received)]
+    return [("", received.tolist(), b.reduced(b.mine)), _unchanged(sent, values)]
 
 
 def _all_to_all_single(b: Bench) -> list[Part]:
@@ -97,7 +205,7 @@ def _all_to_all_single(b: Bench) -> list[Part]:
     parts = [
         (f"from rank {r}", block.tolist(), b.given(r, b.mine)) for r, block in enumerate(received.split(b.case.size))
     ]
-    return [*parts, case_tensors.unchanged(sent, values)]
+    return [*parts, _unchanged(sent, values)]
 
 
 def _uneven(b: Bench) -> list[Part]:
@@ -114,28 +222,6 @@ def _uneven(b: Bench) -> list[Part]:
         (f"from rank {r}", block.tolist(), b.given(r, b.mine, count))
         for (r, count), block in zip(enumerate(into), received.split(into))
     ]
-
-
-def _in_flight(b: Bench) -> list[Part]:
-    """Start several all-reduces and wait for the last one first."""
-    tensors = [b.tensor(b.given(b.mine, block)) for block in range(case_tensors.IN_FLIGHT)]
-    works = [b.setting.dist.all_reduce(tensor, op=b.operation, async_op=True) for tensor in tensors]
-    for work in works[::-1]:
-        work.wait()
-    return [(f"message {block}", tensor.tolist(), b.reduced(block)) for block, tensor in enumerate(tensors)]
-
-
-def _strided(b: Bench) -> list[Part]:
-    """Reduce every other element of a tensor: right, with the gaps as they were, or refused for not being dense."""
-    mine = b.given(b.mine)
-    base = b.tensor([value for value in mine for _ in range(2)])
-    try:
-        b.setting.dist.all_reduce(base[::2], op=b.operation)
-    except (RuntimeError, ValueError) as error:
-        if not any(word in str(error).lower() for word in ("contiguous", "dense", "overlapping")):
-            raise
-        return [("what was refused, afterwards", base[::2].tolist(), mine)]
-    return [("", base[::2].tolist(), b.reduced()), ("the gaps", base[1::2].tolist(), mine)]
 
 
 def _special_values(b: Bench) -> list[Part]:
@@ -155,17 +241,16 @@ def _subgroups(b: Bench) -> list[Part]:
     random.Random(f"{b.setting.seed}/{b.case.turn}").shuffle(ranks)  # noqa: S311 (test data, no secret)
     alone = 1 if b.world < 5 else 2  # noqa: PLR2004 (as said)
     teams = [sorted(ranks[alone:]), sorted(ranks[:alone])]
-    groups = [dist.new_group(team) for team in teams]
-    _KEPT.extend(groups)
+    groups = [group(b.setting, team) for team in teams]
     ours = b.mine not in teams[0]
-    team, group = teams[ours], groups[ours]
+    team, ours_only = teams[ours], groups[ours]
     summed, bystander = b.tensor(b.given(b.mine)), b.tensor(b.given(b.mine, 9))
-    dist.all_reduce(summed, group=group)
+    dist.all_reduce(summed, group=ours_only)
     sent, gathered = b.tensor(b.given(b.mine, 1)), [b.empty() for _ in team]
-    dist.all_gather(gathered, sent, group=group)
+    dist.all_gather(gathered, sent, group=ours_only)
     moved = b.tensor(b.given(b.mine, 2))
-    dist.broadcast(moved, team[-1], group=group)
-    dist.barrier(group=group)
+    dist.broadcast(moved, team[-1], group=ours_only)
+    dist.barrier(group=ours_only)
     summary = f"in the group of ranks {team}"
     return [
         (f"all-reduce {summary}", summed.tolist(), exact_numbers.reduced(b.kind, [b.given(rank) for rank in team])),
@@ -190,101 +275,21 @@ def _send_recv(b: Bench) -> list[Part]:
     received, sent = b.empty(), b.tensor(b.given(b.mine))
     for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, received, source)]):
         work.wait()
-    return [(f"from rank {source}", received.tolist(), b.given(source)), case_tensors.unchanged(sent, b.given(b.mine))]
+    return [(f"from rank {source}", received.tolist(), b.given(source)), _unchanged(sent, b.given(b.mine))]
 
 
-def _send_recv_in_turn(b: Bench) -> list[Part]:
-    """Send and receive by the calls that wait, one pair of ranks after the other."""
-    parts = []
-    for first, second in itertools.combinations(range(b.world), 2):
-        if b.mine not in (first, second):
-            continue
-        other, received = first + second - b.mine, b.empty()
-        sent = b.tensor(b.given(b.mine, other))
-        steps = [
-            functools.partial(b.setting.dist.send, sent, other),
-            functools.partial(b.setting.dist.recv, received, other),
-        ]
-        senders = [step() for step in (steps if b.mine == first else steps[::-1])]
-        parts.append((f"from rank {other}", received.tolist(), b.given(other, b.mine)))
-        parts.append(("the sender's number", [number for number in senders if number is not None], [other]))
-    return parts
-
-
-def _batched(b: Bench) -> list[Part]:
-    """Send several messages to one rank in one batch: they arrive in their order."""
-    to, source, dist = (b.mine + 1) % b.world, (b.mine - 1) % b.world, b.setting.dist
-    received = [b.empty() for _ in range(case_tensors.IN_FLIGHT)]
-    calls = [dist.P2POp(dist.isend, b.tensor(b.given(b.mine, block)), to) for block in range(case_tensors.IN_FLIGHT)]
-    for work in dist.batch_isend_irecv([*calls, *(dist.P2POp(dist.irecv, one, source) for one in received)]):
-        work.wait()
-    return [
-        (f"message {block} from rank {source}", one.tolist(), b.given(source, block))
-        for block, one in enumerate(received)
-    ]
-
-
-def tagged(b: Bench) -> list[Part]:
-    """Send two messages with tags to the next rank, which receives them in the other order (gloo; NCCL has no tags)."""
-    to, source, dist = (b.mine + 1) % b.world, (b.mine - 1) % b.world, b.setting.dist
-    works = [dist.isend(b.tensor(b.given(b.mine, block)), to, tag=71 + block) for block in range(2)]
-    received = [b.empty(), b.empty()]
-    for block in (1, 0):
-        dist.recv(received[block], source, tag=71 + block)
-    for work in works:
-        work.wait()
-    # One rank alone sends to this one: who, is said by what is received from anybody.
-    last, anybody = dist.isend(b.tensor(b.given(b.mine, 2)), to), b.empty()
-    sender = dist.recv(anybody)
-    last.wait()
-    return [
-        ("from anybody", anybody.tolist(), b.given(source, 2)),
-        ("who that was", [sender], [source]),
-        *(
-            (f"tag {71 + block} from rank {source}", one.tolist(), b.given(source, block))
-            for block, one in enumerate(received)
-        ),
-    ]
-
-
-POINT_TO_POINT: dict[str, Callable[[Bench], list[Part]]] = {
-    "send/recv (batch)": _send_recv,
-    "send/recv": _send_recv_in_turn,
-    "several sends in one batch": _batched,
-}
-TAGGED = "send/recv by tags"
 MOVING: dict[str, Callable[[Bench], list[Part]]] = {
     "broadcast": _broadcast,
     "scatter": _scatter,
     "gather": _gather,
     "all-gather": _all_gather,
     "all-gather (tensor)": _all_gather_tensor,
-    "all-to-all (list)": _all_to_all,
     "all-to-all": _all_to_all_single,
     "all-to-all (uneven)": _uneven,
-    **POINT_TO_POINT,
+    "send/recv (batch)": _send_recv,
 }
-STRIDED = "all-reduce of a strided tensor"
-STACKED = "all-gather (tensor), stacked"
-OTHERS: dict[str, Callable[[Bench], list[Part]]] = {
-    "several all-reduces at once": _in_flight,
-    STRIDED: _strided,
-    STACKED: _all_gather_stacked,
-    "sub-groups": _subgroups,
-    TAGGED: tagged,
-}
-SPECIAL = "all-reduce of inf and NaN"
-CALLS = {
-    **REDUCING,
-    **MOVING,
-    **OTHERS,
-    **group_cases.calls({**REDUCING, **MOVING}),
-    **group_cases.OTHERS,
-    object_cases.OBJECTS: object_cases.objects,
-    SPECIAL: _special_values,
-}
-# What one of the backends alone has.
-ONLY = {STRIDED: "nccl", STACKED: "nccl", TAGGED: "gloo"}
+SUBGROUPS, SPECIAL = "sub-groups", "all-reduce of inf and NaN"
+CALLS = {**REDUCING, **MOVING, SUBGROUPS: _subgroups, SPECIAL: _special_values}
 
 
 def cases(setting: Setting) -> Iterator[CollectiveCase]:
@@ -293,21 +298,12 @@ def cases(setting: Setting) -> Iterator[CollectiveCase]:
     for collective in REDUCING:
         pairs = [*itertools.product((*exact_numbers.OPERATIONS, *exact_numbers.BITWISE), exact_numbers.EXACT)]
         chance.shuffle(pairs)
-        fitting = [pair for pair in pairs if case_tensors.fits(setting.rank.backend, *pair, world)]
-        yield from case_tensors.sized(chance, collective, fitting, setting)
+        fitting = [pair for pair in pairs if fits(setting.rank.backend, *pair, world)]
+        yield from _sized(chance, collective, fitting, setting)
     for collective in MOVING:
         dtypes = [*exact_numbers.EXACT]
         chance.shuffle(dtypes)
-        yield from case_tensors.sized(chance, collective, [("", dtype) for dtype in dtypes], setting)
-    for collective in OTHERS:
-        # gloo takes a strided tensor for a dense one and says nothing (torch 2.13); NCCL's side refuses it.
-        if ONLY.get(collective, setting.rank.backend) == setting.rank.backend:
-            pairs = [("sum", dtype) for dtype in ("float32", "int64", "int32")]
-            yield from case_tensors.sized(chance, collective, pairs, setting)
-    yield from group_cases.cases(setting, [*REDUCING, *MOVING], [*REDUCING])
-    for collective, types in group_cases.FITTING.items():
-        yield from case_tensors.sized(chance, collective, [("sum", dtype) for dtype in types], setting, large=False)
-    for index in range(world):
-        yield CollectiveCase(object_cases.OBJECTS, "", "int64", chance.randrange(1, case_tensors.ODD), index)
+        yield from _sized(chance, collective, [("", dtype) for dtype in dtypes], setting)
+    yield from _sized(chance, SUBGROUPS, [("sum", dtype) for dtype in ("float32", "int64", "int32")], setting)
     for index, dtype in itertools.product(range(world), ("float32", "float16")):
         yield CollectiveCase(SPECIAL, "sum", dtype, 4, index)

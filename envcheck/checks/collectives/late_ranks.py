@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from envcheck.checks import Measured, Outcome, Ranks, failed, undecided
-from envcheck.checks.collectives import group_cases
-from envcheck.checks.collectives.case_tensors import Bench, CollectiveCase, Part, Setting
+from envcheck.checks.collectives import collective_cases
+from envcheck.checks.collectives.collective_cases import Bench, CollectiveCase, Part, Setting
 from envcheck.checks.support import process_group
 
 LATE_AT_MOST = 3
@@ -37,7 +37,7 @@ def late_ranks(setting: Setting) -> list[int]:
 def barrier(setting: Setting, late: int, operation: str) -> Measured:
     """Meet at a barrier to which `late` comes last; return when it came, and when this rank got out."""
     times: Measured = {"what": operation, "late": late, "met": True}
-    group = group_cases.group(setting, range(setting.rank.world)) if operation == BARRIERS[1] else None
+    group = collective_cases.group(setting, range(setting.rank.world)) if operation == BARRIERS[1] else None
     if setting.rank.rank == late:
         times["met"] = _others(setting, f"{operation}{late}")
         times["came"] = time.monotonic()

@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from envcheck.checks import Measured, Rank
-from envcheck.checks.collectives import exact_numbers, gloo_gaps
+from envcheck.checks.collectives import exact_numbers
+from envcheck.checks.support import process_group
 
 MIB = 1 << 20
 # 8 B to 32 KiB show latency, from 1 MiB on the curve rises; a GPU needs 1 GB to reach its plateau.
@@ -162,9 +163,9 @@ def curves(torch: Any, dist: Any, rank: Rank, device: Any, names: Sequence[str])
         try:
             latency = [_small(torch, dist, rank, device, name, size) for size in SMALL]
         except (RuntimeError, ValueError, NotImplementedError) as error:
-            if not gloo_gaps.lacks(rank.backend, error):
+            if not process_group.gloo_lacks(rank.backend, error):
                 raise
-            measured["unsupported"][name] = gloo_gaps.quoted(error)
+            measured["unsupported"][name] = process_group.quoted(error)
             continue
         measured["latency"][name] = latency
         sizes, right = _sizes(torch, dist, rank, device, name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided
-from envcheck.checks.collectives import exact_numbers, gloo_gaps
+from envcheck.checks.collectives import exact_numbers
 from envcheck.checks.support import process_group
 from envcheck.counting import numbered
 
@@ -70,8 +70,8 @@ def _reduce(torch: Any, dist: Any, rank: Rank, hashed: Any, dtype: str) -> Measu
         try:
             dist.all_reduce(tensor)
         except RuntimeError as error:
-            if gloo_gaps.lacks(rank.backend, error):
-                return {"unsupported": gloo_gaps.quoted(error)}
+            if process_group.gloo_lacks(rank.backend, error):
+                return {"unsupported": process_group.quoted(error)}
             raise
         # A rank that stopped at its first difference would leave the others in the next collective.
         if not comparison["wrong"] and int(exact_numbers.compared(torch, tensor, expected)):

@@ -27,9 +27,9 @@ from envcheck.checks import (
     warned,
     worst,
 )
-from envcheck.checks.collectives import collective_cases, exact_numbers, gloo_gaps, object_cases
+from envcheck.checks.collectives import collective_cases, exact_numbers
 from envcheck.checks.collectives import late_ranks as collectives_late_ranks
-from envcheck.checks.collectives.case_tensors import Bench, CollectiveCase, Part, Setting
+from envcheck.checks.collectives.collective_cases import Bench, CollectiveCase, Part, Setting
 from envcheck.checks.support import process_group
 from envcheck.checks.training import plain_math
 from envcheck.counting import counted, numbered
@@ -115,7 +115,7 @@ def measure(rank: Rank) -> Measured:
     except Exception as error:
         if not record.now:
             raise
-        entry["raised"] = {"case": record.now, "says": gloo_gaps.quoted(error), "at": time.time()}
+        entry["raised"] = {"case": record.now, "says": process_group.quoted(error), "at": time.time()}
     return {**entry, **record.measured()}
 
 
@@ -123,18 +123,15 @@ def _run(setting: Setting, record: Record) -> None:
     for case in collective_cases.cases(setting):
         record.now, bench = case.name(), Bench(setting, case)
         backend, torch = setting.rank.backend, setting.torch.__version__
-        if gloo_gaps.ignores_operation(backend, torch, case.collective, case.operation):
-            record.known_gaps[record.now] = gloo_gaps.SUMS_ONLY
+        if process_group.gloo_ignores_operation(backend, torch, case.collective, case.operation):
+            record.known_gaps[record.now] = process_group.SUMS_ONLY
             continue
         try:
             parts = collective_cases.CALLS[case.collective](bench)
         except (RuntimeError, ValueError, NotImplementedError) as error:
-            if case.collective == object_cases.OBJECTS and gloo_gaps.needs_numpy(error):
-                record.known_gaps[record.now] = gloo_gaps.NO_NUMPY
-                continue
-            if not (gloo_gaps.lacks(backend, error) and _later(case)):
+            if not (process_group.gloo_lacks(backend, error) and _later(case)):
                 raise
-            record.unsupported[record.now] = gloo_gaps.quoted(error)
+            record.unsupported[record.now] = process_group.quoted(error)
             continue
         record.add(case.collective, record.now, exact_numbers.slack(bench.kind) if case.operation else 0.0, parts)
     for late in collectives_late_ranks.late_ranks(setting):
@@ -217,7 +214,7 @@ def _raised(ranks: Ranks) -> list[Outcome]:
 def _known_gaps(ranks: Ranks) -> list[Outcome]:
     """Return a warning for each known gap of this PyTorch, which no machine causes."""
     reasons = [reason for entry in ranks for reason in (entry.get("known_gaps") or {}).values()]
-    fix = "use NCCL, install NumPy, or take a newer PyTorch, where you need it"
+    fix = "use NCCL, or take a newer PyTorch, where you need it"
     return [
         warned(f"{reason}: left out {counted(reasons.count(reason), 'case')}", fix=fix, code="collective.known-gap")
         for reason in dict.fromkeys(reasons)
@@ -227,17 +224,10 @@ def _known_gaps(ranks: Ranks) -> list[Outcome]:
 def _missing(ranks: Ranks) -> list[Outcome]:
     """Return an error for each rank that did not run what it has to, or said otherwise than the others."""
     findings = []
-    owed = [
-        name
-        for name in collective_cases.CALLS
-        if collective_cases.ONLY.get(name) != "nccl" and not name.startswith(LATER_IN_GLOO)
-    ]
     for entry in ranks:
         lacking, done = entry.get("unsupported") or {}, entry.get("done") or {}
-        every = owed if entry["backend"] == "gloo" else [*collective_cases.CALLS]
-        every = [name for name in every if collective_cases.ONLY.get(name, entry["backend"]) == entry["backend"]]
-        without_numpy = gloo_gaps.NO_NUMPY in (entry.get("known_gaps") or {}).values()
-        every = [name for name in every if not (without_numpy and name == object_cases.OBJECTS)]
+        gloo = entry["backend"] == "gloo"
+        every = [name for name in collective_cases.CALLS if not (gloo and name.startswith(LATER_IN_GLOO))]
         unrun = [
             name for name in dict.fromkeys([*every, *collectives_late_ranks.STARTED, *done]) if not _ran(done.get(name))
         ]

@@ -28,7 +28,6 @@ from envcheck.checks import (
     undecided,
     worst,
 )
-from envcheck.checks.collectives import gloo_gaps
 from envcheck.checks.support import process_group, promise_cases
 from envcheck.checks.training import model_replicas, plain_math
 
@@ -45,7 +44,7 @@ CHECK = Check(
 
 SINCE = (2, 4)
 # Seen on a CPU: 2.4 and 2.5 call torch.cuda by name, 2.6 asks a CPU's stream for an event. 2.8 runs, but its gloo adds
-# up the gradients that FSDP2 asks it to average (`gloo_gaps`): each step is as many times too long as there are ranks.
+# up the gradients that FSDP2 asks it to average (SUMS_ONLY): each step is as many times too long as there are ranks.
 CPU_SINCE = (2, 8)
 LIMIT = Limit(
     1e-5,
@@ -208,8 +207,8 @@ def _fully_shard(torch: Any, kind: str) -> tuple[Any, str | None]:
         return None, f"torch {torch.__version__} has no FSDP2 (2.4 has)"
     if kind == "cpu" and version < CPU_SINCE:
         return None, f"the FSDP2 of torch {torch.__version__} is for GPUs alone"
-    if kind == "cpu" and gloo_gaps.ignores_operation("gloo", torch.__version__, "reduce-scatter", "average"):
-        return None, f"the FSDP2 of torch {torch.__version__} is for GPUs alone: {gloo_gaps.SUMS_ONLY}"
+    if kind == "cpu" and process_group.gloo_ignores_operation("gloo", torch.__version__, "reduce-scatter", "average"):
+        return None, f"the FSDP2 of torch {torch.__version__} is for GPUs alone: {process_group.SUMS_ONLY}"
     try:
         from torch.distributed.fsdp import fully_shard
     except ImportError:

@@ -8,6 +8,7 @@ import fcntl
 import math
 import os
 import platform
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
@@ -19,6 +20,20 @@ from envcheck.checks.support import progress_file
 JOIN_SECONDS = 60
 # The variable with the node's name in a group over several of them; hosts of containers may all be called localhost.
 NODE_NAME = "ENVCHECK_NODE_NAME"
+
+# What gloo does not have, by the words that PyTorch documents for it; any other exception is no lack but a fault.
+# torch/csrc/distributed/c10d: Backend.hpp and ProcessGroup.hpp ("Backend gloo does not support ..."),
+# ProcessGroupGloo.cpp ("ProcessGroupGloo does not support ...", "no support for ... in Gloo process group",
+# "Cannot use ReduceOp.AVG with Gloo", "Invalid scalar type"); releases 1.13 to 2.13.
+_GLOO_LACKS = re.compile(
+    r"(Backend|ProcessGroup) ?gloo:? does not (yet )?support|no support for \w+ in gloo process group"
+    r"|cannot use ReduceOp\.\w+ with gloo|^invalid scalar type",
+    re.IGNORECASE,
+)
+_QUOTED = 300
+# pytorch/pytorch#118911 (2.3) brought an all-reduce that ignores the operation; still open for 2.8 in #162338.
+_SUMS_ONLY = ((2, 3), (2, 9))
+SUMS_ONLY = "the gloo of this PyTorch adds whatever operation reduce-scatter is given (pytorch/pytorch#162338)"
 
 Problem = Optional[Outcome]
 _LEFT: list[Any] = []
@@ -180,3 +195,21 @@ def _shared(ranks: Ranks) -> Problem:
 def finite(value: Any) -> bool:
     """Return whether `value` is a finite number: None, NaN (which JSON loses) and words are not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def gloo_lacks(backend: str, error: BaseException) -> bool:
+    """Return whether an exception is gloo saying that it does not have this operation or dtype."""
+    return backend == "gloo" and bool(_GLOO_LACKS.search(str(error)))
+
+
+def gloo_ignores_operation(backend: str, torch: str, collective: str, operation: str) -> bool:
+    """Return whether this release's gloo is known to add where reduce-scatter is called with another operation."""
+    release = tuple(int(part) for part in re.findall(r"\d+", torch)[:2])
+    affected = backend == "gloo" and _SUMS_ONLY[0] <= release < _SUMS_ONLY[1]
+    return affected and collective.startswith("reduce-scatter") and operation != "sum"
+
+
+def quoted(error: BaseException) -> str:
+    """Return an exception's type and first line."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"[:_QUOTED]

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from typing import Any
 
-import pytest
-
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
-from envcheck.checks.collectives import (
-    case_tensors,
-    collective_cases,
-    exact_numbers,
-    gloo_gaps,
-    late_ranks,
-    object_cases,
-)
+from envcheck.checks.collectives import collective_cases, exact_numbers, late_ranks
 from envcheck.checks.env import collectives
+from envcheck.checks.support import process_group
 from tests.builders import Entry, group
+from tests.tables import each
 
 NAMES = [*collective_cases.CALLS, *late_ranks.STARTED]
 # The barrier and the async all-reduce come first.
@@ -53,7 +47,7 @@ def test_the_truth_passes_and_one_rank_is_a_skip(h100: View, cpu: View) -> None:
     assert collectives.judge(h100, entries()[:5]).status == ERROR
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_a_wrong_element_of_a_collective_is_named(h100: View, name: str) -> None:
     ranks = entries()
     ranks[6]["wrong"] = [{"collective": name, "case": f"{name} sum int32", **WRONG}]
@@ -74,8 +68,8 @@ def test_every_finding_is_held(h100: View) -> None:
     assert [finding.code for finding in outcome.findings][2:] == ["collective.incomplete", "collective.no-wait"]
 
 
-@pytest.mark.parametrize(
-    ("change", "status"),
+@each(
+    "change, status",
     [
         ({"out": 5.999}, FAIL),
         ({"out": None}, FAIL),
@@ -94,7 +88,7 @@ def test_a_wait_that_was_none(h100: View, change: Entry, status: str) -> None:
     assert collectives.judge(h100, ranks).status == status
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [{"what": 7}, {"what": None}, {"late": math.nan}, {"late": True}, {"late": 3}, {"came": -1.0}, {"came": "nan"}],
 )
@@ -108,7 +102,7 @@ def test_a_wait_that_says_nothing_is_no_pass(h100: View, change: Entry) -> None:
     assert collectives.judge(h100, ranks).status == ERROR
 
 
-@pytest.mark.parametrize(
+@each(
     "done",
     [
         {"cases": 6, "elements": -1, "wrong": 0},
@@ -155,8 +149,8 @@ def test_the_rank_that_raised_first_is_named_and_not_those_that_lost_it(h100: Vi
     assert "illegal memory access" in outcome.summary
 
 
-@pytest.mark.parametrize(
-    ("backend", "message", "lacks"),
+@each(
+    "backend, message, lacks",
     [
         ("gloo", "Backend gloo does not support reduce_scatter_tensor_coalesced", True),
         ("gloo", "ProcessGroupGloo does not support reduce_scatter", True),
@@ -170,7 +164,7 @@ def test_the_rank_that_raised_first_is_named_and_not_those_that_lost_it(h100: Vi
     ],
 )
 def test_only_gloo_s_own_words_are_a_lack(backend: str, message: str, lacks: bool) -> None:  # noqa: FBT001 (a table)
-    assert gloo_gaps.lacks(backend, RuntimeError(message)) is lacks
+    assert process_group.gloo_lacks(backend, RuntimeError(message)) is lacks
 
 
 def holds(dtype: str, value: int) -> bool:
@@ -181,15 +175,14 @@ def holds(dtype: str, value: int) -> bool:
     return bool(struct.unpack(codes[dtype], struct.pack(codes[dtype], value))[0] == value)
 
 
-@pytest.mark.parametrize("world", [2, 3, 8, 17])
-@pytest.mark.parametrize("dtype", exact_numbers.EXACT)
-@pytest.mark.parametrize("operation", ["", *exact_numbers.OPERATIONS, *exact_numbers.BITWISE])
+@each(
+    "operation, dtype, world",
+    itertools.product(["", *exact_numbers.OPERATIONS, *exact_numbers.BITWISE], exact_numbers.EXACT, [2, 3, 8, 17]),
+)
 def test_integers_and_their_results_are_exact_in_the_dtype(operation: str, dtype: str, world: int) -> None:
     kind = exact_numbers.Kind(operation, dtype, world)
-    if operation in exact_numbers.BITWISE and dtype in exact_numbers.FLOATS:
-        pytest.skip("bits are combined of whole numbers")
-    if not exact_numbers.bound(kind):
-        pytest.skip("no integers of this dtype can show it")
+    if (operation in exact_numbers.BITWISE and dtype in exact_numbers.FLOATS) or not exact_numbers.bound(kind):
+        return  # bits are combined of whole numbers, and of some dtypes no integers can show it
     given = [exact_numbers.integers("seed", kind, rank, 40) for rank in range(world)]
     assert all(holds(dtype, value) for values in given for value in values)
     if operation:
@@ -207,7 +200,7 @@ def test_bits_are_combined_of_whole_numbers_over_gloo_alone() -> None:
         for backend in ("gloo", "nccl")
         for operation in exact_numbers.BITWISE
         for dtype in exact_numbers.EXACT
-        if case_tensors.fits(backend, operation, dtype, 2)
+        if collective_cases.fits(backend, operation, dtype, 2)
     }
     dtypes = ("int32", "int64", "uint8", "int8")
     assert tried == {("gloo", operation, dtype) for operation in ("band", "bor", "bxor") for dtype in dtypes}
@@ -245,18 +238,14 @@ def test_a_difference_is_placed_and_counted() -> None:
 def test_a_known_gap_of_a_release_is_a_warning_and_no_excuse_for_anything_else(cpu: View) -> None:
     ranks = entries(2, gpu=False)
     for entry in ranks:
-        entry["known_gaps"] = {f"{object_cases.OBJECTS} int64": gloo_gaps.NO_NUMPY}
-        del entry["done"][object_cases.OBJECTS]
+        entry["known_gaps"] = {"reduce-scatter product": process_group.SUMS_ONLY}
     assert collectives.judge(cpu, ranks).status == WARN
     del ranks[1]["known_gaps"]
     assert collectives.judge(cpu, ranks).status == ERROR
-    for entry in ranks:
-        entry["known_gaps"] = {"reduce-scatter product": gloo_gaps.SUMS_ONLY}
-    assert collectives.judge(cpu, ranks).status == ERROR
 
 
-@pytest.mark.parametrize(
-    ("backend", "torch", "collective", "operation", "ignored"),
+@each(
+    "backend, torch, collective, operation, ignored",
     [
         ("gloo", "2.6.0+cu124", "reduce-scatter (tensor)", "product", True),
         ("gloo", "2.6.0", "reduce-scatter (tensor)", "sum", False),
@@ -269,12 +258,4 @@ def test_a_known_gap_of_a_release_is_a_warning_and_no_excuse_for_anything_else(c
 def test_only_releases_with_the_defect_of_gloo_are_excused(
     backend: str, torch: str, collective: str, operation: str, *, ignored: bool
 ) -> None:
-    assert gloo_gaps.ignores_operation(backend, torch, collective, operation) is ignored
-
-
-def test_a_numpy_that_is_installed_and_does_not_work_is_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = RuntimeError("Numpy is not available")
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert gloo_gaps.needs_numpy(error)
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: object())
-    assert not gloo_gaps.needs_numpy(error)
+    assert process_group.gloo_ignores_operation(backend, torch, collective, operation) is ignored

@@ -13,24 +13,18 @@ from typing import Any
 
 # Sizes that take a GPU a moment and a CPU minutes; what they are is no part of what is simulated.
 SMALLER: dict[str, dict[str, Any]] = {
-    "gemm_throughput": {"SIZE": 512, "PREHEAT": 0.05, "WARMUP": 1, "ITERATIONS": 3},
-    "memory_bandwidth": {"ON_CARD": 1 << 23, "ACROSS": 1 << 22, "ITERATIONS": 5},
-    "support.hardware.gpu_speed": {"FLUSH": 1 << 20},
-    "fingerprint": {"SIZE": {"cuda": 256}, "REPEATS": {"cuda": 3}},
-    "support.collectives.cases.case_tensors": {"LARGE": {"cuda": 4099}},
-    "straggler": {"SIZE": {"cuda": 192}, "ROUNDS": {"cuda": 300}, "PRODUCTS": {"cuda": 1}},
-    "memory_patterns": {"CHUNK": {"cuda": 1 << 20}},
-    "support.training.overlapped_training": {
-        "WIDTH": {"cuda": 512},
-        "DEPTH": {"cuda": 4},
-        "BATCH": {"cuda": 32},
-        "BUCKET_MB": {"cuda": 1},
-    },
-    "training_load": {"SECONDS": 1.5, "INTERVAL": 0.1, "WIDTH": 64, "BATCH": 64},
-    "peer_to_peer": {"VALUES": (1 << 18) + 3},
-    "transport": {"SIZE": 1 << 20},
-    "sustained_gemm": {"SIZE": 128, "SECONDS": 3.0, "BATCH": 5e-8, "INTERVAL": 0.2},
-    "support.collectives.timed_collectives": {
+    "env.gemm_throughput": {"SIZE": 512, "PREHEAT": 0.05, "WARMUP": 1, "ITERATIONS": 3},
+    "env.memory_bandwidth": {"ON_CARD": 1 << 23, "ACROSS": 1 << 22, "ITERATIONS": 5},
+    "hardware.gpu_speed": {"FLUSH": 1 << 20},
+    "env.fingerprint": {"SIZE": {"cuda": 256}, "REPEATS": {"cuda": 3}},
+    "collectives.collective_cases": {"LARGE": {"cuda": 4099}},
+    "env.straggler": {"SIZE": {"cuda": 192}, "ROUNDS": {"cuda": 300}, "PRODUCTS": {"cuda": 1}},
+    "env.memory_patterns": {"CHUNK": {"cuda": 1 << 20}},
+    "env.training_load": {"SECONDS": 1.5, "INTERVAL": 0.1, "WIDTH": 64, "BATCH": 64},
+    "env.peer_to_peer": {"VALUES": (1 << 18) + 3},
+    "env.transport": {"SIZE": 1 << 20},
+    "env.sustained_gemm": {"SIZE": 128, "SECONDS": 3.0, "BATCH": 5e-8, "INTERVAL": 0.2},
+    "collectives.timed_collectives": {
         "SIZES": {"cuda": [1 << 20, 1 << 22, 1 << 24]},
         "WARMUP": {"cuda": 1},
         "MOST": 5,
@@ -40,7 +34,7 @@ SMALLER: dict[str, dict[str, Any]] = {
 
 
 def _shrink(module: ModuleType) -> None:
-    for name, value in SMALLER[module.__name__.removeprefix("envcheck.checks.env.")].items():
+    for name, value in SMALLER[module.__name__.removeprefix("envcheck.checks.")].items():
         known = getattr(module, name)
         setattr(module, name, {**known, **value} if isinstance(known, dict) else value)
 
@@ -59,7 +53,7 @@ def _load(pynvml: Any) -> None:
 
 AFTER: dict[str, Callable[[ModuleType], None]] = {"torch": _simulate}
 AFTER |= {"envcheck.checks.hardware.sampler": _drive, "pynvml": _load}
-AFTER |= {f"envcheck.checks.env.{name}": _shrink for name in SMALLER}
+AFTER |= {f"envcheck.checks.{name}": _shrink for name in SMALLER}
 
 
 class _HookLoader(importlib.abc.Loader):
