@@ -25,19 +25,10 @@ def data_path(name: str) -> Path:
 
 def own_images() -> Path:
     """Return the images/ that may be written: the checkout's. An installed package's own data is left as it is."""
-    return _own("images", "images/ are", "--images DIR")
-
-
-def own_matrix() -> Path:
-    """Return the matrix.yaml that may be written: the checkout's."""
-    return _own("matrix.yaml", "matrix.yaml is", "--matrix FILE")
-
-
-def _own(name: str, subject: str, option: str) -> Path:
     if (_PACKAGE / "_data").exists():
-        message = f"this envcheck is installed, its {subject} not yours to change"
-        raise ConfigError(message, fix=f"give {option}, or work in a checkout")
-    return data_path(name)
+        message = "this envcheck is installed, its images/ are not yours to change"
+        raise ConfigError(message, fix="give --images DIR, or work in a checkout")
+    return data_path("images")
 
 
 def state_path(*parts: str) -> Path:

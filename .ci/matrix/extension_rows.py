@@ -17,9 +17,9 @@ from packaging.tags import Tag
 
 from envcheck.errors import ConfigError
 from envcheck.matrix.extensions.file import canonical
+from envcheck.matrix.extensions.fit import newest_first
 from envcheck.matrix.extensions.model import Extension, ExtensionRelease, Extensions, ExtensionWheel
 from envcheck.matrix.extensions.opened_wheel import LINUX, architecture, oldest_glibc, requirements
-from envcheck.matrix.extensions.specifiers import newest_first
 from envcheck.matrix.facts.model import HostArch
 
 

@@ -8,8 +8,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from envcheck.counting import counted
-from envcheck.matrix.facts.model import Build, HostArch, Matrix, TorchRelease, TorchVariant
-from envcheck.matrix.facts.versions import key, python_key
+from envcheck.matrix.facts.model import Build, HostArch, Matrix, TorchRelease, TorchVariant, key, python_key
 from envcheck.matrix.file.canonical import canonical
 from envcheck.matrix.file.lint import Problem
 

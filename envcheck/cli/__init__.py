@@ -13,9 +13,8 @@ from typing import Any, Final
 import click
 
 from envcheck import __version__
-from envcheck.cli import interrupts
 from envcheck.cli.lazy_group import LazyGroup
-from envcheck.cli.shared import messages, streams
+from envcheck.cli.shared import messages, process
 from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
 from envcheck.mirrors.net.waits import NETWORK_WAITS
 
@@ -117,9 +116,9 @@ def cli(ctx: click.Context, *, matrix: Path | None, verbose: bool, quiet: bool) 
 
 def main() -> None:
     """Run the command line as a process; every error is one line and its exit code."""
-    streams.ready()
+    process.ready()
     messages.forget_names()
-    with interrupts.raised():
+    with process.signals_raised():
         status = _status()
     status = _closed(status)
     gc.freeze()  # Python's end would search all modules for garbage: a fifth of the time of a short command
@@ -130,7 +129,7 @@ def _status() -> int:
     try:
         status = cli(prog_name="envcheck", standalone_mode=False)
     except click.Abort as abort:
-        return _say("interrupted", interrupts.status_of(abort.__cause__))
+        return _say("interrupted", process.status_of(abort.__cause__))
     except PipeClosedError:
         return 128 + signal.SIGPIPE
     except click.exceptions.NoArgsIsHelpError as error:
@@ -177,7 +176,7 @@ def _closed(status: int) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    unwritten = streams.unwritten()
+    unwritten = process.unwritten()
     return status if unwritten is None else _say(_no_output(unwritten), status or UnavailableError.exit_code)
 
 

@@ -2,7 +2,7 @@
 
     @dataclass(frozen=True, kw_only=True)
     class ProbeOptions:
-        cells: Annotated[tuple[str, ...], Argument(metavar="[CELL]", shell_complete=completion.cells)] = ()
+        cells: Annotated[tuple[str, ...], Argument(metavar="[CELL]", shell_complete=complete_cells)] = ()
         mirrors: Annotated[tuple[str, ...], Option("--mirror", metavar="PROFILE", help="Repeatable.")] = ()
         lock: Annotated[Path | None, Option(type=EXISTING_FILE, help="Probe for every file of a lock.")] = None
         max_bytes: Annotated[int, Option(type=Size(), help="Bytes for all mirrors together.")] = 128_000_000

@@ -17,10 +17,8 @@ from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.fleet.database import ingest, opened
 from envcheck.fleet.hostlist import fold, is_name, natural, unfold
-from envcheck.matrix.facts.gpu_names import find_gpu, suggest
-from envcheck.matrix.facts.lookup import Facts
-from envcheck.matrix.facts.model import Cell, Matrix
-from envcheck.matrix.facts.versions import branch, key
+from envcheck.matrix.facts.lookup import Facts, find_gpu, suggest
+from envcheck.matrix.facts.model import Cell, Matrix, branch, key
 from envcheck.matrix.resolver.candidates import candidates
 from envcheck.matrix.resolver.query import DRIVER_VERSION, Query, host_arch, requested_devices, validate
 from envcheck.matrix.resolver.resolve import resolve

@@ -24,8 +24,7 @@ from envcheck.images.lockfile import Lock, Pin, divide, group_of
 from envcheck.images.spec import ARCH, facts, torch_index, torch_version
 from envcheck.images.targets import BESIDE_TORCH
 from envcheck.matrix.facts.lookup import glibc
-from envcheck.matrix.facts.model import Cell, HostArch, Matrix
-from envcheck.matrix.facts.versions import key
+from envcheck.matrix.facts.model import Cell, HostArch, Matrix, key
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, network_indexes, without_queries
 
 # Every base has a newer C library; wheels for an older one match too.

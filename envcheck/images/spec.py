@@ -15,8 +15,7 @@ from envcheck.errors import ConfigError
 from envcheck.images import lockfile as locking
 from envcheck.images.lockfile import Group, Lock, Pin
 from envcheck.images.targets import RECIPES, extensions_of, groups_of, requirements_of
-from envcheck.matrix.facts.model import Base, Build, Cell, HostArch, Matrix, Target, TorchRelease, TorchVariant
-from envcheck.matrix.facts.versions import key
+from envcheck.matrix.facts.model import Base, Build, Cell, HostArch, Matrix, Target, TorchRelease, TorchVariant, key
 
 __all__ = [
     "LABEL_PREFIX",

@@ -8,7 +8,7 @@ from typing import Final
 
 from envcheck.errors import ConfigError, PromiseError
 from envcheck.images.spec import LABEL_PREFIX, ImageSpec
-from envcheck.matrix.facts import versions
+from envcheck.matrix.facts.model import key
 
 REPOSITORY: Final = "envcheck/torch"
 # The grammar of distribution/reference (its regexp.go): [HOST[:PORT]/]PATH[:TAG].
@@ -58,7 +58,7 @@ def held_back(alias_labels: Mapping[str, str] | None, spec: ImageSpec) -> str | 
     theirs = alias_labels.get(f"{LABEL_PREFIX}torch", "").partition("+")[0]
     if not theirs:
         return "it names an image that is not envcheck's"
-    if versions.key(theirs) > versions.key(spec.cell.torch):
+    if key(theirs) > key(spec.cell.torch):
         return f"it names torch {theirs}, which is newer"
     return None
 

@@ -14,8 +14,7 @@ from typing import Final
 
 from msgspec import structs
 
-from envcheck.matrix.facts.model import Cell
-from envcheck.matrix.facts.versions import key
+from envcheck.matrix.facts.model import Cell, key
 from envcheck.registry.attached_proofs import AttachedProofs, read_proofs, remote_images
 from envcheck.registry.attachments import fallback_tag, is_own_or_fallback
 from envcheck.registry.evidence import RemoteImage

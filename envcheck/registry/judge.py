@@ -12,9 +12,8 @@ from msgspec import structs
 
 from envcheck.checks import LEVELS
 from envcheck.errors import ConfigError, EnvcheckError
-from envcheck.matrix.facts.gpu_names import find_gpu
-from envcheck.matrix.facts.model import Cell, HostArch, Matrix
-from envcheck.matrix.facts.versions import branch, key
+from envcheck.matrix.facts.lookup import find_gpu
+from envcheck.matrix.facts.model import Cell, HostArch, Matrix, branch, key
 from envcheck.matrix.resolver.resolve import Query, resolve
 from envcheck.matrix.resolver.verdict import FORWARD, LEGAL
 from envcheck.node.snapshot import Snapshot

@@ -20,9 +20,8 @@ from envcheck.checks import ERROR, FAIL, SKIP, Check, Limit, Outcome, View, fail
 from envcheck.checks.readings import infiniband_ports
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
-from envcheck.matrix.facts.gpu_names import find_gpu, suggest
-from envcheck.matrix.facts.model import Matrix
-from envcheck.matrix.facts.versions import key
+from envcheck.matrix.facts.lookup import find_gpu, suggest
+from envcheck.matrix.facts.model import Matrix, key
 from envcheck.matrix.file.load import load
 from envcheck.node.snapshot import Signal
 from envcheck.runner.outcomes import fields

@@ -16,9 +16,10 @@ import pytest
 from click.testing import CliRunner
 
 from envcheck import __version__
-from envcheck.cli import COMMANDS, cli, interrupts
+from envcheck.cli import COMMANDS, cli
 from envcheck.cli.commands import resolve
 from envcheck.cli.shared import messages
+from envcheck.cli.shared.process import stopping
 from envcheck.errors import EnvcheckError
 
 Run = Callable[..., tuple[int, str, str]]
@@ -212,7 +213,7 @@ def test_a_signal_ends_a_command_with_its_number(run: Run, monkeypatch: pytest.M
     stop = threading.Event()
 
     def interrupted(_query: object) -> None:
-        with interrupts.stopping(stop):
+        with stopping(stop):
             os.kill(os.getpid(), number)
             threading.Event().wait(5)
 

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 import envcheck
-from envcheck.cli.report_output.files import destination
-from envcheck.cli.report_output.node_files import Node, Output, alone, left_to_the_first, node_of
+from envcheck.cli.report_output import Node, Output, alone, destination, left_to_the_first, node_of
 from envcheck.errors import ConfigError
 from envcheck.runner.launcher import Place, place
 

@@ -6,8 +6,7 @@ As plain pip gives it, and in every other variant whose hashes are known.
 from __future__ import annotations
 
 from envcheck.images.known_wheels import known_cell
-from envcheck.matrix.facts.model import Cell, TorchRelease
-from envcheck.matrix.facts.versions import key
+from envcheck.matrix.facts.model import Cell, TorchRelease, key
 from envcheck.matrix.file.load import load
 
 # Cells beyond the rule, and why.

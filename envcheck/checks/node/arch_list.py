@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, worst
 from envcheck.checks.readings import gpu_readings, matrix_facts
-from envcheck.matrix.facts.model import Matrix, TorchRelease
-from envcheck.matrix.facts.versions import key
+from envcheck.matrix.facts.model import Matrix, TorchRelease, key
 from envcheck.matrix.resolver.verdict import OK, driver_verdict, runs_on
 from envcheck.node.snapshot import Gpu
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, warned, worst
 from envcheck.checks.readings import gpu_readings, matrix_facts
-from envcheck.matrix.facts.gpu_names import find_gpu
+from envcheck.matrix.facts.lookup import find_gpu
 
 CHECK = Check(
     promise="each GPU's BAR1 is as large as its model's can be, where that is known",

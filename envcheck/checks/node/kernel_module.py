@@ -10,7 +10,7 @@ from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
 from envcheck.checks.readings import gpu_readings, matrix_facts
-from envcheck.matrix.facts.versions import key
+from envcheck.matrix.facts.model import key
 from envcheck.node.snapshot import Signal
 
 CHECK = Check(promise="the kernel module is one that drives these GPUs", level="quick", seconds=0.01, gpus=1)

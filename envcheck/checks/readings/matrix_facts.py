@@ -7,7 +7,7 @@ import re
 from typing import Final
 
 from envcheck.checks import View
-from envcheck.matrix.facts.gpu_names import find_gpu
+from envcheck.matrix.facts.lookup import find_gpu
 from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.load import load
 

@@ -101,7 +101,7 @@ def extension_wheels(
 
 def _refuse_foreign(spec: ImageSpec, pinned: PinnedExtensions) -> None:
     """Refuse to compile for another architecture: emulated, one file of a real extension takes an hour."""
-    from envcheck.cli.shared.platforms import architecture
+    from envcheck.cli.shared.parameter_types import architecture
     from envcheck.errors import ConfigError
 
     if pinned.sources and spec.arch != architecture("auto"):
@@ -198,7 +198,7 @@ def _compiled(
     means: Callable[[str], TransferOptions],
 ) -> list[StoredWheel]:
     from envcheck.cli.build.cell_to_build import lock_first
-    from envcheck.cli.shared.build_progress import details, listeners
+    from envcheck.cli.build.printed import details, listeners
     from envcheck.images.source_builds import sdist
     from envcheck.images.source_builds.compile import Compiler, wheel_of
     from envcheck.matrix.facts.lookup import Facts

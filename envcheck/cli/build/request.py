@@ -11,9 +11,7 @@ from typing import Annotated, Literal
 import click
 
 from envcheck.cli.options import EXISTING_DIRECTORY, EXISTING_FILE, FILE, Argument, Option
-from envcheck.cli.shared import completion
-from envcheck.cli.shared.parameter_types import FiniteRange
-from envcheck.cli.shared.platforms import architecture
+from envcheck.cli.shared.parameter_types import FiniteRange, architecture, complete_cells
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images.engines import Compression, EngineName
 from envcheck.images.engines.build import BasePolicy
@@ -26,7 +24,7 @@ from envcheck.matrix.facts.model import HostArch, Target
 class BuildOptions:
     """The options of `envcheck build`."""
 
-    selector: Annotated[str | None, Argument(metavar="[CELL]", shell_complete=completion.cells)] = None
+    selector: Annotated[str | None, Argument(metavar="[CELL]", shell_complete=complete_cells)] = None
     mirror: Annotated[
         str,
         Option(

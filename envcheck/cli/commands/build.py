@@ -13,6 +13,8 @@ from envcheck.cli.build.cell_to_build import destination, locked_specs, refuse_w
 from envcheck.cli.build.extension_wheels import with_requirements
 from envcheck.cli.build.printed import (
     as_program,
+    details,
+    listeners,
     show_built,
     show_environment_plan,
     show_images,
@@ -21,8 +23,7 @@ from envcheck.cli.build.printed import (
 )
 from envcheck.cli.build.request import BuildOptions, BuildRequest
 from envcheck.cli.options import command_with
-from envcheck.cli.shared.build_progress import details, listeners
-from envcheck.cli.shared.platforms import architecture
+from envcheck.cli.shared.parameter_types import architecture
 from envcheck.cli.sources.best_cell import cell_for_this_machine
 from envcheck.cli.sources.mirror_selection import profile_for
 from envcheck.cli.sources.packages_on_top import requested_packages

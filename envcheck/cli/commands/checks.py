@@ -11,7 +11,8 @@ import click
 
 from envcheck.checks import LEVELS
 from envcheck.cli.options import EXISTING_DIRECTORY, Argument, Option, command_with
-from envcheck.cli.shared import completion, messages
+from envcheck.cli.shared import messages
+from envcheck.cli.shared.parameter_types import complete_checks
 from envcheck.errors import ConfigError
 from envcheck.reports import check_catalogue
 from envcheck.runner.planning import discover, select
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 class ChecksOptions:
     """The options of `envcheck checks`."""
 
-    check: Annotated[str | None, Argument(metavar="[ID]", shell_complete=completion.checks)] = None
+    check: Annotated[str | None, Argument(metavar="[ID]", shell_complete=complete_checks)] = None
     level: Annotated[
         str | None, Option(type=click.Choice(LEVELS), help="Only what this level runs, the levels before it included.")
     ] = None

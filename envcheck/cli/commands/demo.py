@@ -12,7 +12,7 @@ import click
 
 from envcheck.cli.commands import build, run
 from envcheck.cli.options import Option, command_with
-from envcheck.cli.report_output.node_files import Output, OutputType
+from envcheck.cli.report_output import Output, OutputType
 from envcheck.cli.shared import resolution_text
 from envcheck.cli.shared.this_node import active_python, fill
 from envcheck.cli.sources.best_cell import newest_available, published_here

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import click
 
-from envcheck.cli.interrupts import status_of, stopping
 from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, command_with
-from envcheck.cli.shared import completion
-from envcheck.cli.shared.parameter_types import ByteRate
+from envcheck.cli.shared.parameter_types import ByteRate, complete_cells
+from envcheck.cli.shared.process import status_of, stopping
 from envcheck.cli.sources.fetch_request import FetchRequest, model_endpoints, profile_client, wanted_files
 from envcheck.cli.sources.mirror_selection import profile_to_fetch
 from envcheck.cli.store.options import format_bytes
@@ -43,7 +42,7 @@ _GO_ON: Final = "run the same command to resume"
 class FetchOptions:
     """The options of `envcheck fetch`."""
 
-    cell_or_url: Annotated[str | None, Argument(metavar="[CELL|URL]", shell_complete=completion.cells)] = None
+    cell_or_url: Annotated[str | None, Argument(metavar="[CELL|URL]", shell_complete=complete_cells)] = None
     sha256: Annotated[str | None, Option(metavar="HASH", help="Expected hash of the file at URL.")] = None
     lock: Annotated[
         Path | None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 
 from envcheck.cli.options import DIRECTORY, FILE, Argument, Option, command_with
-from envcheck.cli.shared import completion
+from envcheck.cli.shared.parameter_types import complete_cells
 from envcheck.cli.sources.fetch_request import profile_client
 from envcheck.counting import counted
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class LockOptions:
     """The options of `envcheck lock`."""
 
-    selectors: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=completion.cells)] = ()
+    selectors: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=complete_cells)] = ()
     mirror: Annotated[str, Option(help="none, host, or a profile's YAML file.")] = "host"
     images_dir: Annotated[
         Path | None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import click
 
 from envcheck.cli.options import EXISTING_DIRECTORY, Argument, Option, command_with
-from envcheck.cli.shared import completion
+from envcheck.cli.shared.parameter_types import complete_cells
 from envcheck.counting import counted
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ A mirror profile of your own:
 class RenderImagesOptions:
     """The options of `envcheck render`."""
 
-    selectors: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=completion.cells)] = ()
+    selectors: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=complete_cells)] = ()
     check: Annotated[bool, Option(help="Change nothing; exit 1 naming every missing, stale and orphan file.")] = False
     mirror: Annotated[str | None, Option(help="none, host, or a profile's YAML file; with --output.")] = None
     output: Annotated[Path | None, Option("-o", "--output", help="Write one cell's whole build context here.")] = None
@@ -150,7 +150,7 @@ def _render(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOptio
 
 
 def _context(specs: list[ImageSpec], mirror: str, output: Path, settings: Settings) -> None:
-    from envcheck.cli.shared.platforms import architecture
+    from envcheck.cli.shared.parameter_types import architecture
     from envcheck.errors import ConfigError
     from envcheck.images import tags
     from envcheck.images.build_context import write

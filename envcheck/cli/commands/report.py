@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from envcheck import safe_files
+from envcheck.cli import report_output
 from envcheck.cli.options import EXISTING_DIRECTORY, FILE, Argument, Option, command_with
-from envcheck.cli.report_output import files
 from envcheck.cli.shared.parameter_types import FiniteRange
-from envcheck.cli.shared.streams import console
+from envcheck.cli.shared.process import console
 from envcheck.matrix.file.load import load as load_matrix
 from envcheck.printable import printable
 from envcheck.reports import compare as comparison
@@ -120,7 +120,7 @@ def convert(options: ReportConvertOptions, _settings: Settings) -> None:
     """
     out, written_as = options.output, registry.named(options.format_name)
     text = written_as.render(load(options.file))
-    files.apart(FILE=options.file, output=out)
+    report_output.apart(FILE=options.file, output=out)
     if out is None:
         click.echo(text, nl=False)
         return
@@ -158,7 +158,7 @@ def redact(options: ReportRedactOptions, _settings: Settings) -> None:
     Each name gets one pseudonym. Both reports are judged again; if a status
     differs, nothing is written.
     """
-    files.apart(FILE=options.file, output=options.output)
+    report_output.apart(FILE=options.file, output=options.output)
     report = encode(redaction.redact(load(options.file), options.key))
     if options.output is None:
         click.echo(report, nl=False)
@@ -177,7 +177,7 @@ def judge(options: ReportJudgeOptions, settings: Settings) -> int:
     Nothing is measured. A check that broke, or was not run, stays as it was.
     The exit code is that of `envcheck run`.
     """
-    files.apart(FILE=options.file, output=options.output)
+    report_output.apart(FILE=options.file, output=options.output)
     matrix = load_matrix(settings.matrix) if settings.matrix else None
     rejudged = rejudge(load(options.file), matrix, options.checks)
     if options.output is not None:

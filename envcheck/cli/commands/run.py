@@ -12,16 +12,14 @@ import click
 
 from envcheck import __version__
 from envcheck.checks import LEVELS
+from envcheck.cli import report_output
 from envcheck.cli.options import EXISTING_DIRECTORY, FILE, Option, command_with
-from envcheck.cli.report_output import baseline as report_output_baseline
-from envcheck.cli.report_output import files, node_files
-from envcheck.cli.report_output.files import Destinations
-from envcheck.cli.report_output.node_files import Output, OutputType
-from envcheck.cli.report_output.run_and_report import run_and_report
-from envcheck.cli.shared import completion, messages
-from envcheck.cli.shared.parameter_types import Duration, FiniteRange
+from envcheck.cli.report_output import Destinations, Output, OutputType
+from envcheck.cli.shared import messages
+from envcheck.cli.shared.parameter_types import Duration, FiniteRange, complete_checks
+from envcheck.cli.shared.process import status_of
 from envcheck.counting import counted
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, UnavailableError
 from envcheck.matrix.file.load import load as load_matrix
 from envcheck.runner.container import ContainerTarget, shown_gpus
 from envcheck.runner.launcher import Place, complaints, place
@@ -33,8 +31,12 @@ from envcheck.runner.state import Run, RunPlan
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from rich.console import Console
+
     from envcheck.cli import Settings
     from envcheck.reports.model import RunReport
+    from envcheck.reports.terminal import LiveReport
+    from envcheck.runner.state import Run
 
 _HIDING: Final[dict[str, Any]] = {"is_eager": True, "callback": messages.hide_names}
 
@@ -51,7 +53,7 @@ class RunOptions:
     only: Annotated[
         tuple[str, ...],
         Option(
-            metavar="ID", shell_complete=completion.checks, help="Run this check alone, whatever its level. Repeatable."
+            metavar="ID", shell_complete=complete_checks, help="Run this check alone, whatever its level. Repeatable."
         ),
     ] = ()
     require_gpu: Annotated[bool, Option(help="Fail if there is no GPU, instead of skipping.")] = False
@@ -61,7 +63,9 @@ class RunOptions:
     ] = None
     output: Annotated[
         Output | None,
-        Option("-o", "--output", type=OutputType(), help=f"The report; in DIR/ one per node. [{files.DEFAULT}]"),
+        Option(
+            "-o", "--output", type=OutputType(), help=f"The report; in DIR/ one per node. [{report_output.DEFAULT}]"
+        ),
     ] = None
     html: Annotated[Output | None, Option(type=OutputType(), help="Write the report as one page, too.")] = None
     junit: Annotated[
@@ -73,7 +77,7 @@ class RunOptions:
     as_json: Annotated[bool, Option("--json", advanced=True, help="Print the report as JSON.")] = False
     skip: Annotated[
         tuple[str, ...],
-        Option(metavar="ID", advanced=True, shell_complete=completion.checks, help="Leave this check out. Repeatable."),
+        Option(metavar="ID", advanced=True, shell_complete=complete_checks, help="Leave this check out. Repeatable."),
     ] = ()
     checks: Annotated[
         Path | None,
@@ -156,20 +160,22 @@ def command(options: RunOptions, settings: Settings) -> int:
     """
     from msgspec import structs
 
-    from envcheck.cli.shared.streams import console as new_console
+    from envcheck.cli.shared.process import console as new_console
     from envcheck.reports import terminal
+    from envcheck.reports.model import load as load_report
 
-    files.require_working_directory()
+    report_output.require_working_directory()
     launched = leave_to_the_first(quiet=settings.quiet)
     run = Run(_planned(options, settings.matrix))
     # Beside --json, what people read goes where a pipe does not.
     quiet, to_stderr = settings.quiet, options.as_json
     console = new_console(width=terminal.width(), highlight=False, stderr=to_stderr, quiet=to_stderr and quiet)
     places = _destinations(options, launched)
-    earlier = report_output_baseline.read(options.baseline)
+    # Read before anything is measured, or this report is written over it.
+    earlier = load_report(options.baseline) if options.baseline else None
     if earlier and (options.redact or options.redact_key):
         messages.learn(earlier)
-    going_on = _resume(run, places.report or files.DEFAULT) if options.resume else None
+    going_on = _resume(run, places.report or report_output.DEFAULT) if options.resume else None
     facts = run.asked.target.facts
     facts = structs.replace(facts, name=places.redacted_line(facts.name), chosen=places.redacted_line(facts.chosen))
     if options.dry_run:
@@ -180,8 +186,8 @@ def command(options: RunOptions, settings: Settings) -> int:
         click.echo(going_on, err=to_stderr)
     if options.dry_run:
         return 0
-    with node_files.alone(places.report):
-        code = run_and_report(run, places, console, earlier, as_json=to_stderr, quiet=quiet)
+    with report_output.alone(places.report):
+        code = _run_and_report(run, places, console, earlier, as_json=to_stderr, quiet=quiet)
     _keep_for_the_gate(run, options, places)
     return code
 
@@ -202,7 +208,7 @@ def leave_to_the_first(*, quiet: bool) -> Place:
     for complaint in complaints(os.environ):
         text = f"warning: {complaint}; it is not used: correct or unset it"
         click.echo(f"envcheck: {messages.last_line(text)}", err=True)
-    why = node_files.left_to_the_first(launched, os.environ)
+    why = report_output.left_to_the_first(launched, os.environ)
     if why is not None:
         if not quiet:
             click.echo(f"envcheck: {why}", err=True)
@@ -211,16 +217,16 @@ def leave_to_the_first(*, quiet: bool) -> Place:
 
 
 def _destinations(options: RunOptions, launched: Place) -> Destinations:
-    node = node_files.node_of(launched, nameless=options.redact or bool(options.redact_key))
-    report = files.destination(options.output, files.DEFAULT, node, dry=options.dry_run)
+    node = report_output.node_of(launched, nameless=options.redact or bool(options.redact_key))
+    report = report_output.destination(options.output, report_output.DEFAULT, node, dry=options.dry_run)
     asked = {"html": options.html, "junit": options.junit, "markdown": options.summary}
     formats: dict[str, Path] = {}
     for name, output in asked.items():
         if output is not None:
-            option = files.OPTIONS[name].removeprefix("--")
-            where = files.destination(output, output.path, node, option, name=name, dry=options.dry_run)
+            option = report_output.OPTIONS[name].removeprefix("--")
+            where = report_output.destination(output, output.path, node, option, name=name, dry=options.dry_run)
             formats |= {name: where} if where else {}
-    files.apart(
+    report_output.apart(
         baseline=options.baseline,
         requirements=Path(options.requirements) if options.requirements else None,
         output=report,
@@ -305,3 +311,112 @@ def _redactions(options: RunOptions) -> tuple[Callable[[RunReport], RunReport], 
 
     names = messages.names(options.redact_key)
     return (lambda report: redact(report, options.redact_key, names)), messages.without_names(sys.argv[1:])
+
+
+def _held_against(
+    earlier: RunReport, report: RunReport, printable: Callable[[str], str], *, as_json: bool, quiet: bool
+) -> int:
+    """Print what changed since the baseline; return 1 where anything got worse, 3 where nothing could be compared."""
+    from envcheck.reports.compare import compare, lines
+
+    comparison = compare(earlier, report)
+    printed = [printable(line) for line in lines(comparison)]
+    click.echo("\n".join(printed[-1:] if quiet else ["", "Since the baseline", *printed]), err=as_json)
+    return 1 if comparison.regressions else report.verdict.exit_code or comparison.exit_code
+
+
+def _run_and_report(
+    run: Run,
+    files: Destinations,
+    console: Console,
+    earlier: RunReport | None,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> int:
+    """Measure and judge, write the report, print it, and return the exit code."""
+    from envcheck.reports.model import report_of
+
+    keeper, interrupted = _measured(run, files)
+    report = report_of(run)
+    kept = files.redacted(report)
+    # Nothing is printed of how it ended before all of it is written.
+    failed, option = (keeper.failed, "--output") if keeper.failed else _unwritten(kept, files)
+    if failed is not None:
+        _say_unwritten(failed, option, files)
+        kept = _not_passed(kept)
+    _print(kept, files, console, as_json=as_json, quiet=quiet, written=failed is None)
+    if interrupted is not None:
+        if files.report is not None and not quiet:
+            click.echo("envcheck: interrupted; run the same command with --resume to continue", err=True)
+        return status_of(interrupted)
+    if failed is not None or earlier is None:
+        return kept.verdict.exit_code
+    return _held_against(earlier, report, files.redacted_line, as_json=as_json, quiet=quiet)
+
+
+def _measured(run: Run, files: Destinations) -> tuple[LiveReport, KeyboardInterrupt | None]:
+    """Run the checks; return what kept the report meanwhile, and the Ctrl-C or SIGTERM that ended it."""
+    from envcheck.node.collect import collect
+    from envcheck.reports import terminal
+    from envcheck.reports.terminal import LiveReport
+    from envcheck.runner.execute import validate
+
+    with terminal.Progress(run.asked.plan) as progress:
+        keeper = LiveReport(run, files.report, progress, files.redacted)
+        try:
+            validate(run, collect, keeper)
+        except KeyboardInterrupt as how:
+            return keeper, how
+    return keeper, None
+
+
+def _print(
+    report: RunReport, files: Destinations, console: Console, *, as_json: bool, quiet: bool, written: bool
+) -> None:
+    from envcheck.reports import terminal
+    from envcheck.reports.model import encode
+
+    if as_json:
+        click.echo(encode(report), nl=False)
+    elif quiet:
+        click.echo(report.verdict.sentence)
+    else:
+        lines = report_output.written(files) if written else []
+        terminal.show(report, console, [files.redacted_line(line) for line in lines])
+
+
+def _unwritten(report: RunReport, files: Destinations) -> tuple[OSError | None, str]:
+    """Write the report in its other formats; return why one of them could not be written, and its option."""
+    failed = ((error, name) for name, path in files.formats.items() if (error := _tried(report, name, path)))
+    error, name = next(failed, (None, ""))
+    return error, report_output.OPTIONS.get(name, "")
+
+
+def _tried(report: RunReport, name: str, path: Path) -> OSError | None:
+    try:
+        report_output.write(report, {name: path})
+    except OSError as error:
+        return error
+    return None
+
+
+def _say_unwritten(error: OSError, option: str, files: Destinations) -> None:
+    from envcheck.runner.worker.process_limits import explained
+
+    why = explained((error.strerror or str(error)).replace("No space left", "no space left"))
+    fix = f"give {option} another file" if option.startswith("--") else "send it elsewhere"
+    click.echo(files.redacted_line(f"envcheck: {error.filename or option}: {why}; free space, or {fix}"), err=True)
+
+
+def _not_passed(report: RunReport) -> RunReport:
+    """Return the report of a run that passed, and of which no file is there to show it: undetermined."""
+    from msgspec import structs
+
+    if report.verdict.exit_code:
+        return report
+    sentence = "UNDETERMINED: every check that ran is sound, but the report could not be written"
+    code = UnavailableError.exit_code
+    return structs.replace(
+        report, verdict=structs.replace(report.verdict, status="error", exit_code=code, sentence=sentence)
+    )

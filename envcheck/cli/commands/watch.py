@@ -47,7 +47,7 @@ def command(options: WatchOptions, settings: Settings) -> int:
     Standard output stays the command's; the summary goes to standard error.
     The exit code is the command's: 128+n if signal n ended it, 127 if it is not found, 126 if it cannot be started.
     """
-    from envcheck.cli.report_output.files import apart
+    from envcheck.cli.report_output import apart
     from envcheck.errors import ConfigError
     from envcheck.node.collect import find_library
     from envcheck.watch.run_command import watch

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from envcheck.cli.interrupts import status_of
+from envcheck.cli import report_output
 from envcheck.cli.options import Option, command_with
-from envcheck.cli.report_output import files as report_output_files
-from envcheck.cli.report_output import node_files
-from envcheck.cli.report_output.node_files import Node, Output, OutputType
+from envcheck.cli.report_output import Node, Output, OutputType
 from envcheck.cli.shared.parameter_types import Duration, FiniteRange
-from envcheck.cli.shared.streams import console as new_console
+from envcheck.cli.shared.process import console as new_console
+from envcheck.cli.shared.process import status_of
 from envcheck.fleet.group import outcome
 from envcheck.fleet.group.membership import Membership, membership
 from envcheck.fleet.group.outcome import FORMED, of_group, of_node
@@ -60,9 +59,7 @@ class FleetGroupOptions:
     ] = None
     output: Annotated[
         Output | None,
-        Option(
-            "-o", "--output", type=OutputType(), help=f"The report; in DIR/ one a node. [{report_output_files.DEFAULT}]"
-        ),
+        Option("-o", "--output", type=OutputType(), help=f"The report; in DIR/ one a node. [{report_output.DEFAULT}]"),
     ] = None
     as_json: Annotated[bool, Option("--json", help="Print the group's report as JSON, on the first node.")] = False
     dry_run: Annotated[bool, Option(help="Print what the environment says of this node, and stop.")] = False
@@ -81,18 +78,18 @@ def command(options: FleetGroupOptions, settings: Settings) -> int:
     Exit, on each node: 0: the group passed; 1: a check failed; 2: wrong usage,
     or nodes that differ; 3: undetermined, also for a group that did not form.
     """
-    report_output_files.require_working_directory()
+    report_output.require_working_directory()
     member = membership(os.environ, options.master_addr, options.master_port, options.run_id)
-    why = node_files.left_to_the_first(place(os.environ), os.environ)
+    why = report_output.left_to_the_first(place(os.environ), os.environ)
     if why is not None:
         click.echo(f"envcheck: {why}", err=True)
         return 0
-    name = member.name or node_files.node_of(place(os.environ), nameless=False).name
+    name = member.name or report_output.node_of(place(os.environ), nameless=False).name
     group = GroupRun(_run(options), member, name, options, quiet=settings.quiet)
     if options.dry_run:
         click.echo(f"{name} is {member.described}")
         return 0
-    with node_files.alone(group.report):
+    with report_output.alone(group.report):
         return group.carried_out()
 
 
@@ -121,7 +118,7 @@ class GroupRun:
 
     def _destination(self, name: str) -> Path | None:
         options, node = self._options, Node(name, several=True)
-        return report_output_files.destination(options.output, report_output_files.DEFAULT, node, dry=options.dry_run)
+        return report_output.destination(options.output, report_output.DEFAULT, node, dry=options.dry_run)
 
     def carried_out(self) -> int:
         """Meet the other nodes, measure, write the reports, print what came of it, and return the exit code."""

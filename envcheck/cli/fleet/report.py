@@ -12,7 +12,7 @@ import click
 
 from envcheck import safe_files
 from envcheck.cli.options import FILE, Argument, Option, command_with
-from envcheck.cli.report_output.files import apart
+from envcheck.cli.report_output import apart
 from envcheck.cli.shared.parameter_types import Duration
 from envcheck.errors import ConfigError
 from envcheck.fleet.database import ingest, opened

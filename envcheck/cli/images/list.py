@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import click
 
 from envcheck.cli.options import EXISTING_DIRECTORY, Argument, Option, command_with
-from envcheck.cli.shared import completion, messages
+from envcheck.cli.shared import messages
+from envcheck.cli.shared.parameter_types import complete_cells
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.images import formats
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 class ImagesListOptions:
     """The options of `envcheck images list`."""
 
-    selectors: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=completion.cells)] = ()
+    selectors: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=complete_cells)] = ()
     format: Annotated[
         str | None,
         Option(type=click.Choice(formats.FORMATS), help="Print the file that this program reads, not the list."),

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 import click
 
 from envcheck.cli.options import EXISTING_DIRECTORY, Argument, Option, command_with
-from envcheck.cli.shared import completion, messages
+from envcheck.cli.shared import messages
+from envcheck.cli.shared.parameter_types import complete_cells
 from envcheck.matrix.facts.model import Target
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 class ImagesSbomOptions:
     """The options of `envcheck images sbom`."""
 
-    selector: Annotated[str, Argument(metavar="CELL", shell_complete=completion.cells)]
+    selector: Annotated[str, Argument(metavar="CELL", shell_complete=complete_cells)]
     target: Annotated[Target, Option(type=click.Choice(get_args(Target)))] = "runtime"
     format: Annotated[Literal["cyclonedx", "spdx"], Option()] = "cyclonedx"
     metadata: Annotated[

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, Protocol
 
-from envcheck.errors import ConfigError
+from envcheck.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from envcheck.images.spec import ImageSpec
     from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
 
@@ -54,15 +57,13 @@ def selected(matrix: Matrix, options: Selection, images_dir: Path) -> list[CellT
 
 def _touched(chosen: list[CellTargets], options: Selection, images_dir: Path) -> list[CellTargets]:
     """Return those that the named changes touch; all where no change is named."""
-    from envcheck.cli.images import changed_paths
-
     if options.changed_since is not None and options.changed is not None:
         message = "--changed-since and --changed exclude each other"
         raise ConfigError(message, fix="give one of them")
     if options.changed_since is not None:
-        paths = changed_paths.since(options.changed_since, images_dir)
+        paths = _since(options.changed_since, images_dir)
     elif options.changed is not None:
-        paths = changed_paths.listed(options.changed)
+        paths = _listed(options.changed)
     else:
         return chosen
     touched = set(changed_cells(paths, [str(cell) for cell, _ in chosen]))
@@ -124,3 +125,53 @@ def spec_of(matrix_file: Path | None, selector: str, target: Target, images_dir:
     if not spec.locks:
         raise no_lock(cell)
     return spec
+
+
+_SECONDS: Final = 60.0
+
+
+def _since(revision: str, directory: Path) -> list[str]:
+    """Return what differs between the checkout of `directory` and where its branch left `revision`, as git has it.
+
+    Files that git does not know yet count. Raise ConfigError where git cannot tell.
+    """
+    from envcheck.images.engines.subprocesses import stream, which
+
+    if which("git") is None:
+        message = "--changed-since asks git, which is not installed"
+        raise UnavailableError(message, fix="install git, or list the changed paths with --changed FILE")
+    paths: list[str] = []
+    for words in (
+        # First: outside a checkout `git diff` would compare two files instead.
+        ["ls-files", "--others", "--exclude-standard", "--full-name", "-z", "--", ":/"],
+        ["diff", "--name-only", "--no-renames", "-z", "--merge-base", "--end-of-options", revision],
+    ):
+        result = stream(["git", "-C", str(directory), *words], timeout=_SECONDS)
+        if result.status != 0:
+            first = (result.output.strip().splitlines() or ["it gave no reason"])[0].removeprefix("fatal: ")
+            message = f"git cannot compare with {revision!r}: {first}"
+            raise ConfigError(message, fix="name a revision of this checkout, with its history up to the common one")
+        paths += [path for path in result.output.split("\0") if path]
+    return paths
+
+
+def _listed(file: str) -> list[str]:
+    """Return the paths of a file, one a line or ended by NUL; "-" is standard input.
+
+    A list without a path is a ConfigError: more likely the command before it failed than that nothing changed.
+    """
+    try:
+        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        message = f"{file}: not UTF-8 text"
+        raise ConfigError(message, fix="list one path a line") from error
+    paths = [path.strip() for path in text.replace("\0", "\n").splitlines() if path.strip()]
+    if not paths:
+        where = "standard input" if file == "-" else file
+        message = f"--changed: {where} names no path"
+        raise ConfigError(message, fix="list one path a line, as `git diff --name-only` does")
+    strange = next((path for path in paths if path.startswith(("/", '"', "..")) or "\t" in path), None)
+    if strange is not None:
+        message = f"--changed: {strange!r} is not a path below the repository's top"
+        raise ConfigError(message, fix="list one path a line, as `git diff --name-only -z` does")
+    return paths

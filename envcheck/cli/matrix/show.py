@@ -11,11 +11,10 @@ import msgspec
 
 from envcheck.cli.options import Option, command_with
 from envcheck.cli.shared.parameter_types import ARCHS
-from envcheck.cli.shared.streams import console
+from envcheck.cli.shared.process import console
 from envcheck.errors import NothingLegalError
 from envcheck.matrix.facts.lookup import Facts
-from envcheck.matrix.facts.model import HostArch, Matrix
-from envcheck.matrix.facts.versions import key
+from envcheck.matrix.facts.model import HostArch, Matrix, key
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.candidates import candidates
 from envcheck.matrix.resolver.query import Query, host_arch, normalized, requested_devices, validate

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import click
 
 from envcheck.cli.options import EXISTING_FILE, Argument, Option, command_with
-from envcheck.cli.shared import completion
-from envcheck.cli.shared.parameter_types import FiniteRange, Size
+from envcheck.cli.shared.parameter_types import FiniteRange, Size, complete_cells
 from envcheck.cli.sources.fetch_request import FetchRequest, refuse_mirror
 from envcheck.cli.sources.mirror_selection import print_ranking, probe_targets
 from envcheck.counting import counted
@@ -29,7 +28,7 @@ _WHOLE: Final = (10**15, 86_400.0)
 class MirrorProbeOptions:
     """The options of `envcheck mirror probe`."""
 
-    cells: Annotated[tuple[str, ...], Argument(metavar="[CELL]", shell_complete=completion.cells)] = ()
+    cells: Annotated[tuple[str, ...], Argument(metavar="[CELL]", shell_complete=complete_cells)] = ()
     mirrors: Annotated[
         tuple[str, ...], Option("--mirror", metavar="PROFILE", help="Probe this mirror. Repeatable.")
     ] = ()

@@ -61,7 +61,7 @@ class DescribedNode(NamedTuple):
 
 def refuse_unknown_gpu(name: str, where: str, matrix: Matrix) -> None:
     """Refuse a short name that the matrix does not have; a proof names its GPU as the driver does, or by that name."""
-    from envcheck.matrix.facts.gpu_names import find_gpu, suggest
+    from envcheck.matrix.facts.lookup import find_gpu, suggest
 
     if name.startswith("NVIDIA ") or find_gpu(matrix, name) is not None:
         return

@@ -1,12 +1,15 @@
-"""Values of options as people type them: a time, a size, a rate, a finite number, a host architecture."""
+"""Values of options as people type them (a time, a size, a rate, an architecture), and what a shell offers for them."""
 
 from __future__ import annotations
 
 import math
+import os
 import re
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+
+from envcheck.errors import EnvcheckError
 
 if TYPE_CHECKING:
     from envcheck.matrix.facts.model import HostArch
@@ -96,3 +99,31 @@ def _bytes(value: object) -> float:
     """Return a number of bytes; -1 if the text is not a size."""
     match = _BYTES.fullmatch(str(value).upper())
     return float(match[1]) * _UNITS[match[2]] if match else -1.0
+
+
+def architecture(platform: str) -> HostArch:
+    """Return the architecture of a platform as engines write it; "auto" is this machine's."""
+    machine = os.uname().machine if platform == "auto" else platform
+    return "aarch64" if machine in {"aarch64", "arm64", "linux/arm64"} else "x86_64"
+
+
+def complete_cells(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Return the published cells that begin so; none where the matrix cannot be read: a shell is no place to say it."""
+    from envcheck.matrix.file.load import load
+
+    try:
+        published = load(ctx.find_root().params.get("matrix")).cells()
+    except (EnvcheckError, OSError):
+        return []
+    return [str(cell) for cell in published if str(cell).startswith(incomplete)]
+
+
+def complete_checks(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Return the checks that begin so, a site's own with them; what is no check is left out."""
+    from envcheck.runner.planning import discover
+
+    try:
+        modules = discover(ctx.params.get("checks"), lambda _error: None)
+    except (EnvcheckError, OSError):
+        return []
+    return [f.id for f in modules if f.id.startswith(incomplete)]

@@ -126,7 +126,7 @@ def _section(title: str, items: list[str]) -> None:
 def _table(answer: Resolution) -> None:
     from rich.table import Table
 
-    from envcheck.cli.shared.streams import console
+    from envcheck.cli.shared.process import console
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("cell", no_wrap=True)
@@ -142,7 +142,7 @@ def _table(answer: Resolution) -> None:
 def _refused_table(answer: ExtensionResolution) -> None:
     from rich.table import Table
 
-    from envcheck.cli.shared.streams import console
+    from envcheck.cli.shared.process import console
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("cell", no_wrap=True)

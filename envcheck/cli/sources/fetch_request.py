@@ -95,7 +95,7 @@ def parse_request(
 
 def locked_cells(settings: Settings, selector: str, *, one: bool) -> list[CellLocks]:
     """Return the locks for this machine of each cell that the selector matches; `one` refuses several cells."""
-    from envcheck.cli.shared.platforms import architecture
+    from envcheck.cli.shared.parameter_types import architecture
     from envcheck.data import data_path
     from envcheck.images.lockfile import read_locks
     from envcheck.images.spec import no_lock, select, select_one

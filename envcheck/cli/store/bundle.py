@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from envcheck.cli.options import DIRECTORY, EXISTING_DIRECTORY, Argument, Option, command_with
-from envcheck.cli.shared import completion
-from envcheck.cli.shared.parameter_types import Size
+from envcheck.cli.shared.parameter_types import Size, complete_cells
 from envcheck.cli.store.collect import collect_contents
 from envcheck.cli.store.common import existing_store, progress_bar, this_store
 from envcheck.cli.store.options import format_bytes
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 class StoreExportOptions:
     """The options of `envcheck store export`."""
 
-    cells: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=completion.cells)] = ()
+    cells: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=complete_cells)] = ()
     models: Annotated[tuple[Path, ...], Option("--model-lock", help="Lock of a model: add all of its files.")] = ()
     mirror: Annotated[str, Option(help="Mirror profile for missing files.")] = "user"
     output: Annotated[Path, Option("-o", "--output", type=DIRECTORY, help="Output directory.")]

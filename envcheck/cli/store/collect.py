@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from envcheck.cli.interrupts import stopping
+from envcheck.cli.shared.process import stopping
 from envcheck.cli.store.common import progress_bar, transfer_options
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images import prefetch

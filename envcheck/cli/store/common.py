@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from envcheck.cli.interrupts import stopping
+from envcheck.cli.shared.process import stopping
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings

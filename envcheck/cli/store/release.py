@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from envcheck.cli.options import Argument, Option, command_with
-from envcheck.cli.shared import completion
+from envcheck.cli.shared.parameter_types import complete_cells
 from envcheck.cli.store.collect import collect_contents
 from envcheck.cli.store.common import existing_store, progress_bar, this_store
 from envcheck.errors import ConfigError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class StoreReleaseOptions:
     """The options of `envcheck store release`."""
 
-    cells: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=completion.cells)] = ()
+    cells: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=complete_cells)] = ()
     models: Annotated[tuple[Path, ...], Option("--model-lock", help="Lock of a model: add all of its files.")] = ()
     mirror: Annotated[str, Option(help="Mirror profile for missing files.")] = "user"
     keep: Annotated[int, Option(type=click.IntRange(1), help="Number of versions to keep.")] = 5

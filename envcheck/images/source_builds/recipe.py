@@ -19,7 +19,7 @@ from envcheck.images.lockfile import Lock, Pin, format_lock
 from envcheck.images.prefetch import held
 from envcheck.images.spec import ImageSpec
 from envcheck.matrix.facts.lookup import Facts, nvcc_in_wheels
-from envcheck.matrix.facts.versions import key as version_key
+from envcheck.matrix.facts.model import key as version_key
 from envcheck.mirrors.store.objects import Store
 from envcheck.node import containers, host
 

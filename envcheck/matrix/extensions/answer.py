@@ -13,8 +13,7 @@ from envcheck.matrix.extensions.fit import INSTALLABLE, JIT, NOT_KNOWN, OK, PINS
 from envcheck.matrix.extensions.joint import Answer, Rules, WantedExtension, every_choice, search
 from envcheck.matrix.extensions.model import Extensions
 from envcheck.matrix.facts.lookup import Facts
-from envcheck.matrix.facts.model import Matrix
-from envcheck.matrix.facts.versions import branch, key
+from envcheck.matrix.facts.model import Matrix, branch, key
 from envcheck.matrix.resolver.candidates import Alternative, thresholds
 from envcheck.matrix.resolver.query import Query, requested_devices
 from envcheck.matrix.resolver.resolve import Resolution, resolve

@@ -13,8 +13,7 @@ from packaging.version import InvalidVersion, Version
 from envcheck.errors import ConfigError
 from envcheck.matrix.extensions.model import Extension, ExtensionRelease, Extensions, ExtensionWheel
 from envcheck.matrix.facts.lookup import Facts
-from envcheck.matrix.facts.model import Matrix
-from envcheck.matrix.facts.versions import key
+from envcheck.matrix.facts.model import Matrix, key
 from envcheck.matrix.file import load as cache
 from envcheck.matrix.file.canonical import text
 from envcheck.matrix.file.lint import Problem, sources

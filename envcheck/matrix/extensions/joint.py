@@ -6,12 +6,23 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from envcheck.matrix.extensions.fit import INSTALLABLE, NOT_KNOWN, OK, ORDER, PINS_CONFLICT, CellOnHost, Fit, fit
+from envcheck.matrix.extensions.fit import (
+    INSTALLABLE,
+    NOT_KNOWN,
+    OK,
+    ORDER,
+    PINS_CONFLICT,
+    CellOnHost,
+    Fit,
+    fit,
+    is_prerelease,
+    meets,
+    newest_first,
+    satisfiable,
+)
 from envcheck.matrix.extensions.model import Extension, ExtensionRelease, Extensions
-from envcheck.matrix.extensions.specifiers import is_prerelease, meets, newest_first, satisfiable
 from envcheck.matrix.facts.lookup import Device, Facts, glibc
-from envcheck.matrix.facts.model import Cell, Matrix
-from envcheck.matrix.facts.versions import key
+from envcheck.matrix.facts.model import Cell, Matrix, key
 from envcheck.matrix.resolver.query import requested_devices
 from envcheck.matrix.resolver.resolve import Resolution
 from envcheck.matrix.resolver.verdict import FORWARD

@@ -1,8 +1,9 @@
-"""The typed form of matrix.yaml. Versions are strings; a row of facts names its sources."""
+"""The typed form of matrix.yaml. Versions are strings, with their sort keys; a row of facts names its sources."""
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -253,3 +254,22 @@ class Matrix(MatrixRow, frozen=True, kw_only=True):
         """Return the host architectures that a cell is published for; none where it is not published."""
         more = [choice.more_archs for choice in self.images if cell in choice.cells()]
         return ["x86_64", *more[0]] if more else []
+
+
+@lru_cache(maxsize=4096)
+def key(version: str) -> tuple[int, ...]:
+    """Return the sort key: 570.26 < 570.124, and 12.8 < 12.10. Raises ValueError unless it is dotted digits 0-9."""
+    if not version.isascii():
+        message = f"{version!r} is no version: only the digits 0 to 9 count"
+        raise ValueError(message)
+    return tuple(int(field) for field in version.split("."))
+
+
+def python_key(version: str) -> tuple[int, ...]:
+    """Return the sort key of a Python: 3.9 < 3.10 < 3.13 < 3.13t < 3.14."""
+    return (*key(version.rstrip("t")), int(version.endswith("t")))
+
+
+def branch(driver: str) -> str:
+    """Return the branch of a driver: 570 of 570.124.06."""
+    return driver.split(".", 1)[0]

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from envcheck.matrix.facts.model import Build, ImageChoice, Matrix, TorchRelease, TorchVariant
-from envcheck.matrix.facts.versions import key, python_key
+from envcheck.matrix.facts.model import Build, ImageChoice, Matrix, TorchRelease, TorchVariant, key, python_key
 
 HEADER: Final = """\
 # yaml-language-server: $schema=envcheck/matrix/file/matrix.schema.json

@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from envcheck.matrix.facts.gpu_names import find_gpu
-from envcheck.matrix.facts.lookup import Facts
-from envcheck.matrix.facts.model import Cell, GpuModel, HostArch, Matrix, TorchRelease, TorchVariant
-from envcheck.matrix.facts.versions import branch, key
+from envcheck.matrix.facts.lookup import Facts, find_gpu
+from envcheck.matrix.facts.model import Cell, GpuModel, HostArch, Matrix, TorchRelease, TorchVariant, branch, key
 
 
 class Problem(NamedTuple):

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from envcheck.matrix.facts.lookup import Device, Facts
-from envcheck.matrix.facts.model import Build, Cell, HostArch, TorchRelease, TorchVariant
-from envcheck.matrix.facts.versions import branch, key, python_key
+from envcheck.matrix.facts.model import Build, Cell, HostArch, TorchRelease, TorchVariant, branch, key, python_key
 from envcheck.matrix.resolver.query import Query, matching
 from envcheck.matrix.resolver.verdict import (
     DROPPED,

@@ -10,8 +10,7 @@ import msgspec
 
 from envcheck.errors import ConfigError
 from envcheck.matrix.facts.lookup import READ_CC, Device, Facts
-from envcheck.matrix.facts.model import HostArch, TorchRelease
-from envcheck.matrix.facts.versions import branch, key
+from envcheck.matrix.facts.model import HostArch, TorchRelease, branch, key
 
 _PLAIN: Final = re.compile(r"(?:==)?(?P<version>\d+(?:\.\d+)*)(?P<wild>\.\*)?")
 _PYTHON: Final = re.compile(r"3\.\d+t?")

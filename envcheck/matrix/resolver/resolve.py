@@ -8,10 +8,8 @@ from typing import Literal
 import msgspec
 
 from envcheck.errors import ConfigError
-from envcheck.matrix.facts.gpu_names import OtherAccelerator, find_gpu, other_accelerator, suggest
-from envcheck.matrix.facts.lookup import Device, Facts
-from envcheck.matrix.facts.model import BaseImage, Cell, HostArch, Matrix, TorchRelease
-from envcheck.matrix.facts.versions import branch, key
+from envcheck.matrix.facts.lookup import Device, Facts, OtherAccelerator, find_gpu, other_accelerator, suggest
+from envcheck.matrix.facts.model import BaseImage, Cell, HostArch, Matrix, TorchRelease, branch, key
 from envcheck.matrix.resolver.candidates import Alternative, Candidate, alternatives, candidates, thresholds
 from envcheck.matrix.resolver.query import (
     Query,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from envcheck.matrix.facts.lookup import Device, Facts, ptx_runs, sass_runs
-from envcheck.matrix.facts.model import Build, CudaFamily, CudaMinor, GpuModel, Matrix, TorchVariant
-from envcheck.matrix.facts.versions import branch, key
+from envcheck.matrix.facts.model import Build, CudaFamily, CudaMinor, GpuModel, Matrix, TorchVariant, branch, key
 
 OK: Final = "ok"
 MINOR: Final = "driver-ok-via-minor-compat"

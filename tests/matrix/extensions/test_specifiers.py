@@ -9,7 +9,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from envcheck.matrix.extensions.file import load
-from envcheck.matrix.extensions.specifiers import is_prerelease, meets, newest_first, satisfiable
+from envcheck.matrix.extensions.fit import is_prerelease, meets, newest_first, satisfiable
 
 FIELDS = st.lists(st.integers(0, 3), min_size=1, max_size=4).map(lambda fields: ".".join(map(str, fields)))
 TAILS = st.sampled_from(["", "", "", "a1", "rc2", ".post1", ".post3", "b1.post2", ".dev1", "a1.dev2", ".post1.dev3"])

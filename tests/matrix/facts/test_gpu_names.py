@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from envcheck.matrix.facts.gpu_names import capability_of_series, find_gpu, other_accelerator, suggest
+from envcheck.matrix.facts.lookup import capability_of_series, find_gpu, other_accelerator, suggest
 from envcheck.matrix.facts.model import Matrix
 
 

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 
 from envcheck.errors import ConfigError
-from envcheck.matrix.facts.model import Cell, Matrix
-from envcheck.matrix.facts.versions import key
+from envcheck.matrix.facts.model import Cell, Matrix, key
 from envcheck.matrix.resolver.query import normalized
 from envcheck.matrix.resolver.resolve import Query, Resolution, driver_verdict, resolve, runs_on
 

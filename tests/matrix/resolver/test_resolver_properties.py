@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envcheck.matrix.facts.model import Cell, Matrix
-from envcheck.matrix.facts.versions import branch, key
+from envcheck.matrix.facts.model import Cell, Matrix, branch, key
 from envcheck.matrix.file.load import loads
 from envcheck.matrix.resolver.resolve import Query, resolve
 from envcheck.matrix.resolver.verdict import LEGAL

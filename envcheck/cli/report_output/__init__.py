@@ -1,1 +1,0 @@
-"""Where a run's reports go, and what they are compared with."""
