@@ -16,6 +16,8 @@ from pathlib import Path
 
 import extension_rows
 import torch_rows
+from extension_listing import read_newer_releases
+from torch_listing import read_torch_wheels
 
 from envcheck import safe_files
 from envcheck.cli.sources.fetch_request import profile_client
@@ -26,9 +28,7 @@ from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.canonical import dump
 from envcheck.matrix.file.lint import lint
 from envcheck.matrix.file.load import load, loads
-from envcheck.mirrors.index.extension_wheels import read_newer_releases
 from envcheck.mirrors.index.simple_api import parse_file_name
-from envcheck.mirrors.index.torch_wheels import read_torch_wheels
 from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.mirrors.profiles.model import Profile
 

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from torch_listing import parse_wheels, read_torch_wheels, variant_of
+from wheel_metadata import read_requirements
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.index.remote_metadata import read_requirements
 from envcheck.mirrors.index.simple_api import IndexFile, parse_page
-from envcheck.mirrors.index.torch_wheels import parse_wheels, read_torch_wheels, variant_of
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.profiles.model import Index, Profile

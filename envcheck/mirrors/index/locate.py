@@ -1,16 +1,20 @@
-"""Find the URLs and local paths in a profile's indexes from which locked files can be fetched."""
+"""Find the indexes of a profile, with the URLs of the clients' own defaults, and the files there that a lock names."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import platform
+import re
+import subprocess
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeAlias
 
+import uv
 from packaging.tags import Tag
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -19,11 +23,71 @@ from envcheck.errors import NotFoundError, UnavailableError
 from envcheck.mirrors.fetch.retries import NoSourceError, try_sources
 from envcheck.mirrors.index import simple_api
 from envcheck.mirrors.index.simple_api import parse_file_name
-from envcheck.mirrors.index.sources import with_default_url
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError, is_missing
 from envcheck.mirrors.net.urls import host_of
-from envcheck.mirrors.profiles.model import Index
+from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, network_indexes
+
+PYPI: Final = "pypi"
+# Profiles that mean the clients' defaults. Any other profile without an index has none.
+CLIENT_PROFILES: Final = ("none", "host")
+_INDEX: Final = re.compile(r"^--index-url (\S+)$", re.MULTILINE)
+_PYTORCH: Final = re.compile(r"(https?://\S+)/cpu/torch/")
+
+
+def python_index() -> str:
+    """Return the URL of uv's default index, as uv reports it."""
+    match = _INDEX.search(_uv("--emit-index-url", "--quiet", requirements="").stdout)
+    if match is None:
+        message = "uv does not report its default index"
+        raise UnavailableError(message, fix="name one in a mirror profile, under `pypi:`")
+    return match[1]
+
+
+def pytorch_index() -> str:
+    """Return the base URL of PyTorch's indexes (`/cpu`, `/cu128`, ... follow it), as uv's --torch-backend uses it.
+
+    uv runs offline and reports which page it would have read.
+    """
+    process = _uv("--torch-backend", "cpu", "--offline", "--verbose", requirements="torch")
+    match = _PYTORCH.search(process.stderr)
+    if match is None:
+        message = "uv does not report the index of PyTorch's wheels"
+        raise UnavailableError(message, fix="name an index in a mirror profile, under `pytorch:`")
+    return match[1]
+
+
+@functools.cache
+def _uv(*options: str, requirements: str) -> subprocess.CompletedProcess[str]:
+    command = [uv.find_uv_bin(), "pip", "compile", "--no-config", "--no-header", *options, "-"]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "UV_NO_CACHE": "1"}
+    return subprocess.run(
+        command, input=requirements, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def with_default_url(index: Index, family: str) -> Index:
+    """Return the index, with the client's own URL where it stands for that."""
+    if index.url != CLIENT_DEFAULT:
+        return index
+    return Index(url=f"{pytorch_index()}/{{variant}}" if family == "pytorch" else python_index(), kind=index.kind)
+
+
+def network_sources(profile: Profile, part: str) -> list[Index]:
+    """Return the indexes on the network that a profile has for a part of a lock: "pypi" or "pytorch/cu128"."""
+    family, _, variant = part.partition("/")
+    indexes = [index for index in (profile.pypi if family == PYPI else profile.pytorch) if index.local is None]
+    if not indexes and profile.name in CLIENT_PROFILES:
+        indexes = [Index(url=CLIENT_DEFAULT)]
+    named = (with_default_url(index, family) for index in indexes)
+    return [Index(url=index.url.replace("{variant}", variant), kind=index.kind) for index in named]
+
+
+def has_source(profile: Profile, part: str) -> bool:
+    """Tell whether a profile has a source for a part: an index on the network, or a directory."""
+    indexes = profile.pypi if part == PYPI else profile.pytorch
+    return any(index.local is not None for index in indexes) or bool(network_sources(profile, part))
+
 
 _AT_ONCE: Final = 8
 
@@ -225,3 +289,28 @@ def _read_when_free(client: Client, url: str, busy: Page, stop: threading.Event)
 
 def _lists_package(page: Page, package: LockedPackage) -> bool:
     return isinstance(page, list) and any(file.sha256 is None or file.sha256 in package.sha256 for file in page)
+
+
+def read_project(
+    client: Client, indexes: Sequence[Index], profile: Profile, family: str, variant: str, project: str
+) -> list[simple_api.IndexFile] | None:
+    """Return the first page of a project that an index has, None if all answer that they have none."""
+    remote = network_indexes(list(indexes), closed=profile.closed)
+    if not remote:
+        message = f"the profile {profile.name} is closed and has no {family} index on the network"
+        raise UnavailableError(message, fix="choose a mirror that has one (--mirror)")
+    failed: UnavailableError | None = None
+    for index in remote:
+        url = simple_api.page_url(with_default_url(index, family), project, variant)
+        try:
+            return simple_api.read_page(client, url)
+        except NetworkError as error:
+            failed = failed if is_missing(error) else unavailable(url, str(error))
+    if failed is not None:
+        raise failed
+    return None
+
+
+def unavailable(url: str, why: str) -> UnavailableError:
+    """Return the error of an index that cannot be read."""
+    return UnavailableError(f"cannot read the index {host_of(url)}: {why}", fix="choose another mirror (--mirror)")

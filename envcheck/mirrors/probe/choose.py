@@ -18,8 +18,7 @@ from envcheck.data import xdg
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors.hub import api as hub_api
 from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.index.locate import LockedPackage
-from envcheck.mirrors.index.sources import PYPI, has_source, network_sources
+from envcheck.mirrors.index.locate import PYPI, LockedPackage, has_source, network_sources
 from envcheck.mirrors.net.urls import is_web_url, split_sha256
 from envcheck.mirrors.probe.measure import (
     HUB,

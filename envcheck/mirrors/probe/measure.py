@@ -27,8 +27,16 @@ from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.hub.api import default_endpoint
 from envcheck.mirrors.index import simple_api
-from envcheck.mirrors.index.locate import LocatedFile, LockedPackage, Page, local_files, match_files
-from envcheck.mirrors.index.sources import CLIENT_PROFILES, PYPI, network_sources
+from envcheck.mirrors.index.locate import (
+    CLIENT_PROFILES,
+    PYPI,
+    LocatedFile,
+    LockedPackage,
+    Page,
+    local_files,
+    match_files,
+    network_sources,
+)
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError, UntrustedError
 from envcheck.mirrors.net.responses import HttpResponse, file_size

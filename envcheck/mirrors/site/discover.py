@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors.index import simple_api
-from envcheck.mirrors.index.sources import python_index, pytorch_index
+from envcheck.mirrors.index.locate import python_index, pytorch_index
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.net.urls import host_of

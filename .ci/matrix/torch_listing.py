@@ -10,16 +10,14 @@ from typing import Final, NamedTuple, TypeVar
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.tags import Tag
 from packaging.version import InvalidVersion, Version
+from wheel_metadata import read_requirements
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.index import simple_api
-from envcheck.mirrors.index.remote_metadata import read_requirements
+from envcheck.mirrors.index.locate import read_project, unavailable
 from envcheck.mirrors.index.simple_api import IndexFile, parse_file_name
-from envcheck.mirrors.index.sources import with_default_url
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.net.network_errors import NetworkError, is_missing
-from envcheck.mirrors.net.urls import host_of
-from envcheck.mirrors.profiles.model import Index, Profile, network_indexes
+from envcheck.mirrors.net.network_errors import NetworkError
+from envcheck.mirrors.profiles.model import Profile
 
 ARCHS: Final = ("x86_64", "aarch64")
 _AT_ONCE: Final = 8
@@ -177,31 +175,6 @@ def _requirements(client: Client, file: IndexFile) -> list[str] | None:
         return read_requirements(client, file)
     except NetworkError as error:
         raise unavailable(file.url, f"{file.name}: {error}") from error
-
-
-def read_project(
-    client: Client, indexes: Sequence[Index], profile: Profile, family: str, variant: str, project: str
-) -> list[IndexFile] | None:
-    """Return the first page of a project that an index has, None if all answer that they have none."""
-    remote = network_indexes(list(indexes), closed=profile.closed)
-    if not remote:
-        message = f"the profile {profile.name} is closed and has no {family} index on the network"
-        raise UnavailableError(message, fix="choose a mirror that has one (--mirror)")
-    failed: UnavailableError | None = None
-    for index in remote:
-        url = simple_api.page_url(with_default_url(index, family), project, variant)
-        try:
-            return simple_api.read_page(client, url)
-        except NetworkError as error:
-            failed = failed if is_missing(error) else unavailable(url, str(error))
-    if failed is not None:
-        raise failed
-    return None
-
-
-def unavailable(url: str, why: str) -> UnavailableError:
-    """Return the error of an index that cannot be read."""
-    return UnavailableError(f"cannot read the index {host_of(url)}: {why}", fix="choose another mirror (--mirror)")
 
 
 def in_parallel(call: Callable[[T], U], items: Sequence[T]) -> list[U]:
