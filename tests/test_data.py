@@ -8,7 +8,7 @@ import pytest
 
 from envcheck import data
 from envcheck.errors import ConfigError
-from envcheck.mirrors.profiles import user_choice
+from envcheck.mirrors.profiles import model
 
 
 def test_a_checkout_uses_its_own_files() -> None:
@@ -24,7 +24,7 @@ def test_a_base_directory_that_is_relative_is_ignored(tmp_path: Path, monkeypatc
         assert data.state_path("store") == base / "envcheck/store"
     for variable in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
         monkeypatch.setenv(variable, "relative")
-    assert user_choice.path() == tmp_path / ".config/envcheck/mirror"
+    assert model.choice_path() == tmp_path / ".config/envcheck/mirror"
 
 
 def test_an_installed_package_uses_its_copies_and_leaves_them_alone(

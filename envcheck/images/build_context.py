@@ -29,8 +29,7 @@ from envcheck.images.lockfile import Lock, parse_lock
 from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.profiles.host_config import apt_sources, base_urls, ca_bundle
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, hf_environment, network_indexes
-from envcheck.mirrors.settings.base import RenderOptions
-from envcheck.mirrors.settings.python import pip_conf, uv_toml
+from envcheck.mirrors.settings.clients import RenderOptions, pip_conf, uv_toml
 from envcheck.mirrors.settings.system import sources as apt_sources_of
 
 Network = Literal["none", "default", "host"]

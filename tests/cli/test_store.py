@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from envcheck.cli import Settings
+from envcheck.cli.store.common import format_bytes
 from envcheck.cli.store.group import command
-from envcheck.cli.store.options import format_bytes
 from envcheck.errors import ConfigError, EnvcheckError, PromiseError, UnavailableError
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.store import versions

@@ -22,10 +22,10 @@ from envcheck.checks.env import ignored_settings
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
 from envcheck.mirrors.doctor import this_machine
-from envcheck.mirrors.doctor.doctor import DoctorFinding, examine, has_faults
 from envcheck.mirrors.doctor.document import Document, Kind, kind_of, prepare
 from envcheck.mirrors.doctor.rules import IGNORED, OUTDATED, RULES, TORCH
-from envcheck.mirrors.profiles import user_choice
+from envcheck.mirrors.doctor.this_machine import DoctorFinding, examine, has_faults
+from envcheck.mirrors.profiles import model
 
 DATA = Path(__file__).parents[1] / "data/doctor"
 CANARIES = ("hunter2-canary", "CANARYcanary")
@@ -249,7 +249,7 @@ def test_a_home_of_somebody_else_is_told_and_ends_no_look(tmp_path: Path, monkey
         with pytest.raises(
             ConfigError, match=r"/mirror: cannot read the chosen mirror: Permission denied.* --mirror none"
         ):
-            user_choice.read()
+            model.read_choice()
     assert (shut.where, shut.level, shut.what[:33]) == (str(home), "unreal", "cannot be read (Permission denied")
     assert [Path(one.where).name for one in doctor_findings] == ["pip.conf"]
     with as_nobody(tmp_path, home / ".bashrc"):

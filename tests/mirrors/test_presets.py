@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors.profiles import user_choice
+from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.load import load, parse_presets, presets
 from envcheck.mirrors.profiles.model import Conda, Index, Profile
 from envcheck.mirrors.profiles.presets import LAYOUTS, Preset, PresetEntry, preset_profile
@@ -94,7 +94,7 @@ def test_a_wrong_preset_is_named_with_its_key_and_line(change: tuple[str, str], 
 
 def test_a_comma_divides_no_sentence() -> None:
     """What follows a comma between brackets is an item of its own, unless it is quoted."""
-    text = Path(user_choice.__file__).with_name("presets.yaml").read_text(encoding="utf-8")
+    text = Path(model.__file__).with_name("presets.yaml").read_text(encoding="utf-8")
     listed = re.findall(r"lacks: \[(.*)\]", text)
     assert listed
     assert [row for row in listed if "," in re.sub(r'"[^"]*"', "", row)] == []
@@ -144,11 +144,11 @@ def test_each_kind_of_entry_becomes_its_part_of_the_profile() -> None:
 def test_user_is_what_was_chosen_and_none_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert load("user") == Profile(name="none")
-    assert user_choice.write("tuna") == tmp_path / "envcheck/mirror"
+    assert model.write_choice("tuna") == tmp_path / "envcheck/mirror"
     assert load("user") == load("tuna")
-    user_choice.write("/gone.yaml")
+    model.write_choice("/gone.yaml")
     with pytest.raises(ConfigError, match=r"no mirror profile '/gone\.yaml'; .*`envcheck mirror use none`"):
         load("user")
-    assert user_choice.forget() == tmp_path / "envcheck/mirror"
-    assert user_choice.forget() is None
+    assert model.forget_choice() == tmp_path / "envcheck/mirror"
+    assert model.forget_choice() is None
     assert load("user") == Profile(name="none")

@@ -21,7 +21,7 @@ from envcheck.cli.shared.parameter_types import ByteRate, complete_cells
 from envcheck.cli.shared.process import status_of, stopping
 from envcheck.cli.sources.fetch_request import FetchRequest, model_endpoints, profile_client, wanted_files
 from envcheck.cli.sources.mirror_selection import profile_to_fetch
-from envcheck.cli.store.options import format_bytes
+from envcheck.cli.store.common import format_bytes
 from envcheck.counting import counted
 from envcheck.errors import EnvcheckError
 

@@ -17,7 +17,7 @@ from envcheck.matrix.facts.lookup import Facts
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.query import normalized, requested_devices, with_whole_driver
 from envcheck.matrix.resolver.resolve import Query, Resolution, resolve
-from envcheck.mirrors.profiles import user_choice
+from envcheck.mirrors.profiles import model
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
@@ -131,7 +131,7 @@ def _refuse_ignored(options: ResolveOptions) -> None:
 
 def _profile(name: str) -> Profile:
     """Return the mirror's profile; YAML is imported only where it must be read."""
-    profile = user_choice.without_file(name)
+    profile = model.plain_profile(name)
     if profile is None:
         from envcheck.mirrors.profiles.load import load
 

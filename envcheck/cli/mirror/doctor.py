@@ -14,9 +14,14 @@ import msgspec
 from envcheck.cli.options import EXISTING_FILE, Argument, Option, command_with
 from envcheck.cli.shared import messages
 from envcheck.errors import ConfigError
-from envcheck.mirrors.doctor import doctor
-from envcheck.mirrors.doctor.doctor import DoctorFinding
-from envcheck.mirrors.doctor.this_machine import read_files, read_machine, unreadable_settings
+from envcheck.mirrors.doctor.this_machine import (
+    DoctorFinding,
+    examine,
+    has_faults,
+    read_files,
+    read_machine,
+    unreadable_settings,
+)
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
@@ -63,7 +68,7 @@ def command(options: MirrorDoctorOptions, settings: Settings) -> int:
     texts = [*(read_machine() if machine_too else []), *documents]
     if errors and not texts:
         return ConfigError.exit_code
-    findings = [*(unreadable_settings() if machine_too else []), *doctor.examine(texts)]
+    findings = [*(unreadable_settings() if machine_too else []), *examine(texts)]
     if options.as_json:
         examined = [{"name": text.name, "kind": text.kind} for text in texts]
         report = {"schema": "envcheck/mirror-doctor/1", "looked_at": examined, "findings": findings}
@@ -72,7 +77,7 @@ def command(options: MirrorDoctorOptions, settings: Settings) -> int:
         _print_findings(findings, len(texts), quiet=settings.quiet)
     if errors:
         return ConfigError.exit_code
-    return 1 if doctor.has_faults(findings) else 0
+    return 1 if has_faults(findings) else 0
 
 
 def _print_findings(findings: list[DoctorFinding], looked_at: int, *, quiet: bool) -> None:

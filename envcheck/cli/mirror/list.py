@@ -31,10 +31,10 @@ def command(options: MirrorListOptions, _settings: Settings) -> None:
     \b
     envcheck mirror list
     """
-    from envcheck.mirrors.profiles import user_choice
+    from envcheck.mirrors.profiles import model
     from envcheck.mirrors.profiles.load import presets
 
-    chosen = user_choice.read()
+    chosen = model.read_choice()
     if options.as_json:
         import msgspec
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from envcheck.cli import Settings
     from envcheck.mirrors.profiles.model import Profile
     from envcheck.mirrors.profiles.presets import PresetEntry
-    from envcheck.mirrors.settings.base import ClientSettings, RenderOptions
+    from envcheck.mirrors.settings.clients import ClientSettings, RenderOptions
 
 # The keys of envcheck.mirrors.settings.RENDERERS; --help must not import that package.
 _FORMATS: Final = ("pip", "uv", "hf", "apt", "conda", "npm", "buildkitd", "daemon", "registries", "env")
@@ -95,7 +95,7 @@ def _render_options(variant: str | None, suite: str | None) -> RenderOptions:
     import re
 
     from envcheck.mirrors.profiles.host_config import distribution
-    from envcheck.mirrors.settings.base import RenderOptions
+    from envcheck.mirrors.settings.clients import RenderOptions
 
     if variant is not None and not re.fullmatch(r"cpu|cu[0-9]{2,3}|xpu|rocm[0-9.]+", variant):
         message = f"{variant!r} is not a variant"
@@ -168,7 +168,7 @@ def _print_profile(name: str, profile: Profile, options: RenderOptions, *, as_js
 
     from envcheck.mirrors.profiles.load import presets
     from envcheck.mirrors.settings import RENDERERS
-    from envcheck.mirrors.settings.python import torch_notes
+    from envcheck.mirrors.settings.clients import torch_notes
 
     preset = presets().get(name)
     rendered = {format_name: render(profile, options) for format_name, render in RENDERERS.items()}

@@ -12,7 +12,7 @@ import msgspec
 
 from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, command_with
 from envcheck.cli.shared.parameter_types import Size
-from envcheck.cli.store.options import format_bytes
+from envcheck.cli.store.common import format_bytes
 from envcheck.counting import counted
 from envcheck.data import data_path
 from envcheck.errors import ConfigError
@@ -22,7 +22,7 @@ from envcheck.matrix.file.load import load as load_matrix
 from envcheck.mirrors.hub import api as hub_api
 from envcheck.mirrors.profiles.load import load
 from envcheck.mirrors.profiles.model import Profile, has_userinfo, redacted, without_query
-from envcheck.mirrors.site import certificate, discover
+from envcheck.mirrors.site import discover, files
 from envcheck.mirrors.site.files import refuse_foreign_directory, write
 from envcheck.mirrors.site.model import Registry, Site, SiteHub, SiteIndex, Tls, checked, checked_url, read
 from envcheck.mirrors.site.render import render as to_files
@@ -160,7 +160,7 @@ def site_from_options(settings: Settings, root: Path, profile: Profile, options:
     refuse_foreign_directory(root)
     site = checked(_site_without_links(root, profile, options))
     if site.tls:
-        certificate.check_certificate(site.tls, site.name, options.ca)
+        files.check_certificate(site.tls, site.name, options.ca)
     return msgspec.structs.replace(site, indexes=_with_links(settings, site, profile, links))
 
 

@@ -10,7 +10,7 @@ import click
 
 from envcheck.cli.options import Argument, command_with
 from envcheck.errors import ConfigError
-from envcheck.mirrors.profiles import user_choice
+from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.load import BUILT_IN_NAMES, load, presets
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ def command(options: MirrorUseOptions, _settings: Settings) -> None:
         message = "`mirror use user` is circular"
         raise ConfigError(message, fix="pass a name from `envcheck mirror list`, or a YAML file")
     if profile == "none":
-        removed = user_choice.forget()
+        removed = model.forget_choice()
         click.echo(f"removed {removed}" if removed else "nothing was chosen")
         return
     load(profile)
     choice = profile if profile in {*BUILT_IN_NAMES, *presets()} else str(Path(profile).absolute())
-    click.echo(f"wrote {user_choice.write(choice)}: {choice}")
+    click.echo(f"wrote {model.write_choice(choice)}: {choice}")
     click.echo("`--mirror user` now means this profile; `envcheck mirror show user --format env` is for other programs")
     click.echo("`envcheck mirror show user` shows what it lacks and what its settings cannot do")

@@ -78,10 +78,10 @@ def architecture() -> str:
 
 def repository(reference: ImageReference, mirror: str) -> Repository:
     """Return the repository of a reference, reached as a mirror profile says."""
-    from envcheck.mirrors.profiles import user_choice
+    from envcheck.mirrors.profiles import model
     from envcheck.registry.repository import open_repository
 
-    profile = user_choice.without_file(mirror)
+    profile = model.plain_profile(mirror)
     if profile is None:
         from envcheck.mirrors.profiles.load import load
 

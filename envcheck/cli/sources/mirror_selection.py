@@ -112,11 +112,11 @@ def _auto_profile(settings: Settings, request: FetchRequest) -> tuple[Profile, R
 
 def _implicit_choice(mirror: str) -> str | None:
     """Return the mirror and where it was chosen, if the command line does not name it; else None."""
-    from envcheck.mirrors.profiles import user_choice
+    from envcheck.mirrors.profiles import model
 
     context = click.get_current_context(silent=True)
     if mirror == "user":
-        name = user_choice.read()
+        name = model.read_choice()
         return f"{name}: `envcheck mirror use` chose it" if name else "none chosen: each client uses its own default"
     if context is not None and context.get_parameter_source("mirror") is ParameterSource.ENVIRONMENT:
         return f"{mirror}: the environment names it"

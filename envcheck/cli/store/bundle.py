@@ -14,10 +14,8 @@ import click
 
 from envcheck.cli.options import DIRECTORY, EXISTING_DIRECTORY, Argument, Option, command_with
 from envcheck.cli.shared.parameter_types import Size, complete_cells
-from envcheck.cli.store.collect import collect_contents
-from envcheck.cli.store.common import existing_store, progress_bar, this_store
-from envcheck.cli.store.options import format_bytes
-from envcheck.cli.store.release import report_published
+from envcheck.cli.store.common import existing_store, format_bytes, progress_bar, this_store
+from envcheck.cli.store.release import collect_contents, report_published
 from envcheck.counting import counted
 from envcheck.data import data_path
 from envcheck.errors import ConfigError, PromiseError

@@ -14,8 +14,15 @@ from envcheck.cli.options import Option, command_with
 from envcheck.cli.shared import messages
 from envcheck.cli.shared.parameter_types import FiniteRange, Size
 from envcheck.cli.store.bundle import export, import_
-from envcheck.cli.store.common import STORE, disk_errors, existing_store, open_store, this_store
-from envcheck.cli.store.options import format_bytes, format_version
+from envcheck.cli.store.common import (
+    STORE,
+    disk_errors,
+    existing_store,
+    format_bytes,
+    format_version,
+    open_store,
+    this_store,
+)
 from envcheck.cli.store.release import release
 from envcheck.counting import counted
 from envcheck.errors import ConfigError, PromiseError

@@ -1,4 +1,4 @@
-"""Read the doctor's input: the named files, and the settings of this machine and this user."""
+"""Find what no program reads, or is dangerous, in the named files and the settings of this machine and this user."""
 
 from __future__ import annotations
 
@@ -6,12 +6,50 @@ import codecs
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
+
+import msgspec
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors.doctor.doctor import DoctorFinding
-from envcheck.mirrors.doctor.document import Document, kind_of
+from envcheck.mirrors.doctor.document import Document, kind_of, prepare
+from envcheck.mirrors.doctor.rules import RULES
 from envcheck.mirrors.hub.api import token_path
+
+Level = Literal["danger", "unreal", "outdated"]
+
+
+class DoctorFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """A fault at one place. `danger`: leaks a secret or accepts wrong bytes; `unreal`: fails or has no effect.
+
+    `outdated`: will soon fail or have no effect. Line 0 means the whole file.
+    """
+
+    id: str
+    level: Level
+    where: str
+    line: int
+    what: str
+    fix: str
+
+
+def examine(documents: Iterable[Document]) -> list[DoctorFinding]:
+    """Return the findings in each document, by line, without duplicates of one line."""
+    findings: dict[tuple[str, int, str, str], DoctorFinding] = {}
+    for document in documents:
+        source = prepare(document)
+        for rule in RULES:
+            for at, problem, fix in rule.find(source):
+                finding = DoctorFinding(
+                    id=rule.id, level=rule.level, where=document.name, line=source.line(at), what=problem, fix=fix
+                )
+                findings.setdefault((finding.where, finding.line, finding.id, finding.what), finding)
+    return sorted(findings.values(), key=lambda finding: (finding.where, finding.line, finding.id))
+
+
+def has_faults(findings: Iterable[DoctorFinding]) -> bool:
+    """Tell whether any finding is worse than outdated."""
+    return any(finding.level != "outdated" for finding in findings)
+
 
 # Settings are small: do not read larger files, which were named by mistake.
 LARGEST: Final = 8 << 20

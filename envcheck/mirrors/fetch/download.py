@@ -16,8 +16,14 @@ from typing import Final
 
 from envcheck.errors import PromiseError, UnavailableError
 from envcheck.mirrors.fetch import disk
-from envcheck.mirrors.fetch.request import StoppedError, TransferOptions, WantedFile
-from envcheck.mirrors.fetch.retries import LONGEST_WAIT, SLOW_ANSWERS, no_answer_error
+from envcheck.mirrors.fetch.request import (
+    LONGEST_WAIT,
+    SLOW_ANSWERS,
+    StoppedError,
+    TransferOptions,
+    WantedFile,
+    no_answer_error,
+)
 from envcheck.mirrors.net.network_errors import BrokenError, NetworkError, SlowError, StatusError, joined_advice
 from envcheck.mirrors.net.responses import HttpResponse, WholeFileError, etag_of, file_size
 from envcheck.mirrors.net.urls import host_of

@@ -17,8 +17,15 @@ from envcheck.counting import counted
 from envcheck.errors import ConfigError, EnvcheckError, NotFoundError, PromiseError, UnavailableError
 from envcheck.mirrors.fetch import disk
 from envcheck.mirrors.fetch.download import MIB, FileDownload
-from envcheck.mirrors.fetch.request import FetchedFile, StoppedError, TransferOptions, WantedFile
-from envcheck.mirrors.fetch.retries import NoSourceError, no_answer_error, try_sources
+from envcheck.mirrors.fetch.request import (
+    FetchedFile,
+    NoSourceError,
+    StoppedError,
+    TransferOptions,
+    WantedFile,
+    no_answer_error,
+    try_sources,
+)
 from envcheck.mirrors.net.network_errors import NetworkError, StatusError, is_missing, joined_advice
 from envcheck.mirrors.net.responses import file_size
 from envcheck.mirrors.net.urls import host_of

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from envcheck.errors import NotFoundError, UnavailableError
-from envcheck.mirrors.fetch.retries import NoSourceError, try_sources
+from envcheck.mirrors.fetch.request import NoSourceError, try_sources
 from envcheck.mirrors.index import simple_api
 from envcheck.mirrors.index.simple_api import parse_file_name
 from envcheck.mirrors.net.client import Client

@@ -32,9 +32,8 @@ from envcheck.mirrors.probe.measure import (
     probe_urls,
     resolve_request,
 )
-from envcheck.mirrors.probe.measurements import MirrorMeasurement
-from envcheck.mirrors.probe.ranking import RankedMirror, rank
-from envcheck.mirrors.profiles import user_choice
+from envcheck.mirrors.probe.ranking import MirrorMeasurement, RankedMirror, rank
+from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.load import load, presets
 from envcheck.mirrors.profiles.model import (
     Credential,
@@ -181,7 +180,7 @@ def url_target(urls: Sequence[str], trust: Mirror) -> Target:
 
 def default_mirrors() -> list[Mirror]:
     """Return this machine's configuration, what `envcheck mirror use` chose, and every preset."""
-    names = ["host", *([str(user_choice.read())] if user_choice.read() else []), *presets()]
+    names = ["host", *([str(model.read_choice())] if model.read_choice() else []), *presets()]
     return [load_mirror(name) for name in dict.fromkeys(names)]
 
 

@@ -22,7 +22,7 @@ import msgspec
 
 from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch.disk import digest_of
-from envcheck.mirrors.fetch.retries import NoSourceError
+from envcheck.mirrors.fetch.request import NoSourceError
 from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.hub.api import default_endpoint
@@ -40,15 +40,17 @@ from envcheck.mirrors.index.locate import (
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError, UntrustedError
 from envcheck.mirrors.net.responses import HttpResponse, file_size
-from envcheck.mirrors.probe.measurements import (
+from envcheck.mirrors.probe.ranking import (
     Branch,
     FileResponse,
     FileStatus,
     Listing,
     MirrorMeasurement,
     Rate,
+    agreed_sizes,
+    all_pass,
+    criteria_of,
 )
-from envcheck.mirrors.probe.ranking import agreed_sizes, all_pass, criteria_of
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile, without_query
 
 HUB: Final = "hf"

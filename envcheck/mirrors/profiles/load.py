@@ -14,7 +14,7 @@ import msgspec
 import yaml
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors.profiles import user_choice
+from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.host_config import host_profile
 from envcheck.mirrors.profiles.model import Conda, Credential, HuggingFace, Index, Profile, redacted
 from envcheck.mirrors.profiles.presets import Preset, PresetEntry, check_preset, preset_profile
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 def load(name: str | Path) -> Profile:
     """Return the profile called `name`, or the one in that YAML file. Paths in the file are relative to it."""
-    plain = user_choice.without_file(str(name))
+    plain = model.plain_profile(str(name))
     if plain is not None:
         return plain
     if str(name) == "user":
@@ -75,11 +75,11 @@ def _unknown_profile(name: str) -> ConfigError:
 
 def _load_user_choice() -> Profile:
     """Return the profile that the user chose. Raise ConfigError if it no longer exists."""
-    name = user_choice.read() or "none"
+    name = model.read_choice() or "none"
     try:
         return load(name)
     except ConfigError as error:
-        fix = f"correct it, or remove the choice with `envcheck mirror use none` ({user_choice.path()})"
+        fix = f"correct it, or remove the choice with `envcheck mirror use none` ({model.choice_path()})"
         raise ConfigError(error.message, fix=fix) from error
 
 

@@ -1,4 +1,4 @@
-"""A mirror profile: where pip, PyTorch wheels, Hugging Face, apt and the registry are reached from."""
+"""A mirror profile: where pip, PyTorch wheels, Hugging Face, apt and the registry are reached from; the one chosen."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import Final, Literal
 from urllib.parse import unquote, urlsplit
 
 import msgspec
+
+from envcheck import safe_files
+from envcheck.data import xdg
+from envcheck.errors import ConfigError
 
 CLIENT_DEFAULT: Final = "default"
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|//|")
@@ -177,3 +181,44 @@ def hf_environment(profile: Profile) -> dict[str, str]:
     if hf.token == "never":  # noqa: S105 (a policy)
         environment["HF_HUB_DISABLE_IMPLICIT_TOKEN"] = "1"  # noqa: S105 (a switch)
     return dict(sorted(environment.items()))
+
+
+def choice_path() -> Path:
+    """Return the path of the file with the choice."""
+    return xdg("XDG_CONFIG_HOME", ".config") / "envcheck" / "mirror"
+
+
+def read_choice() -> str | None:
+    """Return the chosen name or path, or None without a choice. Raise ConfigError if the file cannot be read."""
+    file = choice_path()
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip() or None if file.is_file() else None
+    except OSError as error:
+        message = f"{file}: cannot read the chosen mirror: {error.strerror}"
+        raise ConfigError(message, fix="pass --mirror none, host, ...; or set HOME to this user's own") from error
+
+
+def plain_profile(name: str) -> Profile | None:
+    """Return the profile `none`, also where `user` stands for it; None for one that must be read from YAML.
+
+    Importing YAML takes a fifth of the start of `envcheck resolve`, and most users need none of it.
+    """
+    chosen = read_choice() if name == "user" else name
+    return Profile(name="none") if chosen in (None, "none", "user") else None
+
+
+def write_choice(name: str) -> Path:
+    """Write the choice atomically; return the path of the file."""
+    file = choice_path()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    safe_files.put(file, f"{name}\n".encode())
+    return file
+
+
+def forget_choice() -> Path | None:
+    """Remove the choice; return the path of its file, or None if there was no choice."""
+    file = choice_path()
+    if not file.is_file():
+        return None
+    file.unlink()
+    return file

@@ -11,13 +11,13 @@ from typing import Final
 
 from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles.model import Profile
-from envcheck.mirrors.settings import clients, python, shell, system
-from envcheck.mirrors.settings.base import ClientSettings, RenderOptions
+from envcheck.mirrors.settings import clients, shell, system
+from envcheck.mirrors.settings.clients import ClientSettings, RenderOptions
 
 Renderer = Callable[[Profile, RenderOptions], ClientSettings]
 RENDERERS: Final[Mapping[str, Renderer]] = {
-    "pip": python.pip,
-    "uv": python.uv,
+    "pip": clients.pip,
+    "uv": clients.uv,
     "hf": clients.hf,
     "apt": system.apt,
     "conda": clients.conda,

@@ -13,8 +13,8 @@ from typing import Final
 import msgspec
 
 from envcheck.mirrors.profiles.model import Credential, Profile
-from envcheck.mirrors.settings import clients, python
-from envcheck.mirrors.settings.base import ClientSettings, RenderOptions, ca_notes, mirror_urls, secret_of
+from envcheck.mirrors.settings import clients
+from envcheck.mirrors.settings.clients import ClientSettings, RenderOptions, ca_notes, mirror_urls, secret_of
 
 # Lists the variables that an earlier call set, so that the next call can restore them.
 SET_VARIABLE: Final = "ENVCHECK_MIRROR_SET"
@@ -50,11 +50,11 @@ def env(profile: Profile, options: RenderOptions) -> ClientSettings:
 def _python_notes(profile: Profile, options: RenderOptions) -> list[str]:
     """Return what no variable of pip or uv can set: a second index, and PyTorch's."""
     simple, links = (mirror_urls(profile.pypi, options, kind) for kind in ("simple", "find-links"))
-    notes = python.unused_indexes(simple, "uv")
-    notes += [python.TORCH_BACKEND_NOTE] if simple or links or profile.pytorch else []
+    notes = clients.unused_indexes(simple, "uv")
+    notes += [clients.TORCH_BACKEND_NOTE] if simple or links or profile.pytorch else []
     # The command line names the variant, so the note keeps the placeholder.
     shown = msgspec.structs.replace(options, variant=options.variant or "{variant}")
-    torch = python.torch_notes(profile, shown, "uv pip install")
+    torch = clients.torch_notes(profile, shown, "uv pip install")
     return notes + [f"{text}; {{variant}} is cu128, cpu, …" if "{variant}" in text else text for text in torch]
 
 
@@ -82,7 +82,7 @@ def _exports(profile: Profile, options: RenderOptions) -> dict[str, str]:
     private = secret_of(profile, simple[0]) if simple else None
     values: dict[str, str | None] = {
         "PIP_INDEX_URL": simple[0] if simple else None,
-        "UV_DEFAULT_INDEX": (f"{python.PYPI}={simple[0]}" if private else simple[0]) if simple else None,
+        "UV_DEFAULT_INDEX": (f"{clients.PYPI}={simple[0]}" if private else simple[0]) if simple else None,
         "PIP_FIND_LINKS": None if any(map(_SEPARATOR.search, links)) else " ".join(links) or None,
         "UV_FIND_LINKS": None if any(map(_SEPARATOR.search, links)) else ",".join(links) or None,
         "CONDA_CHANNEL_ALIAS": profile.conda.channel_alias,
@@ -92,7 +92,7 @@ def _exports(profile: Profile, options: RenderOptions) -> dict[str, str]:
         **clients.variables(profile),
     }
     words = {name: shlex.quote(value) for name, value in values.items() if value is not None}
-    words |= _uv_login(python.PYPI, private)
+    words |= _uv_login(clients.PYPI, private)
     token = secret_of(profile, profile.hf.endpoint) if profile.hf.endpoint else None
     if token is not None and token.user is None and profile.hf.token == "allow":  # noqa: S105 (a policy)
         words["HF_TOKEN"] = _secret_word(token)

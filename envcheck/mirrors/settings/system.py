@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from envcheck.mirrors.profiles.model import Profile, host_of
-from envcheck.mirrors.settings.base import ClientSettings, RenderOptions, secret_of
+from envcheck.mirrors.settings.clients import ClientSettings, RenderOptions, secret_of
 
 _KEYRINGS: Final = {
     "debian": "/usr/share/keyrings/debian-archive-keyring.gpg",

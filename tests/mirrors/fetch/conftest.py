@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from envcheck.mirrors.fetch import download
-from envcheck.mirrors.fetch import retries as fetch_retries
+from envcheck.mirrors.fetch import request as fetch_retries
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.net.client import Client
 from tests import http_server

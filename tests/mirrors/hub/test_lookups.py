@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.fetch import retries as fetch_retries
+from envcheck.mirrors.fetch import request as fetch_retries
 from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.net.client import Client

@@ -86,7 +86,7 @@ def test_a_snapshot_is_whole_or_not_there(hubs: Hubs, tmp_path: Path, monkeypatc
         at.symlink_to(target)
 
     with monkeypatch.context() as patched:
-        patched.setattr("envcheck.mirrors.hub.cache_layout._link_or_copy", killed)
+        patched.setattr("envcheck.mirrors.hub.download._link_or_copy", killed)
         with pytest.raises(KeyboardInterrupt):
             fetched(server, server.url, tmp_path)
     snapshot = tmp_path / "models--owner--tiny/snapshots" / COMMIT

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
-from envcheck.mirrors.fetch import retries as fetch_retries
+from envcheck.mirrors.fetch import request as fetch_retries
 from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision

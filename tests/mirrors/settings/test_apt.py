@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.mirrors.profiles.model import Profile
-from envcheck.mirrors.settings.base import RenderOptions
+from envcheck.mirrors.settings.clients import RenderOptions
 from envcheck.mirrors.settings.system import apt as render_apt
 from envcheck.mirrors.settings.system import sources
 from tests.http_server import Server, Servers, directory

@@ -16,7 +16,7 @@ import uv
 
 from envcheck.mirrors.profiles.model import Credential, HuggingFace, Index, Profile
 from envcheck.mirrors.settings import RENDERERS
-from envcheck.mirrors.settings.base import RenderOptions
+from envcheck.mirrors.settings.clients import RenderOptions
 from tests.http_server import Answer, Request, Server, Servers
 from tests.wheels import wheel
 

@@ -22,8 +22,7 @@ from envcheck.mirrors.profiles.load import presets
 from envcheck.mirrors.profiles.model import Conda, Credential, HuggingFace, Index, Profile
 from envcheck.mirrors.profiles.presets import preset_profile
 from envcheck.mirrors.settings import RENDERERS, render
-from envcheck.mirrors.settings.base import RenderOptions
-from envcheck.mirrors.settings.python import pip_conf, uv_toml
+from envcheck.mirrors.settings.clients import RenderOptions, pip_conf, uv_toml
 from envcheck.mirrors.settings.shell import restored_environment
 
 CANARY = "hunter2-canary"

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from envcheck.cli import cli
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.site.certificate import check_certificate
 from envcheck.mirrors.site.discover import USEFUL, DiskSpace
+from envcheck.mirrors.site.files import check_certificate
 from envcheck.mirrors.site.model import Tls
 from tests.certificates import Certificate, openssl
 from tests.mirrors.site.upstreams import free_port
