@@ -16,7 +16,7 @@ import click
 import pytest
 
 from envcheck.cli import cli
-from envcheck.cli.lazy_group import DefaultGroup
+from envcheck.cli.groups import DefaultGroup
 from envcheck.matrix.file.load import load
 from tests.tables import each
 from tests.wheels import wheel
@@ -35,7 +35,6 @@ NOT_RUN = {
     r"^envcheck run(?!.*--dry-run)": "takes minutes and needs torch; tests/cli/test_run.py and tests/e2e run it",
     r"^envcheck images size": "needs an engine and an image; tests/e2e runs it",
     r"^envcheck (--verbose )?build(?!.*--dry-run)": "needs an engine and a package index; tests/e2e runs it",
-    r"--online": "asks a package index for minutes",
     r"^envcheck (fetch|lock)": "needs a network; tests/mirrors and tests/images run it with servers of their own",
     r"^envcheck mirror (probe|site)": "needs a network or servers; tests/mirrors runs it",
     r"^envcheck mirror doctor$": "its result depends on this machine",

@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 
 from envcheck import __version__
-from envcheck.cli.lazy_group import LazyGroup
+from envcheck.cli.groups import GROUPS, LazyGroup
 from envcheck.cli.shared import messages, process
 from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
 from envcheck.mirrors.net.waits import NETWORK_WAITS
@@ -59,7 +59,7 @@ COMMANDS: Final = {name: line for section in SECTIONS.values() for name, line in
 _HOST_ONLY: Final = {"cryptography", "docker", "jinja2", "uv"}
 _MODULES: Final = {
     **{name: f"commands.{name}" for name in COMMANDS},
-    **{name: f"{name}.group" for name in ("fleet", "images", "key", "matrix", "mirror", "store")},
+    "store": "store.group",
     **{name: f"registry.{name}" for name in ("publish", "proof", "pull", "promote")},
 }
 
@@ -80,6 +80,9 @@ class PipeClosedError(Exception):
 class _Program(LazyGroup):
     def path(self, name: str) -> str:
         return name
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return GROUPS.get(cmd_name) or super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from envcheck.cli import cli
-from envcheck.cli.mirror.group import COMMANDS, command
+from envcheck.cli.groups import GROUPS
 from envcheck.mirrors.settings import RENDERERS
 
 SITE = """\
@@ -53,7 +53,7 @@ def refused(*args: str) -> str:
 
 
 def test_each_command_has_help_with_an_example() -> None:
-    for name in COMMANDS:
+    for name in GROUPS["mirror"].described:
         result = run(name, "--help")
         assert f"envcheck mirror {name}" in result.output
         assert max(map(len, result.output.splitlines())) <= 80
@@ -100,7 +100,7 @@ def test_a_form_is_all_there_is_on_standard_output(home: Path) -> None:
 
 
 def test_the_forms_of_the_option_are_those_there_are() -> None:
-    show = command.get_command(click.Context(command), "show")
+    show = GROUPS["mirror"].get_command(click.Context(GROUPS["mirror"]), "show")
     assert show is not None
     choice = next(p.type for p in show.params if p.name == "format_name")
     assert isinstance(choice, click.Choice)

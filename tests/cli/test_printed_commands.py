@@ -13,7 +13,7 @@ import click
 import pytest
 
 from envcheck.cli import COMMANDS, cli
-from envcheck.cli.lazy_group import DefaultGroup
+from envcheck.cli.groups import DefaultGroup
 
 ROOT: Final = Path(__file__).parents[2]
 # Options of other programs that remedies name.

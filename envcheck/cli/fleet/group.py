@@ -1,28 +1,172 @@
-"""`envcheck fleet`: the reports and the launch of many nodes. Each command is a module `NAME.py`; not so `group`."""
+"""`envcheck fleet group`: a run whose ranks are on several nodes, of which this process runs those of one."""
 
 from __future__ import annotations
 
-from typing import Final
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from envcheck.cli.lazy_group import LazyGroup
+from envcheck.cli import report_output
+from envcheck.cli.options import Option, command_with
+from envcheck.cli.report_output import Node, Output, OutputType
+from envcheck.cli.shared.parameter_types import Duration, FiniteRange
+from envcheck.cli.shared.process import console as new_console
+from envcheck.cli.shared.process import status_of
+from envcheck.fleet.group import outcome
+from envcheck.fleet.group.membership import Membership, membership
+from envcheck.fleet.group.outcome import FORMED, of_group, of_node
+from envcheck.fleet.group.session import chosen, met
+from envcheck.node.collect import collect
+from envcheck.reports import terminal
+from envcheck.reports.model import RunReport, encode, report_of, write
+from envcheck.reports.terminal import LiveReport
+from envcheck.runner.container import shown_gpus
+from envcheck.runner.execute import validate
+from envcheck.runner.launcher import place
+from envcheck.runner.local_python import LocalPython, answering, choose_python
+from envcheck.runner.planning import plan
+from envcheck.runner.state import Run, RunPlan
 
-COMMANDS: Final = {
-    "report": "Say which nodes failed, are missing or differ, and which to use now.",
-    "render": "Write envcheck's files for Slurm, Kubernetes or Prometheus.",
-    "gate": "Say whether this node may take work now.",
-    "group": "Measure what lies between nodes, with ranks on all of them.",
-    "pairs": "Find the node, link or GPU at fault by tests of groups.",
-    "plan": "Say which published cells cover all nodes, and what a newer driver would add.",
-}
+if TYPE_CHECKING:
+    from envcheck.cli import Settings
 
 
-@click.group(cls=LazyGroup, room="fleet", described=COMMANDS, modules={"group": "group_command"})
-def command() -> None:
-    """Validate many nodes, and say which of them to use now.
+@dataclass(frozen=True, kw_only=True)
+class FleetGroupOptions:
+    """The options of `envcheck fleet group`."""
+
+    python: Annotated[str | None, Option(metavar="PATH", help="The interpreter, or environment, of the ranks.")] = None
+    only: Annotated[tuple[str, ...], Option(metavar="ID", help="Run this check alone. Repeatable.")] = ()
+    require_gpu: Annotated[bool, Option(help="Fail where there is no GPU.")] = False
+    nproc: Annotated[int, Option(type=click.IntRange(1, 1024), help="Ranks of a node without a GPU.")] = 1
+    timeout: Annotated[
+        float | None,
+        Option(type=FiniteRange(0.1), help="End each check after this many seconds, instead of its own limit."),
+    ] = None
+    wait: Annotated[float, Option(type=Duration(), help="How long nodes wait for the others.")] = 180.0
+    master_addr: Annotated[
+        str | None, Option(metavar="HOST", help="The first node. [MASTER_ADDR, or the first of Slurm's step]")
+    ] = None
+    master_port: Annotated[
+        int | None, Option(type=click.IntRange(1, 65535), help="Its port. [MASTER_PORT, or drawn from Slurm's step]")
+    ] = None
+    run_id: Annotated[
+        str | None, Option(metavar="TEXT", help="What tells this group from others. [Slurm's step, torchrun's run]")
+    ] = None
+    output: Annotated[
+        Output | None,
+        Option("-o", "--output", type=OutputType(), help=f"The report; in DIR/ one a node. [{report_output.DEFAULT}]"),
+    ] = None
+    as_json: Annotated[bool, Option("--json", help="Print the group's report as JSON, on the first node.")] = False
+    dry_run: Annotated[bool, Option(help="Print what the environment says of this node, and stop.")] = False
+
+
+@command_with(FleetGroupOptions, name="group", short_help="Measure what lies between nodes, with ranks on all of them.")
+def command(options: FleetGroupOptions, settings: Settings) -> int:
+    """Measure what lies between nodes: collectives, links and slow ranks.
 
     \b
-    srun --ntasks-per-node=1 envcheck run --output reports/
-    envcheck fleet report reports/ --expect 'n[1-1000]'
+    srun --ntasks-per-node=1 envcheck fleet group --output reports/
+    torchrun --nnodes=4 --nproc-per-node=1 ... --no-python envcheck fleet group
+
+    Start it once a node, by srun, torchrun, mpirun or an indexed Job. Each node
+    writes a report, and the first one that of the group, group.json.
+    Exit, on each node: 0: the group passed; 1: a check failed; 2: wrong usage,
+    or nodes that differ; 3: undetermined, also for a group that did not form.
     """
+    report_output.require_working_directory()
+    member = membership(os.environ, options.master_addr, options.master_port, options.run_id)
+    why = report_output.left_to_the_first(place(os.environ), os.environ)
+    if why is not None:
+        click.echo(f"envcheck: {why}", err=True)
+        return 0
+    name = member.name or report_output.node_of(place(os.environ), nameless=False).name
+    group = GroupRun(_run(options), member, name, options, quiet=settings.quiet)
+    if options.dry_run:
+        click.echo(f"{name} is {member.described}")
+        return 0
+    with report_output.alone(group.report):
+        return group.carried_out()
+
+
+def _run(options: FleetGroupOptions) -> Run:
+    checks = chosen(options.only)
+    planned = plan(
+        checks,
+        level="standard",
+        nproc=options.nproc,
+        gpus=shown_gpus(),
+        timeout=options.timeout,
+        require_gpu=options.require_gpu,
+    )
+    target = LocalPython(answering(choose_python(Path(options.python) if options.python else None)))
+    return Run(RunPlan(plan=planned, chosen=checks, target=target))
+
+
+class GroupRun:
+    """A node's part of a group: where its report goes, and on the first node the group's."""
+
+    def __init__(self, run: Run, member: Membership, name: str, options: FleetGroupOptions, *, quiet: bool) -> None:
+        self._run, self._member, self._name, self._options, self._quiet = run, member, name, options, quiet
+        self.report = self._destination(name)
+        group = self._destination("group")
+        self._group_report = None if member.node else group
+
+    def _destination(self, name: str) -> Path | None:
+        options, node = self._options, Node(name, several=True)
+        return report_output.destination(options.output, report_output.DEFAULT, node, dry=options.dry_run)
+
+    def carried_out(self) -> int:
+        """Meet the other nodes, measure, write the reports, print what came of it, and return the exit code."""
+        interrupted: KeyboardInterrupt | None = None
+        processes = max(self._options.nproc, self._member.processes)
+        self._run.begin()
+        try:
+            with met(self._run, self._member, self._name, processes, self._options.wait) as formed:
+                if formed:
+                    with terminal.Progress(self._run.asked.plan) as progress:
+                        validate(self._run, collect, LiveReport(self._run, self.report, progress, self._own))
+        except KeyboardInterrupt as how:
+            interrupted = how
+        failed = self._written()
+        self._print()
+        code = report_of(self._run).verdict.exit_code
+        return status_of(interrupted) if interrupted is not None else code or 3 if failed else code
+
+    def _own(self, report: RunReport) -> RunReport:
+        return of_node(report, self._member.node)
+
+    def _written(self) -> bool:
+        """Write the reports; return whether one could not be written, and say why."""
+        report, failed = report_of(self._run), False
+        group = self._group_report if self._run.nodes else None
+        for path, content in ((self.report, self._own(report)), (group, of_group(report))):
+            if path is None:
+                continue
+            try:
+                write(content, path)
+            except OSError as error:
+                failed = True
+                click.echo(f"envcheck: {path}: {error.strerror}; free space, or give --output another place", err=True)
+        return failed
+
+    def _print(self) -> None:
+        report, as_json = of_group(report_of(self._run)), self._options.as_json
+        if self._member.node:
+            unformed = self._run.nodes is None and FORMED in self._run.known
+            why = f": {self._run.known[FORMED].summary}" if unformed else ""
+            click.echo(f"{self._name}: {self._own(report).verdict.sentence}{why}", err=as_json)
+        elif as_json:
+            click.echo(encode(report), nl=False)
+        elif self._quiet:
+            click.echo(report.verdict.sentence)
+        else:
+            files = (self.report, self._group_report if self._run.nodes else None)
+            written = [f"report: {path}" for path in files if path is not None]
+            console = new_console(width=terminal.width(), highlight=False)
+            terminal.show(report, console, [*outcome.lines(report), *written])
+        sys.stdout.flush()

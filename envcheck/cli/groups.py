@@ -1,4 +1,4 @@
-"""A group whose commands are one module each, imported when the command runs."""
+"""The groups of commands. Each command is one module, imported when the command runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib
 import itertools
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -15,10 +15,9 @@ from envcheck.cli.options import ListedText, OptionsCommand
 
 
 class LazyGroup(click.Group):
-    """A group of commands: `envcheck.cli.<room>.<name>` has the one called name.
+    """A group of commands: `envcheck.cli.<room>.<name>` has the one called name, unless `modules` names another module.
 
-    `sections` gives each command's line in the help of the group, below its heading; `modules` the module of a command
-    that is not called like it.
+    `sections` gives each command's line in the help of the group, below its heading.
     """
 
     def __init__(
@@ -30,7 +29,7 @@ class LazyGroup(click.Group):
         modules: Mapping[str, str] = MappingProxyType({}),
         **settings: Any,
     ) -> None:
-        super().__init__(**settings)
+        super().__init__(**{"name": room} | settings)
         self.modules = modules
         self.room = room
         self.sections = sections or {"Commands": described}
@@ -44,7 +43,7 @@ class LazyGroup(click.Group):
         """Return a command, its module imported; None for a name that no command has."""
         if cmd_name not in self.described:
             return None
-        home = ".".join(filter(None, ("envcheck.cli", self.room, self.modules.get(cmd_name, cmd_name))))
+        home = f"envcheck.cli.{self.modules.get(cmd_name, f'{self.room}.{cmd_name}')}"
         command = importlib.import_module(home).command
         if not isinstance(command, click.Command):
             message = f"{home}.command is not a click command"
@@ -141,3 +140,85 @@ def prepare(command: click.Command, path: str) -> None:
     if isinstance(command, click.Group):
         for name, child in command.commands.items():
             prepare(child, f"{path} {name}")
+
+
+GROUPS: Final[dict[str, LazyGroup]] = {
+    "images": DefaultGroup(
+        room="images",
+        described={
+            "list": "List the cells: what runs when no command is named.",
+            "sbom": "Print the bill of materials of a cell's image.",
+            "size": "Show what uses the space in a local image.",
+        },
+        default="list",
+        help="""List the published cells: driver floor, targets, and which still lack a lock.
+
+        \b
+        envcheck images
+        envcheck images 'torch2.8*' --json
+
+        Exit 0: listed, even if a cell lacks a lock; 2: a lock cannot be used, or wrong usage; 3: git is needed and
+        missing.
+        """,
+    ),
+    "matrix": LazyGroup(
+        room="matrix",
+        described={
+            "show": "Show the facts, filtered.",
+            "check": "Lint the facts.",
+            "wheel": "Open a wheel, and print its row for extensions.yaml.",
+        },
+        help="""Show and lint the facts that every answer is based on.
+
+        \b
+        envcheck matrix show --torch 2.8
+        envcheck matrix check
+        """,
+    ),
+    "mirror": LazyGroup(
+        room="mirror",
+        described={
+            "list": "List the mirrors that `--mirror` takes by name.",
+            "show": "Show what a profile sets and lacks, or a client's settings.",
+            "use": "Choose the profile that `--mirror user` means.",
+            "doctor": "Find settings that no program reads, or that are dangerous.",
+            "probe": "Measure which mirror has the needed files, and how fast.",
+            "site": "Render the configuration of your own mirror.",
+        },
+        help="""Choose, measure and run mirrors.
+
+        \b
+        envcheck mirror list
+        envcheck mirror show tuna --format pip
+        eval "$(envcheck mirror show site.yaml --format env)"
+        envcheck mirror doctor Dockerfile
+        """,
+    ),
+    "key": LazyGroup(
+        room="key",
+        described={"new": "Make a signing key."},
+        modules={"new": "commands.key_new"},
+        help="""Make the keys that sign proofs and bundles.
+
+        \b
+        envcheck key new release
+        """,
+    ),
+    "fleet": LazyGroup(
+        room="fleet",
+        described={
+            "report": "Say which nodes failed, are missing or differ, and which to use now.",
+            "render": "Write envcheck's files for Slurm, Kubernetes or Prometheus.",
+            "gate": "Say whether this node may take work now.",
+            "group": "Measure what lies between nodes, with ranks on all of them.",
+            "pairs": "Find the node, link or GPU at fault by tests of groups.",
+            "plan": "Say which published cells cover all nodes, and what a newer driver would add.",
+        },
+        help="""Validate many nodes, and say which of them to use now.
+
+        \b
+        srun --ntasks-per-node=1 envcheck run --output reports/
+        envcheck fleet report reports/ --expect 'n[1-1000]'
+        """,
+    ),
+}
