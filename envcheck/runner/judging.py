@@ -30,7 +30,7 @@ from envcheck.checks import (
     undecided,
     worst,
 )
-from envcheck.checks.readings import gpu_users
+from envcheck.checks.readings import gpu_readings
 from envcheck.counting import counted
 from envcheck.runner import attempts
 from envcheck.runner.planning import CheckModule
@@ -311,7 +311,7 @@ def _excused_busy(view: View, finding: Outcome) -> Outcome:
     )
 
 
-def _other_users(view: View, outcome: Outcome) -> list[gpu_users.GpuUser]:
+def _other_users(view: View, outcome: Outcome) -> list[gpu_readings.GpuUser]:
     """Return the users of the GPU that the outcome blames, or of all that torch sees where it blames none."""
     if view.mode != "gpu":
         return []
@@ -319,7 +319,7 @@ def _other_users(view: View, outcome: Outcome) -> list[gpu_users.GpuUser]:
     blamed = (
         {str(outcome.details["device"])} if outcome.details.get("device") else set(outcome.details.get("gpus") or ())
     )
-    everybody = [user for user in gpu_users.users(view) if not own_gpus - {None} or user.uuid in own_gpus]
+    everybody = [user for user in gpu_readings.users(view) if not own_gpus - {None} or user.uuid in own_gpus]
     return [user for user in everybody if not blamed or user.uuid in blamed]
 
 

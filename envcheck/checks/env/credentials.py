@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned
-from envcheck.checks.support import image_facts, secret_patterns
+from envcheck.checks.env import image_config
+from envcheck.checks.support import secret_patterns
 
 CHECK = Check(promise="no credential lies in the environment's files, variables or history", level="static")
 
@@ -102,7 +103,7 @@ def measure(rank: Rank) -> Measured:
     places = [*_kept(_homes()), *(str(path) for path, pattern in (*named, *own, *shared) if _holds(path, pattern))]
     return {
         "rank": rank.rank,
-        "image": image_facts.is_image(),
+        "image": image_config.is_image(),
         "prefix": sys.prefix,
         "files": list(dict.fromkeys(places)),
         "variables": sorted(name for name, value in os.environ.items() if secret_patterns.variable(name, value)),
@@ -112,7 +113,7 @@ def measure(rank: Rank) -> Measured:
 def _homes() -> list[Path]:
     """Return the homes to look into: in an image everybody's, on a machine the user's own and root's."""
     homes = [Path(os.environ.get("HOME") or "/root"), *([Path("/root")] if os.access("/root", os.X_OK) else [])]
-    homes += sorted(Path("/home").glob("*")) if image_facts.is_image() else []
+    homes += sorted(Path("/home").glob("*")) if image_config.is_image() else []
     return list(dict.fromkeys(homes))
 
 

@@ -9,6 +9,7 @@ al. 2022, FP8 Formats for Deep Learning, arXiv 2209.05433), and its loss has to 
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, NamedTuple
 
 from envcheck.checks import (
@@ -26,7 +27,7 @@ from envcheck.checks import (
     worst,
 )
 from envcheck.checks.support import process_group
-from envcheck.checks.training import fp8_products, plain_math
+from envcheck.checks.training import plain_math
 from envcheck.counting import counted, numbered
 
 CHECK = Check(
@@ -68,7 +69,7 @@ def measure(rank: Rank) -> Measured:
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else ()
     probe = torch.zeros(1, device=device)
     entry: Measured = {**process_group.standing(rank, probe), "capability": list(capability)}
-    why = fp8_products.lacking(torch, device, capability)
+    why = lacking(torch, device, capability)
     if why:
         return {**entry, "lacking": why}
     made: list[str] = []
@@ -120,12 +121,9 @@ def _linear(torch: Any, made: list[str]) -> Any:
 
     def product(left: Any, left_dtype: Any, right: Any) -> Any:
         # Its rows become contiguous before they are FP8: not every torch copies FP8 across.
-        a, b = (
-            fp8_products.quantized(torch, x.contiguous(), d)
-            for x, d in ((left, left_dtype), (right, torch.float8_e4m3fn))
-        )
+        a, b = (quantized(torch, x.contiguous(), d) for x, d in ((left, left_dtype), (right, torch.float8_e4m3fn)))
         made.append(" x ".join(str(x[0].dtype).replace("torch.", "") for x in (a, b)))
-        return fp8_products.multiply(torch, *a, *b)
+        return multiply(torch, *a, *b)
 
     class Linear(torch.autograd.Function):  # type: ignore[misc]
         """inputs @ weight.T, and its gradients."""
@@ -230,3 +228,51 @@ def _shares(entry: Measured, eight: list[float], sixteen: list[float]) -> list[t
 def _distance(entry: Measured) -> float:
     eight, sixteen = entry["losses"]["float8"], entry["losses"]["bfloat16"]
     return float(max(abs(a - b) for a, b in zip(eight, sixteen)) / sixteen[0])
+
+
+# FP8 units came with Ada and Hopper; torch asked for 9.0 before 2.3.
+# What ATen's dispatcher, a kernel's own test of its inputs, and a signature of another torch say.
+NO_KERNEL = re.compile(
+    r"Could not run 'aten::_scaled_mm|not implemented for '|(not|only) (yet )?supported|"
+    r"unexpected keyword argument|missing \d+ required|required positional argument"
+)
+FLOAT8_SINCE, AT_FIRST, WIDER = (8, 9), (9, 0), (2, 3)
+
+
+def lacking(torch: Any, device: Any, capability: tuple[int, ...]) -> str:
+    """Return why this device or this torch has no FP8 product; "" where it has to have one."""
+    if not hasattr(torch, "_scaled_mm") or not hasattr(torch, "float8_e4m3fn"):
+        return f"torch {torch.__version__} has no torch._scaled_mm"
+    if device.type != "cuda":
+        return _refused(torch, device)
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if tuple(capability) < FLOAT8_SINCE:
+        return "not in this GPU"
+    return "torch before 2.3" if tuple(capability) < AT_FIRST and version < WIDER else ""
+
+
+def _refused(torch: Any, device: Any) -> str:
+    """Try: no table says which torch has FP8 for CPUs. Only what says that there is no kernel counts; others raise."""
+    ones = torch.ones(16, 16, device=device)
+    try:
+        multiply(torch, *quantized(torch, ones, torch.float8_e5m2), *quantized(torch, ones, torch.float8_e4m3fn))
+    except (RuntimeError, TypeError) as error:
+        if not NO_KERNEL.search(str(error)):
+            raise
+        return f"torch {torch.__version__} on a CPU: {str(error).strip().splitlines()[0][:120]}"
+    return ""
+
+
+def quantized(torch: Any, tensor: Any, dtype: Any) -> tuple[Any, Any]:
+    """Return the tensor in an FP8 dtype, its largest element at the dtype's largest, and the scale to undo that."""
+    most = torch.finfo(dtype).max
+    scale = tensor.abs().max().float().clamp(min=1e-12) / most
+    return (tensor.float() / scale).clamp(-most, most).to(dtype), scale
+
+
+def multiply(torch: Any, left: Any, left_scale: Any, right: Any, right_scale: Any) -> Any:
+    """Return left @ right.T in bfloat16; both have their rows in memory one after the other, as FP8 units want them."""
+    product = torch._scaled_mm(  # noqa: SLF001 (torch has no public name for it before 2.10)
+        left, right.t(), scale_a=left_scale, scale_b=right_scale, out_dtype=torch.bfloat16
+    )
+    return product[0] if isinstance(product, tuple) else product

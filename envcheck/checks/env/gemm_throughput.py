@@ -27,10 +27,10 @@ from envcheck.checks import (
     warned,
     worst,
 )
-from envcheck.checks.hardware import gpu_speed, load_samples
+from envcheck.checks.env import fp8_training
+from envcheck.checks.hardware import gpu_speed
 from envcheck.checks.hardware import sampler as hardware_sampler
 from envcheck.checks.support import process_group, seeded_numbers, verified_products
-from envcheck.checks.training import fp8_products
 
 CHECK = Check(
     promise="matrix products run at the speed this GPU model has in each dtype, where that is known",
@@ -90,7 +90,7 @@ def measure(rank: Rank) -> Measured:
 
 def _lacking(torch: Any, dtype: str, device: Any, capability: tuple[int, int]) -> str:
     if dtype == "float8":
-        return fp8_products.lacking(torch, device, capability)
+        return fp8_training.lacking(torch, device, capability)
     return "not in this GPU" if dtype in ("bfloat16", "tf32") and capability < BFLOAT16_SINCE else ""
 
 
@@ -125,7 +125,7 @@ def _products(torch: Any, dtype: str, data: Any) -> tuple[verified_products.Prod
         one = torch.ones((), device=data.device)
 
         def multiply(turn: int) -> Any:
-            return fp8_products.multiply(torch, left, one, lines[turn], one)
+            return fp8_training.multiply(torch, left, one, lines[turn], one)
 
         return verified_products.Products(torch, left, lines, multiply), data.to(torch.bfloat16)
     out = torch.empty_like(left)
@@ -173,16 +173,16 @@ def _wrong(entry: Measured) -> list[Outcome]:
 
 def _faulty(entry: Measured) -> list[Outcome]:
     """Return the warning that a GPU slows itself down for heat or power."""
-    faults = load_samples.faults(entry.get("load") or {})
+    faults = gpu_speed.faults(entry.get("load") or {})
     if not faults:
         return []
-    summary = f"rank {entry['rank']} ({entry['device']}): {', '.join(faults)}{load_samples.text(entry['load'])}"
+    summary = f"rank {entry['rank']} ({entry['device']}): {', '.join(faults)}{gpu_speed.text(entry['load'])}"
     warning = warned(
         summary,
         fix=_FIX,
         value=sum(faults.values()),
-        unit=load_samples.NO_FAULT.unit,
-        limit=load_samples.NO_FAULT,
+        unit=gpu_speed.NO_FAULT.unit,
+        limit=gpu_speed.NO_FAULT,
         code="gpu.slows-down",
         culprit=gpu_speed.culprit(entry),
         rank=entry["rank"],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import envcheck
 from envcheck.checks import (
     Check,
     Limit,
@@ -24,7 +25,6 @@ from envcheck.checks import (
     warned,
     worst,
 )
-from envcheck.checks.support import image_facts
 
 CHECK = Check(
     promise="the image runs as a user of its own, under an init that reaps and hands signals on", level="static"
@@ -55,8 +55,8 @@ def measure(rank: Rank) -> Measured:
     """Return who this process is, whether its root is the machine's, and what PID 1 is."""
     return {
         "rank": rank.rank,
-        "image": image_facts.is_image(),
-        "contained": image_facts.contained(),
+        "image": is_image(),
+        "contained": contained(),
         "uid": os.getuid(),
         "mapped": _mapped(_read("/proc/self/uid_map")),
         "init": _read("/proc/1/comm").strip(),
@@ -98,3 +98,19 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         summary = f"PID 1 is {program or 'not known'}, which is no init"
         findings.append(warned(summary, fix=_INIT_FIX, value=value, limit=LIMIT, code="image-config.no-init"))
     return worst(findings, passed(f"user {value['runs_as']}, under {program}", value=value, limit=LIMIT))
+
+
+# Where the runner mounts envcheck into an image; nobody installs it there.
+_STAGED = "/run/envcheck/"
+# What docker and podman leave in a container's root.
+_MARKS = ("/.dockerenv", "/run/.containerenv")
+
+
+def is_image() -> bool:
+    """Return whether this is an image under test, whose files and variables are those it is handed on with."""
+    return envcheck.__file__.startswith(_STAGED)
+
+
+def contained() -> bool:
+    """Return whether this is a container of docker's, podman's or Kubernetes', an image under test included."""
+    return is_image() or "KUBERNETES_SERVICE_HOST" in os.environ or any(map(os.path.exists, _MARKS))

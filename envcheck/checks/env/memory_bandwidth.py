@@ -17,7 +17,7 @@ from typing import Any
 
 from envcheck.checks import PASS, Check, Measured, Outcome, Rank, Ranks, View, failed, worst
 from envcheck.checks.collectives import exact_numbers
-from envcheck.checks.hardware import gpu_speed, load_samples
+from envcheck.checks.hardware import gpu_speed
 from envcheck.checks.hardware import sampler as hardware_sampler
 from envcheck.checks.support import process_group, seeded_numbers, seeded_words
 
@@ -79,7 +79,7 @@ def measure(rank: Rank) -> Measured:
 
 def link(load: Measured) -> Measured:
     """Return the PCIe generation and lanes that were seen while copies ran; empty where the GPU has no such link."""
-    generation, lanes = load_samples.spread(load, "pcie_gen"), load_samples.spread(load, "pcie_width")
+    generation, lanes = gpu_speed.spread(load, "pcie_gen"), gpu_speed.spread(load, "pcie_width")
     return {"generation": int(generation[2]), "lanes": int(lanes[2])} if generation and lanes else {}
 
 

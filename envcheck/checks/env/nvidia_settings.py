@@ -25,7 +25,7 @@ from envcheck.checks import (
     undecided,
     warned,
 )
-from envcheck.checks.support import image_facts
+from envcheck.checks.env import image_config
 
 CHECK = Check(promise="the image's NVIDIA_* variables ask for what torch's CUDA needs, and no more", level="static")
 
@@ -48,8 +48,8 @@ def measure(rank: Rank) -> Measured:
     names = [*READ, *sorted(name for name in os.environ if name.startswith("NVIDIA_REQUIRE_"))]
     return {
         "rank": rank.rank,
-        "image": image_facts.is_image(),
-        "contained": image_facts.contained(),
+        "image": image_config.is_image(),
+        "contained": image_config.contained(),
         "variables": {name: os.environ[name] for name in names if name in os.environ},
     }
 

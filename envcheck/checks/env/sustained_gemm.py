@@ -29,7 +29,7 @@ from envcheck.checks import (
     worst,
 )
 from envcheck.checks.collectives import exact_numbers
-from envcheck.checks.hardware import gpu_speed, load_samples
+from envcheck.checks.hardware import gpu_speed
 from envcheck.checks.hardware import sampler as hardware_sampler
 from envcheck.checks.support import process_group, seeded_numbers, verified_products
 from envcheck.checks.training import deterministic_training
@@ -153,7 +153,7 @@ def _unmeasured(entry: Measured) -> process_group.Problem:
     if len(points) < _FEWEST or not sound:
         summary = f"rank {entry['rank']} measured no speed over time"
         return undecided(summary, fix="see the check's log", code="speed.missing", culprit=gpu_speed.culprit(entry))
-    return load_samples.unseen(entry, float(points[-1]["at"]), float(entry.get("interval") or INTERVAL))
+    return gpu_speed.unseen(entry, float(points[-1]["at"]), float(entry.get("interval") or INTERVAL))
 
 
 def _off(entry: Measured) -> process_group.Problem:
@@ -182,7 +182,7 @@ def _wrong(entry: Measured) -> process_group.Problem:
             at = f"{point['at']:.0f} s" if process_group.finite(point.get("at")) else "an unknown time"
             summary = f"{counted(point.get('wrong') or 0, 'word')} of products had other bits after {at} under load"
             return failed(
-                f"rank {entry['rank']} on {entry['device']}: {summary}{load_samples.text(entry.get('load') or {})}",
+                f"rank {entry['rank']} on {entry['device']}: {summary}{gpu_speed.text(entry.get('load') or {})}",
                 fix="take this GPU out: it computes wrongly when it works hard; dcgmi diag -r 4 tests it alone",
                 value=point.get("wrong"),
                 unit="words",
@@ -197,17 +197,17 @@ def _wrong(entry: Measured) -> process_group.Problem:
 
 def _throttled(entry: Measured) -> process_group.Problem:
     load = entry.get("load") or {}
-    faults = load_samples.faults(load)
+    faults = gpu_speed.faults(load)
     if not faults:
         return None
     summary = ", ".join(f"{name} in {count}" for name, count in faults.items())
     return failed(
         f"rank {entry['rank']} on {entry['device']}: {summary} of "
-        f"{counted(len(load['samples']), 'sample')}{load_samples.text(load)}",
+        f"{counted(len(load['samples']), 'sample')}{gpu_speed.text(load)}",
         fix=_FIX,
         value=sum(faults.values()),
-        unit=load_samples.NO_FAULT.unit,
-        limit=load_samples.NO_FAULT,
+        unit=gpu_speed.NO_FAULT.unit,
+        limit=gpu_speed.NO_FAULT,
         code="gpu.slows-down",
         culprit=gpu_speed.culprit(entry),
         rank=entry["rank"],
@@ -233,7 +233,7 @@ def _lost(share: float, end: float, entry: Measured) -> process_group.Problem:
             load = entry["load"]
             return tell(
                 f"rank {entry['rank']} on {entry['device']}: {end:.4g} TFLOP/s at the end, {share:.1%} of the start"
-                f"{load_samples.text(load)}{load_samples.caps(load)}",
+                f"{gpu_speed.text(load)}{gpu_speed.caps(load)}",
                 fix=_FIX,
                 value=round(share, 4),
                 unit=limit.unit,
@@ -260,7 +260,7 @@ def _fallen(view: View, end: float, entry: Measured) -> process_group.Problem:
         else None
     )
     summary = f"rank {entry['rank']} on {entry['device']}: {end:.4g} TFLOP/s at the end, {best:.4g} in its best second"
-    summary += f"{load_samples.text(load)}{load_samples.caps(load)}{cap}"
+    summary += f"{gpu_speed.text(load)}{gpu_speed.caps(load)}{cap}"
     common: dict[str, Any] = {"fix": _FIX, "culprit": gpu_speed.culprit(entry)}
     common |= {"rank": entry["rank"], "device": entry["device"]}
     if floor and end < floor.value:
@@ -287,7 +287,7 @@ def _held(judged: list[tuple[float, float, Measured]]) -> Outcome:
     also = f"; not reported by this GPU: {', '.join(silent)}" if silent else ""
     return passed(
         f"{counted(len(judged), 'GPU')}, {slowest['dtype']}: {end:.4g} TFLOP/s at the end, {share:.1%} of the start"
-        f"{load_samples.text(slowest['load'])}{load_samples.caps(slowest['load'])}{also}",
+        f"{gpu_speed.text(slowest['load'])}{gpu_speed.caps(slowest['load'])}{also}",
         value=round(share, 4),
         unit=limit.unit,
         limit=limit,

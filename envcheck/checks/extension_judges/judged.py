@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envcheck.binaries.native_library import dotted
 from envcheck.checks import Limit, Outcome, Ranks, View, failed, passed, skipped, undecided, warned, worst
-from envcheck.checks.extension_judges import pins
-from envcheck.checks.extension_judges.remedies import facts, fitting_release, has_libraries
 from envcheck.checks.extensions.environment import PRECOMPILED
 from envcheck.checks.readings import gpu_readings, matrix_facts
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
-from envcheck.matrix.facts.lookup import nvcc_in_wheels
+from envcheck.matrix.extensions.file import load
+from envcheck.matrix.extensions.fit import JIT, CellOnHost, fit
+from envcheck.matrix.extensions.fit import OK as FITS
+from envcheck.matrix.extensions.model import ExtensionRelease, Extensions
+from envcheck.matrix.facts.lookup import Facts, nvcc_in_wheels
+from envcheck.matrix.facts.model import Cell
 from envcheck.matrix.resolver.verdict import OK, driver_verdict, runs_on
 from envcheck.node.snapshot import Gpu
 
@@ -52,7 +58,7 @@ def _shown(row: Mapping[str, Any]) -> str:
 def _one(view: View, measured: Mapping[str, Any], row: Mapping[str, Any]) -> list[Outcome]:
     """Return what is wrong with one extension. GPU code is looked at only where the rest fits."""
     findings = [*_unread(row), *_foreign(view, measured, row), *_python(view, measured, row)]
-    findings += [*_glibc(measured, row), *pins.conflicts(measured, row)]
+    findings += [*_glibc(measured, row), *conflicts(measured, row)]
     findings += [*_symbols(view, measured, row), *_libraries(view, measured, row)]
     return findings or [*gpu_code_findings(view, row), *compiler_findings(view, measured, row)]
 
@@ -100,7 +106,7 @@ def _python(view: View, measured: Mapping[str, Any], row: Mapping[str, Any]) -> 
     interpreter, tags = measured.get("interpreter") or {}, row.get("tags") or []
     version = interpreter.get("version") or []
     python = ".".join(map(str, version))
-    if tags and version and not any(pins.takes(tag, interpreter) for tag in tags):
+    if tags and version and not any(takes(tag, interpreter) for tag in tags):
         why = f"its wheel is for {', '.join(dict.fromkeys('-'.join(tag.split('-')[:2]) for tag in tags))}"
     elif row.get("other_python"):
         why = f"{row['other_python'][0]} is for another Python"
@@ -323,3 +329,146 @@ def why_not_measured(measured: Mapping[str, Any]) -> str:
     except msgspec.ValidationError as error:
         return str(error)
     return ""
+
+
+_REQUIREMENTS: Final = Limit(0, "requirements", "METADATA: Requires-Dist", "equal")
+# What an extension was compiled against, or compiles with: another version breaks it.
+_COMPILED_AGAINST: Final = ("torch", "triton")
+
+
+def conflicts(measured: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[Outcome]:
+    """Yield a finding for each requirement that what is installed does not meet; what is absent is `requirements`'."""
+    installed = measured.get("installed") or {}
+    for line in row.get("requires") or []:
+        try:
+            requirement = _applicable(Requirement(str(line)), measured.get("interpreter") or {})
+        except InvalidRequirement:
+            yield _no_requirement(row, str(line))
+            continue
+        version = installed.get(canonicalize_name(requirement.name)) if requirement else None
+        if requirement is None or not version or requirement.specifier.contains(version, prereleases=True):
+            continue
+        name = requirement.name
+        problem = (
+            f"{row['name']} {row.get('version')} requires {name}{requirement.specifier}, and {version} is installed"
+        )
+        judged = failed if canonicalize_name(name) in _COMPILED_AGAINST else warned
+        yield judged(
+            problem,
+            fix=_fix_requirement(str(row["name"]), name, str(requirement.specifier), version),
+            code="extensions.pins",
+            culprit=str(row["name"]),
+            value=version,
+            unit=_REQUIREMENTS.unit,
+            limit=_REQUIREMENTS,
+        )
+
+
+def _no_requirement(row: Mapping[str, Any], line: str) -> Outcome:
+    text = f"{row['name']} {row.get('version')}: its METADATA requires {line!r}, which is no requirement"
+    fix = f"install {row['name']} again"
+    return undecided(text, fix=fix, code="extensions.not-looked-at", culprit=str(row["name"]))
+
+
+def _fix_requirement(extension: str, name: str, specifier: str, version: str) -> str:
+    if name in _COMPILED_AGAINST:
+        return (
+            f"a later install moved {name}, or {extension} fits another one: install a {extension} for "
+            f"{name} {version} with --no-deps, or {name}{specifier} again, with torch==X+cuNNN as a constraint"
+        )
+    return f"install {name}{specifier}, or another {extension}; where two packages exclude each other, two environments"
+
+
+def _applicable(requirement: Requirement, interpreter: Mapping[str, Any]) -> Requirement | None:
+    version = ".".join(map(str, interpreter.get("version") or [3, 12]))
+    environment = {"python_version": version, "python_full_version": f"{version}.0", "extra": ""}
+    environment |= {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"}
+    environment |= {"platform_machine": str(interpreter.get("machine") or "x86_64")}
+    return requirement if requirement.marker is None or requirement.marker.evaluate(environment) else None
+
+
+def takes(tag: str, interpreter: Mapping[str, Any]) -> bool:
+    """Return whether this Python takes a wheel's tag; an abi3 tag counts upwards, never for a free-threaded Python."""
+    python, _, remainder = tag.partition("-")
+    abi = remainder.partition("-")[0]
+    major, minor = interpreter["version"]
+    free = bool(interpreter.get("free_threaded"))
+    for one in python.split("."):
+        digits = one[2:]
+        if not digits.isdigit() or digits[0] != str(major):
+            continue
+        number = int(digits[1:] or 0)
+        if abi == "none" and (one.startswith("py") or number == minor) and number <= minor:
+            return True
+        if abi == "abi3" and not free and number <= minor:
+            return True
+        if number == minor and abi.split(".")[0] == f"cp{major}{minor}{'t' if free else ''}":
+            return True
+    return False
+
+
+_ARCHS: Final = ("x86_64", "aarch64")
+
+
+@functools.cache
+def facts() -> Extensions:
+    """Return the shipped facts about extensions."""
+    return load()
+
+
+def has_libraries(name: str, version: str) -> bool:
+    """Return whether every wheel of a release that was read has libraries for torch or CUDA; not known is no."""
+    extension = facts().find(name)
+    public = version.partition("+")[0]
+    releases = [one for one in extension.releases if one.version == public] if extension else []
+    read = [wheel for release in releases for wheel in release.wheels if wheel.abi is not None]
+    return bool(read) and all(wheel.abi != "none" or wheel.cuda for wheel in read)
+
+
+def variant_of(torch: str, cuda: str | None) -> str:
+    """Return the variant of an installed torch: its local version, else the one of its CUDA."""
+    _, _, local = torch.partition("+")
+    return local or ("cpu" if not cuda else f"cu{cuda.replace('.', '')}")
+
+
+def fitting_release(view: View, measured: Mapping[str, Any], name: str, installed: str = "") -> str:
+    """Return how to install the newest release of an extension that fits this environment, else where to look.
+
+    `installed` is the version that is there: if it is the one that fits, its files are not what they should be.
+    """
+    torch = str(measured.get("torch") or "")
+    look = f"see `envcheck resolve --with {name} --torch {torch.partition('+')[0]}`" if torch else "install torch first"
+    extension, place = facts().find(name), _place(view, measured, torch)
+    if extension is None or place is None:
+        return f"install a {name} that was built for this torch, or build it from source"
+    lookups = Facts(matrix_facts.matrix(view))
+    for release in sorted(extension.releases, key=_newest_first, reverse=True):
+        judged = fit(lookups, extension.name, release, place, third_party=False)
+        if judged.word in (FITS, JIT):
+            if release.version == installed.partition("+")[0]:
+                return f"{extension.name} {installed} fits by its facts: install it again, from the index of this torch"
+            where = judged.wheel.where if judged.wheel is not None and judged.wheel.where else ""
+            return f"install {extension.name}=={release.version}{f' from {where}' if where else ''}, with --no-deps"
+    return f"no release of {name} on record fits torch {torch}: {look}"
+
+
+def _newest_first(release: ExtensionRelease) -> Version:
+    return Version(release.version)
+
+
+def _place(view: View, measured: Mapping[str, Any], torch: str) -> CellOnHost | None:
+    interpreter = measured.get("interpreter") or {}
+    version, machine = interpreter.get("version") or [], interpreter.get("machine")
+    try:
+        release = Version(torch).base_version
+    except InvalidVersion:
+        return None
+    if len(version) != 2 or machine not in _ARCHS:  # noqa: PLR2004 (major and minor)
+        return None
+    cuda = view.environment.get("cuda")
+    python = f"{version[0]}.{version[1]}{'t' if interpreter.get('free_threaded') else ''}"
+    try:
+        cell = Cell(torch=release, variant=variant_of(torch, cuda), python=python)
+    except (ConfigError, ValueError):
+        return None
+    return CellOnHost(cell, machine, str(cuda) if cuda else None, True, measured.get("glibc"), None, ())  # noqa: FBT003 (a field)

@@ -11,8 +11,7 @@ import msgspec
 
 from envcheck.binaries import native_library
 from envcheck.checks import Limit, Outcome, Ranks, View, failed, passed, skipped, undecided, warned, worst
-from envcheck.checks.extension_judges.judged import LAZY
-from envcheck.checks.extension_judges.remedies import fitting_release
+from envcheck.checks.extension_judges.judged import LAZY, fitting_release
 from envcheck.checks.extensions.trial import choice
 from envcheck.checks.extensions.trials import GONE
 

@@ -9,9 +9,229 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from envcheck.checks.extensions import gpu_operations, operations_without_torch
-
 Result = tuple[Any, Any]
+_EPSILON = 1e-6
+
+
+def _index(device: str) -> int:
+    return int(device.partition(":")[2] or 0)
+
+
+def cupy_squares(device: str) -> Result:
+    """Square four numbers on a GPU."""
+    import cupy
+
+    with cupy.cuda.Device(_index(device)):
+        return (cupy.arange(4) ** 2).get().tolist(), [0, 1, 4, 9]
+
+
+def numba_addition(device: str) -> Result:
+    """Add one in a kernel that numba compiles."""
+    import numpy as np
+    from numba import cuda
+
+    def add(numbers: Any) -> None:
+        place = cuda.grid(1)
+        if place < numbers.size:
+            numbers[place] += 1
+
+    cuda.select_device(_index(device))
+    numbers = cuda.to_device(np.arange(4, dtype=np.float32))
+    cuda.jit(add)[1, 32](numbers)
+    return numbers.copy_to_host().tolist(), [1, 2, 3, 4]
+
+
+def dali_constant(device: str) -> Result:
+    """Run a pipeline of one operator."""
+    from nvidia.dali import fn, pipeline_def
+
+    def constant() -> Any:
+        return fn.constant(fdata=[1.0, 2.0], device="gpu")
+
+    pipeline = pipeline_def(constant, batch_size=1, num_threads=1, device_id=_index(device))()
+    pipeline.build()
+    return pipeline.run()[0].as_cpu().as_array()[0].tolist(), [1.0, 2.0]
+
+
+def faiss_search(device: str) -> Result:
+    """Find the nearest of four vectors."""
+    import faiss
+    import numpy as np
+
+    vectors = np.eye(4, 8, dtype=np.float32)
+    index = faiss.IndexFlatL2(8)
+    if device != "cpu":
+        index = faiss.GpuIndexFlatL2(faiss.StandardGpuResources(), index)
+    index.add(vectors)
+    _, nearest = index.search(vectors[[2, 0]] * np.float32(0.9), 1)
+    return nearest[:, 0].tolist(), [2, 0]
+
+
+def onnx_addition(device: str) -> Result:
+    """Add a number to itself. On a GPU the session must have taken CUDA's provider, and not the CPU's."""
+    import numpy as np
+    import onnxruntime
+
+    gpu = ("CUDAExecutionProvider", {"device_id": _index(device)})
+    session = onnxruntime.InferenceSession(
+        _doubling(), providers=["CPUExecutionProvider"] if device == "cpu" else [gpu, "CPUExecutionProvider"]
+    )
+    taken = session.get_providers()[0]
+    if device != "cpu" and taken != gpu[0]:
+        message = f"onnxruntime fell back to {taken}"
+        raise RuntimeError(message)
+    [result] = session.run(None, {"x": np.arange(4, dtype=np.float32)})
+    return result.tolist(), [0, 2, 4, 6]
+
+
+def _doubling() -> bytes:
+    """Return a model of one node, y = x + x, in ONNX's protobuf (onnx.proto, IR version 8, opset 13)."""
+
+    def part(field: int, content: bytes) -> bytes:
+        return bytes([field << 3 | 2, len(content)]) + content
+
+    shape = part(2, part(1, b"\x08\x04"))  # one dimension of four
+    kind = part(2, part(1, b"\x08\x01" + shape))  # a tensor of float32
+    node = part(1, b"x") + part(1, b"x") + part(2, b"y") + part(4, b"Add")
+    graph = part(1, node) + part(2, b"g") + part(11, part(1, b"x") + kind) + part(12, part(1, b"y") + kind)
+    return b"\x08\x08" + part(7, graph) + part(8, b"\x10\x0d")
+
+
+def _random(device: str, *shape: int, dtype: str = "float16") -> Any:
+    import torch
+
+    torch.manual_seed(len(shape))
+    return torch.randn(*shape).to(device=device, dtype=getattr(torch, dtype))
+
+
+def _attention(device: str, compute: Any) -> Result:
+    """Compute attention of (batch, sequence, heads, width), as flash-attn and xformers lay it out."""
+    import torch
+
+    query, keys, values = (_random(device, 1, 16, 1, 64) * scale for scale in (1.0, 0.5, 2.0))
+    result = compute(query, keys, values)
+    turned = [part.float().transpose(1, 2) for part in (query, keys, values)]
+    expected = torch.softmax(turned[0] @ turned[1].transpose(2, 3) / 8.0, dim=-1) @ turned[2]
+    return (result[0] if isinstance(result, tuple) else result), expected.transpose(1, 2).contiguous()
+
+
+def flash_attention(device: str) -> Result:
+    """Compute attention with flash-attn."""
+    from flash_attn import flash_attn_func
+
+    return _attention(device, flash_attn_func)
+
+
+def flash_attention_4(device: str) -> Result:
+    """Compute attention with flash-attn 4."""
+    from flash_attn.cute import flash_attn_func
+
+    return _attention(device, flash_attn_func)
+
+
+def xformers_attention(device: str) -> Result:
+    """Compute attention with xformers."""
+    from xformers.ops import memory_efficient_attention
+
+    return _attention(device, memory_efficient_attention)
+
+
+def _norm(device: str, compute: Any) -> Result:
+    rows, weight = _random(device, 4, 128), _random(device, 128)
+    result = compute(rows, weight)
+    wide = rows.float()
+    return result, wide * (wide.pow(2).mean(-1, keepdim=True) + _EPSILON).rsqrt() * weight.float()
+
+
+def vllm_norm(device: str) -> Result:
+    """Normalize rows with the operator that vllm registers."""
+    import importlib
+
+    import torch
+
+    importlib.import_module("vllm._custom_ops")
+
+    def compute(rows: Any, weight: Any) -> Any:
+        result = torch.empty_like(rows)
+        torch.ops._C.rms_norm(result, rows, weight, _EPSILON)  # noqa: SLF001 (the name under which vllm registers it)
+        return result
+
+    return _norm(device, compute)
+
+
+def sglang_norm(device: str) -> Result:
+    """Normalize rows with sgl-kernel."""
+    import sgl_kernel
+
+    return _norm(device, lambda rows, weight: sgl_kernel.rmsnorm(rows, weight, _EPSILON))
+
+
+def flashinfer_norm(device: str) -> Result:
+    """Normalize rows with flashinfer, which compiles the kernel unless its cache has it."""
+    import flashinfer
+
+    return _norm(device, lambda rows, weight: flashinfer.norm.rmsnorm(rows, weight, eps=_EPSILON))
+
+
+def causal_convolution(device: str) -> Result:
+    """Convolve each channel with its own weights and with what came before."""
+    import torch
+    from causal_conv1d import causal_conv1d_fn
+
+    signal, weight = _random(device, 1, 8, 32), _random(device, 8, 4)
+    wide = torch.nn.functional.conv1d(signal.float(), weight.float()[:, None], padding=3, groups=8)
+    return causal_conv1d_fn(signal, weight), wide[..., :32]
+
+
+def selective_scan(device: str) -> Result:
+    """Scan a sequence, and compare with mamba's own loop in torch."""
+    from mamba_ssm.ops.selective_scan_interface import selective_scan_fn, selective_scan_ref
+
+    steps, delta = (_random(device, 1, 8, 16, dtype="float32") for _ in range(2))
+    decay = -_random(device, 8, 4, dtype="float32").abs()
+    inputs, outputs = (_random(device, 1, 4, 16, dtype="float32") for _ in range(2))
+    arguments = (steps, delta.abs(), decay, inputs, outputs)
+    return selective_scan_fn(*arguments), selective_scan_ref(*arguments)
+
+
+def transformer_linear(device: str) -> Result:
+    """Apply a layer of Transformer Engine."""
+    import torch
+    import transformer_engine.pytorch as te
+
+    layer = te.Linear(16, 16, params_dtype=torch.bfloat16).to(device)
+    inputs = _random(device, 16, 16, dtype="bfloat16")
+    expected = torch.nn.functional.linear(inputs.float(), layer.weight.float(), layer.bias.float())
+    return layer(inputs).detach(), expected.detach()
+
+
+def tensorrt_linear(device: str) -> Result:
+    """Compile a layer with TensorRT."""
+    import torch
+    import torch_tensorrt
+
+    layer, inputs = torch.nn.Linear(16, 16).eval().to(device), _random(device, 4, 16, dtype="float32")
+    compiled = torch_tensorrt.compile(layer, inputs=[inputs])
+    return compiled(inputs).detach(), layer(inputs).detach()
+
+
+def scaled(device: str) -> Result:
+    """Scale a list of tensors with apex."""
+    import amp_C
+    import torch
+    from apex.multi_tensor_apply import multi_tensor_applier
+
+    numbers = torch.arange(8.0, device=device)
+    result, overflow = torch.empty_like(numbers), torch.zeros(1, dtype=torch.int, device=device)
+    multi_tensor_applier(amp_C.multi_tensor_scale, overflow, [[numbers], [result]], 2.0)
+    return result, numbers * 2
+
+
+def deepspeed_compatible(_device: str) -> Result:
+    """Return whether deepspeed could compile its fused Adam here: it needs nvcc of torch's CUDA."""
+    from deepspeed.ops.op_builder import FusedAdamBuilder
+
+    return [float(FusedAdamBuilder().is_compatible())], [1.0]
 
 
 class Operation(NamedTuple):
@@ -120,31 +340,31 @@ def nearest(device: str) -> Result:
 # Numbers of 16 bits are 2**-9 (bfloat16) or 2**-12 (float16) of their size off; sums of products a few times that.
 _HALF = 0.02
 OPERATIONS: dict[str, Operation] = {
-    "apex": Operation("amp_C.multi_tensor_scale", gpu_operations.scaled),
+    "apex": Operation("amp_C.multi_tensor_scale", scaled),
     "bitsandbytes": Operation("quantize_blockwise", blockwise, 0.05, on_cpu=True),
-    "causal-conv1d": Operation("causal_conv1d_fn", gpu_operations.causal_convolution, _HALF),
-    "deepspeed": Operation("FusedAdamBuilder.is_compatible", gpu_operations.deepspeed_compatible),
-    "flash-attn": Operation("flash_attn_func", gpu_operations.flash_attention, _HALF),
-    "flash-attn-4": Operation("flash_attn.cute.flash_attn_func", gpu_operations.flash_attention_4, _HALF),
-    "flashinfer-python": Operation("flashinfer.norm.rmsnorm", gpu_operations.flashinfer_norm, _HALF),
-    "mamba-ssm": Operation("selective_scan_fn", gpu_operations.selective_scan, _HALF),
+    "causal-conv1d": Operation("causal_conv1d_fn", causal_convolution, _HALF),
+    "deepspeed": Operation("FusedAdamBuilder.is_compatible", deepspeed_compatible),
+    "flash-attn": Operation("flash_attn_func", flash_attention, _HALF),
+    "flash-attn-4": Operation("flash_attn.cute.flash_attn_func", flash_attention_4, _HALF),
+    "flashinfer-python": Operation("flashinfer.norm.rmsnorm", flashinfer_norm, _HALF),
+    "mamba-ssm": Operation("selective_scan_fn", selective_scan, _HALF),
     "pyg-lib": Operation("segment_matmul", segment_matmul, 1e-5, on_cpu=True),
     "pytorch3d": Operation("knn_points", nearest, on_cpu=True),
-    "sglang-kernel": Operation("sgl_kernel.rmsnorm", gpu_operations.sglang_norm, _HALF),
+    "sglang-kernel": Operation("sgl_kernel.rmsnorm", sglang_norm, _HALF),
     "torch-scatter": Operation("scatter", scatter, on_cpu=True),
-    "torch-tensorrt": Operation("torch_tensorrt.compile", gpu_operations.tensorrt_linear, _HALF),
+    "torch-tensorrt": Operation("torch_tensorrt.compile", tensorrt_linear, _HALF),
     "torchao": Operation("int8 weights", int8_linear, 0.03, on_cpu=True),
     "torchaudio": Operation("forced_align", forced_align, on_cpu=True),
     "torchcodec": Operation("AudioDecoder", decoded_audio, 1e-4, on_cpu=True),
     "torchvision": Operation("nms", nms, on_cpu=True),
-    "transformer-engine": Operation("te.Linear", gpu_operations.transformer_linear, _HALF),
-    "vllm": Operation("torch.ops._C.rms_norm", gpu_operations.vllm_norm, _HALF),
-    "xformers": Operation("memory_efficient_attention", gpu_operations.xformers_attention, _HALF),
-    "cupy-cuda12x": Operation("cupy.arange", operations_without_torch.cupy_squares),
-    "faiss-gpu": Operation("IndexFlatL2", operations_without_torch.faiss_search, on_cpu=True),
-    "numba-cuda": Operation("cuda.jit", operations_without_torch.numba_addition),
-    "nvidia-dali-cuda120": Operation("fn.constant", operations_without_torch.dali_constant),
-    "onnxruntime-gpu": Operation("InferenceSession", operations_without_torch.onnx_addition, on_cpu=True),
+    "transformer-engine": Operation("te.Linear", transformer_linear, _HALF),
+    "vllm": Operation("torch.ops._C.rms_norm", vllm_norm, _HALF),
+    "xformers": Operation("memory_efficient_attention", xformers_attention, _HALF),
+    "cupy-cuda12x": Operation("cupy.arange", cupy_squares),
+    "faiss-gpu": Operation("IndexFlatL2", faiss_search, on_cpu=True),
+    "numba-cuda": Operation("cuda.jit", numba_addition),
+    "nvidia-dali-cuda120": Operation("fn.constant", dali_constant),
+    "onnxruntime-gpu": Operation("InferenceSession", onnx_addition, on_cpu=True),
 }
 # The same code under another name.
 OPERATIONS |= {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
-from envcheck.checks.readings import gpu_pairs, gpu_readings
+from envcheck.checks.readings import gpu_readings
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -81,7 +81,7 @@ def _harmless(view: View) -> str:
     virtual = view.snapshot.signal("host.hypervisor").value
     if virtual is not False:
         return "a virtual machine's host needs it" if virtual else "whether this is a virtual machine is unknown"
-    pairs = gpu_pairs.matrix(view)
-    if isinstance(pairs, list) and not any(map(gpu_pairs.ok, pairs)):
+    pairs = gpu_readings.pairs_of_gpus(view)
+    if isinstance(pairs, list) and not any(map(gpu_readings.reachable, pairs)):
         return "these GPUs have no peer-to-peer to turn back"
     return ""

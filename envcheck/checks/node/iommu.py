@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
-from envcheck.checks.readings import gpu_pairs, gpu_readings
+from envcheck.checks.readings import gpu_readings
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -45,7 +45,7 @@ def judge(view: View) -> Outcome:
 
 
 def _translates(view: View, behind: list[str]) -> Outcome:
-    pairs = gpu_pairs.matrix(view)
+    pairs = gpu_readings.pairs_of_gpus(view)
     summary = f"the IOMMU translates for {', '.join(behind[:4])}"
     if view.snapshot.signal("host.hypervisor").value is not False:
         return skipped(f"{summary}; not known to be bare metal", code="iommu.virtual-machine")
@@ -54,16 +54,16 @@ def _translates(view: View, behind: list[str]) -> Outcome:
             f"{summary}; which GPUs reach each other over PCIe is not known: {pairs.summary}",
             code="iommu.peers-unknown",
         )
-    over_pcie = [pair for pair in pairs if gpu_pairs.ok(pair) and pair["nvlink"] != "ok"]
+    over_pcie = [pair for pair in pairs if gpu_readings.reachable(pair) and pair["nvlink"] != "ok"]
     findings = [finding for address in behind for finding in _finding(view, address, over_pcie)]
     sound = passed(f"{summary}; none of them reaches another over PCIe", value=0, unit=_LIMIT.unit, limit=_LIMIT)
     return worst(findings, sound)
 
 
-def _finding(view: View, address: str, over_pcie: list[gpu_pairs.Pair]) -> list[Outcome]:
+def _finding(view: View, address: str, over_pcie: list[gpu_readings.Pair]) -> list[Outcome]:
     """Return the warning of one GPU behind the IOMMU; one without a known place counts as part of any pair."""
     uuids = gpu_readings.at(view, [address])
-    visible = [pair for pair in over_pcie if not uuids or set(uuids) & set(gpu_pairs.uuids(view, [pair]))]
+    visible = [pair for pair in over_pcie if not uuids or set(uuids) & set(gpu_readings.uuids_of_pairs(view, [pair]))]
     if not visible:
         return []
     finding = warned(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, warned, worst
-from envcheck.checks.readings import gpu_pairs, gpu_readings
+from envcheck.checks.readings import gpu_readings
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -30,10 +30,10 @@ def judge(view: View) -> Outcome:
     """Fail where GPUs with NVLinks up may not reach each other; warn of a pair that is worse off than its like."""
     if gpu_readings.read(view, "mig_mode").where(lambda mode: mode == "on"):
         return skipped("MIG is on: its instances cannot reach each other", code="gpu.mig")
-    pairs = gpu_pairs.matrix(view)
+    pairs = gpu_readings.pairs_of_gpus(view)
     if isinstance(pairs, Outcome):
         return pairs
-    without = [pair for pair in pairs if not gpu_pairs.ok(pair)]
+    without = [pair for pair in pairs if not gpu_readings.reachable(pair)]
     if not without:
         return passed(
             f"every pair has it ({counted(len(pairs), 'pair')}): {_over(pairs)}",
@@ -42,13 +42,15 @@ def judge(view: View) -> Outcome:
             limit=_ALL,
         )
     linked = [pair for pair in without if _linked(view, pair)]
-    odd = [pair for pair in without if any(gpu_pairs.ok(peer) and peer["path"] == pair["path"] for peer in pairs)]
+    odd = [
+        pair for pair in without if any(gpu_readings.reachable(peer) and peer["path"] == pair["path"] for peer in pairs)
+    ]
     findings = [_finding(view, pair, _ALL, failed, "p2p-status.nvlink") for pair in linked]
     findings += [_finding(view, pair, _ALIKE, warned, "p2p-status.odd") for pair in odd if pair not in linked]
     if findings:
         return worst(findings, findings[0])
     if len(without) == len(pairs):
-        why = sorted({gpu_pairs.why_not(pair) for pair in without})
+        why = sorted({gpu_readings.why_unreachable(pair) for pair in without})
         return skipped(
             f"no pair of these GPUs has it ({', '.join(why)}): NCCL goes through the host's memory",
             code="peer-to-peer.none",
@@ -62,20 +64,20 @@ def judge(view: View) -> Outcome:
     )
 
 
-def _finding(view: View, pair: gpu_pairs.Pair, limit: Limit, verdict: Callable[..., Outcome], code: str) -> Outcome:
+def _finding(view: View, pair: gpu_readings.Pair, limit: Limit, verdict: Callable[..., Outcome], code: str) -> Outcome:
     return verdict(
-        f"no peer-to-peer: {gpu_pairs.listed([pair])}",
+        f"no peer-to-peer: {gpu_readings.listed_pairs([pair])}",
         fix=_FIX,
         value=1,
         unit=limit.unit,
         limit=limit,
         code=code,
         culprit=f"GPU {pair['a']} - GPU {pair['b']}",
-        gpus=gpu_pairs.uuids(view, [pair]),
+        gpus=gpu_readings.uuids_of_pairs(view, [pair]),
     )
 
 
-def _linked(view: View, pair: gpu_pairs.Pair) -> bool:
+def _linked(view: View, pair: gpu_readings.Pair) -> bool:
     """Return whether NVLinks join the two: NVML says so, or both hang on NVSwitches only."""
     ends = [gpu for gpu in view.snapshot.gpus if gpu.signal("index").value in (pair["a"], pair["b"])]
     remotes = [gpu.signal("nvlink_remotes").value for gpu in ends]
@@ -83,8 +85,8 @@ def _linked(view: View, pair: gpu_pairs.Pair) -> bool:
     return pair["nvlink"] == "ok" or switched
 
 
-def _over(pairs: list[gpu_pairs.Pair]) -> str:
-    linked = sum(pair["nvlink"] == "ok" for pair in pairs if gpu_pairs.ok(pair))
-    over_pcie = sum(map(gpu_pairs.ok, pairs)) - linked
+def _over(pairs: list[gpu_readings.Pair]) -> str:
+    linked = sum(pair["nvlink"] == "ok" for pair in pairs if gpu_readings.reachable(pair))
+    over_pcie = sum(map(gpu_readings.reachable, pairs)) - linked
     counts = [f"{linked} over NVLink"] * bool(linked) + [f"{over_pcie} over PCIe"] * bool(over_pcie)
     return ", ".join(counts)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from envcheck.checks import Limit, Outcome, View, skipped, undecided
+from envcheck.counting import counted
 from envcheck.node.nvml_queries import TYPES
 from envcheck.node.snapshot import Gpu, Signal
 
@@ -188,3 +190,101 @@ def unreadable(view: View, name: str, fix: str) -> Outcome | None:
     if signal.why in ("denied", "unsupported"):
         return skipped(f"{name} cannot be read ({signal.reason}): {fix}", code=f"{signal_code}.hidden")
     return undecided(f"{name} cannot be read: {signal.reason}", fix=fix, code=f"{signal_code}.unread")
+
+
+HELD: Final = Limit(2 << 30, "B", "AMD-AGI/Primus node-smoke: at most 2 GiB in use before the first touch", "at most")
+BUSY: Final = Limit(
+    10, "%", "ours: a GPU that nobody computes on is at 0 %, one that draws a desktop at a few", "at most"
+)
+
+
+class GpuUser(NamedTuple):
+    """Somebody on a GPU: its label and UUID, the bytes held and the share of time it worked (None: unknown), who."""
+
+    gpu: str
+    uuid: str
+    held: float | None
+    busy: float | None
+    who: str
+
+    def text(self) -> str:
+        """Return "4711 (python) held 70.0 GiB on GPU 3"."""
+        held = [] if self.held is None else [f"held {self.held / 2**30:.1f} GiB"]
+        did = held if self.busy is None else [*held, f"kept it {self.busy:g} % busy"]
+        return f"{self.who or 'a process not shown here'} {' and '.join(did)} on {self.gpu}"
+
+
+def users(view: View) -> list[GpuUser]:
+    """Return everybody who holds or does more than the limits allow; processes of other containers have no name."""
+    held, busy = _over(view, "memory_used", HELD), _over(view, "utilization", BUSY)
+    processes = read(view, "processes").values
+    labels = {label(gpu): gpu.uuid for gpu in view.snapshot.gpus}
+    return [
+        GpuUser(label, uuid, held.get(label), busy.get(label), people(processes.get(label) or []))
+        for label, uuid in labels.items()
+        if label in held or label in busy
+    ]
+
+
+def _over(view: View, name: str, limit: Limit) -> dict[str, Any]:
+    return read(view, name).where(lambda value: not value <= limit.value)
+
+
+def people(processes: list[dict[str, Any]]) -> str:
+    """Return "4711 (python), 4712", the largest first, shortened where there are many."""
+    with_pid = [process for process in processes if isinstance(process.get("pid"), int)]
+    with_pid.sort(key=lambda process: -(process.get("memory") or 0))
+    named = [f"{p['pid']} ({p['name']})" if p.get("name") else str(p["pid"]) for p in with_pid]
+    return ", ".join(named[:4]) + (f" and {len(named) - 4} more" if len(named) > 4 else "")  # noqa: PLR2004
+
+
+_FIELDS: Final = ("a", "b", "read", "write", "nvlink", "path")
+Pair = dict[str, Any]
+
+
+def pairs_of_gpus(view: View) -> list[Pair] | Outcome:
+    """Return every pair of the GPUs there are, or the outcome where they are unknown."""
+    signal = view.snapshot.signal("gpu.p2p")
+    missing = uncollected(view, "gpu.p2p")
+    if missing is not None:
+        return missing
+    if signal.why == "unsupported":
+        return skipped(f"NVML tells nothing of peer-to-peer here ({signal.reason})", code="gpu-p2p.not-reported")
+    pairs = signal.value if isinstance(signal.value, list) else []
+    if signal.value is None or not all(isinstance(pair, dict) and all(f in pair for f in _FIELDS) for pair in pairs):
+        return undecided(
+            f"gpu.p2p cannot be read: {signal.reason or 'unexpected type or value'}",
+            fix="look at `nvidia-smi topo -p2p r`",
+            code="gpu-p2p.unread",
+        )
+    indices = sorted({gpu.signal("index").value for gpu in view.snapshot.gpus if gpu.signal("index").value is not None})
+    read_pairs = {frozenset((pair["a"], pair["b"])) for pair in pairs}
+    if any(frozenset(ends) not in read_pairs for ends in itertools.combinations(indices, 2)):
+        return undecided(
+            f"gpu.p2p lists {counted(len(pairs), 'pair')} of {counted(len(indices), 'GPU')}",
+            fix="read the node again",
+            code="gpu-p2p.incomplete",
+        )
+    return [pair for pair in pairs if pair["a"] in indices and pair["b"] in indices]
+
+
+def reachable(pair: Pair) -> bool:
+    """Return whether both may read and write each other's memory."""
+    return bool(pair["read"] == "ok" and pair["write"] == "ok")
+
+
+def why_unreachable(pair: Pair) -> str:
+    """Return what NVML says against it."""
+    return next((str(pair[word]) for word in ("read", "write") if pair[word] != "ok"), "ok")
+
+
+def listed_pairs(pairs: list[Pair]) -> str:
+    """Return "GPU 0 - GPU 3 (chipset not supported)", shortened where there are many."""
+    parts = [f"GPU {pair['a']} - GPU {pair['b']} ({why_unreachable(pair)})" for pair in pairs]
+    return ", ".join(parts[:3]) + (f" and {len(parts) - 3} more" if len(parts) > 3 else "")  # noqa: PLR2004
+
+
+def uuids_of_pairs(view: View, pairs: list[Pair]) -> list[str]:
+    """Return the UUIDs of the GPUs in these pairs."""
+    ends = {pair[end] for pair in pairs for end in ("a", "b")}
+    return [gpu.uuid for gpu in view.snapshot.gpus if gpu.signal("index").value in ends]

@@ -10,7 +10,6 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, View
 from envcheck.checks.env import fp8_training
-from envcheck.checks.training import fp8_products
 from tests.builders import Entry, group
 
 Node = Callable[..., View]
@@ -38,12 +37,12 @@ def entries(view: View, **changes: Any) -> list[Entry]:
 )
 def test_who_owes_fp8(version: str, capability: tuple[int, int], why: str) -> None:
     torch = SimpleNamespace(__version__=version, _scaled_mm=1, float8_e4m3fn=1)
-    assert fp8_products.lacking(torch, SimpleNamespace(type="cuda"), capability) == why
+    assert fp8_training.lacking(torch, SimpleNamespace(type="cuda"), capability) == why
 
 
 def test_a_torch_without_it_is_named() -> None:
     torch = SimpleNamespace(__version__="2.0.1+cu118")
-    assert "2.0.1+cu118 has no" in fp8_products.lacking(torch, SimpleNamespace(type="cuda"), (9, 0))
+    assert "2.0.1+cu118 has no" in fp8_training.lacking(torch, SimpleNamespace(type="cuda"), (9, 0))
 
 
 @pytest.mark.parametrize("given", ["product", ("product", "largest")])
@@ -56,7 +55,7 @@ def test_the_product_is_found_in_what_each_torch_gives(given: Any) -> None:
 
     torch = SimpleNamespace(_scaled_mm=scaled, bfloat16="bf16")
     right = SimpleNamespace(t=lambda: "right.T")
-    assert fp8_products.multiply(torch, "left", 2.0, right, 3.0) == "product"
+    assert fp8_training.multiply(torch, "left", 2.0, right, 3.0) == "product"
     assert called == {"scale_a": 2.0, "scale_b": 3.0, "out_dtype": "bf16"}
 
 

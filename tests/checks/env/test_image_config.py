@@ -9,7 +9,6 @@ import pytest
 
 from envcheck.checks import ERROR, PASS, SKIP, WARN, Rank, View
 from envcheck.checks.env import image_config
-from envcheck.checks.support import image_facts
 
 RANK = Rank(0, 1, 0, "cpu", "gloo", "")
 RUNNING = {"rank": 0, "image": False, "contained": True, "uid": 1000, "mapped": False, "init": "tini"}
@@ -66,15 +65,15 @@ def test_a_rootless_containers_root_is_nobody(text: str, *, mapped: bool) -> Non
 
 
 def test_this_process_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_facts, "contained", lambda: True)
+    monkeypatch.setattr(image_config, "contained", lambda: True)
     measured = image_config.measure(RANK)
     assert measured["init"]
     assert (measured["image"], measured["contained"]) == (False, True)
 
 
 def test_kubernetes_is_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_facts, "_MARKS", ())
+    monkeypatch.setattr(image_config, "_MARKS", ())
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    assert not image_facts.contained()
+    assert not image_config.contained()
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
-    assert image_facts.contained()
+    assert image_config.contained()

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
-from envcheck.checks.env import nvidia_settings
-from envcheck.checks.support import image_facts
+from envcheck.checks.env import image_config, nvidia_settings
 
 Node = Callable[..., View]
 RANK = Rank(0, 1, 0, "cpu", "gloo", "")
@@ -88,7 +87,7 @@ def test_a_host_and_a_cpu_wheel_have_no_use_for_them(cpu: View, wheel: View) -> 
 
 
 def test_the_variables_are_read_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image_facts, "is_image", lambda: True)
+    monkeypatch.setattr(image_config, "is_image", lambda: True)
     monkeypatch.setenv("NVIDIA_REQUIRE_CUDA", "cuda>=12.0")
     monkeypatch.setenv("NVIDIA_SECRET", "canary")
     actual = nvidia_settings.measure(RANK)

@@ -15,8 +15,15 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
-from envcheck.checks.env import compile_prerequisites, credentials, ignored_settings, requirements, shared_libraries
-from envcheck.checks.support import image_facts, secret_patterns
+from envcheck.checks.env import (
+    compile_prerequisites,
+    credentials,
+    ignored_settings,
+    image_config,
+    requirements,
+    shared_libraries,
+)
+from envcheck.checks.support import secret_patterns
 
 Node = Callable[..., View]
 RANK = Rank(0, 1, 0, "cpu", "gloo", "")
@@ -193,7 +200,7 @@ def test_a_file_that_a_variable_names_is_looked_into(
 def test_every_home_is_looked_into_in_an_image_and_only_ones_own_on_a_machine(
     home: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
-    monkeypatch.setattr(image_facts, "is_image", lambda: at == "image")
+    monkeypatch.setattr(image_config, "is_image", lambda: at == "image")
     seen: list[str] = []
 
     def glob(path: Path, _: str) -> list[Path]:

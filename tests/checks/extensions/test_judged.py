@@ -15,7 +15,7 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Outcome, View
 from envcheck.checks.env import extensions
-from envcheck.checks.extension_judges import pins
+from envcheck.checks.extension_judges import judged
 from envcheck.checks.extensions import environment
 from envcheck.checks.extensions.installed import KNOWN
 from envcheck.matrix.extensions.file import load
@@ -292,7 +292,7 @@ def test_a_library_that_was_not_read_is_an_error(gpu: View) -> None:
     ],
 )
 def test_a_tag_is_for_this_python_or_not(tag: str, *, free: bool, taken: bool) -> None:
-    assert pins.takes(tag, {**PYTHON, "free_threaded": free}) is taken
+    assert judged.takes(tag, {**PYTHON, "free_threaded": free}) is taken
 
 
 def test_the_known_names_are_those_of_the_facts() -> None:
