@@ -52,13 +52,6 @@ def refused(*args: str) -> str:
     return completed.stderr
 
 
-def test_each_command_has_help_with_an_example() -> None:
-    for name in GROUPS["mirror"].described:
-        result = run(name, "--help")
-        assert f"envcheck mirror {name}" in result.output
-        assert max(map(len, result.output.splitlines())) <= 80
-
-
 def test_the_list_fits_a_terminal_and_is_json_for_programs(home: Path) -> None:
     text = run("list").output
     assert max(map(len, text.splitlines())) <= 80
@@ -79,17 +72,6 @@ def test_show_says_what_is_set_what_is_lacking_and_what_cannot_be_done(home: Pat
     answer = json.loads(run("show", str(home / "site.yaml"), "--json").output)
     assert answer["profile"]["npm"] == "https://npm.example"
     assert answer["sets"] == ["pip", "uv", "npm", "env"]
-
-
-def test_an_index_of_torch_alone_says_what_it_needs(home: Path) -> None:
-    (home / "torch.yaml").write_text('pytorch: [{url: "https://a.example/whl/{variant}"}]\n')
-    assert "needs a variant: pass --variant" in " ".join(run("show", str(home / "torch.yaml")).output.split())
-    shown = run("show", str(home / "torch.yaml"), "--variant", "cu128").output
-    assert "https://a.example/whl/cu128 torch" in " ".join(shown.split())
-
-
-def test_a_profile_that_sets_nothing_says_so() -> None:
-    assert run("show", "none").output.endswith("\nthe profile sets nothing\n")
 
 
 def test_a_form_is_all_there_is_on_standard_output(home: Path) -> None:

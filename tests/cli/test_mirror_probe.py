@@ -11,8 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
-from envcheck.errors import ConfigError, UnavailableError
-from envcheck.mirrors.hub import api as hub_api
+from envcheck.errors import ConfigError
 from envcheck.mirrors.probe import choose
 from tests.http_server import Server, Servers, directory
 
@@ -79,11 +78,6 @@ def test_json_holds_the_numbers_and_offline_asks_nobody(site: Path) -> None:
     assert fresh.return_value == 1
 
 
-def test_offline_with_nothing_stored_answers_nothing(site: Path) -> None:
-    done = probe(site, "--mirror", str(site / "site.yaml"), "--offline")
-    assert (done.return_value, done.output) == (3, "pypi: no stored results; run it without --offline\n")
-
-
 def test_a_mirror_without_an_index_is_not_applicable(site: Path) -> None:
     done = probe(site, "--mirror", "hf-mirror")
     assert isinstance(done.exception, ConfigError)
@@ -121,15 +115,6 @@ def test_urls_of_one_file_are_compared(site: Path) -> None:
     assert second[:2] == ["-", "127.0.0.99:9"]
     assert "no expected hash; the file has 200000 bytes" in " ".join(result.output.split())
     assert "canary" not in result.output
-
-
-def test_urls_of_one_host_are_told_apart(site: Path) -> None:
-    index = (site / "site.yaml").read_text().partition("'")[2].partition("'")[0]
-    there, missing = index.replace("simple", WHEEL), index.replace("simple", "gone.whl")
-    arguments = ["mirror", "probe", "--mirror", "none", "--need", there, "--need", f"{missing}?token=canary"]
-    result = CliRunner().invoke(cli, arguments, standalone_mode=False)
-    rows = [line.split() for line in result.output.splitlines() if line[:5].strip() in {"1", "-"}]
-    assert rows == [["1", there.removeprefix("http://")], ["-", missing.removeprefix("http://")]]
 
 
 def judged(*arguments: str) -> tuple[int, dict[str, Any]]:
@@ -222,33 +207,3 @@ def test_a_mirror_that_is_not_named_is_told(
     lines = CliRunner().invoke(cli, fetch).stderr.splitlines()
     assert [line for line in lines if line.startswith("mirror")] == there
     assert CliRunner().invoke(cli, ["--quiet", *build]).stderr == ""
-
-
-def test_a_mirror_of_the_environment_is_told(site: Path) -> None:
-    named = {"ENVCHECK_BUILD_MIRROR": str(site / "site.yaml")}
-    build = ["build", "torch2.13.0-cpu-py311", "--engine", "venv", "--dry-run"]
-    result = CliRunner().invoke(cli, build, env=named, auto_envvar_prefix="ENVCHECK")
-    assert result.stderr.splitlines() == [f"mirror  {site}/site.yaml: the environment names it"]
-
-
-def test_build_asks_a_probe_too(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "default_mirrors", lambda: [choose.load_mirror(str(site / "dead.yaml"))])
-    arguments = ["build", "torch2.13.0-cpu-py311", "--mirror", "auto", "--engine", "venv", "--dry-run"]
-    result = CliRunner().invoke(cli, arguments, standalone_mode=False)
-    assert isinstance(result.exception, UnavailableError)
-    assert "no mirror has all files" in str(result.exception)
-
-
-def test_who_is_not_trusted_is_told_with_options_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_api, "default_endpoint", lambda: None)
-    monkeypatch.delenv("HF_ENDPOINT", raising=False)
-    result = CliRunner().invoke(
-        cli, ["mirror", "probe", "--mirror", "tuna", "--model", "org/name"], standalone_mode=False
-    )
-    assert "no trusted endpoint for the hashes" in str(result.exception)
-    assert "--trust-mirror" not in str(result.exception)
-
-
-def test_auto_is_for_the_wheels_of_a_lock() -> None:
-    result = CliRunner().invoke(cli, ["fetch", "--model", "org/name", "--mirror", "auto"], standalone_mode=False)
-    assert isinstance(result.exception, ConfigError)

@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from envcheck.cli import Settings
-from envcheck.cli.store.common import format_bytes
 from envcheck.cli.store.group import command
 from envcheck.errors import ConfigError, EnvcheckError, PromiseError, UnavailableError
 from envcheck.mirrors.hub import revision as hub_revision
@@ -80,21 +79,6 @@ def test_a_dry_gc_says_what_is_pinned(run: Run) -> None:
     document = json.loads(run("gc", "--dry-run", "--json").stdout)
     assert document["before"]["pinned"] == document["before"]["bytes"] > 7
     assert "pinned by versions" in run("gc", "--dry-run").stdout
-
-
-@pytest.mark.parametrize(
-    ("size", "message"),
-    [
-        (0, "0 bytes"),
-        (999, "999 bytes"),
-        (1000, "1.0 kB"),
-        (223_797_248, "223.8 MB"),
-        (92_065_200_000, "92.1 GB"),
-        (3 * 10**12, "3.0 TB"),
-    ],
-)
-def test_sizes_are_told_as_people_read_them(size: int, message: str) -> None:
-    assert format_bytes(size) == message
 
 
 def test_a_damaged_file_is_named_and_not_served_again(run: Run, store: Store, tmp_path: Path) -> None:
@@ -168,17 +152,6 @@ def test_every_answer_is_json_for_programs(run: Run, store: Store, tmp_path: Pat
     assert json.loads(run("versions", "--json").stdout)["schema"] == "envcheck/versions/1"
 
 
-def test_every_command_fits_a_terminal_and_has_an_example(run: Run, store: Store) -> None:
-    for name in command.commands:
-        text = run(name, "--help").output
-        assert max(map(len, text.splitlines())) <= 80, name
-        assert "--json" in text
-    for arguments in (["versions"], ["gc", "--dry-run"], ["gc", "--max-size", "1"], ["--help"]):
-        lines = [line for line in run(*arguments).stdout.splitlines() if str(store.root) not in line]
-        assert max(map(len, lines), default=0) <= 80, arguments
-        assert not [line for line in lines if line.endswith("...") and "[ARGS]" not in line]
-
-
 def test_a_model_is_published_from_its_lock(run: Run, store: Store, tmp_path: Path) -> None:
     digest = store.add(b"other", "model.bin")
     model = hub_revision.Revision(
@@ -204,15 +177,6 @@ def test_a_model_is_published_from_its_lock(run: Run, store: Store, tmp_path: Pa
 )
 def test_what_is_refused(run: Run, arguments: list[str], message: str) -> None:
     assert message in failed(run(*arguments), ConfigError)
-
-
-def test_an_empty_store_has_nothing_to_export(run: Run, tmp_path: Path) -> None:
-    with Store(tmp_path / "none").held():
-        pass
-    assert run("versions", root=tmp_path / "none").stdout == "nothing is released\n"
-    done = run("export", "-o", str(tmp_path / "b"), root=tmp_path / "none")
-    assert "nothing to export" in failed(done, ConfigError)
-    assert "0 objects" in run("gc", "--dry-run", root=tmp_path / "none").stdout
 
 
 def test_a_store_that_cannot_be_written_is_one_line(run: Run, tmp_path: Path) -> None:

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
-import hashlib
 import json
-import os
-import pty
 import re
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from envcheck.cli.commands.fetch import ProgressLines, TransferSpeed, format_total
+from envcheck.cli.commands.fetch import TransferSpeed
 from envcheck.mirrors.fetch.request import WantedFile
 
 Serve = Callable[..., Any]
@@ -59,12 +53,6 @@ def test_a_program_gets_an_object_when_nothing_is_there(serve: Serve, wanted_fil
     assert list(want.path.parent.iterdir()) == []
 
 
-def test_a_new_file_without_a_byte_was_not_there_before(serve: Serve, wanted_file: Want) -> None:
-    completed = ran(wanted_file(serve(content=b""), sha256=hashlib.sha256().hexdigest(), size=None))
-    assert completed.returncode == 0, completed.stderr
-    assert "0 bytes  empty" in completed.stderr
-
-
 def test_a_url_may_hold_its_hash(serve: Serve, wanted_file: Want) -> None:
     want = wanted_file(serve())
     command = [sys.executable, "-m", "envcheck", "fetch", "--output", str(want.path.parent)]
@@ -84,27 +72,6 @@ def test_another_fragment_of_a_url_is_no_hash(serve: Serve, wanted_file: Want) -
     assert want.path.is_file()
     wrong = ran(dataclasses.replace(want, urls=(f"{want.urls[0]}#md5=0",)))
     assert (wrong.returncode, "has no valid hash after its #" in wrong.stderr) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["foo.bin", "--sha256", "0" * 64],
-            "--sha256 is for a URL, and 'foo.bin' is none; write https://HOST/PATH/FILE",
-        ),
-        (["no-such-cell"], "no published cell is named 'no-such-cell'"),
-        (["--lock", sys.executable], "not UTF-8 text"),
-        (["--model", "a/../b"], "a/../b"),
-        (["tuna"], "'tuna' is a mirror, but the argument is a CELL or a URL; pass it as --mirror tuna"),
-    ],
-)
-def test_what_is_neither_cell_nor_url_is_named(arguments: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "envcheck", "fetch", *arguments]
-    completed = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (completed.returncode, message in completed.stderr, completed.stderr.count("\n")) == (2, True, 1), (
-        completed.stderr
-    )
 
 
 def test_a_program_gets_an_object_of_wrong_bytes_and_of_a_directory_that_is_none(
@@ -170,35 +137,6 @@ def test_a_bad_value_is_one_line(serve: Serve, wanted_file: Want, more: list[str
     assert server.sent == 0
 
 
-def on_terminal(command: list[str], columns: int) -> str:
-    """Return what a command draws on a terminal of so many columns."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "", "LINES": ""}
-    process = subprocess.Popen(command, stdout=theirs, stderr=theirs, stdin=theirs, env=environment)
-    os.close(theirs)
-    drawn = b""
-    while True:
-        try:
-            drawn += (some := os.read(ours, 1 << 16))
-        except OSError:
-            break
-        if not some:
-            break
-    os.close(ours)
-    assert process.wait() == 0
-    return drawn.decode()
-
-
-def test_a_terminal_of_80_columns_sees_how_much_how_fast_and_how_long(serve: Serve, wanted_file: Want) -> None:
-    drawn = on_terminal(words(wanted_file(serve(delay=0.6)), "--connections", "2"), 80)
-    rows = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn))
-    assert [row for row in rows if len(row) > 80] == []
-    assert any(re.fullmatch(r"file\.bin  10\.5 MB  127\.0\.0\.2:\d+  [\d.]+ MB/s", row) for row in rows), rows
-    full = [row for row in rows if re.search(r"1 file .* [\d.]+/10\.5 MB +[\d.]+ MB/s, 0:00:\d\d left", row)]
-    assert full, rows
-
-
 def test_a_log_gets_no_bar_and_a_quiet_one_nothing(serve: Serve, wanted_file: Want) -> None:
     want = wanted_file(serve())
     completed = ran(want)
@@ -209,18 +147,6 @@ def test_a_log_gets_no_bar_and_a_quiet_one_nothing(serve: Serve, wanted_file: Wa
         [*words(want)[:at], "--quiet", *words(want)[at:]], capture_output=True, text=True, check=True
     )
     assert quiet.stderr == ""
-
-
-def test_a_log_gets_calm_lines_with_rate_and_remaining_time() -> None:
-    now, moved, message = [0.0], [0], list[str]()
-    speed = TransferSpeed(lambda: moved[0], lambda: now[0])
-    lines = ProgressLines(speed, message.append, lambda: now[0])
-    for _ in range(2 * 600):
-        now[0] += 0.5
-        moved[0] += 1_000_000
-        lines(400_000_000 + moved[0], 3_000_000_000)
-    assert message[0] == "420.0 of 3000.0 MB, 2.0 MB/s, 0:21:30 left"
-    assert 20 < len(message) < 40
 
 
 def test_what_was_there_before_is_no_speed_and_what_stands_still_has_no_end() -> None:
@@ -234,19 +160,6 @@ def test_what_was_there_before_is_no_speed_and_what_stands_still_has_no_end() ->
         now[0] += 1.0
         last = speed.text(20_000_000)
     assert last == "0.0 MB/s"
-
-
-def test_a_small_file_is_no_0_mb_and_its_hash_may_say_what_it_is(serve: Serve, wanted_file: Want) -> None:
-    want = wanted_file(serve(content=b"few"), sha256=f"sha256:{hashlib.sha256(b'few').hexdigest().upper()}", size=3)
-    completed = ran(want)
-    assert completed.stdout == "1 file there, 3 bytes, every hash matches; 3 bytes moved\n"
-    assert re.fullmatch(r"file\.bin  3 bytes  127\.0\.0\.2:\d+  [\d.]+ (bytes|kB)/s\n", completed.stderr)
-
-
-def test_how_much_several_files_come_to_is_said_before() -> None:
-    assert format_total([5_100_000_000, 1_000]) == "2 files, 5.1 GB, less what is present"
-    assert format_total([None, None]) == "2 files of unknown size"
-    assert format_total([2_000, None]) == "2 files, 1 of unknown size, the others 2.0 kB, less what is present"
 
 
 @pytest.mark.parametrize("lost", ["2>&-", "2>/dev/full"])

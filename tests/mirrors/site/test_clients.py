@@ -106,42 +106,6 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_aria2c_and_curl_take_a_large_file_in_pieces_at_every_address(served: ServedSite, tmp_path: Path) -> None:
-    aria, curl, whole = tool("aria2c"), tool("curl"), digest(served.world.wheels["farlib"])
-    url = served.at(served.far, "127.0.0.6")
-    many = [
-        "-x4",
-        "-s4",
-        "-k1M",
-        "--file-allocation=none",
-        f"--ca-certificate={served.ca}",
-        "-d",
-        str(tmp_path),
-        "-o",
-        "aria",
-    ]
-    done = run(aria, *many, url)
-    assert (done.returncode, digest(tmp_path / "aria")) == (0, whole), done.stdout
-    sent = len(served.world.far.sent())
-    assert sent == 3  # 20 MB in slices of 8 MiB, each asked for once
-    done = run(
-        curl, "--silent", "--fail", "--cacert", str(served.ca), "-o", str(tmp_path / "curl"), served.at(served.far)
-    )
-    assert (done.returncode, digest(tmp_path / "curl")) == (0, whole), done.stderr
-    (tmp_path / "part").write_bytes((tmp_path / "curl").read_bytes()[:9_000_001])
-    served.world.stop()
-    resumed = run(curl, "--silent", "--fail", "--cacert", str(served.ca), "-C", "-", "-o", str(tmp_path / "part"), url)
-    assert (resumed.returncode, digest(tmp_path / "part")) == (0, whole), resumed.stderr
-    untrusting = run(curl, "--silent", "--fail", served.at("/healthz"))
-    assert untrusting.returncode == 60  # curl's own word for a certificate that it cannot check
-    assert len(served.world.far.sent()) == 3
-
-    def last() -> list[tuple[int, str]]:
-        return [(line["status"], line["cache"]) for line in served.log() if line["part"] == "files"][-2:]
-
-    assert eventually(last, [(200, "HIT"), (206, "HIT")]) == [(200, "HIT"), (206, "HIT")]
-
-
 def test_skopeo_copies_an_image_by_the_rendered_settings_and_then_without_its_upstream(
     served: ServedSite, tmp_path: Path
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import subprocess
@@ -19,20 +18,6 @@ from tests.mirrors.site.test_render import site
 DATA = Path(__file__).parents[2] / "data"
 PANELS: list[dict[str, Any]] = json.loads(dashboard())["panels"]
 QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
-
-
-def test_panels_have_numbers_of_their_own_and_none_lies_on_another() -> None:
-    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
-    for one, other in itertools.combinations([panel["gridPos"] for panel in PANELS], 2):
-        beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
-        assert beside or one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
-    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in PANELS)
-
-
-def test_each_panel_asks_the_source_that_is_chosen() -> None:
-    document = json.loads(dashboard())
-    assert [one["name"] for one in document["templating"]["list"]] == ["source"]
-    assert {panel["datasource"]["uid"] for panel in PANELS} == {"${source}"}
 
 
 def test_every_metric_asked_for_is_exported_or_recorded(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import contextlib
 import hashlib
 import http.client
@@ -152,20 +151,6 @@ def test_an_image_is_pulled_through_once_and_then_without_its_upstream(
         assert pulled(port) == [MANIFEST, b"{}", LAYER]
     assert envcheck(*words).returncode == 0
     assert "remoteurl" in (root / "registry/test.yml").read_text()
-
-
-def test_units_are_what_systemd_reads(tmp_path: Path) -> None:
-    files = render(everything(tmp_path))
-    units = {Path(path).name: text for path, text in files.items() if path.startswith("systemd/")}
-    for name, text in units.items():
-        parser = configparser.RawConfigParser(strict=False)
-        parser.read_string(text)
-        assert parser.sections(), name
-        assert not name.endswith(".timer") or name.replace(".timer", ".service") in units
-    expected = {name for name in units if name.endswith(".service") and name.replace(".service", ".timer") not in units}
-    target = units["envcheck-mirror.target"]
-    assert set(target.partition("Wants=")[2].splitlines()[0].split()) == expected
-    assert {"envcheck-mirror-sync-main.timer", "envcheck-mirror-olah.service"} <= set(units)
 
 
 def test_what_a_killed_nginx_left_is_swept_and_nothing_else(tmp_path: Path) -> None:

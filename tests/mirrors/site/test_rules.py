@@ -106,10 +106,3 @@ def test_a_fix_names_no_unit_that_is_not_rendered(tmp_path: Path) -> None:
     named = set(re.findall(r"systemctl status ([^`]+)`", rules))
     assert {"envcheck-mirror-sync-main.service"} <= named
     assert {f"systemd/{unit}" for unit in named if "*" not in unit} <= files.keys()
-
-
-def test_a_wrong_expectation_is_found(tmp_path: Path, promtool: str) -> None:
-    wrong = case(0, *CASES[0][:3])
-    wrong["promql_expr_test"][0]["exp_samples"][0]["value"] = 0
-    (tmp_path / "tests.yml").write_text(json.dumps({"rule_files": ["prometheus/rules.yml"], "tests": [wrong]}))
-    assert judged(tmp_path, promtool, "test", "rules", "tests.yml").returncode != 0

@@ -94,27 +94,6 @@ def run(store: Store, *arguments: str) -> Result:
     return CliRunner().invoke(command, ["--store", str(store.root), *arguments], obj=settings, standalone_mode=False)
 
 
-def test_a_view_on_ext4_is_a_hard_link_and_takes_no_room(mount: Mount) -> None:
-    disk = mount("ext4", 64)
-    store = Store(disk / "store")
-    digest = store.add(data(1, 16 * MIB), "a")
-    before = free(disk)
-    store.view(digest, disk / "views/a")
-    assert (disk / "views/a").stat().st_ino == store.path(digest).stat().st_ino
-    assert before - free(disk) < MIB
-
-
-def test_a_view_on_another_file_system_is_a_copy(mount: Mount) -> None:
-    disk, other = mount("ext4", 32), mount("ext4", 32, at="other")
-    store = Store(disk / "store")
-    digest = store.add(data(1, 8 * MIB), "a")
-    before = free(other)
-    store.view(digest, other / "a")
-    assert hashlib.sha256((other / "a").read_bytes()).hexdigest() == digest
-    assert before - free(other) >= 8 * MIB
-    assert [path.name for path in other.iterdir() if path.is_file()] == ["a"]
-
-
 def test_eviction_of_a_file_system_that_fills_up(mount: Mount) -> None:
     """From above 85 % to 75 %: the oldest first, nothing that a version or a process at work holds."""
     disk = mount("ext4", 100)
