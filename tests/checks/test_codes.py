@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import pytest
-
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Check, Outcome, View, failed, passed, warned, worst
 from envcheck.node import collect
 from envcheck.node.snapshot import Snapshot
@@ -21,6 +19,7 @@ from envcheck.runner.judging import decide
 from envcheck.runner.outcomes import fields
 from envcheck.runner.planning import CheckModule, discover
 from envcheck.runner.schema import OutcomeRow
+from tests.tables import each
 
 ROOT: Final = Path(__file__).parents[2]
 PAGE: Final = ROOT / "docs" / "codes.md"
@@ -130,7 +129,7 @@ def test_the_page_of_codes_holds_those_of_the_source_and_no_other() -> None:
     assert not misplaced, f"docs/codes.md is not sorted by byte: move {', '.join(misplaced)}"
 
 
-@pytest.mark.parametrize("code", sorted({use.code for use in GIVEN}))
+@each("code", sorted({use.code for use in GIVEN}))
 def test_a_code_is_a_topic_and_a_reason(code: str) -> None:
     match = SHAPE.fullmatch(code)
     assert match, code
@@ -173,12 +172,12 @@ def undocumented(outcomes: Iterable[OutcomeRow]) -> list[tuple[str, str, str]]:
     ]
 
 
-@pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
+@each("path", REPORTS)
 def test_every_outcome_of_a_report_that_is_no_pass_has_a_code_of_the_page(path: Path) -> None:
     assert undocumented(rejudge(load(path)).report.outcomes) == []
 
 
-@pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
+@each("path", REPORTS)
 def test_skips_that_say_the_same_have_the_same_code(path: Path) -> None:
     """Else a report would show them as several lines."""
     skips = {(row.summary, row.code) for row in rejudge(load(path)).report.outcomes if row.status == SKIP}

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from envcheck.checks import FAIL, PASS, WARN, limits
+from tests.tables import each
 
 ROWS = limits.rows()
 BANDWIDTHS = [row for row in ROWS if "spec" in row]
 UNITS = {"B", "s", "GB/s", "TFLOP/s", "link losses", "a day", "of the start"}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=json.dumps)
+@each("row", ROWS)
 def test_each_row_has_bound_unit_source_and_date(row: dict[str, Any]) -> None:
     assert row["check"]
     assert row["unit"] in UNITS
@@ -24,17 +25,17 @@ def test_each_row_has_bound_unit_source_and_date(row: dict[str, Any]) -> None:
     assert "fail" in row or "warn" in row
 
 
-@pytest.mark.parametrize("row", BANDWIDTHS, ids=json.dumps)
+@each("row", BANDWIDTHS)
 def test_a_floor_lies_below_the_spec_and_above_a_third_of_it(row: dict[str, Any]) -> None:
     assert 0.3 * row["spec"] < row["fail"] < row["warn"] < row["spec"] <= row["ceiling"]
 
 
-@pytest.mark.parametrize("row", BANDWIDTHS, ids=json.dumps)
+@each("row", BANDWIDTHS)
 def test_every_floor_lies_below_every_healthy_machine_that_a_row_quotes(row: dict[str, Any]) -> None:
     assert all(row["warn"] < one["value"] <= row["ceiling"] and len(one["source"]) > 10 for one in row["measurements"])
 
 
-@pytest.mark.parametrize("row", BANDWIDTHS, ids=json.dumps)
+@each("row", BANDWIDTHS)
 def test_a_row_is_verified_by_two_public_sources_or_says_that_it_is_not(row: dict[str, Any]) -> None:
     assert limits.verified(row) == (len({one["source"] for one in row["measurements"]}) >= 2)
     assert row.get("verified") in (None, False)
@@ -55,7 +56,7 @@ def test_an_unverified_row_only_warns(row: dict[str, Any], value: float, share: 
         assert (PASS if outcome is None else outcome.status) == status
 
 
-@pytest.mark.parametrize(("generation", "lanes", "floor"), [(4, 16, 20), (4, 8, 10), (3, 16, 9), (5, 4, 10.25)])
+@each("generation, lanes, floor", [(4, 16, 20), (4, 8, 10), (3, 16, 9), (5, 4, 10.25)])
 def test_a_pcie_link_owes_what_its_generation_and_lanes_carry(generation: int, lanes: int, floor: float) -> None:
     row = limits.pcie("host-to-gpu", generation, lanes)
     assert row is not None
@@ -63,7 +64,7 @@ def test_a_pcie_link_owes_what_its_generation_and_lanes_carry(generation: int, l
     assert f"x{lanes} of generation {generation}" in row["source"]
 
 
-@pytest.mark.parametrize(("generation", "lanes"), [(None, 16), (4, None), (4, 0), (4, -1), (9, 16), (4, 64), ("4", 16)])
+@each("generation, lanes", [(None, 16), (4, None), (4, 0), (4, -1), (9, 16), (4, 64), ("4", 16)])
 def test_a_link_that_nobody_knows_owes_nothing(generation: Any, lanes: Any) -> None:
     assert limits.pcie("host-to-gpu", generation, lanes) is None
 
@@ -91,7 +92,7 @@ LINKS = {
 SENT = [row for row in BANDWIDTHS if row["check"].startswith(("all-", "reduce-", "broadcast", "send-", "peer-"))]
 
 
-@pytest.mark.parametrize("row", SENT, ids=json.dumps)
+@each("row", SENT)
 def test_no_ceiling_is_above_what_links_carry_and_a_switch_can_add(row: dict[str, Any]) -> None:
     for gpu in row["gpu"]:
         rate = next(rate for name, rate in LINKS.items() if name in gpu)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from envcheck.checks import View, node_links
 from envcheck.node.snapshot import Snapshot
+from tests.tables import each
 
 NODES = 4
 
@@ -74,7 +73,7 @@ def test_a_node_whose_messages_all_arrive_wrong_is_named() -> None:
     assert (outcome.status, outcome.culprit) == ("fail", "node n3")
 
 
-@pytest.mark.parametrize(("seconds", "status"), [(0.0142, "pass"), (0.0144, "fail")])
+@each("seconds, status", [(0.0142, "pass"), (0.0144, "fail")])
 def test_a_link_below_seven_tenths_of_the_middle_one_is_slow(seconds: float, status: str) -> None:
     outcome = node_links.judge(view(), ranks(n2_n4={"seconds": seconds}))
     assert outcome.status == status

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from envcheck.checks import ERROR, PASS, failed, passed, warned
+from tests.tables import each
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@each("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_value_that_is_no_number_never_passes(value: float) -> None:
     assert passed("fine", value=value).status == ERROR
 
@@ -16,7 +17,7 @@ def test_a_number_passes() -> None:
     assert passed("fine", value=1.0).status == PASS
 
 
-@pytest.mark.parametrize("make", [failed, warned])
+@each("make", [failed, warned])
 def test_a_finding_without_a_remedy_cannot_be_made(make: object) -> None:
     assert callable(make)
     with pytest.raises(TypeError, match="fix"):

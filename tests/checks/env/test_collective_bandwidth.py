@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.collectives import bandwidth_curves, timed_collectives, transports
 from envcheck.checks.env import collective_bandwidth
 from tests.builders import Entry, group
+from tests.tables import each
 
 Node = Callable[..., View]
 Put = Callable[..., View]
@@ -34,8 +36,8 @@ def entries(world: int, rates: Mapping[str, float], *, gpu: bool = True) -> list
     return group(measured, world, gpu=gpu)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
+@each(
+    "name, expected",
     [
         ("all-reduce", 175.0),
         ("all-gather", 87.5),
@@ -49,8 +51,7 @@ def test_bus_bandwidth_by_its_formula(name: str, expected: float) -> None:
     assert bandwidth_curves.busbw(name, 1e9, 0.01, 8) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("world", [2, 3, 8, 40])
-@pytest.mark.parametrize("name", ["all-reduce", *NAMES])
+@each("world, name", itertools.product([2, 3, 8, 40], ["all-reduce", *NAMES]))
 def test_what_has_to_arrive_is_what_was_sent(name: str, world: int) -> None:
     sent = [timed_collectives.parts(name, rank, world).sent for rank in range(world)]
     blocks = range(world)
@@ -72,8 +73,8 @@ def test_what_has_to_arrive_is_what_was_sent(name: str, world: int) -> None:
     assert max(count * 1020 + tags * 1024 for count, tags in arriving[name](0)) < 1 << 24
 
 
-@pytest.mark.parametrize(
-    ("name", "gpu", "fail", "warn", "ceiling", "below"),
+@each(
+    "name, gpu, fail, warn, ceiling, below",
     [
         ("all-gather", "h100x8", 290, 330, 450, FAIL),
         ("reduce-scatter", "h100x8", 290, 330, 450, FAIL),
@@ -112,9 +113,7 @@ def test_the_slowest_collective_is_the_value_and_every_curve_is_told(node: Node)
     assert outcome.details["latency"]["broadcast"] == [{"bytes": 8, "p50": 1e-5, "p99": 3e-5, "slowest_rank": 0}]
 
 
-@pytest.mark.parametrize(
-    ("virtual", "rate", "status"), [("none", 62.9, PASS), ("none", 63.1, ERROR), ("passthrough", 63.1, PASS)]
-)
+@each("virtual, rate, status", [("none", 62.9, PASS), ("none", 63.1, ERROR), ("passthrough", 63.1, PASS)])
 def test_nothing_passes_what_its_slot_carries_where_nvml_knows_the_slot(
     node: Node, put_gpu: Put, virtual: str, rate: float, status: str
 ) -> None:
@@ -142,8 +141,8 @@ def test_the_latency_is_that_of_the_rank_that_waits_longest(node: Node) -> None:
 
 
 # PCI-SIG: GT/s, 8b/10b in the first two generations, 128b/130b up to the fifth; the sixth has 242 of 256 bytes.
-@pytest.mark.parametrize(
-    ("generation", "transfers", "share"),
+@each(
+    "generation, transfers, share",
     [(1, 2.5, 0.8), (2, 5, 0.8), (3, 8, 128 / 130), (4, 16, 128 / 130), (5, 32, 128 / 130), (6, 64, 242 / 256)],
 )
 def test_what_a_lane_carries(generation: int, transfers: float, share: float) -> None:

@@ -15,6 +15,7 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
 from envcheck.checks.env import disk_read
 from envcheck.node.snapshot import Snapshot
+from tests.tables import each
 
 ROOT = Path(__file__).parents[3]
 MIB = 1 << 20
@@ -49,8 +50,8 @@ def test_an_honest_disk_is_read_past_the_cache(outcomes: dict[str, Any]) -> None
     assert row["unit"] == "GB/s"
 
 
-@pytest.mark.parametrize(
-    ("measured", "status", "word"),
+@each(
+    "measured, status, word",
     [
         ({"seconds": 1.0}, PASS, "1.00 GB/s from the directory it was started in (ext4; 954 MiB, O_DIRECT)"),
         ({"seconds": 1.001}, WARN, "1.00 GB/s"),

@@ -11,13 +11,14 @@ import pytest
 
 from envcheck.checks import ERROR, PASS, WARN, Rank, View
 from envcheck.checks.env import environment_variables, memlock, shm
+from tests.tables import each
 
 Node = Callable[..., View]
 RANK = Rank(0, 1, 0, "cpu", "gloo", "")
 
 
-@pytest.mark.parametrize(
-    ("allowed", "status"),
+@each(
+    "allowed, status",
     [(-1, PASS), (16 << 30, PASS), ((16 << 30) - 1, WARN), (8 << 20, WARN), (None, ERROR), (float("nan"), ERROR)],
 )
 def test_memlock_on_each_side_of_its_limit(node: Node, allowed: Any, status: str) -> None:
@@ -88,8 +89,8 @@ def test_every_harmful_variable_is_a_finding(node: Node, clean: pytest.MonkeyPat
     }
 
 
-@pytest.mark.parametrize(
-    ("value", "status"),
+@each(
+    "value, status",
     [("4", PASS), ("5", WARN), ("1", PASS), ("5,1", WARN), ("4,9", PASS), ("all", WARN), ("0", WARN), ("-1", WARN)],
 )
 def test_more_threads_than_cores_is_a_warning(cpu: View, value: str, status: str) -> None:
@@ -123,8 +124,8 @@ def test_a_module_on_pythonpath_that_shadows_another_is_named(
     assert (str(tmp_path / name.split("/", maxsplit=1)[0]) in outcome.summary) == (status == WARN)
 
 
-@pytest.mark.parametrize(
-    ("preload", "status"),
+@each(
+    "preload, status",
     [
         ("/opt/fault/libinject.so", WARN),
         ("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", PASS),

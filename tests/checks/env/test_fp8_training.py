@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, View
 from envcheck.checks.env import fp8_training
 from tests.builders import Entry, group
+from tests.tables import each
 
 Node = Callable[..., View]
 NAN = float("nan")
@@ -24,8 +26,8 @@ def entries(view: View, **changes: Any) -> list[Entry]:
     return group(measured, view=view, backend=None)
 
 
-@pytest.mark.parametrize(
-    ("version", "capability", "why"),
+@each(
+    "version, capability, why",
     [
         ("2.1.2+cu121", (9, 0), ""),
         ("2.1.2+cu121", (8, 9), "torch before 2.3"),
@@ -45,7 +47,7 @@ def test_a_torch_without_it_is_named() -> None:
     assert "2.0.1+cu118 has no" in fp8_training.lacking(torch, SimpleNamespace(type="cuda"), (9, 0))
 
 
-@pytest.mark.parametrize("given", ["product", ("product", "largest")])
+@each("given", ["product", ("product", "largest")])
 def test_the_product_is_found_in_what_each_torch_gives(given: Any) -> None:
     called: Entry = {}
 
@@ -65,7 +67,7 @@ def test_a_loss_that_follows_passes(h100: View) -> None:
     assert fp8_training.judge(h100, []).status == ERROR
 
 
-@pytest.mark.parametrize(("apart", "status"), [(0.0299, PASS), (0.0301, FAIL), (-0.0301, FAIL)])
+@each("apart, status", [(0.0299, PASS), (0.0301, FAIL), (-0.0301, FAIL)])
 def test_a_loss_that_goes_its_own_way_names_the_gpu(h100: View, apart: float, status: str) -> None:
     ranks = entries(h100)
     ranks[3]["losses"]["float8"][10] += apart
@@ -87,8 +89,7 @@ def test_a_loss_that_does_not_fall_fails(h100: View, dtype: str, last: float, st
     assert fp8_training.judge(h100, ranks).status == status
 
 
-@pytest.mark.parametrize("loss", [NAN, None, "1.0", float("inf"), True])
-@pytest.mark.parametrize("dtype", ["float8", "bfloat16"])
+@each("loss, dtype", itertools.product([NAN, None, "1.0", float("inf"), True], ["float8", "bfloat16"]))
 def test_a_loss_that_is_no_number_fails(h100: View, dtype: str, loss: Any) -> None:
     ranks = entries(h100)
     ranks[7]["losses"][dtype][4] = loss
@@ -109,17 +110,17 @@ def test_every_rank_that_is_off_is_a_finding(h100: View) -> None:
     assert "the first FP8 loss is 0.0909 of it away from plain Python's" in fifth
 
 
-@pytest.mark.parametrize("first", [None, NAN, 0.0, 0.9])
+@each("first", [None, NAN, 0.0, 0.9])
 def test_a_first_loss_that_is_not_plain_python_s_fails(h100: View, first: Any) -> None:
     assert fp8_training.judge(h100, entries(h100, first=first)).status == FAIL
 
 
-@pytest.mark.parametrize("losses", [{}, None, {"float8": [1.0], "bfloat16": [1.0]}, {"float8": LOSSES}])
+@each("losses", [{}, None, {"float8": [1.0], "bfloat16": [1.0]}, {"float8": LOSSES}])
 def test_a_training_that_was_not_is_an_error(h100: View, losses: Any) -> None:
     assert fp8_training.judge(h100, entries(h100, losses=losses)).status == ERROR
 
 
-@pytest.mark.parametrize("formats", [[], None, ["bfloat16 x bfloat16"], [fp8_training.FORMATS[0]]])
+@each("formats", [[], None, ["bfloat16 x bfloat16"], [fp8_training.FORMATS[0]]])
 def test_fp8_in_name_only_fails(h100: View, formats: Any) -> None:
     outcome = fp8_training.judge(h100, entries(h100, formats=formats))
     assert outcome.status == FAIL

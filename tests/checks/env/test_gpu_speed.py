@@ -13,6 +13,7 @@ from envcheck.checks.env import gemm_throughput, memory_bandwidth
 from envcheck.checks.hardware import gpu_speed
 from envcheck.node.snapshot import Signal
 from tests.builders import H100, Entry, group
+from tests.tables import each
 
 Node = Callable[..., View]
 NAN = float("nan")
@@ -57,8 +58,8 @@ def test_a_value_that_is_no_speed_is_an_error(check: Any, h100: View, value: flo
     assert f"rank 6 measured no {name}" in outcome.summary
 
 
-@pytest.mark.parametrize(
-    ("check", "name", "fail", "warn", "ceiling"),
+@each(
+    "check, name, fail, warn, ceiling",
     [
         (gemm_throughput, "bfloat16", 555, 635, 1137.3),
         (gemm_throughput, "float16", 555, 635, 1137.3),
@@ -94,7 +95,7 @@ def test_one_slow_gpu_of_eight_is_named(check: Any, h100: View) -> None:
     assert f"rank 2 ({H100}, {h100.snapshot.gpus[2].uuid})" in outcome.summary
 
 
-@pytest.mark.parametrize(("share", "status"), [(0.901, PASS), (0.899, WARN)])
+@each("share, status", [(0.901, PASS), (0.899, WARN)])
 def test_a_gpu_that_meets_its_limit_and_lags_behind_its_peers_is_named(h100: View, share: float, status: str) -> None:
     ranks = entries(gemm_throughput, h100)
     ranks[4]["values"]["tf32"] *= share
@@ -134,8 +135,8 @@ def across(view: View, name: str, rate: float, **link: int) -> str:
     return memory_bandwidth.judge(view, [entry]).status
 
 
-@pytest.mark.parametrize(
-    ("rate", "lanes", "status"),
+@each(
+    "rate, lanes, status",
     [(13.1, 8, PASS), (13.1, 16, FAIL), (9.9, 8, FAIL), (10.1, 8, WARN), (26.0, 16, PASS), (16.0, 8, ERROR)],
 )
 def test_copies_owe_what_the_link_under_load_carries(node: Node, rate: float, lanes: int, status: str) -> None:
@@ -160,7 +161,7 @@ def test_the_link_under_load_is_the_best_one_that_was_sampled() -> None:
     assert memory_bandwidth.link({"samples": [{"clock": 5}], "unread": "no"}) == {}
 
 
-@pytest.mark.parametrize(("error", "status"), [(1e-4, PASS), (1.1e-4, FAIL), (NAN, FAIL), (None, FAIL)])
+@each("error, status", [(1e-4, PASS), (1.1e-4, FAIL), (NAN, FAIL), (None, FAIL)])
 def test_a_fast_product_that_is_wrong_fails(h100: View, error: float | None, status: str) -> None:
     ranks = entries(gemm_throughput, h100)
     ranks[7]["errors"]["float32"] = error
@@ -170,8 +171,8 @@ def test_a_fast_product_that_is_wrong_fails(h100: View, error: float | None, sta
         assert "rank 7" in outcome.summary
 
 
-@pytest.mark.parametrize(
-    ("products", "status", "message"),
+@each(
+    "products, status, message",
     [
         (
             {"messages": 30, "wrong": 2, "first": 17},
@@ -193,9 +194,7 @@ def test_every_timed_product_has_to_be_verified(h100: View, products: Any, statu
 
 
 # What a dtype's rounding leaves of a product of 8192 terms, by its bits of mantissa: 23, 10, 10, 7 and, in fp8, 3.
-@pytest.mark.parametrize(
-    ("dtype", "most"), [("float32", 1e-4), ("tf32", 5e-3), ("float16", 5e-3), ("bfloat16", 1e-2), ("float8", 2e-2)]
-)
+@each("dtype, most", [("float32", 1e-4), ("tf32", 5e-3), ("float16", 5e-3), ("bfloat16", 1e-2), ("float8", 2e-2)])
 def test_each_dtype_is_held_to_its_own_rounding(h100: View, dtype: str, most: float) -> None:
     for error, status in ((most, PASS), (most * 1.01, FAIL), (-most, FAIL)):
         ranks = entries(gemm_throughput, h100)
@@ -204,7 +203,7 @@ def test_each_dtype_is_held_to_its_own_rounding(h100: View, dtype: str, most: fl
         assert (outcome.status, status == PASS or f"the {dtype} product" in outcome.summary) == (status, True)
 
 
-@pytest.mark.parametrize("path", memory_bandwidth.PATHS)
+@each("path", memory_bandwidth.PATHS)
 def test_a_copy_that_loses_bytes_fails(h100: View, path: str) -> None:
     for right in (False, None):
         ranks = entries(memory_bandwidth, h100)
@@ -244,7 +243,7 @@ def sampled(**changes: Any) -> Entry:
     return {"samples": [sample] * 9, "unread": None, "not_offered": {}}
 
 
-@pytest.mark.parametrize(("value", "status"), [(397.0, WARN), (396.0, FAIL)])
+@each("value, status", [(397.0, WARN), (396.0, FAIL)])
 def test_a_power_capped_gpu_owes_what_its_cap_leaves_it(h100: View, value: float, status: str) -> None:
     ranks = entries(gemm_throughput, h100)
     ranks[1]["values"]["bfloat16"] = value
@@ -265,7 +264,7 @@ def test_what_a_gpu_at_a_third_of_its_power_owes_nobody_knows(h100: View) -> Non
     assert gemm_throughput.judge(h100, ranks).status == WARN
 
 
-@pytest.mark.parametrize("limit", [0.0, -1.0, NAN, "500"])
+@each("limit", [0.0, -1.0, NAN, "500"])
 def test_a_cap_that_is_no_number_excuses_nothing(h100: View, limit: Any) -> None:
     ranks = entries(gemm_throughput, h100)
     ranks[1]["values"]["bfloat16"] = 500.0
@@ -273,7 +272,7 @@ def test_a_cap_that_is_no_number_excuses_nothing(h100: View, limit: Any) -> None
     assert gemm_throughput.judge(h100, ranks).status == FAIL
 
 
-@pytest.mark.parametrize(("value", "status"), [(281.0, WARN), (280.0, FAIL)])
+@each("value, status", [(281.0, WARN), (280.0, FAIL)])
 def test_a_gpu_at_set_clocks_owes_what_they_leave_it(h100: View, value: float, status: str) -> None:
     ranks = entries(gemm_throughput, h100)
     ranks[2]["values"]["bfloat16"] = value

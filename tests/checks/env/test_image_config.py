@@ -9,14 +9,15 @@ import pytest
 
 from envcheck.checks import ERROR, PASS, SKIP, WARN, Rank, View
 from envcheck.checks.env import image_config
+from tests.tables import each
 
 RANK = Rank(0, 1, 0, "cpu", "gloo", "")
 RUNNING = {"rank": 0, "image": False, "contained": True, "uid": 1000, "mapped": False, "init": "tini"}
 IMAGE = {"runs_as": "1000:1000", "program": "tini", "history": 3, "secrets": []}
 
 
-@pytest.mark.parametrize(
-    ("change", "status", "word"),
+@each(
+    "change, status, word",
     [
         ({}, PASS, "user 1000, under tini"),
         ({"uid": 0}, WARN, "runs as root"),
@@ -37,8 +38,8 @@ def test_a_container_on_each_side(cpu: View, change: dict[str, Any], status: str
     assert bool(outcome.remedy) == (status in (WARN, ERROR))
 
 
-@pytest.mark.parametrize(
-    ("change", "status", "word"),
+@each(
+    "change, status, word",
     [
         ({}, PASS, "user 1000, under tini"),
         ({"runs_as": ""}, WARN, "runs as root"),
@@ -59,7 +60,7 @@ def test_nothing_measured_is_no_pass(cpu: View) -> None:
     assert image_config.judge(cpu, []).status == ERROR
 
 
-@pytest.mark.parametrize(("text", "mapped"), [("0 0 4294967295", False), ("0 100000 65536", True), ("", False)])
+@each("text, mapped", [("0 0 4294967295", False), ("0 100000 65536", True), ("", False)])
 def test_a_rootless_containers_root_is_nobody(text: str, *, mapped: bool) -> None:
     assert image_config._mapped(text) == mapped  # noqa: SLF001 (a parser of /proc)
 

@@ -17,6 +17,7 @@ from envcheck.checks import ERROR, FAIL, PASS, WARN, Rank, View
 from envcheck.checks.env import installed_binaries, installed_files
 from envcheck.checks.support import package_files
 from envcheck.node.snapshot import Snapshot
+from tests.tables import each
 
 RANK = Rank(0, 1, 0, "cpu", "gloo", ".")
 VIEW = View(Snapshot(), {"torch": "9.9.0"})
@@ -100,11 +101,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str, str]] = {
         "sitecustomize runs whenever Python starts",
     ),
     "a .pth of a known name that runs more": (
-        rewrite("_virtualenv.pth", "import _virtualenv; import os\n"),
-        WARN,
+        rewrite("_virtualenv.pth", "import _virtualenv; import torch\n"),
+        FAIL,
         "_virtualenv.pth runs whenever Python starts",
     ),
-    "a .pth that runs": (rewrite("x.pth", "import os\n"), WARN, "x.pth runs whenever Python starts"),
+    "a .pth that runs": (rewrite("x.pth", "import torch\n"), FAIL, "x.pth runs whenever Python starts"),
     "no RECORD": (lambda site: (site / INFO / "RECORD").unlink(), WARN, "torch has no list of installed files"),
 }
 
@@ -138,7 +139,7 @@ def test_nothing_measured_is_no_pass() -> None:
     assert installed_binaries.judge(VIEW, [{"rank": 0}]).status == ERROR
 
 
-@pytest.mark.parametrize(
+@each(
     "damage",
     [{"changed_count": 3}, {"changed_count": True}, {"packages": [7]}, {"packages": [{"name": "torch", "ledger": 7}]}],
 )

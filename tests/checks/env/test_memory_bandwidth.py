@@ -13,6 +13,7 @@ from envcheck.checks import ERROR, FAIL, PASS, WARN, View
 from envcheck.checks.env import memory_bandwidth
 from envcheck.node.snapshot import Signal
 from tests.builders import H100, Entry, group
+from tests.tables import each
 
 Node = Callable[..., View]
 NAN = float("nan")
@@ -79,7 +80,7 @@ def test_the_nearest_node_is_judged_and_the_far_one_is_told(h100: View) -> None:
     assert outcome.details["numa"]["7"]["node"] == "1"
 
 
-@pytest.mark.parametrize(("rate", "status"), [(40.9, FAIL), (41.0, WARN), (45.9, WARN), (47.0, PASS)])
+@each("rate, status", [(40.9, FAIL), (41.0, WARN), (45.9, WARN), (47.0, PASS)])
 def test_a_slow_way_to_the_nearest_node_names_the_gpu(h100: View, rate: float, status: str) -> None:
     ranks = entries(h100)
     ranks[6]["across"] = {"0": near(52.0), "1": near(rate)}
@@ -103,20 +104,20 @@ def test_a_node_that_is_closed_is_told(h100: View) -> None:
     assert "NUMA node 1 is closed to this process" in outcome.summary
 
 
-@pytest.mark.parametrize("across", [{}, {"0": {}}, {"0": near(NAN), "1": near(NAN)}, {"0": {"right": True}}])
+@each("across", [{}, {"0": {}}, {"0": near(NAN), "1": near(NAN)}, {"0": {"right": True}}])
 def test_no_rate_from_any_node_is_never_a_pass(h100: View, across: Entry) -> None:
     assert memory_bandwidth.judge(h100, entries(h100, across)).status in (ERROR, FAIL)
     assert memory_bandwidth.judge(h100, entries(h100, across)).remedy
 
 
-@pytest.mark.parametrize("rate", [0.0, -1.0, None, NAN, float("inf"), "52"])
+@each("rate", [0.0, -1.0, None, NAN, float("inf"), "52"])
 def test_a_rate_that_is_no_rate_is_an_error(h100: View, rate: Any) -> None:
     ranks = entries(h100)
     ranks[2]["across"] = {"0": near(rate)}
     assert memory_bandwidth.judge(h100, ranks).status == ERROR
 
 
-@pytest.mark.parametrize("right", [False, None, 1])
+@each("right", [False, None, 1])
 def test_bytes_lost_on_the_way_to_any_node_fail(h100: View, right: Any) -> None:
     ranks = entries(h100)
     ranks[3]["across"] = {"0": near(), "1": near(right=right)}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
-
-import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, WARN, View
 from envcheck.checks.env import memory_patterns
 from tests.builders import Entry, group
+from tests.tables import each
 
 Node = Callable[..., View]
 NAN = float("nan")
@@ -35,7 +35,7 @@ def test_memory_that_holds_every_pattern_passes(h100: View, cpu: View) -> None:
     assert memory_patterns.judge(h100, alone).status == FAIL
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
+@each("pattern", PATTERNS)
 def test_one_word_under_any_pattern_fails_naming_gpu_place_and_bits(h100: View, pattern: str) -> None:
     ranks = entries(h100)
     ranks[5]["passes"][pattern] = {"wrong": 1, "first": FIRST}
@@ -46,8 +46,10 @@ def test_one_word_under_any_pattern_fails_naming_gpu_place_and_bits(h100: View, 
     assert outcome.remedy
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("result", [None, {}, {"wrong": None}, {"wrong": NAN}, {"wrong": True}, {"wrong": "0"}])
+@each(
+    "pattern, result",
+    itertools.product(PATTERNS, [None, {}, {"wrong": None}, {"wrong": NAN}, {"wrong": True}, {"wrong": "0"}]),
+)
 def test_a_pattern_nobody_read_back_is_an_error(h100: View, pattern: str, result: Any) -> None:
     ranks = entries(h100)
     ranks[7]["passes"][pattern] = result
@@ -63,13 +65,13 @@ def test_counts_that_cannot_be_never_pass(h100: View) -> None:
     assert memory_patterns.judge(h100, entries(h100, passes=None)).status == ERROR
 
 
-@pytest.mark.parametrize("tested", [0, -1, None, NAN, "all"])
+@each("tested", [0, -1, None, NAN, "all"])
 def test_no_memory_tested_is_an_error(h100: View, tested: Any) -> None:
     assert memory_patterns.judge(h100, entries(h100, tested=tested)).status == ERROR
 
 
-@pytest.mark.parametrize(
-    ("tested", "total", "status"),
+@each(
+    "tested, total, status",
     [(60 * GIB, 80 * GIB, PASS), (60 * GIB - 1, 80 * GIB, WARN), (60 * GIB, None, WARN), (60 * GIB, 0, WARN)],
 )
 def test_a_gpu_somebody_else_fills_is_told(h100: View, tested: int, total: Any, status: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from envcheck.checks.training import model_replicas
+from tests.tables import each
 
 
 class One(float):
@@ -30,7 +31,7 @@ def off(*gradients: Any) -> float:
     return model_replicas.off(gradients, [[1.0]] * len(gradients))
 
 
-@pytest.mark.parametrize("order", [(1.0, math.nan, 1.0), (math.nan, 1.0, 1.0), (1.0, 1.0, math.nan)])
+@each("order", [(1.0, math.nan, 1.0), (math.nan, 1.0, 1.0), (1.0, 1.0, math.nan)])
 def test_a_nan_is_not_lost_among_others(order: tuple[float, ...]) -> None:
     assert off(*map(One, order)) == math.inf
 

@@ -15,6 +15,7 @@ from envcheck.checks import ERROR, PASS, WARN, Rank, View
 from envcheck.checks.env import name_resolution as check
 from tests import silent_resolver
 from tests.interpreters import interpreters
+from tests.tables import each
 
 ROOT = Path(__file__).parents[3]
 MEASURE = """
@@ -51,8 +52,8 @@ def measured(**lookups: Any) -> list[dict[str, Any]]:
     return [{"rank": 0, "lookups": {names[key]: {**quick, **lookups.get(key, {})} for key in names}}]
 
 
-@pytest.mark.parametrize(
-    ("lookups", "status", "culprits"),
+@each(
+    "lookups, status, culprits",
     [
         ({}, PASS, []),
         ({"own": {"seconds": check.LIMIT.value}}, PASS, []),
@@ -80,7 +81,7 @@ def test_each_slow_or_missing_name_is_a_finding_of_its_own(
     assert all("/etc/hosts" in finding.remedy for finding in outcome.findings)
 
 
-@pytest.mark.parametrize("ranks", [[], [{"rank": 0}], [{"rank": 0, "lookups": {check.OWN: {"seconds": 0.1}}}]])
+@each("ranks", [[], [{"rank": 0}], [{"rank": 0, "lookups": {check.OWN: {"seconds": 0.1}}}]])
 def test_what_was_not_looked_up_is_an_error(cpu: View, ranks: list[dict[str, Any]]) -> None:
     assert check.judge(cpu, ranks).status == ERROR
 

@@ -12,6 +12,7 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.env import pcie_under_load
 from tests.builders import H100, Entry, group
+from tests.tables import each
 
 Node = Callable[..., View]
 UUID = "GPU-00000000-1111-4000-8000-000000000000"
@@ -67,8 +68,8 @@ def rank(*readings: Any, **entry: Any) -> Entry:
     return group(measured, 1, device=UUID, backend=None)[0]
 
 
-@pytest.mark.parametrize(
-    ("readings", "status"),
+@each(
+    "readings, status",
     [
         ([[1, 16], [5, 16]], PASS),  # what it is before the load counts for nothing
         ([[5, 16]] * 6 + [[1, 16]] * 4, PASS),

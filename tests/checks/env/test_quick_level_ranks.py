@@ -6,14 +6,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from envcheck.checks import ERROR, FAIL, PASS, WARN, View
 from envcheck.checks.collectives import timed_collectives
 from envcheck.checks.env import all_reduce, all_reduce_bandwidth, amp, ddp, shm
 from envcheck.reports.phrases import quantity
 from tests.builders import Entry, group, put
 from tests.checks.env import test_amp, test_ddp
+from tests.tables import each
 
 Node = Callable[..., View]
 NAN = float("nan")
@@ -63,19 +62,19 @@ def test_a_dtype_that_was_not_reduced_is_no_pass_on_gpus_and_none_of_gloos_busin
     assert all_reduce.judge(cpu, ranks).status == PASS
 
 
-@pytest.mark.parametrize(("world", "dtypes"), [(36, 3), (37, 2), (292, 2), (293, 1)])
+@each("world, dtypes", [(36, 3), (37, 2), (292, 2), (293, 1)])
 def test_a_dtype_is_owed_as_long_as_it_holds_the_sum(world: int, dtypes: int) -> None:
     assert len(all_reduce.required(world, "nccl")) == dtypes
 
 
-@pytest.mark.parametrize("distance", [1 << bit for bit in range(29)])
+@each("distance", [1 << bit for bit in range(29)])
 def test_the_pattern_is_unlike_itself_at_any_distance(distance: int) -> None:
     same = sum(all_reduce.pattern(i) == all_reduce.pattern(i + distance) for i in range(4096))
     assert same < 0.9 * 4096
 
 
-@pytest.mark.parametrize(
-    ("busbw", "status"),
+@each(
+    "busbw, status",
     [(425.1, PASS), (424.9, WARN), (375.1, WARN), (374.9, FAIL), (699.9, PASS), (700.1, ERROR), (NAN, ERROR)],
 )
 def test_bandwidth_of_eight_h100s_on_each_side_of_each_limit(h100: View, busbw: float, status: str) -> None:
@@ -104,7 +103,7 @@ def test_fewer_gpus_have_their_own_limit(h100: View) -> None:
     assert all_reduce_bandwidth.judge(h100, ranks).status == PASS
 
 
-@pytest.mark.parametrize("name", ["mixed", "rtx4090", "cpu"])
+@each("name", ["mixed", "rtx4090", "cpu"])
 def test_where_no_limit_is_known_the_figure_is_reported_and_says_so(node: Node, name: str) -> None:
     view = dataclasses.replace(node(name), mode="cpu" if name == "cpu" else "gpu")
     ranks = entries(all_reduce_bandwidth, 2, gpu=name != "cpu")
@@ -145,8 +144,8 @@ def test_the_slowest_rank_is_in_the_curve(h100: View) -> None:
     assert all_reduce_bandwidth.judge(h100, ranks).details["curve"][6]["slowest_rank"] == 5
 
 
-@pytest.mark.parametrize(
-    ("total", "free", "mode", "status"),
+@each(
+    "total, free, mode, status",
     [
         (64 << 20, 64 << 20, "cpu", FAIL),
         ((1 << 30) - 1, (1 << 30) - 1, "cpu", FAIL),

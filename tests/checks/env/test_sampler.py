@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from envcheck.checks.hardware import sampler as hardware_sampler
+from tests.tables import each
 
 UUID = "GPU-00000000-1111-4000-8000-000000000000"
 ANSWERS = {
@@ -87,9 +88,7 @@ def test_an_older_driver_is_asked_by_the_older_name() -> None:
     assert hardware_sampler.Meter(old, (UUID,)).read()["reasons"] == ["hardware slowdown", "hardware thermal slowdown"]
 
 
-@pytest.mark.parametrize(
-    ("status", "why"), [(3, "Not Supported"), (4, "Insufficient Permissions"), (13, "Function Not Found")]
-)
+@each("status, why", [(3, "Not Supported"), (4, "Insufficient Permissions"), (13, "Function Not Found")])
 def test_what_is_not_offered_is_told_and_nothing_else_is_lost(status: int, why: str) -> None:
     gpu = hardware_sampler.Meter(library(nvmlDeviceGetPowerUsage=answering(0, status)), (UUID,))
     assert "power" not in gpu.read()

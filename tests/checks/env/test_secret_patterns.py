@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-
 from envcheck.checks.support import secret_patterns
+from tests.tables import each
 
 CANARY = "canary"  # what must never be read out
 LONG = CANARY * 6
 
 
-@pytest.mark.parametrize(
-    ("line", "actual"),
+@each(
+    "line, actual",
     [
         (f"RUN |1 HF_TOKEN={CANARY} /bin/sh -c python get.py # buildkit", ["HF_TOKEN"]),
         (f"/bin/sh -c #(nop)  ENV AWS_SECRET_ACCESS_KEY={CANARY}", ["AWS_SECRET_ACCESS_KEY"]),
@@ -27,13 +26,12 @@ LONG = CANARY * 6
         ("RUN echo '-----BEGIN " + "OPENSSH PRIVATE KEY-----'", ["a private key"]),
         (f"RUN A_TOKEN={CANARY} B_TOKEN={CANARY} A_TOKEN={CANARY} x", ["A_TOKEN", "B_TOKEN"]),
     ],
-    ids=range(13),
 )
 def test_a_credential_is_named_and_not_read_out(line: str, actual: list[str]) -> None:
     assert secret_patterns.line(line) == actual
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         "ARG HF_TOKEN",
@@ -50,7 +48,6 @@ def test_a_credential_is_named_and_not_read_out(line: str, actual: list[str]) ->
         "RUN git clone ssh://git@git.example/x && pip install -i https://mirror.example/simple x",
         "RUN curl -H 'Authorization: Bearer $TOKEN' x",
     ],
-    ids=range(13),
 )
 def test_what_is_usual_is_none(line: str) -> None:
     assert secret_patterns.line(line) == []

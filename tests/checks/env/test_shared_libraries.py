@@ -16,6 +16,7 @@ import pytest
 
 from envcheck.checks import PASS, WARN, View
 from envcheck.checks.env import shared_libraries
+from tests.tables import each
 
 Node = Callable[..., View]
 LOADED = {"rank": 0, "tried": 30, "broken": {}, "loaded_twice": {}, "beside": [], "stubs": []}
@@ -68,8 +69,8 @@ def test_two_that_are_loaded_are_seen(tmp_path: Path) -> None:
     assert shared_libraries._by_name(shared_libraries._mapped())["libcufft"] == [str(c) for c in copies]  # noqa: SLF001
 
 
-@pytest.mark.parametrize(
-    ("packages", "status", "word"),
+@each(
+    "packages, status, word",
     [
         ({"nvidia-nccl-cu12": "2.27.3", "nvidia-nccl-cu13": "2.28.3"}, WARN, "nvidia-nccl-cu12 and nvidia-nccl-cu13"),
         ({"nvidia-nccl-cu12": "2.27.3", "nvidia-cudnn-cu12": "9", "nvidia-cublas": "13"}, PASS, "none twice"),

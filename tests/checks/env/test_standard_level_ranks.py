@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import types
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.env import fingerprint, fsdp, straggler
 from tests.builders import Entry, group
+from tests.tables import each
 
 Node = Callable[..., View]
 NAN = float("nan")
@@ -77,7 +79,7 @@ def test_a_fingerprint_names_every_rank_and_the_same_bits_may_be_wrong(h100: Vie
     ]
 
 
-@pytest.mark.parametrize("digests", [[], ["a"], ["a", "a"], ["a", "a", None], ["a", "a", ""]])
+@each("digests", [[], ["a"], ["a", "a"], ["a", "a", None], ["a", "a", ""]])
 def test_a_fingerprint_of_too_few_repeats_is_no_pass(h100: View, digests: list[Any]) -> None:
     ranks = entries(fingerprint)
     ranks[4]["digests"] = digests
@@ -108,7 +110,7 @@ def test_weights_that_were_never_sharded_or_are_gathered_apart_fail(h100: View) 
     assert (outcome.status, outcome.details["ranks"]) == (FAIL, [6])
 
 
-@pytest.mark.parametrize("result", [{"off": 0.021}, {"raised": "DistBackendError: NCCL"}, {"off": NAN}])
+@each("result", [{"off": 0.021}, {"raised": "DistBackendError: NCCL"}, {"off": NAN}])
 def test_a_variant_of_sharding_that_trains_otherwise_fails(h100: View, result: Entry) -> None:
     ranks = entries(fsdp)
     ranks[2]["cases"]["bf16 policy"] = result
@@ -125,8 +127,8 @@ def test_a_torch_without_fsdp2_is_a_skip_and_too_few_steps_are_no_pass(h100: Vie
     assert fsdp.judge(h100, ranks).status == SKIP
 
 
-@pytest.mark.parametrize(
-    ("ratio", "on_gpus", "on_a_cpu"),
+@each(
+    "ratio, on_gpus, on_a_cpu",
     [
         (1.1, PASS, PASS),
         (1.11, WARN, PASS),
@@ -151,22 +153,21 @@ def test_a_slow_rank_is_named_on_each_side_of_the_limits(
         assert 0 < outcome.details["spread"] < ratio
 
 
-@pytest.mark.parametrize("name", ["median", "p95", "shortest"])
-@pytest.mark.parametrize("seconds", [0.0, -1.0, NAN, None])
+@each("name, seconds", itertools.product(["median", "p95", "shortest"], [0.0, -1.0, NAN, None]))
 def test_a_time_that_is_none_is_no_pass(h100: View, name: str, seconds: float | None) -> None:
     ranks = entries(straggler)
     ranks[2]["products"][name] = seconds
     assert straggler.judge(h100, ranks).status == ERROR
 
 
-@pytest.mark.parametrize("at", [[], None, [1.0, 2.0], [10.0, NAN, 12.0]])
+@each("at", [[], None, [1.0, 2.0], [10.0, NAN, 12.0]])
 def test_meetings_that_nobody_timed_are_no_pass(h100: View, at: Any) -> None:
     ranks = entries(straggler)
     ranks[2]["joined"]["at"] = at
     assert straggler.judge(h100, ranks).status == ERROR
 
 
-@pytest.mark.parametrize(("late", "status"), [(0.0029, PASS), (0.0031, FAIL), (0.03, FAIL)])
+@each("late, status", [(0.0029, PASS), (0.0031, FAIL), (0.03, FAIL)])
 def test_a_gpu_s_rank_that_joins_late_is_named(h100: View, cpu: View, late: float, status: str) -> None:
     ranks = entries(straggler)
     ranks[3]["joined"]["at"] = [at + late for at in ranks[3]["joined"]["at"]]
@@ -189,7 +190,7 @@ def test_every_slow_rank_is_a_finding_and_late_rounds_count_on_gpus(h100: View) 
     assert {finding.status for finding in outcome.findings} == {FAIL}
 
 
-@pytest.mark.parametrize(("slept", "status"), [(0.0002, PASS), (0.0003, FAIL), (0.002, FAIL)])
+@each("slept, status", [(0.0002, PASS), (0.0003, FAIL), (0.002, FAIL)])
 def test_a_rank_that_sleeps_in_its_products_fails_on_a_cpu_too(cpu: View, slept: float, status: str) -> None:
     ranks = entries(straggler, 2, gpu=False)
     ranks[1]["products"]["slept"] = slept
@@ -198,8 +199,8 @@ def test_a_rank_that_sleeps_in_its_products_fails_on_a_cpu_too(cpu: View, slept:
     assert status == PASS or "rank 1 (cpu of node1) sleeps in its products" in outcome.summary
 
 
-@pytest.mark.parametrize(
-    ("computed", "status"),
+@each(
+    "computed, status",
     [
         ({"error": straggler.TOLERANCE}, PASS),
         ({"error": 1.01 * straggler.TOLERANCE}, FAIL),

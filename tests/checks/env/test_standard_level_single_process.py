@@ -10,6 +10,7 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, View
 from envcheck.checks.env import checkpoint, compiled
 from tests.builders import Entry, group
+from tests.tables import each
 
 Node = Callable[..., View]
 NAN = float("nan")
@@ -57,8 +58,8 @@ def test_a_cpu_dressed_as_a_gpu_fails(check: Any, node: Node) -> None:
     assert "rank 0 computed on cpu" in outcome.summary
 
 
-@pytest.mark.parametrize(
-    ("changes", "status", "message"),
+@each(
+    "changes, status, message",
     [
         ({"lacking": ["1.running_mean"]}, FAIL, "lacks 1.running_mean"),
         (
@@ -91,8 +92,8 @@ def test_each_way_a_checkpoint_lies_is_named(cpu: View, changes: Entry, status: 
     assert message in outcome.summary
 
 
-@pytest.mark.parametrize(
-    ("changes", "status", "message"),
+@each(
+    "changes, status, message",
     [
         ({"missing": ["a C compiler", "Python.h"]}, SKIP, "needs a C compiler and Python.h"),
         ({"broke": "InductorError: no ptxas"}, FAIL, "no ptxas"),

@@ -24,6 +24,7 @@ from envcheck.checks.env import (
     shared_libraries,
 )
 from envcheck.checks.support import secret_patterns
+from tests.tables import each
 
 Node = Callable[..., View]
 RANK = Rank(0, 1, 0, "cpu", "gloo", "")
@@ -34,15 +35,15 @@ CUDNN = "libcudnn.so.9: cannot open shared object file: No such file or director
 NO_DRIVER = "libcuda.so.1: cannot open shared object file: No such file or directory"
 
 
-@pytest.mark.parametrize("missing", compile_prerequisites.FIXES)
+@each("missing", compile_prerequisites.FIXES)
 def test_each_prerequisite_is_named_with_its_own_remedy(node: Node, missing: str) -> None:
     outcome = compile_prerequisites.judge(node("h100x8"), [{"rank": 0, "found": {**FOUND, missing: None}}])
     assert (outcome.status, outcome.value) == (WARN, [missing])
     assert compile_prerequisites.FIXES[missing] in outcome.remedy
 
 
-@pytest.mark.parametrize(
-    ("missing", "target", "status"),
+@each(
+    "missing, target, status",
     [("Python.h", "devel", FAIL), ("Python.h", "train", WARN), ("libcuda.so.1", "devel", WARN)],
 )
 def test_an_image_that_promises_compilers_has_them(node: Node, missing: str, target: str, status: str) -> None:
@@ -213,7 +214,7 @@ def test_every_home_is_looked_into_in_an_image_and_only_ones_own_on_a_machine(
     assert ("/home" in seen) == (at == "image")
 
 
-@pytest.mark.parametrize("secrets", [[], ["history, 3 from the last: HF_TOKEN"]])
+@each("secrets", [[], ["history, 3 from the last: HF_TOKEN"]])
 def test_an_images_history_is_judged_and_its_reading_told(cpu: View, secrets: list[str]) -> None:
     image = {"runs_as": "1000", "program": "tini", "history": 14, "secrets": secrets}
     view = dataclasses.replace(cpu, image=image)
@@ -260,8 +261,8 @@ def test_an_image_that_holds_a_credential_fails_and_a_machine_is_warned(cpu: Vie
     assert credentials.judge(cpu, []).status == ERROR
 
 
-@pytest.mark.parametrize(
-    ("change", "status", "word"),
+@each(
+    "change, status, word",
     [
         ({}, PASS, "30 libraries load"),
         ({"broken": {"libtorch_cuda.so": CUDNN}}, FAIL, "libcudnn.so.9"),

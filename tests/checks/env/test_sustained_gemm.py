@@ -10,6 +10,7 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, WARN, View
 from envcheck.checks.env import sustained_gemm
 from tests.builders import H100, Entry, group
+from tests.tables import each
 
 Node = Callable[..., View]
 NAN = float("nan")
@@ -36,9 +37,7 @@ def test_speed_kept_passes_with_what_the_gpu_went_through(h100: View) -> None:
         assert message in outcome.summary
 
 
-@pytest.mark.parametrize(
-    ("share", "status"), [(0.951, PASS), (0.949, WARN), (0.901, WARN), (0.899, FAIL), (0.01, FAIL)]
-)
+@each("share, status", [(0.951, PASS), (0.949, WARN), (0.901, WARN), (0.899, FAIL), (0.01, FAIL)])
 def test_speed_lost_under_way_names_the_gpu(h100: View, share: float, status: str) -> None:
     ranks = entries(h100)
     for entry in ranks:
@@ -61,10 +60,7 @@ def test_what_a_cold_gpu_does_better_is_no_loss(h100: View) -> None:
     assert sustained_gemm.judge(h100, ranks).status == PASS
 
 
-@pytest.mark.parametrize(
-    ("first", "then", "status"),
-    [(750.0, 350.0, FAIL), (950.0, 700.0, WARN), (930.0, 700.0, PASS), (360.0, 350.0, FAIL)],
-)
+@each("first, then, status", [(750.0, 350.0, FAIL), (950.0, 700.0, WARN), (930.0, 700.0, PASS), (360.0, 350.0, FAIL)])
 def test_a_fall_in_the_first_seconds_and_a_speed_below_the_model_s_floor_are_findings(
     h100: View, first: float, then: float, status: str
 ) -> None:
@@ -88,9 +84,7 @@ def test_a_gpu_that_is_behind_all_along_is_named(h100: View) -> None:
     assert (outcome.status, outcome.details["rank"]) == (WARN, 5)
 
 
-@pytest.mark.parametrize(
-    "reason", ["hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "power brake"]
-)
+@each("reason", ["hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "power brake"])
 def test_each_fault_among_the_reasons_fails(h100: View, reason: str) -> None:
     ranks = entries(h100)
     ranks[6]["load"]["samples"][30]["reasons"] = [reason]
@@ -99,8 +93,8 @@ def test_each_fault_among_the_reasons_fails(h100: View, reason: str) -> None:
     assert f"rank 6 on {h100.snapshot.gpus[6].uuid}: {reason} in 1 of 64 samples" in outcome.summary
 
 
-@pytest.mark.parametrize(
-    ("reason", "message"),
+@each(
+    "reason, message",
     [("applications clocks", "clocks that somebody set"), ("software power cap", "at its power limit"), ("idle", "")],
 )
 def test_a_cap_is_named_and_is_no_fault(h100: View, reason: str, message: str) -> None:
@@ -113,7 +107,7 @@ def test_a_cap_is_named_and_is_no_fault(h100: View, reason: str, message: str) -
     assert message in outcome.summary
 
 
-@pytest.mark.parametrize("error", [0.0101, NAN, -0.1])
+@each("error", [0.0101, NAN, -0.1])
 def test_a_reference_that_is_no_product_fails(h100: View, error: Any) -> None:
     ranks = entries(h100)
     ranks[4]["error"] = error
@@ -129,7 +123,7 @@ def test_products_without_a_reference_are_undetermined(h100: View) -> None:
     assert (outcome.status, outcome.culprit[:6]) == (ERROR, "rank 4")
 
 
-@pytest.mark.parametrize("wrong", [1, None, NAN, "0"])
+@each("wrong", [1, None, NAN, "0"])
 def test_other_bits_fail_naming_when(h100: View, wrong: Any) -> None:
     ranks = entries(h100)
     ranks[2]["points"][50]["wrong"] = wrong
@@ -139,26 +133,26 @@ def test_other_bits_fail_naming_when(h100: View, wrong: Any) -> None:
     assert "after 50 s under load" in outcome.summary
 
 
-@pytest.mark.parametrize(("samples", "status"), [(32, PASS), (31, ERROR), (0, ERROR)])
+@each("samples, status", [(32, PASS), (31, ERROR), (0, ERROR)])
 def test_samples_that_are_missing_are_an_error(h100: View, samples: int, status: str) -> None:
     ranks = entries(h100)
     del ranks[7]["load"]["samples"][samples:]
     assert sustained_gemm.judge(h100, ranks).status == status
 
 
-@pytest.mark.parametrize("load", [{"unread": "NVML: GPU is lost", "samples": []}, {}, None])
+@each("load", [{"unread": "NVML: GPU is lost", "samples": []}, {}, None])
 def test_a_gpu_nobody_could_watch_is_an_error(h100: View, load: Any) -> None:
     assert sustained_gemm.judge(h100, entries(h100, load=load)).status == ERROR
 
 
-@pytest.mark.parametrize("tflops", [NAN, 0.0, -1.0, None, float("inf"), "700"])
+@each("tflops", [NAN, 0.0, -1.0, None, float("inf"), "700"])
 def test_a_point_that_is_no_speed_is_an_error(h100: View, tflops: Any) -> None:
     ranks = entries(h100)
     ranks[1]["points"][9]["tflops"] = tflops
     assert sustained_gemm.judge(h100, ranks).status == ERROR
 
 
-@pytest.mark.parametrize("points", [[], None, [{"at": 1.0, "tflops": 700.0, "wrong": 0}] * 5])
+@each("points", [[], None, [{"at": 1.0, "tflops": 700.0, "wrong": 0}] * 5])
 def test_a_load_too_short_is_an_error(h100: View, points: Any) -> None:
     assert sustained_gemm.judge(h100, entries(h100, points=points)).status == ERROR
     assert sustained_gemm.judge(h100, []).status == ERROR

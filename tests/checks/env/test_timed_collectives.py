@@ -9,6 +9,7 @@ import pytest
 
 from envcheck.checks import Rank
 from envcheck.checks.collectives import timed_collectives as bandwidth
+from tests.tables import each
 
 GIB = 1 << 30
 
@@ -85,8 +86,8 @@ TORCH = SimpleNamespace(tensor=lambda values, **_options: Vector(values), int64=
 FIRST = Rank(0, 2, 0, "cuda:0", "nccl", "")
 
 
-@pytest.mark.parametrize(
-    ("name", "free", "largest"),
+@each(
+    "name, free, largest",
     [
         ("all-reduce", 80 * GIB, 4 * GIB),
         ("all-reduce", 16 * GIB, 4 * GIB),

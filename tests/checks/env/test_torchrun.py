@@ -13,6 +13,7 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.env import torchrun
+from tests.tables import each
 
 SOUND = {"joined": {"wrong": 0, "world": 2, "backend": "gloo"}, "returned": True, "left": True}
 
@@ -23,8 +24,8 @@ def entry(second: Any = SOUND, **changed: Any) -> list[dict[str, Any]]:
     return [{**base, "at_exit": False, "ranks": [SOUND, second], **changed}]
 
 
-@pytest.mark.parametrize(
-    ("measured", "status", "word"),
+@each(
+    "measured, status, word",
     [
         (entry(), PASS, "ended without a crash"),
         (entry(by_name=False), WARN, "own host name does not resolve"),

@@ -15,6 +15,7 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, View
 from envcheck.checks.env import trainer
 from tests.builders import Entry, group
+from tests.tables import each
 
 Node = Callable[..., View]
 LOSSES = [3.1, 3.0, 2.9, 2.8, 2.7, 2.6, 2.5, 2.4]
@@ -61,8 +62,8 @@ def test_a_cpu_dressed_as_a_gpu_fails(node: Node) -> None:
     assert trainer.judge(node("h100x8"), entries()).status == FAIL
 
 
-@pytest.mark.parametrize(
-    ("changes", "status", "code", "message"),
+@each(
+    "changes, status, code, message",
     [
         ({"absent": "transformers"}, SKIP, "no-transformers", "not installed"),
         ({"missing": ["accelerate"]}, SKIP, "missing", "installed without accelerate"),
@@ -97,7 +98,7 @@ def test_each_way_a_trainer_lies_is_named(cpu: View, changes: Entry, status: str
     assert outcome.remedy or status == SKIP
 
 
-@pytest.mark.parametrize(("last", "status"), [(0.9 * 3.1, PASS), (0.901 * 3.1, FAIL)])
+@each("last, status", [(0.9 * 3.1, PASS), (0.901 * 3.1, FAIL)])
 def test_the_loss_has_to_fall_by_a_tenth(cpu: View, last: float, status: str) -> None:
     losses = [*LOSSES[:7], last]
     events = [[step, loss] for step, loss in enumerate(losses, 1)]
@@ -111,7 +112,7 @@ def test_without_tensorboard_the_summary_says_that_nothing_was_logged(cpu: View)
     assert (outcome.status, "tensorboard is not installed" in outcome.summary) == (PASS, True)
 
 
-@pytest.mark.parametrize(("computed", "status"), [("float32", PASS), ("bfloat16", FAIL)])
+@each("computed, status", [("float32", PASS), ("bfloat16", FAIL)])
 def test_a_gpu_without_bfloat16_trains_in_float32(node: Node, computed: str, status: str) -> None:
     both = {"whole__computed": [computed], "resumed__computed": [computed]}
     outcome = trainer.judge(node("v100x4"), entries(gpu=True, capability=[7, 0], **both))

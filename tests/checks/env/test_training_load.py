@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
-
-import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, WARN, View
 from envcheck.checks.env import training_load
 from tests.builders import Entry, group
+from tests.tables import each
 
 Node = Callable[..., View]
 NAN = float("nan")
@@ -46,7 +46,7 @@ def test_a_training_is_told_and_not_judged(h100: View) -> None:
     assert outcome.details["gpus"]["0"]["steps_per_second"] == 180.0
 
 
-@pytest.mark.parametrize("reason", ["hardware slowdown", "hardware thermal slowdown", "power brake"])
+@each("reason", ["hardware slowdown", "hardware thermal slowdown", "power brake"])
 def test_a_gpu_that_slows_itself_down_is_named(h100: View, reason: str) -> None:
     ranks = entries(h100)
     ranks[6]["load"]["samples"] = [*ranks[6]["load"]["samples"], {**SAMPLE, "reasons": [reason]}]
@@ -56,27 +56,26 @@ def test_a_gpu_that_slows_itself_down_is_named(h100: View, reason: str) -> None:
     assert outcome.remedy
 
 
-@pytest.mark.parametrize(("busy", "status"), [(0, ERROR), (1, PASS)])
+@each("busy, status", [(0, ERROR), (1, PASS)])
 def test_a_gpu_that_was_idle_all_the_while_did_not_train(h100: View, busy: int, status: str) -> None:
     ranks = entries(h100)
     ranks[1]["load"]["samples"] = [{**SAMPLE, "utilization": 0}] * 18 + [{**SAMPLE, "utilization": busy}]
     assert training_load.judge(h100, ranks).status == status
 
 
-@pytest.mark.parametrize(("samples", "status"), [(10, PASS), (9, ERROR), (0, ERROR)])
+@each("samples, status", [(10, PASS), (9, ERROR), (0, ERROR)])
 def test_samples_that_are_missing_are_an_error(h100: View, samples: int, status: str) -> None:
     ranks = entries(h100)
     del ranks[7]["load"]["samples"][samples:]
     assert training_load.judge(h100, ranks).status == status
 
 
-@pytest.mark.parametrize("load", [{"unread": "NVML: GPU is lost", "samples": [SAMPLE] * 19}, {}, None])
+@each("load", [{"unread": "NVML: GPU is lost", "samples": [SAMPLE] * 19}, {}, None])
 def test_a_gpu_nobody_could_watch_is_an_error(h100: View, load: Any) -> None:
     assert training_load.judge(h100, entries(h100, load=load)).status == ERROR
 
 
-@pytest.mark.parametrize("name", ["steps_per_second", "lasted", "peak", "total"])
-@pytest.mark.parametrize("value", [0, -1, None, NAN, "5", True])
+@each("name, value", itertools.product(["steps_per_second", "lasted", "peak", "total"], [0, -1, None, NAN, "5", True]))
 def test_a_number_that_is_none_is_an_error(h100: View, name: str, value: Any) -> None:
     ranks = entries(h100)
     ranks[5][name] = value
@@ -88,9 +87,7 @@ def test_more_memory_than_there_is_is_an_error(h100: View) -> None:
     assert training_load.judge(h100, entries(h100, peak=80 * GIB)).status == PASS
 
 
-@pytest.mark.parametrize(
-    ("losses", "status"), [([1.0, NAN], FAIL), ([None, 1.0], FAIL), ([], ERROR), (None, ERROR), ([1.0], ERROR)]
-)
+@each("losses, status", [([1.0, NAN], FAIL), ([None, 1.0], FAIL), ([], ERROR), (None, ERROR), ([1.0], ERROR)])
 def test_a_loss_that_is_none_never_passes(h100: View, losses: Any, status: str) -> None:
     assert training_load.judge(h100, entries(h100, losses=losses)).status == status
     assert training_load.judge(h100, []).status == ERROR
@@ -110,8 +107,7 @@ def test_gloo_and_cpus_are_no_training_on_gpus(h100: View) -> None:
     assert training_load.judge(h100, ranks).status == FAIL
 
 
-@pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("part", [*LIMITS])
+@each("which, part", itertools.product([0, 1], [*LIMITS]))
 def test_a_step_with_a_part_that_is_off_fails_naming_it(h100: View, which: int, part: str) -> None:
     for value, status in ((LIMITS[part], PASS), (1.01 * LIMITS[part] + 0.1, FAIL), (None, FAIL), (NAN, FAIL)):
         ranks = entries(h100)
@@ -122,13 +118,13 @@ def test_a_step_with_a_part_that_is_off_fails_naming_it(h100: View, which: int, 
         assert status == PASS or message in outcome.summary
 
 
-@pytest.mark.parametrize("verified", [None, [], [{"dtype": "bfloat16", "off": dict.fromkeys(LIMITS, 0.0)}]])
+@each("verified", [None, [], [{"dtype": "bfloat16", "off": dict.fromkeys(LIMITS, 0.0)}]])
 def test_steps_that_nobody_verified_are_no_pass(h100: View, verified: Any) -> None:
     assert training_load.judge(h100, entries(h100, verified=verified)).status == ERROR
     assert training_load.judge(h100, entries(h100, verified=[{"dtype": "?", "off": {}}] * 2)).status == FAIL
 
 
-@pytest.mark.parametrize(("weights", "status"), [("1f 2f", FAIL), ("", ERROR), (None, ERROR)])
+@each("weights, status", [("1f 2f", FAIL), ("", ERROR), (None, ERROR)])
 def test_replicas_with_other_weights_fail(h100: View, weights: Any, status: str) -> None:
     ranks = entries(h100)
     ranks[5]["weights"] = weights

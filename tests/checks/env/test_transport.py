@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
 from envcheck.checks.collectives import nccl_log, transports
 from envcheck.checks.env import transport
 from tests.builders import Entry, group
+from tests.tables import each
 
 Node = Callable[..., View]
 Put = Callable[..., View]
@@ -141,7 +143,7 @@ REAL: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("log", "data"), [row[1:] for row in REAL], ids=[row[0] for row in REAL])
+@each("log, data", [row[1:] for row in REAL])
 def test_a_real_line_is_read(log: str, data: dict[str, Any]) -> None:
     parsed = nccl_log.parse(log)
     assert {name: parsed[name] for name in data} == data
@@ -232,8 +234,7 @@ def test_eight_gpus_over_nvlink_and_nvls_pass(node: Node) -> None:
     assert outcome.details["algorithms"] == {"AllReduce": "NVLS"}
 
 
-@pytest.mark.parametrize("way", ["SHM/direct/direct", "NET/Socket/0", "NET/IB/0/GDRDMA"])
-@pytest.mark.parametrize("name", ["h100x8", "a100x8"])
+@each("way, name", itertools.product(["SHM/direct/direct", "NET/Socket/0", "NET/IB/0/GDRDMA"], ["h100x8", "a100x8"]))
 def test_a_pair_that_goes_round_its_nvlink_is_named(node: Node, name: str, way: str) -> None:
     outcome = transport.judge(node(name), entries(8, "P2P/CUMEM", odd={(2, 5): way}))
     assert (outcome.status, outcome.value) == (WARN, 1)
@@ -273,7 +274,7 @@ def test_what_nvml_shows_between_two_gpus_decides_which_of_them_go_round(node: N
     assert "ranks 0-1, 2-3, 4-5, 6-7 talk over SHM/direct" in outcome.summary
 
 
-@pytest.mark.parametrize(("way", "status"), [("SHM/direct/direct", PASS), ("NET/IB/0", PASS), ("NET/Socket/0", WARN)])
+@each("way, status", [("SHM/direct/direct", PASS), ("NET/IB/0", PASS), ("NET/Socket/0", WARN)])
 def test_gpus_without_nvlink_may_use_what_they_have_but_not_sockets_within_a_host(
     node: Node, way: str, status: str
 ) -> None:
@@ -286,8 +287,8 @@ def test_ranks_of_two_hosts_talk_over_the_network(node: Node) -> None:
     assert transport.judge(node("mixed"), ranks).status == PASS
 
 
-@pytest.mark.parametrize(
-    ("world", "message", "status", "summary"),
+@each(
+    "world, message, status, summary",
     [
         (8, MULTICAST + RING, WARN, "8 GPUs in a fabric, and NCCL did not use it"),
         (8, MULTICAST.replace("is available", "is not available"), WARN, "NCCL finds no multicast"),
@@ -328,8 +329,8 @@ def test_a_log_that_says_nothing_proves_nothing(node: Node, cpu: View) -> None:
     assert transport.judge(node("h100x8"), gloo).status == FAIL
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
+@each(
+    "field, value",
     [
         ("lines", "many"),
         ("lines", NAN),
@@ -344,8 +345,8 @@ def test_what_no_parser_of_ours_wrote_is_no_pass(node: Node, field: str, value: 
     assert transport.judge(node("mixed"), ranks).status == ERROR
 
 
-@pytest.mark.parametrize(
-    ("message", "way", "judged"),
+@each(
+    "message, way, judged",
     [
         (SWITCH, "P2P/CUMEM", "nvls"),
         (MULTICAST + RING, "P2P/CUMEM", "nvlink"),
@@ -370,7 +371,7 @@ def test_where_nothing_is_proven_what_nvml_shows_is_the_guess(node: Node) -> Non
     assert transports.of(dataclasses.replace(node("cpu"), mode="cpu"), silent).judged == ""
 
 
-@pytest.mark.parametrize(("wrong", "status"), [([], PASS), (["all-reduce"], FAIL), (None, ERROR), ("", ERROR)])
+@each("wrong, status", [([], PASS), (["all-reduce"], FAIL), (None, ERROR), ("", ERROR)])
 def test_messages_that_were_wrong_or_that_nobody_compared_are_no_pass(node: Node, wrong: Any, status: str) -> None:
     ranks = entries(8, "P2P/CUMEM")
     ranks[3]["wrong"] = wrong
@@ -388,8 +389,8 @@ def test_multicast_that_one_rank_does_not_find_is_not_there_for_the_group(node: 
     assert (outcome.status, "NCCL finds no multicast" in outcome.summary) == (WARN, True)
 
 
-@pytest.mark.parametrize(
-    ("judged", "name", "most"),
+@each(
+    "judged, name, most",
     [
         ("nvls", "all-reduce", 700.0),  # 450 * 2 * 7 / 9
         ("nvls", "all-gather", 450.0),

@@ -21,6 +21,7 @@ from envcheck.checks.extensions.installed import KNOWN
 from envcheck.matrix.extensions.file import load
 from tests import index_wheels
 from tests.elf_files import CUBIN, PTX, MadeLibrary, library
+from tests.tables import each
 
 Node = Callable[..., View]
 PYTHON = {"name": "cpython", "version": [3, 12], "free_threaded": False, "machine": "x86_64"}
@@ -275,8 +276,8 @@ def test_a_library_that_was_not_read_is_an_error(gpu: View) -> None:
     assert "a 32-bit ELF file" in result.summary
 
 
-@pytest.mark.parametrize(
-    ("tag", "free", "taken"),
+@each(
+    "tag, free, taken",
     [
         ("cp312-cp312-linux_x86_64", False, True),
         ("cp312-cp312-linux_x86_64", True, False),

@@ -6,19 +6,18 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.node import clocks, container_toolkit, driver_cuda, gpu_visible, hugepages
 from envcheck.node.snapshot import Signal
+from tests.tables import each
 
 Node = Callable[..., View]
 GIB = 1 << 30
 SET = ["applications clocks"]
 
 
-@pytest.mark.parametrize(
-    ("signals", "status", "word"),
+@each(
+    "signals, status, word",
     [
         ({}, PASS, "below 1980 MHz"),
         ({"clock_app": 1980, "clock_app_default": 1980}, PASS, "1980"),
@@ -47,13 +46,13 @@ def test_clocks_on_each_side(node: Node, put_gpu: Node, signals: dict[str, Any],
     assert word in outcome.summary
 
 
-@pytest.mark.parametrize(("free", "status"), [(0, PASS), (16 * GIB, PASS), (16 * GIB + 1, WARN), (65 * GIB, ERROR)])
+@each("free, status", [(0, PASS), (16 * GIB, PASS), (16 * GIB + 1, WARN), (65 * GIB, ERROR)])
 def test_huge_pages_on_each_side(cpu: View, put: Node, free: int, status: str) -> None:
     view = put(cpu, host__memory_total=64 * GIB, host__hugepages_free=free)
     assert hugepages.judge(view).status == status
 
 
-@pytest.mark.parametrize("value", ["", {}, [], -1, math.nan, True, 1.5])
+@each("value", ["", {}, [], -1, math.nan, True, 1.5])
 def test_garbage_of_huge_pages_never_passes(cpu: View, put: Node, value: Any) -> None:
     assert hugepages.judge(put(cpu, host__hugepages_free=value)).status == ERROR
 
@@ -72,8 +71,8 @@ def spec(path: str, *drivers: str) -> dict[str, Any]:
     return {"path": path, "kind": "nvidia.com/gpu", "drivers": [*drivers], "devices": 9}
 
 
-@pytest.mark.parametrize(
-    ("signals", "status", "word"),
+@each(
+    "signals, status, word",
     [
         ({}, PASS, "nvidia-ctk 1.17.4; no CDI"),
         ({"toolkit__cdi": [spec("/etc/cdi/n.yaml", "570.124.06")]}, PASS, "1 CDI"),
@@ -109,7 +108,7 @@ def test_the_last_specification_counts_and_its_file_is_the_remedy(node: Node, pu
 E804 = "Unexpected error from cudaGetDeviceCount(). Error 804: forward compatibility was attempted on non supported HW"
 
 
-@pytest.mark.parametrize("facts", [{"device_error": E804}, {"cuinit": 804}, {"cuinit": 804, "device_error": "odd"}])
+@each("facts", [{"device_error": E804}, {"cuinit": 804}, {"cuinit": 804, "device_error": "odd"}])
 def test_error_804_is_named_with_its_remedy_by_both_checks(node: Node, facts: dict[str, Any]) -> None:
     view = node("rtx4090", device_count=0, devices=[], **facts)
     for check in (driver_cuda, gpu_visible):
@@ -119,9 +118,7 @@ def test_error_804_is_named_with_its_remedy_by_both_checks(node: Node, facts: di
         assert "LD_LIBRARY_PATH" in outcome.remedy
 
 
-@pytest.mark.parametrize(
-    ("code", "word"), [(100, "--gpus all"), (802, "fabricmanager"), (803, "kernel module"), (999, "nvidia_uvm")]
-)
+@each("code, word", [(100, "--gpus all"), (802, "fabricmanager"), (803, "kernel module"), (999, "nvidia_uvm")])
 def test_other_codes_have_remedies_of_their_own(node: Node, code: int, word: str) -> None:
     outcome = gpu_visible.judge(node("h100x8", device_count=0, devices=[], cuinit=code, device_error="odd"))
     assert outcome.status == FAIL
@@ -137,11 +134,11 @@ def test_a_compat_library_that_works_is_told_by_its_path(node: Node, put: Node) 
     assert "/usr/local/cuda/compat/libcuda.so.570.26" in outcome.summary
 
 
-@pytest.mark.parametrize("seen", [-1, True, "8", 1.5, [], math.nan])
+@each("seen", [-1, True, "8", 1.5, [], math.nan])
 def test_a_number_of_devices_that_is_none_is_an_error(node: Node, seen: Any) -> None:
     assert gpu_visible.judge(node("h100x8", device_count=seen)).status == ERROR
 
 
-@pytest.mark.parametrize("value", ["", [], -1, True])
+@each("value", ["", [], -1, True])
 def test_an_environment_that_is_none_is_an_error(node: Node, put: Node, value: Any) -> None:
     assert gpu_visible.judge(put(node("h100x8"), env=value)).status == ERROR

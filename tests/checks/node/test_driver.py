@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable
 
 import msgspec
-import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.node import driver_branch, driver_cuda, driver_nvml, nvml_latency
@@ -14,6 +13,7 @@ from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.load import load
 from envcheck.node.snapshot import Signal
 from tests.builders import put
+from tests.tables import each
 
 Node = Callable[..., View]
 
@@ -22,8 +22,8 @@ def with_driver(view: View, version: str) -> View:
     return put(view, driver__version=version)
 
 
-@pytest.mark.parametrize(
-    ("driver", "status", "verdict"),
+@each(
+    "driver, status, verdict",
     [
         ("570.26", PASS, "ok"),
         ("570.25", PASS, "driver-ok-via-minor-compat"),
@@ -89,7 +89,7 @@ def test_a_cpu_wheel_and_no_torch_have_no_cuda_to_compare(node: Node) -> None:
     assert driver_cuda.judge(dataclasses.replace(view, environment={})).status == SKIP
 
 
-@pytest.mark.parametrize(("cuda", "driver"), [("99.9", "570.26"), ("12.8", "not a version")])
+@each("cuda, driver", [("99.9", "570.26"), ("12.8", "not a version")])
 def test_what_the_matrix_does_not_know_is_an_error(node: Node, cuda: str, driver: str) -> None:
     assert driver_cuda.judge(with_driver(node("t4", cuda=cuda), driver)).status == ERROR
 
@@ -123,7 +123,7 @@ def test_no_driver_is_a_skip_and_half_a_driver_an_error(node: Node, cpu: View) -
     assert driver_nvml.judge(hidden).status == ERROR
 
 
-@pytest.mark.parametrize(("taken", "status"), [("2026-06-30", PASS), ("2026-07-01", WARN)])
+@each("taken, status", [("2026-06-30", PASS), ("2026-07-01", WARN)])
 def test_a_branch_is_maintained_through_its_last_month(node: Node, taken: str, status: str) -> None:
     view = node("a100x8")  # R535: 2026-06
     dated = dataclasses.replace(view, snapshot=dataclasses.replace(view.snapshot, taken=f"{taken}T00:00:00+00:00"))
@@ -135,7 +135,7 @@ def test_an_unknown_branch_is_a_warning_and_an_unknown_end_is_told(node: Node) -
     assert "no end of life is known" in driver_branch.judge(node("v100x4")).summary
 
 
-@pytest.mark.parametrize(("seconds", "status"), [(5.0, PASS), (5.01, WARN), (float("nan"), WARN)])
+@each("seconds, status", [(5.0, PASS), (5.01, WARN), (float("nan"), WARN)])
 def test_a_slow_nvml_is_a_warning(node: Node, seconds: float, status: str) -> None:
     assert nvml_latency.judge(put(node("t4"), nvml__latency=Signal(seconds))).status == status
 

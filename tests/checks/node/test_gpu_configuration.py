@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.node import (
     compute_mode,
@@ -21,14 +19,15 @@ from envcheck.checks.node import (
     persistence,
 )
 from envcheck.node.snapshot import Signal
+from tests.tables import each
 
 Node = Callable[..., View]
 UNREAD = Signal(reason="NVML: Unknown Error", why="failed")
 GIB = 1 << 30
 
 
-@pytest.mark.parametrize(
-    ("judge", "name"),
+@each(
+    "judge, name",
     [
         (persistence.judge, "persistence"),
         (mig.judge, "mig_mode"),
@@ -59,12 +58,12 @@ def test_mig_on_some_gpus_only_is_a_warning(node: Node, put_gpu: Node) -> None:
     assert outcome.culprit.startswith("GPU 7 (")
 
 
-@pytest.mark.parametrize(("mode", "status"), [("default", PASS), ("exclusive process", WARN), ("prohibited", FAIL)])
+@each("mode, status", [("default", PASS), ("exclusive process", WARN), ("prohibited", FAIL)])
 def test_a_gpu_that_turns_processes_away(node: Node, put_gpu: Node, mode: str, status: str) -> None:
     assert compute_mode.judge(put_gpu(node("h100x8"), [1], compute_mode=mode)).status == status
 
 
-@pytest.mark.parametrize(("used", "status"), [(2 * GIB, PASS), (2 * GIB + 1, WARN)])
+@each("used, status", [(2 * GIB, PASS), (2 * GIB + 1, WARN)])
 def test_memory_that_somebody_holds(node: Node, put_gpu: Node, used: int, status: str) -> None:
     processes = [{"pid": 4711, "memory": used}]
     outcome = gpu_in_use.judge(put_gpu(node("h100x8"), [5], memory_used=used, processes=processes))
@@ -77,8 +76,8 @@ def test_holders_in_another_container_are_said_to_be_hidden(node: Node, put_gpu:
     assert "not shown here" in outcome.summary
 
 
-@pytest.mark.parametrize(
-    ("change", "status"),
+@each(
+    "change, status",
     [
         ({}, PASS),
         ({"name": "NVIDIA A100-SXM4-40GB"}, WARN),
@@ -99,8 +98,8 @@ def test_one_gpu_is_like_itself(node: Node) -> None:
     assert one_model.judge(node("rtx4090")).status == SKIP
 
 
-@pytest.mark.parametrize(
-    ("name", "capability", "flavour", "status"),
+@each(
+    "name, capability, flavour, status",
     [
         ("Tesla V100-SXM2-32GB", "7.0", "proprietary", PASS),
         ("Tesla V100-SXM2-32GB", "7.0", "open", WARN),

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.node import ecc, recovery_action, row_remap
 from envcheck.node.snapshot import Signal
+from tests.tables import each
 
 Node = Callable[..., View]
 UNSUPPORTED = Signal(reason="NVML: Not Supported", why="unsupported")
@@ -20,8 +19,8 @@ ROWS = {"correctable": 0, "uncorrectable": 0, "pending": 0, "failed": 0}
 PAGES = {"single_bit": 0, "double_bit": 0, "pending": False}
 
 
-@pytest.mark.parametrize(
-    ("signals", "status", "word"),
+@each(
+    "signals, status, word",
     [
         ({"ecc_volatile_uncorrected": 0}, PASS, "no uncorrected error"),
         ({"ecc_volatile_uncorrected": 1}, FAIL, "GPU 3 1"),
@@ -48,13 +47,13 @@ def test_a_bad_gpu_is_named_by_uuid_even_where_another_could_not_be_read(node: N
     assert outcome.details["gpus"] == [view.snapshot.gpus[5].uuid]
 
 
-@pytest.mark.parametrize("judge", [ecc.judge, row_remap.judge, recovery_action.judge])
+@each("judge", [ecc.judge, row_remap.judge, recovery_action.judge])
 def test_a_geforce_counts_none_of_it_and_that_is_a_skip(node: Node, judge: Callable[[View], Any]) -> None:
     assert judge(node("rtx4090")).status == SKIP
 
 
-@pytest.mark.parametrize(
-    ("judge", "name"),
+@each(
+    "judge, name",
     [
         (ecc.judge, "ecc_volatile_uncorrected"),
         (row_remap.judge, "remapped_rows"),
@@ -65,8 +64,8 @@ def test_what_may_not_be_read_is_an_error(node: Node, put_gpu: Node, judge: Call
     assert judge(put_gpu(node("h100x8"), range(8), **{name: FORBIDDEN})).status == ERROR
 
 
-@pytest.mark.parametrize(
-    ("rows", "status", "word"),
+@each(
+    "rows, status, word",
     [
         ({}, PASS, "nothing is pending"),
         ({"correctable": 8}, PASS, "nothing is pending"),
@@ -83,8 +82,8 @@ def test_rows_on_each_side(node: Node, put_gpu: Node, rows: dict[str, int], stat
     assert word in outcome.summary
 
 
-@pytest.mark.parametrize(
-    ("pages", "status"),
+@each(
+    "pages, status",
     [
         ({}, PASS),
         ({"single_bit": 62}, PASS),
@@ -115,8 +114,8 @@ HISTOGRAM = {"max": 640, "high": 0, "partial": 0, "low": 0, "none": 0}
 BANKS = {"active": 0, "inactive": 0, "none": 0, "pending": 0}
 
 
-@pytest.mark.parametrize(
-    ("signals", "status", "code"),
+@each(
+    "signals, status, code",
     [
         ({"unrepairable_memory": 0, "repairs": {"channel": False, "tpc": False}}, PASS, ""),
         ({"unrepairable_memory": 1}, FAIL, "row-remap.unrepairable"),
@@ -165,7 +164,7 @@ def test_each_sick_gpu_and_each_unread_one_is_a_finding(node: Node, put_gpu: Nod
     assert outcome.details["gpus"] == [view.snapshot.gpus[i].uuid for i in (5, 1)]
 
 
-@pytest.mark.parametrize("name", ["ecc_volatile_uncorrected", "ecc_aggregate_uncorrected", "ecc_sram", "ecc_mode"])
+@each("name", ["ecc_volatile_uncorrected", "ecc_aggregate_uncorrected", "ecc_sram", "ecc_mode"])
 def test_no_count_that_cannot_be_read_passes(node: Node, put_gpu: Node, name: str) -> None:
     unread = Signal(reason="NVML: Unknown Error", why="failed")
     outcome = ecc.judge(put_gpu(node("a100x8"), [3], **{name: unread}))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
-
-import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.node import inforom, pcie_errors, pcie_link, power_limit, temperature, throttle
 from envcheck.node.snapshot import Signal
+from tests.tables import each
 
 Node = Callable[..., View]
 Judge = Callable[[View], Any]
@@ -26,20 +26,19 @@ EACH: list[tuple[Judge, str]] = [
 ]
 
 
-@pytest.mark.parametrize("name", HEALTHY)
-@pytest.mark.parametrize("judge", dict.fromkeys(judge for judge, _ in EACH))
+@each("name, judge", itertools.product(HEALTHY, dict.fromkeys(judge for judge, _ in EACH)))
 def test_a_healthy_machine_passes(node: Node, judge: Judge, name: str) -> None:
     assert judge(node(name)).status == PASS
 
 
-@pytest.mark.parametrize(("judge", "name"), EACH)
+@each("judge, name", EACH)
 def test_unread_is_an_error_and_unsupported_a_skip(node: Node, put_gpu: Node, judge: Judge, name: str) -> None:
     assert judge(put_gpu(node("h100x8"), [0], **{name: UNREAD})).status == ERROR
     assert judge(put_gpu(node("h100x8"), range(8), **{name: UNSUPPORTED})).status == SKIP
 
 
-@pytest.mark.parametrize(
-    ("reasons", "status"),
+@each(
+    "reasons, status",
     [
         ([], PASS),
         (["idle"], PASS),
@@ -57,7 +56,7 @@ def test_each_reason_to_be_slow(node: Node, put_gpu: Node, reasons: list[str], s
         assert "GPU 6" in outcome.summary
 
 
-@pytest.mark.parametrize(("watts", "status"), [(700.0, PASS), (693.0, PASS), (692.0, WARN), (500.0, WARN)])
+@each("watts, status", [(700.0, PASS), (693.0, PASS), (692.0, WARN), (500.0, WARN)])
 def test_a_cap_is_named_with_what_it_should_be(node: Node, put_gpu: Node, watts: float, status: str) -> None:
     outcome = power_limit.judge(put_gpu(node("h100x8"), [1], power_limit=watts))
     assert outcome.status == status
@@ -66,7 +65,7 @@ def test_a_cap_is_named_with_what_it_should_be(node: Node, put_gpu: Node, watts:
         assert "--power-limit=700" in outcome.remedy
 
 
-@pytest.mark.parametrize(("margin", "status"), [(10, PASS), (9, WARN), (1, WARN), (0, FAIL), (-2, FAIL)])
+@each("margin, status", [(10, PASS), (9, WARN), (1, WARN), (0, FAIL), (-2, FAIL)])
 def test_the_margin_is_the_gpus_own(node: Node, put_gpu: Node, margin: int, status: str) -> None:
     assert temperature.judge(put_gpu(node("h100x8"), [2], temperature_margin=margin)).status == status
 
@@ -79,8 +78,8 @@ def test_lost_lanes_fail_on_a_datacentre_gpu_and_warn_elsewhere(node: Node, put_
     assert pcie_link.judge(put_gpu(node("rtx4090"), [0], pcie_width=8, pcie_width_max=8)).status == PASS
 
 
-@pytest.mark.parametrize(
-    ("signals", "words"),
+@each(
+    "signals, words",
     [
         ({"name": "Tesla M10", "multi_gpu_board": True}, "x8 of x16, as the GPUs of one board share its lanes"),
         ({"name": "NVIDIA GeForce RTX 3070 Ti Laptop GPU"}, "x8 of x16, as this laptop was built"),
@@ -117,8 +116,8 @@ def test_the_generation_of_a_link_that_carries_nothing_is_no_fault(node: Node, p
     assert pcie_link.judge(put_gpu(node("rtx4090"), [0], **working)).status == WARN
 
 
-@pytest.mark.parametrize(
-    ("name", "state", "status"),
+@each(
+    "name, state, status",
     [
         ("Tesla V100-SXM2-32GB", "intact", PASS),
         ("Tesla V100-SXM2-32GB", "corrupted", FAIL),
@@ -135,22 +134,22 @@ def test_a_corrupted_inforom_is_a_fault(node: Node, put_gpu: Node, name: str, st
         assert (outcome.code, outcome.culprit.split()[:2]) == ("inforom.corrupted", ["GPU", "0"])
 
 
-@pytest.mark.parametrize(("reasons", "status"), [(["idle"], PASS), ([], WARN), (["software power cap"], WARN)])
+@each("reasons, status", [(["idle"], PASS), ([], WARN), (["software power cap"], WARN)])
 def test_a_low_generation_is_normal_in_an_idle_gpu_only(
     node: Node, put_gpu: Node, reasons: list[str], status: str
 ) -> None:
     assert pcie_link.judge(put_gpu(node("h100x8"), [4], pcie_gen=1, clock_reasons=reasons)).status == status
 
 
-@pytest.mark.parametrize(("count", "status"), [(80, PASS), (81, WARN)])
+@each("count, status", [(80, PASS), (81, WARN)])
 def test_replays_on_each_side(node: Node, put_gpu: Node, count: int, status: str) -> None:
     outcome = pcie_errors.judge(put_gpu(node("h100x8"), [3], pcie_replays=count))
     assert outcome.status == status
     assert outcome.details.get("gpus", []) == ([node("h100x8").snapshot.gpus[3].uuid] if status == WARN else [])
 
 
-@pytest.mark.parametrize(
-    ("kind", "count", "status"),
+@each(
+    "kind, count, status",
     [
         ("correctable", 480, PASS),
         ("correctable", 481, WARN),

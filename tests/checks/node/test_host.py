@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from envcheck.checks import ERROR, PASS, SKIP, WARN, View
 from envcheck.checks.node import clock_sync, disk_space, host_memory, open_files, stuck_processes
 from envcheck.node.snapshot import Signal
+from tests.tables import each
 
 Node = Callable[..., View]
 GIB = 1 << 30
 
 
-@pytest.mark.parametrize(("most", "status"), [(4096, PASS), (4095, WARN), ("unlimited", PASS)])
+@each("most, status", [(4096, PASS), (4095, WARN), ("unlimited", PASS)])
 def test_open_files(cpu: View, put: Node, most: Any, status: str) -> None:
     assert open_files.judge(put(cpu, limits__nofile=most)).status == status
 
 
-@pytest.mark.parametrize(
-    ("total", "allowed", "status"),
+@each(
+    "total, allowed, status",
     [
         (640 * GIB, "unlimited", PASS),
         (640 * GIB - 1, "unlimited", WARN),
@@ -36,7 +35,7 @@ def test_host_memory_holds_what_the_gpus_hold(node: Node, put: Node, total: int,
     assert ("container's limit" in outcome.summary) == (isinstance(allowed, int) and allowed < total)
 
 
-@pytest.mark.parametrize("name", ["disk.tmp.free", "disk.home.free", "disk.cwd.free"])
+@each("name", ["disk.tmp.free", "disk.home.free", "disk.cwd.free"])
 def test_room_on_each_side_and_in_each_place(cpu: View, put: Node, name: str) -> None:
     assert disk_space.judge(put(cpu, **{name: 10 * GIB})).status == PASS
     assert disk_space.judge(put(cpu, **{name: 10 * GIB - 1})).status == WARN

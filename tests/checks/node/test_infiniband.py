@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
-
-import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Limit, View, limits
 from envcheck.checks.node import infiniband, peer_memory
 from envcheck.node.snapshot import Signal
 from envcheck.runner.judging import decide
 from envcheck.runner.planning import discover
+from tests.tables import each
 
 Node = Callable[..., View]
 Port = dict[str, Any]
@@ -58,8 +58,8 @@ GARBAGE += [
 DOWN = {"state": "DOWN", "physical": "Polling"}
 
 
-@pytest.mark.parametrize(
-    ("ports", "status", "word"),
+@each(
+    "ports, status, word",
     [
         (rails(8), PASS, "8 ports up at 400 Gb/s InfiniBand"),
         (rails(8, **DOWN), FAIL, "mlx5_7/1: DOWN, Polling; 7 of 8"),
@@ -90,8 +90,8 @@ def test_each_side_of_each_rule(cpu: View, put: Node, ports: list[Port], status:
     assert bool(outcome.remedy) == (status not in (PASS, SKIP))
 
 
-@pytest.mark.parametrize(
-    ("counters", "status", "code"),
+@each(
+    "counters, status, code",
     [
         ({"symbol_error": 120 * 24 * 3}, PASS, ""),
         ({"symbol_error": 120 * 24 * 3 + 1}, WARN, "infiniband.symbol-error"),
@@ -128,8 +128,8 @@ def test_error_counters_are_judged_by_the_days_that_they_ran(
 CARD_A, CARD_B = {"slot": "0000:5e:00"}, {"slot": "0000:af:00"}
 
 
-@pytest.mark.parametrize(
-    ("changes", "status", "culprits"),
+@each(
+    "changes, status, culprits",
     [
         # One card, one cable: its second port never had a link.
         ([CARD_A, {**CARD_A, **DOWN}], PASS, []),
@@ -180,14 +180,13 @@ def test_a_missing_subnet_manager_is_the_remedy_where_the_link_is_there(cpu: Vie
     assert "cable" in infiniband.judge(put(cpu, ib__ports=rails(8, **DOWN))).remedy
 
 
-@pytest.mark.parametrize(("days", "status"), [(1, WARN), (10, PASS)])
+@each("days, status", [(1, WARN), (10, PASS)])
 def test_one_port_alone_is_judged_by_the_days_it_is_up(cpu: View, put: Node, days: int, status: str) -> None:
     lone = rails(1, counters={"link_downed": 20})
     assert infiniband.judge(put(cpu, ib__ports=lone, host__uptime=days * 86400.0)).status == status
 
 
-@pytest.mark.parametrize("value", GARBAGE, ids=repr)
-@pytest.mark.parametrize("check", ["infiniband", "peer-memory"])
+@each("value, check", itertools.product(GARBAGE, ["infiniband", "peer-memory"]))
 def test_garbage_never_passes(node: Node, put: Node, check: str, value: Any) -> None:
     assert decide(FOUND[check], put(node("h100x8"), ib__ports=value)).status != PASS
 
@@ -201,8 +200,8 @@ def test_an_older_snapshot_is_a_skip_and_an_unreadable_one_an_error(cpu: View, p
     assert (infiniband.judge(hidden).status, infiniband.judge(hidden).code) == (SKIP, "infiniband.hidden")
 
 
-@pytest.mark.parametrize(
-    ("signals", "status"),
+@each(
+    "signals, status",
     [
         ({"host__gpu_modules": ["nvidia", "nvidia_peermem"]}, PASS),
         ({"host__gpu_modules": ["nvidia", "nv_peer_mem"]}, PASS),

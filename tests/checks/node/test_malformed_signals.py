@@ -11,6 +11,7 @@ import pytest
 from envcheck.checks import PASS, View
 from envcheck.runner.judging import decide
 from envcheck.runner.planning import discover
+from tests.tables import each
 
 Node = Callable[..., View]
 FOUND = {module.id: module for module in discover() if module.kind == "node"}
@@ -57,6 +58,6 @@ def test_garbage_of_the_node_never_passes(node: Node, put: Node, check: str, nam
     assert decide(FOUND[check], put(node("h100x8"), **{name: value})).status != PASS
 
 
-@pytest.mark.parametrize(("check", "name"), [*OF_GPUS.items(), *OF_THE_NODE.items()])
+@each("check, name", [*OF_GPUS.items(), *OF_THE_NODE.items()])
 def test_the_sound_node_passes_what_garbage_does_not(node: Node, check: str, name: str) -> None:
     assert decide(FOUND[check], node("h100x8")).status == PASS, name

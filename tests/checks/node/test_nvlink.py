@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.node import fabric, nvlink, nvlink_errors
 from envcheck.node.snapshot import Signal
+from tests.tables import each
 
 Node = Callable[..., View]
 UNREAD = Signal(reason="NVML: Unknown Error", why="failed")
@@ -28,7 +27,7 @@ def test_every_link_up_passes(node: Node) -> None:
         assert (outcome.status, outcome.value) == (PASS, count)
 
 
-@pytest.mark.parametrize(("down", "count"), [(6, 12), (0, 12), (18, 0)])
+@each("down, count", [(6, 12), (0, 12), (18, 0)])
 def test_twelve_of_eighteen_everywhere_may_be_by_design(node: Node, put_gpu: Node, down: int, count: int) -> None:
     outcome = nvlink.judge(put_gpu(node("h100x8"), ALL, nvlinks=links(count, down)))
     assert outcome.status == WARN
@@ -38,7 +37,7 @@ def test_twelve_of_eighteen_everywhere_may_be_by_design(node: Node, put_gpu: Nod
     assert [f.culprit.split(" (")[0] for f in outcome.findings] == [f"GPU {index}" for index in ALL]
 
 
-@pytest.mark.parametrize(("speed", "status"), [(26562, PASS), (26000, PASS), (25999, WARN), (0, WARN)])
+@each("speed, status", [(26562, PASS), (26000, PASS), (25999, WARN), (0, WARN)])
 def test_a_slow_link_is_a_warning(node: Node, put_gpu: Node, speed: int, status: str) -> None:
     assert nvlink.judge(put_gpu(node("h100x8"), ALL, nvlink_speed=speed)).status == status
 
@@ -49,7 +48,7 @@ def test_one_slow_gpu_among_fast_ones_is_named(node: Node, put_gpu: Node) -> Non
     assert "GPU 5 26100 MB/s" in outcome.summary
 
 
-@pytest.mark.parametrize("name", ["t4", "rtx4090", "mixed", "mig"])
+@each("name", ["t4", "rtx4090", "mixed", "mig"])
 def test_boards_without_links_one_gpu_and_mig_are_skips(node: Node, name: str) -> None:
     assert nvlink.judge(node(name)).status == SKIP
 
@@ -80,8 +79,8 @@ def test_a_gpu_of_unknown_name_beside_linked_ones_has_no_half_bridge(node: Node,
     assert nvlink.judge(put_gpu(apart, [7], nvlinks=links(4))).code == "nvlink.half-bridge"
 
 
-@pytest.mark.parametrize(
-    ("name", "count"),
+@each(
+    "name, count",
     [
         ("NVIDIA H100 80GB HBM3", 18),
         ("NVIDIA H200", 18),
@@ -99,21 +98,18 @@ def test_boards_by_the_name_nvml_gives(name: str, count: int | None) -> None:
     assert (row["links"] if row else None) == count
 
 
-@pytest.mark.parametrize("row", nvlink.boards(), ids=lambda row: row["holds"][0])
+@each("row", nvlink.boards())
 def test_each_board_has_a_source(row: dict[str, Any]) -> None:
     assert len(row["source"]) > 20
 
 
-@pytest.mark.parametrize(
-    ("counts", "status"),
-    [({}, PASS), ({"recovery": 1}, WARN), ({"crc": 100}, PASS), ({"crc": 60, "replay": 41}, WARN)],
-)
+@each("counts, status", [({}, PASS), ({"recovery": 1}, WARN), ({"crc": 100}, PASS), ({"crc": 60, "replay": 41}, WARN)])
 def test_link_errors_on_each_side(node: Node, put_gpu: Node, counts: dict[str, int], status: str) -> None:
     assert nvlink_errors.judge(put_gpu(node("h100x8"), [2], nvlink_errors={**QUIET, **counts})).status == status
 
 
-@pytest.mark.parametrize(
-    ("change", "status"),
+@each(
+    "change, status",
     [
         ({}, PASS),
         ({"health": "not supported"}, PASS),
@@ -134,14 +130,11 @@ def test_one_gpu_that_works_without_its_fabric_is_a_warning(node: Node, put_gpu:
     assert fabric.judge(put_gpu(node("mig", device_count=0), [0], fabric=unregistered)).status == FAIL
 
 
-@pytest.mark.parametrize("name", ["a100x8", "v100x4", "t4", "rtx4090", "mig"])
+@each("name", ["a100x8", "v100x4", "t4", "rtx4090", "mig"])
 def test_machines_without_a_fabric_are_skips(node: Node, name: str) -> None:
     assert fabric.judge(node(name)).status == SKIP
 
 
-@pytest.mark.parametrize(
-    ("judge", "name"),
-    [(nvlink.judge, "nvlinks"), (nvlink_errors.judge, "nvlink_errors"), (fabric.judge, "fabric")],
-)
+@each("judge, name", [(nvlink.judge, "nvlinks"), (nvlink_errors.judge, "nvlink_errors"), (fabric.judge, "fabric")])
 def test_what_cannot_be_read_is_an_error(node: Node, put_gpu: Node, judge: Callable[[View], Any], name: str) -> None:
     assert judge(put_gpu(node("h100x8"), [0], **{name: UNREAD})).status == ERROR

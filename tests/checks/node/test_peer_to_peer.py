@@ -6,14 +6,13 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Check, Limit, View, passed, too_slow, warned
 from envcheck.checks.node import acs, bar1, gpu_in_use, iommu, p2p_status
 from envcheck.node.snapshot import Signal
 from envcheck.runner import judging
 from envcheck.runner.judging import decide
 from envcheck.runner.planning import CheckModule, discover
+from tests.tables import each
 
 Node = Callable[..., View]
 FOUND = {module.id: module for module in discover()}
@@ -28,8 +27,8 @@ def pairs(count: int = 4, **odd: Any) -> list[dict[str, Any]]:
     return [*module[:-1], {**module[-1], **odd}]
 
 
-@pytest.mark.parametrize(
-    ("matrix", "status", "message"),
+@each(
+    "matrix, status, message",
     [
         (pairs(), PASS, "every pair has it (6 pairs): 6 over PCIe"),
         (pairs(nvlink="ok"), PASS, "1 over NVLink, 5 over PCIe"),
@@ -111,7 +110,7 @@ def test_each_gpu_behind_the_iommu_is_a_finding_unless_it_reaches_no_other_over_
     assert iommu.judge(alone).status == PASS
 
 
-@pytest.mark.parametrize(("check", "name"), [("p2p-status", "gpu.p2p"), ("acs", "pci.acs"), ("iommu", "pci.iommu")])
+@each("check, name", [("p2p-status", "gpu.p2p"), ("acs", "pci.acs"), ("iommu", "pci.iommu")])
 def test_a_snapshot_of_before_is_a_skip_and_nonsense_an_error(node: Node, put: Node, check: str, name: str) -> None:
     view = node("v100x4")
     assert decide(FOUND[check], view).status == SKIP

@@ -17,13 +17,14 @@ from envcheck.node import collect
 from envcheck.node.snapshot import Signal
 from envcheck.runner.judging import decide
 from envcheck.runner.planning import discover
+from tests.tables import each
 
 FOUND = {module.id: module for module in discover() if module.kind == "node"}
 ROOT = Path(checks.__file__).parent
 NEEDED = [(check, name) for check, module in FOUND.items() for name in module.check.signals]
 
 
-@pytest.mark.parametrize(("check", "name"), NEEDED)
+@each("check, name", NEEDED)
 def test_an_unreadable_signal_is_an_error_that_names_it(node: Callable[..., View], check: str, name: str) -> None:
     view = node("h100x8")
     assert decide(FOUND[check], view).status in (PASS, "warn")
@@ -65,8 +66,8 @@ def test_a_signal_of_gpus_that_no_row_reads_is_no_number(node: Callable[..., Vie
         gpu_readings.read(node("h100x8"), "fan_speed_of_yore")
 
 
-@pytest.mark.parametrize(
-    ("signal", "status", "code"),
+@each(
+    "signal, status, code",
     [
         (Signal(reason="denied", why="denied"), "skip", "limits-open-files.hidden"),
         (Signal(reason="no such file", why="unsupported"), "skip", "limits-open-files.hidden"),

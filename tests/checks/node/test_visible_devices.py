@@ -13,6 +13,7 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.node import visible_devices
 from envcheck.checks.readings import visible_gpus
+from tests.tables import each
 
 Node = Callable[..., View]
 UUIDS = ["GPU-a1", "GPU-b2"]
@@ -21,7 +22,7 @@ CASES += [("0,0", 0), ("1gpu, 0", 2), ("0,,1", 1), ("GPU-a1,GPU-b2", 2), ("GPU-a
 CASES += [("0,GPU-b2", 1), ("GPU-a,GPU-a1", 0), ("MIG-x,MIG-y", 1), ("NoDevFiles", 0), ("+1", 1), ("x", 0)]
 
 
-@pytest.mark.parametrize(("value", "gpus"), CASES)
+@each("value, gpus", CASES)
 def test_cuda_visible_devices_as_cuda_reads_it(value: str | None, gpus: int) -> None:
     assert visible_gpus.parse(value, UUIDS).gpus == gpus
 
@@ -42,8 +43,8 @@ for value in json.loads(sys.argv[1]):
     assert mine == [json.loads(line) for line in completed.stdout.splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "status", "word"),
+@each(
+    "name, value, status, word",
     [
         ("h100x8", None, SKIP, "is not set"),
         ("h100x8", "0,1,2,3,4,5,6,7", PASS, "8 of 8"),
@@ -76,6 +77,6 @@ def test_unlike_gpus_counted_by_pci_bus_or_named_by_uuid_are_sound(node: Node, p
     assert visible_devices.judge(put(view, env=by_name)).status == PASS
 
 
-@pytest.mark.parametrize("value", ["", [], -1, True])
+@each("value", ["", [], -1, True])
 def test_garbage_never_passes(node: Node, put: Node, value: Any) -> None:
     assert visible_devices.judge(put(node("h100x8"), env=value)).status == ERROR

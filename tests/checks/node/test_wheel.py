@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.node import arch_list, gpu_visible, image_promises, visible_devices
 from envcheck.node.snapshot import Gpu, Signal
 from tests.builders import put
+from tests.tables import each
 
 Node = Callable[..., View]
 KEPT = {
@@ -47,7 +46,7 @@ def test_the_second_gpu_of_a_mixed_node_counts_too(node: Node) -> None:
     assert "RTX 4090" in outcome.summary
 
 
-@pytest.mark.parametrize(("driver", "status"), [("570.26", PASS), ("570.25", FAIL), (None, ERROR)])
+@each("driver, status", [("570.26", PASS), ("570.25", FAIL), (None, ERROR)])
 def test_ptx_alone_needs_a_driver_that_can_compile_it(node: Node, driver: str | None, status: str) -> None:
     view = node("rtx4090", arch_list=["sm_75", "compute_80"])
     signal = Signal(driver) if driver else Signal(reason="NVML: Unknown Error", why="failed")
@@ -73,8 +72,8 @@ def test_every_kept_promise_passes(node: Node) -> None:
     assert image_promises.judge(node("h100x8", KEPT)).status == PASS
 
 
-@pytest.mark.parametrize(
-    ("key", "real"),
+@each(
+    "key, real",
     [
         ("torch", "2.7.1+cu128"),
         ("cuda", "12.6"),
@@ -91,8 +90,8 @@ def test_each_lie_is_named(node: Node, key: str, real: Any) -> None:
     assert len(outcome.details["lies"]) == 1
 
 
-@pytest.mark.parametrize(
-    ("promise", "lie"),
+@each(
+    "promise, lie",
     [
         ({"cell": "torch2.9.1-cu128-py312"}, "cell: promised torch2.9.1-cu128-py312, is torch2.8.0-cu128-py312"),
         ({"cell": "torch2.8.0-cu126-py312"}, "cell: promised torch2.8.0-cu126-py312, is torch2.8.0-cu128-py312"),
@@ -112,8 +111,8 @@ def test_a_label_that_lies_about_what_nothing_else_says_is_named(node: Node, pro
     assert (outcome.status, outcome.summary) == (FAIL, lie)
 
 
-@pytest.mark.parametrize(
-    ("promises", "real"),
+@each(
+    "promises, real",
     [
         ({"variant": "cu128", "driver_floor": "525.60.13", "target": "devel", "target_packages": "wheel"}, {}),
         ({"variant": "unknown", "driver_floor": "unknown"}, {}),
@@ -153,8 +152,8 @@ def test_a_cpu_image_promises_none_and_keeps_it(node: Node) -> None:
 PACKAGES = {"torch": "2.8.0", "pytorch-triton": "3.4.0", "torchvision": "0.23.0+cu128", "filelock": "4.2.11"}
 
 
-@pytest.mark.parametrize(
-    ("promise", "packages", "status", "word"),
+@each(
+    "promise, packages, status, word",
     [
         ({"triton": "3.4.0", "torchvision": "0.23.0+cu128"}, PACKAGES, PASS, "3 of 3 promises kept"),
         ({"triton": "3.5.0"}, PACKAGES, FAIL, "triton: promised 3.5.0, is 3.4.0"),
@@ -207,7 +206,7 @@ def test_a_cpu_wheel_on_a_gpu_machine_fails_by_name(node: Node) -> None:
     assert "CUDA wheel" in outcome.remedy
 
 
-@pytest.mark.parametrize("value", ["", "-1", "NoDevFiles"])
+@each("value", ["", "-1", "NoDevFiles"])
 def test_gpus_hidden_from_torch_altogether_fail_naming_the_variable(node: Node, value: str) -> None:
     outcome = gpu_visible.judge(visible(node("h100x8", device_count=0, devices=[]), CUDA_VISIBLE_DEVICES=value))
     assert outcome.status == FAIL

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.node import sxid, xid
 from envcheck.node.snapshot import Signal, Why
+from tests.tables import each
 
 Node = Callable[..., View]
 DAY = 24 * 3600.0
@@ -19,8 +18,8 @@ def event(code: int, text: str = "", age: float = 60.0, bus: str = "0000:12:00")
     return {"code": code, "text": text, "age": age, "bus_id": bus}
 
 
-@pytest.mark.parametrize(
-    ("code", "status"),
+@each(
+    "code, status",
     [
         (79, FAIL),
         (48, FAIL),
@@ -59,8 +58,8 @@ def test_the_gpus_in_the_slots_that_the_log_names_are_named(node: Node, put: Nod
     assert xid.judge(put(view, kernel__xids=[elsewhere])).details["gpus"] == []
 
 
-@pytest.mark.parametrize(
-    ("code", "text", "status"),
+@each(
+    "code, text, status",
     [
         (149, "NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000 0x00000000)", FAIL),
         (149, "NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x00000000)", FAIL),
@@ -100,8 +99,8 @@ def test_an_instance_of_mig_is_named(node: Node, put: Node) -> None:
     assert outcome.culprit.endswith("MIG GPU-I:05")
 
 
-@pytest.mark.parametrize(
-    ("seen", "status", "codes"),
+@each(
+    "seen, status, codes",
     [
         ([event(45, "pid=1, name=x, Ch 1 caused by previous Xid 95")], FAIL, ["xid.95"]),
         ([event(45, "pid=1, name=x, Ch 1 caused by previous Xid 149")], WARN, ["xid.149"]),
@@ -143,14 +142,14 @@ def test_a_quiet_log_passes_and_says_how_far_it_goes_back(node: Node) -> None:
     assert "72 h" in outcome.summary
 
 
-@pytest.mark.parametrize(("age", "status"), [(DAY, FAIL), (DAY + 1, WARN)])
+@each("age, status", [(DAY, FAIL), (DAY + 1, WARN)])
 def test_what_is_older_than_a_day_is_a_warning(node: Node, put: Node, age: float, status: str) -> None:
     assert xid.judge(put(node("h100x8"), kernel__xids=[event(79, age=age)])).status == status
     fatal = event(20034, "Fatal, Link 30 LTSSM Fault Up", age=age)
     assert sxid.judge(put(node("h100x8"), kernel__sxids=[fatal])).status == status
 
 
-@pytest.mark.parametrize(("times", "status"), [(4, PASS), (5, WARN)])
+@each("times, status", [(4, PASS), (5, WARN)])
 def test_an_applications_fault_five_times_on_one_gpu_is_suspicious(
     node: Node, put: Node, times: int, status: str
 ) -> None:
@@ -160,7 +159,7 @@ def test_an_applications_fault_five_times_on_one_gpu_is_suspicious(
     assert xid.judge(put(node("h100x8"), kernel__xids=spread)).status == PASS
 
 
-@pytest.mark.parametrize(("other", "words"), [(63, "its row was remapped"), (64, "could NOT be remapped")])
+@each("other, words", [(63, "its row was remapped"), (64, "could NOT be remapped")])
 def test_a_double_bit_error_is_told_with_what_became_of_its_row(node: Node, put: Node, other: int, words: str) -> None:
     outcome = xid.judge(put(node("h100x8"), kernel__xids=[event(48), event(other)]))
     assert outcome.status == FAIL
@@ -179,8 +178,8 @@ def test_xid_154_carries_the_drivers_own_action_and_its_end(node: Node, put: Nod
     assert xid.judge(put(node("h100x8"), kernel__xids=[event(154, "something new")])).status == WARN
 
 
-@pytest.mark.parametrize(
-    ("code", "text", "status"),
+@each(
+    "code, text, status",
     [
         (20034, "Fatal, Link 30 LTSSM Fault Up", FAIL),
         (12028, "Non-fatal, Link 32 egress non-posted PRIV error (First)", WARN),
@@ -198,8 +197,8 @@ def test_a_switchs_errors(node: Node, put: Node, code: int, text: str, status: s
     assert sxid.judge(put(node("h100x8"), kernel__sxids=[event(code, text)])).status == status
 
 
-@pytest.mark.parametrize(
-    ("why", "status"),
+@each(
+    "why, status",
     [
         ("denied", SKIP),
         ("unsupported", SKIP),
