@@ -5,17 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from envcheck.cli import Settings, cli
-from envcheck.cli.build.printed import listeners
 from envcheck.data import data_path
 from envcheck.errors import UnavailableError
 from envcheck.images.engines import venv
@@ -156,58 +152,6 @@ def test_a_plan_says_that_nothing_would_be_built(nowhere: dict[str, str], held: 
     document = json.loads(build(nowhere, *common, "--json").stdout)
     assert (document["schema"], document["engine"], document["skipped"]) == ("envcheck/build-plan/1", "venv", True)
     assert document["installs"]["torch"] == 1
-
-
-def test_quiet_prints_the_result_alone(nowhere: dict[str, str], held: Path) -> None:
-    argv = ["build", "torch2.13.0-cpu-py311", "--engine", "venv", "--output", str(held)]
-    loud = subprocess.run(
-        [sys.executable, "-m", "envcheck", *argv], env=nowhere, capture_output=True, text=True, check=True
-    )
-    quiet = subprocess.run(
-        [sys.executable, "-m", "envcheck", "--quiet", *argv], env=nowhere, capture_output=True, text=True, check=True
-    )
-    assert loud.stdout.splitlines()[-1].startswith("next    envcheck run")
-    assert (quiet.stdout, quiet.stderr) == (f"skipped, its key is built already: {held}\n", "")
-
-
-@pytest.mark.parametrize(
-    ("verbose", "quiet", "heard"),
-    [
-        (False, False, ["  pulling", "  [1/1] RUN true"]),
-        (True, False, ["  pulling", "#1 [1/1] RUN true", "#1 0.1 hello"]),
-        (False, True, []),
-    ],
-)
-def test_what_is_heard_of_a_build(
-    capsys: pytest.CaptureFixture[str], *, verbose: bool, quiet: bool, heard: list[str]
-) -> None:
-    with listeners(Settings(None, verbose, quiet)) as (say, on_line):
-        say("pulling")
-        on_line("#1 [1/1] RUN true")
-        on_line("#1 0.1 hello")
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err.splitlines()) == ("", heard)
-
-
-def test_the_shell_completes_cells() -> None:
-    spoken = {**os.environ, "_ENVCHECK_COMPLETE": "bash_complete", "COMP_CWORD": "2"}
-    for command in ("build", "images", "lock", "render"):
-        env = {**spoken, "COMP_WORDS": f"envcheck {command} torch2.13.0-cp"}
-        completed = subprocess.run(
-            [sys.executable, "-c", "from envcheck.cli import cli; cli(prog_name='envcheck')"],
-            env=env,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert completed.stdout == "plain,torch2.13.0-cpu-py311\n"
-
-
-@pytest.mark.parametrize("command", ["build", "images", "lock", "render"])
-def test_help_says_how_it_ends(command: str) -> None:
-    output = CliRunner().invoke(cli, [command, "--help"]).output
-    assert re.search(r"Exit 0: .*\b2:\s+[^;]*\bwrong\s+usage", output, re.DOTALL)
-    assert max(map(len, output.splitlines())) <= 80
 
 
 def on_top(home: Path, *options: str) -> subprocess.CompletedProcess[str]:

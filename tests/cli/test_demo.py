@@ -52,19 +52,6 @@ def test_a_venv_needs_the_cells_python(monkeypatch: pytest.MonkeyPatch) -> None:
         demo.choose(MATRIX, resolve(MATRIX, Query(variant="cpu")), "venv")
 
 
-def test_each_python_of_this_machine_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search starts a process, and most cells share their Python."""
-    searches: list[str] = []
-
-    def has_python(version: str) -> bool:
-        searches.append(version)
-        return True
-
-    monkeypatch.setattr(demo, "_has_python", has_python)
-    cells = demo.choose(MATRIX, resolve(MATRIX, Query(variant="cpu")), "venv")
-    assert len(cells) > len(searches) == len(set(searches)) > 0
-
-
 def test_its_first_step_says_what_resolve_says(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,6 +20,7 @@ from envcheck.images.spec import load_spec, make_spec
 from envcheck.images.targets import RECIPES, extensions_of
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.file.load import load
+from tests.tables import each
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -35,7 +36,7 @@ def pinned(matrix: Matrix, cell: str, *requirements: str) -> list[str]:
     return pinned_to_fit(matrix, make_spec(matrix, parsed, []), requirements).requirements
 
 
-@pytest.mark.parametrize(
+@each(
     ("requirement", "pin"),
     [
         ("torchao", "torchao==0.13.0"),  # METADATA does not pin torch: uv would take the newest
@@ -50,7 +51,7 @@ def test_an_extension_is_pinned_to_what_fits(matrix: Matrix, requirement: str, p
     assert pinned(matrix, "torch2.8.0-cu128-py311", requirement) == [pin]
 
 
-@pytest.mark.parametrize(
+@each(
     ("requirement", "says"),
     [
         ("onnxruntime-gpu>=1.27", "does not fit torch2.8.0-cu128-py311: cuda-major: onnxruntime-gpu 1.31.1 needs the"),

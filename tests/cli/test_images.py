@@ -99,10 +99,6 @@ def test_an_edited_dockerfile_is_warned_of(images: Path) -> None:
     assert (after.exit_code, after.stdout) == (before.exit_code, before.stdout)
 
 
-def test_one_cell_is_no_plural_and_shows_its_tag(run: Callable[..., Result]) -> None:
-    assert run("images", CELL).output.splitlines()[-1] == "1 cell, 1 locked; tagged like 2.13.0-cpu-py311-runtime"
-
-
 def test_a_directory_that_is_not_there_is_no_empty_list(tmp_path: Path) -> None:
     for command in ("images", "render"):
         ended = CliRunner().invoke(cli, [command, "--images", str(tmp_path / "none")])
@@ -172,12 +168,6 @@ def test_the_group_is_its_list_where_no_command_is_named(words: list[str], image
     assert "--images DIRECTORY" in CliRunner().invoke(cli, [*words, "--help"]).output
 
 
-def test_a_misspelt_command_of_the_group_is_no_cell() -> None:
-    ended = CliRunner().invoke(cli, ["images", "lst", CELL])
-    assert ended.exit_code == 2
-    assert "No such command or cell 'lst' (did you mean 'list'?)" in ended.output
-
-
 @pytest.mark.parametrize(
     ("words", "offered"), [("", "list"), ("", CELL), ("torch2.13.0-cpu", CELL), (f"{CELL} torch2.13.0-cpu", CELL)]
 )
@@ -224,13 +214,6 @@ def test_a_published_cell_without_a_lock_is_named(run: Callable[..., Result], im
     checked = run("render", "--check", lacking)
     assert checked.exit_code == 1
     assert f"missing: {images}/{lacking} has no lock; run `envcheck lock {lacking} --images {images}`" in checked.output
-
-
-def test_many_cells_without_a_lock_are_a_count_and_a_few_names(run: Callable[..., Result], images: Path) -> None:
-    output = run("render").stderr
-    assert output.startswith("135 cells without a lock, so nothing to render: torch2.10.0-cpu-py310, ")
-    assert f"… (run `envcheck lock --images {images}`)" in output
-    assert output.count("torch2.") == 3
 
 
 def test_a_context_is_written_and_the_command_that_builds_it_printed(

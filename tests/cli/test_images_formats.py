@@ -13,6 +13,7 @@ from envcheck.cli import cli
 from envcheck.data import data_path
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images.engines import subprocesses
+from tests.tables import each
 
 CELL = "torch2.13.0-cpu-py311"
 OTHER = "torch2.13.0-cu130-py311"
@@ -133,7 +134,7 @@ def test_a_directory_outside_git_and_a_machine_without_git_are_said(
     assert "which is not installed; install git, or list" in refusal("--changed-since", "HEAD")
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "message"),
     [
         (["--format", "github", "--json"], "--format and --json exclude each other"),
@@ -156,7 +157,7 @@ def test_a_cell_without_a_lock_is_left_out_and_named(tmp_path: Path) -> None:
     assert f"{CELL} is left out: it has no lock; run `envcheck lock {CELL}`" in shown.stderr
 
 
-@pytest.mark.parametrize("path", ["/abs/images/x/Dockerfile", "M\timages/x", '"images/\\303\\244"', "../images/x"])
+@each("path", ["/abs/images/x/Dockerfile", "M\timages/x", '"images/\\303\\244"', "../images/x"])
 def test_a_path_that_git_would_not_print_is_refused(path: str) -> None:
     assert "is not a path below the repository's top" in refusal("--changed", "-", stdin=f"{path}\n")
     assert cells("torch2.13.0-*py311", "--changed", "-", stdin=f"images/{OTHER}\n") == [OTHER]

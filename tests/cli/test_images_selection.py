@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from envcheck.cli.images.selection import NOT_OF_IMAGES, changed_cells
 from envcheck.data import data_path
+from tests.tables import each
 
 CELLS = ["torch2.8.0-cu128-py311", "torch2.8.0-cu128-py312", "torch2.13.0-cpu-py311"]
 PARTS = st.sampled_from(["images", "templates", "envcheck", "docs", "site", "formats", "context", "x.lock", *CELLS])
 
 
-@pytest.mark.parametrize(
+@each(
     ("paths", "touched"),
     [
         ([], []),

@@ -78,8 +78,3 @@ def test_a_directory_is_no_file_for_a_key(directory: str) -> None:
     result = new(Path(directory))
     assert isinstance(result.exception, ConfigError)
     assert "is a directory; name a file in it" in str(result.exception)
-
-
-def test_quiet_prints_the_id_alone(tmp_path: Path) -> None:
-    result = CliRunner().invoke(cli, ["--quiet", "key", "new", str(tmp_path / "key")])
-    assert result.output == f"{signing.load_public(tmp_path / 'key.pub').id}\n"

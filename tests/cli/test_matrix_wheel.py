@@ -199,22 +199,6 @@ def test_a_mirror_for_a_file_is_refused(run: Run, tmp_path: Path, monkeypatch: p
     assert opened(run, str(made(tmp_path)))[0] == 0
 
 
-def test_metadata_without_a_name_is_said(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "ext-1.0-cp312-cp312-linux_x86_64.whl"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("ext-1.0.dist-info/METADATA", "junk")
-    code, _out, err = opened(run, str(path))
-    assert (code, "its METADATA has no name or no version" in err) == (2, True)
-
-
-def test_a_text_file_is_refused(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "ext-1.0-cp312-cp312-linux_x86_64.whl"
-    path.write_text("no zip file", encoding="utf-8")
-    code, _out, err = opened(run, str(path))
-    assert code == 2
-    assert "not a wheel, or a damaged one" in err
-
-
 @pytest.mark.parametrize(("fragment", "status"), [("", 0), ("#sha256={right}", 0), ("#sha256=" + "0" * 64, 1)])
 def test_a_url_is_read_and_its_hash_compared(
     run: Run, tmp_path: Path, servers: Servers, fragment: str, status: int
@@ -228,10 +212,3 @@ def test_a_url_is_read_and_its_hash_compared(
     if not status:
         [row] = loads(out.encode()).extensions
         assert (row.releases[0].wheels[0].channel, row.releases[0].wheels[0].where) == ("project", server.url)
-
-
-def test_a_url_without_the_file_is_said(run: Run, tmp_path: Path, servers: Servers) -> None:
-    server = servers.start(Server(directory(tmp_path)))
-    code, _out, err = opened(run, f"{server.url}/ext-1.0-py3-none-any.whl", "--mirror", "none")
-    assert code == 3
-    assert "answers 404" in err

@@ -9,14 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 import pytest
 from click.testing import CliRunner
 
 from envcheck.cli import cli
-from envcheck.cli.groups import GROUPS
-from envcheck.mirrors.settings import RENDERERS
 
 SITE = """\
 pypi: [{url: "https://pypi.example/simple"}]
@@ -79,14 +76,6 @@ def test_a_form_is_all_there_is_on_standard_output(home: Path) -> None:
     assert msgspec.toml.decode(result.stdout)["index"][0]["url"] == "https://pypi.example/simple"
     assert "note: --torch-backend" in result.stderr
     assert json.loads(run("show", "tuna", "--format", "pip", "--json").stdout)["files"]
-
-
-def test_the_forms_of_the_option_are_those_there_are() -> None:
-    show = GROUPS["mirror"].get_command(click.Context(GROUPS["mirror"]), "show")
-    assert show is not None
-    choice = next(p.type for p in show.params if p.name == "format_name")
-    assert isinstance(choice, click.Choice)
-    assert list(choice.choices) == list(RENDERERS)
 
 
 def test_files_are_written_below_a_directory_and_what_is_there_is_kept(home: Path) -> None:

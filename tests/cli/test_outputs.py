@@ -137,11 +137,6 @@ def test_files_are_named_by_node() -> None:
     assert node_of(Place(launcher="slurm", node="../n1", nodes=2, world=2), nameless=False).name == "_n1-0"
 
 
-def test_a_single_node_keeps_the_plain_name() -> None:
-    alone_on_it = node_of(place(torchrun(0, 8, 1)), nameless=False)
-    assert Output(Path("r.json")).of(alone_on_it, ".json") == Path("r.json")
-
-
 @pytest.mark.parametrize(
     ("gpus", "refused"),
     [
@@ -221,13 +216,6 @@ def test_the_other_ranks_of_a_node_leave_it_to_the_first(start: Start, tmp_path:
     assert (done.returncode, out) == (0, "")
     assert err == "envcheck: rank 1 checks nothing: rank 0 of the 2 on this node checks it and reports\n"
     assert not any((tmp_path / "cwd").iterdir())
-
-
-def test_a_redacted_run_of_several_nodes_names_no_node(start: Start, tmp_path: Path) -> None:
-    done = start("--redact", **slurm(1))
-    out, err = done.communicate()
-    assert done.returncode == 0, out + err
-    assert [path.name for path in (tmp_path / "cwd").iterdir()] == ["envcheck-report-node-1.json"]
 
 
 def test_a_second_run_does_not_write_over_one_at_work(start: Start, tmp_path: Path) -> None:

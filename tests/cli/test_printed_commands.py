@@ -94,9 +94,8 @@ def test_messages_name_commands() -> None:
     assert any(where.startswith("templates/") for where, _ in ALL)
 
 
-@pytest.mark.parametrize(("where", "command"), ALL)
-def test_a_command_that_is_printed_parses(where: str, command: str) -> None:
-    assert [word for words in words_of(command) if (word := wrong(words))] == [], where
+def test_each_command_that_is_printed_parses() -> None:
+    assert [(where, command) for where, command in ALL if any(map(wrong, words_of(command)))] == []
 
 
 @pytest.mark.parametrize(

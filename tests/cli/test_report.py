@@ -227,13 +227,3 @@ def test_node_exporter_finds_a_whole_file_by_its_name(
     assert (odd.returncode, odd.stderr) == (0, message)
     assert {path.name for path in tmp_path.glob("*envcheck*")} == {"envcheck.prom", "envcheck.txt"}
     assert (tmp_path / "envcheck.prom").stat().st_mode & 0o777 == 0o644
-
-
-def test_redact_onto_its_own_report_is_refused_without_a_pseudonym(tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
-    report.write_text("{}")
-    command = [sys.executable, "-m", "envcheck", "report", "redact", str(report), "-o", str(report)]
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert refused.returncode == 2
-    assert refused.stderr == "envcheck: FILE and --output are the same file; give each a file of its own\n"
-    assert report.read_text() == "{}"

@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,6 +16,7 @@ from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.resolve import Query
 from envcheck.node import collect
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
+from tests.tables import each
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -122,7 +122,7 @@ def test_json_is_the_resolution(run: Run) -> None:
     assert all(set(row) == {"cell", "change", "verdict"} for row in answer["alternatives"])
 
 
-@pytest.mark.parametrize(
+@each(
     ("args", "says"),
     [
         (["--gpu", "H10"], "no GPU named 'H10' in the matrix; did you mean H100"),
@@ -144,12 +144,6 @@ def test_bad_input_is_one_line_and_exit_2(run: Run, args: list[str], says: str) 
     assert err.startswith("envcheck: ")
     assert says in err
     assert err.count("\n") == 1
-
-
-def test_a_matrix_that_is_not_there(run: Run) -> None:
-    code, _, err = run("--matrix", "nowhere.yaml", "resolve")
-    assert code == 2
-    assert err == "envcheck: nowhere.yaml: No such file or directory; give a readable file with --matrix\n"
 
 
 def test_a_machine_without_a_gpu_gets_the_cpu_variant_and_is_told(run: Run) -> None:
@@ -179,18 +173,6 @@ def test_another_machine_is_asked_about_without_this_nodes_facts(run: Run, monke
     assert answer["read_here"] == {"python": "3.11", "driver": "570.124.06"}
 
 
-def test_all_lists_every_cell_with_its_verdict(run: Run) -> None:
-    _, out, _ = run("resolve", "--torch", "2.8.0", "--gpu", "RTX 5090", "--python", "3.12", "--all")
-    assert "torch2.8.0-cu129-py312" in out
-    assert "torch2.8.0-cu126" in out
-    assert "gpu-too-new-for-cuda" in out
-
-
-def test_quiet_is_only_the_answer(run: Run) -> None:
-    _, out, _ = run("--quiet", "resolve", "--torch", "2.8.0", "--no-here")
-    assert "Why" not in out
-
-
 @pytest.fixture
 def fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., this_node.FilledQuery]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -203,7 +185,7 @@ def test_an_unknown_name_is_resolved_by_its_capability(fill: Callable[..., this_
     assert fill(node(gpu)).query.gpus == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("snapshot", "says"),
     [
         (
@@ -257,20 +239,13 @@ def test_the_active_python(tmp_path: Path) -> None:
     assert this_node.active_python({"PATH": ""}) == f"3.{sys.version_info.minor}"
 
 
-def test_arguments_come_from_the_environment_too(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ENVCHECK_RESOLVE_TORCH", "2.5.1")
-    _, out, _ = run("resolve", "--no-here", "--json")
-    answer: dict[str, Any] = json.loads(out)
-    assert answer["wanted"]["torch"] == "2.5.1"
-
-
 def test_a_matrix_that_never_ends_is_refused(run: Run) -> None:
     code, out, err = run("--matrix", "/dev/zero", "resolve", "--no-here")
     assert (code, out) == (2, "")
     assert err == "envcheck: /dev/zero: longer than 64 MiB; name the file that was meant\n"
 
 
-@pytest.mark.parametrize(
+@each(
     ("option", "value"),
     [
         ("--torch", "२.8"),

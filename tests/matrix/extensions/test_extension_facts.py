@@ -13,6 +13,7 @@ from envcheck.matrix.extensions import file
 from envcheck.matrix.extensions.file import MOST_MINORS, lint
 from envcheck.matrix.extensions.model import Extension, ExtensionRelease, Extensions, ExtensionWheel
 from envcheck.matrix.facts.model import Matrix
+from tests.tables import each
 
 ROW = """\
 schema: envcheck/extensions/1
@@ -59,7 +60,7 @@ def test_the_second_load_comes_from_the_cache(monkeypatch: pytest.MonkeyPatch, e
     assert file.load() == extensions
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "to", "says"),
     [
         (
@@ -107,7 +108,7 @@ def _releases(number: int) -> list[ExtensionRelease]:
     return [ExtensionRelease(version=f"1.{minor}.0", source=["pypi"], wheels=[wheel]) for minor in range(number)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("extensions", "says"),
     [
         (_one(), None),

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from envcheck.cli.shared.resolution_text import commands
 from envcheck.matrix.extensions.answer import ExtensionResolution
+from tests.tables import each
 
 AskWith = Callable[..., ExtensionResolution]
 
@@ -49,7 +50,7 @@ REFUSED: dict[str, RefusedQuestion] = {
 }
 
 
-@pytest.mark.parametrize("symptom", REFUSED)
+@each("symptom", REFUSED)
 def test_what_would_fail_is_refused_with_its_reason(ask_with: AskWith, symptom: str) -> None:
     names, axes, word, reason = REFUSED[symptom]
     answer = ask_with(*names, **axes)
@@ -62,7 +63,7 @@ def test_a_build_has_kernels_for_newer_gpus_of_the_same_major(ask_with: AskWith)
     assert flash.verdict == "source-only"
 
 
-@pytest.mark.parametrize(("torch", "strings"), [("2.6.0", "FALSE"), ("2.8.0", "TRUE")])
+@each(("torch", "strings"), [("2.6.0", "FALSE"), ("2.8.0", "TRUE")])
 def test_failure_2_the_wheel_has_the_strings_of_its_torch(ask_with: AskWith, torch: str, strings: str) -> None:
     (flash,) = ask_with("flash-attn", torch=torch, **H100).extensions
     assert f"torch{torch[:3]}cxx11abi{strings}-" in (flash.file or "")
@@ -104,7 +105,7 @@ def test_a_gpu_and_another_compute_capability_are_two_gpus_and_say_so(ask_with: 
     assert not [note for note in ask_with("vllm", gpus=["H100"], cc=["9.0"]).notes if "is taken as" in note]
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "meant"),
     [("flash-atn", "did you mean flash-attn"), ("conv1d", "did you mean causal-conv1d?"), ("numpy", "")],
 )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import given, settings
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from envcheck.matrix.extensions.file import load
 from envcheck.matrix.extensions.fit import is_prerelease, meets, newest_first, satisfiable
+from tests.tables import each
 
 FIELDS = st.lists(st.integers(0, 3), min_size=1, max_size=4).map(lambda fields: ".".join(map(str, fields)))
 TAILS = st.sampled_from(["", "", "", "a1", "rc2", ".post1", ".post3", "b1.post2", ".dev1", "a1.dev2", ".post1.dev3"])
@@ -60,7 +60,7 @@ def test_requirements_that_a_version_meets_are_never_called_a_conflict(specifier
         assert satisfiable(frozenset(specifiers))
 
 
-@pytest.mark.parametrize(
+@each(
     ("specifiers", "possible"),
     [
         (["==2.14.0", "==2.14.1"], False),

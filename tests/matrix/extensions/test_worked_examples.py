@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
 from envcheck.matrix.extensions.answer import ExtensionResolution
 from envcheck.matrix.extensions.fit import CellOnHost, fit
 from envcheck.matrix.extensions.model import Extensions
 from envcheck.matrix.facts.lookup import Facts
 from envcheck.matrix.facts.model import Cell, Matrix
+from tests.tables import each
 
 AskWith = Callable[..., ExtensionResolution]
 
@@ -91,14 +90,14 @@ def test_what_compiles_at_first_use_says_so(ask_with: AskWith) -> None:
     assert "no target has it, so add NVIDIA's nvcc 12.8 to an image on top of `devel`" in deepspeed.reason
 
 
-@pytest.mark.parametrize("name", ["deepspeed", "flashinfer-python"])
+@each("name", ["deepspeed", "flashinfer-python"])
 def test_what_compiles_at_first_use_fits_no_cell_without_cuda(ask_with: AskWith, name: str) -> None:
     answer = ask_with(name, variant="cpu")
     assert (answer.cell, answer.verdict) == (None, "cuda-major")
     assert "compiles with nvcc at first use, and cpu has no CUDA" in answer.refused[0].reason
 
 
-@pytest.mark.parametrize(("gpu", "word"), [("H100", "jit"), ("B200", "no-gpu-code")])
+@each(("gpu", "word"), [("H100", "jit"), ("B200", "no-gpu-code")])
 def test_what_compiles_at_first_use_needs_an_nvcc_that_knows_the_gpu(
     matrix: Matrix, extensions: Extensions, gpu: str, word: str
 ) -> None:

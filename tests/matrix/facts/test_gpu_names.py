@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from envcheck.matrix.facts.lookup import capability_of_series, find_gpu, other_accelerator, suggest
 from envcheck.matrix.facts.model import Matrix
+from tests.tables import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("written", "name"),
     [
         ("H100", "H100"),
@@ -63,7 +62,7 @@ def test_names_that_mean_a_gpu(matrix: Matrix, written: str, name: str) -> None:
     assert match.name == name
 
 
-@pytest.mark.parametrize(
+@each(
     "written",
     [
         "",
@@ -82,7 +81,7 @@ def test_names_that_mean_none(matrix: Matrix, written: str) -> None:
     assert find_gpu(matrix, written) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("written", "near"),
     [("H10", "H100"), ("RTX 4080", "RTX 4090"), ("A10G", "A10"), ("GB20", "GB200"), ("L40Z", "L40")],
 )
@@ -94,7 +93,7 @@ def test_nothing_is_suggested_for_nothing_like_it(matrix: Matrix) -> None:
     assert suggest(matrix, "MI300X") == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("written", "cc"),
     [
         ("RTX 3060", "8.6"),
@@ -112,12 +111,12 @@ def test_a_series_tells_its_capability(matrix: Matrix, written: str, cc: str) ->
     assert match[0] == cc
 
 
-@pytest.mark.parametrize("written", ["A6000", "RTX 4000", "Quadro RTX 6000", "GTX 960", "RTX 5000 Blackwell", "MI300X"])
+@each("written", ["A6000", "RTX 4000", "Quadro RTX 6000", "GTX 960", "RTX 5000 Blackwell", "MI300X"])
 def test_a_name_that_fixes_no_capability_tells_none(matrix: Matrix, written: str) -> None:
     assert capability_of_series(matrix, written) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("written", "kind"),
     [
         ("AMD Instinct MI300X", "an AMD GPU"),
@@ -143,6 +142,6 @@ def test_accelerators_that_no_cuda_wheel_runs_on(matrix: Matrix, written: str, k
     assert other.kind == kind
 
 
-@pytest.mark.parametrize("written", ["NVIDIA A1000", "Tesla M4", "H10", "Quadro M4000", "RTX 4070", "", "NVIDIA"])
+@each("written", ["NVIDIA A1000", "Tesla M4", "H10", "Quadro M4000", "RTX 4070", "", "NVIDIA"])
 def test_an_unknown_nvidia_name_is_no_other_accelerator(written: str) -> None:
     assert other_accelerator(written) is None

@@ -10,6 +10,7 @@ import pytest
 
 from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file import load as cache
+from tests.tables import each
 
 RAW = b"the bytes of a file"
 
@@ -42,7 +43,7 @@ def test_another_file_is_another_entry(entries: Path, matrix: Matrix) -> None:
     assert len(list(entries.iterdir())) == 2
 
 
-@pytest.mark.parametrize("damage", [b"", b"short", b"\x00" * 5000])
+@each("damage", [b"", b"short", b"\x00" * 5000])
 def test_a_damaged_entry_is_parsed_again_and_replaced(entries: Path, matrix: Matrix, damage: bytes) -> None:
     cache.cached(RAW, lambda: matrix, Matrix)
     entry(entries).write_bytes(damage)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import pytest
 
 from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.lint import lint
+from tests.tables import each
 
 Change = Callable[[dict[str, Any]], None]
 
@@ -113,7 +113,7 @@ SABOTAGE: dict[str, tuple[Change, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", SABOTAGE)
+@each("name", SABOTAGE)
 def test_each_rule_finds_what_it_is_for(matrix: Matrix, name: str) -> None:
     plain = msgspec.to_builtins(matrix)
     change, says = SABOTAGE[name]

@@ -9,6 +9,7 @@ import pytest
 from envcheck.errors import ConfigError
 from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.load import load, loads
+from tests.tables import each
 
 BAD = Path(__file__).parents[2] / "data" / "bad"
 
@@ -43,7 +44,7 @@ def test_bytes_that_are_no_text() -> None:
         loads(b"schema: envcheck/matrix/1\n\xff\n")
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "says"),
     [
         ("schema: x\na: &a [*a]\n", "m.yaml:2: the alias *a: aliases are not read here; write the value out"),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
 from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.resolver.resolve import Resolution
+from tests.tables import each
 
 Ask = Callable[..., Resolution]
 
@@ -24,7 +23,7 @@ def test_torch_2_8_has_no_cu121_and_the_answer_says_what_has(ask: Ask) -> None:
     }
 
 
-@pytest.mark.parametrize(
+@each(
     ("torch", "variant", "driver", "verdict"),
     [
         ("2.1.0", "cu118", "450.80.01", "driver-too-old"),
@@ -55,7 +54,7 @@ def test_1_13_1_cu117_has_python_3_9(ask: Ask) -> None:
     assert ask(torch="1.13.1", variant="cu117", python="3.9").cell == "torch1.13.1-cu117-py39"
 
 
-@pytest.mark.parametrize(
+@each(
     ("torch", "verdict"),
     [("2.7.1", "arch-not-in-wheel"), ("2.8.0", "ok"), ("2.10.0", "ok"), ("2.11.0", "arch-not-in-wheel")],
 )
@@ -63,7 +62,7 @@ def test_v100_works_with_cu128_of_2_8_to_2_10_only(ask: Ask, torch: str, verdict
     assert ask(torch=torch, variant="cu128", gpus=["V100"], driver="570.124.06").verdict == verdict
 
 
-@pytest.mark.parametrize(
+@each(
     ("gpu", "torch", "variant", "driver", "verdict"),
     [
         ("RTX 4090", "1.13.1", "cu117", "535.54.03", "ok"),  # sm_86 code runs on 8.9
@@ -99,14 +98,14 @@ def test_cuda_13_on_r560_has_no_way_even_in_a_data_centre(ask: Ask) -> None:
     assert ask(torch="2.13.0", variant="cu130", gpus=["H100"], driver="560.35.03").verdict == "driver-too-old"
 
 
-@pytest.mark.parametrize(("torch", "variant"), [("2.10.0", "cpu"), ("2.11.0", "cu130"), ("2.15.0", "cu132")])
+@each(("torch", "variant"), [("2.10.0", "cpu"), ("2.11.0", "cu130"), ("2.15.0", "cu132")])
 def test_what_pip_install_gives_on_aarch64(matrix: Matrix, torch: str, variant: str) -> None:
     release = matrix.release(torch)
     assert release is not None
     assert release.pypi["aarch64"] == variant
 
 
-@pytest.mark.parametrize(
+@each(
     ("torch", "variant"),
     [
         ("2.1.2", "cu121"),

@@ -12,6 +12,7 @@ from envcheck.errors import ConfigError
 from envcheck.matrix.facts.model import Cell, Matrix, key
 from envcheck.matrix.resolver.query import normalized
 from envcheck.matrix.resolver.resolve import Query, Resolution, driver_verdict, resolve, runs_on
+from tests.tables import each
 
 Ask = Callable[..., Resolution]
 
@@ -44,7 +45,7 @@ def test_newest_torch_first_then_native_then_pypis_own(ask: Ask) -> None:
     ]
 
 
-@pytest.mark.parametrize("gpu", ["A100", "H100", "L40S", "T4", "GH200"])
+@each("gpu", ["A100", "H100", "L40S", "T4", "GH200"])
 def test_what_runs_as_it_is_comes_before_what_needs_a_package(ask: Ask, gpu: str) -> None:
     resolution = ask(gpus=[gpu], driver="570.124.06")
     verdicts = [row.verdict for row in resolution.ranked]
@@ -64,7 +65,7 @@ def test_an_old_driver_gets_the_old_torch_that_runs_on_it(ask: Ask) -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("requirement", "newest"),
     [
         ("2.8", "2.8.0"),
@@ -148,7 +149,7 @@ def test_nearest_alternatives_per_axis(ask: Ask) -> None:
     assert "keep torch 2.8.0+cu128: Python 3.13" in [row.change for row in resolution.alternatives]
 
 
-@pytest.mark.parametrize(
+@each(
     ("gpu", "driver", "change"),
     [
         ("RTX 4090", "470.57.02", "torch 2.14.1 with cu126: driver >= 525.78.01"),
@@ -197,7 +198,7 @@ def test_ptx_counts_only_under_a_driver_that_can_compile_it(ask: Ask) -> None:
     assert "only PTX fits" in older.reasons[0]
 
 
-@pytest.mark.parametrize(
+@each(
     ("axes", "verified"),
     [
         ({"torch": "2.8.0", "variant": "cu128", "gpus": ["H100"], "driver": "570.124.06"}, True),
@@ -237,7 +238,7 @@ def test_a_torch_that_is_not_in_the_matrix(ask: Ask) -> None:
     assert [row.change for row in resolution.alternatives] == ["torch 2.15.0 with cu132"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("axes", "message"),
     [
         ({"gpus": ["H10"]}, "no GPU named 'H10'.*did you mean H100"),
@@ -263,7 +264,7 @@ def test_nonsense_is_refused_in_one_line(ask: Ask, axes: dict[str, object], mess
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("axes", "reason", "change"),
     [
         (
@@ -289,7 +290,7 @@ def test_a_variant_that_no_torch_was_built_for_is_an_answer(
     assert [row.change for row in resolution.alternatives] == [change]
 
 
-@pytest.mark.parametrize("name", ["AMD Instinct MI300X", "Intel Arc A770", "Apple M2", "Jetson AGX Orin"])
+@each("name", ["AMD Instinct MI300X", "Intel Arc A770", "Apple M2", "Jetson AGX Orin"])
 def test_an_accelerator_of_another_kind_is_answered_as_what_it_is(ask: Ask, name: str) -> None:
     resolution = ask(gpus=[name])
     assert (resolution.verdict, resolution.legal) == ("no-wheel", False)
@@ -334,7 +335,7 @@ def test_words_as_people_write_them() -> None:
         normalized(Query(torch="2.8.0+cu121", variant="cu128"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("gpu", "driver", "verdict"),
     [
         ("L4", "520.61.05", "driver-too-old"),  # older than any branch that has it
@@ -373,12 +374,12 @@ def test_gpus_without_a_driver_in_common_are_no_node_to_install_on(ask: Ask) -> 
     assert {"without the K80", "without the H100"} <= {row.change for row in both.alternatives}
 
 
-@pytest.mark.parametrize(("gpu", "code"), [("RTX 4090", "sm_86"), ("A100", "sm_80"), ("B300", "sm_100")])
+@each(("gpu", "code"), [("RTX 4090", "sm_86"), ("A100", "sm_80"), ("B300", "sm_100")])
 def test_the_nearest_code_is_the_one_that_is_named(ask: Ask, gpu: str, code: str) -> None:
     assert ask(torch="2.13.0", variant="cu130", gpus=[gpu]).reasons[0].startswith(f"its {code} code runs on {gpu}")
 
 
-@pytest.mark.parametrize(
+@each(
     ("axes", "note"),
     [
         ({"torch": "2.8.0"}, "driver not given: needs >= 525.60.13"),
@@ -404,7 +405,7 @@ def test_what_is_left_open_or_taken_for_granted_is_said(ask: Ask, axes: dict[str
     assert any(message.endswith(note) for message in ask(**axes).notes)
 
 
-@pytest.mark.parametrize(
+@each(
     ("axes", "word"),
     [
         ({"torch": "2.8.0", "driver": "570.124.06"}, "driver"),
@@ -424,7 +425,7 @@ def test_a_driver_below_the_listed_branches_is_never_verified(ask: Ask) -> None:
     assert ask(driver="530.30.02", **axes).verified is True
 
 
-@pytest.mark.parametrize(
+@each(
     ("base", "driver", "gpu", "says"),
     [
         ("12.8", "570.26", "RTX 4090", "nvidia/cuda:12.8.1 starts: driver 570.26 is of CUDA 12.8"),
@@ -454,7 +455,7 @@ def test_driver_verdict_for_a_node_check(matrix: Matrix) -> None:
         driver_verdict(matrix, "14.0", "550.54.14", None)
 
 
-@pytest.mark.parametrize(
+@each(
     ("sass", "ptx", "cc", "cuda", "runs"),
     [
         (["sm_80", "sm_90"], [], "8.9", "12.8", True),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from envcheck.matrix.facts.model import Cell, Matrix, branch, key
 from envcheck.matrix.file.load import loads
 from envcheck.matrix.resolver.resolve import Query, resolve
 from envcheck.matrix.resolver.verdict import LEGAL
+from tests.tables import each
 
 MATRIX = loads((Path(__file__).parents[3] / "matrix.yaml").read_bytes())
 CUDA_CELLS = [(release.torch, v.variant) for release in MATRIX.torch for v in release.variants if v.cuda]
@@ -61,7 +61,7 @@ def test_without_a_gpu_a_newer_driver_takes_nothing_away(cell: tuple[str, str], 
         assert resolve(MATRIX, query.replace(driver=newer)).verdict in LEGAL
 
 
-@pytest.mark.parametrize("cell", [str(cell) for cell in MATRIX.cells()])
+@each("cell", [str(cell) for cell in MATRIX.cells()])
 def test_every_published_cell_resolves(cell: str) -> None:
     parsed = Cell.parse(cell)
     assert parsed is not None
