@@ -11,9 +11,8 @@ import pytest
 
 from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles import model
-from envcheck.mirrors.profiles.load import load, parse_presets, presets
+from envcheck.mirrors.profiles.load import LAYOUTS, Preset, PresetEntry, load, parse_presets, preset_profile, presets
 from envcheck.mirrors.profiles.model import Conda, Index, Profile
-from envcheck.mirrors.profiles.presets import LAYOUTS, Preset, PresetEntry, preset_profile
 
 NAMES = ("tuna", "ustc", "sjtu", "aliyun", "tencent", "huawei", "nju", "hf-mirror", "modelscope")
 

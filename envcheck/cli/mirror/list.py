@@ -11,7 +11,7 @@ from envcheck.cli.options import Option, command_with
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.mirrors.profiles.presets import Preset
+    from envcheck.mirrors.profiles.load import Preset
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ from envcheck.errors import ConfigError
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
+    from envcheck.mirrors.profiles.load import PresetEntry
     from envcheck.mirrors.profiles.model import Profile
-    from envcheck.mirrors.profiles.presets import PresetEntry
     from envcheck.mirrors.settings.clients import ClientSettings, RenderOptions
 
 # The keys of envcheck.mirrors.settings.RENDERERS; --help must not import that package.

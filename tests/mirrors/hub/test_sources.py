@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
-from envcheck.errors import ConfigError, PromiseError, UnavailableError
-from envcheck.mirrors.fetch import request as fetch_retries
+from envcheck.errors import ConfigError, PromiseError
 from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision
@@ -25,12 +23,6 @@ REPO = "owner/tiny"
 REF = hub_revision.Reference("model", REPO, "main")
 LARGE = "sub/weights.bin"
 Hubs = Callable[[], Any]
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have who is busy asked again at once."""
-    monkeypatch.setattr(fetch_retries, "WAITS", (0.01, 0.01, 0.01))
 
 
 def flip(hub: Any, path: str, at: int = 0) -> None:
@@ -54,13 +46,6 @@ def fetched(origin: Any, endpoints: list[str], to: Path) -> tuple[dict[str, set[
     return {names[one.path.name]: set(one.sources) for one in fetched_files}, notes
 
 
-def closed() -> str:
-    """Return an endpoint where nobody listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.9", 0))
-        return f"http://127.0.0.9:{free.getsockname()[1]}"
-
-
 def test_all_comes_from_the_first_that_is_right(hubs: Hubs, tmp_path: Path) -> None:
     origin, first, second = hubs(), hubs(), hubs()
     sources, notes = fetched(origin, [first.url, second.url], tmp_path)
@@ -76,14 +61,6 @@ def test_a_large_file_that_is_wrong_comes_from_the_second_endpoint(hubs: Hubs, t
     assert f"the file has a wrong hash: fetching all of it from {second.netloc}" in notes
 
 
-def test_a_small_file_that_is_wrong_comes_from_the_second_endpoint(hubs: Hubs, tmp_path: Path) -> None:
-    origin, first, second = hubs(), hubs(), hubs()
-    flip(first, "vocab.txt")
-    sources, _ = fetched(origin, [first.url, second.url], tmp_path)
-    assert sources.pop("vocab.txt") == {second.netloc}
-    assert set().union(*sources.values()) == {first.netloc}
-
-
 @pytest.mark.parametrize("path", [LARGE, "config.json"])
 def test_what_the_first_endpoint_lacks_comes_from_the_second(hubs: Hubs, tmp_path: Path, path: str) -> None:
     origin, first, second = hubs(), hubs(), hubs()
@@ -91,25 +68,6 @@ def test_what_the_first_endpoint_lacks_comes_from_the_second(hubs: Hubs, tmp_pat
     sources, _ = fetched(origin, [first.url, second.url], tmp_path)
     assert sources.pop(path) == {second.netloc}
     assert set().union(*sources.values()) == {first.netloc}
-
-
-@pytest.mark.parametrize("dead", ["", "http://x.invalid"])
-def test_an_endpoint_that_cannot_be_reached_is_passed_over(hubs: Hubs, tmp_path: Path, dead: str) -> None:
-    origin, living = hubs(), hubs()
-    sources, _ = fetched(origin, [dead or closed(), living.url], tmp_path)
-    assert set().union(*sources.values()) == {living.netloc}
-
-
-@pytest.mark.parametrize("small", [True, False])
-def test_who_is_busy_is_asked_again(hubs: Hubs, tmp_path: Path, small: bool) -> None:  # noqa: FBT001 (a parameter)
-    origin, first = hubs(), hubs()
-    for hub in (origin, first):
-        hub.repo.files = {path: body for path, body in hub.repo.files.items() if (path == LARGE) != small}
-        hub.rows = [row for row in hub.rows if row["path"] in hub.repo.files]
-    origin.busy = [429, 503]
-    first.busy = [429, 500, 503]
-    fetched(origin, [first.url], tmp_path)
-    assert first.busy == origin.busy == []
 
 
 @pytest.mark.parametrize("path", [LARGE, "vocab.txt"])
@@ -123,15 +81,6 @@ def test_where_all_have_it_wrong_the_file_is_named_and_the_snapshot_is_not_there
         fetched(origin, [first.url, second.url], tmp_path)
     assert not (tmp_path / "models--owner--tiny/snapshots").exists()
     assert not (tmp_path / "models--owner--tiny/refs").exists()
-
-
-@pytest.mark.parametrize("path", [LARGE, "vocab.txt"])
-def test_where_nobody_has_it_the_file_and_every_host_are_named(hubs: Hubs, tmp_path: Path, path: str) -> None:
-    origin, first, second = hubs(), hubs(), hubs()
-    del first.content[path], second.content[path]
-    with pytest.raises(UnavailableError, match=f"^{path}: ") as failed:
-        fetched(origin, [first.url, second.url], tmp_path)
-    assert f"{first.netloc}: it answers 404; {second.netloc}: it answers 404" in str(failed.value)
 
 
 def run(*words: str) -> Result:

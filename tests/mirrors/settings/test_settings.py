@@ -18,9 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors.profiles.load import presets
+from envcheck.mirrors.profiles.load import preset_profile, presets
 from envcheck.mirrors.profiles.model import Conda, Credential, HuggingFace, Index, Profile
-from envcheck.mirrors.profiles.presets import preset_profile
 from envcheck.mirrors.settings import RENDERERS, render
 from envcheck.mirrors.settings.clients import RenderOptions, pip_conf, uv_toml
 from envcheck.mirrors.settings.shell import restored_environment

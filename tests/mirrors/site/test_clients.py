@@ -1,4 +1,4 @@
-"""The clients that people have, through a running site over TLS: curl, aria2c, apt, skopeo; and its limits."""
+"""apt through a running site over TLS, and the limit of connections of one client."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ from typing import Any
 
 import pytest
 
-from tests.certificates import Certificate, resigned
-from tests.mirrors.site.conftest import World, envcheck, running
-from tests.mirrors.site.test_registry import CONFIG, LAYER, push
-from tests.mirrors.site.upstreams import answers, free_port
-from tests.waiting import PATIENCE, eventually
+from tests.certificates import Certificate
+from tests.mirrors.site.conftest import World, running
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.tools
 
@@ -38,98 +36,35 @@ def tool(name: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ServedSite:
-    """A running site at two addresses, its upstreams, and the registry behind one of its ports."""
+    """A running site and its upstreams."""
 
     world: World
     site: Path
     port: int
     ca: Path
-    registry: subprocess.Popen[bytes]
 
-    def at(self, path: str, address: str = "127.0.0.1") -> str:
-        """Return the URL of a path, at one of its addresses."""
-        return f"https://{address}:{self.port}{path}"
-
-    @property
-    def far(self) -> str:
-        """Return the path of a file of 20 MB."""
-        return f"/files/{self.world.far.origin.removeprefix('http://')}/packages/{self.world.wheels['farlib'].name}"
+    def at(self, path: str) -> str:
+        """Return the URL of a path."""
+        return f"https://127.0.0.1:{self.port}{path}"
 
     def log(self) -> list[dict[str, Any]]:
         """Return the access log so far; nginx writes a line once the client is done."""
         return [json.loads(line) for line in (self.site / "logs/access.json").read_text().splitlines()]
 
 
-def run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a client with no proxy and none of this machine's configuration."""
-    env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "no_proxy": "*", **environment}
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=100)
-
-
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory, authority: Certificate) -> Certificate:
-    """Return a certificate of the same authority for two addresses."""
-    return resigned(authority.ca, tmp_path_factory.mktemp("wide"), "127.0.0.1", "127.0.0.6")
-
-
 @pytest.fixture
-def served(world: World, wide: Certificate) -> Iterator[ServedSite]:
-    """Return a running site before a registry that it reaches over TLS."""
-    program, root = tool("docker-registry"), world.root / "registry"
-    root.mkdir()
-    at = f"127.0.0.6:{free_port('127.0.0.6')}"
-    tls = f"\n  tls: {{certificate: {wide.certificate}, key: {wide.key}}}\n"
-    plain = CONFIG.format(root=root, at=at)
-    (root / "config.yml").write_text(plain)
-    with subprocess.Popen([program, "serve", str(root / "config.yml")], stderr=subprocess.DEVNULL) as process:
-        answers(f"http://{at}/", process)
-        push(f"http://{at}")
-        process.terminate()
-    (root / "config.yml").write_text(plain.replace(f'http: {{addr: "{at}"}}', f'http:\n  addr: "{at}"{tls}'))
-    process = subprocess.Popen([program, "serve", str(root / "config.yml")], stderr=subprocess.DEVNULL)
-    answers(f"https://{at}/", process)
+def served(world: World, authority: Certificate) -> Iterator[ServedSite]:
+    """Return a running site with a cached tree of Debian packages, over TLS."""
     profile = world.root / "site.yaml"
-    profile.write_text(f"{profile.read_text()}ca: {wide.ca}\n")
-    options = ["--tls", str(wide.certificate), str(wide.key), "--ca", str(wide.ca), "--no-hf"]
-    options += ["--address", "127.0.0.1", "--address", "127.0.0.6", "--registry", f"docker.io=https://{at}"]
-    options += ["--tree", f"debian={world.index.origin}/debian/"]
-    site, port = world.render(*options)
-    try:
-        with running(site):
-            yield ServedSite(world, site, port, wide.ca, process)
-    finally:
-        process.terminate()
-        process.wait(PATIENCE)
+    profile.write_text(f"{profile.read_text()}ca: {authority.ca}\n")
+    options = ["--tls", str(authority.certificate), str(authority.key), "--ca", str(authority.ca), "--no-hf"]
+    site, port = world.render(*options, "--tree", f"debian={world.index.origin}/debian/")
+    with running(site):
+        yield ServedSite(world, site, port, authority.ca)
 
 
 def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def test_skopeo_copies_an_image_by_the_rendered_settings_and_then_without_its_upstream(
-    served: ServedSite, tmp_path: Path
-) -> None:
-    skopeo = tool("skopeo")
-    shown = envcheck("mirror", "show", str(served.site / "client.yaml"), "--format", "registries")
-    assert shown.returncode == 0, shown.stderr
-    conf, policy = tmp_path / ".config/containers/registries.conf", tmp_path / "policy.json"
-    conf.parent.mkdir(parents=True)
-    conf.write_text(shown.stdout)
-    policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
-    environment = {"SSL_CERT_FILE": str(served.ca), "HOME": str(tmp_path)}
-    layer = hashlib.sha256(LAYER).hexdigest()
-    stored = served.site / "cache/registry/docker.io/docker/registry/v2/repositories/lib/image/_layers"
-    for name in ("one", "two"):
-        to = tmp_path / name
-        command = [skopeo, "--policy", str(policy), "copy", "docker://docker.io/lib/image:one", f"dir:{to}"]
-        done = run(*command, **environment)
-        assert done.returncode == 0, done.stderr
-        assert (to / layer).read_bytes() == LAYER
-        # Of its layer and its configuration, which the site's registry writes once it has sent them on.
-        assert eventually(lambda: len(list(stored.glob("sha256/*/link"))), 2) == 2
-        served.registry.terminate()
-        served.registry.wait(PATIENCE)
-    assert eventually(lambda: {line["part"] for line in served.log()}, {"registry"}) == {"registry"}
 
 
 def test_apt_installs_from_a_cached_tree_and_then_without_its_upstream(served: ServedSite, tmp_path: Path) -> None:

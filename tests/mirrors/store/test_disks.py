@@ -266,20 +266,6 @@ def test_a_read_only_store_is_read_and_told_of(sealed: Store, tmp_path: Path) ->
         assert "\n" not in str(error)
 
 
-def test_what_a_read_only_store_serves_is_carried_on(sealed: Store, tmp_path: Path) -> None:
-    done = run(sealed, "export", "-o", str(tmp_path / "out"))
-    assert "it has another hash than its name" in str(done.exception)
-    assert not list((tmp_path / "out").iterdir())
-    digest = next(one.sha256 for one in sealed.objects() if not sealed.sound(one.sha256))
-    disk = sealed.root.parent
-    subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
-    sealed.path(digest).chmod(0o644)
-    sealed.path(digest).write_bytes(data(1))
-    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-    assert " part" in run(sealed, "export", "-o", str(tmp_path / "out")).stdout
-    assert run(Store(tmp_path / "new"), "import", str(tmp_path / "out")).exception is None
-
-
 def test_a_bundle_is_taken_from_where_nothing_may_be_written(mount: Mount, tmp_path: Path) -> None:
     source = mount(str(_exported(tmp_path, data(1), data(2))), at="stick")
     subprocess.run(["mount", "-o", "remount,ro,bind", source], check=True)
@@ -288,16 +274,6 @@ def test_a_bundle_is_taken_from_where_nothing_may_be_written(mount: Mount, tmp_p
     store = Store(tmp_path / "new")
     assert "version 1 is served" in run(store, "import", str(source)).stdout
     assert damaged(store) == []
-
-
-def test_a_bundle_is_not_written_where_nothing_may_be_written(mount: Mount, tmp_path: Path) -> None:
-    disk = mount("ext4", 16)
-    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-    store = Store(tmp_path / "store")
-    versions.publish(store, model(store, data(1)), keep=1)
-    error = run(store, "export", "-o", str(disk)).exception
-    assert isinstance(error, UnavailableError)
-    assert "Read-only file system" in str(error)
 
 
 def test_a_disk_that_is_too_small_for_a_bundle_keeps_none_of_it(mount: Mount, tmp_path: Path) -> None:

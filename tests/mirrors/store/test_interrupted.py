@@ -108,20 +108,6 @@ def test_what_a_killed_export_left_goes_when_the_next_begins(large: Store, carri
     }
 
 
-def test_parts_that_were_being_named_when_it_was_killed_are_no_bundle(carried: Path, tmp_path: Path) -> None:
-    """The list of hashes has its name last of all: without it the parts belong to nobody, and go."""
-    to = tmp_path / "b"
-    to.mkdir()
-    for path in carried.iterdir():
-        (to / path.name).write_bytes(path.read_bytes())
-    (to / bundle.SUMS).rename(to / f".{bundle.SUMS}")
-    (to / "bundle.tar.001").rename(to / ".bundle.tar.001")
-    (to / "mine.txt").touch()
-    small = Store(tmp_path / "small")
-    bundle.export(small, model(small, b"x"), to, part_size=MIB, progress=lambda _there, _all: None)
-    assert sorted(path.name for path in to.iterdir()) == [bundle.SUMS, "bundle.tar.000", "mine.txt"]
-
-
 def test_two_exports_into_one_directory_do_not_take_each_others_parts(large: Store, tmp_path: Path) -> None:
     to = tmp_path / "b"
     with envcheck(large, "export", "-o", str(to), "--part-size", "3M") as first:
@@ -217,24 +203,3 @@ def test_who_waits_for_another_process_is_told_so(tmp_path: Path) -> None:
         os.kill(running.pid, signal.SIGTERM)
         assert running.wait(60) == 128 + signal.SIGTERM
     assert output_of(store, "release", "--rollback") == "version 1 is served\n"
-
-
-def test_an_import_of_what_is_served_makes_no_version(carried: Path, tmp_path: Path) -> None:
-    store = Store(tmp_path / "site")
-    first = json.loads(output_of(store, "import", str(carried), "--json"))
-    assert first == {
-        "schema": "envcheck/store-published/1",
-        "version": 1,
-        "new": True,
-        "served": str(store.root / "current"),
-        "wheels": 0,
-        "models": 1,
-    }
-    assert json.loads(output_of(store, "import", str(carried), "--json")) == {**first, "new": False}
-    assert output_of(store, "import", str(carried)).splitlines() == [
-        "0 wheels and 1 model imported, every hash matches",
-        "version 1 is served already and has all of these files: no version was created",
-    ]
-    assert versions.numbers(store) == [1]
-    document = json.loads(output_of(Store(tmp_path / "other"), "import", str(carried), "--no-release", "--json"))
-    assert document == {"schema": "envcheck/store-import/1", "wheels": 0, "models": 1}

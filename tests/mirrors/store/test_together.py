@@ -8,19 +8,16 @@ import os
 import random
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from envcheck.errors import PromiseError, UnavailableError
+from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.store import evict, versions
-from envcheck.mirrors.store.evict import EvictionLimits
+from envcheck.mirrors.store import versions
 from envcheck.mirrors.store.manifest import Contents, Wheel
 from envcheck.mirrors.store.objects import Store
 from tests.http_server import Server, Servers, directory
@@ -56,12 +53,6 @@ def test_an_object_that_rotted_is_fetched_anew(store: Store, url: str) -> None:
     store.path(SHA256).write_bytes(b"x" * len(CONTENT))
     store.put(_wanted_file(url), TransferOptions(Client()))
     assert damaged(store) == []
-
-
-def test_wrong_bytes_get_no_name_and_the_error_says_which_file(store: Store, url: str) -> None:
-    with pytest.raises(PromiseError, match=r"^a\.whl: "):
-        store.put(_wanted_file(url, "0" * 64), TransferOptions(Client()))
-    assert store.objects() == []
 
 
 FETCH = """
@@ -127,21 +118,6 @@ def test_an_evicter_that_never_stops_takes_nothing_that_is_published_or_viewed(
 def _bare(contents: Contents) -> Wheel:
     """Return the first wheel without the METADATA that the evicter took."""
     return msgspec.structs.replace(contents.wheels[0], metadata=None)
-
-
-def test_who_must_wait_for_another_process_says_so(store: Store) -> None:
-    notes: list[str] = []
-    with store.locked():
-        waiter = threading.Thread(target=_gc, args=(store, notes.append))
-        waiter.start()
-        while not notes:
-            time.sleep(0.01)
-    waiter.join()
-    assert notes == ["another process publishes, imports or evicts: waiting for it"]
-
-
-def _gc(store: Store, note: Callable[[str], None]) -> None:
-    evict.gc(store, EvictionLimits(), dry=False, note=note)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="a file system is mounted, which root may")
