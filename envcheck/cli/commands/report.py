@@ -11,6 +11,7 @@ import click
 from envcheck import safe_files
 from envcheck.cli import report_output
 from envcheck.cli.options import EXISTING_DIRECTORY, FILE, Argument, Option, command_with
+from envcheck.cli.shared import messages
 from envcheck.cli.shared.parameter_types import FiniteRange
 from envcheck.cli.shared.process import console
 from envcheck.matrix.file.load import load as load_matrix
@@ -158,6 +159,7 @@ def redact(options: ReportRedactOptions, _settings: Settings) -> None:
     Each name gets one pseudonym. Both reports are judged again; if a status
     differs, nothing is written.
     """
+    messages.names(options.key)  # An error's line names no path either.
     report_output.apart(FILE=options.file, output=options.output)
     report = encode(redaction.redact(load(options.file), options.key))
     if options.output is None:
