@@ -108,7 +108,7 @@ def test_a_rank_that_lies_is_found_and_named(
     # Judged alone, on the measurements that the lying ranks made: the exit code is that of this fault.
     [mine] = [row for row in everything.outcomes if row.id == lie["sabotage"]]
     plan = structs.replace(everything.plan, checks=[c for c in everything.plan.checks if c.id == mine.id])
-    result = judge(structs.replace(everything, plan=plan, outcomes=[mine]), "--checks", str(run.asked.site))
+    result = judge(structs.replace(everything, plan=plan, outcomes=[mine]), "--checks", str(run.site))
     assert (mine.status, mine.summary) == (lie["status"], result.outcomes[mine.id]["summary"])
     told_rightly({"exit": EXIT[lie["status"]] or 3, **lie}, mine.id, result)
 
