@@ -266,7 +266,7 @@ def test_recordings_of_public_machines_name_their_sources(recordings: list[Row])
     assert all(("fault" in row) == ("sick" in row["kinds"]) for row in recordings)
 
 
-NAMED = ("slow", "bit", "swapped chunks", "nan", "scaler", "drift", "averaged", "buffer", "cpu", "uuid", "64 mb")
+NAMED = ("slow", "bit", "swapped chunks", "nan", "drift", "averaged", "buffer", "cpu", "uuid", "64 mb")
 
 
 def test_the_faults_that_everybody_asks_for_are_there(rows: list[Row]) -> None:

@@ -1,4 +1,4 @@
-"""What runs before torch and changes it is found by what torch computes, not only by a warning of where it lies."""
+"""What runs before torch and changes it is a failure: a start-up file by its place, a library by its numbers."""
 
 from __future__ import annotations
 
@@ -26,16 +26,12 @@ class Finder(importlib.abc.MetaPathFinder):
         def exec_module(module):
             run(module)
             real = module.linear
-            CHANGE
+            module.linear = lambda *given, **named: real(*given, **named) * 1.001
         spec.loader.exec_module = exec_module
         return spec
 
 sys.meta_path.insert(0, Finder())
 """
-CHANGES = {
-    "wrong by a thousandth": "module.linear = lambda *given, **named: real(*given, **named) * 1.001",
-    "hidden": "del module.linear",
-}
 LIBRARY = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -55,16 +51,12 @@ def _outcomes(python: Path, tmp_path: Path, **environment: str) -> tuple[int, di
 
 @pytest.mark.torch
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_startup_file_that_changes_torch_fails_by_what_torch_computes(
-    torch_python: Path, tmp_path: Path, change: str
-) -> None:
+def test_a_startup_file_that_changes_torch_fails_and_is_named(torch_python: Path, tmp_path: Path) -> None:
+    """What patches torch's Python patches the reference too: the file is what is found, and it is a failure."""
     (tmp_path / "start").mkdir()
-    (tmp_path / "start/sitecustomize.py").write_text(STARTUP.replace("CHANGE", CHANGES[change]))
+    (tmp_path / "start/sitecustomize.py").write_text(STARTUP)
     code, rows = _outcomes(torch_python, tmp_path, PYTHONPATH=str(tmp_path / "start"))
     assert code == 1
-    assert rows["kernels"]["status"] == "fail"
-    assert "linear" in rows["kernels"]["summary"]
     for check, status in {"environment-variables": "warn", "installed-files": "fail"}.items():
         assert (rows[check]["status"], "sitecustomize.py" in rows[check]["summary"]) == (status, True)
 
