@@ -177,7 +177,7 @@ def test_a_fetch_that_is_killed(place: Place) -> None:
     command = [sys.executable, "-m", "envcheck", *map(str, words)]
     with subprocess.Popen(command, cwd=place.home, env=place.env, stderr=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60
-        while not any('"source"' in path.read_text() for path in place.home.glob("got/.*.journal")):
+        while not any(path.stat().st_size for path in place.home.glob("got/.*.journal")):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -192,7 +192,7 @@ def test_a_lock_a_published_tree_and_a_bundle(place: Place) -> None:
     message += place.run(*store, "release", "--model-lock", "m.lock", "--mirror", "site.yaml")
     message += place.run(*store, "export", "-o", "bundle")
     message += place.run("store", "--store", "other", "import", "bundle")
-    message += place.run(*store, "verify", "--json") + place.run(*store, "df", "--json")
+    message += place.run(*store, "versions")
     assert list((place.home / "other/current/").rglob("config.json"))
     assert f"Bearer {place.canaries['file']}" in place.hub.tokens
     assert place.canaries.within(message) == set()
@@ -226,7 +226,7 @@ def test_settings_name_files_and_hold_no_secret(place: Place) -> None:
     for form in FORMS:
         words = ("mirror", "show", "site.yaml", "--format", form, "--variant", "cpu", "--suite", "bookworm")
         message += place.say(*words) + place.say(*words, "--json") + place.say(*words, "--output", place.home / form)
-    message += place.run("mirror", "env", "site.yaml") + place.say("mirror", "use", "site.yaml")
+    message += place.run("mirror", "show", "site.yaml", "--format", "env") + place.say("mirror", "use", "site.yaml")
     assert place.canaries.within(message) == PATHS
     written = place.left()
     assert {Path(file).name for file in written} >= {"pip.conf", ".npmrc", "envcheck.sh", "buildkitd.toml"}

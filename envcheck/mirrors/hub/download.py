@@ -10,7 +10,6 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -32,7 +31,7 @@ from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError, StatusError, joined_advice
 from envcheck.mirrors.net.urls import host_of
-from envcheck.mirrors.net.waits import NETWORK_WAITS
+from envcheck.mirrors.net.waits import NETWORK_WAITS, map_in_threads
 
 # Errors of a file system without symlinks (FAT, some SMB): each file is copied there.
 _NO_LINKS: Final = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
@@ -187,8 +186,8 @@ def lock_revision(client: Client, endpoint: str, ref: hub_revision.Reference) ->
             raise PromiseError(message, fix="the mirror serves wrong bytes: compare with the origin, purge the mirror")
         return hashlib.sha256(content).hexdigest()
 
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        hashes = dict(zip([file.path for file in missing], pool.map(digest, missing), strict=True))
+    digests = map_in_threads(digest, missing, _AT_ONCE)
+    hashes = dict(zip([file.path for file in missing], digests, strict=True))
     return msgspec.structs.replace(listed, files=hub_revision.with_hashes(listed.files, hashes))
 
 

@@ -10,7 +10,6 @@ import re
 import subprocess
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -26,6 +25,7 @@ from envcheck.mirrors.index.simple_api import parse_file_name
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError, is_missing
 from envcheck.mirrors.net.urls import host_of
+from envcheck.mirrors.net.waits import map_in_threads
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, network_indexes
 
 PYPI: Final = "pypi"
@@ -249,20 +249,20 @@ def local_files(package: LockedPackage, indexes: Mapping[str, Sequence[Index]]) 
 def _read_pages(requests: Sequence[tuple[LockedPackage, str]], client: Client) -> list[Page]:
     """Return the files or the error of each page. Waits for a busy host only if no other page lists the package."""
     stop = threading.Event()
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        try:
-            pages = list(pool.map(lambda request: _read(client, request[1]), requests))
-            pairs = list(zip(requests, pages, strict=True))
-            listed = {package for (package, _), page in pairs if _lists_package(page, package)}
+    try:
+        pages = map_in_threads(lambda request: _read(client, request[1]), requests, _AT_ONCE)
+        pairs = list(zip(requests, pages, strict=True))
+        listed = {package for (package, _), page in pairs if _lists_package(page, package)}
 
-            def settled(request: tuple[LockedPackage, str], page: Page) -> Page:
-                busy = isinstance(page, NetworkError) and page.retry and request[0] not in listed
-                return _read_when_free(client, request[1], page, stop) if busy else page
+        def settled(pair: tuple[tuple[LockedPackage, str], Page]) -> Page:
+            (package, url), page = pair
+            busy = isinstance(page, NetworkError) and page.retry and package not in listed
+            return _read_when_free(client, url, page, stop) if busy else page
 
-            return list(pool.map(settled, requests, pages))
-        except BaseException:
-            stop.set()
-            raise
+        return map_in_threads(settled, pairs, _AT_ONCE)
+    except BaseException:
+        stop.set()
+        raise
 
 
 def _read(client: Client, url: str) -> Page:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, TypeVar
 
 # Seconds after which a wait is reported, and between two looks.
 AFTER: Final = 5.0
 _TICK: Final = 0.5
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 class Waits:
@@ -66,3 +69,37 @@ class Waits:
 
 
 NETWORK_WAITS: Final = Waits()
+
+
+def map_in_threads(job: Callable[[_T], _R], items: Iterable[_T], threads: int) -> list[_R]:
+    """Return `job` of each item, in order; the first error of a job is raised when the others have ended.
+
+    A signal ends the waiting at once: an executor would first wait for its threads, and a page may take minutes.
+    """
+    todo: queue.SimpleQueue[tuple[int, _T]] = queue.SimpleQueue()
+    results, errors = dict[int, _R](), list[BaseException]()
+    for pair in enumerate(items):
+        todo.put(pair)
+
+    def work() -> None:
+        try:
+            while not errors:
+                number, item = todo.get_nowait()
+                results[number] = job(item)
+        except queue.Empty:
+            return
+        except BaseException as error:  # noqa: BLE001 (raised where the results are awaited)
+            errors.append(error)
+
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(min(threads, todo.qsize()))]
+    for worker in workers:
+        worker.start()
+    try:
+        for worker in workers:
+            worker.join()
+    except BaseException as error:
+        errors.append(error)  # no thread begins another item
+        raise
+    if errors:
+        raise errors[0]
+    return [result for _, result in sorted(results.items(), key=lambda pair: pair[0])]

@@ -9,7 +9,6 @@ import os
 import shutil
 import ssl
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, Literal
 
@@ -19,6 +18,7 @@ from envcheck.mirrors.index.locate import python_index, pytorch_index
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.net.urls import host_of
+from envcheck.mirrors.net.waits import map_in_threads
 from envcheck.mirrors.profiles.host_config import certificates
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile, network_indexes
 from envcheck.mirrors.site.model import SiteIndex, origin
@@ -68,8 +68,7 @@ def _url(profile: Profile, part: Part) -> str:
 
 def _linked_urls(client: Client, pages: Iterable[str]) -> list[str]:
     """Return the URLs of the files on the pages; an index may lack some of the pages."""
-    with ThreadPoolExecutor(_THREADS) as pool:
-        answers = list(pool.map(lambda page: _read_page(client, page), pages))
+    answers = map_in_threads(lambda page: _read_page(client, page), pages, _THREADS)
     read = [answer for answer in answers if not isinstance(answer, str)]
     if not read:
         why = next((answer for answer in answers if isinstance(answer, str)), "no page is known")

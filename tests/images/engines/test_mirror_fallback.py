@@ -173,7 +173,8 @@ def test_what_is_fetched_ahead_falls_back_too(
     assert all(store.sound(digest) for digest in held.values())
     assert set(well.wheels) == {"/sympy-1.14.0-py3-none-any.whl"}
     # Where the first one had begun it, the second brought the rest.
-    whole = "several sources" if fault in {"hangs", "breaks off"} else netloc(well.url)
+    both = f"{netloc(ill.url)}, {netloc(well.url)}"
+    whole = both if fault in {"hangs", "breaks off"} else netloc(well.url)
     assert f"sympy-1.14.0-py3-none-any.whl: from {whole}, and not from {netloc(ill.url)} alone" in notes
 
 

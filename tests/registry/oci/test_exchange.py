@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from envcheck.errors import EnvcheckError
-from envcheck.mirrors.net import connections
+from envcheck.mirrors.net import connections, responses
 from envcheck.mirrors.net.client import Client
 from envcheck.registry.documents import OCI_MANIFEST
 from envcheck.registry.exchange import CONNECTIONS
@@ -175,11 +175,12 @@ def test_a_registry_that_hardly_sends_is_left_in_time(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, before: bytes
 ) -> None:
     monkeypatch.setattr(connections, "SECONDS", 0.5)
+    monkeypatch.setattr(responses, "_PAGE_SECONDS", 0.5)
     unit = b"1\r\nx\r\n" if b"chunked" in before else b"x"
     registry = servers.start(RawServer(endless(before, unit, 0.05)))
     began = time.monotonic()
     with pytest.raises(RegistryUnavailableError):
-        opened(registry.netloc).tags()
+        opened(registry.netloc, client=Client(read=1.0)).tags()
     assert time.monotonic() - began < 10
 
 
@@ -188,6 +189,7 @@ def test_an_upload_to_a_registry_that_hardly_answers_is_left_in_time(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     monkeypatch.setattr(connections, "SECONDS", 0.5)
+    monkeypatch.setattr(responses, "_PAGE_SECONDS", 0.5)
 
     def hardly(request: Request) -> Answer | None:
         def body() -> Iterator[bytes]:
@@ -200,7 +202,7 @@ def test_an_upload_to_a_registry_that_hardly_answers_is_left_in_time(
     registry = servers.start(FakeRegistry(hardly))
     began = time.monotonic()
     with pytest.raises(RegistryUnavailableError):
-        opened(registry.netloc).push_blob(b"x" * 1000)
+        opened(registry.netloc, client=Client(read=1.0)).push_blob(b"x" * 1000)
     assert time.monotonic() - began < 10
 
 
