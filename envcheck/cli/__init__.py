@@ -26,7 +26,7 @@ SECTIONS: Final = {
         "demo": "Resolve, build and validate for this machine.",
     },
     "Images": {
-        "images": "List the published cells; audit and measure images.",
+        "images": "List the published cells; bills of materials, sizes of images.",
         "lock": "Pin a cell's packages with hashes.",
         "render": "Write a cell's Dockerfile, or a whole build context.",
         "matrix": "Show and lint the facts; read a wheel's.",
