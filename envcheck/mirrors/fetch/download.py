@@ -289,8 +289,15 @@ class FileDownload:
                 if error is None:
                     part.source.failures, part.source.waited = 0, 0.0
                 elif not self._is_over():
-                    self._failed(part.source, error, part.at - began)
+                    self._failed(part.source, error, self._brought(part, began))
                 self._changed.notify_all()
+
+    def _brought(self, part: _Part, began: int) -> int:
+        """Return the bytes that a request brought. Of a whole file only new pieces stay: the next one begins at 0."""
+        if part.skipped is None:
+            return part.at - began
+        pieces = {piece for piece, lacking in enumerate(self._lacking) if not lacking} - part.skipped
+        return sum(map(self._size_of, pieces))
 
     def _give_back(self, part: _Part) -> None:
         """Put what a request did not bring back among the gaps."""
