@@ -132,12 +132,12 @@ def h100x8(**changes: Any) -> Statement:
 
 
 def failed(statement: Statement, **changes: Any) -> Statement:
-    """Return the same run as one whose check matmul failed."""
+    """Return the same run as one whose check memlock failed."""
     predicate = statement.predicate
-    passed = [check for check in predicate.passed_tests if check != "matmul"]
+    passed = [check for check in predicate.passed_tests if check != "memlock"]
     facts_ = structs.replace(predicate.envcheck, exit_code=1, **changes)
     predicate = structs.replace(
-        predicate, result="FAILED", passed_tests=passed, failed_tests=["matmul"], envcheck=facts_
+        predicate, result="FAILED", passed_tests=passed, failed_tests=["memlock"], envcheck=facts_
     )
     return structs.replace(statement, predicate=predicate)
 

@@ -49,7 +49,7 @@ def test_a_run_on_a_gpu_is_stated_as_the_contract_shows() -> None:
         ["driver-branch"],
         [],
     )
-    assert "matmul" in predicate["passedTests"]
+    assert "memlock" in predicate["passedTests"]
     assert predicate["passedTests"] == sorted(predicate["passedTests"])
     digest = hashlib.sha256(limits.FILE.read_bytes()).hexdigest()
     assert predicate["configuration"] == [{"name": "limits", "digest": {"sha256": digest}}]
@@ -110,11 +110,11 @@ def test_a_run_on_a_cpu_says_so_and_names_the_lock() -> None:
 
 def test_what_was_undetermined_is_among_the_failed() -> None:
     report = proofs.report()
-    outcomes = [structs.replace(o, status="error") if o.id == "matmul" else o for o in report.outcomes]
+    outcomes = [structs.replace(o, status="error") if o.id == "memlock" else o for o in report.outcomes]
     verdict = structs.replace(report.verdict, status="error", exit_code=3)
     statement = state(structs.replace(report, outcomes=outcomes, verdict=verdict))
     assert (statement.predicate.result, statement.facts.exit_code) == ("FAILED", 3)
-    assert statement.predicate.failed_tests == ["matmul"]
+    assert statement.predicate.failed_tests == ["memlock"]
 
 
 def test_names_are_pseudonyms_unless_asked_for() -> None:
@@ -273,11 +273,11 @@ def changed(**changes: Any) -> bytes:
         changed(predicate__envcheck__level="most"),
         changed(predicate__envcheck__schema="envcheck/proof/2"),
         changed(predicate__envcheck__image__manifest="sha256:A"),
-        changed(predicate__failedTests=["matmul"]),
+        changed(predicate__failedTests=["memlock"]),
         changed(predicate__failedTests=["made-up"]),
         changed(predicate__passedTests=[]),
         changed(predicate__warnedTests=[]),
-        changed(predicate__warnedTests=["driver-branch", "matmul"]),
+        changed(predicate__warnedTests=["driver-branch", "memlock"]),
         changed(predicate__envcheck__tool="\ud800"),
         changed(predicate__result="PASSED"),
         changed(predicate__envcheck__exit_code=1),

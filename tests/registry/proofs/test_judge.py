@@ -83,7 +83,7 @@ REFUSED: Final[dict[ProofRefusal, Callable[[PrivateKey, PrivateKey], list[Listed
     ProofRefusal.DRIVER_UNSUPPORTED: lambda k, _o: [proofs.attached(proofs.stated(cell="torch2.8.0-cu129-py399"), k)],
     ProofRefusal.LEVEL_TOO_LOW: lambda k, _o: [proofs.attached(proofs.stated(level="quick"), k)],
     ProofRefusal.CHECK_MISSING: lambda k, _o: [
-        proofs.attached(proofs.stated(passed_tests=["amp"], warned_tests=["matmul"]), k)
+        proofs.attached(proofs.stated(passed_tests=["amp"], warned_tests=["memlock"]), k)
     ],
     ProofRefusal.EXPIRED: lambda k, _o: [proofs.attached(proofs.stated(**at(proofs.NOW - dt.timedelta(days=31))), k)],
     ProofRefusal.FAILED_SINCE: lambda k, _o: [
@@ -98,10 +98,10 @@ def test_every_refusal_has_its_word(
     refusal: ProofRefusal, policy: Policy, key: PrivateKey, other_key: PrivateKey
 ) -> None:
     lying = REFUSED[refusal](key, other_key)
-    assert word(*lying, policy=structs.replace(policy, required=("matmul",)), node=proofs.H200) == refusal.value
+    assert word(*lying, policy=structs.replace(policy, required=("memlock",)), node=proofs.H200) == refusal.value
     if lying:
         sound = proofs.attached(proofs.stated(), key)
-        whole = word(sound, policy=structs.replace(policy, required=("matmul",)), node=proofs.H200)
+        whole = word(sound, policy=structs.replace(policy, required=("memlock",)), node=proofs.H200)
         assert whole is None
 
 
@@ -117,10 +117,10 @@ def test_no_refusal_is_left_out_of_the_tests(policy: Policy) -> None:
 def test_a_refusal_says_what_may_have_been_meant_and_what_the_policy_allows(policy: Policy, key: PrivateKey) -> None:
     proof = proofs.attached(proofs.stated(), key)
     mistyped = proofs.judged(
-        proof, policy=structs.replace(policy, required=("matmull", "site-check")), node=proofs.H200
+        proof, policy=structs.replace(policy, required=("memlockk", "site-check")), node=proofs.H200
     )
     assert mistyped.refused is not None
-    assert mistyped.refused.detail == "not among the passed checks: matmull, site-check (did you mean matmul?)"
+    assert mistyped.refused.detail == "not among the passed checks: memlockk, site-check (did you mean memlock?)"
     for age, written_age in ((1, "1m"), (60, "1h"), (90, "90m"), (1440, "1d")):
         late = structs.replace(policy, max_age=dt.timedelta(minutes=age))
         old = proofs.attached(proofs.stated(**at(proofs.NOW - dt.timedelta(days=2))), key)
@@ -343,7 +343,7 @@ def test_what_the_policy_requires_must_pass_today_too(policy: Policy, key: Priva
     statement = proofs.stated()
     passed = [*statement.predicate.passed_tests, "driver-branch"]
     claimed = proofs.attached(proofs.stated(result="PASSED", passed_tests=passed, warned_tests=[]), key)
-    assert word(claimed, policy=structs.replace(policy, required=("matmul",)), node=proofs.H200) is None
+    assert word(claimed, policy=structs.replace(policy, required=("memlock",)), node=proofs.H200) is None
     assert (
         word(claimed, policy=structs.replace(policy, required=("driver-branch",)), node=proofs.H200) == "stale-limits"
     )
