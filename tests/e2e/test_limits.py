@@ -12,7 +12,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 # The options of `docker run`, what runs, and what the summary of each check that is lost names.
 LIMITS = {
     "memory": (["--memory=150m"], "--only kernels --only shm", "for lack of memory"),
-    "processes": (["--pids-limit=30"], "--only collectives --timeout 20", "pids.max of the control group is 30"),
     "file size": (["--ulimit=fsize=1000000"], "--only dataloader", "1000000 bytes in a file, see `ulimit -f`"),
     "a full disk": (["--tmpfs=/tmp:size=96k"], "--level quick", "No space left on device"),
 }
