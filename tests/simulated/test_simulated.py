@@ -218,5 +218,5 @@ def test_cuda_visible_devices_by_uuid_leaves_that_gpu(
 ) -> None:
     second = pair["environment"]["devices"][1]["uuid"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", second)
-    actual = run(torch_python, tmp_path / "report.json", 2, "--only", "gemm-throughput")
-    assert [rank["device"] for rank in actual["gemm-throughput"]["ranks"]] == [second]
+    actual = run(torch_python, tmp_path / "report.json", 2, "--only", "kernels")
+    assert [rank["device"] for rank in actual["kernels"]["ranks"]] == [second]
