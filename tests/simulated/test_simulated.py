@@ -132,7 +132,6 @@ def lying(left, right, *, out=None):
     return product
 torch.mm = lying
 """
-_FUNCTION = "honest = torch.nn.functional.{0}\ntorch.nn.functional.{0} = lambda *a, **k: honest(*a, **k) * {1}"
 
 
 def _gemm(change: str, message: str) -> Fault:
@@ -174,19 +173,11 @@ FAULTS = {
     "swaps": _sustained("product[77, 99], product[78, 98] = product[78, 98].clone(), product[77, 99].clone()"),
     # Two flips that leave the sum of the bits as it was.
     "compensates": _sustained("w = product.view(torch.int16); w[77, 99] += 1; w[78, 99] -= 1"),
-    "halves-the-loss": Fault("training-load", _FUNCTION.format("mse_loss", 0.5), "the first step: loss off by"),
-    "stands-still": Fault("training-load", "torch.optim.SGD.step = lambda *_given: None", "update off by"),
-    "leaks": Fault(
-        "training-load",
-        "leaky = torch.nn.functional.leaky_relu\ntorch.nn.functional.relu = lambda given, *a, **k: leaky(given, 0.05)",
-        "bends off by",
-    ),
-    "every-layer-scales": Fault("training-load", _FUNCTION.format("linear", 1.05), "forward off by"),
 }
 
 
 @pytest.mark.torch
-def test_one_wrong_element_and_one_step_that_is_another_are_found(torch_python: Path, tmp_path: Path) -> None:
+def test_wrong_elements_of_products_are_found(torch_python: Path, tmp_path: Path) -> None:
     actual = run(torch_python, tmp_path / "report.json", 1, *write(tmp_path, FAULTS))
     assert all(is_found(actual[f"fault-{name}"], fault) for name, fault in FAULTS.items())
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional, Union
 
-from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View
-from envcheck.checks.support import process_group, promise_cases
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
+from envcheck.checks.support import process_group
 from envcheck.checks.training import plain_math
+from envcheck.counting import counted
 
 CHECK = Check(
     promise="autocast gives products 16 bits and losses 32, training in it follows fp32's, the scaler skips overflows",
@@ -41,6 +43,13 @@ LIMITS = {
 SCALER = ("scaler: shrinks on inf", "scaler: shrinks on nan", "scaler: scales a loss")
 _FIX = "reinstall torch; where another machine's is right with the same wheel, run the kernels check on this device"
 
+# It returns nothing (it is exact), a text (what is wrong), or a number (how far it is off).
+Case = Callable[[], Optional[Union[str, float]]]
+
+
+class AbsentFeature(Exception):  # noqa: N818 (an answer, no error)
+    """This torch or device does not have it; the text is the evidence: a capability query, a signature, a message."""
+
 
 def measure(rank: Rank) -> Measured:
     """Try the operations in each dtype, train in each, and try the gradient scaler."""
@@ -51,7 +60,22 @@ def measure(rank: Rank) -> Measured:
     seed = plain_math.seed_of(rank)
     cases = _cases(torch, device, _task(seed), tuple(capability))
     where = process_group.standing(rank, torch.zeros(1, device=device))
-    return {**where, "capability": list(capability), "seed": seed, "cases": promise_cases.run(cases)}
+    return {
+        **where,
+        "capability": list(capability),
+        "seed": seed,
+        "cases": {name: _tried(case) for name, case in cases.items()},
+    }
+
+
+def _tried(case: Case) -> Measured:
+    try:
+        result = case()
+    except AbsentFeature as absent:
+        return {"absent": str(absent)}
+    except Exception as error:  # noqa: BLE001 (whatever it is, it is this case's finding, and a failure)
+        return {"raised": process_group.quoted(error)}
+    return {"wrong": result} if isinstance(result, str) else {"off": result or 0.0}
 
 
 def names() -> list[str]:
@@ -60,8 +84,8 @@ def names() -> list[str]:
     return ["training, float32", *(f"{name}, {dtype}" for dtype in DTYPES for name in tried), *SCALER]
 
 
-def _cases(torch: Any, device: Any, task: _Task, capability: tuple[int, ...]) -> dict[str, promise_cases.Case]:
-    cases: dict[str, promise_cases.Case] = {"training, float32": partial(_distance, torch, device, task, None)}
+def _cases(torch: Any, device: Any, task: _Task, capability: tuple[int, ...]) -> dict[str, Case]:
+    cases: dict[str, Case] = {"training, float32": partial(_distance, torch, device, task, None)}
     for dtype in DTYPES:
         if dtype == "bfloat16" and device.type == "cuda" and capability < plain_math.BFLOAT16_SINCE:
             cases |= {name: partial(_emulated, capability) for name in names() if name.endswith(dtype)}
@@ -75,7 +99,7 @@ def _cases(torch: Any, device: Any, task: _Task, capability: tuple[int, ...]) ->
 
 def _emulated(capability: tuple[int, ...]) -> None:
     message = f"bf16 is emulated at compute capability {capability} (8.0 has it)"
-    raise promise_cases.AbsentFeature(message)
+    raise AbsentFeature(message)
 
 
 def _autocast(torch: Any, device: Any, dtype: Any) -> Any:
@@ -85,7 +109,7 @@ def _autocast(torch: Any, device: Any, dtype: Any) -> Any:
         context = torch.autocast(device.type, dtype=dtype)
     refused = [str(w.message) for w in warned if "target dtype is not supported. Disabling" in str(w.message)]
     if refused:
-        raise promise_cases.AbsentFeature(refused[0].replace("\n", " "))
+        raise AbsentFeature(refused[0].replace("\n", " "))
     return context
 
 
@@ -166,7 +190,7 @@ def _scaler(torch: Any, device: Any) -> Any:
         return torch.amp.GradScaler(device.type, init_scale=SCALE)
     if device.type != "cuda":
         message = f"the GradScaler of torch {torch.__version__} is for CUDA alone (2.3 has torch.amp.GradScaler)"
-        raise promise_cases.AbsentFeature(message)
+        raise AbsentFeature(message)
     return torch.cuda.amp.GradScaler(init_scale=SCALE)
 
 
@@ -187,14 +211,62 @@ def _overflow(torch: Any, device: Any, spoil: float | None) -> str | None:
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail naming each operation of the wrong dtype, each training that goes another way, each fault of the scaler."""
+    problem = process_group.problem(view, ranks, backend=False)
+    if problem is not None:
+        return problem
     gpu = view.mode == "gpu"
     old = gpu and all(tuple(entry.get("capability") or ()) < plain_math.BFLOAT16_SINCE for entry in ranks)
+    # Older CPU builds have neither fp16 autocast nor a scaler, and say so.
+    may_lack = {name for name in names() if (old if name.endswith("bfloat16") else not gpu)}
+    findings = [finding for entry in ranks for finding in _findings(entry, may_lack)]
+    return worst(findings, findings[0]) if findings else _right(ranks)
 
-    def may_lack(name: str) -> bool:
-        # Older CPU builds have neither fp16 autocast nor a scaler, and say so.
-        return old if name.endswith("bfloat16") else not gpu
 
-    return promise_cases.judge(view, ranks, promise_cases.Terms(names(), _limit, "amp.wrong", _FIX, may_lack))
+def _findings(entry: Measured, may_lack: set[str]) -> Iterator[Outcome]:
+    """Yield what each case of a rank came to, if that is wrong; what several raised alike is one finding."""
+    raised: dict[str, list[str]] = {}
+    for name in names():
+        result: Any = (entry.get("cases") or {}).get(name) or {}
+        value, limit, absent = result.get("off"), _limit(name), result.get("absent")
+        if "raised" in result:
+            raised.setdefault(str(result["raised"]), []).append(name)
+        elif "wrong" in result:
+            yield _failed(entry, name, f"{name}: {result['wrong']}")
+        elif isinstance(absent, str) and absent:
+            if name not in may_lack:
+                yield _failed(entry, name, f"{name} is missing: {absent}")
+        elif "off" not in result:
+            summary = f"rank {entry['rank']} on {entry['device']}: {name} was not tried"
+            yield undecided(summary, fix="see the check's log", code="cases.not-tried", culprit=name)
+        elif not (process_group.finite(value) and 0 <= value <= limit.value):
+            error = value if process_group.finite(value) else None
+            yield _failed(entry, name, f"{name} is off by {value}", value=error, unit=limit.unit, limit=limit)
+    for text, alike in raised.items():
+        subject = alike[0] if len(alike) == 1 else f"{alike[0]} and {len(alike) - 1} other cases"
+        yield _failed(entry, alike[0], f"{subject} raised {text}", cases=alike)
+
+
+def _failed(entry: Measured, name: str, subject: str, **more: Any) -> Outcome:
+    where = f"rank {entry['rank']} on {entry['device']}"
+    about = {"culprit": f"{where}: {name}", "rank": entry["rank"], "seed": entry.get("seed")}
+    return failed(f"{where}: {subject}", fix=_FIX, code="amp.wrong", **about, **more)
+
+
+def _right(ranks: Ranks) -> Outcome:
+    cases: Measured = ranks[0]["cases"]
+    absent = {name: result["absent"] for name, result in cases.items() if "absent" in result}
+    tried = [name for name in names() if name not in absent]
+    nearest = max(tried, key=lambda name: cases[name]["off"] / (float(_limit(name).value) or 1.0))
+    without = f"; not here: {len(absent)}, see the details" if absent else ""
+    return passed(
+        f"{counted(len(tried), 'case')} right on {counted(len(ranks), 'rank')}, seed {ranks[0].get('seed')}; nearest "
+        f"to its limit: {nearest}{without}",
+        value=float(cases[nearest]["off"]),
+        unit=_limit(nearest).unit,
+        limit=_limit(nearest),
+        seed=ranks[0].get("seed"),
+        absent=absent,
+    )
 
 
 def _limit(name: str) -> Limit:

@@ -2,19 +2,15 @@
 
 FSDP2 on a torch whose reduce-scatter averages twice, parameters that were not gathered again after a step, shards of
 uneven length whose padding is trained. Each layer is sharded over the ranks (its sizes do not divide by them), trained
-a few steps, and gathered: the weights have to be those of one process on the whole batch. So do those of FSDP1, of
-parameters cast to bf16, and of shards that were saved and loaded.
+a few steps, and gathered: the weights have to be those of one process on the whole batch.
 """
 
 from __future__ import annotations
 
 import math
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 from envcheck.checks import (
-    PASS,
     Check,
     Limit,
     Measured,
@@ -28,7 +24,7 @@ from envcheck.checks import (
     undecided,
     worst,
 )
-from envcheck.checks.support import process_group, promise_cases
+from envcheck.checks.support import process_group
 from envcheck.checks.training import model_replicas, plain_math
 
 CHECK = Check(
@@ -54,13 +50,10 @@ LIMIT = Limit(
 )
 _FIX = "run collectives and ddp: right there, reinstall or update torch, as its FSDP is broken"
 STEPS, PER_RANK, WIDTH, RATE = 4, 8, 51, 0.05
-CASES = ("bf16 policy", "FSDP1", "shards saved and loaded")
-VARIANT = Limit(1e-4, "of the way", "fp32 against the chain rule in float64, seen at 4e-6 (ours)", "at most")
-_BF16 = Limit(0.02, "of the way", "parameters are cast to bf16 (2^-8); seen at 0.003 (ours)", "at most")
 
 
 def measure(rank: Rank) -> Measured:
-    """Train sharded; say how far shards, gathered weights and variants are from what plain Python computes."""
+    """Train sharded; say how far shards and gathered weights are from what plain Python computes."""
     import torch
 
     device, seed = process_group.device_of(rank), plain_math.seed_of(rank)
@@ -72,9 +65,7 @@ def measure(rank: Rank) -> Measured:
         task = ShardedTask(torch, rank, device, seed)
         sharded = task.sharded(fully_shard)
         losses = [task.step(sharded, step) for step in range(STEPS)]
-        cases = dict(zip(CASES, (partial(_lower, task, fully_shard), partial(_first, task))))
-        cases[CASES[2]] = partial(_stored, task, fully_shard)
-        return {**where, "losses": losses, **_compared(task, sharded), "cases": promise_cases.run(cases)}
+        return {**where, "losses": losses, **_compared(task, sharded)}
 
 
 class ShardedTask:
@@ -93,13 +84,13 @@ class ShardedTask:
         model_replicas.start(self.torch, module, self.seed)
         return module
 
-    def sharded(self, fully_shard: Any, **options: Any) -> Any:
+    def sharded(self, fully_shard: Any) -> Any:
         """Return the model, each layer and then the whole sharded over all ranks."""
         from torch.distributed.device_mesh import init_device_mesh
 
         model, mesh = self.model(), init_device_mesh(self.device.type, (self.rank.world,))
         for layer in (model[0], model[2], model):
-            fully_shard(layer, mesh=mesh, **options)
+            fully_shard(layer, mesh=mesh)
         return model
 
     def _trained(self) -> list[list[float]]:
@@ -120,65 +111,10 @@ class ShardedTask:
         optimizer.step()
         return float(loss.detach())
 
-    def off(self, whole: list[list[float]]) -> float:
-        """Return how far weights are from where they should be, as a share of the longest way."""
-        way = max(abs(end - begin) for part, old in zip(self.right, self.start) for end, begin in zip(part, old))
-        return model_replicas.worst(plain_math.off(actual, part, way) for actual, part in zip(whole, self.right))
-
     def shard_of(self, whole: list[float], rows: int, width: int) -> list[float]:
         """Return the rows of a parameter that this rank holds; the last ranks may hold fewer, or none."""
         each = math.ceil(rows / self.rank.world) * width
         return whole[self.rank.rank * each : (self.rank.rank + 1) * each]
-
-
-def _gathered(sharded: Any) -> list[list[float]]:
-    return [plain_math.numbers(p.full_tensor()) for p in sharded.parameters()]
-
-
-def _lower(task: ShardedTask, fully_shard: Any) -> float:
-    """Compute in bf16, reduce in float32."""
-    try:
-        from torch.distributed.fsdp import MixedPrecisionPolicy
-    except ImportError:
-        from torch.distributed._composable.fsdp import MixedPrecisionPolicy
-    policy = MixedPrecisionPolicy(param_dtype=task.torch.bfloat16, reduce_dtype=task.torch.float32)
-    sharded = task.sharded(fully_shard, mp_policy=policy)
-    for step in range(STEPS):
-        task.step(sharded, step)
-    return task.off(_gathered(sharded))
-
-
-def _first(task: ShardedTask) -> float:
-    """Shard by FullyShardedDataParallel, flattened into one parameter."""
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    if task.device.type != "cuda":
-        message = "FSDP1 needs an accelerator (torch says so itself)"
-        raise promise_cases.AbsentFeature(message)
-    sharded = FullyShardedDataParallel(task.model(), device_id=task.device)
-    for step in range(STEPS):
-        task.step(sharded, step)
-    with FullyShardedDataParallel.summon_full_params(sharded):
-        return task.off([plain_math.numbers(p) for p in sharded.module.parameters()])
-
-
-def _stored(task: ShardedTask, fully_shard: Any) -> float:
-    """Save each rank's shards by torch.distributed.checkpoint, and load them into a fresh model."""
-    try:
-        from torch.distributed import checkpoint
-        from torch.distributed.checkpoint import state_dict as states
-    except ImportError as error:
-        message = f"torch {task.torch.__version__} has no torch.distributed.checkpoint.state_dict (2.2 has)"
-        raise promise_cases.AbsentFeature(message) from error
-    model, other = task.sharded(fully_shard), task.sharded(fully_shard)
-    for step in range(STEPS):
-        task.step(model, step)
-    directory = str(Path(task.rank.scratch) / "shards")
-    checkpoint.save({"model": states.get_model_state_dict(model)}, checkpoint_id=directory)
-    state = {"model": states.get_model_state_dict(other)}
-    checkpoint.load(state, checkpoint_id=directory)
-    states.set_model_state_dict(other, state["model"])
-    return task.off(_gathered(other))
 
 
 def _compared(task: ShardedTask, sharded: Any) -> Measured:
@@ -231,27 +167,17 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         losses = entry.get("losses") or []
         complete = entry.get("errors") and entry.get("gathered") and entry.get("ended")
         if not complete or len(losses) != STEPS or not all(process_group.finite(loss) and loss >= 0 for loss in losses):
-            return undecided(
-                f"rank {entry['rank']} took {len(losses)} of {STEPS} steps",
-                fix="see the check's log",
-                code="fsdp.unmeasured",
-                culprit=f"rank {entry['rank']}",
-            )
+            summary, who = f"rank {entry['rank']} took {len(losses)} of {STEPS} steps", f"rank {entry['rank']}"
+            return undecided(summary, fix="see the check's log", code="fsdp.unmeasured", culprit=who)
     findings, most = [], 0.0
     for kind in ("errors", "gathered"):
         # Every rank is off after one was, that one the most.
         error, number = max((_worst(entry[kind]), -entry["rank"]) for entry in ranks)
         findings += [_apart(ranks[-number], kind, error)] if error > LIMIT.value else []
         most = max(most, error)
-    findings += [
-        problem for problem in (model_replicas.drifted(ranks, "ended", "when gathered"), _incomplete(ranks)) if problem
-    ]
-    varied = promise_cases.judge(view, ranks, promise_cases.Terms(CASES, _limit, "fsdp.variant", _FIX), backend=True)
-    return worst([*findings, *([] if varied.status == PASS else [varied])], _passed(ranks, most))
-
-
-def _limit(name: str) -> Limit:
-    return _BF16 if name == "bf16 policy" else VARIANT
+    together = (model_replicas.drifted(ranks, "ended", "when gathered"), _incomplete(ranks))
+    findings += [problem for problem in together if problem]
+    return worst(findings, otherwise=_passed(ranks, most))
 
 
 def _worst(errors: list[Any]) -> float:

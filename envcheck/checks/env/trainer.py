@@ -1,10 +1,9 @@
 """transformers' Trainer that trains something else than its arguments say, or cannot be resumed.
 
-Seen in the wild: an accelerate that is missing or too old for the transformers beside it, tensorboard that breaks with
-a newer protobuf, checkpoints that a new torch.load refuses, an optimizer that starts afresh on resume, a NaN that the
-Trainer's log hides behind earlier losses, `bf16=True` that changes nothing. A tiny model is made, saved and loaded
-offline; it trains for 8 steps in bf16; a second run, from spoilt weights, goes on from the checkpoint of step 4 and has
-to end with the same bits; TensorBoard's own reader has to find every loss.
+An accelerate that is missing or too old for the transformers beside it, tensorboard that breaks with a newer protobuf,
+checkpoints that a new torch.load refuses, an optimizer that starts afresh on resume, `bf16=True` that changes nothing.
+A tiny model is made, saved and loaded offline; it trains for 8 steps in bf16; a second run goes on from the checkpoint
+of step 4 and has to end with the same bits; TensorBoard's own reader has to find every loss.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from envcheck.checks import (
     undecided,
     worst,
 )
-from envcheck.checks.support import process_group, promise_cases
+from envcheck.checks.support import process_group
 from envcheck.checks.training import deterministic_training, model_replicas, plain_math
 from envcheck.counting import counted
 
@@ -70,7 +69,7 @@ def measure(rank: Rank) -> Measured:
     try:
         _train(torch, rank, result)
     except Exception as error:  # noqa: BLE001 (whatever a library raises is the finding)
-        result["raised"] = promise_cases.quoted(_cause(error))
+        result["raised"] = process_group.quoted(_cause(error))
     return result
 
 
@@ -98,19 +97,17 @@ def _train(torch: Any, rank: Rank, result: Measured) -> None:
     isolate(directory)
     importlib.import_module("transformers").Trainer  # noqa: B018 (imported when asked for)
     result["stage"] = "saving and loading the model"
-    saved = save(torch, directory / "model")
-    model, spoilt = (load(directory / "model") for _ in range(2))
-    result["apart"] = _apart(saved, digests(torch, model))
-    tensorboard = importlib.util.find_spec("tensorboard") is not None
-    gpu = rank.device != "cpu"
-    options = {"bf16": computed_in(gpu=gpu, capability=result["capability"]) == "bfloat16", "cpu": not gpu}
+    save(torch, directory / "model")
+    model, again = (load(directory / "model") for _ in range(2))
+    gpu, tensorboard = rank.device != "cpu", importlib.util.find_spec("tensorboard") is not None
+    bf16 = computed_in(gpu=gpu, capability=result["capability"]) == "bfloat16"
+    options = {"bf16": bf16, "cpu": not gpu, "tensorboard": tensorboard}
     result["stage"] = "training"
-    uninterrupted = TrainerRun(torch, model, directory / "whole", tensorboard=tensorboard, **options)
+    uninterrupted = TrainerRun(torch, model, directory / "whole", **options)
     uninterrupted.train()
     result |= {"whole": uninterrupted.seen(), **process_group.standing(rank, next(model.parameters()))}
     result["stage"] = f"resuming from step {SAVED_AT}"
-    spoil(torch, spoilt)
-    resumed = TrainerRun(torch, spoilt, directory / "resumed", tensorboard=tensorboard, **options)
+    resumed = TrainerRun(torch, again, directory / "resumed", **options)
     resumed.train(directory / "whole" / f"checkpoint-{SAVED_AT}")
     result |= {"resumed": resumed.seen(), "stage": "reading the TensorBoard log"}
     result["events"] = events(uninterrupted.logs) if tensorboard else None
@@ -120,10 +117,6 @@ def computed_in(*, gpu: bool, capability: list[int]) -> str:
     """Return the dtype that a device is asked to train in: float32 where it has no bfloat16 of its own."""
     emulated = gpu and tuple(capability) < plain_math.BFLOAT16_SINCE
     return "float32" if emulated else "bfloat16"
-
-
-def _apart(one: Measured, other: Measured) -> list[str]:
-    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
@@ -138,23 +131,12 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if broken is not None:
         return broken
     uninterrupted, resumed = entry.get("whole") or {}, entry.get("resumed") or {}
-    if not _complete(entry, uninterrupted) or not isinstance(resumed.get("losses"), list) or not resumed.get("state"):
+    complete = uninterrupted.get("steps") == [*range(1, STEPS + 1)] and len(uninterrupted.get("losses") or []) == STEPS
+    states = uninterrupted.get("state"), resumed.get("state")
+    if not complete or not all(states) or not isinstance(resumed.get("losses"), list):
         return undecided("no training was compared", fix="see the check's log", code="trainer.unmeasured")
-    findings = [
-        *_model(entry),
-        *_losses(uninterrupted),
-        *_dtypes(view, entry),
-        *_resumed(uninterrupted, resumed),
-        *_events(entry),
-    ]
+    findings = [*_losses(uninterrupted), *_dtypes(view, entry), *_resumed(uninterrupted, resumed), *_events(entry)]
     return worst(findings, otherwise=findings[0]) if findings else _trained(entry)
-
-
-def _complete(entry: Measured, uninterrupted: Measured) -> bool:
-    """Return whether the first run went from the first step to the last, and kept moments."""
-    moments = [name for name in uninterrupted.get("state") or {} if name.endswith(("exp_avg", "exp_avg_sq"))]
-    steps = uninterrupted.get("steps") == list(range(1, STEPS + 1)) and len(uninterrupted.get("losses") or []) == STEPS
-    return steps and bool(moments) and isinstance(entry.get("apart"), list)
 
 
 def _broken(entry: Measured) -> process_group.Problem:
@@ -162,27 +144,13 @@ def _broken(entry: Measured) -> process_group.Problem:
     version = (entry.get("versions") or {}).get("transformers", "")
     if entry.get("missing"):
         names = " and ".join(entry["missing"])
-        return skipped(
-            f"transformers {version} is installed without {names}: nothing trains here", code="trainer.missing"
-        )
+        summary = f"transformers {version} is installed without {names}: nothing trains here"
+        return skipped(summary, code="trainer.missing")
     if entry.get("raised"):
-        stage = entry.get("stage")
-        return failed(
-            f"transformers {version}: {stage} raised {entry['raised']}",
-            fix=_FIX,
-            versions=entry.get("versions"),
-            code="trainer.raised",
-            culprit=str(stage),
-        )
+        stage = str(entry.get("stage"))
+        summary = f"transformers {version}: {stage} raised {entry['raised']}"
+        return failed(summary, fix=_FIX, code="trainer.raised", culprit=stage, versions=entry.get("versions"))
     return None
-
-
-def _model(entry: Measured) -> list[Outcome]:
-    apart = entry["apart"]
-    if not apart:
-        return []
-    summary = f"from_pretrained brings back other weights than save_pretrained wrote: {_some(apart)}"
-    return [failed(summary, fix="reinstall transformers and safetensors", tensors=apart, code="trainer.loading")]
 
 
 def _losses(uninterrupted: Measured) -> list[Outcome]:
@@ -198,25 +166,19 @@ def _losses(uninterrupted: Measured) -> list[Outcome]:
     summary = f"the loss does not fall: {losses[0]:.3g} at step 1, {losses[-1]:.3g} at step {STEPS}"
     value = share if process_group.finite(share) else None
     fix = "run the kernels and amp checks; reinstall transformers and accelerate"
-    return [
-        failed(
-            summary, fix=fix, value=value, unit=LIMIT.unit, limit=LIMIT, losses=losses, code="trainer.learns-nothing"
-        )
-    ]
+    about: dict[str, Any] = {"unit": LIMIT.unit, "limit": LIMIT, "losses": losses}
+    return [failed(summary, fix=fix, value=value, code="trainer.learns-nothing", **about)]
 
 
 def _dtypes(view: View, entry: Measured) -> list[Outcome]:
-    """Return a finding for each run that computed in another dtype than asked for, or whose weights are not float32."""
+    """Return a finding for each run that computed in another dtype than it was asked for."""
     due = computed_in(gpu=view.mode == "gpu", capability=entry.get("capability") or [])
     fix = "reinstall accelerate; look for ACCELERATE_MIXED_PRECISION and code that changes torch.autocast"
     findings = []
     for name in ("whole", "resumed"):
-        computed, weights = entry[name].get("computed"), entry[name].get("weights")
-        if computed != [due] or weights != ["float32"]:
-            summary = (
-                f"the {name} run was to compute in {due} with weights in float32, "
-                f"and computed in {_some(computed)} with weights in {_some(weights)}"
-            )
+        computed = entry[name].get("computed")
+        if computed != [due]:
+            summary = f"the {name} run was to compute in {due}, and computed in {_some(computed)}"
             findings.append(failed(summary, fix=fix, code="trainer.dtype", culprit=f"{name} run"))
     return findings
 
@@ -228,25 +190,19 @@ def _resumed(uninterrupted: Measured, resumed: Measured) -> list[Outcome]:
     if resumed.get("steps") != due:
         summary = f"resumed from step {SAVED_AT}, the Trainer took the steps {resumed.get('steps')}, not {due}"
         return [failed(summary, fix=fix, code="trainer.steps")]
-    apart = _apart(uninterrupted["state"], resumed["state"])
+    one, other = uninterrupted["state"], resumed["state"]
+    apart = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
     pairs = zip(due, uninterrupted["losses"][SAVED_AT:], resumed["losses"])
     # As texts: a NaN that comes again is no difference, and has a finding of its own.
-    steps = [step for step, one, other in pairs if str(one) != str(other)]
+    steps = [step for step, loss, again in pairs if str(loss) != str(again)]
     if not apart and not steps:
         return []
     when = f"from step {steps[0]} on" if steps else "in what no loss shows"
     named = f": {_some(apart)}" if apart else ""
-    return [
-        failed(
-            f"the resumed run is another one {when}; {counted(len(apart), 'different tensor')}{named}",
-            fix=fix,
-            value=len(apart),
-            unit="tensors that differ",
-            tensors=apart,
-            losses=[uninterrupted["losses"], resumed["losses"]],
-            code="trainer.differs",
-        )
-    ]
+    summary = f"the resumed run is another one {when}; {counted(len(apart), 'different tensor')}{named}"
+    losses = [uninterrupted["losses"], resumed["losses"]]
+    more: dict[str, Any] = {"value": len(apart), "unit": "tensors that differ", "tensors": apart, "losses": losses}
+    return [failed(summary, fix=fix, code="trainer.differs", **more)]
 
 
 def _events(entry: Measured) -> list[Outcome]:
@@ -301,16 +257,14 @@ def isolate(directory: Path) -> None:
     os.environ.update({**offline, "HF_HOME": str(directory / "hf"), "TOKENIZERS_PARALLELISM": "false"})
 
 
-def save(torch: Any, directory: Path) -> dict[str, str]:
-    """Write a tiny model's weights; return their digests."""
+def save(torch: Any, directory: Path) -> None:
+    """Write a tiny model's weights."""
     library = importlib.import_module("transformers")
     torch.manual_seed(1)
     config = library.GPT2Config(
         vocab_size=_WORDS, n_positions=_LENGTH, n_embd=_WIDTH, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
     )
-    model = library.AutoModelForCausalLM.from_config(config)
-    model.save_pretrained(str(directory))
-    return digests(torch, model)
+    library.AutoModelForCausalLM.from_config(config).save_pretrained(str(directory))
 
 
 def load(directory: Path) -> Any:
@@ -318,18 +272,6 @@ def load(directory: Path) -> Any:
     library = importlib.import_module("transformers")
     config = library.AutoConfig.from_pretrained(str(directory), attn_implementation="eager")
     return library.AutoModelForCausalLM.from_pretrained(str(directory), config=config, local_files_only=True)
-
-
-def spoil(torch: Any, model: Any) -> None:
-    """Spoil every weight of a model: what it has of them after it was resumed is the checkpoint's."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-
-
-def digests(torch: Any, model: Any) -> dict[str, str]:
-    """Return a digest of each parameter, by name."""
-    return {name: model_replicas.digest(torch, [tensor])[:16] for name, tensor in model.named_parameters()}
 
 
 class TrainerRun:
@@ -354,18 +296,16 @@ class TrainerRun:
 
     def seen(self) -> Measured:
         """Return what this run came to."""
-        weights = {str(parameter.dtype).rpartition(".")[2] for parameter in self.model.parameters()}
         return {
             "steps": [step for step, _ in self.losses],
             "losses": [loss for _, loss in self.losses],
             "computed": sorted(self.dtypes),
-            "weights": sorted(weights),
-            "state": {**digests(self.torch, self.model), **self._optimizer()},
+            "state": self._state(),
         }
 
-    def _optimizer(self) -> dict[str, str]:
-        """Return a digest of each moment that the optimizer keeps, and of its learning rates."""
-        optimizer, state = self.trainer.optimizer, {}
+    def _state(self) -> dict[str, str]:
+        """Return a digest of each parameter, of each moment that the optimizer keeps, and of its learning rates."""
+        optimizer, state = self.trainer.optimizer, dict(self.model.named_parameters())
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for index, parameter in enumerate(parameters):
             for name, value in optimizer.state.get(parameter, {}).items():

@@ -11,9 +11,7 @@ from typing import Any
 
 from envcheck.checks.training import model_replicas, plain_math
 
-BATCH, WIDTH, OUTPUTS = 32, 64, 8
-# The learning rate falls by the factor after every period of steps.
-RATE, PERIOD, FACTOR = 0.01, 3, 0.5
+BATCH, WIDTH, OUTPUTS, RATE = 32, 64, 8, 0.01
 
 
 def make(torch: Any) -> None:
@@ -32,7 +30,7 @@ def _batch(index: int) -> tuple[plain_math.Matrix, plain_math.Matrix]:
 
 
 class Training:
-    """A model with parameters and buffers, an optimizer with state, a schedule and a random number generator."""
+    """A model with parameters and buffers, an optimizer with state and a random number generator."""
 
     def __init__(self, torch: Any, device: Any, seed: int) -> None:
         nn = torch.nn
@@ -43,20 +41,16 @@ class Training:
         model_replicas.start(torch, self.model, seed)
         self.model.to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE)
-        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=PERIOD, gamma=FACTOR)
         self.losses: list[float] = []
-        self.rates: list[float] = []
 
     def run(self, first: int, count: int) -> None:
         """Take `count` steps, the first of which is on batch `first`."""
         for index in range(first, first + count):
             inputs, targets = (self.torch.tensor(rows, device=self.device) for rows in _batch(index))
-            self.rates.append(float(self.optimizer.param_groups[0]["lr"]))
             self.optimizer.zero_grad()
             loss = self.torch.nn.functional.mse_loss(self.model(inputs), targets)
             loss.backward()
             self.optimizer.step()
-            self.schedule.step()
             self.losses.append(float(loss.detach()))
 
     def fingerprints(self) -> dict[str, str]:
@@ -68,8 +62,6 @@ class Training:
         for index, parameter in enumerate(self.model.parameters()):
             state = self.optimizer.state.get(parameter, {})
             named |= {f"optimizer.{index}.{name}": torch.as_tensor(value) for name, value in state.items()}
-        rate, epoch = self.optimizer.param_groups[0]["lr"], self.schedule.last_epoch
-        named |= {"optimizer.rate": torch.tensor(rate), "schedule.epoch": torch.tensor(epoch)}
         named["random numbers"] = torch.random.default_generator.get_state()
         if self.device.type == "cuda":
             named["random numbers of the GPU"] = torch.cuda.get_rng_state(self.device)

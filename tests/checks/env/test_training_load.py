@@ -15,14 +15,12 @@ Node = Callable[..., View]
 NAN = float("nan")
 GIB = 1 << 30
 SAMPLE = {"clock": 1900, "power": 600.0, "temperature": 60, "reasons": [], "utilization": 98}
-LIMITS = training_load.limits("bfloat16")
 TOLD = {
     "steps_per_second": 180.0,
     "lasted": 5.0,
     "interval": 0.25,
     "losses": [1.02, 0.97],
     "weights": "1f 2e",
-    "verified": [{"dtype": "bfloat16", "off": dict.fromkeys(LIMITS, 0.0)} for _ in range(2)],
     "peak": 3 * GIB,
     "total": 80 * GIB,
     "load": {"samples": [SAMPLE] * 19, "unread": None, "not_offered": {}},
@@ -80,11 +78,7 @@ def test_a_number_that_is_none_is_an_error(h100: View, name: str, value: Any) ->
     ranks = entries(h100)
     ranks[5][name] = value
     assert training_load.judge(h100, ranks).status == ERROR
-
-
-def test_more_memory_than_there_is_is_an_error(h100: View) -> None:
     assert training_load.judge(h100, entries(h100, peak=80 * GIB + 1)).status == ERROR
-    assert training_load.judge(h100, entries(h100, peak=80 * GIB)).status == PASS
 
 
 @each("losses, status", [([1.0, NAN], FAIL), ([None, 1.0], FAIL), ([], ERROR), (None, ERROR), ([1.0], ERROR)])
@@ -105,23 +99,6 @@ def test_gloo_and_cpus_are_no_training_on_gpus(h100: View) -> None:
     ranks = entries(h100)
     ranks[0] |= {"is_cuda": False, "device": "cpu"}
     assert training_load.judge(h100, ranks).status == FAIL
-
-
-@each("which, part", itertools.product([0, 1], [*LIMITS]))
-def test_a_step_with_a_part_that_is_off_fails_naming_it(h100: View, which: int, part: str) -> None:
-    for value, status in ((LIMITS[part], PASS), (1.01 * LIMITS[part] + 0.1, FAIL), (None, FAIL), (NAN, FAIL)):
-        ranks = entries(h100)
-        ranks[3]["verified"][which]["off"][part] = value
-        outcome = training_load.judge(h100, ranks)
-        assert outcome.status == status
-        message = f"rank 3 on {h100.snapshot.gpus[3].uuid}: the {('first', 'last')[which]} step: {part} off by"
-        assert status == PASS or message in outcome.summary
-
-
-@each("verified", [None, [], [{"dtype": "bfloat16", "off": dict.fromkeys(LIMITS, 0.0)}]])
-def test_steps_that_nobody_verified_are_no_pass(h100: View, verified: Any) -> None:
-    assert training_load.judge(h100, entries(h100, verified=verified)).status == ERROR
-    assert training_load.judge(h100, entries(h100, verified=[{"dtype": "?", "off": {}}] * 2)).status == FAIL
 
 
 @each("weights, status", [("1f 2f", FAIL), ("", ERROR), (None, ERROR)])

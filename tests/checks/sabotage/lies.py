@@ -590,16 +590,6 @@ def trainer_learns_nothing(torch: Any, check: Any) -> None:
 
 
 @lie("trainer")
-def trainer_loads_another_weight(torch: Any, check: Any) -> None:
-    # One weight is another one after from_pretrained.
-    def spoil(model: Any) -> None:
-        with torch.no_grad():
-            model.transformer.h[0].attn.c_attn.weight[3, 5] += 1
-
-    trainer_library(check, lambda library, _check: after(library.AutoModelForCausalLM, "from_pretrained", spoil))
-
-
-@lie("trainer")
 def trainer_logs_nothing(_torch: Any, check: Any) -> None:
     # An event file without events.
     def lose(_library: Any, _check: Any) -> None:
