@@ -97,7 +97,7 @@ _WAIT: Final = 30.0
 _TABLES: Final = """
 CREATE TABLE runs(id INTEGER PRIMARY KEY, digest TEXT NOT NULL UNIQUE, node TEXT NOT NULL, started REAL, ended REAL,
   status TEXT NOT NULL, why TEXT NOT NULL, gpu TEXT NOT NULL, gpus INTEGER NOT NULL, cell TEXT NOT NULL,
-  driver TEXT NOT NULL, arch TEXT NOT NULL, level TEXT NOT NULL, boot TEXT NOT NULL, configuration INTEGER NOT NULL);
+  driver TEXT NOT NULL, arch TEXT NOT NULL, configuration INTEGER NOT NULL);
 CREATE INDEX runs_of_node ON runs(node, started);
 CREATE TABLE gpus(uuid TEXT NOT NULL, run INTEGER NOT NULL, PRIMARY KEY(uuid, run)) WITHOUT ROWID;
 CREATE TABLE names(id INTEGER PRIMARY KEY, text TEXT NOT NULL UNIQUE);
@@ -105,14 +105,12 @@ CREATE TABLE configurations(id INTEGER PRIMARY KEY, content TEXT NOT NULL UNIQUE
 CREATE TABLE outcomes(name INTEGER NOT NULL, run INTEGER NOT NULL, status INTEGER NOT NULL, value REAL, unit INTEGER,
   attempts INTEGER, code TEXT, culprit TEXT, gpu TEXT, summary TEXT, PRIMARY KEY(name, run)) WITHOUT ROWID;
 CREATE INDEX findings ON outcomes(run) WHERE code IS NOT NULL;
-CREATE TABLE curves(name INTEGER NOT NULL, run INTEGER NOT NULL, points TEXT NOT NULL, PRIMARY KEY(name, run))
-  WITHOUT ROWID;
 CREATE TABLE files(path TEXT PRIMARY KEY, stamp TEXT NOT NULL, modified REAL NOT NULL, node TEXT NOT NULL,
   run INTEGER, note TEXT NOT NULL, problem INTEGER NOT NULL) WITHOUT ROWID;
 """
 _RUN: Final = (
-    "INSERT INTO runs(digest, node, started, ended, status, why, gpu, gpus, cell, driver, arch, level, boot,"
-    " configuration) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+    "INSERT INTO runs(digest, node, started, ended, status, why, gpu, gpus, cell, driver, arch, configuration)"
+    " VALUES (?,?,?,?,?,?,?,?,?,?,?,?)"
 )
 _FIX_DATABASE: Final = "name another file with --db, or delete this one: the reports are read again"
 
@@ -167,15 +165,11 @@ class FleetDatabase:
         content = msgspec.json.encode(report.configuration, order="sorted").decode()
         number = self._number("configurations", "content", content, self._configurations)
         head = (report.digest, report.node, report.started, report.ended, report.status, report.why)
-        facts = (report.gpu, len(report.gpus), report.cell, report.driver, report.arch, report.level, report.boot)
+        facts = (report.gpu, len(report.gpus), report.cell, report.driver, report.arch)
         cursor = self._connection.execute(_RUN, (*head, *facts, number))
         run = cursor.lastrowid or 0
         self._connection.executemany("INSERT OR IGNORE INTO gpus VALUES (?,?)", ((uuid, run) for uuid in report.gpus))
         self._add_outcomes(report, run)
-        curves = (
-            (self._name(name), run, msgspec.json.encode(points).decode()) for name, points in report.curves.items()
-        )
-        self._connection.executemany("INSERT OR REPLACE INTO curves VALUES (?,?,?)", curves)
         return run
 
     def _add_outcomes(self, report: NodeReport, run: int) -> None:

@@ -1,4 +1,4 @@
-"""Read of one report what a fleet needs: who, when, what came of it, its values, curves and configuration.
+"""Read of one report what a fleet needs: who, when, what came of it, its values and configuration.
 
 The document is decoded in part: fields of other versions are skipped, and those that are missing have a default. What
 contradicts itself (a verdict of pass beside a check that failed, a value of NaN that passed) is never a pass.
@@ -10,17 +10,68 @@ import datetime as dt
 import hashlib
 import math
 import re
+from collections.abc import Iterable
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
-from envcheck.fleet.configuration import GpuSignals, HostSignals, configuration
 from envcheck.reports.phrases import number
 from envcheck.reports.redact import UNKEYED
 
 CheckStatus = Literal["pass", "warn", "fail", "skip", "error"]
+
+
+class ReadValue(msgspec.Struct):
+    """A signal's value; None where it was not read."""
+
+    value: Any = None
+
+
+def _named(name: str) -> Any:
+    return msgspec.field(name=name, default=None)
+
+
+class HostSignals(msgspec.Struct):
+    """The signals of a node that its kind has in common."""
+
+    kernel: ReadValue | None = _named("host.kernel")
+    os: ReadValue | None = _named("host.os")
+    cpus: ReadValue | None = _named("host.cpus")
+    cpu: ReadValue | None = _named("host.cpu")
+    memory: ReadValue | None = _named("host.memory_total")
+    numa_nodes: ReadValue | None = _named("host.numa_nodes")
+    hugepages: ReadValue | None = _named("host.hugepages")
+    iommu: ReadValue | None = _named("host.iommu")
+    driver: ReadValue | None = _named("driver.version")
+    flavour: ReadValue | None = _named("driver.kernel_flavour")
+    libcuda: ReadValue | None = _named("driver.libcuda")
+    gpu_count: ReadValue | None = _named("gpu.count")
+    memlock: ReadValue | None = _named("limits.memlock")
+    nofile: ReadValue | None = _named("limits.nofile")
+    shm: ReadValue | None = _named("shm.total")
+    container: ReadValue | None = _named("container.runtime")
+    clock: ReadValue | None = _named("clock.synchronized")
+    env: ReadValue | None = None
+
+
+class GpuSignals(msgspec.Struct):
+    """The signals of a GPU that its kind has in common; `index` tells which one it is."""
+
+    index: ReadValue | None = None
+    name: ReadValue | None = None
+    vbios: ReadValue | None = None
+    memory_total: ReadValue | None = None
+    power_limit: ReadValue | None = None
+    clock_sm_max: ReadValue | None = None
+    ecc_mode: ReadValue | None = None
+    mig_mode: ReadValue | None = None
+    compute_mode: ReadValue | None = None
+    persistence: ReadValue | None = None
+    nvlinks_active: ReadValue | None = None
+    pcie_gen_max: ReadValue | None = None
+    pcie_width_max: ReadValue | None = None
 
 
 class _PlacePart(msgspec.Struct):
@@ -47,8 +98,6 @@ class _SnapshotPart(msgspec.Struct):
 
 class _DetailsPart(msgspec.Struct):
     device: Any = None
-    curve: msgspec.Raw = msgspec.Raw()
-    curves: msgspec.Raw = msgspec.Raw()
 
 
 class _OutcomePart(msgspec.Struct):
@@ -67,10 +116,6 @@ class _VerdictPart(msgspec.Struct):
     status: Literal["pass", "fail", "error"]
     sentence: str = ""
     exit_code: int = 0
-
-
-class _PlanPart(msgspec.Struct):
-    level: str = ""
 
 
 class _TargetPart(msgspec.Struct):
@@ -94,48 +139,10 @@ class _ReportPart(msgspec.Struct):
     mode: str = ""
     tool: str = ""
     boot: str = ""
-    plan: _PlanPart = msgspec.field(default_factory=_PlanPart)
     target: _TargetPart = msgspec.field(default_factory=_TargetPart)
     environment: dict[str, Any] = {}
     promises: dict[str, str] = {}
     group: _GroupPart | None = None
-
-
-# GB/s by message size in bytes, by rising size.
-CurvePoints = list[tuple[float, float]]
-LONGEST_NAME: Final = 120
-
-
-class _PointRow(msgspec.Struct):
-    size: float = msgspec.field(name="bytes")
-    busbw: float | None = None
-    algbw: float | None = None
-
-
-_CURVE: Final = msgspec.json.Decoder(list[_PointRow])
-_CURVES: Final = msgspec.json.Decoder(dict[str, list[_PointRow]])
-
-
-def curves_of(outcomes: list[_OutcomePart]) -> dict[str, CurvePoints]:
-    """Return each check's curves by name: "all-reduce-bandwidth", or "collective-bandwidth: broadcast"."""
-    curves = {}
-    for outcome in outcomes:
-        details = outcome.details
-        try:
-            one = {outcome.id: _CURVE.decode(details.curve)} if bytes(details.curve) else {}
-            several = _CURVES.decode(details.curves) if bytes(details.curves) else {}
-        except msgspec.DecodeError:
-            continue
-        named = one | {f"{outcome.id}: {name}": rows for name, rows in several.items()}
-        for name, rows in named.items():
-            points = sorted((row.size, _rate(row)) for row in rows if row.size >= 1 and _rate(row) > 0)
-            if len(points) > 1:
-                curves[name[:LONGEST_NAME]] = points
-    return curves
-
-
-def _rate(row: _PointRow) -> float:
-    return row.busbw or row.algbw or 0.0
 
 
 _SCHEMA: Final = "envcheck/report/1"
@@ -188,8 +195,7 @@ class NodeReport(NamedTuple):
     """What a fleet needs of one report.
 
     `digest` is of the file's content. `started` and `ended` are seconds since 1970, UTC, None where they cannot be
-    read; `status` is what the node may count as, with `why` for people; `curves` bus bandwidth in GB/s by bytes.
-    `alone`: the report's names are pseudonyms of this report alone, and the file's name tells nodes apart.
+    read; `status` is what the node may count as, with `why` for people.
     """
 
     digest: str
@@ -203,12 +209,8 @@ class NodeReport(NamedTuple):
     cell: str
     driver: str
     arch: str
-    level: str
-    boot: str
     checks: list[CheckValue]
-    curves: dict[str, CurvePoints]
     configuration: dict[str, str]
-    alone: bool
 
 
 class OtherDocument(NamedTuple):
@@ -291,11 +293,10 @@ def _reading(document: _ReportPart, digest: str, stem: str) -> NodeReport:
     checks = _checks(document.outcomes)
     status, why = _status(document, checks)
     gpus = document.snapshot.gpus
-    alone = _alone(document)
     signals = document.snapshot.signals
     return NodeReport(
         digest=digest,
-        node=node_of_file(stem) if alone else _node(document.host) or node_of_file(stem),
+        node=("" if _alone(document) else _node(document.host)) or node_of_file(stem),
         started=started,
         ended=ended,
         status=status,
@@ -305,14 +306,10 @@ def _reading(document: _ReportPart, digest: str, stem: str) -> NodeReport:
         cell=_cell(document),
         driver=_string(signals.driver.value if signals.driver else None),
         arch=document.host.arch[:_LONGEST_TEXT],
-        level=document.plan.level[:_LONGEST_TEXT],
-        boot=document.boot[:_LONGEST_TEXT],
         checks=checks,
-        curves=curves_of(document.outcomes),
         configuration=configuration(
             signals, (gpu.signals for gpu in gpus), document.environment, document.target.image_id
         ),
-        alone=alone,
     )
 
 
@@ -432,3 +429,52 @@ def _cell(document: _ReportPart) -> str:
 
 def _string(value: Any) -> str:
     return value[:_LONGEST_TEXT] if isinstance(value, str) else ""
+
+
+# What drift is looked for in is what somebody sets or installs; temperatures, free memory and uptimes differ rightly.
+_LIBRARIES: Final = ("torch", "cuda", "cudnn", "nccl", "python")
+# Variables that steer the software under test; any other may rightly differ, as a job's number does.
+_STEERING: Final = ("NCCL_", "CUDA_", "UCX_", "FI_", "TORCH_", "PYTORCH_", "OMP_", "NVIDIA_")
+# Values of the launcher's or the job's own, which differ on every node.
+_OWN: Final = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TORCHELASTIC_RUN_ID")
+_LONGEST_VALUE: Final = 120
+# The wire's names of the fields, in their order.
+_HOST_NAMES: Final = {field.name: field.encode_name for field in msgspec.structs.fields(HostSignals)}
+_GPU_NAMES: Final = [f.name for f in msgspec.structs.fields(GpuSignals) if f.name not in ("index", "name")]
+# Memory as the kernel counts it differs by a few pages between nodes of one kind.
+_ROUNDED: Final = ("host.memory_total", "shm.total")
+_GIB: Final = float(1 << 30)
+
+
+def configuration(
+    host: HostSignals, gpus: Iterable[GpuSignals], environment: dict[str, Any], image: str | None
+) -> dict[str, str]:
+    """Return the configuration by signal, as text: of GPUs the values that occur, of libraries their versions.
+
+    What was not read is not there: a node that could not be read is no drift.
+    """
+    held = {_HOST_NAMES[name]: _value(getattr(host, name)) for name in _HOST_NAMES if name != "env"}
+    for name in _ROUNDED:
+        amount = number(held.get(name))
+        if amount is not None:
+            held[name] = f"{amount / _GIB:.0f} GiB"
+    signals = [*gpus]
+    for name in _GPU_NAMES:
+        values = {_text(value) for gpu in signals if (value := _value(getattr(gpu, name))) is not None}
+        held[f"gpu.{name}"] = " and ".join(sorted(values)) or None
+    held |= {name: environment.get(name) for name in _LIBRARIES}
+    variables = _value(host.env)
+    if isinstance(variables, dict):
+        steering = ((name, value) for name, value in variables.items() if str(name).startswith(_STEERING))
+        held |= {f"env.{name}": value for name, value in steering if name not in _OWN}
+    held["image"] = image
+    return {name: _text(value) for name, value in held.items() if value is not None}
+
+
+def _value(read: ReadValue | None) -> Any:
+    return None if read is None else read.value
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else msgspec.json.encode(value, order="sorted").decode()
+    return text[:_LONGEST_VALUE]

@@ -37,10 +37,10 @@ class FleetPlanOptions:
 
 @command_with(FleetPlanOptions, name="plan")
 def command(options: FleetPlanOptions, settings: Settings) -> int:
-    """Say which published cells cover all nodes, with the fewest images, and what each driver upgrade would add.
+    """Say which published cells cover all nodes, with the fewest images, and which nodes no cell covers.
 
-    Nodes are read from reports, or from a CSV file with the header node,gpu,driver[,arch][,count]; a node may be a host
-    list. The plan has the fewest cells; among equally small plans it is the one whose oldest torch is newest.
+    Nodes are read from reports, or from a CSV file with the header node,gpu,driver[,arch]; a node may be a host list.
+    The plan has the fewest cells; among equally small plans it is the one whose oldest torch is newest.
 
     \b
     envcheck fleet plan inventory.csv --torch '>=2.6'
