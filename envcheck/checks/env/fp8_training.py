@@ -45,8 +45,6 @@ STEPS, BATCH, WIDTH, CLASSES = 30, 64, 64, 16
 RATE = 0.2
 # Numbers spread evenly this far have a standard deviation of 1.
 _SPREAD = math.sqrt(3)
-# What a training in FP8 has to have multiplied.
-FORMATS = ("float8_e4m3fn x float8_e4m3fn", "float8_e5m2 x float8_e4m3fn")
 DISTANCE = Limit(
     0.03,
     "of the first loss",
@@ -72,12 +70,11 @@ def measure(rank: Rank) -> Measured:
     why = lacking(torch, device, capability)
     if why:
         return {**entry, "lacking": why}
-    made: list[str] = []
     seed = plain_math.seed_of(rank)
     task = _task(seed)
-    losses = {"float8": _train(torch, device, task, _linear(torch, made))}
-    losses["bfloat16"] = _train(torch, device, task, _plain)
-    return {**entry, "seed": seed, "losses": losses, "first": _first_loss(task), "formats": sorted(set(made))}
+    kinds = {"float8": _linear(torch), "bfloat16": _plain}
+    losses = {name: _train(torch, device, task, linear) for name, linear in kinds.items()}
+    return {**entry, "seed": seed, "losses": losses}
 
 
 class _Fp8Task(NamedTuple):
@@ -103,26 +100,16 @@ def _task(seed: int) -> _Fp8Task:
     return _Fp8Task(inputs, targets, (narrow("first", WIDTH), narrow("second", CLASSES)))
 
 
-def _first_loss(task: _Fp8Task) -> float:
-    """Return the loss of the weights to start from, in plain Python."""
-    first, second = task.weights
-    hidden = [[max(value, 0.0) for value in row] for row in plain_math.affine(task.inputs, first, [0.0] * WIDTH)]
-    outputs = plain_math.affine(hidden, second, [0.0] * CLASSES)
-    gaps = [out - wish for row, wishes in zip(outputs, task.targets) for out, wish in zip(row, wishes)]
-    return sum(gap * gap for gap in gaps) / len(gaps)
-
-
 def _plain(inputs: Any, weight: Any) -> Any:
     return inputs @ weight.t()
 
 
-def _linear(torch: Any, made: list[str]) -> Any:
-    """Return a product by a weight whose forward and backward are FP8; `made` hears of the dtypes of each."""
+def _linear(torch: Any) -> Any:
+    """Return a product by a weight whose forward and backward are FP8."""
 
     def product(left: Any, left_dtype: Any, right: Any) -> Any:
         # Its rows become contiguous before they are FP8: not every torch copies FP8 across.
         a, b = (quantized(torch, x.contiguous(), d) for x, d in ((left, left_dtype), (right, torch.float8_e4m3fn)))
-        made.append(" x ".join(str(x[0].dtype).replace("torch.", "") for x in (a, b)))
         return multiply(torch, *a, *b)
 
     class Linear(torch.autograd.Function):  # type: ignore[misc]
@@ -190,39 +177,19 @@ def _findings(entry: Measured) -> list[Outcome]:
         summary = f"{where} trained {len(eight)} steps, not {STEPS}"
         return [undecided(summary, fix="see the check's log", code="fp8.missing", culprit=where)]
     if not all(process_group.finite(loss) for loss in eight + sixteen) or not sixteen[0] > 0:
-        return [
-            failed(f"{where}: the loss is not finite", fix=_FIX, losses=losses, code="fp8.not-finite", culprit=where)
-        ]
-    findings = []
-    if sorted(entry.get("formats") or []) != sorted(FORMATS):
-        summary = f"{where} multiplied {', '.join(entry.get('formats') or []) or 'nothing'}, not in FP8"
-        findings.append(failed(summary, fix=_FIX, code="fp8.formats", culprit=where))
-    for code, summary, value, limit in _shares(entry, eight, sixteen):
-        if not value <= limit.value:
-            text = f"{where}: {summary.format(f'{value:.3g}')}"
-            common: dict[str, Any] = {"unit": limit.unit, "limit": limit, "losses": losses, "culprit": where}
-            findings.append(failed(text, fix=_FIX, value=value, code=code, **common))
-    return findings
-
-
-def _shares(entry: Measured, eight: list[float], sixteen: list[float]) -> list[tuple[str, str, float, Limit]]:
-    """Return what is judged, as (code, words, value, limit), each a share of the first loss."""
-    first: Any = entry.get("first")
-    comparable = process_group.finite(first) and first > 0
-    rows = [
-        (f"the first {name} loss is {{}} of it away from plain Python's", losses[0], DISTANCE)
-        for name, losses in (("bfloat16", sixteen), ("FP8", eight))
+        summary = f"{where}: the loss is not finite"
+        return [failed(summary, fix=_FIX, losses=losses, code="fp8.not-finite", culprit=where)]
+    what = "the FP8 loss is {:.3g} of the first loss away from bfloat16's"
+    rows = [("fp8.distance", what, _distance(entry), DISTANCE)]
+    for name, those in (("bfloat16", sixteen), ("FP8", eight)):
+        what = f"the {name} loss comes to {{:.3g}} of the first"
+        rows.append(("fp8.not-learning", what, those[-1] / sixteen[0], FALLEN))
+    common: dict[str, Any] = {"fix": _FIX, "losses": losses, "culprit": where}
+    return [
+        failed(f"{where}: {what.format(value)}", code=code, value=value, unit=limit.unit, limit=limit, **common)
+        for code, what, value, limit in rows
+        if not value <= limit.value
     ]
-    shares = [
-        ("fp8.first-loss", summary, abs(loss - first) / first if comparable else math.inf, limit)
-        for summary, loss, limit in rows
-    ]
-    shares += [
-        ("fp8.not-learning", f"the {name} loss comes to {{}} of the first", losses[-1] / sixteen[0], FALLEN)
-        for name, losses in (("bfloat16", sixteen), ("FP8", eight))
-    ]
-    summary = "the FP8 loss is {} of the first loss away from bfloat16's"
-    return [*shares, ("fp8.distance", summary, _distance(entry), DISTANCE)]
 
 
 def _distance(entry: Measured) -> float:

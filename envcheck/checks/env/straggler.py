@@ -1,17 +1,17 @@
 """One slow rank is what every collective waits for.
 
-Seen in the wild: a GPU at idle clocks among seven at full, a rank whose CPU is shared with a monitoring agent, a card
-that throttles in the slot without air, a rank that a logger holds up before each all-reduce. Each rank times the same
-fixed work without waiting for anybody, and then when it joins one small all-reduce after the other. The median and the
-95th percentile of its rounds count, and how long the rank itself slept (a voluntary context switch, getrusage(2)): that
-shows a rank that waits for something of its own, however busy the machine is. On a CPU, which others use too, ranks
-that are apart repeat the rounds: each one's best median counts. A rank that computes something else is no measure:
-plain Python verifies the first products, and all others have to have their bits.
+A GPU at idle clocks among seven at full, a rank whose CPU is shared with a monitoring agent, a card that throttles in
+the slot without air, a rank that a logger holds up before each all-reduce. Each rank times the same fixed work without
+waiting for anybody, and then when it joins one small all-reduce after the other. The median and the 95th percentile of
+its rounds count. On a CPU, which others use too, ranks that are apart repeat the rounds: each one's best median counts.
+A rank that computes something else is no measure: plain Python verifies the first product, and all others have to have
+its bits.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
 from typing import Any
@@ -32,8 +32,8 @@ from envcheck.checks import (
     warned,
     worst,
 )
-from envcheck.checks.collectives import timed_collectives
-from envcheck.checks.support import process_group, seeded_numbers, timed_rounds, verified_products
+from envcheck.checks.collectives import exact_numbers, timed_collectives
+from envcheck.checks.support import process_group, seeded_numbers, verified_products
 
 CHECK = Check(
     promise="no rank takes longer than the others for the same work, nor comes late to collectives",
@@ -75,9 +75,9 @@ LATE = Limit(
     "ours: a bucket of DDP's 25 MiB takes under 1 ms over NVLink (all-reduce rows of limits.json), 3 ms over PCIe",
     "at most",
 )
-ASLEEP = Limit(0.25, "of a round's time", "ours: work that needs no one else does not sleep", "at most")
 # Of float32, or of TF32, which a user's variable may switch on.
 TOLERANCE = verified_products.TOLERANCE["tf32"]
+_LOG = "see the check's log"
 _WRONG_FIX = "run the kernels and fingerprint checks on this rank's device; wrong there too, take it out"
 _FIX = "look at this GPU's clocks, power and temperature under load, and at what else runs on its CPUs"
 _LATE_FIX = "look at what this rank does between collectives (loggers, profilers, hooks), and at what runs on its CPUs"
@@ -91,144 +91,161 @@ def measure(rank: Rank) -> Measured:
     torch.set_num_threads(1)
     with process_group.group(rank) as dist:
         seed = seeded_numbers.seed(rank.rank)
-        work = timed_rounds.Work(torch, device, SIZE[device.type], PRODUCTS[device.type], seed)
+        work = Work(torch, device, SIZE[device.type], PRODUCTS[device.type], seed)
         products = _products(torch, dist, work)
         joined, wrong = _meetings(torch, dist, rank, device)
         measured = {"products": products, "joined": joined, "wrong": wrong, "computed": work.measured(), "seed": seed}
         return {**process_group.standing(rank, work.data, dist.get_backend()), **measured}
 
 
-def _products(torch: Any, dist: Any, work: timed_rounds.Work) -> Measured:
+class Work:
+    """So many products of one matrix by itself: the work of a round, verified outside what is timed."""
+
+    def __init__(self, torch: Any, device: Any, size: int, products: int, seed: int) -> None:
+        self.torch = torch
+        self.data = verified_products.data(torch, size, size, device, seed)
+        self.outs = [torch.empty_like(self.data) for _ in range(products)]
+        self._do()
+        self.reference = self.outs[0].clone()
+        self.error = verified_products.error(torch, self.data, self.data.t(), self.reference)
+        self.counted: list[Any] = []
+
+    def timed(self) -> float:
+        """Return how long a round took; its products have to be there afterwards."""
+        for out in self.outs:
+            out.fill_(math.nan)
+        self._wait()
+        began = time.monotonic()
+        self._do()
+        took = time.monotonic() - began
+        self.counted += [exact_numbers.compared(self.torch, o.view(-1), self.reference.view(-1)) for o in self.outs]
+        return took
+
+    def measured(self) -> Measured:
+        """Return how far the first product is off, and how many of the timed ones had other bits than it."""
+        wrong = [int(count) for count in self.counted]
+        return {"error": self.error, "products": len(wrong), "wrong": sum(count > 0 for count in wrong)}
+
+    def _do(self) -> None:
+        for out in self.outs:
+            self.torch.mm(self.data, self.data, out=out)
+        self._wait()
+
+    def _wait(self) -> None:
+        if self.data.is_cuda:
+            self.torch.cuda.synchronize()
+
+
+def _products(torch: Any, dist: Any, work: Work) -> Measured:
     """Return how long rounds take. While ranks are apart they repeat them, and the best median of each counts."""
-    blocks: list[list[tuple[float, float]]] = []
+    blocks: list[list[float]] = []
     data = work.data
     while len(blocks) < BLOCKS[data.device.type]:
         blocks.append([work.timed() for _ in range(ROUNDS[data.device.type])])
-        least = min(statistics.median(seconds for seconds, _ in block) for block in blocks)
+        least = min(map(statistics.median, blocks))
         # The largest of both is what the slowest and, negated, the fastest take.
         ends = torch.tensor([least, -least], dtype=torch.float64, device=data.device)
         dist.all_reduce(ends, op=dist.ReduceOp.MAX)
         slowest, fastest = ends.tolist()
         if slowest <= ADVICE.value * -fastest:
             break
-    return {
-        **timed_rounds.spread([seconds for block in blocks for seconds in block]),
-        "median": least,
-        "blocks": len(blocks),
-    }
+    p95 = timed_collectives.percentile([seconds for block in blocks for seconds in block], 0.95)
+    return {"median": least, "p95": p95, "blocks": len(blocks)}
 
 
 def _meetings(torch: Any, dist: Any, rank: Rank, device: Any) -> tuple[Measured, int]:
-    """Return when this rank joined each all-reduce and how long it slept before, and how many brought wrong sums."""
-    at, slept, busy, wrong = [], [], [], 0
+    """Return when this rank joined each all-reduce, and how many brought wrong sums."""
+    at, wrong = [], 0
     tensor = torch.zeros(NUMBERS, dtype=torch.int64, device=device)
     dist.barrier()
     for number in range(MEETINGS[device.type]):
-        works: list[Any] = []
-
-        def join(number: int = number, works: list[Any] = works) -> None:
-            tensor.fill_(rank.rank + number)
-            works.append(dist.all_reduce(tensor, async_op=True))
-
-        began = time.thread_time()
-        slept.append(timed_rounds.timed(join)[1])
-        busy.append(time.thread_time() - began)
+        tensor.fill_(rank.rank + number)
+        work = dist.all_reduce(tensor, async_op=True)
         at.append(time.monotonic())
-        works[0].wait()
+        work.wait()
         wrong += tensor.tolist() != [sum(range(number, number + rank.world))] * NUMBERS
-    return {"at": at, "slept": statistics.fmean(slept), "busy": statistics.median(busy)}, wrong
+    return {"at": at}, wrong
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
-    """Name each rank behind the others, in computing and in joining them; on a shared CPU fail only if it slept."""
+    """Name each rank behind the others, in computing and in joining them; on a shared CPU only warn."""
     problem = process_group.problem(view, ranks)
     if problem is not None:
         return problem
     if len(ranks) == 1:
         return skipped("one rank cannot be slower than another", code="rank.not-enough")
-    wrong, unmeasured = [*_wrong(ranks), *_miscomputed(ranks)], _unmeasured(ranks)
+    findings = [finding for entry in ranks for finding in _computed(entry)]
+    unmeasured = [entry for entry in ranks if not _complete(entry, ranks[0])]
     if unmeasured:
-        return worst([*wrong, *unmeasured], otherwise=unmeasured[0])
-    findings = [*wrong, *_slow(view, ranks), *_late(view, ranks), *_asleep(view, ranks)]
-    outcome = worst(_once(findings), otherwise=_together(view, ranks))
+        nothing = [_nothing(f"rank {entry['rank']} timed nothing", entry) for entry in unmeasured]
+        return worst([*findings, *nothing], otherwise=nothing[0])
+    findings += [*_slow(view, ranks), *_late(view, ranks)]
+    failing = {finding.culprit for finding in findings if finding.status == "fail"}
+    once = [finding for finding in findings if finding.status != "warn" or finding.culprit not in failing]
+    outcome = worst(once, otherwise=_together(view, ranks))
     return dataclasses.replace(outcome, details={**outcome.details, **_details(ranks)})
-
-
-def _unmeasured(ranks: Ranks) -> list[Outcome]:
-    findings = []
-    for entry in ranks:
-        products, joined = entry.get("products") or {}, entry.get("joined") or {}
-        times: list[Any] = [products.get(name) for name in ("median", "p95", "shortest")]
-        at = joined.get("at") or [None]
-        slept: list[Any] = [products.get("slept"), joined.get("slept")]
-        complete = all(process_group.finite(number) for number in (*times, *at, *slept)) and min(slept) >= 0
-        # A clock that does not go back, read before each meeting (clock_gettime(2), CLOCK_MONOTONIC).
-        complete = complete and at[0] > 0 and all(before <= after for before, after in zip(at, at[1:]))
-        alike = len(at) == len((ranks[0].get("joined") or {}).get("at") or [])
-        if not (complete and alike and min(times) > 0 and process_group.counts(entry.get("wrong"))):
-            summary = f"rank {entry['rank']} timed nothing"
-            findings.append(undecided(summary, fix="see the check's log", code="speed.missing", culprit=_name(entry)))
-    return findings
-
-
-def _wrong(ranks: Ranks) -> list[Outcome]:
-    return [
-        failed(
-            f"rank {entry['rank']}: {entry['wrong']} all-reduces brought a wrong sum",
-            fix="run the all-reduce and collectives checks, which say what arrived instead",
-            code="data.wrong",
-            culprit=_name(entry),
-            ranks=[entry["rank"]],
-        )
-        for entry in ranks
-        if process_group.counts(entry.get("wrong")) and entry["wrong"]
-    ]
-
-
-def _miscomputed(ranks: Ranks) -> list[Outcome]:
-    """Return a finding for each rank whose timed products are none, or were not verified."""
-    findings = []
-    for entry in ranks:
-        computed = entry.get("computed") or {}
-        error: Any = computed.get("error")
-        wrong, count = computed.get("wrong"), computed.get("products")
-        common: dict[str, Any] = {"culprit": _name(entry), "ranks": [entry["rank"]]}
-        if not (process_group.counts(wrong) and process_group.counts(count) and count):
-            summary = f"rank {entry['rank']} verified none of its products"
-            findings.append(undecided(summary, fix="see the check's log", code="data.missing", **common))
-        elif not process_group.finite(error) or not 0 <= error <= TOLERANCE:
-            summary = f"rank {entry['rank']}: the product that is timed is off by {error}"
-            findings.append(failed(summary, fix=_WRONG_FIX, unit="relative error", code="data.wrong", **common))
-        elif wrong:
-            summary = f"rank {entry['rank']}: {wrong} of {count} products had other bits than the first"
-            findings.append(failed(summary, fix=_WRONG_FIX, value=wrong, unit="products", code="data.wrong", **common))
-    return findings
 
 
 def _name(entry: Measured) -> str:
     return f"rank {entry['rank']} ({entry.get('device')} of {entry.get('host')})"
 
 
+def _nothing(summary: str, entry: Measured) -> Outcome:
+    return undecided(summary, fix=_LOG, code="speed.missing", culprit=_name(entry))
+
+
+def _complete(entry: Measured, first: Measured) -> bool:
+    products = entry.get("products") or {}
+    times, at = [products.get("median"), products.get("p95")], (entry.get("joined") or {}).get("at") or []
+    if not at or len(at) != len((first.get("joined") or {}).get("at") or []):
+        return False
+    finite = all(map(process_group.finite, (*times, *at))) and process_group.counts(entry.get("wrong"))
+    # A clock that does not go back, read before each meeting (clock_gettime(2), CLOCK_MONOTONIC).
+    return finite and min(times) > 0 and at[0] > 0 and all(before <= after for before, after in zip(at, at[1:]))
+
+
+def _computed(entry: Measured) -> list[Outcome]:
+    """Return a finding for wrong sums, and for timed products that are none or were not verified."""
+    who, computed = f"rank {entry['rank']}", entry.get("computed") or {}
+    error: Any = computed.get("error")
+    wrong, count = computed.get("wrong"), computed.get("products")
+    about: dict[str, Any] = {"culprit": _name(entry), "ranks": [entry["rank"]]}
+    findings = []
+    if process_group.counts(entry.get("wrong")) and entry["wrong"]:
+        summary = f"{who}: {entry['wrong']} all-reduces brought a wrong sum"
+        fix = "run the all-reduce and collectives checks, which say what arrived instead"
+        findings.append(failed(summary, fix=fix, code="data.wrong", **about))
+    if not (process_group.counts(wrong) and process_group.counts(count) and count):
+        findings.append(undecided(f"{who} verified none of its products", fix=_LOG, code="data.missing", **about))
+    elif not process_group.finite(error) or not 0 <= error <= TOLERANCE:
+        summary = f"{who}: the product that is timed is off by {error}"
+        findings.append(failed(summary, fix=_WRONG_FIX, unit="relative error", code="data.wrong", **about))
+    elif wrong:
+        summary = f"{who}: {wrong} of {count} products had other bits than the first"
+        findings.append(failed(summary, fix=_WRONG_FIX, value=wrong, unit="products", code="data.wrong", **about))
+    return findings
+
+
 def _slow(view: View, ranks: Ranks) -> list[Outcome]:
     """Return a finding for each rank whose median round is behind the fastest, or whose late rounds stand out."""
-    findings, limit = [], LIMIT if view.mode == "gpu" else CPU_LIMIT
+    findings, gpu = [], view.mode == "gpu"
+    limit = LIMIT if gpu else CPU_LIMIT
     fastest = min(entry["products"]["median"] for entry in ranks)
     usual = statistics.median_low([entry["products"]["p95"] for entry in ranks])
     for entry in ranks:
         ratio, late = entry["products"]["median"] / fastest, entry["products"]["p95"]
-        summary = f"{_name(entry)} takes {ratio:.2f} times as long as others"
-        value: dict[str, Any] = {"value": round(ratio, 4), "unit": LIMIT.unit}
-        code = "speed.behind"
-        if view.mode == "gpu" and ratio <= ADVICE.value and late > LIMIT.value * usual and late - usual > _NOTABLE:
-            summary = f"{_name(entry)} takes {late * 1000:.3g} ms in every twentieth round, where others take "
-            summary, ratio = f"{summary}{usual * 1000:.3g} ms", late / usual
-            value["value"], code = round(ratio, 4), "speed.late-rounds"
-        common: dict[str, Any] = {**value, "culprit": _name(entry), "ranks": [entry["rank"]]}
+        summary, code = f"{_name(entry)} takes {ratio:.2f} times as long as others", "speed.behind"
+        if gpu and ratio <= ADVICE.value and late > LIMIT.value * usual and late - usual > _NOTABLE:
+            twentieth = f"takes {late * 1000:.3g} ms in every twentieth round"
+            summary = f"{_name(entry)} {twentieth}, where others take {usual * 1000:.3g} ms"
+            ratio, code = late / usual, "speed.late-rounds"
+        common: dict[str, Any] = {"value": round(ratio, 4), "unit": LIMIT.unit, "culprit": _name(entry)}
+        common["ranks"] = [entry["rank"]]
         # A CPU may have cores of two kinds, and others use it: no fault of this rank's.
         if ratio > limit.value:
-            tell = too_slow if view.mode == "gpu" else warned
+            tell = too_slow if gpu else warned
             findings.append(tell(summary, fix=_FIX, limit=limit, code=code, **common))
-        elif ratio > ADVICE.value and view.mode == "gpu":
+        elif ratio > ADVICE.value and gpu:
             findings.append(warned(summary, fix=_FIX, limit=ADVICE, code=code, **common))
     return findings
 
@@ -262,34 +279,6 @@ def _late(view: View, ranks: Ranks) -> list[Outcome]:
             common: dict[str, Any] = {"culprit": _name(entry), "ranks": [entry["rank"]], "value": round(late_by, 5)}
             findings.append(tell(summary, fix=_LATE_FIX, unit="s", limit=LATE, code=code, **common))
     return findings
-
-
-def _asleep(view: View, ranks: Ranks) -> list[Outcome]:
-    """Return a failure for each rank that slept in its own work; a GPU's rank may sleep while it waits for its GPU."""
-    findings = []
-    for entry in ranks:
-        common: dict[str, Any] = {"culprit": _name(entry), "ranks": [entry["rank"]]}
-        share = entry["products"]["slept"] / entry["products"]["shortest"]
-        if view.mode != "gpu" and share > ASLEEP.value:
-            summary = f"{_name(entry)} sleeps in its products, {entry['products']['slept'] * 1000:.3g} ms a round"
-            value = {"value": round(share, 4), "unit": ASLEEP.unit, "limit": ASLEEP}
-            findings.append(too_slow(summary, fix=_LATE_FIX, code="speed.asleep", **value, **common))
-        if entry["joined"]["slept"] > LATE.value:
-            summary = f"{_name(entry)} sleeps {entry['joined']['slept'] * 1000:.3g} ms before it joins a collective"
-            joined = {"value": round(entry["joined"]["slept"], 5), "unit": "s", "limit": LATE}
-            findings.append(too_slow(summary, fix=_LATE_FIX, code="speed.asleep-before-joining", **joined, **common))
-        busy = entry["joined"].get("busy", 0.0)
-        if process_group.finite(busy) and busy > LATE.value:
-            summary = f"{_name(entry)} computes for {busy * 1000:.3g} ms of its own before it joins a collective"
-            joined = {"value": round(busy, 5), "unit": "s", "limit": LATE}
-            findings.append(too_slow(summary, fix=_LATE_FIX, code="speed.busy-before-joining", **joined, **common))
-    return findings
-
-
-def _once(findings: list[Outcome]) -> list[Outcome]:
-    """Return the findings without the warnings about a rank that has failed already."""
-    failing = {finding.culprit for finding in findings if finding.status == "fail"}
-    return [finding for finding in findings if finding.status != "warn" or finding.culprit not in failing]
 
 
 def _details(ranks: Ranks) -> Measured:

@@ -17,7 +17,6 @@ LIES = {
     "memory-flips-a-bit": "rank 1 on cpu: 4 words came back wrong, the first under zeros: byte 2097768",
     "memory-aliases": "rank 0 on cpu: 524288 words came back wrong, the first under address: byte 1048576",
     "fp8-scales-once": "rank 1 on cpu: the loss is not finite",
-    "fp8-in-name-only": "rank 0 on cpu multiplied bfloat16 x bfloat16, not in FP8",
 }
 ON_GPUS_ONLY = ("sustained-gemm", "training-load")
 

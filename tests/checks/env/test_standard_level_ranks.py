@@ -34,8 +34,8 @@ MEASURED: dict[Any, Callable[[], Entry]] = {
         "total": 80,
     },
     straggler: lambda: {
-        "products": {"median": 0.001, "p95": 0.0011, "shortest": 0.0009, "slept": 0.0},
-        "joined": {"at": [10.0, 11.0, 12.0], "slept": 0.0},
+        "products": {"median": 0.001, "p95": 0.0011},
+        "joined": {"at": [10.0, 11.0, 12.0]},
         "wrong": 0,
         "computed": {"error": 1e-6, "products": 120, "wrong": 0},
     },
@@ -141,7 +141,7 @@ def test_a_slow_rank_is_named_on_each_side_of_the_limits(
         assert 0 < outcome.details["spread"] < ratio
 
 
-@each("name, seconds", itertools.product(["median", "p95", "shortest"], [0.0, -1.0, NAN, None]))
+@each("name, seconds", itertools.product(["median", "p95"], [0.0, -1.0, NAN, None]))
 def test_a_time_that_is_none_is_no_pass(h100: View, name: str, seconds: float | None) -> None:
     ranks = entries(straggler)
     ranks[2]["products"][name] = seconds
@@ -172,19 +172,10 @@ def test_every_slow_rank_is_a_finding_and_late_rounds_count_on_gpus(h100: View) 
     ranks = entries(straggler)
     ranks[2]["products"]["p95"] = 0.021
     ranks[5]["products"]["median"] = 0.002
-    ranks[6]["joined"]["slept"] = 0.03
+    ranks[6]["joined"]["at"] = [10.0, 11.0, 12.03]
     outcome = straggler.judge(h100, ranks)
     assert [finding.culprit[:6] for finding in outcome.findings] == ["rank 2", "rank 5", "rank 6"]
     assert {finding.status for finding in outcome.findings} == {FAIL}
-
-
-@each("slept, status", [(0.0002, PASS), (0.0003, FAIL), (0.002, FAIL)])
-def test_a_rank_that_sleeps_in_its_products_fails_on_a_cpu_too(cpu: View, slept: float, status: str) -> None:
-    ranks = entries(straggler, 2, gpu=False)
-    ranks[1]["products"]["slept"] = slept
-    outcome = straggler.judge(cpu, ranks)
-    assert outcome.status == status
-    assert status == PASS or "rank 1 (cpu of node1) sleeps in its products" in outcome.summary
 
 
 @each(

@@ -236,17 +236,6 @@ def drifts(torch: Any, check: Any) -> None:
     after_into(torch.optim.SGD, "step", drift)
 
 
-@lie("fp8_training", rank=0)
-def fp8_in_name_only(_torch: Any, check: Any) -> None:
-    # Rank 0 trains in bfloat16 and calls it FP8.
-
-    def in_name_only(_torch: Any, made: list[str]) -> Any:
-        made.append("bfloat16 x bfloat16")
-        return vars(check)["_plain"]
-
-    vars(check)["_linear"] = in_name_only
-
-
 @lie("fp8_training", rank=1)
 def fp8_scales_once(_torch: Any, check: Any) -> None:
     # Rank 1's FP8 products of gradients have the scale of one operand undone only.
