@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
 from msgspec import structs
 
-from envcheck.registry import evidence, statement
-from envcheck.registry.attachments import (
-    PROMOTION_TYPE,
-    Referrer,
-    StatedArtifacts,
-    is_promotion,
-    own_start,
-    own_tags,
-    referrers,
-)
-from envcheck.registry.attachments import artifact as attached_artifact
+from envcheck.registry import statement
+from envcheck.registry.attachments import PROMOTION_TYPE, REPORT_TYPE, Referrer, own_tag, promotion_tags, referrers
 from envcheck.registry.documents import Descriptor, StoredManifest
 from envcheck.registry.envelope import BUNDLE_TYPE, UNSIGNED_TYPE, bundle_annotations
 from envcheck.registry.evidence import RemoteImage
@@ -29,8 +19,6 @@ from envcheck.registry.repository import Repository
 from envcheck.registry.statement import MOST_REPORT, PREDICATE_TYPE, ProofRefusal, Rejection, ReportReference
 from envcheck.struct_types import LightRecord, know_types
 
-# The artifact type of a proof's evidence; a proof has the type of its envelope.
-REPORT_TYPE: Final = "application/vnd.envcheck.report.v1+json"
 _PROOFS: Final = (BUNDLE_TYPE, UNSIGNED_TYPE)
 _ANNOTATIONS: Final = bundle_annotations(PREDICATE_TYPE)
 _MOST_CONFIG: Final = 4 << 20
@@ -55,27 +43,7 @@ class _Config(msgspec.Struct):
     rootfs: _RootFs = msgspec.field(default_factory=_RootFs)
 
 
-class _Payload(msgspec.Struct):
-    payload: str = ""
-
-
-class _EnvelopeDocument(_Payload, rename="camel"):
-    dsse_envelope: _Payload | None = None
-
-
-class _StatedFacts(msgspec.Struct):
-    report: ReportReference
-
-
-class _StatedResult(msgspec.Struct):
-    envcheck: _StatedFacts
-
-
-class _ReportStatement(msgspec.Struct):
-    predicate: _StatedResult
-
-
-know_types(_Config, _EnvelopeDocument, _ReportStatement)
+know_types(_Config)
 
 
 def remote_images(
@@ -128,7 +96,7 @@ def _remote(
 
 def read_proofs(repository: Repository, digest: str, tags: Sequence[str] | None = None) -> AttachedProofs:
     """Return what lies beside a digest. `tags` are those of the repository, for a caller that asks for many digests."""
-    attachments = referrers(repository, digest, tags, StatedArtifacts(REPORT_TYPE, _stated_report))
+    attachments = referrers(repository, digest, tags, without=REPORT_TYPE)
     proofs = [_proof(repository, artifact) for artifact in attachments.artifacts if _is_proof(artifact)]
     for refused in attachments.refused:
         reason = ProofRefusal.TAMPERED if refused.reason == "tampered" else ProofRefusal.WRONG_SUBJECT
@@ -141,31 +109,9 @@ def read_proofs(repository: Repository, digest: str, tags: Sequence[str] | None 
 def attached_promotions(repository: Repository, digest: str, tags: Sequence[str]) -> tuple[list[bytes], list[str]]:
     """Return the envelopes of the promotions beside a digest, and the own tags of those that cannot be read."""
     listed = [one for one in referrers(repository, digest, tags).artifacts if one.manifest.kind == PROMOTION_TYPE]
-    envelopes = {own_start(one.descriptor.digest): _envelope(repository, one) for one in listed}
-    read = {start: envelope for start, envelope in envelopes.items() if isinstance(envelope, bytes)}
-    promotions = {tag: start for tag, start in own_tags(digest, tags).items() if is_promotion(tag)}
-    return list(read.values()), [tag for tag, start in promotions.items() if start not in read]
-
-
-def _stated_report(artifact: Referrer) -> list[str]:
-    """Return the digest of the report that a proof states, if the proof is in its own manifest.
-
-    The statement need not be believed: whoever made it up, this digest is that of a report and of nothing else.
-    """
-    subject, layers = artifact.manifest.subject, artifact.manifest.layers
-    content = layers[0].content if len(layers) == 1 else None
-    if content is None or subject is None or not _is_proof(artifact):
-        return []
-    try:
-        enveloped = msgspec.json.decode(content, type=_EnvelopeDocument)
-        envelope = enveloped.dsse_envelope or enveloped
-        report = msgspec.json.decode(
-            base64.b64decode(envelope.payload), type=_ReportStatement
-        ).predicate.envcheck.report
-    except (ValueError, RecursionError):
-        return []
-    layer = Descriptor(media_type=evidence.MEDIA_TYPE, digest=report.digest, size=report.size)
-    return [attached_artifact(subject, REPORT_TYPE, [layer], {}).digest]
+    envelopes = {own_tag(digest, one.descriptor.digest, PROMOTION_TYPE): _envelope(repository, one) for one in listed}
+    read = {tag: envelope for tag, envelope in envelopes.items() if isinstance(envelope, bytes)}
+    return list(read.values()), [tag for tag in promotion_tags(tags).get(digest, []) if tag not in read]
 
 
 def _is_proof(artifact: Referrer) -> bool:

@@ -9,7 +9,6 @@ read again and written again a few times, and what is read here does not depend 
 from __future__ import annotations
 
 import base64
-import concurrent.futures
 import json
 import random
 import re
@@ -22,6 +21,7 @@ import msgspec
 from msgspec import structs
 
 from envcheck.errors import EnvcheckError
+from envcheck.mirrors.net.waits import map_in_threads
 from envcheck.registry.documents import (
     EMPTY,
     EMPTY_TYPE,
@@ -33,16 +33,17 @@ from envcheck.registry.documents import (
     digest_of,
     encode,
 )
+from envcheck.registry.exchange import codes_in
 from envcheck.registry.references import AbsentError, LyingError, RefusedError, RegistryUnavailableError, is_digest
-from envcheck.registry.repository import Repository, described, push_blob
+from envcheck.registry.repository import Repository, described
 from envcheck.struct_types import LightRecord, know_types
 
-Layer = tuple[str, bytes]
-# Promotions have another end: who looks for them need not read all proofs.
+# The artifact types of a proof's evidence and of a promotion: their own tags end otherwise than those of proofs, so
+# that who looks for proofs reads neither, and who looks for promotions reads no proof.
+REPORT_TYPE: Final = "application/vnd.envcheck.report.v1+json"
 PROMOTION_TYPE: Final = "application/vnd.envcheck.promotion.v1+json"
-_OWN: Final = ".proof"
-_PROMOTION: Final = ".promotion"
-_LISTED: Final = re.compile(r"sha256-([0-9a-f]{64})(?:\.([0-9a-f]{12})(\.proof|\.promotion))?")
+_ENDS: Final = {REPORT_TYPE: ".report", PROMOTION_TYPE: ".promotion"}
+_OWN: Final = re.compile(r"sha256-([0-9a-f]{64})\.([0-9a-f]{12})(\.proof|\.report|\.promotion)")
 # Also those of other tools, as sha256-DIGEST.att and .sig of cosign.
 _ATTACHED: Final = re.compile(r"sha256-[0-9a-f]{64}(\.|$)")
 _NAMED: Final = 12
@@ -51,215 +52,19 @@ _INLINE: Final = 1 << 15
 # Times that the fallback index is written before other writers are left to it.
 _ENTRIES: Final = 6
 _UNKNOWN: Final = {"MANIFEST_BLOB_UNKNOWN", "BLOB_UNKNOWN"}
-
-
-class Attachment(LightRecord, frozen=True):
-    """What was attached, the tag that keeps it, notes for the user, and what is to be entered in the index later."""
-
-    descriptor: Descriptor
-    tag: str
-    notes: tuple[str, ...] = ()
-    unlisted: tuple[StoredManifest, ...] = ()
-
-
-def fallback_tag(subject: str) -> str:
-    """Return the tag of the index of what is attached to a digest."""
-    return subject.replace(":", "-", 1)
-
-
-def own_start(digest: str) -> str:
-    """Return the start of an artifact's digest, which its own tag names."""
-    return digest.partition(":")[2][:_NAMED]
-
-
-def own_tag(subject: str, digest: str, kind: str = "") -> str:
-    """Return the tag that an artifact of this type has for itself."""
-    return f"{fallback_tag(subject)}.{own_start(digest)}{_PROMOTION if kind == PROMOTION_TYPE else _OWN}"
-
-
-def own_tags(subject: str, tags: Sequence[str]) -> dict[str, str]:
-    """Return the own tags of what is attached to a digest, each with the start of the artifact's digest."""
-    before = f"{fallback_tag(subject)}."
-    mine = (_LISTED.fullmatch(tag) for tag in tags if tag.startswith(before))
-    return {match[0]: match[2] for match in mine if match and match[2]}
-
-
-def is_own_or_fallback(tag: str) -> bool:
-    """Tell whether a tag is that of something attached, here or as cosign does it, and of no image."""
-    return _ATTACHED.match(tag) is not None
-
-
-def is_promotion(tag: str) -> bool:
-    """Tell whether a tag is the own tag of a promotion."""
-    return tag.endswith(_PROMOTION) and _LISTED.fullmatch(tag) is not None
-
-
-def promoted_digests(tags: Sequence[str]) -> list[str]:
-    """Return the digests that promotions are attached to, by their own tags."""
-    matches = (_LISTED.fullmatch(tag) for tag in tags if tag.endswith(_PROMOTION))
-    return sorted({f"sha256:{match[1]}" for match in matches if match})
-
-
-def artifact(
-    subject: Descriptor, artifact_type: str, layers: Sequence[Descriptor], annotations: Mapping[str, str]
-) -> StoredManifest:
-    """Return the manifest of an artifact that is attached to a subject: the same bytes each time."""
-    document = ImageManifest(
-        schema_version=2,
-        media_type=OCI_MANIFEST,
-        artifact_type=artifact_type,
-        config=Descriptor(media_type=EMPTY_TYPE, digest=digest_of(EMPTY), size=len(EMPTY)),
-        layers=list(layers),
-        subject=Descriptor(media_type=subject.media_type, digest=subject.digest, size=subject.size),
-        annotations=dict(annotations),
-    )
-    content = encode(document)
-    return StoredManifest(content, digest_of(content), OCI_MANIFEST)
-
-
-def attach(
-    repository: Repository,
-    subject: Descriptor,
-    artifact_type: str,
-    layers: Sequence[Layer],
-    annotations: Mapping[str, str],
-    *,
-    inline: bool = False,
-    listing: Attachment | Literal["now", "later"] = "now",
-    sleep: Callable[[float], None] = time.sleep,
-) -> Attachment:
-    """Push an artifact and attach it to a manifest of the same repository. Doing it again changes nothing.
-
-    Layers of at most _INLINE bytes are in the manifest too with `inline`, so that who reads it needs one request.
-    `listing` says when it is entered in the fallback index: "later" is with the next artifact, which names this one.
-    """
-    manifest = artifact(subject, artifact_type, [_named(*layer, inline=inline) for layer in layers], annotations)
-    contents = dict.fromkeys([EMPTY, *(content for _, content in layers)])
-
-    def push(*, ask_first: bool) -> None:
-        for content in contents:
-            push_blob(repository.exchange, content, ask_first=ask_first)
-
-    earlier = listing.unlisted if isinstance(listing, Attachment) else ()
-    done = store_attached(repository, subject.digest, manifest, push)
-    unlisted = (*earlier, *done.unlisted)
-    if listing == "later" or not unlisted:
-        return structs.replace(done, unlisted=unlisted)
-    return structs.replace(done, notes=_entered(repository, subject.digest, unlisted, sleep), unlisted=())
-
-
-def _named(kind: str, content: bytes, *, inline: bool) -> Descriptor:
-    """Return what names a layer, with the layer itself if it is small and is to be in the manifest."""
-    named = described(content, kind)
-    return (
-        structs.replace(named, data=base64.b64encode(content).decode()) if inline and len(content) <= _INLINE else named
-    )
-
-
-def attach_manifest(
-    repository: Repository,
-    subject: str,
-    manifest: StoredManifest,
-    push_blobs: Callable[..., None],
-    *,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Attachment:
-    """Store a manifest that names its subject, as `store_attached` does, and have it listed."""
-    done = store_attached(repository, subject, manifest, push_blobs)
-    notes = _entered(repository, subject, done.unlisted, sleep) if done.unlisted else ()
-    return structs.replace(done, notes=notes, unlisted=())
-
-
-def store_attached(
-    repository: Repository, subject: str, manifest: StoredManifest, push_blobs: Callable[..., None]
-) -> Attachment:
-    """Store a manifest that names its subject. `push_blobs(ask_first=…)` has the registry hold what it consists of.
-
-    A registry can lose a blob that is uploaded twice at once; it says so when the manifest comes, and gets all again.
-    """
-    tag = own_tag(subject, manifest.digest, manifest.image().kind)
-    for number in range(1, _TRIES + 1):
-        push_blobs(ask_first=number == 1)
-        try:
-            reply = repository.push_manifest(manifest.content, manifest.media_type, tag)
-            break
-        except RefusedError as error:
-            if number == _TRIES or not _UNKNOWN & set(error.codes):
-                raise
-    listed = reply.headers.get("OCI-Subject") == subject
-    return Attachment(manifest.descriptor, tag, (), () if listed else (manifest,))
-
-
-def entry_of(manifest: StoredManifest) -> dict[str, Any]:
-    """Return how an index lists a manifest."""
-    image = manifest.image()
-    entry: dict[str, Any] = {
-        "mediaType": manifest.media_type,
-        "digest": manifest.digest,
-        "size": len(manifest.content),
-        "artifactType": image.kind,
-    }
-    return entry | ({"annotations": dict(image.annotations)} if image.annotations else {})
-
-
-def _entered(
-    repository: Repository, subject: str, manifests: Sequence[StoredManifest], sleep: Callable[[float], None]
-) -> tuple[str, ...]:
-    """Enter manifests in the fallback index, whose other entries stay; return a note if they are not there."""
-    tag = fallback_tag(subject)
-    try:
-        for number in range(_ENTRIES):
-            index = _index(repository, tag, subject)
-            missing = _missing(index, manifests)
-            if not missing:
-                return ()
-            index["manifests"] += map(entry_of, missing)
-            repository.push_manifest(encode(index), OCI_INDEX, tag)
-            if number:  # others write too
-                sleep(random.uniform(0.0, 0.1 * number))  # noqa: S311 (no secret)
-        if not _missing(_index(repository, tag, subject), manifests):
-            return ()
-    except EnvcheckError as error:  # its own tag keeps it
-        return (f"other clients may not find it: {error.message}",)
-    return (f"other clients may not find it: others write the index {tag} at the same time",)
-
-
-def _missing(index: dict[str, Any], manifests: Sequence[StoredManifest]) -> list[StoredManifest]:
-    listed = {str(entry.get("digest")) for entry in index["manifests"] if isinstance(entry, dict)}
-    return [manifest for manifest in manifests if manifest.digest not in listed]
-
-
-def _index(repository: Repository, tag: str, subject: str) -> dict[str, Any]:
-    """Return the fallback index with all it holds, or an empty one. Raise LyingError if the tag is something else."""
-    empty = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": []}
-    try:
-        manifest = repository.manifest(tag)
-    except AbsentError:
-        return empty
-    if manifest.digest == subject or not manifest.is_index:
-        message = f"{repository.reference.name} has no index under {tag}"
-        raise LyingError(message, fix="ask who runs the registry whether it has the referrers API")
-    document = json.loads(manifest.content)
-    if isinstance(document.get("manifests"), list):
-        return dict(document)
-    message = f"the index {tag} of {repository.reference.name} has no list of manifests"
-    raise LyingError(message, fix="delete the tag")
-
-
 # Manifests that are read at once, and the most that are attached to one image before something is wrong.
 _AT_ONCE: Final = 8
 _MOST: Final = 10_000
 # Statuses by which a registry says that it has no referrers API.
 _NO_API: Final = (400, 404, 405, 501)
 
-Reason = Literal["tampered", "wrong-subject"]
 
+class Attachment(LightRecord, frozen=True):
+    """What was attached, the tag that keeps it, and notes for the user."""
 
-class _List(msgspec.Struct):
-    manifests: list[Any]
-
-
-know_types(_List)
+    descriptor: Descriptor
+    tag: str
+    notes: tuple[str, ...] = ()
 
 
 class Referrer(LightRecord, frozen=True):
@@ -274,7 +79,7 @@ class RefusedReferrer(LightRecord, frozen=True):
     """What was listed and must not count: `named` is its digest or tag."""
 
     named: str
-    reason: Reason
+    reason: Literal["tampered", "wrong-subject"]
     detail: str
 
 
@@ -287,74 +92,174 @@ class Referrers(LightRecord, frozen=True):
     notes: list[str]
 
 
-class StatedArtifacts(LightRecord, frozen=True):
-    """Artifacts of one type that need not be read: `digests` returns those that another artifact names exactly.
+class _List(msgspec.Struct):
+    manifests: list[Any]
 
-    A digest stands for its bytes, so that what is stated to be of this type cannot be anything else.
+
+know_types(_List)
+
+
+def fallback_tag(subject: str) -> str:
+    """Return the tag of the index of what is attached to a digest."""
+    return subject.replace(":", "-", 1)
+
+
+def own_tag(subject: str, digest: str, kind: str = "") -> str:
+    """Return the tag that an artifact of this type has for itself."""
+    return f"{fallback_tag(subject)}.{digest.partition(':')[2][:_NAMED]}{_ENDS.get(kind, '.proof')}"
+
+
+def is_own_or_fallback(tag: str) -> bool:
+    """Tell whether a tag is that of something attached, here or as cosign does it, and of no image."""
+    return _ATTACHED.match(tag) is not None
+
+
+def promotion_tags(tags: Sequence[str]) -> dict[str, list[str]]:
+    """Return the own tags of promotions by the digest that they are attached to."""
+    found: dict[str, list[str]] = {}
+    for tag in tags:
+        match = _OWN.fullmatch(tag)
+        if match is not None and match[3] == _ENDS[PROMOTION_TYPE]:
+            found.setdefault(f"sha256:{match[1]}", []).append(tag)
+    return found
+
+
+def attach(
+    repository: Repository,
+    subject: Descriptor,
+    artifact_type: str,
+    layers: Sequence[tuple[str, bytes]],
+    annotations: Mapping[str, str],
+    *,
+    inline: bool = False,
+) -> Attachment:
+    """Push an artifact and attach it to a manifest of the same repository. Doing it again changes nothing.
+
+    `layers` are media types and contents; small ones are in the manifest too with `inline`, so that who reads it needs
+    one request.
     """
+    document = ImageManifest(
+        schema_version=2,
+        media_type=OCI_MANIFEST,
+        artifact_type=artifact_type,
+        config=Descriptor(media_type=EMPTY_TYPE, digest=digest_of(EMPTY), size=len(EMPTY)),
+        layers=[_named(*layer, inline=inline) for layer in layers],
+        subject=Descriptor(media_type=subject.media_type, digest=subject.digest, size=subject.size),
+        annotations=dict(annotations),
+    )
+    content = encode(document)
 
-    kind: str
-    digests: Callable[[Referrer], list[str]]
+    def push(*, ask_first: bool) -> None:
+        for blob in dict.fromkeys([EMPTY, *(content for _, content in layers)]):
+            repository.push_blob(blob, ask_first=ask_first)
+
+    return attach_manifest(repository, subject.digest, StoredManifest(content, digest_of(content), OCI_MANIFEST), push)
+
+
+def _named(kind: str, content: bytes, *, inline: bool) -> Descriptor:
+    named = described(content, kind)
+    small = inline and len(content) <= _INLINE
+    return structs.replace(named, data=base64.b64encode(content).decode()) if small else named
+
+
+def attach_manifest(
+    repository: Repository, subject: str, manifest: StoredManifest, push_blobs: Callable[..., None]
+) -> Attachment:
+    """Store a manifest that names its subject, and have it listed.
+
+    `push_blobs(ask_first=...)` has the registry hold what it consists of. A registry can lose a blob that is uploaded
+    twice at once; it says so when the manifest comes, and gets all again.
+    """
+    tag = own_tag(subject, manifest.digest, manifest.image().kind)
+    for number in range(1, _TRIES + 1):
+        push_blobs(ask_first=number == 1)
+        try:
+            reply = repository.push_manifest(manifest.content, manifest.media_type, tag)
+            break
+        except RefusedError as error:
+            if number == _TRIES or not _UNKNOWN & set(error.codes):
+                raise
+    listed = reply.headers.get("OCI-Subject") == subject
+    return Attachment(manifest.descriptor, tag, () if listed else _entered(repository, subject, manifest))
+
+
+def _entered(repository: Repository, subject: str, manifest: StoredManifest) -> tuple[str, ...]:
+    """Enter a manifest in the fallback index, whose other entries stay; return a note if it is not there."""
+    tag, image = fallback_tag(subject), manifest.image()
+    entry = {"mediaType": manifest.media_type, "digest": manifest.digest, "size": len(manifest.content)}
+    entry |= {"artifactType": image.kind, **({"annotations": image.annotations} if image.annotations else {})}
+    try:
+        for number in range(_ENTRIES):
+            index = _index(repository, tag, subject)
+            if any(isinstance(one, dict) and one.get("digest") == manifest.digest for one in index["manifests"]):
+                return ()
+            index["manifests"].append(entry)
+            repository.push_manifest(encode(index), OCI_INDEX, tag)
+            if number:  # others write too
+                time.sleep(random.uniform(0.0, 0.1 * number))  # noqa: S311 (no secret)
+    except EnvcheckError as error:  # its own tag keeps it
+        return (f"other clients may not find it: {error.message}",)
+    return (f"other clients may not find it: others write the index {tag} at the same time",)
+
+
+def _index(repository: Repository, tag: str, subject: str) -> dict[str, Any]:
+    """Return the fallback index with all it holds, or an empty one. Raise LyingError if the tag is something else."""
+    try:
+        manifest = repository.manifest(tag)
+    except AbsentError:
+        return {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": []}
+    document = json.loads(manifest.content)
+    if manifest.digest != subject and manifest.is_index and isinstance(document.get("manifests"), list):
+        return dict(document)
+    message = f"{repository.reference.name} has no index under {tag}"
+    raise LyingError(message, fix="ask who runs the registry whether it has the referrers API")
 
 
 def referrers(
-    repository: Repository,
-    subject: str,
-    tags: Sequence[str] | None = None,
-    unread: StatedArtifacts | None = None,
+    repository: Repository, subject: str, tags: Sequence[str] | None = None, *, without: str = ""
 ) -> Referrers:
     """Return what is attached to a digest, in the order of the digests.
 
-    `tags` are those of the repository, for a caller that asks for many subjects. What a list says that it is `unread`
-    is read last, and not at all if an artifact that was read states its digest. Raise an error if one of the places
-    cannot be read: what it would have listed may be a failure that revokes an earlier success.
+    `tags` are those of the repository, for a caller that asks for many subjects. What a list or its own tag calls an
+    artifact of the type `without` is not read. Raise an error if one of the places cannot be read: what it would have
+    listed may be a failure that revokes an earlier success.
     """
     notes: list[str] = []
     listed = {**_from_api(repository, subject, notes), **_from_index(repository, subject, notes)}
-    tagged = own_tags(subject, repository.tags() if tags is None else tags)
-    total = len(listed) + len(tagged)
-    if total > _MOST:
+    starts = _own_tags(subject, repository.tags() if tags is None else tags, without)
+    if len(listed) + len(starts) > _MOST:
+        total = len(listed) + len(starts)
         message = f"{repository.reference.name} lists {total} artifacts for {subject}, more than {_MOST}"
         raise LyingError(message, fix="delete what nobody needs, or use another repository")
-    last = {digest for digest, kind in listed.items() if unread is not None and kind == unread.kind}
-    results = _read_all(repository, subject, {digest: "" for digest in listed if digest not in last})
-    stated = _stated(results, unread) & last
-    results += _read_all(repository, subject, dict.fromkeys(sorted(last - stated), ""))
+
+    def read(name: str) -> Referrer | RefusedReferrer | str:
+        return _read(repository, subject, name, starts.get(name, ""))
+
+    results = map_in_threads(read, [digest for digest, kind in listed.items() if kind != without or not kind], _AT_ONCE)
     # Only what was read stands for its own tag: a list may name a digest that begins like that of another artifact.
-    read = {own_start(one.descriptor.digest) for one in results if isinstance(one, Referrer)} | set(
-        map(own_start, stated)
-    )
-    results += _read_all(repository, subject, {tag: start for tag, start in tagged.items() if start not in read})
+    found = {_start(one.descriptor.digest) for one in results if isinstance(one, Referrer)}
+    results += map_in_threads(read, [tag for tag, start in starts.items() if start not in found], _AT_ONCE)
     by_digest = {one.descriptor.digest: one for one in results if isinstance(one, Referrer)}
     refused = [one for one in results if isinstance(one, RefusedReferrer)]
     absent = [one for one in results if isinstance(one, str)]
-    listed_starts = {own_start(name) for name in (*absent, *(one.named for one in refused)) if is_digest(name)}
+    told = {_start(name) for name in (*absent, *(one.named for one in refused)) if is_digest(name)}
     return Referrers(
         artifacts=[by_digest[digest] for digest in sorted(by_digest)],
-        dangling=sorted(name for name in absent if name not in by_digest and tagged.get(name) not in listed_starts),
-        refused=[one for one in refused if tagged.get(one.named) not in listed_starts],
+        dangling=sorted(name for name in absent if name not in by_digest and starts.get(name) not in told),
+        refused=[one for one in refused if starts.get(one.named) not in told],
         notes=notes,
     )
 
 
-def _stated(results: Sequence[Referrer | RefusedReferrer | str], unread: StatedArtifacts | None) -> set[str]:
-    if unread is None:
-        return set()
-    return {digest for one in results if isinstance(one, Referrer) for digest in unread.digests(one)}
+def _start(digest: str) -> str:
+    return digest.partition(":")[2][:_NAMED]
 
 
-def _read_all(
-    repository: Repository, subject: str, starts: Mapping[str, str]
-) -> list[Referrer | RefusedReferrer | str]:
-    """Read digests and own tags at once; the value of a tag is how its digest begins."""
-
-    def read(name: str) -> Referrer | RefusedReferrer | str:
-        return _read(repository, subject, name, starts[name])
-
-    if len(starts) <= 1:
-        return [read(name) for name in starts]
-    with concurrent.futures.ThreadPoolExecutor(min(_AT_ONCE, len(starts))) as pool:
-        return list(pool.map(read, starts))
+def _own_tags(subject: str, tags: Sequence[str], without: str) -> dict[str, str]:
+    """Return the own tags of what is attached to a digest, each with the start of the artifact's digest."""
+    before, end = f"{fallback_tag(subject)}.", _ENDS.get(without)
+    mine = (_OWN.fullmatch(tag) for tag in tags if tag.startswith(before))
+    return {match[0]: match[2] for match in mine if match and match[3] != end}
 
 
 def _read(repository: Repository, subject: str, name: str, start: str) -> Referrer | RefusedReferrer | str:
@@ -405,17 +310,9 @@ def _from_api(repository: Repository, subject: str, notes: list[str]) -> dict[st
         elif number:
             message = f"{repository.reference.registry} lists the referrers of {subject[:19]} in part only"
             raise RegistryUnavailableError(message, fix="try again; ask who runs the registry")
-        elif reply.status == HTTPStatus.NOT_FOUND and not _is_error(reply.body):
+        elif reply.status == HTTPStatus.NOT_FOUND and not codes_in(reply.body):
             repository.lacks_referrers = True  # no words of a registry: there is no such path, whatever the subject
     return digests
-
-
-def _is_error(body: bytes) -> bool:
-    """Tell whether an answer is an error as registries write it, which may be about this subject alone."""
-    try:
-        return isinstance(msgspec.json.decode(body), dict)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
 
 
 def _listed(content: bytes, where: str, notes: list[str]) -> dict[str, str]:

@@ -6,7 +6,6 @@ cell in the proof. Newest torch comes first, then the newest proof.
 
 from __future__ import annotations
 
-import concurrent.futures
 import fnmatch
 import re
 from collections.abc import Iterable, Sequence
@@ -15,6 +14,7 @@ from typing import Final
 from msgspec import structs
 
 from envcheck.matrix.facts.model import Cell, key
+from envcheck.mirrors.net.waits import map_in_threads
 from envcheck.registry.attached_proofs import AttachedProofs, read_proofs, remote_images
 from envcheck.registry.attachments import fallback_tag, is_own_or_fallback
 from envcheck.registry.evidence import RemoteImage
@@ -108,9 +108,11 @@ def choose(repository: Repository, query: ImageQuery, terms: ProofTerms) -> Pull
         of_group, notes = _candidates(repository, group, query.arch)
         candidates = [one for one in of_group if one.digest not in screened_digests]
         screened_digests |= {one.digest for one in candidates}
-        with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-            found = (attached_tags.get(fallback_tag(one.digest), []) for one in candidates)
-            screened = list(pool.map(lambda one, tags: _screened(repository, one, terms, tags), candidates, found))
+
+        def screen(one: ImageCandidate) -> ScreenedImage:
+            return _screened(repository, one, terms, attached_tags.get(fallback_tag(one.digest), []))
+
+        screened = map_in_threads(screen, candidates, _AT_ONCE)
         group_choice = _best(screened, query, terms)
         newest = max([each for each in (best.chosen, group_choice.chosen) if each], key=_rank, default=None)
         best = PullChoice(newest, [*best.refused, *group_choice.refused], [*best.notes, *notes, *group_choice.notes])
@@ -207,8 +209,7 @@ def _candidates(repository: Repository, tags: Sequence[str], arch: str) -> tuple
             notes.append(f"the tag {tag} was left out: {error.message}")
             return []
 
-    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-        images_by_tag = list(pool.map(images, tags))
+    images_by_tag = map_in_threads(images, tags, _AT_ONCE)
     by_digest: dict[str, list[str]] = {}
     for tag, listed in zip(tags, images_by_tag, strict=True):
         for image in listed:

@@ -181,22 +181,6 @@ def read_manifest(content: bytes, content_type: str, where: str) -> StoredManife
     return StoredManifest(content, digest, media_type)
 
 
-def platform_choice(index: ImageIndex, platform: Platform) -> Descriptor | None:
-    """Return the manifest for a platform, or None. Without a wanted variant the first one of that architecture.
-
-    An entry that names no variant fits any.
-    """
-    fitting = [entry for entry in index.manifests if entry.platform and _fits(entry.platform, platform)]
-    exact = [entry for entry in fitting if entry.platform and entry.platform.variant == platform.variant]
-    return next(iter(exact or fitting), None)
-
-
-def _fits(platform: Platform, requested: Platform) -> bool:
-    if (platform.os, platform.architecture) != (requested.os, requested.architecture):
-        return False
-    return not (requested.variant and platform.variant) or platform.variant == requested.variant
-
-
 def shown_type(media_type: str) -> str:
     """Return a media type as a message shows it: it comes from outside."""
     return repr(media_type[:80]) if media_type else "of no type"

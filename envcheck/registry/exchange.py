@@ -103,7 +103,6 @@ class Exchange:
         self._sleep, self._now = sleep, now
         self.reference = reference
         self._counting = threading.Lock()
-        self._is_registry = False
         # More than these would be connections that are opened for one request each.
         self._places = threading.BoundedSemaphore(CONNECTIONS)
         self.sent = 0
@@ -199,10 +198,9 @@ class Exchange:
             return denied(registry, f"{request.label} ({status})", has=self._authorization.has_account)
         if status == HTTPStatus.NOT_FOUND:
             codes = error_codes(answer)
-            if not codes and request.method == "GET":
-                self.demand_registry()
             message = f"{registry} does not have {request.label} (404{''.join(f' {code}' for code in codes[:1])})"
-            return AbsentError(message, fix="check the name, the tag and the digest")
+            fix = "check the name, the tag and the digest"
+            return AbsentError(message, fix=fix if codes else f"{fix}, and whether a registry answers at this host")
         if status in _BUSY:
             after = retry_after(answer.headers, self._now())
             fix = "wait, or log in: many limits are those of an account" if status == _LIMITED else ""
@@ -216,24 +214,6 @@ class Exchange:
             else "ask who runs the registry what it accepts"
         )
         return RefusedError(message, fix=fix, codes=codes)
-
-    def demand_registry(self) -> None:
-        """Raise RegistryUnavailableError where the host does not have the path that every registry has.
-
-        OCI distribution specification 1.1, end-1. For an answer that says that something is not there, and not why.
-        """
-        if not self._is_registry:
-            with self._counting:
-                self.sent += 1
-            try:
-                with self._client.send("GET", urljoin(self.reference.url, "/v2/"), {}, body=b"", login=None) as answer:
-                    self._is_registry = answer.status != HTTPStatus.NOT_FOUND
-                    error_codes(answer)  # what is read to its end can be used again
-            except NetworkError as error:
-                raise self._unavailable(str(error), error.fix) from error
-        if not self._is_registry:
-            reason = "it does not answer as a registry does (404 for /v2/)"
-            raise self._unavailable(reason, "check the host and the port")
 
     def _unavailable(self, reason: str, fix: str = "") -> RegistryUnavailableError:
         message = f"the registry {self.reference.registry} is unavailable: {reason}"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import base64
 import re
+import subprocess
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
@@ -26,65 +26,29 @@ from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.net.responses import HttpResponse
 from envcheck.mirrors.net.urls import host_of, is_loopback, is_web_url, origin_of, redirect_target
 from envcheck.registry.references import DOCKER_HUB, DeniedError, ImageReference, RegistryUnavailableError
-from envcheck.struct_types import LightRecord, Secret, know_types
+from envcheck.struct_types import Secret, know_types
 
 _SCHEME: Final = re.compile(r"\s*,?\s*([A-Za-z][A-Za-z0-9-]*)(?:\s+|$|(?=\s*,))(?!=)")
 _PARAMETER: Final = re.compile(r"\s*,?\s*([A-Za-z0-9_-]+)\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|([^\s,\"]*))")
-
-
-class Challenge(LightRecord, frozen=True):
-    """One way to log in: `basic`, or `bearer` with the place where a token is issued."""
-
-    scheme: str
-    parameters: Mapping[str, str]
-
-    @property
-    def realm(self) -> str:
-        """Return where a token is issued."""
-        return self.parameters.get("realm", "")
-
-    def scopes(self, own: Sequence[str]) -> list[str]:
-        """Return what a token is to allow: our own scopes, and what the registry names of another resource."""
-        named = self.parameters.get("scope", "").split()
-        mine = {scope.rpartition(":")[0] for scope in own}
-        return [*own, *(scope for scope in named if scope.rpartition(":")[0] not in mine)]
-
-    def query(self, own: Sequence[str]) -> list[tuple[str, str]]:
-        """Return the parameters of a request for a token."""
-        service = self.parameters.get("service")
-        return [*([("service", service)] if service else []), *(("scope", scope) for scope in self.scopes(own))]
-
-    def token_url(self, own: Sequence[str]) -> str:
-        """Return the URL that issues a token for these scopes."""
-        query = urlencode(self.query(own))
-        return f"{self.realm}{('&' if '?' in self.realm else '?') + query if query else ''}"
-
-
-def challenges(header: str) -> list[Challenge]:
-    """Return the challenges in a header, in order; what cannot be read is left out."""
-    return [Challenge(scheme.lower(), dict(parameters)) for scheme, parameters in _parts(header)]
-
-
-def preferred(challenges: Iterable[Challenge]) -> Challenge | None:
-    """Return the challenge to answer: a token before a password, which then does not go with each request."""
-    supported = [challenge for challenge in challenges if challenge.scheme in {"bearer", "basic"}]
-    return min(supported, key=lambda challenge: challenge.scheme != "bearer", default=None)
-
-
-def _parts(header: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    at = 0
-    while scheme := _SCHEME.match(header, at):
-        at, parameters = scheme.end(), list[tuple[str, str]]()
-        while parameter := _PARAMETER.match(header, at):
-            quoted, bare = parameter[2], parameter[3]
-            parameters.append((parameter[1].lower(), bare if quoted is None else re.sub(r"\\(.)", r"\1", quoted)))
-            at = parameter.end()
-        yield scheme[1], parameters
-
-
 _HUB_KEY: Final = "https://index.docker.io/v1/"
 _API: Final = re.compile(r"/v[12]/?$")
 _HELPER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+# Seconds: a helper that waits for somebody at a screen would wait for ever.
+HELPER_SECONDS: Final = 30.0
+_NOT_FOUND: Final = b"credentials not found in native keychain"
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def challenges(header: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the challenges in a header, each with its parameters; what cannot be read is left out."""
+    at = 0
+    while scheme := _SCHEME.match(header, at):
+        at, parameters = scheme.end(), dict[str, str]()
+        while parameter := _PARAMETER.match(header, at):
+            quoted, bare = parameter[2], parameter[3]
+            parameters[parameter[1].lower()] = bare if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+            at = parameter.end()
+        yield scheme[1].lower(), parameters
 
 
 class Account(Secret, frozen=True):
@@ -95,15 +59,31 @@ class Account(Secret, frozen=True):
     token: str = ""
 
 
+class _Entry(msgspec.Struct):
+    auth: str | None = None
+    identity: str | None = msgspec.field(name="identitytoken", default=None)
+
+
 class _LoginFile(msgspec.Struct):
     """What docker and podman read, to whom null is as good as nothing."""
 
-    auths: dict[str, dict[str, str | None] | None] | None = None
+    auths: dict[str, _Entry | None] | None = None
     helpers: dict[str, str] | None = msgspec.field(name="credHelpers", default=None)
     store: str | None = msgspec.field(name="credsStore", default=None)
 
 
-know_types(_LoginFile)
+class _HelperAnswer(msgspec.Struct, rename="pascal"):
+    username: str
+    secret: str
+
+
+class _TokenAnswer(msgspec.Struct):
+    token: str = ""
+    access_token: str = ""
+    expires_in: float | None = None
+
+
+know_types(_LoginFile, _HelperAnswer, _TokenAnswer)
 
 
 def login_files(environ: Mapping[str, str]) -> list[Path]:
@@ -125,44 +105,43 @@ def account_for(reference: ImageReference, environ: Mapping[str, str]) -> Accoun
 
     Raise ConfigError for a file that cannot be read, UnavailableError for a credential helper that fails.
     """
-    for path in login_files(environ):
-        logins = _read(path)
-        account = None if logins is None else _account(logins, reference, path)
-        if account is not None:
-            return account
-    return None
+    accounts = (_account(_read(path), reference, path) for path in login_files(environ))
+    return next((account for account in accounts if account is not None), None)
 
 
-def _read(path: Path) -> _LoginFile | None:
+def _read(path: Path) -> _LoginFile:
     try:
-        content = path.read_bytes()
+        return msgspec.json.decode(path.read_bytes() or b"{}", type=_LoginFile)
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return _LoginFile()
     except OSError as error:
         message = f"{path}: cannot read the logins of registries: {error.strerror}"
         raise ConfigError(message, fix="make it readable, or name another file in REGISTRY_AUTH_FILE") from None
-    try:
-        return msgspec.json.decode(content or b"{}", type=_LoginFile)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # whose text could repeat a secret
+    except _UNREADABLE:  # whose text could repeat a secret
         message = f"{path}: not a valid file of logins"
         raise ConfigError(message, fix="run `docker login` again, or move the file away") from None
 
 
 def _account(logins: _LoginFile, reference: ImageReference, path: Path) -> Account | None:
-    """Return the login of one file: of the registry's own helper, of the store, or of the file itself."""
+    """Return the login of one file: of the registry's own helper, else of the store, else of the file itself."""
     keys = _keys(reference)
-    stored = {_plain_key(key): entry for key, entry in (logins.auths or {}).items()}
-    entry = next((found for key in keys if (found := stored.get(key))), None)
     helpers = logins.helpers or {}
     helper = next((helpers[key] for key in keys if key in helpers), logins.store)
-    if helper and not _HELPER.fullmatch(helper):
-        message = f"{path}: {helper[:40]!r} is not the name of a credential helper"
-        raise ConfigError(message, fix="write the NAME of docker-credential-NAME")
-    login = _resolved(reference.registry, entry, helper, path) if entry or helper else {}
-    password = login.get("password", login.get("Password", "")).rstrip("\0")  # some clients pad it
-    header = "Basic " + base64.b64encode(f"{login.get('username', login.get('Username'))}:{password}".encode()).decode()
-    identity = login.get("IdentityToken", "")
-    return Account(header if password else "", identity) if password or identity else None
+    account = _of_helper(helper, reference.registry, path) if helper else None
+    if account is not None:
+        return account
+    stored = {_plain_key(key): entry for key, entry in (logins.auths or {}).items()}
+    entry = next((found for key in keys if (found := stored.get(key))), None) or _Entry()
+    if entry.identity:
+        return Account(identity=entry.identity)
+    try:
+        user, colon, password = base64.b64decode(entry.auth or "", validate=True).decode().partition(":")
+    except ValueError:
+        user = colon = password = ""
+    if entry.auth and not colon:
+        message = f"{path}: the login of {reference.registry} is not base64 of USER:PASSWORD"
+        raise ConfigError(message, fix=f"run `docker login {reference.registry}` again")
+    return _with_password(user, password.rstrip("\0")) if colon else None  # some clients pad it
 
 
 def _keys(reference: ImageReference) -> list[str]:
@@ -179,24 +158,32 @@ def _plain_key(key: str) -> str:
     return _API.sub("", key.partition("://")[2] or key).rstrip("/").lower()
 
 
-def _resolved(registry: str, entry: dict[str, str | None] | None, helper: str | None, path: Path) -> dict[str, str]:
-    """Return the login as the docker SDK resolves it. What a helper prints is in no message: it may hold a secret."""
-    from docker import auth, errors  # noqa: PLC0415 (only a registry that wants a login needs it)
+def _with_password(user: str, password: str) -> Account | None:
+    header = base64.b64encode(f"{user}:{password}".encode()).decode()
+    return Account(f"Basic {header}") if password else None
 
-    config = {"auths": {registry: entry} if entry else {}, "credsStore": helper}
-    again = f"run `docker login {registry}` again"
+
+def _of_helper(name: str, registry: str, path: Path) -> Account | None:
+    """Return the login that docker-credential-NAME has. What it prints is in no message: it may hold a secret."""
+    if not _HELPER.fullmatch(name):
+        message = f"{path}: {name[:40]!r} is not the name of a credential helper"
+        raise ConfigError(message, fix="write the NAME of docker-credential-NAME")
+    program = f"docker-credential-{name}"
+    server = _HUB_KEY if registry == DOCKER_HUB else registry
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a helper is not on PATH is an error below, too
-            login: dict[str, str] | None = auth.load_config(config_dict=config).resolve_authconfig(registry)
-    except (errors.DockerException, ValueError, LookupError, TypeError, OSError):
-        if helper:
-            message = f"{path} names the credential helper docker-credential-{helper}, which gives no login"
-            fix = f"put it on PATH, run `docker-credential-{helper} get` yourself to see why, or {again}"
-            raise UnavailableError(message, fix=fix) from None
-        message = f"{path}: the login of {registry} is not base64 of USER:PASSWORD"
-        raise ConfigError(message, fix=again) from None
-    return login or {}
+        ended = subprocess.run(
+            [program, "get"], input=f"{server}\n".encode(), capture_output=True, timeout=HELPER_SECONDS, check=False
+        )
+        if ended.returncode and _NOT_FOUND in ended.stdout:
+            return None
+        ended.check_returncode()
+        login = msgspec.json.decode(ended.stdout, type=_HelperAnswer)
+    except (OSError, subprocess.SubprocessError, *_UNREADABLE):
+        message = f"{path} names the credential helper {program}, which gives no login"
+        fix = f"put it on PATH, run `{program} get` yourself to see why, or run `docker login {registry}` again"
+        raise UnavailableError(message, fix=fix) from None
+    is_token = login.username == "<token>"
+    return Account(identity=login.secret) if is_token else _with_password(login.username, login.secret)
 
 
 # Seconds that a token lasts if the answer does not say, and the share of its time after which it is renewed.
@@ -218,20 +205,6 @@ class OriginLogin(Secret, frozen=True):
         return self.authorization if origin_of(self.url) == origin_of(url) else None
 
 
-class _TokenAnswer(msgspec.Struct):
-    token: str = ""
-    access_token: str = ""
-    expires_in: float | None = None
-
-
-know_types(_TokenAnswer)
-
-
-class _KeptLogin(LightRecord, frozen=True):
-    login: Login
-    until: float
-
-
 class Authorization:
     """The logins of requests to one registry. Safe in threads. `account` is called at the first 401."""
 
@@ -248,37 +221,32 @@ class Authorization:
         self._clock = clock
         self._lock = threading.Lock()
         self._basic: Login | None = None
-        self._tokens: dict[tuple[str, ...], _KeptLogin] = {}
+        self._tokens: dict[tuple[str, ...], tuple[Login, float]] = {}
 
     def login(self, scopes: Sequence[str]) -> Login | None:
         """Return the login for these scopes that an earlier 401 led to and that has not expired, or None."""
-        cached = self._tokens.get(tuple(scopes))
-        if cached is not None and self._clock() < cached.until:
-            return cached.login
-        return self._basic
+        token, until = self._tokens.get(tuple(scopes), (self._basic, 0.0))
+        return token if self._clock() < until else self._basic
 
     def answer(self, headers: Mapping[str, str], scopes: Sequence[str], refused: Login | None) -> Login | None:
-        """Return a login other than the `refused` one for a 401 with these headers, or None if there is no other."""
-        challenge = preferred(challenges(headers.get("WWW-Authenticate", "")))
-        if challenge is None:
-            return None
+        """Return a login other than the `refused` one for a 401 with these headers, or None if there is no other.
+
+        A token comes before a password, which then does not go with each request.
+        """
+        asked = dict(reversed(list(challenges(headers.get("WWW-Authenticate", "")))))
         with self._lock:
             current = self.login(scopes)
             if current is not None and current is not refused:
                 return current  # another thread has logged in meanwhile
-            if challenge.scheme == "basic":
-                return self._with_password(refused)
-            token = self._with_token(challenge, scopes, retry=refused is not None)
-            self._tokens[tuple(scopes)] = token
-            return token.login
-
-    def _with_password(self, refused: Login | None) -> Login | None:
-        account = self._account()
-        if account is None or not account.basic or refused is not None:
-            return None
-        self._need_tls(self._url)
-        self._basic = OriginLogin(self._url, account.basic)
-        return self._basic
+            if "bearer" in asked:
+                self._tokens[tuple(scopes)] = self._token(asked["bearer"], scopes, retry=refused is not None)
+                return self._tokens[tuple(scopes)][0]
+            account = self._account() if "basic" in asked else None
+            if account is None or not account.basic or refused is not None:
+                return None
+            self._need_tls(self._url)
+            self._basic = OriginLogin(self._url, account.basic)
+            return self._basic
 
     def _account(self) -> Account | None:
         account = self._find_account()
@@ -291,60 +259,60 @@ class Authorization:
             message = f"{host_of(url)} wants a login over plain http, which would show it to the network"
             raise DeniedError(message, fix="give the registry TLS, and write its name without http://")
 
-    def _with_token(self, challenge: Challenge, scopes: Sequence[str], *, retry: bool) -> _KeptLogin:
+    def _token(self, challenge: Mapping[str, str], scopes: Sequence[str], *, retry: bool) -> tuple[Login, float]:
+        """Return a token, and until when it is used."""
         account = self._account()
         if account is not None and account.token and not retry:
             self._need_tls(self._url)
-            return _KeptLogin(BearerToken(self._url, account.token), float("inf"))
-        realm = self._realm(challenge)
+            return BearerToken(self._url, account.token), float("inf")
+        realm = self._realm(challenge.get("realm", ""))
         if account is not None and (account.identity or account.basic):
             self._need_tls(realm)
-        answer = self._fetched(challenge, scopes, account)
+        answer = self._fetched(realm, challenge.get("service", ""), scopes, account)
         token = answer.token or answer.access_token
         if not token or not token.isascii() or not token.isprintable() or " " in token:
             message = f"{host_of(realm)}, where {self._registry} has its tokens, issues none"
             raise RegistryUnavailableError(message, fix="try again later, or ask who runs the registry")
         lasts = answer.expires_in if answer.expires_in is not None and answer.expires_in > 0 else _LASTS
-        return _KeptLogin(BearerToken(self._url, token), self._clock() + lasts * _USED)
+        return BearerToken(self._url, token), self._clock() + lasts * _USED
 
-    def _realm(self, challenge: Challenge) -> str:
+    def _realm(self, realm: str) -> str:
         """Return where tokens are issued, if a request may go there from this registry."""
-        fix = "ask who runs the registry to correct the realm of its tokens"
-        if not is_web_url(challenge.realm):
-            message = f"{self._registry} names no URL for its tokens"
-            raise DeniedError(message, fix=fix)
         try:
-            return redirect_target(self._url, challenge.realm)
+            if is_web_url(realm):
+                return redirect_target(self._url, realm)
+            why = "it names no URL for its tokens"
         except ValueError as error:
-            message = f"{self._registry} has its tokens at a place that is not trusted: {error}"
-            raise DeniedError(message, fix=fix) from None
+            why = str(error)
+        message = f"{self._registry} has its tokens at a place that is not trusted: {why}"
+        raise DeniedError(message, fix="ask who runs the registry to correct the realm of its tokens")
 
-    def _fetched(self, challenge: Challenge, scopes: Sequence[str], account: Account | None) -> _TokenAnswer:
+    def _fetched(self, realm: str, service: str, scopes: Sequence[str], account: Account | None) -> _TokenAnswer:
         """Ask for a token. Raise NetworkError if asking again may help."""
-        host = host_of(challenge.realm)
         try:
-            with self._ask(challenge, scopes, account) as answer:
+            with self._ask(realm, service, scopes, account) as answer:
                 if answer.status in _REFUSALS:
-                    raise denied(self._registry, f"a token ({answer.status} from {host})", has=account is not None)
+                    label = f"a token ({answer.status} from {host_of(realm)})"
+                    raise denied(self._registry, label, has=account is not None)
                 if answer.status == HTTPStatus.OK:
                     return msgspec.json.decode(answer.text(_MOST), type=_TokenAnswer)
                 failure = NetworkError(f"it answers {answer.status}")
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except _UNREADABLE:
             return _TokenAnswer()
         except NetworkError as error:
-            failure = type(error)(str(error), error.fix)
-        message = f"{host}, which issues its tokens: {failure}"
+            failure = error
+        message = f"{host_of(realm)}, which issues its tokens: {failure}"
         raise type(failure)(message, failure.fix)
 
-    def _ask(self, challenge: Challenge, scopes: Sequence[str], account: Account | None) -> HttpResponse:
+    def _ask(self, realm: str, service: str, scopes: Sequence[str], account: Account | None) -> HttpResponse:
         """Send an identity token by POST (OAuth2); without one, ask by GET, with the password if there is one."""
-        realm = challenge.realm
+        query = [("service", service)] if service else []
         if account is None or not account.identity:
             login = None if account is None or not account.basic else OriginLogin(realm, account.basic)
-            return self._client.get(challenge.token_url(scopes), login=login)
-        form = [("grant_type", "refresh_token"), ("refresh_token", account.identity), ("client_id", _CLIENT)]
-        form += [(name, value) for name, value in challenge.query(()) if name == "service"]
-        form.append(("scope", " ".join(challenge.scopes(scopes))))
+            wanted = urlencode([*query, *(("scope", scope) for scope in scopes)])
+            return self._client.get(f"{realm}{'&' if '?' in realm else '?'}{wanted}", login=login)
+        form = [("grant_type", "refresh_token"), ("refresh_token", account.identity), ("client_id", _CLIENT), *query]
+        form.append(("scope", " ".join(scopes)))
         kind = {"Content-Type": "application/x-www-form-urlencoded"}
         return self._client.send("POST", realm, kind, body=urlencode(form).encode())
 

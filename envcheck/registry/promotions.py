@@ -15,14 +15,7 @@ from msgspec import structs
 from envcheck.errors import EnvcheckError
 from envcheck.registry import statement
 from envcheck.registry.attached_proofs import attached_promotions, read_proofs, remote_images
-from envcheck.registry.attachments import (
-    PROMOTION_TYPE,
-    Referrers,
-    attach,
-    attach_manifest,
-    promoted_digests,
-    referrers,
-)
+from envcheck.registry.attachments import PROMOTION_TYPE, attach, attach_manifest, promotion_tags, referrers
 from envcheck.registry.documents import INDEXES, MANIFESTS, Descriptor, StoredManifest
 from envcheck.registry.envelope import open_envelope, sign
 from envcheck.registry.judge import (
@@ -36,7 +29,7 @@ from envcheck.registry.judge import (
 )
 from envcheck.registry.policy import NamedGpus, Policy
 from envcheck.registry.references import TAMPERED, AbsentError, LyingError
-from envcheck.registry.repository import Repository, mounted, push_blob
+from envcheck.registry.repository import Repository
 from envcheck.registry.statement import Digest, ProofRefusal, Rejection, instant, written
 from envcheck.signing import PrivateKey
 from envcheck.struct_types import LightRecord, know_types
@@ -52,7 +45,6 @@ class CopyResult(LightRecord, frozen=True):
 
     manifests: list[str] = msgspec.field(default_factory=list)
     blobs: list[str] = msgspec.field(default_factory=list)
-    incomplete: list[Referrers] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
 
 
@@ -69,57 +61,56 @@ def copy_image(source: Repository, target: Repository, digest: str) -> CopyResul
     return copied
 
 
-def _copy(source: Repository, target: Repository, manifest: StoredManifest, copied: CopyResult, depth: int) -> None:
+def _copy(
+    source: Repository,
+    target: Repository,
+    manifest: StoredManifest,
+    copied: CopyResult,
+    depth: int,
+    subject: str | None = None,
+) -> None:
+    """Copy a manifest, or an artifact with the digest that it is attached to."""
     if depth == 0:
         message = f"{source.reference.name}: {manifest.digest} lies too deep below the image"
         raise LyingError(message, fix="copy what it belongs to by itself")
+
+    def push(*, ask_first: bool) -> None:
+        _copy_blobs(source, target, manifest.children, copied, ask_first=ask_first)
+
     if manifest.is_index:
         for child in manifest.index().manifests:
             if child.media_type in (*MANIFESTS, *INDEXES):
                 _copy(source, target, source.manifest(child), copied, depth - 1)
-    else:
-        _copy_blobs(source, target, manifest.children, copied)
-    if not target.has_manifest(manifest.digest):
+    elif subject is None:
+        push(ask_first=True)
+    if subject is not None:
+        copied.notes.extend(attach_manifest(target, subject, manifest, push).notes)
+        copied.manifests.append(manifest.digest)
+    elif not target.has_manifest(manifest.digest):
         target.push_manifest(manifest.content, manifest.media_type)
         copied.manifests.append(manifest.digest)
-    _copy_attached(source, target, manifest.digest, copied, depth)
-
-
-def _copy_attached(source: Repository, target: Repository, subject: str, copied: CopyResult, depth: int) -> None:
-    attached = referrers(source, subject)
-    if attached.artifacts and depth == 0:
-        message = f"{source.reference.name}: what is attached to {subject} lies too deep below the image"
-        raise LyingError(message, fix="copy what it belongs to by itself")
-    if attached.refused or attached.dangling or attached.notes:
-        copied.incomplete.append(attached)
+    attached = referrers(source, manifest.digest)
+    left = [*attached.dangling, *(f"{one.named}: {one.detail}" for one in attached.refused)]
+    copied.notes.extend([*attached.notes, *(f"not copied: {one}" for one in left)])
     for one in attached.artifacts:
-        manifest = StoredManifest(one.content, one.descriptor.digest, one.descriptor.media_type)
-
-        def push(*, ask_first: bool, parts: Iterable[Descriptor] = manifest.children) -> None:
-            _copy_blobs(source, target, parts, copied, ask_first=ask_first)
-
-        done = attach_manifest(target, subject, manifest, push)
-        copied.manifests.append(manifest.digest)
-        copied.notes.extend(done.notes)
-        _copy_attached(source, target, manifest.digest, copied, depth - 1)
+        artifact = StoredManifest(one.content, one.descriptor.digest, one.descriptor.media_type)
+        _copy(source, target, artifact, copied, depth - 1, manifest.digest)
 
 
 def _copy_blobs(
     source: Repository, target: Repository, blobs: Iterable[Descriptor], copied: CopyResult, *, ask_first: bool = True
 ) -> None:
+    from_, to = source.reference, target.reference
+    same_registry = from_.url == to.url and from_.repository != to.repository
     for blob in {blob.digest: blob for blob in blobs}.values():
         if any(word in blob.media_type for word in _ELSEWHERE) or (ask_first and target.has_blob(blob)):
             continue
-        if ask_first and _same_registry(source, target) and mounted(target.exchange, blob, source.reference.repository):
+        if ask_first and same_registry and target.mounted(blob, source.reference.repository):
             continue
         with tempfile.TemporaryFile() as file:  # without a name: a copy that is killed leaves nothing behind
             source.save_blob(blob, file)
-            push_blob(target.exchange, Path(f"/proc/self/fd/{file.fileno()}"), ask_first=False)
+            target.push_blob(Path(f"/proc/self/fd/{file.fileno()}"), ask_first=False)
         copied.blobs.append(blob.digest)
-
-
-def _same_registry(source: Repository, target: Repository) -> bool:
-    return source.reference.url == target.reference.url and source.reference.repository != target.reference.repository
 
 
 PAYLOAD_TYPE: Final = "application/vnd.envcheck.promotion.v1+json"
@@ -296,7 +287,7 @@ def promote(
     notes: list[str] = []
     if source.reference.name != target.reference.name:
         copied = copy_image(source, target, digest)
-        notes += [*(note for incomplete in copied.incomplete for note in incomplete.notes), *copied.notes]
+        notes += copied.notes
         _check_copy(target, digest, terms)
     manifest = target.manifest(digest)
     proofs = sorted({one.proof.digest for one in gates if one.proof})
@@ -374,7 +365,7 @@ def _signed(repository: Repository, digest: str, terms: ProofTerms) -> list[Sign
     """Return the promotions of every image here that an allowed key signed, from where the policy promotes from."""
     tags = repository.tags()
     envelopes: list[bytes] = []
-    for subject in sorted({digest, *promoted_digests(tags)}):
+    for subject in sorted({digest, *promotion_tags(tags)}):
         attached, unread = attached_promotions(repository, subject, tags)
         if unread:
             # It may be the newest: somebody who moves an alias back would hide it so.

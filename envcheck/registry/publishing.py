@@ -18,8 +18,8 @@ from envcheck.checks import LEVELS, limits
 from envcheck.errors import ConfigError
 from envcheck.matrix.facts.model import Cell
 from envcheck.registry import evidence, statement
-from envcheck.registry.attached_proofs import REPORT_TYPE, remote_images
-from envcheck.registry.attachments import attach
+from envcheck.registry.attached_proofs import remote_images
+from envcheck.registry.attachments import REPORT_TYPE, attach
 from envcheck.registry.documents import Descriptor
 from envcheck.registry.envelope import BUNDLE_TYPE, UNSIGNED_TYPE, bundle_annotations, leave_unsigned, sign
 from envcheck.registry.evidence import PackedReport, RemoteImage, UnprovableError, image_arch, ran
@@ -348,17 +348,16 @@ def publish(repository: Repository, one: PreparedProof, by: PrivateKey | Keyless
     subject = _subject(repository, one.image)
     kind = UNSIGNED_TYPE if by is None else BUNDLE_TYPE
     envelope, signer = _enveloped(statement.encode(one.statement), by)
-    layers = [(evidence.MEDIA_TYPE, one.packed.content)]
-    report = attach(repository, subject, REPORT_TYPE, layers, {}, listing="later")
+    report = attach(repository, subject, REPORT_TYPE, [(evidence.MEDIA_TYPE, one.packed.content)], {})
     annotations = bundle_annotations(statement.PREDICATE_TYPE)
-    proof = attach(repository, subject, kind, [(kind, envelope)], annotations, inline=True, listing=report)
+    proof = attach(repository, subject, kind, [(kind, envelope)], annotations, inline=True)
     return Publication(
         image=str(repository.reference.pinned(one.image.manifest)),
         statement=one.statement,
         report=report.descriptor.digest,
         proof=proof.descriptor.digest,
         signer=signer,
-        notes=proof.notes,
+        notes=tuple(dict.fromkeys((*report.notes, *proof.notes))),
     )
 
 

@@ -1,4 +1,4 @@
-"""Push blobs: asked for first, mounted from another repository where that is possible, else sent in one piece."""
+"""A repository in a registry: its manifests, blobs and tags, each compared with the digest that names it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import IO, Any, Final
 from urllib.parse import quote, urljoin, urlsplit
@@ -19,16 +20,7 @@ from envcheck.mirrors.net.responses import HttpResponse
 from envcheck.mirrors.net.urls import origin_of, redirect_target
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.settings.system import mirrors
-from envcheck.registry.documents import (
-    INDEXES,
-    MANIFESTS,
-    Descriptor,
-    Platform,
-    StoredManifest,
-    digest_of,
-    platform_choice,
-    read_manifest,
-)
+from envcheck.registry.documents import INDEXES, MANIFESTS, Descriptor, StoredManifest, digest_of, read_manifest
 from envcheck.registry.exchange import Exchange, RegistryReply, RegistryRequest, codes_in
 from envcheck.registry.logins import Account, Authorization, account_for
 from envcheck.registry.references import (
@@ -40,7 +32,6 @@ from envcheck.registry.references import (
     RegistryUnavailableError,
     is_digest,
     is_tag,
-    parse_reference,
 )
 from envcheck.struct_types import know_types
 
@@ -62,79 +53,6 @@ def described(content: bytes | Path, media_type: str = _OCTETS) -> Descriptor:
     except OSError as error:
         message = f"cannot read {content}: {error.strerror}"
         raise ConfigError(message, fix="name a file that can be read") from error
-
-
-def has_blob(exchange: Exchange, blob: Descriptor) -> bool:
-    """Tell whether the repository has a blob. Raise LyingError if it has one of another size under the digest."""
-    path = f"/v2/{exchange.reference.repository}/blobs/{blob.digest}"
-    reply = exchange.ask(RegistryRequest("HEAD", path, f"the blob {blob.named}", accepted=(200, 404)))
-    size = reply.headers.get("Content-Length", "")
-    if reply.status == 200 and size.isdigit() and int(size) != blob.size:  # noqa: PLR2004 (HTTP's status)
-        message = f"{exchange.reference.name} has {size} bytes under {blob.digest}, which names {blob.size}"
-        raise LyingError(message, fix=TAMPERED)
-    return reply.status == 200  # noqa: PLR2004 (HTTP's status)
-
-
-def push_blob(
-    exchange: Exchange, content: bytes | Path, *, mount_from: str | None = None, ask_first: bool = True
-) -> Descriptor:
-    """Have the repository hold bytes or a file, and return what names them.
-
-    `mount_from` is a repository of the same registry that has the blob already.
-    """
-    blob = described(content)
-    if ask_first and has_blob(exchange, blob):
-        return blob
-    for number in range(1, _TRIES + 1):
-        upload = _begun(exchange, blob, mount_from)
-        if upload is None:
-            return blob
-        try:
-            _finish(exchange, blob, content, upload)
-        except (AbsentError, RefusedError, RegistryUnavailableError):
-            if has_blob(exchange, blob):  # another upload of it was faster, or only the answer was lost
-                return blob
-            if number == _TRIES:
-                raise
-        else:
-            return blob
-    raise AssertionError
-
-
-def mounted(exchange: Exchange, blob: Descriptor, mount_from: str) -> bool:
-    """Have the repository take a blob over from another one of its registry; tell whether it did."""
-    return _begun(exchange, blob, mount_from) is None
-
-
-def _begun(exchange: Exchange, blob: Descriptor, mount_from: str | None) -> str | None:
-    """Begin an upload and return its URL, or None if the blob was mounted and nothing is to be sent."""
-    where = exchange.reference
-    path = f"/v2/{where.repository}/blobs/uploads/"
-    query = "" if mount_from is None else f"?mount={quote(blob.digest)}&from={quote(mount_from, safe='')}"
-    label = f"an upload to {where.repository}"
-    request = RegistryRequest("POST", path + query, label, accepted=(201, 202), push=True, mount_from=mount_from)
-    reply = exchange.ask(request)
-    return None if mount_from is not None and reply.status == 201 else _location(reply)  # noqa: PLR2004
-
-
-def _location(reply: RegistryReply) -> str:
-    """Return where the blob is to be sent."""
-    location = reply.headers.get("Location", "")
-    try:
-        return redirect_target(reply.url, location) if location else ""
-    except ValueError as error:
-        raise RegistryUnavailableError(str(error), fix="ask who runs the registry to correct its address") from None
-
-
-def _finish(exchange: Exchange, blob: Descriptor, content: bytes | Path, upload: str) -> None:
-    url = f"{upload}{'&' if urlsplit(upload).query else '?'}digest={quote(blob.digest)}"
-    label = f"the blob {blob.named} of {blob.size} bytes"
-    headers = {"Content-Type": _OCTETS}
-    reply = exchange.ask(RegistryRequest("PUT", url, label, headers, content, accepted=(201,), push=True, retry=False))
-    stated = reply.headers.get("Docker-Content-Digest", blob.digest)
-    if stated.startswith("sha256:") and stated != blob.digest:
-        message = f"{exchange.reference.name} stored {stated} instead of {blob.digest}"
-        raise LyingError(message, fix=TAMPERED)
 
 
 _ACCEPT: Final = {"Accept": ", ".join((*MANIFESTS, *INDEXES))}
@@ -189,23 +107,7 @@ class Repository:
     def has_manifest(self, digest: str) -> bool:
         """Tell whether the repository has a manifest, without reading it."""
         request = RegistryRequest("HEAD", f"{self._path}/manifests/{digest}", digest, _ACCEPT, accepted=(200, 404))
-        return self.exchange.ask(request).status != 404  # noqa: PLR2004 (HTTP's status)
-
-    def image(self, tag_or_digest: str, platform: Platform) -> StoredManifest:
-        """Return the manifest of one image: of an index, the one for a platform. Raise AbsentError if it has none."""
-        manifest = self.manifest(tag_or_digest)
-        if not manifest.is_index:
-            manifest.image()
-            return manifest
-        index = manifest.index()
-        descriptor = platform_choice(index, platform)
-        if descriptor is None:
-            has = sorted({str(entry.platform) for entry in index.manifests if entry.platform})
-            message = (
-                f"{self.reference.name}:{tag_or_digest} has no image for {platform}; it has {', '.join(has) or 'none'}"
-            )
-            raise AbsentError(message, fix="name an image for this platform")
-        return self.manifest(descriptor)
+        return self.exchange.ask(request).status == HTTPStatus.OK
 
     def blob(self, descriptor: Descriptor, most: int) -> bytes:
         """Return a blob of at most `most` bytes; a larger one is refused unread. Raise LyingError for other bytes."""
@@ -230,13 +132,59 @@ class Repository:
 
         self.exchange.read(self._blob(descriptor), write)
 
-    def has_blob(self, descriptor: Descriptor) -> bool:
-        """Tell whether the repository has a blob."""
-        return has_blob(self.exchange, descriptor)
+    def has_blob(self, blob: Descriptor) -> bool:
+        """Tell whether the repository has a blob. Raise LyingError if it has one of another size under the digest."""
+        path = f"{self._path}/blobs/{blob.digest}"
+        reply = self.exchange.ask(RegistryRequest("HEAD", path, f"the blob {blob.named}", accepted=(200, 404)))
+        size = reply.headers.get("Content-Length", "")
+        if reply.status == HTTPStatus.OK and size.isdigit() and int(size) != blob.size:
+            message = f"{self.reference.name} has {size} bytes under {blob.digest}, which names {blob.size}"
+            raise LyingError(message, fix=TAMPERED)
+        return reply.status == HTTPStatus.OK
 
-    def push_blob(self, content: bytes | Path, *, mount_from: str | None = None) -> Descriptor:
+    def push_blob(self, content: bytes | Path, *, ask_first: bool = True) -> Descriptor:
         """Have the repository hold bytes or a file, and return what names them; nothing is sent if it has them."""
-        return push_blob(self.exchange, content, mount_from=mount_from)
+        blob = described(content)
+        if ask_first and self.has_blob(blob):
+            return blob
+        for number in range(1, _TRIES + 1):
+            try:
+                self._finish(blob, content, self._begun(blob) or "")
+            except (AbsentError, RefusedError, RegistryUnavailableError):  # noqa: PERF203 (three times at most)
+                if self.has_blob(blob):  # another upload of it was faster, or only the answer was lost
+                    return blob
+                if number == _TRIES:
+                    raise
+            else:
+                return blob
+        raise AssertionError
+
+    def mounted(self, blob: Descriptor, mount_from: str) -> bool:
+        """Have the repository take a blob over from another one of its registry; tell whether it did."""
+        return self._begun(blob, mount_from) is None
+
+    def _begun(self, blob: Descriptor, mount_from: str | None = None) -> str | None:
+        """Begin an upload and return its URL, or None if the blob was mounted and nothing is to be sent."""
+        query = "" if mount_from is None else f"?mount={quote(blob.digest)}&from={quote(mount_from, safe='')}"
+        label = f"an upload to {self.reference.repository}"
+        path = f"{self._path}/blobs/uploads/{query}"
+        request = RegistryRequest("POST", path, label, accepted=(201, 202), push=True, mount_from=mount_from)
+        reply = self.exchange.ask(request)
+        if mount_from is not None and reply.status == HTTPStatus.CREATED:
+            return None
+        location = reply.headers.get("Location", "")
+        try:
+            return redirect_target(reply.url, location) if location else ""
+        except ValueError as error:
+            fix = "ask who runs the registry to correct its address"
+            raise RegistryUnavailableError(str(error), fix=fix) from None
+
+    def _finish(self, blob: Descriptor, content: bytes | Path, upload: str) -> None:
+        url = f"{upload}{'&' if urlsplit(upload).query else '?'}digest={quote(blob.digest)}"
+        label = f"the blob {blob.named} of {blob.size} bytes"
+        kind = {"Content-Type": _OCTETS}
+        reply = self.exchange.ask(RegistryRequest("PUT", url, label, kind, content, (201,), push=True, retry=False))
+        _compare_digest(reply.headers, blob.digest, label)
 
     def push_manifest(self, content: bytes, media_type: str, tag: str | None = None) -> RegistryReply:
         """Store a manifest under its digest, or under a tag, and return the answer. Its blobs must be there.
@@ -281,9 +229,10 @@ class Repository:
         label = f"the tags of {self.reference.repository}"
         # Without `n`: some registries cut a list to so many, and do not say that there are more.
         for reply in self.pages(f"{self._path}/tags/list", label, (200, 404)):
-            if reply.status == 404:  # noqa: PLR2004 (HTTP's status)
-                if not codes_in(reply.body):
-                    self.exchange.demand_registry()
+            if reply.status == HTTPStatus.NOT_FOUND:
+                if not codes_in(reply.body):  # a registry says why it has no such repository
+                    message = f"{self.reference.registry} does not answer as a registry does (404 without a code)"
+                    raise RegistryUnavailableError(message, fix="check the host and the port")
                 return
             try:
                 yield msgspec.json.decode(reply.body, type=_Tags).tags or []
@@ -379,26 +328,6 @@ def registry_hosts(profile: Profile) -> frozenset[str]:
     names = [name for listed in mirrors(profile).values() for name in listed]
     urls = (name if "://" in name else f"https://{name}" for name in names)
     return frozenset(host for url in urls if (host := urlsplit(url).hostname))
-
-
-def places(reference: ImageReference, profile: Profile | None) -> list[ImageReference]:
-    """Return where a reference can be read: at the profile's mirrors of its registry, in order, then at itself.
-
-    A closed profile leaves out what it does not name.
-    """
-    if profile is None:
-        return [reference]
-    urls = [_at(mirror, reference) for mirror in mirrors(profile).get(reference.registry, [])]
-    hosts = registry_hosts(profile)
-    own = urlsplit(reference.url).hostname
-    return list(dict.fromkeys([*urls, *([] if profile.closed and urls and own not in hosts else [reference])]))
-
-
-def _at(mirror: str, reference: ImageReference) -> ImageReference:
-    """Return the reference at a mirror, HOST[:PORT][/PATH] with http:// before it if it has no TLS."""
-    base = (mirror if "://" in mirror else f"https://{mirror}").rstrip("/")
-    mirrored = parse_reference(f"{base}/{reference.repository}")
-    return ImageReference(mirrored.registry, mirrored.repository, reference.tag, reference.digest, mirrored.plain)
 
 
 def _account(

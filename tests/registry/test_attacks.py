@@ -19,8 +19,8 @@ import pytest
 
 from envcheck.mirrors.net import connections, responses
 from envcheck.registry import statement as statements
-from envcheck.registry.attached_proofs import REPORT_TYPE, read_proofs
-from envcheck.registry.attachments import attach, fallback_tag, own_tag, referrers
+from envcheck.registry.attached_proofs import read_proofs
+from envcheck.registry.attachments import REPORT_TYPE, attach, fallback_tag, own_tag, referrers
 from envcheck.registry.documents import OCI_INDEX, StoredManifest
 from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations, sign
 from envcheck.registry.statement import Sha256, Subject, written
@@ -287,7 +287,7 @@ def test_a_failure_that_an_index_calls_a_report_is_read_and_counts(on_disk: Site
 
 
 @pytest.mark.tools
-def test_reports_that_proofs_state_are_not_read_and_neither_are_blobs(on_disk: Site) -> None:
+def test_reports_are_not_read_and_neither_are_blobs(on_disk: Site) -> None:
     image = on_disk.image("one")
     for ago in (60, 120, 180):
         on_disk.publish(image, ago=ago)

@@ -5,20 +5,15 @@ The reports are recorded: no GPU took part. The runs on a CPU are as the policy 
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from msgspec import structs
 
-from envcheck.cli import cli
 from envcheck.registry.attachments import fallback_tag, own_tag
 from envcheck.registry.documents import OCI_INDEX, OCI_MANIFEST, StoredManifest, digest_of, encode
-from envcheck.registry.exchange import Exchange
 from envcheck.registry.repository import Repository
 from tests.registries import stored_blob
 from tests.registry.oci.fakes import opened, push_index
@@ -356,40 +351,6 @@ def test_a_proof_that_is_gone_is_dangling_and_none_of_it_counts(on_disk: Site) -
     assert on_disk.reasons() == {"dangling"}
 
 
-def test_a_publication_that_is_cut_off_anywhere_proves_nothing_and_the_next_completes_it(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    image = site.image("one", "one")
-    path = site.report(image)
-    words = ("publish", f"{site.name}@{image.digest}", "--report", path, "--key", site.folder / "release")
-    honest = Exchange.ask
-    for allowed in itertools.count():
-        left = iter(range(allowed))
-
-        def ask(self: Exchange, requests: Any, left: Iterator[int] = left) -> Any:
-            if next(left, None) is None:
-                raise KilledError
-            return honest(self, requests)
-
-        monkeypatch.setattr(Exchange, "ask", ask)
-        result = CliRunner().invoke(cli, [*map(str, words)])
-        monkeypatch.setattr(Exchange, "ask", honest)
-        if result.exit_code == 0:
-            break
-        assert isinstance(result.exception, KilledError)
-        # The proof is whole or not there: what is chosen in between has evidence that holds.
-        document = site.pull("--from", site.name)
-        assert document["chosen"] is None or document["proven"]
-    assert allowed > 5
-    assert site.run(*words)[0] == 0
-    assert site.chosen() == image.digest
-    assert len([tag for tag in site.repository.tags() if tag.endswith(".proof")]) == 2
-
-
-class KilledError(Exception):
-    """As if the process had ended here."""
-
-
 def test_a_key_is_asked_for_and_not_both(site: Site) -> None:
     image = site.image("one", "one")
     report = site.report(image)
@@ -408,7 +369,7 @@ def test_an_sbom_goes_beside_the_image_and_nothing_else_does(site: Site) -> None
     assert site.repository.tags() == ["one"]
     assert site.publish(image, "--sbom", sbom)[0] == 0
     assert site.chosen() == image.digest
-    assert len([tag for tag in site.repository.tags() if tag.endswith(".proof")]) == 3
+    assert len([tag for tag in site.repository.tags() if tag.endswith((".proof", ".report"))]) == 3
 
 
 def _tag(repository: Repository, tag: str, image: StoredManifest) -> None:

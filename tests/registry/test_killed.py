@@ -134,7 +134,7 @@ def test_a_publication_that_is_killed_anywhere_proves_nothing_and_the_next_compl
 def own_proofs(site: Site, image: StoredManifest) -> list[str]:
     """Return the tags of the artifacts beside an image."""
     start = image.digest.replace(":", "-")
-    return [tag for tag in site.repository.tags() if tag.startswith(start) and tag.endswith(".proof")]
+    return [tag for tag in site.repository.tags() if tag.startswith(start) and tag.endswith((".proof", ".report"))]
 
 
 @pytest.mark.tools

@@ -111,7 +111,7 @@ def test_a_node_or_policy_that_is_wrong_is_said_first(
         ("promote REPO@DIGEST --to OWN.att --policy POLICY --key DIR/release", "reserved for what is attached"),
         ("promote REPO@DIGEST --to stable --policy DIR/gpus.toml --key DIR/release", "gpus 'H1000': no such GPU"),
         ("promote REPO@DIGEST --to stable --policy DIR/cpu.toml --key DIR/release", "a run on a CPU proves nothing"),
-        ("promote REPO@DIGEST --to stable --policy DIR/from.toml --key DIR/release", "is no repository"),
+        ("promote REPO@DIGEST --to stable --policy DIR/from.toml --key DIR/release", "write a repository: "),
         ("promote REPO@DIGEST --to st/able --policy DIR/junk --key DIR/release", "st/able: not a tag"),
         ("promote REPO@DIGEST --to stable --policy DIR/junk --key DIR/release", "DIR/junk"),
         ("promote REPO@DIGEST --to stable --policy POLICY --key DIR/other", "does not name this key"),

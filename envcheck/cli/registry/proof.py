@@ -49,16 +49,19 @@ def command(options: ProofOptions, settings: Settings) -> None:
     Exit 0: a proof holds; 1: none does; 2: wrong usage; 3: the registry does not answer.
     """
     from envcheck.matrix.file.load import load
-    from envcheck.registry.attached_proofs import read_proofs
-    from envcheck.registry.documents import Platform
+    from envcheck.registry.attached_proofs import read_proofs, remote_images
     from envcheck.registry.judge import judge_image
-    from envcheck.registry.references import parse_reference
+    from envcheck.registry.references import AbsentError, parse_reference
 
     reference, policy, matrix = parse_reference(options.reference), access.policy(options.policy), load(settings.matrix)
     node = access.DescribedNode(options.gpu, options.gpus, options.driver, options.here).facts(matrix)
     terms = access.terms(policy, node, matrix)
     repository = access.repository(reference, options.mirror)
-    image = repository.image(reference.wanted, Platform(architecture=access.architecture(), os="linux")).digest
+    images = remote_images(repository, reference.wanted, access.architecture())
+    if not images:
+        message = f"{reference} has no image for {access.architecture()}"
+        raise AbsentError(message, fix="name an image for this platform")
+    image = images[0].manifest
     attached = read_proofs(repository, image)
     proofs = judge_image(attached.proofs, image, terms)
     name = str(reference.pinned(image))

@@ -7,15 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
 from envcheck.mirrors.net.client import Client
-from envcheck.registry import attachments
-from envcheck.registry.attachments import Attachment, StatedArtifacts, attach, fallback_tag, own_tag, referrers
+from envcheck.registry.attachments import Attachment, attach, fallback_tag, own_tag, referrers
 from envcheck.registry.documents import OCI_INDEX, OCI_MANIFEST, StoredManifest, digest_of
 from envcheck.registry.references import DeniedError, LyingError, RefusedError, RegistryUnavailableError
 from envcheck.registry.repository import Repository
@@ -62,20 +60,6 @@ def test_attaching_the_same_again_changes_nothing(real: str, fresh: Fresh) -> No
     assert len(index.manifests) == 1
 
 
-def test_two_artifacts_are_entered_in_the_index_at_once(servers: Servers) -> None:
-    fake = servers.start(FakeRegistry())
-    repository = opened(fake.netloc)
-    subject = push_image(repository)
-    first = attach(repository, subject.descriptor, KIND, [("application/json", b'"first"')], {}, listing="later")
-    assert fallback_tag(subject.digest) not in fake.tags
-    assert words(repository, subject.digest) == ["first"], "its own tag keeps it"
-    second = attach(repository, subject.descriptor, KIND, [("application/json", b'"second"')], {}, listing=first)
-    index = repository.manifest(fallback_tag(subject.digest)).index()
-    assert {entry.digest for entry in index.manifests} == {first.descriptor.digest, second.descriptor.digest}
-    written = [r for r in fake.requests if r.method == "PUT" and r.path.endswith(fallback_tag(subject.digest))]
-    assert (len(written), second.notes, second.unlisted) == (1, (), ())
-
-
 SCRIPT = """
 import sys
 from envcheck.registry.attachments import attach
@@ -114,15 +98,6 @@ def test_eight_writers_at_once_lose_none(docker_registry: str, referrers_registr
     assert [writer.returncode for writer in writers] == [0] * WRITERS, errors
     for repository, subject in zip(repositories, subjects, strict=True):
         assert words(repository, subject.digest) == sorted(f"proof{n}" for n in range(WRITERS))
-
-
-@pytest.mark.tools
-def test_threads_that_write_at_once_lose_none(real: str, fresh: Fresh) -> None:
-    repository = fresh(real)
-    subject = push_image(repository)
-    with ThreadPoolExecutor(WRITERS) as pool:
-        list(pool.map(lambda n: attached(repository, subject, f"proof{n}"), range(WRITERS)))
-    assert words(repository, subject.digest) == sorted(f"proof{n}" for n in range(WRITERS))
 
 
 @pytest.mark.tools
@@ -242,7 +217,7 @@ def test_each_place_alone_suffices(registry: FakeRegistry, hidden: str) -> None:
     ):
         del registry.tags[tag]
     if hidden == "both":
-        entry = attachments.entry_of(repository.manifest(attachment.descriptor.digest))
+        entry = {"digest": attachment.descriptor.digest}
         answer = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [entry]}
         listing = Answer(200, json.dumps(answer).encode(), {"Content-Type": OCI_INDEX})
         registry.fault = lambda request: listing if "/referrers/" in request.path else None
@@ -449,22 +424,6 @@ def test_tags_that_a_caller_lists_once_are_not_listed_again(registry: FakeRegist
     assert (image("one")[0], OCI_MANIFEST) == (subject.content, subject.media_type)
 
 
-def test_what_a_list_calls_known_is_left_unread_only_if_another_artifact_states_its_digest(
-    registry: FakeRegistry,
-) -> None:
-    repository = opened(registry.netloc)
-    subject = push_image(repository)
-    done = {word: attached(repository, subject, word).descriptor.digest for word in ("proof", "stated", "hidden")}
-    registry.tags = {tag: digest for tag, digest in registry.tags.items() if not tag.endswith(".proof")}
-    index = json.loads(repository.manifest(fallback_tag(subject.digest)).content)
-    for entry in index["manifests"]:
-        entry["artifactType"] = KIND if entry["digest"] == done["proof"] else "application/x-known"
-    repository.push_manifest(json.dumps(index).encode(), OCI_INDEX, fallback_tag(subject.digest))
-    stated = StatedArtifacts("application/x-known", lambda _: [done["stated"]])
-    read = {one.descriptor.digest for one in referrers(repository, subject.digest, unread=stated).artifacts}
-    assert read == {done["proof"], done["hidden"]}
-
-
 def test_content_in_a_descriptor_counts_only_if_its_digest_and_size_name_it(registry: FakeRegistry) -> None:
     repository = opened(registry.netloc)
     blob = repository.push_blob(b"true")
@@ -474,14 +433,3 @@ def test_content_in_a_descriptor_counts_only_if_its_digest_and_size_name_it(regi
         assert repository.exchange.sent - before == requests
         before = repository.exchange.sent
     assert structs.replace(blob, data="dHJ1ZQ==", size=5).content is None
-
-
-@pytest.mark.parametrize(
-    ("body", "times"), [(b'{"errors":[{"code":"MANIFEST_UNKNOWN"}]}', 2), (b"404 page not found", 1)]
-)
-def test_only_a_registry_without_the_path_is_not_asked_again(registry: FakeRegistry, body: bytes, times: int) -> None:
-    repository = opened(registry.netloc)
-    registry.fault = lambda request: Answer(404, body) if "/referrers/" in request.path else None
-    for word in ("one", "two"):
-        referrers(repository, push_image(repository, word).digest)
-    assert sum("/referrers/" in path for path in registry.paths) == times

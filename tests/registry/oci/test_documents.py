@@ -10,48 +10,15 @@ from envcheck.registry.documents import (
     DOCKER_MANIFEST,
     OCI_INDEX,
     OCI_MANIFEST,
-    ImageIndex,
-    Platform,
-    digest_of,
-    platform_choice,
     read_manifest,
 )
-from envcheck.registry.logins import challenges, preferred
+from envcheck.registry.logins import challenges
 from envcheck.registry.references import LyingError
 from envcheck.registry.repository import next_page
 from tests.registry.oci.fakes import image
 from tests.tables import each
 
 CONTENT = image("one")[0]
-
-
-def _index(*platforms: str) -> ImageIndex:
-    names = [dict(zip(("os", "architecture", "variant"), name.split("/"), strict=False)) for name in platforms]
-    entries = [
-        {"mediaType": OCI_MANIFEST, "digest": digest_of(bytes([n])), "size": n, "platform": name}
-        for n, name in enumerate(names)
-    ]
-    document = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}
-    return read_manifest(json.dumps(document).encode(), OCI_INDEX, "it").index()
-
-
-@each(
-    "platforms, expected, chosen",
-    [
-        (["linux/amd64", "linux/arm64"], Platform(os="linux", architecture="arm64"), 1),
-        (["unknown/unknown", "linux/amd64"], Platform(os="linux", architecture="amd64"), 1),
-        (["linux/arm/v6", "linux/arm/v7"], Platform(os="linux", architecture="arm", variant="v7"), 1),
-        (["linux/arm64/v8"], Platform(os="linux", architecture="arm64"), 0),
-        (["linux/arm64"], Platform(os="linux", architecture="arm64", variant="v8"), 0),
-        (["linux/arm/v6"], Platform(os="linux", architecture="arm", variant="v7"), None),
-        (["windows/amd64"], Platform(os="linux", architecture="amd64"), None),
-    ],
-)
-def test_a_platform_chooses_the_manifest_of_an_index(
-    platforms: list[str], expected: Platform, chosen: int | None
-) -> None:
-    descriptor = platform_choice(_index(*platforms), expected)
-    assert (None if descriptor is None else descriptor.size) == chosen
 
 
 @each(
@@ -82,29 +49,20 @@ def test_a_descriptor_without_a_size_is_refused(size: str) -> None:
 
 
 @each(
-    "header, url",
+    "header, expected",
     [
+        ('Bearer realm="https://a/t",service="x y"', [("bearer", {"realm": "https://a/t", "service": "x y"})]),
         (
-            'Bearer realm="https://a/t",service="x y",scope="repository:a/b:pull,push"',
-            "https://a/t?service=x+y&scope=MINE",
+            'Basic realm="x, y", Bearer realm="https://a/t?k=1"',
+            [("basic", {"realm": "x, y"}), ("bearer", {"realm": "https://a/t?k=1"})],
         ),
-        ('Basic realm="x, y", Bearer realm="https://a/t?k=1"', "https://a/t?k=1&scope=MINE"),
-        (
-            'Bearer realm="https://a/t",scope="registry:catalog:*"',
-            "https://a/t?scope=MINE&scope=registry%3Acatalog%3A%2A",
-        ),
-        ("Negotiate, bearer realm=https://a/t", "https://a/t?scope=MINE"),
+        ("Negotiate, bearer realm=https://a/t", [("negotiate", {}), ("bearer", {"realm": "https://a/t"})]),
+        ("", []),
+        ("=", []),
     ],
 )
-def test_a_challenge_is_answered_with_our_own_scope(header: str, url: str) -> None:
-    challenge = preferred(challenges(header))
-    assert challenge is not None
-    assert challenge.token_url(["repository:a/b:pull"]) == url.replace("MINE", "repository%3Aa%2Fb%3Apull")
-
-
-@each("header", ["", "Negotiate", "=", 'Digest realm="x"'])
-def test_what_is_no_known_challenge_is_none(header: str) -> None:
-    assert preferred(challenges(header)) is None
+def test_the_challenges_of_a_registry_are_read(header: str, expected: list[tuple[str, dict[str, str]]]) -> None:
+    assert list(challenges(header)) == expected
 
 
 @each(

@@ -16,6 +16,7 @@ import pytest
 from envcheck.errors import ConfigError, EnvcheckError
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.profiles.model import Credential, HuggingFace, Profile
+from envcheck.registry import logins
 from envcheck.registry.logins import Authorization, account_for
 from envcheck.registry.references import DeniedError, RegistryUnavailableError, parse_reference
 from envcheck.registry.repository import Repository, open_repository
@@ -153,6 +154,16 @@ def test_a_helper_that_fails_is_named_without_what_it_says(home: Path, monkeypat
             header(log_in(home, credsStore=name))
         assert (name in str(refused.value), refused.value.exit_code) == (True, code)
         assert CANARY not in "".join(traceback.format_exception(refused.value)), script
+
+
+def test_a_helper_that_waits_is_left_in_time_and_writes_nothing_to_the_terminal(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logins, "HELPER_SECONDS", 0.2)
+    helper(home, monkeypatch, f"echo {CANARY} >&2; exec sleep 60")
+    with pytest.raises(EnvcheckError, match="gives no login"):
+        header(log_in(home, credsStore="test"))
+    assert CANARY not in "".join(capfd.readouterr())
 
 
 class GuardedRegistry(FakeRegistry):

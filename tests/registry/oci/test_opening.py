@@ -8,44 +8,10 @@ import pytest
 
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.registry.references import RefusedError, RegistryUnavailableError, parse_reference
-from envcheck.registry.repository import open_repository, places, registry_hosts
+from envcheck.registry.repository import open_repository
 from tests.certificates import signed
 from tests.http_server import Answer, Servers
 from tests.registry.oci.fakes import FakeRegistry, opened, push_image
-from tests.tables import each
-
-HUB, CACHE = "https://hub.mirror.example/library/torch:2", "http://127.0.0.1:5000/cache/library/torch:2"
-MIRRORS = {"docker.io": ["hub.mirror.example", "http://127.0.0.1:5000/cache"], "nvcr.io": ["nv.mirror.example:5000"]}
-
-
-@each(
-    "name, closed, actual",
-    [
-        ("torch:2", False, [HUB, CACHE, "https://registry-1.docker.io/library/torch:2"]),
-        ("torch:2", True, [HUB, CACHE]),
-        ("nvcr.io/nvidia/cuda", False, ["https://nv.mirror.example:5000/nvidia/cuda", "https://nvcr.io/nvidia/cuda"]),
-        ("quay.io/a/b", False, ["https://quay.io/a/b"]),
-        ("quay.io/a/b", True, ["https://quay.io/a/b"]),
-    ],
-)
-def test_a_name_is_read_at_the_mirrors_of_its_registry_and_then_at_itself(
-    name: str,
-    closed: bool,  # noqa: FBT001 (a column)
-    actual: list[str],
-) -> None:
-    profile = Profile(name="site", registries=MIRRORS, closed=closed)
-    read = places(parse_reference(name), profile)
-    assert [f"{one.url}/{one.repository}{f':{one.tag}' if one.tag else ''}" for one in read] == actual
-
-
-def test_the_profiles_registry_mirrors_docker_hub() -> None:
-    [mirror, own] = places(parse_reference("torch"), Profile(name="site", registry="hub.mirror.example"))
-    assert (mirror.name, own.name) == ("hub.mirror.example/library/torch", "docker.io/library/torch")
-    assert registry_hosts(Profile(name="site", registries=MIRRORS)) == {
-        "hub.mirror.example",
-        "127.0.0.1",
-        "nv.mirror.example",
-    }
 
 
 def test_a_closed_profile_refuses_a_registry_that_it_does_not_name(servers: Servers) -> None:

@@ -398,30 +398,3 @@ def later_schema(by: PrivateKey | None, ended: str | None, image: str = proofs.M
     if by is None:
         return envelope.leave_unsigned(payload, statements.PAYLOAD_TYPE)
     return envelope.sign(payload, statements.PAYLOAD_TYPE, by)
-
-
-@each("seconds, refusal", [(-1, None), (0, "failed-since"), (1, "failed-since"), (None, "failed-since")])
-def test_a_newer_statement_that_cannot_be_read_may_be_a_failure(
-    seconds: int | None, refusal: str | None, key: PrivateKey, policy: Policy
-) -> None:
-    proof = proofs.attached(proofs.h100x8(**at(ENDED)), key)
-    ended = None if seconds is None else statements.written(ENDED + dt.timedelta(seconds=seconds))
-    later = proofs.attached(later_schema(key, ended))
-    assert word(proof, later, policy=policy) == refusal
-    result = proofs.judged(proof, later, policy=policy)
-    assert {each.refused.reason.value for each in result.judged if each.refused} >= {"unknown-format"}
-    assert proofs.judged(later, policy=policy).chosen is None
-
-
-def test_what_cannot_be_read_takes_back_only_what_its_writer_could(
-    key: PrivateKey, other_key: PrivateKey, policy: Policy
-) -> None:
-    proof = proofs.attached(proofs.h100x8(**at(ENDED)), key)
-    ended = statements.written(ENDED + MINUTE)
-    unsigned = structs.replace(policy, unsigned=True)
-    assert word(proof, proofs.attached(later_schema(other_key, ended)), policy=policy) is None
-    assert word(proof, proofs.attached(later_schema(key, ended, proofs.OTHER)), policy=policy) is None
-    assert word(proof, proofs.attached(later_schema(None, ended)), policy=unsigned) is None
-    nobodys = proofs.attached(proofs.h100x8(**at(ENDED)))
-    assert word(nobodys, policy=unsigned) is None
-    assert word(nobodys, proofs.attached(later_schema(None, ended)), policy=unsigned) == "failed-since"
