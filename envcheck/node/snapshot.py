@@ -20,15 +20,7 @@ from typing import Any, Literal, get_args
 # mismatch        the driver's libraries and the kernel module are of two versions
 # timed-out       no answer in time
 Why = Literal[
-    "not-collected",
-    "unsupported",
-    "denied",
-    "no-data",
-    "failed",
-    "lost",
-    "reset-required",
-    "mismatch",
-    "timed-out",
+    "not-collected", "unsupported", "denied", "no-data", "failed", "lost", "reset-required", "mismatch", "timed-out"
 ]
 _ERRNO: dict[int, Why] = {
     errno.ENOENT: "unsupported",

@@ -17,10 +17,7 @@ _GRACE: Final = 1.0  # what a process may need to die; one that waits in the ker
 
 
 def output(
-    tool: Path,
-    *arguments: str,
-    timeout: float = _TIMEOUT,
-    environment: Mapping[str, str] = MappingProxyType({}),
+    tool: Path, *arguments: str, timeout: float = _TIMEOUT, environment: Mapping[str, str] = MappingProxyType({})
 ) -> str:
     """Return what a tool prints; `environment` is set over this process's own.
 

@@ -214,10 +214,4 @@ def facts(f: CheckModule) -> dict[str, Any]:
     """Return all about one check, as JSON has it."""
     catalogue_facts = {"runs_on": runs_on(f), "doc": f.doc, "met": met(f.id)}
     own = [dataclasses.asdict(limit) for limit in constants(f)]
-    return {
-        "id": f.id,
-        "kind": f.kind,
-        **dataclasses.asdict(f.check),
-        **catalogue_facts,
-        "limits": rows(f) + own,
-    }
+    return {"id": f.id, "kind": f.kind, **dataclasses.asdict(f.check), **catalogue_facts, "limits": rows(f) + own}

@@ -69,10 +69,7 @@ class ContainerTarget:
         running = self._containers.run_container(
             self._image,
             argv=self.argv(),
-            mounts=[
-                BindMount(PACKAGE, f"{_STAGING}/envcheck"),
-                BindMount(directory, _PLAN, read_only=False),
-            ],
+            mounts=[BindMount(PACKAGE, f"{_STAGING}/envcheck"), BindMount(directory, _PLAN, read_only=False)],
             shm_size=self._shm_size,
             gpus=has_gpus(),
             user=self._user,

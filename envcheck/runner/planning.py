@@ -38,9 +38,7 @@ class CheckModule(NamedTuple):
 
 
 def discover(
-    site: Path | None = None,
-    hear: Callable[[ConfigError], None] | None = None,
-    only: Collection[str] | None = None,
+    site: Path | None = None, hear: Callable[[ConfigError], None] | None = None, only: Collection[str] | None = None
 ) -> list[CheckModule]:
     """Return every check, ordered as it would run: by level, node before env, probes first, then by id.
 

@@ -391,13 +391,7 @@ _KNOWN: Final[Mapping[str, tuple[str, str, str, str, Values]]] = {
     "peer-speed": ("peer-bandwidth", "slowest pair of GPUs", "GB/s", "at least", _pairs),
     "all-reduce-speed": ("all-reduce-bandwidth", "bus bandwidth of all-reduce", "GB/s", "at least", _on_gpus),
     "disk-read": ("disk-read", "reading the disk", "GB/s", "at least", lambda row: [row.value]),
-    "network-latency": (
-        "all-reduce-bandwidth",
-        "smallest all-reduce between nodes",
-        "us",
-        "at most",
-        _latency,
-    ),
+    "network-latency": ("all-reduce-bandwidth", "smallest all-reduce between nodes", "us", "at most", _latency),
 }
 
 

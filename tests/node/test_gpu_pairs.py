@@ -45,14 +45,7 @@ def test_each_pair_is_told_with_what_its_gpus_may_and_the_path_between_them(fake
             "nvlink": "not supported",
             "path": "PIX",
         },
-        {
-            "a": 1,
-            "b": 2,
-            "read": "unknown (9)",
-            "write": "unknown (9)",
-            "nvlink": "not supported",
-            "path": "SYS",
-        },
+        {"a": 1, "b": 2, "read": "unknown (9)", "write": "unknown (9)", "nvlink": "not supported", "path": "SYS"},
     ]
 
 
@@ -171,11 +164,7 @@ def test_the_iommu_is_told_by_each_gpus_group_and_by_what_the_kernel_was_told(bu
     (bus / "proc/cmdline").write_text("root=/dev/sda1 intel_iommu=on iommu=pt quiet\n")
     (bus / "proc/cpuinfo").write_text("processor : 0\nflags\t\t: fpu hypervisor sse\n")
     signals = read(buses.pci_sources(bus))
-    assert signals["pci.iommu"].value == {
-        "0000:10:00.0": "DMA-FQ",
-        "0000:11:00.0": "identity",
-        "0000:20:00.0": None,
-    }
+    assert signals["pci.iommu"].value == {"0000:10:00.0": "DMA-FQ", "0000:11:00.0": "identity", "0000:20:00.0": None}
     assert signals["host.iommu"].value == {"units": ["dmar0"], "cmdline": ["intel_iommu=on", "iommu=pt"]}
     assert signals["host.hypervisor"].value is True
     (bus / "proc/cpuinfo").write_text("flags\t\t: fpu sse\n")

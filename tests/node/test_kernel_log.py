@@ -266,20 +266,11 @@ SWITCH = "nvidia-nvswitch3: SXid (PCI:0000:08:00.0): "
 @pytest.mark.parametrize(
     ("lines", "kept"),
     [
-        (
-            ["22013, Non-fatal, Link 60 Minion", "22013, Severity 0 Engine 60", "22013, Data {0x3c}"],
-            ["Non-fat"],
-        ),
-        (
-            ["24007, Fatal, Link 30", "24007, Severity 1 Engine 30", "24007, Data {0x0}"],
-            ["Fatal,"],
-        ),
+        (["22013, Non-fatal, Link 60 Minion", "22013, Severity 0 Engine 60", "22013, Data {0x3c}"], ["Non-fat"]),
+        (["24007, Fatal, Link 30", "24007, Severity 1 Engine 30", "24007, Data {0x0}"], ["Fatal,"]),
         (["24007, Severity 1 Engine 30", "24007, Data {0x0}"], ["Severity 1", "Data"]),
         (["24007, Data {0x0}", "24007, Fatal, Link 30"], ["Fatal,"]),
-        (
-            ["24007, Non-fatal, Link 3", "24007, Severity 1 Engine 30", "24007, Data {0x0}"],
-            ["Non-fat", "Sever"],
-        ),
+        (["24007, Non-fatal, Link 3", "24007, Severity 1 Engine 30", "24007, Data {0x0}"], ["Non-fat", "Sever"]),
         (["20001, Severity 0 Engine", "24007, Fatal, Link 30"], ["Severity 0", "Fatal,"]),
     ],
 )

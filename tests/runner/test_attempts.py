@@ -8,20 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envcheck.checks import (
-    ERROR,
-    FAIL,
-    PASS,
-    WARN,
-    Outcome,
-    View,
-    failed,
-    passed,
-    too_slow,
-    undecided,
-    warned,
-    worst,
-)
+from envcheck.checks import ERROR, FAIL, PASS, WARN, Outcome, View, failed, passed, too_slow, undecided, warned, worst
 from envcheck.node.snapshot import Snapshot
 from envcheck.reports.rejudge import EndedRun, judge_again
 from envcheck.runner import attempts, judging

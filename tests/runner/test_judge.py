@@ -103,9 +103,5 @@ def test_a_verdict_names_what_failed_and_counts_everything() -> None:
 
 def test_what_was_cut_short_is_no_pass() -> None:
     run_verdict = verdict([row("a", "pass")], "gpu", complete=False)
-    assert (run_verdict.status, run_verdict.exit_code, run_verdict.sentence) == (
-        "error",
-        3,
-        "UNDETERMINED: cut short",
-    )
+    assert (run_verdict.status, run_verdict.exit_code, run_verdict.sentence) == ("error", 3, "UNDETERMINED: cut short")
     assert verdict([row("a", "fail")], "gpu", complete=False).exit_code == 1

@@ -37,11 +37,7 @@ def test_one_round_that_is_no_pass_wins_over_all_that_are(worst: str) -> None:
     combined = folded(row("pass"), row("pass"), row(worst), row("pass"))
     assert combined.status == worst
     assert combined.spread is not None
-    assert (combined.spread.rounds, combined.spread.told_in, combined.spread.statuses) == (
-        4,
-        3,
-        {"pass": 3, worst: 1},
-    )
+    assert (combined.spread.rounds, combined.spread.told_in, combined.spread.statuses) == (4, 3, {"pass": 3, worst: 1})
 
 
 def test_the_spread_is_of_every_round_whatever_it_came_to() -> None:
@@ -59,10 +55,7 @@ def repeated(*digests: str) -> OutcomeRow:
 def test_bits_that_change_between_rounds_fail_naming_the_gpu() -> None:
     assert folded(repeated("a", "a"), repeated("a", "a"), repeated("a", "a")).status == "pass"
     combined = folded(repeated("a", "a"), repeated("a", "a"), repeated("a", "b"), repeated("a", "a"))
-    assert (combined.status, combined.summary) == (
-        "fail",
-        "rank 1 on GPU-1 gave other bits than in the rounds before",
-    )
+    assert (combined.status, combined.summary) == ("fail", "rank 1 on GPU-1 gave other bits than in the rounds before")
     assert combined.remedy
     assert combined.spread is not None
     assert (combined.spread.told_in, combined.spread.statuses) == (3, {"pass": 3, "fail": 1})

@@ -21,14 +21,7 @@ from envcheck.binaries.elf import ordered
 from envcheck.binaries.native_library import Library, dotted, is_foreign
 from envcheck.binaries.wheel_members import WheelContents
 from envcheck.errors import ConfigError
-from envcheck.matrix.extensions.model import (
-    Abi,
-    Channel,
-    Extension,
-    ExtensionRelease,
-    Extensions,
-    ExtensionWheel,
-)
+from envcheck.matrix.extensions.model import Abi, Channel, Extension, ExtensionRelease, Extensions, ExtensionWheel
 from envcheck.matrix.facts.model import HostArch
 
 _ABIS: Final[tuple[tuple[str, Abi], ...]] = (
@@ -180,11 +173,7 @@ def _environment(opened: OpenedWheel) -> dict[str, str]:
     pythons = [tag.interpreter[2:] for tag in cpythons if tag.interpreter.startswith("cp3")]
     python = f"3.{min(int(text[1:]) for text in pythons)}" if pythons else _DEFAULT_PYTHON
     machine = architecture(opened.tags, opened.name).replace("any", "x86_64")
-    return LINUX | {
-        "python_version": python,
-        "python_full_version": f"{python}.0",
-        "platform_machine": machine,
-    }
+    return LINUX | {"python_version": python, "python_full_version": f"{python}.0", "platform_machine": machine}
 
 
 def requirements(lines: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:

@@ -85,13 +85,7 @@ def case(root: ET.Element, name: str) -> ET.Element:
 
 def test_each_status_becomes_what_a_viewer_shows(report: MakeReport) -> None:
     root = parsed(report(*ALL))
-    assert [[child.tag for child in case(root, o.id)] for o in ALL] == [
-        [],
-        [],
-        ["failure"],
-        ["skipped"],
-        ["error"],
-    ]
+    assert [[child.tag for child in case(root, o.id)] for o in ALL] == [[], [], ["failure"], ["skipped"], ["error"]]
     assert {k: root[0].get(k) for k in ("tests", "failures", "errors", "skipped", "time")} == {
         "tests": "5",
         "failures": "1",

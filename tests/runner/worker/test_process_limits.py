@@ -184,8 +184,7 @@ def test_loopback_is_ipv6_where_it_has_no_ipv4(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["rank 0 died of SIGABRT", "still running after 9 s", "DataLoader worker (pid(s) 7) exited unexpectedly"],
+    "text", ["rank 0 died of SIGABRT", "still running after 9 s", "DataLoader worker (pid(s) 7) exited unexpectedly"]
 )
 def test_a_limit_of_processes_that_leaves_room_for_few_is_named_where_ranks_are_lost(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str

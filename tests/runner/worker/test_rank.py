@@ -41,11 +41,7 @@ def test_the_cpus_are_shared_out_and_nobody_gets_none() -> None:
 
 @pytest.mark.parametrize("spawn", [False, True], ids=["fork", "spawn"])
 def test_ranks_meet_on_one_free_port_alone_in_an_empty_directory(
-    add: Callable[..., Path],
-    run_site: Callable[..., Run],
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    spawn: bool,
+    add: Callable[..., Path], run_site: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, *, spawn: bool
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")

@@ -25,14 +25,8 @@ CASES = {
     "returns nothing": ("pass", "rank 0 TypeError: measure returned NoneType, not a dict"),
     "returns no JSON": ("return {'x': object()}", "rank 0 TypeError: Object of type object is not JSON serializable"),
     "returns a circle": ("x = {}\nx['x'] = x\nreturn x", "rank 0 ValueError: Circular reference detected"),
-    "returns too much": (
-        "return {'x': 'y' * (1 << 21)}",
-        "rank 0 ValueError: measure returned 2097",
-    ),
-    "forges a result": (
-        "open('rank0.json', 'w').write('[1'); os._exit(0)",
-        "rank 0 its result file is not JSON",
-    ),
+    "returns too much": ("return {'x': 'y' * (1 << 21)}", "rank 0 ValueError: measure returned 2097"),
+    "forges a result": ("open('rank0.json', 'w').write('[1'); os._exit(0)", "rank 0 its result file is not JSON"),
     "fills its result": (
         "open('rank0.json', 'w').write(' ' * (1 << 21)); os._exit(0)",
         "rank 0 its result file is over 1048576 bytes",
@@ -41,10 +35,7 @@ CASES = {
         "open('rank0.json', 'w').write('[' * 100000 + ']' * 100000); os._exit(0)",
         "rank 0 its result file is not JSON",
     ),
-    "leaves a pipe": (
-        "os.mkfifo('rank0.json'); os._exit(0)",
-        "rank 0 its result file cannot be read: it is no",
-    ),
+    "leaves a pipe": ("os.mkfifo('rank0.json'); os._exit(0)", "rank 0 its result file cannot be read: it is no"),
     "leaves a pipe of progress": (
         "os.remove('rank0.progress'); os.mkfifo('rank0.progress'); os.mkfifo('rank0.doing'); os._exit(0)",
         "rank 0 exited with code 0 and no result",
@@ -53,10 +44,7 @@ CASES = {
         "os.symlink('/dev/zero', 'rank0.json'); os._exit(0)",
         "rank 0 its result file cannot be read: Too many levels",
     ),
-    "leaves a directory": (
-        "os.mkdir('rank0.json'); return {}",
-        "rank 0 its result file cannot be read: Is a",
-    ),
+    "leaves a directory": ("os.mkdir('rank0.json'); return {}", "rank 0 its result file cannot be read: Is a"),
     "forges its seconds": (
         "open('rank0.json', 'w').write('{\"measured\": {}, \"seconds\": \"many\"}'); os._exit(0)",
         "rank 0 its result file holds neither",
