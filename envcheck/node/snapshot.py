@@ -34,20 +34,6 @@ _ERRNO: dict[int, Why] = {
     errno.EPERM: "denied",
     errno.ETIMEDOUT: "timed-out",
 }
-# What the texts of snapshots without `why` have in them; the first row that fits counts.
-_TEXTS: tuple[tuple[Why, tuple[str, ...]], ...] = (
-    ("failed", ("asking NVML: ",)),
-    ("timed-out", ("timed out", "NVML: Timeout", "no answer in ", "took longer than ")),
-    ("reset-required", ("GPU requires re",)),
-    ("lost", ("GPU is lost", "GPU access blocked", "The operating system has blocked")),
-    ("unsupported", ("Not Supported", "Function Not Found", "nvidia-ml-py:", "Deprecated")),
-    ("unsupported", ("Argument Version Mismatch", "Version Mismatch for Argument")),
-    ("mismatch", ("version mismatch",)),
-    ("unsupported", ("No such file", "No such device", "Not a directory", "Is a directory")),
-    ("unsupported", ("Function not implemented", "Operation not supported", "is not on the loader's path")),
-    ("denied", ("Insufficient Permissions", "Permission denied", "Operation not permitted", "only root")),
-    ("no-data", ("Invalid Argument", "No Data", "Not Found", "is empty", "does not say")),
-)
 SCHEMA = "envcheck/snapshot/1"
 _CLOCK_WORDS = {
     0x1: "idle",
@@ -70,13 +56,6 @@ def of_errno(number: int | None) -> Why:
 def of_os_error(error: OSError) -> Why:
     """Return why a file or a process could not be read."""
     return "timed-out" if isinstance(error, TimeoutError) else of_errno(error.errno)
-
-
-def of_text(reason: str) -> Why:
-    """Return why, as far as the text says it: only for snapshots and reports that have nothing but the text."""
-    if reason == "not collected":
-        return "not-collected"
-    return next((why for why, words in _TEXTS if any(word in reason for word in words)), "failed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,19 +137,6 @@ def from_json(data: Any) -> Snapshot:
     )
 
 
-def with_whys(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot of a report with each signal's `why`, which reports of older versions lack."""
-    gpus = [Gpu(gpu.uuid, {name: _with_why(s) for name, s in gpu.signals.items()}) for gpu in snapshot.gpus]
-    signals = {name: _with_why(signal) for name, signal in snapshot.signals.items()}
-    return dataclasses.replace(snapshot, signals=signals, gpus=gpus)
-
-
-def _with_why(signal: Signal) -> Signal:
-    if signal.reason is None or signal.why is not None:
-        return signal
-    return dataclasses.replace(signal, why=of_text(signal.reason))
-
-
 def _signal_to_json(signal: Signal) -> dict[str, Any]:
     fields = {"value": signal.value, "reason": signal.reason, "why": signal.why, "unit": signal.unit}
     return {key: value for key, value in {**fields, "source": signal.source or None}.items() if value is not None}
@@ -198,7 +164,7 @@ def _signal(data: Any, where: str) -> Signal:
     if why is not None and why not in get_args(Why):
         message = f"{where}.why is {why!r}, not one of {', '.join(get_args(Why))}"
         raise ValueError(message)
-    return _with_why(Signal(value, reason, entry.get("unit"), entry.get("source", ""), why))
+    return Signal(value, reason, entry.get("unit"), entry.get("source", ""), why)
 
 
 def _mapping(data: Any, where: str) -> Mapping[str, Any]:

@@ -12,7 +12,6 @@ from typing import Final
 import msgspec
 
 from envcheck.errors import EnvcheckError
-from envcheck.node.snapshot import with_whys
 from envcheck.registry.statement import MOST_REPORT, MalformedError, ReportReference
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import ImageFacts
@@ -58,11 +57,10 @@ def unpack(content: bytes) -> RunReport:
         message = f"the report is larger than {MOST_REPORT >> 20} MiB when unpacked"
         raise MalformedError(message)
     try:
-        report = msgspec.json.decode(plain, type=RunReport)
+        return msgspec.json.decode(plain, type=RunReport)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         message = f"the report cannot be read: {' '.join(str(error).split())[:200]}"
         raise MalformedError(message) from error
-    return msgspec.structs.replace(report, snapshot=with_whys(report.snapshot))
 
 
 # A host's architecture as image manifests write it.

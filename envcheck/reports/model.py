@@ -12,7 +12,7 @@ import msgspec
 
 from envcheck import __version__, safe_files
 from envcheck.errors import ConfigError
-from envcheck.node.snapshot import Snapshot, with_whys
+from envcheck.node.snapshot import Snapshot
 from envcheck.runner.launcher import Place, place
 from envcheck.runner.schema import (
     GroupFacts,
@@ -126,8 +126,7 @@ def load(path: Path) -> RunReport:
     """Return a report from a file. Raise ConfigError, naming the field, if the file is not a report."""
     try:
         content = safe_files.read_whole(path, most=1 << 30)
-        report = msgspec.json.decode(content, type=RunReport)
-        return msgspec.structs.replace(report, snapshot=with_whys(report.snapshot))
+        return msgspec.json.decode(content, type=RunReport)
     except OSError as error:
         message = f"cannot read {path}: {error.strerror}"
         raise ConfigError(message, fix=_FIX) from error

@@ -122,10 +122,9 @@ def _with_evidence(run: Run, module: CheckModule, row: OutcomeRow) -> OutcomeRow
 
 def _judged_row(run: Run, module: CheckModule, old: OutcomeRow) -> OutcomeRow:
     """Judge every attempt again whose measurements are kept; one without them stays what it was."""
-    shown = attempts.shown(old.attempts) or _last(old)
-    if shown is None:
+    if not old.attempts:
         return _judged(run, module, old, old)
-    rows = [_judged(run, module, _alone(old, a) if a is shown else attempts.single(old, a), old) for a in old.attempts]
+    rows = [_judged(run, module, _alone(old, a) if a.shown else attempts.single(old, a), old) for a in old.attempts]
     return structs.replace(attempts.combine(rows), spread=old.spread, left_out=old.left_out)
 
 
@@ -145,12 +144,6 @@ def _with_change(new: OutcomeRow, old: OutcomeRow) -> OutcomeRow:
     """Return the row with what earlier calls and this one changed of the report's status."""
     earlier = [change for change in old.changes if change.rule == "judged-again" and change not in new.changes]
     return attempts.changed("judged-again", old, structs.replace(new, changes=[*new.changes, *earlier]))
-
-
-def _last(old: OutcomeRow) -> Attempt | None:
-    """Return the attempt that an old report shows: the last one that came to the row's status."""
-    alike = [attempt for attempt in old.attempts if attempt.status == old.status]
-    return alike[-1] if alike else old.attempts[-1] if old.attempts else None
 
 
 def _alone(old: OutcomeRow, attempt: Attempt) -> OutcomeRow:

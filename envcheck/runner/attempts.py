@@ -7,13 +7,13 @@ measurement. Wrong data, a crash and everything else stay, whatever later measur
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from msgspec import structs
 
-from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, WORST_FIRST
-from envcheck.runner.schema import Attempt, ChangeRow, FindingRow, OutcomeRow, Plan, PlannedCheck, Spread, Status
+from envcheck.checks import FAIL, PASS, SKIP, WARN, WORST_FIRST
+from envcheck.runner.schema import Attempt, ChangeRow, FindingRow, OutcomeRow, Plan, PlannedCheck, Spread
 
 # The codes of outcomes that a process made by its end, and no judge.
 LOST: Final = ("process.lost", "process.hung", "peer-to-peer.lost")
@@ -28,7 +28,6 @@ ROW_RULES: Final = {
 _MEASURED: Final = (PASS, WARN, FAIL)
 # A repeated run of days must not grow its report without end: passes go first, then the latest of the others.
 _MOST, _WITH_EVIDENCE = 100, 8
-_UNKNOWN: Final = "a first measurement failed, and this old report does not say whether by speed or by wrong data"
 _OTHER_BITS: Final = (
     "take this GPU out and test it alone (dcgmi diag -r 4); all at once: look for what changed between the rounds"
 )
@@ -143,24 +142,14 @@ def as_finding(row: OutcomeRow) -> FindingRow:
 
 
 def single(row: OutcomeRow, attempt: Attempt) -> OutcomeRow:
-    """Return what one attempt alone came to, as it was kept; `row` is the row that holds it.
-
-    An old report does not say why an attempt failed: if it was not the one that counted, that is an error.
-    """
-    status: Status = attempt.status
-    summary = attempt.summary
-    if status == FAIL and attempt.remeasure is None:
-        status, summary = "error", _UNKNOWN
-    kept = {name: getattr(attempt, name) for name in ("value", "unit", "code", "culprit", "ranks")}
+    """Return what one attempt alone came to, as it was kept; `row` is the row that holds it."""
+    names = ("status", "summary", "value", "unit", "code", "culprit", "ranks", "remeasure", "seconds")
+    kept = {name: getattr(attempt, name) for name in names}
     return OutcomeRow(
         id=row.id,
         kind=row.kind,
-        status=status,
-        summary=summary,
         remedy=attempt.remedy or "run the check again",
-        remeasure=bool(attempt.remeasure),
         planned=row.planned,
-        seconds=attempt.seconds,
         attempts=[structs.replace(attempt, shown=True, ranks=[])],
         **kept,
     )
@@ -170,10 +159,8 @@ def measured(row: OutcomeRow) -> bool:
     """Return whether a judge came to this outcome by measurements that can be judged again."""
     if not row.ranks or row.code in LOST:
         return False
-    if not all(isinstance(entry, dict) for entry in row.ranks):
-        return row.status == PASS  # which it cannot be: let the judge say so
-    # Reports from before there were codes say so in words.
-    return not (row.status == ERROR and row.summary.startswith(f"rank {row.details.get('rank')} "))
+    # A pass without measurements cannot be: the judge says so.
+    return row.status == PASS or all(isinstance(entry, dict) for entry in row.ranks)
 
 
 def _together(counted_row: OutcomeRow, *rows: OutcomeRow) -> list[Attempt]:
@@ -200,11 +187,6 @@ def _fewer(attempts: list[Attempt]) -> list[Attempt]:
 
 def _round(row: OutcomeRow) -> int:
     return row.attempts[0].round if row.attempts else 1
-
-
-def shown(attempts: Iterable[Attempt]) -> Attempt | None:
-    """Return the attempt whose outcome the row shows; None of an old report, which does not mark it."""
-    return next((attempt for attempt in attempts if attempt.shown), None)
 
 
 def rounds(row: OutcomeRow | None) -> int:

@@ -6,18 +6,17 @@ import contextlib
 import json
 import os
 import re
-import select
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import envcheck
 from envcheck.errors import ConfigError
+from envcheck.node import subprocesses
 from envcheck.runner.schema import GroupFacts, TargetFacts, encodable
 from envcheck.runner.worker import process_limits
 
@@ -29,8 +28,6 @@ _GRACE: Final = 6.0
 _LOG_TAIL: Final = 4096
 _OLDEST: Final = (3, 9)  # what the worker is written for
 _SPEAK: Final = r"import sys; print('\nPython-%d.%d' % sys.version_info[:2])"
-_SPEAK_MOST: Final = 1 << 20  # bytes: what a shell's modules say at most
-_TICK: Final = 0.02
 _SPEAK_TIMEOUT: Final = 60.0  # a cold network filesystem needs tens of seconds for a Python
 
 
@@ -208,7 +205,15 @@ class LocalHandle:
 
 def answering(chosen: ChosenPython) -> ChosenPython:
     """Return the interpreter once it has answered as a Python that the worker runs on; else a ConfigError says why."""
-    output = _described_python(chosen.python)
+    paths = foreign_environment(os.environ).get("PYTHONPATH", "")
+    try:
+        output = subprocesses.output(
+            chosen.python, "-S", "-c", _SPEAK, timeout=_SPEAK_TIMEOUT, environment={"PYTHONPATH": paths}
+        )
+    except OSError as error:
+        if error.errno:
+            raise _cannot_start(str(chosen.python), error) from error
+        output = str(error.strerror)
     version = re.search(r"^Python-(\d+)\.(\d+)$", output, re.MULTILINE)
     if version is None:
         message = f"{chosen.python} is not a Python: it {_quoted(output)}"
@@ -220,46 +225,8 @@ def answering(chosen: ChosenPython) -> ChosenPython:
 
 
 def _quoted(output: str) -> str:
-    """Return the line that tells most: of a traceback the last one, else the first."""
-    lines = output.strip().splitlines()
-    telling = lines[-1 if "Traceback" in lines[0] else 0] if lines else ""
+    telling = next(iter(output.strip().splitlines()), "")
     return f'said "{telling[:200]}"' if telling else "printed nothing"
-
-
-def _described_python(python: Path) -> str:
-    """Return the end of what the interpreter prints when it is asked for its version."""
-    try:
-        process = subprocess.Popen(
-            [str(python), "-S", "-c", _SPEAK],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=foreign_environment(os.environ),
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise _cannot_start(str(python), error) from error
-    with process:
-        try:
-            return _printed(process, time.monotonic() + _SPEAK_TIMEOUT)
-        finally:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-
-
-def _printed(process: subprocess.Popen[bytes], deadline: float) -> str:
-    """Return what a process prints until it ends; what it has started may hold its pipe open for longer."""
-    pipe, output, ended = process.stdout.fileno() if process.stdout else -1, b"", False
-    while time.monotonic() < deadline:
-        ready = select.select([pipe], [], [], 0 if ended else _TICK)[0]
-        chunk = os.read(pipe, _LOG_TAIL) if ready else b""
-        output += chunk
-        if len(output) > _SPEAK_MOST:
-            return f"more than {_SPEAK_MOST} bytes"
-        if ended and not chunk:
-            return output.decode(errors="replace")
-        ended = process.poll() is not None
-    return f"nothing for {_SPEAK_TIMEOUT:g} s"
 
 
 def _cannot_start(python: str, error: OSError) -> ConfigError:

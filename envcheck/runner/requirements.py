@@ -35,17 +35,20 @@ else:
 
 _MOST: Final = 1 << 20  # bytes of a file
 PROFILES: Final = Path(__file__).with_name("profiles")
+_ALL_SETTINGS: Final = f"see {PROFILES / 'hgx-h100.toml'} for all settings"
 Some = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(gt=0)]
 _GIB: Final = 1 << 30
 _NODE_FIX: Final = "compare the node with what was ordered; correct the file if it asks for too much"
-Signals = list[Signal]
 _MEASURED_FIX: Final = "compare the node with what was ordered; see also the check {of}"
 _RUN: Final = "run it with a level that has the check {of}, or with --only {of}"
 Values = Callable[[OutcomeRow], Iterable[Any]]
 
 
-class GpuDemand(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class _Table(msgspec.Struct, forbid_unknown_fields=True, kw_only=True): ...
+
+
+class GpuDemand(_Table):
     """At least so many GPUs, each of them of this model and with at least so much of everything.
 
     `pcie_gb_s` is the slower of the two ways between host and GPU, `hbm_gb_s` a copy on the card, `bf16_tflops` a large
@@ -65,14 +68,14 @@ class GpuDemand(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     all_reduce_gb_s: Some | None = None
 
 
-class DriverDemand(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class DriverDemand(_Table):
     """A driver of at least `min`, and lower than `below`."""
 
     min: str | None = None
     below: str | None = None
 
 
-class HostDemand(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class HostDemand(_Table):
     """At least so much RAM, so many CPUs, so much free disk in the working directory and read so fast.
 
     `hugepages` is what the kernel's transparent huge pages have to be set to.
@@ -87,7 +90,7 @@ class HostDemand(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     hugepages: Literal["always", "madvise", "never"] | None = None
 
 
-class NetworkDemand(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class NetworkDemand(_Table):
     """At least so many active InfiniBand or RoCE ports, each at so many Gb/s; the smallest all-reduce between nodes."""
 
     ports: Count = 1
@@ -95,7 +98,7 @@ class NetworkDemand(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     latency_us: Some | None = None
 
 
-class Requirements(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class Requirements(_Table):
     """A whole file."""
 
     name: str = "requirements"
@@ -115,136 +118,109 @@ def read(source: str, matrix: Matrix | None = None) -> Requirements:
     try:
         text = safe_files.read_whole(path, most=_MOST).decode()
         requirements = msgspec.convert(tomllib.loads(text), Requirements)
-    except RecursionError as error:
-        message = f"{path}: nested deeper than any setting"
-        raise ConfigError(message, fix="close the brackets") from error
     except OSError as error:
         message = f"cannot read {path}: {error.strerror}"
         raise ConfigError(message, fix="give a TOML file that you may read") from error
-    except UnicodeError as error:
-        message = f"{path} is not UTF-8 text"
-        raise ConfigError(message, fix=f"see {PROFILES / 'hgx-h100.toml'} for all settings") from error
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        message = f"{path}: {error}"
-        raise ConfigError(message, fix=f"see {PROFILES / 'hgx-h100.toml'} for all settings") from error
-    _something(requirements, path)
-    _finite(msgspec.to_builtins(requirements), path)
-    _versions(requirements.driver, path)
-    model = requirements.gpu.model if requirements.gpu else None
-    facts = matrix or load()
-    if model and find_gpu(facts, model) is None:
-        message = f"{path}: gpu.model {model} is not known"
-        near = suggest(facts, model)
-        raise ConfigError(message, fix=f"did you mean {' or '.join(near)}?" if near else "see `envcheck matrix show`")
+    except (UnicodeError, RecursionError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        message = f"{path} is not UTF-8 text" if isinstance(error, UnicodeError) else f"{path}: {error}"
+        raise ConfigError(message, fix=_ALL_SETTINGS) from error
+    problem, fix = _problem(requirements, matrix or load())
+    if problem:
+        message = f"{path}{problem}"
+        raise ConfigError(message, fix=fix)
     return requirements
 
 
-def _finite(content: dict[str, Any], path: Path) -> None:
-    tables = [(table, values) for table, values in content.items() if isinstance(values, dict)]
-    endless = [f"{t}.{k}" for t, vs in tables for k, v in vs.items() if isinstance(v, float) and not math.isfinite(v)]
+def _problem(requirements: Requirements, matrix: Matrix) -> tuple[str, str]:
+    """Return what is wrong in a file whose types are right, and what to do; "" where nothing is."""
+    tables = {name: getattr(requirements, name) for name in ("gpu", "driver", "host", "network")}
+    if all(table is None or table == type(table)() for table in tables.values()):
+        return " contains no requirements", _ALL_SETTINGS  # it would let every node pass
+    values = [(f"{t}.{k}", v) for t, table in tables.items() if table for k, v in msgspec.to_builtins(table).items()]
+    endless = [name for name, value in values if isinstance(value, float) and not math.isfinite(value)]
     if endless:
-        message = f"{path}: {', '.join(endless)} is not a number"
-        raise ConfigError(message, fix="give a finite one, or leave it out")
+        return f": {', '.join(endless)} is not a number", "give a finite one, or leave it out"
+    return _driver_problem(requirements.driver or DriverDemand()) or _model_problem(requirements.gpu, matrix)
 
 
-def _versions(driver: DriverDemand | None, path: Path) -> None:
-    versions = [version for version in (driver.min, driver.below) if version] if driver else []
+def _driver_problem(driver: DriverDemand) -> tuple[str, str] | None:
+    versions = [version for version in (driver.min, driver.below) if version]
     try:
         keys = [key(version) for version in versions]
-    except ValueError as error:
-        message = f"{path}: driver {' or '.join(versions)} is not a version"
-        raise ConfigError(message, fix='write it as NVIDIA does, in quotes: "570.124.06"') from error
-    if driver and driver.min and driver.below and keys[0] >= keys[1]:
-        message = f"{path}: no driver is at least {driver.min} and below {driver.below}"
-        raise ConfigError(message, fix="give a `below` that is above `min`")
+    except ValueError:
+        fix = 'write it as NVIDIA does, in quotes: "570.124.06"'
+        return f": driver {' or '.join(versions)} is not a version", fix
+    if len(keys) > 1 and keys[0] >= keys[1]:
+        return f": no driver is at least {driver.min} and below {driver.below}", "give a `below` that is above `min`"
+    return None
 
 
-def _something(requirements: Requirements, path: Path) -> None:
-    """Refuse a file without requirements: it would let every node pass."""
-    tables = (requirements.gpu, requirements.driver, requirements.host, requirements.network)
-    if all(table is None or table == type(table)() for table in tables):
-        message = f"{path} contains no requirements"
-        raise ConfigError(message, fix=f"see {PROFILES / 'hgx-h100.toml'} for all settings")
-    if requirements.gpu and requirements.gpu.model is not None and not requirements.gpu.model.strip():
-        message = f"{path}: gpu.model is empty"
-        raise ConfigError(message, fix="name the model, or leave it out")
+def _model_problem(gpu: GpuDemand | None, matrix: Matrix) -> tuple[str, str]:
+    if gpu is None or gpu.model is None or (gpu.model.strip() and find_gpu(matrix, gpu.model)):
+        return "", ""
+    if not gpu.model.strip():
+        return ": gpu.model is empty", "name the model, or leave it out"
+    near = suggest(matrix, gpu.model)
+    fix = f"did you mean {' or '.join(near)}?" if near else "see `envcheck matrix show`"
+    return f": gpu.model {gpu.model} is not known", fix
 
 
 def measured_demands(requirements: Requirements) -> list[Demand]:
     """Return the demands on what the run's checks measure; they are judged when those are done."""
     bounds = {
-        "pcie-speed": requirements.gpu and requirements.gpu.pcie_gb_s,
-        "hbm-speed": requirements.gpu and requirements.gpu.hbm_gb_s,
-        "bf16": requirements.gpu and requirements.gpu.bf16_tflops,
-        "peer-speed": requirements.gpu and requirements.gpu.peer_gb_s,
-        "all-reduce-speed": requirements.gpu and requirements.gpu.all_reduce_gb_s,
-        "disk-read": requirements.host and requirements.host.disk_read_gb_s,
-        "network-latency": requirements.network and requirements.network.latency_us,
+        name: getattr(getattr(requirements, one.table), one.field, None)
+        for name, one in _KNOWN.items()
+        if getattr(requirements, one.table)
     }
     return [demand(name, bound, requirements.name) for name, bound in bounds.items() if bound]
 
 
 def node_checks(requirements: Requirements) -> list[CheckModule]:
     """Return a check for each demand, to be run with the others."""
-    gpu, driver, host, source = requirements.gpu, requirements.driver, requirements.host, requirements.name
-    modules = []
-
-    def add(name: str, promise: str, judge: Callable[[View], Outcome]) -> None:
-        check = Check(promise=promise, level="static", seconds=0.01)
-        modules.append(CheckModule(f"require-{name}", "node", check, judge, f"Asked for by {source}.", "", PROFILES))
-
-    if gpu:
-        add("gpus", f"{counted(gpu.count, 'GPU')} at least", functools.partial(_count, source, gpu.count))
-    if gpu and gpu.model:
-        add("model", f"every GPU is a {gpu.model}", functools.partial(_model, source, gpu.model))
-    for name, quantity, limit, signals in _bounds(requirements):
-        add(name, quantity, functools.partial(_least, quantity, limit, signals))
-    if host and host.hugepages:
-        add("hugepages", f"transparent huge pages: {host.hugepages}", functools.partial(_pages, source, host.hugepages))
-    if requirements.network:
-        add(
-            "network-ports",
-            f"{counted(requirements.network.ports, 'port')} in use",
-            functools.partial(_network, source, requirements.network),
+    return [
+        CheckModule(
+            *(f"require-{name}", "node", Check(promise=promise, level="static", seconds=0.01), judge),
+            *(f"Asked for by {requirements.name}.", "", PROFILES),
         )
+        for name, promise, judge in _on_node(requirements)
+    ]
+
+
+def _on_node(requirements: Requirements) -> Iterator[tuple[str, str, Callable[[View], Outcome]]]:
+    gpu, driver, host, network = requirements.gpu, requirements.driver, requirements.host, requirements.network
+    source, bound = requirements.name, functools.partial
+    if gpu:
+        yield "gpus", f"{counted(gpu.count, 'GPU')} at least", bound(_count, source, gpu.count)
+    if gpu and gpu.model:
+        yield "model", f"every GPU is a {gpu.model}", bound(_model, source, gpu.model)
+    of_gpus, of_host = gpu or GpuDemand(), host or HostDemand()
+    for name, signal, unit, least in (
+        ("gpu-memory", "memory_total", "B", of_gpus.memory_gib and of_gpus.memory_gib * _GIB),
+        ("pcie-gen", "pcie_gen_max", "", of_gpus.pcie_gen),
+        ("pcie-width", "pcie_width", "lanes", of_gpus.pcie_width),
+        ("nvlinks", "nvlinks_active", "links", of_gpus.nvlinks),
+        ("ram", "host.memory_total", "B", of_host.ram_gib and of_host.ram_gib * _GIB),
+        ("cpus", "host.cpus", "CPUs", of_host.cpus),
+        ("disk", "disk.cwd.free", "B", of_host.disk_gib and of_host.disk_gib * _GIB),
+        ("shm", "shm.total", "B", of_host.shm_gib and of_host.shm_gib * _GIB),
+        ("open-files", "limits.nofile", "files", of_host.open_files),
+    ):
+        if least is not None:
+            quantity = signal if "." in signal else f"{signal} of every GPU"
+            yield name, quantity, bound(_least, signal, quantity, Limit(least, unit, source))
+    if host and host.hugepages:
+        yield "hugepages", f"transparent huge pages: {host.hugepages}", bound(_pages, source, host.hugepages)
+    if network:
+        yield "network-ports", f"{counted(network.ports, 'port')} in use", bound(_network, source, network)
     if driver and (driver.min or driver.below):
-        add("driver", f"driver from {driver.min or 'any'}", functools.partial(_driver, source, driver))
-    return modules
+        yield "driver", f"driver from {driver.min or 'any'}", bound(_driver, source, driver)
 
 
-def _bounds(requirements: Requirements) -> Iterator[tuple[str, str, Limit, Callable[[View], Signals]]]:
-    """Yield what has to be at least so much: by name, in words, with its limit, and where it is read."""
-    gpu, host = requirements.gpu or GpuDemand(), requirements.host or HostDemand()
-    for name, signal, unit, least in (
-        ("gpu-memory", "memory_total", "B", gpu.memory_gib and gpu.memory_gib * _GIB),
-        ("pcie-gen", "pcie_gen_max", "", gpu.pcie_gen),
-        ("pcie-width", "pcie_width", "lanes", gpu.pcie_width),
-        ("nvlinks", "nvlinks_active", "links", gpu.nvlinks),
-    ):
-        if least is not None:
-            yield (
-                name,
-                f"{signal} of every GPU",
-                Limit(least, unit, requirements.name),
-                functools.partial(_each, signal),
-            )
-    for name, signal, unit, least in (
-        ("ram", "host.memory_total", "B", host.ram_gib and host.ram_gib * _GIB),
-        ("cpus", "host.cpus", "CPUs", host.cpus),
-        ("disk", "disk.cwd.free", "B", host.disk_gib and host.disk_gib * _GIB),
-        ("shm", "shm.total", "B", host.shm_gib and host.shm_gib * _GIB),
-        ("open-files", "limits.nofile", "files", host.open_files),
-    ):
-        if least is not None:
-            yield name, signal, Limit(least, unit, requirements.name), _one(signal)
-
-
-def _each(signal: str, view: View) -> Signals:
+def _read(signal: str, view: View) -> list[Signal]:
+    """Return a signal of the node, whose name has a point, or that of each GPU."""
+    if "." in signal:
+        return [view.snapshot.signal(signal)]
     return [gpu.signal(signal) for gpu in view.snapshot.gpus] or [_no_gpu(view)]
-
-
-def _one(signal: str) -> Callable[[View], Signals]:
-    return lambda view: [view.snapshot.signal(signal)]
 
 
 def _no_gpu(view: View) -> Signal:
@@ -252,94 +228,80 @@ def _no_gpu(view: View) -> Signal:
     return Signal(reason=f"no GPU: {driver.reason or 'NVML shows none'}", why=driver.why or "unsupported")
 
 
-def _least(quantity: str, limit: Limit, signals: Callable[[View], Signals], view: View) -> Outcome:
+def _unread(why: str | None) -> Outcome:
+    return undecided(f"undetermined: {why}", fix=_NODE_FIX, code="require.unread")
+
+
+def _held(summary: str, limit: Limit, value: Any, *, met: bool, fix: str = _NODE_FIX) -> Outcome:
+    """Return a demand that was met or not; the value has the limit's unit."""
+    told = {"value": value, "unit": limit.unit, "limit": limit}
+    return passed(summary, **told) if met else failed(summary, fix=fix, code="require.not-met", **told)
+
+
+def _least(signal: str, quantity: str, limit: Limit, view: View) -> Outcome:
     """Fail where the least of what was read is too little; what was not read is an error."""
-    read_off = signals(view)
+    read_off = _read(signal, view)
     unread = [signal.reason for signal in read_off if signal.value is None]
     if unread:
-        return undecided(f"undetermined: {unread[0]}", fix=_NODE_FIX, code="require.unread")
-    odd = [signal.value for signal in read_off if not _size(signal.value)]
-    if odd and odd != ["unlimited"]:
-        return undecided(
-            f"{quantity} has an unexpected type or value: {str(odd[0])[:40]}",
-            fix=_NODE_FIX,
-            code="require.unexpected-value",
-        )
+        return _unread(unread[0])
+    odd = [signal.value for signal in read_off if not (_number(signal.value) and signal.value >= 0)]
+    if odd == ["unlimited"]:
+        return _held(f"{quantity}: unlimited, for {limit.source}", limit, "unlimited", met=True)
     if odd:
-        return passed(f"{quantity}: unlimited, for {limit.source}", value="unlimited", unit=limit.unit, limit=limit)
+        why = f"{quantity} has an unexpected type or value: {str(odd[0])[:40]}"
+        return undecided(why, fix=_NODE_FIX, code="require.unexpected-value")
     least = min(signal.value for signal in read_off)
-    verdict = passed if least >= limit.value else functools.partial(failed, fix=_NODE_FIX, code="require.not-met")
-    return verdict(f"{quantity}, for {limit.source}", value=least, unit=limit.unit, limit=limit)
-
-
-def _size(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+    return _held(f"{quantity}, for {limit.source}", limit, least, met=least >= limit.value)
 
 
 def _pages(source: str, setting: str, view: View) -> Outcome:
-    mode, limit = view.snapshot.signal("host.hugepages"), Limit(setting, "", source, "equal")
+    mode = view.snapshot.signal("host.hugepages")
     if mode.value is None:
-        return undecided(f"undetermined: {mode.reason}", fix=_NODE_FIX, code="require.unread")
-    summary = f"transparent huge pages: {mode.value}"
-    if mode.value != setting:
-        fix = f"echo {setting} > /sys/kernel/mm/transparent_hugepage/enabled, as root"
-        return failed(summary, fix=fix, value=mode.value, limit=limit, code="require.not-met")
-    return passed(summary, value=mode.value, limit=limit)
+        return _unread(mode.reason)
+    fix = f"echo {setting} > /sys/kernel/mm/transparent_hugepage/enabled, as root"
+    limit = Limit(setting, "", source, "equal")
+    return _held(f"transparent huge pages: {mode.value}", limit, mode.value, met=mode.value == setting, fix=fix)
 
 
 def _network(source: str, demand: NetworkDemand, view: View) -> Outcome:
     """Count the active ports that are fast enough; no such device is none of them."""
-    signal, limit = view.snapshot.signal("ib.ports"), Limit(demand.ports, "ports", source)
     ports = infiniband_ports.ports(view)
-    if isinstance(ports, Outcome) and signal.value != []:
-        return undecided(f"undetermined: {ports.summary}", fix=_NODE_FIX, code="require.unread")
+    if isinstance(ports, Outcome) and view.snapshot.signal("ib.ports").value != []:
+        return _unread(ports.summary)
     up = [] if isinstance(ports, Outcome) else [port for port in ports if infiniband_ports.active(port)]
     fast = [port for port in up if (port.get("rate") or 0) >= (demand.gbit_s or 0)]
     summary = counted(len(fast), "active port") + (f" of {demand.gbit_s:g} Gb/s or more" if demand.gbit_s else "")
-    verdict = passed if len(fast) >= demand.ports else functools.partial(failed, fix=_NODE_FIX, code="require.not-met")
-    return verdict(f"{summary}, for {source}", value=len(fast), unit="ports", limit=limit)
+    limit = Limit(demand.ports, "ports", source)
+    return _held(f"{summary}, for {source}", limit, len(fast), met=len(fast) >= demand.ports)
 
 
 def _count(source: str, count: int, view: View) -> Outcome:
-    gpus, limit = len(view.snapshot.gpus), Limit(count, "GPUs", source)
-    if not gpus >= count:
-        why = counted(gpus, "GPU") if gpus else str(_no_gpu(view).reason)
-        return failed(why, fix=_NODE_FIX, value=gpus, unit="GPUs", limit=limit, code="require.not-met")
-    return passed(counted(gpus, "GPU"), value=gpus, unit="GPUs", limit=limit)
+    gpus = len(view.snapshot.gpus)
+    summary = counted(gpus, "GPU") if gpus else str(_no_gpu(view).reason)
+    return _held(summary, Limit(count, "GPUs", source), gpus, met=gpus >= count)
 
 
 def _model(source: str, model: str, view: View) -> Outcome:
     matrix = view.matrix if isinstance(view.matrix, Matrix) else load()
-    model_row, limit = find_gpu(matrix, model), Limit(model, "", source, "equal")
-    names = [gpu.signal("name") for gpu in view.snapshot.gpus] or [_no_gpu(view)]
+    names = _read("name", view)
     unread = [signal.reason for signal in names if signal.value is None]
     if unread:
-        return undecided(f"undetermined: {unread[0]}", fix=_NODE_FIX, code="require.unread")
-    others = sorted({str(signal.value) for signal in names if find_gpu(matrix, str(signal.value)) != model_row})
-    if others:
-        return failed(
-            f"not a {model}: {', '.join(others)}", fix=_NODE_FIX, value=others, limit=limit, code="require.not-met"
-        )
-    return passed(f"{len(names)} x {model}", value=model, limit=limit)
+        return _unread(unread[0])
+    wanted, limit = find_gpu(matrix, model), Limit(model, "", source, "equal")
+    others = sorted({str(signal.value) for signal in names if find_gpu(matrix, str(signal.value)) != wanted})
+    summary = f"not a {model}: {', '.join(others)}" if others else f"{len(names)} x {model}"
+    return _held(summary, limit, others or model, met=not others)
 
 
 def _driver(source: str, demand: DriverDemand, view: View) -> Outcome:
     driver = view.snapshot.signal("driver.version")
     if driver.value is None:
-        return undecided(f"undetermined: {driver.reason}", fix=_NODE_FIX, code="require.unread")
+        return _unread(driver.reason)
     version, span = key(str(driver.value)), f"{demand.min or ''}..{demand.below or ''}"
-    limit = Limit(span, "driver version", source, "equal")
     low = demand.min is not None and version < key(demand.min)
     high = demand.below is not None and version >= key(demand.below)
-    if low or high:
-        return failed(
-            f"driver {driver.value} is outside {span}",
-            fix=_NODE_FIX,
-            value=driver.value,
-            limit=limit,
-            code="require.not-met",
-        )
-    return passed(f"driver {driver.value}", value=driver.value, limit=limit)
+    summary = f"driver {driver.value}{f' is outside {span}' if low or high else ''}"
+    return _held(summary, Limit(span, "driver version", source, "equal"), driver.value, met=not (low or high))
 
 
 class Demand(NamedTuple):
@@ -378,75 +340,74 @@ def _latency(row: OutcomeRow) -> list[Any]:
     return [seconds * 1e6 if _number(seconds) else seconds for seconds in first]
 
 
-_KNOWN: Final[Mapping[str, tuple[str, str, str, str, Values]]] = {
-    "pcie-speed": (
-        "memory-bandwidth",
-        "slower way between host and GPU",
-        "GB/s",
-        "at least",
+class _Known(NamedTuple):
+    """Where a file demands something measured, which check measures it, what it is, and how it is read."""
+
+    table: str
+    field: str
+    of: str
+    what: str
+    values: Values
+    unit: str = "GB/s"
+    kind: str = "at least"
+
+
+_KNOWN: Final[Mapping[str, _Known]] = {
+    "pcie-speed": _Known(
+        *("gpu", "pcie_gb_s", "memory-bandwidth", "slower way between host and GPU"),
         _of_ranks("host to GPU", "GPU to host"),
     ),
-    "hbm-speed": ("memory-bandwidth", "copy on the card", "GB/s", "at least", _of_ranks("HBM copy")),
-    "bf16": ("gemm-throughput", "matrix product in bfloat16", "TFLOP/s", "at least", _of_ranks("bfloat16")),
-    "peer-speed": ("peer-bandwidth", "slowest pair of GPUs", "GB/s", "at least", _pairs),
-    "all-reduce-speed": ("all-reduce-bandwidth", "bus bandwidth of all-reduce", "GB/s", "at least", _on_gpus),
-    "disk-read": ("disk-read", "reading the disk", "GB/s", "at least", lambda row: [row.value]),
-    "network-latency": ("all-reduce-bandwidth", "smallest all-reduce between nodes", "us", "at most", _latency),
+    "hbm-speed": _Known("gpu", "hbm_gb_s", "memory-bandwidth", "copy on the card", _of_ranks("HBM copy")),
+    "bf16": _Known(
+        *("gpu", "bf16_tflops", "gemm-throughput", "matrix product in bfloat16"), _of_ranks("bfloat16"), "TFLOP/s"
+    ),
+    "peer-speed": _Known("gpu", "peer_gb_s", "peer-bandwidth", "slowest pair of GPUs", _pairs),
+    "all-reduce-speed": _Known(
+        *("gpu", "all_reduce_gb_s", "all-reduce-bandwidth", "bus bandwidth of all-reduce"), _on_gpus
+    ),
+    "disk-read": _Known("host", "disk_read_gb_s", "disk-read", "reading the disk", lambda row: [row.value]),
+    "network-latency": _Known(
+        *("network", "latency_us", "all-reduce-bandwidth", "smallest all-reduce between nodes"),
+        *(_latency, "us", "at most"),
+    ),
 }
 
 
 def demand(name: str, bound: float, source: str) -> Demand:
     """Return a demand by its name; `source` is the site's."""
-    of, quantity, unit, kind, values = _KNOWN[name]
-    return Demand(f"require-{name}", of, quantity, Limit(bound, unit, source, kind), values)
-
-
-def demand_names() -> dict[str, str]:
-    """Return which check each demand is measured by."""
-    return {name: row[0] for name, row in _KNOWN.items()}
+    known = _KNOWN[name]
+    return Demand(f"require-{name}", known.of, known.what, Limit(bound, known.unit, source, known.kind), known.values)
 
 
 def hold_demands(demands: Iterable[Demand], outcomes: Mapping[str, OutcomeRow]) -> dict[str, OutcomeRow]:
     """Return each demand's outcome, by id."""
-    return {demanded.id: _row(demanded, judge_demand(demanded, outcomes.get(demanded.of))) for demanded in demands}
+    judged = {one.id: judge_demand(one, outcomes.get(one.of)) for one in demands}
+    return {identity: OutcomeRow(id=identity, kind="env", **fields(outcome)) for identity, outcome in judged.items()}
 
 
 def judge_demand(required: Demand, row: OutcomeRow | None) -> Outcome:
     """Judge the worst of what was measured; anything but a finite positive number was not."""
-    lacking = _lacking(required, row)
-    if row is None or lacking is not None:
-        return undecided(lacking or "", fix=_RUN.format(of=required.of), code="require.unmeasured")
-    values = list(required.values(row))
-    if not values or not all(_number(value) and value > 0 for value in values):
-        why = f"{required.of} measured no {required.what}"
-        return undecided(
-            f"undetermined: {why} ({str(values)[:60]})", fix=_RUN.format(of=required.of), code="require.unmeasured"
-        )
-    most = required.limit.kind == "at most"
+    lacking, values = _lacking(required, row), list(required.values(row)) if row else []
+    if not lacking and (not values or not all(_number(value) and value > 0 for value in values)):
+        lacking = f"{required.of} measured no {required.what} ({str(values)[:60]})"
+    if lacking:
+        return undecided(f"undetermined: {lacking}", fix=_RUN.format(of=required.of), code="require.unmeasured")
+    limit, most = required.limit, required.limit.kind == "at most"
     worst = max(values) if most else min(values)
-    met = worst <= required.limit.value if most else worst >= required.limit.value
-    summary = f"{required.what}: {worst:.4g} {required.limit.unit}, for {required.limit.source}"
-    shown = {"value": worst, "unit": required.limit.unit, "limit": required.limit}
-    return (
-        passed(summary, **shown)
-        if met
-        else failed(summary, fix=_MEASURED_FIX.format(of=required.of), code="require.not-met", **shown)
-    )
+    met = worst <= limit.value if most else worst >= limit.value
+    summary = f"{required.what}: {worst:.4g} {limit.unit}, for {limit.source}"
+    return _held(summary, limit, worst, met=met, fix=_MEASURED_FIX.format(of=required.of))
 
 
-def _lacking(required: Demand, row: OutcomeRow | None) -> str | None:
+def _lacking(required: Demand, row: OutcomeRow | None) -> str:
     if row is None:
-        return f"undetermined: the check {required.of}, which measures it, was not run"
+        return f"the check {required.of}, which measures it, was not run"
     if row.status in (SKIP, ERROR):
-        return f"undetermined: {required.of} came to {row.status}: {row.summary}"
+        return f"{required.of} came to {row.status}: {row.summary}"
     if row.status == FAIL and not row.remeasure:
         # A measurement whose data was wrong is no evidence of a speed.
-        return f"undetermined: {required.of} failed, and not by its speed alone: {row.summary}"
-    return None
-
-
-def _row(required: Demand, outcome: Outcome) -> OutcomeRow:
-    return OutcomeRow(id=required.id, kind="env", **fields(outcome))
+        return f"{required.of} failed, and not by its speed alone: {row.summary}"
+    return ""
 
 
 def _number(value: Any) -> bool:

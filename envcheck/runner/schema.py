@@ -141,7 +141,7 @@ class Attempt(Row, frozen=True, kw_only=True):
 
     `round` counts from 1. `shown` marks the attempt whose outcome the row shows, and whose measurements are the row's
     `ranks`; another one that was no pass has its measurements in its own `ranks`. `remeasure` says that a speed fell
-    short and nothing else; None in reports from before this was kept.
+    short and nothing else.
     """
 
     status: Status
@@ -153,7 +153,7 @@ class Attempt(Row, frozen=True, kw_only=True):
     code: str = ""
     culprit: str = ""
     remedy: str = ""
-    remeasure: bool | None = None
+    remeasure: bool = False
     round: int = 1
     shown: bool = False
     ranks: list[Any] = []

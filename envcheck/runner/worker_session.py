@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import re
@@ -36,7 +35,6 @@ _POLL: Final = 0.01
 _LINE: Final = 1 << 28  # bytes: what a thousand ranks measured is less
 _PREFIX: Final = "envcheck-run-"
 _INNER: Final = "plan"
-_LOCK: Final = "owner"
 _PROBE_SIZE: Final = 1 << 16  # bytes: a worker writes about as many before it runs a check
 
 
@@ -147,11 +145,10 @@ def scratch_directory() -> Iterator[Path]:
     """Yield a new directory for the plan and the events of a run, and remove it afterwards.
 
     The user of a container has another number, so the directory is writable for everyone; its parent, which only this
-    user may enter, keeps the other users of this machine out. Directories of runs that were killed are removed first.
+    user may enter, keeps the other users of this machine out. Of a run that is killed the worker's guard removes it.
     Raises ConfigError where no directory can be made, or where its disk is full.
     """
     with refusing_full_disk():
-        remove_abandoned(Path(tempfile.gettempdir()))
         outer = Path(tempfile.mkdtemp(prefix=_PREFIX))
     try:
         inner = outer / _INNER
@@ -160,8 +157,7 @@ def scratch_directory() -> Iterator[Path]:
             inner.chmod(0o777)
             if why := why_unwritable(inner):
                 raise OSError(0, why)
-        with _locked(inner):
-            yield inner
+        yield inner
     finally:
         shutil.rmtree(outer, ignore_errors=True)
 
@@ -198,38 +194,3 @@ def why_unwritable(place: Path) -> str:
         return ""  # the run has ended and removed the directory
     except OSError as error:
         return _why(error)
-
-
-def remove_abandoned(place: Path) -> None:
-    """Remove this user's run directories whose lock nobody holds: their run was killed before it could remove them."""
-    for abandoned in place.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # another user's, removed by another run, or locked by a run that lives
-            _remove_if_abandoned(abandoned)
-
-
-def _remove_if_abandoned(run_directory: Path) -> None:
-    state = run_directory.lstat()
-    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid():
-        return
-    lock = os.open(run_directory / _INNER / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(run_directory, ignore_errors=True)
-    finally:
-        os.close(lock)
-
-
-@contextlib.contextmanager
-def _locked(run_directory: Path) -> Iterator[None]:
-    """Hold a lock file while the block runs. The kernel releases the lock when the process ends, however it ends.
-
-    A process number would not do: another process, or one of another container, may have it by then. The file gets its
-    name only once it is locked, so no other run sees it unlocked; a file system without locks has no lock file, and
-    then nothing is ever removed.
-    """
-    unlocked = run_directory / f".{_LOCK}"
-    with unlocked.open("w", encoding="ascii") as lock:
-        with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            unlocked.rename(run_directory / _LOCK)
-        yield

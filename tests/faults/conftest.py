@@ -74,7 +74,9 @@ def recorded(row: Row) -> Snapshot:
     for index, place in enumerate(places):
         uuid = f"GPU-{index:08d}-2222-4000-8000-000000000000"
         if index in row.get("lost", {}):
-            gpus.append(Gpu(f"lost-{index}", dict.fromkeys(base.gpus[0].signals, Signal(reason=row["lost"][index]))))
+            reason = row["lost"][index]
+            lost = Signal(reason=reason, why="lost" if "lost" in reason else "failed")
+            gpus.append(Gpu(f"lost-{index}", dict.fromkeys(base.gpus[0].signals, lost)))
             continue
         named = {"index": Signal(index), "uuid": Signal(uuid), "bus_id": Signal(f"0000{place}")}
         shown = {**_signals(own["all"]), **lacking, **_signals(own.get(index, {}))}
@@ -127,7 +129,7 @@ def broken(row: Row) -> Snapshot:
 
 
 def _signals(edits: Mapping[str, Any]) -> dict[str, Signal]:
-    unread = {n: Signal(reason=v["reason"]) for n, v in edits.items() if isinstance(v, dict) and [*v] == ["reason"]}
+    unread = {n: Signal(**v) for n, v in edits.items() if isinstance(v, dict) and [*v] == ["reason", "why"]}
     return {**{name: Signal(value) for name, value in edits.items()}, **unread}
 
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from envcheck.node.snapshot import Gpu, Signal, Snapshot, with_whys
+from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.model import RunReport, load
 from envcheck.reports.rejudge import rejudge
 from envcheck.runner import attempts
@@ -190,7 +190,7 @@ def test_no_status_depends_on_the_text_of_a_reason(
     seen = set()
     for row in [row for row in [*rows, *machines] if not {"sabotage", "rank"} & row.keys()]:
         report = unjudged(row)
-        known = with_whys(report.snapshot)
+        known = report.snapshot
         seen |= {signal.why for gpu in known.gpus for signal in gpu.signals.values()}
         seen |= {signal.why for signal in known.signals.values()}
         texts, words = (structs.replace(report, snapshot=one) for one in (known, speechless(known)))

@@ -134,7 +134,7 @@ def test_measurements_are_judged_again(past: Callable[..., RunReport], wrong: in
 @pytest.mark.parametrize(
     "broken",
     [
-        row("all-reduce", "error", summary="rank 3 died of SIGSEGV", details={"rank": 3}, ranks=ranks()),
+        row("all-reduce", "error", summary="rank 3 died of SIGSEGV", code="process.lost", ranks=ranks()),
         row("all-reduce", "error", summary="took longer than 120 s", ranks=[*ranks()[:7], None]),
         row("all-reduce", "error", summary="the worker stopped answering and was ended"),
         row("all-reduce", "skip", summary="did not fit into the budget", left_out=True),

@@ -120,17 +120,6 @@ def test_the_second_measurement_counts_only_after_slowness(kinds: list[str], sta
     assert [a.status for a in combined.attempts] == [OUTCOMES[kind].status for kind in kinds]
 
 
-def test_an_old_report_whose_first_attempt_failed_for_an_unknown_reason_is_no_pass() -> None:
-    old = run_of([["slow", "good"]])
-    legacy = [{"status": a.status, "value": a.value, "seconds": a.seconds, "body": a.body} for a in old.attempts]
-    kept = [type(old.attempts[0])(**a) for a in legacy]
-    combined = unread_again(
-        OutcomeRow(id="speed", kind="env", status="pass", summary="fine", attempts=kept, ranks=old.ranks)
-    )
-    assert combined.status == ERROR
-    assert "does not say" in combined.summary
-
-
 def test_a_report_of_a_long_repeated_run_keeps_the_wrong_round_and_not_every_good_one() -> None:
     combined = run_of([*[["good"]] * 150, ["wrong"], *[["good"]] * 150])
     assert len(combined.attempts) <= 100

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -71,27 +70,11 @@ def test_no_python_and_no_program_are_refused_in_one_line(tmp_path: Path) -> Non
         LocalPython(ChosenPython(tmp_path / "binary", "--python")).start(tmp_path)
 
 
-def script(directory: Path, *lines: str) -> ChosenPython:
-    python = directory / "python"
-    python.write_text("\n".join(["#!/bin/sh", *lines, ""]))
-    python.chmod(0o755)
-    return ChosenPython(python, "--python")
-
-
-def test_what_an_impostor_says_is_cut_off_and_quoted(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r'is not a Python: it said "more than 1048576 bytes"'):
-        answering(script(tmp_path, "yes"))
+def test_what_is_no_python_is_quoted(tmp_path: Path) -> None:
+    (tmp_path / "python").write_text("#!/bin/sh\necho python: command not found\n")
+    (tmp_path / "python").chmod(0o755)
     with pytest.raises(ConfigError, match=r'is not a Python: it said "python: command not found"'):
-        answering(script(tmp_path, "echo python: command not found", "echo", "echo The command exists elsewhere:"))
-    with pytest.raises(ConfigError, match=r"is not a Python: it printed nothing"):
-        answering(script(tmp_path, "kill -9 $$"))
-
-
-def test_what_a_wrapper_leaves_running_does_not_hold_up_the_answer(tmp_path: Path) -> None:
-    began = time.monotonic()
-    chosen = script(tmp_path, "sleep 300 &", "printf 'no newline'", f'exec {sys.executable} "$@"')
-    assert answering(chosen) == chosen
-    assert time.monotonic() - began < 50
+        answering(ChosenPython(tmp_path / "python", "--python"))
 
 
 @pytest.mark.parametrize(("version", "fine"), [("3.8", False), ("3.9", True), ("3.14", True), ("2.7", False)])

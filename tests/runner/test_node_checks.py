@@ -75,7 +75,7 @@ def test_a_machine_without_gpus_meets_no_demand_for_them() -> None:
         ("[gpu]\ncuont = 8", "cuont"),
         ('[gpu]\ncount = "8"', "count"),
         ("gpu = ", "ours.toml"),
-        ("gpu = " + "[" * 100_000, "nested deeper than any setting"),
+        ("gpu = " + "[" * 100_000, "ours.toml: maximum recursion depth"),
         ("#" * 2**20 + "#", "longer than 1 MiB"),
         ('[gpu]\nmodel = "H1000"', "H100"),
         ('[driver]\nmin = "new"', "not a version"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import resource
@@ -12,7 +11,6 @@ from typing import Any
 
 _CGROUP = Path("/sys/fs/cgroup")
 _OWN_CGROUP = Path("/proc/self/cgroup")
-_USERS = Path("/proc/self/uid_map")
 _PROCESSES = re.compile(
     r"Resource temporarily unavailable|BlockingIOError|can't start new thread|[Tt]hread creation failed|pthread_create"
 )
@@ -20,54 +18,44 @@ _MEMORY = re.compile(
     r"MemoryError|annot allocate memory|can't allocate memory|bad_alloc|not enough memory|failed to map segment"
     r"|out of memory allocating"
 )
-_FILE = re.compile(r"File too large|File size limit exceeded|SIGXFSZ|\bErrno 27\b")
-_OPEN = re.compile(r"Too many open files")
-_TIME = re.compile(r"SIGXCPU")
 _SPACE = re.compile(r"No space left on device|Disk quota exceeded|\bErrno 28\b|\bENOSPC\b")
-_NAMED = " (limit: "
 # A rank that could start no thread hangs or takes others with it, and does not say so.
 _LOST = re.compile(
     r"still running after|Connection closed by peer|died of SIG(?:ABRT|SEGV)|DataLoader worker .*exited unexpectedly"
 )
-# A group without memory reads the same files again and again instead of being killed.
-_SLOW = re.compile(r"importing torch took longer than")
-_MOST_USED = ("memory.peak", "memory.max_usage_in_bytes")  # version 2 from Linux 5.19 on, version 1
-_NEARLY = 0.8  # of a control group's memory: what is free is never all of the rest
+_NAMED = " (limit: "
 _kills_before: float = float("inf")  # until a group of ranks begins
-_FEW = 64  # processes and threads: two ranks and their workers need some 30
 _SHARED = "/dev/shm"  # noqa: S108 (it is looked at, not written to)
 _LITTLE = 1 << 20  # bytes: what has less is full
+_NO_LIMIT = 1 << 60  # version 1 has a number for it, 2^63 less a page
 # A control group's limit, as its controller's file says it in version 2 and in version 1.
 _FILES = {"pids": ("pids.max", "pids.max"), "memory": ("memory.max", "memory.limit_in_bytes")}
-_NO_LIMIT = 1 << 60  # version 1 has a number for it, 2^63 less a page
 # What a failure says, the limit of the process, how a shell shows it, and the control group's controller.
 _LIMITS = (
     (_PROCESSES, resource.RLIMIT_NPROC, "processes and threads of this user", "ulimit -u", "pids"),
     (_MEMORY, resource.RLIMIT_AS, "bytes of address space", "ulimit -v", "memory"),
     # A thread needs room for its stack, and without it fails as if there were too many.
     (_PROCESSES, resource.RLIMIT_AS, "bytes of address space", "ulimit -v", ""),
-    (_FILE, resource.RLIMIT_FSIZE, "bytes in a file", "ulimit -f", ""),
-    (_OPEN, resource.RLIMIT_NOFILE, "open files", "ulimit -n", ""),
-    (_TIME, resource.RLIMIT_CPU, "seconds of CPU time", "ulimit -t", ""),
+    (
+        re.compile(r"File too large|File size limit exceeded|SIGXFSZ|\bErrno 27\b"),
+        *(resource.RLIMIT_FSIZE, "bytes in a file", "ulimit -f", ""),
+    ),
+    (re.compile(r"Too many open files"), resource.RLIMIT_NOFILE, "open files", "ulimit -n", ""),
+    (re.compile(r"SIGXCPU"), resource.RLIMIT_CPU, "seconds of CPU time", "ulimit -t", ""),
 )
 
 
 def explained(text: str) -> str:
     """Return a failure's text with the limits of this process that it may have met."""
-    causes = [
-        cause
-        for pattern, number, resource_name, shell, controller in _LIMITS
-        if pattern.search(text)
-        for cause in _met(number, resource_name, shell, controller)
-    ]
-    causes += (
-        _memory_kills(0 if "SIGKILL" in text else _kills_before) if _LOST.search(text) or "SIGKILL" in text else []
-    )
-    causes += _refusals() if _LOST.search(text) else []
-    causes += _crowded() if _LOST.search(text) and not causes else []
-    causes += _squeezed() if _SLOW.search(text) else []
+    if _NAMED in text:
+        return text
+    causes = [cause for pattern, *limit in _LIMITS if pattern.search(text) for cause in _met(*limit)]
+    lost = _LOST.search(text) is not None
+    if lost or "SIGKILL" in text:
+        causes += _memory_kills(0 if "SIGKILL" in text else _kills_before)
+    causes += _refusals() if lost else []
     causes += _full() if _SPACE.search(text) else []
-    return f"{text}{_NAMED}{'; '.join(dict.fromkeys(causes))})" if causes and not named(text) else text
+    return f"{text}{_NAMED}{'; '.join(dict.fromkeys(causes))})" if causes else text
 
 
 def telling_line(log: str) -> str:
@@ -75,11 +63,6 @@ def telling_line(log: str) -> str:
     lines = log.strip().splitlines()
     limited = [line for line in lines if explained(line) != line]
     return next(reversed(limited or lines), "").strip()
-
-
-def named(text: str) -> bool:
-    """Tell whether a text names a limit already."""
-    return _NAMED in text
 
 
 def explained_in(measured: Any) -> Any:
@@ -96,66 +79,32 @@ def explained_in(measured: Any) -> Any:
 def remember_kills() -> None:
     """Take the kills so far as none of the group's that starts now."""
     global _kills_before  # noqa: PLW0603 (of this process alone, and its forks)
-    _kills_before = _counted_kills()
+    _kills_before = _counted("memory", ("memory.events", "memory.oom_control"), "oom_kill")
 
 
 def _memory_kills(before: float) -> list[str]:
     """Return that the kernel has killed more than `before` processes of this control group for lack of memory."""
-    counted = _counted_kills()
+    counted = _counted("memory", ("memory.events", "memory.oom_control"), "oom_kill")
     if counted <= before:
         return []
-    groups = _groups("memory")
-    allowed = _limit_text(groups) if groups else "no limit of memory of its own"
+    limit = _groups("memory")
+    allowed = _limit_text(limit) if limit else "no limit of memory of its own"
     return [f"the kernel ended processes of the control group for lack of memory ({counted}), {allowed}"]
 
 
-def _counted_kills() -> int:
-    """Return how many processes of this control group the kernel has killed (cgroup-v2.rst, v1/memory.rst)."""
-    texts = (
-        _text(place / name) for place in _directories("memory") for name in ("memory.events", "memory.oom_control")
-    )
-    counts = (re.search(r"^oom_kill (\d+)$", text, re.MULTILINE) for text in texts)
-    return next((int(match[1]) for match in counts if match), 0)
-
-
-def _squeezed() -> list[str]:
-    """Return that this control group's memory was in use up to its limit (cgroup-v2.rst, v1/memory.rst)."""
-    limit = _groups("memory")
-    texts = (_text(place / name).strip() for place in _directories("memory") for name in _MOST_USED)
-    used = next((int(text) for text in texts if text.isdecimal()), 0)
-    if limit is None or used < _NEARLY * limit[0]:
-        return []
-    return [f"slow for lack of memory: {used} bytes were in use, {_limit_text(limit)}"]
-
-
 def _refusals() -> list[str]:
-    """Return that this control group was refused a process or thread (cgroup-v2.rst, pids.events)."""
-    texts = (_text(place / "pids.events") for place in _directories("pids"))
-    counts = (re.search(r"^max (\d+)$", text, re.MULTILINE) for text in texts)
-    counted = next((match[1] for match in counts if match), "0")
-    groups = _groups("pids")
-    if counted == "0" or groups is None:
+    """Return that this control group was refused a process or thread."""
+    counted, limit = _counted("pids", ("pids.events",), "max"), _groups("pids")
+    if not counted or limit is None:
         return []
-    return [f"the control group was refused processes or threads ({counted}), {_limit_text(groups)}"]
+    return [f"the control group was refused processes or threads ({counted}), {_limit_text(limit)}"]
 
 
-def _crowded() -> list[str]:
-    """Return the limit of this user's processes and threads where it leaves room for few; root has none."""
-    limit, user = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
-    if limit == resource.RLIM_INFINITY or (user == 0 and _text(_USERS).split()[:2] == ["0", "0"]):
-        return []
-    used = _tasks(user)
-    cause = f"{limit} processes and threads of this user, see `ulimit -u`, of which {used} were in use afterwards"
-    return [cause] if limit - used < _FEW else []
-
-
-def _tasks(user: int) -> int:
-    """Return how many processes and threads of a user there are."""
-    count = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            count += len(list((process / "task").iterdir())) if process.stat().st_uid == user else 0
-    return count
+def _counted(controller: str, files: tuple[str, ...], event: str) -> int:
+    """Return how often something happened to this control group (cgroup-v2.rst, v1/memory.rst)."""
+    texts = (_text(place / name) for place in _directories(controller) for name in files)
+    counts = (re.search(rf"^{event} (\d+)$", text, re.MULTILINE) for text in texts)
+    return next((int(match[1]) for match in counts if match), 0)
 
 
 def _full() -> list[str]:
@@ -195,8 +144,8 @@ def _met(number: int, resource_name: str, shell: str, controller: str) -> list[s
     """Return the limits of this process and of its control group; of two on processes the one that is met first."""
     limit = resource.getrlimit(number)[0]
     limits = [] if limit == resource.RLIM_INFINITY else [(limit, f"{limit} {resource_name}, see `{shell}`")]
-    groups = _groups(controller)
-    limits += [(groups[0], _limit_text(groups))] if groups else []
+    group = _groups(controller) if controller else None
+    limits += [(group[0], _limit_text(group))] if group else []
     return [text for _, text in (sorted(limits)[:1] if number == resource.RLIMIT_NPROC else limits)]
 
 
@@ -208,7 +157,7 @@ def _groups(controller: str) -> tuple[int, str] | None:
     """Return the tightest limit that the control groups of a container or a job set, and its file's name."""
     limits = [
         (int(value), name)
-        for place in (_directories(controller) if controller else ())
+        for place in _directories(controller)
         for name in _FILES[controller]
         if (value := _text(place / name).strip()).isdecimal() and int(value) < _NO_LIMIT
     ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,22 +101,6 @@ def test_a_kill_before_a_group_begins_is_none_of_its_own(groups: Path) -> None:
     assert "for lack of memory (4)" in process_limits.explained("still running after 180 s")
 
 
-def test_an_import_that_drags_on_names_a_group_without_memory(groups: Path) -> None:
-    (groups / "cgroup").write_text("0::/job\n")
-    (groups / "job").mkdir()
-    (groups / "job/memory.max").write_text("1000000\n")
-    text = outcomes.ending({"event": "exit", "signal": "SIGALRM"}, importing=True, own_limits=True)
-    assert text == "importing torch took longer than 180 s"
-    (groups / "job/memory.peak").write_text("799999\n")
-    assert process_limits.explained(text) == text
-    (groups / "job/memory.peak").write_text("900000\n")
-    assert process_limits.explained(text) == (
-        f"{text} (limit: slow for lack of memory: 900000 bytes were in use, memory.max of the control group is 1000000)"
-    )
-    elsewhere = outcomes.ending({"event": "exit", "signal": "SIGALRM"}, importing=True, own_limits=False)
-    assert elsewhere == text
-
-
 def test_control_groups_of_version_1_are_read_too(groups: Path) -> None:
     # What a container sees: the path of the outside, and below the mount only its own group.
     (groups / "cgroup").write_text("8:pids:/docker/0b17\n4:memory:/docker/0b17\n0::/docker/0b17\n")
@@ -181,47 +163,6 @@ def test_loopback_is_ipv6_where_it_has_no_ipv4(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("socket.socket.bind", refused)
     assert rank_group.loopback() == "::1"
-
-
-@pytest.mark.parametrize(
-    "text", ["rank 0 died of SIGABRT", "still running after 9 s", "DataLoader worker (pid(s) 7) exited unexpectedly"]
-)
-def test_a_limit_of_processes_that_leaves_room_for_few_is_named_where_ranks_are_lost(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
-) -> None:
-    users, limits = tmp_path / "uid_map", {resource.RLIMIT_NPROC: (0, 0)}
-    monkeypatch.setattr(process_limits, "_USERS", users)
-    monkeypatch.setattr(process_limits, "_CGROUP", tmp_path)
-    monkeypatch.setattr("resource.getrlimit", lambda number: limits.get(number, (-1, -1)))
-
-    def limited(room: int) -> str:
-        limits[resource.RLIMIT_NPROC] = (max(0, count + room),) * 2  # -1 would be no limit
-        return process_limits.explained(text)
-
-    users.write_text("0 1000 1\n")  # root of a namespace: the limit counts
-    count = process_limits._tasks(os.getuid())  # noqa: SLF001 (the number that a test can only take the same way)
-    assert count > 0
-    assert "processes and threads of this user, see `ulimit -u`, of which" in limited(-100)
-    assert "ulimit" not in limited(10_000)
-    users.write_text("0 0 4294967295\n")
-    monkeypatch.setattr("os.getuid", lambda: 0)
-    assert limited(-100) == text
-
-
-def test_a_rank_that_hangs_names_what_was_killed_for_memory_since_its_group_began(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(process_limits, "_CGROUP", tmp_path)
-    monkeypatch.setattr(process_limits, "_OWN_CGROUP", tmp_path / "none")
-    events = tmp_path / "memory.events"
-    events.write_text("oom_kill 3\n")
-    monkeypatch.setattr(process_limits, "_kills_before", 0)
-    process_limits.remember_kills()
-    hung = "rank 0 still running after 30 s"
-    assert process_limits.explained(hung) == hung
-    assert "for lack of memory (3)" in process_limits.explained("died of SIGKILL")
-    events.write_text("oom_kill 4\n")
-    assert "for lack of memory (4)" in process_limits.explained(hung)
 
 
 def test_ranks_are_the_first_to_be_ended_where_memory_ends(outcome: Callable[..., OutcomeRow]) -> None:
