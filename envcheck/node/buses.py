@@ -11,14 +11,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from envcheck.node.signal_source import Source, fields, flag, listed, mapped, maybe, number, text
+from envcheck.node.signal_source import (
+    Source,
+    fields,
+    flag,
+    index,
+    listed,
+    mapped,
+    maybe,
+    number,
+    reading,
+    text,
+    whole,
+    word,
+)
 from envcheck.node.snapshot import Signal, unreadable
 
-_PCI_ADDRESS: Final = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _NVIDIA, _DISPLAY = "0x10de", ("0x0300", "0x0302")
 # PCI Express Base Specification: extended capabilities begin at 0x100; ACS is 0x000d, its control register at +6.
 _EXTENDED, _ACS, _CONTROL = 0x100, 0x000D, 6
 _BRIDGES: Final = listed(fields(bus_id=text, gpus=listed(text), enabled=listed(text)))
+_BUS: Final = listed(fields(bus_id=text, driver=maybe(text), numa_node=maybe(index), aer=mapped(maybe(whole))))
+_AER: Final = ("fatal", "nonfatal", "correctable")
 _UNITS: Final = fields(units=listed(text), cmdline=listed(text))
 _BITS: Final = (
     "source validation",
@@ -46,34 +60,37 @@ _COUNTERS: Final = (
 
 
 def pci_sources(root: Path) -> dict[str, Source]:
-    """Return what reads pci.acs, pci.iommu, host.iommu and host.hypervisor."""
+    """Return what reads pci.gpus, pci.acs, pci.iommu, host.iommu and host.hypervisor."""
     bus = root / "sys/bus/pci/devices"
     return {
-        "pci.acs": Source(_BRIDGES, lambda: _signal(bus, _bridges)),
-        "pci.iommu": Source(mapped(maybe(text)), lambda: _signal(bus, _domains)),
+        "pci.gpus": Source(_BUS, lambda: reading(bus, lambda place: [_gpu(gpu) for gpu in _gpus(place)])),
+        "pci.acs": Source(_BRIDGES, lambda: reading(bus, _bridges)),
+        "pci.iommu": Source(mapped(maybe(text)), lambda: reading(bus, _domains)),
         "host.iommu": Source(_UNITS, lambda: _iommu(root)),
         "host.hypervisor": Source(flag, lambda: _hypervisor(root)),
     }
 
 
-def _signal(path: Path, read: Any) -> Signal:
-    try:
-        return Signal(read(path), source=str(path))
-    except OSError as error:
-        return unreadable(error, error.filename or path, source=str(path))
-
-
 def _gpus(bus: Path) -> list[Path]:
-    return [
-        d for d in sorted(bus.iterdir()) if _content(d / "vendor") == _NVIDIA and _content(d / "class")[:6] in _DISPLAY
-    ]
+    nvidia = [d for d in sorted(bus.iterdir()) if word(d / "vendor") == _NVIDIA]
+    return [d for d in nvidia if (word(d / "class") or "").startswith(_DISPLAY)]
 
 
-def _content(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
+def _gpu(device: Path) -> dict[str, Any]:
+    """Return a GPU on the bus: bus_id, driver, numa_node and, where the kernel counts them, AER errors."""
+    driver, numa = device / "driver", word(device / "numa_node")
+    return {
+        "bus_id": device.name.lower(),
+        "driver": driver.resolve().name if driver.exists() else None,
+        "numa_node": int(numa) if numa and numa.lstrip("-").isdecimal() else None,
+        "aer": {kind: aer_total(word(device / f"aer_dev_{kind}") or "") for kind in _AER},
+    }
+
+
+def aer_total(text: str) -> int | None:
+    """Read the TOTAL line of aer_dev_fatal and its like; None where the kernel does not count."""
+    words = next((line.split() for line in reversed(text.splitlines()) if line.startswith("TOTAL")), [])
+    return int(words[1]) if len(words) > 1 and words[1].isdecimal() else None
 
 
 def _bridges(bus: Path) -> list[dict[str, Any]]:
@@ -84,7 +101,7 @@ def _bridges(bus: Path) -> list[dict[str, Any]]:
     below: dict[str, list[str]] = {}
     for gpu in _gpus(bus):
         for part in gpu.resolve().parts:
-            if _PCI_ADDRESS.fullmatch(part) and part != gpu.name:
+            if _ADDRESS.fullmatch(part) and part != gpu.name:
                 below.setdefault(part, []).append(gpu.name)
     return [
         {"bus_id": bridge, "gpus": gpus, "enabled": acs(_config(bus / bridge))}
@@ -113,12 +130,8 @@ def acs(config: bytes) -> list[str]:
 
 
 def _domains(bus: Path) -> dict[str, str | None]:
-    return {gpu.name: _domain(gpu) for gpu in _gpus(bus)}
-
-
-def _domain(gpu: Path) -> str | None:
-    """Return the type of a GPU's IOMMU group: "identity" passes through, "DMA" and "DMA-FQ" translate; None without."""
-    return _content(gpu / "iommu_group/type") or None
+    """Return the type of each GPU's IOMMU group: "identity" passes through, "DMA" and "DMA-FQ" translate; or None."""
+    return {gpu.name: word(gpu / "iommu_group/type") or None for gpu in _gpus(bus)}
 
 
 def _iommu(root: Path) -> Signal:
@@ -136,7 +149,7 @@ def _iommu(root: Path) -> Signal:
 def _hypervisor(root: Path) -> Signal:
     """Tell whether this is a virtual machine: x86 CPUs carry a flag for it, other kernels do not say."""
     path = root / "proc/cpuinfo"
-    flags = next((line.split() for line in _content(path).splitlines() if line.startswith("flags")), None)
+    flags = next((line.split() for line in (word(path) or "").splitlines() if line.startswith("flags")), None)
     if flags is None:
         return Signal(reason=f"{path} has no flags", why="no-data", source=str(path))
     return Signal("hypervisor" in flags, source=str(path))
@@ -169,17 +182,17 @@ def _ports(devices: Path) -> Iterator[tuple[Path, Path]]:
 
 def _port(device: Path, port: Path) -> dict[str, Any]:
     """Return one port; what a driver does not tell is None, and `rate` is in Gb/s."""
-    rate = _RATE.match(_word(port / "rate") or "")
+    rate = _RATE.match(word(port / "rate") or "")
     return {
         "device": device.name,
         "slot": _slot(device),
         "port": int(port.name) if port.name.isdecimal() else port.name,
-        "type": _after_colon(_word(device / "node_type")),
-        "model": _word(device / "board_id") or _word(device / "hca_type"),
-        "firmware": _word(device / "fw_ver"),
-        "layer": _word(port / "link_layer"),
-        "state": _after_colon(_word(port / "state")),
-        "physical": _after_colon(_word(port / "phys_state")),
+        "type": _after_colon(word(device / "node_type")),
+        "model": word(device / "board_id") or word(device / "hca_type") or None,
+        "firmware": word(device / "fw_ver") or None,
+        "layer": word(port / "link_layer") or None,
+        "state": _after_colon(word(port / "state")),
+        "physical": _after_colon(word(port / "phys_state")),
         "rate": float(rate[1]) if rate else None,
         "gids": _gids(port),
         "counters": {name: _number(port / "counters" / name) for name in _COUNTERS},
@@ -198,8 +211,8 @@ def _gids(port: Path) -> dict[str, int]:
     table = port / "gids"
     names = sorted(path.name for path in table.iterdir()) if table.is_dir() else []
     for name in names:
-        if (_word(table / name) or _NO_GID) != _NO_GID:
-            kind = _word(port / "gid_attrs/types" / name) or "untyped"
+        if (word(table / name) or _NO_GID) != _NO_GID:
+            kind = word(port / "gid_attrs/types" / name) or "untyped"
             gids[kind] = gids.get(kind, 0) + 1
     return gids
 
@@ -210,12 +223,5 @@ def _after_colon(text: str | None) -> str | None:
 
 
 def _number(path: Path) -> int | None:
-    text = _word(path) or ""
+    text = word(path) or ""
     return int(text) if text.isdecimal() else None
-
-
-def _word(path: Path) -> str | None:
-    try:
-        return path.read_text(errors="replace").strip() or None
-    except OSError:
-        return None

@@ -103,8 +103,8 @@ def _nvidia(root: Path, environ: Mapping[str, str], scope: str) -> list[ReadTask
     module = root / "proc/driver/nvidia/version"
     find = functools.partial(find_library, root=root, environ=environ)
     files: dict[str, Source] = {
-        "driver.kernel": Source(version, lambda: _file(module, _kernel_version)),
-        "driver.kernel_flavour": Source(text, lambda: _file(module, _kernel_flavour)),
+        "driver.kernel": Source(version, lambda: _file(module, lambda content: host.kernel_module(content)[0])),
+        "driver.kernel_flavour": Source(text, lambda: _file(module, lambda content: host.kernel_module(content)[1])),
         "driver.library": Source(version, lambda: _library_version("libnvidia-ml.so.1", find("libnvidia-ml.so.1"))),
         "driver.libcuda": Source(version, lambda: _library_version("libcuda.so.1", find("libcuda.so.1"))),
     }
@@ -142,16 +142,6 @@ def _library_version(name: str, path: Path | None) -> Signal:
     if version is None:
         return Signal(reason=f"{path.resolve().name} has no version in its name", why="no-data", source=str(path))
     return Signal(version, source=str(path))
-
-
-def _kernel_version(text: str) -> str | None:
-    module = host.kernel_module(text)
-    return module.version if module else None
-
-
-def _kernel_flavour(text: str) -> str | None:
-    module = host.kernel_module(text)
-    return None if module is None else "open" if module.open else "proprietary"
 
 
 def _file(path: Path, parse: Callable[[str], Any], unit: str | None = None) -> Signal:

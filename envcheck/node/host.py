@@ -7,11 +7,11 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from envcheck.node.signal_source import Source, fields, flag, index, listed, mapped, maybe, number, string, text, whole
+from envcheck.node.signal_source import Source, fields, flag, listed, mapped, number, reading, string, text, whole, word
 from envcheck.node.snapshot import Signal, unreadable
 
 _KERNEL_MODULE: Final = re.compile(
@@ -21,20 +21,9 @@ _KERNEL_THREAD: Final = 0x00200000  # PF_KTHREAD
 _MOST_CPUS: Final = 1 << 16
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 _LIBRARY_VERSION: Final = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)$")
-_NVIDIA: Final = "0x10de"
-_DISPLAY: Final = ("0x0300", "0x0302")  # VGA and 3D controllers: GPUs, not their audio or switches
-_BUS: Final = listed(fields(bus_id=text, driver=maybe(text), numa_node=maybe(index), aer=mapped(maybe(whole))))
 _PROCESSES: Final = listed(fields(name=string, pid=whole))
-_AER: Final = ("fatal", "nonfatal", "correctable")
 _LOOK_AGAIN: Final = 0.3
 _TIME_ERROR: Final = 5  # adjtimex(2): TIME_ERROR, the clock is not synchronised
-
-
-class KernelModule(NamedTuple):
-    """The NVIDIA kernel module: its version, and whether it is the open one."""
-
-    version: str
-    open: bool
 
 
 class Mount(NamedTuple):
@@ -46,18 +35,10 @@ class Mount(NamedTuple):
     options: str
 
 
-class Process(NamedTuple):
-    """A process as /proc/PID/stat shows it. `kernel`: a thread of the kernel's own."""
-
-    name: str
-    state: str
-    kernel: bool
-
-
-def kernel_module(text: str) -> KernelModule | None:
-    """Read /proc/driver/nvidia/version."""
+def kernel_module(text: str) -> tuple[str, str] | tuple[None, None]:
+    """Read off /proc/driver/nvidia/version the kernel module's version, and whether it is "open" or "proprietary"."""
     match = _KERNEL_MODULE.search(text + "\n")
-    return KernelModule(match["version"], "Open Kernel Module" in match[0]) if match else None
+    return (match["version"], "open" if "Open Kernel Module" in match[0] else "proprietary") if match else (None, None)
 
 
 def meminfo(text: str) -> dict[str, int]:
@@ -94,13 +75,13 @@ def _unescape(path: str) -> str:
     return _OCTAL.sub(lambda match: chr(int(match[1], 8)), path)
 
 
-def process_stat(text: str) -> Process | None:
-    """Read /proc/PID/stat, whose name stands in parentheses and may hold anything."""
+def sleeper(text: str) -> str | None:
+    """Return the name in /proc/PID/stat of a program in uninterruptible sleep; it may hold parentheses too."""
     name, after_name = text.partition("(")[2].rpartition(")")[::2]
     fields = after_name.split()
     if len(fields) < 7 or not fields[6].isdecimal():  # noqa: PLR2004 (state, ppid, pgrp, session, tty, tpgid, flags)
         return None
-    return Process(name, fields[0], bool(int(fields[6]) & _KERNEL_THREAD))
+    return name if fields[0] == "D" and not int(fields[6]) & _KERNEL_THREAD else None
 
 
 def cpu_list(text: str) -> set[int]:
@@ -110,12 +91,6 @@ def cpu_list(text: str) -> set[int]:
     if not all(a.isdecimal() and b.isdecimal() and int(b) < _MOST_CPUS for a, b in ends):
         return set()
     return {cpu for a, b in ends for cpu in range(int(a), int(b) + 1)}
-
-
-def aer_total(text: str) -> int | None:
-    """Read the TOTAL line of aer_dev_fatal and its like; None where the kernel does not count."""
-    words = next((line.split() for line in reversed(text.splitlines()) if line.startswith("TOTAL")), [])
-    return int(words[1]) if len(words) > 1 and words[1].isdecimal() else None
 
 
 def modules(text: str) -> list[str]:
@@ -145,12 +120,13 @@ def library_version(path: str) -> str | None:
 
 
 def sources(root: Path, environ: Mapping[str, str]) -> dict[str, Source]:
-    """Return what reads the GPUs on the bus, NUMA nodes, stuck processes, hugepages, uptime, the clock and disks."""
+    """Return what reads NUMA nodes, stuck processes, hugepages, uptime, the clock and disks."""
     return {
-        "pci.gpus": Source(_BUS, lambda: _listed(root / "sys/bus/pci/devices", _gpus)),
-        "host.numa_nodes": Source(whole, lambda: _listed(root / "sys/devices/system/node", _numa_nodes)),
-        "host.numa_cpus": Source(mapped(whole), lambda: _listed(root / "sys/devices/system/node", _numa_cpus)),
-        "host.stuck_processes": Source(_PROCESSES, lambda: _listed(root / "proc", _stuck)),
+        "host.numa_nodes": Source(
+            whole, lambda: reading(root / "sys/devices/system/node", lambda nodes: len(_numbered(nodes)))
+        ),
+        "host.numa_cpus": Source(mapped(whole), lambda: reading(root / "sys/devices/system/node", _numa_cpus)),
+        "host.stuck_processes": Source(_PROCESSES, lambda: reading(root / "proc", _stuck)),
         "host.hugepages": Source(text, lambda: _hugepages(root)),
         "host.hugepages_free": Source(number, lambda: _huge_free(root / "sys/kernel/mm/hugepages")),
         "host.uptime": Source(number, lambda: _uptime(root / "proc/uptime")),
@@ -159,44 +135,10 @@ def sources(root: Path, environ: Mapping[str, str]) -> dict[str, Source]:
     }
 
 
-def _listed(path: Path, read: Callable[[Path], Any]) -> Signal:
-    try:
-        return Signal(read(path), source=str(path))
-    except OSError as error:
-        return unreadable(error, path)
-
-
-def _gpus(devices: Path) -> list[dict[str, Any]]:
-    """Return NVIDIA's display controllers: bus_id, driver, numa_node and, where the kernel counts them, AER errors."""
-    nvidia = [d for d in sorted(devices.iterdir()) if _word(d / "vendor") == _NVIDIA]
-    return [_gpu(d) for d in nvidia if (_word(d / "class") or "").startswith(_DISPLAY)]
-
-
-def _gpu(device: Path) -> dict[str, Any]:
-    driver, numa = device / "driver", _word(device / "numa_node")
-    return {
-        "bus_id": device.name.lower(),
-        "driver": driver.resolve().name if driver.exists() else None,
-        "numa_node": int(numa) if numa and numa.lstrip("-").isdecimal() else None,
-        "aer": {kind: aer_total(_word(device / f"aer_dev_{kind}") or "") for kind in _AER},
-    }
-
-
-def _word(path: Path) -> str | None:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return None
-
-
-def _numa_nodes(nodes: Path) -> int:
-    return len(_numbered(nodes))
-
-
 def _numa_cpus(nodes: Path) -> dict[str, int]:
     """Return, by node, how many of its CPUs this process may use; a node of memory alone has none to use."""
     allowed = os.sched_getaffinity(0)
-    cpus = {number: cpu_list(_word(node / "cpulist") or "") for number, node in _numbered(nodes).items()}
+    cpus = {number: cpu_list(word(node / "cpulist") or "") for number, node in _numbered(nodes).items()}
     return {number: len(cores & allowed) for number, cores in cpus.items() if cores}
 
 
@@ -218,14 +160,14 @@ def _stuck(processes: Path) -> list[dict[str, Any]]:
 
 
 def _asleep(processes: Path, pids: Iterable[str]) -> dict[str, str]:
-    stats = ((pid, process_stat(_word(processes / pid / "stat") or "")) for pid in pids)
-    return {pid: s.name for pid, s in stats if s and s.state == "D" and not s.kernel}
+    names = ((pid, sleeper(word(processes / pid / "stat") or "")) for pid in pids)
+    return {pid: name for pid, name in names if name is not None}
 
 
 def _hugepages(root: Path) -> Signal:
     path = root / "sys/kernel/mm/transparent_hugepage/enabled"
-    word = _word(path)
-    chosen = word.partition("[")[2].partition("]")[0] if word else ""
+    modes = word(path)
+    chosen = modes.partition("[")[2].partition("]")[0] if modes else ""
     if not chosen:
         return Signal(reason=f"{path} does not say", why="no-data", source=str(path))
     return Signal(chosen, source=str(path))
@@ -234,7 +176,7 @@ def _hugepages(root: Path) -> Signal:
 def _huge_free(sizes: Path) -> Signal:
     """Read the bytes set aside as huge pages that nobody uses, over all sizes: no other process can have them."""
     try:
-        free = {size.name: _word(size / "free_hugepages") for size in sizes.iterdir()}
+        free = {size.name: word(size / "free_hugepages") for size in sizes.iterdir()}
         total = sum(
             int(name.split("-")[1].removesuffix("kB")) * 1024 * int(pages or "") for name, pages in free.items()
         )
@@ -246,7 +188,7 @@ def _huge_free(sizes: Path) -> Signal:
 
 
 def _uptime(path: Path) -> Signal:
-    words = (_word(path) or "").split()
+    words = (word(path) or "").split()
     if not words or not words[0].replace(".", "", 1).isdecimal():
         return Signal(reason=f"{path} does not say", why="no-data", unit="s", source=str(path))
     return Signal(float(words[0]), unit="s", source=str(path))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import re
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from envcheck.node.signal_source import ValueType, fields, listed, number, string, whole
 from envcheck.node.snapshot import Signal, unreadable
@@ -33,7 +32,6 @@ _KINDS: Final = {
         "link-nonfatal": r"\bnvidia \S+: .*\bBus Error: severity=Uncorrect(?:ed|able) \(Non-?Fatal\)",
     }.items()
 }
-_LINE_LENGTH: Final = 240
 # "PCI:0000:01:00" of the GPU, and on one in MIG mode " GPU-I:05 GPU-CI:00" of its instance (open-gpu-kernel-modules,
 # kernel_rc.c: XID_PRINT_WITH_ATTR); old drivers leave out "PCI:" or the domain.
 _PLACE: Final = r"Xid\s*\((?:PCI:)?(?P<bus>[0-9a-fA-F:.]{1,24})(?P<instance>[^)]{0,80})\)"
@@ -51,9 +49,6 @@ _SUPPRESSED: Final = re.compile(
     r"(?P<name>[\w.-]+): (?P<count>[0-9]{1,9}) (?:callbacks|messages|output lines) suppressed", re.IGNORECASE
 )
 _MINE: Final = re.compile(r"nv(?!me)|uvm|rm_|os_|_*ratelimit$|printk$", re.IGNORECASE)
-# Not of /dev/kmsg but of dmesg, syslog or journald: seconds after boot in brackets, with the caller behind, or neither.
-_STAMP: Final = re.compile(r"\[\s*([0-9]{1,12}\.[0-9]{1,9})\](?:\[\s*[TC][0-9]+\])?")
-_OURS: Final = re.compile(r"NVRM:|SXid\s*\(|suppressed")
 _NVLINK5: Final = range(144, 151)
 _SEVERITY: Final = re.compile(r"[\w/]*\s*\b(?:non-?)?fatal\b|\bseverity \d", re.IGNORECASE)
 _REGISTERS: Final = re.compile(r"\((0x[0-9a-f]{1,8}) (0x[0-9a-f]{1,8})", re.IGNORECASE)
@@ -65,51 +60,11 @@ _FIRST_SXID: Final = 10000
 # An error of a switch has up to three lines: the second one has its severity as a number (1 is fatal), the third one
 # registers. They are no errors of their own.
 _ADDED: Final = re.compile(r"severity (?P<severity>\d)|data \{", re.IGNORECASE)
-# What /dev/kmsg adds to a record: " SUBSYSTEM=pci".
-_PROPERTY: Final = re.compile(r" [A-Z][A-Z0-9_]*=")
 _RECORD: Final = 8192
 _SECONDS: Final = 2.0
 _EVENTS: Final = listed(fields(code=whole, age=number, bus_id=string, text=string))
 _FAILURES: Final = listed(fields(kind=string, bus_id=string, age=number, text=string, count=whole))
 _GAPS: Final = listed(fields(name=string, count=whole, age=number))
-
-
-class Line(Protocol):
-    """One line of the log, `at` so many seconds after boot."""
-
-    @property
-    def at(self) -> float:
-        """Return the seconds after boot; infinite where the line does not say when it was written."""
-
-    @property
-    def text(self) -> str:
-        """Return the line's text."""
-
-
-def about_a_gpu(text: str) -> bool:
-    """Tell whether the line is one of these failures."""
-    return _kind(text) is not None
-
-
-def failures(records: Iterable[Line], uptime: float) -> list[dict[str, Any]]:
-    """Return the latest failure of each kind and GPU: kind, bus_id ("" where unnamed), age (s), text and count."""
-    latest: dict[tuple[str, str], dict[str, Any]] = {}
-    for record in records:
-        kind = _kind(record.text)
-        if kind is None:
-            continue
-        bus = _FAILED_BUS.search(record.text)
-        key = (kind, bus["bus"].lower() if bus else "")
-        count = latest.get(key, {"count": 0})["count"] + 1
-        age = round(max(0.0, uptime - record.at), 1)
-        latest[key] = {"kind": kind, "bus_id": key[1], "age": age, "text": record.text[:_LINE_LENGTH], "count": count}
-    return list(latest.values())
-
-
-def _kind(text: str) -> str | None:
-    if "NVRM:" not in text and "nvidia" not in text:
-        return None
-    return next((kind for kind, pattern in _KINDS.items() if pattern.search(text)), None)
 
 
 class LogRecord(NamedTuple):
@@ -119,11 +74,29 @@ class LogRecord(NamedTuple):
     text: str
 
 
-def signals(root: Path) -> dict[str, Signal]:
-    """Read the log once: the signals of QUERIES.
+def failures(records: Iterable[LogRecord], uptime: float) -> list[dict[str, Any]]:
+    """Return the latest failure of each kind and GPU: kind, bus_id ("" where unnamed), age (s), text and count."""
+    latest: dict[tuple[str, str], dict[str, Any]] = {}
+    for record in records:
+        kind = _kind(record.text)
+        if kind is None:
+            continue
+        bus = _FAILED_BUS.search(record.text)
+        key = (kind, bus["bus"].lower() if bus else "")
+        count = latest.get(key, {"count": 0})["count"] + 1
+        told = {"age": _age(record, uptime), "text": record.text[:_TEXT], "count": count}
+        latest[key] = {"kind": kind, "bus_id": key[1], **told}
+    return list(latest.values())
 
-    Who may not read it (a container without /dev/kmsg, a user without CAP_SYSLOG) has that as the reason.
-    """
+
+def _kind(text: str) -> str | None:
+    if "NVRM:" not in text and "nvidia" not in text:
+        return None
+    return next((kind for kind, pattern in _KINDS.items() if pattern.search(text)), None)
+
+
+def signals(root: Path) -> dict[str, Signal]:
+    """Read the log once; who may not (a container without /dev/kmsg, no CAP_SYSLOG) has that as the reason."""
     path = root / "dev/kmsg"
     try:
         uptime = float((root / "proc/uptime").read_text().split()[0])
@@ -135,12 +108,6 @@ def signals(root: Path) -> dict[str, Signal]:
     if not records:
         return dict.fromkeys(TYPES, Signal(reason="/dev/kmsg is empty", why="no-data", source="/dev/kmsg"))
     return {query.name: Signal(query.read(records, uptime), unit=query.unit, source="/dev/kmsg") for query in QUERIES}
-
-
-def _hours(records: list[LogRecord], uptime: float) -> float:
-    """Return how far the log reaches back; 0 where its lines do not say when they were written."""
-    began = records[0].at
-    return round(max(0.0, uptime - began) / 3600, 2) if math.isfinite(began) else 0.0
 
 
 def _read(path: Path) -> Iterable[bytes]:
@@ -167,19 +134,12 @@ def _read(path: Path) -> Iterable[bytes]:
 
 
 def parse(chunks: Iterable[bytes]) -> Iterable[LogRecord]:
-    """Yield the lines of "priority,sequence,microseconds,flags;text" records.
-
-    Where something else stands in for /dev/kmsg, lines of dmesg, syslog or journald about GPUs are read too; one that
-    does not say when counts as new.
-    """
+    """Yield the lines of "priority,sequence,microseconds,flags;text" records."""
     for line in b"".join(chunks).decode(errors="replace").splitlines():
         head, separator, text = line.partition(";")
         fields = head.split(",")
         if separator and len(fields) >= 4 and fields[2].isdecimal():  # noqa: PLR2004 (the fields of a record)
             yield LogRecord(int(fields[2][:_DIGITS]) / 1e6, text)
-        elif not _PROPERTY.match(line) and (_OURS.search(line) or about_a_gpu(line)):
-            stamp = _STAMP.search(line)
-            yield LogRecord(float(stamp[1]) if stamp else math.inf, line)
 
 
 def events(records: Iterable[LogRecord], uptime: float, kind: str) -> list[dict[str, Any]]:
@@ -285,6 +245,6 @@ QUERIES: Final = (
     LogQuery("kernel.sxids", None, _EVENTS, lambda records, uptime: events(records, uptime, "SXid")),
     LogQuery("kernel.suppressed", None, _GAPS, suppressed),
     LogQuery("kernel.driver_failures", None, _FAILURES, failures),
-    LogQuery("kernel.log_hours", "h", number, _hours),
+    LogQuery("kernel.log_hours", "h", number, lambda records, uptime: round(_age(records[0], uptime) / 3600, 2)),
 )
 TYPES: Final = {query.name: query.type for query in QUERIES}

@@ -11,10 +11,11 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from envcheck.node import snapshot
-from envcheck.node.snapshot import Gpu, Signal, Why
+from envcheck.node.snapshot import Gpu, Signal, Why, unreadable
 
 ValueType = Callable[[Any], bool]
 _MOST: Final = float(1 << 64)
@@ -98,6 +99,22 @@ def fields(**types: ValueType) -> ValueType:
     return lambda value: (
         isinstance(value, Mapping) and all(name in value and type_(value[name]) for name, type_ in types.items())
     )
+
+
+def word(path: Path) -> str | None:
+    """Return what a small file of the kernel says; None where it cannot be read."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def reading(path: Path, read_path: Callable[[Path], Any]) -> Signal:
+    """Return what is read off a path, or why the system refused it."""
+    try:
+        return Signal(read_path(path), source=str(path))
+    except OSError as error:
+        return unreadable(error, error.filename or path, source=str(path))
 
 
 class Source(NamedTuple):

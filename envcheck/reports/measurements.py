@@ -2,9 +2,9 @@
 
 Checks write them into these fields (docs/adding-a-check.md); a value of another form is left out:
 
-- `details`: `curve` or `curves` (bus bandwidth by message size), `latency` (by collective), `matrix` (GPU to GPU).
+- `details`: `curve` or `curves` (bus bandwidth by message size), `matrix` (GPU to GPU).
 - an entry of `ranks`: `curve`, `curves` and `latency` as this rank saw them, `values` (in the outcome's unit),
-  `products.median` (seconds of a round of work), `points` (TFLOP/s over time), `load.samples` (the GPU over time),
+  `points` (TFLOP/s over time), `load.samples` (the GPU over time),
   `gpus` and `matrix` (the outcome's unit, by the GPUs' UUIDs).
 """
 
@@ -56,7 +56,7 @@ class RankMeasurements:
     """The measurements of one rank.
 
     `owner` is the rank, with the beginning of its GPU's UUID; `gpu` is the whole UUID, or the rank on a CPU. `seconds`
-    and `latencies` (median seconds) are by message size for each collective; `work` is seconds of a round of products.
+    and `latencies` (median seconds) are by message size for each collective.
     `speed` is TFLOP/s over time, `samples` each quantity of SAMPLED over time.
     """
 
@@ -65,7 +65,6 @@ class RankMeasurements:
     seconds: dict[str, Points]
     latencies: dict[str, Points]
     values: dict[str, float | None]
-    work: float | None
     speed: Points
     samples: dict[str, Points]
     pairs: PairMatrix | None
@@ -73,10 +72,9 @@ class RankMeasurements:
 
 @dataclasses.dataclass(frozen=True)
 class Measurements:
-    """The measurements of an outcome; `latencies` are the slowest rank's, in seconds, by collective."""
+    """The measurements of an outcome."""
 
     curves: list[BandwidthCurve]
-    latencies: dict[str, Points]
     pairs: PairMatrix | None
     ranks: list[RankMeasurements]
 
@@ -87,7 +85,6 @@ def measurements(outcome: OutcomeRow) -> Measurements:
     ranks = [entry for entry in itertools.islice(outcome.ranks, _MOST) if isinstance(entry, dict)]
     return Measurements(
         curves=_bandwidths(details, "busbw") or _bandwidths(details, "algbw"),
-        latencies=_by_collective(details.get("latency"), "p50"),
         pairs=_pairs(details),
         ranks=[_of_rank(entry, number) for number, entry in enumerate(ranks)],
     )
@@ -102,7 +99,6 @@ def _of_rank(entry: Mapping[str, Any], number: int) -> RankMeasurements:
         seconds=_curves(entry, "seconds"),
         latencies=_by_collective(entry.get("latency"), "p50"),
         values={str(name): phrases.number(value) for name, value in _mapping(entry.get("values")).items()},
-        work=phrases.number(_mapping(entry.get("products")).get("median")),
         speed=_points(entry.get("points"), "at", "tflops"),
         samples={quantity: _points(samples, "at", quantity) for quantity in SAMPLED},
         pairs=_pairs(entry),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.node import host
+from envcheck.node import buses, host
 from envcheck.node.signal_source import Source
 from envcheck.node.snapshot import Signal
 from tests.tables import each
@@ -45,7 +45,7 @@ def test_gpus_on_the_bus_are_nvidias_display_controllers_alone(tmp_path: Path) -
     device(tmp_path, "0000:1c:00.0", "0x10de", "0x030000", None)
     device(tmp_path, "0000:05:00.0", "0x10de", "0x068000", "nvidia-nvswitch")
     device(tmp_path, "0000:02:00.0", "0x1002", "0x030000", "amdgpu")
-    gpus = read(host.sources(tmp_path, {}))["pci.gpus"].value
+    gpus = read(buses.pci_sources(tmp_path))["pci.gpus"].value
     assert [(g["bus_id"], g["driver"], g["numa_node"]) for g in gpus] == [
         ("0000:1b:00.0", "nvidia", 1),
         ("0000:1c:00.0", None, 1),
@@ -85,7 +85,7 @@ def test_the_cpus_this_process_may_use_are_counted_by_node(tmp_path: Path, monke
 
 def test_a_tree_without_any_of_it_is_reasons(tmp_path: Path) -> None:
     signals = read(host.sources(tmp_path, {"HOME": "/nowhere"}))
-    absent = ("pci.gpus", "host.numa_nodes", "host.stuck_processes", "host.hugepages", "disk.home.free")
+    absent = ("host.numa_nodes", "host.stuck_processes", "host.hugepages", "disk.home.free")
     assert {name for name in absent if signals[name].value is not None} == set()
     assert all(signals[name].reason for name in absent)
 
@@ -106,12 +106,12 @@ def test_the_clock_is_asked_and_not_set() -> None:
     [("TOTAL_ERR_FATAL 0\n", 0), ("Undefined 1\nTOTAL_ERR_COR 12\n", 12), ("", None), ("TOTAL", None)],
 )
 def test_the_kernels_total_of_pcie_errors(text: str, total: int | None) -> None:
-    assert host.aer_total(text) == total
+    assert buses.aer_total(text) == total
 
 
 @each("text", ["", "1", "1 (a", "1 (a) D 1", "1 (a) D 1 2 3 4 5 x"])
 def test_half_a_stat_line_is_no_process(text: str) -> None:
-    assert host.process_stat(text) is None
+    assert host.sleeper(text) is None
 
 
 def test_huge_pages_set_aside_and_uptime(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ dotted = st.from_regex(r"[1-9][0-9]{2}\.[0-9]{1,3}(\.[0-9]{2})?", fullmatch=True
 
 
 def test_the_kernel_module_and_which_flavour_it_is() -> None:
-    assert host.kernel_module(PROPRIETARY) == ("535.104.05", False)
-    assert host.kernel_module(OPEN) == ("560.35.03", True)
-    assert host.kernel_module("GCC version: 12.3.0") is None
+    assert host.kernel_module(PROPRIETARY) == ("535.104.05", "proprietary")
+    assert host.kernel_module(OPEN) == ("560.35.03", "open")
+    assert host.kernel_module("GCC version: 12.3.0") == (None, None)
 
 
 @given(st.dictionaries(st.from_regex(r"[A-Z][A-Za-z()_]{0,20}", fullmatch=True), st.integers(0, 1 << 50)))

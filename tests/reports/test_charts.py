@@ -37,21 +37,6 @@ def test_every_collective_has_its_curve_and_its_name() -> None:
     assert "<title>send/recv 1 GiB: 15 GB/s</title>" in figure.drawing.svg
 
 
-def test_the_rank_that_is_late_in_every_collective_is_the_strong_row() -> None:
-    def curve(factor: float) -> list[dict[str, float]]:
-        return [{"bytes": size, "seconds": factor * size / 1e9} for size in SIZES]
-
-    ranks = [{"rank": r, "curves": {n: curve(1.3 if r == 2 else 1.0) for n in NAMES[:2]}} for r in range(4)]
-    assert strengths(one(outcome(ranks=ranks), "each rank against")) == [0, 0, 0, 0, 0.75, 0.75, 0, 0]
-
-
-def test_the_seconds_of_ranks_at_the_same_work_are_held_against_the_middle_one() -> None:
-    ranks = [{"rank": r, "products": {"median": 1.6 if r == 1 else 1.0}} for r in range(3)]
-    figure = one(outcome(ranks=ranks, unit="of the fastest rank's time"), "each rank against")
-    assert strengths(figure) == [0, 0.75, 0]
-    assert ">+60%<" in figure.drawing.svg
-
-
 @each(("unit", "weak"), [("GB/s", 10.0), ("us", 80.0)])
 def test_the_weak_pair_stands_out_in_bandwidth_and_in_latency(unit: str, weak: float) -> None:
     square = [[None, 20.0, 20.0], [weak, None, 20.0], [20.0, 20.0, None]]

@@ -137,16 +137,6 @@ def test_a_curve_is_drawn_to_scale_with_its_limit(report: MakeReport) -> None:
     assert (zero - at[0]) / (zero - at[1]) == pytest.approx(0.1, abs=0.02)
 
 
-def test_a_slow_rank_is_the_dark_row(report: MakeReport) -> None:
-    ranks = [
-        {"rank": i, "device": f"GPU-{i}", "curve": [{"bytes": 1 << 20, "seconds": 1.3 if i == 2 else 1.0}]}
-        for i in range(4)
-    ]
-    text = page(report(row("nccl", "pass", ranks=ranks)))
-    assert re.findall(r'fill-opacity="([\d.]+)"', text) == ["0.00", "0.00", "0.75", "0.00"]
-    assert ">+30%<" in text
-
-
 def test_evidence_is_folded_away(report: MakeReport) -> None:
     read = Page(page(report(SLOW)))
     assert all("open" not in attributes for tag, attributes in read.tags if tag == "details")

@@ -31,7 +31,7 @@ _NO_LIMIT = 1 << 60  # version 1 has a number for it, 2^63 less a page
 # A control group's limit, as its controller's file says it in version 2 and in version 1.
 _FILES = {"pids": ("pids.max", "pids.max"), "memory": ("memory.max", "memory.limit_in_bytes")}
 # What a failure says, the limit of the process, how a shell shows it, and the control group's controller.
-_LIMITS = (
+_LIMITS: tuple[tuple[re.Pattern[str], int, str, str, str], ...] = (
     (_PROCESSES, resource.RLIMIT_NPROC, "processes and threads of this user", "ulimit -u", "pids"),
     (_MEMORY, resource.RLIMIT_AS, "bytes of address space", "ulimit -v", "memory"),
     # A thread needs room for its stack, and without it fails as if there were too many.
@@ -49,7 +49,7 @@ def explained(text: str) -> str:
     """Return a failure's text with the limits of this process that it may have met."""
     if _NAMED in text:
         return text
-    causes = [cause for pattern, *limit in _LIMITS if pattern.search(text) for cause in _met(*limit)]
+    causes = [cause for row in _LIMITS if row[0].search(text) for cause in _met(*row[1:])]
     lost = _LOST.search(text) is not None
     if lost or "SIGKILL" in text:
         causes += _memory_kills(0 if "SIGKILL" in text else _kills_before)
