@@ -6,21 +6,19 @@ import contextlib
 import os
 import platform
 import re
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 
+from envcheck import safe_files
 from envcheck.errors import ConfigError
 from envcheck.reports.formats import registry
+from envcheck.reports.model import RunReport
+from envcheck.runner.launcher import Place
 from envcheck.safe_files import held
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from envcheck.reports.model import RunReport
-    from envcheck.runner.launcher import Place
 
 DEFAULT: Final = Path("envcheck-report.json")
 _JSON: Final = ".json"
@@ -48,8 +46,6 @@ def written(files: Destinations) -> list[str]:
 
 def write(report: RunReport, formats: dict[str, Path]) -> None:
     """Write each format whole or not at all; one that appends goes to the end of its file."""
-    from envcheck import safe_files
-
     for name, path in formats.items():
         written_as = registry.named(name)
         text = written_as.render(report)
@@ -105,8 +101,6 @@ def destination(
 
     A directory that was asked for is made, unless the run is only planned (`dry`).
     """
-    import tempfile
-
     path = (output or Output(default)).of(node, registry.named(name).suffix if name else _JSON)
     if dry and output and output.directory:
         return path

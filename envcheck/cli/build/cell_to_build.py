@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.images.lockfile import Lock
-    from envcheck.images.spec import ImageSpec
-    from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
-    from envcheck.mirrors.profiles.model import Profile
+from envcheck.cli import Settings
+from envcheck.cli.sources.extensions_of_cell import extensions_of_target
+from envcheck.data import data_path, state_path
+from envcheck.errors import ConfigError
+from envcheck.images import lock_on_top, lock_with_uv
+from envcheck.images.dockerfile import render_dockerfile, write_locks
+from envcheck.images.lockfile import Lock, read_locks
+from envcheck.images.spec import ImageSpec, facts, load_spec, load_specs, make_spec, near, no_lock, select_one
+from envcheck.images.targets import SHARED_GROUPS, groups_of
+from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
+from envcheck.matrix.file.load import load
+from envcheck.mirrors.profiles.model import Profile
 
 
 def spec_to_build(settings: Settings, selector: str, target: Any, images_dir: Path | None, arch: HostArch) -> ImageSpec:
@@ -22,9 +28,6 @@ def spec_to_build(settings: Settings, selector: str, target: Any, images_dir: Pa
     The spec of a legal cell may lack locks (`lacks_lock`), unless `images_dir` says where they are: then that is a
     ConfigError. A Dockerfile that is not what is built is warned of.
     """
-    from envcheck.images.spec import load_spec, no_lock
-    from envcheck.matrix.file.load import load
-
     matrix = load(settings.matrix)
     cell = one_cell(matrix, selector, arch)
     if images_dir is None:
@@ -40,10 +43,6 @@ def spec_to_build(settings: Settings, selector: str, target: Any, images_dir: Pa
 
 def one_cell(matrix: Matrix, selector: str, arch: HostArch) -> Cell:
     """Return the one published cell of a selector, or the unpublished one of that name that has wheels."""
-    from envcheck.errors import ConfigError
-    from envcheck.images.spec import facts, near, select_one
-    from envcheck.matrix.facts.model import Cell
-
     named = Cell.parse(selector)
     if named is None or named in matrix.cells() or matrix.release(named.torch) is None:
         return select_one(matrix, selector, "build")
@@ -56,11 +55,6 @@ def one_cell(matrix: Matrix, selector: str, arch: HostArch) -> Cell:
 
 def _with_kept_locks(matrix: Matrix, cell: Cell, target: Target, arch: HostArch) -> ImageSpec:
     """Return the spec with the shipped locks; what they lack is taken from an earlier build's, where these fit."""
-    from envcheck.data import data_path
-    from envcheck.images.lockfile import read_locks
-    from envcheck.images.spec import load_spec, make_spec
-    from envcheck.images.targets import groups_of
-
     load_spec(matrix, cell, arch=arch)  # refuses a directory of which some files are gone
     shipped = read_locks(data_path("images") / str(cell), groups_of(target), arch)
     kept = read_locks(kept_locks(cell), groups_of(target), arch)
@@ -73,22 +67,16 @@ def _with_kept_locks(matrix: Matrix, cell: Cell, target: Target, arch: HostArch)
 
 
 def _shared(locks: list[Lock]) -> list[Lock]:
-    from envcheck.images.targets import SHARED_GROUPS
-
     return [lock for lock in locks if lock.group in SHARED_GROUPS]
 
 
 def kept_locks(cell: Cell) -> Path:
     """Return where builds keep the locks that they made for a cell: the user's own directory, like images/."""
-    from envcheck.data import state_path
-
     return state_path("images", str(cell))
 
 
 def refuse_without_lock(spec: ImageSpec, mirror: str, *, bake: bool) -> None:
     """Refuse what needs the lock before it is made: a probe of its files, and a plan for another program."""
-    from envcheck.errors import ConfigError
-
     if not spec.lacks_lock:
         return
     if mirror == "auto":
@@ -114,22 +102,18 @@ def locked_specs(
 
 def lock_first(settings: Settings, spec: ImageSpec, profile: Profile) -> ImageSpec:
     """Return the spec with locks: those that it lacks are made, kept and said to be new."""
-    from envcheck.cli.sources.extensions_of_cell import extensions_of_target
-    from envcheck.images.dockerfile import write_locks
-    from envcheck.images.lock_on_top import lock_target
-    from envcheck.images.lock_with_uv import MadeLocks, make_locks
-    from envcheck.images.lockfile import read_locks
-    from envcheck.images.spec import make_spec
-    from envcheck.matrix.file.load import load
-
     if not spec.lacks_lock:
         return spec
     matrix, cell, arch = load(settings.matrix), spec.cell, spec.arch
     lacks = f"no lock of its target {spec.target}" if spec.locks else "no lock"
     click.echo(f"lock    {cell} has {lacks}: made through mirror profile {profile.name}", err=True)
-    made = MadeLocks(_shared(spec.locks)) if spec.locks else make_locks(matrix, cell, profile, arch)
+    made = (
+        lock_with_uv.MadeLocks(_shared(spec.locks))
+        if spec.locks
+        else lock_with_uv.make_locks(matrix, cell, profile, arch)
+    )
     extensions = extensions_of_target(matrix, spec)
-    own = lock_target(matrix, cell, spec.target, made.locks, profile, arch, extensions=extensions)
+    own = lock_on_top.lock_target(matrix, cell, spec.target, made.locks, profile, arch, extensions=extensions)
     locks = [*made.locks, *own]
     locked = make_spec(matrix, cell, locks, target=spec.target, arch=arch, where=str(kept_locks(cell)))
     kept = read_locks(kept_locks(cell), arch=arch)
@@ -143,19 +127,12 @@ def lock_first(settings: Settings, spec: ImageSpec, profile: Profile) -> ImageSp
 
 def destination(spec: ImageSpec, output: Path | None) -> Path:
     """Return where an environment goes: a directory of its own for each target and each set of packages on top."""
-    from envcheck.data import state_path
-
     plain = spec.target == "runtime" and not spec.on_top
     return output or state_path("venvs", str(spec.cell) if plain else f"torch{spec.tag}")
 
 
 def _warn_of_an_edit(matrix: Matrix, spec: ImageSpec, images_dir: Path | None) -> None:
     """Warn where the cell's Dockerfile is not what is built: a build renders its own from templates and locks."""
-    from envcheck.data import data_path
-    from envcheck.errors import ConfigError
-    from envcheck.images.dockerfile import render_dockerfile
-    from envcheck.images.spec import load_specs
-
     path = (images_dir or data_path("images")) / str(spec.cell) / "Dockerfile"
     try:
         specs = load_specs(matrix, spec.cell, images_dir=images_dir)

@@ -7,20 +7,37 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import click
+import msgspec
 
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.cli.build.request import BuildRequest
-    from envcheck.cli.sources.extensions_of_cell import PinnedExtensions, WheelFile
-    from envcheck.images.prefetch import StoredWheel
-    from envcheck.images.source_builds.recipe import ExtensionBuild, KeptWheel, Sdist
-    from envcheck.images.spec import ImageSpec
-    from envcheck.mirrors.fetch.request import TransferOptions
-    from envcheck.mirrors.profiles.model import Profile
-    from envcheck.mirrors.store.objects import Store
+from envcheck.cli import Settings
+from envcheck.cli.build.cell_to_build import lock_first, spec_to_build
+from envcheck.cli.build.printed import details, listeners, show_uncompiled
+from envcheck.cli.build.request import BuildRequest
+from envcheck.cli.shared.parameter_types import architecture
+from envcheck.cli.sources.extensions_of_cell import (
+    PinnedExtensions,
+    WheelFile,
+    extension_names,
+    known_extensions,
+    pinned_to_fit,
+)
+from envcheck.cli.sources.packages_on_top import with_packages
+from envcheck.cli.store.common import disk_errors, open_store, transfer_options
+from envcheck.errors import ConfigError
+from envcheck.images.prefetch import StoredWheel, viewed
+from envcheck.images.source_builds import recipe, sdist
+from envcheck.images.source_builds.compile import Compiler, wheel_of
+from envcheck.images.source_builds.recipe import ExtensionBuild, KeptWheel, Sdist, capabilities
+from envcheck.images.spec import ImageSpec
+from envcheck.matrix.facts.lookup import Facts
+from envcheck.matrix.file.load import load
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
+from envcheck.mirrors.index.simple_api import parse_file_name
+from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile
+from envcheck.mirrors.store.objects import Store
 
 
 class SpecWithRequirements(NamedTuple):
@@ -40,8 +57,6 @@ class ExtensionWheels(NamedTuple):
 
 def most_jobs() -> int | None:
     """Return the user's own limit of compilers at once, $MAX_JOBS, None without one. Raises ConfigError."""
-    from envcheck.errors import ConfigError
-
     text = os.environ.get("MAX_JOBS", "").strip()
     if not text:
         return None
@@ -59,10 +74,6 @@ def with_requirements(
 
     Yield None where a plan cannot know them yet; that is printed then.
     """
-    from envcheck.cli.sources.extensions_of_cell import extension_names, known_extensions, pinned_to_fit
-    from envcheck.cli.sources.packages_on_top import with_packages
-    from envcheck.matrix.file.load import load
-
     extensions = known_extensions(request.extensions)
     pinned = pinned_to_fit(load(settings.matrix), spec, requirements, extensions, request.gpus)
     if request.plan_only and _planned_without_wheels(settings, spec, pinned, request):
@@ -80,9 +91,6 @@ def extension_wheels(
     settings: Settings, spec: ImageSpec, pinned: PinnedExtensions, profile: Profile, request: BuildRequest
 ) -> Iterator[ExtensionWheels]:
     """Compile or fetch what has no wheel on the index, and yield where it is. Nothing happens where all have one."""
-    from envcheck.cli.store.common import disk_errors, open_store, transfer_options
-    from envcheck.images.prefetch import viewed
-
     if not pinned.sources and not pinned.files:
         yield ExtensionWheels([], [], profile)
         return
@@ -101,9 +109,6 @@ def extension_wheels(
 
 def _refuse_foreign(spec: ImageSpec, pinned: PinnedExtensions) -> None:
     """Refuse to compile for another architecture: emulated, one file of a real extension takes an hour."""
-    from envcheck.cli.shared.parameter_types import architecture
-    from envcheck.errors import ConfigError
-
     if pinned.sources and spec.arch != architecture("auto"):
         name, version = pinned.sources[0]
         message = f"{name} {version} must be compiled, which a machine of {spec.arch} can do"
@@ -111,18 +116,12 @@ def _refuse_foreign(spec: ImageSpec, pinned: PinnedExtensions) -> None:
 
 
 def _pin(wheel: Path) -> str:
-    from envcheck.mirrors.index.simple_api import parse_file_name
-
     name, version, _ = parse_file_name(wheel.name)
     return f"{name}=={version}"
 
 
 def with_directory(profile: Profile, folder: Path) -> Profile:
     """Return the profile with the wheels of a directory of this machine; its hash alone says that one is taken."""
-    import msgspec
-
-    from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index
-
     indexes = profile.pypi or ([] if profile.closed else [Index(url=CLIENT_DEFAULT)])
     return msgspec.structs.replace(profile, pypi=[*indexes, Index(url=str(folder), kind="find-links")])
 
@@ -134,9 +133,6 @@ def _planned_without_wheels(
 
     Its locks are not known yet, so that a plan for another program is a ConfigError.
     """
-    from envcheck.cli.build.printed import show_uncompiled
-    from envcheck.errors import ConfigError
-
     if not _lacks_wheels(settings, spec, pinned, request):
         return False
     names = [*(f"{name} {version}" for name, version in pinned.sources), *(file.name for file in pinned.files)]
@@ -149,9 +145,6 @@ def _planned_without_wheels(
 
 def _lacks_wheels(settings: Settings, spec: ImageSpec, pinned: PinnedExtensions, request: BuildRequest) -> bool:
     """Tell whether a build would first compile or fetch an extension."""
-    from envcheck.cli.store.common import open_store
-    from envcheck.images.source_builds import recipe, sdist
-
     store = open_store(request.store)
     if any(not store.has(file.sha256) for file in pinned.files):
         return True
@@ -168,23 +161,15 @@ def _lacks_wheels(settings: Settings, spec: ImageSpec, pinned: PinnedExtensions,
 def _capabilities(
     settings: Settings, spec: ImageSpec, sources: Sequence[tuple[str, str]], gpus: Sequence[str]
 ) -> list[tuple[str, ...]]:
-    from envcheck.images.source_builds.recipe import capabilities
-    from envcheck.matrix.facts.lookup import Facts
-    from envcheck.matrix.file.load import load
-
     facts = Facts(load(settings.matrix))
     return [capabilities(facts, gpus, spec.cuda, f"{name} {version}") for name, version in sources]
 
 
 def _devel(settings: Settings, spec: ImageSpec, request: BuildRequest) -> ImageSpec:
-    from envcheck.cli.build.cell_to_build import spec_to_build
-
     return spec_to_build(settings, str(spec.cell), "devel", request.images_dir, spec.arch)
 
 
 def _build(devel: ImageSpec, source: Sdist, gpus: tuple[str, ...]) -> ExtensionBuild:
-    from envcheck.images.source_builds.recipe import ExtensionBuild
-
     return ExtensionBuild(sdist=source, devel=devel, gpus=gpus)
 
 
@@ -197,13 +182,6 @@ def _compiled(
     store: Store,
     means: Callable[[str], TransferOptions],
 ) -> list[StoredWheel]:
-    from envcheck.cli.build.cell_to_build import lock_first
-    from envcheck.cli.build.printed import details, listeners
-    from envcheck.images.source_builds import sdist
-    from envcheck.images.source_builds.compile import Compiler, wheel_of
-    from envcheck.matrix.facts.lookup import Facts
-    from envcheck.matrix.file.load import load
-
     if not sources:
         return []
     gpus = _capabilities(settings, spec, sources, request.gpus)
@@ -224,15 +202,10 @@ def _compiled(
 
 
 def _stored(wheel: KeptWheel) -> StoredWheel:
-    from envcheck.images.prefetch import StoredWheel
-
     return StoredWheel(wheel.name, wheel.sha256, "pypi")
 
 
 def _fetched(store: Store, file: WheelFile, means: Callable[[str], TransferOptions]) -> StoredWheel:
-    from envcheck.images.prefetch import StoredWheel
-    from envcheck.mirrors.fetch.request import WantedFile
-
     if not store.sound(file.sha256):
         store.put(WantedFile((file.url,), file.sha256, None, Path(file.name)), means(file.name))
     return StoredWheel(file.name, file.sha256, "pypi")

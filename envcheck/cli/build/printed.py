@@ -7,28 +7,27 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 
+from envcheck.cli import Settings
+from envcheck.cli.build.cell_to_build import kept_locks
 from envcheck.counting import counted
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.images.engines.build import BuildResult
-    from envcheck.images.engines.venv import Environment, EnvironmentPlan
-    from envcheck.images.plan import BuildPlan
-    from envcheck.images.spec import ImageSpec
-    from envcheck.mirrors.profiles.model import Profile
+from envcheck.images import engines
+from envcheck.images.build_log import FailedError, said_of, step_of
+from envcheck.images.engines.build import BuildResult
+from envcheck.images.engines.venv import Environment, EnvironmentPlan
+from envcheck.images.plan import BuildPlan
+from envcheck.images.spec import ImageSpec
+from envcheck.mirrors.profiles.model import Profile
 
 
 def show_unlocked(
     specs: Sequence[ImageSpec], profile: Profile, *, engine: str, packages: Sequence[str], as_json: bool
 ) -> None:
     """Print the plan of targets of a cell that have no lock: what they install is not known yet, `packages` neither."""
-    from envcheck.cli.build.cell_to_build import kept_locks
-
     spec = specs[0]
     if as_json:
         plan: dict[str, Any] = {"schema": "envcheck/build-plan/1", "engine": engine, "cell": str(spec.cell)}
@@ -102,8 +101,6 @@ def show_environment_plan(planned: EnvironmentPlan, *, as_json: bool) -> None:
 
 def show_images(images: Sequence[BuildResult], *, gpus: bool, quiet: bool, as_json: bool) -> None:
     """Print the images that were built, and unless `quiet` what to do with them; `gpus`: they are for some."""
-    from envcheck.images import engines
-
     if as_json:
         as_program(_one_or_all(images))
         return
@@ -155,8 +152,6 @@ _Listener = Callable[[str], None]
 @contextmanager
 def details() -> Iterator[None]:
     """Print the step and its last lines before the one line that every error gets."""
-    from envcheck.images.build_log import FailedError
-
     try:
         yield
     except FailedError as error:
@@ -196,8 +191,6 @@ def _message(line: str) -> None:
 
 def _steps() -> _Listener:
     """Return what prints each step once: targets that are built at once share steps."""
-    from envcheck.images.build_log import step_of
-
     shown: set[str] = set()
 
     def listener(line: str) -> None:
@@ -213,8 +206,6 @@ def _steps() -> _Listener:
 def _live() -> Iterator[_Listener]:
     from rich.console import Console
     from rich.markup import escape
-
-    from envcheck.images.build_log import said_of, step_of
 
     console = Console(stderr=True)
     current = ["", ""]

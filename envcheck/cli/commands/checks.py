@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import click
 
 from envcheck.checks import LEVELS
+from envcheck.cli import Settings
 from envcheck.cli.options import EXISTING_DIRECTORY, Argument, Option, command_with
 from envcheck.cli.shared import messages
 from envcheck.cli.shared.parameter_types import complete_checks
 from envcheck.errors import ConfigError
 from envcheck.reports import check_catalogue
 from envcheck.runner.planning import discover, select
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,11 @@ import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import Annotated, Final, Literal
 
 import click
 
+from envcheck.cli import Settings
 from envcheck.cli.commands import build, run
 from envcheck.cli.options import Option, command_with
 from envcheck.cli.report_output import Output, OutputType
@@ -22,15 +23,11 @@ from envcheck.images import engines
 from envcheck.images.engines.venv import find_python
 from envcheck.images.spec import load_spec
 from envcheck.images.tags import REPOSITORY, full
+from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.resolve import Query, Resolution, resolve
 from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.node import collect
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.matrix.facts.model import Cell, Matrix
-
 
 _REPORT: Final = Output(Path("envcheck-report.json"))
 

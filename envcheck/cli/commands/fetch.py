@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import click
 
+from envcheck.cli import Settings
 from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, command_with
 from envcheck.cli.shared.parameter_types import ByteRate, complete_cells
 from envcheck.cli.shared.process import status_of, stopping
@@ -24,12 +25,12 @@ from envcheck.cli.sources.mirror_selection import profile_to_fetch
 from envcheck.cli.store.common import format_bytes
 from envcheck.counting import counted
 from envcheck.errors import EnvcheckError
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions
-    from envcheck.mirrors.hub.revision import Revision
-    from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.fetch.request import BandwidthLimiter, FetchedFile, TransferOptions
+from envcheck.mirrors.fetch.transfer import fetch_all
+from envcheck.mirrors.hub.download import fetch_revision
+from envcheck.mirrors.hub.revision import Revision
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.credentials import permission_warning
 
 # Seconds: the window of a rate and its minimum; the pause before the first line of a log.
 _WINDOW: Final = 15.0
@@ -141,10 +142,6 @@ def _print_json(fetched: list[FetchedFile], error: dict[str, str | None] | None,
 
 def _fetched(settings: Settings, options: FetchOptions, done: list[FetchedFile], stop: threading.Event) -> str:
     """Fetch what is asked for into `done`, in its order; return what a person does with it."""
-    from envcheck.mirrors.fetch.transfer import fetch_all
-    from envcheck.mirrors.hub.download import fetch_revision
-    from envcheck.mirrors.net.credentials import permission_warning
-
     request = options.request()
     request.check()
     profile, requested = profile_to_fetch(settings, options.mirror, request)
@@ -258,8 +255,6 @@ def format_total(sizes: Sequence[int | None]) -> str:
 def _shown(
     settings: Settings, client: Client, options: FetchOptions, sizes: Sequence[int | None], stop: threading.Event
 ) -> Iterator[tuple[TransferOptions, _Screen]]:
-    from envcheck.mirrors.fetch.request import BandwidthLimiter, TransferOptions
-
     limiter, slots = BandwidthLimiter(options.limit), threading.Semaphore(options.connections)
     with _screen(settings, len(sizes), TransferSpeed(lambda: limiter.taken)) as screen:
         if len(sizes) > 1:

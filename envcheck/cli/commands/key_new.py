@@ -5,15 +5,14 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import click
 
+from envcheck import signing
+from envcheck.cli import Settings
 from envcheck.cli.options import Argument, Option, command_with
 from envcheck.errors import ConfigError
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
 
 
 class _Switch(click.types.BoolParamType):
@@ -50,8 +49,6 @@ def command(options: KeyNewOptions, settings: Settings) -> None:
     Exit 2: FILE is a directory or ends in .pub, one of the two files exists or cannot be written, or the passwords
     differ.
     """
-    from envcheck import signing
-
     if not options.file.name:
         message = f"{options.file} is a directory"
         raise ConfigError(message, fix=f"name a file in it: {options.file / 'release'}")

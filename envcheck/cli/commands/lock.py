@@ -5,20 +5,32 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import click
 
+from envcheck import safe_files
+from envcheck.cli import Settings
 from envcheck.cli.options import DIRECTORY, FILE, Argument, Option, command_with
 from envcheck.cli.shared.parameter_types import complete_cells
+from envcheck.cli.sources.extensions_of_cell import ask_installer, extensions_of_target
 from envcheck.cli.sources.fetch_request import profile_client
 from envcheck.counting import counted
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.images.lockfile import Lock
-    from envcheck.matrix.facts.model import Cell, Matrix
-    from envcheck.mirrors.profiles.model import Profile
+from envcheck.data import data_path, own_images
+from envcheck.errors import ConfigError, EnvcheckError
+from envcheck.images import lock_on_top, lock_with_uv
+from envcheck.images.dockerfile import write_locks
+from envcheck.images.lock_with_uv import companions, image_requirements, lock_tool
+from envcheck.images.lockfile import Lock, read_locks
+from envcheck.images.spec import make_spec, select
+from envcheck.images.targets import SHARED_GROUPS
+from envcheck.matrix.facts.model import Cell, Matrix
+from envcheck.matrix.file.load import load
+from envcheck.mirrors.hub.api import trusted_endpoint
+from envcheck.mirrors.hub.download import lock_revision
+from envcheck.mirrors.hub.revision import parse_reference
+from envcheck.mirrors.profiles.load import load as load_profile
+from envcheck.mirrors.profiles.model import Profile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +84,6 @@ def command(options: LockOptions, settings: Settings) -> None:
 
     Exit 0: all are locked, or the installer agrees; 2: wrong usage; 3: a cell could not be locked, or it disagrees.
     """
-    from envcheck.data import own_images
-    from envcheck.images.spec import select
-    from envcheck.matrix.file.load import load
-    from envcheck.mirrors.profiles.load import load as load_profile
-
     _refuse_ignored(options)
     profile = load_profile(options.mirror)
     if options.model is not None or options.dataset is not None:
@@ -102,8 +109,6 @@ def command(options: LockOptions, settings: Settings) -> None:
 
 def _refuse_ignored(options: LockOptions) -> None:
     """Raise ConfigError if --with or --tool is given beside what it would leave unread."""
-    from envcheck.errors import ConfigError
-
     mode = "--with" if options.requirements else "--tool"
     if not options.requirements and not options.tool:
         return
@@ -124,11 +129,6 @@ def _refuse_ignored(options: LockOptions) -> None:
 
 
 def _ask_installer(matrix: Matrix, options: LockOptions, profile: Profile) -> None:
-    from envcheck.cli.sources.extensions_of_cell import ask_installer
-    from envcheck.errors import ConfigError
-    from envcheck.images.spec import select
-    from envcheck.matrix.facts.model import Cell
-
     if (
         len(options.selectors) == 1
         and not set("*?[") & set(options.selectors[0])
@@ -145,11 +145,7 @@ def _ask_installer(matrix: Matrix, options: LockOptions, profile: Profile) -> No
 
 
 def _lock_model(options: LockOptions, profile: Profile) -> None:
-    from envcheck import safe_files
-    from envcheck.errors import ConfigError
-    from envcheck.mirrors.hub.api import trusted_endpoint
-    from envcheck.mirrors.hub.download import lock_revision
-    from envcheck.mirrors.hub.revision import format_lock, parse_reference
+    from envcheck.mirrors.hub.revision import format_lock
 
     if options.selectors or (options.model is not None and options.dataset is not None):
         message = "CELL, --model and --dataset exclude each other"
@@ -175,28 +171,19 @@ def _lock(
     options: LockOptions,
     settings: Settings,
 ) -> bool:
-    from envcheck.cli.sources.extensions_of_cell import extensions_of_target
-    from envcheck.errors import EnvcheckError
-    from envcheck.images.dockerfile import write_locks
-    from envcheck.images.lock_on_top import lock_target
-    from envcheck.images.lock_with_uv import MadeLocks, companions, make_locks
-    from envcheck.images.lockfile import read_locks
-    from envcheck.images.spec import make_spec
-    from envcheck.images.targets import SHARED_GROUPS
-
     try:
         arch = options.arch
         kept = read_locks(images_dir / str(cell), arch=arch) if options.targets else []
         like = read_locks(images_dir / str(cell)) if arch != "x86_64" else []
         shared = [lock for lock in kept if lock.group in SHARED_GROUPS]
-        made = MadeLocks(shared) if shared else make_locks(matrix, cell, profile, arch, like)
+        made = lock_with_uv.MadeLocks(shared) if shared else lock_with_uv.make_locks(matrix, cell, profile, arch, like)
         locks = made.locks
         spec = make_spec(matrix, cell, locks, arch=arch, where=str(images_dir / str(cell)))
         targets = options.targets or matrix.targets(cell)
         added: list[Lock] = []
         for target in targets:
             native = extensions_of_target(matrix, make_spec(matrix, cell, locks, target=target, arch=arch))
-            added += lock_target(matrix, cell, target, locks, profile, arch, like, native)
+            added += lock_on_top.lock_target(matrix, cell, target, locks, profile, arch, like, native)
     except EnvcheckError as error:
         message = str(error) if str(cell) in str(error) else f"{cell}: {error}"
         lines = textwrap.wrap(message, 80, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
@@ -213,11 +200,7 @@ def _lock(
 
 
 def _lock_tool(profile: Profile) -> None:
-    from envcheck import safe_files
-    from envcheck.data import data_path
-    from envcheck.images.lock_with_uv import image_requirements, lock_tool
     from envcheck.images.lockfile import format_lock
-    from envcheck.matrix.file.load import load
 
     target = data_path("templates") / "envcheck.lock"
     pythons = [base.python for base in load().bases]

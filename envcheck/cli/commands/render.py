@@ -5,17 +5,19 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import click
 
+from envcheck.cli import Settings
 from envcheck.cli.options import EXISTING_DIRECTORY, Argument, Option, command_with
-from envcheck.cli.shared.parameter_types import complete_cells
+from envcheck.cli.shared.parameter_types import architecture, complete_cells
 from envcheck.counting import counted
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.images.spec import ImageSpec
+from envcheck.data import data_path, own_images
+from envcheck.errors import ConfigError
+from envcheck.images import tags
+from envcheck.images.dockerfile import drift, remove_orphans, render_cells
+from envcheck.images.spec import ImageSpec, load_specs, select
 
 _NAMED: Final = 3  # of the cells without a lock
 _EPILOG = """\b
@@ -68,9 +70,6 @@ def command(options: RenderImagesOptions, settings: Settings) -> None:
 
     Exit 0: written, or with --check nothing differs; 1: files differ; 2: wrong usage.
     """
-    from envcheck.data import data_path, own_images
-    from envcheck.errors import ConfigError
-
     mirror, output = options.mirror, options.output
     if (mirror is None) != (output is None):
         message = "--mirror and --output go together"
@@ -90,7 +89,6 @@ def command(options: RenderImagesOptions, settings: Settings) -> None:
 
 
 def _specs(settings: Settings, selectors: tuple[str, ...], images_dir: Path) -> list[ImageSpec]:
-    from envcheck.images.spec import load_specs, select
     from envcheck.matrix.file.load import load
 
     matrix = load(settings.matrix)
@@ -108,8 +106,6 @@ def _unlocked(specs: list[ImageSpec]) -> list[str]:
 
 def _check(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOptions, *, all_cells: bool) -> None:
     """Compare. Every cell of `specs` must have locks, but a directory of the user's own may hold some cells only."""
-    from envcheck.images.dockerfile import drift, render_cells
-
     unlocked = _unlocked(specs) if options.images_dir is None or not all_cells else []
     rendered = render_cells(spec for spec in specs if spec.locks)
     cells = {str(spec.cell) for spec in specs if spec.locks}
@@ -127,8 +123,7 @@ def _check(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOption
 
 
 def _render(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOptions, settings: Settings) -> None:
-    from envcheck.errors import ConfigError
-    from envcheck.images.dockerfile import remove_orphans, render_cells, write
+    from envcheck.images.dockerfile import write
 
     unlocked, all_cells = _unlocked(specs), not options.selectors
     if unlocked and not all_cells:
@@ -150,9 +145,6 @@ def _render(specs: list[ImageSpec], images_dir: Path, options: RenderImagesOptio
 
 
 def _context(specs: list[ImageSpec], mirror: str, output: Path, settings: Settings) -> None:
-    from envcheck.cli.shared.parameter_types import architecture
-    from envcheck.errors import ConfigError
-    from envcheck.images import tags
     from envcheck.images.build_context import write
     from envcheck.mirrors.profiles.load import load
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import click
 
 from envcheck import safe_files
-from envcheck.cli import report_output
+from envcheck.cli import Settings, report_output
 from envcheck.cli.options import EXISTING_DIRECTORY, FILE, Argument, Option, command_with
 from envcheck.cli.shared import messages
 from envcheck.cli.shared.parameter_types import FiniteRange
@@ -22,9 +22,6 @@ from envcheck.reports import terminal
 from envcheck.reports.formats import registry
 from envcheck.reports.model import encode, load, write
 from envcheck.reports.rejudge import rejudge
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
 
 # The loader reports a missing file, with what to do.
 _Report = Annotated[Path, Argument(type=FILE)]

@@ -4,39 +4,43 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import click
+from msgspec import structs
+from rich.console import Console
 
 from envcheck import __version__
 from envcheck.checks import LEVELS
-from envcheck.cli import report_output
+from envcheck.cli import Settings, report_output
 from envcheck.cli.options import EXISTING_DIRECTORY, FILE, Option, command_with
 from envcheck.cli.report_output import Destinations, Output, OutputType
 from envcheck.cli.shared import messages
 from envcheck.cli.shared.parameter_types import Duration, FiniteRange, complete_checks
+from envcheck.cli.shared.process import console as new_console
 from envcheck.cli.shared.process import status_of
 from envcheck.counting import counted
 from envcheck.errors import ConfigError, UnavailableError
+from envcheck.fleet.gate import keep_run
 from envcheck.matrix.file.load import load as load_matrix
+from envcheck.node.collect import collect
+from envcheck.reports import terminal
+from envcheck.reports.compare import compare, lines
+from envcheck.reports.model import RunReport, as_earlier, encode, load, report_of
+from envcheck.reports.model import load as load_report
+from envcheck.reports.redact import redact
+from envcheck.reports.terminal import LiveReport
 from envcheck.runner.container import ContainerTarget, shown_gpus
+from envcheck.runner.execute import validate
 from envcheck.runner.launcher import Place, complaints, place
 from envcheck.runner.local_python import LocalPython, Target, answering, choose_python
 from envcheck.runner.planning import CheckModule, discover, most_telling_first, plan, select
 from envcheck.runner.requirements import Requirements, measured_demands, node_checks, read
 from envcheck.runner.state import Run, RunPlan
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rich.console import Console
-
-    from envcheck.cli import Settings
-    from envcheck.reports.model import RunReport
-    from envcheck.reports.terminal import LiveReport
-    from envcheck.runner.state import Run
+from envcheck.runner.worker.process_limits import explained
 
 _HIDING: Final[dict[str, Any]] = {"is_eager": True, "callback": messages.hide_names}
 
@@ -158,12 +162,6 @@ def command(options: RunOptions, settings: Settings) -> int:
     that do not fit --budget are skipped, and the last line counts them. If no
     check fits, the exit code is 3.
     """
-    from msgspec import structs
-
-    from envcheck.cli.shared.process import console as new_console
-    from envcheck.reports import terminal
-    from envcheck.reports.model import load as load_report
-
     report_output.require_working_directory()
     launched = leave_to_the_first(quiet=settings.quiet)
     run = Run(_planned(options, settings.matrix))
@@ -194,9 +192,6 @@ def command(options: RunOptions, settings: Settings) -> int:
 
 def _keep_for_the_gate(run: Run, options: RunOptions, places: Destinations) -> None:
     """Keep the verdict for `envcheck fleet gate`, unless checks were left out or names are not to be written."""
-    from envcheck.fleet.gate import keep_run
-    from envcheck.reports.model import report_of
-
     partly = options.only or options.skip or options.budget is not None or options.timeout is not None
     if not (partly or options.redact or options.redact_key):
         keep_run(report_of(run), places.report, options.python if options.image else None)
@@ -289,8 +284,6 @@ def _exclusive(**options: object) -> None:
 
 def _resume(run: Run, path: Path) -> str:
     """Take the finished checks over from an unfinished report; return the line about it."""
-    from envcheck.reports.model import as_earlier, load
-
     if not path.exists():
         return f"no report at {path}: all checks run"
     run.go_on(as_earlier(load(path)), path, __version__)
@@ -307,8 +300,6 @@ def _redactions(options: RunOptions) -> tuple[Callable[[RunReport], RunReport], 
     """Return what is done to a report, and to a line, before it leaves this process for a file or the terminal."""
     if not options.redact and not options.redact_key:
         return (lambda report: report), (lambda line: line)
-    from envcheck.reports.redact import redact
-
     names = messages.names(options.redact_key)
     return (lambda report: redact(report, options.redact_key, names)), messages.without_names(sys.argv[1:])
 
@@ -317,8 +308,6 @@ def _held_against(
     earlier: RunReport, report: RunReport, printable: Callable[[str], str], *, as_json: bool, quiet: bool
 ) -> int:
     """Print what changed since the baseline; return 1 where anything got worse, 3 where nothing could be compared."""
-    from envcheck.reports.compare import compare, lines
-
     comparison = compare(earlier, report)
     printed = [printable(line) for line in lines(comparison)]
     click.echo("\n".join(printed[-1:] if quiet else ["", "Since the baseline", *printed]), err=as_json)
@@ -335,8 +324,6 @@ def _run_and_report(
     quiet: bool,
 ) -> int:
     """Measure and judge, write the report, print it, and return the exit code."""
-    from envcheck.reports.model import report_of
-
     keeper, interrupted = _measured(run, files)
     report = report_of(run)
     kept = files.redacted(report)
@@ -357,11 +344,6 @@ def _run_and_report(
 
 def _measured(run: Run, files: Destinations) -> tuple[LiveReport, KeyboardInterrupt | None]:
     """Run the checks; return what kept the report meanwhile, and the Ctrl-C or SIGTERM that ended it."""
-    from envcheck.node.collect import collect
-    from envcheck.reports import terminal
-    from envcheck.reports.terminal import LiveReport
-    from envcheck.runner.execute import validate
-
     with terminal.Progress(run.asked.plan) as progress:
         keeper = LiveReport(run, files.report, progress, files.redacted)
         try:
@@ -374,9 +356,6 @@ def _measured(run: Run, files: Destinations) -> tuple[LiveReport, KeyboardInterr
 def _print(
     report: RunReport, files: Destinations, console: Console, *, as_json: bool, quiet: bool, written: bool
 ) -> None:
-    from envcheck.reports import terminal
-    from envcheck.reports.model import encode
-
     if as_json:
         click.echo(encode(report), nl=False)
     elif quiet:
@@ -402,8 +381,6 @@ def _tried(report: RunReport, name: str, path: Path) -> OSError | None:
 
 
 def _say_unwritten(error: OSError, option: str, files: Destinations) -> None:
-    from envcheck.runner.worker.process_limits import explained
-
     why = explained((error.strerror or str(error)).replace("No space left", "no space left"))
     fix = f"give {option} another file" if option.startswith("--") else "send it elsewhere"
     click.echo(files.redacted_line(f"envcheck: {error.filename or option}: {why}; free space, or {fix}"), err=True)
@@ -411,8 +388,6 @@ def _say_unwritten(error: OSError, option: str, files: Destinations) -> None:
 
 def _not_passed(report: RunReport) -> RunReport:
     """Return the report of a run that passed, and of which no file is there to show it: undetermined."""
-    from msgspec import structs
-
     if report.verdict.exit_code:
         return report
     sentence = "UNDETERMINED: every check that ran is sound, but the report could not be written"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import Annotated, Final, Literal
 
 import click
 import msgspec
 
+from envcheck.cli import Settings
 from envcheck.cli.options import Argument, command_with
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
 
 _STRUCTS: Final = {
     "matrix": "envcheck.matrix.facts.model:Matrix",

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import click
+import msgspec
 
+from envcheck import safe_files
+from envcheck.cli import Settings
 from envcheck.cli.options import FILE, Argument, Option, command_with
+from envcheck.cli.report_output import apart
+from envcheck.cli.shared import messages
 from envcheck.cli.shared.parameter_types import Duration
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from envcheck.cli import Settings
-    from envcheck.watch.record import WatchRecord
+from envcheck.errors import ConfigError
+from envcheck.node.collect import find_library
+from envcheck.printable import printable
+from envcheck.watch.outputs import openmetrics, page
+from envcheck.watch.record import WatchRecord, document, summarize
+from envcheck.watch.run_command import watch
 
 # Seconds. Reading /proc and NVML takes milliseconds.
 _SHORTEST: Final = 0.01
@@ -47,11 +53,6 @@ def command(options: WatchOptions, settings: Settings) -> int:
     Standard output stays the command's; the summary goes to standard error.
     The exit code is the command's: 128+n if signal n ended it, 127 if it is not found, 126 if it cannot be started.
     """
-    from envcheck.cli.report_output import apart
-    from envcheck.errors import ConfigError
-    from envcheck.node.collect import find_library
-    from envcheck.watch.run_command import watch
-
     if not _SHORTEST <= options.interval <= _LONGEST:
         message = f"--interval of {options.interval:g} s is not between {_SHORTEST:g} s and {_LONGEST:g} s"
         raise ConfigError(message, fix="give a time between them; the command was not started")
@@ -67,14 +68,6 @@ def command(options: WatchOptions, settings: Settings) -> int:
 
 def _report(seen: WatchRecord, options: WatchOptions, *, quiet: bool) -> None:
     """Print the summary and write the files; what cannot be written is said and changes no exit code."""
-    import msgspec
-
-    from envcheck import safe_files
-    from envcheck.cli.shared import messages
-    from envcheck.printable import printable
-    from envcheck.watch.outputs import openmetrics, page
-    from envcheck.watch.record import document, summarize
-
     content = msgspec.json.format(msgspec.json.encode(document(seen)), indent=2) + b"\n"
     if options.as_json:
         click.echo(content, nl=False, err=True)

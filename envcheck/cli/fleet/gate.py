@@ -10,15 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import Annotated, Final, Literal
 
 import click
 
+from envcheck.cli import Settings
 from envcheck.cli.options import Option, command_with
 from envcheck.cli.shared import messages
 from envcheck.cli.shared.parameter_types import Duration
 from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
-from envcheck.fleet import gate
+from envcheck.fleet import gate, kubernetes_node, quick_run
 from envcheck.fleet.gate import (
     Boot,
     GatedEnvironment,
@@ -32,10 +33,9 @@ from envcheck.fleet.gate import (
     this_boot,
     why_unusable,
 )
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.runner.local_python import Target
+from envcheck.node.subprocesses import output
+from envcheck.runner.container import ContainerTarget
+from envcheck.runner.local_python import LocalPython, Target, answering, choose_python
 
 _DRAIN_SECONDS: Final = 5.0
 
@@ -126,9 +126,7 @@ def _warn(refused: str, what: str) -> None:
 
 
 def _mark(node: str, check: str, reason: str) -> str:
-    from envcheck.fleet.kubernetes_node import mark
-
-    return mark(node, check, reason, os.environ)
+    return kubernetes_node.mark(node, check, reason, os.environ)
 
 
 def _drain(node: str, _check: str, reason: str) -> str:
@@ -136,8 +134,6 @@ def _drain(node: str, _check: str, reason: str) -> str:
 
     SchedMD advises against Slurm commands in a prolog. Without this one the reason would be "Prolog error".
     """
-    from envcheck.node.subprocesses import output
-
     scontrol = shutil.which("scontrol")
     if scontrol is None:
         return "scontrol is not on PATH"
@@ -159,11 +155,9 @@ def _verdict(options: GateOptions, node: Boot) -> tuple[NodeVerdict, str]:
     kept = gate.read(path)
     if kept is not None and not why_unusable(kept, question, node):
         return kept, f"{node.uptime - kept.at.uptime:.0f} s ago"
-    from envcheck.fleet.quick_run import keep_report, run_checks
-
     target = target or _target(options)
-    report = run_checks(target, options.level, options.budget, require_gpu=options.require_gpu)
-    new = of_report(report, subject, this_boot(), keep_report(report, path))
+    report = quick_run.run_checks(target, options.level, options.budget, require_gpu=options.require_gpu)
+    new = of_report(report, subject, this_boot(), quick_run.keep_report(report, path))
     if new is None:
         message = "the run was cut short"
         raise UnavailableError(message, fix="see with `envcheck run` what ends it")
@@ -177,8 +171,6 @@ def _verdict(options: GateOptions, node: Boot) -> tuple[NodeVerdict, str]:
 def _subject(options: GateOptions) -> tuple[GatedEnvironment, Target | None]:
     """Return which environment is meant; with its target where the engine was needed to tell."""
     if options.image is None:
-        from envcheck.runner.local_python import choose_python
-
         python = choose_python(Path(options.python) if options.python else None).python
         return GatedEnvironment(kind="python", name=str(python), state=fingerprint(python)), None
     if by_digest(options.image):
@@ -189,11 +181,7 @@ def _subject(options: GateOptions) -> tuple[GatedEnvironment, Target | None]:
 
 def _target(options: GateOptions) -> Target:
     if options.image is not None:
-        from envcheck.runner.container import ContainerTarget
-
         return ContainerTarget(options.image, python=options.python)
-    from envcheck.runner.local_python import LocalPython, answering, choose_python
-
     return LocalPython(answering(choose_python(Path(options.python) if options.python else None)))
 
 

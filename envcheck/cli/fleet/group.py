@@ -6,11 +6,11 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import click
 
-from envcheck.cli import report_output
+from envcheck.cli import Settings, report_output
 from envcheck.cli.options import Option, command_with
 from envcheck.cli.report_output import Node, Output, OutputType
 from envcheck.cli.shared.parameter_types import Duration, FiniteRange
@@ -30,9 +30,6 @@ from envcheck.runner.launcher import place
 from envcheck.runner.local_python import LocalPython, answering, choose_python
 from envcheck.runner.planning import plan
 from envcheck.runner.state import Run, RunPlan
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,11 @@ import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import click
 
+from envcheck.cli import Settings
 from envcheck.cli.options import FILE, Option, command_with
 from envcheck.cli.shared.messages import note
 from envcheck.cli.shared.parameter_types import Duration
@@ -22,9 +23,6 @@ from envcheck.fleet.pairs.results import ROLL_CALL, Diagnosis, GroupResult, Grou
 from envcheck.fleet.pairs.session import SMALL, Fleet, NextRound, document, lines, read_domains, step
 from envcheck.fleet.terminal import wrapped
 from envcheck.safe_files import held
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +113,6 @@ def _launcher(options: FleetPairsOptions) -> Launcher:
 
 
 def _can_start(launcher: Launcher) -> None:
-    from envcheck.errors import ConfigError
-
     first = shlex.split(launcher.template)[0]
     if first != "{command}" and shutil.which(first) is None:
         message = f"{first} is not on PATH, so that no test can start"
@@ -129,8 +125,6 @@ def _busy(state: Path) -> None:
 
 
 def _show_commands(fleet: Fleet, launcher: Launcher) -> None:
-    from envcheck.fleet.pairs.results import GroupTest
-
     first = step(fleet, {})
     if isinstance(first, NextRound):
         click.echo(f"first: {shlex.join(launcher.command(first.tests[0], launcher.folder))}")

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import click
 
+from envcheck.cli import Settings
 from envcheck.cli.options import Argument, Option, command_with
 from envcheck.fleet.cover import of_places, plan
 from envcheck.fleet.model import encode
 from envcheck.fleet.terminal import plan_lines
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.query import Query, normalized
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
 
 
 @dataclass(frozen=True, kw_only=True)

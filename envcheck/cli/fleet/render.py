@@ -6,18 +6,16 @@ import shutil
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import click
 
 from envcheck import safe_files
+from envcheck.cli import Settings
 from envcheck.cli.options import DIRECTORY, Argument, Option, command_with
 from envcheck.cli.shared.parameter_types import Duration
 from envcheck.errors import ConfigError
 from envcheck.fleet.launch_files import NOT_OF, LaunchValues, launch_files
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
 
 
 @dataclass(frozen=True, kw_only=True)

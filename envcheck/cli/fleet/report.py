@@ -6,11 +6,12 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import click
 
 from envcheck import safe_files
+from envcheck.cli import Settings
 from envcheck.cli.options import FILE, Argument, Option, command_with
 from envcheck.cli.report_output import apart
 from envcheck.cli.shared.parameter_types import Duration
@@ -23,9 +24,6 @@ from envcheck.fleet.page import page
 from envcheck.fleet.prometheus import prometheus
 from envcheck.fleet.summary import FleetQuestion, summarize
 from envcheck.fleet.terminal import lines, wrapped
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
 
 _AXES: Final = ("gpu", "cell", "driver")
 

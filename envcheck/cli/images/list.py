@@ -5,25 +5,26 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import click
 
+from envcheck.cli import Settings
+from envcheck.cli.images.selection import selected, specs_of
 from envcheck.cli.options import EXISTING_DIRECTORY, Argument, Option, command_with
 from envcheck.cli.shared import messages
 from envcheck.cli.shared.parameter_types import complete_cells
 from envcheck.counting import counted
+from envcheck.data import data_path
 from envcheck.errors import ConfigError
 from envcheck.images import formats
 from envcheck.images.formats import FormatOptions
+from envcheck.images.lockfile import missing
 from envcheck.images.plan import PLATFORMS
-from envcheck.images.tags import REPOSITORY
-from envcheck.matrix.facts.model import HostArch, Target
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.images.spec import ImageSpec
-    from envcheck.matrix.facts.model import Cell, Matrix
+from envcheck.images.spec import ImageSpec, load_specs, make_spec, no_lock
+from envcheck.images.tags import REPOSITORY, parse
+from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
+from envcheck.matrix.file.load import load
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +67,6 @@ def command(options: ImagesListOptions, settings: Settings) -> int:
     Exit 0: listed, even if a cell lacks a lock; 2: a lock cannot be used, or wrong usage; 3: git is needed but not
     installed.
     """
-    from envcheck.cli.images.selection import selected, specs_of
-    from envcheck.data import data_path
-    from envcheck.matrix.file.load import load
-
     if options.format and options.as_json:
         message = "--format and --json exclude each other"
         raise ConfigError(message, fix="give one of them")
@@ -94,8 +91,6 @@ def _archs(format_name: str, platform: str | None) -> list[HostArch]:
 
 def _repository(name: str) -> str:
     """Return the name, which must be that of a repository: the tags of its images say every axis themselves."""
-    from envcheck.images.tags import parse
-
     repository, tag = parse(name)
     if tag is not None:
         message = f"--repository {name} has the tag {tag!r}, and each image has a tag of its own"
@@ -105,8 +100,6 @@ def _repository(name: str) -> str:
 
 def _say_left_out(specs: list[ImageSpec]) -> None:
     """Name the cells that a format for many cells leaves out."""
-    from envcheck.images.spec import no_lock
-
     for line in dict.fromkeys(str(no_lock(spec.cell, spec.arch)) for spec in specs if not spec.locks):
         cell, _, lacks = line.partition(" ")
         messages.say(f"{cell} is left out: it {lacks}")
@@ -124,9 +117,6 @@ def _listed(rows: list[dict[str, Any]], options: ImagesListOptions) -> int:
 
 
 def _row(matrix: Matrix, cell: Cell, targets: list[Target], directory: Path) -> dict[str, Any]:
-    from envcheck.images.lockfile import missing
-    from envcheck.images.spec import load_specs, make_spec
-
     spec, wrong, lacking = make_spec(matrix, cell, []), None, missing(directory / str(cell))
     if not lacking:
         try:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import click
 
+from envcheck.cli import Settings
+from envcheck.cli.images.selection import spec_of
 from envcheck.cli.options import EXISTING_DIRECTORY, Argument, Option, command_with
 from envcheck.cli.shared import messages
 from envcheck.cli.shared.parameter_types import complete_cells
+from envcheck.errors import ConfigError
+from envcheck.images.build_context import tool_lock
+from envcheck.images.sbom import components, cyclonedx, read, spdx
 from envcheck.matrix.facts.model import Target
-
-if TYPE_CHECKING:
-    import datetime as dt
-
-    from envcheck.cli import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +47,6 @@ def command(options: ImagesSbomOptions, settings: Settings) -> None:
 
     Exit 0: printed; 2: the cell has no lock, or wrong usage.
     """
-    from envcheck.cli.images.selection import spec_of
-    from envcheck.images.build_context import tool_lock
-    from envcheck.images.sbom import components, cyclonedx, read, spdx
-
     spec = spec_of(settings.matrix, options.selector, options.target, options.images_dir)
     listed = components(spec, tool_lock(), read(options.metadata))
     write = spdx if options.format == "spdx" else cyclonedx
@@ -60,11 +58,6 @@ def command(options: ImagesSbomOptions, settings: Settings) -> None:
 
 def _created() -> dt.datetime:
     """Return the date of the document: now, or what SOURCE_DATE_EPOCH says."""
-    import datetime as dt
-    import os
-
-    from envcheck.errors import ConfigError
-
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     if not epoch:
         return dt.datetime.now(dt.timezone.utc)

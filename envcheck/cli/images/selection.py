@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from envcheck.errors import ConfigError, UnavailableError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from envcheck.images.spec import ImageSpec
-    from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
+from envcheck.images.engines import subprocesses
+from envcheck.images.engines.subprocesses import stream
+from envcheck.images.plan import PLATFORMS
+from envcheck.images.spec import ImageSpec, load_spec, no_lock, select, select_one
+from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
+from envcheck.matrix.file.load import load
 
 CellTargets = tuple["Cell", list["Target"]]
 # Folders of templates/ that no image is made from: mirror sites, and what other tools read.
@@ -42,8 +42,6 @@ class Selection(Protocol):
 
 def selected(matrix: Matrix, options: Selection, images_dir: Path) -> list[CellTargets]:
     """Return the cells with their targets; a target that no named cell has is a ConfigError."""
-    from envcheck.images.spec import select
-
     named = [
         (cell, [target for target in matrix.targets(cell) if options.target in (None, target)])
         for cell in select(matrix, options.selectors)
@@ -92,9 +90,6 @@ def specs_of(
     matrix: Matrix, chosen: Sequence[CellTargets], images_dir: Path, archs: Sequence[HostArch]
 ) -> list[ImageSpec]:
     """Return one spec for each target of each cell on each of these architectures that the cell is published for."""
-    from envcheck.images.plan import PLATFORMS
-    from envcheck.images.spec import load_spec
-
     specs = [
         load_spec(matrix, cell, target, images_dir=images_dir, arch=arch)
         for cell, targets in chosen
@@ -112,9 +107,6 @@ def specs_of(
 
 def spec_of(matrix_file: Path | None, selector: str, target: Target, images_dir: Path | None) -> ImageSpec:
     """Return one target of the one cell that the selector names, locked; ConfigError otherwise."""
-    from envcheck.images.spec import load_spec, no_lock, select_one
-    from envcheck.matrix.file.load import load
-
     matrix = load(matrix_file)
     cell = select_one(matrix, selector)
     published = matrix.targets(cell)
@@ -135,9 +127,7 @@ def _since(revision: str, directory: Path) -> list[str]:
 
     Files that git does not know yet count. Raise ConfigError where git cannot tell.
     """
-    from envcheck.images.engines.subprocesses import stream, which
-
-    if which("git") is None:
+    if subprocesses.which("git") is None:
         message = "--changed-since asks git, which is not installed"
         raise UnavailableError(message, fix="install git, or list the changed paths with --changed FILE")
     paths: list[str] = []

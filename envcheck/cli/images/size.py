@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import click
+import msgspec
 
+from envcheck.cli import Settings
 from envcheck.cli.options import Argument, Option, command_with
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.images.engines.size import SizeLedger
+from envcheck.errors import UnavailableError
+from envcheck.images import engines
+from envcheck.images.engines.size import KINDS, SizeLedger, measure
 
 _SHOWN = 12
 _STEP = 58
@@ -34,12 +35,6 @@ def command(options: ImageSizeOptions, settings: Settings) -> None:
 
     Exit 0: measured; 1: it has no Python; 2: wrong usage, or there is no such image; 3: no engine answers.
     """
-    import msgspec
-
-    from envcheck.errors import UnavailableError
-    from envcheck.images import engines
-    from envcheck.images.engines.size import measure
-
     engine = engines.find(options.engine)
     if engine == "venv":
         message = "neither docker nor podman answers"
@@ -52,8 +47,6 @@ def command(options: ImageSizeOptions, settings: Settings) -> None:
 
 
 def _show(ledger: SizeLedger, *, quiet: bool) -> None:
-    from envcheck.images.engines.size import KINDS
-
     overhead = f"{ledger.overhead:.1%} are added by envcheck: itself and bytecode"
     click.echo(f"total   {ledger.total / 1e6:.1f} MB in {len(ledger.layers)} layers; {overhead}")
     if quiet:

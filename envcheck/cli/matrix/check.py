@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import click
 import msgspec
 
+from envcheck.cli import Settings
 from envcheck.cli.options import Option, command_with
 from envcheck.counting import counted
 from envcheck.data import data_path
 from envcheck.matrix.extensions import file as extension_file
 from envcheck.matrix.extensions import file as extension_lint
+from envcheck.matrix.extensions.model import Extensions
+from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.canonical import dump
 from envcheck.matrix.file.lint import Problem, lint
 from envcheck.matrix.file.load import load
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.matrix.extensions.model import Extensions
-    from envcheck.matrix.facts.model import Matrix
 
 
 @dataclass(frozen=True, kw_only=True)

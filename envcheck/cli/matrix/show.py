@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import click
 import msgspec
+from rich.table import Table
 
+from envcheck.cli import Settings
 from envcheck.cli.options import Option, command_with
 from envcheck.cli.shared.parameter_types import ARCHS
 from envcheck.cli.shared.process import console
@@ -18,13 +21,6 @@ from envcheck.matrix.facts.model import HostArch, Matrix, key
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.candidates import candidates
 from envcheck.matrix.resolver.query import Query, host_arch, normalized, requested_devices, validate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rich.table import Table
-
-    from envcheck.cli import Settings
 
 
 @dataclass(frozen=True, kw_only=True)

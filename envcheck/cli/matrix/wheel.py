@@ -7,7 +7,7 @@ import hashlib
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import click
@@ -15,6 +15,7 @@ import msgspec
 
 from envcheck.binaries.elf import BinaryError
 from envcheck.binaries.wheel_members import read_members
+from envcheck.cli import Settings
 from envcheck.cli.options import Argument, Option, command_with
 from envcheck.cli.sources.fetch_request import profile_client
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
@@ -25,10 +26,6 @@ from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.net.urls import host_of, is_web_url, split_sha256
 from envcheck.mirrors.profiles.load import load
 from envcheck.mirrors.profiles.model import has_userinfo, redacted
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.matrix.extensions.opened_wheel import OpenedWheel
 
 _BLOCK = 1 << 20
 # Bytes. The largest wheel known, torch for CUDA, has 1 GB; indexes take no file of more than a few.

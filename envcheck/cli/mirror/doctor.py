@@ -6,11 +6,12 @@ import os
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import click
 import msgspec
 
+from envcheck.cli import Settings
 from envcheck.cli.options import EXISTING_FILE, Argument, Option, command_with
 from envcheck.cli.shared import messages
 from envcheck.errors import ConfigError
@@ -22,9 +23,6 @@ from envcheck.mirrors.doctor.this_machine import (
     read_machine,
     unreadable_settings,
 )
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
 
 _COLOURS: Final = {"danger": "red", "unreal": "yellow", "outdated": "cyan"}
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import click
+import msgspec
 
+from envcheck.cli import Settings
 from envcheck.cli.options import Option, command_with
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.mirrors.profiles.load import Preset
+from envcheck.mirrors.profiles import model
+from envcheck.mirrors.profiles.load import Preset, presets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +31,8 @@ def command(options: MirrorListOptions, _settings: Settings) -> None:
     \b
     envcheck mirror list
     """
-    from envcheck.mirrors.profiles import model
-    from envcheck.mirrors.profiles.load import presets
-
     chosen = model.read_choice()
     if options.as_json:
-        import msgspec
-
         rows = [{"name": name, **msgspec.to_builtins(preset)} for name, preset in presets().items()]
         document: dict[str, Any] = {"schema": "envcheck/mirrors/1", "chosen": chosen, "mirrors": rows}
         click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import click
+import msgspec
 
+from envcheck.cli import Settings
 from envcheck.cli.options import EXISTING_FILE, Argument, Option, command_with
 from envcheck.cli.shared.parameter_types import FiniteRange, Size, complete_cells
 from envcheck.cli.sources.fetch_request import FetchRequest, refuse_mirror
 from envcheck.cli.sources.mirror_selection import print_ranking, probe_targets
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.mirrors.probe.ranking import RankedMirror
+from envcheck.mirrors.probe import choose
+from envcheck.mirrors.probe.choose import HOUR, load_mirror
+from envcheck.mirrors.probe.measure import Budget, missing_reason
+from envcheck.mirrors.probe.ranking import RankedMirror
 
 # The budget of a probe, and of one that downloads every file.
 _USUAL: Final = (128_000_000, 45.0)
@@ -97,12 +99,9 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
         --model org/name@COMMIT
     envcheck mirror probe torch2.13.0-cpu-py311 --mirror site.yaml --verify
     """
-    from envcheck.mirrors.probe.choose import HOUR, default_mirrors, load_mirror
-    from envcheck.mirrors.probe.measure import Budget, missing_reason
-
     request = options.request()
     names = dict.fromkeys(options.mirrors)
-    mirrors = [load_mirror(name) for name in names] if names else default_mirrors()
+    mirrors = [load_mirror(name) for name in names] if names else choose.default_mirrors()
     targets = probe_targets(settings, request, options.urls, mirrors, verify=options.verify)
     if not any(target.able(mirrors) for target in targets):
         message = f"not applicable: {', '.join(names)}: {missing_reason(targets[0].part)}"
@@ -124,8 +123,6 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
 
 def _print(settings: Settings, ranked: dict[str, list[RankedMirror]], *, as_json: bool) -> None:
     if as_json:
-        import msgspec
-
         document = {"schema": "envcheck/ranking/2", "parts": ranked}
         click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
         return

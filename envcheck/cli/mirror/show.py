@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import click
+import msgspec
 
+from envcheck import safe_files
+from envcheck.cli import Settings
 from envcheck.cli.options import DIRECTORY, Argument, Option, command_with
+from envcheck.data import state_path
 from envcheck.errors import ConfigError
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.mirrors.profiles.load import PresetEntry
-    from envcheck.mirrors.profiles.model import Profile
-    from envcheck.mirrors.settings.clients import ClientSettings, RenderOptions
+from envcheck.mirrors.profiles.host_config import ca_bundle, distribution
+from envcheck.mirrors.profiles.load import PresetEntry, load, presets
+from envcheck.mirrors.profiles.model import Profile
+from envcheck.mirrors.settings import RENDERERS, render
+from envcheck.mirrors.settings.clients import ClientSettings, RenderOptions, torch_notes
+from envcheck.mirrors.settings.shell import SET_VARIABLE, env, restored_environment
 
 # The keys of envcheck.mirrors.settings.RENDERERS; --help must not import that package.
 _FORMATS: Final = ("pip", "uv", "hf", "apt", "conda", "npm", "buildkitd", "daemon", "registries", "env")
@@ -65,10 +70,6 @@ def command(options: MirrorShowOptions, settings: Settings) -> None:
     envcheck mirror show site.yaml --format apt -o /
     eval "$(envcheck mirror show site.yaml --format env)"
     """
-    from envcheck.mirrors.profiles.load import load
-    from envcheck.mirrors.settings import render
-    from envcheck.mirrors.settings.shell import env
-
     profile = load(options.profile)
     render_with = _render_options(options.variant, options.suite)
     if options.format_name is None:
@@ -82,8 +83,6 @@ def command(options: MirrorShowOptions, settings: Settings) -> None:
     else:
         client_settings = render(profile, options.format_name, render_with)
     if options.as_json:
-        import msgspec
-
         click.echo(msgspec.json.format(msgspec.json.encode(client_settings), indent=2).decode())
         return
     _write_settings(client_settings, options.output)
@@ -92,11 +91,6 @@ def command(options: MirrorShowOptions, settings: Settings) -> None:
 
 def _render_options(variant: str | None, suite: str | None) -> RenderOptions:
     """Return the options for rendering; the suite defaults to this machine's."""
-    import re
-
-    from envcheck.mirrors.profiles.host_config import distribution
-    from envcheck.mirrors.settings.clients import RenderOptions
-
     if variant is not None and not re.fullmatch(r"cpu|cu[0-9]{2,3}|xpu|rocm[0-9.]+", variant):
         message = f"{variant!r} is not a variant"
         raise ConfigError(message, fix="write cu128, cpu, …")
@@ -115,13 +109,6 @@ def _for_this_shell(options: RenderOptions, profile: Profile) -> RenderOptions:
     SSL_CERT_FILE replaces all other roots, so the bundle has this machine's roots and the profile's. This machine's are
     those of the environment before any call, so that no other profile's roots are included.
     """
-    import msgspec
-
-    from envcheck import safe_files
-    from envcheck.data import state_path
-    from envcheck.mirrors.profiles.host_config import ca_bundle
-    from envcheck.mirrors.settings.shell import SET_VARIABLE, restored_environment
-
     roots, path = ca_bundle(profile, restored_environment(os.environ)), None
     if roots is not None:
         path = state_path("ca", f"{hashlib.sha256(roots.encode()).hexdigest()[:16]}.pem")
@@ -147,8 +134,6 @@ def _write_settings(client_settings: ClientSettings, directory: Path | None) -> 
         for path, text in client_settings.files.items():
             click.echo(f"{'' if len(client_settings.files) == 1 else f'# ==> {path} <==' + chr(10)}{text}", nl=False)
         return
-    from envcheck import safe_files
-
     for path, text in client_settings.files.items():
         target = (
             Path(path).expanduser()
@@ -164,12 +149,6 @@ def _write_settings(client_settings: ClientSettings, directory: Path | None) -> 
 
 
 def _print_profile(name: str, profile: Profile, options: RenderOptions, *, as_json: bool) -> None:
-    import msgspec
-
-    from envcheck.mirrors.profiles.load import presets
-    from envcheck.mirrors.settings import RENDERERS
-    from envcheck.mirrors.settings.clients import torch_notes
-
     preset = presets().get(name)
     rendered = {format_name: render(profile, options) for format_name, render in RENDERERS.items()}
     # PyTorch's index alone sets nothing without a variant, but that has to be said.

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import click
 import msgspec
 
+from envcheck.cli import Settings
 from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, command_with
 from envcheck.cli.shared.parameter_types import Size
 from envcheck.cli.store.common import format_bytes
@@ -26,9 +27,6 @@ from envcheck.mirrors.site import discover, files
 from envcheck.mirrors.site.files import refuse_foreign_directory, write
 from envcheck.mirrors.site.model import Registry, Site, SiteHub, SiteIndex, Tls, checked, checked_url, read
 from envcheck.mirrors.site.render import render as to_files
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
 
 # Offsets from --port: 0 is for the indexes, 1 for Hugging Face, 2... for registries; internal ports start here.
 _INSIDE: Final = 100

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import click
 
+from envcheck.cli import Settings
 from envcheck.cli.options import Argument, command_with
 from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.load import BUILT_IN_NAMES, load, presets
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
 
 
 @dataclass(frozen=True, kw_only=True)

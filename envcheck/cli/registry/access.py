@@ -8,21 +8,24 @@ import re
 import stat
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import click
 
+from envcheck import signing
 from envcheck.cli.shared import messages
 from envcheck.errors import ConfigError
+from envcheck.matrix.facts.lookup import find_gpu, suggest
+from envcheck.matrix.facts.model import Matrix
+from envcheck.mirrors.profiles import model
+from envcheck.mirrors.profiles.load import load
+from envcheck.node.collect import collect
 from envcheck.printable import printable
-
-if TYPE_CHECKING:
-    from envcheck.matrix.facts.model import Matrix
-    from envcheck.registry.judge import JudgedProof, NodeFacts, ProofTerms
-    from envcheck.registry.policy import Policy
-    from envcheck.registry.references import ImageReference
-    from envcheck.registry.repository import Repository
-    from envcheck.signing import PrivateKey
+from envcheck.registry.judge import JudgedProof, NodeFacts, ProofTerms, node_of
+from envcheck.registry.policy import DEFAULT, Policy, read
+from envcheck.registry.references import ImageReference
+from envcheck.registry.repository import Repository, open_repository
+from envcheck.signing import PrivateKey
 
 # This machine's architecture as image manifests write it.
 _ARCHS: Final = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -41,8 +44,6 @@ class DescribedNode(NamedTuple):
 
     def facts(self, matrix: Matrix) -> NodeFacts | None:
         """Return the node that the command is about, or None. Raises ConfigError for a wrong description."""
-        from envcheck.registry.judge import NodeFacts, node_of
-
         if self.driver is not None and not _DRIVER.fullmatch(self.driver):
             message = f"--driver {self.driver} is not a whole driver version"
             raise ConfigError(message, fix="write it as nvidia-smi prints it: 570.124.06")
@@ -54,15 +55,11 @@ class DescribedNode(NamedTuple):
             raise ConfigError(message, fix="add --gpu NAME")
         if not self.here:
             return None
-        from envcheck.node.collect import collect
-
         return node_of(collect())
 
 
 def refuse_unknown_gpu(name: str, where: str, matrix: Matrix) -> None:
     """Refuse a short name that the matrix does not have; a proof names its GPU as the driver does, or by that name."""
-    from envcheck.matrix.facts.lookup import find_gpu, suggest
-
     if name.startswith("NVIDIA ") or find_gpu(matrix, name) is not None:
         return
     near = " or ".join(suggest(matrix, name))
@@ -78,35 +75,24 @@ def architecture() -> str:
 
 def repository(reference: ImageReference, mirror: str) -> Repository:
     """Return the repository of a reference, reached as a mirror profile says."""
-    from envcheck.mirrors.profiles import model
-    from envcheck.registry.repository import open_repository
-
     profile = model.plain_profile(mirror)
     if profile is None:
-        from envcheck.mirrors.profiles.load import load
-
         profile = load(mirror)
     return open_repository(reference, profile)
 
 
 def policy(path: Path | None) -> Policy:
     """Return the policy in a file, or the default one."""
-    from envcheck.registry.policy import DEFAULT, read
-
     return DEFAULT if path is None else read(path)
 
 
 def terms(policy: Policy, node: NodeFacts | None, matrix: Matrix) -> ProofTerms:
     """Return what proofs are judged by now."""
-    from envcheck.registry.judge import ProofTerms
-
     return ProofTerms(policy, node, dt.datetime.now(dt.timezone.utc).replace(microsecond=0), matrix)
 
 
 def private_key(path: Path) -> PrivateKey:
     """Return the key in a file, with the password of the environment, or one that is typed at a terminal."""
-    from envcheck import signing
-
     secret = signing.password()
     try:
         key = signing.load_private(path, secret)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import click
+import msgspec
 
+from envcheck.cli import Settings
 from envcheck.cli.options import Argument, Option, command_with
 from envcheck.cli.registry import access
 from envcheck.errors import ConfigError
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.registry.policy import Policy
-    from envcheck.registry.promotions import GateResult, PromotionResult
-    from envcheck.registry.references import ImageReference
+from envcheck.matrix.file.load import load
+from envcheck.registry import promotions
+from envcheck.registry.attachments import is_own_or_fallback
+from envcheck.registry.policy import Policy
+from envcheck.registry.promotions import GateResult, PromotionResult
+from envcheck.registry.references import ImageReference, is_tag, parse_reference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +53,6 @@ def command(options: PromoteOptions, settings: Settings) -> None:
     Exit 0: the aliases name the image; 1: the policy is not met, or more keys must sign; 2: wrong usage; 3: the
     registry does not answer, or refuses.
     """
-    from envcheck.matrix.file.load import load
-    from envcheck.registry import promotions
-    from envcheck.registry.references import parse_reference
-
     source = parse_reference(options.reference)
     target = source if options.to_repository is None else parse_reference(options.to_repository)
     _check(options, source, target)
@@ -86,9 +84,6 @@ def command(options: PromoteOptions, settings: Settings) -> None:
 
 
 def _check(options: PromoteOptions, source: ImageReference, target: ImageReference) -> None:
-    from envcheck.registry.attachments import is_own_or_fallback
-    from envcheck.registry.references import is_tag
-
     if source.digest is None:
         message = f"{options.reference} is not a digest, and a tag may move meanwhile"
         raise ConfigError(message, fix="pass REPOSITORY@sha256:..., as `envcheck publish` prints it")
@@ -127,8 +122,6 @@ def _show(gates: list[GateResult], done: PromotionResult | None) -> None:
 
 
 def _document(source: ImageReference, gates: list[GateResult], done: PromotionResult | None) -> str:
-    import msgspec
-
     rows = [
         {
             "gpus": gate.name,

@@ -5,16 +5,18 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import click
+import msgspec
 
+from envcheck.cli import Settings
 from envcheck.cli.options import Argument, Option, command_with
 from envcheck.cli.registry import access
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.registry.judge import ImageProofs
+from envcheck.matrix.file.load import load
+from envcheck.registry.attached_proofs import read_proofs, remote_images
+from envcheck.registry.judge import ImageProofs, judge_image
+from envcheck.registry.references import AbsentError, parse_reference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +50,6 @@ def command(options: ProofOptions, settings: Settings) -> None:
 
     Exit 0: a proof holds; 1: none does; 2: wrong usage; 3: the registry does not answer.
     """
-    from envcheck.matrix.file.load import load
-    from envcheck.registry.attached_proofs import read_proofs, remote_images
-    from envcheck.registry.judge import judge_image
-    from envcheck.registry.references import AbsentError, parse_reference
-
     reference, policy, matrix = parse_reference(options.reference), access.policy(options.policy), load(settings.matrix)
     node = access.DescribedNode(options.gpu, options.gpus, options.driver, options.here).facts(matrix)
     terms = access.terms(policy, node, matrix)
@@ -89,8 +86,6 @@ def _show(image: str, proofs: ImageProofs, notes: list[str]) -> None:
 
 
 def _document(image: str, proofs: ImageProofs, notes: list[str]) -> str:
-    import msgspec
-
     rows = [
         {
             "digest": proof.digest,

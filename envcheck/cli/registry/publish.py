@@ -6,22 +6,26 @@ import itertools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import click
+import msgspec
+from msgspec import structs
 
+from envcheck.cli import Settings
 from envcheck.cli.options import Argument, Option, command_with
 from envcheck.cli.registry import access
 from envcheck.errors import ConfigError
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.matrix.facts.model import Matrix
-    from envcheck.registry.judge import JudgedProof, ProofTerms
-    from envcheck.registry.keyless import KeylessSigner
-    from envcheck.registry.policy import Policy
-    from envcheck.registry.publishing import PreparedProof, Publication
-    from envcheck.registry.repository import Repository
+from envcheck.matrix.facts.model import Matrix
+from envcheck.registry import publishing
+from envcheck.registry.attached_proofs import read_proofs
+from envcheck.registry.judge import JudgedProof, ProofTerms, judge_image, node_of
+from envcheck.registry.keyless import KeylessSigner
+from envcheck.registry.policy import Policy
+from envcheck.registry.publishing import PreparedProof, Publication
+from envcheck.registry.references import parse_reference
+from envcheck.registry.repository import Repository
+from envcheck.registry.statement import ProofRefusal, Rejection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +68,6 @@ def command(options: PublishOptions, settings: Settings) -> None:
     Exit 0: published; 1: a report proves nothing about this image, and nothing was published, or the proof does not
     hold by --policy; 2: wrong usage; 3: the registry does not answer, or refuses.
     """
-    from envcheck.registry import publishing
-    from envcheck.registry.references import parse_reference
     from envcheck.reports.model import load
 
     _check(options)
@@ -126,12 +128,6 @@ def _read_back(
     repository: Repository, prepared: PreparedProof, published: Publication, terms: ProofTerms
 ) -> JudgedProof:
     """Return the proof as the registry gives it back, judged for the node that ran."""
-    from msgspec import structs
-
-    from envcheck.registry.attached_proofs import read_proofs
-    from envcheck.registry.judge import JudgedProof, judge_image, node_of
-    from envcheck.registry.statement import ProofRefusal, Rejection
-
     image = prepared.image.manifest
     terms = structs.replace(terms, node=node_of(prepared.packed.report.snapshot))
     judged = judge_image(read_proofs(repository, image).proofs, image, terms).judged
@@ -142,7 +138,6 @@ def _read_back(
 
 def _keyless(options: PublishOptions) -> KeylessSigner:
     from envcheck.mirrors.profiles.load import load
-    from envcheck.registry.keyless import KeylessSigner
 
     if options.trust_config is None and load(options.mirror).closed:
         message = f"the mirror profile {options.mirror} is closed, and --keyless asks Sigstore's public instance"
@@ -156,8 +151,6 @@ def _keyless(options: PublishOptions) -> KeylessSigner:
 def _show(publications: list[Publication], judged: list[JudgedProof], *, as_json: bool) -> None:
     read_back = list(itertools.zip_longest(publications, judged))
     if as_json:
-        import msgspec
-
         rows = [
             {
                 "image": one.image,

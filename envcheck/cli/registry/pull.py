@@ -5,18 +5,21 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple
 
 import click
+import msgspec
 
+from envcheck.cli import Settings
 from envcheck.cli.options import Argument, Option, command_with
 from envcheck.cli.registry import access
 from envcheck.errors import ConfigError, UnavailableError
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.registry.choosing import ChosenImage, PullChoice
-    from envcheck.registry.references import ImageReference
+from envcheck.images import engines
+from envcheck.images.engines import GPUS
+from envcheck.matrix.facts.model import Cell
+from envcheck.matrix.file.load import load
+from envcheck.registry.choosing import ChosenImage, ImageQuery, PullChoice, choose, choose_named
+from envcheck.registry.references import ImageReference, is_tag, parse_reference
 
 _SHOWN: Final = 10
 _TARGET: Final = "runtime"
@@ -68,9 +71,6 @@ def command(options: PullOptions, settings: Settings) -> None:
     Exit 0: pulled, or chosen with --dry-run; 1: no image is proven for this node; 2: wrong usage; 3: the registry or
     the engine does not answer.
     """
-    from envcheck.matrix.file.load import load
-    from envcheck.registry.choosing import ImageQuery, choose, choose_named
-
     reference = _reference(options)
     policy, matrix = access.policy(options.policy), load(settings.matrix)
     node = access.DescribedNode(options.gpu, options.gpus, options.driver, here=True).facts(matrix)
@@ -92,8 +92,6 @@ def command(options: PullOptions, settings: Settings) -> None:
 
 
 def _reference(options: PullOptions) -> ImageReference:
-    from envcheck.registry.references import parse_reference
-
     name = options.source or options.what
     if name is None or (options.source is None and "/" not in name):
         message = "no repository to pull from" if name is None else f"{name} names no repository"
@@ -113,8 +111,6 @@ def _reference(options: PullOptions) -> ImageReference:
 
 def _may_name_cell(glob: str) -> bool:
     """Tell whether a cell's name can be what a cell or glob says: "torch2.8.0" without a star is none."""
-    from envcheck.matrix.facts.model import Cell
-
     wild = any(sign in glob for sign in "*?[")
     return glob.startswith(("t", "*", "?", "[")) if wild else Cell.parse(glob) is not None
 
@@ -128,8 +124,6 @@ class PulledImage(NamedTuple):
 
 
 def _pull(reference: ImageReference, chosen: ChosenImage, options: PullOptions) -> PulledImage:
-    from envcheck.images import engines
-
     try:
         engine = engines.find(options.engine)
         connected = engines.connect(engine) if engine != "venv" else None
@@ -155,8 +149,6 @@ def _pull(reference: ImageReference, chosen: ChosenImage, options: PullOptions) 
 
 def local_tag(chosen: ChosenImage) -> str:
     """Return the tag of cell and target; of a proof that calls them what no tag can be, the image's digest."""
-    from envcheck.registry.references import is_tag
-
     facts = chosen.statement.facts
     tag = f"{(facts.cell or 'image').removeprefix('torch')}-{facts.target or 'runtime'}"
     return tag if is_tag(tag) else chosen.candidate.digest.replace(":", "-")
@@ -186,15 +178,11 @@ def _show(reference: ImageReference, choice: PullChoice, pulled: PulledImage | N
     if pulled is not None:
         if pulled.before is not None:
             access.say(f"note: {pulled.name} named another image before: {pulled.before}")
-        from envcheck.images.engines import GPUS
-
         gpu = f"{GPUS[pulled.engine]} " if chosen and chosen.statement.facts.mode == "gpu" else ""
         access.say(f"{pulled.engine} run --rm -it {gpu}{pulled.name}")
 
 
 def _document(reference: ImageReference, choice: PullChoice, pulled: PulledImage | None, options: PullOptions) -> str:
-    import msgspec
-
     chosen = choice.chosen
     query = {
         "reference": str(reference),

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import click
 
+from envcheck.cli import Settings
+from envcheck.cli.shared.this_node import active_python, fill
+from envcheck.cli.sources.fetch_request import profile_client
 from envcheck.cli.sources.mirror_selection import AUTO
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.images.lockfile import Lock
-    from envcheck.matrix.facts.model import Cell, HostArch, Matrix
-    from envcheck.matrix.resolver.resolve import Resolution
-    from envcheck.mirrors.profiles.model import Profile
+from envcheck.errors import NotFoundError, NothingLegalError, UnavailableError
+from envcheck.images.known_wheels import bytes_to_fetch
+from envcheck.images.lockfile import Lock
+from envcheck.images.spec import load_spec
+from envcheck.matrix.facts.model import Cell, HostArch, Matrix
+from envcheck.matrix.file.load import load
+from envcheck.matrix.resolver.resolve import Query, Resolution, resolve
+from envcheck.mirrors.profiles.load import load as profile
+from envcheck.mirrors.profiles.model import Profile
+from envcheck.node.collect import identify
 
 
 class BestCell(NamedTuple):
@@ -26,13 +32,6 @@ class BestCell(NamedTuple):
 
 def cell_for_this_machine(settings: Settings, mirror: str) -> str:
     """Return the name of the published cell to build here through this mirror, and say which it is and why."""
-    from envcheck.cli.shared.this_node import active_python, fill
-    from envcheck.errors import NothingLegalError
-    from envcheck.matrix.file.load import load
-    from envcheck.matrix.resolver.resolve import Query, resolve
-    from envcheck.mirrors.profiles.load import load as profile
-    from envcheck.node.collect import identify
-
     matrix = load(settings.matrix)
     node = fill(matrix, Query(), identify(), active_python())
     answer = resolve(matrix, node.query, read_here=node.read, notes=node.notes)
@@ -67,11 +66,6 @@ def _defaults(matrix: Matrix, cell: Cell, arch: HostArch) -> Iterator[Cell]:
 
 def newest_available(matrix: Matrix, cells: Sequence[Cell], profile: Profile, arch: HostArch = "x86_64") -> BestCell:
     """Return the first of the cells whose torch the profile has; the first of all where none is found."""
-    from envcheck.cli.sources.fetch_request import profile_client
-    from envcheck.errors import NotFoundError, UnavailableError
-    from envcheck.images.known_wheels import bytes_to_fetch
-    from envcheck.images.spec import load_spec
-
     client, silent = profile_client(profile, 8), set[str]()
     for cell in dict.fromkeys(cells):
         locks = load_spec(matrix, cell, arch=arch).locks
@@ -99,10 +93,6 @@ def _why(cell: Cell, best: Cell, profile: Profile, locks: list[Lock]) -> str | N
 
 
 def _size(cell: Cell, locks: list[Lock], profile: Profile) -> str:
-    from envcheck.cli.sources.fetch_request import profile_client
-    from envcheck.errors import UnavailableError
-    from envcheck.images.known_wheels import bytes_to_fetch
-
     try:
         size = bytes_to_fetch(locks, cell.python, profile, profile_client(profile, 8))
     except UnavailableError:

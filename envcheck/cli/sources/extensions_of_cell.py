@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import click
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from envcheck.counting import counted
-
-if TYPE_CHECKING:
-    from envcheck.images.spec import ImageSpec
-    from envcheck.matrix.extensions.answer import ChosenExtension, ExtensionResolution
-    from envcheck.matrix.extensions.model import Extensions
-    from envcheck.matrix.facts.model import Cell, HostArch, Matrix
-    from envcheck.mirrors.profiles.model import Profile
+from envcheck.errors import ConfigError
+from envcheck.images import lock_with_uv
+from envcheck.images.lock_with_uv import DisagreementError
+from envcheck.images.spec import ImageSpec
+from envcheck.images.targets import extensions_of
+from envcheck.matrix.extensions import file
+from envcheck.matrix.extensions.answer import ChosenExtension, ExtensionResolution, resolve_with, wanted_extensions
+from envcheck.matrix.extensions.fit import JIT, SOURCE_ONLY
+from envcheck.matrix.extensions.model import Extensions
+from envcheck.matrix.facts.model import Cell, HostArch, Matrix
+from envcheck.matrix.resolver.query import Query
+from envcheck.matrix.resolver.resolve import resolve
+from envcheck.mirrors.profiles.model import Profile
 
 
 class WheelFile(NamedTuple):
@@ -39,8 +47,6 @@ class PinnedExtensions(NamedTuple):
 
 def known_extensions(path: Path | None = None) -> Extensions:
     """Return the facts about extensions, those of a site's own file before those shipped. Raises ConfigError."""
-    from envcheck.matrix.extensions import file
-
     shipped = file.load()
     return file.merged(shipped, file.load(path)) if path else shipped
 
@@ -59,10 +65,6 @@ def answer_for_cell(
     gpus: Sequence[str] = (),
 ) -> ExtensionResolution:
     """Return which releases of these extensions fit a cell, and GPUs if some are given. Raises ConfigError."""
-    from envcheck.matrix.extensions.answer import resolve_with, wanted_extensions
-    from envcheck.matrix.resolver.query import Query
-    from envcheck.matrix.resolver.resolve import resolve
-
     extensions = extensions or known_extensions()
     query = Query(torch=f"=={cell.torch}", variant=cell.variant, python=cell.python, gpus=[*gpus], arch=arch)
     return resolve_with(matrix, extensions, resolve(matrix, query), wanted_extensions(extensions, [*requirements]))
@@ -98,9 +100,6 @@ def extensions_of_target(matrix: Matrix, spec: ImageSpec) -> list[str]:
 
     Raises ConfigError for one that cannot fit, or fits only from elsewhere than the Python index.
     """
-    from envcheck.errors import ConfigError
-    from envcheck.images.targets import extensions_of
-
     pinned = pinned_to_fit(matrix, spec, extensions_of(spec.target, spec.cuda))
     others = [*(name for name, _ in pinned.sources), *(file.name for file in pinned.files)]
     if others:
@@ -110,9 +109,6 @@ def extensions_of_target(matrix: Matrix, spec: ImageSpec) -> list[str]:
 
 
 def _is_extension(extensions: Extensions, line: str, *, cpu: bool) -> bool:
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
     requirement = Requirement(line)
     plain = not requirement.extras and requirement.marker is None
     extension = extensions.find(canonicalize_name(requirement.name)) if plain else None
@@ -125,8 +121,6 @@ def _chosen(
     matrix: Matrix, spec: ImageSpec, line: str, extensions: Extensions, gpus: Sequence[str]
 ) -> ChosenExtension | None:
     """Return the release that fits; None, and say so, where that is not known. Raises ConfigError where none can."""
-    from envcheck.errors import ConfigError
-
     answer = answer_for_cell(matrix, spec.cell, spec.arch, [line], extensions, gpus)
     if answer.refused and answer.refused[0].not_known:
         click.echo(f"with    {line}: not known whether it fits: {answer.refused[0].reason}", err=True)
@@ -140,9 +134,6 @@ def _chosen(
 
 def _without_refused(matrix: Matrix, spec: ImageSpec, line: str, extensions: Extensions, gpus: Sequence[str]) -> str:
     """Return a requirement that leaves out the releases that cannot fit: the installer would take the newest."""
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
     requirement = Requirement(line)
     extension = extensions.find(canonicalize_name(requirement.name))
     for release in extension.releases if extension else []:
@@ -156,9 +147,6 @@ def _without_refused(matrix: Matrix, spec: ImageSpec, line: str, extensions: Ext
 
 def _add(pinned: PinnedExtensions, chosen: ChosenExtension, spec: ImageSpec, line: str) -> None:
     """Add a release to what is compiled, fetched or left to the installer; say which release it is."""
-    from envcheck.errors import ConfigError
-    from envcheck.matrix.extensions.fit import JIT, SOURCE_ONLY
-
     pin, how = f"{chosen.name}=={chosen.version}", "the newest on record that fits"
     file = _file(chosen)
     if chosen.verdict == SOURCE_ONLY and chosen.where is None:
@@ -194,8 +182,6 @@ def ask_installer(
 
     What the Python index does not serve as a wheel is named: the installer was not asked about it.
     """
-    from envcheck.images.lock_with_uv import DisagreementError, dry_resolution
-
     answer = answer_for_cell(matrix, cell, arch, requirements)
     if not answer.extensions:
         return "; ".join(answer.reasons)
@@ -206,7 +192,7 @@ def ask_installer(
     if not served:
         return None
     try:
-        packages = dry_resolution(matrix, cell, served, profile, arch)
+        packages = lock_with_uv.dry_resolution(matrix, cell, served, profile, arch)
     except DisagreementError as error:
         return f"the installer disagrees with the facts: {error.message}"
     click.echo(f"{cell}: the installer agrees: {counted(packages, 'package')} with torch {cell.torch}")

@@ -5,20 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from envcheck.cli import Settings
+from envcheck.cli.shared.parameter_types import architecture
+from envcheck.data import data_path
 from envcheck.errors import ConfigError
+from envcheck.images.lockfile import Lock, parse_requirements, read_locks
+from envcheck.images.spec import no_lock, select, select_one
+from envcheck.images.targets import groups_of
+from envcheck.matrix.file.load import load
+from envcheck.mirrors.fetch.request import WantedFile
+from envcheck.mirrors.hub.api import hub_client, trusted_endpoint
+from envcheck.mirrors.hub.revision import SCHEMA, Reference, Revision, parse_lock, parse_reference
+from envcheck.mirrors.index.locate import LockedPackage, locate
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.urls import split_sha256
+from envcheck.mirrors.profiles.load import AUTO, BUILT_IN_NAMES, presets
+from envcheck.mirrors.profiles.model import Profile, has_userinfo, network_indexes, redacted
 from envcheck.safe_files import read_whole
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.images.lockfile import Lock
-    from envcheck.mirrors.fetch.request import WantedFile
-    from envcheck.mirrors.hub.revision import Reference, Revision
-    from envcheck.mirrors.index.locate import LockedPackage
-    from envcheck.mirrors.net.client import Client
-    from envcheck.mirrors.profiles.model import Profile
 
 
 class FetchRequest(NamedTuple):
@@ -53,9 +59,6 @@ class FetchRequest(NamedTuple):
 
 def refuse_mirror(name: str, argument: str, *, url_option: str = "") -> None:
     """Raise ConfigError if the argument is the name or file of a mirror profile, or a URL that an option takes."""
-    from envcheck.mirrors.profiles.load import AUTO, BUILT_IN_NAMES, presets
-    from envcheck.mirrors.profiles.model import redacted
-
     if url_option and "://" in name:
         message = f"{redacted(name)!r} is a URL, but the argument is a {argument}"
         raise ConfigError(message, fix=f"pass it as {url_option} {redacted(name)}")
@@ -78,9 +81,6 @@ def parse_request(
 
     Raise ConfigError for a request that is wrong by itself.
     """
-    from envcheck.images.lockfile import parse_requirements
-    from envcheck.mirrors.hub.revision import SCHEMA, parse_lock, parse_reference
-
     if request.url is not None:
         return []
     if request.cell is not None:
@@ -95,13 +95,6 @@ def parse_request(
 
 def locked_cells(settings: Settings, selector: str, *, one: bool) -> list[CellLocks]:
     """Return the locks for this machine of each cell that the selector matches; `one` refuses several cells."""
-    from envcheck.cli.shared.parameter_types import architecture
-    from envcheck.data import data_path
-    from envcheck.images.lockfile import read_locks
-    from envcheck.images.spec import no_lock, select, select_one
-    from envcheck.images.targets import groups_of
-    from envcheck.matrix.file.load import load
-
     matrix = load(settings.matrix)
     cells = [select_one(matrix, selector, "probe for")] if one else select(matrix, [selector])
     arch, groups = architecture("auto"), groups_of("runtime")
@@ -114,8 +107,6 @@ def locked_cells(settings: Settings, selector: str, *, one: bool) -> list[CellLo
 
 def locked_packages(locks: Iterable[Lock], python: str | None = None) -> list[LockedPackage]:
     """Return the packages of these locks; `python` is the one that their wheels are for."""
-    from envcheck.mirrors.index.locate import LockedPackage
-
     return [
         LockedPackage(pin.name, tuple(pin.sha256), lock.index, pin.version, python)
         for lock in locks
@@ -125,15 +116,11 @@ def locked_packages(locks: Iterable[Lock], python: str | None = None) -> list[Lo
 
 def profile_client(profile: Profile, connections: int, *request: str) -> Client:
     """Return a client with the profile's CA and credentials, for its own endpoints and the given ones."""
-    from envcheck.mirrors.hub.api import hub_client
-
     return hub_client(profile, *request, connections=connections)
 
 
 def model_endpoints(request: FetchRequest, profile: Profile) -> list[str]:
     """Return the endpoints for a model's files, in order: the profile's, or the one that is trusted for hashes."""
-    from envcheck.mirrors.hub.api import trusted_endpoint
-
     if profile.hf.endpoints:
         return profile.hf.endpoints
     try:
@@ -156,10 +143,6 @@ def wanted_files(
 
 
 def _wanted_url(url: str, sha256: str | None, to: Path) -> WantedFile:
-    from envcheck.mirrors.fetch.request import WantedFile
-    from envcheck.mirrors.net.urls import split_sha256
-    from envcheck.mirrors.profiles.model import has_userinfo, redacted
-
     shown_url = redacted(url)
     if has_userinfo(url):
         message = f"{shown_url} contains a user or password"
@@ -195,10 +178,6 @@ def _file_name(url: str) -> str:
 def _locked_files(
     locks: Sequence[Lock], python: str | None, profile: Profile, client: Client, to: Path
 ) -> list[WantedFile]:
-    from envcheck.mirrors.fetch.request import WantedFile
-    from envcheck.mirrors.index.locate import locate
-    from envcheck.mirrors.profiles.model import network_indexes
-
     packages = locked_packages(locks, python)
     families = {"pypi": profile.pypi, "pytorch": profile.pytorch}
     local = {family: [index for index in indexes if index.local is not None] for family, indexes in families.items()}

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 from click.core import ParameterSource
 
-from envcheck.cli.sources.fetch_request import locked_packages, parse_request, profile_client
+from envcheck.cli import Settings
+from envcheck.cli.sources.fetch_request import CellLocks, FetchRequest, locked_packages, parse_request, profile_client
 from envcheck.errors import ConfigError
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.cli.sources.fetch_request import CellLocks, FetchRequest
-    from envcheck.images.lockfile import Lock
-    from envcheck.mirrors.hub.revision import Reference, Revision
-    from envcheck.mirrors.probe.choose import Target
-    from envcheck.mirrors.probe.measure import HubRequest, Mirror
-    from envcheck.mirrors.probe.ranking import Criterion, RankedMirror
-    from envcheck.mirrors.profiles.model import Profile
+from envcheck.images.lockfile import Lock
+from envcheck.mirrors.hub.api import trusted_endpoint
+from envcheck.mirrors.hub.download import read_revision
+from envcheck.mirrors.hub.revision import Reference, Revision
+from envcheck.mirrors.probe import choose
+from envcheck.mirrors.probe.choose import Target, choose_for_locks, hub_target, lock_targets, model_request, url_target
+from envcheck.mirrors.probe.measure import HubRequest, Mirror
+from envcheck.mirrors.probe.ranking import Criterion, RankedMirror
+from envcheck.mirrors.profiles import model
+from envcheck.mirrors.profiles.load import load
+from envcheck.mirrors.profiles.model import Profile
 
 AUTO: Final = "auto"
 _WIDTH: Final = 80
@@ -31,8 +33,6 @@ def probe_targets(
     settings: Settings, request: FetchRequest, urls: Sequence[str], mirrors: Sequence[Mirror], *, verify: bool
 ) -> list[Target]:
     """Return what to probe for: the files of the request, or the file at the URLs."""
-    from envcheck.mirrors.probe.choose import hub_target, lock_targets, url_target
-
     if urls:
         return [url_target(urls, mirrors[0])]
     requested = parse_request(settings, request, one_cell=True)
@@ -44,10 +44,6 @@ def probe_targets(
 
 def _hub_request(requested: Revision | Reference, mirrors: Sequence[Mirror]) -> HubRequest:
     """Return the revision with hashes from a lock, or from the trusted endpoint."""
-    from envcheck.mirrors.hub.revision import Reference
-    from envcheck.mirrors.probe.choose import model_request
-    from envcheck.mirrors.probe.measure import HubRequest
-
     return model_request(requested, mirrors) if isinstance(requested, Reference) else HubRequest(requested)
 
 
@@ -56,14 +52,10 @@ def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profi
 
     Print the choice if the command line does not name it, with the reasons of a probe.
     """
-    from envcheck.mirrors.profiles.load import load
-
     if mirror != AUTO:
         profile = load(mirror)
         _print_mirror(settings, _implicit_choice(mirror), [])
         return profile
-    from envcheck.mirrors.probe.choose import choose_for_locks
-
     choice = choose_for_locks(locked_packages(locks))
     _print_mirror(settings, *_split_reasons(choice.reasons))
     return choice.profile
@@ -76,11 +68,6 @@ def profile_to_fetch(
 
     Print the mirror only after the request is known to be right, so that an error is the only line.
     """
-    from envcheck.mirrors.hub.api import trusted_endpoint
-    from envcheck.mirrors.hub.download import read_revision
-    from envcheck.mirrors.hub.revision import Reference
-    from envcheck.mirrors.profiles.load import load
-
     if mirror == AUTO:
         return _auto_profile(settings, request)
     profile, requested = load(mirror), parse_request(settings, request)
@@ -94,8 +81,6 @@ def profile_to_fetch(
 
 
 def _auto_profile(settings: Settings, request: FetchRequest) -> tuple[Profile, Revision | list[CellLocks]]:
-    from envcheck.mirrors.probe import choose
-
     model = request.model is not None or request.dataset is not None
     if request.url is not None or (model and request.trust_mirror):
         message = "--mirror auto does not apply to a URL" if request.url else "--trust-mirror needs a named mirror"
@@ -112,8 +97,6 @@ def _auto_profile(settings: Settings, request: FetchRequest) -> tuple[Profile, R
 
 def _implicit_choice(mirror: str) -> str | None:
     """Return the mirror and where it was chosen, if the command line does not name it; else None."""
-    from envcheck.mirrors.profiles import model
-
     context = click.get_current_context(silent=True)
     if mirror == "user":
         name = model.read_choice()

@@ -6,22 +6,22 @@ import hashlib
 import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from envcheck import safe_files
 from envcheck.counting import counted
-
-if TYPE_CHECKING:
-    from envcheck.images.lockfile import Lock
-    from envcheck.images.spec import ImageSpec
-    from envcheck.mirrors.profiles.model import Profile
+from envcheck.data import state_path
+from envcheck.errors import ConfigError
+from envcheck.images.known_wheels import sha256
+from envcheck.images.lock_on_top import checked, contradiction, excluded, lock_user_packages, read_requirements
+from envcheck.images.lockfile import Lock, format_lock, parse_lock
+from envcheck.images.spec import ImageSpec, with_user_packages
+from envcheck.mirrors.profiles.model import Profile
 
 
 def requested_packages(named: Sequence[str], file: Path | None) -> list[str]:
     """Return the requirements of --with and --with-file; one that cannot be locked is a ConfigError."""
-    from envcheck.images.lock_on_top import checked, read_requirements
-
     return [*checked(named), *(read_requirements(file) if file else [])]
 
 
@@ -39,11 +39,6 @@ def with_packages(
     `keep`: a new lock is kept for the next build. `wheels` are files beside those of the index, and `native` names the
     native extensions, which get a lock of their own.
     """
-    from envcheck import safe_files
-    from envcheck.images.lock_on_top import excluded, lock_user_packages
-    from envcheck.images.lockfile import format_lock
-    from envcheck.images.spec import with_user_packages
-
     if not requirements:
         return spec
     path = _kept(spec, requirements, wheels)
@@ -75,10 +70,6 @@ def _say_excluded(requirements: Sequence[str]) -> None:
 
 def _read(path: Path, spec: ImageSpec, requirements: Sequence[str]) -> Lock:
     """Return a kept lock; ConfigError where it cannot be read or is not one of these requirements on this cell."""
-    from envcheck.errors import ConfigError
-    from envcheck.images.lock_on_top import contradiction
-    from envcheck.images.lockfile import parse_lock
-
     fix = "delete it: the next build makes it anew"
     try:
         lock = parse_lock(path.read_text(encoding="utf-8"), "user", str(path))
@@ -94,9 +85,6 @@ def _read(path: Path, spec: ImageSpec, requirements: Sequence[str]) -> Lock:
 
 def _kept(spec: ImageSpec, requirements: Sequence[str], wheels: Sequence[Path]) -> Path:
     """Return where the lock of these requirements, and these files, on top of these locks is kept."""
-    from envcheck.data import state_path
-    from envcheck.images.known_wheels import sha256
-
     files = sorted(map(sha256, wheels))
     request = json.dumps([spec.tag, spec.promises["lock"], sorted(requirements), *([files] if files else [])])
     return state_path("locks-on-top", f"{spec.tag}-{hashlib.sha256(request.encode()).hexdigest()[:16]}.lock")

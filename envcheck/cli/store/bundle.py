@@ -8,10 +8,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import click
 
+from envcheck.cli import Settings
 from envcheck.cli.options import DIRECTORY, EXISTING_DIRECTORY, Argument, Option, command_with
 from envcheck.cli.shared.parameter_types import Size, complete_cells
 from envcheck.cli.store.common import existing_store, format_bytes, progress_bar, this_store
@@ -24,9 +25,6 @@ from envcheck.mirrors.index.locate import LockedPackage, fits
 from envcheck.mirrors.store import bundle, versions
 from envcheck.mirrors.store.manifest import Contents, object_sizes
 from envcheck.mirrors.store.objects import Store
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
 
 
 @dataclass(frozen=True, kw_only=True)

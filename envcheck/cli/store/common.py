@@ -8,22 +8,24 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
+from envcheck.cli import Settings
 from envcheck.cli.shared.process import stopping
 from envcheck.counting import counted
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.images.lockfile import Lock
-    from envcheck.images.spec import ImageSpec
-    from envcheck.mirrors.fetch.request import TransferOptions
-    from envcheck.mirrors.profiles.model import Profile
-    from envcheck.mirrors.store.objects import Store
-    from envcheck.mirrors.store.versions import VersionSummary
-
+from envcheck.data import state_path
+from envcheck.errors import ConfigError, UnavailableError
+from envcheck.images import prefetch
+from envcheck.images.build_context import tool_lock
+from envcheck.images.lockfile import Lock
+from envcheck.images.spec import ImageSpec
+from envcheck.mirrors.fetch.request import TransferOptions
+from envcheck.mirrors.hub import api as hub_api
+from envcheck.mirrors.profiles.model import Profile
+from envcheck.mirrors.store.objects import Store
+from envcheck.mirrors.store.versions import VersionSummary
 
 _UNITS: Final = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
 
@@ -55,9 +57,6 @@ _MEND: Final = {
 
 def open_store(root: Path | None) -> Store:
     """Return the store at this path, or the user's own store."""
-    from envcheck.data import state_path
-    from envcheck.mirrors.store.objects import Store
-
     return Store(root or state_path("store"), lambda text: click.echo(text, err=True))
 
 
@@ -69,8 +68,6 @@ def this_store() -> Store:
 
 def existing_store(store: Store) -> Store:
     """Return the store for reading. Raise ConfigError if there is none, because the path may be mistyped."""
-    from envcheck.errors import ConfigError
-
     if not store.begun:
         message = f"{store.root}: {'not a store' if store.root.exists() else 'there is no store'}"
         raise ConfigError(message, fix="pass the right store with --store DIR; the first `store release` creates one")
@@ -80,8 +77,6 @@ def existing_store(store: Store) -> Store:
 @contextlib.contextmanager
 def disk_errors(root: Path) -> Iterator[None]:
     """Report a full or read-only disk in one line."""
-    from envcheck.errors import UnavailableError
-
     try:
         yield
     except BrokenPipeError:
@@ -122,9 +117,6 @@ def transfer_options(
     settings: Settings, profile: Profile, stop: threading.Event | None = None
 ) -> Iterator[Callable[[str], TransferOptions]]:
     """Yield a function that returns the transfer options for a file name, with the profile's client."""
-    from envcheck.mirrors.fetch.request import TransferOptions
-    from envcheck.mirrors.hub import api as hub_api
-
     client = hub_api.hub_client(profile)
     with progress_bar(settings, "") as (say, progress):
 
@@ -143,9 +135,6 @@ def prefetched_wheels(
 
     Without `fetch`, for a plan, they must be in the store.
     """
-    from envcheck.images import prefetch
-    from envcheck.images.build_context import tool_lock
-
     store, python = open_store(root), spec.cell.python
     locks: list[Lock] = [*spec.locks, *([] if engine == "venv" else [tool_lock()])]
     pins = [digest for lock in locks for pin in lock.pins for digest in pin.sha256]

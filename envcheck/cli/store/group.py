@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import click
 import msgspec
 
+from envcheck.cli import Settings
 from envcheck.cli.options import Option, command_with
 from envcheck.cli.shared import messages
 from envcheck.cli.shared.parameter_types import FiniteRange, Size
@@ -27,9 +28,6 @@ from envcheck.cli.store.release import release
 from envcheck.counting import counted
 from envcheck.errors import ConfigError, PromiseError
 from envcheck.mirrors.store import evict, versions
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,11 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import click
 
+from envcheck.cli import Settings
 from envcheck.cli.options import Argument, Option, command_with
 from envcheck.cli.shared.parameter_types import complete_cells
 from envcheck.cli.shared.process import stopping
@@ -28,10 +29,6 @@ from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.store import manifest, versions
 from envcheck.mirrors.store.manifest import Contents, Wheel, describe_wheel
 from envcheck.mirrors.store.objects import Store
-
-if TYPE_CHECKING:
-    from envcheck.cli import Settings
-    from envcheck.mirrors.store.objects import Store
 
 
 @dataclass(frozen=True, kw_only=True)
