@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import sys
@@ -43,9 +42,7 @@ SECTIONS: Final = {
         "pull": "Pull the newest image that is proven for this node.",
         "promote": "Move an alias to an image whose proofs meet a policy.",
     },
-    "Fleet": {
-        "fleet": "Judge many nodes: which failed, which to use now, what runs on all.",
-    },
+    "Fleet": {"fleet": "Judge many nodes: which failed, which to use now, what runs on all."},
     "Reports": {
         "report": "Convert, compare, redact reports; judge old ones by today's rules.",
         "checks": "List what each check promises, needs and costs.",
@@ -78,9 +75,6 @@ class PipeClosedError(Exception):
 
 
 class _Program(LazyGroup):
-    def path(self, name: str) -> str:
-        return name
-
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return GROUPS.get(cmd_name) or super().get_command(ctx, cmd_name)
 
@@ -124,7 +118,6 @@ def main() -> None:
     with process.signals_raised():
         status = _status()
     status = _closed(status)
-    gc.freeze()  # Python's end would search all modules for garbage: a fifth of the time of a short command
     sys.exit(status)
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import itertools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
 import click
-
-from envcheck.cli.options import ListedText, OptionsCommand
 
 
 class LazyGroup(click.Group):
@@ -30,9 +27,7 @@ class LazyGroup(click.Group):
         **settings: Any,
     ) -> None:
         super().__init__(**{"name": room} | settings)
-        self.modules = modules
-        self.room = room
-        self.sections = sections or {"Commands": described}
+        self.modules, self.room, self.sections = modules, room, sections or {"Commands": described}
         self.described = {name: line for section in self.sections.values() for name, line in section.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
@@ -43,17 +38,9 @@ class LazyGroup(click.Group):
         """Return a command, its module imported; None for a name that no command has."""
         if cmd_name not in self.described:
             return None
-        home = f"envcheck.cli.{self.modules.get(cmd_name, f'{self.room}.{cmd_name}')}"
-        command = importlib.import_module(home).command
-        if not isinstance(command, click.Command):
-            message = f"{home}.command is not a click command"
-            raise TypeError(message)
-        prepare(command, self.path(cmd_name))
+        home = self.modules.get(cmd_name, f"{self.room}.{cmd_name}")
+        command: click.Command = importlib.import_module(f"envcheck.cli.{home}").command
         return command
-
-    def path(self, name: str) -> str:
-        """Return a command's words, which its environment variables are named after."""
-        return f"{self.room} {name}"
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -75,71 +62,26 @@ class LazyGroup(click.Group):
 class DefaultGroup(LazyGroup):
     """A group that is itself a command: words that begin with no command's name are those of `default`.
 
-    `envcheck images 'torch2.8*' --json` is `envcheck images list 'torch2.8*' --json`, and the variables of the
-    default's options are the group's: ENVCHECK_IMAGES_JSON.
+    `envcheck images 'torch2.8*' --json` is `envcheck images list 'torch2.8*' --json`.
     """
 
     def __init__(self, *, default: str, **settings: Any) -> None:
         super().__init__(subcommand_metavar="[CELL]... | COMMAND [ARGS]...", **settings)
         self.default = default
 
-    def path(self, name: str) -> str:
-        """Return the group's own words for the default command."""
-        return self.room if name == self.default else super().path(name)
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        """Put the default's name before words that name no command; a shell that completes the first word sees both."""
-        completing = bool(extra.get("resilient_parsing"))
-        near = difflib.get_close_matches(args[0], self.described, 1, 0.7) if args else []
-        if near and args[0] not in self.described and not completing:
-            message = f"No such command or cell {args[0]!r} (did you mean {near[0]!r}?)"
-            raise click.UsageError(message, parent)
-        words = args if completing and not args else self.with_command(args)
-        return super().make_context(info_name, words, parent, **extra)
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the default's name before words that name no command."""
+        return super().parse_args(ctx, self.with_command(args))
 
     def with_command(self, args: list[str]) -> list[str]:
         """Return the words with the default's name before them, unless they name a command or ask for help."""
         return args if args and args[0] in (*self.described, "-h", "--help") else [self.default, *args]
 
-    def default_command(self, ctx: click.Context) -> click.Command:
-        """Return the command that the group is where no other is named."""
-        command = self.get_command(ctx, self.default)
-        if command is None:
-            message = f"envcheck {self.room} has no command {self.default}"
-            raise TypeError(message)
-        return command
-
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options of the default command, then the commands."""
-        self.default_command(ctx).format_options(ctx, formatter)
+        if default := self.get_command(ctx, self.default):
+            default.format_options(ctx, formatter)
         self.format_commands(ctx, formatter)
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[click.shell_completion.CompletionItem]:
-        """Return the commands, and what may be the default's first word."""
-        default = self.default_command(ctx)
-        inner = default.make_context(self.default, [], parent=ctx, resilient_parsing=True)
-        arguments = [each for each in default.params if isinstance(each, click.Argument)]
-        words = [word for each in arguments for word in each.shell_complete(inner, incomplete)]
-        own = default.shell_complete(inner, incomplete) if incomplete.startswith("-") else words
-        return [*super().shell_complete(ctx, incomplete), *own]
-
-
-def prepare(command: click.Command, path: str) -> None:
-    """Name the variables of options that are click's own: --gpu of "resolve" is ENVCHECK_RESOLVE_GPU."""
-    if isinstance(command, OptionsCommand):
-        return
-    for parameter in command.params:
-        name = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else "--cell"
-        if isinstance(parameter, click.Option) or "CELL" in (parameter.metavar or ""):
-            words = itertools.chain(["ENVCHECK"], path.split(), name.strip("-").split("-"))
-            parameter.envvar = "_".join(words).upper()
-        if (parameter.multiple or parameter.nargs == -1) and isinstance(parameter.type, click.types.StringParamType):
-            parameter.type = ListedText()
-    if isinstance(command, click.Group):
-        for name, child in command.commands.items():
-            prepare(child, f"{path} {name}")
 
 
 GROUPS: Final[dict[str, LazyGroup]] = {

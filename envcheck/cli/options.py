@@ -39,12 +39,12 @@ EXISTING_DIRECTORY: Final = click.Path(path_type=Path, file_okay=False, exists=T
 
 
 class Option:
-    """How a field is written on the command line: its flag is the field's name unless `names` says another."""
+    """How a field is written on the command line: its help, and its flags unless that is the field's name."""
 
-    def __init__(self, *names: str, advanced: bool = False, **settings: Any) -> None:
-        self.names = names
+    def __init__(self, *texts: str, advanced: bool = False, **settings: Any) -> None:
+        self.names = [text for text in texts if text.startswith("-")]
         self.advanced = advanced
-        self.settings = settings
+        self.settings = {"help": " ".join(text for text in texts if not text.startswith("-")), **settings}
 
 
 class Argument:

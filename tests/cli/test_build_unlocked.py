@@ -171,10 +171,7 @@ def test_a_cell_whose_python_has_no_base_is_refused_with_that() -> None:
     [
         ("torch2.8.0-cu118-py312", "torch2.8.0-cu118-py312: the matrix lists no such wheel for x86_64; did you mean"),
         ("torch2.99.0-cpu-py311", "no published cell is named 'torch2.99.0-cpu-py311'; did you mean"),
-        (
-            "torch2.13.0-cu130-*",
-            "'torch2.13.0-cu130-*' names 4 cells; build one at a time, e.g. torch2.13.0",
-        ),
+        ("torch2.13.0-cu130-*", "'torch2.13.0-cu130-*' names 4 cells; build one at a time, e.g. torch2.13.0"),
     ],
 )
 def test_a_cell_that_cannot_be_meant_is_one_line(cell: str, message: str) -> None:

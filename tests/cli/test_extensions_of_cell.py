@@ -192,8 +192,7 @@ def test_code_of_a_wheel_that_links_no_cuda_library_is_compared_too(run: Run, tm
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
-    [("", "give a file like the shipped extensions.yaml"), ("nosuch: 1", "shipped extensions.yaml")],
+    ("text", "says"), [("", "give a file like the shipped extensions.yaml"), ("nosuch: 1", "shipped extensions.yaml")]
 )
 def test_an_error_in_facts_about_extensions_points_to_their_file(
     run: Run, tmp_path: Path, text: str, says: str

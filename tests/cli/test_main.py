@@ -88,11 +88,7 @@ def test_a_verdict_stays_where_the_output_is_full(tmp_path: Path, output: str) -
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        ["build", "torch2.13.0-cpu-py311", "--engine", "docker"],
-        ["run", "--image", "x:1"],
-    ],
+    "command", [["build", "torch2.13.0-cpu-py311", "--engine", "docker"], ["run", "--image", "x:1"]]
 )
 def test_inside_an_image_what_only_a_host_can_do_is_one_line(command: list[str], tmp_path: Path) -> None:
     for name in ("docker", "jinja2", "uv"):

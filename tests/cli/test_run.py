@@ -350,10 +350,7 @@ def test_a_repeated_run_shows_its_spread_and_what_it_took(run: Envcheck, add: Ad
 @pytest.mark.parametrize(
     ("argv", "line"),
     [
-        (
-            ["--shm-size", "1g"],
-            "envcheck: --shm-size needs --image: it is the size of /dev/shm in a container; give",
-        ),
+        (["--shm-size", "1g"], "envcheck: --shm-size needs --image: it is the size of /dev/shm in a container; give"),
         (["--only", "dpp"], "envcheck: no check is named dpp; did you mean ddp"),
         (["--python", "/none"], "envcheck: no Python at /none; give --python the path"),
         (["--python", "/bin/ls"], "envcheck: /bin/ls is not a Python: it said "),

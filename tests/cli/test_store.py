@@ -96,10 +96,7 @@ def test_a_damaged_file_is_named_and_not_served_again(run: Run, store: Store, tm
     assert not (store.root / "current/hf/o/r/resolve/main/model.bin").exists()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["versions"], ["gc"], ["release", "--rollback"], ["export", "-o", "/no/such"]],
-)
+@pytest.mark.parametrize("arguments", [["versions"], ["gc"], ["release", "--rollback"], ["export", "-o", "/no/such"]])
 def test_who_reads_a_store_that_is_none_is_told(run: Run, tmp_path: Path, arguments: list[str]) -> None:
     typo, ours = tmp_path / "typo", tmp_path / "ours"
     ours.mkdir()

@@ -22,103 +22,92 @@ from envcheck.matrix.facts.model import HostArch, Target
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """The options of `envcheck build`."""
-
     selector: Annotated[str | None, Argument(metavar="[CELL]", shell_complete=complete_cells)] = None
     mirror: Annotated[
         str,
         Option(
-            help="user (what `mirror use` chose), none, host, a preset, a profile's YAML file, "
-            "or auto: the best by a probe."
+            "user (what `mirror use` chose), none, host, a preset, a profile's YAML file, or auto: the best by a probe."
         ),
     ] = "user"
     targets: Annotated[
         tuple[Target, ...],
         Option(
             "--target",
+            "What the image holds besides torch: compilers, a training stack, or JupyterLab. Repeatable.",
             type=click.Choice(["runtime", "devel", "train", "jupyter"]),
-            help="What the image holds besides torch: compilers, a training stack, or JupyterLab. Repeatable.",
         ),
     ] = ("runtime",)
     platform: Annotated[
         Literal["auto", "linux/amd64", "linux/arm64"],
         Option(
+            "auto: this machine's. Another one needs an engine with emulation (QEMU), and takes minutes to hours.",
             advanced=True,
-            help="auto: this machine's. Another one needs an engine with emulation (QEMU), and takes minutes to hours.",
         ),
     ] = "auto"
     engine: Annotated[
-        Literal["auto", "docker", "podman", "venv"],
-        Option(help="auto: docker if one answers, else podman, else venv."),
+        Literal["auto", "docker", "podman", "venv"], Option("auto: docker if one answers, else podman, else venv.")
     ] = "auto"
     packages: Annotated[
         tuple[str, ...],
-        Option("--with", metavar="NAME[SPEC]", help="A package of your own on top, e.g. 'einops>=0.8'. Repeatable."),
+        Option("--with", "A package of your own on top, e.g. 'einops>=0.8'. Repeatable.", metavar="NAME[SPEC]"),
     ] = ()
     packages_file: Annotated[
-        Path | None, Option("--with-file", type=EXISTING_FILE, help="A requirements.txt of packages on top.")
+        Path | None, Option("--with-file", "A requirements.txt of packages on top.", type=EXISTING_FILE)
     ] = None
     gpus: Annotated[
         tuple[str, ...],
         Option(
             "--gpu",
+            "GPU model that an extension of --with must fit, or is compiled for; again for several.",
             metavar="NAME",
             advanced=True,
-            help="GPU model that an extension of --with must fit, or is compiled for; again for several.",
         ),
     ] = ()
     extensions: Annotated[
         Path | None,
-        Option(
-            type=FILE,
-            metavar="FILE",
-            advanced=True,
-            help="A site's own facts about extensions, beside those shipped.",
-        ),
+        Option("A site's own facts about extensions, beside those shipped.", type=FILE, metavar="FILE", advanced=True),
     ] = None
     tag: Annotated[
         str,
         Option(
             "-t",
             "--tag",
+            "Image name. Without TAG, the tag names torch, CUDA, Python and target.",
             metavar="REPOSITORY[:TAG]",
-            help="Image name. Without TAG, the tag names torch, CUDA, Python and target.",
         ),
     ] = REPOSITORY
-    output: Annotated[Path | None, Option("-o", "--output", help="Where the venv engine puts the environment.")] = None
+    output: Annotated[Path | None, Option("-o", "--output", "Where the venv engine puts the environment.")] = None
     network: Annotated[
         Literal["auto", "host", "default", "none"],
-        Option(advanced=True, help="The build's network. auto: none if no file must be downloaded, else host."),
+        Option("The build's network. auto: none if no file must be downloaded, else host.", advanced=True),
     ] = "auto"
     base: Annotated[
         Literal["auto", "registry", "bootstrap"],
-        Option(advanced=True, help="Source of the base image. auto: bootstrap it if no registry has it."),
+        Option("Source of the base image. auto: bootstrap it if no registry has it.", advanced=True),
     ] = "auto"
     compression: Annotated[
         Literal["gzip", "zstd"],
         Option(
+            "Of the layers. zstd builds and pulls faster and is smaller; docker before 23 cannot pull it.",
             advanced=True,
-            help="Of the layers. zstd builds and pulls faster and is smaller; docker before 23 cannot pull it.",
         ),
     ] = "gzip"
-    timeout: Annotated[float, Option(type=FiniteRange(min=1), advanced=True, help="Seconds.")] = 7200.0
+    timeout: Annotated[float, Option("Seconds.", type=FiniteRange(min=1), advanced=True)] = 7200.0
     images_dir: Annotated[
-        Path | None,
-        Option("--images", type=EXISTING_DIRECTORY, advanced=True, help="Where the locks are. [images/]"),
+        Path | None, Option("--images", "Where the locks are. [images/]", type=EXISTING_DIRECTORY, advanced=True)
     ] = None
     prefetch: Annotated[
-        bool, Option(advanced=True, help="Fetch all into the store first, then build without any network.")
+        bool, Option("Fetch all into the store first, then build without any network.", advanced=True)
     ] = False
     store: Annotated[
         Path | None,
         Option(
-            advanced=True,
-            help="Store for --prefetch, and for wheels that --with compiles. [$XDG_DATA_HOME/envcheck/store]",
+            "Store for --prefetch, and for wheels that --with compiles. [$XDG_DATA_HOME/envcheck/store]", advanced=True
         ),
     ] = None
-    dry_run: Annotated[bool, Option(help="Print the plan and stop. An engine that you name must answer.")] = False
-    bake: Annotated[bool, Option(advanced=True, help="Print the plan as bake JSON and stop (docker only).")] = False
-    as_json: Annotated[bool, Option("--json", help="Print the result, or with --dry-run the plan, as JSON.")] = False
+    dry_run: Annotated[bool, Option("Print the plan and stop. An engine that you name must answer.")] = False
+    bake: Annotated[bool, Option("Print the plan as bake JSON and stop (docker only).", advanced=True)] = False
+    as_json: Annotated[bool, Option("--json", "Print the result, or with --dry-run the plan, as JSON.")] = False
 
     @property
     def plan_only(self) -> bool:

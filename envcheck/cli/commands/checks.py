@@ -21,19 +21,17 @@ from envcheck.runner.planning import discover, select
 
 @dataclass(frozen=True, kw_only=True)
 class ChecksOptions:
-    """The options of `envcheck checks`."""
-
     check: Annotated[str | None, Argument(metavar="[ID]", shell_complete=complete_checks)] = None
     level: Annotated[
-        str | None, Option(type=click.Choice(LEVELS), help="Only what this level runs, the levels before it included.")
+        str | None, Option("Only what this level runs, the levels before it included.", type=click.Choice(LEVELS))
     ] = None
     checks: Annotated[
-        Path | None, Option(type=EXISTING_DIRECTORY, help="Directory with your own checks (node/*.py, env/*.py).")
+        Path | None, Option("Directory with your own checks (node/*.py, env/*.py).", type=EXISTING_DIRECTORY)
     ] = None
     format_name: Annotated[
-        Literal["text", "markdown"], Option("--format", help="markdown: the table of docs/checks.md.")
+        Literal["text", "markdown"], Option("--format", "markdown: the table of docs/checks.md.")
     ] = "text"
-    as_json: Annotated[bool, Option("--json", help="Print as JSON, limits and all.")] = False
+    as_json: Annotated[bool, Option("--json", "Print as JSON, limits and all.")] = False
 
 
 @command_with(ChecksOptions, short_help="What each check promises, needs and costs.")

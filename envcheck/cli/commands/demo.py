@@ -34,14 +34,12 @@ _REPORT: Final = Output(Path("envcheck-report.json"))
 
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
-    """The options of `envcheck demo`."""
-
-    mirror: Annotated[str, Option(metavar="PROFILE", help="none, host, or a profile's YAML file.")] = "host"
+    mirror: Annotated[str, Option("none, host, or a profile's YAML file.", metavar="PROFILE")] = "host"
     engine: Annotated[
-        Literal["auto", "docker", "podman", "venv"], Option(help="auto: docker if one answers, else podman, else venv.")
+        Literal["auto", "docker", "podman", "venv"], Option("auto: docker if one answers, else podman, else venv.")
     ] = "auto"
-    output: Annotated[Output, Option("-o", "--output", type=OutputType(), help="The report.")] = _REPORT
-    dry_run: Annotated[bool, Option(help="Stop at the cell that would be built; its name is the last line.")] = False
+    output: Annotated[Output, Option("-o", "--output", "The report.", type=OutputType())] = _REPORT
+    dry_run: Annotated[bool, Option("Stop at the cell that would be built; its name is the last line.")] = False
 
 
 @command_with(DemoOptions, epilog="Example: envcheck demo --engine venv")

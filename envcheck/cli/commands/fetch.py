@@ -41,46 +41,38 @@ _GO_ON: Final = "run the same command to resume"
 
 @dataclass(frozen=True, kw_only=True)
 class FetchOptions:
-    """The options of `envcheck fetch`."""
-
     cell_or_url: Annotated[str | None, Argument(metavar="[CELL|URL]", shell_complete=complete_cells)] = None
-    sha256: Annotated[str | None, Option(metavar="HASH", help="Expected hash of the file at URL.")] = None
+    sha256: Annotated[str | None, Option("Expected hash of the file at URL.", metavar="HASH")] = None
     lock: Annotated[
         Path | None,
         Option(
-            type=EXISTING_FILE,
-            help="Every file of one lock: a cell's, a model's, a dataset's, or requirements with hashes.",
+            "Every file of one lock: a cell's, a model's, a dataset's, or requirements with hashes.", type=EXISTING_FILE
         ),
     ] = None
-    model: Annotated[
-        str | None, Option(metavar="REPO@REV", help="A Hugging Face model, in the layout of HF_HUB_CACHE.")
-    ] = None
-    dataset: Annotated[str | None, Option(metavar="REPO@REV", help="A Hugging Face dataset, in the same layout.")] = (
+    model: Annotated[str | None, Option("A Hugging Face model, in the layout of HF_HUB_CACHE.", metavar="REPO@REV")] = (
         None
     )
-    trust_mirror: Annotated[bool, Option(help="Trust the mirror for a model's hashes.")] = False
+    dataset: Annotated[str | None, Option("A Hugging Face dataset, in the same layout.", metavar="REPO@REV")] = None
+    trust_mirror: Annotated[bool, Option("Trust the mirror for a model's hashes.")] = False
     mirror: Annotated[
         str,
-        Option(
-            help="Source: user (set by `mirror use`), none, host, a preset, a YAML file, or auto (the best by a probe)."
-        ),
+        Option("Source: user (set by `mirror use`), none, host, a preset, a YAML file, or auto (the best by a probe)."),
     ] = "user"
     output: Annotated[
         Path,
         Option(
             "-o",
             "--output",
+            "Output directory. A different file of the same name is replaced, with a note.",
             type=DIRECTORY,
             show_default=False,
-            help="Output directory. A different file of the same name is replaced, with a note.",
         ),
     ] = Path()
     limit: Annotated[
-        float | None,
-        Option(type=ByteRate(), help="Limit for all downloads together, bytes a second, e.g. 50M."),
+        float | None, Option("Limit for all downloads together, bytes a second, e.g. 50M.", type=ByteRate())
     ] = None
-    connections: Annotated[int, Option(type=click.IntRange(1, 64), help="Connections at once.")] = 16
-    as_json: Annotated[bool, Option("--json", help="Print the result as JSON.")] = False
+    connections: Annotated[int, Option("Connections at once.", type=click.IntRange(1, 64))] = 16
+    as_json: Annotated[bool, Option("--json", "Print the result as JSON.")] = False
 
     def request(self) -> FetchRequest:
         """Return which files are asked for: a cell's name has no colon and no slash, and each URL has both."""

@@ -28,12 +28,10 @@ class _Switch(click.types.BoolParamType):
 
 @dataclass(frozen=True, kw_only=True)
 class KeyNewOptions:
-    """The options of `envcheck key new`."""
-
     file: Annotated[Path, Argument()]
-    password: Annotated[
-        bool, Option(type=_Switch(), help="Ask for a password, unless ENVCHECK_KEY_PASSWORD is set.")
-    ] = False
+    password: Annotated[bool, Option("Ask for a password, unless ENVCHECK_KEY_PASSWORD is set.", type=_Switch())] = (
+        False
+    )
 
 
 @command_with(KeyNewOptions)

@@ -35,40 +35,36 @@ from envcheck.mirrors.profiles.model import Profile
 
 @dataclass(frozen=True, kw_only=True)
 class LockOptions:
-    """The options of `envcheck lock`."""
-
     selectors: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=complete_cells)] = ()
-    mirror: Annotated[str, Option(help="none, host, or a profile's YAML file.")] = "host"
+    mirror: Annotated[str, Option("none, host, or a profile's YAML file.")] = "host"
     images_dir: Annotated[
-        Path | None,
-        Option("--images", type=DIRECTORY, help="Where the cells are; created if it does not exist. [images/]"),
+        Path | None, Option("--images", "Where the cells are; created if it does not exist. [images/]", type=DIRECTORY)
     ] = None
     targets: Annotated[
         tuple[Literal["runtime", "devel", "train", "jupyter"], ...],
         Option(
-            "--target",
-            help="Lock only what this target adds to the cell's locks as they are. Repeatable. [all of the cell]",
+            "--target", "Lock only what this target adds to the cell's locks as they are. Repeatable. [all of the cell]"
         ),
     ] = ()
     arch: Annotated[
         Literal["x86_64", "aarch64"],
-        Option(help="The architecture that is locked; aarch64 with the versions of x86_64 where it has them."),
+        Option("The architecture that is locked; aarch64 with the versions of x86_64 where it has them."),
     ] = "x86_64"
     requirements: Annotated[
         tuple[str, ...],
         Option(
             "--with",
+            "Lock nothing: ask the installer whether these native extensions can stand beside the cell's torch.",
             metavar="NAME[SPEC]",
-            help="Lock nothing: ask the installer whether these native extensions can stand beside the cell's torch.",
         ),
     ] = ()
-    tool: Annotated[bool, Option(help="Lock envcheck's own environment inside images (needs pyproject.toml).")] = False
+    tool: Annotated[bool, Option("Lock envcheck's own environment inside images (needs pyproject.toml).")] = False
     model: Annotated[
-        str | None, Option(metavar="REPO@REV", help="Lock a Hugging Face model instead: every file with its sha256.")
+        str | None, Option("Lock a Hugging Face model instead: every file with its sha256.", metavar="REPO@REV")
     ] = None
-    dataset: Annotated[str | None, Option(metavar="REPO@REV", help="Lock a Hugging Face dataset instead.")] = None
-    trust_mirror: Annotated[bool, Option(help="Trust the mirror for a model's hashes.")] = False
-    output: Annotated[Path | None, Option("-o", "--output", type=FILE, help="File for a model's lock. [stdout]")] = None
+    dataset: Annotated[str | None, Option("Lock a Hugging Face dataset instead.", metavar="REPO@REV")] = None
+    trust_mirror: Annotated[bool, Option("Trust the mirror for a model's hashes.")] = False
+    output: Annotated[Path | None, Option("-o", "--output", "File for a model's lock. [stdout]", type=FILE)] = None
 
 
 @command_with(LockOptions, epilog="Example: envcheck lock 'torch2.8*' --mirror host")
@@ -164,12 +160,7 @@ def _lock_model(options: LockOptions, profile: Profile) -> None:
 
 
 def _lock(
-    matrix: Matrix,
-    cell: Cell,
-    profile: Profile,
-    images_dir: Path,
-    options: LockOptions,
-    settings: Settings,
+    matrix: Matrix, cell: Cell, profile: Profile, images_dir: Path, options: LockOptions, settings: Settings
 ) -> bool:
     try:
         arch = options.arch

@@ -40,14 +40,12 @@ A mirror profile of your own:
 
 @dataclass(frozen=True, kw_only=True)
 class RenderImagesOptions:
-    """The options of `envcheck render`."""
-
     selectors: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=complete_cells)] = ()
-    check: Annotated[bool, Option(help="Change nothing; exit 1 naming every missing, stale and orphan file.")] = False
-    mirror: Annotated[str | None, Option(help="none, host, or a profile's YAML file; with --output.")] = None
-    output: Annotated[Path | None, Option("-o", "--output", help="Write one cell's whole build context here.")] = None
+    check: Annotated[bool, Option("Change nothing; exit 1 naming every missing, stale and orphan file.")] = False
+    mirror: Annotated[str | None, Option("none, host, or a profile's YAML file; with --output.")] = None
+    output: Annotated[Path | None, Option("-o", "--output", "Write one cell's whole build context here.")] = None
     images_dir: Annotated[
-        Path | None, Option("--images", type=EXISTING_DIRECTORY, help="Where the cells are. [images/]")
+        Path | None, Option("--images", "Where the cells are. [images/]", type=EXISTING_DIRECTORY)
     ] = None
 
     @property

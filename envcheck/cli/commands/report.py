@@ -25,59 +25,46 @@ from envcheck.reports.rejudge import rejudge
 
 # The loader reports a missing file, with what to do.
 _Report = Annotated[Path, Argument(type=FILE)]
-_Output = Annotated[Path | None, Option("-o", "--output", type=FILE, help="The file [default: print it].")]
+_Output = Annotated[Path | None, Option("-o", "--output", "The file [default: print it].", type=FILE)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportShowOptions:
-    """The options of `envcheck report show`."""
-
     file: _Report
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConvertOptions:
-    """The options of `envcheck report convert`."""
-
     file: _Report
-    format_name: Annotated[str, Option("--format", type=click.Choice(registry.names()), help="The format.")]
+    format_name: Annotated[str, Option("--format", "The format.", type=click.Choice(registry.names()))]
     output: _Output = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportCompareOptions:
-    """The options of `envcheck report compare`."""
-
     before: _Report
     after: _Report
     threshold: Annotated[
-        float | None,
-        Option(type=FiniteRange(0, 1), metavar="SHARE", help="Smaller changes of a speed do not count [0.05]."),
+        float | None, Option("Smaller changes of a speed do not count [0.05].", type=FiniteRange(0, 1), metavar="SHARE")
     ] = None
-    as_json: Annotated[bool, Option("--json", help="Print the comparison as JSON.")] = False
+    as_json: Annotated[bool, Option("--json", "Print the comparison as JSON.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRedactOptions:
-    """The options of `envcheck report redact`."""
-
     file: _Report
     output: _Output = None
-    key: Annotated[str, Option(metavar="TEXT", help="Same pseudonyms in every report of this key; keep it secret.")] = (
-        ""
-    )
+    key: Annotated[str, Option("Same pseudonyms in every report of this key; keep it secret.", metavar="TEXT")] = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportJudgeOptions:
-    """The options of `envcheck report judge`."""
-
     file: _Report
     checks: Annotated[
-        Path | None, Option(type=EXISTING_DIRECTORY, help="Directory with your own checks (node/*.py, env/*.py).")
+        Path | None, Option("Directory with your own checks (node/*.py, env/*.py).", type=EXISTING_DIRECTORY)
     ] = None
-    output: Annotated[Path | None, Option("-o", "--output", type=FILE, help="Write the new report here.")] = None
-    as_json: Annotated[bool, Option("--json", help="Print the report as JSON.")] = False
+    output: Annotated[Path | None, Option("-o", "--output", "Write the new report here.", type=FILE)] = None
+    as_json: Annotated[bool, Option("--json", "Print the report as JSON.")] = False
 
 
 @click.group(short_help="A report in other formats, judged again, or compared with another.")

@@ -28,51 +28,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolveOptions:
-    """The options of `envcheck resolve`."""
-
-    torch: Annotated[
-        str | None, Option(metavar="REQ", help='A release or a requirement: 2.8, 2.8.0, ">=2.6,<2.9".')
-    ] = None
-    variant: Annotated[
-        str | None, Option(metavar="cuNNN|cpu", help="The wheel's CUDA as its name says it, e.g. cu128.")
-    ] = None
-    cuda: Annotated[str | None, Option(metavar="X.Y", help="The same by CUDA version, e.g. 12.8.")] = None
-    python: Annotated[str | None, Option(metavar="X.Y", help="Python version, e.g. 3.12 or 3.13t.")] = None
-    driver: Annotated[str | None, Option(metavar="VERSION", help="NVIDIA driver, 570.124.06, or its branch, 570.")] = (
+    torch: Annotated[str | None, Option('A release or a requirement: 2.8, 2.8.0, ">=2.6,<2.9".', metavar="REQ")] = None
+    variant: Annotated[str | None, Option("The wheel's CUDA as its name says it, e.g. cu128.", metavar="cuNNN|cpu")] = (
         None
     )
+    cuda: Annotated[str | None, Option("The same by CUDA version, e.g. 12.8.", metavar="X.Y")] = None
+    python: Annotated[str | None, Option("Python version, e.g. 3.12 or 3.13t.", metavar="X.Y")] = None
+    driver: Annotated[str | None, Option("NVIDIA driver, 570.124.06, or its branch, 570.", metavar="VERSION")] = None
     gpus: Annotated[
-        tuple[str, ...],
-        Option("--gpu", metavar="NAME", help="GPU model. Repeatable, for a node with several models."),
+        tuple[str, ...], Option("--gpu", "GPU model. Repeatable, for a node with several models.", metavar="NAME")
     ] = ()
-    cc: Annotated[tuple[str, ...], Option(metavar="X.Y", help="Compute capability, for a GPU without a name.")] = ()
-    arch: Annotated[Literal["x86_64", "amd64", "aarch64", "arm64"] | None, Option(help="Host architecture.")] = None
+    cc: Annotated[tuple[str, ...], Option("Compute capability, for a GPU without a name.", metavar="X.Y")] = ()
+    arch: Annotated[Literal["x86_64", "amd64", "aarch64", "arm64"] | None, Option("Host architecture.")] = None
     base_cuda: Annotated[
-        str | None, Option(metavar="X.Y", help="Also say what an nvidia/cuda base image of that CUDA refuses.")
+        str | None, Option("Also say what an nvidia/cuda base image of that CUDA refuses.", metavar="X.Y")
     ] = None
     requirements: Annotated[
         tuple[str, ...],
         Option(
             "--with",
+            'A native extension that must fit too: flash-attn, "vllm>=0.16". Repeatable.',
             metavar="NAME[SPEC]",
-            help='A native extension that must fit too: flash-attn, "vllm>=0.16". Repeatable.',
         ),
     ] = ()
-    third_party: Annotated[
-        bool, Option(help="Allow wheels that other authors built; the newest torch comes first.")
-    ] = False
+    third_party: Annotated[bool, Option("Allow wheels that other authors built; the newest torch comes first.")] = False
     extensions: Annotated[
         Path | None,
-        Option(type=FILE, metavar="FILE", help="Your own facts about extensions, in addition to the shipped ones."),
+        Option("Your own facts about extensions, in addition to the shipped ones.", type=FILE, metavar="FILE"),
     ] = None
-    mirror: Annotated[
-        str, Option(metavar="PROFILE", help="Mirror profile whose PyTorch index the pip command names.")
-    ] = "user"
-    everything: Annotated[bool, Option("--all", help="List every cell with its verdict.")] = False
+    mirror: Annotated[str, Option("Mirror profile whose PyTorch index the pip command names.", metavar="PROFILE")] = (
+        "user"
+    )
+    everything: Annotated[bool, Option("--all", "List every cell with its verdict.")] = False
     here: Annotated[
-        bool | None, Option("--here/--no-here", help="Read what is not given from this node, or leave it open.")
+        bool | None, Option("--here/--no-here", "Read what is not given from this node, or leave it open.")
     ] = None
-    as_json: Annotated[bool, Option("--json", help="Print envcheck/resolution/1.")] = False
+    as_json: Annotated[bool, Option("--json", "Print envcheck/resolution/1.")] = False
 
     def query(self) -> Query:
         """Return the combination that is asked for."""

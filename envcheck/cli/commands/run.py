@@ -47,98 +47,79 @@ _HIDING: Final[dict[str, Any]] = {"is_eager": True, "callback": messages.hide_na
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The options of `envcheck run`."""
-
     python: Annotated[
-        str | None, Option(metavar="PATH", help="The interpreter, or environment, to validate (with --image: in it).")
+        str | None, Option("The interpreter, or environment, to validate (with --image: in it).", metavar="PATH")
     ] = None
-    image: Annotated[str | None, Option(metavar="REF", help="A local image to validate, ours or not.")] = None
-    level: Annotated[str, Option(type=click.Choice(LEVELS), help="How much to check.")] = "standard"
+    image: Annotated[str | None, Option("A local image to validate, ours or not.", metavar="REF")] = None
+    level: Annotated[str, Option("How much to check.", type=click.Choice(LEVELS))] = "standard"
     only: Annotated[
         tuple[str, ...],
-        Option(
-            metavar="ID", shell_complete=complete_checks, help="Run this check alone, whatever its level. Repeatable."
-        ),
+        Option("Run this check alone, whatever its level. Repeatable.", metavar="ID", shell_complete=complete_checks),
     ] = ()
-    require_gpu: Annotated[bool, Option(help="Fail if there is no GPU, instead of skipping.")] = False
+    require_gpu: Annotated[bool, Option("Fail if there is no GPU, instead of skipping.")] = False
     budget: Annotated[
-        float | None,
-        Option(type=Duration(), help="Time budget, e.g. 60s. Checks that do not fit are skipped and listed."),
+        float | None, Option("Time budget, e.g. 60s. Checks that do not fit are skipped and listed.", type=Duration())
     ] = None
     output: Annotated[
         Output | None,
-        Option(
-            "-o", "--output", type=OutputType(), help=f"The report; in DIR/ one per node. [{report_output.DEFAULT}]"
-        ),
+        Option("-o", "--output", f"The report; in DIR/ one per node. [{report_output.DEFAULT}]", type=OutputType()),
     ] = None
-    html: Annotated[Output | None, Option(type=OutputType(), help="Write the report as one page, too.")] = None
-    junit: Annotated[
-        Output | None, Option(type=OutputType(), advanced=True, help="Write the report as JUnit XML, too.")
-    ] = None
+    html: Annotated[Output | None, Option("Write the report as one page, too.", type=OutputType())] = None
+    junit: Annotated[Output | None, Option("Write the report as JUnit XML, too.", type=OutputType(), advanced=True)] = (
+        None
+    )
     summary: Annotated[
-        Output | None, Option(type=OutputType(), advanced=True, help="Append Markdown: $GITHUB_STEP_SUMMARY.")
+        Output | None, Option("Append Markdown: $GITHUB_STEP_SUMMARY.", type=OutputType(), advanced=True)
     ] = None
-    as_json: Annotated[bool, Option("--json", advanced=True, help="Print the report as JSON.")] = False
+    as_json: Annotated[bool, Option("--json", "Print the report as JSON.", advanced=True)] = False
     skip: Annotated[
         tuple[str, ...],
-        Option(metavar="ID", advanced=True, shell_complete=complete_checks, help="Leave this check out. Repeatable."),
+        Option("Leave this check out. Repeatable.", metavar="ID", advanced=True, shell_complete=complete_checks),
     ] = ()
     checks: Annotated[
         Path | None,
-        Option(type=EXISTING_DIRECTORY, advanced=True, help="Directory with your own checks (node/*.py, env/*.py)."),
+        Option("Directory with your own checks (node/*.py, env/*.py).", type=EXISTING_DIRECTORY, advanced=True),
     ] = None
     requirements: Annotated[
         str | None,
-        Option(
-            metavar="FILE", advanced=True, help="Fail if the node lacks what this TOML file (or: hgx-h100) requires."
-        ),
+        Option("Fail if the node lacks what this TOML file (or: hgx-h100) requires.", metavar="FILE", advanced=True),
     ] = None
-    baseline: Annotated[
-        Path | None, Option(type=FILE, advanced=True, help="Fail if slower or worse than this report.")
-    ] = None
-    resume: Annotated[bool, Option(advanced=True, help="Continue an unfinished run from its report.")] = False
+    baseline: Annotated[Path | None, Option("Fail if slower or worse than this report.", type=FILE, advanced=True)] = (
+        None
+    )
+    resume: Annotated[bool, Option("Continue an unfinished run from its report.", advanced=True)] = False
     repeat: Annotated[
         int,
         Option(
+            "Repeat all checks N times and report the worst result.",
             metavar="N",
             type=click.IntRange(1),
             advanced=True,
             show_default=False,
-            help="Repeat all checks N times and report the worst result.",
         ),
     ] = 1
     duration: Annotated[
         float | None,
         Option(
-            type=Duration(),
-            advanced=True,
-            help="Repeat all checks for this time, e.g. 10m, and report the worst result.",
+            "Repeat all checks for this time, e.g. 10m, and report the worst result.", type=Duration(), advanced=True
         ),
     ] = None
     timeout: Annotated[
         float | None,
-        Option(
-            type=FiniteRange(0.1),
-            advanced=True,
-            help="End each check after so many seconds, not after its own limit.",
-        ),
+        Option("End each check after so many seconds, not after its own limit.", type=FiniteRange(0.1), advanced=True),
     ] = None
-    nproc: Annotated[int, Option(type=click.IntRange(1), advanced=True, help="Ranks of a group on a CPU.")] = 2
+    nproc: Annotated[int, Option("Ranks of a group on a CPU.", type=click.IntRange(1), advanced=True)] = 2
     shm_size: Annotated[
-        str | None, Option(advanced=True, help="Shared memory of the container (with --image).  [default: 8g]")
+        str | None, Option("Shared memory of the container (with --image).  [default: 8g]", advanced=True)
     ] = None
-    spawn: Annotated[bool, Option(advanced=True, help="Start every rank in a fresh Python instead of forking it.")] = (
-        False
-    )
+    spawn: Annotated[bool, Option("Start every rank in a fresh Python instead of forking it.", advanced=True)] = False
     redact: Annotated[
-        bool,
-        Option(**_HIDING, advanced=True, help="Write no names: hosts, users, UUIDs, serials and paths get pseudonyms."),
+        bool, Option("Write no names: hosts, users, UUIDs, serials and paths get pseudonyms.", **_HIDING, advanced=True)
     ] = False
     redact_key: Annotated[
-        str,
-        Option(**_HIDING, metavar="TEXT", advanced=True, help="--redact with this key's pseudonyms; keep it secret."),
+        str, Option("Redact with this key's pseudonyms; keep it secret.", **_HIDING, metavar="TEXT", advanced=True)
     ] = ""
-    dry_run: Annotated[bool, Option(advanced=True, help="Print what would be run, and for how long.")] = False
+    dry_run: Annotated[bool, Option("Print what would be run, and for how long.", advanced=True)] = False
 
 
 @command_with(RunOptions, short_help="Validate an environment: this one, another Python's, or an image's.")
@@ -315,13 +296,7 @@ def _held_against(
 
 
 def _run_and_report(
-    run: Run,
-    files: Destinations,
-    console: Console,
-    earlier: RunReport | None,
-    *,
-    as_json: bool,
-    quiet: bool,
+    run: Run, files: Destinations, console: Console, earlier: RunReport | None, *, as_json: bool, quiet: bool
 ) -> int:
     """Measure and judge, write the report, print it, and return the exit code."""
     keeper, interrupted = _measured(run, files)

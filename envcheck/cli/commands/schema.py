@@ -24,8 +24,6 @@ _STRUCTS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class SchemaOptions:
-    """The options of `envcheck schema`."""
-
     name: Annotated[Literal["matrix", "extensions", "report", "fleet", "fleet-plan", "fleet-history"], Argument()]
 
 

@@ -30,15 +30,11 @@ _LONGEST: Final = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class WatchOptions:
-    """The options of `envcheck watch`."""
-
-    interval: Annotated[float, Option(type=Duration(), help="Time between two samples, 0.01s to 1h.")] = 1.0
-    html: Annotated[Path | None, Option(type=FILE, help="Write a page with the series.")] = None
-    openmetrics: Annotated[Path | None, Option(type=FILE, help="Write the series for Prometheus.")] = None
-    output: Annotated[Path | None, Option("-o", "--output", type=FILE, help="Write envcheck/watch/1.")] = None
-    as_json: Annotated[bool, Option("--json", help="Print envcheck/watch/1 on standard error, after the command.")] = (
-        False
-    )
+    interval: Annotated[float, Option("Time between two samples, 0.01s to 1h.", type=Duration())] = 1.0
+    html: Annotated[Path | None, Option("Write a page with the series.", type=FILE)] = None
+    openmetrics: Annotated[Path | None, Option("Write the series for Prometheus.", type=FILE)] = None
+    output: Annotated[Path | None, Option("-o", "--output", "Write envcheck/watch/1.", type=FILE)] = None
+    as_json: Annotated[bool, Option("--json", "Print envcheck/watch/1 on standard error, after the command.")] = False
     words: Annotated[tuple[str, ...], Argument(metavar="COMMAND...")]
 
 

@@ -42,24 +42,22 @@ _DRAIN_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class GateOptions:
-    """The options of `envcheck fleet gate`."""
-
     python: Annotated[
-        str | None, Option(metavar="PATH", help="The interpreter, or environment, to judge (with --image: in it).")
+        str | None, Option("The interpreter, or environment, to judge (with --image: in it).", metavar="PATH")
     ] = None
     image: Annotated[
-        str | None, Option(metavar="REF", help="A local image to judge; by digest, a fresh verdict needs no engine.")
+        str | None, Option("A local image to judge; by digest, a fresh verdict needs no engine.", metavar="REF")
     ] = None
-    level: Annotated[Literal["static", "quick", "standard", "full"], Option(help="How much to check.")] = "quick"
-    require_gpu: Annotated[bool, Option(help="Fail if there is no GPU, instead of skipping.")] = False
-    max_age: Annotated[float, Option(type=Duration(), help="Oldest verdict to accept.")] = 900.0
-    budget: Annotated[float, Option(type=Duration(), help="Time limit for the checks.")] = 60.0
-    drain: Annotated[
-        bool, Option(help="After a failed check, drain this Slurm node, or taint this node of Kubernetes.")
-    ] = False
+    level: Annotated[Literal["static", "quick", "standard", "full"], Option("How much to check.")] = "quick"
+    require_gpu: Annotated[bool, Option("Fail if there is no GPU, instead of skipping.")] = False
+    max_age: Annotated[float, Option("Oldest verdict to accept.", type=Duration())] = 900.0
+    budget: Annotated[float, Option("Time limit for the checks.", type=Duration())] = 60.0
+    drain: Annotated[bool, Option("After a failed check, drain this Slurm node, or taint this node of Kubernetes.")] = (
+        False
+    )
     on_error: Annotated[
         Literal["refuse", "admit"],
-        Option(help="What to do if the node cannot be judged: refuse (exit 2 or 3), or admit (exit 0)."),
+        Option("What to do if the node cannot be judged: refuse (exit 2 or 3), or admit (exit 0)."),
     ] = "refuse"
 
 

@@ -34,32 +34,29 @@ from envcheck.runner.state import Run, RunPlan
 
 @dataclass(frozen=True, kw_only=True)
 class FleetGroupOptions:
-    """The options of `envcheck fleet group`."""
-
-    python: Annotated[str | None, Option(metavar="PATH", help="The interpreter, or environment, of the ranks.")] = None
-    only: Annotated[tuple[str, ...], Option(metavar="ID", help="Run this check alone. Repeatable.")] = ()
-    require_gpu: Annotated[bool, Option(help="Fail where there is no GPU.")] = False
-    nproc: Annotated[int, Option(type=click.IntRange(1, 1024), help="Ranks of a node without a GPU.")] = 1
+    python: Annotated[str | None, Option("The interpreter, or environment, of the ranks.", metavar="PATH")] = None
+    only: Annotated[tuple[str, ...], Option("Run this check alone. Repeatable.", metavar="ID")] = ()
+    require_gpu: Annotated[bool, Option("Fail where there is no GPU.")] = False
+    nproc: Annotated[int, Option("Ranks of a node without a GPU.", type=click.IntRange(1, 1024))] = 1
     timeout: Annotated[
-        float | None,
-        Option(type=FiniteRange(0.1), help="End each check after this many seconds, instead of its own limit."),
+        float | None, Option("End each check after this many seconds, instead of its own limit.", type=FiniteRange(0.1))
     ] = None
-    wait: Annotated[float, Option(type=Duration(), help="How long nodes wait for the others.")] = 180.0
+    wait: Annotated[float, Option("How long nodes wait for the others.", type=Duration())] = 180.0
     master_addr: Annotated[
-        str | None, Option(metavar="HOST", help="The first node. [MASTER_ADDR, or the first of Slurm's step]")
+        str | None, Option("The first node. [MASTER_ADDR, or the first of Slurm's step]", metavar="HOST")
     ] = None
     master_port: Annotated[
-        int | None, Option(type=click.IntRange(1, 65535), help="Its port. [MASTER_PORT, or drawn from Slurm's step]")
+        int | None, Option("Its port. [MASTER_PORT, or drawn from Slurm's step]", type=click.IntRange(1, 65535))
     ] = None
     run_id: Annotated[
-        str | None, Option(metavar="TEXT", help="What tells this group from others. [Slurm's step, torchrun's run]")
+        str | None, Option("What tells this group from others. [Slurm's step, torchrun's run]", metavar="TEXT")
     ] = None
     output: Annotated[
         Output | None,
-        Option("-o", "--output", type=OutputType(), help=f"The report; in DIR/ one a node. [{report_output.DEFAULT}]"),
+        Option("-o", "--output", f"The report; in DIR/ one a node. [{report_output.DEFAULT}]", type=OutputType()),
     ] = None
-    as_json: Annotated[bool, Option("--json", help="Print the group's report as JSON, on the first node.")] = False
-    dry_run: Annotated[bool, Option(help="Print what the environment says of this node, and stop.")] = False
+    as_json: Annotated[bool, Option("--json", "Print the group's report as JSON, on the first node.")] = False
+    dry_run: Annotated[bool, Option("Print what the environment says of this node, and stop.")] = False
 
 
 @command_with(FleetGroupOptions, name="group", short_help="Measure what lies between nodes, with ranks on all of them.")

@@ -27,32 +27,28 @@ from envcheck.safe_files import held
 
 @dataclass(frozen=True, kw_only=True)
 class FleetPairsOptions:
-    """The options of `envcheck fleet pairs`."""
-
-    nodes: Annotated[str, Option(metavar="LIST", help="The nodes as a Slurm host list: n[1-64].")]
+    nodes: Annotated[str, Option("The nodes as a Slurm host list: n[1-64].", metavar="LIST")]
     mode: Annotated[
-        Literal["tournament", "diagnose"] | None, Option(help="Default: tournament up to 16 nodes without --domains.")
+        Literal["tournament", "diagnose"] | None, Option("Default: tournament up to 16 nodes without --domains.")
     ] = None
-    domains: Annotated[Path | None, Option(type=FILE, help="Lines `NAME LIST`: the nodes of each switch.")] = None
+    domains: Annotated[Path | None, Option("Lines `NAME LIST`: the nodes of each switch.", type=FILE)] = None
     launch: Annotated[
-        str | None,
-        Option(metavar="COMMAND", help="Starts {command} on {nodes}, {count} in number. Default: srun."),
+        str | None, Option("Starts {command} on {nodes}, {count} in number. Default: srun.", metavar="COMMAND")
     ] = None
     group_command: Annotated[
         str | None,
         Option(
+            "What a group runs together; it writes {reports}/NODE.json. Default: envcheck fleet group.",
             metavar="COMMAND",
-            help="What a group runs together; it writes {reports}/NODE.json. Default: envcheck fleet group.",
             advanced=True,
         ),
     ] = None
-    timeout: Annotated[float, Option(type=Duration(), help="Time for one test.")] = 600.0
+    timeout: Annotated[float, Option("Time for one test.", type=Duration())] = 600.0
     state: Annotated[
-        Path,
-        Option(type=FILE, help="Results so far, on a file system that all nodes share; reports go beside it."),
+        Path, Option("Results so far, on a file system that all nodes share; reports go beside it.", type=FILE)
     ] = Path("envcheck-fleet-pairs.json")
-    dry_run: Annotated[bool, Option(help="Print the plan and the first command, and stop.")] = False
-    as_json: Annotated[bool, Option("--json", help="Print envcheck/fleet-pairs/1.")] = False
+    dry_run: Annotated[bool, Option("Print the plan and the first command, and stop.")] = False
+    as_json: Annotated[bool, Option("--json", "Print envcheck/fleet-pairs/1.")] = False
 
 
 @command_with(FleetPairsOptions, name="pairs")

@@ -20,45 +20,41 @@ from envcheck.fleet.launch_files import NOT_OF, LaunchValues, launch_files
 
 @dataclass(frozen=True, kw_only=True)
 class FleetRenderOptions:
-    """The options of `envcheck fleet render`."""
-
     system: Annotated[Literal["slurm", "kubernetes", "prometheus"], Argument()]
     names: Annotated[tuple[str, ...], Argument(metavar="[NAME]...")] = ()
-    image: Annotated[str | None, Option(metavar="REF@DIGEST", help="The image to judge, by digest.")] = None
+    image: Annotated[str | None, Option("The image to judge, by digest.", metavar="REF@DIGEST")] = None
     python: Annotated[
-        str | None, Option(metavar="PATH", help="Slurm: an environment on the nodes to judge, instead of an image.")
+        str | None, Option("Slurm: an environment on the nodes to judge, instead of an image.", metavar="PATH")
     ] = None
-    nodes: Annotated[int, Option(type=click.IntRange(1, 100_000), help="How many nodes.")] = 1
-    gpus: Annotated[int, Option(type=click.IntRange(0, 64), help="GPUs of a node; 0: none.")] = 8
-    level: Annotated[Literal["static", "quick", "standard", "full"], Option(help="How much to check.")] = "quick"
-    max_age: Annotated[float, Option(type=Duration(), help="Oldest verdict that gates accept.")] = 900.0
-    budget: Annotated[float, Option(type=Duration(), help="Time limit for the checks of a gate.")] = 60.0
+    nodes: Annotated[int, Option("How many nodes.", type=click.IntRange(1, 100_000))] = 1
+    gpus: Annotated[int, Option("GPUs of a node; 0: none.", type=click.IntRange(0, 64))] = 8
+    level: Annotated[Literal["static", "quick", "standard", "full"], Option("How much to check.")] = "quick"
+    max_age: Annotated[float, Option("Oldest verdict that gates accept.", type=Duration())] = 900.0
+    budget: Annotated[float, Option("Time limit for the checks of a gate.", type=Duration())] = 60.0
     on_error: Annotated[
-        Literal["refuse", "admit"], Option(help="What gates do if the node cannot be judged.", advanced=True)
+        Literal["refuse", "admit"], Option("What gates do if the node cannot be judged.", advanced=True)
     ] = "refuse"
     program: Annotated[
-        str | None, Option(metavar="PATH", help="Slurm: envcheck on the nodes. [this one]", advanced=True)
+        str | None, Option("Slurm: envcheck on the nodes. [this one]", metavar="PATH", advanced=True)
     ] = None
-    scripts: Annotated[str, Option(help="Slurm: where slurmd finds the scripts.", advanced=True)] = (
-        "/etc/slurm/envcheck"
-    )
+    scripts: Annotated[str, Option("Slurm: where slurmd finds the scripts.", advanced=True)] = "/etc/slurm/envcheck"
     reports: Annotated[
         str | None,
-        Option(metavar="DIR", help="Slurm: a directory that all nodes share. [./envcheck-reports]", advanced=True),
+        Option("Slurm: a directory that all nodes share. [./envcheck-reports]", metavar="DIR", advanced=True),
     ] = None
-    state: Annotated[str, Option(help="Where a node keeps its verdicts.", advanced=True)] = "/var/lib/envcheck"
-    partition: Annotated[str, Option(help="Slurm: the partition of sweep and group.", advanced=True)] = ""
-    namespace: Annotated[str, Option(help="Kubernetes: the namespace.", advanced=True)] = "default"
+    state: Annotated[str, Option("Where a node keeps its verdicts.", advanced=True)] = "/var/lib/envcheck"
+    partition: Annotated[str, Option("Slurm: the partition of sweep and group.", advanced=True)] = ""
+    namespace: Annotated[str, Option("Kubernetes: the namespace.", advanced=True)] = "default"
     variables: Annotated[
         tuple[str, ...],
-        Option("--env", metavar="NAME=VALUE", help="Kubernetes: NCCL_*, FI_*, UCX_*, GLOO_* of pods.", advanced=True),
+        Option("--env", "Kubernetes: NCCL_*, FI_*, UCX_*, GLOO_* of pods.", metavar="NAME=VALUE", advanced=True),
     ] = ()
     drain: Annotated[
-        bool, Option(help="Kubernetes: the DaemonSet taints nodes whose check failed (adds rbac.yaml).", advanced=True)
+        bool, Option("Kubernetes: the DaemonSet taints nodes whose check failed (adds rbac.yaml).", advanced=True)
     ] = False
-    output: Annotated[
-        Path | None, Option("-o", "--output", type=DIRECTORY, help="Write the files into this directory.")
-    ] = None
+    output: Annotated[Path | None, Option("-o", "--output", "Write the files into this directory.", type=DIRECTORY)] = (
+        None
+    )
 
 
 @command_with(

@@ -43,29 +43,25 @@ class Axes(click.ParamType[tuple[str, ...]]):
 
 @dataclass(frozen=True, kw_only=True)
 class FleetReportOptions:
-    """The options of `envcheck fleet report`."""
-
     places: Annotated[tuple[Path, ...], Argument(metavar="DIR|FILE...")] = ()
     expect: Annotated[
-        str | None,
-        Option(metavar="FILE|NODELIST", help="The nodes that must have a report: n[1-64], or a file of names."),
+        str | None, Option("The nodes that must have a report: n[1-64], or a file of names.", metavar="FILE|NODELIST")
     ] = None
-    by: Annotated[str, Option(type=Axes(), help="What defines a kind of node.")] = "gpu,cell,driver"
-    max_age: Annotated[float, Option(type=Duration(), help="Older reports are stale.")] = 86400.0
+    by: Annotated[str, Option("What defines a kind of node.", type=Axes())] = "gpu,cell,driver"
+    max_age: Annotated[float, Option("Older reports are stale.", type=Duration())] = 86400.0
     db: Annotated[
-        Path | None, Option(type=FILE, help="Database of the reports read so far; only new files are read again.")
+        Path | None, Option("Database of the reports read so far; only new files are read again.", type=FILE)
     ] = None
-    html: Annotated[Path | None, Option(type=FILE, help="Write one page: nodes and checks, curves, drift.")] = None
+    html: Annotated[Path | None, Option("Write one page: nodes and checks, curves, drift.", type=FILE)] = None
     prometheus: Annotated[
-        Path | None,
-        Option(type=FILE, metavar="FILE.prom", help="Write metrics for node_exporter's textfile collector."),
+        Path | None, Option("Write metrics for node_exporter's textfile collector.", type=FILE, metavar="FILE.prom")
     ] = None
     history: Annotated[
         str | None,
-        Option(metavar="NODE|GPU-UUID", help="Print how often this one failed, and why; a UUID's beginning is enough."),
+        Option("Print how often this one failed, and why; a UUID's beginning is enough.", metavar="NODE|GPU-UUID"),
     ] = None
-    strict: Annotated[bool, Option(help="Drift and outliers count as failures, and leave `use now`.")] = False
-    as_json: Annotated[bool, Option("--json", help="Print envcheck/fleet/1, or envcheck/fleet-history/1.")] = False
+    strict: Annotated[bool, Option("Drift and outliers count as failures, and leave `use now`.")] = False
+    as_json: Annotated[bool, Option("--json", "Print envcheck/fleet/1, or envcheck/fleet-history/1.")] = False
 
 
 @command_with(FleetReportOptions, name="report")

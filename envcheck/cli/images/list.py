@@ -29,30 +29,25 @@ from envcheck.matrix.file.load import load
 
 @dataclass(frozen=True, kw_only=True)
 class ImagesListOptions:
-    """The options of `envcheck images list`."""
-
     selectors: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=complete_cells)] = ()
     format: Annotated[
-        str | None,
-        Option(type=click.Choice(formats.FORMATS), help="Print the file that this program reads, not the list."),
+        str | None, Option("Print the file that this program reads, not the list.", type=click.Choice(formats.FORMATS))
     ] = None
-    target: Annotated[
-        str | None, Option(type=click.Choice(get_args(Target)), help="Only this target of each cell.")
-    ] = None
+    target: Annotated[str | None, Option("Only this target of each cell.", type=click.Choice(get_args(Target)))] = None
     platform: Annotated[
         Literal["linux/amd64", "linux/arm64"] | None,
-        Option(help="With --format: only this platform. [all; linux/amd64 where the format takes one]"),
+        Option("With --format: only this platform. [all; linux/amd64 where the format takes one]"),
     ] = None
-    repository: Annotated[str, Option(help="Repository of the tags, with --format: HOST/NAME.")] = REPOSITORY
-    changed_since: Annotated[
-        str | None, Option(metavar="REV", help="Only cells that differ from this revision of git.")
-    ] = None
+    repository: Annotated[str, Option("Repository of the tags, with --format: HOST/NAME.")] = REPOSITORY
+    changed_since: Annotated[str | None, Option("Only cells that differ from this revision of git.", metavar="REV")] = (
+        None
+    )
     changed: Annotated[
-        str | None, Option(metavar="FILE", help="Only cells that these changed paths touch, one per line; - is stdin.")
+        str | None, Option("Only cells that these changed paths touch, one per line; - is stdin.", metavar="FILE")
     ] = None
-    as_json: Annotated[bool, Option("--json", help="For programs: envcheck/images/1.")] = False
+    as_json: Annotated[bool, Option("--json", "For programs: envcheck/images/1.")] = False
     images_dir: Annotated[
-        Path | None, Option("--images", type=EXISTING_DIRECTORY, help="Where the cells are. [images/]")
+        Path | None, Option("--images", "Where the cells are. [images/]", type=EXISTING_DIRECTORY)
     ] = None
 
 

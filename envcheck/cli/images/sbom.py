@@ -23,17 +23,15 @@ from envcheck.matrix.facts.model import Target
 
 @dataclass(frozen=True, kw_only=True)
 class ImagesSbomOptions:
-    """The options of `envcheck images sbom`."""
-
     selector: Annotated[str, Argument(metavar="CELL", shell_complete=complete_cells)]
     target: Annotated[Target, Option(type=click.Choice(get_args(Target)))] = "runtime"
     format: Annotated[Literal["cyclonedx", "spdx"], Option()] = "cyclonedx"
     metadata: Annotated[
         tuple[Path, ...],
-        Option(type=EXISTING_DIRECTORY, help="Wheels, or an environment's site-packages: licences are read there."),
+        Option("Wheels, or an environment's site-packages: licences are read there.", type=EXISTING_DIRECTORY),
     ] = ()
     images_dir: Annotated[
-        Path | None, Option("--images", type=EXISTING_DIRECTORY, help="Where the cells are. [images/]")
+        Path | None, Option("--images", "Where the cells are. [images/]", type=EXISTING_DIRECTORY)
     ] = None
 
 

@@ -20,11 +20,9 @@ _STEP = 58
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSizeOptions:
-    """The options of `envcheck images size`."""
-
     image: Annotated[str, Argument(metavar="IMAGE")]
     engine: Annotated[Literal["auto", "docker", "podman"], Option()] = "auto"
-    as_json: Annotated[bool, Option("--json", help="For programs: envcheck/image-size/1, every package.")] = False
+    as_json: Annotated[bool, Option("--json", "For programs: envcheck/image-size/1, every package.")] = False
 
 
 @command_with(ImageSizeOptions, epilog="Example: envcheck images size envcheck/torch:2.13.0-cpu-py311-runtime")

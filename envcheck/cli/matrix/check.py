@@ -24,9 +24,7 @@ from envcheck.matrix.file.load import load
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixCheckOptions:
-    """The options of `envcheck matrix check`."""
-
-    as_json: Annotated[bool, Option("--json", help="Print the findings as JSON.")] = False
+    as_json: Annotated[bool, Option("--json", "Print the findings as JSON.")] = False
 
 
 @command_with(MatrixCheckOptions, short_help="Lint the facts.")

@@ -25,22 +25,16 @@ from envcheck.matrix.resolver.query import Query, host_arch, normalized, request
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixShowOptions:
-    """The options of `envcheck matrix show`."""
-
-    torch: Annotated[
-        str | None, Option(metavar="REQ", help='A release or a requirement: 2.8, 2.8.0, ">=2.6,<2.9".')
-    ] = None
-    variant: Annotated[str | None, Option(metavar="cuNNN|cpu", help="One variant, e.g. cu128.")] = None
-    python: Annotated[str | None, Option(metavar="X.Y", help="Only wheels for this Python.")] = None
-    gpus: Annotated[tuple[str, ...], Option("--gpu", metavar="NAME", help="Judge for this GPU. Repeatable.")] = ()
-    driver: Annotated[str | None, Option(metavar="VERSION", help="Judge for this driver.")] = None
-    cc: Annotated[tuple[str, ...], Option(metavar="X.Y", help="Judge for this compute capability.")] = ()
-    arch: Annotated[Literal["x86_64", "amd64", "aarch64", "arm64"] | None, Option(help="Host architecture.")] = None
-    only_gpus: Annotated[bool, Option("--list-gpus", help="List the GPUs instead.")] = False
-    only_drivers: Annotated[
-        bool, Option("--list-drivers", help="List the driver branches and CUDA minors instead.")
-    ] = False
-    as_json: Annotated[bool, Option("--json", help="Print the rows as JSON.")] = False
+    torch: Annotated[str | None, Option('A release or a requirement: 2.8, 2.8.0, ">=2.6,<2.9".', metavar="REQ")] = None
+    variant: Annotated[str | None, Option("One variant, e.g. cu128.", metavar="cuNNN|cpu")] = None
+    python: Annotated[str | None, Option("Only wheels for this Python.", metavar="X.Y")] = None
+    gpus: Annotated[tuple[str, ...], Option("--gpu", "Judge for this GPU. Repeatable.", metavar="NAME")] = ()
+    driver: Annotated[str | None, Option("Judge for this driver.", metavar="VERSION")] = None
+    cc: Annotated[tuple[str, ...], Option("Judge for this compute capability.", metavar="X.Y")] = ()
+    arch: Annotated[Literal["x86_64", "amd64", "aarch64", "arm64"] | None, Option("Host architecture.")] = None
+    only_gpus: Annotated[bool, Option("--list-gpus", "List the GPUs instead.")] = False
+    only_drivers: Annotated[bool, Option("--list-drivers", "List the driver branches and CUDA minors instead.")] = False
+    as_json: Annotated[bool, Option("--json", "Print the rows as JSON.")] = False
 
     def query(self) -> Query:
         """Return the combination that the rows must meet."""

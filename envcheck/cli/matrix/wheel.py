@@ -36,19 +36,13 @@ _PYTORCH = "download.pytorch.org"
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixWheelOptions:
-    """The options of `envcheck matrix wheel`."""
-
     wheel: Annotated[str, Argument(metavar="FILE|URL")]
     channel: Annotated[
         Literal["pypi", "pytorch", "project", "third-party"] | None,
-        Option(help="Who serves the wheel. Default: pypi for a file, pytorch for the PyTorch index, else project."),
+        Option("Who serves the wheel. Default: pypi for a file, pytorch for the PyTorch index, else project."),
     ] = None
-    mirror: Annotated[str, Option(metavar="PROFILE", help="The profile with the CA and credentials for a URL.")] = (
-        "user"
-    )
-    as_json: Annotated[bool, Option("--json", help="Print the row, and each library, as JSON: envcheck/wheel/1.")] = (
-        False
-    )
+    mirror: Annotated[str, Option("The profile with the CA and credentials for a URL.", metavar="PROFILE")] = "user"
+    as_json: Annotated[bool, Option("--json", "Print the row, and each library, as JSON: envcheck/wheel/1.")] = False
 
 
 class _File(NamedTuple):

@@ -29,13 +29,11 @@ _COLOURS: Final = {"danger": "red", "unreal": "yellow", "outdated": "cyan"}
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorDoctorOptions:
-    """The options of `envcheck mirror doctor`."""
-
     files: Annotated[tuple[Path, ...], Argument(type=EXISTING_FILE)] = ()
     here: Annotated[
-        bool | None, Option("--here/--no-here", help="Examine this machine too  [default: only without FILES]")
+        bool | None, Option("--here/--no-here", "Examine this machine too  [default: only without FILES]")
     ] = None
-    as_json: Annotated[bool, Option("--json", help="Print envcheck/mirror-doctor/1.")] = False
+    as_json: Annotated[bool, Option("--json", "Print envcheck/mirror-doctor/1.")] = False
 
 
 @command_with(

@@ -16,9 +16,7 @@ from envcheck.mirrors.profiles.load import Preset, presets
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorListOptions:
-    """The options of `envcheck mirror list`."""
-
-    as_json: Annotated[bool, Option("--json", help="Print envcheck/mirrors/1.")] = False
+    as_json: Annotated[bool, Option("--json", "Print envcheck/mirrors/1.")] = False
 
 
 @command_with(MirrorListOptions, name="list", epilog="`--mirror` also takes the path of a profile's YAML file.")

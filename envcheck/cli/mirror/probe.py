@@ -28,38 +28,33 @@ _WHOLE: Final = (10**15, 86_400.0)
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorProbeOptions:
-    """The options of `envcheck mirror probe`."""
-
     cells: Annotated[tuple[str, ...], Argument(metavar="[CELL]", shell_complete=complete_cells)] = ()
-    mirrors: Annotated[
-        tuple[str, ...], Option("--mirror", metavar="PROFILE", help="Probe this mirror. Repeatable.")
-    ] = ()
-    lock: Annotated[Path | None, Option(type=EXISTING_FILE, help="Probe for every file of a lock.")] = None
+    mirrors: Annotated[tuple[str, ...], Option("--mirror", "Probe this mirror. Repeatable.", metavar="PROFILE")] = ()
+    lock: Annotated[Path | None, Option("Probe for every file of a lock.", type=EXISTING_FILE)] = None
     model: Annotated[
         str | None,
-        Option(metavar="REPO@REV", help="Probe for every file of a model; its hashes come from the trusted endpoint."),
+        Option("Probe for every file of a model; its hashes come from the trusted endpoint.", metavar="REPO@REV"),
     ] = None
-    dataset: Annotated[str | None, Option(metavar="REPO@REV", help="Probe for every file of a dataset.")] = None
+    dataset: Annotated[str | None, Option("Probe for every file of a dataset.", metavar="REPO@REV")] = None
     urls: Annotated[
         tuple[str, ...],
         Option(
             "--need",
+            "Probe for the file at a URL; append #sha256=HASH to verify it. Repeatable: places of one file.",
             metavar="URL",
-            help="Probe for the file at a URL; append #sha256=HASH to verify it. Repeatable: places of one file.",
         ),
     ] = ()
-    verify: Annotated[bool, Option(help="Download every file and compare its sha256.")] = False
-    no_redirect_hosts: Annotated[bool, Option(help="Reject mirrors that redirect to other hosts.")] = False
+    verify: Annotated[bool, Option("Download every file and compare its sha256.")] = False
+    no_redirect_hosts: Annotated[bool, Option("Reject mirrors that redirect to other hosts.")] = False
     max_bytes: Annotated[
-        int | None,
-        Option(type=Size(), help="Byte budget for all mirrors together.  [default: 128M, none with --verify]"),
+        int | None, Option("Byte budget for all mirrors together.  [default: 128M, none with --verify]", type=Size())
     ] = None
     seconds: Annotated[
-        float | None, Option(type=FiniteRange(1, 86_400), help="Time budget for each part.  [default: 45, or a day]")
+        float | None, Option("Time budget for each part.  [default: 45, or a day]", type=FiniteRange(1, 86_400))
     ] = None
-    fresh: Annotated[bool, Option(help="Measure again, even if results of the last hour are stored.")] = False
-    offline: Annotated[bool, Option(help="Rank stored results of any age; send no requests.")] = False
-    as_json: Annotated[bool, Option("--json", help="Print envcheck/ranking/2.")] = False
+    fresh: Annotated[bool, Option("Measure again, even if results of the last hour are stored.")] = False
+    offline: Annotated[bool, Option("Rank stored results of any age; send no requests.")] = False
+    as_json: Annotated[bool, Option("--json", "Print envcheck/ranking/2.")] = False
 
     def request(self) -> FetchRequest:
         """Return the files to probe for. Raise ConfigError unless one kind is named, and for a mirror as a cell."""
@@ -130,9 +125,7 @@ def _print(settings: Settings, ranked: dict[str, list[RankedMirror]], *, as_json
         needs = max((mirror.measured.needs for mirror in mirrors), default=0)
         title = f"{part}, {counted(needs, 'file')} needed"
         print_ranking(
-            mirrors,
-            title if mirrors else f"{part}: no stored results; run it without --offline",
-            quiet=settings.quiet,
+            mirrors, title if mirrors else f"{part}: no stored results; run it without --offline", quiet=settings.quiet
         )
 
 

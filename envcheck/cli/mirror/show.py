@@ -31,28 +31,22 @@ _FORMATS: Final = ("pip", "uv", "hf", "apt", "conda", "npm", "buildkitd", "daemo
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorShowOptions:
-    """The options of `envcheck mirror show`."""
-
     profile: Annotated[str, Argument()]
     format_name: Annotated[
-        str | None, Option("--format", type=click.Choice(_FORMATS), help="Print the settings of one client instead.")
+        str | None, Option("--format", "Print the settings of one client instead.", type=click.Choice(_FORMATS))
     ] = None
     output: Annotated[
-        Path | None, Option("-o", "--output", type=DIRECTORY, help="Write the files of --format below this directory.")
+        Path | None, Option("-o", "--output", "Write the files of --format below this directory.", type=DIRECTORY)
     ] = None
-    variant: Annotated[str | None, Option(metavar="cuNNN|cpu", help="Value of {variant} in PyTorch's indexes.")] = None
+    variant: Annotated[str | None, Option("Value of {variant} in PyTorch's indexes.", metavar="cuNNN|cpu")] = None
     suite: Annotated[
-        str | None, Option(metavar="SUITE", help="Suite for apt: bookworm, noble, …  [default: this machine's]")
+        str | None, Option("Suite for apt: bookworm, noble, …  [default: this machine's]", metavar="SUITE")
     ] = None
-    as_json: Annotated[bool, Option("--json", help="Print envcheck/mirror/1, or the files of --format, as JSON.")] = (
-        False
-    )
+    as_json: Annotated[bool, Option("--json", "Print envcheck/mirror/1, or the files of --format, as JSON.")] = False
 
 
 @command_with(
-    MirrorShowOptions,
-    name="show",
-    epilog="Exit 2: the profile does not exist, or it sets nothing for that client.",
+    MirrorShowOptions, name="show", epilog="Exit 2: the profile does not exist, or it sets nothing for that client."
 )
 def command(options: MirrorShowOptions, settings: Settings) -> None:
     """Show what a profile sets, what it lacks, and what its settings cannot do.
@@ -182,11 +176,7 @@ def _last_seen(entry: PresetEntry) -> str:
 
 def _sources(profile: Profile) -> dict[str, list[str]]:
     sources = {key: [f"{i.url} ({i.kind})" for i in getattr(profile, key)] for key in ("pypi", "pytorch")}
-    single = {
-        "npm": profile.npm,
-        "modelscope": profile.modelscope,
-        "bases": profile.registry,
-    }
+    single = {"npm": profile.npm, "modelscope": profile.modelscope, "bases": profile.registry}
     sources |= {key: [value] for key, value in single.items() if value}
     sources["hf"] = profile.hf.endpoints
     sources["hf hashes"] = [profile.hf.trusted] if profile.hf.trusted is not None else []

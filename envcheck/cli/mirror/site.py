@@ -35,70 +35,60 @@ _TLS: Final = (EXISTING_FILE, EXISTING_FILE)
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorSiteRenderOptions:
-    """The options of `envcheck mirror site render`."""
-
     directory: Annotated[Path, Argument(type=DIRECTORY)]
-    mirror: Annotated[str, Option(help="Upstreams of the site: none, host, or a profile's file.")] = "none"
+    mirror: Annotated[str, Option("Upstreams of the site: none, host, or a profile's file.")] = "none"
     address: Annotated[
-        tuple[str, ...], Option(help="Address to listen on. Repeatable.  [default: 127.0.0.1]", show_default=False)
+        tuple[str, ...], Option("Address to listen on. Repeatable.  [default: 127.0.0.1]", show_default=False)
     ] = ()
-    port: Annotated[int, Option(type=click.IntRange(1, 65000), help="First port of the site.")] = 8443
-    name: Annotated[str | None, Option(help="Host name for clients  [default: the first address]")] = None
+    port: Annotated[int, Option("First port of the site.", type=click.IntRange(1, 65000))] = 8443
+    name: Annotated[str | None, Option("Host name for clients  [default: the first address]")] = None
     tls: Annotated[
-        tuple[Path, Path] | None,
-        Option(type=_TLS, metavar="CERT KEY", help="Certificate and key of the site, PEM."),
+        tuple[Path, Path] | None, Option("Certificate and key of the site, PEM.", type=_TLS, metavar="CERT KEY")
     ] = None
     ca: Annotated[
-        Path | None, Option(type=EXISTING_FILE, help="Private CA of that certificate, for the clients' profile.")
+        Path | None, Option("Private CA of that certificate, for the clients' profile.", type=EXISTING_FILE)
     ] = None
-    users: Annotated[
-        Path | None, Option(type=EXISTING_FILE, help="htpasswd file of the users for pip, uv and docker.")
-    ] = None
+    users: Annotated[Path | None, Option("htpasswd file of the users for pip, uv and docker.", type=EXISTING_FILE)] = (
+        None
+    )
     hf_tokens: Annotated[
-        Path | None, Option(type=EXISTING_FILE, help='File of lines `"Bearer TOKEN" 1;`: the tokens for hf.')
+        Path | None, Option('File of lines `"Bearer TOKEN" 1;`: the tokens for hf.', type=EXISTING_FILE)
     ] = None
     allow: Annotated[
-        tuple[str, ...], Option(metavar="NETWORK", help="Network of allowed clients. Repeatable.  [default: all]")
+        tuple[str, ...], Option("Network of allowed clients. Repeatable.  [default: all]", metavar="NETWORK")
     ] = ()
-    hf: Annotated[bool, Option("--hf/--no-hf", show_default=True, help="Include a Hugging Face mirror (olah).")] = True
-    pytorch: Annotated[bool, Option("--pytorch/--no-pytorch", show_default=True, help="Include PyTorch's indexes.")] = (
-        True
-    )
+    hf: Annotated[bool, Option("--hf/--no-hf", "Include a Hugging Face mirror (olah).", show_default=True)] = True
+    pytorch: Annotated[bool, Option("--pytorch/--no-pytorch", "Include PyTorch's indexes.", show_default=True)] = True
     registries: Annotated[
-        tuple[str, ...], Option("--registry", metavar="NAME=URL", help="Registry to pull through. Repeatable.")
+        tuple[str, ...], Option("--registry", "Registry to pull through. Repeatable.", metavar="NAME=URL")
     ] = ()
     links: Annotated[
         tuple[str, ...],
-        Option(
-            "--link",
-            metavar="URL",
-            help="Host that the indexes' pages link to. Repeatable.  [default: read the pages]",
-        ),
+        Option("--link", "Host that the indexes' pages link to. Repeatable.  [default: read the pages]", metavar="URL"),
     ] = ()
     s3: Annotated[
         str | None,
-        Option(metavar="BUCKET", help="Bucket behind the static trees; set its credentials in rclone's variables."),
+        Option("Bucket behind the static trees; set its credentials in rclone's variables.", metavar="BUCKET"),
     ] = None
     syncs: Annotated[
         tuple[str, ...],
-        Option("--sync", metavar="NAME=SOURCE", help="Tree to copy from another of your mirrors. Repeatable."),
+        Option("--sync", "Tree to copy from another of your mirrors. Repeatable.", metavar="NAME=SOURCE"),
     ] = ()
     trees: Annotated[
-        tuple[str, ...],
-        Option("--tree", metavar="NAME=URL", help="Tree to cache, e.g. of an apt mirror. Repeatable."),
+        tuple[str, ...], Option("--tree", "Tree to cache, e.g. of an apt mirror. Repeatable.", metavar="NAME=URL")
     ] = ()
-    store: Annotated[
-        Path | None, Option(type=DIRECTORY, help="Store whose released tree (`store release`) is served.")
-    ] = None
+    store: Annotated[Path | None, Option("Store whose released tree (`store release`) is served.", type=DIRECTORY)] = (
+        None
+    )
     cache_size: Annotated[
-        int | None, Option(type=Size(), help="Size of the cache, e.g. 500G  [default: 70 % of the available space]")
+        int | None, Option("Size of the cache, e.g. 500G  [default: 70 % of the available space]", type=Size())
     ] = None
     min_free: Annotated[
-        int | None, Option(type=Size(zero=True), help="Disk space to keep free  [default: 15 % of the available space]")
+        int | None, Option("Disk space to keep free  [default: 15 % of the available space]", type=Size(zero=True))
     ] = None
-    offline: Annotated[
-        bool, Option(help="Serve only what the site has: no requests to registries and Hugging Face.")
-    ] = False
+    offline: Annotated[bool, Option("Serve only what the site has: no requests to registries and Hugging Face.")] = (
+        False
+    )
 
 
 @click.group()

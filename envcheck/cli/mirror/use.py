@@ -17,8 +17,6 @@ from envcheck.mirrors.profiles.load import BUILT_IN_NAMES, load, presets
 
 @dataclass(frozen=True, kw_only=True)
 class MirrorUseOptions:
-    """The options of `envcheck mirror use`."""
-
     profile: Annotated[str, Argument()]
 
 

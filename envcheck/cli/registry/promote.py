@@ -24,18 +24,16 @@ from envcheck.registry.references import ImageReference, is_tag, parse_reference
 
 @dataclass(frozen=True, kw_only=True)
 class PromoteOptions:
-    """The options of `envcheck promote`."""
-
     reference: Annotated[str, Argument(metavar="REF@sha256:...")]
-    tags: Annotated[tuple[str, ...], Option("--to", metavar="TAG", help="The alias to move. Repeatable.")]
+    tags: Annotated[tuple[str, ...], Option("--to", "The alias to move. Repeatable.", metavar="TAG")]
     to_repository: Annotated[
-        str | None, Option("--to-repo", metavar="REPOSITORY", help="Copy the image there, with its proofs, first.")
+        str | None, Option("--to-repo", "Copy the image there, with its proofs, first.", metavar="REPOSITORY")
     ] = None
-    policy: Annotated[Path, Option(help="The policy that the proofs must meet.")]
-    key: Annotated[Path, Option(help="The private key that signs the promotion.")]
-    mirror: Annotated[str, Option(metavar="PROFILE", help="Mirror profile to reach the registry with.")] = "user"
-    plan_only: Annotated[bool, Option("--dry-run", help="Say whether the policy is met, and write nothing.")] = False
-    as_json: Annotated[bool, Option("--json", help="Print envcheck/promote/1.")] = False
+    policy: Annotated[Path, Option("The policy that the proofs must meet.")]
+    key: Annotated[Path, Option("The private key that signs the promotion.")]
+    mirror: Annotated[str, Option("Mirror profile to reach the registry with.", metavar="PROFILE")] = "user"
+    plan_only: Annotated[bool, Option("--dry-run", "Say whether the policy is met, and write nothing.")] = False
+    as_json: Annotated[bool, Option("--json", "Print envcheck/promote/1.")] = False
 
 
 @command_with(PromoteOptions)

@@ -21,21 +21,19 @@ from envcheck.registry.references import AbsentError, parse_reference
 
 @dataclass(frozen=True, kw_only=True)
 class ProofOptions:
-    """The options of `envcheck proof`."""
-
     reference: Annotated[str, Argument(metavar="REF")]
-    policy: Annotated[Path | None, Option(help="The policy file; its keys are the ones that count.")] = None
-    gpu: Annotated[str | None, Option(metavar="NAME", help="GPU model of another node.")] = None
+    policy: Annotated[Path | None, Option("The policy file; its keys are the ones that count.")] = None
+    gpu: Annotated[str | None, Option("GPU model of another node.", metavar="NAME")] = None
     gpus: Annotated[
-        int | None, Option(type=click.IntRange(1, 1024), help="How many GPUs that node has; 1 if not given.")
+        int | None, Option("How many GPUs that node has; 1 if not given.", type=click.IntRange(1, 1024))
     ] = None
     driver: Annotated[
         str | None,
-        Option(metavar="VERSION", help="Full driver version of that node: 570.124.06; not compared if not given."),
+        Option("Full driver version of that node: 570.124.06; not compared if not given.", metavar="VERSION"),
     ] = None
-    here: Annotated[bool, Option("--here/--no-here", help="Judge for this node, or for no node.")] = True
-    mirror: Annotated[str, Option(metavar="PROFILE", help="Mirror profile to reach the registry with.")] = "user"
-    as_json: Annotated[bool, Option("--json", help="Print envcheck/proofs/1.")] = False
+    here: Annotated[bool, Option("--here/--no-here", "Judge for this node, or for no node.")] = True
+    mirror: Annotated[str, Option("Mirror profile to reach the registry with.", metavar="PROFILE")] = "user"
+    as_json: Annotated[bool, Option("--json", "Print envcheck/proofs/1.")] = False
 
 
 @command_with(ProofOptions)

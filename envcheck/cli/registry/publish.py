@@ -30,25 +30,20 @@ from envcheck.registry.statement import ProofRefusal, Rejection
 
 @dataclass(frozen=True, kw_only=True)
 class PublishOptions:
-    """The options of `envcheck publish`."""
-
     reference: Annotated[str, Argument(metavar="REF")]
-    reports: Annotated[tuple[Path, ...], Option("--report", help="A report of `envcheck run --image`. Repeatable.")]
-    key: Annotated[Path | None, Option(help="The private key that signs (`envcheck key new`).")] = None
-    keyless: Annotated[bool, Option(help="Sign as this CI job, with its OIDC token and Sigstore.")] = False
-    trust_config: Annotated[Path | None, Option(help="A Sigstore instance of your own, as ClientTrustConfig.")] = None
-    unsigned: Annotated[bool, Option(help="Publish without a signature; it counts where a policy allows it.")] = False
-    plain_names: Annotated[bool, Option(help="Keep the names of hosts, users and paths in the report.")] = False
-    sboms: Annotated[
-        tuple[Path, ...], Option("--sbom", help="Attach an SBOM, CycloneDX or SPDX in JSON. Repeatable.")
-    ] = ()
+    reports: Annotated[tuple[Path, ...], Option("--report", "A report of `envcheck run --image`. Repeatable.")]
+    key: Annotated[Path | None, Option("The private key that signs (`envcheck key new`).")] = None
+    keyless: Annotated[bool, Option("Sign as this CI job, with its OIDC token and Sigstore.")] = False
+    trust_config: Annotated[Path | None, Option("A Sigstore instance of your own, as ClientTrustConfig.")] = None
+    unsigned: Annotated[bool, Option("Publish without a signature; it counts where a policy allows it.")] = False
+    plain_names: Annotated[bool, Option("Keep the names of hosts, users and paths in the report.")] = False
+    sboms: Annotated[tuple[Path, ...], Option("--sbom", "Attach an SBOM, CycloneDX or SPDX in JSON. Repeatable.")] = ()
     policy: Annotated[
-        Path | None,
-        Option(help="Read the proof back, and exit 1 unless it holds by this policy for the node that ran."),
+        Path | None, Option("Read the proof back, and exit 1 unless it holds by this policy for the node that ran.")
     ] = None
-    mirror: Annotated[str, Option(metavar="PROFILE", help="Mirror profile to reach the registry with.")] = "user"
-    plan_only: Annotated[bool, Option("--dry-run", help="Say what would be published, and write nothing.")] = False
-    as_json: Annotated[bool, Option("--json", help="Print envcheck/publish/1.")] = False
+    mirror: Annotated[str, Option("Mirror profile to reach the registry with.", metavar="PROFILE")] = "user"
+    plan_only: Annotated[bool, Option("--dry-run", "Say what would be published, and write nothing.")] = False
+    as_json: Annotated[bool, Option("--json", "Print envcheck/publish/1.")] = False
 
 
 @command_with(PublishOptions)

@@ -28,32 +28,29 @@ _ELSEWHERE: Final = "start it, or pass --dry-run and pull the digest elsewhere"
 
 @dataclass(frozen=True, kw_only=True)
 class PullOptions:
-    """The options of `envcheck pull`."""
-
     what: Annotated[str | None, Argument(metavar="[CELL|REF]")] = None
     source: Annotated[
-        str | None,
-        Option("--from", metavar="REPOSITORY", help="Choose in this repository; the argument is a cell or glob."),
+        str | None, Option("--from", "Choose in this repository; the argument is a cell or glob.", metavar="REPOSITORY")
     ] = None
     target: Annotated[
         Literal["runtime", "devel", "train", "jupyter"] | None,
-        Option(help="Which target of a cell to choose with --from.  [default: runtime]"),
+        Option("Which target of a cell to choose with --from.  [default: runtime]"),
     ] = None
-    policy: Annotated[Path | None, Option(help="The policy file; its keys are the ones that count.")] = None
-    gpu: Annotated[
-        str | None, Option(metavar="NAME", help="GPU model of another node; nothing is read from this one.")
-    ] = None
+    policy: Annotated[Path | None, Option("The policy file; its keys are the ones that count.")] = None
+    gpu: Annotated[str | None, Option("GPU model of another node; nothing is read from this one.", metavar="NAME")] = (
+        None
+    )
     gpus: Annotated[
-        int | None, Option(type=click.IntRange(1, 1024), help="How many GPUs that node has; 1 if not given.")
+        int | None, Option("How many GPUs that node has; 1 if not given.", type=click.IntRange(1, 1024))
     ] = None
     driver: Annotated[
         str | None,
-        Option(metavar="VERSION", help="Full driver version of that node: 570.124.06; not compared if not given."),
+        Option("Full driver version of that node: 570.124.06; not compared if not given.", metavar="VERSION"),
     ] = None
-    engine: Annotated[Literal["auto", "docker", "podman"], Option(help="Which engine pulls.")] = "auto"
-    mirror: Annotated[str, Option(metavar="PROFILE", help="Mirror profile to reach the registry with.")] = "user"
-    plan_only: Annotated[bool, Option("--dry-run", help="Choose and say why; pull nothing.")] = False
-    as_json: Annotated[bool, Option("--json", help="Print envcheck/pull/1.")] = False
+    engine: Annotated[Literal["auto", "docker", "podman"], Option("Which engine pulls.")] = "auto"
+    mirror: Annotated[str, Option("Mirror profile to reach the registry with.", metavar="PROFILE")] = "user"
+    plan_only: Annotated[bool, Option("--dry-run", "Choose and say why; pull nothing.")] = False
+    as_json: Annotated[bool, Option("--json", "Print envcheck/pull/1.")] = False
 
 
 @command_with(PullOptions)

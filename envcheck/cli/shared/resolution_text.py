@@ -23,11 +23,7 @@ _COLOURS: Final = {"ok": "green", "driver-ok-via-minor-compat": "green", "forwar
 
 
 def show(
-    answer: Resolution,
-    *,
-    extended: ExtensionResolution | None = None,
-    everything: bool = False,
-    quiet: bool = False,
+    answer: Resolution, *, extended: ExtensionResolution | None = None, everything: bool = False, quiet: bool = False
 ) -> None:
     """Print it; `everything` adds a table of every cell, `quiet` leaves only the answer itself.
 

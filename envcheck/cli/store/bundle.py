@@ -29,29 +29,25 @@ from envcheck.mirrors.store.objects import Store
 
 @dataclass(frozen=True, kw_only=True)
 class StoreExportOptions:
-    """The options of `envcheck store export`."""
-
     cells: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=complete_cells)] = ()
-    models: Annotated[tuple[Path, ...], Option("--model-lock", help="Lock of a model: add all of its files.")] = ()
-    mirror: Annotated[str, Option(help="Mirror profile for missing files.")] = "user"
-    output: Annotated[Path, Option("-o", "--output", type=DIRECTORY, help="Output directory.")]
-    part_size: Annotated[int, Option(type=Size(), help="Largest size of one file.")] = 4 * 1000**3
-    key: Annotated[Path | None, Option(help="ed25519 private key (PEM) to sign the bundle.")] = None
-    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False
+    models: Annotated[tuple[Path, ...], Option("--model-lock", "Lock of a model: add all of its files.")] = ()
+    mirror: Annotated[str, Option("Mirror profile for missing files.")] = "user"
+    output: Annotated[Path, Option("-o", "--output", "Output directory.", type=DIRECTORY)]
+    part_size: Annotated[int, Option("Largest size of one file.", type=Size())] = 4 * 1000**3
+    key: Annotated[Path | None, Option("ed25519 private key (PEM) to sign the bundle.")] = None
+    as_json: Annotated[bool, Option("--json", "Print JSON.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreImportOptions:
-    """The options of `envcheck store import`."""
-
     source: Annotated[Path, Argument(type=EXISTING_DIRECTORY)]
     sha256: Annotated[
-        str | None, Option(metavar="HASH", help="Digest that `store export` printed; refuse any other bundle.")
+        str | None, Option("Digest that `store export` printed; refuse any other bundle.", metavar="HASH")
     ] = None
-    key: Annotated[Path | None, Option(help="ed25519 public key (PEM) that must verify the bundle.")] = None
-    keep: Annotated[int, Option(type=click.IntRange(1), help="Number of versions to keep.")] = 5
-    no_release: Annotated[bool, Option(help="Only add the files to the store; release no version.")] = False
-    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False
+    key: Annotated[Path | None, Option("ed25519 public key (PEM) that must verify the bundle.")] = None
+    keep: Annotated[int, Option("Number of versions to keep.", type=click.IntRange(1))] = 5
+    no_release: Annotated[bool, Option("Only add the files to the store; release no version.")] = False
+    as_json: Annotated[bool, Option("--json", "Print JSON.")] = False
 
 
 @command_with(

@@ -32,27 +32,27 @@ from envcheck.mirrors.store import evict, versions
 
 @dataclass(frozen=True, kw_only=True)
 class StoreVersionsOptions:
-    """The options of `envcheck store versions`."""
-
-    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False
+    as_json: Annotated[bool, Option("--json", "Print JSON.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreGcOptions:
-    """The options of `envcheck store gc`."""
-
-    max_size: Annotated[
-        int | None, Option(type=Size(), help="Limit for the store itself instead of the file system.")
-    ] = None
-    high: Annotated[float, Option(type=FiniteRange(0, 100), help="Start above this percentage.")] = 85.0
-    low: Annotated[float, Option(type=FiniteRange(0, 100), help="Stop at this percentage.")] = 75.0
-    dry_run: Annotated[bool, Option(help="Only report the space in use, and what would be evicted.")] = False
-    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False
+    max_size: Annotated[int | None, Option("Limit for the store itself instead of the file system.", type=Size())] = (
+        None
+    )
+    high: Annotated[float, Option("Start above this percentage.", type=FiniteRange(0, 100))] = 85.0
+    low: Annotated[float, Option("Stop at this percentage.", type=FiniteRange(0, 100))] = 75.0
+    dry_run: Annotated[bool, Option("Only report the space in use, and what would be evicted.")] = False
+    as_json: Annotated[bool, Option("--json", "Print JSON.")] = False
 
 
 @click.group("store", epilog="Example: envcheck store release torch2.13.0-cpu-py311 --mirror host")
 @click.option(
-    "--store", "root", type=click.Path(path_type=Path), help="Directory of the store. [$XDG_DATA_HOME/envcheck/store]"
+    "--store",
+    "root",
+    envvar="ENVCHECK_STORE_STORE",
+    type=click.Path(path_type=Path),
+    help="Directory of the store. [$XDG_DATA_HOME/envcheck/store]",
 )
 @click.pass_context
 def command(ctx: click.Context, root: Path | None) -> None:

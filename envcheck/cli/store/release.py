@@ -33,15 +33,13 @@ from envcheck.mirrors.store.objects import Store
 
 @dataclass(frozen=True, kw_only=True)
 class StoreReleaseOptions:
-    """The options of `envcheck store release`."""
-
     cells: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=complete_cells)] = ()
-    models: Annotated[tuple[Path, ...], Option("--model-lock", help="Lock of a model: add all of its files.")] = ()
-    mirror: Annotated[str, Option(help="Mirror profile for missing files.")] = "user"
-    keep: Annotated[int, Option(type=click.IntRange(1), help="Number of versions to keep.")] = 5
-    replace: Annotated[bool, Option(help="Serve only what is named here, without the files served now.")] = False
-    rollback: Annotated[bool, Option(help="Serve the version before the one that is served now.")] = False
-    as_json: Annotated[bool, Option("--json", help="Print JSON.")] = False
+    models: Annotated[tuple[Path, ...], Option("--model-lock", "Lock of a model: add all of its files.")] = ()
+    mirror: Annotated[str, Option("Mirror profile for missing files.")] = "user"
+    keep: Annotated[int, Option("Number of versions to keep.", type=click.IntRange(1))] = 5
+    replace: Annotated[bool, Option("Serve only what is named here, without the files served now.")] = False
+    rollback: Annotated[bool, Option("Serve the version before the one that is served now.")] = False
+    as_json: Annotated[bool, Option("--json", "Print JSON.")] = False
 
 
 @command_with(StoreReleaseOptions, epilog="Example: envcheck store release torch2.13.0-cpu-py311 --mirror host")
