@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import collections
-import datetime as dt
 import json
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final
 
 import click
 
@@ -22,7 +18,7 @@ from envcheck.cli.shared.parameter_types import ByteRate, complete_cells
 from envcheck.cli.shared.process import status_of, stopping
 from envcheck.cli.sources.fetch_request import FetchRequest, model_endpoints, profile_client, wanted_files
 from envcheck.cli.sources.mirror_selection import profile_to_fetch
-from envcheck.cli.store.common import format_bytes
+from envcheck.cli.store.common import format_bytes, progress_bar
 from envcheck.counting import counted
 from envcheck.errors import EnvcheckError
 from envcheck.mirrors.fetch.request import BandwidthLimiter, FetchedFile, TransferOptions
@@ -32,10 +28,6 @@ from envcheck.mirrors.hub.revision import Revision
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.credentials import permission_warning
 
-# Seconds: the window of a rate and its minimum; the pause before the first line of a log.
-_WINDOW: Final = 15.0
-_SOON: Final = 0.9
-_CALM: Final = 10.0
 _GO_ON: Final = "run the same command to resume"
 
 
@@ -142,23 +134,25 @@ def _fetched(settings: Settings, options: FetchOptions, done: list[FetchedFile],
     if isinstance(requested, list):
         client = profile_client(profile, options.connections)
         files = wanted_files(request, requested, profile, client, options.output)
-        with _shown(settings, client, options, [want.expected for want in files], stop) as (means, screen):
-            done[:] = fetch_all(files, means, _collected(done, screen, {}))
+        with _shown(settings, client, options, [want.expected for want in files], stop) as (means, say):
+            done[:] = fetch_all(files, means, _collected(done, say, {}))
         return ""
     endpoints = model_endpoints(request, profile)
     client = profile_client(profile, options.connections, *endpoints)
     names = {file.blob: file.path for file in requested.files}
-    with _shown(settings, client, options, [file.size for file in requested.files], stop) as (means, screen):
-        done[:] = fetch_revision(requested, endpoints, options.output, means, _collected(done, screen, names))
+    with _shown(settings, client, options, [file.size for file in requested.files], stop) as (means, say):
+        done[:] = fetch_revision(requested, endpoints, options.output, means, _collected(done, say, names))
     return f"use it with HF_HUB_OFFLINE=1 HF_HUB_CACHE={options.output.absolute()}: {_call(requested)}"
 
 
-def _collected(done: list[FetchedFile], screen: _Screen, names: dict[str, str]) -> Callable[[FetchedFile], None]:
+def _collected(
+    done: list[FetchedFile], say: Callable[[str], None], names: dict[str, str]
+) -> Callable[[FetchedFile], None]:
     """Return what keeps and prints the result of each file; `names` has the names of blobs."""
 
     def report(file: FetchedFile) -> None:
         done.append(file)
-        screen.say(f"{names.get(file.path.name, file.path.name)}  {_result(file)}")
+        say(f"{names.get(file.path.name, file.path.name)}  {_result(file)}")
 
     return report
 
@@ -182,58 +176,6 @@ def _call(revision: Revision) -> str:
     return f"load_dataset(snapshot_download({revision.repo!r}, repo_type='dataset'{pinned}))"
 
 
-class TransferSpeed:
-    """The recent transfer speed and the time left at that speed, in seconds. Safe to use from several threads."""
-
-    def __init__(self, moved: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
-        self._moved, self._clock = moved, clock
-        self._samples = collections.deque([(clock(), moved())])
-        self._lock = threading.Lock()
-
-    def text(self, left: int) -> str:
-        """Return for example "38.2 MB/s, 0:01:06 left", without the parts that are unknown."""
-        with self._lock:
-            now, moved = self._clock(), self._moved()
-            self._samples.append((now, moved))
-            while len(self._samples) > 2 and now - self._samples[1][0] > _WINDOW:  # noqa: PLR2004 (two make a rate)
-                self._samples.popleft()
-            since, before = self._samples[0]
-        if now - since < _SOON:
-            return ""
-        rate = (moved - before) / (now - since)
-        left_for = f", {dt.timedelta(seconds=int(left / rate))} left" if rate >= 1 else ""
-        return f"{rate / 1e6:.1f} MB/s{left_for}"
-
-
-class ProgressLines:
-    """Progress lines for a log: the first after ten seconds, the next after a tenth more time."""
-
-    def __init__(
-        self, speed: TransferSpeed, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._speed, self._say, self._clock = speed, say, clock
-        self._began = clock()
-        self._next = self._began + _CALM
-        self._lock = threading.Lock()
-
-    def __call__(self, present: int, size: int) -> None:
-        """Print a line if it is time."""
-        with self._lock:
-            now = self._clock()
-            fast = self._speed.text(size - present)
-            if now < self._next:
-                return
-            self._next = now + max(_CALM, (now - self._began) / 10)
-        self._say(f"{present / 1e6:.1f} of {size / 1e6:.1f} MB" + (f", {fast}" if fast else ""))
-
-
-class _Screen(NamedTuple):
-    """What shows the progress, and a line of text."""
-
-    progress: Callable[[int, int], None]
-    say: Callable[[str], None]
-
-
 def format_total(sizes: Sequence[int | None]) -> str:
     """Return the total size of several files as text, with the number of files of unknown size."""
     known_sizes = [size for size in sizes if size is not None]
@@ -246,35 +188,12 @@ def format_total(sizes: Sequence[int | None]) -> str:
 @contextmanager
 def _shown(
     settings: Settings, client: Client, options: FetchOptions, sizes: Sequence[int | None], stop: threading.Event
-) -> Iterator[tuple[TransferOptions, _Screen]]:
+) -> Iterator[tuple[TransferOptions, Callable[[str], None]]]:
     limiter, slots = BandwidthLimiter(options.limit), threading.Semaphore(options.connections)
-    with _screen(settings, len(sizes), TransferSpeed(lambda: limiter.taken)) as screen:
+    with progress_bar(settings, counted(len(sizes), "file")) as (say, progress):
         if len(sizes) > 1:
-            screen.say(format_total(sizes))
-
-        def note(text: str) -> None:
-            screen.say(f"  {text}")
-
-        yield TransferOptions(client, options.connections, limiter, screen.progress, note, slots, stop), screen
-
-
-@contextmanager
-def _screen(settings: Settings, count: int, speed: TransferSpeed) -> Iterator[_Screen]:
-    """Yield the display of a fetch: a bar on a terminal, a few lines elsewhere, nothing with --quiet."""
-    if settings.quiet:
-        yield _Screen(lambda _there, _all: None, lambda _: None)
-        return
-    if not sys.stderr.isatty():
-        lines = ProgressLines(speed, lambda text: click.echo(f"  {text}", err=True))
-        yield _Screen(lines, lambda text: click.echo(text, err=True))
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(None), DownloadColumn(), TextColumn("{task.fields[speed]}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(counted(count, "file"), total=None, speed="")
-        yield _Screen(
-            lambda done, all_: bar.update(task, completed=done, total=all_, speed=speed.text(all_ - done)),
-            lambda text: bar.console.print(text, markup=False, highlight=False, soft_wrap=True),
+            say(format_total(sizes))
+        yield (
+            TransferOptions(client, options.connections, limiter, progress, lambda text: say(f"  {text}"), slots, stop),
+            say,
         )

@@ -90,14 +90,9 @@ def disk_errors(root: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def progress_bar(settings: Settings, title: str) -> Iterator[tuple[Callable[[str], None], Progress]]:
-    """Yield callbacks for the current file and for its bytes: a bar on a terminal, else one line for each file."""
-
-    def say(name: str) -> None:
-        if not settings.quiet:
-            click.echo(f"  {name}", err=True)
-
+    """Yield what prints a line, and what is told the bytes: a bar on a terminal, else the lines, nothing if quiet."""
     if settings.quiet or not sys.stderr.isatty():
-        yield say, (lambda _there, _all: None)
+        yield (lambda text: None if settings.quiet else click.echo(text, err=True)), (lambda _there, _all: None)
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -105,11 +100,10 @@ def progress_bar(settings: Settings, title: str) -> Iterator[tuple[Callable[[str
     columns = (TextColumn("{task.description}"), BarColumn(None), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as display:
         task = display.add_task(title, total=None)
-
-        def name(text: str) -> None:
-            display.reset(task, description=text[:40], total=None)
-
-        yield name, (lambda done, all_: display.update(task, completed=done, total=all_))
+        yield (
+            lambda text: display.console.print(text, markup=False, highlight=False, soft_wrap=True),
+            lambda done, all_: display.update(task, completed=done, total=all_),
+        )
 
 
 @contextlib.contextmanager
@@ -120,9 +114,14 @@ def transfer_options(
     client = hub_api.hub_client(profile)
     with progress_bar(settings, "") as (say, progress):
 
+        def note(text: str) -> None:
+            say(f"  {text}")
+
         def options_for(name: str) -> TransferOptions:
-            say(name)
-            return TransferOptions(client, progress=progress, note=say, stop=stop or threading.Event())
+            note(name)
+            return TransferOptions(
+                client, progress=progress, note=lambda text: say(f"  {text}"), stop=stop or threading.Event()
+            )
 
         yield options_for
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from envcheck.cli.commands.fetch import TransferSpeed
 from envcheck.mirrors.fetch.request import WantedFile
 
 Serve = Callable[..., Any]
@@ -147,19 +146,6 @@ def test_a_log_gets_no_bar_and_a_quiet_one_nothing(serve: Serve, wanted_file: Wa
         [*words(want)[:at], "--quiet", *words(want)[at:]], capture_output=True, text=True, check=True
     )
     assert quiet.stderr == ""
-
-
-def test_what_was_there_before_is_no_speed_and_what_stands_still_has_no_end() -> None:
-    now, moved = [0.0], [0]
-    speed = TransferSpeed(lambda: moved[0], lambda: now[0])
-    assert speed.text(10) == ""
-    now[0] = 5.0
-    moved[0] = 10_000_000
-    assert speed.text(20_000_000) == "2.0 MB/s, 0:00:10 left"
-    for _ in range(40):
-        now[0] += 1.0
-        last = speed.text(20_000_000)
-    assert last == "0.0 MB/s"
 
 
 @pytest.mark.parametrize("lost", ["2>&-", "2>/dev/full"])
