@@ -16,7 +16,7 @@ help:
 	@echo "make workflows   actionlint, zizmor and the schemas over .github/"
 	@echo "make jobs image stage staged gate key promote publish validate refresh dist    the steps of .github/ (docs/ci-images.md)"
 	@echo "make checks  write the table of docs/checks.md, and which checks have met a GPU"
-	@echo "make faults  every fault of tests/faults put in: found, missed, false alarms on sound machines"
+	@echo "make faults  every fault and breakage of tests/faults: found, missed, false alarms on what is sound"
 	@echo "make bench   benchmarks/, as ratios"
 
 setup:

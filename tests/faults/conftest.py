@@ -235,6 +235,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         elif name in ("fault", "process", "lie"):
             quiet = "nothing_else" in item.name
             item.user_properties.append(("quiet" if quiet else "fault", (row["fault"], kind(row))))
+        elif name == "breakage":
+            item.user_properties.append(("fault", (row["name"], "a real environment that was broken")))
+        elif name == "variant":
+            item.user_properties.append(("sound variant", (row["name"], "")))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,164 @@
+"""Each breakage of breakages.yaml, made in a real environment: its check finds and names it; its sound variant passes.
+
+A row is run by the public command, with its check and the static ones of BESIDE. Three things are shown: the check says
+what the row says; no other check does but those of `also`; and the same report judged again without these is a pass, so
+the breakage is lost when they are taken away. A row with `missed` says why nothing finds it today: it fails once it is
+found, so that `missed` is taken out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from msgspec import structs
+
+from envcheck.reports.model import RunReport, load
+from envcheck.reports.rejudge import rejudge
+from envcheck.runner.planning import discover
+from envcheck.runner.schema import OutcomeRow
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+Row = dict[str, Any]
+ROWS: list[Row] = yaml.safe_load(Path(__file__).with_name("breakages.yaml").read_text(encoding="utf-8"))
+FIELDS = {"name", "files", "make", "sound", "found", "unshare", "options", "missed"}
+SIMULATE = Path(__file__).parents[1] / "simulated/simulate.py"
+# Not image-config: it judges this machine.
+BESIDE = ("environment-variables", "ignored-settings", "installed-files", "requirements", "shared-libraries", "shm")
+SHELL = r"""set -euo pipefail
+own() { for f; do cp -p "$f" "$f.own" && mv -f "$f.own" "$f"; done; }
+library() { mkdir -p "$(dirname "$1")" && cc -shared -fPIC -O1 -w -fno-builtin -D_GNU_SOURCE -o "$1" -x c - -ldl; }
+package() {
+  mkdir -p "$1-$2.dist-info"
+  printf 'Metadata-Version: 2.1\nName: %s\nVersion: %s\n' "$1" "$2" >"$1-$2.dist-info/METADATA"
+  printf '%s-%s.dist-info/METADATA,,\n' "$1" "$2" >"$1-$2.dist-info/RECORD"
+}
+requires() {
+  own torch-*.dist-info/METADATA
+  sed -i "0,/^Requires-Dist/s//Requires-Dist: $1\n&/" torch-*.dist-info/METADATA
+}
+cd "$SITE"
+"""
+
+
+def link(source: str, target: str) -> None:
+    """Link a file, or copy it to another file system."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target, follow_symlinks=False)
+
+
+def copied(python: Path, target: Path) -> Path:
+    """Return the interpreter of a copy of its environment."""
+    shutil.copytree(python.parents[1], target, symlinks=True, copy_function=link)
+    return target / "bin/python"
+
+
+@pytest.fixture(scope="session")
+def untouched(torch_python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return a copy for the rows that change no file of it."""
+    directory = tmp_path_factory.mktemp("untouched")
+    yield copied(torch_python, directory / "venv")
+    shutil.rmtree(directory)
+
+
+Made = Callable[[Row, str], RunReport | str]
+
+
+@pytest.fixture
+def made(torch_python: Path, untouched: Path, tmp_path: Path) -> Iterator[Made]:
+    """Return what runs the command where a row's lines were run: its report, or its last line where it made none."""
+
+    def run(row: Row, lines: str) -> RunReport | str:
+        python = copied(torch_python, tmp_path / "venv") if "files" in row else untouched
+        [site] = python.parents[1].glob("lib/python*/site-packages")
+        words = [word for check in dict.fromkeys([row["found"]["check"], *BESIDE]) for word in ("--only", check)]
+        program = [str(SIMULATE)] if "SIMULATED_" in lines else ["-m", "envcheck"]
+        command = [sys.executable, *program, "run", "--python", str(python), *words, *row.get("options", "").split()]
+        script = [*row.get("unshare", "").split(), "bash", "-c", f'{SHELL}\n{lines}\ncd "$HERE"\nexec "$@"', "-"]
+        report, log = tmp_path / "report.json", tmp_path / "log"
+        environment = {
+            **os.environ,
+            "SITE": str(site),
+            "HERE": str(tmp_path),
+            "PYTHON": str(python),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+        with log.open("w") as out:
+            process = subprocess.Popen(
+                [*script, *command, "--output", str(report)],
+                env=environment,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+            try:
+                process.wait(timeout=200)
+            finally:
+                with contextlib.suppress(ProcessLookupError):  # what the lines left running
+                    os.killpg(process.pid, signal.SIGKILL)
+        printed = log.read_text(encoding="utf-8", errors="replace")
+        assert "Traceback" not in printed, printed[-2000:]
+        assert report.exists() or process.returncode == row["found"].get("exit"), printed[-2000:]
+        return load(report) if report.exists() else printed.strip().splitlines()[-1]
+
+    yield run
+    shutil.rmtree(tmp_path)
+
+
+def alarms(report: RunReport) -> dict[str, OutcomeRow]:
+    """Return the outcomes that say that something is wrong."""
+    return {row.id: row for row in report.outcomes if row.status in ("fail", "warn", "error")}
+
+
+def without(report: RunReport, lost: set[str]) -> str:
+    """Return what a report comes to, judged again with these checks taken away."""
+    plan = structs.replace(report.plan, checks=[check for check in report.plan.checks if check.id not in lost])
+    kept = [row for row in report.outcomes if row.id not in lost]
+    return rejudge(structs.replace(report, plan=plan, outcomes=kept)).report.verdict.status
+
+
+@pytest.mark.parametrize("breakage", ROWS, ids=[row["name"] for row in ROWS])
+def test_a_breakage_is_found_by_its_check_and_lost_without_it(breakage: Row, made: Made, request: Any) -> None:
+    if "missed" in breakage:
+        request.applymarker(pytest.mark.xfail(reason=breakage["missed"], strict=True, raises=AssertionError))
+    if "unshare" in breakage and subprocess.run([*breakage["unshare"].split(), "true"], check=False).returncode:
+        pytest.skip(f"this machine does not allow `{breakage['unshare']}`")
+    report = made(breakage, breakage.get("files") or breakage["make"])
+    told = breakage["found"]
+    if isinstance(report, str):
+        assert [word for word in (told["culprit"], told["remedy"]) if word not in report] == [], report
+        return
+    found = alarms(report)
+    texts = {row.id: row.summary for row in found.values()}
+    assert {*found} == {told["check"], *told.get("also", [])}, texts or report.verdict
+    mine = found[told["check"]]
+    assert mine.status == told["status"], texts
+    assert told["culprit"] in " ".join([mine.summary, *(finding.summary for finding in mine.findings)])
+    assert told["remedy"] in " ".join([mine.remedy, *(finding.remedy for finding in mine.findings)])
+    assert without(report, {*found}) == "pass"
+
+
+@pytest.mark.parametrize("variant", [row for row in ROWS if "sound" in row], ids=lambda row: row["name"])
+def test_the_same_done_harmlessly_raises_no_alarm(variant: Row, made: Made) -> None:
+    report = made(variant, variant["sound"])
+    assert isinstance(report, RunReport), report
+    assert {row.id: row.summary for row in alarms(report).values()} == {}
+
+
+def test_the_catalogue_is_large_enough_and_says_each_thing_once() -> None:
+    checks = {module.id for module in discover()}
+    names = [row["name"] for row in ROWS]
+    assert len({*names}) == len(names) >= 15
+    assert {key for row in ROWS for key in row} <= FIELDS
+    assert {check for row in ROWS for check in [row["found"]["check"], *row["found"].get("also", [])]} <= checks
