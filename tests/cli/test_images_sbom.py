@@ -16,7 +16,7 @@ CELL = "torch2.13.0-cpu-py311"
 RUNTIME = "torch2.4.1-cu121-py310"  # published as this one target
 
 
-def test_both_formats_are_printed_and_unknown_licences_are_counted(tmp_path: Path) -> None:
+def test_it_is_printed_and_unknown_licences_are_counted(tmp_path: Path) -> None:
     wheel(tmp_path, "mpmath", "1.3.0", metadata="License: BSD\n")
     command = ["images", "sbom", CELL, "--metadata", str(tmp_path)]
     shown = CliRunner().invoke(cli, command, env={"SOURCE_DATE_EPOCH": "0"})
@@ -25,8 +25,6 @@ def test_both_formats_are_printed_and_unknown_licences_are_counted(tmp_path: Pat
     assert (document["bomFormat"], document["metadata"]["timestamp"]) == ("CycloneDX", "1970-01-01T00:00:00Z")
     total = len(document["components"])
     assert f"{total - 1} of {total} licences are not known: give --metadata DIR" in shown.stderr
-    shown = CliRunner().invoke(cli, [*command, "--format", "spdx"])
-    assert json.loads(shown.stdout)["spdxVersion"] == "SPDX-2.3"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import datetime as dt
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, get_args
 
 import click
 
@@ -17,7 +17,7 @@ from envcheck.cli.shared import messages
 from envcheck.cli.shared.parameter_types import complete_cells
 from envcheck.errors import ConfigError
 from envcheck.images.build_context import tool_lock
-from envcheck.images.sbom import components, cyclonedx, read, spdx
+from envcheck.images.sbom import components, cyclonedx, read
 from envcheck.matrix.facts.model import Target
 
 
@@ -25,7 +25,6 @@ from envcheck.matrix.facts.model import Target
 class ImagesSbomOptions:
     selector: Annotated[str, Argument(metavar="CELL", shell_complete=complete_cells)]
     target: Annotated[Target, Option(type=click.Choice(get_args(Target)))] = "runtime"
-    format: Annotated[Literal["cyclonedx", "spdx"], Option()] = "cyclonedx"
     metadata: Annotated[
         tuple[Path, ...],
         Option("Wheels, or an environment's site-packages: licences are read there.", type=EXISTING_DIRECTORY),
@@ -35,9 +34,9 @@ class ImagesSbomOptions:
     ] = None
 
 
-@command_with(ImagesSbomOptions, epilog="Example: envcheck images sbom torch2.13.0-cpu-py311 --format spdx")
+@command_with(ImagesSbomOptions, epilog="Example: envcheck images sbom torch2.13.0-cpu-py311")
 def command(options: ImagesSbomOptions, settings: Settings) -> None:
-    """Print the bill of materials of a cell's image, from its locks: names, versions, hashes, purls, licences.
+    """Print the CycloneDX bill of materials of a cell's image, from its locks: versions, hashes, purls, licences.
 
     It lists the packages of the target and those of envcheck's own environment in the image. The distribution's
     packages are not locked, and the document says so. A licence is what a package's own metadata states; where no
@@ -47,8 +46,7 @@ def command(options: ImagesSbomOptions, settings: Settings) -> None:
     """
     spec = spec_of(settings.matrix, options.selector, options.target, options.images_dir)
     listed = components(spec, tool_lock(), read(options.metadata))
-    write = spdx if options.format == "spdx" else cyclonedx
-    click.echo(write(spec, listed, _created()), nl=False)
+    click.echo(cyclonedx(spec, listed, _created()), nl=False)
     unknown = sum(one.licence is None for one in listed)
     if unknown and not settings.quiet:
         messages.note(f"{unknown} of {len(listed)} licences are not known: give --metadata DIR with the wheels")

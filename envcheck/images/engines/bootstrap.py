@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import os
 import ssl
 import tempfile
 import urllib.error
@@ -16,6 +17,7 @@ from typing import Final, NamedTuple
 
 from envcheck.errors import BuildError, UnavailableError
 from envcheck.images.engines import subprocesses
+from envcheck.images.spec import ImageSpec
 from envcheck.images.targets import OS_PACKAGES
 from envcheck.matrix.facts.model import Base, HostArch
 from envcheck.mirrors.profiles.host_config import AptSource, apt_sources, base_urls, ca_bundle
@@ -27,6 +29,7 @@ DEB_ARCH: Final[dict[HostArch, str]] = {"x86_64": "amd64", "aarch64": "arm64"}
 # Files newer than this get this date (1 January 1990: zip files know no earlier decade), so that two runs are equal.
 EPOCH: Final = 631152000
 _TIMEOUT: Final = 900.0
+_IMPORT_TIMEOUT: Final = 600.0
 # What the distributions' own slim images leave out (debuerreotype, scripts/.slimify-excludes); licences stay. dpkg
 # keeps to it in the image too.
 _LEFT_OUT: Final = (
@@ -156,6 +159,16 @@ def bootstrap(base: Base, arch: HostArch, packages: Sequence[str], profile: Prof
         message = f"the base {base_recipe.suite} could not be bootstrapped: {_why(result.output)}"
         raise BuildError(message, fix="check the apt mirror; mmdebstrap needs root or user namespaces")
     return base_recipe
+
+
+def import_base(engine: str, options: Sequence[str], spec: ImageSpec, packages: Sequence[str], profile: Profile) -> str:
+    """Bootstrap the spec's base with these packages, have an engine import it and return its reference."""
+    with tempfile.TemporaryDirectory(prefix="envcheck-base-") as scratch:
+        tar = Path(scratch) / "rootfs.tar"
+        how = bootstrap(spec.base, spec.arch, packages, profile, tar)
+        foreign = [] if spec.arch == os.uname().machine else options
+        subprocesses.output([engine, "import", *foreign, str(tar), how.reference], timeout=_IMPORT_TIMEOUT)
+    return how.reference
 
 
 def _hooks(suite: str) -> Path | None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -292,8 +290,6 @@ def _first_line(error: Exception) -> str:
     return str(explanation).strip().splitlines()[0] if str(explanation).strip() else type(error).__name__
 
 
-_PULL_TIMEOUT: Final = 1800.0
-_IMPORT_TIMEOUT: Final = 600.0
 # --load with another compression, for which only OCI has a media type.
 _ZSTD: Final = "--output=type=docker,compression=zstd,oci-mediatypes=true"
 
@@ -302,6 +298,10 @@ class Docker:
     """The docker engine of DOCKER_HOST or the current context."""
 
     name: Final = "docker"
+    inspect = staticmethod(inspect)
+    tag = staticmethod(tag)
+    untag = staticmethod(untag)
+    has_remote = staticmethod(registry_has)
 
     def __init__(self) -> None:
         try:
@@ -340,29 +340,13 @@ class Docker:
         if listed.status != 0 or platform not in platforms(listed.output):
             raise cannot_run(platform, self.name)
 
-    def inspect(self, reference: str) -> ImageInfo | None:
-        """Return what this engine holds under a reference, or None."""
-        return inspect(reference)
-
-    def has_remote(self, reference: str) -> bool:
-        """Tell whether a registry that answers within ten seconds has the image."""
-        return registry_has(reference)
-
     def pull(self, reference: str) -> None:
         """Fetch an image from its registry."""
-        result = subprocesses.stream(["docker", "pull", "--quiet", reference], timeout=_PULL_TIMEOUT)
-        if result.status != 0:
-            message = f"{reference} could not be pulled{subprocesses.last_line(result)}"
-            raise UnavailableError(message, fix="try `docker pull` by hand, or --base bootstrap")
+        subprocesses.pull(self.name, reference)
 
     def import_base(self, spec: ImageSpec, packages: Sequence[str], profile: Profile) -> str:
         """Bootstrap the spec's base with these packages, import it and return its reference."""
-        with tempfile.TemporaryDirectory(prefix="envcheck-base-") as scratch:
-            tar = Path(scratch) / "rootfs.tar"
-            how = bases.bootstrap(spec.base, spec.arch, packages, profile, tar)
-            foreign = [] if spec.arch == os.uname().machine else [f"--platform={PLATFORMS[spec.arch]}"]
-            subprocesses.output(["docker", "import", *foreign, str(tar), how.reference], timeout=_IMPORT_TIMEOUT)
-        return how.reference
+        return bases.import_base(self.name, [f"--platform={PLATFORMS[spec.arch]}"], spec, packages, profile)
 
     def build(
         self, plans: Sequence[BuildPlan], *, on_line: Callable[[str], None], timeout: float
@@ -373,14 +357,6 @@ class Docker:
         """
         argvs = [plan.argv for plan in plans]
         return subprocesses.stream_all(argvs, timeout=timeout, on_line=on_line, env={"DOCKER_BUILDKIT": "1"})
-
-    def tag(self, image: str, reference: str) -> None:
-        """Give an image one more reference."""
-        tag(image, reference)
-
-    def untag(self, reference: str) -> None:
-        """Take a reference away."""
-        untag(reference)
 
 
 def _has_buildx() -> bool:

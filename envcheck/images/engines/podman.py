@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -154,10 +153,6 @@ def _podman(verb: str, *arguments: str) -> str:
     raise UnavailableError(message, fix="try it by hand; `podman info` tells whether podman works here")
 
 
-_PULL_TIMEOUT: Final = 1800.0
-_IMPORT_TIMEOUT: Final = 600.0
-
-
 class Podman:
     """The podman of this user."""
 
@@ -206,20 +201,11 @@ class Podman:
 
     def pull(self, reference: str) -> None:
         """Fetch an image from its registry."""
-        result = subprocesses.stream(["podman", "pull", "--quiet", reference], timeout=_PULL_TIMEOUT)
-        if result.status != 0:
-            message = f"{reference} could not be pulled{subprocesses.last_line(result)}"
-            raise UnavailableError(message, fix="try `podman pull` by hand, or --base bootstrap")
+        subprocesses.pull(self.name, reference)
 
     def import_base(self, spec: ImageSpec, packages: Sequence[str], profile: Profile) -> str:
         """Bootstrap the spec's base with these packages, import it and return its reference."""
-        with tempfile.TemporaryDirectory(prefix="envcheck-base-") as scratch:
-            tar = Path(scratch) / "rootfs.tar"
-            how = bases.bootstrap(spec.base, spec.arch, packages, profile, tar)
-            foreign = [] if spec.arch == os.uname().machine else [f"--arch={bases.DEB_ARCH[spec.arch]}"]
-            argv = ["podman", "import", "--quiet", *foreign, str(tar), how.reference]
-            subprocesses.output(argv, timeout=_IMPORT_TIMEOUT)
-        return how.reference
+        return bases.import_base(self.name, [f"--arch={bases.DEB_ARCH[spec.arch]}"], spec, packages, profile)
 
     def build(
         self, plans: Sequence[BuildPlan], *, on_line: Callable[[str], None], timeout: float
