@@ -32,8 +32,8 @@ class Check:
     """One promise about an environment.
 
     `level` is the first level that runs it; `seconds` what it takes, `timeout` when it is ended (both per attempt);
-    `cpu_seconds` what it takes on a machine without a GPU, where that differs; `seconds_at` at a level that runs more
-    or less of it.
+    `cpu_seconds` what it takes on a machine without a GPU, where that differs; `factor_at` how many times as long a
+    level takes that runs more or less of it.
     `gpus` is how many GPUs it needs at least (fewer: skip). `ranks` is 1, or 0 for one rank a GPU (a CPU: `--nproc`),
     of which it needs `least_ranks` (fewer: skip, and nothing is started).
     `signals` are the signals of the snapshot that it needs.
@@ -48,7 +48,7 @@ class Check:
     level: str
     seconds: float = 0.1
     cpu_seconds: float | None = None
-    seconds_at: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    factor_at: Mapping[str, float] = dataclasses.field(default_factory=dict)
     timeout: float = 30.0
     gpus: int = 0
     ranks: int = 1

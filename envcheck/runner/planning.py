@@ -198,9 +198,8 @@ def worker_plan(
 
 def planned_seconds(check: Check, gpus: int | None, level: str) -> float:
     """Return the seconds that one attempt is planned to take; `gpus` is None where the machine does not show them."""
-    if level in check.seconds_at:
-        return check.seconds_at[level]
-    return check.cpu_seconds if gpus == 0 and check.cpu_seconds is not None else check.seconds
+    seconds = check.cpu_seconds if gpus == 0 and check.cpu_seconds is not None else check.seconds
+    return seconds * check.factor_at.get(level, 1.0)
 
 
 def _planned(module: CheckModule, timeout: float | None, gpus: int | None, level: str) -> PlannedCheck:
