@@ -28,17 +28,7 @@ TEXTS = [
     "default",
     "a" * 5000,
 ]
-TEXTS += [
-    "https://a.example/x",
-    "http://[x",
-    "https://a:1@b",
-    "/srv",
-    "host:80",
-    "x\0",
-    "{variant}",
-    "{",
-    "file://%",
-]
+TEXTS += ["https://a.example/x", "http://[x", "https://a:1@b", "/srv", "host:80", "x\0", "{variant}", "{", "file://%"]
 TEXT = st.sampled_from([*TEXTS, *KEYS, "never", "simple"]) | st.text(max_size=8)
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | TEXT | st.dates() | st.binary(max_size=4)
 NAMES = TEXT | st.none() | st.booleans() | st.integers() | st.dates()

@@ -178,11 +178,7 @@ def test_what_is_wrong_is_named_with_its_key_and_line(site: Path, change: tuple[
 
 @pytest.mark.parametrize(
     ("text", "keys"),
-    [
-        (b"x: 1", "name, pypi, pytorch, hf"),
-        (b"hf: {x: 1}", "endpoint, "),
-        (b"apt: []\npypi: [{x: 1}]", "url, kind"),
-    ],
+    [(b"x: 1", "name, pypi, pytorch, hf"), (b"hf: {x: 1}", "endpoint, "), (b"apt: []\npypi: [{x: 1}]", "url, kind")],
 )
 def test_an_unknown_key_is_answered_with_the_known_ones_of_its_place(text: bytes, keys: str) -> None:
     with pytest.raises(ConfigError) as refused:

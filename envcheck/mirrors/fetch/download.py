@@ -9,23 +9,25 @@ import dataclasses
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-from envcheck.errors import PromiseError, UnavailableError
+from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch import disk
 from envcheck.mirrors.fetch.request import (
     LONGEST_WAIT,
     SLOW_ANSWERS,
+    NoSourceError,
     StoppedError,
     TransferOptions,
     WantedFile,
     no_answer_error,
+    try_sources,
 )
 from envcheck.mirrors.net.network_errors import BrokenError, NetworkError, SlowError, StatusError, joined_advice
-from envcheck.mirrors.net.responses import HttpResponse, WholeFileError, etag_of, file_size
+from envcheck.mirrors.net.responses import HttpResponse, WholeFileError, file_size
 from envcheck.mirrors.net.urls import host_of
 
 MIB: Final = 1 << 20
@@ -43,6 +45,7 @@ _CROWDED: Final = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 # A power cut may lose the pieces of this many seconds.
 _SAVE_SECONDS: Final = 2.0
 _TICK: Final = 0.5
+_CUT: Final = "the response ended too early"
 
 
 @dataclasses.dataclass(eq=False)
@@ -63,21 +66,16 @@ class _Source:
     failures: int = 0
     waited: float = 0.0
     resting_until: float = 0.0
-    etags: set[str | None] = dataclasses.field(default_factory=set)
     error: NetworkError | None = None
 
 
 @dataclasses.dataclass(eq=False)
 class _Part:
-    """The bytes from `at` up to, not including, `stop`, to fetch from a source.
-
-    A source without ranges gives the whole file, of which the pieces in `skipped` are there already.
-    """
+    """The bytes from `at` up to, not including, `stop`, to fetch from a source."""
 
     source: _Source
     at: int
     stop: int
-    skipped: frozenset[int] | None = None
 
 
 def piece_size(size: int) -> int:
@@ -89,64 +87,51 @@ def piece_size(size: int) -> int:
 
 
 class FileDownload:
-    """The download of one file. `moved`: the bytes that came over the network; `found`: those of an earlier run."""
+    """The download of one file. `moved`: the bytes that came over the network; `found`: those of an earlier run.
 
-    def __init__(self, target: WantedFile, options: TransferOptions, part: Path, file: int, size: int) -> None:
+    `sound`: the file has its hash.
+    """
+
+    def __init__(
+        self, target: WantedFile, options: TransferOptions, part: Path, file: int, size: int, urls: Sequence[str]
+    ) -> None:
         self._target, self._options, self._file, self.size = target, options, file, size
         self._piece = piece_size(size)
         noted_size, noted_piece, noted = disk.read_journal(part, target.digest)
+        present = noted if (noted_size, noted_piece) == (size, self._piece) else set()
         disk.reserve(file, size, part)
         self._journal = disk.Journal(part, target.digest, size, self._piece)
+        self._journal.rewrite(present)
         self._changed = threading.Condition()
         self._open: set[HttpResponse] = set()
         self._error: BaseException | None = None
         self._over = False
-        self._sources: list[_Source] = []
-        self.moved = 0
-        self._begin(noted if (noted_size, noted_piece) == (size, self._piece) else set())
-
-    def _begin(self, present: set[int]) -> None:
-        """Start with these pieces, and with none of the others."""
-        count = -(-self.size // self._piece)
-        self._lacking = [0 if piece in present else self._size_of(piece) for piece in range(count)]
-        self._gaps = self._missing()
-        self._present = self.found = self.size - sum(self._lacking)
+        self._sources = [_Source(url, options.connections) for url in urls]
+        starts = range(0, size, self._piece)
+        self._lacking = [0 if n in present else min(self._piece, size - start) for n, start in enumerate(starts)]
+        self._gaps = [(start, start + lacking) for start, lacking in zip(starts, self._lacking, strict=True) if lacking]
+        self._present = self.found = size - sum(self._lacking)
         self._unsaved: list[int] = []
         self._saved = time.monotonic()
-        self._hashed, self._hasher = 0, self._target.hasher(self.size)
-        self._journal.rewrite(present)
-
-    def _size_of(self, piece: int) -> int:
-        return min(self._piece, self.size - piece * self._piece)
-
-    def _missing(self) -> list[tuple[int, int]]:
-        """Return the pieces that are not complete, as pairs of start and stop."""
-        starts = (piece * self._piece for piece, lacking in enumerate(self._lacking) if lacking)
-        return [(start, min(start + self._piece, self.size)) for start in starts]
+        self._hashed, self._hasher = 0, target.hasher(size)
+        self.moved = 0
+        self.sound = False
 
     def run(self) -> None:
-        """Download every byte and verify the hash, or raise PromiseError or UnavailableError.
+        """Download every byte and compare the hash. Raise UnavailableError if no source gives it."""
+        self._run_threads(self._work, min(self._options.connections, len(self._gaps)))
+        whole = [source.url for source in self._sources if not source.ranges and not source.dropped]
+        if self._hashed < self.size and whole:
+            self._journal.rewrite(())
+            self._over, self.found = False, 0
+            self._run_threads(lambda: self._work_whole(whole), 1)
+        if self._hashed < self.size:
+            raise self._no_source_error()
+        self.sound = self._hasher.hexdigest() == self._target.digest
 
-        If the hash is wrong, the file is fetched again from each source alone that did not give all of it before.
-        """
-        if self._fetch(self._target.urls):
-            return
-        # One whose ETag changed gave parts of two files.
-        wrong = [source.url for source in self._sources if source.gave == self.size and len(source.etags) == 1]
-        for url in self._target.urls if self.size else ():
-            if url in wrong:
-                continue
-            self._options.note(f"the file has a wrong hash: fetching all of it from {host_of(url)}")
-            self._begin(set())
-            with contextlib.suppress(UnavailableError):
-                if self._fetch([url]):
-                    return
-        self._journal.rewrite(())
-        self._unsaved.clear()
-        kind = "sha256" if self._target.sha256 else "git's sha1"
-        message = f"{self._target.path.name}: no source has the file with {kind} {self._target.digest[:12]}..."
-        fix = "check the hash, and compare the mirrors with the origin: they may serve wrong bytes"
-        raise PromiseError(message, fix=fix)
+    def whole_sources(self) -> set[str]:
+        """Return the URLs that gave all of the file."""
+        return {source.url for source in self._sources if source.gave == self.size}
 
     def sources(self) -> dict[str, int]:
         """Return the bytes that came from each host, and those of an earlier run."""
@@ -160,17 +145,22 @@ class FileDownload:
         self._save(final=True)
         self._journal.close()
 
-    def _fetch(self, urls: Sequence[str]) -> bool:
-        """Fetch what is missing from these sources; return whether the file then has its hash.
+    def _run_threads(self, work: Callable[[], None], number: int) -> None:
+        """Run this work in threads until all have ended; raise the error of one, or what ended the waiting."""
+        self._working = number
 
-        Raise UnavailableError if they do not give it.
-        """
-        self._sources = [_Source(url, self._options.connections) for url in urls]
-        self._over, self._working = False, min(self._options.connections, len(self._gaps))
-        threads = [
-            threading.Thread(target=self._work, daemon=True, name=f"fetch {self._target.path.name}")
-            for _ in range(self._working)
-        ]
+        def worker() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 (raised below: a thread that dies unheard leaves it waiting)
+                known = disk.disk_error(error, self._target.path, self.size) if isinstance(error, OSError) else error
+                self._error, self._over = known, True
+            with self._changed:
+                self._working -= 1
+                self._changed.notify_all()
+
+        name = f"fetch {self._target.path.name}"
+        threads = [threading.Thread(target=worker, daemon=True, name=name) for _ in range(number)]
         for thread in threads:
             thread.start()
         try:
@@ -181,9 +171,6 @@ class FileDownload:
                 thread.join()
         if self._error is not None:
             raise self._error
-        if self._hashed < self.size:
-            raise self._no_source_error()
-        return self._hasher.hexdigest() == self._target.digest
 
     def _follow(self) -> None:
         """Hash the pieces in order as they arrive, and report the progress, until all threads have ended."""
@@ -217,147 +204,102 @@ class FileDownload:
         return self._over or self._options.stop.is_set()
 
     def _work(self) -> None:
-        try:
-            while (part := self._next_part()) is not None:
-                self._fetch_part(part)
-                self._save()
-        except Exception as error:  # noqa: BLE001 (raised again in `_fetch`: a thread that dies unheard leaves it waiting)
-            self._error = disk.disk_error(error, self._target.path, self.size) if isinstance(error, OSError) else error
-            self._over = True
-        with self._changed:
-            self._working -= 1
-            self._changed.notify_all()
+        while (part := self._next_part()) is not None:
+            self._fetch_part(part)
+            self._save()
 
     def _next_part(self) -> _Part | None:
         """Return what to fetch next, when a source is free; None if there is nothing more to do."""
         with self._changed:
             while not self._is_over():
-                now = time.monotonic()
-                busy = any(source.busy for source in self._sources)
-                able = [source for source in self._sources if not source.dropped]
-                if not busy and not (self._gaps and able):
+                able = [source for source in self._sources if source.ranges and not source.dropped]
+                if not any(source.busy for source in self._sources) and not (self._gaps and able):
                     return None
-                if part := self._take(able, now, busy=busy):
+                if self._gaps and (part := self._take(able, time.monotonic())):
                     return part
                 self._changed.wait(_TICK / 10 if self._gaps else _TICK)
             return None
 
-    def _take(self, able: Sequence[_Source], now: float, *, busy: bool) -> _Part | None:
-        if not self._gaps:
-            return None
-        ranged = [source for source in able if source.ranges]
-        for source in ranged:
+    def _take(self, able: Sequence[_Source], now: float) -> _Part | None:
+        """Take the first gap for the first free source, or only its beginning if others should fetch the rest."""
+        for source in able:
             if source.busy and not source.answered:
                 if now - source.since < _INTRODUCTION:
                     return None  # it is about to answer its first request
             elif source.resting_until <= now and source.busy < source.room:
-                return self._cut(source, now)
-        if ranged or busy or not able or able[0].resting_until > now:
-            return None
-        whole = able[0]
-        self._gaps.clear()
-        whole.busy += 1
-        return _Part(whole, 0, self.size, frozenset(i for i, lacking in enumerate(self._lacking) if not lacking))
-
-    def _cut(self, source: _Source, now: float) -> _Part:
-        """Take the first gap for a source, or only its beginning if other connections should fetch the rest."""
-        left = self.size - self._present
-        most = max(1, min(_REQUEST, left // (2 * self._options.connections)) // self._piece) * self._piece
-        start, stop = self._gaps.pop(0)
-        while self._gaps and self._gaps[0][0] == stop and stop - start < most:
-            stop = self._gaps.pop(0)[1]
-        source.since = source.since if source.busy else now
-        source.busy += 1
-        return _Part(source, start, stop)
+                left = self.size - self._present
+                most = max(1, min(_REQUEST, left // (2 * self._options.connections)) // self._piece) * self._piece
+                start, stop = self._gaps.pop(0)
+                while self._gaps and self._gaps[0][0] == stop and stop - start < most:
+                    stop = self._gaps.pop(0)[1]
+                source.since = source.since if source.busy else now
+                source.busy += 1
+                return _Part(source, start, stop)
+        return None
 
     def _fetch_part(self, part: _Part) -> None:
         began, error = part.at, None
         try:
-            while not self._options.slots.acquire(timeout=_TICK):
-                if self._is_over():
-                    return
-            try:
-                self._request(part)
-            except NetworkError as failure:
-                error = failure
-            finally:
-                self._options.slots.release()
+            self._request(part)
+        except NetworkError as failure:
+            error = failure
         finally:
             with self._changed:
                 part.source.busy -= 1
-                self._give_back(part)
+                if part.at < part.stop:
+                    bisect.insort(self._gaps, (part.at, part.stop))
                 if error is None:
                     part.source.failures, part.source.waited = 0, 0.0
                 elif not self._is_over():
-                    self._failed(part.source, error, self._brought(part, began))
+                    self._failed(part.source, error, part.at - began)
                 self._changed.notify_all()
 
-    def _brought(self, part: _Part, began: int) -> int:
-        """Return the bytes that a request brought. Of a whole file only new pieces stay: the next one begins at 0."""
-        if part.skipped is None:
-            return part.at - began
-        pieces = {piece for piece, lacking in enumerate(self._lacking) if not lacking} - part.skipped
-        return sum(map(self._size_of, pieces))
-
-    def _give_back(self, part: _Part) -> None:
-        """Put what a request did not bring back among the gaps."""
-        if part.at == part.stop:
-            return
-        if part.skipped is None:
-            bisect.insort(self._gaps, (part.at, part.stop))
-            return
-        self._gaps = self._missing()
-        for start, _ in self._gaps:  # the next answer of the source begins at 0 again
-            piece = start // self._piece
-            partial = self._size_of(piece) - self._lacking[piece]
-            self._present, part.source.gave = self._present - partial, part.source.gave - partial
-            self._lacking[piece] = self._size_of(piece)
+    @contextlib.contextmanager
+    def _answer(self, url: str, headers: Mapping[str, str]) -> Iterator[HttpResponse | None]:
+        """Yield the response to a request, which `_end` can abort; None if all is over before."""
+        while not self._options.slots.acquire(timeout=_TICK):
+            if self._is_over():
+                yield None
+                return
+        try:
+            with self._options.client.get(url, headers) as answer:
+                with self._changed:
+                    self._open.add(answer)
+                try:
+                    yield None if self._over else answer
+                finally:
+                    with self._changed:
+                        self._open.discard(answer)
+        finally:
+            self._options.slots.release()
 
     def _request(self, part: _Part) -> None:
-        headers = {"Range": f"bytes={part.at}-{part.stop - 1}"} if part.skipped is None else {}
-        with self._options.client.get(part.source.url, headers) as answer:
-            with self._changed:
-                if self._over:
-                    return
-                self._open.add(answer)
-            try:
-                self._check(part, answer)
-                self._receive(part, answer)
-            finally:
-                with self._changed:
-                    self._open.discard(answer)
-
-    def _check(self, part: _Part, answer: HttpResponse) -> None:
-        """Raise NetworkError unless the response is what was asked for; note what it says about its source."""
-        if part.skipped is None:
+        """Fetch a part; write it to its place in the file. What comes beyond it is not read."""
+        with self._answer(part.source.url, {"Range": f"bytes={part.at}-{part.stop - 1}"}) as answer:
+            if answer is None:
+                return
             answer.demand_range(part.at, part.stop, self.size)
-        else:
-            answer.demand_ok()
-            length = file_size(answer.status, answer.headers)
-            if length not in {None, self.size}:
-                message = f"its file has {length} bytes, not {self.size}"
-                raise NetworkError(message)
-        with self._changed:
-            part.source.answered = True
-            part.source.etags.add(etag_of(answer.headers))
-            self._changed.notify_all()
-
-    def _receive(self, part: _Part, answer: HttpResponse) -> None:
-        """Write the response to its place in the file; what comes beyond it is not read."""
-        for chunk in answer.chunks(self._options.limiter.chunk):
-            fresh = chunk[: part.stop - part.at]
-            self._options.limiter.take(len(fresh), self._options.stop)
-            while fresh:
-                piece = part.at // self._piece
-                head, fresh = fresh[: (piece + 1) * self._piece - part.at], fresh[(piece + 1) * self._piece - part.at :]
-                if part.skipped is None or piece not in part.skipped:
+            with self._changed:
+                part.source.answered = True
+                self._changed.notify_all()
+            for chunk in self._chunks(answer):
+                fresh = chunk[: part.stop - part.at]
+                while fresh:
+                    piece = part.at // self._piece
+                    left = (piece + 1) * self._piece - part.at
+                    head, fresh = fresh[:left], fresh[left:]
                     disk.write(self._file, head, part.at)
                     self._arrived(part.source, piece, len(head))
-                part.at += len(head)
-            if part.at == part.stop or self._is_over():
-                return
-        message = "the response ended too early"
-        raise BrokenError(message)
+                    part.at += len(head)
+                if part.at == part.stop or self._is_over():
+                    return
+        raise BrokenError(_CUT)
+
+    def _chunks(self, answer: HttpResponse) -> Iterator[bytes]:
+        """Yield the body of a response within the limit of the rate."""
+        for chunk in answer.chunks(self._options.limiter.chunk):
+            self._options.limiter.take(len(chunk), self._options.stop)
+            yield chunk
 
     def _arrived(self, source: _Source, piece: int, size: int) -> None:
         with self._changed:
@@ -368,6 +310,40 @@ class FileDownload:
             if not self._lacking[piece]:
                 self._unsaved.append(piece)
                 self._changed.notify_all()
+
+    def _work_whole(self, urls: Sequence[str]) -> None:
+        """Fetch all of the file from the first source that gives it, each of which ignores ranges."""
+        try:
+            try_sources(urls, self._fetch_whole, self._options.stop)
+        except NoSourceError as error:
+            for source in self._sources:
+                source.error = error.reasons.get(source.url, source.error)
+
+    def _fetch_whole(self, url: str) -> None:
+        hasher, at = self._target.hasher(self.size), 0
+        with self._answer(url, {}) as answer:
+            if answer is None:
+                return
+            answer.demand_ok()
+            length = file_size(answer.status, answer.headers)
+            if length not in {None, self.size}:
+                message = f"its file has {length} bytes, not {self.size}"
+                raise NetworkError(message)
+            for chunk in self._chunks(answer):
+                fresh = chunk[: self.size - at]
+                disk.write(self._file, fresh, at)
+                hasher.update(fresh)
+                at = self._present = at + len(fresh)
+                self.moved += len(fresh)
+                if at == self.size or self._is_over():
+                    break
+        if at < self.size:
+            broken = BrokenError(_CUT)
+            broken.retry = not self._is_over()
+            raise broken
+        for source in self._sources:
+            source.gave = self.size if source.url == url else 0
+        self._hashed, self._hasher = self.size, hasher
 
     def _failed(self, source: _Source, error: NetworkError, got: int) -> None:
         """Note a failure: its source rests, longer each time, or is dropped.

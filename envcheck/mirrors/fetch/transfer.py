@@ -132,51 +132,45 @@ def _slot(options: TransferOptions) -> Iterator[None]:
 
 
 def _download(target: WantedFile, options: TransferOptions, part: Path, file: int) -> FileDownload:
-    """Return the finished download. If the size is unknown, try each size that a source reports: one may be wrong."""
-    failed: EnvcheckError | None = None
-    for size in _sizes(target, options, part) if target.size is None else [target.size]:
-        ended = _try_size(target, options, part, file, size)
-        if isinstance(ended, FileDownload):
-            return ended
-        failed = failed if isinstance(failed, PromiseError) else ended
-    if isinstance(failed, PromiseError):
-        disk.discard(part)
-    raise failed or AssertionError
+    """Return the finished download: from all sources together or, if its hash is wrong, from each source alone.
 
-
-def _try_size(
-    target: WantedFile, options: TransferOptions, part: Path, file: int, size: int
-) -> FileDownload | EnvcheckError:
-    try:
-        with contextlib.closing(FileDownload(target, options, part, file, size)) as job:
-            job.run()
-            return job
-    except (PromiseError, UnavailableError) as error:
-        return error
-
-
-def _sizes(target: WantedFile, options: TransferOptions, part: Path) -> Iterator[int]:
-    """Yield the size of an unfinished file that has a complete piece, then each distinct size that the sources report.
-
-    Wait for a busy source only if no other source reports a size. Raise UnavailableError if none does.
+    A size that the target does not name is what a source reports, and may be as wrong as its bytes.
     """
-    begun, _, pieces = disk.read_journal(part, target.digest)
-    sizes = {begun} if pieces else set[int]()
-    yield from sizes
+
+    def attempt(urls: Sequence[str]) -> FileDownload:
+        size = _reported_size(urls, target, options) if target.size is None else target.size
+        with contextlib.closing(FileDownload(target, options, part, file, size, urls)) as job:
+            job.run()
+        return job
+
+    together = attempt(target.urls)
+    if together.sound:
+        return together
+    gave_all = together.whole_sources()
+    for url in [url for url in target.urls if url not in gave_all] or target.urls:
+        options.note(f"the file has a wrong hash: fetching all of it from {host_of(url)}")
+        disk.journal_path(part).unlink(missing_ok=True)
+        with contextlib.suppress(UnavailableError):
+            alone = attempt([url])
+            if alone.sound:
+                return alone
+    disk.discard(part)
+    kind = "sha256" if target.sha256 else "git's sha1"
+    message = f"{target.path.name}: no source has the file with {kind} {target.digest[:12]}..."
+    fix = "check the hash, and compare the mirrors with the origin: they may serve wrong bytes"
+    raise PromiseError(message, fix=fix)
+
+
+def _reported_size(urls: Sequence[str], target: WantedFile, options: TransferOptions) -> int:
+    """Return the size that the first source reports that reports any. Raise UnavailableError if none does."""
     try:
-        first, first_url = try_sources(target.urls, lambda url: _size_from(url, options), options.stop)
+        return try_sources(urls, lambda url: _size_from(url, options), options.stop)[0]
     except NoSourceError as error:
         reasons = list(error.reasons.values())
         message = f"{target.path.name}: no source can provide it: {error if reasons else 'no source is known'}"
         retry_later = "" if all(map(is_missing, reasons)) else ", or run it again later"
         fix = joined_advice((reason.fix for reason in reasons), retry_later, other=target.other_fix)
         raise no_answer_error(message, fix, reasons) from error
-    for url in (first_url, *target.urls):
-        with contextlib.suppress(NetworkError):
-            size = first if url == first_url else _size_from(url, options)
-            if size not in sizes:
-                sizes.add(size)
-                yield size
 
 
 def _size_from(url: str, options: TransferOptions) -> int:

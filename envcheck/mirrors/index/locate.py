@@ -147,10 +147,7 @@ def locate(
 
 
 def match_files(
-    package: LockedPackage,
-    pages: Iterable[Page],
-    local: Sequence[Path] = (),
-    hosts: Sequence[str] = (),
+    package: LockedPackage, pages: Iterable[Page], local: Sequence[Path] = (), hosts: Sequence[str] = ()
 ) -> list[LocatedFile]:
     """Return the files of a package that these pages list; a page may be the error of reading it.
 

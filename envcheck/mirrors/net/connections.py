@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import io
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -23,8 +22,6 @@ from envcheck.mirrors.net.network_errors import StalledError
 # A response must deliver at least BYTES in SECONDS of waiting; its head must be there SECONDS after its first byte.
 SECONDS: Final = 25.0
 BYTES: Final = 25 << 10
-# Seconds for an address of a host that has more addresses: one may drop every packet (a broken IPv6).
-_ADDRESS: Final = 2.0
 
 _deadline = threading.local()
 
@@ -89,43 +86,11 @@ class _Response(http.client.HTTPResponse):
 
 
 class _Connection(HTTPConnection):
-    """A connection that gives an address of several little time."""
-
     response_class = _Response
 
-    def _new_conn(self) -> socket.socket:
-        until, error = time.monotonic() + float(self.timeout or 0), OSError()
-        try:
-            addresses = socket.getaddrinfo(self._dns_host.strip("[]"), self.port, type=socket.SOCK_STREAM)
-        except socket.gaierror as unknown:
-            raise urllib3.exceptions.NameResolutionError(self.host, self, unknown) from unknown
-        for number, (family, kind, protocol, _, address) in enumerate(addresses, 1):
-            left = max(0.01, until - time.monotonic())
-            try:
-                return self._connected(
-                    socket.socket(family, kind, protocol), address, left if number == len(addresses) else _ADDRESS
-                )
-            except OSError as refused:
-                error = refused
-        if isinstance(error, TimeoutError):
-            raise urllib3.exceptions.ConnectTimeoutError(self, "no connection in time") from error
-        raise urllib3.exceptions.NewConnectionError(self, "no connection") from error
 
-    def _connected(self, candidate: socket.socket, address: Any, seconds: float) -> socket.socket:
-        try:
-            for option in self.socket_options or ():
-                candidate.setsockopt(*option)
-            candidate.settimeout(min(seconds, float(self.timeout or seconds)))
-            candidate.connect(address)
-            candidate.settimeout(float(self.timeout or seconds))
-        except OSError:
-            candidate.close()
-            raise
-        return candidate
-
-
-class _Secure(_Connection, HTTPSConnection):
-    pass
+class _Secure(HTTPSConnection):
+    response_class = _Response
 
 
 class _PlainPool(urllib3.HTTPConnectionPool):

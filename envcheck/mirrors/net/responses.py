@@ -67,10 +67,6 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
 
     def page(self, limit: int) -> Iterator[bytes]:
         """Yield the decoded body of a page. Raise NetworkError after `limit` bytes or _PAGE_SECONDS."""
-        unreadable = _unreadable_encodings(self.headers)
-        if unreadable:
-            message = f"its Content-Encoding cannot be read: {unreadable}"
-            raise NetworkError(message)
         note, left = f"a page is not complete, and it has {_PAGE_SECONDS:.0f} s", limit
         with NETWORK_WAITS.on(host_of(self.url), "page", note), within(_PAGE_SECONDS):
             for chunk in self.chunks(_CHUNK, decode=True):
@@ -121,12 +117,6 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
             self._response.close()
 
 
-def etag_of(headers: Mapping[str, str]) -> str | None:
-    """Return the strong ETag, or None. A weak one does not identify the bytes (RFC 9110, section 8.8.1)."""
-    tag = headers.get("ETag")
-    return None if tag is None or tag.startswith("W/") else tag
-
-
 def file_size(status: int, headers: Mapping[str, str]) -> int | None:
     """Return the size of the file from the response to a request for its first byte, or None."""
     if status == HTTPStatus.PARTIAL_CONTENT:
@@ -136,11 +126,3 @@ def file_size(status: int, headers: Mapping[str, str]) -> int | None:
         return 0 if headers.get("Content-Range") == "bytes */0" else None
     length = headers.get("Content-Length", "")
     return int(length) if status == HTTPStatus.OK and _LENGTH.fullmatch(length) else None
-
-
-def _unreadable_encodings(headers: Mapping[str, str]) -> str:
-    """Return the encodings of a body that cannot be decoded here, as text for the user, or ""."""
-    names = [name.strip().lower() for name in headers.get("Content-Encoding", "").split(",")]
-    readable = {"", "identity", *urllib3.response.HTTPResponse.CONTENT_DECODERS}
-    shown = ", ".join(name[:20] if name.isprintable() else "?" for name in names if name not in readable)
-    return shown[:60]

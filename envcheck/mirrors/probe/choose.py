@@ -35,15 +35,7 @@ from envcheck.mirrors.probe.measure import (
 from envcheck.mirrors.probe.ranking import MirrorMeasurement, RankedMirror, rank
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.load import load, presets
-from envcheck.mirrors.profiles.model import (
-    Credential,
-    HuggingFace,
-    Index,
-    Profile,
-    has_userinfo,
-    host_of,
-    redacted,
-)
+from envcheck.mirrors.profiles.model import Credential, HuggingFace, Index, Profile, has_userinfo, host_of, redacted
 
 HOUR: Final = 3600.0
 BYTES: Final = 128 << 20

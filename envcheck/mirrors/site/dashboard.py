@@ -61,9 +61,7 @@ PANELS: Final = (
         width=6,
     ),
     Panel(
-        "Requests by outcome",
-        "reqps",
-        {"{{outcome}}": "sum by (outcome) (rate(envcheck_mirror_requests_total[5m]))"},
+        "Requests by outcome", "reqps", {"{{outcome}}": "sum by (outcome) (rate(envcheck_mirror_requests_total[5m]))"}
     ),
     Panel(
         "Failures of the mirror",

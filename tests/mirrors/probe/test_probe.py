@@ -50,11 +50,7 @@ def test_the_faster_of_two_that_are_right_comes_first(
     ("faults", "gate", "message"),
     [
         ({"gone": DEMO}, "coverage", "has 1 of 2 files; demo==1.0: {host} answers 404"),
-        (
-            {"wrong_hash": DEMO},
-            "coverage",
-            "has 1 of 2 files; demo==1.0: no file on its page has a hash of the lock",
-        ),
+        ({"wrong_hash": DEMO}, "coverage", "has 1 of 2 files; demo==1.0: no file on its page has a hash of the lock"),
         ({"ranges": False}, "ranges", "{host} answers 200 to a range: no resume or split"),
         ({"middle": False}, "ranges", "range in the middle of a file: it sends whole files only"),
         ({"tls": "rogue"}, "tls", "{host}: TLS: self-signed certificate"),

@@ -93,9 +93,7 @@ def test_uv_takes_a_flat_index_and_an_index_alone(tmp_path: Path) -> None:
     flat = Profile(name="x", pytorch=[Index(url="https://a.example/{variant}", kind="find-links")])
     uv_says(text("uv", flat), tmp_path)
     index = msgspec.toml.decode(text("uv", flat))["index"]
-    assert index == [
-        {"name": "pytorch-mirror", "url": "https://a.example/cu128", "format": "flat", "explicit": True},
-    ]
+    assert index == [{"name": "pytorch-mirror", "url": "https://a.example/cu128", "format": "flat", "explicit": True}]
 
 
 def test_uv_toml_marks_what_needs_a_login_and_what_is_asked_only_by_name() -> None:
@@ -119,9 +117,7 @@ def test_a_torch_index_without_its_variant_is_not_guessed() -> None:
 
 def test_variables_name_the_index_of_torch_that_they_cannot_set() -> None:
     own = Profile(
-        name="x",
-        pypi=[Index(url="https://a.example/simple")],
-        pytorch=[Index(url="https://a.example/whl/{variant}")],
+        name="x", pypi=[Index(url="https://a.example/simple")], pytorch=[Index(url="https://a.example/whl/{variant}")]
     )
     note = "torch needs its own index: uv pip install --index-url https://a.example/whl/{variant} torch (never"
     assert note in cannot("env", own, RenderOptions())

@@ -134,11 +134,7 @@ def tar_members(draw: st.DrawFn) -> tuple[tarfile.TarInfo, bytes]:
 
 
 @settings(max_examples=80, deadline=None)
-@given(
-    st.lists(tar_members(), min_size=1, max_size=4),
-    st.integers(0, len(WHOLE)),
-    FORMATS,
-)
+@given(st.lists(tar_members(), min_size=1, max_size=4), st.integers(0, len(WHOLE)), FORMATS)
 def test_nothing_that_others_put_between_is_taken(
     others: list[tuple[tarfile.TarInfo, bytes]], where: int, form: Literal[0, 1, 2]
 ) -> None:

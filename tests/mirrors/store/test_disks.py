@@ -256,10 +256,7 @@ def test_a_read_only_store_is_read_and_told_of(sealed: Store, tmp_path: Path) ->
     assert "version 2    current" in run(sealed, "versions").stdout
     for digest in versions.pinned_digests(sealed):
         sealed.view(digest, tmp_path / "views" / digest)
-    for arguments in (
-        ["gc", "--high", "0", "--low", "0"],
-        ["import", str(tmp_path / "b")],
-    ):
+    for arguments in (["gc", "--high", "0", "--low", "0"], ["import", str(tmp_path / "b")]):
         error = run(sealed, *arguments).exception
         assert isinstance(error, UnavailableError), arguments
         assert str(error).endswith("Read-only file system; fix its permissions, or choose another")
