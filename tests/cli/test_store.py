@@ -58,27 +58,12 @@ def test_versions_are_listed_and_taken_back(run: Run, store: Store) -> None:
     assert versions.current(store) == 1
 
 
-def test_an_unreadable_manifest_hides_no_other_version(run: Run, store: Store) -> None:
+def test_an_unreadable_manifest_is_named_and_nothing_is_evicted(run: Run, store: Store) -> None:
     manifest = store.root / "versions/1/manifest.json"
     manifest.unlink()
     manifest.write_text("{")
-    for command_name in ("versions",):
-        shown = run(command_name)
-        assert shown.return_value == 1
-        assert f"version 1             cannot be read: {manifest}: not a valid manifest" in shown.stdout
-        assert "version 2    current  0 wheels, 1 model," in shown.stdout
-        assert f"envcheck: {manifest}: not a valid manifest" in shown.stderr
-        assert f"remove {manifest.parent}, and publish it again" in shown.stderr
-        rows = json.loads(run(command_name, "--json").stdout)["versions"]
-        assert [(row["number"], row["models"], bool(row["error"])) for row in rows] == [(1, 0, True), (2, 1, False)]
-    # What such a version holds is not known, so nothing is evicted.
-    assert "not a valid manifest" in failed(run("gc", "--max-size", "1"), PromiseError)
-
-
-def test_a_dry_gc_says_what_is_pinned(run: Run) -> None:
-    document = json.loads(run("gc", "--dry-run", "--json").stdout)
-    assert document["before"]["pinned"] == document["before"]["bytes"] > 7
-    assert "pinned by versions" in run("gc", "--dry-run").stdout
+    for words in (["versions"], ["gc", "--max-size", "1"]):
+        assert f"remove {manifest.parent}, and publish it again" in failed(run(*words), PromiseError)
 
 
 def test_a_damaged_file_is_named_and_not_served_again(run: Run, store: Store, tmp_path: Path) -> None:
@@ -143,7 +128,7 @@ def test_every_answer_is_json_for_programs(run: Run, store: Store, tmp_path: Pat
     assert json.loads(run(*publish).stdout) == {**published, "new": True}
     assert json.loads(run(*publish).stdout) == {**published, "new": False}
     document = json.loads(run("export", "-o", str(tmp_path / "b"), "--json").stdout)
-    assert (document["schema"], document["not_redistributable"]) == ("envcheck/store-export/1", [])
+    assert document["schema"] == "envcheck/store-export/1"
     assert document["parts"] == {"bundle.tar.000": (tmp_path / "b/bundle.tar.000").stat().st_size}
     assert json.loads(run("gc", "--json").stdout)["schema"] == "envcheck/store-gc/1"
     assert json.loads(run("versions", "--json").stdout)["schema"] == "envcheck/versions/1"

@@ -15,14 +15,7 @@ from envcheck.cli import Settings
 from envcheck.cli.options import EXISTING_FILE, Argument, Option, command_with
 from envcheck.cli.shared import messages
 from envcheck.errors import ConfigError
-from envcheck.mirrors.doctor.this_machine import (
-    DoctorFinding,
-    examine,
-    has_faults,
-    read_files,
-    read_machine,
-    unreadable_settings,
-)
+from envcheck.mirrors.doctor.this_machine import DoctorFinding, examine, has_faults, read_files, read_machine
 
 _COLOURS: Final = {"danger": "red", "unreal": "yellow", "outdated": "cyan"}
 
@@ -64,7 +57,7 @@ def command(options: MirrorDoctorOptions, settings: Settings) -> int:
     texts = [*(read_machine() if machine_too else []), *documents]
     if errors and not texts:
         return ConfigError.exit_code
-    findings = [*(unreadable_settings() if machine_too else []), *examine(texts)]
+    findings = examine(texts)
     if options.as_json:
         examined = [{"name": text.name, "kind": text.kind} for text in texts]
         report = {"schema": "envcheck/mirror-doctor/1", "looked_at": examined, "findings": findings}
@@ -80,9 +73,7 @@ def _print_findings(findings: list[DoctorFinding], looked_at: int, *, quiet: boo
     wrap = textwrap.TextWrapper(80, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
     wrap.break_long_words = False
     for finding in findings:
-        place = (
-            finding.where if finding.where == "environment" or not finding.line else f"{finding.where}:{finding.line}"
-        )
+        place = finding.where if finding.where == "environment" else f"{finding.where}:{finding.line}"
         click.echo(f"{place}: {_styled(finding.level)} {finding.id}")
         if not quiet:
             for text in (finding.what, f"fix: {finding.fix}"):

@@ -17,7 +17,7 @@ from envcheck.cli.sources.mirror_selection import print_ranking, probe_targets
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.mirrors.probe import choose
-from envcheck.mirrors.probe.choose import HOUR, load_mirror
+from envcheck.mirrors.probe.choose import load_mirror
 from envcheck.mirrors.probe.measure import Budget, missing_reason
 from envcheck.mirrors.probe.ranking import RankedMirror
 
@@ -36,14 +36,6 @@ class MirrorProbeOptions:
         Option("Probe for every file of a model; its hashes come from the trusted endpoint.", metavar="REPO@REV"),
     ] = None
     dataset: Annotated[str | None, Option("Probe for every file of a dataset.", metavar="REPO@REV")] = None
-    urls: Annotated[
-        tuple[str, ...],
-        Option(
-            "--need",
-            "Probe for the file at a URL; append #sha256=HASH to verify it. Repeatable: places of one file.",
-            metavar="URL",
-        ),
-    ] = ()
     verify: Annotated[bool, Option("Download every file and compare its sha256.")] = False
     no_redirect_hosts: Annotated[bool, Option("Reject mirrors that redirect to other hosts.")] = False
     max_bytes: Annotated[
@@ -52,25 +44,20 @@ class MirrorProbeOptions:
     seconds: Annotated[
         float | None, Option("Time budget for each part.  [default: 45, or a day]", type=FiniteRange(1, 86_400))
     ] = None
-    fresh: Annotated[bool, Option("Measure again, even if results of the last hour are stored.")] = False
-    offline: Annotated[bool, Option("Rank stored results of any age; send no requests.")] = False
     as_json: Annotated[bool, Option("--json", "Print envcheck/ranking/2.")] = False
 
     def request(self) -> FetchRequest:
         """Return the files to probe for. Raise ConfigError unless one kind is named, and for a mirror as a cell."""
-        if self.fresh and self.offline:
-            message = "--fresh and --offline exclude each other"
-            raise ConfigError(message, fix="pass only one of them")
         for name in self.cells:
-            refuse_mirror(name, "CELL", url_option="--need")
+            refuse_mirror(name, "CELL")
         if len(self.cells) > 1:
             message = f"expected one cell, found {len(self.cells)}"
             raise ConfigError(message, fix=f"probe for one cell at a time, e.g. {self.cells[0]}")
         named = {"CELL": self.cells, "--lock": self.lock, "--model": self.model, "--dataset": self.dataset}
-        options = [name for name, value in {**named, "--need": self.urls}.items() if value]
+        options = [name for name, value in named.items() if value]
         if len(options) != 1:
             message = f"{' and '.join(options)} exclude each other" if options else "no files are named"
-            raise ConfigError(message, fix="give one of CELL, --lock FILE, --model or --dataset REPO@REV, --need URL")
+            raise ConfigError(message, fix="give one of CELL, --lock FILE, --model or --dataset REPO@REV")
         return FetchRequest(None, next(iter(self.cells), None), self.lock, self.model, self.dataset, None, False)  # noqa: FBT003 (no option)
 
 
@@ -85,8 +72,8 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
     A mirror must have every file, with the right hash or size, valid certificates and working range requests. Of the
     mirrors that pass, the fastest comes first. Mirrors that redirect to hosts that their profile does not name come
     last. Without --mirror, the command probes this machine's configuration, your choice and every preset that has an
-    index for these files. With --need, it compares the URLs with each other, with the CA and netrc file of the first
-    mirror. With --verify, a mirror that serves a wrong file fails: run it against your own mirror from time to time.
+    index for these files. With --verify, a mirror that serves a wrong file fails: run it against your own mirror from
+    time to time.
 
     \b
     envcheck mirror probe torch2.13.0-cpu-py311
@@ -97,7 +84,7 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
     request = options.request()
     names = dict.fromkeys(options.mirrors)
     mirrors = [load_mirror(name) for name in names] if names else choose.default_mirrors()
-    targets = probe_targets(settings, request, options.urls, mirrors, verify=options.verify)
+    targets = probe_targets(settings, request, mirrors, verify=options.verify)
     if not any(target.able(mirrors) for target in targets):
         message = f"not applicable: {', '.join(names)}: {missing_reason(targets[0].part)}"
         raise ConfigError(message, fix="name a mirror that has one; `envcheck mirror list` shows what each is for")
@@ -106,8 +93,6 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
         target.part: target.ranked(
             mirrors if names else target.able(mirrors),
             Budget(options.max_bytes or size, options.seconds or seconds),
-            age=-1.0 if options.fresh else HOUR,
-            offline=options.offline,
             no_redirects=options.no_redirect_hosts,
         )
         for target in targets
@@ -123,10 +108,7 @@ def _print(settings: Settings, ranked: dict[str, list[RankedMirror]], *, as_json
         return
     for part, mirrors in ranked.items():
         needs = max((mirror.measured.needs for mirror in mirrors), default=0)
-        title = f"{part}, {counted(needs, 'file')} needed"
-        print_ranking(
-            mirrors, title if mirrors else f"{part}: no stored results; run it without --offline", quiet=settings.quiet
-        )
+        print_ranking(mirrors, f"{part}, {counted(needs, 'file')} needed", quiet=settings.quiet)
 
 
 def _exit_code(ranked: dict[str, list[RankedMirror]]) -> int:

@@ -13,7 +13,6 @@ import msgspec
 from envcheck.cli import Settings
 from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, command_with
 from envcheck.cli.shared.parameter_types import Size
-from envcheck.cli.store.common import format_bytes
 from envcheck.counting import counted
 from envcheck.data import data_path
 from envcheck.errors import ConfigError
@@ -130,7 +129,6 @@ def render(options: MirrorSiteRenderOptions, settings: Settings) -> None:
     written = write(directory, {**to_files(site), **roots})
     for name, to in written.kept.items():
         click.echo(f"{directory / name} was edited: renamed to {directory / to}", err=True)
-    _warn_if_tight(site)
     if site.store and not Path(site.store).is_dir():
         click.echo(f"warning: {site.store} does not exist; the site serves no store until it does", err=True)
     if not settings.quiet:
@@ -171,7 +169,7 @@ def _site_without_links(root: Path, profile: Profile, options: MirrorSiteRenderO
     """Return the site of the options and this machine, without the links of its indexes."""
     addresses = list(options.address) or ["127.0.0.1"]
     port, tls = options.port, options.tls
-    size, free = discover.disk_space(root).sizes(options.cache_size, options.min_free)
+    size, free = discover.cache_sizes(root, options.cache_size, options.min_free)
     return Site(
         root=str(root),
         addresses=addresses,
@@ -252,20 +250,3 @@ def _without_secret(url: str) -> str:
         message = f"{redacted(url)!r} has a password, a user or a query"
         raise ConfigError(message, fix="remove it, and set credentials in the environment of the started programs")
     return url
-
-
-def _warn_if_tight(site: Site) -> None:
-    """Warn if the disk has too little space for the cache, or for any useful cache."""
-    cache = Path(site.root, "cache/files")
-    if not os.access(cache, os.R_OK | os.X_OK):
-        return
-    space = discover.disk_space(Path(site.root))
-    if space.tight(site.cache_size, site.min_free):
-        kept = f"{format_bytes(site.min_free)} must stay free" if site.min_free else "no space must stay free"
-        click.echo(
-            f"warning: the cache can hold {format_bytes(space.holds(site.cache_size, site.min_free))} of its "
-            f"{format_bytes(site.cache_size)}: {format_bytes(space.available)} are available below {site.root} and "
-            f"{kept}; files beyond that are fetched again each time; free space and render again, or pass a "
-            "--cache-size and --min-free that fit",
-            err=True,
-        )

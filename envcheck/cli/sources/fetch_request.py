@@ -57,11 +57,8 @@ class FetchRequest(NamedTuple):
             raise ConfigError(message, fix="leave --sha256 out")
 
 
-def refuse_mirror(name: str, argument: str, *, url_option: str = "") -> None:
+def refuse_mirror(name: str, argument: str) -> None:
     """Raise ConfigError if the argument is the name or file of a mirror profile, or a URL that an option takes."""
-    if url_option and "://" in name:
-        message = f"{redacted(name)!r} is a URL, but the argument is a {argument}"
-        raise ConfigError(message, fix=f"pass it as {url_option} {redacted(name)}")
     if name in {AUTO, *BUILT_IN_NAMES, *presets()} or set(name) & set("/:") or name.endswith((".yaml", ".yml")):
         message = f"{redacted(name)!r} is a mirror, but the argument is a {argument}"
         raise ConfigError(message, fix=f"pass it as --mirror {redacted(name)}")

@@ -17,8 +17,8 @@ from envcheck.mirrors.hub.api import trusted_endpoint
 from envcheck.mirrors.hub.download import read_revision
 from envcheck.mirrors.hub.revision import Reference, Revision
 from envcheck.mirrors.probe import choose
-from envcheck.mirrors.probe.choose import Target, choose_for_locks, hub_target, lock_targets, model_request, url_target
-from envcheck.mirrors.probe.measure import HubRequest, Mirror
+from envcheck.mirrors.probe.choose import Target, choose_for_locks, hub_target, lock_targets, resolved
+from envcheck.mirrors.probe.measure import Mirror
 from envcheck.mirrors.probe.ranking import Criterion, RankedMirror
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.load import load
@@ -30,21 +30,19 @@ _NAME: Final = 22
 
 
 def probe_targets(
-    settings: Settings, request: FetchRequest, urls: Sequence[str], mirrors: Sequence[Mirror], *, verify: bool
+    settings: Settings, request: FetchRequest, mirrors: Sequence[Mirror], *, verify: bool
 ) -> list[Target]:
-    """Return what to probe for: the files of the request, or the file at the URLs."""
-    if urls:
-        return [url_target(urls, mirrors[0])]
+    """Return what to probe for: the files of the request."""
     requested = parse_request(settings, request, one_cell=True)
     if isinstance(requested, list):
         packages = [package for cell in requested for package in locked_packages(cell.locks)]
         return lock_targets(packages, verify=verify)
-    return [hub_target(_hub_request(requested, mirrors), verify=verify)]
+    return [hub_target(_resolved(requested, mirrors), verify=verify)]
 
 
-def _hub_request(requested: Revision | Reference, mirrors: Sequence[Mirror]) -> HubRequest:
+def _resolved(requested: Revision | Reference, mirrors: Sequence[Mirror]) -> Revision:
     """Return the revision with hashes from a lock, or from the trusted endpoint."""
-    return model_request(requested, mirrors) if isinstance(requested, Reference) else HubRequest(requested)
+    return resolved(requested, mirrors) if isinstance(requested, Reference) else requested
 
 
 def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profile:
@@ -89,10 +87,10 @@ def _auto_profile(settings: Settings, request: FetchRequest) -> tuple[Profile, R
     if isinstance(requested, list):
         return profile_for(settings, AUTO, [lock for cell in requested for lock in cell.locks]), requested
     mirrors = choose.default_mirrors()
-    hub_request = _hub_request(requested, mirrors)
-    choice = choose.choose_for_model(hub_request, mirrors)
+    revision = _resolved(requested, mirrors)
+    choice = choose.choose_for_model(revision, mirrors)
     _print_mirror(settings, *_split_reasons(choice.reasons))
-    return choice.profile, hub_request.revision
+    return choice.profile, revision
 
 
 def _implicit_choice(mirror: str) -> str | None:
@@ -137,8 +135,6 @@ def _format_line(ranked: RankedMirror, place: int) -> str:
         silent = "not reached" if ranked.measured.missing is None else "not applicable"
         state = "not passed" if ranked.measured.answered else silent
         return f"  -  {name} {state}: {', '.join(sorted(ranked.failed_criteria))}"
-    if not ranked.measured.answered:
-        return f"{place:>3}  {name} all files are in this machine's directories"
     rate, latency = ranked.measured.rate, ranked.measured.latency
     speed = f"{rate.speed / 1e6:.1f} MB/s" if rate is not None else "no rate"
     delay = f"{latency * 1e3:.1f} ms" if latency is not None else "no latency"
@@ -158,7 +154,7 @@ def _format_reasons(ranked: RankedMirror) -> list[str]:
         lines.append(f"rate {ranked.measured.rate_why}")
     else:
         lines = lines[: max(1, len(ranked.failed_criteria))]
-    return [*lines, *(f"note: {note}" for note in ranked.notes), *(["as stored"] if ranked.measured.stored else [])]
+    return [*lines, *(f"note: {note}" for note in ranked.notes)]
 
 
 def _word(gate: Criterion) -> str:

@@ -15,7 +15,7 @@ import click
 from envcheck.cli import Settings
 from envcheck.cli.options import DIRECTORY, EXISTING_DIRECTORY, Argument, Option, command_with
 from envcheck.cli.shared.parameter_types import Size, complete_cells
-from envcheck.cli.store.common import existing_store, format_bytes, progress_bar, this_store
+from envcheck.cli.store.common import disk_errors, existing_store, format_bytes, progress_bar, this_store
 from envcheck.cli.store.release import collect_contents, report_published
 from envcheck.counting import counted
 from envcheck.data import data_path
@@ -66,21 +66,17 @@ def export(options: StoreExportOptions, settings: Settings) -> None:
         if cells or models
         else _served_contents(existing_store(this_store()))
     )
-    with source as contents, progress_bar(settings, "export") as (_, progress):
+    with source as contents, progress_bar(settings, "export") as (_, progress), disk_errors(to):
         parts = bundle.export(this_store(), contents, to, part_size=options.part_size, progress=progress, key=key)
     digest = bundle.bundle_digest(to)
     sizes = {part.name: part.stat().st_size for part in parts}
-    bound = [wheel.name for wheel in contents.wheels if wheel.redistributable is False]
     if options.as_json:
         document = {"schema": "envcheck/store-export/1", "to": str(to), "parts": sizes, "bytes": sum(sizes.values())}
         document |= {"sha256": digest, "signed": key is not None}
-        click.echo(json.dumps({**document, "not_redistributable": bound}, indent=2))
+        click.echo(json.dumps(document, indent=2))
         return
     click.echo(f"{to}: {counted(len(parts), 'part')}, {format_bytes(sum(sizes.values()))}, and {bundle.SUMS}")
     click.echo(f"digest {digest}{', signed' if key is not None else ''}")
-    if bound:
-        click.echo(f"not redistributable without the owner's permission: {counted(len(bound), 'wheel')},")
-        click.echo(f"  {bound[0]} for one")
 
 
 @contextlib.contextmanager

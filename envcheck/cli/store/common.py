@@ -40,8 +40,6 @@ def format_bytes(size: int) -> str:
 
 def format_version(version: VersionSummary) -> str:
     """Return one line about a version."""
-    if version.error:
-        return f"version {version.number:<4} {'current' if version.current else '':<8} cannot be read: {version.error}"
     content = f"{counted(version.wheels, 'wheel')}, {counted(version.models, 'model')}, {format_bytes(version.bytes)}"
     return f"version {version.number:<4} {'current' if version.current else '':<8} {content}"
 

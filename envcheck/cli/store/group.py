@@ -12,7 +12,6 @@ import msgspec
 
 from envcheck.cli import Settings
 from envcheck.cli.options import Option, command_with
-from envcheck.cli.shared import messages
 from envcheck.cli.shared.parameter_types import FiniteRange, Size
 from envcheck.cli.store.bundle import export, import_
 from envcheck.cli.store.common import (
@@ -26,7 +25,7 @@ from envcheck.cli.store.common import (
 )
 from envcheck.cli.store.release import release
 from envcheck.counting import counted
-from envcheck.errors import ConfigError, PromiseError
+from envcheck.errors import ConfigError
 from envcheck.mirrors.store import evict, versions
 
 
@@ -70,23 +69,16 @@ def command(ctx: click.Context, root: Path | None) -> None:
 
 
 @command_with(StoreVersionsOptions)
-def versions_(options: StoreVersionsOptions, _settings: Settings) -> int:
-    """List the released versions.
-
-    Exit 0: listed; 1: a version's manifest cannot be read, and the others are listed.
-    """
+def versions_(options: StoreVersionsOptions, _settings: Settings) -> None:
+    """List the released versions."""
     summaries = versions.list_versions(existing_store(this_store()))
     if options.as_json:
         click.echo(msgspec.json.format(msgspec.json.encode({"schema": "envcheck/versions/1", "versions": summaries})))
-    else:
-        for version in summaries:
-            click.echo(format_version(version))
-        if not summaries:
-            click.echo("nothing is released")
-    errors = [version.error for version in summaries if version.error]
-    for error in errors:
-        messages.say(error)
-    return PromiseError.exit_code if errors else 0
+        return
+    for version in summaries:
+        click.echo(format_version(version))
+    if not summaries:
+        click.echo("nothing is released")
 
 
 @command_with(StoreGcOptions)
@@ -96,18 +88,16 @@ def gc(options: StoreGcOptions, _settings: Settings) -> int:
     Eviction starts above --high and stops at --low. Files of a released version are never evicted.
     """
     store, limits = existing_store(this_store()), _eviction_limits(options)
-    before = evict.usage(store, limits)
-    evicted, left = evict.gc(store, limits, dry=options.dry_run, note=lambda text: click.echo(text, err=True))
+    evicted, left, used, room = evict.gc(
+        store, limits, dry=options.dry_run, note=lambda text: click.echo(text, err=True)
+    )
     freed = sum(stored.size for stored in evicted)
     if options.as_json:
         document = {"schema": "envcheck/store-gc/1", "evicted": [stored.sha256 for stored in evicted], "bytes": freed}
-        click.echo(json.dumps({**document, "left": left, "before": before._asdict()}, indent=2))
+        click.echo(json.dumps({**document, "left": left, "before": {"used": used, "room": room}}, indent=2))
         return 1 if left else 0
     if options.dry_run:
-        click.echo(f"store {store.root}: {counted(before.objects, 'object')}, {format_bytes(before.bytes)}")
-        click.echo(f"pinned by versions {format_bytes(before.pinned)}, unfinished {format_bytes(before.unfinished)}")
-        share = before.used / before.room
-        click.echo(f"used {format_bytes(before.used)} of {format_bytes(before.room)}, {share:.0%}")
+        click.echo(f"store {store.root}: used {format_bytes(used)} of {format_bytes(room)}, {used / room:.0%}")
     done = "would evict" if options.dry_run else "evicted"
     click.echo(f"{done} {counted(len(evicted), 'object')}, {format_bytes(freed)}")
     if left:

@@ -1,17 +1,123 @@
 """The doctor's rules: common mistakes in settings of mirrors and downloads, and their corrections.
 
-W001 to W007, E101 and E102 come from instructions that are copied from site to site.
+W001 to W007, E101 and E102 come from instructions that are copied from site to site. A rule reads a prepared file:
+comments are blanked and continued lines joined, without moving any position.
 """
 
 from __future__ import annotations
 
+import ast
+import bisect
 import heapq
 import re
+import warnings
 from collections.abc import Callable, Iterator
+from pathlib import PurePath
 from typing import Final, Literal, NamedTuple
 
-from envcheck.mirrors.doctor.document import PreparedDocument
 from envcheck.mirrors.profiles.model import host_of, redacted
+
+Level = Literal["danger", "unreal", "outdated"]
+Kind = Literal["python", "json", "dockerfile", "requirements", "environment", "settings"]
+_CONTINUED: Final = re.compile(r"\\[ \t]*\r?\n")
+_COMMAND_END: Final = re.compile(r"&&|\|\|?|;|\n")
+# A # starts a comment at the start of a line or after a blank, outside of quotes.
+_COMMENT: Final = re.compile(r"(?m)(?:^|(?<=\s))#[^\n]*")
+_STRING: Final = re.compile(r"\"(?:\\.|[^\"\\\n])*\"|'[^'\n]*'")
+
+
+# Position, problem and fix of each finding.
+Matches = Iterator[tuple[int, str, str]]
+
+
+class Document(NamedTuple):
+    """A file's name and content. A line of an environment is `NAME=value`."""
+
+    name: str
+    content: str
+    kind: Kind
+
+
+class PreparedDocument:
+    """A document with its comments blanked (`code`), its commands, and the line of each position."""
+
+    def __init__(self, text: Document, code: str) -> None:
+        self.kind = text.kind
+        self.text = text.content
+        self.code = code
+        self._starts = [0, *(match.end() for match in re.finditer("\n", text.content))]
+        self.commands = list(_commands(code))
+
+    def line(self, at: int) -> int:
+        """Return the line of a position, counted from 1."""
+        return bisect.bisect_right(self._starts, at)
+
+
+def kind_of(name: str) -> Kind:
+    """Return the kind of a file by its name."""
+    path = PurePath(name.lower())
+    if path.suffix == ".py":
+        return "python"
+    if path.suffix == ".json":
+        return "json"
+    if path.name.startswith(("dockerfile", "containerfile")) or path.suffix == ".dockerfile":
+        return "dockerfile"
+    if path.suffix in {".txt", ".in"} and ("requirements" in path.name or "constraints" in path.name):
+        return "requirements"
+    return "settings"
+
+
+def prepare(text: Document) -> PreparedDocument:
+    """Return a document with comments blanked and continued lines joined."""
+    if text.kind in {"json", "environment"}:
+        return PreparedDocument(text, text.content)
+    code = _without_docstrings(text.content) if text.kind == "python" else text.content
+    code = _without_comments(code)
+    return PreparedDocument(text, _CONTINUED.sub(lambda match: " " * len(match[0]), code))
+
+
+def _without_comments(code: str) -> str:
+    """Blank comments, except a quoted `#`. A string ends with its line, because quotes in prose may never close."""
+    strings = [match.span() for match in _STRING.finditer(code)]
+    starts = [start for start, _ in strings]
+
+    def blank(match: re.Match[str]) -> str:
+        before = bisect.bisect_right(starts, match.start()) - 1
+        inside = before >= 0 and strings[before][1] > match.start()
+        return match[0] if inside else " " * len(match[0])
+
+    return _COMMENT.sub(blank, code)
+
+
+def _without_docstrings(code: str) -> str:
+    """Blank the lines of strings that are statements. Return code that is not valid Python unchanged."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return code
+    lines = code.splitlines(keepends=True)
+    if code.count("\n") != sum(line.endswith("\n") for line in lines) or len(lines) - 1 > code.count("\n"):
+        return code  # line endings that Python's parser does not know
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            for number in range(node.lineno - 1, min(node.end_lineno or node.lineno, len(lines))):
+                ending = "\n" if lines[number].endswith("\n") else ""
+                lines[number] = " " * (len(lines[number]) - len(ending)) + ending
+    return "".join(lines)
+
+
+def _commands(code: str) -> Iterator[tuple[int, str]]:
+    at = 0
+    # Ignore separators between quotes.
+    for match in _COMMAND_END.finditer(_STRING.sub(lambda quoted: "x" * len(quoted[0]), code)):
+        if code[at : match.start()].strip():
+            yield at, code[at : match.start()]
+        at = match.end()
+    if code[at:].strip():
+        yield at, code[at:]
+
 
 IGNORED: Final = {
     "HF_MIRROR": "HF_ENDPOINT",
@@ -55,7 +161,7 @@ _BUILD_ARGUMENT: Final = re.compile(
 _EXAMPLE: Final = re.compile(r"(?i):?(?:user(?:name)?|pass(?:word|wd)?|token|secret|x+|\*+|\.+|<.*>)$")
 
 
-def _in_url(source: PreparedDocument) -> Iterator[tuple[int, str, str]]:
+def _in_url(source: PreparedDocument) -> Matches:
     for match in _IN_URL.finditer(source.text):
         password = match["password"] or ""
         in_comment = source.code[match.start() : match.end()].isspace()
@@ -63,39 +169,25 @@ def _in_url(source: PreparedDocument) -> Iterator[tuple[int, str, str]]:
             continue
         if in_comment and _EXAMPLE.match(password or match["user"]):
             continue
+        problem = f"a user or password in the URL of {match['host']}: logs, locks and image layers will contain it"
         fix = "move it to ~/.netrc (mode 600) or a build secret, and name that in a profile (`netrc:`, `credentials:`)"
-        yield (
-            match.start(),
-            f"a user or password in the URL of {match['host']}: logs, locks and image layers will contain it",
-            fix,
-        )
+        yield match.start(), problem, fix
 
 
-def _token(source: PreparedDocument) -> Iterator[tuple[int, str, str]]:
+def _token(source: PreparedDocument) -> Matches:
     for match in _TOKEN.finditer(source.text):
         if source.kind == "environment" or re.fullmatch(r"[a-z]+[_-](.)\1*", match[0]):
             continue  # a token belongs in an environment; xxxx is an example
-        yield (
-            match.start(),
-            "the file contains a token",
-            "revoke the token, and pass the new one in a file or a variable",
-        )
+        fix = "revoke the token, and pass the new one in a file or a variable"
+        yield match.start(), "the file contains a token", fix
 
 
-def _build_argument(source: PreparedDocument) -> Iterator[tuple[int, str, str]]:
+def _build_argument(source: PreparedDocument) -> Matches:
     if source.kind != "dockerfile":
         return
     for match in _BUILD_ARGUMENT.finditer(source.code):
         fix = f"RUN --mount=type=secret,id={match['name'].lower()},env={match['name']} ..."
         yield match.start(), f"{match['name']} in ENV or ARG stays in the image's history", fix
-
-
-_Row = tuple[str, Literal["danger", "unreal", "outdated"], Callable[[PreparedDocument], Iterator[tuple[int, str, str]]]]
-SECRETS: Final[tuple[_Row, ...]] = (
-    ("E103", "danger", _in_url),
-    ("E104", "danger", _token),
-    ("E105", "danger", _build_argument),
-)
 
 
 _FIX: Final = "pass OWNER/NAME and set HF_ENDPOINT; or run `envcheck fetch --model` and pass the directory"
@@ -113,7 +205,7 @@ _VARIABLE: Final = re.compile(
 )
 
 
-def url_for_a_model(source: PreparedDocument) -> Iterator[tuple[int, str, str]]:
+def url_for_a_model(source: PreparedDocument) -> Matches:
     """Find calls with a URL instead of a repository's name; a variable has the value that was set last."""
     urls: dict[str, bool] = {}
     steps = heapq.merge(_ASSIGNED.finditer(source.code), _CALLED.finditer(source.code), key=lambda match: match.start())
@@ -130,14 +222,11 @@ def _is_url(value: str, urls: dict[str, bool]) -> bool:
     return _URL.match(value) is not None or (named is not None and urls.get(named["bare"] or named["put"], False))
 
 
-Matches = Iterator[tuple[int, str, str]]
-
-
 class DoctorRule(NamedTuple):
     """A rule. `find` yields (position, problem, fix)."""
 
     id: str
-    level: Literal["danger", "unreal", "outdated"]
+    level: Level
     find: Callable[[PreparedDocument], Matches]
 
 
@@ -223,11 +312,8 @@ def _plaintext(source: PreparedDocument) -> Matches:
         for match in _PLAIN.finditer(command):
             if not re.search(r"(?i)prox(?:y|ies)\S*\s*[=:]?\s*[\"']?$|no_proxy", command[: match.start()]):
                 host = host_of(redacted(match[0])).rpartition("@")[2]
-                yield (
-                    at + match.start(),
-                    f"plain http to {host}: anyone on the network path can change the data",
-                    "use https://",
-                )
+                problem = f"plain http to {host}: anyone on the network path can change the data"
+                yield at + match.start(), problem, "use https://"
 
 
 def _extra_index(source: PreparedDocument) -> Matches:
@@ -236,11 +322,9 @@ def _extra_index(source: PreparedDocument) -> Matches:
         start = source.code.rfind("\n", 0, match.start()) + 1
         scope = source.code if source.kind == "requirements" else source.code[start : match.end()]
         if re.search(r"(?i)\btorch\b|\btorch[=<>~\[]|/whl\b|pytorch|\btorch(?:vision|audio)\b", scope):
-            yield (
-                match.start(),
-                "pip mixes an extra index for torch with the first, without order, and may take another project",
-                "install torch in a separate command with one --index-url, or in uv from an explicit [[index]]",
-            )
+            problem = "pip mixes an extra index for torch with the first, without order, and may take another project"
+            fix = "install torch in a separate command with one --index-url, or in uv from an explicit [[index]]"
+            yield match.start(), problem, fix
 
 
 def _unsafe_match(source: PreparedDocument) -> Matches:
@@ -256,11 +340,8 @@ def _unchecked_downloads(source: PreparedDocument) -> Matches:
         option = r"(?:-(?:[a-zA-Z]*[a-mo-zA-Z])?c[a-zA-Z]*|--continue)"
         wget = re.search(rf"\bwget\b(?=.{{0,999}}?[\s\"']{option}(?:[\s\"']|$))", command, re.DOTALL)
         if wget:
-            yield (
-                at + wget.start(),
-                "wget -c resumes any existing partial file without a check, and exits with 0",
-                _FETCH,
-            )
+            problem = "wget -c resumes any existing partial file without a check, and exits with 0"
+            yield at + wget.start(), problem, _FETCH
         curl = re.search(r"\bcurl\b.{0,999}?\s(?:-[a-zA-Z]*C|--continue-at)[ =]?-(?:\s|$)", command, re.DOTALL)
         if curl:
             yield at + curl.start(), "curl -C - resumes any existing partial file without a check", _FETCH
@@ -279,13 +360,10 @@ def _lines_dataset(source: PreparedDocument) -> Matches:
 
 def _token_to_endpoint(source: PreparedDocument) -> Matches:
     endpoint = re.search(rf"(?:{assignment_pattern('HF_ENDPOINT')})[^\n]*", source.code)
+    if endpoint is None or "huggingface.co" in endpoint[0]:
+        return
     token = re.search(assignment_pattern("(?:HF_TOKEN|HUGGING_FACE_HUB_TOKEN)"), source.code)
-    if (
-        endpoint
-        and token
-        and "HF_HUB_DISABLE_IMPLICIT_TOKEN" not in source.code
-        and "huggingface.co" not in endpoint[0]
-    ):
+    if token and "HF_HUB_DISABLE_IMPLICIT_TOKEN" not in source.code:
         fix = "set HF_HUB_DISABLE_IMPLICIT_TOKEN=1, unless your own mirror may have the token"
         yield token.start(), "the token is sent to the host in HF_ENDPOINT", fix
 
@@ -361,7 +439,26 @@ _UNSIGNED: Final = (
     r"|\bAllow(?:Unauthenticated|InsecureRepositories)[\s=]+[\"']?(?:true|1|yes)\b"
 )
 
+# One row a pattern: id, level, pattern, problem, fix.
+_PATTERNS: Final[tuple[tuple[str, Level, str, str, str], ...]] = (
+    (
+        "W007",
+        "outdated",
+        r"\b(?:resume_download|local_dir_use_symlinks)\s*=|--(?:resume-download|local-dir-use-symlinks)\b",
+        "an argument that has no effect or is removed",
+        "remove it",
+    ),
+    ("W007", "outdated", r"\buse_auth_token\s*=", "use_auth_token is removed", "write token="),
+    ("W007", "outdated", r"\bhuggingface-cli\b", "huggingface-cli is retired", "write hf"),
+    ("W008", "unreal", r"\btorch_stable\.html", "it lists nothing newer than CUDA 12.1", "use the index /whl/cu128"),
+    ("W010", "danger", _TLS, "the server's certificate is not checked", "trust the site's CA: SSL_CERT_FILE or `ca:`"),
+    ("W010", "danger", _UNSIGNED, "apt's signatures are not checked", "name the archive's key: Signed-By"),
+    ("W013", "unreal", r"/pytorch/simple\b", "PyTorch's index is not at /simple", "use /whl/cu128"),
+    ("E102", "unreal", r"--mirror-url\b", "wget has no --mirror-url", _FETCH),
+)
+
 RULES: Final = (
+    *(DoctorRule(key, level, _pattern(pattern, problem, fix)) for key, level, pattern, problem, fix in _PATTERNS),
     DoctorRule("W001", "unreal", _ignored_variables(IGNORED)),
     DoctorRule("W002", "unreal", _ignored_variables(TORCH)),
     DoctorRule("W003", "danger", _unchecked_downloads),
@@ -370,58 +467,14 @@ RULES: Final = (
     DoctorRule("W005", "danger", _plaintext),
     DoctorRule("W006", "unreal", _lines_dataset),
     DoctorRule("W007", "outdated", _outdated),
-    DoctorRule(
-        "W007",
-        "outdated",
-        _pattern(
-            r"\b(?:resume_download|local_dir_use_symlinks)\s*=|--(?:resume-download|local-dir-use-symlinks)\b",
-            "an argument that has no effect or is removed",
-            "remove it",
-        ),
-    ),
-    DoctorRule("W007", "outdated", _pattern(r"\buse_auth_token\s*=", "use_auth_token is removed", "write token=")),
-    DoctorRule("W007", "outdated", _pattern(r"\bhuggingface-cli\b", "huggingface-cli is retired", "write hf")),
-    DoctorRule(
-        "W008",
-        "unreal",
-        _pattern(
-            r"\btorch_stable\.html", "torch_stable.html lists nothing newer than CUDA 12.1", "use the index /whl/cu128"
-        ),
-    ),
     DoctorRule("W009", "danger", _token_to_endpoint),
-    DoctorRule(
-        "W010",
-        "danger",
-        _pattern(
-            _TLS, "the server's certificate is not checked", "trust the site's CA: SSL_CERT_FILE, or `ca:` in a profile"
-        ),
-    ),
-    DoctorRule(
-        "W010",
-        "danger",
-        _pattern(_UNSIGNED, "apt's signatures are not checked", "name the archive's key: Signed-By in a deb822 file"),
-    ),
     DoctorRule("W011", "unreal", _xet),
     DoctorRule("W012", "unreal", _torch_backend),
-    DoctorRule(
-        "W013",
-        "unreal",
-        _pattern(
-            r"/pytorch/simple\b", "PyTorch's index is not at /simple", "use /whl/cu128; each variant has a directory"
-        ),
-    ),
     DoctorRule("W014", "unreal", _pip_for_uv),
     DoctorRule("W015", "unreal", _too_late),
     DoctorRule("W016", "unreal", _old_sources),
     DoctorRule("E101", "unreal", url_for_a_model),
-    DoctorRule(
-        "E102",
-        "unreal",
-        _pattern(
-            r"--mirror-url\b",
-            "wget has no --mirror-url (--mirror means recursive)",
-            "use `envcheck fetch URL --sha256 HASH --mirror PROFILE`",
-        ),
-    ),
-    *(DoctorRule(*row) for row in SECRETS),
+    DoctorRule("E103", "danger", _in_url),
+    DoctorRule("E104", "danger", _token),
+    DoctorRule("E105", "danger", _build_argument),
 )

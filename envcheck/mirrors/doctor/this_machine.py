@@ -6,22 +6,19 @@ import codecs
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors.doctor.document import Document, kind_of, prepare
-from envcheck.mirrors.doctor.rules import RULES
+from envcheck.mirrors.doctor.rules import RULES, Document, Level, kind_of, prepare
 from envcheck.mirrors.hub.api import token_path
-
-Level = Literal["danger", "unreal", "outdated"]
 
 
 class DoctorFinding(msgspec.Struct, frozen=True, kw_only=True):
     """A fault at one place. `danger`: leaks a secret or accepts wrong bytes; `unreal`: fails or has no effect.
 
-    `outdated`: will soon fail or have no effect. Line 0 means the whole file.
+    `outdated`: will soon fail or have no effect.
     """
 
     id: str
@@ -55,37 +52,14 @@ def has_faults(findings: Iterable[DoctorFinding]) -> bool:
 LARGEST: Final = 8 << 20
 _EXPECTED_FILES: Final = "name Dockerfiles, scripts, requirements and settings"
 _MACHINE_FILES: Final = (
-    "etc/environment",
-    "etc/profile",
-    "etc/bash.bashrc",
-    "etc/pip.conf",
-    "etc/xdg/pip/pip.conf",
-    "etc/uv/uv.toml",
-    "etc/npmrc",
-    "etc/conda/.condarc",
-    "etc/docker/daemon.json",
-    "etc/buildkit/buildkitd.toml",
-    "etc/containers/registries.conf",
-    "etc/wgetrc",
+    *("etc/environment", "etc/profile", "etc/bash.bashrc", "etc/pip.conf", "etc/xdg/pip/pip.conf", "etc/uv/uv.toml"),
+    *("etc/npmrc", "etc/conda/.condarc", "etc/docker/daemon.json", "etc/buildkit/buildkitd.toml"),
+    *("etc/containers/registries.conf", "etc/wgetrc"),
 )
 _USER_FILES: Final = (
-    ".profile",
-    ".bash_profile",
-    ".bashrc",
-    ".zshenv",
-    ".zprofile",
-    ".zshrc",
-    ".pip/pip.conf",
-    ".config/pip/pip.conf",
-    ".config/uv/uv.toml",
-    ".config/fish/config.fish",
-    ".config/containers/registries.conf",
-    ".config/buildkit/buildkitd.toml",
-    ".config/docker/daemon.json",
-    ".npmrc",
-    ".condarc",
-    ".wgetrc",
-    ".curlrc",
+    *(".profile", ".bash_profile", ".bashrc", ".zshenv", ".zprofile", ".zshrc", ".config/fish/config.fish"),
+    *(".pip/pip.conf", ".config/pip/pip.conf", ".config/uv/uv.toml", ".npmrc", ".condarc", ".wgetrc", ".curlrc"),
+    *(".config/containers/registries.conf", ".config/buildkit/buildkitd.toml", ".config/docker/daemon.json"),
     ".aria2/aria2.conf",
 )
 _DIRECTORIES: Final = (("etc/profile.d", "*.sh"), ("etc/containers/registries.conf.d", "*.conf"))
@@ -129,30 +103,6 @@ def read_machine(environ: Mapping[str, str] | None = None, root: Path = Path("/"
     return [_environment(environ), *(_lenient_document(path) for path in dict.fromkeys(paths) if _readable(path))]
 
 
-def unreadable_settings(environ: Mapping[str, str] | None = None, root: Path = Path("/")) -> list[DoctorFinding]:
-    """Return a finding for each file with settings of this user that this user may not read."""
-    environ = os.environ if environ is None else environ
-    home = _home(environ, root)
-    reasons = {path: why for path in _user_paths(environ, root) if (why := _why_unreadable(path)) is not None}
-    # Report an inaccessible home once, not once for each file.
-    home_reason = (
-        next((why for path, why in reasons.items() if home in path.parents), None) if _is_inaccessible(home) else None
-    )
-    unreadable = {path: why for path, why in reasons.items() if home_reason is None or home not in path.parents}
-    unreadable |= {home: home_reason} if home_reason is not None else {}
-    return [
-        DoctorFinding(
-            id="W017",
-            level="unreal",
-            where=str(path),
-            line=0,
-            what=f"cannot be read ({why}), so its settings of pip, uv and others are unknown",
-            fix="make it readable for this user, or set HOME to this user's home",
-        )
-        for path, why in unreadable.items()
-    ]
-
-
 def _home(environ: Mapping[str, str], root: Path) -> Path:
     return Path(environ.get("HOME") or root / "root")
 
@@ -162,33 +112,17 @@ def _user_paths(environ: Mapping[str, str], root: Path) -> list[Path]:
     return [*(_home(environ, root) / name for name in _USER_FILES), *configured]
 
 
-def _why_unreadable(path: Path) -> str | None:
-    """Return why a file cannot be opened, or None if it can or does not exist."""
-    try:
-        if path.is_file():
-            path.open("rb").close()
-    except OSError as error:
-        return error.strerror
-    return None
-
-
-def _is_inaccessible(folder: Path) -> bool:
-    try:
-        os.stat(f"{folder}/.")  # noqa: PTH116 (a Path drops the dot, which checks the right to enter)
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
 def _lenient_document(path: Path) -> Document:
     """Return a file of this machine; replace undecodable bytes, so that the others are examined too."""
     return Document(str(path), path.read_bytes().decode("utf-8", "replace"), kind_of(path.name))
 
 
 def _readable(path: Path) -> bool:
-    return _why_unreadable(path) is None and path.is_file() and path.stat().st_size <= LARGEST
+    try:
+        path.open("rb").close()
+        return path.is_file() and path.stat().st_size <= LARGEST
+    except OSError:
+        return False
 
 
 def _environment(environ: Mapping[str, str]) -> Document:

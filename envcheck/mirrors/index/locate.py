@@ -83,12 +83,6 @@ def network_sources(profile: Profile, part: str) -> list[Index]:
     return [Index(url=index.url.replace("{variant}", variant), kind=index.kind) for index in named]
 
 
-def has_source(profile: Profile, part: str) -> bool:
-    """Tell whether a profile has a source for a part: an index on the network, or a directory."""
-    indexes = profile.pypi if part == PYPI else profile.pytorch
-    return any(index.local is not None for index in indexes) or bool(network_sources(profile, part))
-
-
 _AT_ONCE: Final = 8
 
 Page: TypeAlias = list[simple_api.IndexFile] | NetworkError
@@ -246,16 +240,20 @@ def local_files(package: LockedPackage, indexes: Mapping[str, Sequence[Index]]) 
 def _read_pages(requests: Sequence[tuple[LockedPackage, str]], client: Client) -> list[Page]:
     """Return the files or the error of each page. Waits for a busy host only if no other page lists the package."""
     stop = threading.Event()
+
+    def settled(pair: tuple[tuple[LockedPackage, str], Page]) -> Page:
+        (package, url), page = pair
+        if not isinstance(page, NetworkError) or not page.retry or package in listed:
+            return page
+        try:
+            return try_sources([url], lambda at: simple_api.read_page(client, at), stop)[0]
+        except NoSourceError as error:
+            return error.reasons[url]
+
     try:
         pages = map_in_threads(lambda request: _read(client, request[1]), requests, _AT_ONCE)
         pairs = list(zip(requests, pages, strict=True))
         listed = {package for (package, _), page in pairs if _lists_package(page, package)}
-
-        def settled(pair: tuple[tuple[LockedPackage, str], Page]) -> Page:
-            (package, url), page = pair
-            busy = isinstance(page, NetworkError) and page.retry and package not in listed
-            return _read_when_free(client, url, page, stop) if busy else page
-
         return map_in_threads(settled, pairs, _AT_ONCE)
     except BaseException:
         stop.set()
@@ -267,21 +265,6 @@ def _read(client: Client, url: str) -> Page:
         return simple_api.read_page(client, url)
     except NetworkError as error:
         return error
-
-
-def _read_when_free(client: Client, url: str, busy: Page, stop: threading.Event) -> Page:
-    first = [busy]
-
-    def attempt(page: str) -> list[simple_api.IndexFile]:
-        answer = first.pop() if first else simple_api.read_page(client, page)
-        if isinstance(answer, NetworkError):
-            raise answer
-        return answer
-
-    try:
-        return try_sources([url], attempt, stop)[0]
-    except NoSourceError as error:
-        return error.reasons[url]
 
 
 def _lists_package(page: Page, package: LockedPackage) -> bool:

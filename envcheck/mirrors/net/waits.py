@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -76,14 +77,27 @@ def map_in_threads(job: Callable[[_T], _R], items: Iterable[_T], threads: int) -
 
     A signal ends the waiting at once: an executor would first wait for its threads, and a page may take minutes.
     """
+    return [result for result in map_within(job, items, threads, math.inf) if not isinstance(result, _Late)]
+
+
+class _Late:
+    """What stands for the result of a job that did not end in time."""
+
+
+LATE: Final = _Late()
+
+
+def map_within(job: Callable[[_T], _R], items: Iterable[_T], threads: int, seconds: float) -> list[_R | _Late]:
+    """Return `job` of each item, in order; LATE for a job that did not end within so many seconds."""
     todo: queue.SimpleQueue[tuple[int, _T]] = queue.SimpleQueue()
-    results, errors = dict[int, _R](), list[BaseException]()
     for pair in enumerate(items):
         todo.put(pair)
+    results: list[_R | _Late] = [LATE] * todo.qsize()
+    errors, end = list[BaseException](), time.monotonic() + seconds
 
     def work() -> None:
         try:
-            while not errors:
+            while not errors and time.monotonic() < end:
                 number, item = todo.get_nowait()
                 results[number] = job(item)
         except queue.Empty:
@@ -91,15 +105,15 @@ def map_in_threads(job: Callable[[_T], _R], items: Iterable[_T], threads: int) -
         except BaseException as error:  # noqa: BLE001 (raised where the results are awaited)
             errors.append(error)
 
-    workers = [threading.Thread(target=work, daemon=True) for _ in range(min(threads, todo.qsize()))]
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(min(threads, len(results)))]
     for worker in workers:
         worker.start()
     try:
         for worker in workers:
-            worker.join()
+            worker.join(None if end == math.inf else max(0.0, end - time.monotonic()))
     except BaseException as error:
         errors.append(error)  # no thread begins another item
         raise
     if errors:
         raise errors[0]
-    return [result for _, result in sorted(results.items(), key=lambda pair: pair[0])]
+    return list(results)

@@ -3,121 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Final
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from envcheck import safe_files
-from envcheck.data import xdg
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors.hub import api as hub_api
+from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.index.locate import PYPI, LockedPackage, has_source, network_sources
-from envcheck.mirrors.net.urls import is_web_url, split_sha256
-from envcheck.mirrors.probe.measure import (
-    HUB,
-    URL,
-    Budget,
-    HubRequest,
-    Mirror,
-    endpoints,
-    probe_hub,
-    probe_packages,
-    probe_urls,
-    resolve_request,
-)
+from envcheck.mirrors.index.locate import PYPI, LockedPackage, network_sources
+from envcheck.mirrors.probe.measure import HUB, Budget, Mirror, endpoints, probe_hub, probe_packages
 from envcheck.mirrors.probe.ranking import MirrorMeasurement, RankedMirror, rank
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.load import load, presets
-from envcheck.mirrors.profiles.model import Credential, HuggingFace, Index, Profile, has_userinfo, host_of, redacted
+from envcheck.mirrors.profiles.model import Credential, HuggingFace, Index, Profile, host_of
 
-HOUR: Final = 3600.0
 BYTES: Final = 128 << 20
 SECONDS: Final = 45.0
-_LARGEST: Final = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What to probe for in one kind of source: a lock's index, a model's endpoint, or URLs of one file.
-
-    `key` names it in the cache of measurements. `only`: the mirrors to measure, where these are the URLs themselves.
-    """
+    """What to probe for in one kind of source: a lock's index, or a model's endpoint."""
 
     part: str
-    key: str
     measure: Callable[[Sequence[Mirror], Budget], list[MirrorMeasurement]]
-    only: tuple[Mirror, ...] = ()
 
     def able(self, mirrors: Sequence[Mirror]) -> list[Mirror]:
         """Return the mirrors that have this kind of source."""
-        if self.part == URL:
-            return list(self.only)
         if self.part == HUB:
             return [mirror for mirror in mirrors if endpoints(mirror.profile)]
-        return [mirror for mirror in mirrors if has_source(mirror.profile, self.part)]
+        return [mirror for mirror in mirrors if network_sources(mirror.profile, self.part)]
 
-    def ranked(
-        self,
-        mirrors: Sequence[Mirror],
-        budget: Budget,
-        *,
-        age: float = HOUR,
-        offline: bool = False,
-        no_redirects: bool = False,
-    ) -> list[RankedMirror]:
-        """Return the ranked mirrors, from stored measurements of at most this age in seconds, or new ones.
-
-        `offline` takes what is stored, of any age.
-        """
-        mirrors = self.only or mirrors
-        paths = [_stored_path(mirror, self.key) for mirror in mirrors]
-        stored = [None if _has_directory(mirror) else _read(path) for mirror, path in zip(mirrors, paths, strict=True)]
-        if offline:
-            return rank([one for one in stored if one is not None], no_redirects=no_redirects)
-        recent = [one for one in stored if one is not None and 0 <= time.time() - one.at <= age]
-        if not recent or len(recent) < len(mirrors):
-            recent = self.measure(mirrors, budget)
-            for path, one in zip(paths, recent, strict=True):
-                # The network of a silent mirror may be back soon, and a larger budget hashes what this one did not.
-                if one.answered and not any(file.hash_why for file in one.files):
-                    _write(path, one)
-        return rank(recent, no_redirects=no_redirects)
-
-
-def _stored_path(mirror: Mirror, key: str) -> Path:
-    """Return where a measurement is stored. What it contains has no query of a URL."""
-    content = msgspec.json.encode([msgspec.to_builtins(mirror.profile), mirror.name, key], order="sorted")
-    return xdg("XDG_CACHE_HOME", ".cache") / "envcheck" / "probe" / f"{hashlib.sha256(content).hexdigest()}.json"
-
-
-def _read(path: Path) -> MirrorMeasurement | None:
-    """Return a stored measurement, or None if it is missing, damaged, or of another version."""
-    try:
-        stored = msgspec.json.decode(safe_files.read(path, _LARGEST), type=MirrorMeasurement)
-    except (OSError, msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return None
-    return msgspec.structs.replace(stored, stored=True)
-
-
-def _has_directory(mirror: Mirror) -> bool:
-    """Tell whether a mirror has directories of wheels, whose content changes without a request."""
-    return any(index.local is not None for index in (*mirror.profile.pypi, *mirror.profile.pytorch))
-
-
-def _write(path: Path, measurement: MirrorMeasurement) -> None:
-    """Store a measurement. Ignore a cache that cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        safe_files.put(path, msgspec.json.encode(measurement), durable=False)
-    except (OSError, ConfigError):
-        return
+    def ranked(self, mirrors: Sequence[Mirror], budget: Budget, *, no_redirects: bool = False) -> list[RankedMirror]:
+        """Measure the mirrors and return them ranked."""
+        return rank(self.measure(mirrors, budget), no_redirects=no_redirects)
 
 
 def lock_targets(packages: Iterable[LockedPackage], *, verify: bool = False) -> list[Target]:
@@ -129,45 +51,12 @@ def lock_targets(packages: Iterable[LockedPackage], *, verify: bool = False) -> 
 
 
 def _lock_target(packages: list[LockedPackage], *, verify: bool) -> Target:
-    key = repr((verify, sorted((package.index, package.label, *package.sha256) for package in packages)))
-    return Target(packages[0].index, key, lambda mirrors, left: probe_packages(mirrors, packages, left, verify=verify))
+    return Target(packages[0].index, lambda mirrors, left: probe_packages(mirrors, packages, left, verify=verify))
 
 
-def hub_target(request: HubRequest, *, verify: bool = False) -> Target:
+def hub_target(revision: hub_revision.Revision, *, verify: bool = False) -> Target:
     """Return the target for every file of a revision."""
-    files = sorted((file.path, file.sha256 or str(file.sha1)) for file in request.revision.files)
-    revision = request.revision
-    key = repr((verify, revision.kind, revision.repo, revision.revision, revision.ref, request.head, files))
-    return Target(HUB, key, lambda mirrors, budget: probe_hub(mirrors, request, budget, verify=verify))
-
-
-def url_target(urls: Sequence[str], trust: Mirror) -> Target:
-    """Return the target for the file at these URLs, with the CA and the netrc file of `trust`.
-
-    Each URL is a mirror, named by its host, and by its path too if hosts repeat. Any URL may give the file's hash after
-    `#`. Raise ConfigError for an unusable URL, and for different hashes.
-    """
-    for url in urls:
-        if has_userinfo(url) or not is_web_url(url):
-            message = f"{redacted(url)!r} is not a usable URL"
-            raise ConfigError(message, fix="write https://HOST/PATH/FILE; put a password into a netrc file")
-    bare, given = zip(*map(split_sha256, urls), strict=True)
-    name = unquote(urlsplit(bare[0]).path.rpartition("/")[2]) or urlsplit(bare[0]).netloc
-    hashes = sorted(set(given) - {None})
-    if len(hashes) > 1:
-        message = f"{name}: {len(hashes)} different hashes ({', '.join(digest[:12] + '...' for digest in hashes)})"
-        raise ConfigError(message, fix="the URLs of one probe are places of one file; probe for each file on its own")
-    hosts = [urlsplit(url).netloc for url in bare]
-    names = [
-        host if hosts.count(host) == 1 else f"{host}{urlsplit(url).path}" for host, url in zip(hosts, bare, strict=True)
-    ]
-    only = tuple(
-        Mirror(shown, Profile(name=shown, pypi=[Index(url=url)]), trust.client)
-        for shown, url in zip(names, bare, strict=True)
-    )
-    sha256 = next(iter(hashes), None)
-    key = repr((name, sha256))
-    return Target(URL, key, lambda mirrors, budget: probe_urls(mirrors, name, sha256, budget), only)
+    return Target(HUB, lambda mirrors, budget: probe_hub(mirrors, revision, budget, verify=verify))
 
 
 def default_mirrors() -> list[Mirror]:
@@ -221,8 +110,8 @@ def choose_for_locks(packages: Sequence[LockedPackage], mirrors: Sequence[Mirror
     return MirrorChoice(profile, (*reasons, *_reasons(ranked, used)))
 
 
-def model_request(ref: hub_revision.Reference, mirrors: Sequence[Mirror]) -> HubRequest:
-    """Return the request for a reference, resolved at the trusted endpoint of the first mirror that names one."""
+def resolved(ref: hub_revision.Reference, mirrors: Sequence[Mirror]) -> hub_revision.Revision:
+    """Return the revision of a reference, resolved at the trusted endpoint of the first mirror that names one."""
     trusting = next((mirror.profile for mirror in mirrors if mirror.profile.hf.trusted), Profile(name="none"))
     try:
         endpoint = hub_api.trusted_endpoint(trusting, mirror=False)
@@ -230,17 +119,17 @@ def model_request(ref: hub_revision.Reference, mirrors: Sequence[Mirror]) -> Hub
         # The original fix names --trust-mirror, which makes no sense before a mirror is chosen.
         fix = "name a profile with `hf: {trusted: URL}`, or install huggingface_hub beside envcheck"
         raise ConfigError(error.message, fix=fix) from error
-    return resolve_request(hub_api.hub_client(trusting, endpoint), endpoint, ref)
+    return hub_download.read_revision(hub_api.hub_client(trusting, endpoint), endpoint, ref)
 
 
 def choose_for_model(
-    request: HubRequest, mirrors: Sequence[Mirror], environ: Mapping[str, str] | None = None
+    revision: hub_revision.Revision, mirrors: Sequence[Mirror], environ: Mapping[str, str] | None = None
 ) -> MirrorChoice:
     """Probe the endpoints for the revision's files and return a profile of those that have all, the best first.
 
     Each host gets only the credentials of its own profile.
     """
-    target = hub_target(request)
+    target = hub_target(revision)
     able, environ = target.able(mirrors), os.environ if environ is None else environ
     ranked = target.ranked(able, Budget(BYTES, SECONDS)) if able else []
     profiles = {mirror.name: mirror.profile for mirror in able}
@@ -320,11 +209,8 @@ def reason(mirror: RankedMirror, used: Sequence[RankedMirror]) -> str:
     if mirror not in used:
         failed = next((one for one in mirror.criteria if one.hard and not one.passed), None)
         return f"{mirror.part}: not {mirror.mirror}: {failed.why if failed else 'it needs another CA or netrc file'}"
-    if mirror.passed and not mirror.measured.answered:
-        return f"{mirror.part}: {mirror.mirror} (all files are in this machine's directories)"
     speed = f"{rate.speed / 1e6:.1f} MB/s" if rate is not None else "no rate"
-    age = ", as stored" if mirror.measured.stored else ""
-    return f"{mirror.part}: {mirror.mirror} ({speed if mirror.passed else 'no ranges'}{age})"
+    return f"{mirror.part}: {mirror.mirror} ({speed if mirror.passed else 'no ranges'})"
 
 
 def _no_mirror_error(ranked: Sequence[RankedMirror], what: str = "") -> UnavailableError:

@@ -8,22 +8,16 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-import os
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
-from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.fetch.disk import digest_of
-from envcheck.mirrors.fetch.request import NoSourceError
-from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.hub.api import default_endpoint
 from envcheck.mirrors.index import simple_api
@@ -33,15 +27,14 @@ from envcheck.mirrors.index.locate import (
     LocatedFile,
     LockedPackage,
     Page,
-    local_files,
     match_files,
     network_sources,
 )
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError, UntrustedError
 from envcheck.mirrors.net.responses import HttpResponse, file_size
+from envcheck.mirrors.net.waits import map_within
 from envcheck.mirrors.probe.ranking import (
-    Branch,
     FileResponse,
     FileStatus,
     Listing,
@@ -54,15 +47,11 @@ from envcheck.mirrors.probe.ranking import (
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile, without_query
 
 HUB: Final = "hf"
-URL: Final = "url"
 RANGE: Final = 8 << 20
 RANGE_SECONDS: Final = 5.0
 OUT_OF_TIME: Final = "the probe's time ran out"
 _CHUNK: Final = 1 << 16
 _THREADS: Final = 6
-
-_T = TypeVar("_T")
-_R = TypeVar("_R")
 
 
 class Budget:
@@ -100,30 +89,6 @@ class Budget:
             raise NetworkError(OUT_OF_TIME)
 
 
-def run_parallel(job: Callable[[_T], _R], items: Iterable[_T], threads: int, budget: Budget) -> list[_R | None]:
-    """Return the results of a job for each item, None for a job that did not end in time, e.g. on a slow server."""
-    items = list(items)
-    results: list[_R | None] = [None] * len(items)
-    todo: queue.SimpleQueue[tuple[int, _T]] = queue.SimpleQueue()
-    for pair in enumerate(items):
-        todo.put(pair)
-
-    def work() -> None:
-        while budget.seconds:
-            try:
-                number, item = todo.get_nowait()
-            except queue.Empty:
-                return
-            results[number] = job(item)
-
-    workers = [threading.Thread(target=work, daemon=True) for _ in range(min(threads, len(items)))]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(budget.seconds)
-    return list(results)
-
-
 @dataclasses.dataclass(frozen=True)
 class Mirror:
     """A profile to probe, and a client with its CA and credentials."""
@@ -141,14 +106,12 @@ class _Probe:
     part: str
     needs: int
     urls: list[str]
-    here: dict[LockedPackage, list[FileStatus]] = dataclasses.field(default_factory=dict)
     pages: dict[str, Page] = dataclasses.field(default_factory=dict)
     candidates: list[tuple[FileStatus, tuple[str, ...]]] = dataclasses.field(default_factory=list)
     files: list[tuple[FileStatus, str]] = dataclasses.field(default_factory=list)
     untrusted: str | None = None
     latency: float | None = None
     commit: str | None = None
-    branch: Branch | None = None
 
     def get(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
         """Send a request; note how long the first one took, and a host that is not trusted."""
@@ -164,7 +127,6 @@ class _Probe:
     def measured(self) -> MirrorMeasurement:
         """Return the measurement so far, in the form that is stored."""
         profile = self.mirror.profile
-        here = bool(self.urls) or (bool(self.files) and all(status.available for status, _ in self.files))
         return MirrorMeasurement(
             mirror=self.mirror.name,
             part=self.part,
@@ -173,14 +135,13 @@ class _Probe:
             closed=profile.closed,
             origin=is_origin(profile, self.part),
             needs=self.needs,
-            missing=None if here else missing_reason(self.part),
+            missing=None if self.urls else missing_reason(self.part),
             untrusted=self.untrusted,
             plain=any(url.startswith("http://") for url in self.urls),
             latency=self.latency,
             pages=sum(not isinstance(page, NetworkError) for page in self.pages.values()),
             files=[status for status, _ in self.files],
             commit=self.commit,
-            branch=self.branch,
         )
 
 
@@ -194,7 +155,7 @@ def is_origin(profile: Profile, part: str) -> bool:
     """Tell whether a part comes from the client's default only."""
     if part == HUB:
         return profile.name in CLIENT_PROFILES and not profile.hf.endpoints
-    indexes = [index for index in (profile.pypi if part in {PYPI, URL} else profile.pytorch) if index.local is None]
+    indexes = [index for index in (profile.pypi if part == PYPI else profile.pytorch) if index.local is None]
     return all(index.url == CLIENT_DEFAULT for index in indexes) and (bool(indexes) or profile.name in CLIENT_PROFILES)
 
 
@@ -221,24 +182,16 @@ def probe_packages(
     # A mirror whose page never ends must not use up the time for the files of the others.
     pages, files = budget.share(0.4), budget.share(0.8)
     reads = [(probe, url) for probe in probes for url in probe.urls]
-    run_parallel(lambda pair: _read_page(*pair, pages), reads, _THREADS * len(probes), pages)
-    known = _hashes_by_name(page for probe in probes for page in [*probe.pages.values()])
+    map_within(lambda pair: _read_page(*pair, pages), reads, _THREADS * len(probes), pages.seconds)
     for probe in probes:
-        probe.candidates = [pair for package in packages for pair in _candidates(probe, package, known)]
+        probe.candidates = [pair for package in packages for pair in _candidates(probe, package)]
     return _measured(probes, budget, files, verify=verify)
 
 
 def _package_probe(mirror: Mirror, part: str, packages: Sequence[LockedPackage]) -> _Probe:
-    """Return the probe for the packages; those in directories of this machine need no page."""
     sources = network_sources(mirror.profile, part)
-    directories = {PYPI: mirror.profile.pypi, "pytorch": mirror.profile.pytorch}
-    statuses = {
-        package: [_local_status(package, path) for path in local_files(package, directories)] for package in packages
-    }
-    here = {package: [one for one in statuses[package] if one.sha256 in package.sha256] for package in packages}
-    absent = [package for package in packages if not here[package]]
-    urls = dict.fromkeys(simple_api.page_url(index, package.project) for package in absent for index in sources)
-    return _Probe(mirror, part, len(packages), list(urls), here)
+    urls = dict.fromkeys(simple_api.page_url(index, package.project) for package in packages for index in sources)
+    return _Probe(mirror, part, len(packages), list(urls))
 
 
 def _read_page(probe: _Probe, url: str, budget: Budget) -> None:
@@ -255,43 +208,16 @@ def _read_page(probe: _Probe, url: str, budget: Budget) -> None:
         probe.pages[url] = error
 
 
-def _hashes_by_name(pages: Iterable[Page]) -> dict[str, set[str]]:
-    """Return the hashes that any page gives for a file name."""
-    known: dict[str, set[str]] = {}
-    for file in (file for page in pages if isinstance(page, list) for file in page):
-        if file.sha256 is not None:
-            known.setdefault(file.name, set()).add(file.sha256)
-    return known
-
-
-def _candidates(
-    probe: _Probe, package: LockedPackage, known: Mapping[str, set[str]]
-) -> list[tuple[FileStatus, tuple[str, ...]]]:
-    """Return the files of a package that the mirror's pages list, or that are in its directories."""
-    sources = network_sources(probe.mirror.profile, probe.part)
-    urls = [simple_api.page_url(index, package.project) for index in sources]
-    pages = [_with_hashes_of_others(probe.pages.get(url, NetworkError(OUT_OF_TIME)), package, known) for url in urls]
-    if probe.here[package]:
-        return [(status, ()) for status in probe.here[package]]
+def _candidates(probe: _Probe, package: LockedPackage) -> list[tuple[FileStatus, tuple[str, ...]]]:
+    """Return the files of a package that the mirror's pages list: by their hash or, without any, by their name."""
+    urls = [simple_api.page_url(index, package.project) for index in network_sources(probe.mirror.profile, probe.part)]
+    pages = [probe.pages.get(url, NetworkError(OUT_OF_TIME)) for url in urls]
     try:
-        located = match_files(dataclasses.replace(package, version=None), pages)
+        located = match_files(package, pages)
     except UnavailableError as error:
         return [(FileStatus(need=package.label, listed="absent", why=error.message.partition(": ")[2]), ())]
-    unhashed = {file.name for url in urls for file in _files(probe.pages.get(url)) if file.sha256 is None}
-    return [(_status(package, file, by_name=file.name in unhashed), file.urls) for file in located]
-
-
-def _files(page: Page | None) -> list[simple_api.IndexFile]:
-    return page if isinstance(page, list) else []
-
-
-def _with_hashes_of_others(page: Page, package: LockedPackage, known: Mapping[str, set[str]]) -> Page:
-    """Return a page on which each file without a hash has that which another page gives for its name."""
-    if isinstance(page, NetworkError):
-        return page
-    expected = set(package.sha256)
-    hashes = {file.name: known.get(file.name, set()) & expected for file in page if file.sha256 is None}
-    return [dataclasses.replace(file, sha256=next(iter(hashes.get(file.name, ())), file.sha256)) for file in page]
+    hashed = {file.sha256 for page in pages if isinstance(page, list) for file in page}
+    return [(_status(package, file, by_name=file.sha256 not in hashed), file.urls) for file in located]
 
 
 def _status(package: LockedPackage, file: LocatedFile, *, by_name: bool) -> FileStatus:
@@ -300,34 +226,11 @@ def _status(package: LockedPackage, file: LocatedFile, *, by_name: bool) -> File
     return FileStatus(need=package.label, listed=listing, sha256=file.sha256, size=file.size, url=url)
 
 
-def _local_status(package: LockedPackage, path: Path) -> FileStatus:
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        hashed = digest_of(file.fileno(), size)
-    # No host serves the file; any range of a local file can be read.
-    response = FileResponse(status=200, hosts=[], ranged=True, total=size)
-    return FileStatus(need=package.label, listed="hash", sha256=hashed, size=size, reached=response, hashed=hashed)
-
-
-@dataclasses.dataclass(frozen=True)
-class HubRequest:
-    """A revision to probe for, and the trusted endpoint's commit of the requested branch; None for a commit."""
-
-    revision: hub_revision.Revision
-    head: str | None = None
-
-
-def resolve_request(client: Client, endpoint: str, ref: hub_revision.Reference) -> HubRequest:
-    """Return the request for a reference, resolved at a trusted endpoint."""
-    revision = hub_download.read_revision(client, endpoint, ref)
-    return HubRequest(revision, None if ref.pinned else revision.revision)
-
-
 def probe_hub(
-    mirrors: Sequence[Mirror], request: HubRequest, budget: Budget, *, verify: bool = False
+    mirrors: Sequence[Mirror], revision: hub_revision.Revision, budget: Budget, *, verify: bool = False
 ) -> list[MirrorMeasurement]:
-    """Return the measurements of every mirror's endpoints: every file of one commit, and the commit of the branch."""
-    revision, files = request.revision, budget.share(0.7)
+    """Return the measurements of every mirror's endpoints: every file of one commit."""
+    files = budget.share(0.7)
     probes = [_Probe(mirror, HUB, len(revision.files), endpoints(mirror.profile)) for mirror in mirrors]
     ref = hub_revision.Reference(revision.kind, revision.repo, revision.revision)
     for probe in probes:
@@ -336,37 +239,12 @@ def probe_hub(
             urls = tuple(hub_revision.file_url(endpoint, ref, file.path) for endpoint in probe.urls)
             status = FileStatus(need=file.path, listed="hash", sha256=file.sha256, size=file.size, url=urls[0])
             probe.candidates.append((status, urls))
-    run_parallel(lambda probe: _read_branch(probe, request), probes, len(probes), files)
     return _measured(probes, budget, files, verify=verify)
-
-
-def _read_branch(probe: _Probe, request: HubRequest) -> None:
-    """Read the commit of the branch; huggingface_hub asks the first endpoint only."""
-    revision = request.revision
-    if request.head is None or revision.ref is None or not probe.urls:
-        return
-    probe.branch = Branch(ref=revision.ref, trusted=request.head)
-    ref = hub_revision.Reference(revision.kind, revision.repo, revision.ref)
-    try:
-        head = hub_download.read_head(probe.mirror.client, probe.urls[0], ref)
-    except (UnavailableError, NoSourceError, ValueError) as error:
-        probe.branch = msgspec.structs.replace(probe.branch, why=getattr(error, "message", str(error)))
-    else:
-        probe.branch = msgspec.structs.replace(probe.branch, commit=head.commit)
-
-
-def probe_urls(mirrors: Sequence[Mirror], name: str, sha256: str | None, budget: Budget) -> list[MirrorMeasurement]:
-    """Return the measurements of a file at URLs, each the only index of its mirror; hash it if its hash is known."""
-    probes = [_Probe(mirror, URL, 1, [mirror.profile.pypi[0].url]) for mirror in mirrors]
-    for probe in probes:
-        status = FileStatus(need=name, listed="url", sha256=sha256, url=without_query(probe.urls[0]))
-        probe.candidates = [(status, (probe.urls[0],))]
-    return _measured(probes, budget, budget.share(0.7), verify=sha256 is not None)
 
 
 def _measured(probes: Sequence[_Probe], budget: Budget, files: Budget, *, verify: bool) -> list[MirrorMeasurement]:
     """Request all candidates, and return the measurements, with the rates of the mirrors that pass."""
-    run_parallel(lambda probe: _request_files(probe, files), probes, len(probes), files)
+    map_within(lambda probe: _request_files(probe, files), probes, len(probes), files.seconds)
     measurements = {id(probe): probe.measured() for probe in probes}
     sizes = agreed_sizes(measurements.values())
     # The nearest first, as the budget may end.
@@ -380,9 +258,9 @@ def _measured(probes: Sequence[_Probe], budget: Budget, files: Budget, *, verify
 
 def _request_files(probe: _Probe, budget: Budget) -> None:
     """Request the first byte of every file; the status of a file without an answer in time says so."""
-    done = run_parallel(lambda pair: _request_file(probe, *pair), probe.candidates, _THREADS, budget)
+    done = map_within(lambda pair: _request_file(probe, *pair), probe.candidates, _THREADS, budget.seconds)
     late = [(msgspec.structs.replace(status, why=OUT_OF_TIME), "") for status, _ in probe.candidates]
-    probe.files = [result or missed for result, missed in zip(done, late, strict=True)]
+    probe.files = [one if isinstance(one, tuple) else missed for one, missed in zip(done, late, strict=True)]
 
 
 def _request_file(probe: _Probe, status: FileStatus, urls: Sequence[str]) -> tuple[FileStatus, str]:
@@ -413,7 +291,6 @@ def _file_response(response: HttpResponse) -> FileResponse:
         total=size,
         commit=by_name.get("x-repo-commit"),
         linked=by_name.get("x-linked-etag", "").strip('"') or None,
-        xet="x-xet-hash" in by_name,
     )
 
 
@@ -444,8 +321,6 @@ def _with_rate(
     why = None
     if not all_pass(criteria_of(measurement, sizes)):
         why = "a criterion failed before"
-    elif not served:
-        why = "all files are in this machine's directories"
     else:
         file, url = max(served, key=lambda pair: pair[0].served_size or 0)
         total = file.served_size or 0

@@ -14,16 +14,12 @@ import msgspec
 from envcheck.counting import counted
 
 SCHEMA: Final = "envcheck/probe/2"
-# How a mirror lists a file: with a hash of the lock; by its exact name on a page without hashes; as the URL on the
-# command line; or not at all.
-Listing = Literal["hash", "name", "url", "absent"]
+# How a mirror lists a file: with a hash of the lock; by its exact name on a page without hashes; or not at all.
+Listing = Literal["hash", "name", "absent"]
 
 
 class FileResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The response to a request for a file's first byte, after all redirects. Sizes in bytes.
-
-    Empty `hosts` mean a file with the right hash in a directory of this machine, which needs no request.
-    """
+    """The response to a request for a file's first byte, after all redirects. Sizes in bytes."""
 
     status: int
     hosts: list[str]
@@ -31,7 +27,6 @@ class FileResponse(msgspec.Struct, frozen=True, kw_only=True):
     total: int | None = None
     commit: str | None = None
     linked: str | None = None
-    xet: bool = False
 
     @property
     def available(self) -> bool:
@@ -65,11 +60,6 @@ class FileStatus(msgspec.Struct, frozen=True, kw_only=True):
         """Tell whether the file is there."""
         return self.reached is not None and self.reached.available
 
-    @property
-    def local(self) -> bool:
-        """Tell whether the file is in a directory of this machine, so that no host serves it."""
-        return self.reached is not None and not self.reached.hosts
-
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
     """A download of a range in the middle of the largest file. `why` says why it ended early."""
@@ -83,15 +73,6 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     def speed(self) -> float:
         """Return bytes per second."""
         return self.bytes / self.seconds if self.seconds > 0 else 0.0
-
-
-class Branch(msgspec.Struct, frozen=True, kw_only=True):
-    """The commit of a branch or tag on a mirror, and its commit on the trusted endpoint; `why` it is unknown."""
-
-    ref: str
-    trusted: str
-    commit: str | None = None
-    why: str | None = None
 
 
 class MirrorMeasurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,17 +101,13 @@ class MirrorMeasurement(msgspec.Struct, frozen=True, kw_only=True):
     rate_why: str | None = None
     range_fault: str | None = None
     commit: str | None = None
-    branch: Branch | None = None
-    stored: bool = False
 
     @property
     def answered(self) -> bool:
         """Tell whether any host answered."""
-        return bool(self.pages) or any(file.reached is not None and file.reached.hosts for file in self.files)
+        return bool(self.pages) or any(file.reached is not None for file in self.files)
 
 
-# huggingface_hub refuses larger files over plain HTTP (MAX_HTTP_DOWNLOAD_SIZE).
-HUB_SIZE_LIMIT: Final = 50_000_000_000
 REDIRECT_NOTE: Final = "ranked after all mirrors that serve the files from their own hosts, whatever its rate"
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
@@ -187,12 +164,11 @@ def _ranked(measurement: MirrorMeasurement, sizes: Mapping[str, int], *, no_redi
         part=measurement.part,
         passed=all_pass(criteria),
         criteria=criteria,
-        notes=_notes(measurement),
+        notes=[],
         measured=measurement,
     )
-    if ranked.passed and ranked.redirects_out:
-        return msgspec.structs.replace(ranked, notes=[*ranked.notes, REDIRECT_NOTE])
-    return ranked
+    note = ranked.passed and ranked.redirects_out
+    return msgspec.structs.replace(ranked, notes=[REDIRECT_NOTE]) if note else ranked
 
 
 def agreed_sizes(measurements: Iterable[MirrorMeasurement]) -> dict[str, int]:
@@ -254,9 +230,9 @@ def _coverage(measurement: MirrorMeasurement) -> Criterion:
         if measurement.commit is not None and all(file.reached and file.reached.status == 404 for file in missing):  # noqa: PLR2004 (HTTP's Not Found)
             why = f"lacks commit {measurement.commit[:12]}: {why}" if not available else why
         return _criterion("coverage", passed=False, why=why)
-    local = sum(file.local for file in measurement.files)
-    where = f"{local} in this machine's directories" if local else "each one reached on the host that serves it"
-    why = f"has {measurement.needs} of {counted(measurement.needs, 'file')}, {where}"
+    why = (
+        f"has {measurement.needs} of {counted(measurement.needs, 'file')}, each one reached on the host that serves it"
+    )
     return _criterion("coverage", passed=True, why=why)
 
 
@@ -270,9 +246,6 @@ def _hash(measurement: MirrorMeasurement, sizes: Mapping[str, int]) -> Criterion
         return _criterion("hash", passed=None, hard=False, why="no file to compare")
     if unread is not None:
         return _criterion("hash", passed=None, why=f"{unread.need}: {unread.hash_why}")
-    if available[0].sha256 is None and available[0].listed == "url":
-        why = f"no expected hash; the file has {available[0].served_size or 'unknown'} bytes"
-        return _criterion("hash", passed=None, hard=False, why=why)
     unsure = [file for file in available if file.listed == "name" and not file.hashed and _size(file, sizes) is None]
     if unsure:
         why = f"{unsure[0].need}: its page gives no hash, and no page gives the size"
@@ -290,8 +263,7 @@ def _hash(measurement: MirrorMeasurement, sizes: Mapping[str, int]) -> Criterion
 def _mismatch(file: FileStatus, sizes: Mapping[str, int]) -> str | None:
     reached, expected, size = file.reached, _size(file, sizes), file.served_size
     if reached is not None and expected is not None and size is not None and size != expected:
-        host = reached.hosts[-1] if reached.hosts else "this machine"
-        return f"{file.need}: {host} has {size} bytes, expected {expected}"
+        return f"{file.need}: {reached.hosts[-1]} has {size} bytes, expected {expected}"
     linked = reached.linked or "" if reached is not None else ""
     served = file.hashed or (linked if _SHA256.fullmatch(linked) else None)
     if served is not None and file.sha256 not in {None, served}:
@@ -307,7 +279,7 @@ def _ranges(measurement: MirrorMeasurement) -> Criterion:
     if measurement.range_fault is not None:
         why = f"range in the middle of a file: {measurement.range_fault}"
         return _criterion("ranges", passed=False, why=why)
-    served = [file.reached for file in measurement.files if file.available and not file.local and file.reached]
+    served = [file.reached for file in measurement.files if file.available and file.reached]
     without = next((reached for reached in served if reached.total and not reached.ranged), None)
     if without is not None:
         why = f"{without.hosts[-1]} answers {without.status} to a range: no resume or split"
@@ -349,18 +321,3 @@ def _commit(measurement: MirrorMeasurement, pinned: str) -> Criterion:
     if not available:
         return _criterion("commit", passed=None, hard=False, why="no file to compare")
     return _criterion("commit", passed=True, why=f"{pinned[:12]} for every file")
-
-
-def _notes(measurement: MirrorMeasurement) -> list[str]:
-    """Return notes that do not affect the criteria."""
-    large = [file.need for file in measurement.files if (file.served_size or 0) > HUB_SIZE_LIMIT]
-    texts = [f"{name} is over 50 GB: huggingface_hub refuses it without xet, envcheck does not" for name in large]
-    if any(file.reached is not None and file.reached.xet for file in measurement.files):
-        texts.append("it offers xet, which ignores HF_ENDPOINT: keep HF_HUB_DISABLE_XET=1")
-    branch = measurement.branch
-    if branch is not None and branch.commit is None:
-        texts.append(f"the commit of its {branch.ref} is unknown: {branch.why}")
-    elif branch is not None and branch.commit != branch.trusted:
-        where = f"{str(branch.commit)[:12]}, the trusted endpoint's at {branch.trusted[:12]}"
-        texts.append(f"its {branch.ref} is at {where}: it serves another model under that name")
-    return texts

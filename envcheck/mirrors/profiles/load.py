@@ -36,8 +36,6 @@ LAYOUTS: Final[Mapping[Kind, Layout]] = {
     "npm": "npm",
     "registry": "registry",
 }
-# The kinds of which a client takes several URLs; a profile has one URL of the others.
-_REPEATABLE: Final = ("pypi", "pytorch", "apt", "registry")
 _CONDA_DEFAULTS: Final = ("main", "r", "msys2")
 
 
@@ -64,27 +62,6 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     region: str
     entries: list[PresetEntry]
     lacks: list[str] = []
-
-
-def check_preset(preset: Preset, key_path: str, locate: LocateKey) -> None:
-    """Raise ConfigError for a field that the profile of the preset would ignore, and for a missing one."""
-    for number, entry in enumerate(preset.entries):
-        where = f"{key_path}.entries[{number}]"
-        layouts = ["simple", "find-links"] if entry.kind in {"pypi", "pytorch"} else [LAYOUTS[entry.kind]]
-        if entry.layout is not None and entry.layout not in layouts:
-            message = f"{locate(f'{where}.layout')}: {entry.kind} has no layout {entry.layout}"
-            raise ConfigError(message, fix=f"write {' or '.join(layouts)}")
-        if entry.kind not in _REPEATABLE and any(other.kind == entry.kind for other in preset.entries[:number]):
-            message = f"{locate(where)}: a second entry of the kind {entry.kind}"
-            raise ConfigError(message, fix="keep one; only pypi, pytorch, apt and registry can have several")
-        if entry.channels and entry.kind != "conda":
-            message = f"{locate(f'{where}.channels')}: {entry.kind} has no channels"
-            raise ConfigError(message, fix="remove the key; channels belong to the kind conda")
-        if (entry.upstream is not None) != (entry.kind == "registry"):
-            message = f"{locate(where)}: {entry.kind} {'needs an' if entry.upstream is None else 'has no'} upstream"
-            raise ConfigError(
-                message, fix="name the mirrored registry (docker.io) for the kind registry, and only there"
-            )
 
 
 def preset_profile(name: str, preset: Preset) -> Profile:
@@ -201,18 +178,8 @@ def presets() -> dict[str, Preset]:
 def parse_presets(data: bytes, path: Path) -> dict[str, Preset]:
     """Return the presets in YAML `data`, by name. Raise ConfigError that names the key path and the line."""
     value, locate = _read_mapping(data, path, "presets")
-    return {str(name): _preset(str(name), preset, locate) for name, preset in value.items()}
-
-
-def _preset(name: str, value: Any, locate: LocateKey) -> Preset:
-    key_path = f"$.{name}"
-    if name in {*BUILT_IN_NAMES, AUTO}:
-        message = f"{locate(key_path)}: a built-in name"
-        raise ConfigError(message, fix="give the preset another name")
-    preset = _convert(value, Preset, locate, key_path, "docs/adding-a-mirror.md says what a preset holds")
-    check_preset(preset, key_path, locate)
-    validate(preset_profile(name, preset), lambda inner: f"{locate(key_path)}: {inner.removeprefix('$.')}")
-    return preset
+    fix = "docs/adding-a-mirror.md says what a preset holds"
+    return {str(name): _convert(preset, Preset, locate, f"$.{name}", fix) for name, preset in value.items()}
 
 
 def parse(data: bytes, path: Path) -> Profile:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import ipaddress
 import os
 import shutil
-import ssl
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -19,19 +17,16 @@ from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.net.waits import map_in_threads
-from envcheck.mirrors.profiles.host_config import certificates
+from envcheck.mirrors.profiles.host_config import certificates, system_roots
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile, network_indexes
 from envcheck.mirrors.site.model import SiteIndex, origin
 
 _THREADS: Final = 8
 _VARIANT: Final = "/{variant}"
-_BUNDLES: Final = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 
 # Shares of the available space. Above the first, nginx evicts; the second stays free for others.
 _CACHE: Final = 0.7
 _KEPT_FREE: Final = 0.15
-# Bytes. A smaller cache cannot hold the wheels of two CUDA environments, so each evicts those of the other.
-USEFUL: Final = 5 * 10**9
 
 Part = Literal["pypi", "pytorch"]
 
@@ -86,22 +81,17 @@ def _read_page(client: Client, page: str) -> list[simple_api.IndexFile] | str:
 
 def ca_bundle(profile: Profile) -> str:
     """Return this machine's roots, if any, and the profile's, in PEM."""
-    files = [path for path in (_machine_roots(), profile.ca) if path]
+    files = [str(path) for path in (system_roots(), profile.ca) if path]
     return certificates(Path(path).read_text() for path in files)
 
 
 def machine_roots() -> str:
     """Return the path of this machine's roots in PEM, which verify upstream certificates."""
-    path = _machine_roots()
+    path = system_roots({})
     if path is None:
         message = "no CA certificates on this machine"
         raise ConfigError(message, fix="install ca-certificates, or name a bundle under `ca:` in a mirror profile")
-    return path
-
-
-def _machine_roots() -> str | None:
-    default = ssl.get_default_verify_paths()
-    return next((path for path in (default.cafile, *_BUNDLES) if path and Path(path).is_file()), None)
+    return str(path)
 
 
 def resolvers(text: str) -> list[str]:
@@ -110,49 +100,21 @@ def resolvers(text: str) -> list[str]:
     return [f"[{address}]" if ipaddress.ip_address(address).version == 6 else address for address in addresses]  # noqa: PLR2004
 
 
-@dataclasses.dataclass(frozen=True)
-class DiskSpace:
-    """The space for a cache of files, in bytes, as df counts it: without the blocks reserved for root.
+def cache_sizes(root: Path, cache_size: int | None, min_free: int | None) -> tuple[int, int]:
+    """Return the largest size of a site's cache and the space to keep free, in bytes; None takes a share of the disk.
 
-    `disk` is the size of the filesystem, `available` is free for any user, `used` belongs to the cache.
+    The disk counts as df does it, without the blocks reserved for root; what the cache has already is available.
+    Raise ConfigError for more than the whole disk.
     """
-
-    disk: int
-    available: int
-    used: int = 0
-
-    @property
-    def cache(self) -> int:
-        """Return the largest possible size of the cache."""
-        return self.available + self.used
-
-    def sizes(self, cache_size: int | None, min_free: int | None) -> tuple[int, int]:
-        """Return the size of the cache and the space to keep free, with defaults for None.
-
-        Raise ConfigError for more than the whole disk.
-        """
-        for name, size in (("--cache-size", cache_size), ("--min-free", min_free)):
-            if size is not None and size > self.disk:
-                message = f"{name} {size} is more than the whole disk, {self.disk} bytes"
-                raise ConfigError(message, fix="pass less, or remove the option for a share of the available space")
-        size = int(self.cache * _CACHE) if cache_size is None else cache_size
-        return size, int(self.cache * _KEPT_FREE) if min_free is None else min_free
-
-    def holds(self, cache_size: int, min_free: int) -> int:
-        """Return the bytes that nginx keeps at most before it evicts."""
-        return min(cache_size, max(0, self.cache - min_free))
-
-    def tight(self, cache_size: int, min_free: int) -> bool:
-        """Tell whether the disk has too little space for the cache, or for any useful cache."""
-        return self.holds(cache_size, min_free) < cache_size or self.cache < USEFUL
-
-
-def disk_space(root: Path) -> DiskSpace:
-    """Return the disk space for the cache of a site in a directory, which need not exist yet."""
     cache = root / "cache/files"
-    at = next(path for path in (cache, *cache.parents) if path.exists())
-    disk = shutil.disk_usage(at)
-    return DiskSpace(disk.total, disk.free, _used(cache))
+    disk = shutil.disk_usage(next(path for path in (cache, *cache.parents) if path.exists()))
+    for name, size in (("--cache-size", cache_size), ("--min-free", min_free)):
+        if size is not None and size > disk.total:
+            message = f"{name} {size} is more than the whole disk, {disk.total} bytes"
+            raise ConfigError(message, fix="pass less, or remove the option for a share of the available space")
+    room = disk.free + _used(cache)
+    size = int(room * _CACHE) if cache_size is None else cache_size
+    return size, int(room * _KEPT_FREE) if min_free is None else min_free
 
 
 def _used(cache: Path) -> int:

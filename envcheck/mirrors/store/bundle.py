@@ -5,14 +5,13 @@
     bundle.sha256.sig      with a key: the ed25519 signature of bundle.sha256
 
 The tar holds contents.json and the objects it names, sorted by hash. It holds no index pages: the importing side
-generates them, so that it never serves pages that somebody else wrote. Parts have names that begin with a dot until all
-are complete; then they are renamed, and last of all the list of hashes.
+generates them, so that it never serves pages that somebody else wrote. Parts are in a directory .bundle until all are
+complete; then they are renamed, and last of all the list of hashes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import io
@@ -125,29 +124,31 @@ class _HashingReader(io.RawIOBase):
 
 @contextlib.contextmanager
 def _writer(to: Path, size: int) -> Iterator[_PartWriter]:
-    """Yield the writer of a bundle with parts of `size` bytes; remove the parts if it did not finish.
+    """Yield the writer of a bundle with parts of `size` bytes; remove what is not finished.
 
     Raises ConfigError if `to` holds a bundle already or another export is writing there.
     """
     to.mkdir(parents=True, exist_ok=True)
-    with _disk_full_errors(to), _directory_lock(to):
-        _remove_drafts(to)
+    draft = to / ".bundle"
+    with _directory_lock(to):
         if any(to.glob("bundle.*")):
             message = f"{to}: a bundle exists already"
             raise ConfigError(message, fix="give -o another directory, or remove it")
-        parts = _PartWriter(to, size)
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        parts = _PartWriter(draft, to, size)
         try:
             yield parts
         finally:
             parts.close()
-            _remove_drafts(to)
+            shutil.rmtree(draft, ignore_errors=True)
 
 
 class _PartWriter(io.RawIOBase):
     """A stream that is cut into files of `size` bytes, which get their final names in `finish`."""
 
-    def __init__(self, to: Path, size: int) -> None:
-        self._to, self._size = to, size
+    def __init__(self, draft: Path, to: Path, size: int) -> None:
+        self._draft, self._to, self._size = draft, to, size
         self._sums: list[str] = []
         self._hasher = hashlib.sha256()
         self._file: IO[bytes] | None = None
@@ -178,14 +179,14 @@ class _PartWriter(io.RawIOBase):
         self._end()
         names = [f"bundle.tar.{number:03}" for number in range(len(self._sums))]
         content = "".join(f"{digest}  {name}\n" for digest, name in zip(self._sums, names, strict=True)).encode()
+        safe_files.put(self._draft / SUMS, content)
         if key is not None:
-            safe_files.put(self._to / SIGNATURE, _signature(content, key))
-        safe_files.put(self._to / f".{SUMS}", content)
-        for name in names:
-            (self._to / f".{name}").replace(self._to / name)
-        (self._to / f".{SUMS}").replace(self._to / SUMS)
+            safe_files.put(self._draft / SIGNATURE, _signature(content, key))
+            names.append(SIGNATURE)
+        for name in [*names, SUMS]:
+            (self._draft / name).replace(self._to / name)
         sync_folder(self._to)
-        return [self._to / name for name in names]
+        return [self._to / name for name in names if name != SIGNATURE]
 
     def close(self) -> None:
         if self._file is not None:
@@ -197,7 +198,7 @@ class _PartWriter(io.RawIOBase):
         if len(self._sums) >= _MOST_PARTS:
             message = f"more than {_MOST_PARTS} parts of {self._size} bytes"
             raise ConfigError(message, fix="allow larger parts (--part-size)")
-        self._file = (self._to / f".bundle.tar.{len(self._sums):03}").open("xb")
+        self._file = (self._draft / f"bundle.tar.{len(self._sums):03}").open("xb")
         self._hasher = hashlib.sha256()
         self._left = self._size
         return self._file
@@ -209,18 +210,6 @@ class _PartWriter(io.RawIOBase):
             self._file.close()
             self._file = None
             self._sums.append(self._hasher.hexdigest())
-
-
-@contextlib.contextmanager
-def _disk_full_errors(to: Path) -> Iterator[None]:
-    """Raise UnavailableError naming this directory if its disk is full; an export only reads from the store."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
-            raise
-        message = f"{to}: {error.strerror}"
-        raise UnavailableError(message, fix="free some space, or choose another -o directory") from error
 
 
 @contextlib.contextmanager
@@ -236,20 +225,6 @@ def _directory_lock(to: Path) -> Iterator[None]:
         yield
     finally:
         os.close(file)
-
-
-def _remove_drafts(to: Path) -> None:
-    """Remove the files of an unfinished export, also the parts that it had renamed before the list of hashes."""
-    if not (to / SUMS).exists():
-        sums_draft = to / f".{SUMS}"
-        if sums_draft.is_file() and not sums_draft.is_symlink():
-            for line in sums_draft.read_text(encoding="ascii", errors="replace").splitlines():
-                if match := _PART.fullmatch(line):
-                    (to / match[2]).unlink(missing_ok=True)
-        (to / SIGNATURE).unlink(missing_ok=True)
-        sums_draft.unlink(missing_ok=True)
-    for draft in to.glob(".bundle.tar.*"):
-        draft.unlink()
 
 
 def bundle_digest(source: Path) -> str:

@@ -30,16 +30,11 @@ class EvictionLimits(NamedTuple):
     size: int | None = None
 
 
-class StoreUsage(NamedTuple):
-    """How much a store uses, in bytes. `used` and `room` describe the file system, or the limit of the store.
+class Eviction(NamedTuple):
+    """What was evicted, or would be; the bytes that are `left` over the limit; those `used` before, of the `room`."""
 
-    `pinned` leaves out objects that only a version with an unreadable manifest holds.
-    """
-
-    objects: int
-    bytes: int
-    pinned: int
-    unfinished: int
+    evicted: list[StoredObject]
+    left: int
     used: int
     room: int
 
@@ -64,36 +59,18 @@ def bytes_over_limit(used: int, room: int, limits: EvictionLimits) -> int:
     return used - int(room * limits.low) if used > room * limits.high else 0
 
 
-def usage(store: Store, limits: EvictionLimits | None = None) -> StoreUsage:
-    """Return how much room the store uses."""
-    objects, pinned = store.objects(), versions.pinned_by(versions.readable_manifests(store)[0].values())
-    used, room = _used_and_total(store, objects, limits or EvictionLimits())
-    return StoreUsage(
-        objects=len(objects),
-        bytes=sum(stored.size for stored in objects),
-        pinned=sum(stored.size for stored in objects if stored.sha256 in pinned),
-        unfinished=sum(path.stat().st_blocks * 512 for path in _unfinished_files(store)),
-        used=used,
-        room=room,
-    )
-
-
-def gc(
-    store: Store, limits: EvictionLimits, *, dry: bool, note: Callable[[str], None]
-) -> tuple[list[StoredObject], int]:
-    """Evict until the low limit is reached or all the rest is in use.
-
-    Returns the evicted objects (with `dry`, those that would be) and how many bytes are still over the limit.
-    """
+def gc(store: Store, limits: EvictionLimits, *, dry: bool, note: Callable[[str], None]) -> Eviction:
+    """Evict until the low limit is reached or all the rest is in use. With `dry`, only tell what would be evicted."""
     with store.locked(note=note):
         if not dry:
             _remove_leftovers(store)
         objects = store.objects()
-        over = bytes_over_limit(*_used_and_total(store, objects, limits), limits)
+        used, room = _used_and_total(store, objects, limits)
+        over = bytes_over_limit(used, room, limits)
         chosen = objects_to_evict(objects, versions.pinned_digests(store) | _digests_in_use(store, objects), over)
         for stored in chosen if not dry else []:
             store.evict(stored.sha256)
-        return chosen, max(0, over - sum(stored.size for stored in chosen))
+        return Eviction(chosen, max(0, over - sum(stored.size for stored in chosen)), used, room)
 
 
 def _digests_in_use(store: Store, objects: Iterable[StoredObject]) -> set[str]:
@@ -120,15 +97,9 @@ def _used_and_total(store: Store, objects: Iterable[StoredObject], limits: Evict
     return disk.used, disk.used + disk.free
 
 
-def _unfinished_files(store: Store) -> list[Path]:
-    """Return the files of fetches and imports that are under way, or whose process was killed."""
-    paths = [*store.root.glob("sha256/??/.*"), *store.root.glob("import/*")]
-    return [path for path in paths if path.is_file()]
-
-
 def _remove_leftovers(store: Store) -> None:
     """Remove the files of killed processes, unless a process has them open or may still continue them."""
-    for path in _unfinished_files(store):
+    for path in filter(Path.is_file, [*store.root.glob("sha256/??/.*"), *store.root.glob("import/*")]):
         with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
             if time.time() - path.stat().st_mtime < _STALE:
                 continue

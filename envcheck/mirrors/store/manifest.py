@@ -22,16 +22,8 @@ from envcheck.mirrors.store.objects import Store
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 _INDEX: Final = re.compile(r"pypi|pytorch/(?:cpu|cu[0-9]{3})")
-# SPDX identifiers, and the names that classifiers and old metadata give the same licences.
-_FREE: Final = re.compile(
-    r"\b(MIT|MIT-0|ISC|BSD|BSD-2-Clause|BSD-3-Clause|0BSD|Apache-2\.0|Apache|PSF-2\.0|MPL-2\.0|Zlib|Unlicense|CC0-1\.0|"
-    r"HPND|MIT-CMU|GPL-[23]\.0|LGPL-[23]\.[01])\b",
-    re.IGNORECASE,
-)
-_BOUND: Final = re.compile(r"nvidia|proprietary|commercial", re.IGNORECASE)
 # A branch is one step of a path. Clients escape a slash in it, so such a branch is published by its commit alone.
 BRANCH: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_LONGEST: Final = 200
 # Bytes of a wheel's name: with `.metadata` appended, it must still fit in a file name (NAME_MAX).
 _LONGEST_NAME: Final = NAME_MAX - len(".metadata")
 _METADATA: Final = re.compile(r"[^/]+\.dist-info/METADATA")
@@ -40,10 +32,7 @@ _LARGEST: Final = 16 << 20
 
 
 class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One wheel: its file name, the index that its lock names, and the sha256 of its METADATA. `size` in bytes.
-
-    `licence` comes from its METADATA; `redistributable` is None if that does not decide it.
-    """
+    """One wheel: its file name, the index that its lock names, and the sha256 of its METADATA. `size` in bytes."""
 
     name: str
     sha256: str
@@ -51,8 +40,6 @@ class Wheel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     index: str = "pypi"
     metadata: str | None = None
     requires_python: str | None = None
-    licence: str | None = None
-    redistributable: bool | None = None
 
     @property
     def project(self) -> str:
@@ -72,40 +59,6 @@ class Contents(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     wheels: list[Wheel] = []
     models: list[hub_revision.Revision] = []
     branches: dict[str, str] = {}
-
-
-class WheelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a wheel's METADATA that an index publishes."""
-
-    requires_python: str | None
-    licence: str | None
-    redistributable: bool | None
-
-
-def wheel_facts(metadata: bytes) -> WheelFacts:
-    """Return the Python versions and the licence that a wheel's METADATA names."""
-    headers = BytesHeaderParser().parsebytes(metadata)
-    classifiers = [str(value) for value in headers.get_all("Classifier", [])]
-    classifier_names = [value.rpartition(" :: ")[2] for value in classifiers if value.startswith("License :: ")]
-    licence = (
-        str(headers.get("License-Expression") or "")
-        or _licence_name(str(headers.get("License") or ""))
-        or ", ".join(classifier_names)
-    )
-    text = " ".join([licence, *classifier_names])
-    bound = bool(_BOUND.search(text))
-    free = bool(_FREE.search(text)) or any("OSI Approved" in value for value in classifiers)
-    return WheelFacts(
-        requires_python=str(headers["Requires-Python"]) if headers["Requires-Python"] else None,
-        licence=licence or None,
-        redistributable=False if bound else True if free else None,
-    )
-
-
-def _licence_name(licence: str) -> str:
-    """Return the name of a licence, or "" if `License:` holds the whole text of one."""
-    first = licence.strip().partition("\n")[0]
-    return first if len(first) < _LONGEST else ""
 
 
 def merge(old: Contents, new: Contents) -> Contents:
@@ -177,16 +130,14 @@ def describe_wheel(store: Store, sha256: str, name: str, index: str) -> Wheel:
     """Return the wheel as it is published, and store its METADATA as an object of its own."""
     path = store.path(sha256)
     metadata = _read_metadata(path, name)
-    facts = wheel_facts(metadata)
+    requires = BytesHeaderParser().parsebytes(metadata)["Requires-Python"]
     return Wheel(
         name=name,
         sha256=sha256,
         size=path.stat().st_size,
         index=index,
         metadata=store.add(metadata, f"{name}.metadata"),
-        requires_python=facts.requires_python,
-        licence=facts.licence,
-        redistributable=facts.redistributable,
+        requires_python=str(requires) if requires else None,
     )
 
 

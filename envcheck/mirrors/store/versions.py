@@ -30,13 +30,11 @@ Hashes = dict[tuple[int, int], str | None]
 
 
 class TreeFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One file of a tree. `size` in bytes; `licence` and `redistributable` are None if unknown."""
+    """One file of a tree. `size` in bytes."""
 
     path: str
     size: int
     sha256: str
-    licence: str | None = None
-    redistributable: bool | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +53,7 @@ class PublishedVersion(NamedTuple):
 
 
 class VersionSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One version. `bytes` counts each object once; `error` says why its manifest cannot be read."""
+    """One version. `bytes` counts each object once."""
 
     number: int
     current: bool
@@ -63,7 +61,6 @@ class VersionSummary(msgspec.Struct, frozen=True, kw_only=True):
     wheels: int
     models: int
     bytes: int
-    error: str | None = None
 
 
 def publish(
@@ -152,13 +149,9 @@ def _write_tree(store: Store, contents: Contents, draft: Path) -> None:
     draft.mkdir()
     for path, digest in paths.items():
         store.view(digest, draft / path)
-    wheels = {wheel.sha256: wheel for wheel in contents.wheels}
-    files = []
-    for path, digest in sorted(paths.items()):
-        wheel = wheels.get(digest)
-        licence, free = (wheel.licence, wheel.redistributable) if wheel else (None, None)
-        size = (draft / path).stat().st_size
-        files.append(TreeFile(path=path, size=size, sha256=digest, licence=licence, redistributable=free))
+    files = [
+        TreeFile(path=path, size=(draft / path).stat().st_size, sha256=digest) for path, digest in sorted(paths.items())
+    ]
     manifest = Manifest(contents=contents, files=files)
     (draft / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
     _sync_tree(draft)
@@ -226,7 +219,7 @@ def remove_damaged(store: Store, digests: Iterable[str], progress: Progress = la
             continue
         removed.append(store.name(digest) or digest)
         with store.locked():
-            for number, manifest in readable_manifests(store)[0].items():
+            for number, manifest in read_manifests(store).items():
                 for path in [file.path for file in manifest.files if file.sha256 == digest]:
                     (folder(store) / str(number) / path).unlink(missing_ok=True)
             store.evict(digest)
@@ -282,32 +275,19 @@ def read_manifest(store: Store, number: int) -> Manifest:
 
 def read_manifests(store: Store) -> dict[int, Manifest]:
     """Return the manifest of every version, oldest first. Raises PromiseError if one cannot be read."""
-    readable, errors = readable_manifests(store)
-    for error in errors.values():
-        raise error
-    return readable
-
-
-def readable_manifests(store: Store) -> tuple[dict[int, Manifest], dict[int, PromiseError]]:
-    """Return the readable manifests, oldest first, and the errors of the others, without versions removed meanwhile."""
-    readable, errors = dict[int, Manifest](), dict[int, PromiseError]()
+    manifests = {}
     for number in numbers(store):
         try:
-            readable[number] = read_manifest(store, number)
-        except PromiseError as error:  # noqa: PERF203 (versions are few)
-            if (folder(store) / str(number)).is_dir():
-                errors[number] = error
-    return readable, errors
+            manifests[number] = read_manifest(store, number)
+        except PromiseError:  # noqa: PERF203 (versions are few)
+            if (folder(store) / str(number)).is_dir():  # else another process has removed it meanwhile
+                raise
+    return manifests
 
 
 def pinned_digests(store: Store) -> set[str]:
     """Return the digests of all objects that some version holds. Raises PromiseError if a manifest is unreadable."""
-    return pinned_by(read_manifests(store).values())
-
-
-def pinned_by(manifests: Iterable[Manifest]) -> set[str]:
-    """Return the digests of all objects that these versions hold."""
-    manifests = list(manifests)
+    manifests = read_manifests(store).values()
     files = {file.sha256 for manifest in manifests for file in manifest.files}
     return files | {digest for manifest in manifests for digest in store_manifest.object_sizes(manifest.contents)}
 
@@ -337,15 +317,9 @@ def remove_version(root: Path) -> None:
 
 
 def list_versions(store: Store) -> list[VersionSummary]:
-    """Return every version, oldest first, also those whose manifests cannot be read."""
-    served, (readable, errors) = current(store), readable_manifests(store)
-    summaries = [_summary(number, manifest, current=number == served) for number, manifest in readable.items()]
-    summaries += [_unreadable(number, error, current=number == served) for number, error in errors.items()]
-    return sorted(summaries, key=lambda version: version.number)
-
-
-def _unreadable(number: int, error: PromiseError, *, current: bool) -> VersionSummary:
-    return VersionSummary(number=number, current=current, files=0, wheels=0, models=0, bytes=0, error=str(error))
+    """Return every version, oldest first. Raises PromiseError if a manifest cannot be read."""
+    served = current(store)
+    return [_summary(number, manifest, current=number == served) for number, manifest in read_manifests(store).items()]
 
 
 def _summary(number: int, manifest: Manifest, *, current: bool) -> VersionSummary:

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,25 +13,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.errors import UnavailableError
 from envcheck.mirrors.hub import api as hub_api
 from envcheck.mirrors.hub.revision import HubFile, Revision
 from envcheck.mirrors.index.locate import LockedPackage
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.probe.choose import (
-    Target,
-    choose_for_locks,
-    choose_for_model,
-    default_mirrors,
-    hub_target,
-    lock_targets,
-    url_target,
-)
-from envcheck.mirrors.probe.measure import Budget, HubRequest, Mirror
+from envcheck.mirrors.probe.choose import choose_for_locks, choose_for_model, default_mirrors, hub_target
+from envcheck.mirrors.probe.measure import Budget, Mirror
 from envcheck.mirrors.probe.ranking import REDIRECT_NOTE, RankedMirror
 from envcheck.mirrors.profiles.model import Credential, HuggingFace, Index, Profile
 from tests.http_server import Answer, Request, Server, Servers, ranged
-from tests.mirrors.probe.conftest import WHEELS
 
 Serve = Callable[..., Any]
 Make = Callable[..., Mirror]
@@ -44,8 +34,6 @@ FILES = [
     HubFile(path="model.safetensors", size=len(BODY), sha256=SHA256),
 ]
 REVISION = Revision(repo="org/tiny", revision=COMMIT, files=FILES)
-PINNED = HubRequest(REVISION)
-BRANCH = HubRequest(msgspec.structs.replace(REVISION, ref="main"), COMMIT)
 
 
 @pytest.fixture(autouse=True)
@@ -107,65 +95,6 @@ def test_this_machine_the_users_choice_and_the_presets_are_asked(tmp_path: Path)
     assert {"tuna", "ustc"} <= set(names)
 
 
-def test_wheels_of_this_machine_do_where_no_mirror_does(
-    serve: Serve, mirror: Make, wanted_packages: list[LockedPackage], tmp_path: Path
-) -> None:
-    gone, local = (
-        mirror("gone", serve(gone="demo-1.0-py3-none-any.whl").url),
-        Index(url=str(tmp_path), kind="find-links"),
-    )
-    profile = msgspec.structs.replace(gone.profile, pypi=[*gone.profile.pypi, local])
-    mirrors = [dataclasses.replace(gone, profile=profile)]
-    choice = choose_for_locks(wanted_packages, mirrors)
-    assert choice.profile.pypi == [local]
-    assert choice.reasons[0] == "pypi: no mirror, only this machine's directories of wheels"
-    for name, body in WHEELS.items():
-        (tmp_path / name).write_bytes(body)
-    choice = choose_for_locks(wanted_packages, mirrors)
-    assert choice.reasons == ("pypi: gone (all files are in this machine's directories)",)
-
-
-def test_measurements_of_the_last_hour_are_used_again_and_a_silent_mirror_is_asked_again(
-    serve: Serve, mirror: Make, wanted_packages: list[LockedPackage], tmp_path: Path
-) -> None:
-    site, (target,) = serve(query="?token=canary"), lock_targets(wanted_packages)
-    one, dead = mirror("one", site.url), mirror("dead", "https://127.0.0.99:9/simple")
-
-    def measured(target: Target, **options: Any) -> list[bool]:
-        mirrors = options.pop("mirrors", [one])
-        return [ranked.measured.stored for ranked in target.ranked(mirrors, Budget(1 << 25, 20.0), **options)]
-
-    assert (measured(target, offline=True), measured(target)) == ([], [False])
-    asked = len(site.requests)
-    assert (measured(target), measured(target, offline=True)) == ([True], [True])
-    assert len(site.requests) == asked
-    assert measured(target, age=-1.0) == [False]
-    assert measured(lock_targets(wanted_packages[:1])[0]) == [False]
-    assert measured(target, mirrors=[one, dead]) == [False, False]
-    assert measured(target, mirrors=[one, dead], offline=True) == [True]
-    stored = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-    assert all(b"canary" not in path.read_bytes() for path in stored)
-    for path in stored:
-        path.write_bytes(b"\xff{")
-    assert measured(target) == [False]
-
-
-def test_the_urls_of_one_probe_are_one_file() -> None:
-    trust = Mirror("t", Profile(name="t"), Client())
-    digests = [f"https://h/a.bin#sha256={digit * 64}" for digit in "01"]
-    cases = {
-        "2 different hashes": digests,
-        "no valid hash": ["https://h/a.bin#md5=0"],
-        "is not a usable URL": ["https://user:canary@h/a"],
-        "not a usable": ["ftp://h/a"],
-    }
-    for message, given in cases.items():
-        with pytest.raises(ConfigError, match=message) as caught:
-            url_target(given, trust)
-        assert "canary" not in str(caught.value)
-    assert [one.name for one in url_target(["https://h/a?x=1", "https://h/b"], trust).only] == ["h/a", "h/b"]
-
-
 @dataclasses.dataclass
 class Faults:
     """What a hub's endpoint does wrong."""
@@ -174,19 +103,15 @@ class Faults:
     linked: str = SHA256
     body: bytes = BODY
     at: str = ""
-    xet: bool = False
     lacks: bool = False
-    main: str = COMMIT
 
 
 def answer(faults: Faults, request: Request) -> Answer:
     headers = {"X-Repo-Commit": faults.commit} if faults.commit else {}
-    if request.path == "/api/models/org/tiny/revision/main":
-        return Answer(200, json.dumps({"sha": faults.main}).encode())
     if faults.lacks and COMMIT in request.path:
         return Answer(404)
     if request.path.endswith("model.safetensors"):
-        headers |= {"X-Linked-Etag": f'"{faults.linked}"'} | ({"X-Xet-Hash": "f" * 64} if faults.xet else {})
+        headers |= {"X-Linked-Etag": f'"{faults.linked}"'}
         if faults.at:
             return Answer(302, headers={**headers, "Location": f"{faults.at}/cdn"})
     return ranged(request, b"" if request.path.endswith("empty.txt") else faults.body, headers)
@@ -199,11 +124,11 @@ def hub(servers: Servers) -> Callable[..., Server]:
     return lambda **faults: servers.start(Server(functools.partial(answer, Faults(**faults)), next(addresses)))
 
 
-def judged(*endpoints: str, request: HubRequest = PINNED, **options: Any) -> RankedMirror:
+def judged(*endpoints: str, **options: Any) -> RankedMirror:
     profile = Profile(name="hub", hf=HuggingFace(endpoint=endpoints[0], fallbacks=list(endpoints[1:])))
     mirror = Mirror("hub", profile, Client(connect=1.0, read=2.0))
     verify = options.pop("verify", False)
-    return hub_target(request, verify=verify).ranked([mirror], Budget(32 << 20, 10.0), age=-1.0, **options)[0]
+    return hub_target(REVISION, verify=verify).ranked([mirror], Budget(32 << 20, 10.0), **options)[0]
 
 
 def why(ranked: RankedMirror, gate: str) -> str:
@@ -240,22 +165,12 @@ def test_what_is_not_what_was_pinned_fails_its_gate(
 
 def test_the_commit_is_read_off_the_first_host_and_the_bytes_off_the_last(hub: Serve) -> None:
     cdn = hub(commit=None)
-    front = hub(at=cdn.url, xet=True)
+    front = hub(at=cdn.url)
     result = judged(front.url)
     assert result.passed, result.criteria
     assert judged(front.url, no_redirects=True).failed_criteria == {"stays"}
     assert why(result, "stays") == f"1 of 2 files from {cdn.netloc}"
-    assert result.notes == ["it offers xet, which ignores HF_ENDPOINT: keep HF_HUB_DISABLE_XET=1", REDIRECT_NOTE]
-
-
-def test_a_branch_that_is_at_another_commit_is_told(hub: Serve) -> None:
-    assert judged(hub().url, request=BRANCH).notes == []
-    (note,) = judged(hub(main="b" * 40).url, request=BRANCH).notes
-    assert note.startswith(
-        "its main is at bbbbbbbbbbbb, the trusted endpoint's at aaaaaaaaaaaa: it serves another model"
-    )
-    (note,) = judged(hub(main="no commit").url, request=BRANCH).notes
-    assert "the commit of its main is unknown" in note
+    assert result.notes == [REDIRECT_NOTE]
 
 
 def test_a_token_is_for_the_endpoints_of_the_profile_that_allows_it(hub: Serve) -> None:
@@ -269,11 +184,11 @@ def test_a_token_is_for_the_endpoints_of_the_profile_that_allows_it(hub: Serve) 
         Profile(name="c", hf=HuggingFace(endpoint=at["c"]), credentials={hosts["c"]: own}),
     ]
     mirrors = [Mirror(profile.name, profile, Client()) for profile in profiles]
-    joined = choose_for_model(PINNED, mirrors, {"HF_TOKEN": "canary"}).profile
+    joined = choose_for_model(REVISION, mirrors, {"HF_TOKEN": "canary"}).profile
     assert set(joined.hf.endpoints) == set(at.values())
     assert joined.credentials == {hosts["a"]: Credential(token_env="HF_TOKEN"), hosts["c"]: own}  # noqa: S106
     logins = hub_api.logins(joined, environ={"HF_TOKEN": "canary", "OTHER": "other"})
     sent = {url: [header for one in logins if (header := one.header(f"{url}/x"))] for url in joined.hf.endpoints}
     assert sent == {at["a"]: ["Bearer canary"], at["b"]: [], at["c"]: ["Bearer other"]}
     with pytest.raises(UnavailableError, match="no mirror has all files: no mirror is known"):
-        choose_for_model(PINNED, [])
+        choose_for_model(REVISION, [])

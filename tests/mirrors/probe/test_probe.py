@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
 import pytest
 
 from envcheck.mirrors.index.locate import LockedPackage, network_sources, python_index
 from envcheck.mirrors.probe.measure import Budget, Mirror, is_origin, own_hosts, probe_packages
 from envcheck.mirrors.probe.ranking import RankedMirror, rank
 from envcheck.mirrors.profiles.model import HuggingFace, Index, Profile
-from tests.mirrors.probe.conftest import WHEELS
 
 Serve = Callable[..., Any]
 Make = Callable[..., Mirror]
@@ -119,12 +115,12 @@ def test_an_origin_whose_certificate_nobody_trusts_fails_tls(
     assert "tls" in ranked.failed_criteria
 
 
-def test_a_page_without_hashes_is_matched_by_what_another_page_tells(
+def test_a_page_without_hashes_is_matched_by_name_and_the_size_that_another_tells(
     serve: Serve, mirror: Make, wanted_packages: list[LockedPackage]
 ) -> None:
     good, flat = serve(), serve(no_hash=True)
     alone = judged([mirror("flat", flat.url)], wanted_packages)["flat"]
-    assert "demo==1.0: its page has no hashes" in why(alone, "coverage")
+    assert "demo==1.0: its page gives no hash, and no page gives the size" in why(alone, "hash")
     both = judged([mirror("good", good.url), mirror("flat", flat.url)], wanted_packages)
     assert why(both["flat"], "hash") == "2 by name and size; 2 of 2 sizes compared"
     assert both["flat"].passed
@@ -184,36 +180,6 @@ def test_a_server_that_drips_for_ever_ends_with_the_time(
 def test_a_profile_without_an_index_is_no_mirror(mirror: Make, wanted_packages: list[LockedPackage]) -> None:
     ranked = judged([mirror("empty")], wanted_packages)["empty"]
     assert why(ranked, "coverage").startswith("the profile names no Python index")
-
-
-def test_what_a_directory_holds_is_there_and_nobody_is_asked(
-    mirror: Make, wanted_packages: list[LockedPackage], tmp_path: Path
-) -> None:
-    dead = mirror("dead", "https://127.0.0.99:9/simple")
-    links = Index(url=str(tmp_path), kind="find-links")
-    one = dataclasses.replace(dead, profile=msgspec.structs.replace(dead.profile, pypi=[*dead.profile.pypi, links]))
-    for name, body in WHEELS.items():
-        (tmp_path / name).write_bytes(body)
-    whole = judged([one], wanted_packages)["dead"]
-    assert (whole.passed, whole.measured.answered, whole.measured.latency) == (True, False, None)
-    assert why(whole, "coverage") == "has 2 of 2 files, 2 in this machine's directories"
-    assert why(whole, "hash") == "2 by hashing the file; 2 of 2 sizes compared"
-    alone = dataclasses.replace(one, profile=msgspec.structs.replace(one.profile, pypi=[links]))
-    assert judged([alone], wanted_packages)["dead"].passed
-    (tmp_path / DEMO).write_bytes(b"another")
-    part = judged([one], wanted_packages)["dead"]
-    assert why(part, "coverage") == "has 1 of 2 files; demo==1.0: no connection"
-    assert "the profile names no Python index" in why(judged([alone], wanted_packages)["dead"], "coverage")
-
-
-def test_the_rest_comes_from_the_index(
-    serve: Serve, mirror: Make, wanted_packages: list[LockedPackage], tmp_path: Path
-) -> None:
-    site = serve()
-    one = mirror("one", site.url, str(tmp_path))
-    (tmp_path / DEMO).write_bytes(WHEELS[DEMO])
-    assert judged([one], wanted_packages)["one"].passed
-    assert not any("demo" in path for path in site.paths)
 
 
 def test_verify_downloads_every_file_and_finds_the_wrong_one(

@@ -150,7 +150,7 @@ def test_an_eviction_in_the_middle_of_a_fetch_takes_nothing_of_it(mount: Mount, 
         )
         fetcher.start()
         assert half.wait(60)
-        missing, _ = evict.gc(store, EvictionLimits(size=1), dry=False, note=lambda _: None)
+        missing, *_ = evict.gc(store, EvictionLimits(size=1), dry=False, note=lambda _: None)
         assert [one.sha256 for one in missing] == [loose]
         go.set()
         fetcher.join()
@@ -279,5 +279,8 @@ def test_a_disk_that_is_too_small_for_a_bundle_keeps_none_of_it(mount: Mount, tm
     versions.publish(store, model(store, *(data(number) for number in range(20))), keep=1)
     error = run(store, "export", "-o", str(disk / "out"), "--part-size", "4M").exception
     assert isinstance(error, UnavailableError)
-    assert str(error) == f"{disk}/out: No space left on device; free some space, or choose another -o directory"
+    assert (
+        str(error)
+        == f"{disk}/out: No space left on device; free some space (`envcheck store gc`), or choose another directory"
+    )
     assert list((disk / "out").iterdir()) == []

@@ -79,7 +79,7 @@ def carried(large: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _begun(to: Path) -> bool:
-    return any(to.glob(".bundle.tar.001"))
+    return (to / ".bundle/bundle.tar.001").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
@@ -101,7 +101,7 @@ def test_what_a_killed_export_left_goes_when_the_next_begins(large: Store, carri
             assert running.poll() is None
         running.kill()
     assert [path for path in to.iterdir() if not path.name.startswith(".")] == []
-    assert len(list(to.iterdir())) > 1
+    assert len(list((to / ".bundle").iterdir())) > 1
     output_of(large, "export", "-o", str(to), "--part-size", "7M")
     assert {path.name: path.read_bytes() for path in to.iterdir()} == {
         path.name: path.read_bytes() for path in carried.iterdir()
