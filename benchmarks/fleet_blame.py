@@ -3,17 +3,12 @@
     python benchmarks/fleet_blame.py [--fleets 6] [--most 4096] [--json]
 
 For each size (16 to 4,096 nodes) and kind of fault it makes so many fleets from seeds 0, 1, ...; each runs to its
-diagnosis. Prints precision and recall of what is named, and the mean and the most tests. A test is one group of nodes
-that starts together and measures, repetitions included; groups of one round run at the same time and count one each.
-The roll-call, one launch of every node by itself (two where a node does not pass), is not counted.
-Goals, for single faults that do not come and go: recall 1, precision >= 0.98, and at most 2 log2(N) + sqrt(N) tests.
+diagnosis. Prints precision and recall of what is named, the most rounds, and the mean and the most tests. A test is one
+group of nodes that starts together and measures, repetitions included; tests of one round run at the same time.
+Goals, for single faults that do not come and go: recall 1, precision >= 0.98, and at most 10 + 2 sqrt(N) rounds.
 No node takes part: the answers are those of tests/fleet/simulated_fleet.py, where a fault halves the speed of its group
-and sound groups differ by 2 %. A link is planted between two nodes of one group or between a switch and the rest: a
-link between two nodes of different groups is measured by a tournament only.
-
-The goal holds for every run and not only in the mean. tests/fleet/pairs/test_blame.py goes through every node, every
-link inside a group and every switch of fleets with 16 and with 64 nodes. A link between two representatives, which is
-not planted here, takes one test more than the goal at those sizes.
+and sound groups differ by 2 %. A link is planted between two nodes of one group or between a group and the rest: a
+link between two other nodes of different groups is measured by a tournament only.
 """
 
 from __future__ import annotations
@@ -39,13 +34,13 @@ NOT_SINGLE = ("two-nodes", "intermittent")
 
 def measure(size: int, kind: FaultKind, fleets: int) -> dict[str, Any]:
     """Return how right the diagnoses of so many fleets are, and how many tests they took."""
-    scores, tests = [], []
+    scores, tests, rounds = [], [], []
     for seed in range(fleets):
         simulated = SimulatedFleet(size, kind, seed)
-        domains = simulated.domains if kind == "bad-uplink" else {}
-        took, diagnosis = extent(Fleet(simulated.nodes, domains, "diagnose"), simulated)
+        took, diagnosis = extent(Fleet(simulated.nodes, "diagnose"), simulated)
         scores.append(score(diagnosis, simulated.faults))
         tests.append(took.tests)
+        rounds.append(took.rounds)
     total = Score.total(scores)
     return {
         "nodes": size,
@@ -55,7 +50,8 @@ def measure(size: int, kind: FaultKind, fleets: int) -> dict[str, Any]:
         "precision": total.precision,
         "tests_mean": statistics.mean(tests),
         "tests_most": max(tests),
-        "goal_tests": 2 * math.log2(size) + math.sqrt(size),
+        "rounds_most": max(rounds),
+        "goal_rounds": 10 + 2 * math.sqrt(size),
         "all_pairs": size * (size - 1) // 2,
     }
 
@@ -73,15 +69,17 @@ def main() -> None:
     sizes = [size for size in SIZES if size <= options.most]
     rows = [measure(size, kind, options.fleets) for size in sizes for kind in FAULT_KINDS]
     single = [row for row in rows if row["fault"] not in NOT_SINGLE]
-    met = all(r["recall"] == 1 and r["precision"] >= PRECISION and r["tests_most"] <= r["goal_tests"] for r in single)
+    met = all(r["recall"] == 1 and r["precision"] >= PRECISION and r["rounds_most"] <= r["goal_rounds"] for r in single)
     if options.json:
         print(json.dumps({"rows": rows, "goals_met": met}, indent=2))
         raise SystemExit(0 if met or options.smoke else 1)
-    head = f"{'nodes':>5}  {'fault':<14} {'recall':>6} {'precision':>9} {'tests':>7} {'most':>5} {'goal':>6}"
+    head = (
+        f"{'nodes':>5}  {'fault':<14} {'recall':>6} {'precision':>9} {'tests':>7} {'most':>5} {'rounds':>6} {'goal':>5}"
+    )
     print(f"{head} {'all pairs':>9}")
     for r in rows:
-        tests = f"{r['tests_mean']:7.1f} {r['tests_most']:5} {r['goal_tests']:6.1f} {r['all_pairs']:9}"
-        print(f"{r['nodes']:5}  {r['fault']:<14} {r['recall']:6.2f} {r['precision']:9.2f} {tests}")
+        took = f"{r['tests_mean']:7.1f} {r['tests_most']:5} {r['rounds_most']:6} {r['goal_rounds']:5.0f}"
+        print(f"{r['nodes']:5}  {r['fault']:<14} {r['recall']:6.2f} {r['precision']:9.2f} {took} {r['all_pairs']:9}")
     print(f"{len(rows) * options.fleets} fleets; single faults: goals {'met' if met else 'NOT met'}")
     raise SystemExit(0 if met or options.smoke else 1)
 

@@ -31,7 +31,7 @@ NOISE: Final = 0.02
 
 
 class Faults(NamedTuple):
-    """What is wrong with a fleet. `who` are nodes; a link has its two ends, an uplink all nodes of a domain."""
+    """What is wrong with a fleet. `who` are nodes; a link has its two ends, an uplink all nodes of a group."""
 
     kind: FaultKind
     who: tuple[str, ...]
@@ -43,8 +43,7 @@ class SimulatedFleet:
     def __init__(self, size: int, kind: FaultKind, seed: int) -> None:
         self.random = random.Random(f"{size} {kind} {seed}")  # noqa: S311 (a simulation)
         self.nodes = tuple(f"n{number}" for number in range(1, size + 1))
-        groups = grouped(self.nodes, {})
-        self.domains = {node: f"switch{n}" for n, group in enumerate(groups) for node in group}
+        groups = grouped(self.nodes)
         self.faults = Faults(kind, self._who(kind, groups))
         self.tests = 0
 

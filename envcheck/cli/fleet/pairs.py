@@ -18,9 +18,10 @@ from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.fleet.hostlist import unfold
 from envcheck.fleet.pairs import session
-from envcheck.fleet.pairs.launch import GROUP_COMMAND, ROLL_CALL_COMMAND, SLURM, Launcher, checked, run_tests
+from envcheck.fleet.pairs.diagnosis import SMALL
+from envcheck.fleet.pairs.launch import SLURM, Launcher, checked, run_tests
 from envcheck.fleet.pairs.results import ROLL_CALL, Diagnosis, GroupResult, GroupTest, name_of
-from envcheck.fleet.pairs.session import SMALL, Fleet, NextRound, document, lines, read_domains, step
+from envcheck.fleet.pairs.session import Fleet, NextRound, document, lines, step
 from envcheck.fleet.terminal import wrapped
 from envcheck.safe_files import held
 
@@ -28,20 +29,9 @@ from envcheck.safe_files import held
 @dataclass(frozen=True, kw_only=True)
 class FleetPairsOptions:
     nodes: Annotated[str, Option("The nodes as a Slurm host list: n[1-64].", metavar="LIST")]
-    mode: Annotated[
-        Literal["tournament", "diagnose"] | None, Option("Default: tournament up to 16 nodes without --domains.")
-    ] = None
-    domains: Annotated[Path | None, Option("Lines `NAME LIST`: the nodes of each switch.", type=FILE)] = None
+    mode: Annotated[Literal["tournament", "diagnose"] | None, Option("Default: tournament up to 16 nodes.")] = None
     launch: Annotated[
         str | None, Option("Starts {command} on {nodes}, {count} in number. Default: srun.", metavar="COMMAND")
-    ] = None
-    group_command: Annotated[
-        str | None,
-        Option(
-            "What a group runs together; it writes {reports}/NODE.json. Default: envcheck fleet group.",
-            metavar="COMMAND",
-            advanced=True,
-        ),
     ] = None
     timeout: Annotated[float, Option("Time for one test.", type=Duration())] = 600.0
     state: Annotated[
@@ -69,7 +59,7 @@ def command(options: FleetPairsOptions, settings: Settings) -> int:  # noqa: ARG
         raise ConfigError(message, fix="create it on a file system that all nodes share")
     fleet = _fleet(options)
     launcher = _launcher(options)
-    state = session.begin(options.state, fleet, [launcher.template, launcher.group])
+    state = session.begin(options.state, fleet, launcher.template)
     for text in session.plan_lines(fleet, state.results.values()):
         for line in wrapped(text, ""):
             click.echo(line, err=options.as_json)
@@ -91,21 +81,13 @@ def _fleet(options: FleetPairsOptions) -> Fleet:
     if len(nodes) < 2:  # noqa: PLR2004 (a group)
         message = f"--nodes {options.nodes[:60]!r} names {counted(len(nodes), 'node')}"
         raise ConfigError(message, fix="name two nodes or more; one node alone is `envcheck run`")
-    if options.domains and options.mode == "tournament":
-        message = "--mode tournament measures every pair, whatever its domains are"
-        raise ConfigError(message, fix="leave out --domains, or --mode")
-    domains = read_domains(options.domains, nodes) if options.domains else {}
-    usual: Literal["tournament", "diagnose"] = "diagnose" if domains or len(nodes) > SMALL else "tournament"
-    return Fleet(nodes, domains, options.mode or usual)
+    usual: Literal["tournament", "diagnose"] = "diagnose" if len(nodes) > SMALL else "tournament"
+    return Fleet(nodes, options.mode or usual)
 
 
 def _launcher(options: FleetPairsOptions) -> Launcher:
-    if options.group_command is not None and "{reports}" not in options.group_command:
-        message = "--group-command has no {reports}, the directory where it writes NODE.json"
-        raise ConfigError(message, fix=f"write for example --group-command '{GROUP_COMMAND}'")
     folder = options.state.absolute().with_name(f"{options.state.stem}-reports")
-    template = checked(options.launch or SLURM)
-    return Launcher(template, ROLL_CALL_COMMAND, options.group_command or GROUP_COMMAND, folder, options.timeout)
+    return Launcher(checked(options.launch or SLURM), folder, options.timeout)
 
 
 def _can_start(launcher: Launcher) -> None:

@@ -155,16 +155,13 @@ class Launcher(NamedTuple):
     """
 
     template: str
-    roll_call: str
-    group: str
     folder: Path
     timeout: float
 
     def command(self, test: GroupTest, reports: Path) -> list[str]:
         """Return the words of the command for a test; no shell takes part."""
         places = {"{nodes}": fold(test.nodes), "{count}": str(len(test.nodes)), "{reports}": str(reports)}
-        inner = self.roll_call if test.step == ROLL_CALL else self.group
-        words = _filled(shlex.split(inner), places)
+        words = _filled((ROLL_CALL_COMMAND if test.step == ROLL_CALL else GROUP_COMMAND).split(), places)
         outer = shlex.split(self.template)
         at = outer.index("{command}")
         return [*_filled(outer[:at], places), *words, *_filled(outer[at + 1 :], places)]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from envcheck.struct_types import know_types
 
@@ -113,8 +114,6 @@ _LEAST_SPEEDS = 2
 _LEAST_OF_OTHER_SIZES = 4
 Certainty = Literal["pass", "unsteady", "fail", "undetermined"]
 Round = Sequence[GroupTest]
-# A planner yields the tests of a round, which may run at the same time, and receives their results in that order.
-Rounds = Generator[Round, Sequence[GroupResult], "list[MeasuredGroup]"]
 
 
 class MeasuredGroup(NamedTuple):
@@ -123,12 +122,11 @@ class MeasuredGroup(NamedTuple):
     nodes: tuple[str, ...]
     certainty: Certainty
     results: tuple[GroupResult, ...]
-    name: str
 
-    @classmethod
-    def of(cls, test: GroupTest, results: Sequence[GroupResult]) -> MeasuredGroup:
-        """Return what one or two results of a test say together."""
-        return cls(test.nodes, _certainty([result.status for result in results]), tuple(results), name_of(test.nodes))
+    @property
+    def name(self) -> str:
+        """Return how the test is called in evidence."""
+        return name_of(self.nodes)
 
     @property
     def passed(self) -> bool:
@@ -141,36 +139,37 @@ class MeasuredGroup(NamedTuple):
         return next((result.reason for result in reversed(self.results) if result.reason), "")
 
 
-def measure(tests: Round, usual: float | None = None) -> Rounds:
-    """Run a round, then repeat what did not pass. `usual` is the speed in GB/s to compare with, None for none."""
-    first = yield tests
-    judged = [compared(result, usual) for result in first]
-    repeated = [test for test, result in zip(tests, judged, strict=True) if result.status != "pass"]
-    second: Sequence[GroupResult] = (yield [test._replace(attempt=2) for test in repeated]) if repeated else ()
-    repeated_results = dict(zip(repeated, (compared(result, usual) for result in second), strict=True))
-    return [
-        MeasuredGroup.of(test, [one for one in (result, repeated_results.get(test)) if one])
-        for test, result in zip(tests, judged, strict=True)
-    ]
+# A planner yields the tests of a round, which may run at the same time, and receives their results in that order.
+Rounds = Generator[Round, Sequence[GroupResult], list[MeasuredGroup]]
 
 
-def measure_alike(tests: Round) -> Rounds:
-    """Run a round of groups of one size: those far slower than most of them fail, whatever their own limits say."""
-    first = yield tests
-    return (yield from _after(tests, first, usual_speed(first, [len(test.nodes) for test in tests])))
+def measured(rounds: Iterable[Round], usual: float | None = None) -> Rounds:
+    """Run rounds of tests, then again what did not pass, and return what each test comes to.
+
+    Those far slower than `usual` (GB/s) fail, whatever their own limits say; None for what is usual among these tests.
+    """
+    first: dict[GroupTest, GroupResult] = {}
+    for tests in filter(None, rounds):
+        first |= zip(tests, (yield tests), strict=True)
+    usual = usual_speed(first.values(), [len(test.nodes) for test in first]) if usual is None else usual
+    results = {test: [compared(result, usual)] for test, result in first.items()}
+    for tests in disjoint([test for test, [result] in results.items() if result.status != "pass"]):
+        second = yield [test._replace(attempt=2) for test in tests]
+        for test, result in zip(tests, second, strict=True):
+            results[test].append(compared(result, usual))
+    return [MeasuredGroup(test.nodes, _certainty([r.status for r in own]), tuple(own)) for test, own in results.items()]
 
 
-def _after(tests: Round, first: Sequence[GroupResult], usual: float | None) -> Rounds:
-    """Go on with a round whose first results are known."""
-    rounds = measure(tests, usual)
-    next(rounds)
-    try:
-        following = rounds.send(first)
-        while True:
-            following = rounds.send((yield following))
-    except StopIteration as ended:
-        measured: list[MeasuredGroup] = ended.value
-        return measured
+def disjoint(tests: Iterable[GroupTest]) -> list[list[GroupTest]]:
+    """Return the tests in few rounds in which no node is in two of them."""
+    rounds: list[tuple[set[str], list[GroupTest]]] = []
+    for test in tests:
+        taken, members = next((one for one in rounds if one[0].isdisjoint(test.nodes)), (set[str](), []))
+        if not members:
+            rounds.append((taken, members))
+        taken.update(test.nodes)
+        members.append(test)
+    return [members for _, members in rounds]
 
 
 def usual_speed(results: Iterable[GroupResult], sizes: Sequence[int] = ()) -> float | None:
@@ -192,11 +191,11 @@ def compared(result: GroupResult, usual: float | None) -> GroupResult:
         return result
     if result.speed is None:
         reason = "no speed was measured, and other groups have one"
-        return GroupResult("undetermined", None, reason, result.faulty_gpus, result.answers, result.seconds)
+        return structs.replace(result, status="undetermined", reason=reason)
     if result.speed >= SLOW * usual:
         return result
     reason = f"{result.speed:.1f} GB/s, {result.speed / usual:.0%} of what other groups reach"
-    return GroupResult("fail", result.speed, reason, result.faulty_gpus, result.answers, result.seconds)
+    return structs.replace(result, status="fail", reason=reason)
 
 
 def _certainty(statuses: list[str]) -> Certainty:

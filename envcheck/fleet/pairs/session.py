@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import statistics
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -17,22 +17,19 @@ import msgspec
 from envcheck import safe_files
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
-from envcheck.fleet.hostlist import fold, unfold
-from envcheck.fleet.pairs.diagnosis import Domains, diagnosis, tournament
-from envcheck.fleet.pairs.results import ROLL_CALL, Diagnosis, GroupResult, GroupTest, NodeAnswer, Round, UnclearNodes
+from envcheck.fleet.hostlist import fold
+from envcheck.fleet.pairs.diagnosis import Plan, diagnosis, tournament
+from envcheck.fleet.pairs.results import ROLL_CALL, Diagnosis, GroupResult, GroupTest, NodeAnswer, UnclearNodes
 from envcheck.printable import printable
 from envcheck.struct_types import know_types
 
 PairsMode = Literal["tournament", "diagnose"]
-# Up to here a tournament takes no more rounds than a diagnosis that finds a fault.
-SMALL = 16
 
 
 class Fleet(NamedTuple):
-    """What is to be tested: nodes, their domains if known, and how."""
+    """What is to be tested, and how."""
 
     nodes: tuple[str, ...]
-    domains: Domains
     mode: PairsMode
 
 
@@ -58,11 +55,9 @@ def step(fleet: Fleet, results: Mapping[str, GroupResult]) -> NextRound | Diagno
     return NextRound(tuple(test for test in tests if test.key not in results), number)
 
 
-def planner(fleet: Fleet) -> Generator[Round, Sequence[GroupResult], Diagnosis]:
+def planner(fleet: Fleet) -> Plan:
     """Return the planner of the fleet's mode."""
-    if fleet.mode == "tournament":
-        return tournament(fleet.nodes)
-    return diagnosis(fleet.nodes, fleet.domains)
+    return (tournament if fleet.mode == "tournament" else diagnosis)(fleet.nodes)
 
 
 class Extent(NamedTuple):
@@ -118,41 +113,6 @@ def _answered(faulty: str, test: GroupTest) -> GroupResult:
     return GroupResult("fail" if faulty in test.nodes else "pass", reason="slow")
 
 
-def read_domains(path: Path, nodes: Sequence[str]) -> dict[str, str]:
-    """Return the domain of each node from lines `NAME HOSTLIST`; # begins a comment.
-
-    Raise ConfigError for a node in two domains or in none.
-    """
-    try:
-        text = safe_files.read_whole(path).decode()
-    except UnicodeDecodeError as error:
-        message = f"{path} is not a text file"
-        raise ConfigError(message, fix="write lines `NAME HOSTLIST`") from error
-    domain_of: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        name, *remainder = line.partition("#")[0].split(None, 1) or [""]
-        if not name:
-            continue
-        listed = "".join(remainder)
-        for node in _unfolded(listed, f"{path}:{number}"):
-            if domain_of.setdefault(node, name) != name:
-                message = f"{path}:{number}: {node} is in the domains {domain_of[node]} and {name}"
-                raise ConfigError(message, fix="name each node once")
-    missing = [node for node in nodes if node not in domain_of]
-    if missing:
-        message = f"{path} has no domain for {', '.join(missing[:3])}" + (" and others" if len(missing) > 3 else "")  # noqa: PLR2004
-        raise ConfigError(message, fix="write a line `NAME HOSTLIST` with them")
-    return {node: domain_of[node] for node in nodes}
-
-
-def _unfolded(listed: str, where: str) -> list[str]:
-    try:
-        return unfold(listed)
-    except ConfigError as error:
-        message = f"{where}: {error.message}"
-        raise ConfigError(message, fix=error.fix) from error
-
-
 SCHEMA: Final = "envcheck/fleet-pairs-state/1"
 _FIX: Final = "remove the file to begin anew, or give --state another one"
 
@@ -162,8 +122,7 @@ class PairsState(msgspec.Struct):
 
     nodes: str
     mode: str
-    domains: dict[str, str]
-    commands: list[str]
+    launch: str
     schema: Literal["envcheck/fleet-pairs-state/1"] = SCHEMA
     over: bool = False
     results: dict[str, GroupResult] = {}
@@ -172,12 +131,12 @@ class PairsState(msgspec.Struct):
 know_types(PairsState)
 
 
-def begin(path: Path, fleet: Fleet, commands: list[str]) -> PairsState:
+def begin(path: Path, fleet: Fleet, launch: str) -> PairsState:
     """Return the state of an earlier run of the same tests that is not over, else an empty one.
 
-    Raise ConfigError where the file is not a state, or one of other nodes or commands.
+    Raise ConfigError where the file is not a state, or one of other nodes or another launcher.
     """
-    fresh = PairsState(fold(fleet.nodes), fleet.mode, dict(fleet.domains), commands)
+    fresh = PairsState(fold(fleet.nodes), fleet.mode, launch)
     if not path.exists():
         return fresh
     try:
@@ -187,13 +146,8 @@ def begin(path: Path, fleet: Fleet, commands: list[str]) -> PairsState:
         raise ConfigError(message, fix=_FIX) from error
     if state.over:
         return fresh
-    if (state.nodes, state.mode, state.domains, state.commands) != (
-        fresh.nodes,
-        fresh.mode,
-        fresh.domains,
-        fresh.commands,
-    ):
-        message = f"{path} has the results of other nodes, domains, mode or commands: {state.nodes[:60]}, {state.mode}"
+    if (state.nodes, state.mode, state.launch) != (fresh.nodes, fresh.mode, fresh.launch):
+        message = f"{path} has the results of other nodes, mode or launcher: {state.nodes[:60]}, {state.mode}"
         raise ConfigError(message, fix=_FIX)
     return state
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 import subprocess
@@ -13,6 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from click.testing import CliRunner
+
+from envcheck.cli import cli
+from envcheck.errors import ConfigError
+from envcheck.fleet.pairs import session
+from envcheck.fleet.pairs.launch import SLURM
+from envcheck.fleet.pairs.session import PairsState
 
 HERE = Path(__file__).parent
 REPORT = HERE.parents[1] / "data/reports/h200x1.json"
@@ -28,17 +34,7 @@ class Bench(NamedTuple):
         launch = (
             f"{sys.executable} {HERE / 'fake_launch.py'} {REPORT} {self.folder / 'faults.json'} {{nodes}} {{command}}"
         )
-        base = [
-            sys.executable,
-            "-m",
-            "envcheck",
-            "fleet",
-            "pairs",
-            "--nodes",
-            nodes,
-            "--launch",
-            launch,
-        ]
+        base = [sys.executable, "-m", "envcheck", "fleet", "pairs", "--nodes", nodes, "--launch", launch]
         return [*base, "--state", str(self.folder / "state.json"), *options]
 
     def plant(self, **faults: list[str]) -> None:
@@ -141,47 +137,24 @@ def test_the_plan_and_the_commands_are_printed_and_nothing_starts(bench: Bench) 
     assert not (bench.folder / "state.json").exists()
 
 
-def test_a_state_of_other_nodes_is_refused(bench: Bench) -> None:
-    running = subprocess.Popen(bench.command("n[1-6]"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not (bench.folder / "log").exists():
-        time.sleep(0.02)
-    running.kill()
-    running.wait()
-    done = bench.run("n[1-5]")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert "other nodes" in done.stderr
-
-
-def test_wrong_usage_is_one_line(subtests: pytest.Subtests, tmp_path: Path) -> None:
-    cases: list[tuple[list[str], str]] = [
-        (["--nodes", "n1"], "names 1 node"),
-        (["--nodes", "n[1-2]", "--launch", "ssh {nodes}"], "{command}"),
-        (["--nodes", "n[1-2]", "--launch", "no-such-launcher {nodes} {command}"], "not on PATH"),
-        (["--nodes", "n[2-1]"], "range"),
-        (["--nodes", "n[1-2]", "--mode", "tournament", "--domains", "domains"], "leave out --domains"),
-        (["--nodes", "n[1-2]", "--group-command", "foo"], "--group-command has no {reports}"),
-        (["--nodes", "n[1-2]", "--dry-run", "--json"], "leave out one of them"),
-        (["--nodes", "n[1-2]", "--state", "nosuch/x.json"], "there is no directory nosuch"),
-    ]
-    for options, reason in cases:
-        with subtests.test(str((options, reason))):
-            command = [sys.executable, "-m", "envcheck", "fleet", "pairs", *options]
-            completed = subprocess.run(
-                command, capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ}
-            )
-            assert completed.returncode == 2
-            assert reason in completed.stderr.splitlines()[-1], shlex.join(command)
-
-
-def test_every_node_needs_a_domain_and_only_one(bench: Bench) -> None:
-    file = bench.folder / "domains"
-    for text, reason in (
-        (b"a n[1-2]\n", "no domain for n3"),
-        (b"a n[1-2]\nb n[2-3]\n", "n2 is in the domains a and b"),
-        (b"a n[1-2]\nb n[3-1]\n", f"{file}:2: '3-1' in"),
-        (b"\xff\xfe\x00", f"{file} is not a text file"),
-    ):
-        file.write_bytes(text)
-        done = bench.run("n[1-3]", "--domains", str(file))
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert reason in done.stderr
+def test_wrong_usage_is_refused_and_nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    session.write(Path("other.json"), PairsState("n[1-6]", "tournament", SLURM))
+    Path("broken.json").write_text("{")
+    cases = {
+        "--nodes n1": "names 1 node",
+        "--nodes n[2-1]": "range",
+        "--nodes n[1-2] --launch 'ssh {nodes}'": "{command}",
+        "--nodes n[1-2] --launch 'no-such-launcher {nodes} {command}'": "not on PATH",
+        "--nodes n[1-2] --dry-run --json": "leave out one of them",
+        "--nodes n[1-2] --state nosuch/x.json": "there is no directory nosuch",
+        "--nodes n[1-5] --state other.json": "other nodes",
+        "--nodes n[1-5] --state broken.json": "not a state",
+    }
+    wrong = {}
+    for words, message in cases.items():
+        error = CliRunner().invoke(cli, ["fleet", "pairs", *shlex.split(words)]).exception
+        if not (isinstance(error, ConfigError) and message in f"{error} {error.fix}"):
+            wrong[words] = error
+    assert wrong == {}
+    assert {path.name for path in tmp_path.iterdir()} == {"other.json", "broken.json"}
