@@ -1,6 +1,6 @@
 """An all-reduce can be right while a message of another collective lands in the wrong place.
 
-Seen in the wild: sharded training (FSDP, ZeRO, expert parallel) lives on all-gather, reduce-scatter, all-to-all and
+Sharded training (FSDP, ZeRO, expert parallel) lives on all-gather, reduce-scatter, all-to-all and
 send/recv, which take other kernels and other links than all-reduce does; a peer-to-peer pair that drops writes shows
 between those two ranks alone; a maximum that is wrong in bfloat16 only; a sub-group that reaches into another one.
 The operations and types are those of NVIDIA/nccl-tests. Integers from a seed fill what each dtype holds exactly, and
@@ -9,6 +9,7 @@ what has to arrive is computed in plain Python, so nothing may differ (`ENVCHECK
 
 from __future__ import annotations
 
+import random
 import time
 from typing import Any
 
@@ -28,7 +29,6 @@ from envcheck.checks import (
     worst,
 )
 from envcheck.checks.collectives import collective_cases, exact_numbers
-from envcheck.checks.collectives import late_ranks as collectives_late_ranks
 from envcheck.checks.collectives.collective_cases import Bench, CollectiveCase, Part, Setting
 from envcheck.checks.support import process_group
 from envcheck.checks.training import plain_math
@@ -49,8 +49,13 @@ LIMIT = Limit(
 )
 # What came to gloo in later releases of PyTorch (documentation of torch.distributed, table of backends).
 LATER_IN_GLOO = ("reduce-scatter", "all-to-all", "all-gather (tensor)")
+# Who waits for a rank that comes late: those at a barrier, and a collective that was started and not waited for.
+WAITS = BARRIER, STARTED = "barrier", "async all-reduce"
+LATE_AT_MOST, PAUSE, _COUNT = 3, 0.05, 1021
 _SHOWN = 12
+_LOG = "see the check's log"
 _LOST = ("connection closed", "connection reset", "broken pipe", "aborted", "timed out")
+_WAIT_FIX = "run it without NCCL_*, TORCH_NCCL_* and GLOO_* settings; another torch or NCCL release may be at fault"
 _FIX = "try NCCL_P2P_DISABLE=1: right then, peer-to-peer is broken between these ranks (ACS, bridge, link)"
 
 
@@ -134,16 +139,39 @@ def _run(setting: Setting, record: Record) -> None:
             record.unsupported[record.now] = process_group.quoted(error)
             continue
         record.add(case.collective, record.now, exact_numbers.slack(bench.kind) if case.operation else 0.0, parts)
-    for late in collectives_late_ranks.late_ranks(setting):
-        for operation in collectives_late_ranks.BARRIERS:
+    world, chance = setting.rank.world, random.Random(setting.seed)  # noqa: S311 (test data, no secret)
+    for late in sorted(chance.sample(range(world), min(world, LATE_AT_MOST))):
+        for operation in WAITS:
             record.now = f"{operation} with rank {late} late"
-            record.waits.append(collectives_late_ranks.barrier(setting, late, operation))
-        for operation in collectives_late_ranks.STARTED:
-            record.now = f"{operation} with rank {late} late"
-            times, parts = collectives_late_ranks.started(setting, late, operation)
-            record.waits.append(times)
-            record.add(operation, record.now, 0.0, parts)
+            record.waits.append(_waited(setting, late, operation, record))
     record.now = "leaving the group"
+
+
+def _waited(setting: Setting, late: int, operation: str, record: Record) -> Measured:
+    """Have all ranks wait for `late`; return when that one came, when this one got out, and whether it was early.
+
+    Times are those of the machine's one monotonic clock (clock_gettime(2)), which its processes can compare.
+    """
+    times: Measured = {"what": operation, "late": late}
+    bench = Bench(setting, CollectiveCase(f"{operation} with a late rank", "sum", "float32", _COUNT, late))
+    tensor, mine = bench.tensor(bench.given(bench.mine)), setting.rank.rank
+    setting.dist.barrier()
+    if mine == late:
+        time.sleep(PAUSE)
+        times["came"] = time.monotonic()
+    if operation == BARRIER:
+        setting.dist.barrier()
+    else:
+        work = setting.dist.all_reduce(tensor, async_op=True)
+        if mine != late:
+            times |= {"early": bool(work.is_completed()), "asked": time.monotonic()}
+        work.wait()
+        arrived = tensor.tolist()
+        times["complete"] = bool(work.is_completed())
+        record.add(operation, record.now, 0.0, [("after the wait", arrived, bench.reduced())])
+    if setting.device.type == "cuda":
+        setting.torch.cuda.synchronize()
+    return {**times, "out": time.monotonic()}
 
 
 def _later(case: CollectiveCase) -> bool:
@@ -159,7 +187,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return problem
     if len(ranks) == 1:
         return skipped("one rank sends to nobody", code="rank.not-enough")
-    findings = [*_wrong(ranks), *_raised(ranks), *collectives_late_ranks.judge(ranks)]
+    findings = [*_wrong(ranks), *_raised(ranks), *_not_waited(ranks)]
     if not any(entry.get("raised") for entry in ranks):
         findings += _missing(ranks)
     findings += _known_gaps(ranks)
@@ -211,6 +239,50 @@ def _raised(ranks: Ranks) -> list[Outcome]:
     ]
 
 
+def _not_waited(ranks: Ranks) -> list[Outcome]:
+    """Return a finding for each rank that did not wait for a late one, and for each wait that showed nothing."""
+    unshown = [f"rank {entry['rank']}" for entry in ranks if not _shown(entry, ranks[0])]
+    if unshown and not any(entry.get("raised") for entry in ranks):
+        summary = "does not say when it waited for late ranks"
+        return [undecided(f"{who} {summary}", fix=_LOG, code="collective.unshown", culprit=who) for who in unshown]
+    waits = [(entry, times) for entry in ranks for times in entry.get("waits") or []]
+    came = {(t["what"], t["late"], entry.get("host")): t["came"] for entry, t in waits if "came" in t}
+    findings = []
+    for entry, times in waits:
+        operation, late, out, who = times["what"], times["late"], times.get("out"), f"rank {entry['rank']}"
+        since = came.get((operation, late, entry.get("host")))
+        why = "" if process_group.finite(out) else "did not say when it ended"
+        if since is not None and not why:
+            why = "ended too early" if out < since else ""
+            if times.get("early", False) is not False and times.get("asked", 0.0) < since:
+                why = "said that it was complete too early"
+        about: dict[str, Any] = {"culprit": who, "rank": entry["rank"], "late": late}
+        if why:
+            summary = f"{who}: {operation} {why}: rank {late} had not come"
+            findings.append(failed(summary, fix=_WAIT_FIX, code="collective.no-wait", **about))
+        if times.get("complete", True) is not True:
+            summary = f"{who}: {operation} is not complete after wait()"
+            findings.append(failed(summary, fix=_WAIT_FIX, code="collective.incomplete", **about))
+    return findings
+
+
+def _shown(entry: Measured, first: Measured) -> bool:
+    """Return whether a rank says of the same waits as rank 0 when the late one came, if it is that, and what it saw."""
+    waits: list[Any] = entry.get("waits") or []
+    for times in waits:
+        if not isinstance(times, dict) or not process_group.counts(times.get("late")) or "out" not in times:
+            return False
+        late = times["late"] == entry["rank"]
+        owed = ["complete", *([] if late else ["early"])] if times.get("what") == STARTED else []
+        came = times.get("came", 0.0)
+        arrival = late == ("came" in times) and process_group.finite(came) and came >= 0
+        if not arrival or not all(name in times for name in owed):
+            return False
+    named = [(times["what"], times["late"]) for times in waits]
+    others = [(times.get("what"), times.get("late")) for times in first.get("waits") or [] if isinstance(times, dict)]
+    return named == others and set(WAITS) <= {what for what, _ in named}
+
+
 def _known_gaps(ranks: Ranks) -> list[Outcome]:
     """Return a warning for each known gap of this PyTorch, which no machine causes."""
     reasons = [reason for entry in ranks for reason in (entry.get("known_gaps") or {}).values()]
@@ -228,22 +300,16 @@ def _missing(ranks: Ranks) -> list[Outcome]:
         lacking, done = entry.get("unsupported") or {}, entry.get("done") or {}
         gloo = entry["backend"] == "gloo"
         every = [name for name in collective_cases.CALLS if not (gloo and name.startswith(LATER_IN_GLOO))]
-        unrun = [
-            name for name in dict.fromkeys([*every, *collectives_late_ranks.STARTED, *done]) if not _ran(done.get(name))
-        ]
-        alike = _left_out(entry) == _left_out(ranks[0]) and _counts(entry) == _counts(ranks[0])
+        unrun = [name for name in dict.fromkeys([*every, STARTED, *done]) if not _ran(done.get(name))]
+        alike = _counts(entry) == _counts(ranks[0])
         if entry["backend"] != "gloo" and lacking:
             unrun += [*lacking]
         if unrun or not alike or not entry.get("waits"):
             summary = ", ".join(unrun[:5]) or "the same as the other ranks"
-            message = f"rank {entry['rank']} did not run {summary}"
-            where = f"rank {entry['rank']}"
-            findings.append(undecided(message, fix="see the check's log", code="collective.missing", culprit=where))
+            who = f"rank {entry['rank']}"
+            message = f"{who} did not run {summary}"
+            findings.append(undecided(message, fix=_LOG, code="collective.missing", culprit=who))
     return findings
-
-
-def _left_out(entry: Measured) -> list[str]:
-    return [*(entry.get("unsupported") or {}), *(entry.get("known_gaps") or {})]
 
 
 def _ran(done: Any) -> bool:
@@ -256,7 +322,8 @@ def _ran(done: Any) -> bool:
 
 def _counts(entry: Measured) -> list[Any]:
     done = entry.get("done") or {}
-    return [*((name, row.get("cases")) for name, row in done.items() if isinstance(row, dict)), entry.get("seed")]
+    left_out = [*(entry.get("unsupported") or {}), *(entry.get("known_gaps") or {}), entry.get("seed")]
+    return [*((name, row.get("cases")) for name, row in done.items() if isinstance(row, dict)), *left_out]
 
 
 def _exact(ranks: Ranks) -> Outcome:

@@ -196,12 +196,13 @@ def _nothing(summary: str, entry: Measured) -> Outcome:
 
 def _complete(entry: Measured, first: Measured) -> bool:
     products = entry.get("products") or {}
-    times, at = [products.get("median"), products.get("p95")], (entry.get("joined") or {}).get("at") or []
+    times: list[Any] = [products.get("median"), products.get("p95")]
+    at: list[Any] = (entry.get("joined") or {}).get("at") or []
     if not at or len(at) != len((first.get("joined") or {}).get("at") or []):
         return False
     finite = all(map(process_group.finite, (*times, *at))) and process_group.counts(entry.get("wrong"))
     # A clock that does not go back, read before each meeting (clock_gettime(2), CLOCK_MONOTONIC).
-    return finite and min(times) > 0 and at[0] > 0 and all(before <= after for before, after in zip(at, at[1:]))
+    return bool(finite and min(times) > 0 and at[0] > 0 and all(one <= other for one, other in zip(at, at[1:])))
 
 
 def _computed(entry: Measured) -> list[Outcome]:

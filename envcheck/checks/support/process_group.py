@@ -75,22 +75,16 @@ def group(rank: Rank) -> Iterator[Any]:
 
 
 def _store(dist: Any, rank: Rank) -> Any:
-    """Return a store in the group's own directory; None, for torch's own over TCP, where files cannot be locked."""
+    """Return a store in the group's own directory, over TCP for several nodes; None where files cannot be locked."""
     if rank.nodes > 1:
-        return tcp_store(dist, serve=rank.rank == 0, world=rank.world)
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        return dist.TCPStore(address, port, rank.world, rank.rank == 0, dt.timedelta(seconds=JOIN_SECONDS))
     with Path(rank.scratch, f".lock{rank.rank}").open("w", encoding="ascii") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError:
             return None
     return dist.FileStore(str(Path(rank.scratch, "store")), rank.world)
-
-
-def tcp_store(dist: Any, *, serve: bool = False, world: int | None = None) -> Any:
-    """Return the store of a group over several nodes, of which rank 0 is the server; `world` waits for so many."""
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    timeout = dt.timedelta(seconds=JOIN_SECONDS)
-    return dist.TCPStore(address, port, world, serve, timeout, wait_for_workers=world is not None)
 
 
 def host() -> str:
