@@ -13,20 +13,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from envcheck.checks import (
-    PASS,
-    Check,
-    Limit,
-    Measured,
-    Outcome,
-    Rank,
-    Ranks,
-    View,
-    failed,
-    undecided,
-    warned,
-    worst,
-)
+from envcheck.checks import PASS, Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, undecided, warned, worst
 from envcheck.checks.env import fp8_training
 from envcheck.checks.hardware import gpu_speed
 from envcheck.checks.hardware import sampler as hardware_sampler

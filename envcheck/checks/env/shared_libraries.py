@@ -174,13 +174,7 @@ def _twice(entry: Measured) -> list[Outcome]:
     fix = "remove one of them: the wheel's own is the one torch was built with"
     return [
         _finding(
-            failed,
-            f"{name} is loaded twice: {', '.join(paths)}",
-            fix,
-            len(twice),
-            "libraries.twice",
-            name,
-            twice=twice,
+            failed, f"{name} is loaded twice: {', '.join(paths)}", fix, len(twice), "libraries.twice", name, twice=twice
         )
         for name, paths in twice.items()
     ]

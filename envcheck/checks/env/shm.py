@@ -10,20 +10,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from envcheck.checks import (
-    Check,
-    Limit,
-    Measured,
-    Outcome,
-    Rank,
-    Ranks,
-    View,
-    failed,
-    passed,
-    undecided,
-    warned,
-    worst,
-)
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned, worst
 from envcheck.checks.support import process_group
 
 CHECK = Check(promise="shared memory has room for NCCL and DataLoader workers", level="static", limits=("shm-free",))
@@ -36,11 +23,7 @@ _EMPTY_IT = "remove what earlier jobs left in /dev/shm"
 def measure(rank: Rank) -> Measured:
     """Return the bytes /dev/shm has, and how many of them are free."""
     state = os.statvfs(PATH)
-    return {
-        "rank": rank.rank,
-        "total": state.f_blocks * state.f_frsize,
-        "free": state.f_bavail * state.f_frsize,
-    }
+    return {"rank": rank.rank, "total": state.f_blocks * state.f_frsize, "free": state.f_bavail * state.f_frsize}
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
@@ -52,11 +35,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return undecided(
             "the size of /dev/shm was not measured", fix="mount a tmpfs at /dev/shm", code="shm.unmeasured"
         )
-    floor, advice, room = (
-        limits.limit("shm", "fail"),
-        limits.limit("shm", "warn"),
-        limits.limit("shm-free", "fail"),
-    )
+    floor, advice, room = (limits.limit("shm", "fail"), limits.limit("shm", "warn"), limits.limit("shm-free", "fail"))
     findings = []
     if total < floor.value:
         findings.append(_small(failed, "is too small", total, floor, free))

@@ -174,11 +174,7 @@ def apart(made: Sequence[float], expected: Sequence[float]) -> float:
 
 
 def off(
-    made: Sequence[float],
-    expected: Sequence[float],
-    tolerance: float,
-    least: float = 0.0,
-    spread: Sequence[float] = (),
+    made: Sequence[float], expected: Sequence[float], tolerance: float, least: float = 0.0, spread: Sequence[float] = ()
 ) -> float:
     """Return the largest |made - expected| / (tolerance * max(|expected|, rms, least) + spread).
 

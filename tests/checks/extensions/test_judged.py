@@ -43,10 +43,7 @@ def outcome(view: View, *rows: dict[str, Any], **changes: Any) -> Outcome:
 
 
 def undefined(symbol: str, shown: str) -> dict[str, Any]:
-    return {
-        "library": {"undefined": [symbol]},
-        "undefined": {"count": 3, "symbols": {symbol: shown}},
-    }
+    return {"library": {"undefined": [symbol]}, "undefined": {"count": 3, "symbols": {symbol: shown}}}
 
 
 @pytest.fixture

@@ -198,14 +198,7 @@ def test_a_switchs_errors(node: Node, put: Node, code: int, text: str, status: s
 
 
 @each(
-    "why, status",
-    [
-        ("denied", SKIP),
-        ("unsupported", SKIP),
-        ("no-data", SKIP),
-        ("failed", ERROR),
-        ("timed-out", ERROR),
-    ],
+    "why, status", [("denied", SKIP), ("unsupported", SKIP), ("no-data", SKIP), ("failed", ERROR), ("timed-out", ERROR)]
 )
 def test_a_log_that_was_not_read_is_never_a_quiet_one(node: Node, put: Node, why: Why, status: str) -> None:
     log = Signal(reason="/dev/kmsg: as it was", why=why)
