@@ -19,7 +19,7 @@ from envcheck.checks import PASS, Check, Measured, Outcome, Rank, Ranks, View, f
 from envcheck.checks.collectives import exact_numbers
 from envcheck.checks.hardware import gpu_speed
 from envcheck.checks.hardware import sampler as hardware_sampler
-from envcheck.checks.support import process_group, seeded_numbers, seeded_words
+from envcheck.checks.support import process_group, seeded_numbers
 
 CHECK = Check(
     promise="copies in the GPU's memory, and to and from the host, reach what this GPU model does, where that is known",
@@ -52,7 +52,7 @@ def measure(rank: Rank) -> Measured:
     with process_group.group(rank) as dist:
         probe = torch.zeros(1, device=device)
         seed = seeded_numbers.seed(rank.rank)
-        words = seeded_words.Words(torch, seed)
+        words = seeded_numbers.Words(torch, seed)
         values, right = {}, {}
         free = int(torch.cuda.mem_get_info(device)[0] * _FREE_SHARE)
         values["HBM copy"], right["HBM copy"] = _on_card(words, device, min(ON_CARD, free // 3))
@@ -83,19 +83,19 @@ def link(load: Measured) -> Measured:
     return {"generation": int(generation[2]), "lanes": int(lanes[2])} if generation and lanes else {}
 
 
-def _on_card(words: seeded_words.Words, device: Any, size: int) -> tuple[float, bool]:
+def _on_card(words: seeded_numbers.Words, device: Any, size: int) -> tuple[float, bool]:
     sources = gpu_speed.numbers(words, size, device)
     target = words.torch.zeros_like(sources[0])
     took, became = _copies(words, target, sources, _on_device(words, target, sources))
     return 2 * 4 * target.numel() / took / 1e9, became["wrong"] == 0
 
 
-def _on_device(words: seeded_words.Words, target: Any, sources: Any) -> Callable[[int], Any]:
+def _on_device(words: seeded_numbers.Words, target: Any, sources: Any) -> Callable[[int], Any]:
     """Return what counts the elements of the target that are not the source's whose turn it is."""
     return lambda turn: exact_numbers.compared(words.torch, target, sources[turn])
 
 
-def _by_node(words: seeded_words.Words, device: Any, size: int) -> tuple[dict[str, Measured], dict[str, str]]:
+def _by_node(words: seeded_numbers.Words, device: Any, size: int) -> tuple[dict[str, Measured], dict[str, str]]:
     """Copy from and to each NUMA node's memory; say which nodes this process may not run on, and why."""
     found = nodes() or {"here": os.sched_getaffinity(0)}
     pinned: list[Any] = []
@@ -104,7 +104,7 @@ def _by_node(words: seeded_words.Words, device: Any, size: int) -> tuple[dict[st
     return {node: rates for node, rates in by_node.items() if not isinstance(rates, str)}, refused
 
 
-def _bound(words: seeded_words.Words, device: Any, size: int, cpus: set[int], pinned: list[Any]) -> Measured | str:
+def _bound(words: seeded_numbers.Words, device: Any, size: int, cpus: set[int], pinned: list[Any]) -> Measured | str:
     try:
         with on(cpus):
             return _across(words, device, size, pinned)
@@ -112,7 +112,7 @@ def _bound(words: seeded_words.Words, device: Any, size: int, cpus: set[int], pi
         return str(error.strerror)
 
 
-def _across(words: seeded_words.Words, device: Any, size: int, pinned: list[Any]) -> Measured:
+def _across(words: seeded_numbers.Words, device: Any, size: int, pinned: list[Any]) -> Measured:
     """Return the rate of each way, and whether the bytes arrived. What is pinned is `pinned`: torch would hand it on.
 
     What came back to the host is sent to the card again and compared there, which is quicker than the host is.
@@ -133,7 +133,7 @@ def _across(words: seeded_words.Words, device: Any, size: int, pinned: list[Any]
     return {"host to GPU": size / down / 1e9, "GPU to host": size / up / 1e9, "right": right, "copies": [upward, went]}
 
 
-def _copies(words: seeded_words.Words, target: Any, sources: Any, wrong: Any) -> tuple[float, Measured]:
+def _copies(words: seeded_numbers.Words, target: Any, sources: Any, wrong: Any) -> tuple[float, Measured]:
     """Copy one source after the other to the target; see `gpu_speed.copied`."""
 
     def copy(turn: int) -> None:

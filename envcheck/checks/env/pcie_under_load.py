@@ -32,7 +32,7 @@ from envcheck.checks import (
 )
 from envcheck.checks.collectives import exact_numbers
 from envcheck.checks.hardware import gpu_speed
-from envcheck.checks.support import process_group, seeded_numbers, seeded_words
+from envcheck.checks.support import process_group, seeded_numbers
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -69,12 +69,12 @@ def measure(rank: Rank) -> Measured:
     try:
         bus_id = address(device.index)
         seed = seeded_numbers.seed(rank.rank)
-        return {**entry, "bus_id": bus_id, "seed": seed, **_loaded(seeded_words.Words(torch, seed), card, bus_id)}
+        return {**entry, "bus_id": bus_id, "seed": seed, **_loaded(seeded_numbers.Words(torch, seed), card, bus_id)}
     except (OSError, ValueError) as error:
         return {**entry, "unreadable": str(error)}
 
 
-def _loaded(words: seeded_words.Words, card: Any, bus_id: str) -> Measured:
+def _loaded(words: seeded_numbers.Words, card: Any, bus_id: str) -> Measured:
     """Return the link's `readings` while copies are under way, and how many `copies` did not bring every bit."""
     torch, host = words.torch, [one.pin_memory() for one in gpu_speed.numbers(words, SIZE)]
     on_device = [one.to(card.device, copy=True) for one in host]

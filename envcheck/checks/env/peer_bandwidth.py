@@ -26,7 +26,7 @@ from envcheck.checks import (
 )
 from envcheck.checks.collectives import exact_numbers
 from envcheck.checks.hardware import gpu_pairs, gpu_speed
-from envcheck.checks.support import process_group, seeded_numbers, seeded_words
+from envcheck.checks.support import process_group, seeded_numbers
 
 CHECK = Check(
     promise="each GPU writes to each other one as fast as this model and link do, where that is known",
@@ -55,7 +55,7 @@ def measure(rank: Rank) -> Measured:
     size = min(SIZE, *(int(torch.cuda.mem_get_info(device)[0] * _FREE_SHARE) for device in devices))
     # The same bits reach every GPU through the host: what another one sends can be compared where it arrives.
     seed = seeded_numbers.seed()
-    words = seeded_words.Words(torch, seed)
+    words = seeded_numbers.Words(torch, seed)
     pattern = gpu_speed.numbers(words, size // 3)
     held = [[one.to(device, copy=True) for one in pattern] for device in devices]
     for one, mask in [pair for rows in held for pair in zip(rows, gpu_speed.MASKS)]:
@@ -74,7 +74,7 @@ def measure(rank: Rank) -> Measured:
     return {**process_group.standing(rank, held[0][0]), **measured}
 
 
-def _copies(words: seeded_words.Words, sources: Any, destinations: Any) -> tuple[float, Measured]:
+def _copies(words: seeded_numbers.Words, sources: Any, destinations: Any) -> tuple[float, Measured]:
     torch, target = words.torch, words.torch.zeros_like(destinations[0])
 
     def copy(turn: int) -> None:

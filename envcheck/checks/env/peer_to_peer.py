@@ -28,7 +28,7 @@ from envcheck.checks import (
 )
 from envcheck.checks.collectives import exact_numbers
 from envcheck.checks.hardware import gpu_pairs
-from envcheck.checks.support import process_group, seeded_numbers, seeded_words
+from envcheck.checks.support import process_group, seeded_numbers
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -60,7 +60,7 @@ def measure(rank: Rank) -> Measured:
     devices = gpu_pairs.devices(torch, rank)
     names = [gpu_pairs.name(torch, device, index) for index, device in enumerate(devices)]
     seed = seeded_numbers.seed()
-    words = seeded_words.Words(torch, seed)
+    words = seeded_numbers.Words(torch, seed)
     pattern = words.tensor(VALUES)
     copies = [pattern.to(device, copy=True) for device in devices]
     gpu_pairs.synchronize(torch, *devices)
@@ -78,7 +78,7 @@ def measure(rank: Rank) -> Measured:
     return {**process_group.standing(rank, copies[0]), **measured}
 
 
-def _wrong(words: seeded_words.Words, source: Any, reference: Any) -> dict[str, Measured]:
+def _wrong(words: seeded_numbers.Words, source: Any, reference: Any) -> dict[str, Measured]:
     """Return what arrived wrong beside `reference`, by the way it took; nothing when all is right.
 
     Each way is taken TRANSFERS times, each time with other bits, so that what an earlier one left cannot pass.
@@ -97,7 +97,7 @@ def _wrong(words: seeded_words.Words, source: Any, reference: Any) -> dict[str, 
         # A device that sees no difference where there is one would hide all of them.
         count = max(count, 0 if turn else words.wrong(target, looked=_LOOKED))
         if count:
-            first = seeded_words.first_difference(*(seeded_words.content(tensor) for tensor in (target, right)))
+            first = seeded_numbers.first_difference(*(seeded_numbers.content(tensor) for tensor in (target, right)))
             index, bits = first or (None, 0)
             wrong[way] = {"count": count, "index": index, "xor": hex(bits), "transfer": turn}
     return wrong

@@ -26,7 +26,7 @@ from envcheck.checks import (
     worst,
 )
 from envcheck.checks.collectives import nccl_log, timed_collectives, transports
-from envcheck.checks.support import process_group, seeded_numbers, seeded_words
+from envcheck.checks.support import process_group, seeded_numbers
 from envcheck.checks.training import plain_math
 from envcheck.counting import numbered
 
@@ -69,7 +69,7 @@ def measure(rank: Rank) -> Measured:
 
 def _between_pairs(torch: Any, dist: Any, rank: Rank, device: Any, seed: int) -> list[str]:
     """Send seeded words between every two ranks, other ones for each pair; return the messages that are not them."""
-    words, wrong = seeded_words.Words(torch, seed), list[str]()
+    words, wrong = seeded_numbers.Words(torch, seed), list[str]()
     base = words.tensor(PAIRED, device)
     for distance in range(1, rank.world):
         sender, receiver = (rank.rank - distance) % rank.world, (rank.rank + distance) % rank.world

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Union
 
 from envcheck.checks import Limit, Measured, Outcome, Ranks, View, passed, undecided, warned, worst
-from envcheck.checks.support import process_group, seeded_words
+from envcheck.checks.support import process_group, seeded_numbers
 from envcheck.counting import counted
 
 MIB = 1 << 20
@@ -52,7 +52,7 @@ def seconds(
     return float(statistics.median(start.elapsed_time(end) for start, end in marks)) / 1000
 
 
-def numbers(words: seeded_words.Words, size: int, device: Any = "cpu") -> tuple[Any, Any]:
+def numbers(words: seeded_numbers.Words, size: int, device: Any = "cpu") -> tuple[Any, Any]:
     """Return two tensors of so many bytes that differ in every bit: seeded words, and their complement."""
     first = words.tensor(max(1, size // 4), device)
     second = first.bitwise_not()

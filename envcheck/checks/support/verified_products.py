@@ -31,7 +31,7 @@ _LARGEST = 5.0
 # Of the usual size of what is added, what a sum is compared with at least.
 _LEAST = 0.01
 # Each element of a sum has another weight, so that no two of them change places unseen.
-_WEIGHTS = seeded_numbers.away_from_zero(seeded_numbers.source(SUM), SUM, 0.5)
+_WEIGHTS = [(-1) ** place * (0.5 + place / SUM) for place in range(SUM)]
 
 
 def data(torch: Any, rows: int, columns: int, device: Any, seed: int) -> Any:
@@ -42,7 +42,7 @@ def data(torch: Any, rows: int, columns: int, device: Any, seed: int) -> Any:
         words += source.getrandbits(8 * count).to_bytes(count, "little")
     made = torch.frombuffer(words, dtype=torch.int32).to(device).to(torch.float32).mul_(_SCALE).view(rows, columns)
     first = [word * _SCALE for word in array.array("i", bytes(words[: 4 * CORNER * columns]))]
-    if seeded_numbers.read(made[:CORNER]) != seeded_numbers.rounded(first, "float32"):
+    if seeded_numbers.read(made[:CORNER]) != array.array("f", first).tolist():
         message = f"a matrix on {device} does not hold the numbers that it was made of"
         raise seeded_numbers.CorruptTransferError(message)
     return made
@@ -104,7 +104,7 @@ def _product(left: list[float], lines: list[float], inner: int) -> list[float]:
 
 def _sums(torch: Any, left: Any, lines: Any, product: Any) -> float:
     """Return how far weighted sums of SUM elements of each row are off, at most, by the size of what is added."""
-    weights = seeded_numbers.tensor(torch, _WEIGHTS, (SUM,), "float64", left.device)
+    weights = torch.tensor(_WEIGHTS, dtype=torch.float64, device=left.device)
     wide, errors = left.float().double(), []
     for first in range(0, lines.shape[0], SUM):
         part = product[:, first : first + SUM].double() * weights

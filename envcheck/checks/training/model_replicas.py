@@ -6,11 +6,10 @@ References are computed in plain Python from the weights as they are: no operati
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from envcheck.checks import Limit, Outcome, Ranks, View, failed, skipped, undecided
+from envcheck.checks import Ranks, failed
 from envcheck.checks.support import process_group
 from envcheck.checks.training import plain_math
 from envcheck.counting import numbered
@@ -19,86 +18,15 @@ TOLERANCE = 1e-5
 OUTPUTS = 8
 
 
-def tolerance(otherwise: str) -> Limit:
-    """Return the limit of a gradient's error; `otherwise` says how far off a wrong one is."""
-    source = (
-        f"|gradient - reference| <= {TOLERANCE:g} of the reference's largest, fp32 against the chain rule in float64: "
-        "rounding differs, seen at 0.1 of it, nothing "
-    )
-    return Limit(1.0, "of the tolerance", f"{source}else may (ours; {otherwise})", "at most")
-
-
 def off(gradients: Iterable[Any], references: Iterable[list[float]]) -> float:
     """Return how far the worst of some gradients is from its reference, in tolerances; infinite where one is none."""
-    pairs = zip(gradients, references)
-    return worst(plain_math.off(numbers(gradient), right) / TOLERANCE for gradient, right in pairs)
+    pairs = ((numbers(gradient), right) for gradient, right in zip(gradients, references))
+    return max(plain_math.off(gradient, right) / TOLERANCE for gradient, right in pairs)
 
 
 def numbers(gradient: Any) -> list[float]:
     """Return a gradient's elements; none where there is no gradient."""
     return [] if gradient is None else plain_math.numbers(gradient)
-
-
-def worst(errors: Iterable[float]) -> float:
-    """Return the largest; max() keeps the first of what does not compare, and would lose a NaN."""
-    values = list(errors)
-    return next((error for error in values if math.isnan(error)), max(values))
-
-
-class Error(NamedTuple):
-    """How far a gradient was from its reference, in tolerances: at which step, on which rank, of which kind."""
-
-    step: int
-    rank: int
-    kind: str
-    value: Any
-
-
-def errors(view: View, ranks: Ranks, kinds: tuple[str, ...], steps: int) -> Outcome | list[Error]:
-    """Return every rank's errors, the first step's first: a rank that is off spoils the others' next one."""
-    problem = process_group.problem(view, ranks)
-    if problem is not None:
-        return problem
-    if len(ranks) == 1:
-        return skipped("one rank averages with nobody", code="rank.not-enough")
-    by_rank: dict[tuple[int, str], Any] = {(entry["rank"], kind): entry.get(kind) for entry in ranks for kind in kinds}
-    for (rank, _), values in by_rank.items():
-        count = len(values) if isinstance(values, list) else 0
-        if count != steps or not all(entry.get("ended") for entry in ranks):
-            return undecided(
-                f"rank {rank} took {count} of {steps} steps",
-                fix="see the check's log",
-                code="ddp.unmeasured",
-                culprit=f"rank {rank}",
-            )
-    return sorted(
-        (
-            Error(step, rank, kind, value)
-            for (rank, kind), values in by_rank.items()
-            for step, value in enumerate(values)
-        ),
-        key=lambda error: (error.step, error.rank, kinds.index(error.kind)),
-    )
-
-
-def first_off(errors: list[Error], limit: Limit) -> Error | None:
-    """Return the first error that is beyond the limit, or no number; None where none is."""
-    return next((e for e in errors if not process_group.finite(e.value) or not 0 <= e.value <= limit.value), None)
-
-
-def blamed(error: Error, summary: str, fix: str, limit: Limit, code: str) -> Outcome:
-    """Return the failure of one error, naming its rank and step."""
-    return failed(
-        f"rank {error.rank}, step {error.step}: {summary}",
-        fix=fix,
-        value=error.value if process_group.finite(error.value) else None,
-        unit=limit.unit,
-        limit=limit,
-        rank=error.rank,
-        step=error.step,
-        code=code,
-        culprit=f"rank {error.rank}",
-    )
 
 
 def model(torch: Any, width: int) -> Any:

@@ -12,11 +12,13 @@ import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from envcheck.checks import Measured, Rank
+from envcheck.checks import Rank
 from envcheck.checks.support import seeded_numbers
 
 # Multiples of 2^-10 below 4 are exact in float32, float16 with few bits lost, and float64.
 _GRAIN = 1024
+# The compute capability from which on GPUs have bfloat16 units.
+BFLOAT16_SINCE = (8, 0)
 Matrix = list[list[float]]
 
 
@@ -103,15 +105,3 @@ def two_layers(parameters: Sequence[Any], inputs: Matrix, targets: Matrix) -> tu
     gradients = [outer(inner, inputs), [sum(column) for column in zip(*inner)]]
     gradients += [outer(back, hidden), [sum(column) for column in zip(*back)]]
     return loss, [flat(gradient) for gradient in gradients]
-
-
-UNIT_ROUNDOFF = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-BFLOAT16_SINCE = (8, 0)
-
-
-def dtypes(entry: Measured) -> list[str]:
-    """Return fp32, on GPUs fp16, and bf16 on CPUs and from compute capability 8.0 on."""
-    if not entry["is_cuda"]:
-        return ["float32", "bfloat16"]
-    native = tuple(entry.get("capability") or ()) >= BFLOAT16_SINCE
-    return ["float32", "float16", "bfloat16"] if native else ["float32", "float16"]

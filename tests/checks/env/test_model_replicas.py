@@ -43,9 +43,3 @@ def test_a_gradient_that_is_not_there_is_infinitely_far() -> None:
 def test_the_worst_of_them_counts_in_tolerances() -> None:
     assert off(One(1.0), One(1.0)) == 0.0
     assert off(One(1.0), One(1.0 + 2 * model_replicas.TOLERANCE), One(1.0)) == pytest.approx(2.0, rel=1e-4)
-
-
-def test_the_limit_says_how_far_off_a_wrong_one_is() -> None:
-    limit = model_replicas.tolerance("a wrong one is far off")
-    assert (limit.value, limit.kind) == (1.0, "at most")
-    assert limit.source.endswith("(ours; a wrong one is far off)")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks.support import seeded_words
+from envcheck.checks.support import seeded_numbers
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = """
@@ -19,14 +19,14 @@ import torch
 from envcheck.checks import Rank
 from envcheck.checks.env import peer_to_peer
 from envcheck.checks.collectives import exact_numbers
-from envcheck.checks.support import seeded_words
+from envcheck.checks.support import seeded_numbers
 
-words = seeded_words.Words(torch, 3)
-made = words.tensor(2 * seeded_words.BLOCK + 5)
+words = seeded_numbers.Words(torch, 3)
+made = words.tensor(2 * seeded_numbers.BLOCK + 5)
 told = {"first": int(made[0]) & 0xFFFFFFFF, "blocks": len({bytes(words.block(place)) for place in range(20)})}
 told["sound"] = [words.wrong(made), words.wrong(made.bitwise_not(), -1), words.wrong(made, -1)]
 told["spoilt"] = []
-for place in (0, seeded_words.BLOCK, made.numel() - 1):
+for place in (0, seeded_numbers.BLOCK, made.numel() - 1):
     spoilt = made.clone()
     spoilt[place] ^= 1 << 20
     told["spoilt"].append(words.wrong(spoilt))
@@ -80,5 +80,5 @@ def test_the_first_difference_is_found_in_any_piece() -> None:
     for place in (0, 4095, 4096, 24_999):
         other = bytearray(one)
         other[4 * place + 1] = 3
-        assert seeded_words.first_difference(one, bytes(other)) == (place, 0x300)
-    assert seeded_words.first_difference(one, one) is None
+        assert seeded_numbers.first_difference(one, bytes(other)) == (place, 0x300)
+    assert seeded_numbers.first_difference(one, one) is None
