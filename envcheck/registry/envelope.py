@@ -76,7 +76,18 @@ class _UnsignedStatement(msgspec.Struct, forbid_unknown_fields=True, rename="cam
     payload: str
 
 
-know_types(_Bundle, _CertifiedBundle, _UnsignedStatement)
+class _AnyMaterial(msgspec.Struct):
+    certificate: Any = msgspec.UNSET
+
+
+class _Shape(msgspec.Struct, rename="camel"):
+    """What tells which of the three a document is to be."""
+
+    media_type: Any = None
+    verification_material: _AnyMaterial = msgspec.field(default_factory=_AnyMaterial)
+
+
+know_types(_Bundle, _CertifiedBundle, _UnsignedStatement, _Shape)
 
 
 def sign(payload: bytes, payload_type: str, key: PrivateKey) -> bytes:
@@ -112,21 +123,17 @@ def open_envelope(
 ) -> EnvelopeContents | Rejection:
     """Return the payload of this type, signed by a key, an identity or nobody, or why not. It never raises."""
     try:
-        document = statement.parse_json(content)
-        if isinstance(document, dict) and _is_certified(document.get("verificationMaterial")):
-            statement.convert_json(document, _CertifiedBundle)
+        shape = statement.decode_json(content, _Shape)
+        if shape.verification_material.certificate is not msgspec.UNSET:
+            statement.decode_json(content, _CertifiedBundle)
             return _certified(content, payload_type, identities)
-        if isinstance(document, dict) and document.get("mediaType") == UNSIGNED_TYPE:
-            unsigned = statement.convert_json(document, _UnsignedStatement)
+        if shape.media_type == UNSIGNED_TYPE:
+            unsigned = statement.decode_json(content, _UnsignedStatement)
             _expect_type(unsigned.payload_type, payload_type)
             return EnvelopeContents(statement.canonical_base64(unsigned.payload, "the payload"), None)
-        return _verified(statement.convert_json(document, _Bundle), payload_type, keys)
+        return _verified(statement.decode_json(content, _Bundle), payload_type, keys)
     except statement.MalformedError as error:
         return Rejection(ProofRefusal.UNKNOWN_FORMAT, str(error))
-
-
-def _is_certified(material: Any) -> bool:
-    return isinstance(material, dict) and "certificate" in material
 
 
 def _certified(content: bytes, payload_type: str, identities: Identities | None) -> EnvelopeContents | Rejection:

@@ -120,13 +120,14 @@ class Exchange:
         """Return what `consume` makes of the answer. It is called again if its reading breaks off."""
         waited = 0.0
         for pause in (*PAUSES, None):
-            outcome = self._outcome(request, consume)
-            if not isinstance(outcome, _AgainError):
-                return outcome
-            after = pause if outcome.after is None else outcome.after
-            if pause is None or after is None or not request.retry or waited + after > LONGEST:
-                raise self._unavailable(str(outcome), outcome.fix) from outcome
-            note = f"{outcome}; next attempt in {after:.0f} s"
+            try:
+                with self._places:
+                    return self._once(request, consume)
+            except _AgainError as error:
+                after = pause if error.after is None else error.after
+                if pause is None or after is None or not request.retry or waited + after > LONGEST:
+                    raise self._unavailable(str(error), error.fix) from error
+                note = f"{error}; next attempt in {after:.0f} s"
             with NETWORK_WAITS.on(host_of(self.reference.url), "pause", note):
                 self._sleep(after)
             waited += after
@@ -147,13 +148,6 @@ class Exchange:
             message = f"{self.reference.registry} answers for {request.label} with more than {most} bytes"
             raise LyingError(message, fix="do not use it: what belongs there is smaller")
         return b"".join(parts)
-
-    def _outcome(self, request: RegistryRequest, consume: Callable[[HttpResponse], _T]) -> _T | _AgainError:
-        try:
-            with self._places:
-                return self._once(request, consume)
-        except _AgainError as error:
-            return error
 
     def _once(self, request: RegistryRequest, consume: Callable[[HttpResponse], _T]) -> _T:
         scopes = self._scopes(request)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import hashlib
-import itertools
 import re
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, cast
 
 import msgspec
 
@@ -66,7 +66,9 @@ def refuse_unpublishable(report: RunReport) -> None:
         message = f"the report is of a Python ({report.target.name}), not of an image"
         raise UnprovableError(message, fix="run `envcheck run --image REF`")
     _refuse_unfinished(report)
-    _refuse_other_mode(report)
+    if report.mode == "cpu" and report.plan.require_gpu:
+        message = "the run required a GPU, and torch saw none: the node failed, and nothing is known of the image"
+        raise UnprovableError(message, fix="run it on a node whose GPUs torch sees")
 
 
 def state(packed: PackedReport, image: RemoteImage, levels: Mapping[str, str] | None = None) -> Statement:
@@ -85,12 +87,12 @@ def state(packed: PackedReport, image: RemoteImage, levels: Mapping[str, str] | 
         tool=report.tool,
         cell=cell,
         target=report.promises.get("target", ""),
-        level=level if result != "FAILED" and level else _named_level(report.plan.level),
+        level=level if result != "FAILED" and level else cast("Level", report.plan.level),
         mode=report.mode,
         exit_code=report.verdict.exit_code,
         started=_time(report.started),
         ended=_time(report.ended),
-        skipped=[SkippedCheck(id=o.id, reason=o.summary) for o in sorted(_with(report, "skip"), key=_check_id)],
+        skipped=[SkippedCheck(id=o.id, reason=o.summary) for o in sorted(_with(report, "skip"), key=attrgetter("id"))],
         image=ProvenImage(manifest=image.manifest, config=image.config),
         covers=covers,
         report=packed.reference,
@@ -98,18 +100,14 @@ def state(packed: PackedReport, image: RemoteImage, levels: Mapping[str, str] | 
     predicate = TestResult(
         result=result,
         configuration=_configuration(report),
-        passed_tests=sorted(map(_check_id, _with(report, "pass"))),
-        warned_tests=sorted(map(_check_id, _with(report, "warn"))),
-        failed_tests=sorted(map(_check_id, _with(report, "fail", "error"))),
+        passed_tests=sorted(o.id for o in _with(report, "pass")),
+        warned_tests=sorted(o.id for o in _with(report, "warn")),
+        failed_tests=sorted(o.id for o in _with(report, "fail", "error")),
         envcheck=facts,
     )
     digest = Sha256(sha256=image.manifest.removeprefix("sha256:"))
-    return _readable(Statement(subject=[Subject(name=image.repository, digest=digest)], predicate=predicate))
-
-
-def _readable(statement: Statement) -> Statement:
-    """Return the statement if `decode` reads it: a failed run in a form that is refused would take nothing back."""
-    try:
+    statement = Statement(subject=[Subject(name=image.repository, digest=digest)], predicate=predicate)
+    try:  # a failed run in a form that no reader takes would take nothing back
         return decode(encode(statement))
     except MalformedError as error:
         message = f"the report cannot be stated: {error}"
@@ -126,20 +124,6 @@ def _refuse_unfinished(report: RunReport) -> None:
     if len(times) > 1 or min(times, default=1) < report.plan.repeat:
         message = f"the repeated run is unfinished: its checks were run {min(times)} to {max(times)} times"
         raise UnprovableError(message, fix=_AGAIN)
-
-
-def _refuse_other_mode(report: RunReport) -> None:
-    """Refuse a run on a CPU that is called one on GPUs: it says nothing about them."""
-    on_gpu = any(_on_gpus(report))
-    if report.mode == "cpu" and report.plan.require_gpu:
-        message = "the run required a GPU, and torch saw none: the node failed, and nothing is known of the image"
-        raise UnprovableError(message, fix="run it on a node whose GPUs torch sees")
-    if report.mode == "gpu" and not report.environment.get("device_count"):
-        message = "the report says that it ran on GPUs, and torch saw none"
-        raise UnprovableError(message, fix=_AGAIN)
-    if report.mode == "gpu" and _result(report) != "FAILED" and not on_gpu:
-        message = "the report says that it ran on GPUs, and no check measured on one"
-        raise UnprovableError(message, fix="run at least `--level quick`")
 
 
 def _refuse_unproven(report: RunReport, covers: Covers, missing: Mapping[str, str], cell: str | None) -> None:
@@ -183,13 +167,8 @@ def _level(report: RunReport, missing: Mapping[str, str]) -> Level | None:
     for level in LEVELS[: LEVELS.index(report.plan.level) + 1]:
         if level in missing.values():
             break
-        highest = _named_level(level)
+        highest = cast("Level", level)
     return highest
-
-
-def _named_level(level: str) -> Level:
-    names: dict[str, Level] = {"static": "static", "quick": "quick", "standard": "standard", "full": "full"}
-    return names[level]
 
 
 def _cell(report: RunReport) -> str | None:
@@ -219,8 +198,6 @@ def _covers(report: RunReport) -> Covers:
     names = {str(device["name"]) for device in devices if device.get("name")} if on_gpu else set()
     if on_gpu and not names:
         names = {value for gpu in gpus if isinstance(value := gpu.signal("name").value, str)}
-    if on_gpu:
-        names |= _measured_models(report)
     if len(names) > 1:
         message = f"the run was on GPUs of several models: {', '.join(sorted(names))}"
         raise UnprovableError(message, fix="run it on one model, with CUDA_VISIBLE_DEVICES")
@@ -239,22 +216,12 @@ def _covers(report: RunReport) -> Covers:
     )
 
 
-def _measured_models(report: RunReport) -> set[str]:
-    """Return the names of the GPUs that checks measured on, by torch as those of the environment are."""
-    ranks = itertools.chain.from_iterable(_on_gpus(report))
-    return {name for rank in ranks if isinstance(name := rank.get("name"), str)}
-
-
 def _fewest_gpus(report: RunReport) -> int:
     """Return on how many GPUs each check was measured that passed and that has a rank on every one; 0 without any."""
     on_all = {check.id for check in report.plan.checks if check.ranks == 0}
-    passed = [outcome.id in on_all and outcome.status in ("pass", "warn") for outcome in report.outcomes]
-    return min((len(ranks) for ranks in itertools.compress(_on_gpus(report), passed) if ranks), default=0)
-
-
-def _on_gpus(report: RunReport) -> list[list[dict[str, Any]]]:
-    """Return the ranks of each check that ran on GPUs."""
-    return [[rank for rank in o.ranks if isinstance(rank, dict) and rank.get("is_cuda")] for o in report.outcomes]
+    passed = [o for o in _with(report, "pass", "warn") if o.id in on_all]
+    counts = (sum(isinstance(rank, dict) and bool(rank.get("is_cuda")) for rank in o.ranks) for o in passed)
+    return min(filter(None, counts), default=0)
 
 
 def _transport(report: RunReport, gpus: int) -> str:
@@ -276,10 +243,6 @@ def _configuration(report: RunReport) -> list[ConfigurationItem]:
 
 def _with(report: RunReport, *statuses: str) -> list[OutcomeRow]:
     return [outcome for outcome in report.outcomes if outcome.status in statuses]
-
-
-def _check_id(outcome: OutcomeRow) -> str:
-    return outcome.id
 
 
 def _time(text: str) -> str:
