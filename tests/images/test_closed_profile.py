@@ -10,9 +10,8 @@ from envcheck.images.engines.bootstrap import mirrors_for
 from envcheck.images.lock_with_uv import source_options
 from envcheck.images.lockfile import Lock
 from envcheck.matrix.file.load import load
-from envcheck.mirrors.hub.api import trusted_endpoint
 from envcheck.mirrors.profiles.host_config import AptSource
-from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, HuggingFace, Index, Profile, network_indexes
+from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, network_indexes
 from tests.tables import each
 
 OPEN, CLOSED = Profile(name="site"), Profile(name="site", closed=True)
@@ -40,15 +39,6 @@ def test_a_base_comes_from_no_mirror_of_the_machine() -> None:
     machine = [AptSource(uris=[f"https://own.example/{base.distro}"], suites=[base.suite])]
     assert mirrors_for(base, OPEN, machine) == ["https://own.example"]
     assert mirrors_for(base, CLOSED, machine) == []
-
-
-def test_the_hub_itself_is_not_asked_for_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envcheck.mirrors.hub.api.default_endpoint", lambda: "https://hub.example")
-    hub = HuggingFace(endpoint="https://mirror.example", trusted="https://trusted.example")
-    with pytest.raises(ConfigError, match="no trusted endpoint"):
-        trusted_endpoint(CLOSED, mirror=False)
-    assert trusted_endpoint(OPEN, mirror=False) == "https://hub.example"
-    assert trusted_endpoint(Profile(name="site", closed=True, hf=hub), mirror=False) == "https://trusted.example"
 
 
 @each("index", ["pypi", "pytorch/cpu"])

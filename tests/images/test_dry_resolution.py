@@ -40,12 +40,6 @@ def test_a_conflict_one_level_down_is_the_installers_to_find(matrix: Matrix, pro
         dry_resolution(matrix, CELL, ["vllm==0.16.0", "sglang==0.5.10"], profile, "x86_64")
 
 
-def test_another_torch_is_never_taken(matrix: Matrix, profile: Profile) -> None:
-    newer = Cell(torch="2.10.0", variant="cu128", python="3.12")
-    with pytest.raises(DisagreementError, match=r"torch"):
-        dry_resolution(matrix, newer, ["vllm==0.16.0"], profile, "x86_64")
-
-
 def test_an_index_that_does_not_answer_is_no_agreement(matrix: Matrix) -> None:
     dead = Profile(name="dead", pypi=[Index(url="http://127.0.0.1:9/simple")])
     with pytest.raises(UnavailableError) as caught:

@@ -15,7 +15,6 @@ from envcheck.images.dockerfile import render_dockerfile
 from envcheck.images.lock_on_top import (
     checked,
     contradiction,
-    excluded,
     lock_target,
     lock_user_packages,
     read_requirements,
@@ -63,16 +62,6 @@ def test_what_a_target_adds_moves_nothing_of_the_cell(
     assert lock_target(matrix, CELL, "runtime", locks, profile) == []
 
 
-@pytest.mark.parametrize(("first", "version"), [("1.5", "1.5"), ("1.4", "2.0")])
-def test_another_architecture_has_the_versions_of_a_target_of_the_first_where_it_can(
-    matrix: Matrix, locks: list[Lock], profile: Profile, monkeypatch: pytest.MonkeyPatch, first: str, version: str
-) -> None:
-    monkeypatch.setitem(RECIPES, "train", TargetRecipe(group="train", requirements=("helper",)))
-    like = Lock(group="train", index="pypi", pins=[Pin(name="helper", version=first, sha256=[])])
-    (added,) = lock_target(matrix, CELL, "train", locks, profile, like=[like])
-    assert [pin.version for pin in added.pins] == [version]
-
-
 def test_the_extensions_of_a_target_have_a_lock_of_their_own(
     matrix: Matrix, locks: list[Lock], profile: Profile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,17 +94,6 @@ def test_a_users_extensions_come_into_the_layer_of_the_targets(matrix: Matrix, l
         assert step.splitlines()[1].endswith(f" {names}")  # what may overwrite no file
 
 
-def test_what_torch_asks_for_of_nvidias_is_not_asked_for_again(
-    matrix: Matrix, locks: list[Lock], profile: Profile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = TargetRecipe(
-        group="devel", requirements=("helper",), cuda_requirements=lambda c: (f"nvidia_nccl-cu12=={c}",)
-    )
-    monkeypatch.setitem(RECIPES, "devel", recipe)
-    (added,) = lock_target(matrix, CELL, "devel", locks, profile)
-    assert [pin.name for pin in added.pins] == ["helper"]
-
-
 def test_a_users_packages_come_on_top_and_are_promised(spec: ImageSpec, profile: Profile) -> None:
     lock = lock_user_packages(spec, ["trainer"], profile)
     assert lock is not None
@@ -131,10 +109,6 @@ def test_a_users_packages_come_on_top_and_are_promised(spec: ImageSpec, profile:
     assert text.index("install.sh base") < text.index("install.sh envcheck") < text.index("install.sh user")
     assert "install.sh user" not in render_dockerfile(spec)
     assert lock_user_packages(spec, ["numpy"], profile) is None
-
-
-def test_a_requirement_that_its_own_marker_excludes_is_no_package_that_the_cell_holds(spec: ImageSpec) -> None:
-    assert excluded(spec, ["numpy", "helper; python_version < '3'"]) == ["helper; python_version < '3'"]
 
 
 @pytest.mark.parametrize(("package", "named"), [("antique", "torch"), ("picky", "numpy"), ("numpy<2", "numpy")])

@@ -13,7 +13,7 @@ import pytest
 from envcheck.errors import UnavailableError
 from envcheck.images import lock_with_uv
 from envcheck.images.known_wheels import known_wheels
-from envcheck.images.lock_with_uv import Refusal, lock_cell, lock_tool, make_locks, parse_pylock, requirements
+from envcheck.images.lock_with_uv import Refusal, lock_cell, lock_tool, make_locks, parse_pylock
 from envcheck.images.lockfile import Lock, Pin
 from envcheck.images.spec import make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
@@ -93,11 +93,6 @@ def test_an_index_that_does_not_answer_is_asked_once(
     assert len(requests) > 1
 
 
-def test_companions_follow_the_torch_label(matrix: Matrix) -> None:
-    assert requirements(matrix, CELL)[0] == ["torch==2.8.0", "numpy", "pip", "setuptools", "torchvision==0.23.0"]
-    assert requirements(matrix, CPU) == [["torch==2.8.0+cpu", "numpy", "pip", "setuptools"]]
-
-
 def test_a_cell_whose_index_is_silent_is_locked_by_known_hashes(
     matrix: Matrix, torch_wheels: Path, simple_index: Callable[[Path], Path], serve: Callable[[Path], Any]
 ) -> None:
@@ -124,20 +119,6 @@ def test_a_cell_whose_index_is_silent_is_locked_by_known_hashes(
         "the hashes of torch 2.8.0+cu126, torchvision 0.23.0+cu126 are those of the matrix's facts"
     )
     assert "127.0.0.1:9" in text[-1]
-
-
-def test_the_cpu_variant_needs_nothing_of_what_the_cuda_wheel_requires(matrix: Matrix, index: str) -> None:
-    silent = _profile(index, Index(url="http://127.0.0.1:9/{variant}"))
-    made = make_locks(matrix, CPU, silent)
-    assert [(lock.group, [pin.name for pin in lock.pins]) for lock in made.locks] == [
-        ("torch", ["torch"]),
-        ("base", ["numpy", "pip", "setuptools", "sympy"]),
-    ]
-
-
-def test_an_index_that_answers_is_believed_and_says_nothing(matrix: Matrix, index: str) -> None:
-    made = make_locks(matrix, CELL, _profile(index))
-    assert (made.locks, made.origin()) == (lock_cell(matrix, CELL, _profile(index)), [])
 
 
 def test_a_cell_of_which_nothing_is_known_needs_its_index(matrix: Matrix, index: str) -> None:

@@ -9,13 +9,12 @@ import pytest
 
 from envcheck.errors import ConfigError
 from envcheck.images.dockerfile import render_cell, write_locks
-from envcheck.images.lockfile import Lock, Pin, digest, format_lock
-from envcheck.images.spec import load_spec, make_spec, no_lock, select, select_one
+from envcheck.images.lockfile import Lock, Pin, digest
+from envcheck.images.spec import load_spec, make_spec, no_lock, select
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.file.load import load
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
-COMPANIONS = {"triton": "3.4.0", "torchvision": "0.23.0", "torchaudio": "2.8.0"}
 
 
 def test_a_spec_promises_what_torch_will_say_of_itself(matrix: Matrix, locks: list[Lock]) -> None:
@@ -45,20 +44,6 @@ def test_a_cpu_cell_says_none_where_it_has_no_such_thing(matrix: Matrix) -> None
     assert promises["torch"] == "2.8.0+cpu"
 
 
-def test_companions_are_promised_as_locked_and_unknown_without_a_lock(matrix: Matrix, locks: list[Lock]) -> None:
-    pins = [Pin(name=name, version=version, sha256=["0" * 64]) for name, version in COMPANIONS.items()]
-    more = [msgspec.structs.replace(locks[0], pins=[*locks[0].pins, *pins]), *locks[1:]]
-    assert COMPANIONS.items() <= make_spec(matrix, CELL, more).promises.items()
-    assert {make_spec(matrix, CELL, []).promises[name] for name in COMPANIONS} == {"unknown"}
-
-
-def test_architectures_that_no_fact_gives_are_not_promised(matrix: Matrix) -> None:
-    data = msgspec.to_builtins(matrix)
-    for build in data["torch"][0]["variants"][1]["builds"]:
-        del build["sass"]
-    assert make_spec(msgspec.convert(data, Matrix), CELL, []).promises["arch-list"] == "unknown"
-
-
 @pytest.mark.parametrize(("package", "version"), [("nvidia-cudnn-cu12", "9.10.3.1"), ("nvidia-nccl-cu12", "2.27.30")])
 def test_a_lock_that_contradicts_the_facts_is_refused(
     matrix: Matrix, locks: list[Lock], package: str, version: str
@@ -84,15 +69,6 @@ def test_a_cell_without_wheels_or_base_is_refused(matrix: Matrix) -> None:
         make_spec(matrix, Cell(torch="2.8.0", variant="cu128", python="3.10"), [])
 
 
-def test_locks_are_read_from_the_cells_directory(matrix: Matrix, locks: list[Lock], tmp_path: Path) -> None:
-    assert load_spec(matrix, CELL, images_dir=tmp_path).locks == []
-    directory = tmp_path / str(CELL)
-    directory.mkdir()
-    for lock in locks:
-        (directory / f"{lock.group}.lock").write_text(format_lock(lock, "t"))
-    assert load_spec(matrix, CELL, images_dir=tmp_path).locks == locks
-
-
 def test_selectors_are_names_or_globs_and_none_means_all(matrix: Matrix) -> None:
     def names(*selectors: str) -> list[str]:
         return [str(cell) for cell in select(matrix, selectors)]
@@ -100,12 +76,6 @@ def test_selectors_are_names_or_globs_and_none_means_all(matrix: Matrix) -> None
     assert names() == ["torch2.8.0-cu128-py311", "torch2.8.0-cu128-py312", "torch2.8.0-cpu-py311"]
     assert names("*-py311") == ["torch2.8.0-cu128-py311", "torch2.8.0-cpu-py311"]
     assert names("torch2.8.0-cpu-py311", "*cpu*") == ["torch2.8.0-cpu-py311"]
-
-
-def test_one_cell_is_one_cell(matrix: Matrix) -> None:
-    assert str(select_one(matrix, "*-cpu-*")) == "torch2.8.0-cpu-py311"
-    with pytest.raises(ConfigError, match=r"'\*-py311' names 2 cells; name one at a time, e\.g\. torch2\.8\.0-cu128"):
-        select_one(matrix, "*-py311")
 
 
 def test_a_target_lacks_a_lock_where_it_adds_packages(matrix: Matrix, locks: list[Lock]) -> None:
@@ -147,13 +117,6 @@ def test_a_target_without_its_own_lock_is_refused_with_what_to_do(
     groups = [lock.group for lock in load_spec(matrix, CELL, "train", images_dir=tmp_path).locks]
     assert groups[-2:] == ["train", "extensions"]
     assert not {"train", "extensions"} & {lock.group for lock in load_spec(matrix, CELL, images_dir=tmp_path).locks}
-
-
-def test_a_train_lock_that_holds_its_extensions_too_is_made_anew(matrix: Matrix, locks: list[Lock]) -> None:
-    """Locks that an earlier envcheck made and kept."""
-    pins = [Pin(name=name, version="1.0", sha256=["0" * 64]) for name in ("bitsandbytes", "peft")]
-    old = make_spec(matrix, CELL, [*locks, Lock(group="train", index="pypi", pins=pins)], target="train")
-    assert (old.lacks_lock, old.lacking) == (True, ["extensions"])
 
 
 def test_an_architecture_has_its_own_locks_of_the_same_versions() -> None:

@@ -228,20 +228,6 @@ def test_sshd_takes_keys_only_and_gives_a_session_the_containers_environment(
 
 
 @pytest.mark.tools
-def test_a_token_file_of_a_container_that_was_killed_does_not_stay(place: Place, pair: tuple[str, str]) -> None:
-    place.state("").mkdir()
-    place.state("token").write_text(TOKEN)
-    if NOBODY is not None:
-        os.chown(place.state(""), NOBODY, -1)
-    process = place.start(SSH_PUBLIC_KEY=pair[0])
-    assert eventually(lambda: "sshd.args" in place.seen(), expected=True)
-    there = place.state("token").exists()
-    process.terminate()
-    process.communicate(timeout=60)
-    assert not there
-
-
-@pytest.mark.tools
 def test_the_lines_of_several_pub_files_are_taken(place: Place, pair: tuple[str, str]) -> None:
     others = []
     for kind in ("rsa", "ecdsa"):
@@ -299,16 +285,3 @@ def test_where_one_server_ends_by_itself_the_other_is_ended_too(
     assert process.returncode == 1
     assert f"start-jupyter: {named} ended by itself" in message
     assert f"{other}.args" not in place.seen() or f"{other}.ended" in place.seen()
-
-
-@pytest.mark.tools
-def test_the_host_key_is_made_once(place: Place, pair: tuple[str, str]) -> None:
-    keys = set()
-    for _ in range(2):
-        process = place.start(SSH_PUBLIC_KEY=pair[0])
-        assert eventually(lambda: "sshd.args" in place.seen(), expected=True)
-        process.terminate()
-        process.communicate(timeout=60)
-        keys.add(place.state("host_key").read_text())
-        (place.root / "seen/sshd.args").unlink()
-    assert len(keys) == 1

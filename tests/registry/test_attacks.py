@@ -242,12 +242,6 @@ def test_a_registry_that_was_busy_for_a_moment_is_asked_again(lied: Site, fake: 
     assert lied.chosen() is not None
 
 
-def test_a_repository_without_tags_may_be_a_wrong_name(lied: Site, fake: FakeRegistry) -> None:
-    fake.tags.clear()
-    [row] = lied.pull("--from", lied.name)["refused"]
-    assert (row["reason"], row["detail"]) == ("no-proof", "the repository is empty, or its name is wrong")
-
-
 def test_no_registry_is_no_proof(lied: Site) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -298,15 +292,6 @@ def test_reports_are_not_read_and_neither_are_blobs(on_disk: Site) -> None:
     assert reading.exchange.sent - before == 5, "the index, the referrers API that is not there, and three proofs"
     assert len(read_proofs(reading, image.digest, tags).proofs) == 3
     assert reading.exchange.sent - before == 9, "the API is asked once"
-
-
-def test_a_fallback_tag_that_leads_to_the_image_itself_hides_no_failure(lied: Site, fake: FakeRegistry) -> None:
-    """As GitLab's registry resolves it."""
-    image = lied.repository.manifest("2.13.0-cpu-py311-runtime")
-    fake.tags[fallback_tag(image.digest)] = image.digest
-    assert lied.chosen() == image.digest
-    assert lied.publish(image, failed=True, ago=60)[0] == 0
-    assert lied.reasons() == {"failed", "failed-since"}
 
 
 @pytest.mark.tools

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import structs
 
-from envcheck.registry.attachments import fallback_tag, own_tag
-from envcheck.registry.documents import OCI_INDEX, OCI_MANIFEST, StoredManifest, digest_of, encode
+from envcheck.registry.attachments import fallback_tag
+from envcheck.registry.documents import OCI_INDEX, OCI_MANIFEST, StoredManifest
 from envcheck.registry.repository import Repository
 from tests.registries import stored_blob
 from tests.registry.oci.fakes import opened, push_index
@@ -159,28 +158,6 @@ def test_a_promotion_from_elsewhere_than_the_policy_says_does_not_count(site: Si
     assert site.reasons(f"{site.name}:stable", policy=elsewhere) == {"alias-not-promoted"}
 
 
-def test_older_releases_are_not_read_once_a_newer_one_is_chosen(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    site.image("old", "2.8.0-cpu-py311-runtime")
-    new = site.image("new", "2.13.0-cpu-py311-runtime")
-    site.publish(new, cell="torch2.13.0-cpu-py311")
-    read, honest = [], Repository.manifest
-
-    def manifest(self: Repository, expected: Any) -> StoredManifest:
-        read.append(expected)
-        return honest(self, expected)
-
-    monkeypatch.setattr(Repository, "manifest", manifest)
-    assert site.chosen() == new.digest
-    assert "2.13.0-cpu-py311-runtime" in read
-    assert "2.8.0-cpu-py311-runtime" not in read
-
-
-def test_an_image_of_two_tags_is_judged_once(site: Site) -> None:
-    for tag in ("2.13.0-cpu-py311-runtime", "nightly"):
-        image = site.image("one", tag)
-    assert [row["digest"] for row in site.pull("--from", site.name)["refused"]] == [image.digest]
-
-
 def test_a_name_of_a_tag_is_not_believed(site: Site) -> None:
     old = site.image("old", "2.13.0-cpu-py311-runtime")
     new = site.image("new", "2.12.0-cpu-py311-runtime")
@@ -279,17 +256,6 @@ def test_a_tag_that_leads_to_no_image_is_left_out_and_said(site: Site) -> None:
     document = site.pull("--from", site.name)
     assert document["chosen"].endswith(image.digest)
     assert any(note.startswith("the tag odd was left out") for note in document["notes"])
-
-
-def test_a_report_that_is_listed_with_a_false_size_still_counts(site: Site) -> None:
-    image = site.image("one", "one")
-    _, output = site.publish(image, "--json")
-    report = site.repository.manifest(json.loads(output)["published"][0]["report"]).image()
-    for size in (1, 1 << 40):
-        layer = structs.replace(report.layers[0], size=size)
-        content = encode(structs.replace(report, layers=[layer]))
-        site.repository.push_manifest(content, OCI_MANIFEST, own_tag(image.digest, digest_of(content)))
-    assert site.chosen() == image.digest
 
 
 def test_an_alias_moves_when_enough_keys_have_promoted(site: Site) -> None:

@@ -28,7 +28,6 @@ from tests.registry.site import NOW, Site
 from tests.sigstore_instance import IDENTITY, ISSUER, Entry, SigstoreInstance, token
 
 pytestmark = pytest.mark.tools
-HOUR: Final = 3600
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -18,8 +18,6 @@ from tests.registry.oci.fakes import FakeRegistry
 from tests.registry.site import Site
 from tests.tables import each
 
-NO_FILE: Final = Path("/nowhere/file")
-
 
 @pytest.fixture
 def fake(servers: Servers) -> FakeRegistry:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.images.plan import context_digest, key
-from tests.tables import each
+from envcheck.images.plan import context_digest
 
 FILES = {
     "Dockerfile": "ARG BASE=debian:x\nFROM ${BASE}\nRUN true\n",
@@ -64,17 +63,3 @@ def test_dates_do_not_but_names_and_executable_bits_do(context: Path) -> None:
     assert executable != before
     (context / "bin/uv").rename(context / "bin/uv2")
     assert context_digest(context) != executable
-
-
-BASIC = {"context": "c", "base": "b", "platform": "linux/amd64", "target": "runtime", "secrets": ["netrc"]}
-
-
-@each("part", BASIC)
-def test_every_part_counts(part: str) -> None:
-    changed = {**BASIC, part: "other" if part != "secrets" else []}
-    assert key(**changed) != key(**BASIC)  # type: ignore[arg-type]  # keys of BASIC are its parameters
-
-
-def test_the_order_of_secrets_does_not() -> None:
-    one, other = ({**BASIC, "secrets": order} for order in (["a", "b"], ["b", "a"]))
-    assert key(**one) == key(**other)  # type: ignore[arg-type]  # keys of BASIC are its parameters

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from envcheck.images.build_log import LAST_LINES, FailedError, diagnose, explain
+from envcheck.images.build_log import diagnose, explain
 from tests.tables import each
 
 REAL = {
@@ -62,19 +60,6 @@ def test_the_host_that_does_not_answer_is_named(text: str, what: str) -> None:
     assert cause.what.startswith(what)
 
 
-def test_only_a_build_in_a_container_is_told_of_its_network() -> None:
-    assert "--network host" in str(FailedError("x", REAL["reached"], Path("log")))
-    assert "--network" not in str(FailedError("x", REAL["reached"], Path("log"), step="install torch"))
-
-
-@each(
-    "harmless",
-    ["", "Downloading torch (404.2 MiB)", "#12 403.1 Installed 40 packages in 401ms", "Compiling 4031 files"],
-)
-def test_numbers_that_are_no_status_say_nothing(harmless: str) -> None:
-    assert diagnose(harmless) is None
-
-
 def test_a_full_disk_outranks_what_follows_from_it() -> None:
     cause = diagnose(f"{REAL['matching distribution']}\n{REAL['disk']}")
     assert cause is not None
@@ -102,13 +87,6 @@ def test_the_failing_step_is_told_from_the_others() -> None:
     assert failure.lines[:2] == ["looking at torch", "error: Hash mismatch for `torch==2.13.0+cpu`"]
     assert failure.cause is not None
     assert failure.cause.what.startswith("hash mismatch")
-
-
-def test_no_wall_of_text() -> None:
-    flood = "\n".join(f"#8 0.{n} line {n}" for n in range(5000))
-    failure = explain(f"#8 [1/2] RUN x\n{flood}\n#8 ERROR: exit code: 1\n")
-    assert len(failure.lines) == LAST_LINES
-    assert failure.lines[-1] == "exit code: 1"
 
 
 def test_a_log_of_no_known_form_still_shows_its_end() -> None:

@@ -71,19 +71,6 @@ def test_no_final_tag_is_given_before_the_image_was_read_back(spec: ImageSpec, t
     assert not [word for word in made.argv if "site/torch" in word]
 
 
-def test_no_secret_is_in_it(spec: ImageSpec, tmp_path: Path) -> None:
-    made = plan.make(spec, OPTIONS, inputs(tmp_path))
-    assert "canary" not in str(made)
-    assert "canary" not in str(plan.bake(made))
-
-
-def test_without_a_base_there_is_no_key_and_no_label_of_one(spec: ImageSpec, tmp_path: Path) -> None:
-    made = plan.make(spec, OPTIONS, inputs(tmp_path, key=None))
-    assert made.key is None
-    assert made.labels == {"envcheck.packages": spec.packages, "x": "y"}
-    assert "numpy==2.5.5" in spec.packages.split()
-
-
 def test_bake_says_the_same(spec: ImageSpec, tmp_path: Path) -> None:
     made = plan.make(spec, OPTIONS, inputs(tmp_path))
     baked = plan.bake(made)
@@ -95,9 +82,3 @@ def test_bake_says_the_same(spec: ImageSpec, tmp_path: Path) -> None:
     assert target["tags"] == [made.name]
     assert target["secret"] == [f"id=netrc,src={tmp_path}/netrc"]
     assert target["network"] == "host"
-
-
-def test_the_default_network_needs_no_entitlement(spec: ImageSpec, tmp_path: Path) -> None:
-    made = plan.make(spec, OPTIONS._replace(network="default"), inputs(tmp_path))
-    (target,) = plan.bake(made)["target"].values()
-    assert "network" not in target

@@ -37,17 +37,9 @@ def test_aliases_of_a_runtime_also_go_without_its_target() -> None:
     ]
 
 
-def test_other_targets_never_take_the_short_names() -> None:
-    assert tags.aliases("t", spec(target="devel")) == ["t:2.13-cpu-py311-devel", "t:cpu-py311-devel"]
-
-
 @each("theirs", ["2.13.0+cpu", "2.12.1+cpu", "2.9.1+cpu"])
 def test_alias_moves_from_the_same_or_an_older_torch(theirs: str) -> None:
     assert tags.held_back({"envcheck.torch": theirs}, spec()) is None
-
-
-def test_alias_that_is_free_moves() -> None:
-    assert tags.held_back(None, spec()) is None
 
 
 @each(

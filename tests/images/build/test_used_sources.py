@@ -36,11 +36,5 @@ def test_each_group_has_its_source_and_why_not_those_before() -> None:
     ]
 
 
-def test_a_log_without_buildkits_numbers_is_read_too() -> None:
-    assert used("error: x\nenvcheck: base: used pypi-1 (a.example)\r\n") == [
-        UsedSource(group="base", source="pypi-1 (a.example)", failed={})
-    ]
-
-
 def test_what_a_package_prints_within_a_line_is_not_believed() -> None:
     assert used("note: envcheck: base: used pypi-1\nenvcheck: base: used\n") == []

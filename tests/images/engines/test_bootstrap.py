@@ -21,12 +21,6 @@ MIRROR = "http://mirror.example"
 HOST = [AptSource(uris=[f"{MIRROR}/debian"], suites=["bookworm", "bookworm-updates"])]
 
 
-def test_the_name_depends_on_suite_and_architecture() -> None:
-    names = {bases.reference(base, arch) for base in (BOOKWORM, JAMMY) for arch in ("x86_64", "aarch64")}
-    assert len(names) == 4
-    assert bases.reference(BOOKWORM, "x86_64").startswith("localhost/envcheck/base:bookworm-")
-
-
 def test_release_updates_and_security_are_used_where_they_are_served() -> None:
     lines = bases.source_lines(BOOKWORM, [MIRROR], serves=lambda _: True)
     assert lines == [
@@ -35,12 +29,6 @@ def test_release_updates_and_security_are_used_where_they_are_served() -> None:
         f"deb {MIRROR}/debian-security bookworm-security main",
     ]
     assert bases.source_lines(BOOKWORM, [MIRROR], serves=lambda url: url.endswith("/bookworm")) == lines[:1]
-
-
-def test_the_first_mirror_that_serves_it_counts() -> None:
-    lines = bases.source_lines(JAMMY, ["http://dead.example", MIRROR], serves=lambda url: url.startswith(MIRROR))
-    assert lines[0] == f"deb {MIRROR}/ubuntu jammy main universe"
-    assert lines[2] == f"deb {MIRROR}/ubuntu jammy-security main universe"
 
 
 @each("mirrors", [[], [MIRROR]])
@@ -54,12 +42,6 @@ def test_a_suite_nobody_serves_says_what_to_do(mirrors: list[str]) -> None:
 def test_the_profiles_mirrors_come_before_this_machines_own() -> None:
     assert bases.mirrors_for(BOOKWORM, Profile(name="p", apt=["http://site.example"]), HOST) == ["http://site.example"]
     assert bases.mirrors_for(BOOKWORM, Profile(name="p"), HOST) == [MIRROR]
-
-
-def test_another_suite_of_the_same_distribution_is_looked_for_where_this_one_is_from() -> None:
-    trixie = Base(python="3.13", distro="debian", suite="trixie", image="debian:trixie-slim")
-    assert bases.mirrors_for(trixie, Profile(name="p"), HOST) == [MIRROR]
-    assert bases.mirrors_for(JAMMY, Profile(name="p"), HOST) == []
 
 
 def test_the_recipe_holds_all_a_base_must_have_and_drops_the_mirror() -> None:

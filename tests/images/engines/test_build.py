@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 import pytest
 
-from envcheck import __version__
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.images import build_log, engines
 from envcheck.images.build_log import FailedError
@@ -23,7 +21,6 @@ from envcheck.images.engines import docker as docker_sdk
 from envcheck.images.engines.build import BuildResult, TargetRequest
 from envcheck.images.engines.containers import ImageInfo
 from envcheck.images.engines.subprocesses import CommandResult
-from envcheck.images.known_wheels import local_wheels
 from envcheck.images.lockfile import Lock
 from envcheck.images.plan import BuildPlan
 from envcheck.images.spec import ImageSpec, make_spec
@@ -157,42 +154,6 @@ def test_the_same_key_is_not_built_again_but_tagged(shelf: _Shelf, build_request
     assert repeated.image in shelf.images
 
 
-def test_to_find_that_the_image_is_there_no_wheel_is_looked_for(
-    shelf: _Shelf, build_request: TargetRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A cell with CUDA has gigabytes of them, and a build that has nothing to do hashes none."""
-    looked: list[str] = []
-
-    def counted(locks: Iterable[Lock], indexes: Iterable[Index], python: str) -> dict[str, Path]:
-        looked.append(python)
-        return local_wheels(locks, indexes, python)
-
-    monkeypatch.setattr("envcheck.images.build_context.local_wheels", counted)
-    links = Profile(name="t", pypi=[Index(url=str(tmp_path), kind="find-links"), Index(url="https://a.example")])
-    first = build(shelf, build_request._replace(profile=links))
-    assert looked == ["3.11"]
-    repeated = build(shelf, build_request._replace(profile=links))
-    assert (looked, repeated.skipped, repeated.key) == (["3.11"], True, first.key)
-    # The plan that was carried out is the whole one: its network is that of its sources.
-    assert (shelf.builds[0].network, shelf.builds[0].key) == ("host", first.key)
-
-
-def test_an_image_derived_from_it_is_not_taken_for_it(shelf: _Shelf, build_request: TargetRequest) -> None:
-    first = build(shelf, build_request)
-    shelf.put("my/own:1", shelf.images[first.image].labels, 99)
-    assert build(shelf, build_request).id == first.id
-    shelf.untag(f"envcheck/build:{first.key[:32]}")
-    assert build(shelf, build_request).skipped is False
-
-
-def test_another_base_is_another_key(shelf: _Shelf, build_request: TargetRequest) -> None:
-    first = build(shelf, build_request)
-    shelf.registry.add("debian:bookworm-slim")
-    repeated = build(shelf, build_request)
-    assert repeated.base == "debian:bookworm-slim"
-    assert repeated.key != first.key
-
-
 def test_an_alias_never_goes_back(shelf: _Shelf, build_request: TargetRequest) -> None:
     shelf.put("site/torch:cu128-py311", {"envcheck.torch": "2.9.1+cu128"}, 99)
     built = build(shelf, build_request)
@@ -277,21 +238,6 @@ def test_the_stores_files_are_a_named_context_and_no_mirror_is_left(
 def test_a_network_is_given_where_something_must_be_fetched(shelf: _Shelf, build_request: TargetRequest) -> None:
     assert building.dry_run(shelf, build_request).network == "host"
     assert building.dry_run(shelf, build_request._replace(network="none")).network == "none"
-
-
-def test_the_label_names_the_base_that_was_used(shelf: _Shelf, build_request: TargetRequest) -> None:
-    named = building.dry_run(shelf, build_request).labels["org.opencontainers.image.base.name"]
-    assert named.startswith("localhost/envcheck/base:")
-    shelf.registry.add("debian:bookworm-slim")
-    assert "org.opencontainers.image.base.name" not in building.dry_run(shelf, build_request).labels
-
-
-def test_an_image_of_this_checkout_says_its_commit() -> None:
-    revision, epoch = building.origin()
-    top = Path(building.__file__).parents[3]
-    head = subprocess.run(["git", "-C", top, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    assert revision == (head.stdout.strip() or __version__)
-    assert epoch > 0 or not head.stdout
 
 
 @pytest.fixture
@@ -397,17 +343,6 @@ def test_an_engine_that_was_restarted_under_a_build_is_told_by_what_its_client_s
         build(shelf, build_request)
 
 
-def test_a_disk_that_has_no_room_for_the_log_hides_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "write_text", full)
-    assert build_log.keep_log(Path("log"), "text") is None
-    assert str(FailedError("x", "no space left on device", None)).startswith(
-        "x could not be built: the disk is full (no space left for the log)"
-    )
-
-
 def test_several_targets_are_built_at_once_in_one_context_each_under_the_key_it_has_alone(
     shelf: _Shelf, build_request: TargetRequest, matrix: Matrix, locks: list[Lock]
 ) -> None:
@@ -435,13 +370,6 @@ def test_a_target_that_fails_takes_no_other_with_it(
         build_all(shelf, [build_request, build_request._replace(spec=jupyter)])
     assert "site/torch:2.8.0-cu128-py311-jupyter" in shelf.images
     assert "site/torch:2.8.0-cu128-py311-runtime" not in shelf.images
-
-
-def test_another_compression_is_the_engines_business(shelf: _Shelf, build_request: TargetRequest) -> None:
-    build(shelf, build_request._replace(compression="zstd"))
-    assert "zstd" in shelf.builds[0].argv
-    build(shelf, build_request._replace(spec=build_request.spec))
-    assert len(shelf.builds) == 1
 
 
 def test_zstd_replaces_load_and_needs_buildx(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,11 +46,6 @@ def test_docker(data: dict[str, Any], manifests: list[dict[str, Any]], expected:
     assert containers.of_docker(data, manifests) == expected
 
 
-@each("data", [{}, {"Id": "", "Digest": "", "RepoDigests": None}])
-def test_a_podman_that_states_none(data: dict[str, Any]) -> None:
-    assert containers.of_podman(data) == Digests()
-
-
 class Answer:
     """What the engine answers over HTTP."""
 

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from envcheck.errors import PromiseError
 from envcheck.images import prefetch
 from envcheck.images.engines import venv
 from envcheck.images.engines.venv import Environment
@@ -176,21 +175,3 @@ def test_what_is_fetched_ahead_falls_back_too(
     both = f"{netloc(ill.url)}, {netloc(well.url)}"
     whole = both if fault in {"hangs", "breaks off"} else netloc(well.url)
     assert f"sympy-1.14.0-py3-none-any.whl: from {whole}, and not from {netloc(ill.url)} alone" in notes
-
-
-def test_of_two_mirrors_without_ranges_the_right_one_is_found(
-    mirrors: list[Mirror], spec: ImageSpec, profile: Profile, tmp_path: Path
-) -> None:
-    for mirror in mirrors:
-        mirror.faults["ranges"] = "none"
-    mirrors[0].faults["sympy"] = "wrong bytes"
-    notes: list[str] = []
-    store = Store(tmp_path / "store")
-    prefetch.bring(store, spec.locks, "3.11", profile, lambda _: TransferOptions(Client(), note=notes.append))
-    held = {one.name: one.sha256 for one in prefetch.held(store, spec.locks, "3.11")}
-    assert all(store.sound(digest) for digest in held.values())
-    first, second = (netloc(mirror.url) for mirror in mirrors)
-    assert f"sympy-1.14.0-py3-none-any.whl: from {second}, and not from {first} alone" in notes
-    mirrors[0].faults["sympy"] = mirrors[1].faults["sympy"] = "wrong bytes"
-    with pytest.raises(PromiseError, match="sympy"):
-        prefetch.bring(Store(tmp_path / "other"), spec.locks, "3.11", profile, lambda _: TransferOptions(Client()))

@@ -52,18 +52,6 @@ def podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Podman:
     return answer
 
 
-def test_an_images_history_comes_last_instruction_first(podman: Podman) -> None:
-    podman(
-        image=(
-            json.dumps([{"History": [{"created_by": "FROM x"}, {"empty_layer": True}, {"created_by": "ENV A=b"}]}]),
-            0,
-        )
-    )
-    assert podman_containers.history("i:1") == ["ENV A=b", "", "FROM x"]
-    podman(image=(json.dumps([{}]), 0))
-    assert podman_containers.history("i:1") == []
-
-
 def test_a_container_is_asked_for_as_documented(podman: Podman, tmp_path: Path) -> None:
     mounts = [BindMount(tmp_path, "/in"), BindMount(tmp_path, "/out", read_only=False)]
     podman_containers.run_container("i:1", argv=["sh", "-c", "x"], mounts=mounts, shm_size="8g", user="1:2").close()
@@ -140,13 +128,6 @@ def test_an_image_is_run_by_who_holds_it(
             engines.holder("i:1")
     else:
         assert engines.holder("i:1")[1].id == f"of {expected}"
-
-
-def test_without_podman_it_is_docker_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    with pytest.raises(UnavailableError, match="docker"):
-        engines.holder("i:1")
 
 
 @pytest.mark.parametrize(

@@ -8,21 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.errors import BuildError, UnavailableError
+from envcheck.errors import UnavailableError
 from envcheck.images.engines import subprocesses
-
-
-def test_lines_arrive_whole_and_in_order() -> None:
-    lines: list[str] = []
-    command_result = subprocesses.stream(
-        ["sh", "-c", "echo one; echo two >&2; printf three"], timeout=10, on_line=lines.append
-    )
-    assert command_result == (0, "one\ntwo\nthree")
-    assert lines == ["one", "two", "three"]
-
-
-def test_a_failure_keeps_its_status_and_words() -> None:
-    assert subprocesses.stream(["sh", "-c", "echo why; exit 7"], timeout=10) == (7, "why\n")
 
 
 def test_at_its_limit_the_whole_group_is_killed(tmp_path: Path) -> None:
@@ -47,18 +34,6 @@ def test_a_program_that_closes_its_output_and_hangs_is_ended_too() -> None:
 def test_a_program_that_is_not_there_says_what_to_do() -> None:
     with pytest.raises(UnavailableError, match="no-such-program is not installed; install no-such-program"):
         subprocesses.stream(["no-such-program"], timeout=1)
-
-
-def test_output_tells_the_last_words_of_a_failure() -> None:
-    assert subprocesses.output(["sh", "-c", "echo fine"]) == "fine\n"
-    with pytest.raises(BuildError, match="the reason"):
-        subprocesses.output(["sh", "-c", "echo the reason; exit 1"])
-
-
-def test_environment_is_added_not_replaced() -> None:
-    assert subprocesses.output(["sh", "-c", 'test -n "$PATH" && echo ok']) == "ok\n"
-    command_result = subprocesses.stream(["sh", "-c", 'echo "$ADDED-$PATH"'], timeout=5, env={"ADDED": "yes"})
-    assert command_result.output == f"yes-{os.environ['PATH']}\n"
 
 
 def test_programs_of_stream_all_run_at_the_same_time(tmp_path: Path) -> None:

@@ -57,16 +57,6 @@ def test_what_is_there_already_is_not_built_again(build: Build) -> None:
     assert repeated.log is None
 
 
-def test_another_lock_is_another_environment(build: Build, spec: ImageSpec) -> None:
-    built = build()
-    (Path(built.path) / "lib/mine").touch()
-    fewer = msgspec.structs.replace(spec, locks=[lock for lock in spec.locks if lock.group != "base"])
-    other = build(fewer)
-    assert other.skipped is False
-    assert other.key != built.key
-    assert not (Path(built.path) / "lib/mine").exists()
-
-
 def _with_wrong_hash(lock: Lock) -> Lock:
     pins = [Pin(name=pin.name, version=pin.version, sha256=["0" * 64]) for pin in lock.pins]
     return msgspec.structs.replace(lock, pins=pins)
@@ -134,12 +124,6 @@ def test_a_package_on_top_overwrites_no_file_of_the_cell(
     assert line in failed.value.detail
 
 
-def test_a_half_built_one_is_not_taken_for_complete(build: Build) -> None:
-    built = build()
-    (Path(built.path) / "envcheck-partial").touch()
-    assert build().skipped is False
-
-
 def test_a_directory_of_someone_else_is_left_alone(build: Build, tmp_path: Path) -> None:
     (tmp_path / "env").mkdir()
     (tmp_path / "env/thesis.tex").touch()
@@ -155,13 +139,6 @@ def test_a_directory_of_someone_else_is_left_alone(build: Build, tmp_path: Path)
 def test_a_python_that_is_not_here_says_what_to_do() -> None:
     with pytest.raises(UnavailableError, match=r"no Python 3\.77 on this machine; install python3\.77"):
         venv.find_python("3.77")
-
-
-def test_a_python_is_found_without_a_home(python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.delenv("UV_CACHE_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file/cache"))  # where nothing can be made, root or not
-    assert Path(venv.find_python(python)).exists()
 
 
 def test_of_two_builds_of_one_environment_the_second_waits_and_finds_it_built(

@@ -38,12 +38,6 @@ def test_a_target_names_nothing_of_this_machine() -> None:
     assert not {"output", "secret", "labels"} & target.keys()
 
 
-def test_groups_name_each_target_once() -> None:
-    groups = {name: group["targets"] for name, group in baked(CPU, CUDA)["group"].items()}
-    assert groups["default"] == groups["runtime"] == ["torch2_8_0-cu128-py312-runtime", "torch2_13_0-cpu-py311-runtime"]
-    assert groups["torch2_13_0-cpu-py311"] == ["torch2_13_0-cpu-py311-runtime"]
-
-
 def test_each_platform_has_a_context_a_tag_and_groups_of_its_own() -> None:
     """A context holds one platform's locks, promises and uv: of the other it would build what it does not promise."""
     (spec,) = specs(CPU)

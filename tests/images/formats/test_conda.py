@@ -6,11 +6,8 @@ from typing import Any
 
 import yaml
 
-from envcheck.images.formats import lowest_capability, written
 from envcheck.images.lockfile import parse_requirements
-from envcheck.images.spec import load_spec, select_one
-from envcheck.matrix.file.load import load
-from tests.images.formats.cells import CPU, CUDA, OPTIONS, specs, text
+from tests.images.formats.cells import CPU, CUDA, specs, text
 from tests.tables import each
 
 
@@ -33,14 +30,6 @@ def test_pip_gets_the_lock_itself(cell: str) -> None:
     assert document["channels"] == ["conda-forge", "nodefaults"]
 
 
-def test_two_targets_of_a_cell_are_two_environments() -> None:
-    matrix = load()
-    cell = select_one(matrix, CPU)
-    environments = [written("conda", [load_spec(matrix, cell, t)], OPTIONS) for t in matrix.targets(cell)]
-    names = [yaml.safe_load(environment)["name"] for environment in environments]
-    assert names == [CPU, f"{CPU}-devel", f"{CPU}-train", f"{CPU}-jupyter"]
-
-
 def test_only_a_lock_of_the_pytorch_index_names_an_index() -> None:
     assert [line for line in read(CPU)[2] if line.startswith("-")] == [
         "--extra-index-url https://download.pytorch.org/whl/cpu"
@@ -51,12 +40,3 @@ def test_only_a_lock_of_the_pytorch_index_names_an_index() -> None:
 def test_conda_knows_the_cuda_of_the_wheel_and_its_lowest_gpu() -> None:
     assert read(CUDA)[1] == ["python=3.12", "pip", "cuda-version=12.8", "cuda-arch=7.0"]
     assert read(CPU)[1] == ["python=3.11", "pip"]
-
-
-@each(
-    "arch_list, lowest",
-    [("sm_75 sm_80 sm_120", "7.5"), ("sm_120 sm_100 compute_50", "10.0"), ("sm_90a", "9.0"), ("none", None)],
-)
-def test_the_lowest_capability_is_compared_as_numbers(arch_list: str, lowest: str | None) -> None:
-    assert lowest_capability(arch_list) == lowest
-    assert lowest_capability("unknown") is None

@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import yaml
 
 from envcheck.errors import ConfigError
 from envcheck.images.formats import FORMATS, FormatOptions, written
@@ -56,13 +55,6 @@ def test_compose_is_of_the_schema(cell: str, tmp_path: Path) -> None:
     assert subprocess.run([*checker, str(tmp_path / "compose.yaml")], capture_output=True, check=False).returncode == 1
 
 
-def test_compose_asks_for_gpus_where_the_wheel_has_cuda() -> None:
-    assert devices(yaml.safe_load(text("compose", CUDA))) == [
-        {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
-    ]
-    assert "deploy" not in yaml.safe_load(text("compose", CPU))["services"]["torch"]
-
-
 @pytest.mark.engine
 def test_compose_itself_reads_the_file_as_it_is_meant(tmp_path: Path) -> None:
     try:
@@ -86,23 +78,6 @@ def test_compose_itself_reads_the_file_as_it_is_meant(tmp_path: Path) -> None:
     assert service["shm_size"] == str(8 * 2**30)
     assert devices(shown)[0]["capabilities"] == ["gpu"]
     assert service["volumes"][0]["source"] == str(tmp_path)
-
-
-def test_a_devcontainer_wants_a_gpu_where_the_wheel_has_cuda() -> None:
-    shown = json.loads(text("devcontainer", CUDA))
-    assert shown["image"] == f"{OPTIONS.repository}:2.8.0-cu128-py312-runtime"
-    assert shown["hostRequirements"] == {"gpu": True}
-    assert "hostRequirements" not in json.loads(text("devcontainer", CPU))
-
-
-def test_only_jupyter_forwards_ports() -> None:
-    jupyter = [msgspec.structs.replace(specs(CPU)[0], target="jupyter")]
-    assert json.loads(written("devcontainer", jupyter, OPTIONS))["forwardPorts"] == [8888, 2222]
-    service = yaml.safe_load(written("compose", jupyter, OPTIONS))["services"]["torch"]
-    assert service["ports"] == ["127.0.0.1:8888:8888", "127.0.0.1:2222:2222"]
-    # A name without a value is taken from the shell; one that is not set there is not set in the container either.
-    assert service["environment"] == {"JUPYTER_TOKEN": None, "SSH_PUBLIC_KEY": None, "SSH_PORT": "2222"}
-    assert "forwardPorts" not in json.loads(text("devcontainer", CPU))
 
 
 @each(

@@ -8,17 +8,13 @@ import msgspec
 import pytest
 
 from envcheck.errors import ConfigError
-from envcheck.images.formats import FORMATS, MOST_JOBS, written
+from envcheck.images.formats import MOST_JOBS, written
 from envcheck.images.spec import ImageSpec
 from tests.images.formats.cells import CPU, OPTIONS, specs
 
 
 def spec() -> ImageSpec:
     return specs(CPU)[0]
-
-
-def test_each_format_is_one_module_that_loads() -> None:
-    assert "github" in FORMATS
 
 
 def test_a_job_says_all_that_a_workflow_needs_on_one_line() -> None:
@@ -34,10 +30,6 @@ def test_a_job_says_all_that_a_workflow_needs_on_one_line() -> None:
         "variant": "cpu",
         "python": "3.11",
     }
-
-
-def test_nothing_to_do_is_an_empty_matrix() -> None:
-    assert written("github", [], OPTIONS) == '{"include":[]}\n'
 
 
 def test_a_cell_without_a_lock_is_no_job() -> None:

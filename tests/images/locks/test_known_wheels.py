@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from envcheck.data import data_path
-from envcheck.images.known_wheels import known_cell, known_wheels, package
+from envcheck.images.known_wheels import known_cell, known_wheels
 from envcheck.images.lockfile import Lock, read_locks, version_of
 from envcheck.matrix.facts.model import Cell, TorchRelease
 from envcheck.matrix.file.load import load
@@ -60,22 +60,6 @@ def test_a_row_agrees_with_the_matrix(row: object) -> None:
 
 
 @each("cell", KNOWN)
-def test_a_lock_holds_what_the_row_requires_and_nothing_of_another_variant(cell: Cell) -> None:
-    row = TABLE.variant(cell.torch, cell.variant)
-    assert row is not None
-    locked = {pin.name: pin.version for lock in _locks(cell) for pin in lock.pins}
-    expected = [actual for actual in map(Requirement, row.requires) if not actual.marker or _holds(actual, cell)]
-    assert {actual.name for actual in expected} <= {*locked}
-    assert all(actual.specifier.contains(locked[actual.name]) for actual in expected)
-    majors = {name[-2:] for name in locked if re.search(r"-cu1[123]$", name)}
-    assert len(majors) <= 1, majors
-
-
-def _holds(requirement: Requirement, cell: Cell) -> bool:
-    return requirement.marker is not None and requirement.marker.evaluate({"python_version": cell.python})
-
-
-@each("cell", KNOWN)
 def test_the_locks_of_other_variants_hold_the_known_hashes(cell: Cell) -> None:
     release = _release(cell.torch)
     known = known_cell(release, cell, {"torchvision": release.torchvision or ""}, "x86_64")
@@ -88,21 +72,3 @@ def test_the_locks_of_other_variants_hold_the_known_hashes(cell: Cell) -> None:
     by_name = {pin.name: pin for pin in known.pins}
     assert version_of([torch], "torch") == f"{cell.torch}+{cell.variant}"
     assert all(pin == by_name[pin.name] for pin in torch.pins)
-
-
-def test_nothing_is_known_of_a_python_or_release_that_is_not_in_the_table() -> None:
-    release = _release("2.6.0")
-    cell = Cell(torch="2.6.0", variant="cu118", python="3.11")
-    assert known_cell(release, cell, {}, "x86_64") is not None
-    assert known_cell(release, Cell(torch="2.6.0", variant="cu118", python="3.9"), {}, "x86_64") is None
-    assert known_cell(release, cell, {}, "aarch64") is None
-    newer = Cell(torch="2.14.1", variant="cu126", python="3.11")
-    assert known_cell(_release("2.14.1"), newer, {}, "x86_64") is None
-
-
-def test_a_companion_without_a_known_hash_is_left_out() -> None:
-    cell = Cell(torch="2.10.0", variant="cu129", python="3.12")
-    known = known_cell(_release("2.10.0"), cell, {"torchvision": "0.25.0", "torchaudio": "2.10.0"}, "x86_64")
-    assert known is not None
-    assert [pin.name for pin in known.pins] == ["torch"]
-    assert {package(line) for line in known.requires} & {*known.without} == set()

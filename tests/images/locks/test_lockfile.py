@@ -14,10 +14,8 @@ from envcheck.images.lockfile import (
     digest,
     divide,
     format_lock,
-    group_of,
     parse_lock,
     parse_requirements,
-    version_of,
 )
 from tests.tables import each
 
@@ -77,22 +75,11 @@ def test_layers_go_from_the_rarest_change_to_the_most_frequent() -> None:
     assert [pin.name for pin in locks[0].pins] == ["cuda-bindings", "nvidia-nccl-cu12", "triton"]
 
 
-def test_a_package_that_only_sounds_like_torch_is_not_in_its_layer() -> None:
-    assert group_of("torchmetrics") == "base"
-    assert group_of("torchvision") == "torch"
-    assert group_of("tritonclient") == "base"
-
-
 def test_the_digest_stands_for_the_pins_and_for_nothing_else(locks: list[Lock]) -> None:
     title = [parse_lock(format_lock(lock, "another title"), lock.group, "x") for lock in locks]
     assert digest(title) == digest(locks)
     pin = msgspec.structs.replace(locks[2].pins[0], sha256=["0" * 64])
     assert digest([*locks[:2], msgspec.structs.replace(locks[2], pins=[pin])]) != digest(locks)
-
-
-def test_a_version_is_found_by_the_whole_name(locks: list[Lock]) -> None:
-    assert version_of(locks, "nvidia-cudnn(-cu[0-9]+)?") == "9.10.2.21"
-    assert version_of(locks, "nvidia-cudnn") is None
 
 
 def test_requirements_with_hashes_are_read_as_pip_compile_and_uv_write_them() -> None:
@@ -149,12 +136,6 @@ def test_a_pin_is_read_with_its_hashes(text: str) -> None:
         ("pkg-1", "1.0", [SHA, B]),
         ("other", "2", [B]),
     ]
-
-
-@each("line", ["pkg==1 --hash=md5:00", "pkg==1 --hash=sha256:" + SHA + " \\"])
-def test_what_is_no_hashed_pin_is_refused_with_its_line(line: str) -> None:
-    with pytest.raises(ConfigError, match=r"r\.txt:[23]: "):
-        parse_requirements(f"a==1 --hash=sha256:{SHA} --hash=sha256:{B}\n{line}\n".encode(), "base", "r.txt")
 
 
 def test_a_binary_file_is_no_lock_and_not_printed() -> None:

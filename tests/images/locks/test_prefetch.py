@@ -22,7 +22,7 @@ from envcheck.images.spec import ImageSpec
 from envcheck.matrix.facts.model import Matrix
 from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.profiles.model import Index, Profile
+from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.store.objects import Store
 
 
@@ -55,26 +55,10 @@ def test_every_file_is_brought_and_a_second_time_nothing_is_asked(
     assert {one.name.partition("-")[0] for one in held} >= {"torch", "numpy", "sympy"}
 
 
-def test_what_lies_on_this_machine_is_taken_from_there(
-    store: Store, spec: ImageSpec, torch_wheels: Path, site: Any
-) -> None:
-    site.requests.clear()
-    bring(store, spec, Profile(name="local", pypi=[Index(url=str(torch_wheels), kind="find-links")]))
-    assert site.requests == []
-    assert {one.sha256 for one in store.objects()} == pins(spec.locks)
-
-
 def test_a_closed_profile_that_names_no_index_asks_nobody(store: Store, spec: ImageSpec) -> None:
     with pytest.raises(UnavailableError, match="no index is configured"):
         bring(store, spec, Profile(name="closed", closed=True))
     assert store.objects() == []
-
-
-def test_what_an_image_is_to_keep_of_its_profile_is_the_profiles(spec: ImageSpec, tmp_path: Path) -> None:
-    profile = Profile(name="t", pypi=[Index(url="https://a.example/simple")], keep=True)
-    context = contexts.write([spec], profile, tmp_path / "context", wheels=tmp_path / "wheels")
-    assert (context.path / "keep/etc/pip.conf").read_text() == "[global]\nindex-url = https://a.example/simple\n"
-    assert "a.example" not in (context.path / "mirror/torch/sources.tsv").read_text()
 
 
 def test_wrong_bytes_reach_no_name_of_the_store(
@@ -86,11 +70,6 @@ def test_wrong_bytes_reach_no_name_of_the_store(
         bring(store, spec, profile)
     wrong = next(pin.sha256[0] for lock in spec.locks for pin in lock.pins if pin.name == "numpy")
     assert not store.has(wrong)
-
-
-def test_what_is_not_in_the_store_is_named(store: Store, spec: ImageSpec) -> None:
-    with pytest.raises(UnavailableError, match="with the locked hash; fetch it first"):
-        prefetch.held(store, spec.locks, spec.cell.python)
 
 
 def test_an_offline_context_names_no_source_but_its_files(
@@ -153,11 +132,3 @@ def test_what_asks_for_a_network_is_refused(tmp_path: Path, option: list[str], m
     completed = _envcheck(["build", "torch2.13.0-cpu-py311", "--engine", "venv", "--prefetch", *option], tmp_path)
     assert (completed.returncode, completed.stderr.count("\n")) == (2, 1)
     assert message in completed.stderr
-
-
-def test_a_plan_fetches_nothing(tmp_path: Path) -> None:
-    completed = _envcheck(["build", "torch2.13.0-cpu-py311", "--engine", "venv", "--prefetch", "--dry-run"], tmp_path)
-    mirror, message = completed.stderr.splitlines()
-    assert (completed.returncode, mirror) == (3, "mirror  none chosen: each client uses its own default")
-    assert message.endswith("fetch it first: the same command without --dry-run")
-    assert not (tmp_path / "store").exists()

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import py_compile
-import re
 import shutil
 import stat
 import subprocess
@@ -27,11 +26,8 @@ from envcheck.images.build_log import diagnose
 from envcheck.images.known_wheels import local_wheels
 from envcheck.images.lock_with_uv import lock_cell
 from envcheck.images.lockfile import Lock, Pin
-from envcheck.images.spec import ImageSpec, load_specs, make_spec
+from envcheck.images.spec import ImageSpec, make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
-from envcheck.matrix.file.load import load
-from envcheck.mirrors.profiles import host_config as hosts
-from envcheck.mirrors.profiles.host_config import ca_bundle
 from envcheck.mirrors.profiles.model import HuggingFace, Index, Profile
 from tests.certificates import signed
 from tests.wheels import wheel
@@ -124,15 +120,6 @@ def test_modes_do_not_depend_on_the_umask_nor_change_the_sites_files(
     assert stat.S_IMODE(wheel.stat().st_mode) == 0o600
 
 
-def test_only_files_with_a_locked_hash_are_carried(locked: ImageSpec, torch_wheels: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    wheel(other, "sympy", "1.14.0", files={"sympy.py": "import os  # not what was locked\n"})
-    shutil.copy(torch_wheels / "numpy-2.5.5-py3-none-any.whl", other)
-    context = write([locked], Profile(name="t", pypi=[Index(url=str(other), kind="find-links")]), tmp_path / "ctx")
-    assert [path.name for path in (context.path / "mirror/base/wheels").iterdir()] == ["numpy-2.5.5-py3-none-any.whl"]
-    assert context.carried == {"nvidia": False, "torch": False, "base": False, "envcheck": False}
-
-
 def test_a_file_index_is_read_and_its_word_for_a_hash_is_not_taken(
     locked: ImageSpec, simple_index: Any, torch_wheels: Path
 ) -> None:
@@ -186,25 +173,6 @@ def test_bytecode_holds_hashes_so_that_two_builds_are_equal(tmp_path: Path) -> N
         subprocess.run([sys.executable, "-I", "-B", script, tmp_path], check=True)
     compiled = {path.name.partition(".")[0]: path.read_bytes()[4:8] for path in tmp_path.glob("__pycache__/*")}
     assert compiled == {"a": b"\x03\0\0\0", "c": b"\x03\0\0\0"}
-
-
-def test_the_next_source_is_tried_when_one_fails(locked: ImageSpec, site: Any, tmp_path: Path, target: Path) -> None:
-    profile = Profile(name="t", pypi=[DEAD, Index(url=f"{site.url}/simple")])
-    context = write([locked], profile, tmp_path / "ctx")
-    assert context.network == "host"
-    completed = install(context, "nvidia", target)
-    assert completed.returncode == 0, completed.stderr
-    assert "envcheck: nvidia: pypi-1 (127.0.0.1:9) failed rc=" in completed.stderr
-    assert f"envcheck: nvidia: used pypi-2 ({site.url.removeprefix('http://')})\n" in completed.stderr
-    assert installed(target) == {"nvidia_cudnn_cu12", "nvidia_nccl_cu12"}
-
-
-def test_when_every_source_fails_the_install_fails(locked: ImageSpec, tmp_path: Path, target: Path) -> None:
-    context = write([locked], Profile(name="t", pypi=[DEAD, DEAD]), tmp_path / "ctx")
-    completed = install(context, "base", target)
-    assert completed.returncode != 0
-    assert "no source had all of base.lock" in completed.stderr
-    assert installed(target) == set()
 
 
 def test_a_wrong_hash_is_refused_and_nothing_is_installed(
@@ -288,18 +256,6 @@ def test_nothing_that_uv_notes_for_itself_stays_and_record_lists_what_is_there(
         assert not [name for name in listed if not (record.parents[1] / name).exists()]
 
 
-def test_each_step_mounts_only_what_it_uses(spec: ImageSpec, tmp_path: Path) -> None:
-    context = write([spec], Profile(name="none"), tmp_path / "ctx")
-    runs = re.findall(r"(?m)^RUN (?:.*\\\n)*.*$", (context.path / "Dockerfile").read_text())
-    mounted = [set(re.findall(r"source=([^,]+),", run)) for run in runs]
-    own = [{"mirror/install", f"mirror/{g}", "bin/uv", f"{g}.lock"} for g in ("nvidia", "torch", "base", "envcheck")]
-    own[2].add("mirror/prove")
-    assert mounted == [{"mirror/os"}, *own]
-    assert all((context.path / source).exists() for sources in mounted for source in sources)
-    used = {path for path in (context.path / "mirror").rglob("*") if path.is_file()}
-    assert used == {p for run in mounted for s in run for p in (context.path / s).rglob("*") if p.is_file()}
-
-
 def test_a_netrc_gets_in_but_never_lies_in_the_context(
     locked: ImageSpec, site: Any, tmp_path: Path, target: Path
 ) -> None:
@@ -334,17 +290,6 @@ def test_a_mirror_behind_a_private_ca_is_trusted_only_with_the_profiles_ca(
     assert installed(target) == {"numpy", "pip", "setuptools", "sympy"}
 
 
-def test_the_profiles_roots_are_added_to_the_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own, site = tmp_path / "own.pem", tmp_path / "site.pem"
-    certificate = "-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n"
-    own.write_text(certificate.format("own"))
-    site.write_text(f"# of the third cellar, password hunter2\n{certificate.format('site')}")
-    monkeypatch.setattr(hosts, "system_roots", lambda _environ: own)
-    assert ca_bundle(Profile(name="t")) is None
-    assert ca_bundle(Profile(name="t", ca=str(site))) == certificate.format("own") + certificate.format("site")
-    assert ca_bundle(Profile(name="t", ca=str(own))) == own.read_text()
-
-
 def test_apt_walks_the_profiles_mirrors_in_order_and_nothing_of_it_is_copied(spec: ImageSpec, tmp_path: Path) -> None:
     profile = Profile(name="t", apt=["https://a.example/", "https://b.example"])
     context = write([spec], profile, tmp_path / "ctx")
@@ -356,14 +301,6 @@ def test_apt_walks_the_profiles_mirrors_in_order_and_nothing_of_it_is_copied(spe
     ]
     assert copied == ["envcheck", "bin/envcheck", "promises/runtime.json"]
     assert "example" not in (context.path / "Dockerfile").read_text()
-
-
-def test_ubuntu_keeps_its_own_archive_and_key(matrix: Matrix, locks: list[Lock], tmp_path: Path) -> None:
-    noble = make_spec(matrix, Cell(torch="2.8.0", variant="cu128", python="3.12"), locks)
-    context = write([noble], Profile(name="t", apt=["https://a.example"]), tmp_path / "ctx")
-    text = (context.path / "mirror/os/apt/envcheck.sources").read_text()
-    assert "Suites: noble noble-updates noble-security\n" in text
-    assert "ubuntu-archive-keyring.gpg" in text
 
 
 def test_keep_leaves_one_configuration_without_credentials_and_only_when_asked(spec: ImageSpec, tmp_path: Path) -> None:
@@ -391,12 +328,6 @@ def test_keep_leaves_one_configuration_without_credentials_and_only_when_asked(s
     assert CANARY not in text
 
 
-def test_a_registry_stands_before_the_base_and_the_committed_file_stays(spec: ImageSpec, tmp_path: Path) -> None:
-    context = write([spec], Profile(name="t", registry="registry.example"), tmp_path / "ctx")
-    assert context.base == "registry.example/library/debian:bookworm-slim"
-    assert f"ARG BASE={context.base}\n" in (context.path / "Dockerfile").read_text()
-
-
 def test_an_earlier_context_is_replaced_and_anything_else_is_not(spec: ImageSpec, tmp_path: Path) -> None:
     out = tmp_path / "ctx"
     write([spec], Profile(name="none"), out)
@@ -409,14 +340,6 @@ def test_an_earlier_context_is_replaced_and_anything_else_is_not(spec: ImageSpec
         with pytest.raises(ConfigError, match="give --output"):
             write([spec], Profile(name="none"), taken)
     assert (tmp_path / "mine/thesis.tex").exists()
-
-
-def test_a_file_beside_an_earlier_context_is_kept(spec: ImageSpec, tmp_path: Path) -> None:
-    written = write([spec], Profile(name="none"), tmp_path / "ctx").path
-    (written / "train.py").write_text("mine")
-    with pytest.raises(ConfigError, match=r"contains train\.py, which is no part of a build context"):
-        write([spec], Profile(name="none"), tmp_path / "ctx")
-    assert (written / "train.py").read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "torch.lock", "promises/runtime.json"])
@@ -442,11 +365,3 @@ def test_torch_of_its_own_index_goes_through_the_profile_or_the_clients_default(
     assert [row.kind for row in sources("torch", lock, Profile(name="none"), carried=False)] == ["torch-backend"]
     assert network(rows) == "none"
     assert network(rows[1:]) == "default"
-
-
-def test_a_targets_own_files_go_along(tmp_path: Path) -> None:
-    specs = load_specs(load(), Cell(torch="2.13.0", variant="cpu", python="3.11"))
-    write(specs, Profile(name="t", pypi=[DEAD]), tmp_path / "context")
-    own = {path.name: path.read_bytes() for path in (tmp_path / "context/targets/jupyter").iterdir()}
-    assert set(own) == {"start-jupyter", "setup.sh", "profile.sh", "overrides.json"}
-    assert own["start-jupyter"] == (data_path("templates") / "context/targets/jupyter/start-jupyter").read_bytes()

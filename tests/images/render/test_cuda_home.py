@@ -58,13 +58,6 @@ def test_wheels_of_cuda_12_with_a_directory_each_become_one(tmp_path: Path) -> N
     }
 
 
-def test_nvcc_of_cuda_13_is_taken_where_it_compiles(tmp_path: Path) -> None:
-    lay(tmp_path, {"cu13/bin/nvcc": NVCC, "cu13/nvvm/bin/cicc": "", "cu13/include/cuda.h": ""})
-    done = run(tmp_path, tmp_path / "cuda", "13.0")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "cuda/nvvm/bin/cicc").is_file()
-
-
 @pytest.mark.parametrize(
     ("files", "cuda", "why"),
     [

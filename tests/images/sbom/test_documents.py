@@ -66,12 +66,6 @@ def test_a_purl_is_in_its_canonical_form(cell: str) -> None:
         assert (parsed.name, parsed.version) == (one.name, one.version)
 
 
-def test_a_purl_of_the_pytorch_index_says_so() -> None:
-    data = {one.name: one.purl for one in listed(CPU)[1] if one.environment == "/opt/venv"}
-    assert data["torch"] == ("pkg:pypi/torch@2.13.0%2Bcpu?repository_url=https://download.pytorch.org/whl/cpu")
-    assert data["numpy"] == "pkg:pypi/numpy@2.4.6"
-
-
 def test_a_licence_that_nobody_stated_is_not_asserted() -> None:
     data = by_ref(CUDA)
     assert data["venv-mpmath-1.3.0"]["licenses"] == [{"license": {"name": "BSD"}}]

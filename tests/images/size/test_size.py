@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.images.engines import size_inside
-from envcheck.images.engines.size import Duplicate, Layer, MeasuredSizes, duplicates, ledger, read_history
+from envcheck.images.engines.size import Duplicate, Layer, duplicates, read_history
 from tests.tables import each
 
 SITE = "opt/venv/lib/python3.11/site-packages"
@@ -74,20 +74,6 @@ def test_a_library_in_two_places_is_a_duplicate_and_its_links_and_versions_in_on
         Duplicate(library="libcublasLt", bytes=700, paths=sorted(path for path, _ in there[:2])),
         Duplicate(library="libgomp", bytes=2, paths=sorted(path for path, _ in there[2:4])),
     ]
-
-
-def test_overhead_is_what_envcheck_adds() -> None:
-    measured = MeasuredSizes(
-        packages={"a==1": 300, "b==1": 600},
-        kinds={"packages": 800, "system": 150, "other": 50, "bytecode": 20, "envcheck": 10},
-        unneeded={},
-        libraries=[],
-    )
-    size_ledger = ledger("x:1", [Layer(bytes=5, step="RUN true")], measured)
-    assert (size_ledger.total, size_ledger.overhead) == (1030, 0.03)
-    assert list(size_ledger.packages) == ["b==1", "a==1"]
-    empty = MeasuredSizes(packages={}, kinds={}, unneeded={}, libraries=[])
-    assert ledger("x:1", [], empty).overhead == 0.0
 
 
 @each("size, expected", [("1234", 1234), ("1.5MB", 1_500_000), ("2GB", 2_000_000_000)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ from envcheck.errors import UnavailableError
 from envcheck.images.build_log import FailedError
 from envcheck.images.engines import subprocesses, venv
 from envcheck.images.known_wheels import sha256
-from envcheck.images.source_builds import recipe
 from envcheck.images.source_builds.compile import Compiler, wheel_of
 from envcheck.images.source_builds.recipe import ExtensionBuild
 from envcheck.matrix.facts.lookup import Facts
@@ -158,8 +156,3 @@ def test_a_machine_without_a_compiler_or_headers_is_told(
     monkeypatch.setattr(subprocesses, "which", lambda _: None)
     with pytest.raises(UnavailableError, match=r"this machine has no g\+\+"):
         run.wheel(facts)
-
-
-def test_the_memory_that_is_left_is_read() -> None:
-    assert 0 < recipe.available_memory() < 1 << 50
-    assert sys.maxsize > recipe.available_memory()

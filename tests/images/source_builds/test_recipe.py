@@ -37,11 +37,6 @@ def test_jobs_are_what_memory_and_cores_allow(
     assert jobs(gib * GIB, cores, cuda=compiler == "nvcc", most=most) == number
 
 
-def test_gpus_become_compute_capabilities_once_each_oldest_first(facts: Facts) -> None:
-    assert capabilities(facts, ["H100", "A100", "H200"], "13.0", "x 1") == ("8.0", "9.0")
-    assert capabilities(facts, [], None, "x 1") == ()
-
-
 @each(
     "gpus, cuda, says",
     [
@@ -81,12 +76,3 @@ def test_the_key_changes_with_whatever_changes_the_wheel(make_build: Callable[..
     ]
     assert build.key == make_build(CUDA, "9.0").key
     assert len({build.key, *(other.key for other in others)}) == len(others) + 1
-
-
-def test_compilers_are_given_the_gpus_that_were_asked_for(make_build: Callable[..., ExtensionBuild]) -> None:
-    variables = make_build(CUDA, "8.0", "9.0").environment(3, 1700000000)
-    assert variables["TORCH_CUDA_ARCH_LIST"] == "8.0;9.0"
-    assert variables["MAX_JOBS"] == "3"
-    assert variables["FORCE_CUDA"] == "1"
-    assert not {"TORCH_CUDA_ARCH_LIST", "FORCE_CUDA"} & make_build(CPU).environment(3, 0).keys()
-    assert (make_build(CUDA, "9.0").local_version, make_build(CPU).local_version) == ("cu130torch2.14", "cputorch2.13")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from envcheck.errors import ConfigError, NotFoundError, PromiseError, UnavailableError
@@ -37,13 +36,6 @@ def test_what_builds_it_is_read_without_torch(make_sdist: MakeSdist) -> None:
 def test_a_damaged_pyproject_is_one_line(make_sdist: MakeSdist, text: str) -> None:
     with pytest.raises(ConfigError, match=r"the sdist of x 1 is damaged: .+; take another version"):
         sdist.build_requires(make_sdist(files={"pyproject.toml": text}), "x 1")
-
-
-def test_a_cut_sdist_is_one_line(make_sdist: MakeSdist) -> None:
-    path = make_sdist(files={"pyproject.toml": NEEDS})
-    path.write_bytes(path.read_bytes()[:60])
-    with pytest.raises(ConfigError, match="the sdist of x 1 is damaged"):
-        sdist.build_requires(path, "x 1")
 
 
 @pytest.fixture
@@ -110,16 +102,6 @@ def test_a_release_without_an_sdist_is_named(index: tuple[Path, Profile], devel:
         bring(Store(tmp_path / "store"), devel, index[1], "3.0")
     with pytest.raises((UnavailableError, NotFoundError)):
         bring(Store(tmp_path / "store"), devel, index[1], "0.9")  # listed, but not served
-
-
-def test_a_directory_of_this_machine_serves_a_source_too(
-    make_sdist: MakeSdist, index: tuple[Path, Profile], devel: ImageSpec, tmp_path: Path
-) -> None:
-    (index[0] / "simple/scatter-ops/index.html").write_text("")
-    folder = Index(url=str(make_sdist(files={"pyproject.toml": NEEDS}).parent), kind="find-links")
-    profile = msgspec.structs.replace(index[1], pypi=[*index[1].pypi, folder])
-    store = Store(tmp_path / "store")
-    assert store.sound(bring(store, devel, profile).sha256)
 
 
 def test_an_edited_pin_is_refused(index: tuple[Path, Profile], devel: ImageSpec, tmp_path: Path) -> None:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import email.utils
 import json
 import socket
 import struct
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from envcheck.errors import EnvcheckError
-from envcheck.mirrors.net import connections, responses
 from envcheck.mirrors.net.client import Client
 from envcheck.registry.documents import OCI_MANIFEST
-from envcheck.registry.exchange import CONNECTIONS
 from envcheck.registry.references import AbsentError, DeniedError, LyingError, RefusedError, RegistryUnavailableError
-from tests.http_server import Answer, RawServer, Request, Servers, deaf, endless
+from tests.http_server import Answer, Request, Servers, deaf
 from tests.registry.oci.fakes import FakeRegistry, image, opened, push_image
 
 
@@ -151,50 +147,6 @@ def test_a_registry_that_takes_no_connection_is_left_in_time() -> None:
         with pytest.raises(RegistryUnavailableError, match="no connection in time"):
             opened(f"{host}:{port}", client=Client(connect=0.3)).tags()
         assert time.monotonic() - began < 5
-
-
-@pytest.mark.parametrize(
-    "before",
-    [
-        b"",
-        b"HTTP/1.1 200 OK\r\nX-Header: ",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 3000000\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
-    ],
-)
-def test_a_registry_that_hardly_sends_is_left_in_time(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch, before: bytes
-) -> None:
-    monkeypatch.setattr(connections, "SECONDS", 0.5)
-    monkeypatch.setattr(responses, "_PAGE_SECONDS", 0.5)
-    unit = b"1\r\nx\r\n" if b"chunked" in before else b"x"
-    registry = servers.start(RawServer(endless(before, unit, 0.05)))
-    began = time.monotonic()
-    with pytest.raises(RegistryUnavailableError):
-        opened(registry.netloc, client=Client(read=1.0)).tags()
-    assert time.monotonic() - began < 10
-
-
-@pytest.mark.parametrize("method", ["POST", "PUT"])
-def test_an_upload_to_a_registry_that_hardly_answers_is_left_in_time(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    monkeypatch.setattr(connections, "SECONDS", 0.5)
-    monkeypatch.setattr(responses, "_PAGE_SECONDS", 0.5)
-
-    def hardly(request: Request) -> Answer | None:
-        def body() -> Iterator[bytes]:
-            while True:
-                time.sleep(0.05)
-                yield b"x"
-
-        return Answer(201, body(), {"Content-Length": "3000000"}) if request.method == method else None
-
-    registry = servers.start(FakeRegistry(hardly))
-    began = time.monotonic()
-    with pytest.raises(RegistryUnavailableError):
-        opened(registry.netloc, client=Client(read=1.0)).push_blob(b"x" * 1000)
-    assert time.monotonic() - began < 10
 
 
 def lie(registry: FakeRegistry, part: str, body: bytes, **headers: str) -> None:
@@ -349,20 +301,3 @@ def test_an_upload_that_is_lost_is_begun_again(servers: Servers) -> None:
         blob = opened(registry.netloc).push_blob(b"content")
         assert registry.blobs == {blob.digest: b"content"}
         assert [r.method for r in registry.requests] == ["HEAD", "POST", "PUT", "HEAD", "POST", "PUT"]
-
-
-def test_many_threads_send_no_more_requests_at_once_than_connections_are_kept(servers: Servers) -> None:
-    lock, at_once, most = threading.Lock(), [0], [0]
-
-    def slow(_: Request) -> None:
-        with lock:
-            at_once[0] += 1
-            most[0] = max(most[0], at_once[0])
-        time.sleep(0.05)
-        with lock:
-            at_once[0] -= 1
-
-    repository = opened(servers.start(FakeRegistry(slow)).netloc)
-    with concurrent.futures.ThreadPoolExecutor(32) as pool:
-        list(pool.map(lambda _: repository.tags(), range(32)))
-    assert most[0] == CONNECTIONS

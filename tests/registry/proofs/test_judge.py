@@ -387,14 +387,3 @@ def test_the_words_are_stable_and_listed() -> None:
     listed = re.findall(r"(?m)^\| `([a-z-]+)` \|", page.partition("## Refusals of proofs")[2])
     assert listed == [refusal.value for refusal in ProofRefusal]
     assert msgspec.json.encode(ProofRefusal.NO_PROOF) == b'"no-proof"'
-
-
-def later_schema(by: PrivateKey | None, ended: str | None, image: str = proofs.MANIFEST) -> bytes:
-    """Return a statement as an envcheck to come may write it, which this one cannot read."""
-    document = msgspec.json.decode(statements.encode(proofs.stated(subject=subjects(image))))
-    facts = document["predicate"]["envcheck"]
-    facts |= {"schema": "envcheck/proof/2", "ended": ended, "outcome": "not proven"}
-    payload = msgspec.json.encode(document)
-    if by is None:
-        return envelope.leave_unsigned(payload, statements.PAYLOAD_TYPE)
-    return envelope.sign(payload, statements.PAYLOAD_TYPE, by)
