@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -19,15 +19,16 @@ from envcheck import __version__, safe_files
 from envcheck.checks import LEVELS
 from envcheck.counting import counted
 from envcheck.data import state_path
+from envcheck.node.collect import collect
 from envcheck.node.host import kernel_module
 from envcheck.printable import printable
-from envcheck.reports.model import RunReport
+from envcheck.reports.model import RunReport, report_of, write
+from envcheck.runner.container import shown_gpus
+from envcheck.runner.execute import validate
+from envcheck.runner.local_python import Target
+from envcheck.runner.planning import discover, most_telling_first, plan, select
 from envcheck.runner.schema import OutcomeRow, VerdictStatus
-from envcheck.runner.state import boot_id
-
-if TYPE_CHECKING:
-    from envcheck.reports.model import RunReport
-
+from envcheck.runner.state import Run, RunPlan, boot_id
 
 SCHEMA: Final = "envcheck/gate/1"
 # What Slurm's `scontrol show node` and Kubernetes' termination message show in one line (contract of `fleet gate`).
@@ -207,13 +208,13 @@ def this_boot(environ: Mapping[str, str] = os.environ, driver: Path = _DRIVER) -
     name = environ.get("SLURMD_NODENAME") or environ.get("NODE_NAME") or platform.node().partition(".")[0]
     version = gpus = None
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        version = kernel_module((driver / "version").read_text(encoding="utf-8"))
+        version, _ = kernel_module((driver / "version").read_text(encoding="utf-8"))
     with contextlib.suppress(OSError):
         gpus = len(list((driver / "gpus").iterdir()))
     return Boot(
         node=name,
         boot=boot_id(),
-        driver=version.version if version else "",
+        driver=version or "",
         gpus=gpus or 0,
         uptime=time.clock_gettime(time.CLOCK_BOOTTIME),
     )
@@ -278,3 +279,33 @@ def keep_run(report: RunReport, where: Path | None, python: str | None) -> None:
     if verdict is not None:
         with contextlib.suppress(OSError):
             keep(verdict)
+
+
+class _Silent:
+    """A watcher that shows nothing: a prolog has no reader."""
+
+    def running(self, check: str) -> None:
+        """Show nothing."""
+
+    def learned(self, run: Run) -> None:
+        """Write nothing; the report is written at the end."""
+
+
+def run_checks(target: Target, level: str, budget: float, *, require_gpu: bool) -> RunReport:
+    """Run the checks of a level that fit into `budget` seconds, the most telling first, and return the report."""
+    chosen = most_telling_first(select(discover(), level))
+    planned = plan(chosen, level=level, nproc=2, gpus=shown_gpus(), require_gpu=require_gpu, budget=budget)
+    run = Run(RunPlan(plan=planned, chosen=chosen, target=target, stretch=True))
+    validate(run, collect, _Silent())
+    return report_of(run)
+
+
+def keep_report(report: RunReport, verdict_file: Path) -> str:
+    """Write a report beside its verdict and return its path; "" where there is no room for it."""
+    path = verdict_file.with_name(verdict_file.name.replace("verdict-", "report-"))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(report, path)
+    except OSError:
+        return ""
+    return str(path)

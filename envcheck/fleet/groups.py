@@ -12,7 +12,7 @@ import json
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from envcheck.fleet.database import FleetDatabase
 from envcheck.fleet.hostlist import natural
@@ -211,12 +211,3 @@ def _clocks(groups: Sequence[GroupRuns]) -> Iterator[Outlier | ConfigurationDrif
     for number, group in enumerate(groups):
         rows = [_MeasuredValues(run.node, run.late, "", 1) for run in group.runs if run.late is not None]
         yield from (row for row in _deviating(number, "clock", "s", rows, CLOCK_SLACK) if isinstance(row, Outlier))
-
-
-def statuses(database: FleetDatabase, run: int) -> list[Any]:
-    """Return a run's outcomes that are no pass and no skip: (check, status, code, culprit, gpu, summary)."""
-    query = (
-        "SELECT names.text, status, code, culprit, outcomes.gpu, summary FROM outcomes JOIN names ON names.id = name"
-        " WHERE run = ? AND code IS NOT NULL ORDER BY status DESC, name"
-    )
-    return database.rows(query, (run,))

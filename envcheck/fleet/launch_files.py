@@ -1,4 +1,4 @@
-"""The files that start envcheck on many nodes: for Slurm, Kubernetes and Prometheus.
+"""The files that start envcheck on many nodes: for Slurm and Kubernetes.
 
 What a site fills in stands in a shell script or in YAML that root will run: values that could be more are refused.
 """
@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors.site.dashboard import Panel, document
 from envcheck.templating import rendered
 
-SYSTEMS: Final = ("slurm", "kubernetes")
 # Slurm ends a HealthCheckProgram after 60 s (slurm.conf(5)); the script needs some of it to start and to end.
 HEALTH_SECONDS: Final = 45
 # Slurm keeps PrologEpilogTimeout, which is a little more than the budget, in 16 bits of seconds (slurm/slurm.h).
@@ -24,10 +22,6 @@ _LONGEST_BUDGET: Final = 18 * 3600
 NOT_OF: Final = {
     "slurm": {"namespace", "variables", "drain"},
     "kubernetes": {"python", "program", "scripts", "reports", "partition"},
-    "prometheus": {
-        *("image", "python", "nodes", "gpus", "level", "budget", "on_error", "program", "scripts", "reports"),
-        *("state", "partition", "namespace", "variables", "drain"),
-    },
 }
 _REFERENCE: Final = re.compile(r"[a-z0-9][A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}")
 _PATH: Final = re.compile(r"/[^\x00-\x1f\x7f-\x9f]*")
@@ -72,8 +66,6 @@ def context(values: LaunchValues, system: str) -> dict[str, Any]:
         _hold(option, path, _PLAIN_PATH, "an absolute path of letters, digits and . _ + -")
     _hold("--partition", values.partition or None, _PARTITION, "the name of a partition")
     _hold("--namespace", values.namespace, _NAMESPACE, "a namespace of Kubernetes: a-z, 0-9 and -")
-    if system == "prometheus":
-        return {"max_age": _seconds("--max-age", values.max_age, 60)}
     if (values.image is None) == (values.python is None) or (system == "kubernetes" and values.image is None):
         message = "a pod runs an image" if system == "kubernetes" else "one environment is judged"
         both = "" if system == "kubernetes" else ", or --python PATH for one on the nodes"
@@ -126,77 +118,9 @@ def _variables(assignments: tuple[str, ...]) -> list[tuple[str, str]]:
     return [*pairs.items()]
 
 
-PANELS: Final = (
-    Panel(
-        "Share of nodes that passed",
-        "percentunit",
-        {"passed": 'sum(envcheck_fleet_nodes{state="pass"}) / sum(envcheck_fleet_nodes)'},
-        kind="stat",
-        limit=0.99,
-        below=True,
-        width=6,
-    ),
-    Panel("Failed", "short", {"nodes": 'sum(envcheck_fleet_nodes{state="fail"})'}, kind="stat", limit=1, width=6),
-    Panel(
-        "Missing, stale or undetermined",
-        "short",
-        {"nodes": 'sum(envcheck_fleet_nodes{state=~"missing|stale|error"})'},
-        kind="stat",
-        limit=1,
-        width=6,
-    ),
-    Panel(
-        "Age of this answer",
-        "s",
-        {"age": "time() - max(envcheck_fleet_timestamp_seconds)"},
-        kind="stat",
-        limit=7200,
-        width=6,
-    ),
-    Panel("Nodes by state", "short", {"{{state}}": "sum by (state) (envcheck_fleet_nodes)"}),
-    Panel("Nodes that are not fit", "short", {"{{node}} {{state}}": "envcheck_fleet_node_unfit"}),
-    Panel("Failed checks", "short", {"{{check}} {{code}}": "count by (check, code) (envcheck_fleet_failed_check)"}),
-    Panel(
-        "Failed checks by GPU",
-        "short",
-        {"{{node}} {{gpu}}": 'count by (node, gpu) (envcheck_fleet_failed_check{gpu!=""})'},
-    ),
-    Panel(
-        "Values far from their group (z)", "short", {"{{node}} {{check}}": "abs(envcheck_fleet_outlier_score)"}, limit=8
-    ),
-    Panel("Signals in which nodes differ", "short", {"{{signal}}": "envcheck_fleet_drift_nodes"}),
-    Panel("Nodes by kind", "short", {"{{gpu}} {{cell}} {{driver}}": "envcheck_fleet_group_nodes"}),
-    Panel("Files that are no reports", "short", {"{{kind}}": 'envcheck_fleet_files{kind!="report"}'}),
-)
-
-
-def dashboard() -> str:
-    """Return the dashboard as JSON that Grafana imports."""
-    return document("envcheck-fleet", "envcheck fleet", PANELS)
-
-
-DASHBOARD: Final = "dashboard.json"
-# By system: each file, and what it is for.
 FILES: Final = {
-    "slurm": {
-        "sweep.sbatch": "a run on each node, a report a node",
-        "group.sbatch": "ranks on all nodes that work together, a report a node and one of the group",
-        "prolog.sh": "Prolog: refuse a job on a node whose check failed",
-        "epilog.sh": "Epilog: look at a node after each job",
-        "health.sh": "HealthCheckProgram: keep the verdicts of idle nodes fresh",
-        "slurm.conf.part": "the lines for slurm.conf",
-    },
-    "kubernetes": {
-        "sweep-job.yaml": "a run on each node, a report a node (an indexed Job)",
-        "preflight.yaml": "a pod with a gate before its training (an init container)",
-        "watch-daemonset.yaml": "keep the verdicts of all nodes fresh",
-        "rbac.yaml": "what --drain needs: an account that may taint nodes",
-        "gang-jobset.yaml": "ranks on all nodes that work together (a JobSet)",
-    },
-    "prometheus": {
-        "rules.yml": "alerts over the metrics of a fleet and of single nodes",
-        DASHBOARD: "a Grafana dashboard of a fleet",
-    },
+    "slurm": ("sweep.sbatch", "group.sbatch", "prolog.sh", "epilog.sh", "health.sh", "slurm.conf.part"),
+    "kubernetes": ("sweep-job.yaml", "preflight.yaml", "watch-daemonset.yaml", "rbac.yaml", "gang-jobset.yaml"),
 }
 # On Slurm the ranks of a group are of an environment that the nodes have.
 _NO_IMAGE: Final = "group.sbatch"
@@ -224,11 +148,7 @@ def launch_files(system: str, names: Sequence[str], values: LaunchValues) -> lis
     if _DRAINING in chosen and not values.drain:
         message = f"{_DRAINING} is for the gate with --drain"
         raise ConfigError(message, fix="give --drain")
-    return [LaunchFile(name, _text(system, name, filled), _mode(name)) for name in chosen]
-
-
-def _text(system: str, name: str, filled: dict[str, Any]) -> str:
-    return dashboard() if name == DASHBOARD else rendered(f"{system}/{name}.j2", filled)
+    return [LaunchFile(name, rendered(f"{system}/{name}.j2", filled), _mode(name)) for name in chosen]
 
 
 def _mode(name: str) -> int:

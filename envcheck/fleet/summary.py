@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from envcheck import __version__
 from envcheck.counting import counted
 from envcheck.fleet import groups as grouping
-from envcheck.fleet.database import FleetDatabase, IngestResult, KnownFile
+from envcheck.fleet.database import FleetDatabase, IngestResult, KnownFile, statuses
 from envcheck.fleet.groups import RunFacts
 from envcheck.fleet.hostlist import fold, is_name, natural
 from envcheck.fleet.model import (
@@ -30,7 +30,7 @@ from envcheck.fleet.model import (
     Outlier,
     UnreadFile,
 )
-from envcheck.fleet.one_report import BY_SEVERITY, DEFAULT_NAME, node_of_file
+from envcheck.fleet.one_report import BY_SEVERITY
 from envcheck.reports.redact import UNKEYED
 
 _WORST: Final = {"pass": 0, "error": 1, "fail": 2}
@@ -220,7 +220,7 @@ def _blame(database: FleetDatabase, state_of: dict[str, StateOfNode]) -> list[Fl
         state = state_of[node]
         if state.state != "fail":
             continue
-        rows = [] if state.run is None else grouping.statuses(database, state.run)
+        rows = [] if state.run is None else statuses(database, state.run)
         failed = [row for row in rows if BY_SEVERITY[row[1]] == "fail"]
         gpus = Counter(row[4] for row in failed if row[4])
         who, count = gpus.most_common(1)[0] if gpus else ("", 0)
@@ -293,9 +293,7 @@ def notes(
     yield from _of_one_moment(by_node)
     yield from _superseded(by_node)
     yield from _unexpected(by_node, expected)
-    yield from _copies(files)
     yield from (f"{file.path} {file.note}" for file in files if file.run is None and not file.problem)
-    yield from _misnamed(files)
 
 
 def _of_one_moment(by_node: dict[str, list[Sighting]]) -> Iterator[str]:
@@ -345,26 +343,3 @@ def _unexpected(by_node: Iterable[str], expected: Collection[str]) -> Iterator[s
     if nodes:
         names = fold(filter(is_name, nodes))
         yield f"--expect does not name {counted(len(nodes), 'node')} that reported: {names or 'names of no host'}"
-
-
-def _copies(files: Iterable[KnownFile]) -> Iterator[str]:
-    first: dict[int, str] = {}
-    for file in files:
-        if file.run is not None and first.setdefault(file.run, file.path) != file.path:
-            yield f"{file.path} is the same report as {first[file.run]}"
-
-
-def _misnamed(files: Iterable[KnownFile]) -> Iterator[str]:
-    """Yield the files whose name says another node than the report in them."""
-    names: dict[int, set[str]] = defaultdict(set)
-    for file in files:
-        if file.run is not None:
-            names[file.run].add(_short(node_of_file(PurePath(file.path).stem)))
-    for file in files:
-        named = node_of_file(PurePath(file.path).stem)
-        if file.run is not None and not names[file.run] & {DEFAULT_NAME, _short(file.node)}:
-            yield f"{file.path} holds the report of {file.node}, not of {named}"
-
-
-def _short(node: str) -> str:
-    return node.partition(".")[0]

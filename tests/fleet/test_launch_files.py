@@ -215,11 +215,10 @@ def test_an_option_that_the_files_do_not_hold_is_refused(subtests: pytest.Subtes
         ("slurm", ["--env", "NCCL_DEBUG=INFO"]),
         ("slurm", ["--drain"]),
         ("kubernetes", ["--partition", "x"]),
-        ("prometheus", ["--image", IMAGE]),
     ]
     for system, option in cases:
         with subtests.test(str((system, option))):
-            image = [] if system == "prometheus" else ["--image", IMAGE]
+            image = ["--image", IMAGE]
             assert CliRunner().invoke(cli, ["fleet", "render", system, *image]).exit_code == 0
             refused = CliRunner().invoke(cli, ["fleet", "render", system, *image, *option])
             assert isinstance(refused.exception, ConfigError)
@@ -232,7 +231,7 @@ def test_names_are_files_or_their_first_words() -> None:
     assert [file.name for file in launch_files("kubernetes", ["watch"], VALUES)] == ["watch-daemonset.yaml"]
     with pytest.raises(ConfigError, match="did you mean prolog"):
         launch_files("slurm", ["prolg"], VALUES)
-    assert {system: len(files) for system, files in FILES.items()} == {"slurm": 6, "kubernetes": 5, "prometheus": 2}
+    assert {system: len(files) for system, files in FILES.items()} == {"slurm": 6, "kubernetes": 5}
     assert "group.sbatch" not in texts("slurm")
     with pytest.raises(ConfigError, match="not an image"):
         launch_files("slurm", ["group"], VALUES)

@@ -18,7 +18,7 @@ _STRUCTS: Final = {
     "report": "envcheck.reports.model:RunReport",
     "fleet": "envcheck.fleet.model:FleetReport",
     "fleet-plan": "envcheck.fleet.cover:FleetPlan",
-    "fleet-history": "envcheck.fleet.history:FleetHistory",
+    "fleet-history": "envcheck.fleet.database:FleetHistory",
 }
 
 

@@ -19,7 +19,7 @@ from envcheck.cli.options import Option, command_with
 from envcheck.cli.shared import messages
 from envcheck.cli.shared.parameter_types import Duration
 from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
-from envcheck.fleet import gate, kubernetes_node, quick_run
+from envcheck.fleet import gate, kubernetes_node
 from envcheck.fleet.gate import (
     Boot,
     GatedEnvironment,
@@ -154,8 +154,8 @@ def _verdict(options: GateOptions, node: Boot) -> tuple[NodeVerdict, str]:
     if kept is not None and not why_unusable(kept, question, node):
         return kept, f"{node.uptime - kept.at.uptime:.0f} s ago"
     target = target or _target(options)
-    report = quick_run.run_checks(target, options.level, options.budget, require_gpu=options.require_gpu)
-    new = of_report(report, subject, this_boot(), quick_run.keep_report(report, path))
+    report = gate.run_checks(target, options.level, options.budget, require_gpu=options.require_gpu)
+    new = of_report(report, subject, this_boot(), gate.keep_report(report, path))
     if new is None:
         message = "the run was cut short"
         raise UnavailableError(message, fix="see with `envcheck run` what ends it")

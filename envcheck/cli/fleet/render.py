@@ -20,7 +20,7 @@ from envcheck.fleet.launch_files import NOT_OF, LaunchValues, launch_files
 
 @dataclass(frozen=True, kw_only=True)
 class FleetRenderOptions:
-    system: Annotated[Literal["slurm", "kubernetes", "prometheus"], Argument()]
+    system: Annotated[Literal["slurm", "kubernetes"], Argument()]
     names: Annotated[tuple[str, ...], Argument(metavar="[NAME]...")] = ()
     image: Annotated[str | None, Option("The image to judge, by digest.", metavar="REF@DIGEST")] = None
     python: Annotated[
@@ -57,19 +57,13 @@ class FleetRenderOptions:
     )
 
 
-@command_with(
-    FleetRenderOptions, name="render", short_help="Write envcheck's files for Slurm, Kubernetes or Prometheus."
-)
+@command_with(FleetRenderOptions, name="render", short_help="Write envcheck's files for Slurm or Kubernetes.")
 def command(options: FleetRenderOptions, settings: Settings) -> None:
-    """Write the files with which Slurm or Kubernetes runs envcheck, or Prometheus shows it. Nothing is applied.
+    """Write the files with which Slurm or Kubernetes runs envcheck. Nothing is applied.
 
     \b
     envcheck fleet render slurm --image REF@sha256:... --nodes 16 -o slurm/
     envcheck fleet render kubernetes sweep --image REF@sha256:... --nodes 16
-    envcheck fleet render prometheus -o monitoring/
-
-    prometheus: alert rules and a Grafana dashboard over the metrics of
-    `envcheck fleet report --prometheus` and `envcheck report convert`.
 
     Without --output the files are printed, one after the other. NAME is the name of a file, such as prolog.sh, or
     its first word. Exit 2: a value cannot be used in a script or manifest, the system's

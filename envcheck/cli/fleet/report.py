@@ -16,12 +16,10 @@ from envcheck.cli.options import FILE, Argument, Option, command_with
 from envcheck.cli.report_output import apart
 from envcheck.cli.shared.parameter_types import Duration
 from envcheck.errors import ConfigError
-from envcheck.fleet.database import ingest, opened
-from envcheck.fleet.history import history, history_lines
+from envcheck.fleet.database import history, history_lines, ingest, opened
 from envcheck.fleet.hostlist import expected_nodes, file_of
 from envcheck.fleet.model import encode
 from envcheck.fleet.page import page
-from envcheck.fleet.prometheus import prometheus
 from envcheck.fleet.summary import FleetQuestion, summarize
 from envcheck.fleet.terminal import lines, wrapped
 
@@ -52,10 +50,7 @@ class FleetReportOptions:
     db: Annotated[
         Path | None, Option("Database of the reports read so far; only new files are read again.", type=FILE)
     ] = None
-    html: Annotated[Path | None, Option("Write one page: nodes and checks, curves, drift.", type=FILE)] = None
-    prometheus: Annotated[
-        Path | None, Option("Write metrics for node_exporter's textfile collector.", type=FILE, metavar="FILE.prom")
-    ] = None
+    html: Annotated[Path | None, Option("Write one page: nodes and checks, outliers, drift.", type=FILE)] = None
     history: Annotated[
         str | None,
         Option("Print how often this one failed, and why; a UUID's beginning is enough.", metavar="NODE|GPU-UUID"),
@@ -90,8 +85,6 @@ def command(options: FleetReportOptions, settings: Settings) -> int:  # noqa: AR
         answer = summarize(database, ingest(database, options.places), question)
         if options.html is not None:
             files[options.html] = page(database, answer)
-        if options.prometheus is not None:
-            files[options.prometheus] = prometheus(answer.report)
     for path, content in files.items():
         safe_files.replace(path, content.encode())
     if options.as_json:
@@ -120,7 +113,7 @@ def _refuse_shared_files(options: FleetReportOptions) -> None:
     if options.db is not None and not options.places and not options.db.exists():
         message = f"{options.db}: no such database"
         raise ConfigError(message, fix="name the one that `envcheck fleet report DIR --db FILE` wrote")
-    outputs = {"db": options.db, "html": options.html, "prometheus": options.prometheus}
+    outputs = {"db": options.db, "html": options.html}
     apart(**outputs, expect=file_of(options.expect) if options.expect else None)
     for name, output in outputs.items():
         if output is not None and any(_would_be_read(output, place) for place in options.places):

@@ -52,7 +52,7 @@ def no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*_: object, **__: object) -> None:
         pytest.fail("a run was started")
 
-    monkeypatch.setattr("envcheck.fleet.quick_run.run_checks", started)
+    monkeypatch.setattr("envcheck.fleet.gate.run_checks", started)
 
 
 @pytest.mark.usefixtures("no_run")
@@ -127,7 +127,7 @@ def test_what_hangs_is_ended_by_the_budget_and_undetermined(
     for policy, code in cases:
         with subtests.test(str((policy, code))):
             calls = scontrol(tmp_path)
-            monkeypatch.setattr("envcheck.fleet.quick_run.run_checks", lambda *_, **__: time.sleep(60))
+            monkeypatch.setattr("envcheck.fleet.gate.run_checks", lambda *_, **__: time.sleep(60))
             result = gate("--budget", "1s", "--drain", "--on-error", policy)
             assert result.exit_code == code
             assert "undetermined: the run did not end within its budget of 1 s" in result.stderr
@@ -150,7 +150,7 @@ def test_a_stale_verdict_is_replaced_by_a_run(monkeypatch: pytest.MonkeyPatch) -
         runs.append(budget)
         return report(row("matmul", "error", "no answer"), row("ddp"), mode="cpu")
 
-    monkeypatch.setattr("envcheck.fleet.quick_run.run_checks", run)
+    monkeypatch.setattr("envcheck.fleet.gate.run_checks", run)
     keep("pass", at=structs.replace(this_boot(), boot="another"))
     result = gate("--budget", "20s")
     assert (result.exit_code, runs) == (3, [20.0])
