@@ -19,7 +19,7 @@ from envcheck.reports import phrases
 from envcheck.runner.schema import OutcomeRow
 
 _MOST: Final = 64
-# What a sample of the GPU under load holds, with its unit (checks/hardware/sampler.py).
+# What a sample of the GPU under load holds, with its unit (checks/support/sampler.py).
 SAMPLED: Final = {"clock": "MHz", "power": "W", "temperature": "°C", "utilization": "%"}
 
 

@@ -26,11 +26,11 @@ from envcheck.checks import (
     Ranks,
     View,
     failed,
+    gpu_readings,
     skipped,
     undecided,
     worst,
 )
-from envcheck.checks.readings import gpu_readings
 from envcheck.counting import counted
 from envcheck.runner import attempts
 from envcheck.runner.planning import CheckModule

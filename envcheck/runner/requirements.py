@@ -17,7 +17,7 @@ import msgspec
 
 from envcheck import safe_files
 from envcheck.checks import ERROR, FAIL, SKIP, Check, Limit, Outcome, View, failed, passed, undecided
-from envcheck.checks.readings import infiniband_ports
+from envcheck.checks.node import infiniband
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.matrix.facts.lookup import find_gpu, suggest
@@ -265,10 +265,10 @@ def _pages(source: str, setting: str, view: View) -> Outcome:
 
 def _network(source: str, demand: NetworkDemand, view: View) -> Outcome:
     """Count the active ports that are fast enough; no such device is none of them."""
-    ports = infiniband_ports.ports(view)
+    ports = infiniband.ports(view)
     if isinstance(ports, Outcome) and view.snapshot.signal("ib.ports").value != []:
         return _unread(ports.summary)
-    up = [] if isinstance(ports, Outcome) else [port for port in ports if infiniband_ports.active(port)]
+    up = [] if isinstance(ports, Outcome) else [port for port in ports if infiniband.active(port)]
     fast = [port for port in up if (port.get("rate") or 0) >= (demand.gbit_s or 0)]
     summary = counted(len(fast), "active port") + (f" of {demand.gbit_s:g} Gb/s or more" if demand.gbit_s else "")
     limit = Limit(demand.ports, "ports", source)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from envcheck.checks import ERROR, FAIL, Outcome, View, undecided, worst
-from envcheck.checks.readings import gpu_readings
+from envcheck.checks import ERROR, FAIL, Outcome, View, gpu_readings, undecided, worst
 from envcheck.node.snapshot import Signal, Snapshot
 from envcheck.runner import judging
 from envcheck.runner.outcomes import fields

@@ -19,7 +19,7 @@ HEADROOM_GOAL: Final = 0.2
 _IDLE, _WAITING = 5.0, 20.0
 _OFTEN: Final = 0.1
 _UNEVEN: Final = 20.0
-# envcheck/checks/hardware/gpu_speed.py has the same faults among NVML's reasons.
+# envcheck/checks/support/gpu_speed.py has the same faults among NVML's reasons.
 _FAULTS: Final = ("hardware slowdown", "software thermal slowdown", "hardware thermal slowdown", "power brake")
 _CAPS: Final = ("software power cap", "applications clocks", "sync boost")
 _FULL: Final = 0.9

@@ -42,7 +42,7 @@ ONLY_BY_KEYWORD: Final = {"driver", "memory", "torch", "worker"}
 HOLES: Final[dict[str, tuple[str, ...]]] = {
     "signal": ("self.name.replace", "signal_code"),
     "variable": ("name.lower",),
-    "counter": ("counter.name",),
+    "counter": ("counter.replace",),
     "number": ("event['code']", "code"),
     "kind": ("kind",),
 }

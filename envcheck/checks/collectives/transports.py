@@ -8,8 +8,7 @@ from typing import Any
 
 from envcheck.checks import Measured, Ranks, View
 from envcheck.checks.collectives import nccl_log
-from envcheck.checks.hardware import gpu_pairs
-from envcheck.checks.support import process_group
+from envcheck.checks.support import gpu_speed, process_group
 
 # GB/s of one lane, one way, after its encoding (PCI-SIG).
 _PCIE_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
@@ -93,7 +92,7 @@ def roundabout(view: View, pairs: nccl_log.Pairs, pair: tuple[int, int], devices
         return True
     if not linked(view) or all(way.startswith("P2P/") for way in ways):
         return False
-    between = gpu_pairs.link(view, *(devices.get(rank, "") for rank in pair))
+    between = gpu_speed.link(view, *(devices.get(rank, "") for rank in pair))
     if between in ("nvlink", "nvswitch") or _meshed(view):
         return True
     return not between and not any(way.startswith("P2P/") for ways_used in pairs.values() for way in ways_used)

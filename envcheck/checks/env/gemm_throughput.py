@@ -15,9 +15,8 @@ from typing import Any
 
 from envcheck.checks import PASS, Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, undecided, warned, worst
 from envcheck.checks.env import fp8_training
-from envcheck.checks.hardware import gpu_speed
-from envcheck.checks.hardware import sampler as hardware_sampler
-from envcheck.checks.support import process_group, seeded_numbers, verified_products
+from envcheck.checks.support import gpu_speed, process_group, seeded_numbers, verified_products
+from envcheck.checks.support import sampler as hardware_sampler
 
 CHECK = Check(
     promise="matrix products run at the speed this GPU model has in each dtype, where that is known",

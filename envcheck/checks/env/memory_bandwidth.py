@@ -17,9 +17,8 @@ from typing import Any
 
 from envcheck.checks import PASS, Check, Measured, Outcome, Rank, Ranks, View, failed, worst
 from envcheck.checks.collectives import exact_numbers
-from envcheck.checks.hardware import gpu_speed
-from envcheck.checks.hardware import sampler as hardware_sampler
-from envcheck.checks.support import process_group, seeded_numbers
+from envcheck.checks.support import gpu_speed, process_group, seeded_numbers
+from envcheck.checks.support import sampler as hardware_sampler
 
 CHECK = Check(
     promise="copies in the GPU's memory, and to and from the host, reach what this GPU model does, where that is known",

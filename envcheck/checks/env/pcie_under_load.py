@@ -31,8 +31,7 @@ from envcheck.checks import (
     worst,
 )
 from envcheck.checks.collectives import exact_numbers
-from envcheck.checks.hardware import gpu_speed
-from envcheck.checks.support import process_group, seeded_numbers
+from envcheck.checks.support import gpu_speed, process_group, seeded_numbers
 from envcheck.counting import counted
 
 CHECK = Check(

@@ -25,8 +25,7 @@ from envcheck.checks import (
     worst,
 )
 from envcheck.checks.collectives import exact_numbers
-from envcheck.checks.hardware import gpu_pairs, gpu_speed
-from envcheck.checks.support import process_group, seeded_numbers
+from envcheck.checks.support import gpu_speed, process_group, seeded_numbers
 
 CHECK = Check(
     promise="each GPU writes to each other one as fast as this model and link do, where that is known",
@@ -50,8 +49,8 @@ def measure(rank: Rank) -> Measured:
 
     if os.environ.get("NCCL_P2P_DISABLE") == "1":  # where the first transfer hangs, so would these
         return {**process_group.standing(rank, torch.zeros(1, device=process_group.device_of(rank))), "off": True}
-    devices = gpu_pairs.devices(torch, rank)
-    names = [gpu_pairs.name(torch, device, index) for index, device in enumerate(devices)]
+    devices = gpu_speed.devices(torch, rank)
+    names = [gpu_speed.name(torch, device, index) for index, device in enumerate(devices)]
     size = min(SIZE, *(int(torch.cuda.mem_get_info(device)[0] * _FREE_SHARE) for device in devices))
     # The same bits reach every GPU through the host: what another one sends can be compared where it arrives.
     seed = seeded_numbers.seed()
@@ -63,9 +62,9 @@ def measure(rank: Rank) -> Measured:
     wrong: list[Measured] = []
     size = 4 * pattern[0].numel()
     matrix: list[list[float | None]] = [[None] * len(devices) for _ in devices]
-    for source, target in gpu_pairs.ordered(len(devices)):
-        if gpu_pairs.unreachable(torch, devices[source], devices[target]) is None:
-            gpu_pairs.doing(rank, f"{names[source]} -> {names[target]}")
+    for source, target in gpu_speed.ordered(len(devices)):
+        if gpu_speed.unreachable(torch, devices[source], devices[target]) is None:
+            gpu_speed.doing(rank, f"{names[source]} -> {names[target]}")
             took, became = _copies(words, held[source], held[target])
             matrix[source][target] = size / took / 1e9
             wrong += [{"source": source, "target": target, **became}] if became["wrong"] else []
@@ -87,7 +86,7 @@ def _copies(words: seeded_numbers.Words, sources: Any, destinations: Any) -> tup
             copy,
             lambda turn: exact_numbers.compared(torch, target, destinations[turn]),
             lambda turn: words.wrong(target, gpu_speed.MASKS[turn]),
-            lambda: gpu_pairs.synchronize(torch, target.device),
+            lambda: gpu_speed.synchronize(torch, target.device),
         )
         return gpu_speed.copied(torch, checked, WARMUP, ITERATIONS)
 
@@ -111,7 +110,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if not isinstance(entry.get("wrong"), list):
         return undecided("no copy was compared with what was sent", fix="see the check's log", code="data.missing")
     pairs = [
-        _pair(view, entry, *ends) for ends in gpu_pairs.ordered(len(names)) if matrix[ends[0]][ends[1]] is not None
+        _pair(view, entry, *ends) for ends in gpu_speed.ordered(len(names)) if matrix[ends[0]][ends[1]] is not None
     ]
     if not pairs:
         return skipped("no GPU here can reach another: CUDA offers no peer access", code="peer-to-peer.none")
@@ -133,7 +132,7 @@ def _wrong(names: list[str], one: Measured) -> Outcome:
         unit="wrong copies",
         code="data.wrong",
         culprit=f"{source} -> {target}",
-        gpus=[gpu_pairs.uuid(source), gpu_pairs.uuid(target)],
+        gpus=[gpu_speed.uuid(source), gpu_speed.uuid(target)],
     )
 
 
@@ -146,11 +145,11 @@ def _pair(view: View, entry: Measured, source: int, target: int) -> Pair:
     from envcheck.checks import limits
 
     names, models = entry["gpus"], entry["models"]
-    ends = [gpu_pairs.uuid(names[source]), gpu_pairs.uuid(names[target])]
-    link = gpu_pairs.link(view, *ends)
+    ends = [gpu_speed.uuid(names[source]), gpu_speed.uuid(names[target])]
+    link = gpu_speed.link(view, *ends)
     alike = models[source] == models[target]
     row = limits.find("peer-bandwidth", gpu=models[source], transport=link) if alike else None
-    if row is not None and gpu_pairs.links_up(view, *ends) < row["links"]:
+    if row is not None and gpu_speed.links_up(view, *ends) < row["links"]:
         row = None  # 12 of 18 links is some clouds' design; check nvlink says so
     where = f"{names[source]} -> {names[target]}"
     return {"where": where, "ends": ends, "rate": entry["matrix"][source][target], "row": row, "link": link}

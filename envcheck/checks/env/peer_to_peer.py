@@ -27,8 +27,7 @@ from envcheck.checks import (
     worst,
 )
 from envcheck.checks.collectives import exact_numbers
-from envcheck.checks.hardware import gpu_pairs
-from envcheck.checks.support import process_group, seeded_numbers
+from envcheck.checks.support import gpu_speed, process_group, seeded_numbers
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -57,20 +56,20 @@ def measure(rank: Rank) -> Measured:
     """Write seeded words from each GPU to each other one that CUDA lets it reach, and compare every one of them."""
     import torch
 
-    devices = gpu_pairs.devices(torch, rank)
-    names = [gpu_pairs.name(torch, device, index) for index, device in enumerate(devices)]
+    devices = gpu_speed.devices(torch, rank)
+    names = [gpu_speed.name(torch, device, index) for index, device in enumerate(devices)]
     seed = seeded_numbers.seed()
     words = seeded_numbers.Words(torch, seed)
     pattern = words.tensor(VALUES)
     copies = [pattern.to(device, copy=True) for device in devices]
-    gpu_pairs.synchronize(torch, *devices)
+    gpu_speed.synchronize(torch, *devices)
     for one in copies:
         words.confirm(one)
     pairs: list[Measured] = []
-    for source, target in gpu_pairs.ordered(len(devices)):
-        why = gpu_pairs.unreachable(torch, devices[source], devices[target])
+    for source, target in gpu_speed.ordered(len(devices)):
+        why = gpu_speed.unreachable(torch, devices[source], devices[target])
         if why is None:
-            gpu_pairs.doing(rank, f"{names[source]} -> {names[target]}")
+            gpu_speed.doing(rank, f"{names[source]} -> {names[target]}")
         result = {"unreachable": why} if why else {"wrong": _wrong(words, copies[source], copies[target])}
         pairs.append({"source": source, "target": target, **result})
     broken = any(pair.get("wrong") for pair in pairs)
@@ -92,7 +91,7 @@ def _wrong(words: seeded_numbers.Words, source: Any, reference: Any) -> dict[str
         target = right.bitwise_not()
         for step in steps:
             target[step].copy_(sent[step])
-        gpu_pairs.synchronize(words.torch, source.device, target.device)
+        gpu_speed.synchronize(words.torch, source.device, target.device)
         count = int(exact_numbers.compared(words.torch, target, right))
         # A device that sees no difference where there is one would hide all of them.
         count = max(count, 0 if turn else words.wrong(target, looked=_LOOKED))
@@ -111,7 +110,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     names, pairs = ranks[0].get("gpus") or [], ranks[0].get("pairs") or []
     tried = [pair for pair in pairs if not pair.get("unreachable")]
     listed = sorted((pair.get("source"), pair.get("target")) for pair in pairs)
-    if listed != gpu_pairs.ordered(len(names)) or not all(isinstance(pair.get("wrong"), dict) for pair in tried):
+    if listed != gpu_speed.ordered(len(names)) or not all(isinstance(pair.get("wrong"), dict) for pair in tried):
         return undecided(
             f"{counted(len(listed), 'pair')} of {counted(len(names), 'GPU')} were reported",
             fix="see the check's log",
@@ -149,7 +148,7 @@ def _broken(names: list[str], pair: Measured) -> Outcome:
         value=first["count"],
         unit="wrong values",
         limit=_LIMIT,
-        gpus=[gpu_pairs.uuid(source), gpu_pairs.uuid(target)],
+        gpus=[gpu_speed.uuid(source), gpu_speed.uuid(target)],
         pair=pair,
         code="p2p.data",
         culprit=f"{source} -> {target}",

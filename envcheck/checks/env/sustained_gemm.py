@@ -29,9 +29,8 @@ from envcheck.checks import (
     worst,
 )
 from envcheck.checks.collectives import exact_numbers
-from envcheck.checks.hardware import gpu_speed
-from envcheck.checks.hardware import sampler as hardware_sampler
-from envcheck.checks.support import process_group, seeded_numbers, verified_products
+from envcheck.checks.support import gpu_speed, process_group, seeded_numbers, verified_products
+from envcheck.checks.support import sampler as hardware_sampler
 from envcheck.checks.training import deterministic_training
 from envcheck.counting import counted
 

@@ -15,9 +15,8 @@ import time
 from typing import Any
 
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned, worst
-from envcheck.checks.hardware import gpu_speed
-from envcheck.checks.hardware import sampler as hardware_sampler
-from envcheck.checks.support import process_group, verified_products
+from envcheck.checks.support import gpu_speed, process_group, verified_products
+from envcheck.checks.support import sampler as hardware_sampler
 from envcheck.checks.training import model_replicas, plain_math
 from envcheck.counting import counted
 

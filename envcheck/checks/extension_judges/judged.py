@@ -13,9 +13,21 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from envcheck.binaries.native_library import dotted
-from envcheck.checks import Limit, Outcome, Ranks, View, failed, passed, skipped, undecided, warned, worst
+from envcheck.checks import (
+    Limit,
+    Outcome,
+    Ranks,
+    View,
+    failed,
+    gpu_readings,
+    matrix_facts,
+    passed,
+    skipped,
+    undecided,
+    warned,
+    worst,
+)
 from envcheck.checks.extensions.environment import PRECOMPILED
-from envcheck.checks.readings import gpu_readings, matrix_facts
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.matrix.extensions.file import load

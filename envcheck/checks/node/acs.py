@@ -8,23 +8,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
-from envcheck.checks.readings import gpu_readings
+from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, warned, worst
+from envcheck.checks.gpu_readings import pairs_of_gpus, reachable, unreadable
 from envcheck.counting import counted
 
-CHECK = Check(
-    promise="no PCIe bridge above several GPUs turns their transfers back to the CPU",
-    level="quick",
-    seconds=0.01,
-    gpus=2,
-)
+CHECK = Check("no PCIe bridge above several GPUs turns their transfers back to the CPU", "quick", 0.01, gpus=2)
 
-_LIMIT: Final = Limit(
-    0,
-    "bridges",
-    "NVIDIA NCCL user guide, Troubleshooting, PCI Access Control Services: disable ACS on bare metal",
-    "equal",
-)
+_SOURCE: Final = "NVIDIA NCCL user guide, Troubleshooting, PCI Access Control Services: disable ACS on bare metal"
+_LIMIT: Final = Limit(0, "bridges", _SOURCE, "equal")
 _REDIRECTS: Final = ("request redirect", "completion redirect")
 _SHOWN: Final = 4
 _FIX: Final = (
@@ -35,30 +26,24 @@ _FIX: Final = (
 
 def judge(view: View) -> Outcome:
     """Warn on bare metal of each bridge that redirects, by address; elsewhere say why that is no fault."""
-    missing = gpu_readings.unreadable(
-        view, "pci.acs", "run as root, outside a container or in one that sees the host's /sys"
-    )
+    missing = unreadable(view, "pci.acs", "run as root, outside a container or in one that sees the host's /sys")
     if missing is not None:
         return missing
     bridges = view.snapshot.signal("pci.acs").value
-    if not isinstance(bridges, list) or not all(_shaped(bridge) for bridge in bridges):
-        return undecided(
-            "pci.acs has an unexpected type or value", fix="read the node again", code="acs.unexpected-value"
-        )
     if not bridges:
         return skipped("the PCI bus shows no bridge above a GPU here", code="acs.no-bridge")
     redirecting = [bridge for bridge in bridges if any(word in bridge["enabled"] for word in _REDIRECTS)]
     harmless = _harmless(view) if redirecting else ""
     if harmless:
-        addresses = ", ".join(str(bridge["bus_id"]) for bridge in redirecting[:_SHOWN])
+        addresses = ", ".join(bridge["bus_id"] for bridge in redirecting[:_SHOWN])
         summary = f"ACS redirects on {len(redirecting)} of {counted(len(bridges), 'bridge')} above GPUs: {addresses}"
         return skipped(f"{summary}; {harmless}", code="acs.harmless")
     sound = f"none of {counted(len(bridges), 'bridge')} above the GPUs redirects"
-    return worst([_finding(bridge) for bridge in redirecting], passed(sound, value=0, unit=_LIMIT.unit, limit=_LIMIT))
+    return worst(map(_finding, redirecting), passed(sound, value=0, unit=_LIMIT.unit, limit=_LIMIT))
 
 
 def _finding(bridge: dict[str, Any]) -> Outcome:
-    address, kinds = str(bridge["bus_id"]), [word for word in _REDIRECTS if word in bridge["enabled"]]
+    address = bridge["bus_id"]
     return warned(
         f"ACS on the PCIe bridge {address} redirects what {counted(len(bridge['gpus']), 'GPU')} below it send",
         fix=_FIX.replace("BRIDGE", address),
@@ -67,21 +52,16 @@ def _finding(bridge: dict[str, Any]) -> Outcome:
         limit=_LIMIT,
         code="acs.redirects",
         culprit=f"PCIe bridge {address}",
-        enabled=kinds,
+        enabled=[word for word in _REDIRECTS if word in bridge["enabled"]],
         bridges=[address],
-        below=sorted(map(str, bridge["gpus"])),
+        below=sorted(bridge["gpus"]),
     )
-
-
-def _shaped(bridge: Any) -> bool:
-    return isinstance(bridge, dict) and all(isinstance(bridge.get(field), list) for field in ("gpus", "enabled"))
 
 
 def _harmless(view: View) -> str:
     virtual = view.snapshot.signal("host.hypervisor").value
     if virtual is not False:
         return "a virtual machine's host needs it" if virtual else "whether this is a virtual machine is unknown"
-    pairs = gpu_readings.pairs_of_gpus(view)
-    if isinstance(pairs, list) and not any(map(gpu_readings.reachable, pairs)):
-        return "these GPUs have no peer-to-peer to turn back"
-    return ""
+    pairs = pairs_of_gpus(view)
+    alone = isinstance(pairs, list) and not any(map(reachable, pairs))
+    return "these GPUs have no peer-to-peer to turn back" if alone else ""

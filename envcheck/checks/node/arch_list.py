@@ -6,36 +6,33 @@ torch.cuda.is_available() is true in both. SASS runs within its major, upwards; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any, Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, worst
-from envcheck.checks.readings import gpu_readings, matrix_facts
-from envcheck.matrix.facts.model import Matrix, TorchRelease, key
+from envcheck.checks import matrix_facts as facts
+from envcheck.checks.gpu_readings import culprit, label, lost
+from envcheck.matrix.facts.model import Matrix, key
 from envcheck.matrix.resolver.verdict import OK, driver_verdict, runs_on
 from envcheck.node.snapshot import Gpu
 
-CHECK = Check(promise="torch carries code for every GPU of this node", level="quick", gpus=1)
+CHECK = Check("torch carries code for every GPU of this node", "quick", gpus=1)
 
-SOURCE = (
+SOURCE: Final = (
     "CUDA C++ Programming Guide: binary compatibility within a major, PTX compatibility upwards; matrix.yaml: cuda.code"
 )
 
 
 def judge(view: View) -> Outcome:
     """Fail naming each GPU that nothing in the wheel runs on, with wheels that would."""
-    cuda, listed = view.environment.get("cuda"), view.environment.get("arch_list")
+    listed = view.environment.get("arch_list")
     if not view.environment.get("torch"):
         return skipped(f"no torch to look into: {view.environment.get('error', 'none was asked')}", code="torch.none")
-    if not cuda:
+    if not view.environment.get("cuda"):
         return skipped("this torch carries no code for any GPU (see gpu-visible)", code="torch.no-cuda")
     if not listed:
-        return undecided(
-            "the wheel's arch list is empty or unread",
-            fix="see build_facts_error in the report",
-            code="arch-list.none-listed",
-        )
-    codes = [str(code) for code in listed]
-    findings = [finding for gpu in view.snapshot.gpus for finding in _one(view, gpu, str(cuda), codes)]
+        fix = "see build_facts_error in the report"
+        return undecided("the wheel's arch list is empty or unread", fix=fix, code="arch-list.none-listed")
+    findings = [finding for gpu in view.snapshot.gpus for finding in _one(view, gpu, list(listed))]
     summary = f"{' '.join(listed)} covers {', '.join(sorted({_name(gpu) for gpu in view.snapshot.gpus}))}"
     return worst(findings, passed(summary, value=list(listed), limit=Limit("code for every GPU", "", SOURCE, "equal")))
 
@@ -44,21 +41,17 @@ def _name(gpu: Gpu) -> str:
     return f"{gpu.signal('name').value} ({gpu.signal('compute_capability').value})"
 
 
-def _one(view: View, gpu: Gpu, cuda: str, listed: list[str]) -> list[Outcome]:
-    matrix, capability = matrix_facts.matrix(view), gpu.signal("compute_capability")
-    culprit = gpu_readings.culprit(view, gpu_readings.label(gpu))
-    if capability.value is None and gpu_readings.lost(gpu):
-        return [
-            skipped(
-                f"{gpu_readings.label(gpu)} is lost (see gpu-lost)", culprit=culprit, gpus=[gpu.uuid], code="gpu.lost"
-            )
-        ]
+def _one(view: View, gpu: Gpu, listed: list[str]) -> list[Outcome]:
+    matrix, capability = facts.matrix(view), gpu.signal("compute_capability")
+    about: dict[str, Any] = {"culprit": culprit(view, label(gpu)), "gpus": [gpu.uuid]}
+    if capability.value is None and lost(gpu):
+        return [skipped(f"{label(gpu)} is lost (see gpu-lost)", code="gpu.lost", **about)]
     if capability.value is None:
         text = f"GPU {gpu.uuid}: its compute capability is unread: {capability.reason}"
-        return [undecided(text, fix="look at NVML", code="arch-list.unread", culprit=culprit, gpus=[gpu.uuid])]
+        return [undecided(text, fix="look at NVML", code="arch-list.unread", **about)]
     sass = [code for code in listed if code.startswith("sm_")]
     ptx = [code for code in listed if code.startswith("compute_")]
-    cc, torch = str(capability.value), str(view.environment["torch"])
+    cc, torch, cuda = str(capability.value), str(view.environment["torch"]), str(view.environment["cuda"])
     if runs_on(matrix, sass, [], cc, cuda):
         return []
     driver = view.snapshot.signal("driver.version").value
@@ -66,14 +59,14 @@ def _one(view: View, gpu: Gpu, cuda: str, listed: list[str]) -> list[Outcome]:
         why, code = f"nothing in torch {torch} ({' '.join(listed)}) runs on {_name(gpu)}", "arch-list.none"
     elif driver is None:
         text = f"only PTX fits {_name(gpu)}, and the driver that must compile it is unread"
-        return [undecided(text, fix="look at NVML", code="arch-list.driver-unread", culprit=culprit)]
-    elif driver_verdict(matrix, cuda, str(driver), matrix_facts.datacenter(view)).name != OK:
+        return [undecided(text, fix="look at NVML", code="arch-list.driver-unread", **about)]
+    elif driver_verdict(matrix, cuda, str(driver), facts.datacenter(view)).name != OK:
         why = f"only PTX fits {_name(gpu)}, and driver {driver} is too old to compile that of CUDA {cuda}"
         code = "arch-list.ptx"
     else:
         return []
-    limit, fix = Limit(f"code for {cc}", "", SOURCE, "equal"), _alternatives(matrix, torch, cc)
-    return [failed(why, fix=fix, value=listed, limit=limit, code=code, culprit=culprit, gpus=[gpu.uuid])]
+    limit = Limit(f"code for {cc}", "", SOURCE, "equal")
+    return [failed(why, fix=_alternatives(matrix, torch, cc), value=listed, limit=limit, code=code, **about)]
 
 
 def _alternatives(matrix: Matrix, torch: str, cc: str) -> str:
@@ -81,15 +74,11 @@ def _alternatives(matrix: Matrix, torch: str, cc: str) -> str:
     releases = sorted(matrix.torch, key=lambda row: key(row.torch), reverse=True)
     same = [row for row in releases if row.torch == torch.partition("+")[0]]
     for release in (*same, *releases):
-        variants = _covering(matrix, release, cc)
+        variants = [
+            variant.variant
+            for variant in release.variants
+            if variant.cuda and any(runs_on(matrix, b.sass or [], [], cc, variant.cuda) for b in variant.builds)
+        ]
         if variants:
             return f"install torch {release.torch} as {' or '.join(variants)}; see `envcheck resolve --cc {cc}`"
     return f"no wheel runs on compute capability {cc}: build torch for it, or use another GPU"
-
-
-def _covering(matrix: Matrix, release: TorchRelease, cc: str) -> Sequence[str]:
-    return [
-        variant.variant
-        for variant in release.variants
-        if variant.cuda and any(runs_on(matrix, b.sass or [], [], cc, variant.cuda) for b in variant.builds)
-    ]

@@ -6,18 +6,13 @@ its display mode. GeForce cards and the T4 have a small one by design: that is n
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, warned, worst
-from envcheck.checks.readings import gpu_readings, matrix_facts
+from envcheck.checks import Check, Limit, Outcome, View, matrix_facts, passed, warned, worst
+from envcheck.checks.gpu_readings import Rule, read
 from envcheck.matrix.facts.lookup import find_gpu
 
-CHECK = Check(
-    promise="each GPU's BAR1 is as large as its model's can be, where that is known",
-    level="quick",
-    seconds=0.01,
-    gpus=1,
-)
+CHECK = Check("each GPU's BAR1 is as large as its model's can be, where that is known", "quick", 0.01, gpus=1)
 
 _SOURCE: Final = "NVIDIA GPUDirect RDMA guide: memory is reached through BAR1, on data-centre boards as large as it"
 _ALIKE: Final = "the other GPUs of this model in this node"
@@ -30,34 +25,31 @@ _SINCE: Final = (8, 0)
 
 def judge(view: View) -> Outcome:
     """Warn of a GPU whose window is smaller than its like's, or than its memory on boards made for data centres."""
-    sizes = gpu_readings.read(view, "bar1_total")
-    memory, names = gpu_readings.read(view, "memory_total").values, gpu_readings.read(view, "name").values
+    sizes, memory, names = read(view, "bar1_total"), read(view, "memory_total").values, read(view, "name").values
     usual = {name: max(sizes.values.get(gpu, 0) for gpu in names if names[gpu] == name) for name in names.values()}
     findings = sizes.lacking()
     for gpu, size in sizes.values.items():
         alike = usual.get(names.get(gpu), 0)
         if size < alike:
             findings += sizes.blame({gpu: size}, _rule("bar1.odd", size, alike, _ALIKE))
-        elif _large(view, gpu, names) and size < memory.get(gpu, 0):
+        elif size < memory.get(gpu, 0) and _large(view, str(names.get(gpu))):
             findings += sizes.blame({gpu: size}, _rule("bar1.small", size, memory[gpu], _SOURCE))
     least = min(sizes.values.values(), default=0)
     return worst(findings, sizes.absent() or passed(f"at least {int(least) >> 20} MiB", value=least, unit="B"))
 
 
-def _rule(code: str, size: float, bound: float, source: str) -> gpu_readings.Rule:
+def _rule(code: str, size: float, bound: float, source: str) -> Rule:
     text = f"BAR1 is small: {{gpu}} {int(size) >> 20} MiB; {int(bound) >> 20} MiB could be had"
-    return gpu_readings.Rule(warned, code, text, _FIX, Limit(bound, "B", source), "B")
+    return Rule(warned, code, text, _FIX, Limit(bound, "B", source), "B")
 
 
-def _large(view: View, gpu: str, names: dict[str, Any]) -> bool:
+def _large(view: View, name: str) -> bool:
     """Return whether this board's window covers its memory by design.
 
     A Grace's CPU reaches the memory by itself, and a vGPU is given the window that its host chose.
     """
-    row = find_gpu(matrix_facts.matrix(view), str(names.get(gpu)))
-    capability = tuple(int(part) for part in row.cc.split(".")) if row else (0, 0)
-    x86 = view.snapshot.signal("host.arch").value == "x86_64"
-    shared = any(device.signal("virtualization").value == "vgpu" for device in view.snapshot.gpus) or matrix_facts.wsl(
-        view
-    )
-    return row is not None and row.datacenter and capability >= _SINCE and x86 and not shared
+    row = find_gpu(matrix_facts.matrix(view), name)
+    if row is None or not row.datacenter or tuple(map(int, row.cc.split("."))) < _SINCE:
+        return False
+    shared = any(device.signal("virtualization").value == "vgpu" for device in view.snapshot.gpus)
+    return view.snapshot.signal("host.arch").value == "x86_64" and not shared and not matrix_facts.wsl(view)

@@ -10,9 +10,9 @@ import dataclasses
 from typing import Any, Final
 
 from envcheck.checks import ERROR, Check, Limit, Outcome, View, failed, passed, warned, worst
-from envcheck.checks.readings import gpu_readings
+from envcheck.checks.gpu_readings import Reading, Rule, read
 
-CHECK = Check(promise="no GPU is held below the clocks it was made for", level="quick", seconds=0.01, gpus=1)
+CHECK = Check("no GPU is held below the clocks it was made for", "quick", 0.01, gpus=1)
 
 _DEFAULT: Final = "NVML: the GPU's own default application clock"
 _MOST: Final = "NVML: the highest clock of this GPU"
@@ -23,55 +23,45 @@ _RESET: Final = "if it is not on purpose: nvidia-smi --reset-applications-clocks
 
 def judge(view: View) -> Outcome:
     """Warn of clocks set low, and of a working GPU that a setting holds back (one-model compares their highest)."""
-    now, most = gpu_readings.read(view, "clock_sm"), gpu_readings.read(view, "clock_sm_max")
+    now, most = read(view, "clock_sm"), read(view, "clock_sm_max")
     findings = [*now.lacking(), *most.lacking(), *_nonsense(now, most), *_lowered(view), *_held(view, now, most)]
     return worst(findings, now.absent() or most.absent() or _sound(most.values))
 
 
-def _nonsense(now: gpu_readings.Reading, most: gpu_readings.Reading) -> list[Outcome]:
+def _nonsense(now: Reading, most: Reading) -> list[Outcome]:
     odd = {gpu: mhz for gpu, mhz in now.values.items() if not mhz <= 1.1 * most.values.get(gpu, mhz)}
-    rule = gpu_readings.Rule(
-        failed,
-        "clocks.unexpected-value",
-        "above the highest clock: {gpu} {value} MHz",
-        "look at `nvidia-smi -q -d CLOCK`",
-    )
-    return [dataclasses.replace(finding, status=ERROR) for finding in now.blame(odd, rule)]
+    text, fix = "above the highest clock: {gpu} {value} MHz", "look at `nvidia-smi -q -d CLOCK`"
+    findings = now.blame(odd, Rule(failed, "clocks.unexpected-value", text, fix))
+    return [dataclasses.replace(finding, status=ERROR) for finding in findings]
 
 
 def _lowered(view: View) -> list[Outcome]:
-    chosen, usual = gpu_readings.read(view, "clock_app"), gpu_readings.read(view, "clock_app_default").values
-    low = {gpu: mhz for gpu, mhz in chosen.values.items() if gpu in usual and mhz < usual[gpu]}
+    chosen, usual = read(view, "clock_app"), read(view, "clock_app_default").values
     return [
         finding
-        for gpu, mhz in low.items()
+        for gpu, mhz in chosen.values.items()
+        if gpu in usual and mhz < usual[gpu]
         for finding in chosen.blame(
             {gpu: mhz}, _rule("clocks.lowered", "application clocks set low", usual[gpu], _DEFAULT)
         )
     ]
 
 
-def _held(view: View, now: gpu_readings.Reading, most: gpu_readings.Reading) -> list[Outcome]:
+def _held(view: View, now: Reading, most: Reading) -> list[Outcome]:
     """Judge GPUs at work whose driver names a set clock as what limits them: an idle one lowers its clock itself."""
-    reasons, usual = (
-        gpu_readings.read(view, "clock_reasons").values,
-        gpu_readings.read(view, "clock_app_default").values,
-    )
-    working = [gpu for gpu, why in reasons.items() if _SET in why and "idle" not in why]
-    both = [gpu for gpu in working if gpu in now.values and gpu in most.values]
-    held = [gpu for gpu in both if now.values[gpu] < _HELD * min(usual.get(gpu, most.values[gpu]), most.values[gpu])]
-    return [
-        finding
-        for gpu in held
-        for finding in now.blame(
-            {gpu: now.values[gpu]}, _rule("clocks.held", "held by a set clock", most.values[gpu], _MOST)
-        )
-    ]
+    reasons, usual = read(view, "clock_reasons").values, read(view, "clock_app_default").values
+    findings = []
+    for gpu, why in reasons.items():
+        if _SET in why and "idle" not in why and gpu in now.values and gpu in most.values:
+            clock, top = now.values[gpu], most.values[gpu]
+            if clock < _HELD * min(usual.get(gpu, top), top):
+                findings += now.blame({gpu: clock}, _rule("clocks.held", "held by a set clock", top, _MOST))
+    return findings
 
 
-def _rule(code: str, subject: str, bound: float, source: str) -> gpu_readings.Rule:
+def _rule(code: str, subject: str, bound: float, source: str) -> Rule:
     text = f"{subject}: {{gpu}} {{value:g}} of {bound:g} MHz"
-    return gpu_readings.Rule(warned, code, text, _RESET, Limit(bound, "MHz", source), "MHz")
+    return Rule(warned, code, text, _RESET, Limit(bound, "MHz", source), "MHz")
 
 
 def _sound(most: dict[str, Any]) -> Outcome:

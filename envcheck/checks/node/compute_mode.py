@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
-from envcheck.checks.readings import gpu_readings
+from envcheck.checks.gpu_readings import Rule, read
 from envcheck.counting import counted
 
-CHECK = Check(promise="every GPU takes processes", level="quick", seconds=0.01, gpus=1)
+CHECK = Check("every GPU takes processes", "quick", 0.01, gpus=1)
 
 _LIMIT: Final = Limit("default", "", "NVML compute mode; CUDA C++ Programming Guide, compute modes", "equal")
 _FIX: Final = "nvidia-smi --compute-mode=0, as root"
@@ -20,15 +20,13 @@ _FIX: Final = "nvidia-smi --compute-mode=0, as root"
 
 def judge(view: View) -> Outcome:
     """Fail where no process may use a GPU, warn where only one may."""
-    mode = gpu_readings.read(view, "compute_mode")
+    mode = read(view, "compute_mode")
     shut = mode.where(lambda word: word == "prohibited")
     single = mode.where(lambda word: word not in ("default", "prohibited"))
     findings = [
         *mode.lacking(),
-        *mode.blame(shut, gpu_readings.Rule(failed, "compute-mode.prohibited", "{gpu} {value}", _FIX, _LIMIT)),
-        *mode.blame(single, gpu_readings.Rule(warned, "compute-mode.exclusive", "{gpu} {value}", _FIX, _LIMIT)),
+        *mode.blame(shut, Rule(failed, "compute-mode.prohibited", "{gpu} {value}", _FIX, _LIMIT)),
+        *mode.blame(single, Rule(warned, "compute-mode.exclusive", "{gpu} {value}", _FIX, _LIMIT)),
     ]
-    return worst(
-        findings,
-        mode.absent() or passed(f"default on {counted(len(mode.values), 'GPU')}", value="default", limit=_LIMIT),
-    )
+    sound = passed(f"default on {counted(len(mode.values), 'GPU')}", value="default", limit=_LIMIT)
+    return worst(findings, mode.absent() or sound)

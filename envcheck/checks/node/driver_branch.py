@@ -8,16 +8,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned
-from envcheck.checks.readings import matrix_facts
+from envcheck.checks import Check, Limit, Outcome, View, matrix_facts, passed, skipped, undecided, warned
 from envcheck.matrix.facts.lookup import Facts
 
-CHECK = Check(
-    promise="the driver's branch is still maintained",
-    level="quick",
-    gpus=1,
-    signals=("driver.version",),
-)
+CHECK = Check("the driver's branch is still maintained", "quick", gpus=1, signals=("driver.version",))
 
 _NUMBER: Final = re.compile(r"\d{1,9}\.\d")
 
@@ -27,14 +21,11 @@ def judge(view: View) -> Outcome:
     driver, month = str(view.snapshot.signal("driver.version").value), view.snapshot.taken[:7]
     elsewhere = _elsewhere(view)
     if elsewhere:
-        return skipped(
-            f"{elsewhere}: NVIDIA's Linux branches and their ends do not apply to driver {driver}",
-            code="driver-branch.not-applicable",
-        )
+        text = f"{elsewhere}: NVIDIA's Linux branches and their ends do not apply to driver {driver}"
+        return skipped(text, code="driver-branch.not-applicable")
     if not _NUMBER.match(driver) or not month:
-        return undecided(
-            f"driver {driver} at {month or 'no date'}", fix="refresh it", code="driver-branch.unexpected-value"
-        )
+        text = f"driver {driver} at {month or 'no date'}"
+        return undecided(text, fix="refresh it", code="driver-branch.unexpected-value")
     facts = Facts(matrix_facts.matrix(view))
     row = facts.branch(driver)
     if row is None:

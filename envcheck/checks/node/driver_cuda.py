@@ -8,39 +8,32 @@ family (minor-version compatibility), and on data-centre GPUs older still with c
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, warned, worst
-from envcheck.checks.readings import cuda_init_errors, gpu_readings, matrix_facts
+from envcheck.checks import Check, Limit, Outcome, View, failed, matrix_facts, passed, skipped, undecided, warned, worst
+from envcheck.checks.gpu_readings import culprit, label, lost
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.matrix.resolver.verdict import FORWARD, MINOR, OK, TOO_OLD, Verdict, driver_verdict
 from envcheck.node.snapshot import Gpu
 
-CHECK = Check(
-    promise="the driver runs the CUDA that torch carries",
-    level="quick",
-    gpus=1,
-    signals=("driver.version",),
-)
+CHECK = Check("the driver runs the CUDA that torch carries", "quick", gpus=1, signals=("driver.version",))
 
-_MISFITS = (803, 804)
-SOURCE = "matrix.yaml: cuda.minors, cuda.families (NVIDIA CUDA release notes and compatibility guide)"
+_MISFITS: Final = (803, 804)
+_STARTED: Final = Limit(0, "", "CUDA driver API: cuInit returns CUDA_SUCCESS", "equal")
+SOURCE: Final = "matrix.yaml: cuda.minors, cuda.families (NVIDIA CUDA release notes and compatibility guide)"
 
 
 def judge(view: View) -> Outcome:
     """Compare the driver with the floor of torch's CUDA; below it, and with cuda-compat, only what works counts."""
     cuda, driver = matrix_facts.wheel_cuda(view), str(view.snapshot.signal("driver.version").value)
+    if cuda is None and view.environment:
+        return skipped("this torch carries no CUDA (see gpu-visible)", code="torch.no-cuda")
     if cuda is None:
-        return skipped(
-            "this torch carries no CUDA (see gpu-visible)" if view.environment else "no torch to compare with",
-            code="torch.no-cuda" if view.environment else "torch.none",
-        )
+        return skipped("no torch to compare with", code="torch.none")
     if matrix_facts.jetson(view):
-        return skipped(
-            f"Jetson: driver {driver} and CUDA come with JetPack, and its torch is built for them",
-            code="driver-cuda.jetson",
-        )
+        text = f"Jetson: driver {driver} and CUDA come with JetPack, and its torch is built for them"
+        return skipped(text, code="driver-cuda.jetson")
     unfit = _unfit(view, cuda, driver)
     try:
         answers = _answers(view, cuda, driver)
@@ -50,49 +43,36 @@ def judge(view: View) -> Outcome:
         return worst(findings, findings[0])
     if unfit:
         # Whether cuda-compat helps is unknown while another libcuda is in its place.
-        answers = [device_answer for device_answer in answers if device_answer.answer.name == TOO_OLD]
-    findings = [*unfit, *(_finding(view, cuda, driver, device_answer) for device_answer in answers)]
+        answers = [(gpu, answer) for gpu, answer in answers if answer.name == TOO_OLD]
+    findings = [*unfit, *(_finding(view, cuda, driver, gpu, answer) for gpu, answer in answers)]
     return worst(findings, findings[0])
 
 
-class _Comparison(NamedTuple):
-    """What the driver means for one GPU; `gpu` is None where it means the same for all."""
-
-    gpu: Gpu | None
-    answer: Verdict
-
-
-def _answers(view: View, cuda: str, driver: str) -> list[_Comparison]:
-    """Return one answer for the node, or one for each GPU where a rule for data-centre GPUs tells them apart."""
+def _answers(view: View, cuda: str, driver: str) -> list[tuple[Gpu | None, Verdict]]:
+    """Return one answer for the node (None), or one for each GPU where a rule for data-centre GPUs tells them apart."""
     matrix = matrix_facts.matrix(view)
-    each = [
-        _Comparison(gpu, driver_verdict(matrix, cuda, driver, matrix_facts.is_datacenter(view, _name(gpu))))
+    each: list[tuple[Gpu | None, Verdict]] = [
+        (gpu, driver_verdict(matrix, cuda, driver, matrix_facts.is_datacenter(view, str(gpu.signal("name").value))))
         for gpu in view.snapshot.gpus
-        if not gpu_readings.lost(gpu)
+        if not lost(gpu)
     ]
-    if len({device_answer.answer.name for device_answer in each}) > 1:
+    if len({answer.name for _, answer in each}) > 1:
         return each
-    return [_Comparison(None, driver_verdict(matrix, cuda, driver, matrix_facts.datacenter(view)))]
+    return [(None, driver_verdict(matrix, cuda, driver, matrix_facts.datacenter(view)))]
 
 
-def _name(gpu: Gpu) -> str:
-    return str(gpu.signal("name").value)
-
-
-def _finding(view: View, cuda: str, driver: str, judged: _Comparison) -> Outcome:
-    answer = judged.answer
+def _finding(view: View, cuda: str, driver: str, gpu: Gpu | None, answer: Verdict) -> Outcome:
     if answer.name in (OK, MINOR):
         note = ": new PTX-only features need the newer driver" if answer.name == MINOR else ""
         return passed(f"{answer.reason}{note}", value=driver, limit=_limit(view, cuda), verdict=answer.name)
-    outcome = _below(view, cuda, driver, answer, _seen(view, judged.gpu))
-    if judged.gpu is None:
+    outcome = _below(view, cuda, driver, answer, _seen(view, gpu))
+    if gpu is None:
         return dataclasses.replace(outcome, culprit=f"driver {driver}" if outcome.code else "")
-    label = gpu_readings.label(judged.gpu)
     return dataclasses.replace(
         outcome,
-        summary=f"{label} ({_name(judged.gpu)}): {outcome.summary}",
-        culprit=gpu_readings.culprit(view, label),
-        details={**outcome.details, "gpus": [judged.gpu.uuid]},
+        summary=f"{label(gpu)} ({gpu.signal('name').value}): {outcome.summary}",
+        culprit=culprit(view, label(gpu)),
+        details={**outcome.details, "gpus": [gpu.uuid]},
     )
 
 
@@ -100,57 +80,112 @@ def _seen(view: View, gpu: Gpu | None) -> int | None:
     """Return how many of the GPUs in question torch sees; None where it was not asked."""
     count = view.environment.get("device_count")
     named = [str(device["uuid"]) for device in view.environment.get("devices") or [] if device.get("uuid")]
-    if gpu is None or not count or not named:
-        return count
-    return int(gpu.uuid in named)
+    return count if gpu is None or not count or not named else int(gpu.uuid in named)
 
 
 def _unfit(view: View, cuda: str, driver: str) -> list[Outcome]:
     """Return the failure of a libcuda that does not go with this driver or GPU, whatever the tables say."""
-    code, cause = cuda_init_errors.code(view), cuda_init_errors.known(view)
+    code, cause, loaded = init_code(view), init_error(view), view.environment.get("libcuda")
     if cause is None or code not in _MISFITS:
         return []
-    loaded = view.environment.get("libcuda")
     where = f" ({loaded})" if loaded else ""
-    limit = Limit(0, "", "CUDA driver API: cuInit returns CUDA_SUCCESS", "equal")
     summary = f"cuInit: error {code}, {cause.name}: {cause.means}{where}; driver {driver}, torch's CUDA {cuda}"
-    culprit = str(loaded or "libcuda")
-    return [
-        failed(
-            summary,
-            fix=cause.fix,
-            value=code,
-            limit=limit,
-            libcuda=loaded,
-            code="driver-cuda.libcuda",
-            culprit=culprit,
-        )
-    ]
+    about: dict[str, Any] = {"value": code, "limit": _STARTED, "libcuda": loaded, "culprit": str(loaded or "libcuda")}
+    return [failed(summary, fix=cause.fix, code="driver-cuda.libcuda", **about)]
 
 
 def _limit(view: View, cuda: str) -> Limit:
-    facts = matrix_facts.matrix(view).cuda
-    family = next(row for row in facts.families if row.major == cuda.partition(".")[0])
-    return Limit(family.floor, "driver version", SOURCE)
+    families = matrix_facts.matrix(view).cuda.families
+    floor = next(family.floor for family in families if family.major == cuda.partition(".")[0])
+    return Limit(floor, "driver version", SOURCE)
 
 
 def _below(view: View, cuda: str, driver: str, answer: Verdict, visible: int | None) -> Outcome:
-    floor = _limit(view, cuda)
-    compat = f"cuda-compat-{cuda.replace('.', '-')}"
+    floor, compat = _limit(view, cuda), f"cuda-compat-{cuda.replace('.', '-')}"
     install = f"install {compat} and put its directory first in LD_LIBRARY_PATH, or a driver >= {floor.value}"
     upgrade = f"install a driver >= {floor.value}, or a wheel this driver runs: `envcheck resolve --driver {driver}`"
     judged: dict[str, Any] = {"value": driver, "limit": floor, "verdict": answer.name, "devices_torch_sees": visible}
+    code, sees = "driver-cuda.too-old", f"torch sees {counted(visible or 0, 'GPU')}"
     if answer.name == FORWARD and visible:
         loaded = view.environment.get("libcuda")
         how = f"with {loaded}" if loaded else f"so {compat} is loaded"
-        why = f"{answer.reason}; torch sees {counted(visible, 'GPU')}, {how}"
-        return passed(why, **judged)
-    code = "driver-cuda.too-old"
+        return passed(f"{answer.reason}; {sees}, {how}", **judged)
     if answer.name == FORWARD and visible is None:
         return warned(f"runs with {compat} only: {answer.reason}", fix=install, code=code, **judged)
     if answer.name == FORWARD:
         return failed(f"{compat} is not loaded: {answer.reason}", fix=install, code=code, **judged)
     if visible:
-        why = f"torch sees {counted(visible, 'GPU')} though by every table it should not: {answer.reason}"
+        why = f"{sees} though by every table it should not: {answer.reason}"
         return warned(why, fix=upgrade, code=code, **judged)
     return failed(answer.reason, fix=upgrade, code=code, **judged)
+
+
+class CudaInitError(NamedTuple):
+    """A return code of cuInit by its name in cuda.h (CUresult), what it means on a node, and the remedy."""
+
+    name: str
+    means: str
+    fix: str
+
+
+_COMPAT: Final = (
+    "take cuda-compat out of the way of the driver's own libcuda: remove its directory from LD_LIBRARY_PATH and "
+    "/etc/ld.so.conf.d, or the package; forward compatibility is for data-centre GPUs"
+)
+CODES: Final = {
+    100: CudaInitError(
+        "CUDA_ERROR_NO_DEVICE",
+        "the driver shows this process no GPU",
+        "in a container use --gpus all; look at CUDA_VISIBLE_DEVICES and at the rights of /dev/nvidia*",
+    ),
+    101: CudaInitError(
+        "CUDA_ERROR_INVALID_DEVICE",
+        "the driver refuses a GPU that is named",
+        "look at CUDA_VISIBLE_DEVICES, and whether MIG was switched on without instances",
+    ),
+    802: CudaInitError(
+        "CUDA_ERROR_SYSTEM_NOT_READY",
+        "the NVSwitch fabric is not set up yet",
+        "start nvidia-fabricmanager of the driver's very version, and look at the check fabric",
+    ),
+    803: CudaInitError(
+        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+        "the loaded libcuda and the kernel module have different versions",
+        "compare them (check driver-nvml); " + _COMPAT,
+    ),
+    804: CudaInitError(
+        "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
+        "a forward-compatibility libcuda was loaded on a GPU or driver that has no forward compatibility",
+        _COMPAT,
+    ),
+    805: CudaInitError(
+        "CUDA_ERROR_MPS_CONNECTION_FAILED",
+        "the MPS control daemon does not answer",
+        "start nvidia-cuda-mps-control again, or unset CUDA_MPS_PIPE_DIRECTORY",
+    ),
+    999: CudaInitError(
+        "CUDA_ERROR_UNKNOWN",
+        "CUDA does not start, and does not know why",
+        "look at `dmesg`; load nvidia_uvm (nvidia-modprobe -u), and after a suspend unload and load it again",
+    ),
+}
+# What cudaGetErrorString says, and torch with it; the runtime numbers 802 to 804 as the driver does.
+_TEXTS: Final = {
+    "forward compatibility was attempted on non supported HW": 804,
+    "unsupported display driver / cuda driver combination": 803,
+    "system not yet initialized": 802,
+    "Error 804": 804,
+    "Error 803": 803,
+    "Error 802": 802,
+}
+
+
+def init_code(view: View) -> int | None:
+    """Return cuInit's code as the worker asked for it, else the one that torch's error text is of; None for neither."""
+    text = str(view.environment.get("device_error") or "")
+    return view.environment.get("cuinit") or next((number for words, number in _TEXTS.items() if words in text), None)
+
+
+def init_error(view: View) -> CudaInitError | None:
+    """Return what is known of the code that cuInit ended with; None where it did not fail, or nobody knows it."""
+    return CODES.get(init_code(view) or 0)

@@ -6,11 +6,10 @@ containers that were started before the upgrade (NVIDIA/nvidia-container-toolkit
 
 from __future__ import annotations
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided
-from envcheck.checks.readings import matrix_facts
+from envcheck.checks import Check, Limit, Outcome, View, failed, matrix_facts, passed, skipped, undecided
 from envcheck.node.snapshot import Signal
 
-CHECK = Check(promise="NVML opens; the kernel module and the driver's libraries are of one version", level="quick")
+CHECK = Check("NVML opens; the kernel module and the driver's libraries are of one version", "quick")
 
 _FIX = "reboot, or unload and load the nvidia modules with no GPU process left; then restart the containers"
 _REOPEN = "look at `dmesg` for the nvidia modules; in a container, restart it (systemd may have revoked its devices)"
@@ -22,17 +21,15 @@ _SOURCE = "NVML_ERROR_LIB_RM_VERSION_MISMATCH: the NVML and the kernel module of
 def judge(view: View) -> Outcome:
     """Compare /proc/driver/nvidia/version with the libraries; NVML's own word for a mismatch is as good."""
     kernel, nvml = view.snapshot.signal("driver.kernel"), view.snapshot.signal("driver.library")
-    limit = Limit(kernel.value, "driver version", _SOURCE, "equal")
-    opening = view.snapshot.signal("nvml.latency")
-    refused = opening.reason or ""
+    limit, opening = Limit(kernel.value, "driver version", _SOURCE, "equal"), view.snapshot.signal("nvml.latency")
     if opening.why == "mismatch":
-        text = f"kernel module {kernel.value or 'unknown'}, NVML {nvml.value or 'unknown'}: {refused}"
+        text = f"kernel module {kernel.value or 'unknown'}, NVML {nvml.value or 'unknown'}: {opening.reason}"
         return failed(text, fix=_FIX, value=nvml.value, limit=limit, code="driver-nvml.mismatch")
-    if nvml.value is not None and refused:
+    if nvml.value is not None and opening.reason:
         fix = _WEDGED if opening.why == "timed-out" else _REOPEN
-        return failed(f"NVML does not open: {refused}", fix=fix, code="driver-nvml.closed")
+        return failed(f"NVML does not open: {opening.reason}", fix=fix, code="driver-nvml.closed")
     if kernel.value is None or nvml.value is None:
-        return _one_side(view, kernel, nvml, refused)
+        return _one_side(view, kernel, nvml, opening.reason)
     if nvml.value != kernel.value:
         why = f"the kernel module is {kernel.value}, libnvidia-ml is {nvml.value}"
         return failed(why, fix=_FIX, value=nvml.value, limit=limit, code="driver-nvml.mismatch")
@@ -40,19 +37,17 @@ def judge(view: View) -> Outcome:
     return passed(f"kernel module and NVML are {kernel.value}", value=nvml.value, limit=limit, libcuda=libcuda)
 
 
-def _one_side(view: View, kernel: Signal, nvml: Signal, refused: str) -> Outcome:
+def _one_side(view: View, kernel: Signal, nvml: Signal, refused: str | None) -> Outcome:
     """Judge a system that shows one side only: WSL2 has no kernel module, sandboxes and containers may hide it.
 
     NVML refuses to open on another version than its own, so one that lists GPUs is of the module's version.
     """
-    version = view.snapshot.signal("driver.version").value
-    libcuda = view.snapshot.signal("driver.libcuda").value
-    both_known = libcuda == nvml.value or matrix_facts.wsl(view)
+    version, wsl = view.snapshot.signal("driver.version").value, matrix_facts.wsl(view)
+    both_known = wsl or view.snapshot.signal("driver.libcuda").value == nvml.value
     if view.snapshot.gpus and version is not None and not refused and both_known:
-        hidden = "WSL2 has no kernel module" if matrix_facts.wsl(view) else str(kernel.reason or nvml.reason)
-        return passed(
-            f"NVML {nvml.value or version} opens, which it does on its own version only; {hidden}", value=version
-        )
+        hidden = "WSL2 has no kernel module" if wsl else str(kernel.reason or nvml.reason)
+        text = f"NVML {nvml.value or version} opens, which it does on its own version only; {hidden}"
+        return passed(text, value=version)
     if kernel.value is None and nvml.value is None:
         return skipped(f"no NVIDIA driver here: {kernel.reason}; {nvml.reason}", code="driver.none")
     return undecided(f"one side is unknown: {kernel.reason or nvml.reason}", fix=_HALF, code="driver-nvml.half")

@@ -9,48 +9,39 @@ from __future__ import annotations
 from typing import Any, Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, warned, worst
-from envcheck.checks.readings import gpu_readings
+from envcheck.checks.gpu_readings import Rule, read
 from envcheck.counting import counted
 
-CHECK = Check(
-    promise="the NVSwitch fabric has registered every GPU and is healthy", level="quick", seconds=0.01, gpus=1
-)
+CHECK = Check("the NVSwitch fabric has registered every GPU and is healthy", "quick", 0.01, gpus=1)
 
 _LIMIT: Final = Limit("completed", "", "NVML: NVML_GPU_FABRIC_STATE_COMPLETED, status success, not unhealthy", "equal")
 _FIX: Final = "start nvidia-fabricmanager of the driver's very version (Blackwell: and nvlsm); read its log"
+_SCARCE: Final = "the fabric has limited capacity for {gpu}"
 
 
 def judge(view: View) -> Outcome:
     """Fail on each GPU that is not registered; with one GPU that torch sees all the same, warn."""
-    fabric = gpu_readings.read(view, "fabric")
+    fabric = read(view, "fabric")
     attached = fabric.where(lambda info: info["state"] != "not supported")
+    bad = {gpu: word for gpu, info in attached.items() if (word := _wrong(info))}
+    scarce = {gpu: info["health"] for gpu, info in attached.items() if info["health"] == "limited capacity"}
     alone = len(view.snapshot.gpus) == 1 and bool(view.environment.get("device_count"))
     verdict = warned if alone else failed
     findings = [
         *fabric.lacking(),
-        *fabric.blame(
-            _bad(attached), gpu_readings.Rule(verdict, "fabric.unregistered", "fabric: {gpu} {value}", _FIX, _LIMIT)
-        ),
+        *fabric.blame(bad, Rule(verdict, "fabric.unregistered", "fabric: {gpu} {value}", _FIX, _LIMIT)),
+        *fabric.blame(scarce, Rule(warned, "fabric.limited", _SCARCE, _FIX, _LIMIT)),
     ]
-    scarce = {gpu: info["health"] for gpu, info in attached.items() if info["health"] == "limited capacity"}
-    text = "the fabric has limited capacity for {gpu}"
-    findings += fabric.blame(scarce, gpu_readings.Rule(warned, "fabric.limited", text, _FIX, _LIMIT))
-    absent = fabric.absent() or (
-        None if attached else skipped("no GPU here has a fabric (not supported)", code="fabric.none")
-    )
-    return worst(
-        findings, absent or passed(f"{counted(len(attached), 'GPU')} registered", value="completed", limit=_LIMIT)
-    )
+    if not attached:
+        none = skipped("no GPU here has a fabric (not supported)", code="fabric.none")
+        return worst(findings, fabric.absent() or none)
+    return worst(findings, passed(f"{counted(len(attached), 'GPU')} registered", value="completed", limit=_LIMIT))
 
 
-def _bad(attached: dict[str, Any]) -> dict[str, str]:
-    """Return the first of state, status and health that is wrong, by GPU."""
-    wrong = {
-        gpu: [
-            *([info["state"]] if info["state"] != "completed" else []),
-            *([info["status"]] if info["status"] != "ok" else []),
-            *([info["health"]] if info["health"] == "unhealthy" else []),
-        ]
-        for gpu, info in attached.items()
-    }
-    return {gpu: str(words[0]) for gpu, words in wrong.items() if words}
+def _wrong(info: dict[str, Any]) -> str:
+    """Return the first of state, status and health that is wrong, or ""."""
+    if info["state"] != "completed":
+        return str(info["state"])
+    if info["status"] != "ok":
+        return str(info["status"])
+    return "unhealthy" if info["health"] == "unhealthy" else ""

@@ -7,30 +7,24 @@ container the driver hides the processes of other ones, but not their memory. Re
 from __future__ import annotations
 
 from envcheck.checks import Check, Outcome, View, passed, warned, worst
-from envcheck.checks.readings import gpu_readings
+from envcheck.checks.gpu_readings import BUSY, HELD, GpuUser, people, read, shortened, users
 
-CHECK = Check(promise="nobody else holds GPU memory or computes", level="quick", seconds=0.01, gpus=1)
+CHECK = Check("nobody else holds GPU memory or computes", "quick", 0.01, gpus=1)
 
 _FIX = "end them, or wait; where no process is shown look from the host, and reset a GPU that nobody owns"
 
 
 def judge(view: View) -> Outcome:
     """Warn above the limits, naming the processes that NVML shows; below them are the driver and desktops."""
-    used = gpu_readings.read(view, "memory_used")
-    findings = [*used.lacking(), *map(_finding, gpu_readings.users(view))]
-    small = {
-        gpu: gpu_readings.people(running)
-        for gpu, running in gpu_readings.read(view, "processes").values.items()
-        if running
-    }
-    noted = f"; processes below the limit: {gpu_readings.listed(small)}" if small else ""
-    most = max(used.values.values(), default=0)
-    sound = passed(f"the GPUs are free{noted}", value=most, unit="B", limit=gpu_readings.HELD)
-    return worst(findings, used.absent() or sound)
+    used, processes = read(view, "memory_used"), read(view, "processes").values
+    small = [f"{gpu} {people(running)}" for gpu, running in processes.items() if running]
+    noted = f"; processes below the limit: {shortened(small)}" if small else ""
+    sound = passed(f"the GPUs are free{noted}", value=max(used.values.values(), default=0), unit="B", limit=HELD)
+    return worst([*used.lacking(), *map(_finding, users(view))], used.absent() or sound)
 
 
-def _finding(user: gpu_readings.GpuUser) -> Outcome:
-    limit, value = (gpu_readings.BUSY, user.busy) if user.held is None else (gpu_readings.HELD, user.held)
+def _finding(user: GpuUser) -> Outcome:
+    limit, value = (BUSY, user.busy) if user.held is None else (HELD, user.held)
     return warned(
         f"in use by {user.gpu}: {user.who or 'processes not shown here'} ({user.text()})",
         fix=_FIX,

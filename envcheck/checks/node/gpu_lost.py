@@ -7,11 +7,25 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from envcheck.checks import PASS, SKIP, Check, Limit, Outcome, View, failed, passed, skipped, undecided, warned, worst
-from envcheck.checks.readings import gpu_readings, matrix_facts
+from envcheck.checks import (
+    PASS,
+    SKIP,
+    Check,
+    Limit,
+    Outcome,
+    View,
+    failed,
+    matrix_facts,
+    passed,
+    skipped,
+    undecided,
+    warned,
+    worst,
+)
+from envcheck.checks.gpu_readings import culprit, label, lost, place, slot
 from envcheck.counting import counted
 
-CHECK = Check(promise="every NVIDIA GPU on the PCI bus answers the driver", level="quick", seconds=0.01)
+CHECK = Check("every NVIDIA GPU on the PCI bus answers the driver", "quick", 0.01)
 
 _SOURCE: Final = "NVIDIA display controllers under /sys/bus/pci/devices; NVML's list of devices"
 _FIX: Final = "read the Xids in `dmesg`; look at its power cables; reboot, then reseat or replace the GPU"
@@ -21,24 +35,24 @@ _ELSEWHERE: Final = "vfio-pci"
 
 def judge(view: View) -> Outcome:
     """Fail on a GPU that NVML lost or never had; warn on one that has another driver, or none."""
-    lost, bus = _lost(view), _bus(view)
-    return worst(lost if bus.status in (PASS, SKIP) else [*lost, bus], bus)
+    silent, bus = _lost(view), _bus(view)
+    return worst(silent if bus.status in (PASS, SKIP) else [*silent, bus], bus)
 
 
 def _lost(view: View) -> list[Outcome]:
     """Return one failure for each GPU in NVML's list that does not answer, whatever the PCI bus shows of it."""
     return [
         failed(
-            f"{gpu_readings.label(gpu)} is in NVML's list and does not answer: {lost.reason}",
+            f"{label(gpu)} is in NVML's list and does not answer: {final.reason}",
             fix=_FIX,
             value=len(view.snapshot.gpus),
             unit="GPUs",
-            code="gpu-lost.reset-required" if lost.why == "reset-required" else "gpu-lost.lost",
-            culprit=gpu_readings.culprit(view, gpu_readings.label(gpu)),
+            code="gpu-lost.reset-required" if final.why == "reset-required" else "gpu-lost.lost",
+            culprit=culprit(view, label(gpu)),
             gpus=[gpu.uuid],
         )
         for gpu in view.snapshot.gpus
-        if (lost := gpu_readings.lost(gpu))
+        if (final := lost(gpu))
     ]
 
 
@@ -54,50 +68,42 @@ def _bus(view: View) -> Outcome:
         return _none(view)
     if view.snapshot.signal("gpu.count").value is None:
         return _silent(view, devices)
-    return _compared(view, [str(gpu["bus_id"]) for gpu in devices])
+    return _compared(view, [gpu["bus_id"] for gpu in devices])
 
 
 def _none(view: View) -> Outcome:
     """Judge a bus without GPUs: a machine without, or a virtual one (WSL) that shows them to NVML alone."""
+    driver, nvml = view.snapshot.signal("driver.kernel"), view.snapshot.signal("driver.library")
     if view.snapshot.gpus:
         return skipped("NVML shows GPUs that are not on this system's PCI bus", code="gpu-lost.not-on-bus")
-    driver, nvml = view.snapshot.signal("driver.kernel"), view.snapshot.signal("driver.library")
-    absent = driver.value is None and nvml.value is None
-    return skipped(
-        f"no NVIDIA driver here: {driver.reason}; {nvml.reason}" if absent else "no GPU on the PCI bus",
-        code="driver.none" if absent else "pci.no-gpu",
-    )
+    if driver.value is None and nvml.value is None:
+        return skipped(f"no NVIDIA driver here: {driver.reason}; {nvml.reason}", code="driver.none")
+    return skipped("no GPU on the PCI bus", code="pci.no-gpu")
 
 
-def _compared(view: View, own_slots: list[str]) -> Outcome:
-    answering = {gpu_readings.slot(gpu.signal("bus_id").value) for gpu in view.snapshot.gpus}
-    missing = [bus_id for bus_id in own_slots if gpu_readings.slot(bus_id) not in answering]
+def _compared(view: View, on_bus: list[str]) -> Outcome:
+    answering = {slot(gpu.signal("bus_id").value) for gpu in view.snapshot.gpus}
+    missing = [bus_id for bus_id in on_bus if slot(bus_id) not in answering]
     # A GPU that answers nothing does not give its address either: the missing one is its own.
     unplaced = [gpu for gpu in view.snapshot.gpus if ":" not in str(gpu.signal("bus_id").value)]
     missing = missing if len(missing) > len(unplaced) else []
-    limit = Limit(len(own_slots), "GPUs", _SOURCE)
+    about: dict[str, Any] = {"value": len(answering), "unit": "GPUs", "limit": Limit(len(on_bus), "GPUs", _SOURCE)}
     if missing and view.snapshot.signal("container.runtime").value not in (None, "none"):
-        return skipped(
-            f"a container that was given {len(answering)} of the {len(own_slots)} GPUs on the bus",
-            code="gpu-lost.in-container",
+        text = f"a container that was given {len(answering)} of the {len(on_bus)} GPUs on the bus"
+        return skipped(text, code="gpu-lost.in-container")
+    counts = f"{counted(len(on_bus), 'GPU')} on the bus, {len(answering)} in NVML"
+    findings = [
+        failed(
+            f"{counts}: {bus_id} is missing",
+            fix=_FIX,
+            code="gpu-lost.missing",
+            culprit=place(view, bus_id),
+            missing=[bus_id],
+            **about,
         )
-    if missing:
-        findings = [_missing(view, bus_id, len(own_slots), len(answering), limit) for bus_id in missing]
-        return worst(findings, findings[0])
-    return passed(counted(len(answering), "GPU"), value=len(answering), unit="GPUs", limit=limit)
-
-
-def _missing(view: View, bus_id: str, on_bus: int, answering: int, limit: Limit) -> Outcome:
-    return failed(
-        f"{counted(on_bus, 'GPU')} on the bus, {answering} in NVML: {bus_id} is missing",
-        fix=_FIX,
-        value=answering,
-        unit="GPUs",
-        limit=limit,
-        code="gpu-lost.missing",
-        culprit=gpu_readings.place(view, bus_id),
-        missing=[bus_id],
-    )
+        for bus_id in missing
+    ]
+    return worst(findings, passed(counted(len(answering), "GPU"), **about))
 
 
 def _silent(view: View, devices: list[dict[str, Any]]) -> Outcome:
@@ -106,17 +112,17 @@ def _silent(view: View, devices: list[dict[str, Any]]) -> Outcome:
     if any(gpu["driver"] == "nvidia" for gpu in devices):
         text = f"{counted(count, 'GPU')} on the bus, and NVML does not answer: {reason}"
         return undecided(text, fix="see driver-nvml", code="gpu-lost.nvml-silent")
-    findings = [_elsewhere(gpu, str(reason), Limit(count, "GPUs", _SOURCE)) for gpu in devices]
+    findings = [
+        warned(
+            f"the NVIDIA GPU at {gpu['bus_id']} is held by {gpu['driver'] or 'no driver'}: "
+            f"torch cannot use it ({reason})",
+            fix=_UNBOUND,
+            value=0,
+            unit="GPUs",
+            limit=Limit(count, "GPUs", _SOURCE),
+            code="gpu-lost.other-driver",
+            culprit=f"PCI {gpu['bus_id']}",
+        )
+        for gpu in devices
+    ]
     return worst(findings, findings[0])
-
-
-def _elsewhere(gpu: dict[str, Any], reason: str, limit: Limit) -> Outcome:
-    return warned(
-        f"the NVIDIA GPU at {gpu['bus_id']} is held by {gpu['driver'] or 'no driver'}: torch cannot use it ({reason})",
-        fix=_UNBOUND,
-        value=0,
-        unit="GPUs",
-        limit=limit,
-        code="gpu-lost.other-driver",
-        culprit=f"PCI {gpu['bus_id']}",
-    )

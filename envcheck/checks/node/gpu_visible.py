@@ -6,12 +6,16 @@ old for the wheel, a container without the compute capability. What that variabl
 
 from __future__ import annotations
 
+from typing import Any
+
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, worst
-from envcheck.checks.readings import cuda_init_errors, gpu_readings, visible_gpus
+from envcheck.checks.gpu_readings import culprit, label
+from envcheck.checks.node.driver_cuda import init_error
+from envcheck.checks.node.visible_devices import NAME, parse
 from envcheck.counting import counted
 from envcheck.node.snapshot import Snapshot
 
-CHECK = Check(promise="torch sees every GPU that NVML sees, less those hidden on purpose", level="quick", gpus=1)
+CHECK = Check("torch sees every GPU that NVML sees, less those hidden on purpose", "quick", gpus=1)
 
 _SILENT = "CUDA shows fewer, without an error"
 _FIX = "compare the driver with torch's CUDA (check driver-cuda); in a container use --gpus all with `compute`"
@@ -23,65 +27,46 @@ def judge(view: View) -> Outcome:
     """Compare the counts, then the UUIDs; a GPU that torch does not see is a failure with its likeliest cause."""
     visible, torch = view.environment.get("device_count"), view.environment.get("torch")
     if not torch:
-        return skipped(
-            f"no torch to compare with: {view.environment.get('error', 'none was asked')}", code="torch.none"
-        )
+        text = f"no torch to compare with: {view.environment.get('error', 'none was asked')}"
+        return skipped(text, code="torch.none")
     if visible is None:
-        return undecided(
-            "torch was not asked for its devices",
-            fix="see device_facts_error in the report",
-            code="gpu-visible.unmeasured",
-        )
-    environment = view.snapshot.signal("env").value
-    if isinstance(visible, bool) or not isinstance(visible, int) or visible < 0 or not isinstance(environment, dict):
-        return undecided(
-            f"unexpected type or value: {visible!r} devices, environment {str(environment)[:40]}",
-            fix="run it again",
-            code="gpu-visible.unexpected-value",
-        )
-    uuids = [gpu.uuid for gpu in view.snapshot.gpus]
-    expected = visible_gpus.parse(environment.get("CUDA_VISIBLE_DEVICES"), uuids)
-    limit = Limit(expected.gpus or len(uuids), "GPUs", _SOURCE, "equal")
+        text, fix = "torch was not asked for its devices", "see device_facts_error in the report"
+        return undecided(text, fix=fix, code="gpu-visible.unmeasured")
+    uuids, hiding = [gpu.uuid for gpu in view.snapshot.gpus], view.snapshot.signal("env").value
+    if hiding is None:
+        return undecided("the environment was not read", fix="run it again", code="gpu-visible.unmeasured")
+    expected = parse(hiding.get(NAME), uuids)
+    about: dict[str, Any] = {"value": visible, "unit": "GPUs"}
+    about["limit"] = Limit(expected.gpus or len(uuids), "GPUs", _SOURCE, "equal")
     if visible == 0 or visible < expected.gpus:
-        findings = _unseen(view, visible, [uuids[index] for index in expected.chosen if isinstance(index, int)], limit)
+        chosen = [uuids[index] for index in expected.chosen if isinstance(index, int)]
+        findings = _unseen(view, visible, chosen, about)
         return worst(findings, findings[0])
     strangers = _strangers(view.snapshot, _named(view))
     if not strangers and visible > max(expected.gpus, len(uuids)):
-        strangers = [
-            undecided(
-                f"torch sees {counted(visible, 'GPU')}, NVML only {len(uuids)}", fix=_COMPARE, code="gpu-visible.more"
-            )
-        ]
-    hidden = f", {len(uuids) - visible} hidden by CUDA_VISIBLE_DEVICES" if visible < len(uuids) else ""
-    sound = passed(
-        f"torch sees {visible} of {counted(len(uuids), 'GPU')}{hidden}", value=visible, unit="GPUs", limit=limit
-    )
-    return worst(strangers, sound)
+        text = f"torch sees {counted(visible, 'GPU')}, NVML only {len(uuids)}"
+        strangers = [undecided(text, fix=_COMPARE, code="gpu-visible.more")]
+    hidden = f", {len(uuids) - visible} hidden by {NAME}" if visible < len(uuids) else ""
+    return worst(strangers, passed(f"torch sees {visible} of {counted(len(uuids), 'GPU')}{hidden}", **about))
 
 
-def _unseen(view: View, visible: int, expected: list[str], limit: Limit) -> list[Outcome]:
+def _unseen(view: View, visible: int, expected: list[str], about: dict[str, Any]) -> list[Outcome]:
     """Return one failure for each GPU that torch does not see, or one for the node if it is unknown which."""
-    environment = view.snapshot.signal("env").value
-    cause, fix, named = _cause(view, environment), _fix(view, environment), _named(view)
+    (cause, fix), named = _cause(view), _named(view)
     told_apart = visible > 0 and len(named) == visible and not _sliced(view.snapshot)
     missing = [gpu for gpu in view.snapshot.gpus if told_apart and gpu.uuid in expected and gpu.uuid not in named]
+    about = {**about, "fix": fix}
+    text = f"NVML sees {counted(len(view.snapshot.gpus), 'GPU')}, torch {visible}: {cause}"
     return [
         failed(
-            f"torch does not see {gpu_readings.label(gpu)}: {cause}",
-            fix=fix,
-            value=visible,
-            unit="GPUs",
-            limit=limit,
+            f"torch does not see {label(gpu)}: {cause}",
             code="gpu-visible.missing",
-            culprit=gpu_readings.culprit(view, gpu_readings.label(gpu)),
+            culprit=culprit(view, label(gpu)),
             gpus=[gpu.uuid],
+            **about,
         )
         for gpu in missing
-    ] or [_fewer(f"NVML sees {counted(len(view.snapshot.gpus), 'GPU')}, torch {visible}: {cause}", fix, visible, limit)]
-
-
-def _fewer(text: str, fix: str, visible: int, limit: Limit) -> Outcome:
-    return failed(text, fix=fix, value=visible, unit="GPUs", limit=limit, code="gpu-visible.fewer")
+    ] or [failed(text, code="gpu-visible.fewer", **about)]
 
 
 def _sliced(snapshot: Snapshot) -> bool:
@@ -96,33 +81,25 @@ def _named(view: View) -> list[str]:
 
 def _strangers(snapshot: Snapshot, named: list[str]) -> list[Outcome]:
     """Return one error for each device of torch's that NVML does not know."""
-    if _sliced(snapshot):
-        return []
-    uuids = {gpu.uuid for gpu in snapshot.gpus}
+    known = {gpu.uuid for gpu in snapshot.gpus}
     return [
         undecided(
             f"torch's device {uuid} is none that NVML knows", fix=_COMPARE, code="gpu-visible.stranger", culprit=uuid
         )
         for uuid in named
-        if uuid not in uuids
+        if uuid not in known and not _sliced(snapshot)
     ]
 
 
-def _cause(view: View, environment: dict[str, str]) -> str:
+def _cause(view: View) -> tuple[str, str]:
+    """Return the likeliest reason that torch sees less than NVML, and what to do."""
+    environment, error = view.snapshot.signal("env").value or {}, init_error(view)
     if not view.environment.get("cuda"):
-        return f"torch {view.environment['torch']} is a CPU wheel"
-    if environment.get("CUDA_VISIBLE_DEVICES") is not None:
-        return f"CUDA_VISIBLE_DEVICES is {environment['CUDA_VISIBLE_DEVICES']!r}"
+        fix = "install a CUDA wheel: `envcheck resolve` names the one for this driver and GPU"
+        return f"torch {view.environment['torch']} is a CPU wheel", fix
+    if environment.get(NAME) is not None:
+        return f"{NAME} is {environment[NAME]!r}", f"unset {NAME}"
+    fix = error.fix if error else _FIX
     if environment.get("NVIDIA_VISIBLE_DEVICES") in ("", "void", "none"):
-        return f"NVIDIA_VISIBLE_DEVICES is {environment['NVIDIA_VISIBLE_DEVICES']!r}"
-    cause = cuda_init_errors.known(view)
-    return f"{cause.name}: {cause.means}" if cause else str(view.environment.get("device_error") or _SILENT)
-
-
-def _fix(view: View, environment: dict[str, str]) -> str:
-    if not view.environment.get("cuda"):
-        return "install a CUDA wheel: `envcheck resolve` names the one for this driver and GPU"
-    if environment.get("CUDA_VISIBLE_DEVICES") is not None:
-        return "unset CUDA_VISIBLE_DEVICES"
-    cause = cuda_init_errors.known(view)
-    return cause.fix if cause else _FIX
+        return f"NVIDIA_VISIBLE_DEVICES is {environment['NVIDIA_VISIBLE_DEVICES']!r}", fix
+    return f"{error.name}: {error.means}" if error else str(view.environment.get("device_error") or _SILENT), fix

@@ -10,7 +10,7 @@ from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned
 
-CHECK = Check(promise="no large part of memory is set aside and unused", level="quick", seconds=0.01)
+CHECK = Check("no large part of memory is set aside and unused", "quick", 0.01)
 
 _PART: Final = 0.25
 _SOURCE: Final = "ours: a quarter of memory; Linux hugetlbpage: a page that is set aside serves nothing else"
@@ -22,19 +22,12 @@ def judge(view: View) -> Outcome:
     free, total = (view.snapshot.signal(name) for name in ("host.hugepages_free", "host.memory_total"))
     if free.value is None:
         return skipped(f"the number of reserved huge pages is unknown here ({free.reason})", code="hugepages.hidden")
-    if not _size(free.value) or not _size(total.value) or free.value > total.value:
-        return undecided(
-            f"huge pages of {free.value!r} B in a memory of {total.value!r} B",
-            fix="take the snapshot again",
-            code="hugepages.unexpected-value",
-        )
+    if total.value is None or free.value > total.value:
+        text = f"huge pages of {free.value!r} B in a memory of {total.value!r} B"
+        return undecided(text, fix="take the snapshot again", code="hugepages.unexpected-value")
     limit = Limit(int(total.value * _PART), "B", _SOURCE, "at most")
     transparent = view.snapshot.signal("host.hugepages").value or "unknown"
     summary = f"{free.value / 2**30:.1f} GiB set aside and unused; transparent huge pages: {transparent}"
     if free.value > limit.value:
         return warned(summary, fix=_FIX, value=free.value, unit="B", limit=limit, code="hugepages.unused")
     return passed(summary, value=free.value, unit="B", limit=limit)
-
-
-def _size(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -14,7 +14,7 @@ from typing import Any, get_args
 from packaging.version import InvalidVersion, Version
 
 from envcheck.checks import FAIL, Check, Limit, Outcome, View, failed, passed, skipped, undecided, worst
-from envcheck.checks.readings.matrix_facts import matrix
+from envcheck.checks.matrix_facts import matrix
 from envcheck.counting import counted
 from envcheck.matrix.facts.model import Target
 
@@ -40,23 +40,13 @@ def _codes(value: Any) -> str:
     return " ".join(sorted(code for code in codes if code != "none")) or "none"
 
 
-COMPARED: Mapping[str, Callable[[Any], str]] = {
-    "torch": _word,
-    "cuda": _word,
-    "cudnn": _word,
-    "nccl": _word,
-    "python": _minor,
-    "arch_list": _codes,
-    "triton": _word,
-    "torchvision": _word,
-    "torchaudio": _word,
-}
 # Of these torch says nothing: their packages do.
 _PACKAGES: Mapping[str, tuple[str, ...]] = {
     "triton": ("triton", "pytorch-triton"),
-    "torchvision": ("torchvision",),
-    "torchaudio": ("torchaudio",),
+    **{name: (name,) for name in ("torchvision", "torchaudio")},
 }
+_WORDS = ("torch", "cuda", "cudnn", "nccl", *_PACKAGES)
+COMPARED: Mapping[str, Callable[[Any], str]] = {"python": _minor, "arch_list": _codes, **dict.fromkeys(_WORDS, _word)}
 
 
 def judge(view: View) -> Outcome:
@@ -67,16 +57,10 @@ def judge(view: View) -> Outcome:
     if not view.environment.get("torch"):
         why = view.environment.get("error") or view.environment.get("build_facts_error") or "it was not asked"
         if "error" in view.environment:
-            return failed(
-                f"it promises torch, which cannot be imported: {why}",
-                fix=_FIX,
-                value=None,
-                limit=_limit(promised),
-                code="image-promises.no-torch",
-            )
-        return undecided(
-            f"what torch says of itself is unread: {why}", fix="see the worker's log", code="image-promises.unmeasured"
-        )
+            text = f"it promises torch, which cannot be imported: {why}"
+            return failed(text, fix=_FIX, limit=_limit(promised), code="image-promises.no-torch")
+        text = f"what torch says of itself is unread: {why}"
+        return undecided(text, fix="see the worker's log", code="image-promises.unmeasured")
     if not isinstance(view.environment.get("packages"), Mapping):
         # A report of before packages were listed is judged by what it has.
         promised = {key: value for key, value in promised.items() if key not in _PACKAGES}
@@ -84,11 +68,9 @@ def judge(view: View) -> Outcome:
     off, compared = _lock(view)
     lies = [lie for key, value in promised.items() for lie in _lie(key, value, measured[key])]
     lies += [*_misnamed(view), *_not_of_target(view), *off]
-    sound = passed(
-        f"{len(promised)} of {counted(len(promised), 'promise')} kept{compared}", value=measured, limit=_limit(promised)
-    )
+    text = f"{len(promised)} of {counted(len(promised), 'promise')} kept{compared}"
     broken = [lie.summary for lie in lies if lie.status == FAIL]
-    outcome = worst(lies, sound)
+    outcome = worst(lies, passed(text, value=measured, limit=_limit(promised)))
     return dataclasses.replace(outcome, details={"lies": broken}) if broken else outcome
 
 
@@ -175,17 +157,12 @@ def _lock(view: View) -> tuple[list[Outcome], str]:
 
 def _not_compared(digest: str, *, listed: bool) -> Outcome:
     """Return that the packages are not known to be the locked ones: no list of one or of the other is here."""
+    text = f"its packages are not compared: no lock here has its digest {digest[:12]}, and it names no packages itself"
+    fix = "validate it with the envcheck that built it, e.g. the one inside: `docker run IMAGE envcheck run`"
     if not listed:
-        return undecided(
-            "its packages were not listed, so they are not compared with its lock",
-            fix="run the check again: the report is of an envcheck that did not list them",
-            code="image-promises.lock-unread",
-        )
-    return undecided(
-        f"its packages are not compared: no lock here has its digest {digest[:12]}, and it names no packages itself",
-        fix="validate it with the envcheck that built it, e.g. the one inside: `docker run IMAGE envcheck run`",
-        code="image-promises.lock-unread",
-    )
+        text = "its packages were not listed, so they are not compared with its lock"
+        fix = "run the check again: the report is of an envcheck that did not list them"
+    return undecided(text, fix=fix, code="image-promises.lock-unread")
 
 
 def _same(locked: str, installed: Any) -> bool:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
-from envcheck.checks.readings import gpu_readings, matrix_facts
+from envcheck.checks import Check, Limit, Outcome, View, failed, matrix_facts, passed, warned, worst
+from envcheck.checks.gpu_readings import Rule, read
 from envcheck.counting import counted
 
-CHECK = Check(promise="the InfoROM of every GPU is intact", level="quick", seconds=0.01, gpus=1)
+CHECK = Check("the InfoROM of every GPU is intact", "quick", 0.01, gpus=1)
 
-_LIMIT: Final = Limit(
-    "intact", "", "NVML: nvmlDeviceValidateInforom; NVIDIA GPU Operator, troubleshooting: a faulty GPU", "equal"
-)
+_SOURCE: Final = "NVML: nvmlDeviceValidateInforom; NVIDIA GPU Operator, troubleshooting: a faulty GPU"
+_LIMIT: Final = Limit("intact", "", _SOURCE, "equal")
 _FIX: Final = (
     "reset the GPU (nvidia-smi --gpu-reset) or reboot; if it stays so, have the board's maker repair or replace it"
 )
@@ -25,11 +24,12 @@ _FIX: Final = (
 
 def judge(view: View) -> Outcome:
     """Fail on a corrupted one of a data-centre GPU; warn on a desktop's or laptop's, which works on without."""
-    stores, names = gpu_readings.read(view, "inforom", newer=True), gpu_readings.read(view, "name").values
-    findings = stores.lacking()
-    for gpu, state in stores.where(lambda word: word != "intact").items():
-        verdict = warned if matrix_facts.is_datacenter(view, str(names.get(gpu))) is False else failed
-        rule = gpu_readings.Rule(verdict, "inforom.corrupted", "the InfoROM of {gpu} is {value}", _FIX, _LIMIT)
+    stores = read(view, "inforom", newer=True)
+    bad, findings = stores.where(lambda word: word != "intact"), stores.lacking()
+    serious = matrix_facts.unless_consumer(view, bad)
+    for gpu, state in bad.items():
+        verdict = failed if gpu in serious else warned
+        rule = Rule(verdict, "inforom.corrupted", "the InfoROM of {gpu} is {value}", _FIX, _LIMIT)
         findings += stores.blame({gpu: state}, rule)
     sound = passed(f"intact on {counted(len(stores.values), 'GPU')}", value="intact", limit=_LIMIT)
     return worst(findings, stores.absent() or sound)

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
-from envcheck.checks.readings import gpu_readings
+from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, warned, worst
+from envcheck.checks.gpu_readings import Pair, Rule, at, pairs_of_gpus, reachable, unreadable, uuids_of_pair
 from envcheck.counting import counted
 
-CHECK = Check(
-    promise="no IOMMU translates between GPUs that reach each other over PCIe", level="quick", seconds=0.01, gpus=2
-)
+CHECK = Check("no IOMMU translates between GPUs that reach each other over PCIe", "quick", 0.01, gpus=2)
 
 _LIMIT: Final = Limit(
     0,
@@ -27,14 +25,10 @@ _FIX: Final = "boot with iommu=pt (pass through), or with the IOMMU off in the B
 
 def judge(view: View) -> Outcome:
     """Warn on bare metal of each GPU that reaches another over PCIe and for which the IOMMU translates."""
-    missing = gpu_readings.unreadable(view, "pci.iommu", "run where /sys of the host is to be seen")
+    missing = unreadable(view, "pci.iommu", "run where /sys of the host is to be seen")
     if missing is not None:
         return missing
     groups = view.snapshot.signal("pci.iommu").value
-    if not isinstance(groups, dict):
-        return undecided(
-            "pci.iommu has an unexpected type or value", fix="read the node again", code="iommu.unexpected-value"
-        )
     if not groups:
         return skipped("the PCI bus shows no GPU here", code="pci.no-gpu")
     behind = sorted(gpu for gpu, kind in groups.items() if str(kind).startswith("DMA"))
@@ -45,35 +39,22 @@ def judge(view: View) -> Outcome:
 
 
 def _translates(view: View, behind: list[str]) -> Outcome:
-    pairs = gpu_readings.pairs_of_gpus(view)
-    summary = f"the IOMMU translates for {', '.join(behind[:4])}"
+    pairs, summary = pairs_of_gpus(view), f"the IOMMU translates for {', '.join(behind[:4])}"
     if view.snapshot.signal("host.hypervisor").value is not False:
         return skipped(f"{summary}; not known to be bare metal", code="iommu.virtual-machine")
     if isinstance(pairs, Outcome):
-        return skipped(
-            f"{summary}; which GPUs reach each other over PCIe is not known: {pairs.summary}",
-            code="iommu.peers-unknown",
-        )
-    over_pcie = [pair for pair in pairs if gpu_readings.reachable(pair) and pair["nvlink"] != "ok"]
+        text = f"{summary}; which GPUs reach each other over PCIe is not known: {pairs.summary}"
+        return skipped(text, code="iommu.peers-unknown")
+    over_pcie = [pair for pair in pairs if reachable(pair) and pair["nvlink"] != "ok"]
     findings = [finding for address in behind for finding in _finding(view, address, over_pcie)]
     sound = passed(f"{summary}; none of them reaches another over PCIe", value=0, unit=_LIMIT.unit, limit=_LIMIT)
     return worst(findings, sound)
 
 
-def _finding(view: View, address: str, over_pcie: list[gpu_readings.Pair]) -> list[Outcome]:
+def _finding(view: View, address: str, over_pcie: list[Pair]) -> list[Outcome]:
     """Return the warning of one GPU behind the IOMMU; one without a known place counts as part of any pair."""
-    uuids = gpu_readings.at(view, [address])
-    visible = [pair for pair in over_pcie if not uuids or set(uuids) & set(gpu_readings.uuids_of_pairs(view, [pair]))]
-    if not visible:
-        return []
-    finding = warned(
-        f"the IOMMU translates for {address}, which reaches other GPUs over PCIe ({counted(len(visible), 'pair')})",
-        fix=_FIX,
-        value=1,
-        unit=_LIMIT.unit,
-        limit=_LIMIT,
-        code="iommu.translates",
-        culprit=gpu_readings.place(view, address),
-        gpus=uuids,
-    )
-    return [finding]
+    here = set(at(view, [address]))
+    visible = [pair for pair in over_pcie if not here or here & set(uuids_of_pair(view, pair))]
+    text = f"the IOMMU translates for {address}, which reaches other GPUs over PCIe ({counted(len(visible), 'pair')})"
+    rule = Rule(warned, "iommu.translates", text, _FIX, _LIMIT, _LIMIT.unit)
+    return [rule.at(view, address)] if visible else []

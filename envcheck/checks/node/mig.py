@@ -9,20 +9,20 @@ from __future__ import annotations
 from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, warned, worst
-from envcheck.checks.readings import gpu_readings
+from envcheck.checks.gpu_readings import Rule, read
 
-CHECK = Check(promise="MIG is on for all GPUs of this node, or for none", level="quick", seconds=0.01, gpus=1)
+CHECK = Check("MIG is on for all GPUs of this node, or for none", "quick", 0.01, gpus=1)
 
 _LIMIT: Final = Limit("the same", "", "NVIDIA MIG user guide; NCCL does not run across slices of one GPU", "equal")
 
 
 def judge(view: View) -> Outcome:
     """Warn of the sliced GPUs where others are not; a GPU that cannot be sliced is not."""
-    mode = gpu_readings.read(view, "mig_mode")
+    mode = read(view, "mig_mode")
     on = mode.where(lambda word: word == "on")
     odd = on if len(on) < len(view.snapshot.gpus) else {}
     fix = "nvidia-smi --id=GPU --multi-instance-gpu=0 (and a reset), or give these GPUs to other jobs"
-    rule = gpu_readings.Rule(warned, "mig.some", "MIG is on for {gpu}, not for all", fix, _LIMIT)
+    rule = Rule(warned, "mig.some", "MIG is on for {gpu}, not for all", fix, _LIMIT)
     state = "on: each job sees slices, and no NVLink" if on else "off"
     sound = passed(f"MIG is {state}", value="on" if on else "off", limit=_LIMIT)
     return worst([*mode.lacking(), *mode.blame(odd, rule)], sound)

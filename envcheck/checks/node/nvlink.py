@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, warned, worst
-from envcheck.checks.readings import gpu_readings
+from envcheck.checks.gpu_readings import Reading, Rule, read
 from envcheck.counting import counted
 
-CHECK = Check(promise="every NVLink that should be there is up, at its speed", level="quick", seconds=0.01, gpus=1)
+CHECK = Check("every NVLink that should be there is up, at its speed", "quick", 0.01, gpus=1)
 
 _FILE: Final = Path(__file__).with_name("nvlink.json")
 _PEERS: Final = "the other GPUs of this node"
 _FIX: Final = "reset all GPUs of the node together; then look at the bridge, the board and the fabric manager's log"
 _BY_DESIGN: Final = "ask whoever set this node up whether that is by design; if not: " + _FIX
 _GUESTS: Final = ("passthrough", "vgpu")
+_HALF: Final = "links up: {gpu} {value}, and no other GPU has the other end of its bridge up"
 
 
 @functools.cache
@@ -42,79 +43,68 @@ def judge(view: View) -> Outcome:
 
     Bridges on PCIe boards are bought in pairs: there only GPUs with a bridge are compared.
     """
-    links = gpu_readings.read(view, "nvlinks")
-    if gpu_readings.read(view, "mig_mode").where(lambda mode: mode == "on"):
+    links = read(view, "nvlinks")
+    if read(view, "mig_mode").where(lambda mode: mode == "on"):
         return skipped("MIG is on: its instances do not use NVLink", code="gpu.mig")
     if len(view.snapshot.gpus) == 1:
         return worst(links.lacking(), skipped("one GPU has no other GPU to link to", code="gpu.not-enough"))
     up = {gpu: list(states).count("up") for gpu, states in links.values.items()}
-    fixed = {gpu: count for gpu, count in up.items() if _board(view, gpu)}
-    bridged = {gpu: count for gpu, count in up.items() if gpu not in fixed and count}
-    groups = (*_groups(view, fixed), bridged)
+    models = {gpu: str(found) for gpu in up if (found := _board(view, gpu))}
+    groups = [{gpu: up[gpu] for gpu in models if models[gpu] == model} for model in dict.fromkeys(models.values())]
+    groups.append({gpu: count for gpu, count in up.items() if gpu not in models and count})
     findings = [*links.lacking(), *(f for group in groups for f in (*_behind(links, group), *_short(links, group)))]
     findings += [*_alone(links, up), *_slow(view, up)]
     return worst(findings, links.absent() or _sound(view, links, up))
 
 
 def _board(view: View, gpu: str) -> dict[str, Any] | None:
-    return board(str(gpu_readings.read(view, "name").values.get(gpu)))
+    return board(str(read(view, "name").values.get(gpu)))
 
 
-def _groups(view: View, up: dict[str, int]) -> list[dict[str, int]]:
-    """Return the GPUs of each kind of board."""
-    models = {gpu: str(_board(view, gpu)) for gpu in up}
-    return [{gpu: up[gpu] for gpu in up if models[gpu] == model} for model in dict.fromkeys(models.values())]
-
-
-def _behind(links: gpu_readings.Reading, up: dict[str, int]) -> list[Outcome]:
+def _behind(links: Reading, up: dict[str, int]) -> list[Outcome]:
     """Return one failure for each GPU that has fewer links up than another of its kind."""
     most = max(up.values(), default=0)
     text = f"links up: {{gpu}} {{value}}; the others have {most}"
-    rule = gpu_readings.Rule(failed, "nvlink.down", text, _FIX, Limit(most, "links", _PEERS), "links")
+    rule = Rule(failed, "nvlink.down", text, _FIX, Limit(most, "links", _PEERS), "links")
     return links.blame({gpu: count for gpu, count in up.items() if count < most}, rule)
 
 
-def _alone(links: gpu_readings.Reading, up: dict[str, int]) -> list[Outcome]:
+def _alone(links: Reading, up: dict[str, int]) -> list[Outcome]:
     """Return the failure of the one GPU with links up, on a board that is linked by a bridge: it reaches no other."""
     linked = {gpu: count for gpu, count in up.items() if count}
     bridged = {gpu: count for gpu, count in linked.items() if not _board(links.view, gpu)}
-    text = "links up: {gpu} {value}, and no other GPU has the other end of its bridge up"
-    rule = gpu_readings.Rule(failed, "nvlink.half-bridge", text, _FIX, Limit(2, "GPUs", _PEERS), "links")
+    rule = Rule(failed, "nvlink.half-bridge", _HALF, _FIX, Limit(2, "GPUs", _PEERS), "links")
     return links.blame(bridged if len(linked) == 1 else {}, rule)
 
 
-def _short(links: gpu_readings.Reading, up: dict[str, int]) -> list[Outcome]:
+def _short(links: Reading, up: dict[str, int]) -> list[Outcome]:
     """Warn of each board of one kind where all have fewer links up than their data sheet says."""
     board, most = _board(links.view, next(iter(up), "")), max(up.values(), default=0)
-    if board is None or most >= board["links"] or (most > 0 and _guest(links.view)):
+    guest = all(gpu.signal("virtualization").value in _GUESTS for gpu in links.view.snapshot.gpus)
+    if board is None or most >= board["links"] or (most > 0 and guest):
         return []
     text = f"{counted(most, 'link')} up on every GPU; the board has {board['links']}"
-    limit = Limit(board["links"], "links", board["source"])
-    rule = gpu_readings.Rule(warned, "nvlink.short", text, _BY_DESIGN, limit, "links")
+    rule = Rule(warned, "nvlink.short", text, _BY_DESIGN, Limit(board["links"], "links", board["source"]), "links")
     return links.blame({gpu: count for gpu, count in up.items() if count == most}, rule)
-
-
-def _guest(view: View) -> bool:
-    return all(gpu.signal("virtualization").value in _GUESTS for gpu in view.snapshot.gpus)
 
 
 def _slow(view: View, up: dict[str, int]) -> list[Outcome]:
     """Warn of links slower than the board's, or than those of the other GPUs; what cannot be read is an error."""
-    speeds = gpu_readings.read(view, "nvlink_speed", newer=True)
+    speeds = read(view, "nvlink_speed", newer=True)
     unread = {gpu: why for gpu, why in speeds.unread.items() if up.get(gpu)}
     findings = speeds._replace(unread=unread).lacking()
     linked = {gpu: speed for gpu, speed in speeds.values.items() if up.get(gpu)}
     for gpu, speed in linked.items():
         board, best = _board(view, gpu), max(linked.values())
         floor = board["mb_s"] if board else best
-        if not speed >= max(floor, best):
+        if speed < max(floor, best):
             limit = Limit(floor, "MB/s", board["source"] if board else _PEERS)
-            rule = gpu_readings.Rule(warned, "nvlink.slow", "slow links: {gpu} {value} MB/s", _FIX, limit, "MB/s")
+            rule = Rule(warned, "nvlink.slow", "slow links: {gpu} {value} MB/s", _FIX, limit, "MB/s")
             findings += speeds.blame({gpu: speed}, rule)
     return findings
 
 
-def _sound(view: View, links: gpu_readings.Reading, up: dict[str, int]) -> Outcome:
+def _sound(view: View, links: Reading, up: dict[str, int]) -> Outcome:
     most = max(up.values())
     if not most:
         return skipped("no GPU here has a bridge to another", code="nvlink.none")
@@ -127,10 +117,5 @@ def _sound(view: View, links: gpu_readings.Reading, up: dict[str, int]) -> Outco
     down = sum(list(states).count("down") for gpu, states in links.values.items() if up[gpu])
     noted = f"; {down} that NVML lists are unused" if down else ""
     bare = f"; no bridge on {', '.join(without)}" if without else ""
-    linked = len(links.values) - len(without)
-    return passed(
-        f"{counted(most, 'link')} up on each of {counted(linked, 'GPU')}{noted}{bare}",
-        value=most,
-        unit="links",
-        limit=limit,
-    )
+    text = f"{counted(most, 'link')} up on each of {counted(len(up) - len(without), 'GPU')}{noted}{bare}"
+    return passed(text, value=most, unit="links", limit=limit)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, warned, worst
-from envcheck.checks.readings import gpu_readings
+from envcheck.checks.gpu_readings import Rule, read
 
-CHECK = Check(promise="the NVLinks carry data without errors", level="quick", seconds=0.01, gpus=1)
+CHECK = Check("the NVLinks carry data without errors", "quick", 0.01, gpus=1)
 
 _RECOVERY: Final = Limit(0, "recoveries", "NVIDIA/DCGM diag, pcie test: no NVLink recovery error", "at most")
 _CRC: Final = Limit(100, "errors", "NVIDIA/DCGM diag: 100 NVLink CRC errors a second; here of all time", "at most")
@@ -20,15 +20,12 @@ _FIX: Final = "reset all GPUs of the node together; if it comes back, look at th
 
 def judge(view: View) -> Outcome:
     """Warn on recoveries, and on many repairs: the counters do not say when, and bandwidth is measured elsewhere."""
-    errors = gpu_readings.read(view, "nvlink_errors")
+    errors = read(view, "nvlink_errors")
     recovered = {gpu: counts["recovery"] for gpu, counts in errors.values.items()}
     noisy = {gpu: counts["crc"] + counts["replay"] for gpu, counts in errors.values.items()}
     findings = errors.lacking()
     for counts, limit, code in ((recovered, _RECOVERY, "nvlink-errors.recovery"), (noisy, _CRC, "nvlink-errors.crc")):
-        bad = {gpu: count for gpu, count in counts.items() if not count <= limit.value}
-        text = f"NVLink errors: {{gpu}} {{value}} {limit.unit}"
-        rule = gpu_readings.Rule(warned, code, text, _FIX, limit, limit.unit)
-        findings += errors.blame(bad, rule)
-    most = max(noisy.values(), default=0)
-    sound = errors.absent() or passed("no recoveries, few repeats", value=most, unit=_CRC.unit, limit=_CRC)
-    return worst(findings, sound)
+        rule = Rule(warned, code, f"NVLink errors: {{gpu}} {{value}} {limit.unit}", _FIX, limit, limit.unit)
+        findings += errors.blame({gpu: count for gpu, count in counts.items() if count > limit.value}, rule)
+    sound = passed("no recoveries, few repeats", value=max(noisy.values(), default=0), unit=_CRC.unit, limit=_CRC)
+    return worst(findings, errors.absent() or sound)

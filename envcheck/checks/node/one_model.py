@@ -10,11 +10,9 @@ import collections
 from typing import Any, Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, warned, worst
-from envcheck.checks.readings import gpu_readings
+from envcheck.checks.gpu_readings import Rule, read
 
-CHECK = Check(
-    promise="all GPUs of this node are of one model, memory size and VBIOS", level="quick", seconds=0.01, gpus=1
-)
+CHECK = Check("all GPUs of this node are of one model, memory size and VBIOS", "quick", 0.01, gpus=1)
 
 _LIMIT: Final = Limit("one", "", "ours: a synchronous job waits for its slowest GPU", "equal")
 _FIX: Final = "choose with CUDA_VISIBLE_DEVICES, or make the node even"
@@ -24,19 +22,17 @@ def judge(view: View) -> Outcome:
     """Warn where models, memory sizes (by more than 2 %) or VBIOS versions differ, naming the odd ones out."""
     if len(view.snapshot.gpus) == 1:
         return skipped("one GPU is like itself", code="gpu.not-enough")
-    names = gpu_readings.read(view, "name")
-    sizes = {gpu: round(size / 2**30 / 2) * 2 for gpu, size in gpu_readings.read(view, "memory_total").values.items()}
-    clocks, vbios = gpu_readings.read(view, "clock_sm_max").values, gpu_readings.read(view, "vbios").values
-    findings = names.lacking()
+    names, findings = read(view, "name"), read(view, "name").lacking()
+    sizes = {gpu: round(size / 2**30 / 2) * 2 for gpu, size in read(view, "memory_total").values.items()}
     for code, subject, values in (
         ("one-model.model", "model", names.values),
         ("one-model.memory", "GiB", sizes),
-        ("one-model.clock", "highest clock", clocks),
-        ("one-model.vbios", "VBIOS", vbios),
+        ("one-model.clock", "highest clock", read(view, "clock_sm_max").values),
+        ("one-model.vbios", "VBIOS", read(view, "vbios").values),
     ):
         # Another model has another memory size, clock and VBIOS: that is one difference.
         alike = {gpu: value for gpu, value in values.items() if values is names.values or gpu not in _odd(names.values)}
-        rule = gpu_readings.Rule(warned, code, f"{subject} differs: {{gpu}} {{value}}", _FIX, _LIMIT)
+        rule = Rule(warned, code, f"{subject} differs: {{gpu}} {{value}}", _FIX, _LIMIT)
         findings += names.blame(_odd(alike), rule)
     kinds = ", ".join(f"{count} x {name}" for name, count in collections.Counter(names.values.values()).items())
     return worst(findings, names.absent() or passed(kinds, value=len(names.values), unit="GPUs"))

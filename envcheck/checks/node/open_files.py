@@ -9,11 +9,11 @@ from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, warned
 
-CHECK = Check(promise="a process may open enough files", level="quick", seconds=0.01, signals=("limits.nofile",))
+CHECK = Check("a process may open enough files", "quick", 0.01, signals=("limits.nofile",))
 
-_LIMIT: Final = Limit(
-    4096, "files", "ours: four times Linux' usual 1024, which DataLoader users run into (pytorch#973)"
-)
+_SOURCE: Final = "ours: four times Linux' usual 1024, which DataLoader users run into (pytorch#973)"
+_LIMIT: Final = Limit(4096, "files", _SOURCE)
+_FIX: Final = "ulimit -n 65536, --ulimit nofile=65536 for a container, or limits.conf"
 
 
 def judge(view: View) -> Outcome:
@@ -21,9 +21,7 @@ def judge(view: View) -> Outcome:
     most = view.snapshot.signal("limits.nofile").value
     if most == "unlimited":
         return passed("unlimited", value=most, limit=_LIMIT)
-    if not int(most) >= _LIMIT.value:
-        fix = "ulimit -n 65536, --ulimit nofile=65536 for a container, or limits.conf"
-        return warned(
-            f"{most} files may be open", fix=fix, value=most, unit="files", limit=_LIMIT, code="open-files.few"
-        )
-    return passed(f"{most} files may be open", value=most, unit="files", limit=_LIMIT)
+    text = f"{most} files may be open"
+    if most < _LIMIT.value:
+        return warned(text, fix=_FIX, value=most, unit="files", limit=_LIMIT, code="open-files.few")
+    return passed(text, value=most, unit="files", limit=_LIMIT)

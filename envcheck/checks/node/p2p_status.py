@@ -11,15 +11,14 @@ from collections.abc import Callable
 from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, warned, worst
-from envcheck.checks.readings import gpu_readings
+from envcheck.checks.gpu_readings import Pair, pairs_of_gpus, reachable, read, uuids_of_pair
 from envcheck.counting import counted
 
-CHECK = Check(
-    promise="every pair of GPUs that should reach each other's memory may", level="quick", seconds=0.01, gpus=2
-)
+CHECK = Check("every pair of GPUs that should reach each other's memory may", "quick", 0.01, gpus=2)
 
-_ALL: Final = Limit(0, "pairs without", "NVIDIA NVML: GPUs with NVLinks up between them have peer-to-peer", "equal")
-_ALIKE: Final = Limit(0, "pairs without", "other pairs of this node on the same kind of path have it", "equal")
+_UNIT: Final = "pairs without"
+_ALL: Final = Limit(0, _UNIT, "NVIDIA NVML: GPUs with NVLinks up between them have peer-to-peer", "equal")
+_ALIKE: Final = Limit(0, _UNIT, "other pairs of this node on the same kind of path have it", "equal")
 _FIX: Final = (
     "compare `nvidia-smi topo -m` with `nvidia-smi topo -p2p r`; look at NVreg_RegistryDwords in /etc/modprobe.d, at "
     "the fabric manager, and at the slot of the odd GPU"
@@ -28,65 +27,48 @@ _FIX: Final = (
 
 def judge(view: View) -> Outcome:
     """Fail where GPUs with NVLinks up may not reach each other; warn of a pair that is worse off than its like."""
-    if gpu_readings.read(view, "mig_mode").where(lambda mode: mode == "on"):
+    if read(view, "mig_mode").where(lambda mode: mode == "on"):
         return skipped("MIG is on: its instances cannot reach each other", code="gpu.mig")
-    pairs = gpu_readings.pairs_of_gpus(view)
+    pairs = pairs_of_gpus(view)
     if isinstance(pairs, Outcome):
         return pairs
-    without = [pair for pair in pairs if not gpu_readings.reachable(pair)]
+    paths = {pair["path"] for pair in pairs if reachable(pair)}
+    without, findings = [pair for pair in pairs if not reachable(pair)], []
+    for pair in without:
+        if _linked(view, pair):
+            findings.append(_finding(view, pair, _ALL, failed, "p2p-status.nvlink"))
+        elif pair["path"] in paths:
+            findings.append(_finding(view, pair, _ALIKE, warned, "p2p-status.odd"))
+    total = counted(len(pairs), "pair")
     if not without:
-        return passed(
-            f"every pair has it ({counted(len(pairs), 'pair')}): {_over(pairs)}",
-            value=0,
-            unit=_ALL.unit,
-            limit=_ALL,
-        )
-    linked = [pair for pair in without if _linked(view, pair)]
-    odd = [
-        pair for pair in without if any(gpu_readings.reachable(peer) and peer["path"] == pair["path"] for peer in pairs)
-    ]
-    findings = [_finding(view, pair, _ALL, failed, "p2p-status.nvlink") for pair in linked]
-    findings += [_finding(view, pair, _ALIKE, warned, "p2p-status.odd") for pair in odd if pair not in linked]
-    if findings:
-        return worst(findings, findings[0])
-    if len(without) == len(pairs):
-        why = sorted({gpu_readings.why_unreachable(pair) for pair in without})
-        return skipped(
-            f"no pair of these GPUs has it ({', '.join(why)}): NCCL goes through the host's memory",
-            code="peer-to-peer.none",
-        )
-    return passed(
-        f"{len(pairs) - len(without)} of {counted(len(pairs), 'pair')} with it, "
-        f"all on one kind of path: {_over(pairs)}",
-        value=0,
-        unit=_ALIKE.unit,
-        limit=_ALIKE,
-    )
+        return passed(f"every pair has it ({total}): {_over(pairs)}", value=0, unit=_UNIT, limit=_ALL)
+    if not findings and len(without) == len(pairs):
+        why = ", ".join(sorted(set(map(_why, without))))
+        text = f"no pair of these GPUs has it ({why}): NCCL goes through the host's memory"
+        return skipped(text, code="peer-to-peer.none")
+    text = f"{len(pairs) - len(without)} of {total} with it, all on one kind of path: {_over(pairs)}"
+    return worst(findings, passed(text, value=0, unit=_UNIT, limit=_ALIKE))
 
 
-def _finding(view: View, pair: gpu_readings.Pair, limit: Limit, verdict: Callable[..., Outcome], code: str) -> Outcome:
-    return verdict(
-        f"no peer-to-peer: {gpu_readings.listed_pairs([pair])}",
-        fix=_FIX,
-        value=1,
-        unit=limit.unit,
-        limit=limit,
-        code=code,
-        culprit=f"GPU {pair['a']} - GPU {pair['b']}",
-        gpus=gpu_readings.uuids_of_pairs(view, [pair]),
-    )
+def _why(pair: Pair) -> str:
+    """Return what NVML says against it."""
+    return next((str(pair[word]) for word in ("read", "write") if pair[word] != "ok"), "ok")
 
 
-def _linked(view: View, pair: gpu_readings.Pair) -> bool:
+def _finding(view: View, pair: Pair, limit: Limit, verdict: Callable[..., Outcome], code: str) -> Outcome:
+    ends = f"GPU {pair['a']} - GPU {pair['b']}"
+    text, gpus = f"no peer-to-peer: {ends} ({_why(pair)})", uuids_of_pair(view, pair)
+    return verdict(text, fix=_FIX, value=1, unit=_UNIT, limit=limit, code=code, culprit=ends, gpus=gpus)
+
+
+def _linked(view: View, pair: Pair) -> bool:
     """Return whether NVLinks join the two: NVML says so, or both hang on NVSwitches only."""
-    ends = [gpu for gpu in view.snapshot.gpus if gpu.signal("index").value in (pair["a"], pair["b"])]
-    remotes = [gpu.signal("nvlink_remotes").value for gpu in ends]
-    switched = all(isinstance(far, list) and bool(far) and set(far) == {"switch"} for far in remotes)
-    return pair["nvlink"] == "ok" or switched
+    ends = uuids_of_pair(view, pair)
+    remotes = [gpu.signal("nvlink_remotes").value for gpu in view.snapshot.gpus if gpu.uuid in ends]
+    return pair["nvlink"] == "ok" or all(far and set(far) == {"switch"} for far in remotes)
 
 
-def _over(pairs: list[gpu_readings.Pair]) -> str:
-    linked = sum(pair["nvlink"] == "ok" for pair in pairs if gpu_readings.reachable(pair))
-    over_pcie = sum(map(gpu_readings.reachable, pairs)) - linked
-    counts = [f"{linked} over NVLink"] * bool(linked) + [f"{over_pcie} over PCIe"] * bool(over_pcie)
-    return ", ".join(counts)
+def _over(pairs: list[Pair]) -> str:
+    linked = sum(pair["nvlink"] == "ok" for pair in pairs if reachable(pair))
+    over_pcie = sum(map(reachable, pairs)) - linked
+    return ", ".join([f"{linked} over NVLink"] * bool(linked) + [f"{over_pcie} over PCIe"] * bool(over_pcie))

@@ -10,12 +10,10 @@ from __future__ import annotations
 import collections
 from typing import Any, Final
 
-from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
-from envcheck.checks.readings import gpu_readings, matrix_facts
+from envcheck.checks import Check, Limit, Outcome, View, failed, matrix_facts, passed, warned, worst
+from envcheck.checks.gpu_readings import Reading, Rule, read
 
-CHECK = Check(
-    promise="every GPU has the PCIe lanes and the generation it can have", level="quick", seconds=0.01, gpus=1
-)
+CHECK = Check("every GPU has the PCIe lanes and the generation it can have", "quick", 0.01, gpus=1)
 
 _WIDTH: Final = "NVML: the most lanes this GPU can have in this system"
 _SIBLINGS: Final = "the other GPUs of this model on this node"
@@ -26,109 +24,93 @@ _FIX: Final = "reseat the board or its riser, look at the slot's BIOS settings; 
 def judge(view: View) -> Outcome:
     """Fail on lost lanes of a data-centre GPU, warn on others' and on a generation that is low while it works.
 
-    GPUs that are all alike and were given what they have (see _given) are a note.
+    GPUs that are all alike and were given what they have (see _limits) are a note.
     """
-    width, widest = gpu_readings.read(view, "pcie_width"), gpu_readings.read(view, "pcie_width_max")
-    now, newest = gpu_readings.read(view, "pcie_gen"), gpu_readings.read(view, "pcie_gen_max")
-    readings = (width, widest, now, newest)
+    readings = [read(view, name) for name in ("pcie_width", "pcie_width_max", "pcie_gen", "pcie_gen_max")]
+    width, widest, now, newest = readings
     findings = [finding for reading in readings for finding in reading.lacking()]
-    findings += _lanes(view, width, widest)
-    findings += _generations(view, now, newest)
+    findings += [*_lanes(view, width, widest), *_generations(view, now, newest)]
     absent = next((skip for reading in readings if (skip := reading.absent()) is not None), None)
-    return worst(findings, absent or _sound(view, width, widest, now, newest))
+    return worst(findings, absent or _sound(view, width.values, widest.values, now.values, newest.values))
 
 
-def _lanes(view: View, width: gpu_readings.Reading, widest: gpu_readings.Reading) -> list[Outcome]:
+def _lanes(view: View, width: Reading, widest: Reading) -> list[Outcome]:
     """Compare each GPU with its siblings, and with what it can have in this system."""
-    names, slots, findings = gpu_readings.read(view, "name").values, _limits(view), []
+    names, slots, findings = read(view, "name").values, _limits(view), []
+    serious, virtual = matrix_facts.unless_consumer(view, width.values), view.snapshot.signal("host.hypervisor")
+    usual = _usual(width.values, names)
     for gpu, lanes in width.values.items():
-        siblings = [count for other, count in width.values.items() if names.get(other) == names.get(gpu)]
-        usual, most = _most_common(siblings), widest.values.get(gpu, lanes)
-        verdict = warned if matrix_facts.is_datacenter(view, str(names.get(gpu))) is False else failed
-        if not lanes >= usual:
-            bound, source = max(usual, most), _SIBLINGS
-        elif not lanes >= most and gpu not in slots:
+        alike, most = usual[names.get(gpu)], widest.values.get(gpu, lanes)
+        verdict = failed if gpu in serious else warned
+        if lanes < alike:
+            bound, source = max(alike, most), _SIBLINGS
+        elif lanes < most and gpu not in slots:
             bound, source = most, _WIDTH
             # On Arm the CPU does not say whether this is a virtual machine, which would have been given fewer.
-            virtual = view.snapshot.signal("host.hypervisor")
             verdict = warned if virtual.value is None and virtual.why != "not-collected" else verdict
         else:
             continue
-        text = f"PCIe lanes: {{gpu}} {{value}} of {bound:g}"
-        limit = Limit(bound, "lanes", source)
-        findings += width.blame({gpu: lanes}, gpu_readings.Rule(verdict, "pcie-link.width", text, _FIX, limit, "lanes"))
+        text, limit = f"PCIe lanes: {{gpu}} {{value}} of {bound:g}", Limit(bound, "lanes", source)
+        findings += width.blame({gpu: lanes}, Rule(verdict, "pcie-link.width", text, _FIX, limit, "lanes"))
     return findings
 
 
 def _limits(view: View) -> dict[str, str]:
     """Return the GPUs whose lanes cannot be increased, with what limits them."""
-    several = gpu_readings.read(view, "multi_gpu_board", newer=True).values
+    several = read(view, "multi_gpu_board", newer=True).values
     limits = {}
-    for gpu, name in gpu_readings.read(view, "name").values.items():
+    for gpu, name in read(view, "name").values.items():
         if matrix_facts.guest(view):
             limits[gpu] = "as this virtual machine was given"
         elif several.get(gpu):
             limits[gpu] = "as the GPUs of one board share its lanes"
-        elif matrix_facts.laptop(str(name)):
+        elif matrix_facts.laptop(name):
             limits[gpu] = "as this laptop was built"
-        elif matrix_facts.coherent(str(name)):
+        elif matrix_facts.coherent(name):
             limits[gpu] = "which this GPU, on NVLink-C2C, does not need"
     return limits
 
 
-def _most_common(values: list[float]) -> float:
-    """Return the most frequent value; of several the largest."""
-    counts = collections.Counter(values)
-    return max(counts, key=lambda value: (counts[value], value))
+def _usual(values: dict[str, Any], names: dict[str, str]) -> dict[str | None, Any]:
+    """Return the most frequent value of each model's GPUs; of several the largest."""
+    counts: dict[str | None, collections.Counter[Any]] = collections.defaultdict(collections.Counter)
+    for gpu, value in values.items():
+        counts[names.get(gpu)][value] += 1
+    return {model: max(seen, key=lambda value: (seen[value], value)) for model, seen in counts.items()}
 
 
-def _generations(view: View, now: gpu_readings.Reading, newest: gpu_readings.Reading) -> list[Outcome]:
+def _generations(view: View, now: Reading, newest: Reading) -> list[Outcome]:
     """Warn of a place that allows less than its siblings' do, and of a GPU that is slower than it can be at work."""
-    best = max(newest.values.values(), default=0)
-    limit = Limit(best, "", _GEN)
-    held = _held_back(view, newest.values)
-    busy = {gpu: gen for gpu, gen in now.values.items() if not gen >= newest.values.get(gpu, gen) and _works(view, gpu)}
-    names = gpu_readings.read(view, "name").values
-    slower = {gpu: gen for gpu, gen in busy.items() if not matrix_facts.coherent(str(names.get(gpu)))}
-    possible, load = (
-        f"PCIe generation {when}: {{gpu}} {{value}}; others {best}" for when in ("possible", "under load")
-    )
+    names, best = read(view, "name").values, max(newest.values.values(), default=0)
+    usual = _usual(newest.values, names)
+    held = {gpu: gen for gpu, gen in newest.values.items() if gen < usual[names.get(gpu)]}
+    slower = {
+        gpu: gen
+        for gpu, gen in now.values.items()
+        if gen < newest.values.get(gpu, gen)
+        and _works(view, gpu)
+        and not matrix_facts.coherent(str(names.get(gpu)))
+        and not matrix_facts.guest(view)
+    }
+    limit, text = Limit(best, "", _GEN), f"PCIe generation {{}}: {{{{gpu}}}} {{{{value}}}}; others {best}"
     return [
-        *newest.blame(held, gpu_readings.Rule(warned, "pcie-link.slot", possible, _FIX, limit)),
-        *now.blame(
-            {} if matrix_facts.guest(view) else slower,
-            gpu_readings.Rule(warned, "pcie-link.generation", load, _FIX, limit),
-        ),
+        *newest.blame(held, Rule(warned, "pcie-link.slot", text.format("possible"), _FIX, limit)),
+        *now.blame(slower, Rule(warned, "pcie-link.generation", text.format("under load"), _FIX, limit)),
     ]
 
 
 def _sound(
-    view: View,
-    width: gpu_readings.Reading,
-    widest: gpu_readings.Reading,
-    now: gpu_readings.Reading,
-    newest: gpu_readings.Reading,
+    view: View, width: dict[str, Any], widest: dict[str, Any], now: dict[str, Any], newest: dict[str, Any]
 ) -> Outcome:
-    best, limit = max(newest.values.values()), Limit(max(newest.values.values()), "", _GEN)
-    lanes = ", ".join(f"x{lanes}" for lanes in sorted(set(width.values.values())))
-    slower = any(not gen >= newest.values.get(gpu, gen) for gpu, gen in now.values.items())
-    idle = " (lower while idle)" if slower else ""
-    fewer = any(not lanes >= widest.values.get(gpu, lanes) for gpu, lanes in width.values.items())
-    reason = f" of x{max(widest.values.values())}, {' and '.join(sorted(set(_limits(view).values())))}" if fewer else ""
+    best, lanes = max(newest.values()), ", ".join(f"x{lanes}" for lanes in sorted(set(width.values())))
+    idle = " (lower while idle)" if any(gen < newest.get(gpu, gen) for gpu, gen in now.items()) else ""
+    fewer = any(lanes < widest.get(gpu, lanes) for gpu, lanes in width.items())
+    reason = f" of x{max(widest.values())}, {' and '.join(sorted(set(_limits(view).values())))}" if fewer else ""
     note = "virtual machine" if matrix_facts.guest(view) else "bare metal"
-    return passed(f"{lanes}{reason}, generation {best}{idle}", value=best, limit=limit, system=note)
+    text = f"{lanes}{reason}, generation {best}{idle}"
+    return passed(text, value=best, limit=Limit(best, "", _GEN), system=note)
 
 
 def _works(view: View, gpu: str) -> bool:
-    reasons, load = (gpu_readings.read(view, name).values.get(gpu) for name in ("clock_reasons", "utilization"))
+    reasons, load = (read(view, name).values.get(gpu) for name in ("clock_reasons", "utilization"))
     return reasons is not None and "idle" not in reasons and load != 0
-
-
-def _held_back(view: View, newest: dict[str, Any]) -> dict[str, Any]:
-    """Return the GPUs whose place allows less than that of most of their own model."""
-    names = gpu_readings.read(view, "name").values
-    usual = {
-        model: _most_common([gen for gpu, gen in newest.items() if names.get(gpu) == model])
-        for model in {names.get(gpu) for gpu in newest}
-    }
-    return {gpu: gen for gpu, gen in newest.items() if gen < usual[names.get(gpu)]}

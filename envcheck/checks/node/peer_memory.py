@@ -10,46 +10,35 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned
-from envcheck.checks.readings import infiniband_ports, matrix_facts
+from envcheck.checks import Check, Limit, Outcome, View, matrix_facts, passed, skipped, undecided, warned
+from envcheck.checks.node.infiniband import active, ports
 from envcheck.node.snapshot import Signal
 
-CHECK = Check(promise="network cards can read and write the GPUs' memory", level="quick", seconds=0.01, gpus=1)
+CHECK = Check("network cards can read and write the GPUs' memory", "quick", 0.01, gpus=1)
 
 _MODULES: Final = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
 _DMA_BUF: Final = (5, 12)
-_LIMIT: Final = Limit(
-    "nvidia_peermem, or DMA-BUF",
-    "",
-    "NVIDIA GPUDirect RDMA documentation: nvidia-peermem, or the open kernel module with Linux 5.12 or newer",
-    "equal",
+_SOURCE: Final = (
+    "NVIDIA GPUDirect RDMA documentation: nvidia-peermem, or the open kernel module with Linux 5.12 or newer"
 )
+_LIMIT: Final = Limit("nvidia_peermem, or DMA-BUF", "", _SOURCE, "equal")
 _FIX: Final = "modprobe nvidia-peermem (after MLNX_OFED or DOCA), or the open kernel module on Linux >= 5.12"
 
 
 def judge(view: View) -> Outcome:
     """Warn where data-centre GPUs sit beside active ports and neither way to their memory is open."""
-    ports = infiniband_ports.ports(view)
-    if isinstance(ports, Outcome) or not any(map(infiniband_ports.active, ports)):
-        return (
-            ports
-            if isinstance(ports, Outcome)
-            else skipped("no InfiniBand or RoCE port is in use", code="infiniband.unused")
-        )
+    listed, modules = ports(view), view.snapshot.signal("host.gpu_modules")
+    if isinstance(listed, Outcome):
+        return listed
+    if not any(map(active, listed)):
+        return skipped("no InfiniBand or RoCE port is in use", code="infiniband.unused")
     if matrix_facts.datacenter(view) is False:
-        return skipped(
-            "not every GPU here is a data-centre one, and others have no GPUDirect RDMA",
-            code="peer-memory.not-datacenter",
-        )
-    modules = view.snapshot.signal("host.gpu_modules")
-    if modules.why != "unsupported" and not _listed(modules.value):
-        reason = f"the kernel's modules cannot be read: {modules.reason or 'unexpected type or value'}"
+        text = "not every GPU here is a data-centre one, and others have no GPUDirect RDMA"
+        return skipped(text, code="peer-memory.not-datacenter")
+    if modules.value is None and modules.why != "unsupported":
+        reason = f"the kernel's modules cannot be read: {modules.reason}"
         return undecided(reason, fix="mount /proc", code="peer-memory.unread")
     return _way(view, modules)
-
-
-def _listed(modules: object) -> bool:
-    return isinstance(modules, list) and all(isinstance(name, str) for name in modules)
 
 
 def _way(view: View, modules: Signal) -> Outcome:
@@ -58,17 +47,11 @@ def _way(view: View, modules: Signal) -> Outcome:
     if loaded:
         return passed(f"{loaded[0]} is loaded", value=loaded[0], limit=_LIMIT)
     kernel, flavour = (view.snapshot.signal(name).value for name in ("host.kernel", "driver.kernel_flavour"))
-    if flavour == "open" and _numbers(kernel) >= _DMA_BUF:
+    numbers = re.match(r"(\d+)\.(\d+)", str(kernel))
+    if flavour == "open" and numbers and (int(numbers[1]), int(numbers[2])) >= _DMA_BUF:
         return passed(f"DMA-BUF: the open kernel module on Linux {kernel}", value="DMA-BUF", limit=_LIMIT)
     if modules.value is None:
-        return skipped(
-            f"this kernel lists no modules ({modules.reason}): nvidia_peermem may be built in",
-            code="peer-memory.modules-hidden",
-        )
+        text = f"this kernel lists no modules ({modules.reason}): nvidia_peermem may be built in"
+        return skipped(text, code="peer-memory.modules-hidden")
     text = f"no nvidia_peermem, and no DMA-BUF with the {flavour or 'unknown'} kernel module on Linux {kernel}"
     return warned(text, fix=_FIX, value="neither", limit=_LIMIT, code="peer-memory.none")
-
-
-def _numbers(kernel: object) -> tuple[int, ...]:
-    match = re.match(r"(\d+)\.(\d+)", str(kernel))
-    return (int(match[1]), int(match[2])) if match else (0, 0)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, warned, worst
-from envcheck.checks.readings import gpu_readings, matrix_facts
+from envcheck.checks import Check, Limit, Outcome, View, matrix_facts, passed, skipped, warned, worst
+from envcheck.checks.gpu_readings import Rule, read
 
-CHECK = Check(promise="every GPU may draw the power it was made for", level="quick", seconds=0.01, gpus=1)
+CHECK = Check("every GPU may draw the power it was made for", "quick", 0.01, gpus=1)
 
 _SOURCE: Final = "NVML: the GPU's own default power management limit"
 _TOLERANCE: Final = 0.99
@@ -19,28 +19,23 @@ _TOLERANCE: Final = 0.99
 
 def judge(view: View) -> Outcome:
     """Warn of each GPU whose enforced limit lies below its default one; a laptop moves its limits by itself."""
-    enforced, default = gpu_readings.read(view, "power_limit"), gpu_readings.read(view, "power_limit_default")
-    names = gpu_readings.read(view, "name").values
+    enforced, default = read(view, "power_limit"), read(view, "power_limit_default")
+    names, findings = read(view, "name").values, [*enforced.lacking(), *default.lacking()]
     both = {gpu: (watts, default.values[gpu]) for gpu, watts in enforced.values.items() if gpu in default.values}
-    capped = {gpu: pair for gpu, pair in both.items() if not pair[0] >= _TOLERANCE * pair[1]}
-    findings = [*enforced.lacking(), *default.lacking()]
+    capped = {gpu: pair for gpu, pair in both.items() if pair[0] < _TOLERANCE * pair[1]}
     for gpu, (watts, usual) in capped.items():
         if not matrix_facts.laptop(str(names.get(gpu))):
             findings += enforced.blame({gpu: watts}, _rule(usual))
     if not both:
-        return worst(
-            findings,
-            enforced.absent() or default.absent() or skipped("no GPU has both limits", code="power-limit.not-reported"),
-        )
+        none = skipped("no GPU has both limits", code="power-limit.not-reported")
+        return worst(findings, enforced.absent() or default.absent() or none)
     limits = sorted({watts for watts, _ in both.values()})
     limit = Limit(max(usual for _, usual in both.values()), "W", _SOURCE)
     text = f"{', '.join(f'{w:g} W' for w in limits)}{', moved by the laptop itself' if capped else ', as made'}"
     return worst(findings, passed(text, value=limits[-1], unit="W", limit=limit))
 
 
-def _rule(usual: float) -> gpu_readings.Rule:
+def _rule(usual: float) -> Rule:
     fix = f"if it is not on purpose: nvidia-smi --power-limit={usual:g}; benchmarks will fall short with the cap"
-    limit = Limit(usual, "W", _SOURCE)
-    return gpu_readings.Rule(
-        warned, "power-limit.capped", f"capped: {{gpu}} {{value:g}} of {usual:g} W", fix, limit, "W"
-    )
+    text, limit = f"capped: {{gpu}} {{value:g}} of {usual:g} W", Limit(usual, "W", _SOURCE)
+    return Rule(warned, "power-limit.capped", text, fix, limit, "W")

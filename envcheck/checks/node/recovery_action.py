@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, worst
-from envcheck.checks.readings import gpu_readings
+from envcheck.checks.gpu_readings import Rule, read
 from envcheck.counting import counted
 
-CHECK = Check(promise="the driver asks for no recovery of any GPU", level="quick", seconds=0.01, gpus=1)
+CHECK = Check("the driver asks for no recovery of any GPU", "quick", 0.01, gpus=1)
 
 _SOURCE: Final = (
     "NVML: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION (R570 and later); before, NVML_FI_DEV_RESET_STATUS and "
@@ -22,14 +22,12 @@ _LIMIT: Final = Limit("none", "", _SOURCE, "equal")
 
 def judge(view: View) -> Outcome:
     """Fail on any action but none, with that action as the remedy; an older driver is read by its reset status."""
-    recovery, older = gpu_readings.read(view, "recovery_action"), gpu_readings.read(view, "reset_status", newer=True)
+    recovery, older = read(view, "recovery_action"), read(view, "reset_status", newer=True)
     actions = {gpu: _action(status) for gpu, status in older.values.items()} | recovery.values
     findings = [*recovery.lacking(), *(older.lacking() if recovery.silent else [])]
     for gpu, action in actions.items():
         if action != "none":
-            rule = gpu_readings.Rule(
-                failed, "recovery.asked", "{gpu} {value}", f"drain the node, then: {action}", _LIMIT
-            )
+            rule = Rule(failed, "recovery.asked", "{gpu} {value}", f"drain the node, then: {action}", _LIMIT)
             findings += recovery.blame({gpu: action}, rule)
     sound = passed(f"none on {counted(len(actions), 'GPU')}", value="none", limit=_LIMIT)
     return worst(findings, sound if actions else recovery.absent() or sound)

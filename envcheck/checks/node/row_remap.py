@@ -6,15 +6,12 @@ remapping taken for a software fault. GPUs before Ampere retire pages instead, 6
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
-from envcheck.checks.readings import gpu_readings
+from envcheck.checks.gpu_readings import Reading, Rule, read
 
-CHECK = Check(
-    promise="no memory row or page waits for its replacement, and spares are left", level="quick", seconds=0.01, gpus=1
-)
+CHECK = Check("no memory row or page waits for its replacement, and spares are left", "quick", 0.01, gpus=1)
 
 _DCGM: Final = "NVIDIA/DCGM diag: rows remapped for uncorrectable errors below 512, retired pages below 63"
 _NVIDIA: Final = "NVIDIA GPU memory error management: row remapping"
@@ -27,101 +24,80 @@ _RESET: Final = "drain the node and reset these GPUs (nvidia-smi --gpu-reset): t
 _REPLACE: Final = "have these GPUs replaced: there is no spare memory left where it is needed"
 _WATCH: Final = "watch it; run the full level on these GPUs"
 _THIN: Final = "plan the replacement of these GPUs: the next bad row of such a bank cannot be remapped"
-_Holds = Callable[[dict[str, Any]], Any]
+_LOST: Final = "repaired after errors that lost data: {gpu} {value}"
+# The signal, its field, and what is said of a GPU where that is more than zero, or true. Those of _NEWER are read by
+# newer drivers only.
+_NEWER: Final = ("repairs", "bank_remaps", "row_histogram")
+RULES: Final = (
+    (
+        "remapped_rows",
+        "failed",
+        Rule(failed, "row-remap.failed", "a row could not be remapped: {gpu}", _REPLACE, _NONE),
+    ),
+    ("remapped_rows", "pending", Rule(failed, "row-remap.pending", "a row waits to be remapped: {gpu}", _RESET, _NONE)),
+    (
+        "retired_pages",
+        "pending",
+        Rule(failed, "row-remap.page-pending", "a page waits for its retirement: {gpu}", _RESET, _NONE),
+    ),
+    (
+        "repairs",
+        "channel",
+        Rule(
+            failed, "row-remap.channel-repair-pending", "a memory channel waits for its repair: {gpu}", _RESET, _REPAIR
+        ),
+    ),
+    (
+        "repairs",
+        "tpc",
+        Rule(failed, "row-remap.tpc-repair-pending", "a TPC waits for its repair: {gpu}", _RESET, _REPAIR),
+    ),
+    (
+        "bank_remaps",
+        "pending",
+        Rule(failed, "row-remap.bank-repair-pending", "a memory bank waits for its repair: {gpu}", _RESET, _REPAIR),
+    ),
+    (
+        "row_histogram",
+        "none",
+        Rule(warned, "row-remap.rows-none", "banks without a spare row: {gpu} {value}", _THIN, _BANKS, "banks"),
+    ),
+    (
+        "row_histogram",
+        "low",
+        Rule(warned, "row-remap.rows-low", "banks with few spare rows: {gpu} {value}", _THIN, _BANKS, "banks"),
+    ),
+    (
+        "bank_remaps",
+        "none",
+        Rule(warned, "row-remap.banks-none", "groups without a spare bank: {gpu} {value}", _THIN, _BANKS, "banks"),
+    ),
+    ("remapped_rows", "uncorrectable", Rule(warned, "row-remap.lost-data", f"{_LOST} rows", _WATCH, _ROWS, "rows")),
+    ("retired_pages", "double_bit", Rule(warned, "row-remap.lost-data", f"{_LOST} pages", _WATCH, _PAGES, "pages")),
+)
 
 
 def judge(view: View) -> Outcome:
     """Fail on failed, pending and used-up replacements; warn where data was lost once and where spares run out."""
-    rows, pages = gpu_readings.read(view, "remapped_rows"), gpu_readings.read(view, "retired_pages")
-    main = rows if rows.values or rows.unread or not pages.values else pages
-    sound = main.absent() or passed("nothing is pending, nothing failed", value=0, unit=_unit(main), limit=_limit(main))
-    findings = [
-        *main.lacking(),
-        *_replacements(rows, pages),
-        *_spares(rows, _ROWS, "row-remap.used-up", lambda r: r["uncorrectable"]),
-        *_spares(pages, _PAGES, "row-remap.pages-used-up", lambda p: p["single_bit"] + p["double_bit"]),
-        *_repairs(view),
-        *_banks(view),
-        *_lost_data(rows, pages),
-    ]
-    return worst(findings, sound)
-
-
-def _limit(main: gpu_readings.Reading) -> Limit:
-    return _PAGES if main.name == "retired_pages" else _ROWS
-
-
-def _unit(main: gpu_readings.Reading) -> str:
-    return _limit(main).unit
-
-
-def _replacements(rows: gpu_readings.Reading, pages: gpu_readings.Reading) -> list[Outcome]:
-    rules: tuple[tuple[gpu_readings.Reading, str, str, str, str], ...] = (
-        (rows, "failed", "row-remap.failed", "a row could not be remapped", _REPLACE),
-        (rows, "pending", "row-remap.pending", "a row waits to be remapped", _RESET),
-        (pages, "pending", "row-remap.page-pending", "a page waits for its retirement", _RESET),
-    )
-    return [
-        finding
-        for reading, field, code, subject, fix in rules
-        for finding in reading.blame(
-            _counts(reading, field), gpu_readings.Rule(failed, code, f"{subject}: {{gpu}}", fix, _NONE)
-        )
-    ]
-
-
-def _counts(reading: gpu_readings.Reading, field: str) -> dict[str, int]:
-    """Return the GPUs for which a field is more than zero, or true."""
-    return {gpu: int(value[field]) for gpu, value in reading.values.items() if value[field]}
-
-
-def _spares(reading: gpu_readings.Reading, limit: Limit, code: str, count: _Holds) -> list[Outcome]:
-    worn = {gpu: count(value) for gpu, value in reading.values.items() if not count(value) <= limit.value}
-    text = f"spares are used up: {{gpu}} {{value}} {limit.unit}"
-    return reading.blame(worn, gpu_readings.Rule(failed, code, text, _REPLACE, limit, limit.unit))
-
-
-def _repairs(view: View) -> list[Outcome]:
-    """Judge what only newer drivers report: memory that cannot be repaired, and repairs that wait for a reset."""
-    repairs, banks = gpu_readings.read(view, "repairs", newer=True), gpu_readings.read(view, "bank_remaps", newer=True)
-    broken = gpu_readings.read(view, "unrepairable_memory", newer=True)
-    findings = [f for reading in (repairs, banks, broken) for f in reading.lacking()]
-    rule = gpu_readings.Rule(failed, "row-remap.unrepairable", "memory that cannot be repaired: {gpu}", _REPLACE, _NONE)
+    readings = {name: read(view, name, newer=name in _NEWER) for name, _, _ in RULES}
+    rows, pages = readings["remapped_rows"], readings["retired_pages"]
+    main, limit = (rows, _ROWS) if rows.values or rows.unread or not pages.values else (pages, _PAGES)
+    broken = read(view, "unrepairable_memory", newer=True)
+    findings = [f for reading in (main, broken, *(readings[n] for n in _NEWER)) for f in reading.lacking()]
+    for name, field, rule in RULES:
+        counts = {gpu: int(value[field]) for gpu, value in readings[name].values.items() if value[field]}
+        findings += readings[name].blame(counts, rule)
+    remapped = {gpu: row["uncorrectable"] for gpu, row in rows.values.items()}
+    retired = {gpu: page["single_bit"] + page["double_bit"] for gpu, page in pages.values.items()}
+    findings += _used_up(rows, remapped, _ROWS, "row-remap.used-up")
+    findings += _used_up(pages, retired, _PAGES, "row-remap.pages-used-up")
+    rule = Rule(failed, "row-remap.unrepairable", "memory that cannot be repaired: {gpu}", _REPLACE, _NONE)
     findings += broken.blame(broken.where(bool), rule)
-    for reading, field, code, subject in (
-        (repairs, "channel", "row-remap.channel-repair-pending", "a memory channel"),
-        (repairs, "tpc", "row-remap.tpc-repair-pending", "a TPC"),
-        (banks, "pending", "row-remap.bank-repair-pending", "a memory bank"),
-    ):
-        text = f"{subject} waits for its repair: {{gpu}}"
-        rule = gpu_readings.Rule(failed, code, text, _RESET, _REPAIR)
-        findings += reading.blame(_counts(reading, field), rule)
-    return findings
+    sound = passed("nothing is pending, nothing failed", value=0, unit=limit.unit, limit=limit)
+    return worst(findings, main.absent() or sound)
 
 
-def _banks(view: View) -> list[Outcome]:
-    """Warn of banks that have no spare row left, and of those that have few."""
-    rows, banks = (
-        gpu_readings.read(view, "row_histogram", newer=True),
-        gpu_readings.read(view, "bank_remaps", newer=True),
-    )
-    findings = rows.lacking()
-    for reading, field, code, subject in (
-        (rows, "none", "row-remap.rows-none", "banks without a spare row"),
-        (rows, "low", "row-remap.rows-low", "banks with few spare rows"),
-        (banks, "none", "row-remap.banks-none", "groups without a spare bank"),
-    ):
-        text = f"{subject}: {{gpu}} {{value}}"
-        findings += reading.blame(
-            _counts(reading, field), gpu_readings.Rule(warned, code, text, _THIN, _BANKS, _BANKS.unit)
-        )
-    return findings
-
-
-def _lost_data(rows: gpu_readings.Reading, pages: gpu_readings.Reading) -> list[Outcome]:
-    findings = []
-    for reading, field, limit in ((rows, "uncorrectable", _ROWS), (pages, "double_bit", _PAGES)):
-        text = f"repaired after errors that lost data: {{gpu}} {{value}} {limit.unit}"
-        rule = gpu_readings.Rule(warned, "row-remap.lost-data", text, _WATCH, limit, limit.unit)
-        findings += reading.blame(_counts(reading, field), rule)
-    return findings
+def _used_up(reading: Reading, counts: dict[str, int], limit: Limit, code: str) -> list[Outcome]:
+    text = f"spares are used up: {{gpu}} {{value}} {limit.unit}"
+    rule = Rule(failed, code, text, _REPLACE, limit, limit.unit)
+    return reading.blame({gpu: count for gpu, count in counts.items() if count > limit.value}, rule)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from envcheck.checks import Check, Limit, Outcome, View, passed, undecided, warned, worst
+from envcheck.checks import Check, Limit, Outcome, View, passed, warned, worst
 
-CHECK = Check(
-    promise="no process is stuck in the kernel", level="quick", seconds=0.01, signals=("host.stuck_processes",)
-)
+CHECK = Check("no process is stuck in the kernel", "quick", 0.01, signals=("host.stuck_processes",))
 
 _LIMIT: Final = Limit(0, "processes", "proc(5): state D, on two looks 0.3 s apart", "at most")
 _FIX: Final = "look at /proc/{pid}/stack and at the mounts; a process that hangs in the nvidia driver needs a reboot"
@@ -20,22 +18,11 @@ _FIX: Final = "look at /proc/{pid}/stack and at the mounts; a process that hangs
 
 def judge(view: View) -> Outcome:
     """Warn of each; a busy disk holds a process for moments, so only a stay is worth a word."""
-    stuck: list[dict[str, Any]] = view.snapshot.signal("host.stuck_processes").value
-    if not isinstance(stuck, list):
-        return undecided(
-            f"host.stuck_processes has an unexpected type or value: {stuck!r}", code="stuck-processes.unexpected-value"
-        )
+    stuck = view.snapshot.signal("host.stuck_processes").value
     return worst(map(_finding, stuck), passed("none", value=0, unit=_LIMIT.unit, limit=_LIMIT))
 
 
 def _finding(process: dict[str, Any]) -> Outcome:
-    name, pid = process["name"], process["pid"]
-    return warned(
-        f"waiting in the kernel: {name} ({pid})",
-        fix=_FIX.format(pid=pid),
-        value=1,
-        unit=_LIMIT.unit,
-        limit=_LIMIT,
-        code="stuck-processes.waiting",
-        culprit=f"process {pid} ({name})",
-    )
+    name, pid, code = process["name"], process["pid"], "stuck-processes.waiting"
+    text, fix, culprit = f"waiting in the kernel: {name} ({pid})", _FIX.format(pid=pid), f"process {pid} ({name})"
+    return warned(text, fix=fix, value=1, unit=_LIMIT.unit, limit=_LIMIT, code=code, culprit=culprit)

@@ -10,9 +10,9 @@ import re
 from typing import Any, Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
-from envcheck.checks.readings import kernel_events
+from envcheck.checks.node.xid import RECENT, ago, count, events, reach
 
-CHECK = Check(promise="the kernel's log has no NVSwitch error that calls for action", level="quick", seconds=0.01)
+CHECK = Check("the kernel's log has no NVSwitch error that calls for action", "quick", 0.01)
 
 _SOURCE: Final = "NVIDIA Fabric Manager user guide, appendix D: NVSwitch SXid errors (always fatal: D.6)"
 _ALWAYS_FATAL: Final = (10003,)
@@ -30,22 +30,22 @@ _RESET: Final = "drain the node, reset all GPUs together and restart the fabric 
 
 def judge(view: View) -> Outcome:
     """Fail on a fatal SXid within a day; warn on an older one, and on what is neither fatal nor corrected."""
-    events = kernel_events.events(view, "kernel.sxids")
-    if isinstance(events, Outcome):
-        return events
-    acted = [event for event in events if _fatal(event) or int(event["code"]) not in _HARMLESS]
+    listed = events(view, "kernel.sxids")
+    if isinstance(listed, Outcome):
+        return listed
+    acted = [event for event in listed if _fatal(event) or int(event["code"]) not in _HARMLESS]
     latest = {(e["bus_id"], int(e["code"]), _fatal(e)): e for e in sorted(acted, key=lambda e: -float(e["age"]))}
-    noted = f"; {sum(map(kernel_events.count, events))} corrected or harmless" if events else ""
-    sound = passed(f"no such SXid {kernel_events.reach(view)}{noted}", value=0, unit=_LIMIT.unit, limit=_LIMIT)
+    noted = f"; {sum(map(count, listed))} corrected or harmless" if listed else ""
+    sound = passed(f"no such SXid {reach(view)}{noted}", value=0, unit=_LIMIT.unit, limit=_LIMIT)
     return worst([_finding(event) for event in latest.values()], sound)
 
 
 def _finding(event: dict[str, Any]) -> Outcome:
-    age, fatal, times = float(event["age"]), _fatal(event), kernel_events.count(event)
-    verdict = failed if fatal and age <= kernel_events.RECENT else warned
+    age, fatal, times = float(event["age"]), _fatal(event), count(event)
+    verdict = failed if fatal and age <= RECENT else warned
     often = f", {times} times" if times > 1 else ""
     return verdict(
-        f"SXid {event['code']} on {event['bus_id']}{often}, {kernel_events.ago(age)}",
+        f"SXid {event['code']} on {event['bus_id']}{often}, {ago(age)}",
         fix=_RESET if fatal else "watch it; if NCCL hangs or slows down: " + _RESET,
         value=times,
         unit=_LIMIT.unit,

@@ -9,11 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
-from envcheck.checks.readings import gpu_readings
+from envcheck.checks.gpu_readings import Rule, read
 
-CHECK = Check(
-    promise="every GPU is well below the temperature at which it slows down", level="quick", seconds=0.01, gpus=1
-)
+CHECK = Check("every GPU is well below the temperature at which it slows down", "quick", 0.01, gpus=1)
 
 _OVER: Final = Limit(1, "C", "NVML: the GPU's own slowdown threshold")
 _NEAR: Final = Limit(10, "C", "ours: leptonai/gpud keeps a margin to the GPU's own slowdown threshold too")
@@ -22,13 +20,13 @@ _FIX: Final = "look at fans, filters, inlet temperature and blanking panels"
 
 def judge(view: View) -> Outcome:
     """Fail where the slowdown has begun, warn where it is near; each GPU by itself."""
-    margin, template = gpu_readings.read(view, "temperature_margin"), "degrees left to the slowdown: {gpu} {value} C"
+    margin, template = read(view, "temperature_margin"), "degrees left to the slowdown: {gpu} {value} C"
     over = margin.where(lambda degrees: not degrees >= _OVER.value)
     near = margin.where(lambda degrees: _OVER.value <= degrees < _NEAR.value)
     findings = [
         *margin.lacking(),
-        *margin.blame(over, gpu_readings.Rule(failed, "temperature.slowdown", template, _FIX, _OVER, "C")),
-        *margin.blame(near, gpu_readings.Rule(warned, "temperature.near", template, _FIX, _NEAR, "C")),
+        *margin.blame(over, Rule(failed, "temperature.slowdown", template, _FIX, _OVER, "C")),
+        *margin.blame(near, Rule(warned, "temperature.near", template, _FIX, _NEAR, "C")),
     ]
     least = min(margin.values.values(), default=0)
     sound = margin.absent() or passed(f"at least {least} C below the slowdown", value=least, unit="C", limit=_NEAR)

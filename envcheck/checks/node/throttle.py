@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
-from envcheck.checks.readings import gpu_readings
+from envcheck.checks.gpu_readings import Rule, read
 
-CHECK = Check(promise="no GPU is being slowed down by heat or power faults", level="quick", seconds=0.01, gpus=1)
+CHECK = Check("no GPU is being slowed down by heat or power faults", "quick", 0.01, gpus=1)
 
 _FAULTS: Final = frozenset({"hardware thermal slowdown", "power brake"})
 _SYMPTOMS: Final = frozenset({"hardware slowdown", "software thermal slowdown"})
@@ -21,13 +21,13 @@ _FIX: Final = "look at fans, inlet temperature, power cables and the power suppl
 
 def judge(view: View) -> Outcome:
     """Fail on what the board itself does about heat or power, warn on what the driver does; each GPU by itself."""
-    reasons = gpu_readings.read(view, "clock_reasons")
+    reasons = read(view, "clock_reasons")
     limit = Limit("none of " + ", ".join(sorted(_FAULTS | _SYMPTOMS)), "", _SOURCE, "equal")
     findings = reasons.lacking()
     for code, bad, verdict in (("throttle.fault", _FAULTS, failed), ("throttle.symptom", _SYMPTOMS, warned)):
         slowed = {
             gpu: ", ".join(sorted(bad & set(active))) for gpu, active in reasons.values.items() if bad & set(active)
         }
-        findings += reasons.blame(slowed, gpu_readings.Rule(verdict, code, "{gpu}: {value}", _FIX, limit))
+        findings += reasons.blame(slowed, Rule(verdict, code, "{gpu}: {value}", _FIX, limit))
     words = sorted({word for why in reasons.values.values() for word in why}) or ["none"]
     return worst(findings, reasons.absent() or passed(f"reasons now: {', '.join(words)}", value=words, limit=limit))

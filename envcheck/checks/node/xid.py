@@ -15,10 +15,25 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from envcheck.checks import FAIL, PASS, WARN, Check, Limit, Outcome, View, failed, passed, warned, worst
-from envcheck.checks.readings import gpu_readings, kernel_events
+from envcheck.checks import (
+    FAIL,
+    PASS,
+    WARN,
+    Check,
+    Limit,
+    Outcome,
+    View,
+    failed,
+    passed,
+    skipped,
+    undecided,
+    warned,
+    worst,
+)
+from envcheck.checks.gpu_readings import at, lost, place, slot
+from envcheck.counting import counted
 
-CHECK = Check(promise="the kernel's log has no GPU error that calls for action", level="quick", seconds=0.01)
+CHECK = Check("the kernel's log has no GPU error that calls for action", "quick", 0.01)
 
 _FILE: Final = Path(__file__).with_name("xids.json")
 _RECOVERY: Final = 154
@@ -45,18 +60,18 @@ def catalogue() -> dict[str, Any]:
 
 def judge(view: View) -> Outcome:
     """Fail on what calls for a reset or worse within a day; warn on what is older or asks for less."""
-    events = kernel_events.events(view, "kernel.xids")
-    if isinstance(events, Outcome):
-        return events
+    listed = events(view, "kernel.xids")
+    if isinstance(listed, Outcome):
+        return listed
     places: dict[str, list[Event]] = collections.defaultdict(list)
-    for event in events:
-        places[gpu_readings.slot(event["bus_id"])].append(event)
+    for event in listed:
+        places[slot(event["bus_id"])].append(event)
     findings = [finding for xids in places.values() for finding in _of_gpu(view, xids)]
     acted = [finding for finding in findings if finding.status != PASS]
-    total = sum(map(kernel_events.count, events))
+    total = sum(map(count, listed))
     noted = f"; {total} that call for nothing" if total else ""
-    sound = passed(f"no such Xid {kernel_events.reach(view)}{noted}", value=0, unit="Xids", limit=_limit(), xids=events)
-    return worst([*acted, *driver_failures(view), *kernel_events.suppressed(view)], sound)
+    sound = passed(f"no such Xid {reach(view)}{noted}", value=0, unit="Xids", limit=_limit(), xids=listed)
+    return worst([*acted, *driver_failures(view), *suppressed(view)], sound)
 
 
 def _limit() -> Limit:
@@ -69,7 +84,7 @@ def _of_gpu(view: View, xids: list[Event]) -> list[Outcome]:
     latest = {(int(x["code"]), str(x.get("instance", "")), _kind(x)): x for x in by_age}
     codes = {code for code, _, _ in latest}
     findings = [_judged(view, x, codes) for x in latest.values()]
-    wild = sum(kernel_events.count(x) for x in xids if int(x["code"]) in _WILD)
+    wild = sum(count(x) for x in xids if int(x["code"]) in _WILD)
     if wild >= _WILD_LIMIT:
         text = f"Xid 13 or 31 {wild} times on {by_age[-1]['bus_id']}: no longer only an application's fault"
         fix = "run the full level on this GPU; if it fails there, replace it"
@@ -103,17 +118,17 @@ def _judged(view: View, xid: Event, codes: set[int]) -> Outcome:
         name, fix = row["name"].removeprefix("ROBUST_CHANNEL_"), action["fix"]
         status = catalogue()["overrides"].get(str(code), action)["status"]
     rows = [words for other, words in _REMAPPED.items() if code == _DOUBLE_BIT and other in codes]
-    age, times = float(xid["age"]), kernel_events.count(xid)
-    if status == FAIL and age > kernel_events.RECENT:
+    age, times = float(xid["age"]), count(xid)
+    if status == FAIL and age > RECENT:
         status, fix = WARN, f"if nobody did so since: {fix}"
-    place = " ".join(filter(None, (str(xid["bus_id"]), str(xid.get("instance", "")))))
-    often = [f"{times} times"] if times > 1 else []
-    text = ", ".join([f"Xid {code} ({name}) on {place}", *_detail(code, xid), *rows, *often, kernel_events.ago(age)])
+    where = " ".join(filter(None, (str(xid["bus_id"]), str(xid.get("instance", "")))))
+    detail = [str(xid["text"])[:_SHOWN]] if code in CODES and xid["text"] else []
+    text = ", ".join([f"Xid {code} ({name}) on {where}", *detail, *rows, *_often(times), ago(age)])
     return _finding(view, xid, status, text, fix, code=f"xid.{code}")
 
 
-def _detail(code: int, xid: Event) -> list[str]:
-    return [str(xid["text"])[:_SHOWN]] if code in CODES and xid["text"] else []
+def _often(times: int) -> list[str]:
+    return [f"{times} times"] if times > 1 else []
 
 
 def _finding(view: View, xid: Event, status: str, text: str, fix: str, *, code: str) -> Outcome:
@@ -121,12 +136,12 @@ def _finding(view: View, xid: Event, status: str, text: str, fix: str, *, code: 
     verdict = warned(
         text,
         fix=fix,
-        value=kernel_events.count(xid),
+        value=count(xid),
         unit="Xids",
         limit=_limit(),
         code=code,
-        culprit=" ".join(filter(None, (gpu_readings.place(view, bus), instance and f"MIG {instance}"))),
-        gpus=gpu_readings.at(view, [bus]),
+        culprit=" ".join(filter(None, (place(view, bus), instance and f"MIG {instance}"))),
+        gpus=at(view, [bus]),
         xids=[xid],
     )
     return dataclasses.replace(verdict, status=status)
@@ -163,14 +178,13 @@ _PASSING: Final = ("power-cable", "start", "memory-window", "power-state")
 
 def driver_failures(view: View) -> list[Outcome]:
     """Fail on a failure within a day; warn on an older one, and where the GPU answers NVML after all."""
-    listed = view.snapshot.signal("kernel.driver_failures").value
-    failures = listed if isinstance(listed, list) else []
+    failures = view.snapshot.signal("kernel.driver_failures").value or []
     # The driver gives up a GPU without power a line later: that is one failure.
-    unpowered = {gpu_readings.slot(failure["bus_id"]) for failure in failures if failure["kind"] == "power-cable"}
+    unpowered = {slot(failure["bus_id"]) for failure in failures if failure["kind"] == "power-cable"}
     return [
         _driver_finding(view, failure)
         for failure in failures
-        if failure["kind"] != "start" or gpu_readings.slot(failure["bus_id"]) not in unpowered
+        if failure["kind"] != "start" or slot(failure["bus_id"]) not in unpowered
     ]
 
 
@@ -178,31 +192,26 @@ def _driver_finding(view: View, failure: dict[str, Any]) -> Outcome:
     kind, bus, age = str(failure["kind"]), str(failure["bus_id"]), float(failure["age"])
     problem, fix = _DRIVER_WORDS.get(kind, (f"a GPU's failure ({kind})", _REBOOT))
     over = kind == "link-nonfatal" or (kind in _PASSING and _answers(view, bus))
-    verdict = warned if over or age > kernel_events.RECENT else failed
-    times = kernel_events.count(failure)
-    parts = [
-        f"{problem} on {bus or 'an address that the log does not name'}",
-        *([f"{times} times"] if times > 1 else []),
-        kernel_events.ago(age),
-    ]
+    verdict = warned if over or age > RECENT else failed
+    times = count(failure)
     return verdict(
-        ", ".join(parts),
+        ", ".join([f"{problem} on {bus or 'an address that the log does not name'}", *_often(times), ago(age)]),
         fix=fix,
         value=times,
         unit=_LIMIT.unit,
         limit=_LIMIT,
         code=f"xid.{kind}",
-        culprit=gpu_readings.place(view, bus) if bus else "",
-        gpus=gpu_readings.at(view, [bus] if bus else []),
+        culprit=place(view, bus) if bus else "",
+        gpus=at(view, [bus] if bus else []),
         log=[failure],
     )
 
 
 def _answers(view: View, bus: str) -> bool:
     """Tell whether NVML shows a working GPU there; without an address, whether it shows any."""
-    working = [gpu for gpu in view.snapshot.gpus if not gpu_readings.lost(gpu)]
-    places = {gpu_readings.slot(gpu.signal("bus_id").value) for gpu in working}
-    return gpu_readings.slot(bus) in places if bus else bool(places)
+    working = [gpu for gpu in view.snapshot.gpus if not lost(gpu)]
+    places = {slot(gpu.signal("bus_id").value) for gpu in working}
+    return slot(bus) in places if bus else bool(places)
 
 
 CODES: Final = range(144, 151)
@@ -220,10 +229,9 @@ def action(code: int, text: str, ignored: list[dict[str, Any]]) -> str:
     if words is None:
         return "WORKFLOW_NVLINK5_ERR"
     fatal = not words["severity"].lower().startswith("non")
-    listed = any(_matches(row, code, words, fatal=fatal) for row in ignored)
-    if fatal:
-        return "NVLINK5_IGNORED" if listed else "NVLINK5_FATAL"
-    return "IGNORE" if listed else "WORKFLOW_NVLINK5_ERR"
+    if any(_matches(row, code, words, fatal=fatal) for row in ignored):
+        return "NVLINK5_IGNORED" if fatal else "IGNORE"
+    return "NVLINK5_FATAL" if fatal else "WORKFLOW_NVLINK5_ERR"
 
 
 def _matches(row: dict[str, Any], code: int, words: re.Match[str], *, fatal: bool) -> bool:
@@ -232,3 +240,55 @@ def _matches(row: dict[str, Any], code: int, words: re.Match[str], *, fatal: boo
     bits, status = f"{int(words['intrinfo'], 16):032b}", int(words["status"], 16)
     fits = any(all(want in ("-", bit) for want, bit in zip(layout, bits, strict=True)) for layout in row["intrinfo"])
     return fits and status == row["error_status"] and fatal == row["fatal"]
+
+
+# An error that is older than this is reported, and judged no worse than a warning: the present has its own signals.
+RECENT: Final = 24 * 3600.0
+_NOT_SHOWN: Final = ("denied", "unsupported", "no-data")
+_FIX: Final = "run as root, or give the container the host's /dev/kmsg and CAP_SYSLOG"
+
+
+def events(view: View, name: str) -> list[Event] | Outcome:
+    """Return the events of `name`, or the outcome where there is no driver or no right to read the log."""
+    driver, nvml = view.snapshot.signal("driver.kernel"), view.snapshot.signal("driver.library")
+    if not view.snapshot.gpus and driver.value is None and nvml.value is None:
+        return skipped(f"no NVIDIA driver here: {driver.reason}; {nvml.reason}", code="driver.none")
+    log = view.snapshot.signal(name)
+    if log.why in _NOT_SHOWN:
+        return skipped(f"the kernel's log may not be read ({log.reason}): {_FIX}", code="kernel-log.hidden")
+    if log.value is None:
+        return undecided(f"the kernel's log cannot be read: {log.reason}", fix=_FIX, code="kernel-log.unread")
+    found: list[Event] = log.value
+    return found
+
+
+def count(event: Event) -> int:
+    """Return how often an event was seen: the collector keeps the latest of its kind, older ones kept each."""
+    return int(event.get("count") or 1)
+
+
+def suppressed(view: View) -> list[Outcome]:
+    """Return a warning for each function of the driver whose messages the kernel left out: an Xid may be among them."""
+    return [
+        warned(
+            f"the kernel's log left out {counted(gap['count'], 'message')} of {gap['name']}, {ago(float(gap['age']))}",
+            fix="raise kernel.printk_ratelimit_burst, and look at `nvidia-smi -q` for what those messages would say",
+            value=gap["count"],
+            unit="messages",
+            code="xid.suppressed",
+            culprit=str(gap["name"]),
+        )
+        for gap in view.snapshot.signal("kernel.suppressed").value or []
+    ]
+
+
+def ago(age: float) -> str:
+    """Return an age as people say it."""
+    hours = age / 3600
+    return f"{hours / 24:.0f} days ago" if hours >= 48 else f"{hours:.1f} h ago"  # noqa: PLR2004 (two days)
+
+
+def reach(view: View) -> str:
+    """Return how far the log goes back: it is a ring, and a talkative kernel overwrites its beginning."""
+    hours = view.snapshot.signal("kernel.log_hours").value
+    return f"in the last {hours:.0f} h" if hours and hours >= 1 else "since boot"

@@ -10,7 +10,7 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, WARN, View
 from envcheck.checks.env import gemm_throughput, memory_bandwidth
-from envcheck.checks.hardware import gpu_speed
+from envcheck.checks.support import gpu_speed
 from envcheck.node.snapshot import Signal
 from tests.builders import H100, Entry, group
 from tests.tables import each

@@ -9,7 +9,7 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View, limits
 from envcheck.checks.env import peer_bandwidth, peer_to_peer
-from envcheck.checks.hardware import gpu_pairs
+from envcheck.checks.support import gpu_speed
 from tests.builders import H100, Entry, group
 
 Node = Callable[..., View]
@@ -46,7 +46,7 @@ def test_each_pair_is_judged_on_both_sides_of_each_limit(named: tuple[View, list
         assert outcome.status == status, (rate, outcome)
         if status in (WARN, FAIL):
             assert f"{names[2]} -> {names[1]}" in outcome.summary
-            assert outcome.details["gpus"] == [gpu_pairs.uuid(names[2]), gpu_pairs.uuid(names[1])]
+            assert outcome.details["gpus"] == [gpu_speed.uuid(names[2]), gpu_speed.uuid(names[1])]
             assert outcome.details["matrix"][2][1] == rate
             assert (outcome.limit is not None, bool(outcome.remedy)) == (True, True)
 
@@ -127,8 +127,8 @@ def test_the_link_between_two_gpus_is_what_nvml_says_of_the_pair(
     switched, plain = named[0], node("h100x8")
     a, b = (gpu.uuid for gpu in plain.snapshot.gpus[:2])
     pair = {"a": 0, "b": 1, "read": "ok", "write": "ok", "nvlink": "not supported", "path": "PXB"}
-    assert gpu_pairs.link(switched, a, b) == "nvswitch"
-    assert gpu_pairs.link(put(plain, gpu__p2p=[pair]), b, a) == "PXB"
-    assert gpu_pairs.link(put(plain, gpu__p2p=[{**pair, "nvlink": "ok"}]), a, b) == "nvlink"
-    assert [gpu_pairs.link(plain, a, b), gpu_pairs.link(switched, a, "GPU-else")] == ["", ""]
-    assert [gpu_pairs.links_up(plain, a, b), gpu_pairs.links_up(plain, "GPU-else")] == [18, 0]
+    assert gpu_speed.link(switched, a, b) == "nvswitch"
+    assert gpu_speed.link(put(plain, gpu__p2p=[pair]), b, a) == "PXB"
+    assert gpu_speed.link(put(plain, gpu__p2p=[{**pair, "nvlink": "ok"}]), a, b) == "nvlink"
+    assert [gpu_speed.link(plain, a, b), gpu_speed.link(switched, a, "GPU-else")] == ["", ""]
+    assert [gpu_speed.links_up(plain, a, b), gpu_speed.links_up(plain, "GPU-else")] == [18, 0]

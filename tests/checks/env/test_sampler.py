@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks.hardware import sampler as hardware_sampler
+from envcheck.checks.support import sampler as hardware_sampler
 from tests.tables import each
 
 UUID = "GPU-00000000-1111-4000-8000-000000000000"

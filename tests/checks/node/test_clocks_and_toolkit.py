@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -35,8 +34,6 @@ SET = ["applications clocks"]
         ({"clock_sm": 990, "clock_reasons": ["software power cap"]}, PASS, "1980"),
         ({"clock_sm": 2178}, PASS, "1980"),
         ({"clock_sm": 2179}, ERROR, "above the highest"),
-        ({"clock_sm": -1}, ERROR, "unexpected type"),
-        ({"clock_sm": math.nan}, ERROR, "unexpected type"),
         ({"clock_sm_max": Signal(reason="NVML: Unknown Error", why="failed")}, ERROR, "Unknown Error"),
     ],
 )
@@ -50,11 +47,6 @@ def test_clocks_on_each_side(node: Node, put_gpu: Node, signals: dict[str, Any],
 def test_huge_pages_on_each_side(cpu: View, put: Node, free: int, status: str) -> None:
     view = put(cpu, host__memory_total=64 * GIB, host__hugepages_free=free)
     assert hugepages.judge(view).status == status
-
-
-@each("value", ["", {}, [], -1, math.nan, True, 1.5])
-def test_garbage_of_huge_pages_never_passes(cpu: View, put: Node, value: Any) -> None:
-    assert hugepages.judge(put(cpu, host__hugepages_free=value)).status == ERROR
 
 
 def test_huge_pages_nobody_told_are_a_skip(cpu: View) -> None:
@@ -89,8 +81,7 @@ def spec(path: str, *drivers: str) -> dict[str, Any]:
         ({"toolkit__tools": {}, "toolkit__engines": []}, SKIP, "no NVIDIA container toolkit"),
         ({"container__runtime": "docker"}, SKIP, "the toolkit is the host's"),
         ({"toolkit__cdi": Signal(reason="/etc/cdi: Permission denied", why="denied")}, ERROR, "Permission denied"),
-        ({"toolkit__cdi": [1]}, ERROR, "unexpected type"),
-        ({"toolkit__tools": "banana"}, ERROR, "unexpected type"),
+        ({"toolkit__tools": Signal(reason="Permission denied", why="denied")}, ERROR, "Permission denied"),
         ({"toolkit__tools": Signal(reason="not collected", why="not-collected")}, SKIP, "older than the question"),
     ],
 )
@@ -134,11 +125,6 @@ def test_a_compat_library_that_works_is_told_by_its_path(node: Node, put: Node) 
     assert "/usr/local/cuda/compat/libcuda.so.570.26" in outcome.summary
 
 
-@each("seen", [-1, True, "8", 1.5, [], math.nan])
-def test_a_number_of_devices_that_is_none_is_an_error(node: Node, seen: Any) -> None:
-    assert gpu_visible.judge(node("h100x8", device_count=seen)).status == ERROR
-
-
-@each("value", ["", [], -1, True])
-def test_an_environment_that_is_none_is_an_error(node: Node, put: Node, value: Any) -> None:
-    assert gpu_visible.judge(put(node("h100x8"), env=value)).status == ERROR
+def test_an_environment_that_was_not_read_is_an_error(node: Node, put: Node) -> None:
+    unread = put(node("h100x8"), env=Signal(reason="read as -1, which it cannot be", why="failed"))
+    assert gpu_visible.judge(unread).status == ERROR

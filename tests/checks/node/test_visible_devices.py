@@ -6,13 +6,11 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
+from envcheck.checks import FAIL, PASS, SKIP, WARN, View
 from envcheck.checks.node import visible_devices
-from envcheck.checks.readings import visible_gpus
 from tests.tables import each
 
 Node = Callable[..., View]
@@ -24,7 +22,7 @@ CASES += [("0,GPU-b2", 1), ("GPU-a,GPU-a1", 0), ("MIG-x,MIG-y", 1), ("NoDevFiles
 
 @each("value, gpus", CASES)
 def test_cuda_visible_devices_as_cuda_reads_it(value: str | None, gpus: int) -> None:
-    assert visible_gpus.parse(value, UUIDS).gpus == gpus
+    assert visible_devices.parse(value, UUIDS).gpus == gpus
 
 
 @pytest.mark.torch
@@ -38,7 +36,7 @@ for value in json.loads(sys.argv[1]):
 """
     command = [str(torch_python), "-c", code, json.dumps(values)]
     completed = subprocess.run(command, capture_output=True, text=True, check=True)
-    read = [visible_gpus.parse(value, UUIDS) for value in values]
+    read = [visible_devices.parse(value, UUIDS) for value in values]
     mine = [[] if one.repeated is not None else one.chosen for one in read]
     assert mine == [json.loads(line) for line in completed.stdout.splitlines()]
 
@@ -75,8 +73,3 @@ def test_unlike_gpus_counted_by_pci_bus_or_named_by_uuid_are_sound(node: Node, p
     assert visible_devices.judge(put(view, env=by_bus)).status == PASS
     by_name = {"CUDA_VISIBLE_DEVICES": view.snapshot.gpus[0].uuid}
     assert visible_devices.judge(put(view, env=by_name)).status == PASS
-
-
-@each("value", ["", [], -1, True])
-def test_garbage_never_passes(node: Node, put: Node, value: Any) -> None:
-    assert visible_devices.judge(put(node("h100x8"), env=value)).status == ERROR

@@ -15,7 +15,7 @@ from typing import Any
 SMALLER: dict[str, dict[str, Any]] = {
     "env.gemm_throughput": {"SIZE": 512, "PREHEAT": 0.05, "WARMUP": 1, "ITERATIONS": 3},
     "env.memory_bandwidth": {"ON_CARD": 1 << 23, "ACROSS": 1 << 22, "ITERATIONS": 5},
-    "hardware.gpu_speed": {"FLUSH": 1 << 20},
+    "support.gpu_speed": {"FLUSH": 1 << 20},
     "env.fingerprint": {"SIZE": {"cuda": 256}, "REPEATS": {"cuda": 3}},
     "collectives.collective_cases": {"LARGE": {"cuda": 4099}},
     "env.straggler": {"SIZE": {"cuda": 192}, "ROUNDS": {"cuda": 300}, "PRODUCTS": {"cuda": 1}},
@@ -52,7 +52,7 @@ def _load(pynvml: Any) -> None:
 
 
 AFTER: dict[str, Callable[[ModuleType], None]] = {"torch": _simulate}
-AFTER |= {"envcheck.checks.hardware.sampler": _drive, "pynvml": _load}
+AFTER |= {"envcheck.checks.support.sampler": _drive, "pynvml": _load}
 AFTER |= {f"envcheck.checks.{name}": _shrink for name in SMALLER}
 
 

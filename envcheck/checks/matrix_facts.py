@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from envcheck.checks import View
+from envcheck.checks.gpu_readings import label
 from envcheck.matrix.facts.lookup import find_gpu
 from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.load import load
@@ -30,9 +32,7 @@ def matrix(view: View) -> Matrix:
     return view.matrix if isinstance(view.matrix, Matrix) else _shipped()
 
 
-@functools.cache
-def _shipped() -> Matrix:
-    return load()
+_shipped: Final = functools.cache(load)
 
 
 def wheel_cuda(view: View) -> str | None:
@@ -60,6 +60,12 @@ def is_datacenter(view: View, name: str) -> bool | None:
     if _VGPU.search(name):
         return True
     return False if _CONSUMER.search(name) else None
+
+
+def unless_consumer(view: View, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was found of GPUs that may be made for data centres: of all but those that are known not to be."""
+    names = {label(gpu): str(gpu.signal("name").value) for gpu in view.snapshot.gpus}
+    return {gpu: value for gpu, value in found.items() if is_datacenter(view, names.get(gpu, "")) is not False}
 
 
 def laptop(name: str) -> bool:

@@ -1,0 +1,234 @@
+"""One signal of all GPUs: who has a value, who does not offer it, where reading failed; and findings about each GPU.
+
+Values have their types: `collect.sound` has put a reason in place of each that does not fit.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from envcheck.checks import Limit, Outcome, View, skipped, undecided
+from envcheck.counting import counted
+from envcheck.node.snapshot import Gpu, Signal
+
+# The envcheck, the user or the driver of a snapshot that lacks what only newer drivers report.
+_NOT_KNOWN: Final = ("not-collected", "denied", "no-data")
+_MANY: Final = 4
+
+
+class Reading(NamedTuple):
+    """One signal of every GPU, by the GPU's label: its value, that it has none to offer, or why it is unread."""
+
+    name: str
+    values: dict[str, Any]
+    silent: dict[str, str]
+    unread: dict[str, str]
+    view: View
+
+    def lacking(self) -> list[Outcome]:
+        """Return one error for each GPU whose signal could not be read, but a skip where gpu-lost fails for the GPU."""
+        gone = {label(gpu) for gpu in self.view.snapshot.gpus if lost(gpu)}
+        findings = []
+        for gpu, why in sorted(self.unread.items()):
+            about: dict[str, Any] = {"culprit": culprit(self.view, gpu), "gpus": uuids(self.view, [gpu])}
+            if gpu in gone:
+                findings.append(skipped(f"{gpu} is lost (see gpu-lost)", code="gpu.lost", **about))
+            else:
+                text, fix = f"{self.name} cannot be read: {gpu}: {why}", "look at `nvidia-smi -q` and `dmesg`"
+                findings.append(undecided(text, fix=fix, code=f"{self.name.replace('_', '-')}.unread", **about))
+        return findings
+
+    def absent(self) -> Outcome | None:
+        """Return the skip of a signal that no GPU offers; None where at least one has a value."""
+        if self.values:
+            return None
+        why = next(iter({**self.silent, **self.unread}.values()), "no GPU")
+        text = f"no GPU here reports its {self.name} ({why})"
+        return skipped(text, code=f"{self.name.replace('_', '-')}.not-reported")
+
+    def where(self, holds: Callable[[Any], bool]) -> dict[str, Any]:
+        """Return the values that satisfy a condition, by GPU."""
+        return {gpu: value for gpu, value in self.values.items() if holds(value)}
+
+    def blame(self, values: Mapping[str, Any], rule: Rule) -> list[Outcome]:
+        """Return one finding by `rule` for each GPU in `values`, with its index and UUID as the culprit."""
+        return [
+            rule.finding(gpu, value, culprit(self.view, gpu), uuids(self.view, [gpu])) for gpu, value in values.items()
+        ]
+
+
+class Rule(NamedTuple):
+    """What a finding about one GPU says. `text` is a format with {gpu} and {value}; `verdict` is failed or warned."""
+
+    verdict: Callable[..., Outcome]
+    code: str
+    text: str
+    fix: str
+    limit: Limit | None = None
+    unit: str = ""
+
+    def finding(self, gpu: str, value: Any, culprit: str, uuids: list[str]) -> Outcome:
+        """Return what the rule says of one GPU, however it is named."""
+        text, about = self.text.format(gpu=gpu, value=value), {"unit": self.unit, "limit": self.limit, "gpus": uuids}
+        return self.verdict(text, fix=self.fix, value=value, code=self.code, culprit=culprit, **about)
+
+    def at(self, view: View, bus_id: object, value: Any = 1) -> Outcome:
+        """Return what the rule says of the GPU at a PCI address."""
+        return self.finding(str(bus_id), value, place(view, bus_id), at(view, [bus_id]))
+
+
+def lost(gpu: Gpu) -> Signal | None:
+    """Return the signal by which NVML says that a GPU is gone, or stands still until a reset; None if it answers."""
+    final = next((signal for signal in gpu.signals.values() if signal.why in ("lost", "reset-required")), None)
+    return final or (gpu.signal("name") if gpu.uuid.startswith("lost-") else None)
+
+
+def label(gpu: Gpu) -> str:
+    """Return what people call this GPU: "GPU 3", as nvidia-smi counts."""
+    index = gpu.signal("index").value
+    return gpu.uuid if index is None else f"GPU {index}"
+
+
+def culprit(view: View, labelled: str) -> str:
+    """Return "GPU 3 (GPU-1a2b…)": the index people use, and the UUID, which does not change."""
+    uuid = next((gpu.uuid for gpu in view.snapshot.gpus if label(gpu) == labelled), labelled)
+    return labelled if uuid == labelled else f"{labelled} ({uuid})"
+
+
+def read(view: View, name: str, *, newer: bool = False) -> Reading:
+    """Read one signal of every GPU. `newer` marks one that old snapshots lack: there it is not offered."""
+    reading = Reading(name, {}, {}, {}, view)
+    for gpu in view.snapshot.gpus:
+        signal = gpu.signal(name)
+        if signal.value is not None:
+            reading.values[label(gpu)] = signal.value
+        elif _not_offered(gpu, signal) or (newer and signal.why in _NOT_KNOWN):
+            reading.silent[label(gpu)] = signal.reason or ""
+        else:
+            reading.unread[label(gpu)] = signal.reason or ""
+    return reading
+
+
+def _not_offered(gpu: Gpu, signal: Signal) -> bool:
+    """Tell whether the GPU or its driver does not count this; a user of one MIG instance may not ask the whole GPU.
+
+    What it does not count is not 0.
+    """
+    return signal.why == "unsupported" or (gpu.signal("mig_mode").value == "on" and signal.why == "denied")
+
+
+def uuids(view: View, labels: Iterable[str]) -> list[str]:
+    """Return the UUIDs of the GPUs so labelled: an index changes, a UUID does not."""
+    wanted = set(labels)
+    return [gpu.uuid for gpu in view.snapshot.gpus if label(gpu) in wanted]
+
+
+def at(view: View, slots: Iterable[object]) -> list[str]:
+    """Return the UUIDs of the GPUs in these slots of the PCI bus."""
+    wanted = set(map(slot, slots))
+    return [gpu.uuid for gpu in view.snapshot.gpus if slot(gpu.signal("bus_id").value) in wanted]
+
+
+def slot(bus_id: object) -> str:
+    """Return NVML's 00000000:1B:00.0, the kernel's 0000:1b:00.0 and an Xid's 0000:1b:00 as the same."""
+    text = str(bus_id).lower()
+    domain, _, address = (text if text.count(":") > 1 else f"0000:{text}").partition(":")
+    return f"{domain[-4:]}:{address.partition('.')[0]}"
+
+
+def place(view: View, bus_id: object) -> str:
+    """Return the culprit of a PCI address: its GPU's index and UUID, or the address where NVML shows no GPU there."""
+    labels = [label(gpu) for gpu in view.snapshot.gpus if slot(gpu.signal("bus_id").value) == slot(bus_id)]
+    return f"{culprit(view, labels[0])} at {bus_id}" if labels else f"PCI {bus_id}"
+
+
+def shortened(parts: list[str], most: int = _MANY) -> str:
+    """Return "a, b, c, d and 2 more"."""
+    return ", ".join(parts[:most]) + (f" and {len(parts) - most} more" if len(parts) > most else "")
+
+
+def unreadable(view: View, name: str, fix: str) -> Outcome | None:
+    """Return the skip of a missing or protected signal, or one that an older snapshot lacks; the error of others."""
+    signal, signal_code = view.snapshot.signal(name), name.replace(".", "-").replace("_", "-")
+    if signal.reason is None:
+        return None
+    if signal.why == "not-collected":
+        return skipped(f"{name} was not read: this snapshot is from before it was", code="signal.not-collected")
+    if signal.why in ("denied", "unsupported"):
+        return skipped(f"{name} cannot be read ({signal.reason}): {fix}", code=f"{signal_code}.hidden")
+    return undecided(f"{name} cannot be read: {signal.reason}", fix=fix, code=f"{signal_code}.unread")
+
+
+HELD: Final = Limit(2 << 30, "B", "AMD-AGI/Primus node-smoke: at most 2 GiB in use before the first touch", "at most")
+BUSY: Final = Limit(
+    10, "%", "ours: a GPU that nobody computes on is at 0 %, one that draws a desktop at a few", "at most"
+)
+
+
+class GpuUser(NamedTuple):
+    """Somebody on a GPU: its label and UUID, the bytes held and the share of time it worked (None: unknown), who."""
+
+    gpu: str
+    uuid: str
+    held: float | None
+    busy: float | None
+    who: str
+
+    def text(self) -> str:
+        """Return "4711 (python) held 70.0 GiB on GPU 3"."""
+        held = [] if self.held is None else [f"held {self.held / 2**30:.1f} GiB"]
+        did = held if self.busy is None else [*held, f"kept it {self.busy:g} % busy"]
+        return f"{self.who or 'a process not shown here'} {' and '.join(did)} on {self.gpu}"
+
+
+def users(view: View) -> list[GpuUser]:
+    """Return everybody who holds or does more than the limits allow; processes of other containers have no name."""
+    held = read(view, "memory_used").where(lambda value: value > HELD.value)
+    busy = read(view, "utilization").where(lambda value: value > BUSY.value)
+    processes, labels = read(view, "processes").values, {label(gpu): gpu.uuid for gpu in view.snapshot.gpus}
+    return [
+        GpuUser(gpu, uuid, held.get(gpu), busy.get(gpu), people(processes.get(gpu) or []))
+        for gpu, uuid in labels.items()
+        if gpu in held or gpu in busy
+    ]
+
+
+def people(processes: list[dict[str, Any]]) -> str:
+    """Return "4711 (python), 4712", the largest first, shortened where there are many."""
+    named = sorted((p for p in processes if p.get("pid") is not None), key=lambda p: -(p.get("memory") or 0))
+    return shortened([f"{p['pid']} ({p['name']})" if p.get("name") else str(p["pid"]) for p in named])
+
+
+Pair = dict[str, Any]
+
+
+def pairs_of_gpus(view: View) -> list[Pair] | Outcome:
+    """Return every pair of the GPUs there are, or the outcome where they are unknown."""
+    signal = view.snapshot.signal("gpu.p2p")
+    if signal.why == "unsupported":
+        return skipped(f"NVML tells nothing of peer-to-peer here ({signal.reason})", code="gpu-p2p.not-reported")
+    if signal.reason is not None and signal.why != "not-collected":
+        fix = "look at `nvidia-smi topo -p2p r`"
+        return undecided(f"gpu.p2p cannot be read: {signal.reason}", fix=fix, code="gpu-p2p.unread")
+    older = unreadable(view, "gpu.p2p", "")
+    if older is not None:
+        return older
+    pairs = signal.value
+    indices = sorted({gpu.signal("index").value for gpu in view.snapshot.gpus if gpu.signal("index").value is not None})
+    known = {frozenset((pair["a"], pair["b"])) for pair in pairs}
+    if any(frozenset(ends) not in known for ends in itertools.combinations(indices, 2)):
+        text = f"gpu.p2p lists {counted(len(pairs), 'pair')} of {counted(len(indices), 'GPU')}"
+        return undecided(text, fix="read the node again", code="gpu-p2p.incomplete")
+    return [pair for pair in pairs if pair["a"] in indices and pair["b"] in indices]
+
+
+def reachable(pair: Pair) -> bool:
+    """Return whether both may read and write each other's memory."""
+    return bool(pair["read"] == "ok" and pair["write"] == "ok")
+
+
+def uuids_of_pair(view: View, pair: Pair) -> list[str]:
+    """Return the UUIDs of the two GPUs of a pair."""
+    return [gpu.uuid for gpu in view.snapshot.gpus if gpu.signal("index").value in (pair["a"], pair["b"])]

@@ -1,1 +1,0 @@
-"""The speed of GPUs and their links, and what is sampled meanwhile."""

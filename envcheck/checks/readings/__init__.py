@@ -1,1 +1,0 @@
-"""What checks of a node read off a snapshot."""
