@@ -20,7 +20,6 @@ from extension_listing import read_newer_releases
 from torch_listing import read_torch_wheels
 
 from envcheck import safe_files
-from envcheck.cli.sources.fetch_request import profile_client
 from envcheck.counting import counted
 from envcheck.errors import EnvcheckError
 from envcheck.matrix.extensions import file as extension_file
@@ -28,6 +27,7 @@ from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.canonical import dump
 from envcheck.matrix.file.lint import lint
 from envcheck.matrix.file.load import load, loads
+from envcheck.mirrors.hub.api import hub_client
 from envcheck.mirrors.index.simple_api import parse_file_name
 from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.mirrors.profiles.model import Profile
@@ -80,7 +80,7 @@ def refresh_torch(file: Path, profile: Profile, summary: Path | None, *, write: 
 
 def _seen_torch(matrix: Matrix, profile: Profile) -> tuple[torch_rows.SeenIndexes, list[str]]:
     listing = read_torch_wheels(
-        profile_client(profile, 8),
+        hub_client(profile, connections=8),
         profile,
         torch_rows.variants_to_read(matrix),
         releases={release.torch for release in matrix.torch},
@@ -97,7 +97,7 @@ def refresh_extensions(file: Path, profile: Profile, summary: Path | None, *, wr
     """Propose rows of native extensions; return the lines that say it."""
     extensions = extension_file.load(file)
     newest = extension_rows.newest_known(extensions)
-    listed = read_newer_releases(profile_client(profile, 8), profile, newest)
+    listed = read_newer_releases(hub_client(profile, connections=8), profile, newest)
     text = f"pages of the Python index and METADATA, read on {DAY}; no wheel was opened"
     seen = [
         extension_rows.SeenRelease(

@@ -12,7 +12,7 @@ import click
 
 
 class LazyGroup(click.Group):
-    """A group of commands: `envcheck.cli.<room>.<name>` has the one called name, unless `modules` names another module.
+    """A group of commands: `envcheck.cli.<room>.<name>` has the one called name, or what `modules` names for it.
 
     `sections` gives each command's line in the help of the group, below its heading.
     """
@@ -38,8 +38,8 @@ class LazyGroup(click.Group):
         """Return a command, its module imported; None for a name that no command has."""
         if cmd_name not in self.described:
             return None
-        home = self.modules.get(cmd_name, f"{self.room}.{cmd_name}")
-        command: click.Command = importlib.import_module(f"envcheck.cli.{home}").command
+        module, _, name = self.modules.get(cmd_name, f"{self.room}.{cmd_name}").partition(":")
+        command: click.Command = getattr(importlib.import_module(f"envcheck.cli.{module}"), name or "command")
         return command
 
     def resolve_command(
@@ -92,6 +92,7 @@ GROUPS: Final[dict[str, LazyGroup]] = {
             "sbom": "Print the bill of materials of a cell's image.",
             "size": "Show what uses the space in a local image.",
         },
+        modules={"list": "commands.images:list_", "sbom": "commands.images:sbom", "size": "commands.images:size"},
         default="list",
         help="""List the published cells: driver floor, targets, and which still lack a lock.
 
@@ -110,6 +111,7 @@ GROUPS: Final[dict[str, LazyGroup]] = {
             "check": "Lint the facts.",
             "wheel": "Open a wheel, and print its row for extensions.yaml.",
         },
+        modules={name: f"commands.matrix:{name}" for name in ("show", "check", "wheel")},
         help="""Show and lint the facts that every answer is based on.
 
         \b
@@ -127,6 +129,7 @@ GROUPS: Final[dict[str, LazyGroup]] = {
             "probe": "Measure which mirror has the needed files, and how fast.",
             "site": "Render the configuration of your own mirror.",
         },
+        modules={"list": "mirror.profiles:list_", "show": "mirror.profiles:show", "use": "mirror.profiles:use"},
         help="""Choose, measure and run mirrors.
 
         \b
@@ -139,7 +142,7 @@ GROUPS: Final[dict[str, LazyGroup]] = {
     "key": LazyGroup(
         room="key",
         described={"new": "Make a signing key."},
-        modules={"new": "commands.key_new"},
+        modules={"new": "commands.key"},
         help="""Make the keys that sign proofs and bundles.
 
         \b
@@ -156,6 +159,7 @@ GROUPS: Final[dict[str, LazyGroup]] = {
             "pairs": "Find the node, link or GPU at fault by tests of groups.",
             "plan": "Say which published cells cover all nodes, and what a newer driver would add.",
         },
+        modules={"report": "fleet.report:report", "plan": "fleet.report:plan_"},
         help="""Validate many nodes, and say which of them to use now.
 
         \b

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from envcheck.cli.sources.extensions_of_cell import (
+from envcheck.cli.sources.on_top import (
     extension_names,
     extensions_of_target,
     known_extensions,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envcheck.cli.images.selection import NOT_OF_IMAGES, changed_cells
+from envcheck.cli.commands.images import NOT_OF_IMAGES, changed_cells
 from envcheck.data import data_path
 from tests.tables import each
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from envcheck import signing
 from envcheck.cli import cli
-from envcheck.cli.commands import key_new as command_module
+from envcheck.cli.commands import key as command_module
 from envcheck.errors import ConfigError
 
 

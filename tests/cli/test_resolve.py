@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.cli.shared import this_node
+from envcheck.cli.sources import this_machine
 from envcheck.errors import UnavailableError
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.resolve import Query
@@ -41,7 +41,7 @@ def h100() -> dict[str, Signal]:
 def run(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(collect, "identify", lambda: NO_GPU)
-    monkeypatch.setattr(this_node, "active_python", lambda: "3.11")
+    monkeypatch.setattr(this_machine, "active_python", lambda: "3.11")
     return run
 
 
@@ -174,12 +174,12 @@ def test_another_machine_is_asked_about_without_this_nodes_facts(run: Run, monke
 
 
 @pytest.fixture
-def fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., this_node.FilledQuery]:
+def fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., this_machine.FilledQuery]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return lambda snapshot, **axes: this_node.fill(load(), Query(**axes), snapshot, "3.12")
+    return lambda snapshot, **axes: this_machine.fill(load(), Query(**axes), snapshot, "3.12")
 
 
-def test_an_unknown_name_is_resolved_by_its_capability(fill: Callable[..., this_node.FilledQuery]) -> None:
+def test_an_unknown_name_is_resolved_by_its_capability(fill: Callable[..., this_machine.FilledQuery]) -> None:
     gpu = {"name": Signal("NVIDIA A10G"), "compute_capability": Signal("8.6")}
     assert fill(node(gpu)).query.cc == ["8.6"]
     assert fill(node(gpu)).query.gpus == []
@@ -200,19 +200,19 @@ def test_an_unknown_name_is_resolved_by_its_capability(fill: Callable[..., this_
     ],
 )
 def test_a_gpu_that_cannot_be_read_is_never_left_free(
-    fill: Callable[..., this_node.FilledQuery], snapshot: Snapshot, says: str
+    fill: Callable[..., this_machine.FilledQuery], snapshot: Snapshot, says: str
 ) -> None:
     with pytest.raises(UnavailableError, match=says):
         fill(snapshot)
 
 
-def test_a_driver_without_a_gpu_is_said(fill: Callable[..., this_node.FilledQuery]) -> None:
+def test_a_driver_without_a_gpu_is_said(fill: Callable[..., this_machine.FilledQuery]) -> None:
     repository = fill(node())
     assert repository.query.variant == "cpu"
     assert "driver 570.124.06 is loaded, but NVML lists no GPU" in repository.notes[0]
 
 
-def test_what_was_asked_for_is_kept(fill: Callable[..., this_node.FilledQuery]) -> None:
+def test_what_was_asked_for_is_kept(fill: Callable[..., this_machine.FilledQuery]) -> None:
     repository = fill(NO_GPU, variant="cu128", python="3.13")
     assert (repository.query.variant, repository.query.python) == ("cu128", "3.13")
     assert "left free" in repository.notes[0]
@@ -229,14 +229,14 @@ def test_the_active_python(tmp_path: Path) -> None:
     make(tmp_path / "path" / "python3.10")
     (tmp_path / "path" / "python3").symlink_to("python3.10")
     path = {"PATH": str(tmp_path / "path")}
-    assert this_node.active_python(path) == "3.10"
+    assert this_machine.active_python(path) == "3.10"
     make(tmp_path / "venv" / "pyvenv.cfg", "home = /usr/bin\nversion = 3.12.4\n")
     make(tmp_path / "venv" / "bin" / "python3")
-    assert this_node.active_python({**path, "VIRTUAL_ENV": str(tmp_path / "venv")}) == "3.12"
+    assert this_machine.active_python({**path, "VIRTUAL_ENV": str(tmp_path / "venv")}) == "3.12"
     make(tmp_path / "free" / "bin" / "python3.13t")
     (tmp_path / "free" / "bin" / "python3").symlink_to("python3.13t")
-    assert this_node.active_python({**path, "VIRTUAL_ENV": str(tmp_path / "free")}) == "3.13t"
-    assert this_node.active_python({"PATH": ""}) == f"3.{sys.version_info.minor}"
+    assert this_machine.active_python({**path, "VIRTUAL_ENV": str(tmp_path / "free")}) == "3.13t"
+    assert this_machine.active_python({"PATH": ""}) == f"3.{sys.version_info.minor}"
 
 
 def test_a_matrix_that_never_ends_is_refused(run: Run) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from envcheck.cli import Settings
-from envcheck.cli.sources.extensions_of_cell import extensions_of_target
+from envcheck.cli.sources.on_top import extensions_of_target
 from envcheck.data import data_path, state_path
 from envcheck.errors import ConfigError
 from envcheck.images import lock_on_top, lock_with_uv

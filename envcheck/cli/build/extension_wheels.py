@@ -17,14 +17,14 @@ from envcheck.cli.build.cell_to_build import lock_first, spec_to_build
 from envcheck.cli.build.printed import details, listeners, show_uncompiled
 from envcheck.cli.build.request import BuildRequest
 from envcheck.cli.shared.parameter_types import architecture
-from envcheck.cli.sources.extensions_of_cell import (
+from envcheck.cli.sources.on_top import (
     PinnedExtensions,
     WheelFile,
     extension_names,
     known_extensions,
     pinned_to_fit,
+    with_packages,
 )
-from envcheck.cli.sources.packages_on_top import with_packages
 from envcheck.cli.store.common import disk_errors, open_store, transfer_options
 from envcheck.errors import ConfigError
 from envcheck.images.prefetch import StoredWheel, viewed

@@ -24,9 +24,9 @@ from envcheck.cli.build.printed import (
 from envcheck.cli.build.request import BuildOptions, BuildRequest
 from envcheck.cli.options import command_with
 from envcheck.cli.shared.parameter_types import architecture
-from envcheck.cli.sources.best_cell import cell_for_this_machine
-from envcheck.cli.sources.mirror_selection import profile_for
-from envcheck.cli.sources.packages_on_top import requested_packages
+from envcheck.cli.sources.downloads import profile_for
+from envcheck.cli.sources.on_top import requested_packages
+from envcheck.cli.sources.this_machine import cell_for_this_machine
 from envcheck.cli.store.common import prefetched_wheels
 from envcheck.images import engines, plan
 from envcheck.images.engines import build, venv

@@ -15,8 +15,7 @@ from envcheck.cli.commands import build, run
 from envcheck.cli.options import Option, command_with
 from envcheck.cli.report_output import Output, OutputType
 from envcheck.cli.shared import resolution_text
-from envcheck.cli.shared.this_node import active_python, fill
-from envcheck.cli.sources.best_cell import newest_available, published_here
+from envcheck.cli.sources.this_machine import active_python, fill, newest_available, published_here
 from envcheck.data import state_path
 from envcheck.errors import NothingLegalError, UnavailableError
 from envcheck.images import engines

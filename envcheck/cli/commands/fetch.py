@@ -16,13 +16,13 @@ from envcheck.cli import Settings
 from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, command_with
 from envcheck.cli.shared.parameter_types import ByteRate, complete_cells
 from envcheck.cli.shared.process import status_of, stopping
-from envcheck.cli.sources.fetch_request import FetchRequest, model_endpoints, profile_client, wanted_files
-from envcheck.cli.sources.mirror_selection import profile_to_fetch
+from envcheck.cli.sources.downloads import FetchRequest, model_endpoints, profile_to_fetch, wanted_files
 from envcheck.cli.store.common import format_bytes, progress_bar
 from envcheck.counting import counted
 from envcheck.errors import EnvcheckError
 from envcheck.mirrors.fetch.request import BandwidthLimiter, FetchedFile, TransferOptions
 from envcheck.mirrors.fetch.transfer import fetch_all
+from envcheck.mirrors.hub.api import hub_client
 from envcheck.mirrors.hub.download import fetch_revision
 from envcheck.mirrors.hub.revision import Revision
 from envcheck.mirrors.net.client import Client
@@ -132,13 +132,13 @@ def _fetched(settings: Settings, options: FetchOptions, done: list[FetchedFile],
     if profile.netrc and not settings.quiet and (warning := permission_warning(Path(profile.netrc))):
         click.echo(warning, err=True)
     if isinstance(requested, list):
-        client = profile_client(profile, options.connections)
+        client = hub_client(profile, connections=options.connections)
         files = wanted_files(request, requested, profile, client, options.output)
         with _shown(settings, client, options, [want.expected for want in files], stop) as (means, say):
             done[:] = fetch_all(files, means, _collected(done, say, {}))
         return ""
     endpoints = model_endpoints(request, profile)
-    client = profile_client(profile, options.connections, *endpoints)
+    client = hub_client(profile, *endpoints, connections=options.connections)
     names = {file.blob: file.path for file in requested.files}
     with _shown(settings, client, options, [file.size for file in requested.files], stop) as (means, say):
         done[:] = fetch_revision(requested, endpoints, options.output, means, _collected(done, say, names))

@@ -13,8 +13,7 @@ from envcheck import safe_files
 from envcheck.cli import Settings
 from envcheck.cli.options import DIRECTORY, FILE, Argument, Option, command_with
 from envcheck.cli.shared.parameter_types import complete_cells
-from envcheck.cli.sources.extensions_of_cell import ask_installer, extensions_of_target
-from envcheck.cli.sources.fetch_request import profile_client
+from envcheck.cli.sources.on_top import ask_installer, extensions_of_target
 from envcheck.counting import counted
 from envcheck.data import data_path, own_images
 from envcheck.errors import ConfigError, EnvcheckError
@@ -26,7 +25,7 @@ from envcheck.images.spec import make_spec, select
 from envcheck.images.targets import SHARED_GROUPS
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.file.load import load
-from envcheck.mirrors.hub.api import trusted_endpoint
+from envcheck.mirrors.hub.api import hub_client, trusted_endpoint
 from envcheck.mirrors.hub.download import lock_revision
 from envcheck.mirrors.hub.revision import parse_reference
 from envcheck.mirrors.profiles.load import load as load_profile
@@ -149,7 +148,7 @@ def _lock_model(options: LockOptions, profile: Profile) -> None:
     kind: Literal["model", "dataset"] = "dataset" if options.model is None else "model"
     ref = parse_reference(options.model or options.dataset or "", kind)
     endpoint = trusted_endpoint(profile, mirror=options.trust_mirror)
-    lock = lock_revision(profile_client(profile, 8, endpoint), endpoint, ref)
+    lock = lock_revision(hub_client(profile, endpoint, connections=8), endpoint, ref)
     if options.output is None:
         click.echo(format_lock(lock).decode(), nl=False)
         return

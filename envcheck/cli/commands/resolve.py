@@ -161,7 +161,7 @@ def _from_here(matrix: Matrix, query: Query, *, from_node: bool | None) -> tuple
     another = bool(query.driver or query.gpus or query.cc or query.arch)
     if from_node is False or (from_node is None and another):
         return query, {}, []
-    from envcheck.cli.shared.this_node import active_python, fill
+    from envcheck.cli.sources.this_machine import active_python, fill
     from envcheck.node.collect import identify
 
     return fill(matrix, query, identify(), active_python())

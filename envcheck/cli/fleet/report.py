@@ -1,4 +1,4 @@
-"""`envcheck fleet report`: the reports of many nodes as one answer, or what happened to one node or GPU before."""
+"""`envcheck fleet report` and `plan`: the reports of many nodes as one answer; the fewest cells for all nodes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ from envcheck.cli.options import FILE, Argument, Option, command_with
 from envcheck.cli.report_output import apart
 from envcheck.cli.shared.parameter_types import Duration
 from envcheck.errors import ConfigError
+from envcheck.fleet.cover import of_places, plan
 from envcheck.fleet.database import history, history_lines, ingest, opened
 from envcheck.fleet.hostlist import expected_nodes, file_of
 from envcheck.fleet.model import encode
 from envcheck.fleet.page import page
 from envcheck.fleet.summary import FleetQuestion, summarize
-from envcheck.fleet.terminal import lines, wrapped
+from envcheck.fleet.terminal import lines, plan_lines, wrapped
+from envcheck.matrix.file.load import load
+from envcheck.matrix.resolver.query import Query, normalized
 
 _AXES: Final = ("gpu", "cell", "driver")
 
@@ -60,7 +63,7 @@ class FleetReportOptions:
 
 
 @command_with(FleetReportOptions, name="report")
-def command(options: FleetReportOptions, settings: Settings) -> int:  # noqa: ARG001 (all commands take them)
+def report(options: FleetReportOptions, settings: Settings) -> int:  # noqa: ARG001 (all commands take them)
     """Say which nodes failed, are missing, stale, undetermined or different, and which to use now.
 
     Each DIR is searched for *.json, as `envcheck run --output DIR/` writes them. The newest report of a node counts. A
@@ -124,3 +127,37 @@ def _refuse_shared_files(options: FleetReportOptions) -> None:
 def _would_be_read(output: Path, place: Path) -> bool:
     written, read = Path(os.path.realpath(output)), Path(os.path.realpath(place))
     return (written == read and output.is_file()) or (written.suffix == ".json" and read in written.parents)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetPlanOptions:
+    places: Annotated[tuple[Path, ...], Argument(required=True, metavar="DIR|FILE|CSV...")] = ()
+    torch: Annotated[str | None, Option('A release or a requirement: 2.8, 2.8.0, ">=2.6,<2.9".', metavar="REQ")] = None
+    variant: Annotated[str | None, Option("The wheel's CUDA as its name says it, e.g. cu128.", metavar="cuNNN|cpu")] = (
+        None
+    )
+    cuda: Annotated[str | None, Option("The same by CUDA version, e.g. 12.8.", metavar="X.Y")] = None
+    python: Annotated[str | None, Option("Python version, e.g. 3.12 or 3.13t.", metavar="X.Y")] = None
+    as_json: Annotated[bool, Option("--json", "Print envcheck/fleet-plan/1.")] = False
+
+
+@command_with(FleetPlanOptions, name="plan")
+def plan_(options: FleetPlanOptions, settings: Settings) -> int:
+    """Say which published cells cover all nodes, with the fewest images, and which nodes no cell covers.
+
+    Nodes are read from reports, or from a CSV file with the header node,gpu,driver[,arch]; a node may be a host list.
+    The plan has the fewest cells; among equally small plans it is the one whose oldest torch is newest.
+
+    \b
+    envcheck fleet plan inventory.csv --torch '>=2.6'
+    envcheck fleet plan reports/ --torch '>=2.6' --python 3.12
+
+    Exit 0: every node has a cell; 1: a node has none; 2: wrong usage, or an inventory that cannot be read.
+    """
+    wish = normalized(Query(torch=options.torch, variant=options.variant, cuda=options.cuda, python=options.python))
+    planned = plan(load(settings.matrix), of_places(options.places), wish)
+    if options.as_json:
+        click.echo(encode(planned), nl=False)
+    else:
+        click.echo("\n".join(plan_lines(planned)))
+    return 1 if planned.uncovered else 0

@@ -12,8 +12,7 @@ import msgspec
 from envcheck.cli import Settings
 from envcheck.cli.options import EXISTING_FILE, Argument, Option, command_with
 from envcheck.cli.shared.parameter_types import FiniteRange, Size, complete_cells
-from envcheck.cli.sources.fetch_request import FetchRequest, refuse_mirror
-from envcheck.cli.sources.mirror_selection import print_ranking, probe_targets
+from envcheck.cli.sources.downloads import FetchRequest, print_ranking, probe_targets, refuse_mirror
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.mirrors.probe import choose

@@ -13,7 +13,6 @@ import msgspec
 from envcheck.cli import Settings
 from envcheck.cli.options import Option, command_with
 from envcheck.cli.shared.parameter_types import FiniteRange, Size
-from envcheck.cli.store.bundle import export, import_
 from envcheck.cli.store.common import (
     STORE,
     disk_errors,
@@ -23,7 +22,7 @@ from envcheck.cli.store.common import (
     open_store,
     this_store,
 )
-from envcheck.cli.store.release import release
+from envcheck.cli.store.releases import export, import_, release
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.mirrors.store import evict, versions

@@ -1,4 +1,4 @@
-"""`envcheck mirror show`: what a profile sets, lacks and cannot do; or its settings for one client."""
+"""`envcheck mirror list`, `show` and `use`: the profiles, what they set, and which one is the user's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import click
 import msgspec
@@ -18,12 +18,90 @@ from envcheck.cli import Settings
 from envcheck.cli.options import DIRECTORY, Argument, Option, command_with
 from envcheck.data import state_path
 from envcheck.errors import ConfigError
+from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.host_config import ca_bundle, distribution
-from envcheck.mirrors.profiles.load import PresetEntry, load, presets
+from envcheck.mirrors.profiles.load import BUILT_IN_NAMES, Preset, PresetEntry, load, presets
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.settings import RENDERERS, render
 from envcheck.mirrors.settings.clients import ClientSettings, RenderOptions, torch_notes
 from envcheck.mirrors.settings.shell import SET_VARIABLE, env, restored_environment
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorListOptions:
+    as_json: Annotated[bool, Option("--json", "Print envcheck/mirrors/1.")] = False
+
+
+@command_with(MirrorListOptions, name="list", epilog="`--mirror` also takes the path of a profile's YAML file.")
+def list_(options: MirrorListOptions, _settings: Settings) -> None:
+    """List the mirrors that `--mirror` takes by name.
+
+    No mirror is trusted: envcheck compares every file with its hash. The column "seen" has the day on which all
+    addresses of the mirror were last seen to work, or "never".
+
+    \b
+    envcheck mirror list
+    """
+    chosen = model.read_choice()
+    if options.as_json:
+        rows = [{"name": name, **msgspec.to_builtins(preset)} for name, preset in presets().items()]
+        document: dict[str, Any] = {"schema": "envcheck/mirrors/1", "chosen": chosen, "mirrors": rows}
+        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+        return
+    for name, text in _BUILT_IN.items():
+        click.echo(f"{name:<11} {text}")
+    click.echo()
+    click.echo(f"{'name':<11} {'seen':<11} {'for':<46} region")
+    for name, preset in presets().items():
+        kinds = ", ".join(dict.fromkeys(entry.kind for entry in preset.entries))
+        click.echo(f"{name:<11} {_first_seen(preset):<11} {kinds:<46} {preset.region}")
+    click.echo("\n`envcheck mirror show NAME` shows what a mirror sets, lacks and cannot do.")
+    if chosen:
+        click.echo(f"Chosen with `envcheck mirror use`: {chosen}")
+
+
+_BUILT_IN = {
+    "none": "the default of every client",
+    "host": "this machine's own pip, uv, apt and CA configuration",
+    "user": "the choice of `envcheck mirror use`; `none` without a choice",
+}
+
+
+def _first_seen(preset: Preset) -> str:
+    days = [entry.last_verified for entry in preset.entries]
+    return str(min(day for day in days if day)) if all(days) else "never"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorUseOptions:
+    profile: Annotated[str, Argument()]
+
+
+@command_with(MirrorUseOptions)
+def use(options: MirrorUseOptions, _settings: Settings) -> None:
+    """Choose the profile that `--mirror user` means, for this user. `none` removes the choice.
+
+    build, fetch and store use it if --mirror is not given. The choice is one line of a file in the user's
+    configuration directory; the settings of other programs stay as they are.
+
+    \b
+    envcheck mirror use tuna
+    envcheck mirror use site.yaml
+    """
+    profile = options.profile
+    if profile == "user":
+        message = "`mirror use user` is circular"
+        raise ConfigError(message, fix="pass a name from `envcheck mirror list`, or a YAML file")
+    if profile == "none":
+        removed = model.forget_choice()
+        click.echo(f"removed {removed}" if removed else "nothing was chosen")
+        return
+    load(profile)
+    choice = profile if profile in {*BUILT_IN_NAMES, *presets()} else str(Path(profile).absolute())
+    click.echo(f"wrote {model.write_choice(choice)}: {choice}")
+    click.echo("`--mirror user` now means this profile; `envcheck mirror show user --format env` is for other programs")
+    click.echo("`envcheck mirror show user` shows what it lacks and what its settings cannot do")
+
 
 # The keys of envcheck.mirrors.settings.RENDERERS; --help must not import that package.
 _FORMATS: Final = ("pip", "uv", "hf", "apt", "conda", "npm", "buildkitd", "daemon", "registries", "env")
@@ -48,7 +126,7 @@ class MirrorShowOptions:
 @command_with(
     MirrorShowOptions, name="show", epilog="Exit 2: the profile does not exist, or it sets nothing for that client."
 )
-def command(options: MirrorShowOptions, settings: Settings) -> None:
+def show(options: MirrorShowOptions, settings: Settings) -> None:
     """Show what a profile sets, what it lacks, and what its settings cannot do.
 
     With --format, print the settings on standard output, and what they cannot do on standard error. The settings name
