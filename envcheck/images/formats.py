@@ -139,11 +139,7 @@ def _target(spec: ImageSpec) -> dict[str, Any]:
         "dockerfile": "Dockerfile",
         "target": spec.target,
         "platforms": [PLATFORMS[spec.arch]],
-        "args": {
-            "BASE": base_reference(spec),
-            "REVISION": "${REVISION}",
-            "SOURCE_DATE_EPOCH": "${SOURCE_DATE_EPOCH}",
-        },
+        "args": {"BASE": base_reference(spec), "REVISION": "${REVISION}", "SOURCE_DATE_EPOCH": "${SOURCE_DATE_EPOCH}"},
         # No option of bake sets it: `host` is for a mirror on the builder's own loopback.
         "network": "${NETWORK}",
         "tags": [f"${{REPOSITORY}}:{spec.tag}{_suffix(spec)}"],

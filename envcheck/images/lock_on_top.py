@@ -51,10 +51,7 @@ def lock_target(
     those of its locks of the target where the architecture has them.
     """
     _, variant, _ = facts(matrix, cell, arch)
-    group, locked = (
-        RECIPES[target].group,
-        {pin.name for lock in locks for pin in lock.pins if lock.group == "nvidia"},
-    )
+    group, locked = (RECIPES[target].group, {pin.name for lock in locks for pin in lock.pins if lock.group == "nvidia"})
     # Of NVIDIA's packages the cell has what its torch asks for, be it of a later CUDA than the target would take.
     wishes = [*requirements_of(target, variant.cuda), *extensions]
     requirements = [wish for wish in wishes if canonicalize_name(Requirement(wish).name) not in locked]

@@ -132,11 +132,7 @@ def make(spec: ImageSpec, options: Options, inputs: BuildInputs) -> BuildPlan:
         network=options.network,
         contexts={"wheels": str(inputs.wheels)} if inputs.wheels else {},
         secrets={name: str(path) for name, path in sorted(inputs.secrets.items())},
-        build_args={
-            "BASE": inputs.base,
-            "REVISION": options.revision,
-            "SOURCE_DATE_EPOCH": str(options.epoch),
-        },
+        build_args={"BASE": inputs.base, "REVISION": options.revision, "SOURCE_DATE_EPOCH": str(options.epoch)},
         labels={PACKAGES_LABEL: spec.packages, **({KEY_LABEL: inputs.key} if inputs.key else {}), **inputs.labels},
     )
     return msgspec.structs.replace(plan, argv=[*options.frontend, *_options(plan), plan.context])

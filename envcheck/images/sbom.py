@@ -132,10 +132,7 @@ class Component(NamedTuple):
 
 def components(spec: ImageSpec, tool: Lock | None, licences: Mapping[PackageKey, Licence]) -> list[Component]:
     """Return what a target's locks and envcheck's own environment hold, in the order of the layers."""
-    return [
-        *_of("/opt/venv", spec.locks, licences),
-        *_of("/opt/envcheck", [tool] if tool else [], licences),
-    ]
+    return [*_of("/opt/venv", spec.locks, licences), *_of("/opt/envcheck", [tool] if tool else [], licences)]
 
 
 def _of(environment: str, locks: Iterable[Lock], licences: Mapping[PackageKey, Licence]) -> list[Component]:

@@ -24,10 +24,7 @@ UNSIGNED_TYPE: Final = "application/vnd.envcheck.unsigned.v1+json"
 
 def bundle_annotations(predicate_type: str) -> dict[str, str]:
     """Return what Sigstore's clients look for in the manifest of a bundle."""
-    return {
-        "dev.sigstore.bundle.content": "dsse-envelope",
-        "dev.sigstore.bundle.predicateType": predicate_type,
-    }
+    return {"dev.sigstore.bundle.content": "dsse-envelope", "dev.sigstore.bundle.predicateType": predicate_type}
 
 
 class EnvelopeContents(LightRecord, frozen=True):
@@ -107,9 +104,7 @@ def sign(payload: bytes, payload_type: str, key: PrivateKey) -> bytes:
 
 def leave_unsigned(payload: bytes, payload_type: str) -> bytes:
     """Return the payload in the form for sites without keys. Whoever can write to the registry can make one."""
-    return msgspec.json.encode(
-        {"mediaType": UNSIGNED_TYPE, "payloadType": payload_type, "payload": _text(payload)},
-    )
+    return msgspec.json.encode({"mediaType": UNSIGNED_TYPE, "payloadType": payload_type, "payload": _text(payload)})
 
 
 def authenticated(payload: bytes, payload_type: str) -> bytes:

@@ -12,13 +12,7 @@ import pytest
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images import tags
 from envcheck.images.dockerfile import render_dockerfile
-from envcheck.images.lock_on_top import (
-    checked,
-    contradiction,
-    lock_target,
-    lock_user_packages,
-    read_requirements,
-)
+from envcheck.images.lock_on_top import checked, contradiction, lock_target, lock_user_packages, read_requirements
 from envcheck.images.lockfile import Group, Lock, Pin, digest, parse_lock
 from envcheck.images.spec import ImageSpec, make_spec, with_user_packages
 from envcheck.images.targets import RECIPES, TargetRecipe

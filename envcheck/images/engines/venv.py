@@ -203,12 +203,7 @@ class _Steps:
     """The commands that fill an environment, each a step of one log."""
 
     def __init__(
-        self,
-        context: contexts.Context,
-        dest: Path,
-        spec: ImageSpec,
-        timeout: float,
-        on_line: Callable[[str], None],
+        self, context: contexts.Context, dest: Path, spec: ImageSpec, timeout: float, on_line: Callable[[str], None]
     ) -> None:
         self.mirror = context.path / "mirror"
         self.dest = dest

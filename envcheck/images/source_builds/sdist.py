@@ -41,12 +41,7 @@ class _Pyproject(msgspec.Struct, frozen=True):
 
 
 def bring(
-    store: Store,
-    devel: ImageSpec,
-    name: str,
-    version: str,
-    profile: Profile,
-    means: Callable[[str], TransferOptions],
+    store: Store, devel: ImageSpec, name: str, version: str, profile: Profile, means: Callable[[str], TransferOptions]
 ) -> Sdist:
     """Return a release's source, which is in the store then: as pinned by an earlier build, else as the index says.
 

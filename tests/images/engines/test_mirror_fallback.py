@@ -130,10 +130,7 @@ def same_as_locked(built: Environment, well: Mirror, wheels: Path) -> None:
             {"nvidia_nccl_cu12": "404", "torch": "500", "sympy": "wrong bytes"},
             {"nvidia": "404: the mirror does not have it", "torch": "exit status 2", "base": "hash mismatch"},
         ),
-        (
-            {"nvidia_nccl_cu12": "hangs", "sympy": "breaks off"},
-            {"nvidia": "timed out", "base": "exit status 2"},
-        ),
+        ({"nvidia_nccl_cu12": "hangs", "sympy": "breaks off"}, {"nvidia": "timed out", "base": "exit status 2"}),
     ],
 )
 def test_the_build_ends_with_the_second_mirror_and_says_why(

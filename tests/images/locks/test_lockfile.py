@@ -8,15 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envcheck.errors import ConfigError
-from envcheck.images.lockfile import (
-    Lock,
-    Pin,
-    digest,
-    divide,
-    format_lock,
-    parse_lock,
-    parse_requirements,
-)
+from envcheck.images.lockfile import Lock, Pin, digest, divide, format_lock, parse_lock, parse_requirements
 from tests.tables import each
 
 SHA, B = "a" * 64, "b" * 64

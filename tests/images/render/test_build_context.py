@@ -272,11 +272,7 @@ def test_a_netrc_gets_in_but_never_lies_in_the_context(
 
 
 def test_a_mirror_behind_a_private_ca_is_trusted_only_with_the_profiles_ca(
-    locked: ImageSpec,
-    torch_wheels: Path,
-    serve: Callable[..., Any],
-    tmp_path: Path,
-    target: Path,
+    locked: ImageSpec, torch_wheels: Path, serve: Callable[..., Any], tmp_path: Path, target: Path
 ) -> None:
     certified = signed(tmp_path, "127.0.0.1")
     site = serve(torch_wheels.parent / "index", certified.context)

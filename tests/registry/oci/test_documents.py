@@ -6,12 +6,7 @@ import json
 
 import pytest
 
-from envcheck.registry.documents import (
-    DOCKER_MANIFEST,
-    OCI_INDEX,
-    OCI_MANIFEST,
-    read_manifest,
-)
+from envcheck.registry.documents import DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST, read_manifest
 from envcheck.registry.logins import challenges
 from envcheck.registry.references import LyingError
 from envcheck.registry.repository import next_page
