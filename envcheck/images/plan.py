@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -148,32 +148,3 @@ def _options(plan: BuildPlan) -> list[str]:
     options = [f"--platform={plan.platform}", f"--target={plan.target}", f"--tag={plan.name}"]
     options += [f"--network={plan.network}"]
     return options + [f"--{option}={value}" for option, values in named.items() for value in values]
-
-
-def bake(*plans: BuildPlan) -> dict[str, Any]:
-    """Return the plans as the JSON that `docker buildx bake -f` reads; a host network needs `--allow network.host`.
-
-    It makes the images under the names of their keys only: `envcheck build` finds them there, reads them back and tags
-    them.
-    """
-    targets = {f"{plan.cell}-{plan.target}".replace(".", "_"): _bake_target(plan) for plan in plans}
-    return {"group": {"default": {"targets": list(targets)}}, "target": targets}
-
-
-def _bake_target(plan: BuildPlan) -> dict[str, Any]:
-    target: dict[str, Any] = {
-        "context": plan.context,
-        "dockerfile": "Dockerfile",
-        "target": plan.target,
-        "platforms": [plan.platform],
-        "args": plan.build_args,
-        "labels": plan.labels,
-        "secret": [f"id={name},src={path}" for name, path in plan.secrets.items()],
-        "tags": [plan.name],
-        "output": ["type=docker"],
-    }
-    if plan.contexts:
-        target["contexts"] = plan.contexts
-    if plan.network != "default":
-        target["network"] = plan.network
-    return target

@@ -42,11 +42,6 @@ def build(env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
         (("torch2.13.0-cpu-py311", "--engine", "venv", "--mirror", "nosuch"), 2, "no mirror profile 'nosuch'"),
         (("torch2.13.0-cpu-py311", "--engine", "docker"), 3, "no docker engine answers"),
         (("torch2.13.0-cpu-py311", "--engine", "docker", "--dry-run"), 3, "a plan needs the engine's list of images"),
-        (
-            ("torch2.13.0-cpu-py311", "--engine", "venv", "--bake"),
-            2,
-            "--bake is for docker's buildx, and the engine is",
-        ),
         (("torch2.13.0-cpu-py311", "--engine", "venv", "--images", "/no/such"), 2, "'/no/such' does not exist"),
         (
             ("torch2.13.0-cpu-py311", "--engine", "docker", "--tag", "Me/torch"),
@@ -64,7 +59,6 @@ def build(env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
         ((CELL, "--engine", "venv", "--store", "x"), 2, "--store is for --prefetch and --with"),
         ((CELL, "--engine", "venv", "--store", "x", "--with", "e @ https://x.example/e.whl"), 2, "names a URL"),
         ((CELL, "--engine", "venv", "--network", "none"), 2, "--network none is for builds of images"),
-        ((CELL, "--bake"), 3, "--bake: only docker and podman build this, and neither answers; start"),
         ((*TWO, "--dry-run"), 3, "several --target: only docker and podman build this, and neither answers; start"),
         ((*TWO, "--engine", "venv"), 2, "several --target: an environment is of one target"),
         ((*TWO, "--engine", "docker", "--with", "einops"), 2, "packages on top are locked for one target"),

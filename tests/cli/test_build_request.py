@@ -32,12 +32,10 @@ REFUSED: list[tuple[str, dict[str, Any], EngineName, type[EnvcheckError]]] = [
     ("several --target: only docker and podman", TWO, "venv", UnavailableError),
     ("--platform linux/arm64: only docker and podman", ARM, "venv", UnavailableError),
     ("--tag own:1: only docker and podman", {"tag": "own:1"}, "venv", UnavailableError),
-    ("--bake: only docker and podman", {"bake": True}, "venv", UnavailableError),
     ("--tag names an image", {"tag": "own:1", "engine": "venv"}, "docker", ConfigError),
     ("--output is for the venv engine", {"output": Path("x")}, "podman", ConfigError),
     ("--compression zstd is for images", {"compression": "zstd"}, "venv", ConfigError),
-    ("--compression zstd is for images", {"compression": "zstd", "bake": True}, "docker", ConfigError),
-    ("--bake is for docker's buildx", {"bake": True}, "podman", ConfigError),
+    ("--compression zstd is for images", {"compression": "zstd"}, "venv", ConfigError),
     ("an environment runs on this machine", {**ARM, "engine": "venv"}, "docker", ConfigError),
     ("--prefetch collects the files of this machine", {**ARM, "prefetch": True}, "docker", ConfigError),
     ("its base is bootstrapped, but --base is registry", {**ARM, "base": "registry"}, "docker", ConfigError),
@@ -89,7 +87,6 @@ def test_a_request_says_what_its_options_come_to() -> None:
     arm = request(platform="linux/arm64", tag="registry.example/own:1")
     assert (arm.arch, arm.foreign, arm.base) == ("aarch64", True, "bootstrap")
     assert (arm.repository, arm.tag) == ("registry.example/own", "1")
-    assert (request(dry_run=True).plan_only, request(bake=True).plan_only, plain.plan_only) == (True, True, False)
 
 
 def test_a_store_or_network_of_the_environment_is_for_every_command() -> None:

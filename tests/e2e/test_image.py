@@ -123,20 +123,6 @@ def test_a_rendered_context_is_built_by_docker_alone(image: Image, machine: Mach
     assert completed.stdout.strip() == "2.13.0+cpu", completed.stderr
 
 
-@pytest.mark.usefixtures("image")
-def test_docker_reads_the_plan_that_bake_prints(machine: Machine) -> None:
-    printed = machine.envcheck(*BUILD, "--bake").stdout
-    completed = machine.docker("buildx", "bake", "--file", "-", "--print", stdin=printed)
-    assert completed.returncode == 0, completed.stderr
-    (read,) = json.loads(completed.stdout)["target"].values()
-    (message,) = json.loads(printed)["target"].values()
-    # buildx 0.13, bookworm's next, passes over the network.
-    assert message.keys() - read.keys() <= {"network"}
-    assert {name: read[name] for name in message if name in read} == {n: message[n] for n in message if n in read}
-    # Only what is read back gets the tag of the cell.
-    assert read["tags"] == [f"envcheck/build:{read['labels']['envcheck.key'][:32]}"]
-
-
 @pytest.mark.parametrize("user", ["1000:1000", "0"])
 def test_pip_installs_in_a_child_image(image: Image, machine: Machine, tmp_path: Path, user: str) -> None:
     data = "mine-1.0.data"

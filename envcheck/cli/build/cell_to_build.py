@@ -75,16 +75,11 @@ def kept_locks(cell: Cell) -> Path:
     return state_path("images", str(cell))
 
 
-def refuse_without_lock(spec: ImageSpec, mirror: str, *, bake: bool) -> None:
-    """Refuse what needs the lock before it is made: a probe of its files, and a plan for another program."""
-    if not spec.lacks_lock:
-        return
-    if mirror == "auto":
+def refuse_without_lock(spec: ImageSpec, mirror: str) -> None:
+    """Refuse what needs the lock before it is made: a probe of its files."""
+    if spec.lacks_lock and mirror == "auto":
         message = f"--mirror auto probes for the files of a lock, and {spec.cell} has none yet"
         raise ConfigError(message, fix="name the mirror that the lock is made through, e.g. --mirror host")
-    if bake:
-        message = f"--bake is the plan of a locked cell, and {spec.cell} has no lock yet"
-        raise ConfigError(message, fix="run `envcheck build` without it once: it makes the lock")
 
 
 def locked_specs(

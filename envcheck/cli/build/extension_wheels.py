@@ -76,12 +76,12 @@ def with_requirements(
     """
     extensions = known_extensions(request.extensions)
     pinned = pinned_to_fit(load(settings.matrix), spec, requirements, extensions, request.gpus)
-    if request.plan_only and _planned_without_wheels(settings, spec, pinned, request):
+    if request.dry_run and _planned_without_wheels(settings, spec, pinned, request):
         yield None
         return
     with extension_wheels(settings, spec, pinned, profile, request) as made:
         lines, native = [*pinned.requirements, *made.requirements], extension_names(extensions)
-        keep = not request.plan_only
+        keep = not request.dry_run
         spec = with_packages(spec, lines, profile, keep=keep, wheels=made.paths, native=native)
         yield SpecWithRequirements(spec, made.profile)
 
@@ -129,16 +129,10 @@ def with_directory(profile: Profile, folder: Path) -> Profile:
 def _planned_without_wheels(
     settings: Settings, spec: ImageSpec, pinned: PinnedExtensions, request: BuildRequest
 ) -> bool:
-    """Print the plan of a build that first compiles or fetches an extension; tell whether it is one.
-
-    Its locks are not known yet, so that a plan for another program is a ConfigError.
-    """
+    """Print the plan of a build that first compiles or fetches an extension; tell whether it is one."""
     if not _lacks_wheels(settings, spec, pinned, request):
         return False
     names = [*(f"{name} {version}" for name, version in pinned.sources), *(file.name for file in pinned.files)]
-    if request.bake:
-        message = f"--bake is the plan of locked packages, and {names[0]} is not compiled or fetched yet"
-        raise ConfigError(message, fix="run `envcheck build` without it once")
     show_uncompiled(spec, names, engine=request.engine, packages=pinned.requirements, as_json=request.as_json)
     return True
 

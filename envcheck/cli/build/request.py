@@ -106,13 +106,7 @@ class BuildOptions:
         ),
     ] = None
     dry_run: Annotated[bool, Option("Print the plan and stop. An engine that you name must answer.")] = False
-    bake: Annotated[bool, Option("Print the plan as bake JSON and stop (docker only).", advanced=True)] = False
     as_json: Annotated[bool, Option("--json", "Print the result, or with --dry-run the plan, as JSON.")] = False
-
-    @property
-    def plan_only(self) -> bool:
-        """True if nothing is built: the plan is printed."""
-        return self.dry_run or self.bake
 
     @property
     def on_top(self) -> bool:
@@ -150,13 +144,7 @@ class BuildRequest:
     prefetch: bool
     store: Path | None
     dry_run: bool
-    bake: bool
     as_json: bool
-
-    @property
-    def plan_only(self) -> bool:
-        """True if nothing is built: the plan is printed."""
-        return self.dry_run or self.bake
 
     @classmethod
     def from_options(
@@ -223,7 +211,7 @@ def _engine(options: BuildOptions, find_engine: Callable[[str], EngineName], *, 
     try:
         engine = find_engine(options.engine)
     except UnavailableError as error:
-        if not options.plan_only:
+        if not options.dry_run:
             raise
         message = f"{error.message}; a plan needs the engine's list of images"
         raise UnavailableError(message, fix=error.fix) from error
@@ -231,7 +219,6 @@ def _engine(options: BuildOptions, find_engine: Callable[[str], EngineName], *, 
         f"--platform {options.platform}": foreign,
         "several --target": len(set(options.targets)) > 1,
         f"--tag {options.tag}": options.tag != REPOSITORY,
-        "--bake": options.bake,
     }
     option = next((option for option, given in needs.items() if given), None)
     if engine == "venv" and options.engine == "auto" and option:
@@ -247,12 +234,9 @@ def _refuse_for_engine(options: BuildOptions, engine: EngineName) -> None:
     if options.output is not None and engine != "venv":
         message = f"--output is for the venv engine, and the engine is {engine}"
         raise ConfigError(message, fix="give --engine venv, or --tag to name the image")
-    if options.compression != "gzip" and (engine == "venv" or options.bake):
+    if options.compression != "gzip" and engine == "venv":
         message = f"--compression {options.compression} is for images that are built here"
         raise ConfigError(message, fix="leave --compression out")
-    if options.bake and engine != "docker":
-        message = f"--bake is for docker's buildx, and the engine is {engine}"
-        raise ConfigError(message, fix="give --engine docker, or --dry-run --json for this engine's plan")
 
 
 def _refuse_platform(options: BuildOptions, engine: EngineName) -> None:

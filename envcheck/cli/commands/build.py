@@ -12,7 +12,6 @@ from envcheck.cli import Settings
 from envcheck.cli.build.cell_to_build import destination, locked_specs, refuse_without_lock, spec_to_build
 from envcheck.cli.build.extension_wheels import with_requirements
 from envcheck.cli.build.printed import (
-    as_program,
     details,
     listeners,
     show_built,
@@ -28,7 +27,7 @@ from envcheck.cli.sources.downloads import profile_for
 from envcheck.cli.sources.on_top import requested_packages
 from envcheck.cli.sources.this_machine import cell_for_this_machine
 from envcheck.cli.store.common import prefetched_wheels
-from envcheck.images import engines, plan
+from envcheck.images import engines
 from envcheck.images.engines import build, venv
 from envcheck.images.engines.build import TargetRequest
 from envcheck.images.lock_on_top import uv_for
@@ -66,7 +65,7 @@ def command(options: BuildOptions, settings: Settings) -> None:
     _demand_engine(request)
     requirements = requested_packages(request.packages, request.packages_file)
     for spec in specs:
-        refuse_without_lock(spec, request.mirror, bake=request.bake)
+        refuse_without_lock(spec, request.mirror)
     profile = profile_for(settings, request.mirror, [lock for spec in specs for lock in spec.locks])
     if request.dry_run and (unlocked := [spec for spec in specs if spec.lacks_lock]):
         if request.engine == "venv":
@@ -93,7 +92,7 @@ def _demand_engine(request: BuildRequest) -> None:
     """Refuse what this machine's engine does not do."""
     if request.engine == "venv":
         return
-    if request.foreign and not request.plan_only:
+    if request.foreign and not request.dry_run:
         engines.connect(request.engine).demand_platform(request.platform)
     if request.prefetch:
         engines.connect(request.engine).demand_contexts()
@@ -103,7 +102,7 @@ def _build(specs: Sequence[ImageSpec], profile: Profile, request: BuildRequest, 
     with contextlib.ExitStack() as stack:
         wheels = None
         if request.prefetch:
-            engine, fetch = request.engine, not request.plan_only
+            engine, fetch = request.engine, not request.dry_run
             prefetched = prefetched_wheels(settings, specs[0], profile, request.store, engine=engine, fetch=fetch)
             wheels = stack.enter_context(prefetched)
         if request.engine == "venv":
@@ -129,17 +128,14 @@ def _target(
         wheels=wheels,
         tag=request.tag,
         compression=request.compression,
-        tool=uv_for(spec.arch, profile) if request.foreign and not request.plan_only else None,
+        tool=uv_for(spec.arch, profile) if request.foreign and not request.dry_run else None,
     )
 
 
 def _images(targets: Sequence[TargetRequest], request: BuildRequest, settings: Settings) -> None:
-    if request.plan_only:
+    if request.dry_run:
         plans = [build.dry_run(engines.connect(request.engine), target) for target in targets]
-        if request.bake:
-            as_program(plan.bake(*plans))
-        else:
-            show_plans(plans, as_json=request.as_json)
+        show_plans(plans, as_json=request.as_json)
         return
     with listeners(settings) as (say, on_line), details():
         images = build.build(engines.connect(request.engine), targets, say=say, on_line=on_line)

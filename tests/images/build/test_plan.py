@@ -61,24 +61,9 @@ def test_a_directory_of_wheels_is_a_named_context(spec: ImageSpec, tmp_path: Pat
     made = plan.make(spec, OPTIONS, inputs(tmp_path)._replace(wheels=tmp_path / "wheels"))
     assert f"--build-context=wheels={tmp_path}/wheels" in made.argv
     assert plan.make(spec, OPTIONS, inputs(tmp_path)).contexts == {}
-    (target,) = plan.bake(made)["target"].values()
-    assert target["contexts"] == {"wheels": f"{tmp_path}/wheels"}
 
 
 def test_no_final_tag_is_given_before_the_image_was_read_back(spec: ImageSpec, tmp_path: Path) -> None:
     made = plan.make(spec, OPTIONS, inputs(tmp_path))
     assert made.tag == "site/torch:2.8.0-cu128-py311-runtime"
     assert not [word for word in made.argv if "site/torch" in word]
-
-
-def test_bake_says_the_same(spec: ImageSpec, tmp_path: Path) -> None:
-    made = plan.make(spec, OPTIONS, inputs(tmp_path))
-    baked = plan.bake(made)
-    (name,) = baked["group"]["default"]["targets"]
-    target = baked["target"][name]
-    assert target["context"] == made.context
-    assert target["args"] == made.build_args
-    assert target["labels"] == made.labels
-    assert target["tags"] == [made.name]
-    assert target["secret"] == [f"id=netrc,src={tmp_path}/netrc"]
-    assert target["network"] == "host"
