@@ -61,10 +61,9 @@ _P2P_FIX: Final = (
 def decide(
     module: CheckModule, view: View, ranks: Ranks | None = None, details: Mapping[str, Any] | None = None
 ) -> Outcome:
-    """Judge one check, then apply the rules of status_rules.py to its outcome.
+    """Judge one check, then apply OUTCOME_RULES; `details` say how the ranks ran (see P2P_KEPT).
 
-    `details` say how the ranks ran (see p2p_effects.KEPT). What is unknown, and a judge that breaks or contradicts
-    itself, is an error.
+    What is unknown, and a judge that breaks or contradicts itself, is an error.
     """
     outcome = apply_rules(_judged(module, view, ranks), Evidence(module, view, details or {}))
     return _with_codes(module.id, outcome)
@@ -74,28 +73,18 @@ def _judged(module: CheckModule, view: View, ranks: Ranks | None) -> Any:
     unread = [(n, view.snapshot.signal(n).reason) for n in module.check.signals if view.snapshot.signal(n).reason]
     if unread:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in unread)
-        return undecided(
-            f"undetermined: cannot read {reasons}",
-            fix="run where they are readable, or pass --skip",
-            code="signal.unread",
-        )
-    shapeless = [f"rank {number} reported {str(entry)[:60]}" for number, entry in _shapeless(ranks)]
+        fix = "run where they are readable, or pass --skip"
+        return undecided(f"undetermined: cannot read {reasons}", fix=fix, code="signal.unread")
+    # A report is a file, and `measure` always gives an object.
+    shapeless = [(number, entry) for number, entry in enumerate(ranks or []) if not isinstance(entry, dict)]
     if shapeless:
-        return undecided(
-            f"{shapeless[0]}, not what it measured",
-            fix="run the check again; look at its log",
-            code="rank.no-measurement",
-        )
+        said = f"rank {shapeless[0][0]} reported {str(shapeless[0][1])[:60]}, not what it measured"
+        return undecided(said, fix="run the check again; look at its log", code="rank.no-measurement")
     try:
         return module.judge(view) if module.kind == "node" else module.judge(view, ranks)
     except Exception as error:  # noqa: BLE001 (whatever a judge raises, its check came to no pass)
         reasons = f"bug in this check: {type(error).__name__}: {error}"
         return undecided(reasons, fix=f"report it, with {module.path.name}", code="envcheck.bug")
-
-
-def _shapeless(ranks: Sequence[Any] | None) -> list[tuple[int, Any]]:
-    """Return what is no measurement of a rank: a report is a file, and `measure` always gives an object."""
-    return [(number, entry) for number, entry in enumerate(ranks or []) if not isinstance(entry, dict)]
 
 
 def without_gpu(module: CheckModule, available: int, why: str, *, require_gpu: bool) -> Outcome | None:
@@ -112,11 +101,8 @@ def without_gpu(module: CheckModule, available: int, why: str, *, require_gpu: b
 def alone(module: CheckModule, ranks: int) -> Outcome | None:
     """Return the outcome of a check of several ranks where there is one, or None when there are enough."""
     needed = module.check.least_ranks
-    return (
-        skipped(f"needs {counted(needed, 'rank')}, found {ranks}", code="rank.not-enough")
-        if module.check.ranks == 0 and ranks < needed
-        else None
-    )
+    few = module.check.ranks == 0 and ranks < needed
+    return skipped(f"needs {counted(needed, 'rank')}, found {ranks}", code="rank.not-enough") if few else None
 
 
 def exit_code(statuses: Sequence[str]) -> int:
@@ -132,16 +118,12 @@ def verdict(outcomes: Sequence[OutcomeRow], mode: Mode, *, complete: bool = True
     code = code or (0 if complete else 3)
     counts = collections.Counter(str(o.status) for o in outcomes)
     culprits = [o.id for o in outcomes if o.status == (FAIL if code == 1 else ERROR)]
+    culprits += [] if complete or code == 1 else ["cut short"]
+    where = _WHERE[mode].format(gloo=" and gloo" if group_size(outcomes) else "")
     return RunVerdict(
         status=_VERDICTS[code],
         exit_code=code,
-        sentence=_sentence(
-            code,
-            counts[PASS],
-            _WHERE[mode].format(gloo=" and gloo" if group_size(outcomes) else ""),
-            culprits if complete or code == 1 else [*culprits, "cut short"],
-        )
-        + _extent(outcomes),
+        sentence=_sentence(code, counts[PASS], where, culprits) + _extent(outcomes),
         counts={status: counts[status] for status in _STATUSES},
     )
 
@@ -167,43 +149,11 @@ def _sentence(code: int, passes: int, where: str, culprits: list[str]) -> str:
 
 
 class Evidence(NamedTuple):
-    """What a rule may look at: the check, what judges see, and how the ranks ran (see p2p_effects.KEPT)."""
+    """What a rule may look at: the check, what judges see, and how the ranks ran (see P2P_KEPT)."""
 
     found: CheckModule
     view: View
     details: Mapping[str, Any]
-
-
-class StatusRule(NamedTuple):
-    """One rule: its name and reason as reports show them, and what it makes of an outcome."""
-
-    name: str
-    reason: str
-    apply: Callable[[Outcome, Evidence], Outcome]
-
-
-OUTCOME_RULES: Final = (
-    StatusRule(
-        "contradiction",
-        "the check contradicts itself, or its value is not a finite number",
-        lambda outcome, _: _consistent(outcome),
-    ),
-    StatusRule(
-        "busy-gpu",
-        "other processes used the GPU while its speed was measured",
-        lambda outcome, of: excuse_busy(of.found, of.view, outcome),
-    ),
-    StatusRule(
-        "p2p-hang",
-        "the ranks hung until NCCL_P2P_DISABLE=1 was set",
-        lambda outcome, of: _hung_with_p2p(outcome, of.details),
-    ),
-    StatusRule(
-        "p2p-disabled",
-        "the speed was measured with NCCL_P2P_DISABLE=1, because peer-to-peer is broken",
-        lambda outcome, of: _without_p2p(of.found, outcome, of.details),
-    ),
-)
 
 
 def apply_rules(outcome: Any, evidence: Evidence) -> Outcome:
@@ -212,11 +162,11 @@ def apply_rules(outcome: Any, evidence: Evidence) -> Outcome:
     `outcome` is whatever a judge returned; the first rule makes an error of what is not an Outcome.
     """
     changes: list[Change] = []
-    for rule in OUTCOME_RULES:
+    for name, (reason, rule) in OUTCOME_RULES.items():
         before = getattr(outcome, "status", "nothing")
-        outcome = rule.apply(outcome, evidence)
+        outcome = rule(outcome, evidence)
         if outcome.status != before:
-            changes.append(Change(rule.name, str(before), outcome.status, rule.reason))
+            changes.append(Change(name, str(before), outcome.status, reason))
     decided: Outcome = outcome
     return dataclasses.replace(decided, changes=tuple(changes)) if changes else decided
 
@@ -242,7 +192,7 @@ def _with_codes(check: str, outcome: Outcome) -> Outcome:
     return dataclasses.replace(outcome, code=code, findings=parts)
 
 
-def _consistent(outcome: Any) -> Outcome:
+def _consistent(outcome: Any, _of: Evidence) -> Outcome:
     """Return what a judge returned, or an error where it contradicts itself; no finding is lost by that."""
     if not isinstance(outcome, Outcome) or not isinstance(outcome.findings, tuple):
         return _bug(f"its judge returned {type(outcome).__name__}")
@@ -285,11 +235,11 @@ def _finite(value: Any) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
 
 
-def excuse_busy(module: CheckModule, view: View, outcome: Outcome) -> Outcome:
+def excuse_busy(outcome: Outcome, of: Evidence) -> Outcome:
     """Return each speed that fell short while others were on its GPU as what it is: not known. All else stays."""
-    if module.kind != "env" or not module.check.performance or outcome.status not in (FAIL, WARN):
+    if of.found.kind != "env" or not of.found.check.performance or outcome.status not in (FAIL, WARN):
         return outcome
-    return _each(outcome, lambda finding: _excused_busy(view, finding))
+    return _each(outcome, lambda finding: _excused_busy(of.view, finding))
 
 
 def _excused_busy(view: View, finding: Outcome) -> Outcome:
@@ -342,17 +292,26 @@ def p2p_lost(module: CheckModule, outcome: Outcome, error: Mapping[str, Any]) ->
     return Outcome(FAIL, summary, remedy=_P2P_FIX, details=outcome.details, code="peer-to-peer.lost", culprit=doing)
 
 
-def _hung_with_p2p(outcome: Outcome, details: Mapping[str, Any]) -> Outcome:
+def _hung_with_p2p(outcome: Outcome, of: Evidence) -> Outcome:
     """Return the outcome of a group that hung until peer-to-peer was switched off: it has not passed."""
-    return _p2p_is_broken(outcome, str(details["hung"])) if details.get("hung") else outcome
+    hung = of.details.get("hung")
+    if not hung:
+        return outcome
+    if outcome.status in (FAIL, ERROR):
+        return dataclasses.replace(outcome, summary=f"{outcome.summary}; with {_OFF_WORDS}, for without it: {hung}")
+    summary = f"P2P broken: {hung}; with {_OFF_WORDS} it is a {outcome.status}: {outcome.summary}"
+    broken = Outcome(FAIL, summary, remedy=_P2P_FIX, details=outcome.details, code="peer-to-peer.hung")
+    return worst([broken, outcome], otherwise=broken) if outcome.status == WARN else broken
 
 
-def _without_p2p(module: CheckModule, outcome: Outcome, details: Mapping[str, Any]) -> Outcome:
+def _without_p2p(outcome: Outcome, of: Evidence) -> Outcome:
     """Return the outcome of a group that ran without peer-to-peer: a speed that fell short for that is not known."""
-    if details.get("hung") or details.get("ran_with") != _OFF or module.check.probe or outcome.status == SKIP:
+    ran_so = of.details.get("ran_with") == _OFF and not of.details.get("hung")
+    if not ran_so or of.found.check.probe or outcome.status == SKIP:
         return outcome
     excused = _each(outcome, _excused_without_p2p)
-    return excused if excused is not outcome else _with_words(outcome)
+    said = dataclasses.replace(outcome, summary=f"{outcome.summary}; with {_OFF_WORDS}")
+    return excused if excused is not outcome else said
 
 
 def _excused_without_p2p(finding: Outcome) -> Outcome:
@@ -364,20 +323,17 @@ def _excused_without_p2p(finding: Outcome) -> Outcome:
     return dataclasses.replace(unmeasured, status=ERROR, summary=summary, code="speed.peer-to-peer-off")
 
 
-def _with_words(outcome: Outcome) -> Outcome:
-    return dataclasses.replace(outcome, summary=f"{outcome.summary}; with {_OFF_WORDS}")
-
-
-def _p2p_is_broken(outcome: Outcome, hung: str) -> Outcome:
-    if outcome.status in (FAIL, ERROR):
-        return dataclasses.replace(outcome, summary=f"{outcome.summary}; with {_OFF_WORDS}, for without it: {hung}")
-    summary = f"P2P broken: {hung}; with {_OFF_WORDS} it is a {outcome.status}: {outcome.summary}"
-    broken = Outcome(FAIL, summary, remedy=_P2P_FIX, details=outcome.details, code="peer-to-peer.hung")
-    return worst([broken, outcome], otherwise=broken) if outcome.status == WARN else broken
-
-
 def p2p_environment(probes: Iterable[str], outcomes: Mapping[str, OutcomeRow]) -> dict[str, str]:
     """Return the environment of groups to come, by what is known: none of a probe that failed is set again."""
     failed_probe = any(i in outcomes and outcomes[i].status == FAIL for i in probes)
     hung = any(row.details.get("hung") for row in outcomes.values())
     return dict(P2P_OFF) if failed_probe or hung else {}
+
+
+# By name: the reason that reports show, and what the rule makes of an outcome. They are applied in this order.
+OUTCOME_RULES: Final[Mapping[str, tuple[str, Callable[[Any, Evidence], Outcome]]]] = {
+    "contradiction": ("the check contradicts itself, or its value is not a finite number", _consistent),
+    "busy-gpu": ("other processes used the GPU while its speed was measured", excuse_busy),
+    "p2p-hang": ("the ranks hung until NCCL_P2P_DISABLE=1 was set", _hung_with_p2p),
+    "p2p-disabled": ("the speed was measured with NCCL_P2P_DISABLE=1, because peer-to-peer is broken", _without_p2p),
+}

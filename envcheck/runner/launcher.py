@@ -27,9 +27,8 @@ _TASKS: Final = re.compile(r"[0-9]+(\(x[0-9]+\))?(,[0-9]+(\(x[0-9]+\))?)*")
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """A rank's place among all, and among those of its node.
 
-    `node` is the node's name as the launcher has it, "" where it gives none; `node_rank` its number, or
-    its first rank's where the launcher numbers no nodes. `nodes` is how
-    many there are, 0 for several of which the launcher gives no count.
+    `node` is the node's name as the launcher has it, "" where it gives none; `node_rank` its number, or its first
+    rank's where the launcher numbers no nodes. `nodes` is how many there are, 0 for several that it does not count.
     """
 
     launcher: Launcher = "none"
@@ -53,35 +52,31 @@ class _Names(NamedTuple):
     launcher: Launcher
     rank: str
     world: str
-    local_rank: str
-    local_world: str
+    local_rank: str = ""
+    local_world: str = ""
     node_rank: str = ""
     nodes: str = ""
 
 
+def _launched(launcher: Launcher, prefix: str, names: str) -> _Names:
+    return _Names(launcher, *(f"{prefix}{name}" for name in names.split()))
+
+
 # In this order: mpirun and torchrun may run inside a step of Slurm, whose variables their ranks inherit.
 _STARTS_RANKS: Final = (
-    _Names("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", nodes="GROUP_WORLD_SIZE"),
-    _Names(
-        "mpi",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    _Names(
-        "mpi", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"
-    ),
+    _launched("torchrun", "", "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE"),
+    _launched("mpi", "OMPI_COMM_WORLD_", "RANK SIZE LOCAL_RANK LOCAL_SIZE"),
+    _launched("mpi", "MV2_COMM_WORLD_", "RANK SIZE LOCAL_RANK LOCAL_SIZE"),
     _Names("mpi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    _Names("mpi", "PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
+    _launched("mpi", "PMI_", "RANK SIZE LOCAL_RANK LOCAL_SIZE"),
 )
 # One process a node: its number on the node is unknown.
 _STARTS_NODES: Final = (
-    _Names("torchrun", "RANK", "WORLD_SIZE", "", ""),
-    _Names("mpi", "PMI_RANK", "PMI_SIZE", "", ""),
-    _Names("kubernetes", "JOB_COMPLETION_INDEX", "WORLD_SIZE", "", ""),
-    _Names("kubernetes", "JOB_COMPLETION_INDEX", "NNODES", "", ""),
-    _Names("kubernetes", "PET_NODE_RANK", "PET_NNODES", "", ""),
+    _Names("torchrun", "RANK", "WORLD_SIZE"),
+    _Names("mpi", "PMI_RANK", "PMI_SIZE"),
+    _Names("kubernetes", "JOB_COMPLETION_INDEX", "WORLD_SIZE"),
+    _Names("kubernetes", "JOB_COMPLETION_INDEX", "NNODES"),
+    _Names("kubernetes", "PET_NODE_RANK", "PET_NNODES"),
 )
 
 
@@ -103,9 +98,10 @@ def place(environ: Mapping[str, str]) -> Place:
 
 def complaints(environ: Mapping[str, str]) -> list[str]:
     """Return what a launcher's variables say that cannot be, and that `place` therefore does not use."""
+    named = (value for names in (*_STARTS_RANKS, *_STARTS_NODES) for value in names[1:] if value)
     wrong = [
         f"{name}={environ[name]!r} is not a number that a launcher sets"
-        for name in _numbers()
+        for name in dict.fromkeys([*named, *_SLURM_NUMBERS])
         if environ.get(name) and _number(environ, name) is None and not _RANGE.fullmatch(environ[name])
     ]
     tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
@@ -116,12 +112,6 @@ def complaints(environ: Mapping[str, str]) -> list[str]:
         ranks = f"rank {launched.rank} of {launched.world}, local rank {launched.local_rank} of {launched.local_world}"
         wrong.append(f"the variables of {launched.launcher} contradict each other: {ranks}")
     return wrong
-
-
-def _numbers() -> list[str]:
-    """Return the variables that hold a number, each once."""
-    named = (value for names in (*_STARTS_RANKS, *_STARTS_NODES) for value in names[1:] if value)
-    return list(dict.fromkeys([*named, *_SLURM_NUMBERS]))
 
 
 def _from_environment(environ: Mapping[str, str]) -> Place | None:
@@ -145,7 +135,6 @@ def _ranks(environ: Mapping[str, str], names: _Names) -> Place | None:
         return None
     local_world = _number(environ, names.local_world) or local + 1
     node_rank = _number(environ, names.node_rank)
-    nodes = _number(environ, names.nodes) or math.ceil(world / local_world)
     return Place(
         launcher=names.launcher,
         rank=rank,
@@ -156,7 +145,7 @@ def _ranks(environ: Mapping[str, str], names: _Names) -> Place | None:
         # A launcher that does not number its nodes numbers its ranks. A node's first rank is no other node's, also
         # where ranks go round (mpirun --map-by node) or nodes have different numbers of them.
         node_rank=rank - local if node_rank is None else node_rank,
-        nodes=nodes,
+        nodes=_number(environ, names.nodes) or math.ceil(world / local_world),
     )
 
 

@@ -118,9 +118,8 @@ def checked_module(module: ModuleType, kind: Kind, source: str) -> CheckModule:
             raise _wrong(path, f"has no {name}", f"add `def {name}(…)`, see envcheck/checks/__init__.py")
     doc = _docstring(module, path)
     if not doc or not check.promise.strip():
-        raise _wrong(
-            path, "has no docstring or no promise", "write a docstring (what goes wrong in practice) and a promise"
-        )
+        fix = "write a docstring (what goes wrong in practice) and a promise"
+        raise _wrong(path, "has no docstring or no promise", fix)
     return CheckModule(_id(path.stem), kind, check, module.judge, doc, source, path)
 
 
@@ -152,9 +151,8 @@ def plan(
     chosen: Iterable[CheckModule], *, level: str, nproc: int, timeout: float | None = None, **choices: Any
 ) -> Plan:
     """Return the plan; `timeout` replaces every check's own limit, `choices` are fields of Plan."""
-    return Plan(
-        level=level, checks=[_planned(f, timeout, choices.get("gpus"), level) for f in chosen], nproc=nproc, **choices
-    )
+    checks = [_planned(f, timeout, choices.get("gpus"), level) for f in chosen]
+    return Plan(level=level, checks=checks, nproc=nproc, **choices)
 
 
 def worker_plan(
@@ -173,18 +171,14 @@ def worker_plan(
     """
     modules = {module.id: module for module in chosen}
     fields = ("id", "ranks", "least_ranks", "gpus", "seconds", "timeout")
-    checks = [
-        {
-            "source": modules[c.id].source,
-            "probe": modules[c.id].check.probe,
-            "imports": list(modules[c.id].check.imports),
-            **{name: getattr(c, name) for name in fields},
-        }
-        for c in plan.checks
-        if c.kind == "env"
-    ]
+
+    def instructed(planned: PlannedCheck) -> dict[str, Any]:
+        module = modules[planned.id]
+        own = {"source": module.source, "probe": module.check.probe, "imports": list(module.check.imports)}
+        return {**own, **{name: getattr(planned, name) for name in fields}}
+
     return {
-        "checks": checks,
+        "checks": [instructed(check) for check in plan.checks if check.kind == "env"],
         "environment": dict(environment),
         "nproc": plan.nproc,
         "level": plan.level,
@@ -204,27 +198,19 @@ def planned_seconds(check: Check, gpus: int | None, level: str) -> float:
 
 def _planned(module: CheckModule, timeout: float | None, gpus: int | None, level: str) -> PlannedCheck:
     check = module.check
-    return PlannedCheck(
-        id=module.id,
-        kind=module.kind,
-        level=check.level,
-        promise=check.promise,
-        seconds=planned_seconds(check, gpus, level),
-        timeout=timeout or check.timeout,
-        gpus=check.gpus,
-        ranks=check.ranks,
-        least_ranks=check.least_ranks,
-        performance=check.performance,
-    )
+    copied = {
+        name: getattr(check, name) for name in ("level", "promise", "gpus", "ranks", "least_ranks", "performance")
+    }
+    seconds = planned_seconds(check, gpus, level)
+    return PlannedCheck(id=module.id, kind=module.kind, seconds=seconds, timeout=timeout or check.timeout, **copied)
 
 
 def _known_ids(modules: Sequence[CheckModule], ids: Iterable[str]) -> set[str]:
     names = [f.id for f in modules]
     chosen = {i.replace("_", "-") for i in ids}
     for name in sorted(chosen - set(names)):
-        near = [one for one in names if one.startswith(f"{name}-")] or difflib.get_close_matches(
-            name, names, n=3, cutoff=0.5
-        )
+        longer = [one for one in names if one.startswith(f"{name}-")]
+        near = longer or difflib.get_close_matches(name, names, n=3, cutoff=0.5)
         message = f"no check is named {name}"
         raise ConfigError(message, fix=f"did you mean {' or '.join(near)}?" if near else "see `envcheck checks`")
     return chosen
@@ -232,19 +218,13 @@ def _known_ids(modules: Sequence[CheckModule], ids: Iterable[str]) -> set[str]:
 
 def most_telling_first(chosen: Sequence[CheckModule]) -> list[CheckModule]:
     """Return the checks in the order in which a budget is spent on them."""
-    return sorted(chosen, key=_telling)
 
+    def telling(module: CheckModule) -> tuple[Any, ...]:
+        check = module.check
+        level = LEVELS.index(check.level)
+        return module.kind == "env", level, not check.probe, check.performance, check.seconds, module.id
 
-def _telling(module: CheckModule) -> tuple[bool, int, bool, bool, float, str]:
-    check = module.check
-    return (
-        module.kind == "env",
-        LEVELS.index(check.level),
-        not check.probe,
-        check.performance,
-        check.seconds,
-        module.id,
-    )
+    return sorted(chosen, key=telling)
 
 
 def expected_to_fit(plan: Plan) -> list[str]:

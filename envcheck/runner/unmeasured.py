@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from envcheck.checks import ERROR, FAIL, Outcome, View, gpu_readings, undecided, worst
-from envcheck.node.snapshot import Signal, Snapshot
+from envcheck.checks import ERROR, FAIL, Limit, Outcome, View, failed, gpu_readings, undecided, worst
+from envcheck.node.snapshot import Snapshot
 from envcheck.runner import judging
 from envcheck.runner.outcomes import fields
 from envcheck.runner.planning import CheckModule
-from envcheck.runner.schema import LimitRow, OutcomeRow, plain
+from envcheck.runner.schema import OutcomeRow, plain
 from envcheck.runner.state import Run
 
 LOST_GPUS: Final = "lost-gpus"
@@ -55,27 +55,14 @@ def insist_on_gpu(run: Run) -> None:
     """
     if not run.asked.plan.require_gpu or run.mode == "gpu" or FAIL in {o.status for o in run.outcomes.values()}:
         return
+    why, limit = _no_gpu(run.environment), Limit(1, "GPUs", "--require-gpu")
     if "error" in run.environment:
-        run.known["require-gpu"] = OutcomeRow(
-            id="require-gpu",
-            kind="env",
-            status="error",
-            summary=_no_gpu(run.environment),
-            remedy="give an interpreter or image that has torch; `envcheck build` makes both",
-            code="torch.import",
-        )
-        return
-    run.known["require-gpu"] = OutcomeRow(
-        id="require-gpu",
-        kind="env",
-        status="fail",
-        summary=f"torch sees no GPU: {_no_gpu(run.environment)}",
-        value=0,
-        unit="GPUs",
-        limit=LimitRow(value=1, unit="GPUs", source="--require-gpu", kind="at least"),
-        remedy=judging.GPU_FIX,
-        code="gpu.required",
-    )
+        fix = "give an interpreter or image that has torch; `envcheck build` makes both"
+        outcome = undecided(why, fix=fix, code="torch.import")
+    else:
+        told: dict[str, Any] = {"value": 0, "unit": "GPUs", "limit": limit, "code": "gpu.required"}
+        outcome = failed(f"torch sees no GPU: {why}", fix=judging.GPU_FIX, **told)
+    run.known["require-gpu"] = OutcomeRow(id="require-gpu", kind="env", **fields(outcome))
 
 
 def name_lost_gpus(run: Run) -> None:
@@ -93,22 +80,18 @@ def lost_gpus_row(view: View, outcomes: Mapping[str, OutcomeRow]) -> OutcomeRow 
     earlier = outcomes.get(_CHECK)
     if earlier is not None and earlier.status in (FAIL, ERROR):
         return None
+    lost = [(gpu, signal) for gpu in view.snapshot.gpus if (signal := gpu_readings.lost(gpu))]
     findings = [
-        _lost_gpu(view, gpu_readings.label(gpu), gpu.uuid, silent)
-        for gpu in view.snapshot.gpus
-        if (silent := gpu_readings.lost(gpu))
+        undecided(
+            f"{gpu_readings.label(gpu)} does not answer ({signal.reason}), and this run left the check {_CHECK} out",
+            fix=_LOST_FIX,
+            code="lost-gpus.left-out",
+            culprit=gpu_readings.culprit(view, gpu_readings.label(gpu)),
+            gpus=[gpu.uuid],
+        )
+        for gpu, signal in lost
     ]
     if not findings:
         return None
     outcome = worst(findings, findings[0])
     return OutcomeRow(id=LOST_GPUS, kind="node", **fields(outcome), details=plain(dict(outcome.details)))
-
-
-def _lost_gpu(view: View, label: str, uuid: str, silent: Signal) -> Outcome:
-    return undecided(
-        f"{label} does not answer ({silent.reason}), and this run left the check {_CHECK} out",
-        fix=_LOST_FIX,
-        code="lost-gpus.left-out",
-        culprit=gpu_readings.culprit(view, label),
-        gpus=[uuid],
-    )

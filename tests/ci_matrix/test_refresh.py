@@ -73,21 +73,6 @@ def test_rows_are_proposed_in_canonical_form_with_evidence(run: Run, mine: Path,
     assert (code, out.splitlines()[0]) == (0, "0 rows added to matrix.yaml")
 
 
-def test_a_dry_run_writes_nothing(run: Run, mine: Path, profile: Path) -> None:
-    args = ("--matrix", str(mine), "--mirror", str(profile), "--dry-run")
-    code, out, _ = run(*args)
-    assert (code, "2 rows would be added to matrix.yaml" in out) == (0, True)
-    assert mine.read_bytes() == SHIPPED.read_bytes()
-
-
-def test_what_the_lint_finds_in_a_proposal_is_a_person_s_work(
-    run: Run, mine: Path, profile: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(PAGES, "/simple/torchvision/")
-    _, out, _ = run("--matrix", str(mine), "--mirror", str(profile))
-    assert "to do: torch 9.9.0: it has no torchvision" in out
-
-
 @pytest.mark.parametrize("broken", ["/simple/torch/", "/whl/cu132/torch/", "/files/"])
 def test_an_index_that_cannot_be_read_is_exit_3_and_nothing_changes(
     run: Run, mine: Path, profile: Path, server: Server, tmp_path: Path, broken: str

@@ -101,14 +101,6 @@ def test_a_newer_release_becomes_a_row_that_never_counts_as_fitting(
     assert "0 rows added" in run(*args)[1]
 
 
-def test_a_dry_run_writes_nothing(run: Run, mine: Path, profile: str) -> None:
-    before = mine.read_bytes()
-    args = ("--extensions", str(mine), "--mirror", profile, "--dry-run")
-    code, out, _ = run(*args)
-    assert (code, "1 row would be added" in out) == (0, True)
-    assert mine.read_bytes() == before
-
-
 @pytest.mark.parametrize("broken", ["/simple/vllm/", ".metadata"])
 def test_an_index_that_fails_is_exit_3_and_nothing_changes(
     run: Run, mine: Path, profile: str, server: Server, broken: str
@@ -124,10 +116,3 @@ def test_an_index_that_fails_is_exit_3_and_nothing_changes(
     assert (code, out, err.count("\n")) == (3, "", 1)
     assert "cannot read the index 127.0.0.1" in err
     assert mine.read_bytes() == before
-
-
-def test_metadata_that_is_not_served_is_said(run: Run, mine: Path, profile: str, server: Server) -> None:
-    server.answering = lambda request: Answer(404) if "/files/" in request.route else answer(request)
-    _, out, _ = run("--extensions", str(mine), "--mirror", profile)
-    assert "not proposed: vllm 0.34.1: the index serves no METADATA of it" in out
-    assert vllm(load(mine)) == ["0.33.0"]

@@ -12,7 +12,6 @@ from wheel_metadata import read_requirements
 from envcheck.errors import UnavailableError
 from envcheck.mirrors.index.simple_api import IndexFile, parse_page
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.profiles.model import Index, Profile
 from tests.http_server import Answer, Request, Server, Servers, ranged
 from tests.wheels import wheel
@@ -112,20 +111,6 @@ def test_an_index_with_neither_says_nothing(servers: Servers, torch_wheel: Path,
     assert read_requirements(Client(), file) is None
 
 
-def test_what_is_no_wheel_says_nothing(servers: Servers, tmp_path: Path) -> None:
-    (tmp_path / "torch.whl").write_bytes(b"x" * 70000)
-    _, file = served(servers, tmp_path / "torch.whl")
-    assert read_requirements(Client(), file) is None
-
-
-def test_a_host_that_is_gone_is_an_error(servers: Servers, torch_wheel: Path) -> None:
-    server, file = served(servers, torch_wheel)
-    servers.close()
-    with pytest.raises(NetworkError):
-        read_requirements(Client(), file)
-    assert server.requests == []
-
-
 def site(pypi: list[str], pytorch: list[str], *, closed: bool = False) -> Profile:
     return Profile(
         name="site", pypi=[Index(url=u) for u in pypi], pytorch=[Index(url=u) for u in pytorch], closed=closed
@@ -164,27 +149,11 @@ def test_one_page_that_cannot_be_read_is_no_answer(servers: Servers, path: str, 
         listed(index(servers, pages(**{path: Answer(status)})))
 
 
-def test_the_next_index_of_a_profile_is_asked(servers: Servers) -> None:
-    good, broken = index(servers, pages()), index(servers, {})
-    broken.answering = lambda _: Answer(500)
-    pypi, pytorch = [f"{s.url}/simple" for s in (broken, good)], [f"{s.url}/whl/{{variant}}" for s in (broken, good)]
-    with pytest.raises(UnavailableError):  # the good one has no page of cu199, and what the broken one has is unknown
-        listed(good, site(pypi, pytorch))
-    broken.answering = lambda _: Answer(404)
-    assert len(listed(good, site(pypi, pytorch))) == 2
-
-
 def test_an_index_without_torch_is_no_answer(servers: Servers) -> None:
     with pytest.raises(UnavailableError, match="the profile site has no page of torch"):
         listed(index(servers, {}))
     with pytest.raises(UnavailableError, match="has a page of no variant"):
         listed(index(servers, {"/simple/torch/": pages()["/simple/torch/"]}))
-
-
-def test_a_closed_profile_without_an_index_is_asked_for_none(servers: Servers) -> None:
-    server = index(servers, pages())
-    with pytest.raises(UnavailableError, match="closed and has no pytorch index"):
-        listed(server, site([f"{server.url}/simple"], [], closed=True))
 
 
 def test_only_companions_that_are_not_known_are_looked_up(servers: Servers) -> None:

@@ -7,10 +7,8 @@ from torch_rows import (
     RefreshSource,
     SeenIndexes,
     SeenWheel,
-    known_torchvisions,
     markdown,
     propose,
-    variants_to_read,
 )
 
 from envcheck.matrix.facts.model import Build, Matrix, TorchVariant
@@ -105,14 +103,6 @@ def test_a_new_python_makes_its_whole_row_unverified_and_says_which_is_new(matri
     assert after.source == sorted([*before.source, SOURCE.key])
 
 
-def test_the_same_indexes_propose_once(matrix: Matrix) -> None:
-    wheels = [seen(NEW, "cpu"), seen("2.15.0", None, "3.16")]
-    first = proposed(matrix, *wheels)
-    proposal = proposed(first.matrix, *wheels)
-    assert proposal.rows == []
-    assert dump(proposal.matrix) == dump(first.matrix)
-
-
 def test_what_cannot_be_placed_is_named_and_not_guessed(matrix: Matrix) -> None:
     proposal = proposed(matrix, seen(NEW, None), seen(NEW, None, arch="aarch64"), x86_64="cu199", aarch64=None)
     assert proposal.rows == []
@@ -122,25 +112,6 @@ def test_what_cannot_be_placed_is_named_and_not_guessed(matrix: Matrix) -> None:
         "torch 9.9.0 for aarch64 on the Python index: its requirements do not say which CUDA it is built with"
     )
     assert "cu199 is of a CUDA that is not among cuda.minors" in strange
-
-
-def test_what_is_older_than_the_matrix_is_left_alone(matrix: Matrix) -> None:
-    assert proposed(matrix, seen("1.9.0", "cpu", "3.9")) == Proposal(matrix, [], [])
-
-
-def test_a_release_without_a_date_is_of_the_day_of_the_reading(matrix: Matrix) -> None:
-    release = proposed(matrix, seen(NEW, "cpu")).matrix.release(NEW)
-    assert release is not None
-    assert release.released == SOURCE.day
-    assert "the day it was first seen" in (release.note or "")
-
-
-def test_which_pages_are_read(matrix: Matrix) -> None:
-    names = variants_to_read(matrix)
-    assert names[0] == "cpu"
-    assert {row.variant for release in matrix.torch for row in release.variants} <= set(names)
-    assert "cu110" not in names
-    assert {"0.25.0", matrix.torch[-1].torchvision} < known_torchvisions(matrix)
 
 
 def test_the_text_of_a_pull_request(matrix: Matrix) -> None:

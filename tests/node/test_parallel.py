@@ -21,13 +21,6 @@ def value(number: int) -> Signal:
     return Signal(number, source="here")
 
 
-def test_sources_that_wait_for_one_another_all_answer() -> None:
-    meeting = threading.Barrier(20, timeout=60)  # one after the other, none of them would ever be let through
-    sources = {f"s{n}": source(lambda: value(meeting.wait())) for n in range(20)}
-    signals = signal_source.read(signal_source.each(sources)).signals
-    assert sorted(signal.value for signal in signals.values()) == [*range(20)]
-
-
 def test_what_is_read_stands_in_the_order_of_the_lanes_whoever_was_first() -> None:
     done = [threading.Event() for _ in range(5)]
 
@@ -57,21 +50,6 @@ def test_each_that_hangs_is_given_up_by_its_own_time_and_costs_no_other(monkeypa
     assert signals.pop("sound") == value(1)
     assert len(signals) == 100
     assert {signal.reason for signal in signals.values()} == {"timed out: no answer in 0.2 s"}
-
-
-def test_what_comes_after_its_time_changes_nothing() -> None:
-    late = threading.Event()
-
-    def answers_late() -> SourceReading:
-        late.wait()
-        return SourceReading({"late": value(1)}, [Gpu("GPU-1")])
-
-    result = signal_source.read([ReadTask({"late": whole}, answers_late, 0.05)])
-    late.set()
-    for thread in threading.enumerate():
-        if thread.name == "reads late":
-            thread.join()
-    assert (result.signals["late"].reason, [*result.gpus]) == ("timed out: no answer in 0.05 s", [])
 
 
 def test_a_source_that_breaks_is_a_reason_of_all_its_signals_and_of_no_other() -> None:

@@ -15,11 +15,6 @@ GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)
 OPEN = """NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.03  Release Build  (dvs-builder@U16)
 GCC version:  gcc version 13.2.0
 """
-LIMITS = """Limit                     Soft Limit           Hard Limit           Units
-Max open files            1024                 1048576              files
-Max locked memory         unlimited            unlimited            bytes
-"""
-dotted = st.from_regex(r"[1-9][0-9]{2}\.[0-9]{1,3}(\.[0-9]{2})?", fullmatch=True)
 
 
 def test_the_kernel_module_and_which_flavour_it_is() -> None:

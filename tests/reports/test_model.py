@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import codecs
 import json
-import os
-import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from envcheck import safe_files
 from envcheck.cli.commands.schema import schema
 from envcheck.errors import ConfigError
 from envcheck.reports import model
@@ -121,17 +118,3 @@ def test_a_write_that_breaks_leaves_the_old_report(
         write(report(), path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_what_is_written_stays_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushed: list[tuple[str, list[str]]] = []
-    real = os.fsync
-
-    def note(number: int) -> None:
-        kind = "directory" if stat.S_ISDIR(os.fstat(number).st_mode) else "file"
-        flushed.append((kind, [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")]))
-        real(number)
-
-    monkeypatch.setattr("os.fsync", note)
-    safe_files.replace(tmp_path / "r.json", b"x")
-    assert flushed == [("file", []), ("directory", ["r.json"])]

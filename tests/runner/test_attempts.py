@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 
 from envcheck.checks import ERROR, FAIL, PASS, WARN, Outcome, View, failed, passed, too_slow, undecided, warned, worst
 from envcheck.node.snapshot import Snapshot
-from envcheck.reports.rejudge import EndedRun, judge_again
 from envcheck.runner import attempts, judging
 from envcheck.runner.outcomes import outcome_row
-from envcheck.runner.planning import CheckModule, plan
-from envcheck.runner.schema import OutcomeRow, TargetFacts
-from envcheck.runner.state import Run, RunPlan
+from envcheck.runner.planning import CheckModule
+from envcheck.runner.schema import OutcomeRow
 from tests.builders import check_module
 from tests.tables import each
 
@@ -64,15 +62,6 @@ def run_of(rounds: list[list[str]]) -> OutcomeRow:
 def measured(rounds: list[list[str]]) -> set[str]:
     """Return what was really measured: nothing follows anything but a slow first attempt."""
     return {kind for kinds in rounds for kind in (kinds[:2] if kinds[0] == "slow" else kinds[:1])}
-
-
-def unread_again(old: OutcomeRow) -> OutcomeRow:
-    """Return the row judged again from a report."""
-    target = EndedRun(TargetFacts(kind="python", name="x", chosen="y"))
-    run = Run(RunPlan(plan=plan([FOUND], level="quick", nproc=2), chosen=[FOUND], target=target))
-    run.environment = {"device_count": 0}
-    judge_again(run, [old])
-    return run.known["speed"]
 
 
 ROUNDS = st.lists(st.lists(KINDS, min_size=1, max_size=2), min_size=1, max_size=5)

@@ -24,7 +24,6 @@ def judge(view, ranks):
     speed = ranks[0]["speed"]
     return passed("fast", value=speed, unit="GB/s") if speed >= 100 else too_slow("slow", fix="wait", value=speed)
 """
-EXACT = SPEED.replace("too_slow(", "failed(")
 # Below 100 it is slow; 0 is wrong data.
 MIXED = SPEED.replace(
     "    return passed", "    if not speed:\n        return failed('wrong data', fix='out')\n    return passed"
@@ -281,14 +280,6 @@ def test_a_result_that_comes_twice_is_an_error(add: Callable[..., Path], run_sit
     assert run.verdict.exit_code == 3
 
 
-def test_what_was_done_before_the_worker_died_is_kept(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
-    add("one", "return {}")
-    add("two", "return {}")
-    run = run_site(target=ScriptedTarget([FACTS, DONE], 1))
-    assert (run.outcomes["one"].status, run.outcomes["two"].status) == ("pass", "error")
-    assert run.verdict.exit_code == 3
-
-
 def test_a_process_that_no_signal_ends_is_named_in_the_report(
     add: Callable[..., Path], run_site: Callable[..., Run]
 ) -> None:
@@ -296,22 +287,6 @@ def test_a_process_that_no_signal_ends_is_named_in_the_report(
     stuck = [{"pid": 4711, "state": "D"}]
     run = run_site(target=ScriptedTarget([FACTS, {**DONE, "survivors": stuck}, {"event": "end"}], None))
     assert run.outcomes["one"].details == {"survivors": stuck}
-
-
-IMMORTAL = """
-import json, os, pathlib, signal, sys
-sys.path.insert(0, {root!r})
-from envcheck.runner.worker import process_tree, rank_group
-process_tree.adopt_orphans()
-rank_group._GRACE = 0.3
-kill = process_tree.signal_quietly
-process_tree.signal_quietly = lambda pid, number: None
-done = rank_group.run_group(rank_group.Job(source="file:{check}"), pathlib.Path({scratch!r}), 0.3, lambda: None)
-print(json.dumps(done))
-process_tree.signal_quietly = kill
-process_tree._survivors.clear()
-process_tree.end_descendants(5)
-"""
 
 
 def test_measurements_that_json_cannot_hold_are_told_not_nulled() -> None:

@@ -52,12 +52,6 @@ def test_a_virtual_environment_comes_before_conda_before_path_before_our_own(tmp
     assert choose_python(None, {"PATH": str(tmp_path)}) == ChosenPython(Path(sys.executable), "envcheck's own")
 
 
-def test_a_symlink_stays_one_for_it_names_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    interpreter(tmp_path / "venv")
-    monkeypatch.chdir(tmp_path)
-    assert choose_python(Path("venv/bin/python")).python == tmp_path / "venv" / "bin" / "python"
-
-
 def test_no_python_and_no_program_are_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no Python at"):
         choose_python(tmp_path / "none")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envcheck.checks import ERROR, SKIP, View, skipped
+from envcheck.checks import ERROR, View
 from envcheck.node.snapshot import Signal, Snapshot, Why
 from envcheck.runner import unmeasured
 from envcheck.runner.judging import decide, verdict
@@ -61,14 +61,3 @@ def test_a_choice_that_leaves_gpu_lost_out_is_nothing_to_say_where_all_gpus_answ
     assert exit_code(SOUND, only=["ecc"]) == 0
     # What a GPU does not offer is not lost.
     assert exit_code(lost(5, why="unsupported"), only=["ecc"]) == 0
-
-
-def test_a_gpu_lost_that_the_budget_left_out_hides_nothing() -> None:
-    row = OutcomeRow(
-        id="gpu-lost",
-        kind="node",
-        **fields(skipped("left out: planned for 1 s", code="budget.left-out")),
-        left_out=True,
-    )
-    assert row.status == SKIP
-    assert unmeasured.lost_gpus_row(View(lost(5)), {"gpu-lost": row}) is not None

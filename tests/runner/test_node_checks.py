@@ -13,8 +13,6 @@ from envcheck.runner.judging import decide
 from tests import builders
 from tests.tables import each
 
-GIB = 1 << 30
-
 
 def view(machine: str) -> View:
     return View(builders.machine(machine))

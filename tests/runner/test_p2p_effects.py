@@ -27,9 +27,9 @@ from envcheck.checks import (
 from envcheck.node.snapshot import Snapshot
 from envcheck.reports.rejudge import judge_again
 from envcheck.runner import judging
-from envcheck.runner.planning import CheckModule, discover, plan
+from envcheck.runner.planning import CheckModule
 from envcheck.runner.state import Run
-from envcheck.runner.worker import fork_server
+from envcheck.runner.worker import fork_server, group_ending
 from envcheck.runner.worker.fork_server import _Nursery
 from tests.builders import check_module
 from tests.tables import each
@@ -134,40 +134,16 @@ WATCHDOG = {
     "heartbeat": "[rank1]:[F101 ProcessGroupNCCL.cpp:1497] [PG ID 0 PG GUID 0 Rank 1] ProcessGroupNCCL's watchdog got "
     "stuck for 480 seconds without making progress in monitoring enqueued collectives.",
 }
-NO_HANG = (
-    "[rank1]:[E ProcessGroupNCCL.cpp:1414] [PG 2 Rank 1] Process group watchdog thread terminated with exception: "
-    "CUDA error: an illegal memory access was encountered"
-)
-ABORTS = """
-if os.environ.get("NCCL_P2P_DISABLE") != "1":
-    if rank.rank == 1:
-        os.write(2, {words!r}.encode())
-        {end}
-    time.sleep(60)
-return {{"rank": rank.rank, "device": rank.device}}
-"""
 
 
-def aborted(nursery: _Nursery, add: Callable[..., Path], directory: Path, words: str, end: str) -> dict[str, Any]:
-    """Return what a group came to whose rank 1 ends with these words unless peer-to-peer is off."""
-    add("hangs", ABORTS.format(words=words, end=end), options="ranks=0, timeout=30")
-    check = {"id": "hangs", "source": "file:site/hangs.py", "ranks": 0, "gpus": 0, "timeout": 30.0, "probe": False}
-    nursery.check(check, {"device_count": 2, "start": "fork"})
-    events = [json.loads(line) for line in (directory / "worker" / "events.jsonl").read_text().splitlines()]
-    return next(event for event in events if event["event"] == "done")
-
-
-@pytest.mark.parametrize("version", WATCHDOG)
-@pytest.mark.parametrize("end", ["os.abort()", "raise RuntimeError({words!r})"])
-def test_a_group_that_the_watchdog_of_nccl_ended_is_run_once_more_without_peer_to_peer(
-    nursery: _Nursery, add: Callable[..., Path], tmp_path: Path, version: str, end: str
-) -> None:
-    done = aborted(nursery, add, tmp_path, WATCHDOG[version], end.format(words=WATCHDOG[version]))
-    assert done["error"] is None
-    assert done["environment"] == fork_server.P2P_OFF
-    assert "atchdog" in done["hung"] or "Timeout at NCCL work" in done["hung"]
-    outcome = after_rules(passed("fine", value=1), check_module(), {**RAN_WITH, "hung": done["hung"]})
-    assert (outcome.status, outcome.summary.startswith("P2P broken: ")) == (FAIL, True)
+@each("version", WATCHDOG)
+def test_what_the_watchdog_of_nccl_says_is_a_hang(version: str) -> None:
+    said = WATCHDOG[version]
+    ended = group_ending.End(1, -6, said)
+    error = group_ending.error(Path("/nowhere"), [ended], [], {1: {}}, "1 s", "")
+    assert error is not None
+    assert (error["hung"], error["text"].startswith("died of SIGABRT: NCCL's watchdog ended it")) == (True, True)
+    assert group_ending.watchdog("Process group watchdog thread terminated with exception: CUDA error") is None
 
 
 LOST = undecided("rank 0 died of SIGSEGV", fix="see the log", code="process.lost", rank=0)
@@ -245,10 +221,3 @@ def test_a_probe_that_hangs_fails_the_run_and_those_after_it_say_what_they_ran_w
     assert {i: (row.status, row.summary) for i, row in past.known.items()} == {
         i: (row.status, row.summary) for i, row in run.outcomes.items()
     }
-
-
-def test_the_shipped_probe_runs_before_every_group_of_its_level() -> None:
-    quick = [f for f in discover() if f.check.level == "quick" and f.kind == "env"]
-    assert [f.id for f in quick if f.check.probe] == ["peer-to-peer"] == [quick[0].id]
-    assert all(f.check.ranks == 1 for f in discover() if f.check.level == "static")
-    assert plan(quick, level="quick", nproc=2).checks[0].id == "peer-to-peer"

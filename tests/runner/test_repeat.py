@@ -61,11 +61,6 @@ def test_bits_that_change_between_rounds_fail_naming_the_gpu() -> None:
     assert (combined.spread.told_in, combined.spread.statuses) == (3, {"pass": 3, "fail": 1})
 
 
-def test_who_judges_a_repeated_run_again_sees_the_bits_of_both_rounds() -> None:
-    combined = folded(repeated("a"), repeated("b"))
-    assert combined.ranks == [{"rank": 0, "device": "GPU-0", "digests": ["a", "a", "b", "b"], "repeats": 4}]
-
-
 def counted(file: Path) -> str:
     return f"seen = open({str(file)!r}, 'a+')\nseen.write('x')\nseen.seek(0)\nreturn {{'x': len(seen.read())}}"
 
@@ -89,22 +84,6 @@ def test_rounds_are_really_run_and_the_bad_one_decides(
     assert [o.spread.rounds for o in run.outcomes.values() if o.spread] == [3, 3]
     assert run.verdict.sentence.endswith("; 3 rounds")
     assert run.verdict.exit_code == 1
-
-
-def test_a_performance_that_falls_short_once_in_a_round_has_its_second_look_in_that_round(
-    add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
-) -> None:
-    add("counts", counted(tmp_path / "seen"), "ranks=1, performance=True", VALUE.replace("failed(", "too_slow("))
-    combined = run_site(repeat=2).outcomes["counts"]
-    assert combined.status == "pass"
-    assert combined.spread is not None
-    assert (combined.spread.rounds, combined.spread.values) == (2, [1, 3])
-
-
-def test_a_duration_is_at_least_one_round(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
-    add("one", "return {}", "ranks=1")
-    add("two", "return {}", "ranks=1")
-    assert [attempts.rounds(o) for o in run_site(duration=0.001).outcomes.values()] == [1, 1]
 
 
 @each(

@@ -8,7 +8,6 @@ from typing import Any
 
 from envcheck.checks import ERROR, FAIL, PASS, Outcome, View, failed, passed, too_slow
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
-from envcheck.reports import phrases
 from envcheck.runner import attempts, judging
 from envcheck.runner.outcomes import outcome_row
 from envcheck.runner.schema import OutcomeRow
@@ -75,10 +74,5 @@ def test_each_rule_that_changes_a_status_is_named_with_its_reason(rule: str) -> 
 
 
 def test_every_rule_has_a_case_here() -> None:
-    rules = {rule.name for rule in judging.OUTCOME_RULES} | set(attempts.ROW_RULES)
+    rules = set(judging.OUTCOME_RULES) | set(attempts.ROW_RULES)
     assert set(CHANGES) == rules - {"judged-again"}  # see tests/reports/test_rejudge.py
-
-
-def test_a_reader_of_the_report_sees_the_change_with_its_reason() -> None:
-    result = dict(phrases.particulars(as_row(decided(SLOW, ON_GPU))))
-    assert result["status"] == "fail → error: other processes used the GPU while its speed was measured [busy-gpu]"

@@ -60,11 +60,6 @@ def test_what_does_not_fit_is_not_begun_and_is_a_skip_that_says_so(
     assert (run.verdict.exit_code, run.verdict.counts["pass"]) == (0, 1)
 
 
-def test_where_nothing_fits_it_could_not_be_told(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
-    add("dear", "return {}", "ranks=1, seconds=500")
-    assert run_site(budget=1.0).verdict.exit_code == 3
-
-
 def test_what_came_before_counts_and_a_check_that_has_begun_is_finished(
     add: Callable[..., Path], run_site: Callable[..., Run]
 ) -> None:
@@ -72,11 +67,3 @@ def test_what_came_before_counts_and_a_check_that_has_begun_is_finished(
     add("b_after_it", "return {}", "ranks=1, seconds=0.1")
     outcomes = run_site(budget=2.5).outcomes
     assert [(o.status, o.left_out) for o in outcomes.values()] == [("pass", False), ("skip", True)]
-
-
-def test_a_failure_outweighs_what_was_left_out(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
-    add("bad", "return {}", "ranks=1", "def judge(view, ranks):\n    return failed('no', fix='mend it')\n")
-    add("dear", "return {}", "ranks=1, seconds=500")
-    verdict = run_site(budget=60.0).verdict
-    assert verdict.exit_code == 1
-    assert "1 check left out" in verdict.sentence

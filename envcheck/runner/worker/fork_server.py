@@ -67,16 +67,6 @@ def stretch(took: float, planned: float | None) -> float:
     return min(max(took / planned, 1.0), MOST_STRETCH) if planned else 1.0
 
 
-def exit_status(status: int) -> int:
-    """Return a wait status as the exit code, or as the negated signal."""
-    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-
-
-def how(status: int) -> dict[str, Any]:
-    """Say how a process ended: its `signal` by name, or its exit `code`."""
-    return {"signal": signal.Signals(-status).name} if status < 0 else {"code": status}
-
-
 def run(directory: Path, plan: dict[str, Any]) -> None:
     """Carry out a plan; every result is an event."""
     process_tree.adopt_orphans()
@@ -254,7 +244,8 @@ def guard(argv: list[str]) -> int:
                 directory.parent.rmdir()
         return 0
     if status != 0:
-        Events(directory).emit("died", **how(status))
+        ended = {"signal": signal.Signals(-status).name} if status < 0 else {"code": status}
+        Events(directory).emit("died", **ended)
     return min(abs(status), 1)
 
 
@@ -294,14 +285,13 @@ def _watch_nursery(nursery: int) -> int | None:
         # Orphans come to us too; leave them to the end and wait for the nursery alone.
         pid, status = os.waitpid(nursery, os.WNOHANG)
         if pid:
-            return exit_status(status)
+            return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def p2p_broken(done: Mapping[str, Any]) -> bool:
     """Return whether a probe's group shows that peer-to-peer is broken: lost while it copied, or wrong bytes came."""
-    error = done.get("error")
-    if error:
-        return bool(error.get("doing"))
+    if done.get("error"):
+        return bool(done["error"].get("doing"))
     return any(isinstance(rank, dict) and bool(rank.get("broken")) for rank in done.get("ranks") or [])
 
 
@@ -323,10 +313,8 @@ def worth_another_try(done: Mapping[str, Any], environment: Mapping[str, str], *
 
 def second_try(first: Mapping[str, Any], repeated: dict[str, Any]) -> dict[str, Any]:
     """Return what a group without peer-to-peer came to, after it had hung with it; hung both times, it hung."""
-    both = {
-        "seconds": round(first["seconds"] + repeated["seconds"], 3),
-        "survivors": [*first["survivors"], *repeated["survivors"]],
-    }
+    seconds = round(first["seconds"] + repeated["seconds"], 3)
+    both = {"seconds": seconds, "survivors": [*first["survivors"], *repeated["survivors"]]}
     if repeated["error"]:
         error = dict(first["error"])
         error["text"] = f"{error['text']}; without peer-to-peer it was lost too: {repeated['error']['text']}"

@@ -112,30 +112,17 @@ def error(
     `results` are by rank. `running` are the ranks that had to be ended, which took `manner`, `after` a time; `hung`
     marks an error of ranks that waited for each other.
     """
-    error = _error(directory, ended, running, results, after, manner)
-    return error and {**error, "text": process_limits.explained(error["text"])}
-
-
-def _error(
-    directory: Path,
-    ended: Sequence[End],
-    running: Sequence[ObservedRank],
-    results: Mapping[int, dict[str, Any]],
-    after: str,
-    manner: str,
-) -> dict[str, Any] | None:
-    others = [progress_file.read(directory, end.rank) for end in ended]
-    blamed = culprit(running, others)
-    first = _first_lost(ended, results)
-    if first is not None:
-        if blamed is not None and waited(first["text"]):
-            text = f"{blamed['why']}; rank {first['rank']} waited for it: {first['text']}"
-            return {**first, "rank": blamed["rank"], "text": text}
-        return first
-    if running:
-        return _hang(running, blamed, after, manner)
-    missing = next((rank for rank, left in results.items() if "measured" not in left), None)
-    return None if missing is None else {"rank": missing, "text": "gave no result"}
+    blamed = culprit(running, [progress_file.read(directory, end.rank) for end in ended])
+    error = _first_lost(ended, results)
+    if error is not None and blamed is not None and waited(error["text"]):
+        text = f"{blamed['why']}; rank {error['rank']} waited for it: {error['text']}"
+        error = {**error, "rank": blamed["rank"], "text": text}
+    elif error is None and running:
+        error = _hang(running, blamed, after, manner)
+    if error is None:
+        missing = next((rank for rank, left in results.items() if "measured" not in left), None)
+        return None if missing is None else {"rank": missing, "text": "gave no result"}
+    return {**error, "text": process_limits.explained(error["text"])}
 
 
 def _first_lost(ended: Sequence[End], results: Mapping[int, dict[str, Any]]) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import faulthandler
@@ -149,16 +150,10 @@ def _not_started(job: Job, members: list[_Member], error: OSError) -> dict[str, 
     process_tree.end_descendants(_GRACE)
     for member in members:
         os.close(member.pipe)
-    text = process_limits.explained(f"could not be started: {error.strerror or error}")
-    return {
-        "ranks": [None] * len(job.ranks),
-        "error": {"rank": job.first + len(members), "text": text},
-        "seconds": 0.0,
-        "body": 0.0,
-        "logs": [""] * len(job.ranks),
-        "survivors": [],
-        "progress": [["", -1, 0] for _ in job.ranks],
-    }
+    text, ranks = process_limits.explained(f"could not be started: {error.strerror or error}"), len(job.ranks)
+    lost: dict[str, Any] = {"error": {"rank": job.first + len(members), "text": text}, "seconds": 0.0, "body": 0.0}
+    none = {"ranks": [None] * ranks, "logs": [""] * ranks, "survivors": [], "progress": [["", -1, 0]] * ranks}
+    return {**lost, **none}
 
 
 def be_rank(job: Job, rank: int, directory: Path) -> None:
@@ -222,15 +217,9 @@ def _start(job: Job, directory: Path, forget: Callable[[], None], members: list[
         os.close(writing_end)
         os.set_blocking(reading_end, False)
         members.append(_Member(rank, pid, reading_end))
-        _join(pid, members[0].pid)
-
-
-def _join(pid: int, group: int) -> None:
-    # Parent and child both set it, so that neither runs on before it is true.
-    try:
-        os.setpgid(pid, group)
-    except (PermissionError, ProcessLookupError):
-        return
+        # Parent and child both set it, so that neither runs on before it is true.
+        with contextlib.suppress(PermissionError, ProcessLookupError):
+            os.setpgid(pid, members[0].pid)
 
 
 def _child(job: Job, rank: int, port: int, directory: Path, output: int) -> None:
@@ -321,14 +310,8 @@ def environment(rank: int, world: int, port: int, outer: Mapping[str, str]) -> d
 
     A choice of the user's (NCCL_*, GLOO_SOCKET_IFNAME, OMP_NUM_THREADS) is what is to be tested, so it is kept.
     """
-    ours = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "LOCAL_WORLD_SIZE": str(world),
-        "MASTER_ADDR": loopback(),
-        "MASTER_PORT": str(port),
-    }
+    ours = {**dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)), "MASTER_ADDR": loopback(), "MASTER_PORT": str(port)}
+    ours |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world))
     defaults = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": str(threads(world))}
     return {**ours, **{k: v for k, v in defaults.items() if not outer.get(k)}}
 
@@ -367,9 +350,11 @@ def measure(load: Callable[[], Callable[[Any], Any]], place: Rank, here: int) ->
         check = load()
         progress_file.write(directory, rank, progress_file.LOADED)
         measured = check(place)
-        checked = _checked(measured)
-        _sized(checked)  # refuses what JSON cannot hold, such as a circle, before it is searched
-        explained = process_limits.explained_in(checked)
+        if not isinstance(measured, dict):
+            message = f"measure returned {type(measured).__name__}, not a dict"
+            raise TypeError(message)  # noqa: TRY301 (reported as what the check raised)
+        _sized(measured)  # refuses what JSON cannot hold, such as a circle, before it is searched
+        explained = process_limits.explained_in(measured)
         _write(directory, rank, _sized({"measured": explained, "seconds": time.monotonic() - begun}))
         code = 0
     except SystemExit as leaving:
@@ -400,13 +385,6 @@ def _prepare(world: int, directory: Path) -> None:
         torch.set_num_threads(chosen_threads(os.environ) or threads(world))
     if any(entry[0] == "error" for entry in warnings.filters):
         warnings.simplefilter("default")  # a warning of torch's is no fault of what is checked
-
-
-def _checked(measured: Any) -> dict[str, Any]:
-    if not isinstance(measured, dict):
-        message = f"measure returned {type(measured).__name__}, not a dict"
-        raise TypeError(message)
-    return measured
 
 
 def _sized(result: dict[str, Any]) -> str:

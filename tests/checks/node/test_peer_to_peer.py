@@ -176,17 +176,17 @@ def test_a_speed_that_falls_short_beside_somebody_elses_work_is_not_told(node: N
     free = node("h100x8")
     taken = put_gpu(free, [3], memory_used=70 << 30, processes=[{"pid": 4711, "name": "python"}])
     other = taken.snapshot.gpus[3].uuid
-    outcome = judging.excuse_busy(FAST, taken, SLOW)
+    outcome = judging.excuse_busy(SLOW, judging.Evidence(FAST, taken, {}))
     assert outcome.status == ERROR
     assert outcome.summary == "measured while 4711 (python) held 70.0 GiB on GPU 3: slow"
     assert (outcome.details["tenants"], bool(outcome.remedy)) == ([other], True)
-    assert judging.excuse_busy(FAST, taken, LOW).status == WARN
-    assert "4711 (python)" in judging.excuse_busy(FAST, taken, LOW).summary
-    assert judging.excuse_busy(FAST, free, SLOW) == SLOW
-    assert judging.excuse_busy(FAST, taken, FINE) == FINE
+    assert judging.excuse_busy(LOW, judging.Evidence(FAST, taken, {})).status == WARN
+    assert "4711 (python)" in judging.excuse_busy(LOW, judging.Evidence(FAST, taken, {})).summary
+    assert judging.excuse_busy(SLOW, judging.Evidence(FAST, free, {})) == SLOW
+    assert judging.excuse_busy(FINE, judging.Evidence(FAST, taken, {})) == FINE
     # What is wrong is wrong beside anybody.
     right = FAST._replace(check=Check(promise="p", level="quick"))
-    assert judging.excuse_busy(right, taken, SLOW) == SLOW
+    assert judging.excuse_busy(SLOW, judging.Evidence(right, taken, {})) == SLOW
 
 
 def test_only_who_is_on_the_gpu_that_is_blamed_is_an_excuse(node: Node, put_gpu: Node) -> None:
@@ -195,11 +195,11 @@ def test_only_who_is_on_the_gpu_that_is_blamed_is_an_excuse(node: Node, put_gpu:
 
     def excused(**details: Any) -> bool:
         slow = too_slow("slow", fix="look", value=9, unit="GB/s", limit=SPEED, **details)
-        return judging.excuse_busy(FAST, taken, slow).status == ERROR
+        return judging.excuse_busy(slow, judging.Evidence(FAST, taken, {})).status == ERROR
 
     assert [excused(device=uuids[3]), excused(device=uuids[4])] == [True, False]
     assert [excused(gpus=uuids[2:4]), excused(gpus=uuids[4:6])] == [True, False]
     # A run on other GPUs than the tenant's is its own.
     seen = node("h100x8", devices=[{"uuid": uuids[0]}])
     beside = put_gpu(seen, [3], utilization=99)
-    assert judging.excuse_busy(FAST, beside, SLOW) == SLOW
+    assert judging.excuse_busy(SLOW, judging.Evidence(FAST, beside, {})) == SLOW

@@ -89,11 +89,6 @@ def test_a_wrong_row_is_one_line_with_its_place(change: str, to: str, says: str)
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No such file or directory; give a readable file with --extensions"):
-        file.load(tmp_path / "none.yaml")
-
-
 def _one(
     *, extension: Extension | None = None, release: ExtensionRelease | None = None, wheel: ExtensionWheel | None = None
 ) -> Extensions:

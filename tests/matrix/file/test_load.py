@@ -34,16 +34,6 @@ def test_a_missing_file(tmp_path: Path) -> None:
         load(tmp_path / "none.yaml")
 
 
-def test_a_directory(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Is a directory"):
-        load(tmp_path)
-
-
-def test_bytes_that_are_no_text() -> None:
-    with pytest.raises(ConfigError, match=r"matrix\.yaml:2: not UTF-8 text"):
-        loads(b"schema: envcheck/matrix/1\n\xff\n")
-
-
 @each(
     ("text", "says"),
     [
@@ -58,16 +48,6 @@ def test_what_could_hold_itself_or_has_no_end_is_refused(text: str, says: str) -
     with pytest.raises(ConfigError) as caught:
         loads(text.encode(), "m.yaml")
     assert str(caught.value).startswith(says)
-
-
-def test_nesting_up_to_the_limit_is_read() -> None:
-    with pytest.raises(ConfigError, match="unknown field"):
-        loads(("a: " + "[" * 31 + "]" * 31).encode(), "m.yaml")
-
-
-def test_a_nul_byte() -> None:
-    with pytest.raises(ConfigError, match=r"m\.yaml.*not YAML"):
-        loads(b"schema: \x00\n", "m.yaml")
 
 
 def test_what_is_loaded_from_the_cache_is_what_the_file_says(shipped: Path, matrix: Matrix, tmp_path: Path) -> None:

@@ -50,10 +50,6 @@ def test_floor_and_native_driver_to_the_patch(ask: Ask, torch: str, variant: str
     assert ask(torch=torch, variant=variant, driver=driver).verdict == verdict
 
 
-def test_1_13_1_cu117_has_python_3_9(ask: Ask) -> None:
-    assert ask(torch="1.13.1", variant="cu117", python="3.9").cell == "torch1.13.1-cu117-py39"
-
-
 @each(
     ("torch", "verdict"),
     [("2.7.1", "arch-not-in-wheel"), ("2.8.0", "ok"), ("2.10.0", "ok"), ("2.11.0", "arch-not-in-wheel")],
@@ -94,17 +90,6 @@ def test_cuda_13_on_r570_needs_a_data_centre_gpu_and_its_compat_package(ask: Ask
     assert "data-centre GPUs only" in " ".join(desk.reasons)
 
 
-def test_cuda_13_on_r560_has_no_way_even_in_a_data_centre(ask: Ask) -> None:
-    assert ask(torch="2.13.0", variant="cu130", gpus=["H100"], driver="560.35.03").verdict == "driver-too-old"
-
-
-@each(("torch", "variant"), [("2.10.0", "cpu"), ("2.11.0", "cu130"), ("2.15.0", "cu132")])
-def test_what_pip_install_gives_on_aarch64(matrix: Matrix, torch: str, variant: str) -> None:
-    release = matrix.release(torch)
-    assert release is not None
-    assert release.pypi["aarch64"] == variant
-
-
 @each(
     ("torch", "variant"),
     [
@@ -126,8 +111,3 @@ def test_what_pip_install_gives_on_x86_64(ask: Ask, torch: str, variant: str) ->
 def test_no_torchaudio_after_2_11(matrix: Matrix) -> None:
     audio = {release.torch: release.torchaudio for release in matrix.torch}
     assert (audio["2.11.0"], audio["2.12.0"], audio["2.15.0"]) == ("2.11.0", None, None)
-
-
-def test_every_release_gpu_and_branch_is_there(matrix: Matrix) -> None:
-    assert (len(matrix.torch), len(matrix.gpus), len(matrix.drivers)) == (29, 31, 26)
-    assert all(release.variant("cpu") is not None for release in matrix.torch)

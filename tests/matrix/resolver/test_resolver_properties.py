@@ -52,15 +52,6 @@ def test_a_newer_driver_takes_nothing_away_but_a_dropped_generation(
     assert after.verdict == "gpu-dropped-by-driver" or cut_before or skipped or needed_package
 
 
-@settings(max_examples=80, deadline=None)
-@given(cell=CELLS, drivers=st.tuples(DRIVERS, DRIVERS))
-def test_without_a_gpu_a_newer_driver_takes_nothing_away(cell: tuple[str, str], drivers: tuple[str, str]) -> None:
-    older, newer = sorted(drivers, key=key)
-    query = Query(torch=cell[0], variant=cell[1], driver=older)
-    if resolve(MATRIX, query).verdict in LEGAL:
-        assert resolve(MATRIX, query.replace(driver=newer)).verdict in LEGAL
-
-
 @each("cell", [str(cell) for cell in MATRIX.cells()])
 def test_every_published_cell_resolves(cell: str) -> None:
     parsed = Cell.parse(cell)

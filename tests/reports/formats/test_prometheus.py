@@ -14,7 +14,7 @@ from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.formats.prometheus import prometheus
 from envcheck.reports.model import RunReport, load
 from envcheck.runner.schema import LimitRow, Plan
-from tests.builders import machine, row
+from tests.builders import row
 
 MakeReport = Callable[..., RunReport]
 REPORTS = sorted((Path(__file__).parents[2] / "data" / "reports").glob("*.json"))
@@ -111,22 +111,6 @@ def promtool() -> Callable[[str], tuple[int, str]]:
 
 
 @pytest.mark.promtool
-def test_promtool_finds_nothing_to_say(report: MakeReport, promtool: Callable[[str], tuple[int, str]]) -> None:
-    snapshot = machine("h100x8")
-    assert promtool(prometheus(report(SLOW, row("b", "pass", value=3, unit="wrong elements"), snapshot=snapshot))) == (
-        0,
-        "",
-    )
-
-
-@pytest.mark.promtool
 @pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)
 def test_promtool_finds_nothing_to_say_of_the_examples(path: Path, promtool: Callable[[str], tuple[int, str]]) -> None:
     assert promtool(prometheus(load(path))) == (0, "")
-
-
-def test_the_textfile_collector_takes_it(report: MakeReport) -> None:
-    """It refuses a file with timestamps or without its last newline, and reads only what is whole."""
-    text = prometheus(report(SLOW))
-    assert text.endswith("\n")
-    assert not any(re.search(r"\} \S+ \S+$", line) for line in text.splitlines())

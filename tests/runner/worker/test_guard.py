@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import envcheck
-from envcheck.runner.local_python import ChosenPython, LocalPython
 from envcheck.runner.state import Run
 
 # A rank deaf to SIGTERM, with one child in its group and one that fled into a session of its own.
@@ -156,15 +155,3 @@ def test_a_killed_worker_is_an_error_of_every_unfinished_check(
     os.kill(far, signal.SIGKILL) if far in left else None
     assert left in ([], [far] if who == "guard" else [])
     assert not alive(nursery)
-
-
-def test_a_worker_that_cannot_even_start_is_told_with_its_last_words(
-    add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
-) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho this is no Python >&2\nexit 9\n")
-    python.chmod(0o755)
-    add("good", "return {}")
-    run = run_site(target=LocalPython(ChosenPython(python, "--python")))
-    assert run.outcomes["good"].summary == ("the worker exited with code 9 while importing torch: this is no Python")
-    assert run.mode == "unknown"

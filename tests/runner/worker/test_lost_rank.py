@@ -138,10 +138,3 @@ def test_only_an_error_of_somebody_who_waited_is_blamed_on_another(tmp_path: Pat
     assert lost(tmp_path, "RuntimeError: Connection closed by peer [127.0.0.1]:4711", behind)["rank"] == 1
     assert lost(tmp_path, "ValueError: a bug of its own", behind)["rank"] == 0
     assert lost(tmp_path, "RuntimeError: Timed out waiting 60000ms for recv operation", [])["rank"] == 0
-
-
-@pytest.mark.parametrize("text", ["", "[1, 2", '{"a": 1}', "[1]", '["x", 1]', "\xff"])
-def test_a_progress_file_that_cannot_be_read_is_no_progress(tmp_path: Path, text: str) -> None:
-    progress_file.path(tmp_path, 0).write_text(text, encoding="latin-1")
-    assert progress_file.read(tmp_path, 0) == (-1, 0)
-    assert progress_file.read(tmp_path, 1) == (-1, 0)

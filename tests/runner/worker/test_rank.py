@@ -34,11 +34,6 @@ def test_a_users_own_choice_is_what_is_tested() -> None:
     assert data["RANK"] == "0"
 
 
-def test_the_cpus_are_shared_out_and_nobody_gets_none() -> None:
-    assert rank_group.threads(1) == len(os.sched_getaffinity(0))
-    assert rank_group.threads(10_000) == 1
-
-
 @pytest.mark.parametrize("spawn", [False, True], ids=["fork", "spawn"])
 def test_ranks_meet_on_one_free_port_alone_in_an_empty_directory(
     add: Callable[..., Path], run_site: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, *, spawn: bool

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import subprocess
 import sys
 import textwrap
 import time
@@ -119,17 +118,6 @@ def test_cuda_that_sees_nothing_says_why_and_is_no_gpu(
     required = run_site(require_gpu=True)
     assert required.outcomes["needs-gpu"].status == "fail"
     assert required.verdict.exit_code == 1
-
-
-def test_require_gpu_fails_even_where_no_check_would_have_used_one(
-    torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run]
-) -> None:
-    torch(gpus=0)
-    add("plain", "return {}")
-    run = run_site(require_gpu=True)
-    assert run.ordered[-1].id == "require-gpu"
-    assert run.ordered[-1].remedy
-    assert run.verdict.exit_code == 1
 
 
 def test_a_cuda_that_hangs_or_crashes_when_asked_costs_only_its_own_answer(
@@ -248,16 +236,6 @@ def test_an_import_that_brings_cuda_up_has_ranks_spawned_from_then_on(
     (tmp_path / "path" / "slow.py").write_text("import torch\ntorch.cuda.is_initialized = lambda: True\n")
     add("a_with", PRELOADED, "imports=('slow',)")
     assert run_site().outcomes["a-with"].ranks[0]["loaded"] is False
-
-
-@pytest.mark.torch
-def test_a_real_torch_is_asked_without_a_device(torch_python: Path, run_real: Callable[[Path], Run]) -> None:
-    run = run_real(torch_python)
-    requests = [str(torch_python), "-c", "import torch; print(torch.__version__)"]
-    assert (
-        run.environment["torch"] == subprocess.run(requests, capture_output=True, text=True, check=True).stdout.strip()
-    )
-    assert run.environment["start"] == "fork"
 
 
 @pytest.mark.parametrize("code", [0, 804])
