@@ -43,6 +43,7 @@ _ENVIRONMENT_NAMES: Final = frozenset(
 _SECRET: Final = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE", re.IGNORECASE)
 _GPU_MODULES: Final = ("nvidia", "nouveau", "gdrdrv", "nv_peer_mem", "efa_nv_peermem")
 _OWN: Final = "environment"
+_LINE: Final = 60
 _LIBRARY_DIRS: Final = (
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
@@ -158,7 +159,11 @@ def _file(path: Path, parse: Callable[[str], Any], unit: str | None = None) -> S
 
 
 def _host(root: Path) -> dict[str, Source]:
-    system, memory = platform.uname(), functools.partial(_memory, root / "proc/meminfo")
+    system = platform.uname()
+
+    def memory(name: str) -> Signal:
+        return _file(root / "proc/meminfo", lambda content: host.meminfo(content).get(name), "B")
+
     return {
         "host.name": Source(text, lambda: _named(system.node)),
         "host.arch": Source(text, lambda: Signal(system.machine, source="uname")),
@@ -180,10 +185,6 @@ def _named(node: str) -> Signal:
 
 def _cpus() -> Signal:
     return Signal(len(os.sched_getaffinity(0)), unit="CPUs", source="sched_getaffinity")
-
-
-def _memory(path: Path, name: str) -> Signal:
-    return _file(path, lambda content: host.meminfo(content).get(name), "B")
 
 
 def _gpu_modules(text: str) -> list[str]:
@@ -247,15 +248,13 @@ def _kind_of(text: str, path: str) -> str | None:
 
 
 def _limits(root: Path) -> dict[str, Source]:
-    path = root / "proc/self/limits"
+    def limit(name: str, unit: str) -> Signal:
+        return _file(root / "proc/self/limits", lambda content: host.soft_limit(content, name), unit)
+
     return {
-        "limits.memlock": Source(unlimited, lambda: _limit(path, "Max locked memory", "B")),
-        "limits.nofile": Source(unlimited, lambda: _limit(path, "Max open files", "files")),
+        "limits.memlock": Source(unlimited, lambda: limit("Max locked memory", "B")),
+        "limits.nofile": Source(unlimited, lambda: limit("Max open files", "files")),
     }
-
-
-def _limit(path: Path, name: str, unit: str) -> Signal:
-    return _file(path, lambda content: host.soft_limit(content, name), unit)
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, Source]:
@@ -293,10 +292,6 @@ def _sound(signals: Mapping[str, Signal], types: Mapping[str, ValueType]) -> dic
 def _checked(signal: Signal, type_: ValueType | None) -> Signal:
     if signal.reason is not None or type_ is None or type_(signal.value):
         return signal
-    reason = f"read as {_shortened(signal.value)}, which it cannot be"
+    shown = repr(signal.value)
+    reason = f"read as {shown if len(shown) <= _LINE else f'{shown[: _LINE - 3]}...'}, which it cannot be"
     return Signal(reason=reason, why="failed", unit=signal.unit, source=signal.source)
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004 (a line's worth)

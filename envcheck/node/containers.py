@@ -64,20 +64,19 @@ def cgroup_path(text: str) -> str | None:
 
 def sources(root: Path, environ: Mapping[str, str]) -> dict[str, Source]:
     """Return what reads toolkit.tools, engines, cdi and docker; what is not installed is not there."""
+
+    def tools() -> Signal:
+        return Signal({n: _version(p) for n in _TOOLS if (p := _which(n, root, environ))}, source="PATH")
+
+    def engines() -> Signal:
+        return Signal([name for name in _ENGINES if _which(name, root, environ)], source="PATH")
+
     return {
-        "toolkit.tools": Source(mapped(text), lambda: _tools(root, environ)),
-        "toolkit.engines": Source(listed(text), lambda: _engines(root, environ)),
+        "toolkit.tools": Source(mapped(text), tools),
+        "toolkit.engines": Source(listed(text), engines),
         "toolkit.cdi": Source(_SPECIFICATIONS, lambda: _specifications(root)),
         "toolkit.docker": Source(_RUNTIMES, lambda: _docker(root / "etc/docker/daemon.json")),
     }
-
-
-def _tools(root: Path, environ: Mapping[str, str]) -> Signal:
-    return Signal({n: _version(p) for n in _TOOLS if (p := _which(n, root, environ))}, source="PATH")
-
-
-def _engines(root: Path, environ: Mapping[str, str]) -> Signal:
-    return Signal([name for name in _ENGINES if _which(name, root, environ)], source="PATH")
 
 
 def _which(name: str, root: Path, environ: Mapping[str, str]) -> Path | None:

@@ -88,9 +88,8 @@ def word(words: tuple[str, ...], number: int) -> str:
 
 def remapped_rows(nvml: Any, gpu: Any) -> dict[str, int]:
     """Count the rows of memory that were replaced, wait for it, or could not be."""
-    return dict(
-        zip(("correctable", "uncorrectable", "pending", "failed"), nvml.nvmlDeviceGetRemappedRows(gpu), strict=True)
-    )
+    kinds = ("correctable", "uncorrectable", "pending", "failed")
+    return dict(zip(kinds, nvml.nvmlDeviceGetRemappedRows(gpu), strict=True))
 
 
 def field(nvml: Any, gpu: Any, field: int, scope: int = 0) -> int:
@@ -198,23 +197,16 @@ def links(nvml: Any, gpu: Any) -> dict[int, str]:
 
     An absent link is an invalid argument to some drivers and not supported by others; both mean that it is not there.
     """
-    states = {link: _link(nvml, gpu, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)}
-    states_read = {link: state for link, state in states.items() if state is not None}
-    if states_read:
-        return states_read
-    try:
-        return {0: str(nvml.nvmlDeviceGetNvLinkState(gpu, 0))}
-    except nvml.NVMLError as error:
-        if error.value == nvml.NVML_ERROR_INVALID_ARGUMENT:
-            raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED) from None
-        raise
-
-
-def _link(nvml: Any, gpu: Any, link: int) -> str | None:
-    try:
-        return "up" if nvml.nvmlDeviceGetNvLinkState(gpu, link) else "down"
-    except nvml.NVMLError:  # no such link
-        return None
+    states, refused = {}, None
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        try:
+            states[link] = "up" if nvml.nvmlDeviceGetNvLinkState(gpu, link) else "down"
+        except nvml.NVMLError as error:  # noqa: PERF203 (links are few)
+            refused = refused or error
+    if not states and refused:
+        absent = refused.value == nvml.NVML_ERROR_INVALID_ARGUMENT
+        raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED) if absent else refused
+    return states
 
 
 def nvlink_errors(nvml: Any, gpu: Any) -> dict[str, int]:
@@ -228,20 +220,18 @@ def nvlink_errors(nvml: Any, gpu: Any) -> dict[str, int]:
 
 def read_fabric(nvml: Any, gpu: Any) -> dict[str, str]:
     """Read how a GPU stands in its NVLink fabric."""
+    # The wrapper hands the structure on as it is.
+    info = nvml.c_nvmlGpuFabricInfo_v3_t()
     try:
-        info = _fabric_info(nvml, gpu, nvml.c_nvmlGpuFabricInfo_v3_t())
+        nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))
     except nvml.NVMLError:  # a driver that knows the older structure only, which has no summary of its health
-        info = _fabric_info(nvml, gpu, nvml.c_nvmlGpuFabricInfo_v2_t())
+        info = nvml.c_nvmlGpuFabricInfo_v2_t()
+        nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))
     return {
         "state": word(_FABRIC_STATES, info.state),
         "status": "ok" if info.status == 0 else str(nvml.NVMLError(info.status)),
         "health": word(_FABRIC_SUMMARIES, getattr(info, "healthSummary", 0)),
     }
-
-
-def _fabric_info(nvml: Any, gpu: Any, info: Any) -> Any:
-    nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))  # the wrapper hands it on as it is
-    return info
 
 
 def processes(nvml: Any, gpu: Any) -> list[dict[str, Any]]:
@@ -270,19 +260,14 @@ def pairs(nvml: Any) -> list[dict[str, Any]]:
     Raises what NVML raises; where it does not tell a path, that is None.
     """
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+
+    def allowed(a: Any, b: Any) -> dict[str, str]:
+        return {name: word(_STATUSES, nvml.nvmlDeviceGetP2PStatus(a, b, cap)) for name, cap in _CAPS.items()}
+
     return [
-        {
-            "a": a,
-            "b": b,
-            **{word: _status(nvml.nvmlDeviceGetP2PStatus(handles[a], handles[b], cap)) for word, cap in _CAPS.items()},
-            "path": _path(nvml, handles[a], handles[b]),
-        }
+        {"a": a, "b": b, **allowed(handles[a], handles[b]), "path": _path(nvml, handles[a], handles[b])}
         for a, b in itertools.combinations(range(len(handles)), 2)
     ]
-
-
-def _status(number: int) -> str:
-    return _STATUSES[number] if 0 <= number < len(_STATUSES) else f"unknown ({number})"
 
 
 def _path(nvml: Any, a: Any, b: Any) -> str | None:

@@ -157,30 +157,24 @@ def together(types: Mapping[str, ValueType], read: Callable[[], dict[str, Signal
 def read(tasks: Sequence[ReadTask]) -> SourceReading:
     """Read all of them at once and return what they said, in their order, whichever was done first."""
     begun = time.monotonic()
-    running = [_start(task) for task in tasks]
-    readings = [_answer(task, begun) for task in running]
+    running = [(task, *_start(task)) for task in tasks]
+    readings = [_answer(*reader, begun) for reader in running]
     signals = {name: signal for reading in readings for name, signal in reading.signals.items()}
     return SourceReading(signals, [gpu for reading in readings for gpu in reading.gpus])
-
-
-class _RunningReader(NamedTuple):
-    task: ReadTask
-    thread: threading.Thread
-    answer: list[SourceReading]
 
 
 def _alone(name: str, source: Source) -> ReadTask:
     return ReadTask({name: source.type}, lambda: SourceReading({name: source.read()}), TIMEOUT)
 
 
-def _start(task: ReadTask) -> _RunningReader:
+def _start(task: ReadTask) -> tuple[threading.Thread, list[SourceReading]]:
     answer: list[SourceReading] = []
     thread = threading.Thread(target=_run, args=(task, answer), name=f"reads {task.names[0]}", daemon=True)
     try:
         thread.start()
     except RuntimeError:  # the number of processes is limited: read one after the other
         _run(task, answer)
-    return _RunningReader(task, thread, answer)
+    return thread, answer
 
 
 def _run(task: ReadTask, answer: list[SourceReading]) -> None:
@@ -191,11 +185,10 @@ def _run(task: ReadTask, answer: list[SourceReading]) -> None:
         answer.append(_unread(task, why, f"{type(error).__name__}: {error}"))
 
 
-def _answer(running: _RunningReader, begun: float) -> SourceReading:
-    if not running.answer:
-        running.thread.join(max(0.0, begun + running.task.timeout - time.monotonic()))
-    late = f"timed out: no answer in {running.task.timeout:g} s"
-    return running.answer[0] if running.answer else _unread(running.task, "timed-out", late)
+def _answer(task: ReadTask, thread: threading.Thread, answer: list[SourceReading], begun: float) -> SourceReading:
+    if not answer:
+        thread.join(max(0.0, begun + task.timeout - time.monotonic()))
+    return answer[0] if answer else _unread(task, "timed-out", f"timed out: no answer in {task.timeout:g} s")
 
 
 def _unread(task: ReadTask, why: Why, reason: str) -> SourceReading:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
@@ -62,25 +61,16 @@ def rows(module: CheckModule) -> list[dict[str, Any]]:
 
 def constants(module: CheckModule) -> list[Limit]:
     """Return the limits that stand in the check's own file, and in the helpers that it uses."""
-    spaces = [module.judge.__globals__, *map(vars, _helpers(module))]
+    own = module.judge.__globals__
+    helpers = [held for held in own.values() if isinstance(held, ModuleType) and "envcheck.checks." in held.__name__]
+    spaces = [own, *map(vars, helpers)]
     return [value for names in spaces for value in names.values() if isinstance(value, Limit)]
-
-
-def _helpers(module: CheckModule) -> list[ModuleType]:
-    held = module.judge.__globals__.values()
-    return [
-        module for module in held if isinstance(module, ModuleType) and module.__name__.startswith("envcheck.checks.")
-    ]
-
-
-@functools.cache
-def _gpu_runs() -> tuple[dict[str, str], ...]:
-    return tuple(json.loads(MET.read_text(encoding="utf-8"))["met"])
 
 
 def met(identity: str) -> list[dict[str, str]]:
     """Return the GPUs that a check has met, each with model, date and the recorded report that shows it."""
-    return [row for row in _gpu_runs() if row["check"] == identity]
+    rows: list[dict[str, str]] = json.loads(MET.read_text(encoding="utf-8"))["met"]
+    return [row for row in rows if row["check"] == identity]
 
 
 def met_in(reports: Iterable[tuple[str, RunReport]]) -> list[dict[str, str]]:
@@ -118,25 +108,18 @@ def table(modules: Sequence[CheckModule]) -> Iterator[str]:
     """Yield the lines of all checks by level, at 80 columns."""
     widest = max(len(f.id) for f in modules)
     for level, checks in levels(modules).items():
-        count, cost = len(checks), sum(f.check.seconds for f in checks)
-        head = f"{level}: {counted(count, 'check')}, {_cost(cost)}: {FOR[level]}"
+        seconds = sum(f.check.seconds for f in checks)
+        cost = "under a second" if seconds < 1 else f"about {phrases.duration(seconds)}"
+        head = f"{level}: {counted(len(checks), 'check')}, {cost}: {FOR[level]}"
         yield _wrapped(head, "  ")
         for f in checks:
             start = f"  {f.id:<{widest}}  {runs_on(f):<8}  {f'{f.check.seconds:g} s':<6}  "
             yield start + _wrapped(f.check.promise, " " * len(start), len(start))
         yield ""
-    yield from _legend(modules)
-
-
-def _legend(modules: Sequence[CheckModule]) -> Iterator[str]:
     for name in dict.fromkeys(runs_on(f) for f in modules):
         yield f"{name:<8}  {RUNS[name]}"
     run_on_gpu = sum(bool(met(f.id)) for f in modules)
     yield f"{run_on_gpu} of {len(modules)} have met a real GPU; `envcheck checks ID` says all about one."
-
-
-def _cost(seconds: float) -> str:
-    return "under a second" if seconds < 1 else f"about {phrases.duration(seconds)}"
 
 
 def described(f: CheckModule) -> Iterator[str]:
@@ -156,7 +139,10 @@ def described(f: CheckModule) -> Iterator[str]:
     yield f"  met       {'; '.join(models) or 'no real GPU yet'}"
     for part in f.doc.split("\n\n"):
         yield from ("", part if _is_block(part) else _wrapped(part))
-    bounds = [*_rows(f), *_constants(f)]
+    bounds = list(_rows(f))
+    for limit in constants(f):
+        bounds.append(_wrapped(f"  {limit.kind} {phrases.quantity(limit.value, limit.unit)}", "    "))
+        bounds.append(_wrapped(f"    {limit.source}", "    "))
     if bounds:
         yield from ("", "limits", *bounds)
 
@@ -184,16 +170,9 @@ def _where(row: dict[str, Any], identity: str) -> str:
     conditions = ["over " + "/".join([link] if isinstance(link, str) else link)] if link else []
     conditions += [f"over 16 lanes of PCIe generation {row['pcie']}"] if "pcie" in row else []
     named = [] if row["check"] == identity else [row["check"]]
-    condition = " ".join(
-        [*named, *count, " or ".join([models] if isinstance(models, str) else models), *conditions]
-    ).strip()
+    of = " or ".join([models] if isinstance(models, str) else models)
+    condition = " ".join([*named, *count, of, *conditions]).strip()
     return f"{condition}: " if condition else ""
-
-
-def _constants(f: CheckModule) -> Iterator[str]:
-    for limit in constants(f):
-        yield _wrapped(f"  {limit.kind} {phrases.quantity(limit.value, limit.unit)}", "    ")
-        yield _wrapped(f"    {limit.source}", "    ")
 
 
 def _wrapped(text: str, indent: str = "", used: int = 0) -> str:

@@ -45,8 +45,6 @@ _SIGNALS: Final = ("driver.version", "host.kernel", "host.os", "nvml.version")
 Kind = Literal["status", "speed", "gpu", "fact", "verdict"]
 # Latencies of microseconds differ from run to run on one machine; ours: a quarter more is reported.
 _LATENCY_NOISE: Final = 0.25
-_HIGHER: Final = True
-_LOWER: Final = False
 _SLOW_UNITS: Final = ("s", "ms", "us", "µs")
 
 
@@ -97,7 +95,11 @@ def compare(before: RunReport, after: RunReport, floor: float | None = None) -> 
     changes = [
         *_gpu_changes(before, after),
         *(_status(old[i], new[i]) for i in both if old[i].status != new[i].status),
-        *(_lost(old[i]) for i in phrases.unfinished(after) if i in old and old[i].status == "pass"),
+        *(
+            ReportChange(kind="status", what=i, before=f"pass: {old[i].summary}", after="never ran", worse=True)
+            for i in phrases.unfinished(after)
+            if i in old and old[i].status == "pass"
+        ),
         *(change for change in shifts if change is not None),
         *_facts(before, after),
     ]
@@ -134,23 +136,17 @@ def _gpu_changes(before: RunReport, after: RunReport) -> Iterator[ReportChange]:
     old, new = uuids(before), uuids(after)
     # Two nodes have no GPU in common; a node that has one of its own left has lost the others.
     same = before.host.name == after.host.name or bool(set(old) & set(new))
-    if same:
-        for uuid in old:
-            if uuid not in new:
-                yield ReportChange(kind="gpu", what="GPU", gpu=uuid, before="there", after="gone", worse=True)
-        for uuid in new:
-            if uuid not in old:
-                yield ReportChange(kind="gpu", what="GPU", gpu=uuid, before="not there", after="there")
+    for uuid in [*old, *new] if same else []:
+        if uuid not in new:
+            yield ReportChange(kind="gpu", what="GPU", gpu=uuid, before="there", after="gone", worse=True)
+        elif uuid not in old:
+            yield ReportChange(kind="gpu", what="GPU", gpu=uuid, before="not there", after="there")
 
 
 def _status(old: OutcomeRow, new: OutcomeRow) -> ReportChange:
     worse = _WORSE.index(new.status) > _WORSE.index(old.status)
     summaries = [f"{o.status}: {o.summary}" for o in (old, new)]
     return ReportChange(kind="status", what=old.id, before=summaries[0], after=summaries[1], worse=worse)
-
-
-def _lost(old: OutcomeRow) -> ReportChange:
-    return ReportChange(kind="status", what=old.id, before=f"pass: {old.summary}", after="never ran", worse=True)
 
 
 def _shifts(old: OutcomeRow, new: OutcomeRow, floor: float) -> Iterator[ReportChange | None]:
@@ -160,14 +156,9 @@ def _shifts(old: OutcomeRow, new: OutcomeRow, floor: float) -> Iterator[ReportCh
         if key in later and series.unit == later[key].unit and set(series.points) & set(later[key].points):
             yield _shift(key, series, later[key], floor)
         elif measured and key not in later and (not key.gpu or any(key.gpu == other.gpu for other in later)):
-            yield _vanished(key, series)
-
-
-def _vanished(key: Key, old: Series) -> ReportChange:
-    """Return that a speed is measured no more, though its check ran on that GPU: it may have changed."""
-    before = _value_at(old, [*old.points][-1])
-    quantity = f"{key.check} {key.quantity}"
-    return ReportChange(kind="speed", what=quantity, gpu=key.gpu, before=before, after="not measured", worse=True)
+            # It is measured no more, though its check ran on that GPU: it may have changed.
+            told: dict[str, Any] = {"before": _value_at(series, [*series.points][-1]), "after": "not measured"}
+            yield ReportChange(kind="speed", what=f"{key.check} {key.quantity}", gpu=key.gpu, worse=True, **told)
 
 
 def _shift(key: Key, old: Series, new: Series, floor: float) -> ReportChange | None:
@@ -175,7 +166,8 @@ def _shift(key: Key, old: Series, new: Series, floor: float) -> ReportChange | N
     sign = -1.0 if old.higher else 1.0
     ratios = [sign * (math.log(new.points[point]) - math.log(old.points[point])) for point in points]
     shift = statistics.median(ratios)
-    threshold = max(math.log1p(floor), _noise(ratios), math.log1p(max(old.noise, new.noise)))
+    noise = _STANDARD_ERRORS * _OF_MEDIAN * statistics.stdev(ratios) / math.sqrt(len(ratios)) if ratios[1:] else 0.0
+    threshold = max(math.log1p(floor), noise, math.log1p(max(old.noise, new.noise)))
     if abs(shift) <= threshold:
         return None
     largest = points[-1]
@@ -193,12 +185,6 @@ def _shift(key: Key, old: Series, new: Series, floor: float) -> ReportChange | N
 
 def _share(shift: float) -> float:
     return round(math.expm1(min(shift, _HUGE)), 4)
-
-
-def _noise(ratios: list[float]) -> float:
-    if len(ratios) == 1:
-        return 0.0
-    return _STANDARD_ERRORS * _OF_MEDIAN * statistics.stdev(ratios) / math.sqrt(len(ratios))
 
 
 def _value_at(series: Series, point: str) -> str:
@@ -292,7 +278,10 @@ class Series(NamedTuple):
 def speeds(outcome: OutcomeRow) -> dict[Key, Series]:
     """Return every speed that an outcome holds; none if it has no value."""
     series: dict[Key, Series] = {}
-    value, higher = _value(outcome), _direction(outcome)
+    higher = True if outcome.unit.endswith("/s") else False if outcome.unit in _SLOW_UNITS else None
+    # Of a repeated run the median is compared, not the round that was judged.
+    median = outcome.spread.median if outcome.spread else None
+    value = median if median is not None else phrases.number(outcome.value)
     if value is not None and value > 0 and higher is not None:
         series[Key(outcome.id, "", "value")] = Series(higher, {"": value}, outcome.unit, _repeat_noise(outcome))
     for rank in measurements(outcome).ranks:
@@ -305,20 +294,17 @@ def speeds(outcome: OutcomeRow) -> dict[Key, Series]:
     return series
 
 
-def _value(outcome: OutcomeRow) -> float | None:
-    """Return the median of a repeated run's values, else the value that was judged."""
-    median = outcome.spread.median if outcome.spread else None
-    return median if median is not None else phrases.number(outcome.value)
-
-
 def _of_rank(rank: RankMeasurements) -> Iterator[tuple[str, Series]]:
     """Yield the curves of one rank; the speed over time as its median."""
     for collective, points in rank.seconds.items():
-        yield f"curves.{collective}.seconds" if collective else "curve.seconds", Series(_LOWER, _by_size(points))
+        yield (
+            f"curves.{collective}.seconds" if collective else "curve.seconds",
+            Series(higher=False, points=_by_size(points)),
+        )
     for collective, points in rank.latencies.items():
-        yield f"latency.{collective}.p50", Series(_LOWER, _by_size(points), noise=_LATENCY_NOISE)
+        yield f"latency.{collective}.p50", Series(higher=False, points=_by_size(points), noise=_LATENCY_NOISE)
     if rank.speed:
-        yield "points.tflops", Series(_HIGHER, {"": statistics.median(point.value for point in rank.speed)})
+        yield "points.tflops", Series(higher=True, points={"": statistics.median(point.value for point in rank.speed)})
 
 
 def _by_size(points: Points) -> dict[str, float]:
@@ -335,12 +321,6 @@ def _pairs(outcome: OutcomeRow, pairs: PairMatrix | None, *, higher: bool) -> di
         for target, rate in zip(pairs.gpus, row, strict=True)
         if rate is not None and rate > 0
     }
-
-
-def _direction(outcome: OutcomeRow) -> bool | None:
-    if outcome.unit.endswith("/s"):
-        return True
-    return False if outcome.unit in _SLOW_UNITS else None
 
 
 def _repeat_noise(outcome: OutcomeRow) -> float:

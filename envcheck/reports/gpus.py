@@ -39,13 +39,9 @@ def uuids(report: RunReport) -> list[str]:
 def culprits(report: RunReport) -> dict[str, list[OutcomeRow]]:
     """Return for each GPU the findings that name it: in their summary, their details, or by its rank."""
     gpus = uuids(report)
-    findings = [(o, _named(o)) for o in report.outcomes if o.status in FINDINGS and not _not_recorded(o)]
+    # That today's rule needs what an older report does not hold is nothing of a GPU.
+    findings = [(o, _named(o)) for o in report.outcomes if o.status in FINDINGS and LACKING not in o.summary]
     return {uuid: [o for o, named in findings if any(uuid in text for text in named)] for uuid in gpus}
-
-
-def _not_recorded(outcome: OutcomeRow) -> bool:
-    """Tell whether today's rule needs what an older report does not hold: that is nothing of a GPU."""
-    return outcome.status == ERROR and LACKING in outcome.summary
 
 
 def _named(outcome: OutcomeRow) -> list[str]:
@@ -86,13 +82,8 @@ def gpu_table(report: RunReport) -> tuple[list[str], list[list[TableCell]]]:
     for number, uuid in enumerate(uuids(report)):
         gpu = gpus.get(uuid, Gpu(uuid))
         models.append(str(gpu.signal("name").value or devices.get(uuid, {}).get("name") or "?"))
-        identity = [
-            TableCell(str(_index(gpu, number))),
-            TableCell(models[-1]),
-            TableCell(uuid, status="code"),
-            _findings(blamed[uuid]),
-        ]
-        rows.append([*identity, *(_read(gpu, names) for names in shown.values())])
+        identity = [TableCell(str(_index(gpu, number))), TableCell(models[-1]), TableCell(uuid, status="code")]
+        rows.append([*identity, _findings(blamed[uuid]), *(_read(gpu, names) for names in shown.values())])
     titles = ["GPU", "model", "UUID", "findings", *shown]
     if len(set(models)) == 1:
         # The page's head names the one model already.
@@ -106,12 +97,11 @@ def one_blamed_gpu(report: RunReport) -> str:
     most = max(named.values(), key=len, default=[])
     worst = [uuid for uuid, outcomes in named.items() if len(outcomes) == len(most)]
     one_of_several = len(worst) == 1 < min(len(most), len(uuids(report)))
-    return f"{', '.join(most)} name one GPU: {_title(report, worst[0])}." if one_of_several else ""
-
-
-def _title(report: RunReport, uuid: str) -> str:
-    gpus = {gpu.uuid: gpu for gpu in report.snapshot.gpus}
-    return f"GPU {_index(gpus[uuid], list(gpus).index(uuid))} ({uuid})" if uuid in gpus else uuid
+    if not one_of_several:
+        return ""
+    numbered = {gpu.uuid: _index(gpu, number) for number, gpu in enumerate(report.snapshot.gpus)}
+    name = f"GPU {numbered[worst[0]]} ({worst[0]})" if worst[0] in numbered else worst[0]
+    return f"{', '.join(most)} name one GPU: {name}."
 
 
 def _index(gpu: Gpu, number: int) -> Any:

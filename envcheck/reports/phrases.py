@@ -48,9 +48,7 @@ def image(report: RunReport) -> str:
         return f"id {target.image_id}"
     digests = {"index": facts.index_digest, "manifest": facts.manifest_digest, "config": facts.config_digest}
     stated = [f"{name} {digest}" for name, digest in digests.items() if digest] or [f"id {target.image_id}"]
-    others = [
-        name for name in facts.repository_digests if not any(name.partition("@")[2] in digest for digest in stated)
-    ]
+    others = [name for name in facts.repository_digests if not any(name.partition("@")[2] in one for one in stated)]
     layers = [counted(len(facts.diff_ids), "layer")] if facts.diff_ids else []
     return ", ".join([*stated, *others, *layers])
 
@@ -70,18 +68,14 @@ def bound(outcome: OutcomeRow | FindingRow, *, unit: bool = True) -> str:
     limit = outcome.limit
     if limit is None:
         return ""
-    return f"{_SIGNS.get(limit.kind, limit.kind)} {quantity(limit.value, _shown(limit.unit, unit=unit))}"
+    shown = limit.unit if unit or limit.unit in BYTES else ""
+    return f"{_SIGNS.get(limit.kind, limit.kind)} {quantity(limit.value, shown)}"
 
 
 def demanded(demand: Demand) -> str:
     """Return what a site demands of a measured value, and which check measures it."""
     limit = demand.limit
     return f"{demand.what} {_SIGNS[limit.kind]} {quantity(limit.value, limit.unit)}, measured by {demand.of}"
-
-
-def _shown(unit_of: str, *, unit: bool) -> str:
-    """Return the unit in which a value is shown; bytes keep theirs."""
-    return unit_of if unit or unit_of in BYTES else ""
 
 
 def particulars(outcome: OutcomeRow) -> Iterable[tuple[str, str]]:
@@ -106,23 +100,22 @@ def particulars(outcome: OutcomeRow) -> Iterable[tuple[str, str]]:
     yield from (("attempt", line) for line in attempts(outcome))
     # Of a torch that cannot be imported the reason is all there is to say; every rank's traceback says it again.
     if outcome.status == "error" and outcome.log and "unimportable" not in outcome.details:
-        yield "log", "\n".join(_culprits(outcome)[-_LOG_LINES:])
+        # The log of the rank that was lost first; all of it where none is named.
+        lines = outcome.log.splitlines()
+        own = [line for line in lines if line.startswith(f"[rank {outcome.details.get('rank')}] ")]
+        yield "log", "\n".join((own or lines)[-_LOG_LINES:])
 
 
 def findings(outcome: OutcomeRow) -> list[str]:
     """Return a line for each finding, where there is more than one: status, code, culprit, what, value and remedy."""
-    lines = [_finding(finding) for finding in outcome.findings]
-    return _cut(lines) if len(lines) > 1 else []
+    return _cut([_finding(finding) for finding in outcome.findings]) if len(outcome.findings) > 1 else []
 
 
 def _finding(finding: FindingRow) -> str:
     head = " ".join(filter(None, (finding.status, finding.code, finding.culprit)))
-    value = "" if finding.value is None else f" ({quantity(finding.value, finding.unit)}{_held(finding)})"
+    held = f"; limit {bound(finding)}" if finding.limit else ""
+    value = "" if finding.value is None else f" ({quantity(finding.value, finding.unit)}{held})"
     return f"{head}: {finding.summary}{value}{f'. What to do: {finding.remedy}' if finding.remedy else ''}"
-
-
-def _held(finding: FindingRow) -> str:
-    return f"; limit {bound(finding)}" if finding.limit else ""
 
 
 def attempts(outcome: OutcomeRow) -> list[str]:
@@ -131,11 +124,8 @@ def attempts(outcome: OutcomeRow) -> list[str]:
     if len(every) < 2:  # noqa: PLR2004 (one attempt is the outcome itself)
         return []
     telling = every if len(every) <= _SHOWN else [a for a in every if a.status not in ("pass", "skip")]
-    lines = [_attempt(attempt, outcome) for attempt in telling]
-    return [
-        *_cut(lines),
-        *([f"{counted(len(every) - len(telling), 'other')} passed"] if len(telling) < len(every) else []),
-    ]
+    others = [f"{counted(len(every) - len(telling), 'other')} passed"] if len(telling) < len(every) else []
+    return _cut([_attempt(attempt, outcome) for attempt in telling]) + others
 
 
 def _attempt(attempt: Attempt, outcome: OutcomeRow) -> str:
@@ -153,20 +143,12 @@ def no_pass(outcome: OutcomeRow) -> str:
     """Return, behind a check that ended well, what was no pass in one of its measurements; or ""."""
     if outcome.status not in ("pass", "skip"):
         return ""
-    bad = [attempt for attempt in outcome.attempts if attempt.status not in ("pass", "skip")]
-    return (
-        f" (measured {len(outcome.attempts)} times; {'; '.join(_attempt(a, outcome) for a in bad[:3])})" if bad else ""
-    )
+    bad = [_attempt(one, outcome) for one in outcome.attempts if one.status not in ("pass", "skip")]
+    return f" (measured {len(outcome.attempts)} times; {'; '.join(bad[:3])})" if bad else ""
 
 
 def _cut(lines: list[str]) -> list[str]:
     return lines if len(lines) <= _SHOWN else [*lines[:_SHOWN], f"{len(lines) - _SHOWN} more in the JSON report"]
-
-
-def _culprits(outcome: OutcomeRow) -> list[str]:
-    """Return the log of the rank that was lost first; all of it where none is named."""
-    lines = outcome.log.splitlines()
-    return [line for line in lines if line.startswith(f"[rank {outcome.details.get('rank')}] ")] or lines
 
 
 def alike(outcomes: Iterable[OutcomeRow]) -> list[list[OutcomeRow]]:
@@ -285,25 +267,18 @@ def extent(plan: Plan) -> str:
 
 
 def taken(report: RunReport) -> str:
-    """Return the seconds taken against those planned: in all, of the start, and of the checks that took longest.
-
-    It lists the checks that took a second or more, or were planned to; of a repeated run those of the round that is
-    shown. Empty for an old report.
-    """
+    """Return the seconds taken: in all, of the start, and of the checks that took longest against those planned."""
     if report.timing is None:
         return ""
     # A skip found nothing to measure: what was planned for it says nothing of the time that was taken.
-    measured = [o for o in report.outcomes if _shown_seconds(o) > 0 and o.status != "skip"]
-    planned = sum(o.planned * (o.spread.rounds if o.spread else 1) for o in measured)
-    telling = [o for o in measured if max(_shown_seconds(o), o.planned) >= _TELLING]
-    longest = sorted(telling, key=_shown_seconds, reverse=True)[:_LONGEST]
+    longest = sorted((o for o in report.outcomes if o.status != "skip"), key=_seconds, reverse=True)[:_LONGEST]
     parts = [f"starting Python and torch {report.timing.starting:.1f} s"]
-    parts += [f"{o.id} {_shown_seconds(o):.1f} s (planned {o.planned:g} s)" for o in longest]
-    parts += [f"{len(telling) - len(longest)} more in the report"] if len(telling) > len(longest) else []
-    return f"{report.timing.taken:.1f} s (planned for what was measured: {planned:.1f} s): {'; '.join(parts)}"
+    parts += [f"{o.id} {_seconds(o):.1f} s (planned {o.planned:g} s)" for o in longest if _seconds(o) >= _TELLING]
+    return f"{report.timing.taken:.1f} s: {'; '.join(parts)}"
 
 
-def _shown_seconds(outcome: OutcomeRow) -> float:
+def _seconds(outcome: OutcomeRow) -> float:
+    """Return the seconds of the round that is shown."""
     shown = {attempt.round for attempt in outcome.attempts if attempt.shown} or {1}
     return sum(attempt.seconds for attempt in outcome.attempts if attempt.round in shown)
 

@@ -92,21 +92,11 @@ def judge_again(run: Run, before: Iterable[OutcomeRow]) -> list[str]:
 def _left_out(run: Run, rows: Iterable[OutcomeRow]) -> list[OutcomeRow]:
     """Return an error for each check that a run that ended planned, and that has no outcome."""
     modules, there = {f.id: f for f in run.asked.chosen}, {row.id for row in rows}
-    lacking = [
-        check.id for check in run.asked.plan.checks if run.ended and check.id in modules and check.id not in there
-    ]
-    summary = "it was planned, and the report does not hold its result"
-    return [
-        OutcomeRow(
-            id=identity,
-            kind=modules[identity].kind,
-            status="error",
-            summary=summary,
-            remedy=_AGAIN.format(identity),
-            code="worker.result-missing",
-        )
-        for identity in lacking
-    ]
+    planned = [check.id for check in run.asked.plan.checks if run.ended]
+    lacking = [identity for identity in planned if identity in modules and identity not in there]
+    told: dict[str, Any] = {"status": "error", "code": "worker.result-missing"}
+    told["summary"] = "it was planned, and the report does not hold its result"
+    return [OutcomeRow(id=i, kind=modules[i].kind, remedy=_AGAIN.format(i), **told) for i in lacking]
 
 
 def _with_evidence(run: Run, module: CheckModule, row: OutcomeRow) -> OutcomeRow:

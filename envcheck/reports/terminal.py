@@ -83,15 +83,10 @@ def show_announcement(plan: Plan, target: TargetFacts, console: Console) -> None
 
 def announcement(plan: Plan, target: TargetFacts) -> str:
     """Say what a run would do, in what, and for how long."""
-    count = len(plan.checks)
-    checks = f"{counted(count, 'check')} of level {plan.level}"
-    return f"{checks} in {target.name} ({target.chosen}), {phrases.extent(plan)}{_busy()}"
-
-
-def _busy() -> str:
-    """Say that the machine is busy: the load is that of the whole machine, a container's own cores aside."""
+    checks = f"{counted(len(plan.checks), 'check')} of level {plan.level}"
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    return f"; load {load:.0f} on {counted(cores, 'core')}: times stretch" if load > _BUSY * cores else ""
+    busy = f"; load {load:.0f} on {counted(cores, 'core')}: times stretch" if load > _BUSY * cores else ""
+    return f"{checks} in {target.name} ({target.chosen}), {phrases.extent(plan)}{busy}"
 
 
 class Progress:
@@ -164,11 +159,8 @@ def _summary(outcome: OutcomeRow) -> Text:
     # That nothing wrong was found, of nothing allowed, the summary says already.
     exact = outcome.limit is not None and outcome.value == outcome.limit.value
     numbers = isinstance(outcome.value, (int, float)) and outcome.limit is not None and not exact
-    unit = (
-        ""
-        if outcome.limit and outcome.unit == outcome.limit.unit and outcome.unit not in phrases.BYTES
-        else outcome.unit
-    )
+    same = outcome.limit is not None and outcome.unit == outcome.limit.unit and outcome.unit not in phrases.BYTES
+    unit = "" if same else outcome.unit
     limit = f" ({phrases.quantity(outcome.value, unit)}; limit {phrases.bound(outcome)})" if numbers else ""
     soft = "dim" if outcome.status == "skip" else ""
     return Text.assemble((outcome.summary, soft), (limit, "dim"), (phrases.no_pass(outcome), _STYLES["warn"]))

@@ -107,14 +107,14 @@ def grouped(samples: Sequence[GpuSample]) -> dict[str, list[GpuSample]]:
     return by_gpu
 
 
-def mean_utilization(samples: Sequence[GpuSample]) -> float | None:
-    """Return the mean in percent; None where the GPU does not offer it."""
-    values = [sample.utilization for sample in samples if sample.utilization is not None]
-    return statistics.fmean(values) if values else None
+def _means(by_gpu: dict[str, list[GpuSample]]) -> dict[str, float]:
+    """Return the mean utilization in percent of each GPU that offers it."""
+    values = {gpu: [s.utilization for s in samples if s.utilization is not None] for gpu, samples in by_gpu.items()}
+    return {gpu: statistics.fmean(numbers) for gpu, numbers in values.items() if numbers}
 
 
 def _goals(by_gpu: dict[str, list[GpuSample]]) -> Iterator[SummaryLine]:
-    means = {gpu: mean for gpu, samples in by_gpu.items() if (mean := mean_utilization(samples)) is not None}
+    means = _means(by_gpu)
     if means:
         mean, least = statistics.fmean(means.values()), min(means, key=lambda gpu: means[gpu])
         status: LineStatus = "good" if mean >= UTILIZATION_GOAL else "low"
@@ -151,7 +151,7 @@ def _slowed(by_gpu: dict[str, list[GpuSample]], seen: WatchRecord) -> Iterator[S
             )
     for event in seen.xids:
         yield SummaryLine("Xid", "low", f"Xid {event['code']} on {event['bus_id']}: {event['text']}")
-    means = {gpu: mean for gpu, samples in by_gpu.items() if (mean := mean_utilization(samples)) is not None}
+    means = _means(by_gpu)
     idle = [gpu for gpu, mean in means.items() if mean < _IDLE]
     if idle:
         yield SummaryLine("idle", "low", f"{', '.join(idle)} did nothing: start a rank for each GPU, or use fewer GPUs")

@@ -42,8 +42,6 @@ def load(path: Path | None = None) -> Extensions:
 
 def _own(raw: bytes, name: str) -> Extensions:
     """Return a site's own facts, which no test has linted. Raises ConfigError for versions that cannot be compared."""
-    from envcheck.matrix.extensions.file import unreadable  # noqa: PLC0415 (the shipped facts need no lint)
-
     extensions = loads(raw, name)
     for row in extensions.extensions:
         for release in row.releases:
@@ -75,11 +73,8 @@ def dump(extensions: Extensions) -> str:
 
 
 def _extension(row: Extension) -> Extension:
-    from packaging.version import Version  # noqa: PLC0415 (a cached file needs no order)
-
-    return msgspec.structs.replace(
-        row, releases=sorted((_release(release) for release in row.releases), key=lambda each: Version(each.version))
-    )
+    releases = sorted((_release(release) for release in row.releases), key=lambda each: Version(each.version))
+    return msgspec.structs.replace(row, releases=releases)
 
 
 def _release(release: ExtensionRelease) -> ExtensionRelease:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
-from envcheck.data import data_path
+from envcheck.data import data_path, xdg
 from envcheck.errors import ConfigError
 from envcheck.matrix.facts import model
 from envcheck.matrix.facts.model import Matrix
-from envcheck.safe_files import read_whole
+from envcheck.safe_files import put, read_whole
 
 if TYPE_CHECKING:
     from envcheck.matrix.file.yaml_lines import YamlDocument
@@ -43,8 +43,7 @@ def load(path: Path | None = None) -> Matrix:
     try:
         raw = read_whole(path or data_path("matrix.yaml"))
     except OSError as error:
-        why = error.strerror or "cannot be read"
-        message = f"{name}: {why}"
+        message = f"{name}: {error.strerror or 'cannot be read'}"
         raise ConfigError(message, fix="give a readable file with --matrix") from error
     return cached(raw, lambda: loads(raw, name), Matrix)
 
@@ -99,10 +98,7 @@ def refuse_duplicates(document: YamlDocument, path: str, names: Iterable[str]) -
 
 
 def _refuse_duplicates(matrix: Matrix, document: YamlDocument) -> None:
-    _each_table(matrix, lambda path, names: refuse_duplicates(document, path, names))
-
-
-def _each_table(matrix: Matrix, unique: Callable[[str, Iterable[str]], None]) -> None:
+    unique = functools.partial(refuse_duplicates, document)
     unique("$.cuda.families", (row.major for row in matrix.cuda.families))
     unique("$.cuda.minors", (row.cuda for row in matrix.cuda.minors))
     unique("$.cuda.capabilities", (row.cc for row in matrix.cuda.capabilities))
@@ -120,31 +116,27 @@ def _each_table(matrix: Matrix, unique: Callable[[str, Iterable[str]], None]) ->
 
 
 _DIGEST_BYTES: Final = 32
-_MOST_ENTRIES: Final = 8
 
 
 def cached(raw: bytes, decode: Callable[[], _Row], row: type[_Row]) -> _Row:
-    """Return the cached `row` of the YAML text `raw`; without one, call `decode` and cache its result."""
-    entries = directory()
-    if entries is None:
-        return decode()
-    name = _entry_name(raw, row)
-    value = _read(entries / name, row)
-    if value is None:
-        value = decode()
-        _write(entries, name, value)
-    return value
+    """Return the cached `row` of the YAML text `raw`; without one, call `decode` and cache its result.
 
-
-def directory() -> Path | None:
-    """Return the cache directory: `$XDG_CACHE_HOME/envcheck`, else `~/.cache/envcheck`; None without a home."""
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if base.is_absolute():
-        return base / "envcheck"
+    An entry is in $XDG_CACHE_HOME/envcheck, under the digest of the text and of the modules that say what it holds.
+    """
     try:
-        return Path.home() / ".cache" / "envcheck"
-    except RuntimeError:
-        return None
+        path = xdg("XDG_CACHE_HOME", ".cache") / "envcheck" / _entry_name(raw, row)
+    except RuntimeError:  # there is no home
+        return decode()
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        entry = path.read_bytes()
+        if hashlib.sha256(entry[_DIGEST_BYTES:]).digest() == entry[:_DIGEST_BYTES]:
+            return msgspec.msgpack.decode(entry[_DIGEST_BYTES:], type=row)
+    value = decode()
+    payload = msgspec.msgpack.encode(value)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        put(path, hashlib.sha256(payload).digest() + payload, 0o600, durable=False)
+    return value
 
 
 def _entry_name(raw: bytes, row: type) -> str:
@@ -153,36 +145,3 @@ def _entry_name(raw: bytes, row: type) -> str:
         digest.update(Path(str(module.__file__)).read_bytes())
     digest.update(raw)
     return f"{row.__name__.lower()}-{digest.hexdigest()}.msgpack"
-
-
-def _read(path: Path, row: type[_Row]) -> _Row | None:
-    try:
-        entry = path.read_bytes()
-    except OSError:
-        return None
-    digest, payload = entry[:_DIGEST_BYTES], entry[_DIGEST_BYTES:]
-    if hashlib.sha256(payload).digest() != digest:
-        return None
-    try:
-        return msgspec.msgpack.decode(payload, type=row)
-    except msgspec.MsgspecError:
-        return None
-
-
-def _write(parent: Path, name: str, value: object) -> None:
-    import tempfile  # noqa: PLC0415 (a cached file is read without it, and it takes as long as reading does)
-
-    payload = msgspec.msgpack.encode(value)
-    with contextlib.suppress(OSError):
-        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _drop_old(parent, name.partition("-")[0])
-        handle, temporary = tempfile.mkstemp(dir=parent, prefix=".facts-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(payload).digest() + payload)
-        Path(temporary).replace(parent / name)
-
-
-def _drop_old(parent: Path, kind: str) -> None:
-    entries = sorted(parent.glob(f"{kind}-*.msgpack"), key=lambda entry: entry.stat().st_mtime, reverse=True)
-    for entry in entries[_MOST_ENTRIES - 1 :]:
-        entry.unlink(missing_ok=True)

@@ -36,8 +36,12 @@ def junit(report: RunReport) -> str:
         suite.append(_error(levels[identity], identity, "never ran: the run was cut short"))
     if report.verdict.exit_code and not _counted(suite, "failure") + _counted(suite, "error"):
         suite.append(_error(report.plan.level, "verdict", report.verdict.sentence))
-    ET.SubElement(suite, "system-out").text = _out(report)
-    ET.SubElement(suite, "system-err").text = _err(report)
+    # What is no test case's own: the verdict, what passed with its values, what was warned of; and last words of these.
+    others = [outcome for outcome in report.outcomes if outcome.status not in _RESULTS]
+    said = [printable(phrases.conclusion(report)), *map(_particulars, others)]
+    ET.SubElement(suite, "system-out").text = "\n\n".join(said)
+    logs = [f"{outcome.id}:\n{outcome.log}" for outcome in others if outcome.log]
+    ET.SubElement(suite, "system-err").text = printable("\n\n".join(logs))
     return _document(suite)
 
 
@@ -51,18 +55,6 @@ def _document(suite: ET.Element) -> str:
         element.attrib = {name: printable(value) for name, value in element.attrib.items()}
     ET.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
-
-
-def _out(report: RunReport) -> str:
-    """Return all of what is no test case's own: the verdict, what passed with its values, what was warned of."""
-    blocks = [_particulars(outcome) for outcome in report.outcomes if outcome.status not in _RESULTS]
-    return "\n\n".join([printable(phrases.conclusion(report)), *blocks])
-
-
-def _err(report: RunReport) -> str:
-    """Return what the checks' processes said last; that of a failure stands in the failure."""
-    logs = [f"{o.id}:\n{o.log}" for o in report.outcomes if o.log and o.status not in _RESULTS]
-    return printable("\n\n".join(logs))
 
 
 def _counted(suite: ET.Element, result: str | None) -> int:

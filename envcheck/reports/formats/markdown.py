@@ -75,12 +75,8 @@ def _table(report: RunReport) -> str:
         first = same[0]
         value = phrases.quantity(first.value, first.unit) if phrases.number(first.value) is not None else ""
         names = "<br>".join(_text(outcome.id) for outcome in same)
-        cells = [
-            _text(first.summary + phrases.no_pass(first)),
-            _text(value),
-            _text(phrases.bound(first) if value else ""),
-        ]
-        rows.append(f"| {_SIGNS[first.status]} {first.status} | {names} | {' | '.join(cells)} |")
+        cells = (first.summary + phrases.no_pass(first), value, phrases.bound(first) if value else "")
+        rows.append(f"| {_SIGNS[first.status]} {first.status} | {names} | {' | '.join(map(_text, cells))} |")
     return "\n".join([*rows, ""])
 
 
