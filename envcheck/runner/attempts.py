@@ -7,6 +7,7 @@ measurement. Wrong data, a crash and everything else stay, whatever later measur
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -88,17 +89,11 @@ def over_rounds(before: OutcomeRow, now: OutcomeRow) -> OutcomeRow:
 
 def combine(rows: Sequence[OutcomeRow]) -> OutcomeRow:
     """Return one row of single attempts: joined within each round, the worst over the rounds."""
-    combined: OutcomeRow | None = None
-    for number in dict.fromkeys(_round(row) for row in rows):
-        joined: OutcomeRow | None = None
-        for row in rows:
-            if _round(row) == number:
-                joined = row if joined is None else join(joined, row)
-        if joined is not None:
-            combined = joined if combined is None else over_rounds(combined, joined)
-    if combined is None:
-        raise ValueError(rows)
-    return combined
+    rounds: dict[int, OutcomeRow] = {}
+    for row in rows:
+        number = row.attempts[0].round if row.attempts else 1
+        rounds[number] = join(rounds[number], row) if number in rounds else row
+    return functools.reduce(over_rounds, rounds.values())
 
 
 def in_round(row: OutcomeRow, number: int) -> OutcomeRow:
@@ -185,10 +180,6 @@ def _fewer(attempts: list[Attempt]) -> list[Attempt]:
     return [*telling[: _MOST - len(last)], *last]
 
 
-def _round(row: OutcomeRow) -> int:
-    return row.attempts[0].round if row.attempts else 1
-
-
 def rounds(row: OutcomeRow | None) -> int:
     """Return how often a check has come to an outcome."""
     if row is None:
@@ -221,7 +212,8 @@ def fold(before: OutcomeRow | None, now: OutcomeRow) -> OutcomeRow:
     number = sum(seen.values())
     now = in_round(now, number)
     worse = before is None or severity(now) < severity(before)
-    values = [*(spread.values if spread else []), *_numbers(now)]
+    number_told = isinstance(now.value, (int, float)) and not isinstance(now.value, bool)
+    values = [*(spread.values if spread else []), *([now.value] if number_told else [])]
     folded = Spread(
         rounds=number,
         statuses=seen,
@@ -239,7 +231,7 @@ def _same_bits(before: OutcomeRow | None, now: OutcomeRow) -> OutcomeRow:
     old, new = (row.details.get("bits") if row else None for row in (before, now))
     if before is None or not isinstance(old, dict) or not isinstance(new, dict):
         return now
-    others = [entry for entry in now.ranks if _bits(old, entry) != _bits(new, entry)]
+    others = [entry for entry in now.ranks if old.get(str(entry.get("rank"))) != new.get(str(entry.get("rank")))]
     if not others:
         return now
     named = ", ".join(f"rank {entry.get('rank')} on {entry.get('device')}" for entry in others)
@@ -261,16 +253,7 @@ def _same_bits(before: OutcomeRow | None, now: OutcomeRow) -> OutcomeRow:
     )
 
 
-def _bits(bits: dict[str, Any], entry: dict[str, Any]) -> Any:
-    return bits.get(str(entry.get("rank")))
-
-
 def _both(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Return one rank's measurements with the repeats of both rounds: whoever judges them again sees what was seen."""
     digests = [*before.get("digests", []), *now.get("digests", [])]
     return {**now, "digests": digests, "repeats": len(digests)}
-
-
-def _numbers(row: OutcomeRow) -> list[float]:
-    number = isinstance(row.value, (int, float)) and not isinstance(row.value, bool)
-    return [row.value] if number else []

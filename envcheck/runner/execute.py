@@ -193,15 +193,16 @@ def with_packages(promises: Mapping[str, str]) -> dict[str, str]:
     Of a lock by another hand, or of another release of envcheck, only the digest is known; then `packages` are those
     that the environment promises itself, if it does.
     """
-    target = promises.get("target", "")
+    target, cuda = promises.get("target", ""), promises.get("cuda")
+    promised = dict(promises)
     if target in RECIPES and RECIPES[target].requirements:
-        cuda = promises.get("cuda")
         extensions = extensions_of(target, None if cuda in {"none", "unknown"} else cuda)
-        names = " ".join(canonicalize_name(name) for name in (*RECIPES[target].requirements, *extensions))
-        promises = {**promises, "target_packages": names}
+        names = map(canonicalize_name, (*RECIPES[target].requirements, *extensions))
+        promised["target_packages"] = " ".join(names)
     groups = groups_of(target) if target in RECIPES else lockfile.GROUPS
-    pinned = _pins(promises.get("cell", ""), promises.get("lock", ""), groups)
-    return {**promises, **({"packages": " ".join(pinned)} if pinned else {})}
+    if pinned := _pins(promises.get("cell", ""), promises.get("lock", ""), groups):
+        promised["packages"] = " ".join(pinned)
+    return promised
 
 
 def _pins(name: str, digest: str, groups: Sequence[Group]) -> list[str]:

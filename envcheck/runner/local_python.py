@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -13,6 +12,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
 
 import envcheck
 from envcheck.errors import ConfigError
@@ -96,11 +97,7 @@ def choose_python(path: Path | None, environ: Mapping[str, str] = os.environ) ->
         if os.access(active, os.X_OK):
             return ChosenPython(active, f"${name}")
     on_path = shutil.which("python3", path=environ.get("PATH"))
-    return (
-        ChosenPython(Path(on_path), "python3 on PATH")
-        if on_path
-        else ChosenPython(Path(sys.executable), "envcheck's own")
-    )
+    return ChosenPython(Path(on_path or sys.executable), "python3 on PATH" if on_path else "envcheck's own")
 
 
 def _interpreter(path: Path) -> Path:
@@ -120,24 +117,19 @@ def _interpreter(path: Path) -> Path:
 
 def read_promises(prefix: str) -> dict[str, str]:
     """Return the promises of an environment made by envcheck, by its sys.prefix."""
-    promises = Path(prefix) / PROMISES_FILE
-    if promises.exists():
-        return parse_promises(promises.read_text(encoding="utf-8"), str(promises))
-    if prefix == IMAGE_PREFIX and IMAGE_PROMISES.exists():
-        return parse_promises(IMAGE_PROMISES.read_text(encoding="utf-8"), str(IMAGE_PROMISES))
+    for promises in (Path(prefix) / PROMISES_FILE, *([IMAGE_PROMISES] if prefix == IMAGE_PREFIX else [])):
+        if promises.exists():
+            return parse_promises(promises.read_text(encoding="utf-8"), str(promises))
     return {}
 
 
 def parse_promises(text: str, where: str) -> dict[str, str]:
     """Return a JSON object of strings, its keys as checks know them; anything else is a ConfigError."""
     try:
-        promises = json.loads(text)
-    except ValueError as error:
-        message = f"{where} is not JSON: {error}"
+        promises = msgspec.json.decode(text, type=dict[str, str])
+    except msgspec.DecodeError as error:
+        message = f"{where} is not a JSON object of strings: {error}"
         raise ConfigError(message, fix="build the environment again, or remove the file") from error
-    if not isinstance(promises, dict) or not all(isinstance(v, str) for v in promises.values()):
-        message = f"{where} is not a JSON object of strings"
-        raise ConfigError(message, fix="build the environment again, or remove the file")
     return {key.replace("-", "_"): value for key, value in promises.items()}
 
 

@@ -44,25 +44,18 @@ def fields(outcome: Outcome) -> dict[str, Any]:
 
 
 def _described(outcome: Outcome) -> dict[str, Any]:
+    limit = outcome.limit
     return {
         "status": convert(outcome.status, Status),
         "summary": outcome.summary,
         "value": plain(outcome.value),
         "unit": outcome.unit,
-        "limit": limit_row(outcome),
+        "limit": limit and LimitRow(value=plain(limit.value), unit=limit.unit, source=limit.source, kind=limit.kind),
         "remedy": outcome.remedy,
         "code": outcome.code,
         "culprit": outcome.culprit,
         "remeasure": outcome.remeasure,
     }
-
-
-def limit_row(outcome: Outcome) -> LimitRow | None:
-    """Return the bound an outcome was judged by, as it is kept."""
-    limit = outcome.limit
-    if limit is None:
-        return None
-    return LimitRow(value=plain(limit.value), unit=limit.unit, source=limit.source, kind=limit.kind)
 
 
 def ending(event: Event, *, importing: bool, own_limits: bool) -> str:
@@ -121,6 +114,8 @@ def outcome_row(
     """
     measured = event["event"] == "done"
     described = fields(outcome)
+    # What no signal could end is left, and whoever looks after the node must know.
+    left = {"survivors": event["survivors"]} if event.get("survivors") else {}
     attempt = Attempt(
         **{name: described[name] for name in ATTEMPT},
         remeasure=outcome.remeasure,
@@ -132,7 +127,7 @@ def outcome_row(
         id=module.id,
         kind=module.kind,
         **described,
-        details=plain({**outcome.details, **_survivors(event), **judging.p2p_kept(event)}),
+        details=plain({**outcome.details, **left, **judging.p2p_kept(event)}),
         planned=seconds,
         seconds=attempt.seconds,
         attempts=[attempt],
@@ -141,11 +136,6 @@ def outcome_row(
         left_out=event["event"] == "left-out",
     )
     return now if before is None else attempts.join(before, now)
-
-
-def _survivors(event: Event) -> dict[str, Any]:
-    """Name what no signal could end: it is left, and whoever looks after the node must know."""
-    return {"survivors": event["survivors"]} if event.get("survivors") else {}
 
 
 def _last_words(event: Event, *, lost: bool) -> str:

@@ -58,7 +58,8 @@ def refuse_unlike(earlier: EarlierRun, plan: Plan, target: TargetFacts, tool: st
     differences = [
         *_difference("envcheck", earlier.tool, tool),
         *_plans(earlier.plan, plan),
-        *_targets(earlier.target, target),
+        *_difference("target", earlier.target.name, target.name),
+        *_difference("image", earlier.target.image_id, target.image_id),
     ]
     if earlier.boot != (now := boot_id()) or not now:
         differences.append("the machine was rebooted since, or it is another machine")
@@ -88,7 +89,7 @@ def _plans(before: Plan, now: Plan) -> list[str]:
         line
         for name in before.__struct_fields__
         if name not in {"checks", "gpus"}
-        for line in _difference(f"--{name.replace('_', '-')}", _option(before, name), _option(now, name))
+        for line in _difference(f"--{name.replace('_', '-')}", *(_given(getattr(p, name)) for p in (before, now)))
     ]
     ids = {check.id for check in before.checks} ^ {check.id for check in now.checks}
     if ids:
@@ -99,13 +100,8 @@ def _plans(before: Plan, now: Plan) -> list[str]:
     return differences
 
 
-def _option(plan: Plan, name: str) -> Any:
-    value = getattr(plan, name)
+def _given(value: Any) -> Any:
     return "not given" if value is None else value
-
-
-def _targets(before: TargetFacts, now: TargetFacts) -> list[str]:
-    return [*_difference("target", before.name, now.name), *_difference("image", before.image_id, now.image_id)]
 
 
 def _difference(name: str, before: Any, now: Any) -> list[str]:

@@ -88,7 +88,8 @@ def _follow(handle: Handle, path: Path, limits: Mapping[str, float]) -> Iterator
                 return
             patience = time.monotonic() + _OVER + _limit(event, limits)
         if code is not None and not events:
-            yield {"event": "died", **_manner(code), **_words(handle, path.parent)}
+            how = {"signal": signal.Signals(-code).name} if code < 0 else {"code": code}
+            yield {"event": "died", **how, **_words(handle, path.parent)}
             return
         if time.monotonic() > patience:
             yield {"event": "silent", **_words(handle, path.parent)}
@@ -105,10 +106,6 @@ def _limit(event: Event, limits: Mapping[str, float]) -> float:
 def _words(handle: Handle, directory: Path) -> Event:
     """Return the worker's last words, and why it can have left none."""
     return {"log": handle.log(), "unwritable": why_unwritable(directory)}
-
-
-def _manner(code: int) -> Event:
-    return {"signal": signal.Signals(-code).name} if code < 0 else {"code": code}
 
 
 def _read(path: Path, position: int) -> tuple[list[Event], int]:

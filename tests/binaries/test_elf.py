@@ -79,20 +79,6 @@ def test_a_damaged_library_gives_one_line_or_is_read(changes: list[tuple[int, in
     assert "\n" not in (complaint(bytes(data)) or "")
 
 
-@given(st.binary(max_size=300))
-def test_any_bytes_give_one_line(data: bytes) -> None:
-    for start in (b"", b"\x7fELF", b"\x7fELF\2\1\1"):
-        with pytest.raises(BinaryError) as error:
-            read(start + data)
-        assert "\n" not in str(error.value)
-
-
-def test_a_library_that_was_cut_anywhere_is_refused() -> None:
-    for length in range(0, len(WHOLE), 7):
-        with pytest.raises(BinaryError):
-            read(WHOLE[:length])
-
-
 @each(
     ("data", "words"),
     [

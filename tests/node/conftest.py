@@ -34,9 +34,7 @@ TEXTS = {code: text for text, code in CODES.items()}
 
 # Every name of NVML's that a row or a reader asks for.
 ASKED = frozenset(
-    name
-    for module in (nvml_queries, nvml_queries)
-    for name in re.findall(r"\b(?:nvml|n)\.((?:c_)?(?:nvml|NVML)\w+)", inspect.getsource(module))
+    name for name in re.findall(r"\b(?:nvml|n)\.((?:c_)?(?:nvml|NVML)\w+)", inspect.getsource(nvml_queries))
 )
 
 
@@ -88,18 +86,7 @@ class FakeNvml:
     """NVML with one H100, whose answers are `answers` by function name; a function in `refused` raises."""
 
     NVMLError = NVMLError
-    NVML_CLOCK_GRAPHICS = 0
-    NVML_CLOCK_SM = 1
-    NVML_CLOCK_MEM = 2
-    NVML_TEMPERATURE_GPU = 0
-    NVML_TEMPERATURE_THRESHOLD_SLOWDOWN = 1
     NVML_NVLINK_MAX_LINKS = 4
-    NVML_MEMORY_ERROR_TYPE_CORRECTED = 0
-    NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
-    NVML_VOLATILE_ECC = 0
-    NVML_AGGREGATE_ECC = 1
-    NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS = 0
-    NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR = 1
     NVML_VALUE_TYPE_UNSIGNED_INT = 1
     NVML_VALUE_TYPE_SIGNED_LONG_LONG = 4
     NVML_VALUE_TYPE_SIGNED_INT = 5
@@ -178,7 +165,7 @@ class FakeNvml:
         }
 
     def __getattr__(self, name: str) -> Any:
-        if name in ASKED and name.startswith("NVML_"):
+        if name.startswith("NVML_"):
             return 0
         if name not in self.answers:
             raise AttributeError(name)

@@ -90,13 +90,6 @@ def test_a_tree_without_any_of_it_is_reasons(tmp_path: Path) -> None:
     assert all(signals[name].reason for name in absent)
 
 
-def test_room_is_read_where_work_goes(tmp_path: Path) -> None:
-    (tmp_path / "scratch").mkdir()
-    signals = read(host.sources(tmp_path, {"TMPDIR": "/scratch"}))
-    assert signals["disk.tmp.free"].value > 0
-    assert signals["disk.tmp.free"].source == "/scratch"
-
-
 def test_the_clock_is_asked_and_not_set() -> None:
     assert host.clock_synchronized().value in (True, False)
 

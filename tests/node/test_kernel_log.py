@@ -83,14 +83,6 @@ def test_no_bytes_break_the_parser(raw: bytes) -> None:
     assert kernel_log.events(records, 1.0, "NVRM") + kernel_log.events(records, 1.0, "SXid") is not None
 
 
-@given(st.integers(1, 9999), st.text(max_size=300))
-def test_any_xid_is_read_with_a_bounded_text(code: int, words: str) -> None:
-    line = f"NVRM: Xid (PCI:0000:05:00): {code}, {words}".splitlines()[0]
-    [event] = kernel_log.events([kernel_log.LogRecord(1.0, line)], 2.0, "NVRM")
-    assert event["code"] == code
-    assert len(event["text"]) <= 240
-
-
 XIDS = [
     (
         "NVRM: Xid (PCI:0000:01:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
@@ -148,16 +140,6 @@ def test_a_fall_that_is_told_over_three_records_names_its_gpu() -> None:
 )
 def test_what_is_no_xid_is_none(line: str) -> None:
     assert kernel_log.events([kernel_log.LogRecord(1.0, line)], 2.0, "NVRM") == []
-
-
-def test_a_flood_of_one_code_leaves_the_others_in_place() -> None:
-    fatal = "NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus."
-    flood = (
-        kernel_log.LogRecord(2.0, f"NVRM: Xid (PCI:0000:05:00): 31, pid={n}, name=x, fault") for n in range(100_000)
-    )
-    events = kernel_log.events([kernel_log.LogRecord(1.0, fatal), *flood], 3.0, "NVRM")
-    assert [(event["code"], event["count"]) for event in events] == [(79, 1), (31, 100_000)]
-    assert "pid=99999" in events[1]["text"]
 
 
 def test_a_fatal_link_is_not_replaced_by_a_later_one_that_is_not() -> None:
@@ -261,10 +243,3 @@ def test_what_adds_to_a_switchs_error_is_none_of_its_own(lines: list[str], kept:
     actual = kernel_log.events([kernel_log.LogRecord(1.0, f"{SWITCH}{line}") for line in lines], 2.0, "SXid")
     assert [event["count"] for event in actual] == [1] * len(kept)
     assert all(event["text"].startswith(words) for event, words in zip(actual, kept, strict=True))
-
-
-def test_each_cause_that_an_xid_names_is_kept(node: Path) -> None:
-    line = "NVRM: Xid (PCI:0000:dc:00): 45, pid=1, name=x, Ch 0000000c caused by previous Xid"
-    (node / "dev/kmsg").write_text("".join(f"4,2,3600000000,-;{line} {cause}\n" for cause in (149, 31, 31)))
-    actual = kernel_log.signals(node)["kernel.xids"].value
-    assert [(xid["text"].split()[-1], xid["count"]) for xid in actual] == [("149", 1), ("31", 2)]

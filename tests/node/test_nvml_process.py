@@ -25,12 +25,6 @@ def test_what_nvml_says_there_is_what_it_would_say_here(installed_nvml: Install,
     assert latency[0].unit == latency[1].unit == "s"
 
 
-def test_the_identity_is_all_that_is_asked_for_by_that_name(installed_nvml: Install) -> None:
-    installed_nvml()
-    [gpu] = nvml.ask("identity").gpus
-    assert sorted(gpu.signals) == ["compute_capability", "index", "name", "uuid"]
-
-
 @pytest.mark.parametrize(
     ("first", "reason"),
     [

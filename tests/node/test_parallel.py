@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
 
@@ -10,7 +9,7 @@ import pytest
 
 from envcheck.node import signal_source
 from envcheck.node.signal_source import ReadTask, Source, SourceReading, whole
-from envcheck.node.snapshot import Gpu, Signal
+from envcheck.node.snapshot import Signal
 
 
 def source(read: Callable[[], Signal]) -> Source:
@@ -19,21 +18,6 @@ def source(read: Callable[[], Signal]) -> Source:
 
 def value(number: int) -> Signal:
     return Signal(number, source="here")
-
-
-def test_what_is_read_stands_in_the_order_of_the_lanes_whoever_was_first() -> None:
-    done = [threading.Event() for _ in range(5)]
-
-    def after(number: int) -> Signal:
-        assert number == 4 or done[number + 1].wait(60)
-        done[number].set()
-        return value(number)
-
-    sources = {f"s{number}": source(functools.partial(after, number)) for number in range(4)}
-    last = ReadTask({"s4": whole}, lambda: SourceReading({"s4": after(4)}, [Gpu("GPU-1")]), 60)
-    signals, gpus = signal_source.read([*signal_source.each(sources), last])
-    assert [(name, signal.value) for name, signal in signals.items()] == [(f"s{n}", n) for n in range(5)]
-    assert gpus == [Gpu("GPU-1")]
 
 
 def test_each_that_hangs_is_given_up_by_its_own_time_and_costs_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,16 +143,6 @@ def test_it_is_read_at_80_columns_and_by_programs(report: MakeReport) -> None:
     assert msgspec.json.decode(encode(actual))["schema"] == "envcheck/comparison/1"
 
 
-def test_one_gpu_replaced_is_one_gone_and_one_new_and_the_others_are_held_against_themselves(
-    report: MakeReport,
-) -> None:
-    old, new = {"GPU-a": 700.0, "GPU-b": 700.0}, {"GPU-c": 500.0, "GPU-a": 640.0}
-    before, after = (report(gpus(v), snapshot=nodes(*v), environment={}) for v in (old, new))
-    result = [(c.kind, c.gpu, c.after) for c in compare(before, after).changes]
-    assert result[:2] == [("gpu", "GPU-b", "gone"), ("gpu", "GPU-c", "there")]
-    assert result[2:] == [("speed", "GPU-a", "640 TFLOP/s")]
-
-
 def test_a_speed_that_is_measured_no_more_is_a_regression(report: MakeReport) -> None:
     ranks = [{"rank": 0, "is_cuda": True, "device": "GPU-1", "values": {"bf16": 700.0, "fp8": 1300.0}}]
     both = row("gemm", "pass", unit="TFLOP/s", ranks=ranks)
@@ -165,14 +155,6 @@ def test_a_speed_that_is_measured_no_more_is_a_regression(report: MakeReport) ->
         1,
     )
     assert compare(report(gpus({"GPU-1": 700.0})), report(both)).regressions == []
-
-
-def test_speeds_of_a_gpu_that_is_gone_or_a_check_that_did_not_pass_are_told_once(report: MakeReport) -> None:
-    before = report(gpus({"GPU-1": 700.0, "GPU-2": 700.0}), snapshot=nodes("GPU-1", "GPU-2"))
-    after = report(gpus({"GPU-1": 700.0}), snapshot=nodes("GPU-1"))
-    assert [change.kind for change in compare(before, after).regressions] == ["gpu"]
-    broken = report(row("gemm", "error"), snapshot=nodes("GPU-1", "GPU-2"))
-    assert [change.kind for change in compare(before, broken).regressions] == ["status"]
 
 
 def collectives(latency: float, seconds: float) -> OutcomeRow:
@@ -195,16 +177,6 @@ def test_each_collective_is_held_against_itself(
 ) -> None:
     actual = compare(report(collectives(20.0, 1.0)), report(collectives(latency, seconds)))
     assert [c.what.split()[1] for c in actual.regressions] == worse
-
-
-def test_samples_under_load_are_compared_by_their_median(report: MakeReport) -> None:
-    def loaded(speed: float, begin: float) -> OutcomeRow:
-        points = [{"at": begin + t, "tflops": speed + (50.0 if t == 0 else 0.0)} for t in range(9)]
-        return row("sustained-gemm", "pass", ranks=[{"rank": 0, "is_cuda": True, "device": "GPU-1", "points": points}])
-
-    before = report(loaded(700.0, 0.0))
-    assert compare(before, report(loaded(690.0, 0.3))).changes == []
-    assert [c.shift for c in compare(before, report(loaded(600.0, 0.3))).regressions] == [-0.1429]
 
 
 def test_redacted_reports_are_compared_by_pseudonym_with_a_key_and_by_order_without() -> None:

@@ -1,15 +1,11 @@
-"""Four thousand snapshots and four thousand reports with nonsense in them: no traceback, and no pass out of garbage.
+"""Two thousand snapshots and two thousand measurements with nonsense in what decides: no pass out of garbage.
 
-Half of them are judged as a whole report that is then told in one form or another, half by the check that the garbage
-is for. Seeds are fixed: a failure comes again.
-
-The rule: what decides a check is what it does not pass without, be it a signal or a field of what a rank measured. With
-garbage there (no number, a negative one, another kind of value) it must not pass either.
+What decides a check is what it does not pass without, be it a signal or a field of what a rank measured. With garbage
+there (no number, a negative one, another kind of value) it must not pass either. Seeds are fixed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import json
@@ -17,7 +13,6 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import msgspec
 import pytest
@@ -25,24 +20,19 @@ import pytest
 from envcheck.checks import PASS, View
 from envcheck.errors import EnvcheckError
 from envcheck.node import collect
-from envcheck.reports.compare import compare, encode, lines
-from envcheck.reports.formats import registry
 from envcheck.reports.model import RunReport, load
-from envcheck.reports.redact import redact
 from envcheck.reports.rejudge import rejudge
 from envcheck.runner.judging import decide
 from envcheck.runner.planning import discover, plan
 
 DATA = Path(__file__).parents[1] / "data"
 CHECKS = {module.id: module for module in discover()}
-EACH, CHUNKS = 400, 10
-WHOLE = 50
+EACH, CHUNKS = 200, 10
 NAN = float("nan")
 Path_ = tuple[Any, ...]
 # Machines of one GPU more often: a snapshot of eight takes five times as long.
 MACHINES = ("rtx4090", "mig", "t4", "cpu", "rtx4090", "mixed", "mismatch", "v100x4", "h100x8", "t4")
 REPORTS = ("cpu", "cpu", "h200x1", "h200x1", "h100x8-slow-gpu")
-PARTS: tuple[Path_, ...] = (("outcomes",), ("outcomes",), ("environment",), ("snapshot",), ("plan",), ())
 # What looks like garbage and is none: (check, last name) -> the values.
 MEANT: dict[tuple[str, Any], tuple[Any, ...]] = {
     ("memlock", "bytes"): (-1,),  # RLIM_INFINITY
@@ -92,40 +82,6 @@ def drop(tree: Any, path: Path_) -> Any:
     holder = copy.copy(at(tree, path[:-1]))
     del holder[path[-1]]
     return put(tree, path[:-1], holder)
-
-
-def anything(chance: random.Random, tree: Any, path: Path_) -> Any:  # noqa: PLR0911 (one a kind of damage)
-    """Return the tree with one thing wrong: gone, another kind, huge, nested deep, strange letters, another's place."""
-    old = at(tree, path)
-    turn = chance.randrange(8)
-    if turn == 0:
-        return drop(tree, path)
-    if turn == 1:
-        nested: Any = old
-        for _ in range(chance.choice((3, 60))):
-            nested = chance.choice(([nested], {"value": nested}))
-        return put(tree, path, nested)
-    strange = [
-        1e300,
-        -1e300,
-        2**63,
-        10**40,
-        "\u202e\ud7ff\x00 \N{SNOWMAN}" * 9,
-        "x" * 5000,
-        "<&]]>\"'{{}}",
-        "GPU-",
-        0,
-        0.0,
-    ]
-    if turn == 2:
-        return put(tree, path, chance.choice(strange))
-    if turn == 3:
-        return put(tree, path, at(tree, chance.choice(list(paths(tree)))))
-    if turn == 4 and isinstance(old, list) and old:
-        return put(tree, path, old * 3)
-    if turn == 5 and isinstance(old, dict):
-        return put(tree, path, {**old, chance.choice(("value", "é\u0000", "", "reason")): chance.choice(garbage(0))})
-    return put(tree, path, chance.choice(garbage(old)))
 
 
 @functools.cache
@@ -193,81 +149,34 @@ def passing(data: Any, ids: list[str]) -> list[str]:
     return [identity for identity in ids if decide(CHECKS[identity], seen).status == PASS]
 
 
-def forms(run_report: RunReport, chance: random.Random, before: RunReport) -> None:
-    """Tell a report in one form or another: none may break, and JUnit is XML."""
-    form = chance.choice((*registry.names(), "json", "compare", "redact" if chance.random() < 0.2 else "json"))
-    with contextlib.suppress(EnvcheckError):  # one line, and an exit code
-        if form == "compare":
-            module = compare(before, run_report, None)
-            assert json.loads(encode(module))
-            assert lines(module) is not None
-        elif form == "redact":
-            redact(run_report)
-        elif form in registry.names():
-            text = registry.named(form).render(run_report)
-            assert form != "junit" or ET.fromstring(text) is not None  # noqa: S314 (our own)
-
-
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_nonsense_in_snapshots_is_no_traceback_and_no_pass(chunk: int) -> None:
+def test_nonsense_in_snapshots_is_no_pass(chunk: int) -> None:
     chance = random.Random(chunk)  # noqa: S311 (no secret)
-    for number in range(EACH):
+    for _ in range(EACH):
         name = chance.choice(MACHINES)
         data = machine(name)
-        if number % 2:
-            judged(broken(chance, data, ("snapshot",)))
-        else:
-            signal = chance.choice(list(deciding(name)))
-            inside = [(*signal, "value", *path) for path in ((), *paths(at(data, signal)["value"]))]
-            path = chance.choice((inside[0], chance.choice(inside)))
-            new = chance.choice(garbage(at(data, path)))
-            wrong = [i for i in passing(put(data, path, new), deciding(name)[signal]) if not meant(i, path, new)]
-            # Not everything inside of what decides does so too.
-            kept = passing(drop(data, path), wrong) if wrong and path != inside[0] else []
-            assert set(wrong) <= set(kept), (name, path, new)
+        signal = chance.choice(list(deciding(name)))
+        inside = [(*signal, "value", *path) for path in ((), *paths(at(data, signal)["value"]))]
+        path = chance.choice((inside[0], chance.choice(inside)))
+        new = chance.choice(garbage(at(data, path)))
+        wrong = [i for i in passing(put(data, path, new), deciding(name)[signal]) if not meant(i, path, new)]
+        # Not everything inside of what decides does so too.
+        kept = passing(drop(data, path), wrong) if wrong and path != inside[0] else []
+        assert set(wrong) <= set(kept), (name, path, new)
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_nonsense_in_reports_is_no_traceback_and_no_pass(chunk: int) -> None:
+def test_nonsense_in_measurements_is_no_pass(chunk: int) -> None:
     chance = random.Random(chunk)  # noqa: S311 (no secret)
-    for number in range(EACH):
+    for _ in range(EACH):
         name = chance.choice(REPORTS)
         data = report(name)
-        if number % 2:
-            result = judged(broken(chance, data, chance.choice(PARTS)))
-            if result is not None:
-                forms(result, chance, example(name))
-        else:
-            row, way = chance.choice(measured(name))
-            path = ("outcomes", row, "ranks", *way)
-            new = chance.choice(garbage(at(data, path)))
-            repeated = put(data, path, new)["outcomes"][row]
-            if number % WHOLE == 0:
-                result = judged(put(data, path, new))
-                assert result is not None
-                status: str = next(r.status for r in result.outcomes if r.id == repeated["id"])
-            else:
-                status = decide(CHECKS[repeated["id"]], view(example(name)), repeated["ranks"]).status
-            assert status != PASS or meant(repeated["id"], path, new), (name, repeated["id"], way, new)
-
-
-def broken(chance: random.Random, data: Any, where: Path_) -> Any:
-    """Return the report with up to three things wrong below there."""
-    for _ in range(chance.randrange(1, 4)):
-        ways = list(paths(at(data, where), where))
-        data = anything(chance, data, chance.choice(ways)) if ways else data
-        if not isinstance(at(data, where), dict | list):
-            break
-    return data
-
-
-def judged(data: Any) -> RunReport | None:
-    """Return the report as it is judged today; None where it is none, which `load` says in one line."""
-    try:
-        result = msgspec.convert(data, RunReport)
-    except msgspec.ValidationError:
-        return None
-    return rejudge(result).report
+        row, way = chance.choice(measured(name))
+        path = ("outcomes", row, "ranks", *way)
+        new = chance.choice(garbage(at(data, path)))
+        changed = put(data, path, new)["outcomes"][row]
+        status = decide(CHECKS[changed["id"]], view(example(name)), changed["ranks"]).status
+        assert status != PASS or meant(changed["id"], path, new), (name, changed["id"], way, new)
 
 
 @functools.cache

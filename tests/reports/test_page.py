@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 
-import pytest
-
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.formats.html import page
 from envcheck.reports.model import RunReport
@@ -122,38 +120,8 @@ def test_what_could_not_be_read_off_a_gpu_says_why(report: MakeReport) -> None:
     assert '<td title="not permitted">?</td>' in page(report(SLOW, snapshot=Snapshot("", {}, gpus)))
 
 
-def heights(text: str) -> list[float]:
-    points = re.findall(r'<polyline class="curve c0" points="([^"]+)"', text)
-    assert len(points) == 1
-    return [float(point.split(",")[1]) for point in points[0].split()]
-
-
-def test_a_curve_is_drawn_to_scale_with_its_limit(report: MakeReport) -> None:
-    text = page(report(SLOW))
-    at = heights(text)
-    assert at == sorted(at, reverse=True)
-    zero, limit = 240 - 40, float(re.findall(r'<line class="limit" x1="\d+" x2="\d+" y1="([\d.]+)"', text)[0])
-    assert (zero - at[2]) / (zero - limit) == pytest.approx(312.5 / 380, abs=0.01)
-    assert (zero - at[0]) / (zero - at[1]) == pytest.approx(0.1, abs=0.02)
-
-
-def test_evidence_is_folded_away(report: MakeReport) -> None:
-    read = Page(page(report(SLOW)))
-    assert all("open" not in attributes for tag, attributes in read.tags if tag == "details")
-    assert any("curve" in text for text in read.all("pre"))
-
-
 def test_a_run_that_was_cut_short_says_so(report: MakeReport) -> None:
     whole = report(row("a", "pass"))
     text = page(report(plan=Plan(level="quick", checks=whole.plan.checks, nproc=2), ended=""))
     assert "cut short" in text
     assert "<dt>never ran</dt><dd>a</dd>" in text
-
-
-def test_what_decided_and_the_gpu_that_most_findings_name_stand_at_the_top(report: MakeReport) -> None:
-    gpus = [Gpu(f"GPU-{i}", {"index": Signal(i)}) for i in (0, 1)]
-    bad = [row(name, "fail", remedy="cool it", summary=f"{name}: GPU-1 is hot") for name in ("heat", "gemm")]
-    text = page(report(*bad, snapshot=Snapshot("", {}, gpus)))
-    head = text[: text.index("<main>")]
-    assert "<p>First heat: heat: GPU-1 is hot. What to do: cool it.</p>" in head
-    assert "<p>heat, gemm name one GPU: GPU 1 (GPU-1).</p>" in head

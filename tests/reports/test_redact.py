@@ -155,13 +155,6 @@ def test_one_name_has_one_pseudonym_and_another_another(report: MakeReport) -> N
     assert {rank["host"] for rank in made.outcomes[-1].ranks} == {made.host.name}
 
 
-def test_a_key_gives_the_same_pseudonyms_in_another_report(report: MakeReport) -> None:
-    one, other = site(report), site(report, user="bob")
-    repeated = redact(one, "k1").snapshot.gpus[0].uuid
-    assert redact(other, "k1").snapshot.gpus[0].uuid == repeated
-    assert redact(other, "k2").snapshot.gpus[0].uuid != repeated
-
-
 # Names that are words of the report itself.
 WORDS = (
     "nccl gloo cpu cuda H100 pass GPU sm_90 570.124.06 torch 9.0 on x86_64 linux usr lib open tmpfs 12.8 float32 "

@@ -11,13 +11,12 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
-from envcheck.node.snapshot import Gpu, Snapshot
 from envcheck.reports.formats.html import page
 from envcheck.reports.formats.markdown import markdown
 from envcheck.reports.model import RunReport, load
 from envcheck.reports.phrases import quantity
 from envcheck.reports.terminal import announcement, show, show_announcement, show_plan
-from envcheck.runner.schema import Attempt, ImageFacts, LimitRow, OutcomeRow, Spread, TargetFacts
+from envcheck.runner.schema import Attempt, ImageFacts, LimitRow, OutcomeRow, TargetFacts
 from tests.builders import row
 from tests.tables import each
 
@@ -50,7 +49,6 @@ SLOW = row(
     ],
 )
 GOOD = row("ddp", "pass", "gradients equal one process's")
-GROUP = row("all-reduce", "pass", "exact", ranks=[{}] * 8)
 BROKEN = row("amp", "error", "rank 1 died of SIGSEGV", remedy="see the log", log="[rank 1] Fatal Python error")
 
 
@@ -58,14 +56,6 @@ def test_no_line_is_wider_than_80_columns(report: MakeReport) -> None:
     long = row("x" * 30, "warn", "word " * 60, remedy="do " * 60, log="y" * 300)
     for line in text(report(GOOD, SLOW, BROKEN, long)).splitlines():
         assert len(line) <= 80
-
-
-def test_it_says_what_ran_on_what(report: MakeReport) -> None:
-    result = text(report(GROUP))
-    assert "registry.example/torch:1" in result
-    assert "Python 3.12.3, torch 2.9.1+cu128, CUDA 12.8, cuDNN 9.10.2, NCCL 2.27.5" in result
-    assert "8 x NVIDIA H100 80GB HBM3 (nccl), driver 570.124.06" in result
-    assert result.splitlines()[-1] == "PASS: 1 promise proved on the GPUs of this node"
 
 
 def test_every_form_says_which_image_ran(report: MakeReport) -> None:
@@ -116,25 +106,10 @@ def test_the_log_that_is_shown_is_of_the_rank_that_was_lost(report: MakeReport) 
     assert "I wait" not in result
 
 
-def test_a_torch_that_cannot_be_imported_is_told_in_one_line_not_in_a_traceback(report: MakeReport) -> None:
-    why, log = "torch cannot be imported: ImportError: no lib", "[rank 0] Traceback (most recent call last):"
-    facts = {"details": {"unimportable": "torch"}, "log": log, "ranks": [None, None]}
-    result = text(report(*(row(name, "error", why, **facts) for name in ("ddp", "amp")), mode="cpu"))
-    assert result.count("why ") == 1
-    assert "Traceback" not in result
-    assert "gloo" not in result
-
-
 @each("outcome", [GOOD, SLOW, BROKEN])
 def test_the_last_line_of_a_cpu_run_says_that_no_gpu_was_tested(report: MakeReport, outcome: OutcomeRow) -> None:
     result = text(report(outcome, mode="cpu"))
     assert "no GPU was tested" in " ".join(result.split("\n\n")[-1].split())
-
-
-def test_checks_that_came_to_the_very_same_share_a_line(report: MakeReport) -> None:
-    result = text(report(GOOD, row("a", "skip", "needs 1 GPU"), row("b", "skip", "needs 1 GPU")))
-    assert result.count("needs 1 GPU") == 1
-    assert result.index("ddp") < result.index("needs 1 GPU")
 
 
 @each(
@@ -176,26 +151,6 @@ def test_a_plan_says_how_long_it_takes_before_anything_runs(
     assert max(map(len, string_io.getvalue().splitlines())) <= 80
     assert announcement(made.plan, long).replace(" ", "") in "".join(string_io.getvalue().split())
     assert max(map(len, stream.getvalue().splitlines())) <= 80
-
-
-def test_a_repeated_run_counts_what_never_applied(report: MakeReport) -> None:
-    def repeated(name: str, status: str, **statuses: int) -> OutcomeRow:
-        return row(name, status, "why", remedy="do", spread=Spread(rounds=2, statuses={**statuses}, told_in=2))
-
-    never = [repeated(f"never-{n}", "skip", skip=2) for n in range(5)]
-    made = report(repeated("good", "pass", **{"pass": 2}), repeated("once", "fail", **{"pass": 1, "fail": 1}), *never)
-    table = text(structs.replace(made, plan=structs.replace(made.plan, repeat=2))).partition("smallest / median")[2]
-    result = [" ".join(line.split()) for line in table.splitlines()[1:4]]
-    assert result == ["good 2 pass", "once 1 pass, 1 fail (first in round 2)", "5 checks 2 skip"]
-    assert "never-" not in table
-
-
-def test_of_several_failures_the_first_is_told_last_and_the_one_gpu_they_name(report: MakeReport) -> None:
-    bad = [row(name, "fail", f"{name}: GPU-1 is hot", remedy="cool it") for name in ("heat", "gemm")]
-    said = "FAIL: heat, gemm. First heat: heat: GPU-1 is hot. What to do: cool it."
-    assert "name one GPU" not in text(report(GOOD, *bad))  # of one GPU everything is about that one
-    several = Snapshot("", {}, [Gpu("GPU-1"), Gpu("GPU-2")])
-    assert last(text(report(GOOD, *bad, snapshot=several))) == f"heat, gemm name one GPU: GPU 0 (GPU-1). {said}"
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80])

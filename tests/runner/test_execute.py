@@ -84,18 +84,6 @@ def test_wrong_data_in_the_second_measurement_is_final_too(
     ]
 
 
-@pytest.mark.parametrize("values", [(100.0, 0.0, 100.0), (99.0, 0.0, 100.0, 100.0), (99.0, 98.0, 100.0, 0.0)])
-def test_one_round_with_wrong_data_is_the_verdict_of_all_rounds(
-    add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path, values: tuple[float, ...]
-) -> None:
-    (tmp_path / "seen").mkdir()
-    add("speed", speeds(tmp_path / "seen", *values), "ranks=1, performance=True", MIXED)
-    actual = run_site(repeat=3).outcomes["speed"]
-    assert (actual.status, actual.summary) == ("fail", "wrong data")
-    assert [a.summary for a in actual.attempts if a.shown] == ["wrong data"]
-    assert {a.round for a in actual.attempts} == {1, 2, 3}
-
-
 def test_a_node_check_counts_the_gpus_nvml_shows_not_those_torch_sees(site: Path, run_site: Callable[..., Run]) -> None:
     (site / "node" / "seen.py").write_text(
         '"""Doc."""\nfrom envcheck.checks import Check, passed\nCHECK = Check(promise="p", level="quick", gpus=1)\n'
@@ -258,25 +246,6 @@ def test_what_an_image_puts_in_the_place_of_its_results_holds_up_nobody(
 
     run = run_site(target=PlantedTarget([], None))
     assert run.outcomes["one"].summary == f"the worker's results cannot be read: {why}"
-    assert run.verdict.exit_code == 3
-
-
-def test_lines_that_are_no_events_are_skipped(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
-    add("one", "return {}")
-
-    class Noisy(ScriptedTarget):
-        def start(self, directory: Path) -> ScriptedTarget:
-            events = [json.dumps(FACTS), "[" * 100_000, "5", '{"no": "event"}', json.dumps(DONE), '{"event": "end"}']
-            (directory / "events.jsonl").write_text("\n".join([*events, ""]))
-            return self
-
-    assert run_site(target=Noisy([], None)).outcomes["one"].status == "pass"
-
-
-def test_a_result_that_comes_twice_is_an_error(add: Callable[..., Path], run_site: Callable[..., Run]) -> None:
-    add("one", "return {}")
-    run = run_site(target=ScriptedTarget([FACTS, DONE, DONE, {"event": "end"}], None))
-    assert (run.outcomes["one"].status, run.outcomes["one"].code) == ("error", "rank.reported-twice")
     assert run.verdict.exit_code == 3
 
 

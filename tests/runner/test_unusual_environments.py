@@ -56,12 +56,6 @@ def test_what_is_odd_and_sound_passes(add: Site, site: Path, tmp_path: Path, odd
     assert "Traceback" not in done.stderr
 
 
-def test_closed_streams_are_no_obstacle(add: Site, site: Path, tmp_path: Path) -> None:
-    add("one", "return {'rank': rank.rank}")
-    assert run(site, tmp_path, before="exec <&- >&- 2>&-").returncode == 0
-    assert (tmp_path / "report.json").exists()
-
-
 def test_a_deleted_working_directory_is_one_line(add: Site, site: Path, tmp_path: Path) -> None:
     add("one", "return {'rank': rank.rank}")
     (tmp_path / "gone").mkdir()

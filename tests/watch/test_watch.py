@@ -99,14 +99,6 @@ def test_files_that_cannot_be_written_change_no_exit_code(tmp_path: Path) -> Non
     assert f"{page}: No such file or directory" in completed.stderr
 
 
-def test_a_directory_that_is_missing_is_named_before_the_command_starts(tmp_path: Path) -> None:
-    missing, started = tmp_path / "no/page.html", tmp_path / "started"
-    words = [*WATCH, "--html", str(missing), "--", "touch", str(started)]
-    completed = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert (completed.returncode, started.exists()) == (2, False)
-    assert f"there is no directory {missing.parent}" in completed.stderr
-
-
 def test_a_watcher_that_dies_is_said_and_the_command_goes_on(tmp_path: Path) -> None:
     """The process that asks NVML finds a library that kills it."""
     (tmp_path / "pynvml.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")

@@ -8,7 +8,6 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from msgspec import structs
 
 from envcheck.reports.formats.junit import junit
 from envcheck.reports.model import RunReport, load
@@ -108,19 +107,6 @@ def test_a_failure_says_value_limit_source_and_remedy(report: MakeReport) -> Non
         "attempt: 1 of 2: fail, 0.9 GB/s",
         "attempt: 2 of 2: fail, 1 GB/s",
     ]
-
-
-def test_the_type_of_a_failure_is_its_code(report: MakeReport) -> None:
-    """Outcomes of old reports have none: the status stands for it."""
-    rows = [structs.replace(o, code="speed.slow") if o.id == "slow" else o for o in ALL]
-    root = parsed(report(*rows))
-    assert [case(root, o.id)[0].get("type") for o in rows if o.status in ("fail", "error")] == ["speed.slow", "error"]
-
-
-def test_a_warning_passes_and_is_told(report: MakeReport) -> None:
-    root = parsed(report(*ALL))
-    assert list(case(root, "odd")) == []
-    assert "odd: warn: odd said so\nremedy: look" in (root[0].findtext("system-out") or "")
 
 
 @pytest.mark.parametrize("path", REPORTS, ids=lambda path: path.stem)

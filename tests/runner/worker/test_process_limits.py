@@ -92,15 +92,6 @@ def test_a_kill_for_lack_of_memory_is_named(groups: Path) -> None:
     assert "memory.max of the control group is 1048576" in text
 
 
-def test_a_kill_before_a_group_begins_is_none_of_its_own(groups: Path) -> None:
-    (groups / "cgroup").write_text("0::/\n")
-    (groups / "memory.events").write_text("oom_kill 3\n")
-    process_limits.remember_kills()
-    assert process_limits.explained("still running after 180 s") == "still running after 180 s"
-    (groups / "memory.events").write_text("oom_kill 4\n")
-    assert "for lack of memory (4)" in process_limits.explained("still running after 180 s")
-
-
 def test_control_groups_of_version_1_are_read_too(groups: Path) -> None:
     # What a container sees: the path of the outside, and below the mount only its own group.
     (groups / "cgroup").write_text("8:pids:/docker/0b17\n4:memory:/docker/0b17\n0::/docker/0b17\n")
@@ -125,16 +116,6 @@ def test_control_groups_of_version_1_are_read_too(groups: Path) -> None:
     assert process_limits.explained(text) == text
     (groups / "memory/memory.limit_in_bytes").write_text("9223372036854771712\n")
     assert "no limit of memory of its own" in process_limits.explained("died of SIGKILL")
-
-
-def test_a_limit_that_a_check_reports_itself_is_named(outcome: Callable[..., OutcomeRow], tmp_path: Path) -> None:
-    body = (
-        "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))\n"
-        f"try:\n    open({str(tmp_path / 'big')!r}, 'wb').write(bytes(2**20))\n"
-        "except OSError as error:\n    return {'said': [str(error)]}"
-    )
-    actual = outcome(body, options="ranks=1, timeout=30")
-    assert "(limit: 8192 bytes in a file, see `ulimit -f`)" in str(actual.ranks)
 
 
 def test_a_rank_that_has_no_room_for_its_result_says_so(outcome: Callable[..., OutcomeRow]) -> None:

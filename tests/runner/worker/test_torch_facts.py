@@ -103,23 +103,6 @@ def test_a_check_of_several_ranks_starts_nothing_where_there_is_one(
     assert status == "pass" or outcome.summary == "needs 2 ranks, found 1"
 
 
-def test_cuda_that_sees_nothing_says_why_and_is_no_gpu(
-    torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run]
-) -> None:
-    torch(init="raise RuntimeError('Found no NVIDIA driver on your system.')")
-    add("needs_gpu", "return {}", "gpus=1")
-    add("plain", "return {'device': rank.device}")
-    run = run_site()
-    assert run.environment["device_error"] == "Found no NVIDIA driver on your system."
-    assert run.mode == "cpu"
-    assert run.outcomes["needs-gpu"].status == "skip"
-    assert "Found no NVIDIA driver" in run.outcomes["needs-gpu"].summary
-    assert run.outcomes["plain"].ranks == [{"device": "cpu"}] * 2
-    required = run_site(require_gpu=True)
-    assert required.outcomes["needs-gpu"].status == "fail"
-    assert required.verdict.exit_code == 1
-
-
 def test_a_cuda_that_hangs_or_crashes_when_asked_costs_only_its_own_answer(
     torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run]
 ) -> None:
@@ -207,35 +190,6 @@ def test_only_an_environment_of_ours_tells_all_its_packages(
     assert ("pytest" in actual) == ours
     add("plain", "return {}")
     assert run_site().environment["packages"]["nvidia-nccl-cu12"] == "1.0"
-
-
-PRELOADED = (
-    "return {'loaded': 'slow' in sys.modules, 'by': getattr(sys.modules.get('slow'), 'pid', 0), 'me': os.getpid()}"
-)
-
-
-def test_what_checks_load_besides_torch_is_imported_once_where_they_are_forked(
-    torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
-) -> None:
-    torch(gpus=0)
-    (tmp_path / "path" / "slow.py").write_text("import os\npid = os.getpid()\n")
-    add("a_without", PRELOADED)
-    for name in ("b_with", "c_with"):
-        add(name, PRELOADED, "imports=('slow', 'no_such_module')")
-    run = run_site()
-    seen = {name: outcome.ranks[0] for name, outcome in run.outcomes.items()}
-    assert [seen[name]["loaded"] for name in ("a-without", "b-with", "c-with")] == [False, True, True]
-    assert seen["b-with"]["by"] == seen["c-with"]["by"] != seen["b-with"]["me"]
-    assert {outcome.status for outcome in run.outcomes.values()} == {"pass"}
-
-
-def test_an_import_that_brings_cuda_up_has_ranks_spawned_from_then_on(
-    torch: Torch, add: Callable[..., Path], run_site: Callable[..., Run], tmp_path: Path
-) -> None:
-    torch(gpus=0)
-    (tmp_path / "path" / "slow.py").write_text("import torch\ntorch.cuda.is_initialized = lambda: True\n")
-    add("a_with", PRELOADED, "imports=('slow',)")
-    assert run_site().outcomes["a-with"].ranks[0]["loaded"] is False
 
 
 @pytest.mark.parametrize("code", [0, 804])
