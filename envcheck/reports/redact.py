@@ -68,6 +68,7 @@ UNKEYED: Final = ("GPU-00000000-0000-0000-0000-", "MIG-00000000-0000-0000-0000-"
 _IMAGES: Final = ("envcheck", "library", "nvidia", "pytorch", "nvcr.io")
 _PSEUDONYM: Final = re.compile(r"(host|user|dir|url|ip)-\w+")
 _LOOPBACK: Final = ("127.0.0.1", "0.0.0.0")  # noqa: S104 (not a valid image nameybody's)
+_HOSTS: Final = ("host", "hostname", "node", "nodename", "slurmd_nodename", "node_name", "master_addr")
 _NAMELESS: Final = ("root", "localhost", "nobody", "user", "none", "None")
 
 
@@ -154,10 +155,7 @@ def _names(value: Any, key: str) -> Iterator[tuple[str, str]]:
     """Yield the names that stand where names stand; they are replaced wherever else they are too."""
     if isinstance(value, dict):
         for inner, held in value.items():
-            # A signal's value is called what the signal is called.
-            yield from _names(
-                held, key if inner == "value" else "host.name" if key == "host" and inner == "name" else inner
-            )
+            yield from _names(held, _key(key, inner, value) if inner in ("value", "name") else inner)
             if "-" in inner and _UUID.fullmatch(inner):
                 yield "GPU", inner
     elif isinstance(value, list):
@@ -177,15 +175,7 @@ def _names(value: Any, key: str) -> Iterator[tuple[str, str]]:
 
 def _kind(key: str) -> str:
     last = key.rpartition(".")[2].lower()
-    if key == "host.name" or last in (
-        "host",
-        "hostname",
-        "node",
-        "nodename",
-        "slurmd_nodename",
-        "node_name",
-        "master_addr",
-    ):
+    if key == "host.name" or last in _HOSTS:
         return "host"
     if last in ("user", "logname", "username"):
         return "user"

@@ -18,8 +18,7 @@ from envcheck.runner.local_python import Handle
 from envcheck.runner.outcomes import ATTEMPT, fields
 from envcheck.runner.planning import CheckModule, discover
 from envcheck.runner.schema import Attempt, OutcomeRow, TargetFacts, plain
-from envcheck.runner.state import Run, RunPlan
-from envcheck.runner.unmeasured import LOST_GPUS, insist_on_gpu, name_lost_gpus, unmeasured
+from envcheck.runner.state import LOST_GPUS, Run, RunPlan, insist_on_gpu, name_lost_gpus, unmeasured
 
 # What a run adds by itself, from the plan and the snapshot.
 _OWN = ("require-gpu", LOST_GPUS)

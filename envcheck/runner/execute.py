@@ -24,8 +24,7 @@ from envcheck.runner import attempts, judging, planning, requirements, state, wo
 from envcheck.runner.outcomes import ending, ending_fix, lost_rank_outcome, outcome_row
 from envcheck.runner.planning import CheckModule, planned_seconds, worker_plan
 from envcheck.runner.schema import OutcomeRow, Plan, PlannedCheck
-from envcheck.runner.state import Run, now
-from envcheck.runner.unmeasured import insist_on_gpu, name_lost_gpus, unmeasured
+from envcheck.runner.state import Run, insist_on_gpu, name_lost_gpus, now, unmeasured
 
 _PAUSE = 3.0
 _SAME: Final = "same-environment"
