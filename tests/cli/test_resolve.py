@@ -180,7 +180,7 @@ def fill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., this_
 
 
 def test_an_unknown_name_is_resolved_by_its_capability(fill: Callable[..., this_machine.FilledQuery]) -> None:
-    gpu = {"name": Signal("NVIDIA A10G"), "compute_capability": Signal("8.6")}
+    gpu = {"name": Signal("NVIDIA X10"), "compute_capability": Signal("8.6")}
     assert fill(node(gpu)).query.cc == ["8.6"]
     assert fill(node(gpu)).query.gpus == []
 

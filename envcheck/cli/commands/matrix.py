@@ -28,7 +28,7 @@ from envcheck.errors import ConfigError, NothingLegalError, PromiseError, Unavai
 from envcheck.matrix.extensions import file as extension_file
 from envcheck.matrix.extensions.model import Extensions
 from envcheck.matrix.extensions.opened_wheel import OpenedWheel, extensions_file, without_foreign
-from envcheck.matrix.facts.lookup import Facts
+from envcheck.matrix.facts.lookup import Facts, all_gpus
 from envcheck.matrix.facts.model import HostArch, Matrix, key
 from envcheck.matrix.file.canonical import dump
 from envcheck.matrix.file.lint import Problem, lint
@@ -200,9 +200,10 @@ def _span(pythons: list[str]) -> str:
 
 def _gpu_table(matrix: Matrix) -> Table:
     table = _table("GPU", "cc", "host", "centre", "drivers from")
-    for gpu in matrix.gpus:
+    table.columns[0].no_wrap, table.columns[-1].no_wrap = False, True
+    for gpu in all_gpus(matrix):
         low = gpu.min_driver or "unknown"
-        weak = "" if gpu.verified and gpu.driver_verified else " (weak)"
+        weak = "" if not gpu.min_driver or (gpu.verified and gpu.driver_verified) else " (weak)"
         table.add_row(gpu.name, gpu.cc, gpu.host_arch, "yes" if gpu.datacenter else "no", f"{low}{weak}")
     return table
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
+from pathlib import Path
 from typing import Final, NamedTuple
+
+import msgspec
 
 from envcheck.errors import ConfigError
 from envcheck.matrix.facts.model import (
@@ -125,10 +128,8 @@ class Facts:
             hint = f"did you mean {' or '.join(near)}?" if near else "`envcheck matrix show --list-gpus` lists them"
             if _UNNAMED.search(name):
                 hint = "lspci's PCI database does not list this GPU: run `update-pciids`, or use nvidia-smi's name"
-            series = capability_of_series(self.matrix, name)
-            cc = f"--cc {series[0]}, as {series[1]} has" if series else "--cc"
             message = f"no GPU named {name!r} in the matrix"
-            raise ConfigError(message, fix=f"{hint} (or give {cc}; {READ_CC} prints it)")
+            raise ConfigError(message, fix=f"{hint} (or give --cc; {READ_CC} prints it)")
         return Device(gpu.name, gpu.cc, gpu.architecture, gpu.datacenter, gpu, gpu.verified)
 
     def device_of(self, cc: str) -> Device:
@@ -191,7 +192,7 @@ def glibc(matrix: Matrix, python: str) -> str | None:
 
 # NVML writes the maker and brand before a model's name, and memory, form factor, MIG slice or vGPU profile ("L40S-48Q")
 # after it.
-_MAKER: Final = frozenset({"NVIDIA", "TESLA", "GEFORCE", "GRAPHICS", "DEVICE", "GRID"})
+_MAKER: Final = frozenset({"NVIDIA", "TESLA", "GEFORCE", "GRAPHICS", "DEVICE", "GRID", "GPU", "GENERATION"})
 _FORM: Final = re.compile(
     r"\d+(\.\d+)?GB?|G?HBM\d\w*|GDDR\d\w*|SXM\d*|PCI-?E|NVL\d*|OAM|AC|LC|HGX|DGX|MIG|\d{1,3}[ABCQ]"
 )
@@ -201,61 +202,111 @@ _FORM: Final = re.compile(
 _BRACKETS: Final = re.compile(r"\[([^\]]+)\]")
 _PCI_ID: Final = re.compile(r"[0-9a-fA-F]{4}(:[0-9a-fA-F]{4})?")
 _REVISION: Final = re.compile(r"\s+Rev\. \w+$")
+# People and schedulers count: 4xA100, "8 x H100", a100:4.
+_COUNT: Final = re.compile(r"^\s*\d{1,3} ?[xX*\u00d7] ?(?=\D)|(?:(?:(?<=\d)|\s)[xX*\u00d7] ?|:)\d{1,3}\s*$")
 # `nvidia-smi -L` puts the index before the name and the UUID behind it.
 _LISTED: Final = re.compile(r"GPU \d+: (?P<name>.+?)(?: \(UUID: [^)]*\))?")
 # A row of the table of `nvidia-smi`: index, name, persistence mode.
 _ROW: Final = re.compile(r"\| *\d+ +(?P<name>\S.*?) +(?:On|Off|N/A) *\|.*")
 
-# A GeForce series is the first two of four digits. NVIDIA's RTX 4000 and 6000 of any generation end in 00.
-_SERIES: Final = re.compile(r"(?P<kind>[RG]TX)(?P<series>\d\d)[1-9]\d")
+# A GeForce series is the first two of four digits.
+_GEFORCE: Final = 4
+_NUMBER: Final = re.compile(r"([A-Z]*)(\d+)")
+
+
+class _Named(msgspec.Struct, frozen=True):
+    name: str
+    cc: str
+    datacenter: bool = False
+    host_arch: HostArch = "x86_64"
+    aliases: tuple[str, ...] = ()
+    verified: bool = True
+
+
+class _Names(msgspec.Struct, frozen=True):
+    gpus: list[_Named]
+
+
+@cache
+def _further() -> dict[str, _Named]:
+    """Return the GPUs of gpu_names.json by the key of each of their names."""
+    path = Path(__file__).parents[1] / "gpu_names.json"
+    rows = msgspec.json.decode(path.read_bytes(), type=_Names).gpus
+    return {_key(alias): row for row in reversed(rows) for alias in (row.name, *row.aliases)}
 
 
 def find_gpu(matrix: Matrix, name: str) -> GpuModel | None:
     """Return the GPU that `name` means, or None; never a guess.
 
-    `name` is as people write it ("H100", "4090"), or as NVML, `nvidia-smi` or lspci print it.
+    `name` is as people write it ("H100", "4090", "4xA100"), or as NVML, `nvidia-smi` or lspci print it. A GPU that the
+    matrix has no row for comes without drivers: they are those of its compute capability.
     """
     model = _key(product_name(name))
     for gpu in matrix.gpus:
         if model in {_key(alias) for alias in (gpu.name, *gpu.aliases)}:
             return gpu
-    return next((gpu for gpu in matrix.gpus if model == _key(gpu.name).removeprefix("RTX").removeprefix("GTX")), None)
+    wanted = {model, f"RTX{model}", f"GTX{model}"} if model[:1].isdigit() else {model}
+    short = next((gpu for gpu in matrix.gpus if _key(gpu.name) in wanted), None)
+    named = next((row for key in sorted(wanted) if (row := _further().get(key))), None)
+    if short is not None or named is None:
+        return short
+    return _row(matrix, named)
+
+
+def all_gpus(matrix: Matrix) -> list[GpuModel]:
+    """Return the GPUs that the matrix has a row for, and those that are known by name."""
+    further = {row.name: _row(matrix, row) for row in _further().values()}
+    return list({gpu.name: gpu for gpu in (*matrix.gpus, *further.values())}.values())
+
+
+def _row(matrix: Matrix, named: _Named) -> GpuModel:
+    row = next((gpu for gpu in matrix.gpus if gpu.name == named.name), None)
+    alike = [gpu for gpu in matrix.gpus if gpu.cc == named.cc]
+    drivers = [gpu.min_driver or min(gpu.first_driver.values(), key=key, default="") for gpu in alike]
+    return row or GpuModel(
+        name=named.name,
+        architecture=next((row.architecture for row in matrix.cuda.capabilities if row.cc == named.cc), "unknown"),
+        cc=named.cc,
+        memory_gb=[],
+        datacenter=named.datacenter,
+        host_arch=named.host_arch,
+        min_driver=min(filter(None, drivers), key=key, default=None),
+        driver_verified=False,
+        verified=named.verified,
+        source=["gpu_names.json"],
+    )
 
 
 def product_name(name: str) -> str:
-    """Return the product in a line of lspci, `nvidia-smi -L` or `nvidia-smi`; return any other name unchanged."""
+    """Return the product in a line of lspci, `nvidia-smi -L` or `nvidia-smi`, or a name without its count."""
     listed = _LISTED.fullmatch(name.strip()) or _ROW.fullmatch(name.strip())
     if listed is not None:
         return listed["name"]
     brackets = [text for text in _BRACKETS.findall(name) if not _PCI_ID.fullmatch(text)]
-    return _REVISION.sub("", brackets[-1]) if brackets and "NVIDIA" in name.upper() else name
+    return _REVISION.sub("", brackets[-1]) if brackets and "NVIDIA" in name.upper() else _COUNT.sub("", name)
 
 
 def suggest(matrix: Matrix, name: str) -> list[str]:
-    """Return up to three names that `name` may have been meant to be, nearest first."""
+    """Return up to five names of one generation that `name` may have been meant to be, nearest first."""
     import difflib  # noqa: PLC0415 (only for a name that is wrong)
 
-    names = {_key(alias): gpu.name for gpu in matrix.gpus for alias in (gpu.name, *gpu.aliases)}
+    names = {key: row.name for key, row in _further().items()}
+    names |= {_key(alias): gpu.name for gpu in matrix.gpus for alias in (gpu.name, *gpu.aliases)}
     model = _key(product_name(name))
-    near = difflib.get_close_matches(model, names, n=6, cutoff=0.65)
+    near = difflib.get_close_matches(model, names, n=12, cutoff=0.65)
     near += [alias for alias in sorted(names) if model and model in alias and alias not in near]
-    return list(dict.fromkeys(names[alias] for alias in near))[:3]
+    return list(dict.fromkeys(names[alias] for alias in near if _one_generation(model, alias)))[:5]
 
 
-def capability_of_series(matrix: Matrix, name: str) -> tuple[str, str] | None:
-    """Return the compute capability of the series or generation in `name`, and a GPU of the matrix that has it.
-
-    Return None where the matrix has no such GPU, or several that differ.
-    """
-    series, words = _SERIES.match(_key(name)), name.upper().split()
-    siblings = [
-        gpu
-        for gpu in matrix.gpus
-        if (series and (other := _SERIES.match(_key(gpu.name))) and other.groups() == series.groups())
-        or gpu.architecture.upper() in words
-    ]
-    capabilities = {gpu.cc for gpu in siblings}
-    return (siblings[0].cc, siblings[0].name) if len(capabilities) == 1 else None
+def _one_generation(model: str, alias: str) -> bool:
+    """Return whether two keys have one number of four digits, or the same letters and a series."""
+    numbers = _NUMBER.search(model), _NUMBER.search(alias)
+    if numbers[0] is None or numbers[1] is None:
+        return True
+    (letters, one), (others, other) = (found.groups() for found in numbers if found)
+    if len(one) == len(other) == _GEFORCE:
+        return one == other or (letters == others and one[:2] == other[:2])
+    return letters == others and (one.startswith(other) or other.startswith(one))
 
 
 @lru_cache(maxsize=4096)
@@ -286,10 +337,15 @@ _FAMILIES: Final = (
         OtherAccelerator("an AMD GPU", "PyTorch for it is the ROCm build (https://pytorch.org/get-started/locally/)"),
     ),
     (
-        re.compile(
-            r"\b(INTEL|ARC( PRO)? [AB]\d{2,3}M?|IRIS|UHD GRAPHICS|GAUDI ?\d?|(GPU )?(MAX|FLEX) 1\d{2,3})\b",
-            re.IGNORECASE,
-        ),
+        re.compile(r"\b(GAUDI ?\d?|HL-?\d{3}[A-Z]?|HPU)\b", re.IGNORECASE),
+        OtherAccelerator("an Intel Gaudi", "its PyTorch (device hpu) comes with Intel's Gaudi software and its images"),
+    ),
+    (
+        re.compile(r"\b(ASCEND|NPU|910B\d?|910C|310P\d?)\b", re.IGNORECASE),
+        OtherAccelerator("an Ascend NPU", "its PyTorch is the package torch-npu beside torch's CPU build", "aarch64"),
+    ),
+    (
+        re.compile(r"\b(INTEL|ARC( PRO)? [AB]\d{2,3}M?|IRIS|UHD GRAPHICS|(GPU )?(MAX|FLEX) 1\d{2,3})\b", re.IGNORECASE),
         OtherAccelerator("an Intel GPU", "PyTorch for it is the XPU build (https://pytorch.org/get-started/locally/)"),
     ),
     (

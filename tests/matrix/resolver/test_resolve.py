@@ -192,7 +192,7 @@ def test_a_torch_that_is_not_in_the_matrix(ask: Ask) -> None:
         ({"python": "py312"}, "not a Python version"),
         ({"cc": ["sm_90"]}, "not a compute capability"),
         ({"cc": ["0.1"]}, r"--cc 0\.1: the matrix has no fact about it or its neighbours; it has 3\.7.*nvidia-smi"),
-        ({"gpus": ["RTX 4070"]}, r"did you mean RTX 4090.*--cc 8\.9, as RTX 4090 has; `nvidia-smi --query-gpu=compute"),
+        ({"gpus": ["RTX 4075"]}, r"did you mean RTX 4070.*or give --cc; `nvidia-smi --query-gpu=compute"),
         ({"gpus": ["XPU9"]}, r"show --list-gpus` lists them \(or give --cc; `nvidia-smi"),
         ({"gpus": ["NVIDIA Corporation Device 2901 (rev a1)"]}, "run `update-pciids`"),
         ({"torch": "latest"}, "not a version requirement"),
