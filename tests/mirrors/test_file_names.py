@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.images.known_wheels import named
 from envcheck.images.lockfile import Pin, parse_lock, parse_requirements
 from envcheck.mirrors.index.locate import LockedPackage, match_files
 from envcheck.mirrors.index.simple_api import IndexFile, parse_file_name
@@ -59,12 +58,3 @@ def test_a_lock_s_version_of_many_digits_is_one_line() -> None:
         parse_lock(lock, "base", "l")
     with pytest.raises(ConfigError, match=r"l:2: .* is not a version"):
         parse_requirements(lock.encode(), "base", "l")
-
-
-@pytest.mark.parametrize("tag", ["cp3x-abi3-any", "cp3\u00b2-abi3-any"])
-def test_a_local_wheel_of_an_odd_tag_is_no_match(tag: str) -> None:
-    assert not named(f"torch-1.0-{tag}.whl", PIN, "3.11")
-    assert not named(f"torch-{'9' * 4400}-py3-none-any.whl", PIN, "3.11")
-    assert named("torch-1.0-cp39-abi3-any.whl", PIN, "3.11")
-    arm = "torch-1.0-cp311-cp311-manylinux_2_27_aarch64.manylinux_2_28_aarch64.whl"
-    assert [named(arm, PIN, "3.11", machine) for machine in ("aarch64", "x86_64")] == [True, False]

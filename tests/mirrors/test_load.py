@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -124,10 +123,6 @@ def test_none_is_every_clients_own_default() -> None:
     assert load("none") == Profile(name="none")
 
 
-def test_an_unnamed_profile_is_called_as_its_file() -> None:
-    assert parse(b"keep: true", Path("x/lab.yaml")).name == "lab"
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -232,16 +227,6 @@ def test_a_certificate_file_must_hold_certificates_and_no_key(site: Path) -> Non
 def test_an_unknown_profile_says_what_there_is(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(name)
-
-
-def test_the_example_in_the_help_is_a_profile(tmp_path: Path) -> None:
-    from envcheck.cli.commands.render import _EPILOG  # noqa: PLC0415 (only this test reads the help)
-
-    lines = _EPILOG.partition("of your own:\n")[2].replace("~/.netrc", "netrc")
-    shutil.copyfile("/dev/null", tmp_path / "netrc")
-    (tmp_path / "site-ca.pem").write_text("-----BEGIN CERTIFICATE-----\n")
-    text = "\n".join(line.removeprefix("  ") for line in lines.splitlines())
-    assert parse(text.encode(), tmp_path / "x.yaml").registry == "registry.example:5000"
 
 
 @pytest.mark.parametrize("given", ["https://joe:hunter2@mirror.example/x", "https://mirror.example/x?token=hunter2"])

@@ -23,10 +23,6 @@ URL = "https://mirror.example/simple/torch/"
 JSON = "application/vnd.pypi.simple.v1+json"
 
 
-def test_a_link_that_is_no_url_is_none() -> None:
-    assert parse_page(b'<a href="http://[x/a.whl">a</a><a href="b.whl">b</a>', "text/html", URL)[0].name == "b.whl"
-
-
 def test_json_and_html_say_the_same() -> None:
     page = {"files": [{"filename": "torch-1.whl", "url": "../../f/torch-1.whl", "hashes": {"sha256": A}}]}
     html = f'<html><a href="../../f/torch-1.whl#sha256={A}">torch</a><a href="">no file</a></html>'
@@ -106,13 +102,6 @@ def test_a_wheel_of_this_machine_is_a_place_too(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"")
     indexes = {"pytorch": [Index(url=str(tmp_path), kind="find-links")]}
     assert locate([NEED], indexes, Client()) == [LocatedFile(wheel.name, A, None, (), (wheel,))]
-
-
-def test_nothing_of_that_hash_says_why_at_each_place() -> None:
-    with pytest.raises(UnavailableError, match="torch: it answers 404; no file on its page has a hash of the lock"):
-        match_files(
-            LockedPackage("torch", (A,)), [NetworkError("it answers 404"), [IndexFile(W, "https://x.example/t", B)]]
-        )
 
 
 def test_who_was_asked_in_vain_is_named() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import signal
@@ -61,29 +60,6 @@ def test_a_url_may_hold_its_hash(serve: Serve, wanted_file: Want) -> None:
     completed = subprocess.run([*command, url], capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr
     assert want.path.is_file()
-
-
-def test_another_fragment_of_a_url_is_no_hash(serve: Serve, wanted_file: Want) -> None:
-    want = wanted_file(serve())
-    section = dataclasses.replace(want, urls=(f"{want.urls[0]}#section",))
-    completed = ran(section)
-    assert completed.returncode == 0, completed.stderr
-    assert want.path.is_file()
-    wrong = ran(dataclasses.replace(want, urls=(f"{want.urls[0]}#md5=0",)))
-    assert (wrong.returncode, "has no valid hash after its #" in wrong.stderr) == (2, True)
-
-
-def test_a_program_gets_an_object_of_wrong_bytes_and_of_a_directory_that_is_none(
-    serve: Serve, wanted_file: Want
-) -> None:
-    want = wanted_file(serve(), sha256="0" * 64)
-    completed = ran(want, "--json")
-    assert completed.returncode == 1
-    assert "no source has the file with sha256 000000000000" in json.loads(completed.stdout)["error"]["message"]
-    completed = ran(want, "--json", "--output", "/proc/nowhere")
-    assert completed.returncode == 2
-    assert "/proc/nowhere" in json.loads(completed.stdout)["error"]["message"]
-    assert completed.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -146,11 +122,3 @@ def test_a_log_gets_no_bar_and_a_quiet_one_nothing(serve: Serve, wanted_file: Wa
         [*words(want)[:at], "--quiet", *words(want)[at:]], capture_output=True, text=True, check=True
     )
     assert quiet.stderr == ""
-
-
-@pytest.mark.parametrize("lost", ["2>&-", "2>/dev/full"])
-def test_progress_that_cannot_be_said_changes_nothing_of_the_result(serve: Serve, wanted_file: Want, lost: str) -> None:
-    want = wanted_file(serve())
-    command = ["sh", "-c", f'exec "$@" {lost}', "sh", *words(want)]
-    completed = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (completed.returncode, completed.stdout) == (0, "1 file there, 10.5 MB, every hash matches; 10.5 MB moved\n")

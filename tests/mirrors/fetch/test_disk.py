@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envcheck import safe_files
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch import disk
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
@@ -92,16 +90,6 @@ def test_a_file_larger_than_the_system_lets_us_write(serve: Serve, wanted_file: 
     assert server.sent <= MIB
 
 
-def test_a_directory_that_cannot_be_written(serve: Serve, wanted_file: Want, tmp_path: Path) -> None:
-    want = wanted_file(serve())
-    want.path.parent.mkdir(mode=0o555)
-    for above in [tmp_path, *tmp_path.parents][:4]:
-        if above.stat().st_uid == os.getuid() and above != Path("/tmp"):  # noqa: S108 (a directory of others)
-            above.chmod(0o755)
-    assert tried("nobody", want).startswith("PermissionError")
-    assert list(want.path.parent.iterdir()) == []
-
-
 @pytest.mark.tools
 def test_a_full_disk_is_told_before_a_byte_comes(serve: Serve, wanted_file: Want, tmp_path: Path) -> None:
     """A file system of 4 MiB, mounted in a mount namespace of its own."""
@@ -141,26 +129,6 @@ def test_killed_at_random_moments_nothing_wrong_gets_the_name_and_what_had_come_
     assert want.path.read_bytes() == content
     # Each kill costs at most what each connection was at: a part of two pieces, as 4 connections share 10 MiB.
     assert server.sent <= (document["finished"] + 1) * len(content) + document["kills"] * 4 * 2 * MIB
-
-
-def test_a_second_process_goes_on_when_the_first_is_killed(serve: Serve, wanted_file: Want, content: bytes) -> None:
-    server = serve(delay=0.2)
-    want = wanted_file(server)
-    words = [sys.executable, "-m", "envcheck", "fetch", want.urls[0], "--sha256", want.sha256]
-    words += ["--output", str(want.path.parent), "--connections", "2"]
-    first = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    while server.sent < 3 * MIB:
-        time.sleep(0.01)
-    server.faults.delay = 600.0  # what the first asks for from here on it never gets
-    second = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert second.stderr is not None
-    assert "another process is fetching file.bin: waiting for it" in second.stderr.readline()
-    first.kill()
-    first.communicate()
-    server.faults.delay = 0.0
-    _, errors = second.communicate(timeout=60)
-    assert second.returncode == 0, errors
-    assert want.path.read_bytes() == content
 
 
 @pytest.mark.parametrize("pieces", ["all", "of another size", "none of them valid"])
@@ -235,18 +203,6 @@ def test_an_unfinished_file_that_others_may_write_to_is_not_gone_on_with(
         held.write(b"changed")
     assert want.path.read_bytes() == content
     assert want.path.stat().st_uid == os.geteuid()
-
-
-def test_a_directory_in_the_place_of_an_unfinished_file_is_one_line(
-    serve: Serve, wanted_file: Want, means: TransferOptions, tmp_path: Path
-) -> None:
-    want = wanted_file(serve())
-    (disk.part_path(want) / "below").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="has the name of a temporary file"):
-        fetch(want, means)
-    (tmp_path / "link").symlink_to(tmp_path)
-    with pytest.raises(ConfigError, match="has the name of a directory"):
-        safe_files.directory(tmp_path, "link", "d")
 
 
 def test_the_umask_is_honoured_and_the_longest_name_is_written(

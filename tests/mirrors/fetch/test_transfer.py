@@ -106,14 +106,6 @@ def test_a_fault_that_can_be_lived_with(
     assert leftovers(want) == []
 
 
-def test_what_was_received_before_a_cut_is_not_fetched_again(
-    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
-) -> None:
-    server = serve(most=400_000)
-    done = fetch(wanted_file(server), means)
-    assert server.sent == done.moved == len(content)
-
-
 GIVEN_UP: dict[str, dict[str, Any]] = {
     "404": {"status": 404},
     "403": {"status": 403},
@@ -221,14 +213,6 @@ def test_a_file_that_does_not_match_is_fetched_again_from_the_next_source(
     assert leftovers(want) == []
 
 
-def test_the_right_source_is_found_where_the_second_is_wrong(
-    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
-) -> None:
-    want = wanted_file(serve(status=503, busy=lambda number: 3 <= number < 9), serve(content=content[::-1]))
-    fetch(want, means)
-    assert want.path.read_bytes() == content
-
-
 def test_a_file_that_becomes_another_one_is_fetched_anew(
     serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
 ) -> None:
@@ -305,20 +289,6 @@ def test_a_source_that_drips_is_given_up(
     with pytest.raises(UnavailableError, match=r"it sent less than 25 KiB in 0.5 s; name another mirror"):
         fetch(wanted_file(server), means)
     assert len(server.requests) <= 6
-
-
-@pytest.mark.timeout(60)
-def test_many_files_of_a_silent_source_cost_two_waits(
-    silent: Callable[[], RawServer], serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
-) -> None:
-    good, mute, body = serve(content=content[:1000]), silent(), content[:1000]
-    first = wanted_file(good, sha256=hashlib.sha256(body).hexdigest(), size=1000)
-    many = [
-        dataclasses.replace(first, urls=(f"{mute.url}/f", good.url), path=first.path.with_name(f"{number}"))
-        for number in range(24)
-    ]
-    assert len(fetch_all(many, means, lambda _: None)) == 24
-    assert len(mute.requests) <= 8
 
 
 def test_a_limit_of_bandwidth_and_of_connections_holds(

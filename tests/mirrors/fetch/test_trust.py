@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import socket
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,27 +114,6 @@ def test_the_proxy_of_the_environment_is_asked(
     assert all("Proxy-Authorization" in request.headers for request in proxy.requests)
 
 
-def test_links_that_are_signed_for_one_use_are_resolved_for_every_piece(
-    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
-) -> None:
-    """Each redirect leads to a link of its own; the target refuses one that it has seen, or that runs out (403)."""
-    target = serve()
-    front = serve(signed=target.url)
-    target.faults.once = True
-    want = wanted_file(front)
-    fetch(want, means)
-    assert want.path.read_bytes() == content
-    assert len(set(target.paths)) == len(target.paths)
-
-
-def test_a_link_that_ran_out_costs_one_request_and_not_the_source(
-    serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
-) -> None:
-    want = wanted_file(serve(expires=5))
-    fetch(want, means)
-    assert want.path.read_bytes() == content
-
-
 @pytest.mark.usefixtures("means")
 def test_no_secret_is_written_or_said(serve: Serve, tmp_path: Path) -> None:
     """In a URL's query, a netrc and a token; in the journal of an unfinished file, what is printed, and the JSON."""
@@ -180,51 +154,3 @@ def test_nobody_else_is_asked(
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     fetch(wanted_file(server), means)
     assert requests == {server.server_address[:2]}
-
-
-ALONE = """
-import subprocess, sys
-subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-sys.path.insert(0, sys.argv[1])
-from pathlib import Path
-from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
-from envcheck.mirrors.net.client import Client
-from tests.http_server import Server, Servers, directory
-site, sha256 = sys.argv[2:4]
-with Servers() as servers:
-    url = servers.start(Server(directory(Path(site)))).url + "/file.bin"
-    fetch(WantedFile((url,), sha256, None, Path(site) / "to" / "file.bin"), TransferOptions(Client()))
-print("fetched")
-"""
-
-
-@pytest.mark.tools
-def test_a_fetch_needs_no_network_but_the_mirror(tmp_path: Path, content: bytes, wanted_file: Want) -> None:
-    """In a network namespace that has a loopback and nothing else."""
-    unshare = ["unshare", "--net", "--map-root-user"]
-    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode != 0:
-        pytest.skip("no network namespace may be made here")
-    (tmp_path / "file.bin").write_bytes(content)
-    root = str(Path(__file__).parents[3])
-    words = [*unshare, sys.executable, "-c", ALONE, root, str(tmp_path), wanted_file().sha256]
-    environment = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
-    completed = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-    assert completed.stdout == "fetched\n", completed.stderr
-
-
-def test_two_processes_on_one_file_move_it_once(serve: Serve, wanted_file: Want) -> None:
-    server = serve(delay=0.05)
-    want = wanted_file(server)
-    words = [sys.executable, "-m", "envcheck", "fetch", want.urls[0], "--sha256", want.sha256, "--json"]
-    words += ["--output", str(want.path.parent)]
-    both = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    result = [process.communicate()[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert sorted(json.loads(text)["files"][0]["moved"] for text in result) == [0, want.size]
-    assert [path.name for path in want.path.parent.iterdir()] == [want.path.name]
-
-
-def test_threads_of_a_fetch_end_with_it(serve: Serve, wanted_file: Want, means: TransferOptions) -> None:
-    fetch(wanted_file(serve(status=404), serve()), means)
-    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("fetch")] == []

@@ -12,9 +12,6 @@ from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
-from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.hub.download import lock_revision
-from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.probe import choose
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -57,34 +54,6 @@ def test_the_fastest_that_has_all_comes_first_and_the_others_stand_by(
     assert 0 <= text.find("hf: fast (") < text.find("hf: slow (")
     assert f"hf: not lacking: has 3 of 4 files; vocab.txt: {lacking.netloc} answers 404" in text
     assert not any(path.startswith(f"/{REPO}") for path in origin.paths)
-
-
-def test_a_dataset_is_probed_for_as_one(hubs: Hubs, known: Callable[..., None], tmp_path: Path) -> None:
-    origin, mirror = hubs(), hubs()
-    for server in (origin, mirror):
-        server.repos = {f"datasets/{REPO}": server.repo}
-    known(mirror=f"hf: {{endpoint: '{mirror.url}', trusted: '{origin.url}'}}\n")
-    done = run("fetch", "--dataset", REPO, "--output", str(tmp_path / "to"))
-    assert (done.exception, done.return_value) == (None, None), done.output
-    assert f"/datasets/{REPO}/resolve/{COMMIT}/vocab.txt" in mirror.paths
-    assert (tmp_path / "to/datasets--owner--tiny/snapshots" / COMMIT / "vocab.txt").is_file()
-
-
-def test_what_the_first_gives_wrong_the_next_one_mends(hubs: Hubs, known: Callable[..., None], tmp_path: Path) -> None:
-    first, second = hubs(), hubs()
-    second.pause = 0.04
-    content = bytearray(first.content["sub/weights.bin"])
-    content[1_200_000] ^= 1
-    first.content["sub/weights.bin"] = bytes(content)
-    (tmp_path / "lock").write_bytes(hub_revision.format_lock(locked_of(second)))
-    known(first=f"hf: {{endpoint: '{first.url}'}}\n", second=f"hf: {{endpoint: '{second.url}'}}\n")
-    done = run("fetch", "--lock", str(tmp_path / "lock"), "--output", str(tmp_path / "to"))
-    assert (done.exception, done.return_value) == (None, None), done.output
-    assert f"fetching all of it from {second.netloc}" in done.stderr
-
-
-def locked_of(endpoint: Any) -> hub_revision.Revision:
-    return lock_revision(Client(), endpoint.url, hub_revision.Reference("model", REPO, "main"))
 
 
 def test_where_nobody_has_it_each_says_why(hubs: Hubs, known: Callable[..., None], tmp_path: Path) -> None:

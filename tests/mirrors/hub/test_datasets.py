@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
-from tests.mirrors.hub.conftest import COMMIT, FILES, REPO, Hub, Repo
+from tests.mirrors.hub.conftest import COMMIT, REPO, Hub, Repo
 
 ROWS = [{"text": f"row {number}", "label": number % 2} for number in range(2000)]
 TEST = [{"text": "unseen", "label": 1}]
@@ -81,18 +81,6 @@ def test_a_lock_of_a_dataset_is_of_the_dataset(server: Hub, tmp_path: Path) -> N
     assert done.stderr.splitlines()[0].startswith(f"{len(CONTENT)} files, ")
     assert all(path.startswith(f"/datasets/{REPO}/resolve/{COMMIT}/") for path in server.paths)
     assert (tmp_path / "to/datasets--owner--tiny/snapshots" / COMMIT / "README.md").read_text() == CARD
-
-
-def test_a_model_of_the_same_name_is_another_repository(server: Hub, tmp_path: Path) -> None:
-    mirror = profile(server, tmp_path)
-    for kind in ("model", "dataset"):
-        run("fetch", f"--{kind}", REPO, "--mirror", mirror, "--output", str(tmp_path / "to"))
-    there = {
-        name: {str(at.relative_to(root)) for at in root.rglob("*") if at.is_file()}
-        for name in ("models", "datasets")
-        for root in [tmp_path / f"to/{name}--owner--tiny/snapshots" / COMMIT]
-    }
-    assert there == {"models": set(FILES), "datasets": set(CONTENT)}
 
 
 @pytest.mark.tools

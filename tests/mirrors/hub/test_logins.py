@@ -19,9 +19,6 @@ from click.testing import CliRunner, Result
 from envcheck.cli import cli
 from envcheck.mirrors.hub import api as hub_api
 from envcheck.mirrors.net import credentials as net_credentials
-from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.net.network_errors import NetworkError
-from envcheck.mirrors.profiles.load import parse
 from envcheck.mirrors.profiles.model import Credential, HuggingFace, Index, Profile
 from tests.mirrors.hub.conftest import Hub
 
@@ -145,24 +142,6 @@ def test_a_redirect_carries_nothing_to_another_host(site: Site, tmp_path: Path, 
 
 
 @pytest.mark.tools
-def test_a_host_that_a_redirect_leads_to_is_told_its_own(site: Site, tmp_path: Path) -> None:
-    front, behind = (f"127.0.0.{number}:{site.port}" for number in (2, 4))
-    named = f"credentials: {{'{front}': {{user: me, password_env: P}}, '{behind}': {{token_env: T}}}}\n"
-    both = f"pypi: [{{url: 'http://{front}/simple'}}, {{url: 'http://{behind}/simple'}}]\n"
-    done = fetch(site, 2, both + named, tmp_path, "away/file.bin", P=PASSWORD, T=TOKEN)
-    assert (done.exception, done.return_value) == (None, None), done.exception
-    assert (site.authorizations(2), site.authorizations(4)) == ({BASIC}, {f"Bearer {TOKEN}"})
-
-
-@pytest.mark.tools
-def test_without_tls_only_a_host_that_the_profile_itself_names_so_is_told(site: Site, tmp_path: Path) -> None:
-    named = f"credentials: {{'127.0.0.2:{site.port}': {{user: me, password_env: P}}}}\n"
-    done = fetch(site, 2, named, tmp_path, P=PASSWORD)
-    assert f"127.0.0.2:{site.port}: it answers 401" in str(done.exception)
-    assert site.authorizations(2) == {"-"}
-
-
-@pytest.mark.tools
 def test_a_secret_that_is_not_there_is_named_and_nobody_is_asked(site: Site, tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     for where, result in (("password_env: NOT_SET", "$NOT_SET"), ("password_file: empty", str(tmp_path / "empty"))):
@@ -170,20 +149,6 @@ def test_a_secret_that_is_not_there_is_named_and_nobody_is_asked(site: Site, tmp
         done = fetch(site, 2, hosts(site, 2) + named, tmp_path)
         assert f"its credential is missing: {result} has no secret" in str(done.exception)
     assert (site.root / "access.log").read_text() == ""
-
-
-@pytest.mark.tools
-def test_nothing_of_a_secret_is_written_or_said(site: Site, tmp_path: Path) -> None:
-    named = f"credentials: {{'127.0.0.2:{site.port}': {{user: me, password_env: P}}}}\n"
-    for number in (2, 3):
-        done = fetch(site, number, hosts(site, number) + named, tmp_path, P=PASSWORD)
-        assert PASSWORD not in f"{done.output}{done.exception}"
-    written = [path for path in tmp_path.rglob("*") if path.is_file() and "site" not in path.parts]
-    assert [
-        path for path in written if PASSWORD.encode() in path.read_bytes() or BASIC.encode() in path.read_bytes()
-    ] == []
-    profile = parse((tmp_path / "p.yaml").read_bytes(), tmp_path / "p.yaml")
-    assert PASSWORD not in repr(net_credentials.host_credentials(profile, {"P": PASSWORD}))
 
 
 ENDPOINT, OTHER, ORIGIN = "https://a.example", "https://b.example", "https://o.example"
@@ -231,12 +196,6 @@ def test_a_token_s_file_is_read_as_huggingface_hub_does(tmp_path: Path) -> None:
     for environ in ({"HF_HOME": str(tmp_path)}, {"HF_TOKEN_PATH": str(tmp_path / "token")}):
         assert [one.header(ENDPOINT) for one in hub_api.logins(profile, environ=environ)] == ["Bearer from-file"]
     assert hub_api.logins(profile, environ={"HF_HOME": str(tmp_path / "none")}) == []
-
-
-def test_a_client_says_why_it_does_not_ask() -> None:
-    profile = Profile(name="p", credentials={"x.example": Credential(token_env="NOT_SET")})  # noqa: S106
-    with pytest.raises(NetworkError, match=r"^its credential is missing: \$NOT_SET has no secret$"):
-        Client(logins=net_credentials.host_credentials(profile, {})).get("https://x.example/f")
 
 
 def test_two_hubs_are_each_told_their_own_token(hubs: Callable[[], Hub], tmp_path: Path) -> None:

@@ -68,12 +68,6 @@ def test_every_file_is_a_blob_that_the_snapshot_links_to(hubs: Hubs, tmp_path: P
     assert sorted(path.name for path in (folder / "blobs").iterdir() if path.name.startswith(".")) == []
 
 
-def test_a_second_time_nothing_moves(hubs: Hubs, tmp_path: Path) -> None:
-    server = hubs()
-    fetched(server, server.url, tmp_path)
-    assert [done.moved for done in fetched(server, server.url, tmp_path)] == [0] * len(server.rows)
-
-
 def test_a_snapshot_is_whole_or_not_there(hubs: Hubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """huggingface_hub without a network takes whatever a snapshot's directory holds for all of it."""
     server, made = hubs(), list[tuple[Path, Path]]()
@@ -175,13 +169,6 @@ def test_an_endpoint_s_listing_that_leads_outside_is_refused(hubs: Hubs, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_over_50_gb_is_planned_as_any_other(tmp_path: Path) -> None:
-    """huggingface_hub refuses it without xet; moving one is too much for a test."""
-    entry = hub_revision.HubFile(path="big.safetensors", size=51_000_000_000, sha256="a" * 64)
-    expected = hub_revision.Revision(repo=REPO, revision=COMMIT, files=[entry])
-    assert [want.size for want in hub_download.wanted_files(expected, ["http://mirror"], tmp_path)] == [51_000_000_000]
-
-
 def test_who_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_api, "default_endpoint", lambda: None)
     mirror = Profile(name="m", hf=HuggingFace(endpoint="https://mirror.example"))
@@ -218,22 +205,6 @@ def test_what_lacks_is_told_as_what_it_is(monkeypatch: pytest.MonkeyPatch, tmp_p
         assert error_text(command, "--model", "org@").startswith(
             "'org@' is not the name of a model; write OWNER/NAME@COMMIT"
         )
-
-
-def test_a_token_goes_only_where_the_profile_allows(hubs: Hubs, tmp_path: Path) -> None:
-    server = hubs()
-    server.token = "canary-token"  # noqa: S105 (a test's)
-    environ = {"HF_TOKEN": "canary-token"}
-    for policy, seen in (("never", False), ("allow", True)):
-        profile = msgspec.convert({"name": "p", "hf": {"endpoint": server.url, "token": policy}}, Profile)
-        client = Client(logins=hub_api.logins(profile, environ=environ))
-        if seen:
-            expected = hub_download.read_revision(client, server.url, REF)
-            hub_download.fetch_revision(expected, [server.url], tmp_path, TransferOptions(client), lambda _: None)
-        else:
-            with pytest.raises(UnavailableError, match="it answers 401"):
-                hub_download.read_revision(client, server.url, REF)
-        assert any(server.tokens) == seen
 
 
 def test_the_commands(hubs: Hubs, tmp_path: Path) -> None:

@@ -53,14 +53,6 @@ def test_all_comes_from_the_first_that_is_right(hubs: Hubs, tmp_path: Path) -> N
     assert second.paths == notes == []
 
 
-def test_a_large_file_that_is_wrong_comes_from_the_second_endpoint(hubs: Hubs, tmp_path: Path) -> None:
-    origin, first, second = hubs(), hubs(), hubs()
-    flip(first, LARGE, 1_200_000)
-    sources, notes = fetched(origin, [first.url, second.url], tmp_path)
-    assert sources[LARGE] == {second.netloc}
-    assert f"the file has a wrong hash: fetching all of it from {second.netloc}" in notes
-
-
 @pytest.mark.parametrize("path", [LARGE, "config.json"])
 def test_what_the_first_endpoint_lacks_comes_from_the_second(hubs: Hubs, tmp_path: Path, path: str) -> None:
     origin, first, second = hubs(), hubs(), hubs()
@@ -118,12 +110,3 @@ def test_a_list_that_makes_no_sense_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError) as failed:
         parse(text.encode(), Path("p.yaml"))
     assert message in str(failed.value)
-
-
-def test_xet_is_never_asked_for(hubs: Hubs, tmp_path: Path) -> None:
-    """An endpoint that offers it (hashes, a token's route) is taken at its plain word."""
-    server = hubs()
-    server.xet = True
-    fetched(server, [server.url], tmp_path)
-    assert server.paths
-    assert [path for path in server.paths if "xet" in path] == []

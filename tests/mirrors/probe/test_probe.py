@@ -64,12 +64,6 @@ def test_a_fault_is_a_gate_that_no_speed_outweighs(
     assert ranked["bad"].measured.rate is None
 
 
-def test_a_404_is_never_asked_for_its_speed(serve: Serve, mirror: Make, wanted_packages: list[LockedPackage]) -> None:
-    bad = serve(gone=DEMO)
-    judged([mirror("bad", bad.url)], wanted_packages)
-    assert {one.range for one in bad.requests if one.path.startswith("/files/")} == {"bytes=0-0"}
-
-
 def test_a_dead_host_is_last_and_did_not_answer(
     serve: Serve, mirror: Make, wanted_packages: list[LockedPackage]
 ) -> None:
@@ -104,15 +98,6 @@ def test_the_clients_own_default_is_the_origin_and_no_mirror_that_is_left() -> N
     assert not is_origin(Profile(name="site"), "pypi")
     none = Profile(name="none")
     assert own_hosts(none, [index.url for index in network_sources(none, "pypi")]) == [urlsplit(python_index()).netloc]
-
-
-def test_an_origin_whose_certificate_nobody_trusts_fails_tls(
-    serve: Serve, mirror: Make, wanted_packages: list[LockedPackage]
-) -> None:
-    origin = serve(tls="rogue")
-    front = serve(files_at=f"https://{origin.netloc}")
-    ranked = judged([mirror("front", front.url)], wanted_packages)["front"]
-    assert "tls" in ranked.failed_criteria
 
 
 def test_a_page_without_hashes_is_matched_by_name_and_the_size_that_another_tells(
@@ -155,11 +140,6 @@ def test_no_more_is_moved_than_the_bytes_it_may_cost(
     assert ranked.passed
     assert ranked.measured.rate is None
     assert ranked.measured.rate_why == "not measured: the probe's budget of bytes or seconds is used up"
-
-
-def test_pages_count_among_the_bytes_too(serve: Serve, mirror: Make, wanted_packages: list[LockedPackage]) -> None:
-    ranked = judged([mirror("one", serve().url)], wanted_packages, size=50)["one"]
-    assert why(ranked, "coverage") == "has 0 of 2 files; demo==1.0: the probe's budget of bytes is used up (and 1 more)"
 
 
 def test_a_server_that_drips_for_ever_ends_with_the_time(

@@ -128,12 +128,6 @@ def test_the_files_of_a_machine_name_each_other() -> None:
     assert files["/etc/apt/apt.conf.d/80envcheck"] == 'Acquire::https::a.example::CAInfo "/etc/ca.pem";\n'
 
 
-def test_what_is_never_released_has_no_updates_of_its_own() -> None:
-    files = sources(["https://a.example"], "debian", "sid", "/lists")
-    assert set(files) == {"debian.mirrors", "envcheck.sources"}
-    assert "Suites: sid\n" in files["envcheck.sources"]
-
-
 def test_a_machine_that_is_neither_debian_nor_ubuntu_is_asked_for_a_suite() -> None:
     for wish in (RenderOptions(distro="fedora", suite="x"), RenderOptions()):
         setting = render_apt(Profile(name="x", apt=["https://a.example"]), wish)

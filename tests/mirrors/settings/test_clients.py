@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
-import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +11,7 @@ from pathlib import Path
 import pytest
 import uv
 
-from envcheck.mirrors.profiles.model import Credential, HuggingFace, Index, Profile
+from envcheck.mirrors.profiles.model import HuggingFace, Index, Profile
 from envcheck.mirrors.settings import RENDERERS
 from envcheck.mirrors.settings.clients import RenderOptions
 from tests.http_server import Answer, Request, Server, Servers
@@ -106,25 +103,3 @@ def test_a_token_goes_to_the_mirror_only_where_the_profile_allows_it(
     run([str(hub_python), "-c", ASK], tmp_path, **variables(profile, tmp_path, HF_TOKEN=CANARY))
     assert [path for path in mirror.paths if "/o/r" in path]
     assert mirror.logins == sent
-
-
-def test_npm_takes_the_registry_and_puts_the_token_in_itself(recorder: Callable[[], Recorder], tmp_path: Path) -> None:
-    npm = shutil.which("npm")
-    if npm is None:
-        pytest.skip("no npm on this machine")
-    mirror = recorder()
-    page = {
-        "name": "tiny",
-        "dist-tags": {"latest": "1.2.3"},
-        "versions": {"1.2.3": {"name": "tiny", "version": "1.2.3"}},
-    }
-    mirror.pages["/repo/tiny"] = ("application/json", json.dumps(page).encode())
-    credentials = {mirror.url.removeprefix("http://"): Credential(token_env="NPM_TOKEN")}  # noqa: S106 (a name)
-    profile = Profile(name="x", npm=f"{mirror.url}/repo/", credentials=credentials)
-    (text,) = RENDERERS["npm"](profile, WISH).files.values()
-    assert CANARY not in text
-    (tmp_path / ".npmrc").write_text(text)
-    data = {"PATH": os.environ["PATH"], "NPM_TOKEN": CANARY, "NPM_CONFIG_UPDATE_NOTIFIER": "false"}
-    done = run([npm, "view", "tiny", "version"], tmp_path, **data)
-    assert done.stdout == "1.2.3\n", done.stderr
-    assert [(one.method, one.path, one.login) for one in mirror.requests] == [("GET", "/repo/tiny", f"Bearer {CANARY}")]

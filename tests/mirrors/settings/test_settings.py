@@ -89,13 +89,6 @@ def test_uv_reads_uv_toml(tmp_path: Path) -> None:
     assert "--index-url https://pypi.example:8443/simple\n" in uv_says(text("uv", with_wheels(tmp_path)), tmp_path)
 
 
-def test_uv_takes_a_flat_index_and_an_index_alone(tmp_path: Path) -> None:
-    flat = Profile(name="x", pytorch=[Index(url="https://a.example/{variant}", kind="find-links")])
-    uv_says(text("uv", flat), tmp_path)
-    index = msgspec.toml.decode(text("uv", flat))["index"]
-    assert index == [{"name": "pytorch-mirror", "url": "https://a.example/cu128", "format": "flat", "explicit": True}]
-
-
 def test_uv_toml_marks_what_needs_a_login_and_what_is_asked_only_by_name() -> None:
     first, torch = msgspec.toml.decode(text("uv"))["index"]
     assert first["default"]
@@ -178,12 +171,6 @@ def test_registries_of_several_upstreams() -> None:
     ]
 
 
-def test_where_bases_come_from_is_docker_hubs_mirror_where_none_is_named() -> None:
-    assert json.loads(text("daemon", Profile(name="x", registry="r.example"))) == {
-        "registry-mirrors": ["https://r.example"]
-    }
-
-
 SAID = {
     "pip": [
         "uv reads none of pip's settings",
@@ -260,24 +247,9 @@ def test_a_shell_takes_it_and_looks_secrets_up_itself(tmp_path: Path) -> None:
     assert data["NPM_CONFIG_REGISTRY"] == "https://npm.example/repo/"
 
 
-def test_uv_takes_the_index_of_the_variable_by_its_name(tmp_path: Path) -> None:
-    data = shell(text("env", with_wheels(tmp_path)), PYPI_PASSWORD=CANARY)
-    message = uv_says("", tmp_path, **{name: value for name, value in data.items() if name.startswith("UV_")})
-    assert "--index-url https://pypi.example:8443/simple\n" in message
-
-
 def after(data: dict[str, str]) -> tuple[str, ...]:
     """Return what a call after this one is told of it."""
     return tuple(data["ENVCHECK_MIRROR_SET"].split())
-
-
-def test_the_next_call_takes_back_what_it_does_not_set_itself() -> None:
-    first = shell(text("env"), PYPI_PASSWORD=CANARY)
-    second = shell(text("env", Profile(name="x", npm="https://n.example"), RenderOptions(before=after(first))), **first)
-    assert second["NPM_CONFIG_REGISTRY"] == "https://n.example"
-    assert not {"PIP_INDEX_URL", "HF_ENDPOINT", "HF_TOKEN"} & set(second)
-    none = shell(text("env", Profile(name="none"), RenderOptions(before=("NPM_CONFIG_REGISTRY", "$(x)"))), **second)
-    assert not {"NPM_CONFIG_REGISTRY", "ENVCHECK_MIRROR_SET"} & set(none)
 
 
 MINE = {
@@ -339,9 +311,3 @@ def test_no_value_of_a_profile_gets_out_of_its_quotes(value: str, file: str) -> 
     assert (words[at - 1], words[at + 1]) == ("export", "export")
     assert f"NPM_CONFIG_REGISTRY={value}" in words
     assert f"NETRC={file}" in words
-
-
-@settings(max_examples=40, deadline=None)
-@given(WILD)
-def test_a_real_shell_agrees(value: str) -> None:
-    assert shell(text("env", Profile(name="x", npm=value)))["NPM_CONFIG_REGISTRY"] == value

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import gzip
 import hashlib
-import http.client
 import json
 import os
 import shutil
-import ssl
 import subprocess
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -123,32 +119,3 @@ def _package(tree: Path, scratch: Path, version: str) -> Path:
     listed = f"{about}Filename: pool/{deb.name}\nSize: {deb.stat().st_size}\nSHA256: {digest(deb)}\n"
     (tree / "Packages.gz").write_bytes(gzip.compress(listed.encode()))
     return deb
-
-
-def test_one_client_has_so_many_connections_and_no_more(served: ServedSite) -> None:
-    # A file that no socket's buffers hold: each download stays open until it is read.
-    (served.site / "public/static/large").touch()
-    os.truncate(served.site / "public/static/large", 200_000_000)
-    context = ssl.create_default_context(cafile=str(served.ca))
-
-    def begun(_: int) -> tuple[http.client.HTTPSConnection, http.client.HTTPResponse]:
-        connection = http.client.HTTPSConnection("127.0.0.1", served.port, timeout=30, context=context)
-        connection.request("GET", "/static/large")
-        return connection, connection.getresponse()
-
-    def closed(connection: http.client.HTTPSConnection, answer: http.client.HTTPResponse) -> int:
-        answer.close()
-        connection.close()
-        return answer.status
-
-    with ThreadPoolExecutor(16) as pool:
-        downloads = list(pool.map(begun, range(70)))
-    assert sorted(closed(*one) for one in downloads) == [200] * 64 + [429] * 6
-    # Who goes away is no failure of the mirror's, and its connections are free again.
-
-    def outcomes() -> dict[str, int]:
-        return dict(collections.Counter(one["outcome"] for one in served.log() if one["part"] == "static"))
-
-    expected = {"client_abort": 64, "refused": 6}
-    assert eventually(outcomes, expected) == expected
-    assert closed(*begun(0)) == 200

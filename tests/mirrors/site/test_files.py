@@ -11,7 +11,6 @@ from click.testing import CliRunner, Result
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
 from envcheck.mirrors.site.files import write
-from tests.mirrors.site.conftest import envcheck
 
 SMALL = ("--no-pytorch", "--link", "https://x.example")
 
@@ -69,13 +68,6 @@ def test_what_a_person_edited_is_kept_and_said(tmp_path: Path) -> None:
     assert (site / "nginx/nginx.conf.edited").read_text() == made + "# mine\n"
 
 
-def test_a_site_of_before_there_were_manifests_loses_nothing(tmp_path: Path) -> None:
-    write(tmp_path / "site", {"site.json": "{}", "old": "1"})
-    (tmp_path / "site/rendered.json").unlink()
-    result = write(tmp_path / "site", {"site.json": "{}", "old": "2", "new": "3"})
-    assert (result.removed, result.kept) == ([], {"old": "old.edited"})
-
-
 @pytest.mark.parametrize("message", ["", "[]", '{"../outside": "0", "inside": "0"}'])
 def test_a_manifest_that_says_something_else_removes_nothing_outside(tmp_path: Path, message: str) -> None:
     outside = tmp_path / "outside"
@@ -121,11 +113,6 @@ def test_a_source_that_rsync_does_not_take_is_one_line(tmp_path: Path, option: s
     assert isinstance(done.exception, ConfigError)
     assert says in str(done.exception)
     assert "c4nary" not in str(done.exception)
-
-
-def test_a_mistake_is_one_line(tmp_path: Path) -> None:
-    done = envcheck("mirror", "site", "render", str(tmp_path / "site"), *SMALL, "--sync", "main=https://x.example/main")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
 
 
 def test_clients_have_a_profile_of_the_site(tmp_path: Path) -> None:

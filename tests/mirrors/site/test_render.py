@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from envcheck.cli import cli
@@ -18,7 +17,6 @@ from envcheck.mirrors.site.model import Registry, Site, SiteHub, SiteIndex, Tls,
 from envcheck.mirrors.site.render import render
 from tests.certificates import Certificate
 from tests.mirrors.site.conftest import ROOT, World, envcheck
-from tests.mirrors.site.test_files import rendered
 from tests.mirrors.site.upstreams import page
 
 INDEXES = [
@@ -122,31 +120,6 @@ def test_what_nginx_would_read_as_something_else_is_refused(
 def test_name_servers_are_written_as_nginx_takes_them() -> None:
     text = "# none\nnameserver 192.0.2.53\nnameserver fe80::1%eth0\noptions x\n"
     assert resolvers(text) == ["192.0.2.53", "[fe80::1]"]
-
-
-def test_each_upstream_registry_has_one_of_its_own(tmp_path: Path) -> None:
-    given = {"a.io": "https://a.example", "b.io": "https://b.example"}
-    registries = (word for name, url in given.items() for word in ("--registry", f"{name}={url}"))
-    rendered(tmp_path / "site", *registries)
-    made = read(tmp_path / "site")
-    assert {one.name: one.url for one in made.registries} == given
-    assert len(set(ports(made))) == len(ports(made))
-    conf, roots = (tmp_path / "site/nginx/nginx.conf").read_text(), set()
-    for one in made.registries:
-        document = yaml.safe_load((tmp_path / f"site/registry/{one.name}.yml").read_text())
-        assert (document["proxy"]["remoteurl"], document["http"]["addr"]) == (one.url, f"127.0.0.1:{one.inner}")
-        roots.add(document["storage"]["filesystem"]["rootdirectory"])
-        server = conf.partition(f"listen 127.0.0.1:{one.port};")[2].partition("listen ")[0]
-        assert f"proxy_pass http://127.0.0.1:{one.inner};" in server
-    assert len(roots) == len(given)
-
-
-def test_a_directory_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("x")
-    done = envcheck("mirror", "site", "render", str(tmp_path), "--no-pytorch", "--link", "https://x.example")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "is not empty" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_a_secret_in_an_option_is_refused_and_not_told(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import signal
@@ -141,35 +140,6 @@ def test_a_source_that_is_gone_or_empty_changes_nothing(mirrors: Mirrors) -> Non
     code, message = mirrors.run()
     assert (code, "is empty" in message) == (1, True)
     assert mirrors.generations() == {b"1\n"}
-
-
-def test_two_copies_at_once_and_what_somebody_put_there_are_left_alone(mirrors: Mirrors) -> None:
-    mirrors.publish(1)
-    (mirrors.root / "run").mkdir(exist_ok=True)
-    lock = mirrors.root / "run/sync-main.lock"
-    with lock.open("w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        code, message = mirrors.run()
-    assert (code, "under way" in message) == (75, True)
-    assert not mirrors.served.exists()
-    mirrors.served.mkdir()
-    code, message = mirrors.run()
-    assert (code, "move it away" in message) == (1, True)
-
-
-def test_a_source_that_changes_while_it_is_read_is_looked_at_again(mirrors: Mirrors) -> None:
-    mirrors.publish(1)
-    wrapper = Path(mirrors.environment["PATH"].partition(":")[0], "rsync")
-    wrapper.rename(wrapper.with_name("rsync.real"))
-    # After the first look the source becomes another one.
-    change = f"[ -e {mirrors.root}/changed ] || {{ touch {mirrors.root}/changed; touch {mirrors.source}/late; }}"
-    wrapper.write_text(f'#!/bin/sh\n{wrapper}.real "$@" || exit\n{change}\n')
-    wrapper.chmod(0o755)
-    assert mirrors.run()[0] == 0
-    assert (mirrors.served / "late").exists()
-    wrapper.write_text(f'#!/bin/sh\ndate +%N > {mirrors.source}/late\n{wrapper}.real "$@"\n')
-    code, message = mirrors.run()
-    assert (code, "changes faster" in message) == (1, True)
 
 
 def test_links_that_lead_out_of_the_tree_are_not_served(mirrors: Mirrors) -> None:

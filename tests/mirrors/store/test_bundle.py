@@ -177,11 +177,6 @@ def _list(**changes: object) -> tuple[tarfile.TarInfo, bytes]:
     return _member(bundle.CONTENTS, msgspec.json.encode({"wheels": [wheel]}))
 
 
-def test_a_bundle_made_by_hand_is_taken_when_it_is_sound(other: Store, tmp_path: Path) -> None:
-    _imported(other, _bundle(tmp_path / "b", [_list(), _member(PLACE, GOOD)]))
-    assert other.has(NAME)
-
-
 @pytest.mark.parametrize(
     "members",
     [
@@ -227,16 +222,6 @@ def test_a_bundle_that_lies_is_refused(
     assert set(tmp_path.rglob("*")) - set(other.root.rglob("*")) - set(where.rglob("*")) - {where} == outside
 
 
-def test_a_wheel_of_the_longest_name_is_served(other: Store, tmp_path: Path) -> None:
-    name = f"{'a' * 227}-1-py3-none-any.whl"
-    assert len(f"{name}.metadata") == 255
-    made = _bundle(tmp_path / "b", [_list(name=name, metadata=NAME), _member(PLACE, GOOD)])
-    versions.publish(other, _imported(other, made), keep=3)
-    assert [path.name for path in (other.root / "current" / "files").rglob("*.metadata")] == [f"{name}.metadata"]
-    with pytest.raises(ConfigError, match="not a valid wheel"):
-        _imported(other, _bundle(tmp_path / "c", [_list(name=f"a{name}"), _member(PLACE, GOOD)]))
-
-
 @pytest.mark.parametrize("name", [bundle.SUMS, "bundle.sha256.sig"])
 @pytest.mark.timeout(60)
 def test_a_pipe_in_a_bundle_is_refused_at_once(exported: Path, name: str) -> None:
@@ -246,18 +231,6 @@ def test_a_pipe_in_a_bundle_is_refused_at_once(exported: Path, name: str) -> Non
     os.mkfifo(exported / name)
     with pytest.raises((ConfigError, PromiseError), match=f"cannot read {name}"):
         bundle.verified_parts(exported, _quiet, key=exported / "key.pub")
-
-
-@pytest.mark.parametrize("kind", ["link", "file"])
-def test_what_has_the_name_of_the_import_s_own_directory_is_replaced(other: Store, tmp_path: Path, kind: str) -> None:
-    victim = tmp_path / "victim"
-    victim.mkdir()
-    (victim / "kept").write_text("kept")
-    staging = other.root / "import"
-    staging.symlink_to(victim) if kind == "link" else staging.write_text("planted")
-    _imported(other, _bundle(tmp_path / "b", [_list(), _member(PLACE, GOOD)]))
-    assert other.has(NAME)
-    assert (victim / "kept").read_text() == "kept"
 
 
 @pytest.mark.parametrize(

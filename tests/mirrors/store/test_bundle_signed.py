@@ -87,16 +87,6 @@ def test_what_is_no_key_is_one_line_and_writes_nothing(
         bundle.verified_parts(at, quiet, key=key)
 
 
-def test_a_key_of_another_kind_or_half_is_refused(
-    store: Store, contents: Contents, tmp_path: Path, keys: Callable[..., tuple[Path, Path]]
-) -> None:
-    _, public = keys("own")
-    rsa, _ = keys("rsa", "rsa")
-    for key in (public, rsa):
-        with pytest.raises(ConfigError, match="not an ed25519 private key"):
-            exported(store, contents, tmp_path / "b", key)
-
-
 def test_a_part_that_changes_after_it_was_verified_is_refused(store: Store, contents: Contents, tmp_path: Path) -> None:
     at = exported(store, contents, tmp_path / "b")
     parts = bundle.verified_parts(at, quiet)

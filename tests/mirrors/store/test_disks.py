@@ -94,39 +94,6 @@ def run(store: Store, *arguments: str) -> Result:
     return CliRunner().invoke(command, ["--store", str(store.root), *arguments], obj=settings, standalone_mode=False)
 
 
-def test_eviction_of_a_file_system_that_fills_up(mount: Mount) -> None:
-    """From above 85 % to 75 %: the oldest first, nothing that a version or a process at work holds."""
-    disk = mount("ext4", 100)
-    store = Store(disk / "store")
-    pinned = model(store, *(data(number) for number in range(10)))
-    versions.publish(store, pinned, keep=1)
-    loose: list[str] = []
-    while _share(disk) <= 0.87:
-        loose.append(store.add(data(100 + len(loose)), f"{len(loose)}"))
-        info = store.root / "info" / loose[-1][:2] / f"{loose[-1]}.json"
-        os.utime(info, (len(loose), len(loose)))
-    for one in versions.pinned_digests(store):
-        os.utime(store.root / "info" / one[:2] / f"{one}.json", (0, 0))
-    assert run(store, "gc", "--high", "99").stdout == "evicted 0 objects, 0 bytes\n"
-    with store.held(loose[:2]):
-        done = run(store, "gc")
-    assert not done.return_value
-    missing = [digest for digest in loose if not store.has(digest)]
-    assert missing == loose[2 : 2 + len(missing)]
-    assert done.stdout == f"evicted {len(missing)} objects, {len(missing) * MIB / 1e6:.1f} MB\n"
-    assert 0.72 < _share(disk) <= 0.755
-    assert damaged(store) == []
-    assert run(store, "gc", "--high", "1", "--low", "1").return_value == 1
-    assert (loose != missing, [digest for digest in loose if store.has(digest)]) == (True, [])
-    assert all(store.sound(digest) for digest in versions.pinned_digests(store))
-
-
-def _share(disk: Path) -> float:
-    os.sync()
-    usage = shutil.disk_usage(disk)
-    return usage.used / (usage.used + usage.free)
-
-
 def test_an_eviction_in_the_middle_of_a_fetch_takes_nothing_of_it(mount: Mount, servers: Servers) -> None:
     disk = mount("ext4", 32)
     store = Store(disk / "store")
@@ -189,23 +156,6 @@ def test_a_disk_that_fills_up_during_an_import_leaves_what_is_served(mount: Moun
     assert "version 2 is served" in run(store, "import", str(source)).stdout
 
 
-def test_a_disk_that_is_too_full_for_a_version_serves_the_one_before(mount: Mount) -> None:
-    disk = mount("ext4", 40)
-    store = Store(disk / "store")
-    versions.publish(store, model(store, data(1)), keep=2)
-    expected = model(store, *(data(number, 100) for number in range(120)), repo="o/many")
-    with (disk / "filler").open("wb", buffering=0) as file:
-        with contextlib.suppress(OSError):
-            while file.write(bytes(65536)):
-                pass
-        file.truncate(file.tell() - 30_000)
-    with pytest.raises(OSError, match="No space left"):
-        versions.publish(store, expected, keep=2)
-    assert versions.current(store) == 1
-    assert [path.name for path in (store.root / "versions").iterdir()] == ["1"]
-    assert damaged(store) == []
-
-
 def test_what_the_disk_does_not_give_back_is_fetched_again(mount: Mount, tmp_path: Path) -> None:
     """Btrfs hashes its blocks: where one has changed on the disk, reading is an error, and no other bytes."""
     disk = mount("btrfs", 200)
@@ -234,43 +184,6 @@ def test_what_the_disk_does_not_give_back_is_fetched_again(mount: Mount, tmp_pat
     assert store.add(content, "f0.bin") == digest
     versions.publish(store, contents, keep=3)
     assert served.read_bytes() == content
-
-
-@pytest.fixture
-def sealed(mount: Mount, tmp_path: Path) -> Store:
-    """Return a store with two versions that may be read alone; a file of both has rotted."""
-    disk = mount("ext4", 32)
-    store = Store(disk / "store")
-    contents = model(store, data(1), data(2))
-    versions.publish(store, contents, keep=2)
-    versions.publish(store, model(store, data(3), repo="o/more"), keep=2)
-    _exported(tmp_path, data(4))
-    path = store.path(str(contents.models[0].files[0].sha256))
-    path.chmod(0o644)
-    path.write_bytes(data(5))
-    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-    return store
-
-
-def test_a_read_only_store_is_read_and_told_of(sealed: Store, tmp_path: Path) -> None:
-    assert "version 2    current" in run(sealed, "versions").stdout
-    for digest in versions.pinned_digests(sealed):
-        sealed.view(digest, tmp_path / "views" / digest)
-    for arguments in (["gc", "--high", "0", "--low", "0"], ["import", str(tmp_path / "b")]):
-        error = run(sealed, *arguments).exception
-        assert isinstance(error, UnavailableError), arguments
-        assert str(error).endswith("Read-only file system; fix its permissions, or choose another")
-        assert "\n" not in str(error)
-
-
-def test_a_bundle_is_taken_from_where_nothing_may_be_written(mount: Mount, tmp_path: Path) -> None:
-    source = mount(str(_exported(tmp_path, data(1), data(2))), at="stick")
-    subprocess.run(["mount", "-o", "remount,ro,bind", source], check=True)
-    with pytest.raises(OSError, match="Read-only"):
-        (source / "x").touch()
-    store = Store(tmp_path / "new")
-    assert "version 1 is served" in run(store, "import", str(source)).stdout
-    assert damaged(store) == []
 
 
 def test_a_disk_that_is_too_small_for_a_bundle_keeps_none_of_it(mount: Mount, tmp_path: Path) -> None:

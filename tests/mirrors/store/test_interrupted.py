@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import shutil
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.store import bundle, versions
+from envcheck.mirrors.store import versions
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store
 from tests.mirrors.store.conftest import broken, damaged
@@ -108,44 +107,6 @@ def test_what_a_killed_export_left_goes_when_the_next_begins(large: Store, carri
     }
 
 
-def test_two_exports_into_one_directory_do_not_take_each_others_parts(large: Store, tmp_path: Path) -> None:
-    to = tmp_path / "b"
-    with envcheck(large, "export", "-o", str(to), "--part-size", "3M") as first:
-        while not _begun(to):
-            assert first.poll() is None
-        first.send_signal(signal.SIGSTOP)
-        with envcheck(large, "export", "-o", str(to)) as second:
-            _, errors = second.communicate()
-        first.send_signal(signal.SIGCONT)
-        first.communicate()
-    assert (first.returncode, second.returncode) == (0, 2)
-    assert errors == f"envcheck: {to}: another export is writing there; wait for it, or choose another -o directory\n"
-
-
-def test_the_same_contents_make_the_same_bytes_wherever_and_however(
-    large: Store, carried: Path, tmp_path: Path
-) -> None:
-    """Another store, put together in another order and at another time; other rights, time zone, language, user."""
-    copy = Store(tmp_path / "copy")
-    output_of(copy, "import", str(carried))
-    for path in copy.root.rglob("*"):
-        os.utime(path, (1, 1), follow_symlinks=False)
-    document = json.loads(output_of(copy, "export", "-o", str(tmp_path / "plain"), "--part-size", "7M", "--json"))
-    assert document["parts"] == {path.name: path.stat().st_size for path in sorted(carried.glob("bundle.tar.*"))}
-    assert document["bytes"] == sum(document["parts"].values())
-    before = os.umask(0o077)
-    try:
-        other = {"TZ": "Pacific/Kiritimati", "LC_ALL": "tr_TR.UTF-8", "PYTHONHASHSEED": "7", "USER": "nobody"}
-        output_of(copy, "export", "-o", str(tmp_path / "odd"), "--part-size", "7M", **other)
-    finally:
-        os.umask(before)
-    sums = (carried / bundle.SUMS).read_bytes()
-    assert (tmp_path / "plain" / bundle.SUMS).read_bytes() == (tmp_path / "odd" / bundle.SUMS).read_bytes() == sums
-    output_of(large, "export", "-o", str(tmp_path / "one"), "--part-size", "1G")
-    joined = b"".join(path.read_bytes() for path in sorted(carried.glob("bundle.tar.*")))
-    assert (tmp_path / "one/bundle.tar.000").read_bytes() == joined
-
-
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Callable[[], None]]:
     """Serve a store's first version, and return what looks whether that is still what is served, and whole."""
@@ -190,16 +151,3 @@ def test_an_import_that_is_killed_anywhere_leaves_what_is_served(
     assert "is served" in output_of(store, "import", str(carried))
     assert damaged(store) == []
     versions.make_current(store, 1)
-
-
-def test_who_waits_for_another_process_is_told_so(tmp_path: Path) -> None:
-    store = Store(tmp_path / "site")
-    versions.publish(store, model(store, b"x"), keep=3)
-    versions.publish(store, model(store, b"y"), keep=3)
-    with store.locked(), envcheck(store, "release", "--rollback") as running:
-        assert running.stderr is not None
-        assert running.stderr.readline() == "another process publishes, imports or evicts: waiting for it\n"
-        assert running.poll() is None
-        os.kill(running.pid, signal.SIGTERM)
-        assert running.wait(60) == 128 + signal.SIGTERM
-    assert output_of(store, "release", "--rollback") == "version 1 is served\n"

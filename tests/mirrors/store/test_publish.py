@@ -16,7 +16,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
-from urllib.request import Request, urlopen
 
 import pytest
 import uv
@@ -101,17 +100,6 @@ def test_uv_resolves_by_metadata_alone(store: Store, contents: Contents, serve: 
     assert [path for path in site.paths if path.endswith(".whl")] == []
 
 
-def test_torch_has_an_index_of_its_own(store: Store, contents: Contents, serve: Serve, tmp_path: Path) -> None:
-    versions.publish(store, contents, keep=2)
-    site, torch = serve(), contents.wheels[2]
-    (tmp_path / "torch.lock").write_text(f"torch==2.8.99+cpu --hash=sha256:{torch.sha256}\n")
-    command = [uv.find_uv_bin(), "pip", "install", "--no-cache", "--require-hashes", "--python", sys.executable]
-    command += ["--default-index", f"{site.url}/whl/cpu", "--target", str(tmp_path / "to"), "--no-deps"]
-    _run([*command, "-r", str(tmp_path / "torch.lock")], tmp_path)
-    assert (tmp_path / "to/torch.py").exists()
-    assert not (store.root / "current/simple/torch").exists()
-
-
 def test_wrong_bytes_in_the_tree_are_refused_by_the_clients(
     store: Store, contents: Contents, serve: Serve, lock: Path, tmp_path: Path
 ) -> None:
@@ -145,11 +133,6 @@ def test_pages_say_the_same_in_html_and_in_json(contents: Contents) -> None:
     assert 'data-requires-python="&gt;=3.8"' in page
 
 
-def _get(url: str) -> tuple[dict[str, str], bytes]:
-    with urlopen(Request(url, method="GET")) as answer:  # noqa: S310 (the loopback)
-        return dict(answer.headers), answer.read()
-
-
 @pytest.mark.parametrize("revision", ["main", None])
 def test_our_own_client_fetches_a_model_from_the_tree(
     store: Store, contents: Contents, model: hub_revision.Revision, serve: Serve, tmp_path: Path, revision: str | None
@@ -164,17 +147,6 @@ def test_our_own_client_fetches_a_model_from_the_tree(
     hub_download.fetch_revision(expected, [site.url], tmp_path / "hub", TransferOptions(client), lambda _: None)
     snapshot = tmp_path / "hub/models--owner--tiny/snapshots" / model.revision
     assert (snapshot / "config.json").read_bytes() == b'{"model_type": "t"}\n'
-
-
-def test_a_model_is_served_with_the_headers_that_huggingface_hub_needs(
-    store: Store, contents: Contents, model: hub_revision.Revision, serve: Serve
-) -> None:
-    versions.publish(store, contents, keep=2)
-    for revision in ("main", model.revision):
-        headers, body = _get(f"{serve('hf').url}/owner/tiny/resolve/{revision}/config.json")
-        tag = f'"{hub_revision.git_sha1(body)}"'
-        assert headers["X-Repo-Commit"] == model.revision
-        assert (headers["ETag"], headers["X-Linked-Etag"], headers["X-Linked-Size"]) == (tag, tag, str(len(body)))
 
 
 HUB = """
@@ -196,10 +168,6 @@ def test_huggingface_hub_downloads_a_model_from_the_tree_and_finds_its_hashes_ri
     completed = subprocess.run(command, env={**own, **CUT}, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr
     assert completed.stdout.splitlines() == [model.revision, "model.bin", f"{model.revision} []"]
-
-
-def test_what_the_tree_says_of_no_xet(contents: Contents) -> None:
-    assert [path for path, page in tree_files.tree_files(contents).pages.items() if b"xet" in page] == []
 
 
 CONF = """

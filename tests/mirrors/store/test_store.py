@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.errors import ConfigError, PromiseError, UnavailableError
+from envcheck.errors import PromiseError
 from envcheck.mirrors.store import evict, versions
 from envcheck.mirrors.store.evict import EvictionLimits
 from envcheck.mirrors.store.manifest import Contents
@@ -76,17 +76,6 @@ def test_where_no_link_can_be_a_view_is_a_copy(
     assert list((tmp_path / "to").iterdir()) == [tmp_path / "to" / "a.txt"]
 
 
-def test_a_view_of_what_is_not_there_is_told(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(UnavailableError, match="there is no"):
-        store.view("0" * 64, tmp_path / "a.txt")
-
-
-def test_a_file_is_no_store(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="is a file"):
-        Store(tmp_path / "file")
-
-
 def _object(name: str, size: int, used: float, links: int = 1) -> StoredObject:
     return StoredObject(name, size, used, links)
 
@@ -97,11 +86,6 @@ def test_the_least_recently_used_goes_first_and_nothing_pinned_or_linked_ever() 
     assert [one.sha256 for one in evict.objects_to_evict(objects, {"pinned"}, 11)] == ["old", "new"]
     assert [one.sha256 for one in evict.objects_to_evict(objects, {"pinned"}, 1000)] == ["old", "new"]
     assert evict.objects_to_evict(objects, {"pinned"}, 0) == []
-
-
-@pytest.mark.parametrize(("used", "over"), [(85, 0), (86, 11), (100, 25), (0, 0)])
-def test_eviction_begins_above_the_high_mark_and_ends_at_the_low_one(used: int, over: int) -> None:
-    assert evict.bytes_over_limit(used, 100, EvictionLimits()) == over
 
 
 def test_gc_evicts_by_last_use_and_keeps_what_a_version_holds(store: Store, contents: Contents) -> None:
@@ -115,23 +99,6 @@ def test_gc_evicts_by_last_use_and_keeps_what_a_version_holds(store: Store, cont
     assert [one.sha256 for one in missing] == [second]
     assert left > 0
     assert damaged(store) == []
-
-
-def test_gc_keeps_what_a_version_holds_though_its_tree_is_on_another_inode(store: Store, contents: Contents) -> None:
-    """A published file that was copied, as no link could be made, leaves its object with one name only."""
-    versions.publish(store, contents, keep=2)
-    bad = contents.wheels[0]
-    content = store.path(bad.sha256).read_bytes()
-    store.path(bad.sha256).unlink()
-    store.add(content, bad.name)
-    assert store.path(bad.sha256).stat().st_nlink == 1
-    assert evict.gc(store, LITTLE, dry=False, note=lambda _: None)[0] == []
-
-
-def test_a_dry_gc_evicts_nothing(store: Store) -> None:
-    digest = store.add(b"abc", "a")
-    assert [one.sha256 for one in evict.gc(store, LITTLE, dry=True, note=lambda _: None)[0]] == [digest]
-    assert store.has(digest)
 
 
 def test_gc_sweeps_what_killed_processes_left_a_day_ago(store: Store) -> None:

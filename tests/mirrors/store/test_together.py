@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import random
 import subprocess
 import sys
@@ -55,27 +54,6 @@ def test_an_object_that_rotted_is_fetched_anew(store: Store, url: str) -> None:
     assert damaged(store) == []
 
 
-FETCH = """
-import sys
-from pathlib import Path
-from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
-from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.store.objects import Store
-store = Store(Path(sys.argv[1]))
-store.put(WantedFile((sys.argv[2],), sys.argv[3], None, Path("a.whl")), TransferOptions(Client()))
-store.view(sys.argv[3], Path(sys.argv[4]))
-"""
-
-
-def test_two_processes_that_want_one_file_both_get_it(store: Store, url: str, tmp_path: Path) -> None:
-    targets = [tmp_path / f"view{number}" for number in range(2)]
-    running = [
-        subprocess.Popen([sys.executable, "-c", FETCH, str(store.root), url, SHA256, str(target)]) for target in targets
-    ]
-    assert [one.wait() for one in running] == [0, 0]
-    assert [target.read_bytes() == CONTENT for target in targets] == [True, True]
-
-
 EVICT = """
 import sys
 from pathlib import Path
@@ -118,20 +96,3 @@ def test_an_evicter_that_never_stops_takes_nothing_that_is_published_or_viewed(
 def _bare(contents: Contents) -> Wheel:
     """Return the first wheel without the METADATA that the evicter took."""
     return msgspec.structs.replace(contents.wheels[0], metadata=None)
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="a file system is mounted, which root may")
-def test_a_full_disk_leaves_nothing_half(tmp_path: Path) -> None:
-    place = tmp_path / "small"
-    place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place)], check=False).returncode:
-        pytest.skip("nothing can be mounted here")
-    try:
-        small = Store(place / "store")
-        (tmp_path / "large").write_bytes(CONTENT)
-        with pytest.raises(OSError, match="No space left"):
-            small.adopt(tmp_path / "large", SHA256)
-        assert small.objects() == []
-        assert not [path for path in place.rglob("*") if path.is_file()]
-    finally:
-        subprocess.run(["umount", str(place)], check=True)

@@ -54,13 +54,6 @@ def test_what_is_served_already_makes_no_version(store: Store, contents: Content
     assert versions.publish(store, part, keep=3, merge=False) == (2, True)
 
 
-def test_what_is_served_but_not_whole_is_made_anew(store: Store, contents: Contents) -> None:
-    versions.publish(store, contents, keep=3)
-    (store.root / "versions/1/simple/alpha/index.html").unlink()
-    assert versions.publish(store, contents, keep=3) == (2, True)
-    assert versions.read_manifest(store, 1).files == versions.read_manifest(store, 2).files
-
-
 def test_what_rotted_in_the_store_is_not_published(store: Store, contents: Contents) -> None:
     path = store.path(contents.wheels[0].sha256)
     path.chmod(0o644)
@@ -99,14 +92,6 @@ def test_so_many_are_kept_and_the_one_that_was_served(store: Store, contents: Co
     assert versions.numbers(store) == [3, 5]
 
 
-def test_what_is_not_in_the_store_is_not_published(store: Store, contents: Contents) -> None:
-    store.evict(contents.wheels[0].sha256)
-    with pytest.raises(UnavailableError, match="missing: 1 file to publish"):
-        versions.publish(store, contents, keep=2)
-    assert versions.numbers(store) == []
-    assert versions.current(store) is None
-
-
 def test_a_half_version_of_a_killed_publisher_is_taken_away(store: Store, contents: Contents) -> None:
     left = store.root / "versions/.1.new"
     left.mkdir(parents=True)
@@ -134,15 +119,6 @@ def test_a_version_that_cannot_be_finished_gives_its_room_back(
     assert left == [-1]
     assert [path.name for path in (store.root / "versions").iterdir()] == ["1"]
     assert versions.current(store) == 1
-
-
-def test_an_unreadable_manifest_pins_by_an_error(store: Store, contents: Contents) -> None:
-    versions.publish(store, contents, keep=2)
-    manifest = store.root / "versions/1/manifest.json"
-    manifest.unlink()
-    manifest.write_text("{")
-    with pytest.raises(PromiseError, match="not a valid manifest"):
-        versions.pinned_digests(store)
 
 
 def _harm(path: Path) -> None:
