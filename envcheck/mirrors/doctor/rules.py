@@ -90,7 +90,6 @@ def _without_comments(code: str) -> str:
 
 
 def _without_docstrings(code: str) -> str:
-    """Blank the lines of strings that are statements. Return code that is not valid Python unchanged."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

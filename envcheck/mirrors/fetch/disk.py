@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import errno
 import fcntl
@@ -11,7 +10,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -134,34 +133,6 @@ def _is_current(file: int, part: Path) -> bool:
     except FileNotFoundError:
         return False
     return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
-
-
-def check_disk_space(targets: Sequence[WantedFile]) -> None:
-    """Raise UnavailableError if the files together need more space than their file systems have.
-
-    Files of unknown size or with a local copy are not counted; each file is compared on its own later.
-    """
-    needs: collections.Counter[int] = collections.Counter()
-    folders: dict[int, Path] = {}
-    for target in targets:
-        folder = next(above for above in target.path.parents if above.exists())
-        device = folder.stat().st_dev
-        folders.setdefault(device, folder)
-        needs[device] += 0 if target.local else _bytes_to_allocate(target)
-    for device, size in needs.items():
-        usage = shutil.disk_usage(folders[device])
-        if usage.total and size > usage.free:
-            raise _no_space_error(folders[device] / "all", size)
-
-
-def _bytes_to_allocate(target: WantedFile) -> int:
-    """Return the bytes of disk space that a file still needs."""
-    with contextlib.suppress(FileNotFoundError):
-        if target.path.stat().st_size == target.size:
-            return 0
-    with contextlib.suppress(FileNotFoundError):
-        return max(0, (target.size or 0) - part_path(target).stat().st_blocks * _BLOCK)
-    return target.size or 0
 
 
 def reserve(file: int, size: int, part: Path) -> None:

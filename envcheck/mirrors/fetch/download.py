@@ -193,7 +193,6 @@ class FileDownload:
         return self._hashed < self.size and not self._lacking[self._hashed // self._piece]
 
     def _end(self) -> None:
-        """Abort every open response; a waiting read gets no more bytes."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
@@ -209,7 +208,6 @@ class FileDownload:
             self._save()
 
     def _next_part(self) -> _Part | None:
-        """Return what to fetch next, when a source is free; None if there is nothing more to do."""
         with self._changed:
             while not self._is_over():
                 able = [source for source in self._sources if source.ranges and not source.dropped]
@@ -296,7 +294,6 @@ class FileDownload:
         raise BrokenError(_CUT)
 
     def _chunks(self, answer: HttpResponse) -> Iterator[bytes]:
-        """Yield the body of a response within the limit of the rate."""
         for chunk in answer.chunks(self._options.limiter.chunk):
             self._options.limiter.take(len(chunk), self._options.stop)
             yield chunk

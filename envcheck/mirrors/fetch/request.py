@@ -187,7 +187,6 @@ def _attempt_or_error(attempt: Callable[[str], _T], url: str) -> _T | NetworkErr
 
 
 def _may_retry(error: NetworkError, waited: float, tries: int) -> bool:
-    """Tell whether a URL that failed with this error may be tried again."""
     if not error.retry or waited + (error.after or 0.0) > LONGEST_WAIT:
         return False
     return not (isinstance(error, SlowError) and tries >= SLOW_ANSWERS)

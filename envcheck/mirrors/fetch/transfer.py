@@ -78,7 +78,6 @@ def _fetch_locked(target: WantedFile, options: TransferOptions, part: Path, file
 
 
 def _replacement_note(path: Path) -> str:
-    """Return the note about a different file at this path. The target of a link is not changed."""
     if path.is_symlink():
         return f"{path} is a link to another file: the download replaces the link and leaves the other file alone"
     return f"{path} is a different file: the download replaces it once its hash is verified"
@@ -174,7 +173,6 @@ def _reported_size(urls: Sequence[str], target: WantedFile, options: TransferOpt
 
 
 def _size_from(url: str, options: TransferOptions) -> int:
-    """Return the size that a source reports."""
     with options.client.get(url, {"Range": "bytes=0-0"}) as answer:
         size = file_size(answer.status, answer.headers)
         if size is None and answer.status in {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT}:
@@ -185,35 +183,21 @@ def _size_from(url: str, options: TransferOptions) -> int:
         return size
 
 
-class _Totals:
-    """The bytes present and in total of all files, for one progress display. An unknown size counts as 0."""
-
-    def __init__(self, targets: Sequence[WantedFile]) -> None:
-        self._there = [0] * len(targets)
-        self._all = [target.expected or 0 for target in targets]
-        self._lock = threading.Lock()
-
-    def update(self, number: int, done: int, size: int) -> tuple[int, int]:
-        """Record the progress of one file; return the progress of all files."""
-        with self._lock:
-            self._there[number], self._all[number] = done, size
-            return sum(self._there), sum(self._all)
-
-
 def fetch_all(
     targets: Sequence[WantedFile], options: TransferOptions, on_fetched: Callable[[FetchedFile], None]
 ) -> list[FetchedFile]:
     """Fetch every file, the largest first, and return the results in the order of `targets`.
 
-    Call `on_fetched` for each finished file. Raise the error of a file after the other files have ended, and a lack of
-    disk space before any request. An interrupt stops all transfers and keeps complete pieces.
+    Call `on_fetched` for each finished file. Raise the error of a file after the other files have ended. An interrupt
+    stops all transfers and keeps complete pieces.
     """
-    disk.check_disk_space([dataclasses.replace(target, size=target.expected) for target in targets])
-    totals = _Totals(targets)
+    present, sizes, lock = [0] * len(targets), [target.expected or 0 for target in targets], threading.Lock()
 
     def fetch_one(number: int) -> FetchedFile:
         def progress(done: int, size: int) -> None:
-            options.progress(*totals.update(number, done, size))
+            with lock:
+                present[number], sizes[number] = done, size
+                options.progress(sum(present), sum(sizes))
 
         fetched = fetch(targets[number], dataclasses.replace(options, progress=progress))
         progress(fetched.size, fetched.size)

@@ -118,13 +118,9 @@ _AT_ONCE: Final = 8
 _REFUSED: Final = {401, 403}
 
 
-def read_head(client: Client, endpoint: str, ref: hub_revision.Reference) -> hub_revision.Head:
-    """Return the commit that a branch or tag has on an endpoint. Raises UnavailableError if the lookup fails."""
-    url = hub_revision.revision_url(endpoint, ref)
-    try:
-        return hub_revision.parse_head(_page(client, url)[0])
-    except (NoSourceError, ValueError) as error:
-        raise _lookup_error(ref, endpoint, error) from error
+def _head(client: Client, endpoint: str, ref: hub_revision.Reference) -> str:
+    """Return the commit that a branch or tag has on an endpoint."""
+    return hub_revision.parse_head(_page(client, hub_revision.revision_url(endpoint, ref))[0])
 
 
 def read_revision(client: Client, endpoint: str, ref: hub_revision.Reference) -> hub_revision.Revision:
@@ -132,9 +128,9 @@ def read_revision(client: Client, endpoint: str, ref: hub_revision.Reference) ->
 
     Raises UnavailableError if the lookup fails.
     """
-    commit = ref.revision if ref.pinned else read_head(client, endpoint, ref).commit
-    pinned = dataclasses.replace(ref, revision=commit)
     try:
+        commit = ref.revision if ref.pinned else _head(client, endpoint, ref)
+        pinned = dataclasses.replace(ref, revision=commit)
         with NETWORK_WAITS.on(host_of(endpoint), "list", "its list of files is not complete"):
             files = _listed_files(client, hub_revision.tree_url(endpoint, pinned))
         hub_revision.refuse_clashes(files)
@@ -236,7 +232,6 @@ def _with_paths(text: str, names: Mapping[str, str]) -> str:
 
 
 def _lookup_error(ref: hub_revision.Reference, endpoint: str, error: NoSourceError | ValueError) -> UnavailableError:
-    """Return the error of a failed lookup: repository, host, reason, and what to do."""
     reason = next(iter(error.reasons.values())) if isinstance(error, NoSourceError) else error
     return UnavailableError(f"{ref.kind} {ref.repo}@{ref.revision}: {host_of(endpoint)}: {reason}", fix=_fix(reason))
 

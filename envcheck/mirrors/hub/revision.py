@@ -7,7 +7,6 @@ plane does not support mirrors (huggingface_hub#4475).
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
@@ -72,14 +71,6 @@ class Reference:
         return _COMMIT.fullmatch(self.revision) is not None
 
 
-@dataclasses.dataclass(frozen=True)
-class Head:
-    """The commit of a branch or tag, and when it was changed, in seconds since 1970; None if the endpoint omits it."""
-
-    commit: str
-    changed: float | None
-
-
 def parse_reference(text: str, kind: Kind) -> Reference:
     """Parse REPO@REV. Raises ConfigError if it cannot be the name of a repository and revision."""
     repo, at, revision = text.partition("@")
@@ -106,18 +97,14 @@ def file_url(endpoint: str, ref: Reference, path: str) -> str:
     return f"{base}/{ref.repo}/resolve/{quote(ref.revision, safe='')}/{quote(path)}"
 
 
-def parse_head(body: bytes) -> Head:
+def parse_head(body: bytes) -> str:
     """Return the commit in an endpoint's response about a revision. Raises ValueError if it has none."""
     answer = _parse_json(body)
     commit = answer.get("sha") if isinstance(answer, dict) else None
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         message = "its response has no commit"
         raise ValueError(message)
-    try:
-        changed = dt.datetime.fromisoformat(str(answer.get("lastModified")).replace("Z", "+00:00"))
-    except ValueError:
-        return Head(commit, None)
-    return Head(commit, (changed if changed.tzinfo else changed.replace(tzinfo=dt.timezone.utc)).timestamp())
+    return commit
 
 
 def parse_tree(body: bytes) -> list[HubFile]:

@@ -182,13 +182,11 @@ def _located_file(digest: str, name: str, listed: Sequence[simple_api.IndexFile]
 
 
 def _only_candidate(package: LockedPackage, names: Iterable[str]) -> dict[str, str]:
-    """Map the only hash of a package to the only name that fits it; empty if there are more."""
     fitting = {name for name in names if fits(package, name)}
     return {package.sha256[0]: fitting.pop()} if len(fitting) == 1 and len(package.sha256) == 1 else {}
 
 
 def _belongs_to(package: LockedPackage, name: str) -> bool:
-    """Tell whether a file's name belongs to the project and is no path: pages are not trusted."""
     return "/" not in name and name.isprintable() and _parse_name(name)[0] == canonicalize_name(package.project)
 
 

@@ -163,7 +163,6 @@ class Client:
         return {} if authorization is None else {"Authorization": authorization}
 
     def _pool(self, url: str) -> urllib3.PoolManager:
-        """Return the pool for the URL: direct, or through the proxy that the environment sets."""
         proxy, secure = proxy_of(url), urlsplit(url).scheme == _SECURE
         with self._lock:
             if (proxy, secure) not in self._pools:

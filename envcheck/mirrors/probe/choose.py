@@ -164,7 +164,6 @@ def _trust_of(profile: Profile) -> tuple[str | None, str | None]:
 
 
 def _merged_credentials(profiles: Iterable[Profile]) -> dict[str, Credential]:
-    """Return the credentials of each host; the first profile that has some wins."""
     credentials: dict[str, Credential] = {}
     for profile in profiles:
         credentials = {**profile.credentials, **credentials}
@@ -172,7 +171,6 @@ def _merged_credentials(profiles: Iterable[Profile]) -> dict[str, Credential]:
 
 
 def _with_own_token(profile: Profile, environ: Mapping[str, str]) -> Profile:
-    """Return the profile with huggingface_hub's token as credential of its endpoints, if the profile allows it."""
     file = hub_api.token_path(environ)
     if profile.hf.token != "allow" or not (environ.get("HF_TOKEN") or file.is_file()):  # noqa: S105 (a policy)
         return profile
@@ -182,7 +180,6 @@ def _with_own_token(profile: Profile, environ: Mapping[str, str]) -> Profile:
 
 
 def _indexes(used: Sequence[RankedMirror], profiles: Mapping[str, Profile], family: str) -> list[Index]:
-    """Return the indexes of one family in the order of rank, local directories first."""
     part = PYPI if family == PYPI else "pytorch/{variant}"
     ranked = [profiles[one.mirror] for one in used if one.part.partition("/")[0] == family]
     remote = [index for profile in ranked for index in _named(profile, family) or network_sources(profile, part)]
@@ -194,7 +191,6 @@ def _named(profile: Profile, family: str) -> list[Index]:
 
 
 def _local_indexes(profiles: Iterable[Profile], family: str) -> list[Index]:
-    """Return the directories of wheels on this machine."""
     indexes = [index for profile in profiles for index in (profile.pypi if family == PYPI else profile.pytorch)]
     return [index for index in indexes if index.local is not None]
 

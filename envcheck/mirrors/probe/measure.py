@@ -243,7 +243,6 @@ def probe_hub(
 
 
 def _measured(probes: Sequence[_Probe], budget: Budget, files: Budget, *, verify: bool) -> list[MirrorMeasurement]:
-    """Request all candidates, and return the measurements, with the rates of the mirrors that pass."""
     map_within(lambda probe: _request_files(probe, files), probes, len(probes), files.seconds)
     measurements = {id(probe): probe.measured() for probe in probes}
     sizes = agreed_sizes(measurements.values())
@@ -257,7 +256,6 @@ def _measured(probes: Sequence[_Probe], budget: Budget, files: Budget, *, verify
 
 
 def _request_files(probe: _Probe, budget: Budget) -> None:
-    """Request the first byte of every file; the status of a file without an answer in time says so."""
     done = map_within(lambda pair: _request_file(probe, *pair), probe.candidates, _THREADS, budget.seconds)
     late = [(msgspec.structs.replace(status, why=OUT_OF_TIME), "") for status, _ in probe.candidates]
     probe.files = [one if isinstance(one, tuple) else missed for one, missed in zip(done, late, strict=True)]
@@ -295,7 +293,6 @@ def _file_response(response: HttpResponse) -> FileResponse:
 
 
 def _hashed(probe: _Probe, file: FileStatus, url: str, budget: Budget) -> FileStatus:
-    """Return the status with the sha256 of the whole file, or with the reason why it was not downloaded."""
     if file.sha256 is None or file.hashed is not None or not url:
         return file
     size, digest = file.served_size or 0, hashlib.sha256()
@@ -337,7 +334,6 @@ def _with_rate(
 
 
 def _rate(client: Client, url: str, total: int, size: int, budget: Budget) -> Rate:
-    """Download a range in the middle of a file. Raise NetworkError for a response that is not that range."""
     start = (total - size) // 2
     began, received, why = time.monotonic(), 0, None
     with client.get(url, {"Range": f"bytes={start}-{start + size - 1}"}) as answer:

@@ -311,7 +311,6 @@ def _host_kind(host: str) -> str:
 
 
 def _commit(measurement: MirrorMeasurement, pinned: str) -> Criterion:
-    """Compare X-Repo-Commit with the pinned commit: huggingface_hub refuses a file without it."""
     available = [(file, file.reached.commit) for file in measurement.files if file.available and file.reached]
     wrong = next(((file, commit) for file, commit in available if commit != pinned), None)
     if wrong is not None:

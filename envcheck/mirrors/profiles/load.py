@@ -159,7 +159,6 @@ def _unknown_profile(name: str) -> ConfigError:
 
 
 def _load_user_choice() -> Profile:
-    """Return the profile that the user chose. Raise ConfigError if it no longer exists."""
     name = model.read_choice() or "none"
     try:
         return load(name)
@@ -289,7 +288,6 @@ def _location(key_path: str, lines: dict[str, int], path: Path) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return a key path or a problem for one line of a message."""
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
@@ -341,7 +339,6 @@ def _unknown_key(key_path: str, key: str, kind: Any, locate: LocateKey) -> Confi
 
 
 def _with_absolute_paths(profile: Profile, path: Path) -> Profile:
-    """Return the profile with absolute paths; relative ones are relative to the profile's file."""
 
     def absolute(value: str) -> str:
         # A ~user that this machine lacks stays as it is; the check of the files names it.

@@ -129,7 +129,6 @@ def has_userinfo(url: str) -> bool:
 
 
 def _split_scheme(url: str) -> tuple[str, str]:
-    """Return the scheme of a URL with its slashes, and the rest."""
     scheme = _SCHEME.match(url)
     prefix = scheme[0] if scheme else ""
     return prefix, url.removeprefix(prefix)

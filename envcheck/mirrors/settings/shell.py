@@ -67,7 +67,6 @@ def restored_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _variable_names(texts: Iterable[str]) -> list[str]:
-    """Return the valid names of variables, each once: the list comes from the environment and goes to a shell."""
     return [name for name in dict.fromkeys(texts) if _NAME.fullmatch(name)]
 
 
@@ -77,7 +76,6 @@ def _restore_line(name: str) -> str:
 
 
 def _exports(profile: Profile, options: RenderOptions) -> dict[str, str]:
-    """Return variable -> its value as a quoted word of the shell."""
     simple, links = (mirror_urls(profile.pypi, options, kind) for kind in ("simple", "find-links"))
     private = secret_of(profile, simple[0]) if simple else None
     values: dict[str, str | None] = {

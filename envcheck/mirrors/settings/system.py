@@ -77,7 +77,6 @@ def mirrors(profile: Profile) -> dict[str, list[str]]:
 
 
 def _without_scheme(mirror: str) -> tuple[str, bool]:
-    """Return a mirror without its scheme, and True if it has no TLS."""
     return mirror.partition("://")[2] or mirror, mirror.startswith("http://")
 
 

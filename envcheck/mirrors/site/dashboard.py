@@ -25,41 +25,17 @@ class Panel:
     width: int = 12
 
 
+def _stat(title: str, unit: str, query: str, limit: float, *, below: bool = False) -> Panel:
+    return Panel(title, unit, {"value": query}, kind="stat", limit=limit, below=below, width=6)
+
+
+_DOWNLOADS: Final = "envcheck_mirror:download_success:ratio1h"
+_AGE: Final = "max(time() - envcheck_mirror_sync_success_timestamp_seconds)"
 PANELS: Final = (
-    Panel(
-        "Whole downloads of the last hour",
-        "percentunit",
-        {"success": "envcheck_mirror:download_success:ratio1h"},
-        kind="stat",
-        limit=0.999,
-        below=True,
-        width=6,
-    ),
-    Panel(
-        "Rate of large files",
-        "Bps",
-        {"rate": "envcheck_mirror:download_rate:bytes_per_second"},
-        kind="stat",
-        limit=50e6,
-        below=True,
-        width=6,
-    ),
-    Panel(
-        "Disk used",
-        "percentunit",
-        {"used": "max(envcheck_mirror:storage_used:ratio)"},
-        kind="stat",
-        limit=0.85,
-        width=6,
-    ),
-    Panel(
-        "Oldest copy",
-        "s",
-        {"age": "max(time() - envcheck_mirror_sync_success_timestamp_seconds)"},
-        kind="stat",
-        limit=36 * 3600,
-        width=6,
-    ),
+    _stat("Whole downloads of the last hour", "percentunit", _DOWNLOADS, 0.999, below=True),
+    _stat("Rate of large files", "Bps", "envcheck_mirror:download_rate:bytes_per_second", 50e6, below=True),
+    _stat("Disk used", "percentunit", "max(envcheck_mirror:storage_used:ratio)", 0.85),
+    _stat("Oldest copy", "s", _AGE, 36 * 3600),
     Panel(
         "Requests by outcome", "reqps", {"{{outcome}}": "sum by (outcome) (rate(envcheck_mirror_requests_total[5m]))"}
     ),

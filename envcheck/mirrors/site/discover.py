@@ -62,7 +62,6 @@ def _url(profile: Profile, part: Part) -> str:
 
 
 def _linked_urls(client: Client, pages: Iterable[str]) -> list[str]:
-    """Return the URLs of the files on the pages; an index may lack some of the pages."""
     answers = map_in_threads(lambda page: _read_page(client, page), pages, _THREADS)
     read = [answer for answer in answers if not isinstance(answer, str)]
     if not read:

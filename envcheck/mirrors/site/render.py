@@ -158,7 +158,6 @@ def _registry(site: Site, registry: Registry) -> Part:
 
 
 def _trusting(site: Site) -> tuple[tuple[str, str], ...]:
-    """Return the variables that make Go and Python verify upstreams with the site's roots."""
     return (("SSL_CERT_FILE", site.ca),)
 
 

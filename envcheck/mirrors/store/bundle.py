@@ -78,7 +78,6 @@ def export(
 
 
 def _signature(content: bytes, key: Path | None) -> bytes:
-    """Return the signature of a list of hashes by a private key; without a key, b""."""
     return b"" if key is None else signing.load_private(key, signing.password(), _KINDS).sign(_PURPOSE + content)
 
 
@@ -374,7 +373,6 @@ def _read_contents(archive: tarfile.TarFile, where: Path) -> Contents:
 def _unpack_object(
     archive: tarfile.TarFile, member: tarfile.TarInfo, expected: dict[str, int | None], staging: Path
 ) -> None:
-    """Write one object and remove it from `expected`, which must have its digest and size."""
     match, body = _OBJECT.fullmatch(member.name), archive.extractfile(member)
     digest = match[2] if match else ""
     if body is None or digest not in expected or expected[digest] not in {None, member.size}:

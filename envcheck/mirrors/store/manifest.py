@@ -142,7 +142,6 @@ def describe_wheel(store: Store, sha256: str, name: str, index: str) -> Wheel:
 
 
 def _read_metadata(path: Path, name: str) -> bytes:
-    """Return a wheel's METADATA. Raises PromiseError if the file is not a wheel."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = [member for member in archive.infolist() if _METADATA.fullmatch(member.filename)]

@@ -214,7 +214,6 @@ class Store:
             os.close(file)
 
     def _open(self, sha256: str) -> int:
-        """Open an object for reading. Raises FileNotFoundError if it does not exist or is a symlink."""
         path = self.path(sha256)
         try:
             return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -248,7 +247,6 @@ class Store:
             yield draft
 
     def _settle(self, draft: Path, file: int, sha256: str, source: Path) -> None:
-        """Hash a draft as the disk returns it, and rename it to the object if the hash matches, else PromiseError."""
         if digest_or_none(file) != sha256:
             message = f"{source}: it has another sha256 than {sha256}"
             raise PromiseError(message, fix="use the right file, or leave it out")
@@ -288,7 +286,6 @@ def sync_folder(folder: Path) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Make a hard link; if the file system cannot, a copy."""
     try:
         target.hardlink_to(source)
     except FileNotFoundError:

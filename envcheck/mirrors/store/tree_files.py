@@ -190,7 +190,6 @@ def _headers(model: Revision, file: HubFile) -> dict[str, str]:
 
 
 def _api_pages(model: Revision, revision: str) -> dict[str, bytes]:
-    """Return the hub API's pages for a revision: the repository's info and the list of its files."""
     at = f"hf/api/{model.kind}s/{model.repo}"
     siblings = [{"rfilename": file.path} for file in model.files]
     info = {"id": model.repo, "sha": model.revision, "private": False, "gated": False, "siblings": siblings}

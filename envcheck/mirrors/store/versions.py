@@ -196,7 +196,6 @@ def rollback(store: Store, progress: Progress = lambda _there, _all: None) -> in
 
 
 def _differences(root: Path, files: list[TreeFile], progress: Progress) -> list[str]:
-    """Return the missing or damaged files of the version below `root`, each with what is wrong."""
     hashes: Hashes = {}
     done, total, wrong = 0, sum(file.size for file in files), []
     for file in files:
@@ -227,7 +226,6 @@ def remove_damaged(store: Store, digests: Iterable[str], progress: Progress = la
 
 
 def _difference(path: Path, file: TreeFile, known_hashes: Hashes | None) -> str | None:
-    """Return how a file is not what it must be, or None."""
     try:
         with path.open("rb") as stream:
             stat = os.fstat(stream.fileno())

@@ -6,7 +6,6 @@ import dataclasses
 import email.utils
 import hashlib
 import re
-import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -291,6 +290,20 @@ def test_a_source_that_drips_is_given_up(
     assert len(server.requests) <= 6
 
 
+@pytest.mark.timeout(60)
+def test_many_files_of_a_silent_source_cost_two_waits(
+    silent: Callable[[], RawServer], serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
+) -> None:
+    good, mute, body = serve(content=content[:1000]), silent(), content[:1000]
+    first = wanted_file(good, sha256=hashlib.sha256(body).hexdigest(), size=1000)
+    many = [
+        dataclasses.replace(first, urls=(f"{mute.url}/f", good.url), path=first.path.with_name(f"{number}"))
+        for number in range(24)
+    ]
+    assert len(fetch_all(many, means, lambda _: None)) == 24
+    assert len(mute.requests) <= 8
+
+
 def test_a_limit_of_bandwidth_and_of_connections_holds(
     serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes
 ) -> None:
@@ -362,20 +375,3 @@ def test_a_batch_is_in_order_and_each_failure_is_told(
     with pytest.raises(PromiseError, match=r"wrong: no source has the file.*and 1 more file"):
         fetch_all([missing, wrong, dataclasses.replace(good, path=good.path.with_name("last"))], means, each.append)
     assert good.path.with_name("last").exists()
-
-
-def test_room_for_all_files_is_looked_for_before_anything_is_asked(
-    serve: Serve, wanted_file: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = serve()
-    first, usage = wanted_file(server), shutil.disk_usage("/")
-    many = [dataclasses.replace(first, path=first.path.with_name(f"{number}.bin")) for number in range(3)]
-    size = first.size or 0
-    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage._replace(free=2 * size))
-    with pytest.raises(UnavailableError, match=rf": {3 * size} bytes are needed and {2 * size} are free"):
-        fetch_all(many, means, lambda _: None)
-    assert server.requests == []
-    fetch_all(many[:1], means, lambda _: None)
-    linked = dataclasses.replace(many[1], local=(many[0].path,))
-    fetch_all([many[0], linked, many[2]], means, lambda _: None)
-    assert server.sent == 2 * size
