@@ -22,6 +22,7 @@ from envcheck.mirrors.doctor import this_machine
 from envcheck.mirrors.doctor.rules import RULES, Document, Kind, kind_of, prepare
 from envcheck.mirrors.doctor.this_machine import DoctorFinding, examine
 from envcheck.mirrors.profiles import model
+from tests.tables import each
 
 DATA = Path(__file__).parents[1] / "data/doctor"
 CANARIES = ("hunter2-canary", "CANARYcanary")
@@ -52,7 +53,7 @@ def lines(findings: list[DoctorFinding]) -> list[str]:
     return [f"{finding.line} {finding.id}" for finding in findings]
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@each("name", EXPECTED)
 def test_each_mistake_is_found_on_its_line_and_nothing_else(name: str) -> None:
     expected = [entry for row in EXPECTED[name].split("\n") for entry in map(str.strip, row.split(";")) if entry]
     assert lines(found_in(DATA / name)) == expected
@@ -80,7 +81,7 @@ def one(content: str, kind: Kind = "settings") -> list[str]:
     return lines(examine([Document("x", content, kind)]))
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "kind", "expected"),
     [
         ("pip config set global.index-url https://m.example/simple\nuv pip install x\n", "dockerfile", ["1 W014"]),
@@ -143,7 +144,7 @@ def test_a_variable_that_the_same_file_hands_on_is_no_mistake() -> None:
     assert one("import os\nurl = os.environ.get('HF_MIRROR')\nos.environ['HF_MIRROR'] = 'x'\n", "python") == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("imported", "expected"),
     [
         ("import huggingface_hub", []),
@@ -281,9 +282,7 @@ def test_the_command_says_place_level_and_fix_and_ends_with_1(monkeypatch: pytes
     assert (clean.return_value or 0, clean.output) == (0, "1 examined: no findings\n")
 
 
-@pytest.mark.parametrize(
-    "unit", ["curl -s ", "sed /etc ", "wget -c ", "\n", "'", " #", "http://a", "from_pretrained(", "a=b\n"]
-)
+@each("unit", ["curl -s ", "sed /etc ", "wget -c ", "\n", "'", " #", "http://a", "from_pretrained(", "a=b\n"])
 def test_a_long_line_of_the_same_is_read_to_its_end(unit: str) -> None:
     content = unit * (50_000 // len(unit))
     assert one(f"{content}\nexport HF_MIRROR=https://m.example")[-1] == f"{content.count(chr(10)) + 2} W001"

@@ -8,6 +8,7 @@ from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images.lockfile import Pin, parse_lock, parse_requirements
 from envcheck.mirrors.index.locate import LockedPackage, match_files
 from envcheck.mirrors.index.simple_api import IndexFile, parse_file_name
+from tests.tables import each
 
 A = "a" * 64
 PIN = Pin(name="torch", version="1.0", sha256=[A])
@@ -16,7 +17,7 @@ DIGITS = "9" * 5000
 BOMB = "torch-1.0-" + "-".join(".".join([letter] * 40) for letter in "pna") + ".whl"
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [
         BOMB,

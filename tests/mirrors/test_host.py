@@ -10,6 +10,7 @@ import pytest
 from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles.host_config import apt_sources, host_profile, system_roots
 from envcheck.mirrors.profiles.model import HuggingFace, Index
+from tests.tables import each
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def test_a_query_in_the_machines_configuration_is_refused_and_not_repeated(machi
     assert "hunter2" not in str(refused.value)
 
 
-@pytest.mark.parametrize("variable", ["PIP_INDEX_URL", "UV_INDEX", "PIP_FIND_LINKS", "HF_ENDPOINT"])
+@each("variable", ["PIP_INDEX_URL", "UV_INDEX", "PIP_FIND_LINKS", "HF_ENDPOINT"])
 def test_a_password_in_the_machines_configuration_is_refused_and_not_repeated(machine: Path, variable: str) -> None:
     with pytest.raises(ConfigError, match=r"netrc") as refused:
         host_profile(_environ(machine, **{variable: "https://joe:hunter2@a.example/simple"}), machine)

@@ -9,6 +9,7 @@ import pytest
 from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles.load import load, parse
 from envcheck.mirrors.profiles.model import Conda, Credential, HuggingFace, Index, Profile
+from tests.tables import each
 
 WHOLE = """\
 name: site
@@ -81,7 +82,7 @@ def test_the_other_clients_and_credentials_by_reference(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         (("{token_env: NPM_TOKEN}", "{token_env: 'npm_s3cr3t-x'}"), ":6: credentials.Npm.Example.token_env: not the"),
@@ -123,7 +124,7 @@ def test_none_is_every_clients_own_default() -> None:
     assert load("none") == Profile(name="none")
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         (("keep: true", "kepp: true"), ":15: kepp: unknown key"),
@@ -171,7 +172,7 @@ def test_what_is_wrong_is_named_with_its_key_and_line(site: Path, change: tuple[
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "keys"),
     [(b"x: 1", "name, pypi, pytorch, hf"), (b"hf: {x: 1}", "endpoint, "), (b"apt: []\npypi: [{x: 1}]", "url, kind")],
 )
@@ -181,9 +182,7 @@ def test_an_unknown_key_is_answered_with_the_known_ones_of_its_place(text: bytes
     assert refused.value.fix.startswith(f"use one of {keys}")
 
 
-@pytest.mark.parametrize(
-    "at", ["https://mirror.example/pypi", "https://mirror.example/whl", "https://hf.", "[https://mirror"]
-)
+@each("at", ["https://mirror.example/pypi", "https://mirror.example/whl", "https://hf.", "[https://mirror"])
 def test_a_password_in_a_url_is_refused_and_not_repeated(site: Path, at: str) -> None:
     (site / "site.yaml").write_text(WHOLE.replace(at, at.replace("https://", "https://joe:hunter2@")))
     with pytest.raises(ConfigError, match="user or password") as refused:
@@ -214,7 +213,7 @@ def test_a_certificate_file_must_hold_certificates_and_no_key(site: Path) -> Non
             load(site / "site.yaml")
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "message"),
     [
         ("hosst", "no mirror profile 'hosst'; did you mean 'host'"),
@@ -229,7 +228,7 @@ def test_an_unknown_profile_says_what_there_is(name: str, message: str) -> None:
         load(name)
 
 
-@pytest.mark.parametrize("given", ["https://joe:hunter2@mirror.example/x", "https://mirror.example/x?token=hunter2"])
+@each("given", ["https://joe:hunter2@mirror.example/x", "https://mirror.example/x?token=hunter2"])
 def test_a_url_is_no_profile_and_its_secret_is_not_repeated(given: str) -> None:
     with pytest.raises(ConfigError, match="is a URL, not a mirror profile") as error:
         load(given)

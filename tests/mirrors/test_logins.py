@@ -9,6 +9,7 @@ import pytest
 from envcheck.errors import ConfigError
 from envcheck.mirrors.net.credentials import Netrc, permission_warning
 from envcheck.mirrors.profiles.load import parse
+from tests.tables import each
 
 HOST = "mirror.example"
 
@@ -21,7 +22,7 @@ def netrc(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
+@each(
     ("url", "named", "goes"),
     [
         (f"https://{HOST}/a", [], True),
@@ -47,9 +48,7 @@ def test_a_login_goes_to_its_host_over_tls_and_on_the_port_that_the_profile_name
     assert (Netrc(netrc, named).header(url) is not None) is goes
 
 
-@pytest.mark.parametrize(
-    ("mode", "message"), [(0o600, None), (0o400, None), (0o644, "read"), (0o666, "write"), (0o620, "write")]
-)
+@each(("mode", "message"), [(0o600, None), (0o400, None), (0o644, "read"), (0o666, "write"), (0o620, "write")])
 def test_a_file_of_secrets_that_others_may_use_is_said(netrc: Path, mode: int, message: str | None) -> None:
     netrc.chmod(mode)
     text = permission_warning(netrc)

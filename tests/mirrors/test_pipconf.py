@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles.host_config import ClientConfig, pip_config, uv_config
+from tests.tables import each
 
 PIP = PurePath("/etc/pip.conf")
 UV = PurePath("/etc/uv/uv.toml")
@@ -39,7 +40,7 @@ def test_a_percent_sign_in_a_pip_file_is_only_a_percent_sign() -> None:
     assert pip_config([(PIP, "[global]\nindex-url = https://a.example/a%20b\n")], {}).index == "https://a.example/a%20b"
 
 
-@pytest.mark.parametrize("text", ["index-url = x\n", "[global]\nindex-url\n\n[global\n"])
+@each("text", ["index-url = x\n", "[global]\nindex-url\n\n[global\n"])
 def test_a_broken_pip_file_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^/etc/pip\.conf: "):
         pip_config([(PIP, text)], {})
@@ -83,7 +84,7 @@ def test_uvs_environment_goes_before_its_files() -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["index = 1", "[[index]]\nname = 'x'\n", "not toml", "index = ['x']"])
+@each("text", ["index = 1", "[[index]]\nname = 'x'\n", "not toml", "index = ['x']"])
 def test_a_broken_uv_file_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^/etc/uv/uv\.toml: "):
         uv_config([(UV, text)], {})

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from envcheck.mirrors.profiles.model import (
     HuggingFace,
     Index,
@@ -16,6 +14,7 @@ from envcheck.mirrors.profiles.model import (
     redacted,
     without_queries,
 )
+from tests.tables import each
 
 
 def test_without_an_endpoint_xet_stays_and_no_token_is_sent() -> None:
@@ -47,7 +46,7 @@ def test_local_sources_add_to_the_default_and_do_not_replace_it() -> None:
     assert network_indexes([*local, remote]) == [remote]
 
 
-@pytest.mark.parametrize(
+@each(
     ("url", "path"),
     [("/srv/w", "/srv/w"), ("file:///srv/a%20b", "/srv/a b"), ("https://a.example/x", None), ("default", None)],
 )
@@ -55,7 +54,7 @@ def test_what_lies_on_this_machine_is_known_as_such(url: str, path: str | None) 
     assert Index(url=url).local == (None if path is None else Path(path))
 
 
-@pytest.mark.parametrize(
+@each(
     ("url", "has"),
     [
         ("https://joe:pw@a.example/x", True),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.credentials import BearerToken
 from envcheck.mirrors.net.network_errors import NetworkError
-from tests.http_server import Answer, RawServer, Request, Server, Servers
+from tests.http_server import Answer, Request, Server, Servers
 
 BODY = bytes(range(256)) * 5000
 
@@ -57,19 +55,6 @@ def test_the_login_of_a_request_follows_no_redirect(servers: Servers) -> None:
     with Client().get(server.url, login=BearerToken(server.url, "CANARY")) as answer:
         assert answer.text(10) == b"blob"
     assert (server.logins, other.logins) == ({"Bearer CANARY"}, {None})
-
-
-def test_a_server_that_takes_nothing_of_a_body_is_left(servers: Servers) -> None:
-    ended = threading.Event()
-    servers.callback(ended.set)
-
-    def keep_waiting(_: bytes) -> Iterator[bytes]:
-        ended.wait(30)
-        yield b""
-
-    server = servers.start(RawServer(keep_waiting))
-    with pytest.raises(NetworkError):
-        Client(connect=0.5, read=0.5).send("PUT", f"http://{server.netloc}", body=bytes(64 << 20))
 
 
 def test_a_file_that_is_not_there_or_that_a_proxy_cannot_have_is_one_line(tmp_path: Path, servers: Servers) -> None:

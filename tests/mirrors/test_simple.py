@@ -17,6 +17,7 @@ from envcheck.mirrors.index.simple_api import IndexFile, page_url, parse_page
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.profiles.model import Index
+from tests.tables import each
 
 A, B = "a" * 64, "b" * 64
 URL = "https://mirror.example/simple/torch/"
@@ -38,7 +39,7 @@ def test_a_local_version_s_plus_is_read_in_either_spelling() -> None:
     ]
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"files": 3}', b'{"files": [3]}', b'{"files": [{}]}'])
+@each("body", [b"", b"[]", b"{}", b'{"files": 3}', b'{"files": [3]}', b'{"files": [{}]}'])
 def test_json_that_is_no_page_is_one_line(body: bytes) -> None:
     with pytest.raises(NetworkError, match="not PEP 691 JSON"):
         parse_page(body, JSON, URL)
@@ -90,7 +91,7 @@ def test_where_no_page_tells_hashes_the_one_file_it_can_be_is_taken() -> None:
         match_files(dataclasses.replace(NEED, python=None), [page])
 
 
-@pytest.mark.parametrize("name", ["../../torch-2.8.0-py3-none-any.whl", "..", "torch", ".bashrc", "evil-2.8.0.tar.gz"])
+@each("name", ["../../torch-2.8.0-py3-none-any.whl", "..", "torch", ".bashrc", "evil-2.8.0.tar.gz"])
 def test_a_page_s_name_is_no_path(name: str) -> None:
     with pytest.raises(UnavailableError):
         match_files(NEED, [[IndexFile(name, "https://mirror.example/x", A)]])

@@ -28,6 +28,7 @@ from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.net.urls import redirect_target
 from tests.http_server import RawServer, Servers, Speaking, endless
+from tests.tables import each
 from tests.waiting import eventually
 
 Start = Callable[[Speaking], str]
@@ -147,7 +148,7 @@ def test_a_tag_without_an_end_is_refused() -> None:
         simple_api.parse_page(b"<a href='" + b"x" * (1 << 20), "text/html", "http://t/")
 
 
-@pytest.mark.parametrize("text", [b"[" * 100_000, b'{"files": ' + b"[" * 100_000, b'{"a":' * 100_000])
+@each("text", [b"[" * 100_000, b'{"files": ' + b"[" * 100_000, b'{"a":' * 100_000])
 def test_deep_nesting_is_one_line(text: bytes) -> None:
     with pytest.raises(NetworkError, match="not PEP 691 JSON"):
         simple_api.parse_page(text, "application/json", "http://t/")
@@ -164,18 +165,14 @@ def test_a_compressed_bomb_is_cut_off(start: Start) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kB
 
 
-@pytest.mark.parametrize(
-    "target", ["file:///etc/passwd", "ftp://h/x", "//", "http://[", "javascript:x", "data:text/html,x"]
-)
+@each("target", ["file:///etc/passwd", "ftp://h/x", "//", "http://[", "javascript:x", "data:text/html,x"])
 def test_a_redirect_to_what_is_no_host_is_refused(start: Start, target: str) -> None:
     head = f"HTTP/1.1 302 Found\r\nLocation: {target}\r\nContent-Length: 0\r\n\r\n".encode()
     with pytest.raises(NetworkError):
         simple_api.read_page(Client(), start(lambda _: [head]))
 
 
-@pytest.mark.parametrize(
-    "host", ["127.0.0.1", "localhost", "[::1]", "127.9.9.9", "0.0.0.0", "[::ffff:127.0.0.1]", "a.localhost"]
-)
+@each("host", ["127.0.0.1", "localhost", "[::1]", "127.9.9.9", "0.0.0.0", "[::ffff:127.0.0.1]", "a.localhost"])
 def test_a_redirect_from_another_host_to_this_machine_is_refused(host: str) -> None:
     with pytest.raises(ValueError, match="this machine's own"):
         redirect_target("https://mirror.example/a", f"https://{host}/b")
@@ -188,7 +185,7 @@ def test_endless_redirects_end(start: Start) -> None:
         simple_api.read_page(Client(), start(lambda _: [head]))
 
 
-@pytest.mark.parametrize("name", ["tor\0ch", "torch\x1b[2J", "torch\u202egpj", "torch\n", "torch\u2028", "../torch"])
+@each("name", ["tor\0ch", "torch\x1b[2J", "torch\u202egpj", "torch\n", "torch\u2028", "../torch"])
 def test_a_name_that_no_terminal_should_show_is_nobodys_file(name: str) -> None:
     file = simple_api.IndexFile(f"{name}-1.0-py3-none-any.whl", "http://t/a", "0" * 64)
     tagged = simple_api.IndexFile(f"torch-1.0-py3-none-any{name[5:]}.whl", "http://t/a", "0" * 64)

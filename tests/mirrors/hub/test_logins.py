@@ -21,6 +21,7 @@ from envcheck.mirrors.hub import api as hub_api
 from envcheck.mirrors.net import credentials as net_credentials
 from envcheck.mirrors.profiles.model import Credential, HuggingFace, Index, Profile
 from tests.mirrors.hub.conftest import Hub
+from tests.tables import each
 
 PASSWORD, TOKEN = "canary-password", "canary-token"
 CONTENT = b"the file of a mirror" * 100_000
@@ -162,7 +163,7 @@ def sent_header(known: Sequence[net_credentials.Login], url: str) -> str | None:
     return next((header for login in known if (header := login.header(url)) is not None), None)
 
 
-@pytest.mark.parametrize(
+@each(
     ("policy", "credentials", "messages"),
     [
         (NEVER, {}, [None, None, None]),

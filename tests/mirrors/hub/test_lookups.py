@@ -16,6 +16,7 @@ from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.net.client import Client
 from tests.certificates import self_signed
 from tests.http_server import Answer, Request, Server, Servers
+from tests.tables import each
 
 REF = hub_revision.Reference("model", "owner/tiny", "main")
 Hubs = Callable[[], Any]
@@ -44,7 +45,7 @@ def test_a_host_whose_certificate_is_not_trusted(servers: Servers, tmp_path: Pat
     assert f"{rogue.netloc}: TLS: self-signed certificate; set its CA certificate as `ca:`" in message
 
 
-@pytest.mark.parametrize(
+@each(
     ("status", "fix"),
     [
         (401, "check the name; if it is private or gated, set `hf: {token: allow}` or `credentials:` in the profile"),
@@ -101,7 +102,7 @@ def test_a_list_of_several_pages_is_read_to_its_end(listing: Any) -> None:
     assert [file.path for file in files] == ["e", "3"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("page", "message"),
     [
         (lambda _query: ([{"type": "directory", "path": "d"}], "c=x"), "its list of files does not end after 0 files"),

@@ -20,6 +20,7 @@ from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.profiles.model import HuggingFace, Profile
+from tests.tables import each
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPO = "owner/tiny"
@@ -129,7 +130,7 @@ def test_a_lock_has_every_sha256_and_needs_nobody_s_trust(hubs: Hubs, tmp_path: 
         hub_download.fetch_revision(repeated, [mirror.url], tmp_path, TransferOptions(Client()), lambda _: None)
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "message"),
     [
         ({"path": "../../up"}, "leads outside"),
@@ -151,7 +152,7 @@ def test_a_lock_that_leads_outside_is_refused(change: dict[str, Any], message: s
         hub_revision.parse_lock(msgspec.json.encode(lock), "lock")
 
 
-@pytest.mark.parametrize("change", [{"revision": "main"}, {"repo": "../x"}, {"ref": "../../x"}, {"ref": "a/../b"}])
+@each("change", [{"revision": "main"}, {"repo": "../x"}, {"ref": "../../x"}, {"ref": "a/../b"}])
 def test_a_lock_of_no_commit_is_refused(change: dict[str, str]) -> None:
     lock = hub_revision.Revision(
         repo=REPO, revision=COMMIT, files=[hub_revision.HubFile(path="a", size=1, sha256="a" * 64)]

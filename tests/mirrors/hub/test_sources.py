@@ -17,6 +17,7 @@ from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.profiles.load import parse
+from tests.tables import each
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPO = "owner/tiny"
@@ -94,7 +95,7 @@ def test_a_profile_names_them_in_order_and_who_is_trusted(hubs: Hubs, tmp_path: 
     assert f"only `envcheck fetch` falls back to {second.netloc}" in " ".join(shown.split())
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         ("hf: {fallbacks: ['https://b.example']}", "hf.fallbacks: fallbacks without an endpoint"),

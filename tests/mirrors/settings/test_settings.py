@@ -23,6 +23,7 @@ from envcheck.mirrors.profiles.model import Conda, Credential, HuggingFace, Inde
 from envcheck.mirrors.settings import RENDERERS, render
 from envcheck.mirrors.settings.clients import RenderOptions, pip_conf, uv_toml
 from envcheck.mirrors.settings.shell import restored_environment
+from tests.tables import each
 
 CANARY = "hunter2-canary"
 WISH = RenderOptions(variant="cu128", distro="debian", suite="bookworm")
@@ -190,7 +191,7 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("form", RENDERERS)
+@each("form", RENDERERS)
 def test_what_a_setting_cannot_do_is_said(form: str) -> None:
     assert [words for words in SAID[form] if words not in cannot(form)] == []
 
@@ -202,13 +203,13 @@ def test_a_token_that_the_profile_does_not_allow_is_not_sent() -> None:
     assert "HF_HUB_DISABLE_IMPLICIT_TOKEN=1" in text("env", never)
 
 
-@pytest.mark.parametrize("form", RENDERERS)
+@each("form", RENDERERS)
 def test_a_profile_that_says_nothing_of_a_client_is_told_so(form: str) -> None:
     with pytest.raises(ConfigError, match="empty: "):
         render(Profile(name="empty"), form, WISH)
 
 
-@pytest.mark.parametrize("name", sorted(presets()))
+@each("name", sorted(presets()))
 def test_every_preset_has_a_form_and_no_form_breaks(name: str) -> None:
     profile = preset_profile(name, presets()[name])
     assert any(RENDERERS[form](profile, WISH).files for form in RENDERERS)

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
 from envcheck.mirrors.site.files import write
+from tests.tables import each
 
 SMALL = ("--no-pytorch", "--link", "https://x.example")
 
@@ -84,7 +85,7 @@ def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
         write(tmp_path, {"site.json": "{}"})
 
 
-@pytest.mark.parametrize(("given", "size"), [("1g", 10**9), ("500m", 5 * 10**8), ("0.0015T", 15 * 10**8), ("7", 7)])
+@each(("given", "size"), [("1g", 10**9), ("500m", 5 * 10**8), ("0.0015T", 15 * 10**8), ("7", 7)])
 def test_sizes_are_what_people_write(tmp_path: Path, given: str, size: int) -> None:
     rendered(tmp_path / "site", "--cache-size", given, "--min-free", "0")
     document = json.loads((tmp_path / "site/site.json").read_text())
@@ -92,14 +93,14 @@ def test_sizes_are_what_people_write(tmp_path: Path, given: str, size: int) -> N
     assert f"max_size={size} min_free=0 " in (tmp_path / "site/nginx/nginx.conf").read_text()
 
 
-@pytest.mark.parametrize("given", ["0", "10x", "-1", "many", "1e9", "nan"])
+@each("given", ["0", "10x", "-1", "many", "1e9", "nan"])
 def test_what_is_no_size_is_one_line(tmp_path: Path, given: str) -> None:
     done = command("site", "render", str(tmp_path / "site"), *SMALL, "--cache-size", given)
     assert (done.exit_code, "is not a size" in str(done.exception or "") + done.output) == (2, True)
     assert not (tmp_path / "site").exists()
 
 
-@pytest.mark.parametrize(
+@each(
     ("option", "says"),
     [
         ("main=https://other.example/main", "not a source for rsync"),

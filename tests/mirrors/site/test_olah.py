@@ -16,7 +16,6 @@ from tests.http_server import Servers
 from tests.mirrors.hub.conftest import FILES, LARGE, REPO, Hub, sha256
 from tests.mirrors.site.conftest import envcheck, running
 from tests.mirrors.site.upstreams import free_ports, get
-from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.tools
 TOKEN = "right"  # noqa: S105 (a test's)
@@ -80,20 +79,3 @@ def test_a_model_comes_through_the_site_once_and_its_token_stays_there(served: S
     assert get(f"https://127.0.0.1:{served.port + 1}/api/models/{REPO}", served.ca)[0] == 401
     parts = [json.loads(line)["part"] for line in (served.site / "logs/access.json").read_text().splitlines()]
     assert set(parts) == {"hf"}
-
-
-def test_a_model_comes_without_its_upstream_once_the_site_is_offline(served: ServedSite, tmp_path: Path) -> None:
-    done = served.taken(tmp_path / "one", HF_TOKEN=TOKEN)
-    assert done.returncode == 0, done.stderr[-2000:]
-    served.hub.shutdown()
-    served.hub.server_close()
-    cached = f"https://127.0.0.1:{served.port + 1}/{REPO}/resolve/main/{LARGE}"
-    assert get(cached, served.ca, Authorization=f"Bearer {TOKEN}")[0] >= 500
-    done = envcheck(*served.rendered, "--offline")
-    assert done.returncode == 0, done.stderr
-    served.processes["olah"].terminate()
-    served.processes["olah"].wait(PATIENCE)
-    path = f"{Path(served.python).parent}:{os.environ['PATH']}"
-    with running(served.site, "nginx", environment={"PATH": path}):
-        done = served.taken(tmp_path / "three", HF_TOKEN=TOKEN)
-        assert (done.returncode, done.stdout.strip()) == (0, sha256(FILES[LARGE])), done.stderr[-2000:]

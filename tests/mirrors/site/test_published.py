@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from envcheck.mirrors.store.manifest import Contents, Wheel
 from envcheck.mirrors.store.objects import Store
 from tests.certificates import Certificate
 from tests.http_server import Servers
-from tests.mirrors.hub.conftest import COMMIT, FILES, LARGE, REPO, Hub, sha256
+from tests.mirrors.hub.conftest import COMMIT, FILES, LARGE, Hub, sha256
 from tests.mirrors.site.conftest import envcheck, running
 from tests.mirrors.site.upstreams import free_ports, get
 from tests.waiting import eventually
@@ -209,16 +208,3 @@ def _never_with_the_headers_of_another_version(served: ServedSite, bearer: dict[
     assert get(path, served.ca, **bearer)[0] == 404
     versions.rollback(served.store)
     assert get(path, served.ca, **bearer)[1] == FILES["config.json"]
-
-
-@pytest.mark.parametrize("served", [True], indirect=True)
-def test_what_is_not_published_comes_from_olah_behind_it(served: ServedSite, hub_python: Path, tmp_path: Path) -> None:
-    served.published(filled(served.store, tmp_path / "made"))
-    requests = {"HF_ENDPOINT": served.models, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    for repo in (OWN, REPO):
-        script = f"from huggingface_hub import snapshot_download as s; print(open(s({repo!r}) + '/vocab.txt').read())"
-        done = served.run(tmp_path / "home", str(hub_python), "-c", script, HF_TOKEN=TOKEN, **requests)
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert "hello" in done.stdout
-    shutil.rmtree(served.store.root / "versions")  # what was published is gone, and what olah has is not
-    assert get(f"{served.models}/{REPO}/resolve/main/vocab.txt", served.ca, Authorization=f"Bearer {TOKEN}")[0] == 200

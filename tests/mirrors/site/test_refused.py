@@ -17,6 +17,7 @@ from envcheck.mirrors.site.files import check_certificate
 from envcheck.mirrors.site.model import Tls
 from tests.certificates import Certificate, openssl
 from tests.mirrors.site.upstreams import free_port
+from tests.tables import each
 
 LINK = ("--link", "https://x.example")
 
@@ -36,7 +37,7 @@ def unasked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("unasked")
-@pytest.mark.parametrize(
+@each(
     ("options", "says"),
     [
         (("--address", "300.1.1.1"), "300.1.1.1"),

@@ -18,6 +18,7 @@ from envcheck.mirrors.site.render import render
 from tests.certificates import Certificate
 from tests.mirrors.site.conftest import ROOT, World, envcheck
 from tests.mirrors.site.upstreams import page
+from tests.tables import each
 
 INDEXES = [
     SiteIndex(part="pypi", url="https://index.example/simple", links=["https://files.example"]),
@@ -94,7 +95,7 @@ def test_every_upstream_in_the_files_came_with_the_site(tmp_path: Path) -> None:
         assert all(host.endswith(".example") for host in hosts), path
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "says"),
     [
         ({"ca": '/srv/a"b'}, "in a path or URL"),
@@ -146,7 +147,7 @@ def test_where_pages_link_to_is_asked_of_the_index(world: World) -> None:
     assert "--link" in done.stderr
 
 
-@pytest.mark.parametrize(
+@each(
     ("names", "options", "lacks"),
     [
         ("", (), "pypi:"),

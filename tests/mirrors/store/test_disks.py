@@ -18,7 +18,6 @@ from click.testing import CliRunner, Result
 
 from envcheck.cli import Settings
 from envcheck.cli.store.group import command
-from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.net.client import Client
@@ -184,16 +183,3 @@ def test_what_the_disk_does_not_give_back_is_fetched_again(mount: Mount, tmp_pat
     assert store.add(content, "f0.bin") == digest
     versions.publish(store, contents, keep=3)
     assert served.read_bytes() == content
-
-
-def test_a_disk_that_is_too_small_for_a_bundle_keeps_none_of_it(mount: Mount, tmp_path: Path) -> None:
-    disk = mount("ext4", 16)
-    store = Store(tmp_path / "store")
-    versions.publish(store, model(store, *(data(number) for number in range(20))), keep=1)
-    error = run(store, "export", "-o", str(disk / "out"), "--part-size", "4M").exception
-    assert isinstance(error, UnavailableError)
-    assert (
-        str(error)
-        == f"{disk}/out: No space left on device; free some space (`envcheck store gc`), or choose another directory"
-    )
-    assert list((disk / "out").iterdir()) == []

@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
-from http.client import HTTPConnection
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 import uv
@@ -24,7 +20,6 @@ from packaging.version import Version
 from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.index import simple_api
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.store import tree_files, versions
 from envcheck.mirrors.store.manifest import Contents
@@ -182,55 +177,6 @@ http {{
 """
 
 
-class _Local(HTTPConnection):
-    """HTTP to a server that listens on a socket in the file system."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("localhost")
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.connect(str(self._path))
-
-    def ask(self, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
-        """Return status, headers and body."""
-        self.request("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
-        answer = self.getresponse()
-        result = answer.status, dict(answer.getheaders()), answer.read()
-        self.close()
-        return result
-
-
-def _listens(path: Path) -> bool:
-    """Tell whether a server takes connections there; it has bound its socket a moment before."""
-    with socket.socket(socket.AF_UNIX) as sock:
-        return sock.connect_ex(str(path)) == 0
-
-
-@pytest.fixture
-def nginx(store: Store, contents: Contents) -> Iterator[Path]:
-    """Run nginx over the tree, with the files that the tree brings; return where it listens."""
-    program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
-    if program is None:
-        pytest.skip("no nginx on this machine")
-    versions.publish(store, contents, keep=2)
-    with tempfile.TemporaryDirectory(prefix="envcheck-nginx-") as place:
-        # Whom root's workers run as must get at what pytest keeps to its user: nginx is asked to stay root.
-        at = Path(place)
-        user = "user root;" if os.getuid() == 0 else ""
-        (at / "conf").write_text(user + CONF.format(at=at, tree=store.root / "current"))
-        running = subprocess.Popen([program, "-p", place, "-c", str(at / "conf")], stderr=subprocess.PIPE, text=True)
-        try:
-            while not all(map(_listens, (at / "packages", at / "models"))):
-                assert running.poll() is None, running.communicate()[1]
-                time.sleep(0.01)
-            yield at
-        finally:
-            running.terminate()
-            running.communicate()
-
-
 @pytest.mark.tools
 def test_nginx_takes_a_tree_with_the_longest_path_that_a_model_may_have(store: Store) -> None:
     """One such path of a bundle ended the whole site: nginx's maps had no room for it."""
@@ -251,37 +197,3 @@ def test_nginx_takes_a_tree_with_the_longest_path_that_a_model_may_have(store: S
         words = [program, "-t", "-p", place, "-c", f"{place}/conf"]
         completed = subprocess.run(words, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr
-
-
-def test_nginx_gives_json_to_whom_asks_for_it_and_else_html(nginx: Path, contents: Contents) -> None:
-    packages = _Local(nginx / "packages")
-    status, headers, page = packages.ask("/simple/alpha/", Accept=f"{tree_files.JSON}, text/html;q=0.01")
-    assert (status, headers["Content-Type"], json.loads(page)["name"]) == (200, tree_files.JSON, "alpha")
-    status, headers, page = packages.ask("/whl/cpu/torch/", Accept="text/html")
-    assert (status, headers["Content-Type"], page[:15]) == (200, "text/html", b"<!DOCTYPE html>")
-    assert [file.name for file in simple_api.parse_page(page, "text/html", "http://h/whl/cpu/torch/")] == [
-        contents.wheels[2].name
-    ]
-    wheel = contents.wheels[2]
-    status, headers, body = packages.ask(f"/files/{wheel.sha256}/{quote(wheel.name)}")
-    assert (status, headers["Content-Type"], len(body)) == (200, "application/octet-stream", wheel.size)
-    assert packages.ask("/simple/nothing/")[0] == 404
-
-
-@pytest.mark.tools
-def test_nginx_sends_the_headers_that_huggingface_hub_needs(nginx: Path, model: hub_revision.Revision) -> None:
-    served = _Local(nginx / "models")
-    large = model.files[1]
-    for revision in ("main", model.revision):
-        path = f"/owner/tiny/resolve/{revision}/{large.path}"
-        status, headers, body = served.ask(path)
-        tag = f'"{large.sha256}"'
-        assert (status, len(body), headers["ETag"], headers["X-Repo-Commit"]) == (200, large.size, tag, model.revision)
-        assert (headers["X-Linked-Etag"], headers["X-Linked-Size"]) == (tag, str(large.size))
-        assert served.ask(path, Range="bytes=0-9", If_Range=tag)[0::2] == (206, body[:10])
-        assert served.ask(path, Range="bytes=0-9", If_Range='"other"')[0] == 200
-    for path in ("/api/models/owner/tiny", f"/api/models/owner/tiny/revision/{model.revision}"):
-        status, headers, body = served.ask(path)
-        assert (status, headers["Content-Type"], json.loads(body)["sha"]) == (200, "application/json", model.revision)
-    status, _, body = served.ask("/api/models/owner/tiny/tree/main?recursive=true&expand=false")
-    assert (status, hub_revision.parse_tree(body)[1].sha256) == (200, large.sha256)
