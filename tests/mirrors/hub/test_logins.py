@@ -1,17 +1,11 @@
-"""What a profile names by reference is told to its host by our own client, and to no other: shown by a real nginx."""
+"""What a profile names by reference is told to its host by our own client, and to no other."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import os
-import shutil
-import socket
-import subprocess
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner, Result
@@ -20,136 +14,66 @@ from envcheck.cli import cli
 from envcheck.mirrors.hub import api as hub_api
 from envcheck.mirrors.net import credentials as net_credentials
 from envcheck.mirrors.profiles.model import Credential, HuggingFace, Index, Profile
+from tests.http_server import Answer, Server, Servers, ranged
 from tests.mirrors.hub.conftest import Hub
 from tests.tables import each
 
-PASSWORD, TOKEN = "canary-password", "canary-token"
-CONTENT = b"the file of a mirror" * 100_000
+CONTENT = b"the file of a mirror" * 1000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
-BASIC = "Basic " + base64.b64encode(f"me:{PASSWORD}".encode()).decode()
-CONF = """
-daemon off; pid {root}/nginx.pid; error_log {root}/error.log; worker_processes 1;
-events {{ worker_connections 64; }}
-http {{
-  log_format auth '$server_addr $http_authorization|'; access_log {root}/access.log auth; root {root}/www;
-  client_body_temp_path {root}/t1; proxy_temp_path {root}/t2; fastcgi_temp_path {root}/t3; uwsgi_temp_path {root}/t4;
-  scgi_temp_path {root}/t5;
-  server {{ listen 127.0.0.2:{port}; auth_basic "mirror"; auth_basic_user_file {root}/users;
-    location /away/ {{ return 302 http://127.0.0.4:{port}$request_uri; }} }}
-  server {{ listen 127.0.0.3:{port};
-    if ($http_authorization != "Bearer {token}") {{ return 401; }}
-    location /away/ {{ return 302 http://127.0.0.4:{port}$request_uri; }} }}
-  server {{ listen 127.0.0.4:{port}; }}
-}}
-"""
-
-
-class Site(NamedTuple):
-    """An nginx: one address wants a password, one a token, one nothing. /away/ leads to the third."""
-
-    root: Path
-    port: int
-
-    def url(self, number: int, path: str = "file.bin") -> str:
-        """Return where a file is on one of the addresses."""
-        return f"http://127.0.0.{number}:{self.port}/{path}"
-
-    def authorizations(self, number: int) -> set[str]:
-        """Return the Authorization headers that an address received."""
-        lines = [line.split(" ", 1) for line in (self.root / "access.log").read_text().split("|\n")[:-1]]
-        return {header for at, header in lines if at == f"127.0.0.{number}"}
+BASIC = "Basic " + base64.b64encode(b"me:canary").decode()
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    """Return a running site."""
-    nginx = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
-    if nginx is None:
-        pytest.skip("no nginx here (`make test` unpacks it where apt is)")
-    with socket.socket() as free:
-        free.bind(("127.0.0.2", 0))
-        port = free.getsockname()[1]
-    root = tmp_path / "site"
-    (root / "www/away").mkdir(parents=True)
-    for name in ("file.bin", "away/file.bin"):
-        (root / "www" / name).write_bytes(CONTENT)
-    hashed = subprocess.run(["openssl", "passwd", "-apr1", PASSWORD], capture_output=True, text=True, check=True)
-    (root / "users").write_text(f"me:{hashed.stdout}")
-    (root / "nginx.conf").write_text(CONF.format(root=root, port=port, token=TOKEN))
-    words = [nginx, "-e", str(root / "error.log"), "-c", str(root / "nginx.conf"), "-p", str(root)]
-    process = subprocess.Popen([*words, "-g", f"user {'root' if os.geteuid() == 0 else os.environ.get('USER', '')};"])
-    for _ in range(1200):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.4", port)) == 0:
-                break
-        time.sleep(0.05)
-    yield Site(root, port)
-    process.terminate()
-    process.wait(60)
+def front(servers: Servers) -> Callable[[], tuple[Server, Server]]:
+    """Give a function that starts a mirror which redirects to another host, and that host."""
+
+    def start() -> tuple[Server, Server]:
+        away = servers.start(Server(lambda request: ranged(request, CONTENT), "127.0.0.4"))
+        location = {"Location": f"{away.url}/file.bin"}
+        return servers.start(Server(lambda _: Answer(302, headers=location), "127.0.0.2")), away
+
+    return start
 
 
-def fetch(site: Site, number: int, text: str, tmp_path: Path, path: str = "file.bin", **environment: str) -> Result:
-    (tmp_path / "p.yaml").write_text(text)
-    words = [
-        site.url(number, path),
-        "--sha256",
-        SHA256,
-        "--mirror",
-        str(tmp_path / "p.yaml"),
-        "--output",
-        str(tmp_path),
-    ]
-    return CliRunner(env=environment).invoke(cli, ["fetch", *words], standalone_mode=False)
+def fetch(front: Server, tmp_path: Path, text: str) -> Result:
+    (tmp_path / "file.bin").unlink(missing_ok=True)
+    (tmp_path / "p.yaml").write_text(f"pypi: [{{url: '{front.url}/simple'}}]\n{text}")
+    words = ["fetch", f"{front.url}/file.bin", "--sha256", SHA256, "--mirror", str(tmp_path / "p.yaml")]
+    return CliRunner(env={"S": "canary"}).invoke(cli, [*words, "--output", str(tmp_path)], standalone_mode=False)
 
 
-def hosts(site: Site, number: int) -> str:
-    """Return the part of a profile that names an address as a mirror, as it must be without TLS."""
-    return f"pypi: [{{url: 'http://127.0.0.{number}:{site.port}/simple'}}]\n"
-
-
-@pytest.mark.tools
-@pytest.mark.parametrize("how", ["env", "file", "netrc", "any port"])
-def test_a_password_is_told_to_its_host(site: Site, tmp_path: Path, how: str) -> None:
-    (tmp_path / "secret").write_text(PASSWORD + "\n")
-    (tmp_path / "netrc").write_text(f"machine 127.0.0.2 login me password {PASSWORD}\n")
-    host = f"127.0.0.2:{site.port}" if how != "any port" else "127.0.0.2"
-    where = {"env": "password_env: SITE_PASSWORD", "file": "password_file: secret"}.get(how, "password_file: secret")
-    named = "netrc: netrc\n" if how == "netrc" else f"credentials: {{'{host}': {{user: me, {where}}}}}\n"
-    done = fetch(site, 2, hosts(site, 2) + named, tmp_path, SITE_PASSWORD=PASSWORD)
+@pytest.mark.parametrize(
+    ("text", "login"),
+    [
+        ("credentials: {'HOST': {user: me, password_env: S}}", BASIC),
+        ("credentials: {'127.0.0.2': {user: me, password_file: secret}}", BASIC),
+        ("netrc: netrc", BASIC),
+        ("credentials: {'HOST': {token_env: S}}", "Bearer canary"),
+        ("credentials: {'HOST': {token_file: secret}}", "Bearer canary"),
+    ],
+)
+def test_a_secret_is_told_to_its_host_and_not_to_where_that_redirects(
+    front: Callable[[], tuple[Server, Server]], tmp_path: Path, text: str, login: str
+) -> None:
+    (tmp_path / "secret").write_text("canary\n")
+    (tmp_path / "netrc").write_text("machine 127.0.0.2 login me password canary\n")
+    (tmp_path / "netrc").chmod(0o600)
+    mirror, away = front()
+    done = fetch(mirror, tmp_path, text.replace("HOST", mirror.netloc))
     assert (done.exception, done.return_value) == (None, None), done.exception
-    assert site.authorizations(2) == {BASIC}
+    assert (mirror.logins, away.logins) == ({login}, {None})
     assert (tmp_path / "file.bin").read_bytes() == CONTENT
 
 
-@pytest.mark.tools
-@pytest.mark.parametrize("where", ["token_env: SITE_TOKEN", "token_file: secret"])
-def test_a_token_is_told_to_its_host(site: Site, tmp_path: Path, where: str) -> None:
-    (tmp_path / "secret").write_text(TOKEN + "\n")
-    named = f"credentials: {{'127.0.0.3:{site.port}': {{{where}}}}}\n"
-    done = fetch(site, 3, hosts(site, 3) + named, tmp_path, SITE_TOKEN=TOKEN)
-    assert (done.exception, done.return_value) == (None, None), done.exception
-    assert site.authorizations(3) == {f"Bearer {TOKEN}"}
-
-
-@pytest.mark.tools
-@pytest.mark.parametrize(("number", "secret"), [(2, "user: me, password_env: S"), (3, "token_env: S")])
-def test_a_redirect_carries_nothing_to_another_host(site: Site, tmp_path: Path, number: int, secret: str) -> None:
-    named = f"credentials: {{'127.0.0.{number}:{site.port}': {{{secret}}}}}\n"
-    given = PASSWORD if number == 2 else TOKEN
-    done = fetch(site, number, hosts(site, number) + named, tmp_path, "away/file.bin", S=given)
-    assert (done.exception, done.return_value) == (None, None), done.exception
-    assert len(site.authorizations(number)) == 1
-    assert site.authorizations(4) == {"-"}
-
-
-@pytest.mark.tools
-def test_a_secret_that_is_not_there_is_named_and_nobody_is_asked(site: Site, tmp_path: Path) -> None:
+def test_a_secret_that_is_not_there_is_named_and_nobody_is_asked(
+    front: Callable[[], tuple[Server, Server]], tmp_path: Path
+) -> None:
     (tmp_path / "empty").write_text("\n")
+    mirror, _ = front()
     for where, result in (("password_env: NOT_SET", "$NOT_SET"), ("password_file: empty", str(tmp_path / "empty"))):
-        named = f"credentials: {{'127.0.0.2:{site.port}': {{user: me, {where}}}}}\n"
-        done = fetch(site, 2, hosts(site, 2) + named, tmp_path)
+        done = fetch(mirror, tmp_path, f"credentials: {{'{mirror.netloc}': {{user: me, {where}}}}}\n")
         assert f"its credential is missing: {result} has no secret" in str(done.exception)
-    assert (site.root / "access.log").read_text() == ""
+    assert mirror.requests == []
 
 
 ENDPOINT, OTHER, ORIGIN = "https://a.example", "https://b.example", "https://o.example"
