@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import IO, Final, NamedTuple
 
 from envcheck import safe_files
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
@@ -110,10 +110,12 @@ class Store:
 
     def adopt(self, source: Path, sha256: str, name: str | None = None) -> None:
         """Copy a file of this machine into the store. Raises PromiseError if the copy has another hash."""
-        with self._draft(sha256) as draft, source.open("rb") as file, draft.open("r+b") as copy:
-            shutil.copyfileobj(file, copy, 1 << 20)
-            copy.flush()
-            self._settle(draft, copy.fileno(), sha256, source)
+        with (
+            self._draft(sha256, source) as file,
+            source.open("rb") as original,
+            open(file, "wb", closefd=False) as copy,
+        ):
+            shutil.copyfileobj(original, copy, 1 << 20)
         self.touch(sha256, name or source.name)
 
     def take(self, source: Path, sha256: str, name: str) -> None:
@@ -135,9 +137,8 @@ class Store:
         """Store these bytes and return their sha256."""
         sha256 = hashlib.sha256(content).hexdigest()
         if not self.sound(sha256):
-            with self._draft(sha256) as draft, draft.open("r+b", buffering=0) as file:
-                file.write(content)
-                self._settle(draft, file.fileno(), sha256, Path(name))
+            with self._draft(sha256, Path(name)) as file:
+                safe_files.write(file, content)
         self.touch(sha256, name)
         return sha256
 
@@ -239,21 +240,19 @@ class Store:
             return path.stat().st_mtime
 
     @contextlib.contextmanager
-    def _draft(self, sha256: str) -> Iterator[Path]:
-        """Yield an empty file beside an object's path; remove it at the end of the block unless it was renamed."""
+    def _draft(self, sha256: str, source: Path) -> Iterator[int]:
+        """Yield a new file that becomes the object after the block, if the disk returns its hash, else PromiseError."""
         folder = self.path(sha256).parent
         folder.mkdir(parents=True, exist_ok=True)
-        with _temporary(folder) as draft:
-            yield draft
-
-    def _settle(self, draft: Path, file: int, sha256: str, source: Path) -> None:
-        if digest_or_none(file) != sha256:
-            message = f"{source}: it has another sha256 than {sha256}"
-            raise PromiseError(message, fix="use the right file, or leave it out")
-        os.fsync(file)
-        os.fchmod(file, READ_ONLY)
-        draft.replace(self.path(sha256))
-        sync_folder(draft.parent)
+        with safe_files.temporary(folder, sha256) as (file, draft):
+            yield file
+            if digest_or_none(file) != sha256:
+                message = f"{source}: it has another sha256 than {sha256}"
+                raise PromiseError(message, fix="use the right file, or leave it out")
+            os.fsync(file)
+            os.fchmod(file, READ_ONLY)
+            draft.replace(self.path(sha256))
+            sync_folder(folder)
 
 
 def digest_or_none(file: int) -> str | None:
@@ -288,29 +287,16 @@ def sync_folder(folder: Path) -> None:
 def _link(source: Path, target: Path) -> None:
     try:
         target.hardlink_to(source)
-    except FileNotFoundError:
-        raise
     except OSError as error:
         if error.errno not in _NO_LINK:
             raise
-        _copy(source, target)
+        with source.open("rb") as original, safe_files.temporary(target.parent, target.name) as (file, draft):
+            _copy(original, file)
+            os.fsync(file)
+            os.fchmod(file, READ_ONLY)
+            draft.replace(target)
 
 
-def _copy(source: Path, target: Path) -> None:
-    with source.open("rb") as original, _temporary(target.parent) as draft, draft.open("r+b") as copy:
+def _copy(original: IO[bytes], file: int) -> None:
+    with open(file, "wb", closefd=False) as copy:
         shutil.copyfileobj(original, copy, 1 << 20)
-        copy.flush()
-        os.fsync(copy.fileno())
-        os.fchmod(copy.fileno(), READ_ONLY)
-        draft.replace(target)
-
-
-@contextlib.contextmanager
-def _temporary(folder: Path) -> Iterator[Path]:
-    """Yield the path of an empty file; remove it at the end of the block unless it was renamed."""
-    file, name = tempfile.mkstemp(prefix=".draft-", dir=folder)
-    os.close(file)
-    try:
-        yield Path(name)
-    finally:
-        Path(name).unlink(missing_ok=True)
