@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from envcheck.errors import ConfigError, UnavailableError
-from envcheck.images.lockfile import Pin, parse_lock, parse_requirements
+from envcheck.errors import UnavailableError
 from envcheck.mirrors.index.locate import LockedPackage, match_files
 from envcheck.mirrors.index.simple_api import IndexFile, parse_file_name
 from tests.tables import each
 
 A = "a" * 64
-PIN = Pin(name="torch", version="1.0", sha256=[A])
 DIGITS = "9" * 5000
 # 64 000 tags in 250 bytes: a page may list 50 000 such names, which took two hours.
 BOMB = "torch-1.0-" + "-".join(".".join([letter] * 40) for letter in "pna") + ".whl"
@@ -51,11 +49,3 @@ def test_a_page_of_such_names_is_read_in_seconds() -> None:
     page = [IndexFile(BOMB, f"http://t/{number}", A if number % 2 else None) for number in range(50_000)]
     with pytest.raises(UnavailableError, match="no file on its page"):
         match_files(LockedPackage("torch", (A,), version="1.0"), [page])
-
-
-def test_a_lock_s_version_of_many_digits_is_one_line() -> None:
-    lock = f"# index: pypi\ntorch=={DIGITS} \\\n    --hash=sha256:{A}\n"
-    with pytest.raises(ConfigError, match=r"l:2: .* is not a version"):
-        parse_lock(lock, "base", "l")
-    with pytest.raises(ConfigError, match=r"l:2: .* is not a version"):
-        parse_requirements(lock.encode(), "base", "l")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import re
 from pathlib import Path
 from typing import Any
 
@@ -78,26 +77,10 @@ def test_a_wrong_preset_is_named_with_its_key_and_line(change: tuple[str, str], 
     assert "s3cr3t" not in str(refused.value)
 
 
-def test_a_comma_divides_no_sentence() -> None:
-    """What follows a comma between brackets is an item of its own, unless it is quoted."""
-    text = Path(model.__file__).with_name("presets.yaml").read_text(encoding="utf-8")
-    listed = re.findall(r"lacks: \[(.*)\]", text)
-    assert listed
-    assert [row for row in listed if "," in re.sub(r'"[^"]*"', "", row)] == []
-
-
 def test_every_kind_and_both_layouts_of_torch_are_among_them() -> None:
     entries = [entry for preset in presets().values() for entry in preset.entries]
     assert {entry.kind for entry in entries} == set(LAYOUTS)
     assert {entry.layout or "simple" for entry in entries if entry.kind == "pytorch"} == {"simple", "find-links"}
-
-
-def test_what_is_known_to_be_missing_is_said() -> None:
-    lacks = {name: " ".join([*p.lacks, *(t for e in p.entries for t in e.lacks)]) for name, p in presets().items()}
-    assert "nvidia channel" in lacks["tuna"]
-    assert "xet" in lacks["hf-mirror"]
-    assert "redirected to the origin" in lacks["sjtu"]
-    assert "no mirror of Hugging Face" in lacks["modelscope"]
 
 
 def test_each_kind_of_entry_becomes_its_part_of_the_profile() -> None:

@@ -17,16 +17,6 @@ from envcheck.mirrors.profiles.model import (
 from tests.tables import each
 
 
-def test_without_an_endpoint_xet_stays_and_no_token_is_sent() -> None:
-    assert hf_environment(Profile(name="t")) == {
-        "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_DISABLE_UPDATE_CHECK": "1",
-        "HF_HUB_DOWNLOAD_TIMEOUT": "60",
-        "HF_HUB_ETAG_TIMEOUT": "60",
-    }
-
-
 def test_an_endpoint_turns_xet_off_because_its_data_would_go_elsewhere() -> None:
     data = hf_environment(Profile(name="t", hf=HuggingFace(endpoint="https://hf.example/", etag_timeout=90)))
     assert (data["HF_ENDPOINT"], data["HF_HUB_DISABLE_XET"]) == ("https://hf.example", "1")

@@ -179,12 +179,6 @@ def test_a_redirect_from_another_host_to_this_machine_is_refused(host: str) -> N
     assert redirect_target("http://127.0.0.1:1/a", "http://127.0.0.1:2/b") == "http://127.0.0.1:2/b"
 
 
-def test_endless_redirects_end(start: Start) -> None:
-    head = b"HTTP/1.1 302 Found\r\nLocation: /torch/\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-    with pytest.raises(NetworkError, match="more than 10 redirects"):
-        simple_api.read_page(Client(), start(lambda _: [head]))
-
-
 @each("name", ["tor\0ch", "torch\x1b[2J", "torch\u202egpj", "torch\n", "torch\u2028", "../torch"])
 def test_a_name_that_no_terminal_should_show_is_nobodys_file(name: str) -> None:
     file = simple_api.IndexFile(f"{name}-1.0-py3-none-any.whl", "http://t/a", "0" * 64)

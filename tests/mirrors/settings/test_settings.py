@@ -102,13 +102,6 @@ def test_uv_toml_marks_what_needs_a_login_and_what_is_asked_only_by_name() -> No
     }
 
 
-def test_a_torch_index_without_its_variant_is_not_guessed() -> None:
-    wish = RenderOptions()
-    assert "whl" not in text("uv", wish=wish)
-    assert "pass --variant" in cannot("uv", wish=wish)
-    assert "--index-url https://pypi.example:8443/whl/cu128 torch" in cannot("pip")
-
-
 def test_variables_name_the_index_of_torch_that_they_cannot_set() -> None:
     own = Profile(
         name="x", pypi=[Index(url="https://a.example/simple")], pytorch=[Index(url="https://a.example/whl/{variant}")]

@@ -103,8 +103,3 @@ def test_credentials_of_clients_go_no_further_and_nothing_is_written(
     assert [path for _, _, path in world.index.sent()] == ["/simple/nearlib/", "/simple/nearlib/"]
     kept = [path for path in site.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
     assert kept == []
-
-
-def test_plain_writing_is_refused(served: ServedSite, authority: Certificate) -> None:
-    _, _, base = served
-    assert get(f"{base}/pypi/simple/nearlib/", authority.ca, "POST")[0] == 403

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from envcheck.cli import cli
-from envcheck.errors import ConfigError, PromiseError
+from envcheck.errors import PromiseError
 from envcheck.mirrors.store import bundle, versions
 from envcheck.mirrors.store.manifest import Contents
 from envcheck.mirrors.store.objects import Store
@@ -67,24 +67,6 @@ def test_a_bundle_that_another_made_is_refused_though_its_hashes_fit(
         (theirs / bundle.SIGNATURE).write_bytes(signed)
         with pytest.raises(PromiseError, match="not signed by the key"):
             bundle.verified_parts(theirs, quiet, key=public)
-
-
-@pytest.mark.parametrize(
-    "content", [None, "", "no key", "-----BEGIN PRIVATE KEY-----\nAA\n-----END PRIVATE KEY-----\n"]
-)
-def test_what_is_no_key_is_one_line_and_writes_nothing(
-    store: Store, contents: Contents, tmp_path: Path, content: str | None
-) -> None:
-    key = tmp_path / "key"
-    if content is not None:
-        key.write_text(content)
-    with pytest.raises(ConfigError, match=str(key)):
-        exported(store, contents, tmp_path / "b", key)
-    assert not (tmp_path / "b").exists()
-    at = exported(store, contents, tmp_path / "c")
-    (at / bundle.SIGNATURE).write_bytes(bytes(64))
-    with pytest.raises(ConfigError, match=str(key)):
-        bundle.verified_parts(at, quiet, key=key)
 
 
 def test_a_part_that_changes_after_it_was_verified_is_refused(store: Store, contents: Contents, tmp_path: Path) -> None:

@@ -80,33 +80,6 @@ def test_uv_installs_a_lock(store: Store, contents: Contents, serve: Serve, lock
     assert any(path.endswith(".metadata") for path in site.paths)
 
 
-def test_uv_resolves_by_metadata_alone(store: Store, contents: Contents, serve: Serve, tmp_path: Path) -> None:
-    """PEP 658: what alpha needs is known from its .metadata, and no wheel is moved."""
-    versions.publish(store, contents, keep=2)
-    site = serve()
-    (tmp_path / "in.txt").write_text("alpha\n")
-    command = [uv.find_uv_bin(), "pip", "compile", "--no-cache", "--quiet", "--generate-hashes", "--python", "3.11"]
-    _run(
-        [*command, "--default-index", f"{site.url}/simple", str(tmp_path / "in.txt"), "-o", str(tmp_path / "out")],
-        tmp_path,
-    )
-    pinned = (tmp_path / "out").read_text()
-    assert all(f"sha256:{wheel.sha256}" in pinned for wheel in contents.wheels[:2])
-    assert [path for path in site.paths if path.endswith(".whl")] == []
-
-
-def test_wrong_bytes_in_the_tree_are_refused_by_the_clients(
-    store: Store, contents: Contents, serve: Serve, lock: Path, tmp_path: Path
-) -> None:
-    versions.publish(store, contents, keep=2)
-    path = store.path(contents.wheels[1].sha256)
-    path.chmod(0o644)
-    path.write_bytes(path.read_bytes().replace(b"VERSION = '1", b"VERSION = '2"))
-    pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--require-hashes", "--no-deps", "-r", str(lock)]
-    with pytest.raises(AssertionError, match="DO NOT MATCH THE HASHES"):
-        _run([*pip, "--index-url", f"{serve().url}/simple", "--target", str(tmp_path / "to")], tmp_path)
-
-
 def test_pages_say_the_same_in_html_and_in_json(contents: Contents) -> None:
     pages = tree_files.tree_files(contents).pages
     document = json.loads(pages["simple/alpha/index.json"])
@@ -142,27 +115,6 @@ def test_our_own_client_fetches_a_model_from_the_tree(
     hub_download.fetch_revision(expected, [site.url], tmp_path / "hub", TransferOptions(client), lambda _: None)
     snapshot = tmp_path / "hub/models--owner--tiny/snapshots" / model.revision
     assert (snapshot / "config.json").read_bytes() == b'{"model_type": "t"}\n'
-
-
-HUB = """
-import pathlib, sys
-from huggingface_hub import HfApi, hf_hub_download, snapshot_download
-print(pathlib.Path(snapshot_download("owner/tiny")).name)
-print(hf_hub_download("owner/tiny", "sub/model.bin", revision=sys.argv[1]).rpartition("/")[2])
-print(HfApi().model_info("owner/tiny").sha, HfApi().verify_repo_checksums("owner/tiny").mismatches)
-"""
-
-
-@pytest.mark.tools
-def test_huggingface_hub_downloads_a_model_from_the_tree_and_finds_its_hashes_right(
-    store: Store, contents: Contents, model: hub_revision.Revision, serve: Serve, hub_python: Path, tmp_path: Path
-) -> None:
-    versions.publish(store, contents, keep=2)
-    own = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "HF_ENDPOINT": serve("hf").url, "HF_HUB_DISABLE_XET": "1"}
-    command = [str(hub_python), "-c", HUB, model.revision]
-    completed = subprocess.run(command, env={**own, **CUT}, capture_output=True, text=True, check=False)
-    assert completed.returncode == 0, completed.stderr
-    assert completed.stdout.splitlines() == [model.revision, "model.bin", f"{model.revision} []"]
 
 
 CONF = """

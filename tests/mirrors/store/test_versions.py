@@ -92,15 +92,6 @@ def test_so_many_are_kept_and_the_one_that_was_served(store: Store, contents: Co
     assert versions.numbers(store) == [3, 5]
 
 
-def test_a_half_version_of_a_killed_publisher_is_taken_away(store: Store, contents: Contents) -> None:
-    left = store.root / "versions/.1.new"
-    left.mkdir(parents=True)
-    (left / "half").touch()
-    assert versions.publish(store, contents, keep=2) == (1, True)
-    assert [path.name for path in (store.root / "versions").iterdir()] == ["1"]
-    assert not (store.root / "versions/1/half").exists()
-
-
 def test_a_version_that_cannot_be_finished_gives_its_room_back(
     store: Store, contents: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
