@@ -28,7 +28,7 @@ from envcheck.matrix.file.canonical import dump
 from envcheck.matrix.file.lint import lint
 from envcheck.matrix.file.load import load, loads
 from envcheck.mirrors.hub.api import hub_client
-from envcheck.mirrors.index.simple_api import parse_file_name
+from envcheck.mirrors.index import parse_file_name
 from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.mirrors.profiles.model import Profile
 

@@ -13,8 +13,7 @@ from packaging.version import InvalidVersion, Version
 from wheel_metadata import read_requirements
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.index.locate import read_project, unavailable
-from envcheck.mirrors.index.simple_api import IndexFile, parse_file_name
+from envcheck.mirrors.index import IndexFile, parse_file_name, read_project, unavailable
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.profiles.model import Profile

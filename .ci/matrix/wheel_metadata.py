@@ -7,7 +7,7 @@ import re
 import zipfile
 from typing import Any, Final
 
-from envcheck.mirrors.index.simple_api import IndexFile
+from envcheck.mirrors.index import IndexFile
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError
 

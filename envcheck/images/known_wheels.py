@@ -19,7 +19,7 @@ from packaging.version import Version
 
 from envcheck.images.lockfile import Lock, Pin
 from envcheck.matrix.facts.model import Cell, HostArch, TorchRelease
-from envcheck.mirrors.index.locate import LockedPackage, locate
+from envcheck.mirrors.index import LockedPackage, locate
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.profiles.model import Index, Profile, network_indexes
 

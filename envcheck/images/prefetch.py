@@ -15,7 +15,7 @@ from envcheck.errors import UnavailableError
 from envcheck.images.known_wheels import indexes_by_family, local_wheels, named, wanted_packages
 from envcheck.images.lockfile import Lock, Pin
 from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedFile
-from envcheck.mirrors.index.locate import LocatedFile, locate
+from envcheck.mirrors.index import LocatedFile, locate
 from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.store.objects import Store

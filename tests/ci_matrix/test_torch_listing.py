@@ -10,7 +10,7 @@ from torch_listing import parse_wheels, read_torch_wheels, variant_of
 from wheel_metadata import read_requirements
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.index.simple_api import IndexFile, parse_page
+from envcheck.mirrors.index import IndexFile, parse_page
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.profiles.model import Index, Profile
 from tests.http_server import Answer, Request, Server, Servers, ranged

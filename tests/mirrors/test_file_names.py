@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.index.locate import LockedPackage, match_files
-from envcheck.mirrors.index.simple_api import IndexFile, parse_file_name
+from envcheck.mirrors.index import IndexFile, LockedPackage, match_files, parse_file_name
 from tests.tables import each
 
 A = "a" * 64

@@ -12,8 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.index.locate import LocatedFile, LockedPackage, Page, locate, match_files
-from envcheck.mirrors.index.simple_api import IndexFile, page_url, parse_page
+from envcheck.mirrors.index import (
+    IndexFile,
+    LocatedFile,
+    LockedPackage,
+    Page,
+    locate,
+    match_files,
+    page_url,
+    parse_page,
+)
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.profiles.model import Index

@@ -35,7 +35,7 @@ from envcheck.images.spec import ImageSpec
 from envcheck.matrix.facts.lookup import Facts
 from envcheck.matrix.file.load import load
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
-from envcheck.mirrors.index.simple_api import parse_file_name
+from envcheck.mirrors.index import parse_file_name
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile
 from envcheck.mirrors.store.objects import Store
 

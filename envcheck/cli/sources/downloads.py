@@ -24,7 +24,7 @@ from envcheck.mirrors.fetch.request import WantedFile
 from envcheck.mirrors.hub.api import hub_client, trusted_endpoint
 from envcheck.mirrors.hub.download import read_revision
 from envcheck.mirrors.hub.revision import SCHEMA, Reference, Revision, parse_lock, parse_reference
-from envcheck.mirrors.index.locate import LockedPackage, locate
+from envcheck.mirrors.index import LockedPackage, locate
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.urls import split_sha256
 from envcheck.mirrors.probe import choose

@@ -35,7 +35,7 @@ from envcheck.images.spec import ImageSpec, load_spec, no_lock, select
 from envcheck.matrix.file.load import load
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.index.locate import LockedPackage, fits
+from envcheck.mirrors.index import LockedPackage, fits
 from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.store import bundle, manifest, versions

@@ -31,7 +31,7 @@ from envcheck.images.source_builds.recipe import ExtensionBuild, KeptWheel
 from envcheck.images.tags import REPOSITORY
 from envcheck.matrix.facts.lookup import Facts, sass_runs
 from envcheck.mirrors.fetch.request import TransferOptions
-from envcheck.mirrors.index.simple_api import parse_file_name
+from envcheck.mirrors.index import parse_file_name
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.store.objects import Store
 

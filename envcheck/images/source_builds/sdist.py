@@ -21,8 +21,7 @@ from envcheck.images.lockfile import Lock, Pin, format_lock, parse_lock
 from envcheck.images.source_builds.recipe import Sdist
 from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
-from envcheck.mirrors.index.locate import LockedPackage, local_files, locate, read_project
-from envcheck.mirrors.index.simple_api import IndexFile, parse_file_name
+from envcheck.mirrors.index import IndexFile, LockedPackage, local_files, locate, parse_file_name, read_project
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.profiles.model import Index, Profile
 from envcheck.mirrors.store.objects import Store

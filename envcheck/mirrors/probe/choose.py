@@ -13,7 +13,7 @@ from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors.hub import api as hub_api
 from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.index.locate import PYPI, LockedPackage, network_sources
+from envcheck.mirrors.index import PYPI, LockedPackage, network_sources
 from envcheck.mirrors.probe.measure import HUB, Budget, Mirror, endpoints, probe_hub, probe_packages
 from envcheck.mirrors.probe.ranking import MirrorMeasurement, RankedMirror, rank
 from envcheck.mirrors.profiles import model

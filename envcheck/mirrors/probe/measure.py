@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from envcheck.errors import UnavailableError
+from envcheck.mirrors import index as simple_api
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.hub.api import default_endpoint
-from envcheck.mirrors.index import simple_api
-from envcheck.mirrors.index.locate import (
+from envcheck.mirrors.index import (
     CLIENT_PROFILES,
     PYPI,
     LocatedFile,

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.mirrors.index import simple_api
-from envcheck.mirrors.index.locate import python_index, pytorch_index
+from envcheck.mirrors import index as simple_api
+from envcheck.mirrors.index import python_index, pytorch_index
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.net.urls import host_of

@@ -17,7 +17,7 @@ from packaging.utils import parse_wheel_filename
 
 from envcheck.errors import ConfigError, PromiseError
 from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.index.simple_api import NAME_MAX, parse_file_name
+from envcheck.mirrors.index import NAME_MAX, parse_file_name
 from envcheck.mirrors.store.objects import Store
 
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")

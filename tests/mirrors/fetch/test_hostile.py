@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from envcheck.errors import EnvcheckError
+from envcheck.mirrors import index as simple_api
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
 from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.index import simple_api
-from envcheck.mirrors.index.locate import LockedPackage, match_files
+from envcheck.mirrors.index import LockedPackage, match_files
 from envcheck.mirrors.net import connections, responses
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.mirrors.index.locate import LockedPackage
+from envcheck.mirrors.index import LockedPackage
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.probe.measure import Mirror
 from envcheck.mirrors.profiles.model import Index, Profile

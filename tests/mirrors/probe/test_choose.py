@@ -16,7 +16,7 @@ import pytest
 from envcheck.errors import UnavailableError
 from envcheck.mirrors.hub import api as hub_api
 from envcheck.mirrors.hub.revision import HubFile, Revision
-from envcheck.mirrors.index.locate import LockedPackage
+from envcheck.mirrors.index import LockedPackage
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.probe.choose import choose_for_locks, choose_for_model, default_mirrors, hub_target
 from envcheck.mirrors.probe.measure import Budget, Mirror

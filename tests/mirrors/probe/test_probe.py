@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from envcheck.mirrors.index.locate import LockedPackage, network_sources, python_index
+from envcheck.mirrors.index import LockedPackage, network_sources, python_index
 from envcheck.mirrors.probe.measure import Budget, Mirror, is_origin, own_hosts, probe_packages
 from envcheck.mirrors.probe.ranking import RankedMirror, rank
 from envcheck.mirrors.profiles.model import HuggingFace, Index, Profile

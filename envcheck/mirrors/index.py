@@ -1,32 +1,184 @@
-"""Find the indexes of a profile, with the URLs of the clients' own defaults, and the files there that a lock names."""
+"""Python indexes: read a project's page (PEP 691 JSON, PEP 503 HTML, a flat page of links), and find a lock's files.
+
+Pages, and the names on them, are not trusted: a name could cost time or memory.
+"""
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import dataclasses
 import functools
 import itertools
+import math
 import platform
 import re
 import subprocess
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from html.parser import HTMLParser
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
+from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
+import msgspec
 import uv
 from packaging.tags import Tag
-from packaging.utils import canonicalize_name
+from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
 from packaging.version import Version
 
 from envcheck.errors import NotFoundError, UnavailableError
 from envcheck.mirrors.fetch.request import NoSourceError, try_sources
-from envcheck.mirrors.index import simple_api
-from envcheck.mirrors.index.simple_api import parse_file_name
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError, is_missing
 from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.net.waits import map_in_threads
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, network_indexes
+
+ACCEPT: Final = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.5, text/html;q=0.3"
+# torch's own page on its largest index has 1 MB; a flat page of all its wheels several.
+_LARGEST: Final = 64 << 20
+_PETABYTE: Final = 10**15
+# The largest known pages list some 15 000 files. Characters.
+_MOST: Final = 50_000
+_LONGEST_TAG: Final = 1 << 16
+_FED: Final = 1 << 16
+_SHA256: Final = re.compile(r"sha256=([0-9a-f]{64})")
+# Bytes of a file's name (linux/limits.h).
+NAME_MAX: Final = 255
+# A wheel's name encodes a set of tags: `py2.py3-none-any` is two. A name of 250 bytes could encode 64 000.
+_MOST_TAGS: Final = 200
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class IndexFile:
+    """One file that a page lists. `sha256`, `size` (bytes) and `uploaded` are None if the page does not have them.
+
+    `yanked` files were withdrawn by their project.
+    """
+
+    name: str
+    url: str
+    sha256: str | None = None
+    size: int | None = None
+    uploaded: str | None = None
+    yanked: bool = False
+
+
+def page_url(index: Index, project: str, variant: str = "") -> str:
+    """Return the URL of the page that lists a project's files; replaces `{variant}` in the index's URL."""
+    url = index.url.replace("{variant}", variant).rstrip("/")
+    return f"{url}/{project}/" if index.kind == "simple" else index.url.replace("{variant}", variant)
+
+
+def read_page(client: Client, url: str) -> list[IndexFile]:
+    """Return the files that a page lists. Raise StatusError if there is no page, NetworkError if it cannot be read."""
+    with client.get(url, {"Accept": ACCEPT}) as answer:
+        answer.demand_ok(f" to {urlsplit(url).path}")
+        kind = answer.headers.get("Content-Type", "")
+        if "json" in kind:
+            return _parse_json(answer.text(_LARGEST), answer.url)
+        return _parse_html(answer.page(_LARGEST), answer.url)
+
+
+def parse_page(body: bytes, kind: str, url: str) -> list[IndexFile]:
+    """Return the files of a page at `url` with absolute URLs; `kind` is its content type.
+
+    Raises NetworkError if it is not valid.
+    """
+    return _parse_json(body, url) if "json" in kind else _parse_html([body], url)
+
+
+def _parse_html(chunks: Iterable[bytes], url: str) -> list[IndexFile]:
+    """Return the links of a page, parsed while it arrives. Keeps neither its text nor more than _MOST links."""
+    reader, decoder = _Links(url), codecs.getincrementaldecoder("utf-8")("replace")
+    for chunk in chunks:
+        for at in range(0, len(chunk), _FED):
+            _feed(reader, decoder.decode(chunk[at : at + _FED]))
+            if len(reader.rawdata) > _LONGEST_TAG:
+                message = f"its page has a tag of more than {_LONGEST_TAG} characters"
+                raise NetworkError(message)
+    return reader.files
+
+
+def _feed(reader: HTMLParser, text: str) -> None:
+    """Feed Python's parser. It raises these errors for a bad `<![` and for a character reference with many digits."""
+    try:
+        reader.feed(text)
+    except (AssertionError, ValueError) as error:
+        message = "its page is not valid HTML"
+        raise NetworkError(message) from error
+
+
+def _too_many_error() -> NetworkError:
+    return NetworkError(f"its page lists more than {_MOST} files")
+
+
+def _parse_json(body: bytes, url: str) -> list[IndexFile]:
+    if body.count(b'"filename"') > _MOST:
+        raise _too_many_error()
+    try:
+        page = msgspec.json.decode(body)
+        return [_parse_entry(entry, url) for entry in page["files"]]
+    except (msgspec.DecodeError, RecursionError, KeyError, TypeError, AttributeError, ValueError) as error:
+        message = "its page is not PEP 691 JSON"
+        raise NetworkError(message) from error
+
+
+def _parse_entry(entry: Mapping[str, Any], url: str) -> IndexFile:
+    size, digest = entry.get("size"), entry.get("hashes", {}).get("sha256")
+    uploaded = entry.get("upload-time")
+    return IndexFile(
+        name=str(entry["filename"]),
+        url=urljoin(url, str(entry["url"])),
+        sha256=digest if isinstance(digest, str) else None,
+        size=size if isinstance(size, int) and not isinstance(size, bool) and 0 <= size < _PETABYTE else None,
+        uploaded=uploaded if isinstance(uploaded, str) else None,
+        yanked=entry.get("yanked", False) is not False,
+    )
+
+
+class _Links(HTMLParser):
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self._base = url
+        self.files: list[IndexFile] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = dict(attrs)
+        href = attributes.get("href")
+        if href is None:
+            return
+        with contextlib.suppress(ValueError):  # a link that is no URL
+            self._link(tag, href, yanked="data-yanked" in attributes)
+
+    def _link(self, tag: str, href: str, *, yanked: bool) -> None:
+        if tag == "base":
+            self._base = urljoin(self._base, href)
+        elif tag == "a":
+            target, fragment = urldefrag(urljoin(self._base, href))
+            digest = _SHA256.search(fragment)
+            name = unquote(urlsplit(target).path.rpartition("/")[2])
+            if len(self.files) >= _MOST:
+                raise _too_many_error()
+            if name:
+                self.files.append(IndexFile(name, target, digest[1] if digest else None, yanked=yanked))
+
+
+def parse_file_name(name: str) -> tuple[str, Version, frozenset[Tag]]:
+    """Return project, version and, for a wheel, the tags. Raises ValueError if it is not the name of either."""
+    if len(name.encode("utf-8", "replace")) > NAME_MAX:
+        message = f"a name of more than {NAME_MAX} bytes"
+        raise ValueError(message)
+    if not name.endswith(".whl"):
+        project, version = parse_sdist_filename(name)
+        return project, version, frozenset()
+    if math.prod(part.count(".") + 1 for part in name.removesuffix(".whl").split("-")[-3:]) > _MOST_TAGS:
+        message = f"a name that stands for more than {_MOST_TAGS} tags"
+        raise ValueError(message)
+    project, version, _, tags = parse_wheel_filename(name)
+    return project, version, tags
+
 
 PYPI: Final = "pypi"
 # Profiles that mean the clients' defaults. Any other profile without an index has none.
@@ -85,7 +237,7 @@ def network_sources(profile: Profile, part: str) -> list[Index]:
 
 _AT_ONCE: Final = 8
 
-Page: TypeAlias = list[simple_api.IndexFile] | NetworkError
+Page: TypeAlias = list[IndexFile] | NetworkError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +300,7 @@ def match_files(
     A file without a hash matches if another page lists its name with the hash; if no page lists hashes, if it is the
     only file that fits. `hosts` names the host of each page for the error. Raises UnavailableError if no page has it.
     """
-    listed: list[simple_api.IndexFile] = []
+    listed: list[IndexFile] = []
     reasons, unread = [], False
     for page, host in itertools.zip_longest(pages, hosts):
         prefix = f"{host}: " if host else ""
@@ -174,7 +326,7 @@ def match_files(
     return [_located_file(digest, name, listed, local) for digest, name in names.items()]
 
 
-def _located_file(digest: str, name: str, listed: Sequence[simple_api.IndexFile], local: Sequence[Path]) -> LocatedFile:
+def _located_file(digest: str, name: str, listed: Sequence[IndexFile], local: Sequence[Path]) -> LocatedFile:
     same = [file for file in listed if file.sha256 == digest or (file.sha256 is None and file.name == name)]
     size = next((file.size for file in same if file.size is not None), None)
     urls = tuple(dict.fromkeys(file.url for file in same))
@@ -216,7 +368,7 @@ def _parse_name(name: str) -> tuple[str, Version | None, frozenset[Tag]]:
 def _page_urls(package: LockedPackage, indexes: Mapping[str, Sequence[Index]]) -> list[str]:
     family, _, variant = package.index.partition("/")
     remote = [index for index in indexes.get(family, ()) if index.local is None]
-    return [simple_api.page_url(with_default_url(index, family), package.project, variant) for index in remote]
+    return [page_url(with_default_url(index, family), package.project, variant) for index in remote]
 
 
 def local_files(package: LockedPackage, indexes: Mapping[str, Sequence[Index]]) -> list[Path]:
@@ -244,7 +396,7 @@ def _read_pages(requests: Sequence[tuple[LockedPackage, str]], client: Client) -
         if not isinstance(page, NetworkError) or not page.retry or package in listed:
             return page
         try:
-            return try_sources([url], lambda at: simple_api.read_page(client, at), stop)[0]
+            return try_sources([url], lambda at: read_page(client, at), stop)[0]
         except NoSourceError as error:
             return error.reasons[url]
 
@@ -260,7 +412,7 @@ def _read_pages(requests: Sequence[tuple[LockedPackage, str]], client: Client) -
 
 def _read(client: Client, url: str) -> Page:
     try:
-        return simple_api.read_page(client, url)
+        return read_page(client, url)
     except NetworkError as error:
         return error
 
@@ -271,7 +423,7 @@ def _lists_package(page: Page, package: LockedPackage) -> bool:
 
 def read_project(
     client: Client, indexes: Sequence[Index], profile: Profile, family: str, variant: str, project: str
-) -> list[simple_api.IndexFile] | None:
+) -> list[IndexFile] | None:
     """Return the first page of a project that an index has, None if all answer that they have none."""
     remote = network_indexes(list(indexes), closed=profile.closed)
     if not remote:
@@ -279,9 +431,9 @@ def read_project(
         raise UnavailableError(message, fix="choose a mirror that has one (--mirror)")
     failed: UnavailableError | None = None
     for index in remote:
-        url = simple_api.page_url(with_default_url(index, family), project, variant)
+        url = page_url(with_default_url(index, family), project, variant)
         try:
-            return simple_api.read_page(client, url)
+            return read_page(client, url)
         except NetworkError as error:
             failed = failed if is_missing(error) else unavailable(url, str(error))
     if failed is not None:

@@ -1,1 +1,0 @@
-"""Package indexes: the simple API, and where a locked file is."""
