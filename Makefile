@@ -3,9 +3,8 @@
 # make test      what a change can break, with one real torch, engine, registry and nginx (sets itself up)
 # make test-all  all tests: also breakages, Slurm, Kubernetes, podman, keyless, S3, hostile servers (sets itself up)
 # make gpu       meet this machine's GPU: no network, no engine, python3 with torch (PYTHON=, OUT=, SECONDS=)
-# make test-kubernetes   the rendered manifests on an API server that is built once out of Debian's source (half an hour)
 .DEFAULT_GOAL := help
-.PHONY: help setup tool demo engine test test-all test-kubernetes gpu ci lint workflows format types contracts drift docs weight checks faults bench dev-lock clean
+.PHONY: help setup tool demo engine test test-all gpu ci lint workflows format types contracts drift docs weight checks faults bench dev-lock clean
 .PHONY: jobs image stage staged gate key promote publish validate refresh dist tool-keyless
 
 BIN := .venv/bin
@@ -36,10 +35,6 @@ test: setup
 
 test-all: setup
 	@.ci/test all
-
-test-kubernetes: setup
-	@$(BIN)/python -m tests.e2e.kubernetes_tools .envcheck/kubernetes
-	@ENVCHECK_TEST_KUBERNETES=$$PWD/.envcheck/kubernetes $(BIN)/pytest -q tests/e2e/test_kubernetes.py
 
 # No set-up: what envcheck needs beside torch is where PYTHONPATH says.
 PYTHON ?= python3

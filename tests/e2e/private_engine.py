@@ -170,16 +170,8 @@ def unpacked() -> Path:
         raise CannotStartError(message)
     if shutil.which("mmdebstrap") is None:
         _run("apt-get", "-qq", "update")
-        _run(
-            "apt-get",
-            "-qq",
-            "-o",
-            "DPkg::Lock::Timeout=120",
-            "install",
-            "--yes",
-            "--no-install-recommends",
-            "mmdebstrap",
-        )
+        wait = ("-o", "DPkg::Lock::Timeout=120")
+        _run("apt-get", "-qq", *wait, "install", "--yes", "--no-install-recommends", "mmdebstrap")
     root = CACHE / "root-with-compose"  # another name whenever PACKAGES change
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "unpack.lock").open("w") as lock:  # another process of the tests may be unpacking them
@@ -217,11 +209,6 @@ def download(into: Path, suite: str, packages: tuple[str, ...], *, expired: bool
     _run("apt-get", "-qq", "download", *(p for p in packages if p in known), env=apt, cwd=into)
 
 
-def download_source(into: Path, suite: str, package: str) -> None:
-    """Fetch a source package of a suite, unpacked by nobody."""
-    _run("apt-get", "-qq", "source", "--download-only", package, env=_private_apt(into, suite), cwd=into)
-
-
 def _private_apt(into: Path, suite: str, *, expired: bool = False) -> dict[str, str]:
     """Return the environment of an apt with lists of its own, which are read."""
     for part in ("lists/partial", "cache/archives/partial", "etc/apt.conf.d", "etc/preferences.d", "etc/trusted.gpg.d"):
@@ -249,10 +236,7 @@ def _sources(suite: str) -> str:
     expected = {codename, f"{codename}-updates"} if suite == codename else {codename}
     rows = (line.split() for line in listed.splitlines())
     lines = {
-        f"{kind} {uri} {release.replace(codename, suite)} {part}\n"
-        for uri, release, part in rows
-        if release in expected
-        for kind in ("deb", "deb-src")
+        f"deb {uri} {release.replace(codename, suite)} {part}\n" for uri, release, part in rows if release in expected
     }
     if not lines:
         message = f"this machine's apt sources do not name {codename}"

@@ -10,8 +10,9 @@ import pytest
 
 from envcheck.cli import main
 from tests.e2e.canaries import Canaries
+from tests.tables import each
 
-CANARIES = Canaries("canary5f1c09e7d2ab")  # the same in every worker: tests are named by it
+CANARIES = Canaries("canary5f1c09e7d2ab")
 SECRET = CANARIES["secret"]
 Said = Callable[..., tuple[int, str]]
 CLIENTS = (
@@ -69,7 +70,7 @@ def refused(answer: tuple[int, str]) -> None:
     assert text.startswith("envcheck: ")
 
 
-@pytest.mark.parametrize("url", URLS)
+@each("url", URLS)
 def test_a_url_with_a_secret(canary_outputs: Said, tmp_path: Path, url: str) -> None:
     for words in (
         ("mirror", "show", url),
@@ -93,8 +94,8 @@ def test_a_url_with_a_secret(canary_outputs: Said, tmp_path: Path, url: str) -> 
     assert CANARIES.below(tmp_path) == {}
 
 
-@pytest.mark.parametrize("url", URLS)
-@pytest.mark.parametrize(
+@each("url", URLS)
+@each(
     "profile",
     [
         "pypi: [{url: URL}]",
@@ -116,7 +117,7 @@ def test_a_profile_with_a_secret_in_a_url(canary_outputs: Said, tmp_path: Path, 
     refused(canary_outputs("mirror", "show", "site.yaml", "--json"))
 
 
-@pytest.mark.parametrize(
+@each(
     "profile",
     [
         f"hf: {{token: {SECRET}}}",
@@ -144,7 +145,7 @@ def test_a_profile_with_a_secret_elsewhere(canary_outputs: Said, tmp_path: Path,
     refused(canary_outputs("mirror", "show", "site.yaml", "--json"))
 
 
-@pytest.mark.parametrize("url", URLS)
+@each("url", URLS)
 def test_this_machines_settings_with_a_secret(canary_outputs: Said, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     for name in CLIENTS:
         if " " in url and name != "HF_ENDPOINT":
@@ -176,7 +177,7 @@ def test_this_machines_files_with_a_secret(
         refused(canary_outputs("mirror", "show", "host", "--json"))
 
 
-@pytest.mark.parametrize(
+@each(
     "text", [f"machine h login me password two {SECRET}\n", f"{SECRET}\n", f"machine h {SECRET}\n", f"macdef {SECRET}"]
 )
 def test_a_netrc_that_is_none(canary_outputs: Said, tmp_path: Path, text: str) -> None:
