@@ -212,11 +212,7 @@ def this_boot(environ: Mapping[str, str] = os.environ, driver: Path = _DRIVER) -
     with contextlib.suppress(OSError):
         gpus = len(list((driver / "gpus").iterdir()))
     return Boot(
-        node=name,
-        boot=boot_id(),
-        driver=version or "",
-        gpus=gpus or 0,
-        uptime=time.clock_gettime(time.CLOCK_BOOTTIME),
+        node=name, boot=boot_id(), driver=version or "", gpus=gpus or 0, uptime=time.clock_gettime(time.CLOCK_BOOTTIME)
     )
 
 

@@ -264,11 +264,7 @@ def _verdict(
     code = 1 if counts["fail"] or left_out else 3 if undetermined or not counts["pass"] else 0
     status: FleetStatus = "fail" if code == 1 else "error" if code else "pass"
     return FleetVerdict(
-        status=status,
-        exit_code=code,
-        good=fold(good),
-        blame=blame,
-        sentence=_sentence(counts, len(left_out), status),
+        status=status, exit_code=code, good=fold(good), blame=blame, sentence=_sentence(counts, len(left_out), status)
     )
 
 

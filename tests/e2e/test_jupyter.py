@@ -160,11 +160,7 @@ def test_ssh_takes_the_key_and_a_session_has_the_containers_environment(served: 
 
 @pytest.mark.parametrize(
     ("options", "user", "key"),
-    [
-        (("-o", "PubkeyAuthentication=no"), "envcheck", "key"),
-        ((), "envcheck", "other"),
-        ((), "root", "key"),
-    ],
+    [(("-o", "PubkeyAuthentication=no"), "envcheck", "key"), ((), "envcheck", "other"), ((), "root", "key")],
     ids=["no key", "another key", "root"],
 )
 def test_ssh_takes_no_password_no_stranger_and_no_root(

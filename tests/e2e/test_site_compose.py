@@ -24,14 +24,7 @@ import pytest
 
 from tests.e2e.conftest import Image, Machine
 from tests.mirrors.site.test_registry import CONFIG, digest, push
-from tests.mirrors.site.upstreams import (
-    answers,
-    free_port,
-    free_ports,
-    get,
-    page,
-    upstream,
-)
+from tests.mirrors.site.upstreams import answers, free_port, free_ports, get, page, upstream
 from tests.waiting import PATIENCE, eventually
 from tests.wheels import wheel
 

@@ -265,10 +265,5 @@ def _formed(begun: FormedGroup) -> OutcomeRow:
 
 def _not_formed(error: NotFormedError) -> OutcomeRow:
     return OutcomeRow(
-        id=FORMED,
-        kind="env",
-        status="error",
-        summary=error.message,
-        remedy=error.fix or "",
-        code="group.not-formed",
+        id=FORMED, kind="env", status="error", summary=error.message, remedy=error.fix or "", code="group.not-formed"
     )

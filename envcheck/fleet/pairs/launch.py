@@ -259,11 +259,7 @@ RunTest = Callable[[GroupTest, threading.Event], GroupResult]
 
 
 def run_tests(
-    fleet: Fleet,
-    state: PairsState,
-    path: Path,
-    run: RunTest,
-    say: Callable[[int, GroupTest, GroupResult], None],
+    fleet: Fleet, state: PairsState, path: Path, run: RunTest, say: Callable[[int, GroupTest, GroupResult], None]
 ) -> Diagnosis:
     """Run the tests that have no result yet; each result is kept before the next one counts."""
     session.write(path, state)

@@ -54,8 +54,7 @@ def started_with(mark: str) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "why"),
-    [(signal.SIGKILL, -9, "its envcheck ended"), (signal.SIGTERM, 143, "it was interrupted")],
+    ("number", "code", "why"), [(signal.SIGKILL, -9, "its envcheck ended"), (signal.SIGTERM, 143, "it was interrupted")]
 )
 def test_a_killed_member_leaves_no_process_and_is_named(
     tmp_path: Path, python: Path, number: signal.Signals, code: int, why: str
