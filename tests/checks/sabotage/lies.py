@@ -127,12 +127,6 @@ def bandwidth_elsewhere(_torch: Any, check: Any) -> None:
 
 
 @lie("collective_bandwidth", rank=1)
-def bandwidth_without_time(_torch: Any, check: Any) -> None:
-    # One size took no number of seconds on rank 1.
-    after(check, "measure", lambda measured: measured["curves"]["send/recv"][0].update(seconds=math.nan))
-
-
-@lie("collective_bandwidth", rank=1)
 def broadcast_flips_a_bit(torch: Any, _check: Any) -> None:
     # One bit of one element of a broadcast flips on its way to rank 1.
     def flip(tensor: Any) -> None:
@@ -180,19 +174,6 @@ def corrupts_always(torch: Any, _check: Any) -> None:
 
     def flip(product: Any) -> None:
         product.view(torch.int32)[7, 9] ^= 1
-
-    after(torch.Tensor, "__matmul__", flip)
-
-
-@lie("fingerprint", rank=1)
-def corrupts_silently(torch: Any, _check: Any) -> None:
-    # One bit of one product flips in one of rank 1's repeats.
-    made = []
-
-    def flip(product: Any) -> None:
-        made.append(1)
-        if len(made) == 3:
-            product.view(torch.int32)[7, 9] ^= 1
 
     after(torch.Tensor, "__matmul__", flip)
 
@@ -553,58 +534,3 @@ def trainer_forgets_its_optimizer(_torch: Any, check: Any) -> None:
         setattr(library.Trainer, "_load_optimizer_and_scheduler", lambda _trainer, _checkpoint: None)  # noqa: B010 (private)
 
     trainer_library(check, forget)
-
-
-@lie("trainer")
-def trainer_forgets_its_weights(_torch: Any, check: Any) -> None:
-    # A resume that goes on with whatever weights the model has.
-    def forget(library: Any, _check: Any) -> None:
-        setattr(library.Trainer, "_load_from_checkpoint", lambda *_given, **_options: None)  # noqa: B010 (private)
-
-    trainer_library(check, forget)
-
-
-@lie("trainer")
-def trainer_learns_nothing(torch: Any, check: Any) -> None:
-    # Gradients that are gone before the optimizer sees them.
-    def lose(_library: Any, _check: Any) -> None:
-        def clip(_accelerator: Any, parameters: Any, *_given: Any, **_options: Any) -> Any:
-            for parameter in parameters:
-                parameter.grad.zero_()
-            return torch.zeros(())
-
-        importlib.import_module("accelerate").Accelerator.clip_grad_norm_ = clip
-
-    trainer_library(check, lose)
-
-
-@lie("trainer")
-def trainer_logs_nothing(_torch: Any, check: Any) -> None:
-    # An event file without events.
-    def lose(_library: Any, _check: Any) -> None:
-        writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
-        writer.add_scalar = lambda *_given, **_options: None
-
-    trainer_library(check, lose)
-
-
-@lie("trainer")
-def trainer_loss_is_nan(_torch: Any, check: Any) -> None:
-    # A loss that is no number from the fifth step on.
-    calls = []
-
-    def spoil(loss: Any) -> Any:
-        calls.append(1)
-        return loss * math.nan if len(calls) > 4 else None
-
-    trainer_library(check, lambda library, _check: after(library.Trainer, "compute_loss", spoil))
-
-
-@lie("trainer")
-def trainer_starts_again(_torch: Any, check: Any) -> None:
-    # A resume that loads everything and begins at step 0.
-    def start_again(_library: Any, _check: Any) -> None:
-        state = importlib.import_module("transformers.trainer_callback").TrainerState
-        after(state, "load_from_json", lambda made: setattr(made, "global_step", 0))
-
-    trainer_library(check, start_again)
