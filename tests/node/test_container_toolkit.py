@@ -96,12 +96,3 @@ def test_dockers_settings(tmp_path: Path, text: str | None, value: object) -> No
     signal = read(containers.sources(tmp_path, PATH))["toolkit.docker"]
     assert signal.value == value
     assert (signal.reason is None) == (value is not None)
-
-
-def test_nothing_installed_is_nothing_found(tmp_path: Path) -> None:
-    signals = read(containers.sources(tmp_path, {}))
-    assert (signals["toolkit.tools"].value, signals["toolkit.engines"].value, signals["toolkit.cdi"].value) == (
-        {},
-        [],
-        [],
-    )

@@ -68,12 +68,6 @@ def test_a_guests_virtual_function_is_left_to_the_guest(tmp_path: Path) -> None:
     assert [p["device"] for p in buses.ports(tmp_path).value] == ["mlx5_0"]
 
 
-def test_a_rate_of_half_a_lane_and_one_that_is_none(tmp_path: Path) -> None:
-    port(tmp_path, "a", rate="2.5 Gb/sec (1X SDR)")
-    port(tmp_path, "b", rate="unknown")
-    assert [p["rate"] for p in buses.ports(tmp_path).value] == [2.5, None]
-
-
 def test_no_device_is_an_empty_list_and_no_sys_a_reason(tmp_path: Path) -> None:
     assert buses.ports(tmp_path).reason
     (tmp_path / "sys/class").mkdir(parents=True)

@@ -212,3 +212,9 @@ def test_only_a_wrong_checksum_is_a_corrupted_inforom(
 ) -> None:
     _, [gpu] = nvml.read(fake_nvml(refused))
     assert (gpu.signal("inforom").value, gpu.signal("inforom").why) == (value, why)
+
+
+def test_each_bit_has_its_word_and_an_unknown_one_is_kept() -> None:
+    assert clock_words(0x400 | 0x8) == ["hardware slowdown", "unknown 0x400"]
+    assert clock_words(0x4 | 0x80) == ["software power cap", "power brake"]
+    assert clock_words(0) == []

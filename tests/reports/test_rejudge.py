@@ -157,12 +157,6 @@ def test_what_an_older_report_does_not_hold_is_no_pass_and_is_told_as_that(past:
     assert rejudge(rejudged_report.report).report.outcomes[0].summary == outcome.summary
 
 
-def test_a_check_there_is_no_more_stays_and_is_named(past: Callable[..., RunReport]) -> None:
-    outcome_row = row("of-a-site", "fail", remedy="r")
-    rejudged_report = rejudge(past(outcome_row))
-    assert (rejudged_report.report.outcomes, rejudged_report.unknown) == ([outcome_row], ["of-a-site"])
-
-
 def test_a_gpu_that_had_to_be_there_has_to_be_there_again(past: Callable[..., RunReport]) -> None:
     none = {"python": "3.12.3", "torch": "2.8.0+cu128", "cuda": "12.8", "device_count": 0, "devices": []}
     shm = row("shm", "pass", ranks=[{"rank": 0, "total": 64 << 30, "free": 64 << 30}])
@@ -180,12 +174,6 @@ def test_a_lost_gpu_is_named_again_as_long_as_the_snapshot_has_it(past: Callable
         assert rejudged_report.report.verdict.exit_code == 3
     healed = rejudge(past(row("ecc", "pass"), row("lost-gpus", "error")))
     assert [(o.id, o.status) for o in healed.report.outcomes] == [("ecc", "pass")]
-
-
-def test_to_judge_twice_is_to_judge_once(past: Callable[..., RunReport]) -> None:
-    once = rejudge(past(*(row(f.id, "pass") for f in discover() if f.kind == "node"))).report
-    rejudged_report = rejudge(once)
-    assert (rejudged_report.report, list(rejudged_report.changed)) == (once, [])
 
 
 def test_every_node_check_of_an_edited_snapshot_is_judged(past: Callable[..., RunReport]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -103,15 +102,6 @@ def test_what_an_image_is_and_where_it_holds_a_credential_is_told_without_its_va
     assert ContainerTarget("i").facts.image == ImageFacts(runs_as="1000", program="", history=0, secrets=[])
 
 
-def test_every_digest_that_the_engine_states_is_in_the_report(started: dict[str, Any]) -> None:
-    started["layers"] = ["sha256:a", "sha256:b"]
-    started["digests"] = Digests("sha256:m", "sha256:c", "sha256:i", ("r.example/x@sha256:i",))
-    facts = ContainerTarget("i").facts.image
-    assert facts is not None
-    assert (facts.manifest_digest, facts.config_digest, facts.index_digest) == ("sha256:m", "sha256:c", "sha256:i")
-    assert (facts.repository_digests, facts.diff_ids) == (["r.example/x@sha256:i"], ["sha256:a", "sha256:b"])
-
-
 @pytest.mark.parametrize(
     ("pythons", "environ", "expected"),
     [
@@ -146,12 +136,3 @@ def test_a_container_ended_for_its_memory_is_told_apart() -> None:
     assert ContainerHandle(FakeContainer(137)).poll() == 137
     with pytest.raises(UnavailableError, match="out of memory"):
         ContainerHandle(FakeContainer(137, oom=True)).poll()
-
-
-def test_the_end_of_a_run_is_the_end_of_its_container() -> None:
-    running = FakeContainer(None)
-    handle = ContainerHandle(running)
-    assert handle.poll() is None
-    assert handle.log() == "last words"
-    handle.end([os.getpid()])
-    assert running.closed

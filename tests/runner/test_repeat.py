@@ -40,12 +40,6 @@ def test_one_round_that_is_no_pass_wins_over_all_that_are(worst: str) -> None:
     assert (combined.spread.rounds, combined.spread.told_in, combined.spread.statuses) == (4, 3, {"pass": 3, worst: 1})
 
 
-def test_the_spread_is_of_every_round_whatever_it_came_to() -> None:
-    spread = folded(row("pass", 4.0), row("fail", 1.0), row("pass", 9), row("pass", 5.0)).spread
-    assert spread is not None
-    assert (spread.smallest, spread.median, spread.largest, spread.values) == (1.0, 4.5, 9, [4.0, 1.0, 9, 5.0])
-
-
 def repeated(*digests: str) -> OutcomeRow:
     """Return the row of a fingerprint that passed, with each rank's digest."""
     ranks = [{"rank": r, "device": f"GPU-{r}", "digests": [d, d], "repeats": 2} for r, d in enumerate(digests)]

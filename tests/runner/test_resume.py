@@ -102,13 +102,6 @@ def test_after_kill_9_what_was_known_is_kept_and_only_the_rest_is_run(killed: Jo
     assert after.timing.taken > before.timing.taken
 
 
-def test_without_a_report_it_begins_at_the_beginning_and_says_so(job: Job) -> None:
-    job.go.touch()
-    done = job.run("--resume")
-    assert done.returncode == 0
-    assert "all checks run" in " ".join(done.stdout.split())
-
-
 def test_another_torch_than_then_is_refused_in_one_line_and_the_report_stays_as_it_was(killed: Job) -> None:
     before = load(killed.report)
     other = structs.replace(before, environment={**before.environment, "torch": "2.4.1+cu121"})

@@ -54,12 +54,6 @@ def test_the_order_of_rows_is_not_the_writers(extensions: Extensions) -> None:
     assert file.dump(msgspec.structs.replace(extensions, extensions=rows)) == file.dump(extensions)
 
 
-def test_the_second_load_comes_from_the_cache(monkeypatch: pytest.MonkeyPatch, extensions: Extensions) -> None:
-    assert file.load() == extensions
-    monkeypatch.setattr(file, "loads", lambda *_: pytest.fail("it was parsed again"))
-    assert file.load() == extensions
-
-
 @each(
     ("change", "to", "says"),
     [

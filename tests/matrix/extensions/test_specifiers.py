@@ -5,10 +5,9 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given, settings
 from packaging.specifiers import SpecifierSet
-from packaging.version import Version
 
 from envcheck.matrix.extensions.file import load
-from envcheck.matrix.extensions.fit import is_prerelease, meets, newest_first, satisfiable
+from envcheck.matrix.extensions.fit import meets, satisfiable
 from tests.tables import each
 
 FIELDS = st.lists(st.integers(0, 3), min_size=1, max_size=4).map(lambda fields: ".".join(map(str, fields)))
@@ -27,12 +26,6 @@ ODD = ["2.9.1+cu128", "1!2.0", "v2.0", "2.0-1"]
 @given(VERSIONS | st.sampled_from(ODD), SPECIFIERS)
 def test_a_version_meets_what_packaging_says_it_meets(version: str, specifier: str) -> None:
     assert meets(version, specifier) is SpecifierSet(specifier).contains(version, prereleases=True)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(VERSIONS | st.sampled_from(ODD), max_size=6))
-def test_versions_are_ordered_as_packaging_orders_them(versions: list[str]) -> None:
-    assert [*map(Version, newest_first(versions))] == sorted(map(Version, versions), reverse=True)
 
 
 def test_the_versions_and_requirements_of_the_facts_mean_what_packaging_says() -> None:
@@ -78,10 +71,3 @@ def test_requirements_that_a_version_meets_are_never_called_a_conflict(specifier
 )
 def test_what_excludes_each_other_is_found(specifiers: list[str], possible: bool) -> None:  # noqa: FBT001 (an expectation)
     assert satisfiable(frozenset(specifiers)) is possible
-
-
-def test_prereleases() -> None:
-    assert is_prerelease("4.0.0b36")
-    assert is_prerelease("4.6.0.dev0")
-    assert not is_prerelease("2.8.3.post1")
-    assert not is_prerelease("nothing")

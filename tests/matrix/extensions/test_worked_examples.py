@@ -41,38 +41,6 @@ def test_another_authors_wheels_are_chosen_only_where_they_are_allowed(ask_with:
     assert not any(each.verified for each in answer.extensions)
 
 
-def test_vllm_and_sglang_exclude_each_other(ask_with: AskWith) -> None:
-    answer = ask_with("vllm", "sglang", gpus=["H100"], driver="580.65.06")
-    assert (answer.cell, answer.verdict, answer.legal, answer.extensions) == (None, "pins-conflict", False, [])
-    assert "vllm 0.16.0 needs flashinfer-python==0.6.3" in answer.refused[0].reason
-    assert {offer.change.partition(":")[0] for offer in answer.alternatives} == {"an environment of its own"}
-    assert len(answer.alternatives) == 2
-
-
-def test_xformers_and_torchao_end_at_torch_2_10(ask_with: AskWith) -> None:
-    answer = ask_with("xformers", "torchao", gpus=["H100"], driver="580.65.06", every_cell=True)
-    assert (answer.cell or "").startswith("torch2.10.0-cu128-")
-    assert releases(answer) == ["xformers 0.0.35", "torchao 0.16.0"]
-    refused = {row.cell: {each.name: each.word for each in row.refused} for row in answer.refused_cells}
-    # From torch 2.11 on the two wheels of the Python index are of different CUDA majors. The PyTorch index has an
-    # xformers of the other major, which was never opened.
-    assert refused["torch2.11.0-cu130-py312"] == {"xformers": "not-known"}
-    assert refused["torch2.11.0-cu128-py312"] == {"torchao": "cuda-major"}
-
-
-def test_onnxruntime_lost_the_code_for_a_b200(ask_with: AskWith) -> None:
-    answer = ask_with("onnxruntime-gpu", "vllm", gpus=["B200"], driver="580.65.06")
-    assert releases(answer)[0] == "onnxruntime-gpu 1.28.0"
-    newest = ask_with("onnxruntime-gpu>=1.29", gpus=["B200"], driver="580.65.06")
-    assert (newest.cell, newest.verdict) == (None, "no-gpu-code")
-
-
-def test_faiss_gpu_cu12_has_no_code_for_an_h100(ask_with: AskWith) -> None:
-    answer = ask_with("faiss-gpu-cu12", gpus=["H100"])
-    assert (answer.cell, answer.verdict) == (None, "no-gpu-code")
-    assert answer.alternatives[0].change == "faiss-gpu instead of faiss-gpu-cu12: faiss-gpu 1.15.1"
-
-
 def test_what_has_no_wheel_is_built_and_says_with_what(ask_with: AskWith) -> None:
     answer = ask_with("flash-attn", gpus=["H100"], torch="2.14.1")
     (flash,) = answer.extensions
@@ -113,12 +81,3 @@ def test_a_dependency_that_cannot_run_refuses_what_needs_it(ask_with: AskWith) -
     answer = ask_with("sglang==0.5.23", variant="cu126", gpus=["H100"])
     assert (answer.cell, answer.verdict) == (None, "cuda-major")
     assert "needs sglang-kernel==0.4.10" in answer.refused[0].reason
-
-
-def test_a_specifier_leaves_out_newer_releases(ask_with: AskWith) -> None:
-    assert releases(ask_with("vllm<0.30", gpus=["H100"])) == ["vllm 0.27.1"]
-
-
-def test_a_release_that_is_not_on_record_is_not_known(ask_with: AskWith) -> None:
-    answer = ask_with("vllm>=9", gpus=["H100"])
-    assert (answer.cell, answer.verdict) == (None, "not-known")

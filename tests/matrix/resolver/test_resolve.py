@@ -88,20 +88,9 @@ def test_a_mixed_node_needs_what_runs_on_all_and_names_the_culprit(ask: Ask) -> 
     assert "cu126" in free.cell
 
 
-def test_a_mixed_node_names_the_gpu_that_rules_out_cuda_compat(ask: Ask) -> None:
-    resolution = ask(gpus=["H100", "RTX 4090"], driver="570.124.06", torch="2.13.0", variant="cu130")
-    assert resolution.verdict == "driver-too-old"
-    assert resolution.reasons[0].startswith("RTX 4090: ")
-
-
 def test_gpus_of_two_host_architectures_are_no_node(ask: Ask) -> None:
     with pytest.raises(ConfigError, match="different host architectures"):
         ask(gpus=["GB200", "H100"])
-
-
-def test_a_weak_default_is_not_relied_on_for_what_to_install(ask: Ask) -> None:
-    assert ask(torch="2.11.0", variant="cu130", arch="aarch64").index == ""
-    assert ask(torch="2.13.0", variant="cu130", arch="aarch64").index == "whl/cu130"
 
 
 def test_the_cpu_variant_runs_under_any_driver_and_none(ask: Ask) -> None:
@@ -129,10 +118,6 @@ def test_nearest_alternatives_per_axis(ask: Ask) -> None:
     resolution = ask(torch="2.8.0", gpus=["H100"], driver="570.124.06", python="3.14")
     assert resolution.verdict == "python-unsupported"
     assert "keep torch 2.8.0+cu128: Python 3.13" in [row.change for row in resolution.alternatives]
-
-
-def test_a_capability_no_wheel_knows_is_too_new(ask: Ask) -> None:
-    assert ask(cc=["13.0"], torch="2.8.0", variant="cu128").verdict == "gpu-too-new-for-cuda"
 
 
 def test_ptx_counts_only_under_a_driver_that_can_compile_it(ask: Ask) -> None:
@@ -164,18 +149,6 @@ def test_ptx_counts_only_under_a_driver_that_can_compile_it(ask: Ask) -> None:
 )
 def test_an_answer_on_a_weak_fact_says_so(ask: Ask, axes: dict[str, object], verified: bool) -> None:  # noqa: FBT001
     assert ask(**axes).verified is verified
-
-
-def test_wheels_nobody_looked_for_are_not_counted_on(ask: Ask) -> None:
-    resolution = ask(torch="2.12.0", variant="cu126", arch="aarch64")
-    assert (resolution.verdict, resolution.verified) == ("no-wheel", False)
-    assert "it is not known" in resolution.reasons[0]
-
-
-def test_a_torch_that_is_not_in_the_matrix(ask: Ask) -> None:
-    resolution = ask(torch="2.16")
-    assert (resolution.verdict, resolution.cell, resolution.verified) == ("no-wheel", None, False)
-    assert [row.change for row in resolution.alternatives] == ["torch 2.15.0 with cu132"]
 
 
 @each(
@@ -288,18 +261,6 @@ def test_the_first_driver_of_each_branch_that_knows_the_gpu(ask: Ask, gpu: str, 
     variant = "cu128" if gpu == "GB200" else "cu118"
     torch = "2.9.1" if gpu == "GB200" else "2.6.0"
     assert ask(torch=torch, variant=variant, gpus=[gpu], driver=driver).verdict == verdict
-
-
-def test_gpus_without_a_driver_in_common_are_no_node_to_install_on(ask: Ask) -> None:
-    both = ask(gpus=["K80", "H100"])
-    assert (both.verdict, both.cell) == ("driver-too-old", None)
-    assert "no driver of branch R470 drives H100" in both.reasons[0]
-    assert {"without the K80", "without the H100"} <= {row.change for row in both.alternatives}
-
-
-@each(("gpu", "code"), [("RTX 4090", "sm_86"), ("A100", "sm_80"), ("B300", "sm_100")])
-def test_the_nearest_code_is_the_one_that_is_named(ask: Ask, gpu: str, code: str) -> None:
-    assert ask(torch="2.13.0", variant="cu130", gpus=[gpu]).reasons[0].startswith(f"its {code} code runs on {gpu}")
 
 
 @each(
