@@ -6,11 +6,11 @@ import errno
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from envcheck.node.signal_source import ValueType, fields, listed, number, string, whole
+from envcheck.node.signal_source import fields, listed, number, string, whole
 from envcheck.node.snapshot import Signal, unreadable
 
 _FAILED_BUS: Final = re.compile(
@@ -63,8 +63,13 @@ _ADDED: Final = re.compile(r"severity (?P<severity>\d)|data \{", re.IGNORECASE)
 _RECORD: Final = 8192
 _SECONDS: Final = 2.0
 _EVENTS: Final = listed(fields(code=whole, age=number, bus_id=string, text=string))
-_FAILURES: Final = listed(fields(kind=string, bus_id=string, age=number, text=string, count=whole))
-_GAPS: Final = listed(fields(name=string, count=whole, age=number))
+TYPES: Final = {
+    "kernel.xids": _EVENTS,
+    "kernel.sxids": _EVENTS,
+    "kernel.suppressed": listed(fields(name=string, count=whole, age=number)),
+    "kernel.driver_failures": listed(fields(kind=string, bus_id=string, age=number, text=string, count=whole)),
+    "kernel.log_hours": number,
+}
 
 
 class LogRecord(NamedTuple):
@@ -107,7 +112,15 @@ def signals(root: Path) -> dict[str, Signal]:
         return dict.fromkeys(TYPES, Signal(reason="/proc/uptime is unreadable", why="failed", source="/dev/kmsg"))
     if not records:
         return dict.fromkeys(TYPES, Signal(reason="/dev/kmsg is empty", why="no-data", source="/dev/kmsg"))
-    return {query.name: Signal(query.read(records, uptime), unit=query.unit, source="/dev/kmsg") for query in QUERIES}
+    values = {
+        "kernel.xids": events(records, uptime, "NVRM"),
+        "kernel.sxids": events(records, uptime, "SXid"),
+        "kernel.suppressed": suppressed(records, uptime),
+        "kernel.driver_failures": failures(records, uptime),
+        "kernel.log_hours": round(_age(records[0], uptime) / 3600, 2),
+    }
+    units = {"kernel.log_hours": "h"}
+    return {name: Signal(value, unit=units.get(name), source="/dev/kmsg") for name, value in values.items()}
 
 
 def _read(path: Path) -> Iterable[bytes]:
@@ -229,22 +242,3 @@ def _event(record: LogRecord, uptime: float, kind: str, named: str) -> dict[str,
     if kind != "NVRM" or _FALLEN not in record.text or not named:
         return None
     return {"code": _FALLEN_OFF, "text": record.text[:_TEXT], "bus_id": named, **base}
-
-
-class LogQuery(NamedTuple):
-    """One signal of the log: `read` finds it in the records, given the seconds since boot."""
-
-    name: str
-    unit: str | None
-    type: ValueType
-    read: Callable[[list[LogRecord], float], Any]
-
-
-QUERIES: Final = (
-    LogQuery("kernel.xids", None, _EVENTS, lambda records, uptime: events(records, uptime, "NVRM")),
-    LogQuery("kernel.sxids", None, _EVENTS, lambda records, uptime: events(records, uptime, "SXid")),
-    LogQuery("kernel.suppressed", None, _GAPS, suppressed),
-    LogQuery("kernel.driver_failures", None, _FAILURES, failures),
-    LogQuery("kernel.log_hours", "h", number, lambda records, uptime: round(_age(records[0], uptime) / 3600, 2)),
-)
-TYPES: Final = {query.name: query.type for query in QUERIES}

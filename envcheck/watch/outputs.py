@@ -68,16 +68,10 @@ def _figures(seen: WatchRecord) -> Iterator[str]:
         ]
         yield from _figure(title, unit, lines)
     yield from _figure("busy cores", "cores", [PlotLine("cores", thinned(_rates(seen.tree)))])
-    yield from _figure(
-        "memory of the processes", "GiB", [PlotLine("", thinned([(s.at, s.rss / _GIB) for s in seen.tree]))]
-    )
-    kinds: tuple[tuple[str, Callable[[TreeSample], int]], ...] = (
-        ("read", lambda s: s.read),
-        ("written", lambda s: s.written),
-        ("received", lambda s: s.received),
-        ("sent", lambda s: s.sent),
-    )
-    traffic = [PlotLine(name, thinned([(s.at, read(s) / 1e6) for s in seen.tree])) for name, read in kinds]
+    memory = [PlotLine("", thinned([(s.at, s.rss / _GIB) for s in seen.tree]))]
+    yield from _figure("memory of the processes", "GiB", memory)
+    kinds = ("read", "written", "received", "sent")
+    traffic = [PlotLine(kind, thinned([(s.at, getattr(s, kind) / 1e6) for s in seen.tree])) for kind in kinds]
     yield from _figure("disk and network since the start", "MB", traffic)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from envcheck.node import nvml, nvml_queries
+from envcheck.node.snapshot import clock_words
 
 Fake = Callable[..., Any]
 

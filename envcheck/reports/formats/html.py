@@ -80,11 +80,8 @@ def page(report: RunReport) -> str:
 
 
 def _verdict(report: RunReport) -> str:
-    counts = "".join(
-        f'<span class="status {status}">{report.verdict.counts.get(status, 0)} {status}</span>'
-        for status in _ORDER
-        if report.verdict.counts.get(status)
-    )
+    counted = [(word, count) for word in _ORDER if (count := report.verdict.counts.get(word))]
+    counts = "".join(f'<span class="status {word}">{count} {word}</span>' for word, count in counted)
     host = f"{report.host.name} ({report.host.system} {report.host.kernel} {report.host.arch})"
     ended = f"{report.started} to {report.ended or 'never: it was cut short'}, level {report.plan.level}"
     facts = [
@@ -170,12 +167,10 @@ def _row(same: list[OutcomeRow]) -> str:
 
 def _named(same: list[OutcomeRow]) -> tuple[str, str]:
     """Return the checks' names and what was found; of many the names stand in prose."""
+    found = same[0].summary + phrases.no_pass(same[0])
     if len(same) <= _NAMES:
-        return "<br>".join(text(outcome.id) for outcome in same), same[0].summary + phrases.no_pass(same[0])
-    return (
-        f"{len(same)} checks",
-        f"{same[0].summary}{phrases.no_pass(same[0])}: {', '.join(outcome.id for outcome in same)}",
-    )
+        return "<br>".join(text(outcome.id) for outcome in same), found
+    return f"{len(same)} checks", f"{found}: {', '.join(outcome.id for outcome in same)}"
 
 
 def _figures(report: RunReport) -> str:
