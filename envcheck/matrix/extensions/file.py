@@ -122,21 +122,19 @@ def lint(extensions: Extensions, matrix: Matrix) -> list[Problem]:
     variants = {variant.variant for release in matrix.torch for variant in release.variants}
     problems = list(sources(extensions, extensions.sources))
     for row in extensions.extensions:
-        minors = {_minor(release.version) for release in row.releases}
+        minors = {tuple(release.version.split(".")[:2]) for release in row.releases}
         if len(minors) > MOST_MINORS:
             problems.append(Problem(row.name, f"{len(minors)} minors: keep the newest {MOST_MINORS}"))
         if not row.releases:
             problems.append(Problem(row.name, "it has no release: no answer can name one"))
         for release in row.releases:
             where = f"{row.name} {release.version}"
-            problems += [Problem(where, problem) for problem in _release_problems(release)]
+            problems += [Problem(where, problem) for problem in unreadable(release)]
+            if not release.wheels and release.built_from is None:
+                problems.append(Problem(where, "it has neither a wheel nor a source: nothing can be installed"))
             for wheel in release.wheels:
                 problems += [Problem(where, problem) for problem in _wheel_problems(facts, variants, wheel)]
     return problems
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
 
 
 def unreadable(release: ExtensionRelease) -> Iterator[str]:
@@ -149,22 +147,10 @@ def unreadable(release: ExtensionRelease) -> Iterator[str]:
     specifiers |= {f"wheels[{at}].built_for": wheel.built_for or "" for at, wheel in enumerate(release.wheels)}
     specifiers |= {"built_from.torch": (release.built_from.torch if release.built_from else None) or ""}
     for name, specifier in specifiers.items():
-        if not _is_specifier(specifier):
+        try:
+            SpecifierSet(specifier)
+        except InvalidSpecifier:  # noqa: PERF203 (specifiers are few)
             yield f"{name}: {specifier!r} is not a version specifier (PEP 440)"
-
-
-def _release_problems(release: ExtensionRelease) -> Iterator[str]:
-    yield from unreadable(release)
-    if not release.wheels and release.built_from is None:
-        yield "it has neither a wheel nor a source: nothing can be installed"
-
-
-def _is_specifier(text: str) -> bool:
-    try:
-        SpecifierSet(text)
-    except InvalidSpecifier:
-        return False
-    return True
 
 
 def _wheel_problems(facts: Facts, variants: set[str], wheel: ExtensionWheel) -> Iterator[str]:

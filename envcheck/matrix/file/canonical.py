@@ -8,6 +8,7 @@ import textwrap
 from typing import Any, Final
 
 import msgspec
+from msgspec import structs
 
 from envcheck.matrix.facts.model import Build, ImageChoice, Matrix, TorchRelease, TorchVariant, key, python_key
 
@@ -20,24 +21,18 @@ _WIDTH: Final = 120
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.+/-]*( [A-Za-z0-9_.+/-]+)*")
 _RESERVED: Final = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 _LAST: Final = (
-    "verified",
-    "sass_verified",
-    "driver_verified",
-    "libraries_verified",
-    "built_for_verified",
-    "code_verified",
-    "note",
-    "source",
+    *("verified", "sass_verified", "driver_verified", "libraries_verified", "built_for_verified", "code_verified"),
+    *("note", "source"),
 )
 
 
 def canonical(matrix: Matrix) -> Matrix:
     """Return the same facts and choices in the order of the file."""
     cuda = matrix.cuda
-    return msgspec.structs.replace(
+    return structs.replace(
         matrix,
         sources=dict(sorted(matrix.sources.items())),
-        cuda=msgspec.structs.replace(
+        cuda=structs.replace(
             cuda,
             families=sorted(cuda.families, key=lambda row: key(row.major)),
             minors=sorted(cuda.minors, key=lambda row: key(row.cuda)),
@@ -54,29 +49,22 @@ def canonical(matrix: Matrix) -> Matrix:
 
 
 def _release(release: TorchRelease) -> TorchRelease:
-    return msgspec.structs.replace(
-        release, variants=[_variant(row) for row in sorted(release.variants, key=lambda row: row.variant)]
-    )
+    variants = sorted(release.variants, key=lambda row: row.variant)
+    return structs.replace(release, variants=[_variant(row) for row in variants])
 
 
 def _variant(variant: TorchVariant) -> TorchVariant:
-    return msgspec.structs.replace(
-        variant, builds=[_build(row) for row in sorted(variant.builds, key=lambda row: row.arch, reverse=True)]
-    )
+    builds = sorted(variant.builds, key=lambda row: row.arch, reverse=True)
+    return structs.replace(variant, builds=[_build(row) for row in builds])
 
 
 def _build(build: Build) -> Build:
-    return msgspec.structs.replace(
-        build,
-        python=sorted(build.python, key=python_key),
-        sass=None if build.sass is None else sorted(build.sass, key=key),
-    )
+    sass = None if build.sass is None else sorted(build.sass, key=key)
+    return structs.replace(build, python=sorted(build.python, key=python_key), sass=sass)
 
 
 def _choice(choice: ImageChoice) -> ImageChoice:
-    return msgspec.structs.replace(
-        choice, variants=sorted(choice.variants), python=sorted(choice.python, key=python_key)
-    )
+    return structs.replace(choice, variants=sorted(choice.variants), python=sorted(choice.python, key=python_key))
 
 
 def dump(matrix: Matrix) -> str:

@@ -81,9 +81,8 @@ def _floors(facts: Facts) -> Iterator[Problem]:
 def _branches(facts: Facts) -> Iterator[Problem]:
     for older, newer in itertools.pairwise(facts.drivers):
         if key(older.cuda) >= key(newer.cuda):
-            yield Problem(
-                f"driver branch {newer.branch}", f"CUDA {newer.cuda} is not above {older.cuda} of {older.branch}"
-            )
+            said = f"CUDA {newer.cuda} is not above {older.cuda} of {older.branch}"
+            yield Problem(f"driver branch {newer.branch}", said)
     dropped = [name for row in facts.drivers for name in row.drops]
     for name in sorted({name for name in dropped if dropped.count(name) > 1}):
         yield Problem("drivers", f"{name} is dropped by more than one branch")
@@ -161,11 +160,8 @@ def _variant(facts: Facts, release: TorchRelease, variant: TorchVariant) -> Iter
 def _choices(facts: Facts) -> Iterator[Problem]:
     for choice in facts.matrix.images:
         where = f"image torch{choice.torch}-{'-'.join(choice.variants)}"
-        lists: dict[str, list[str]] = {
-            "variants": choice.variants,
-            "python": choice.python,
-            "targets": [*choice.targets],
-        }
+        lists: dict[str, list[str]] = {"variants": choice.variants, "python": choice.python}
+        lists["targets"] = [*choice.targets]
         for name, values in lists.items():
             if not values:
                 yield Problem(where, f"`{name}` is empty: it publishes nothing")
