@@ -35,7 +35,6 @@ REFUSED: list[tuple[str, dict[str, Any], EngineName, type[EnvcheckError]]] = [
     ("--tag names an image", {"tag": "own:1", "engine": "venv"}, "docker", ConfigError),
     ("--output is for the venv engine", {"output": Path("x")}, "podman", ConfigError),
     ("--compression zstd is for images", {"compression": "zstd"}, "venv", ConfigError),
-    ("--compression zstd is for images", {"compression": "zstd"}, "venv", ConfigError),
     ("an environment runs on this machine", {**ARM, "engine": "venv"}, "docker", ConfigError),
     ("--prefetch collects the files of this machine", {**ARM, "prefetch": True}, "docker", ConfigError),
     ("its base is bootstrapped, but --base is registry", {**ARM, "base": "registry"}, "docker", ConfigError),
@@ -90,7 +89,7 @@ def test_a_request_says_what_its_options_come_to() -> None:
 
 
 def test_a_store_or_network_of_the_environment_is_for_every_command() -> None:
-    assert request(given=("store",), store=Path("x")).store == Path("x")
+    assert request(given=("store",), store=Path("x")).options.store == Path("x")
     assert request("venv", ("network",), network="none").network == "none"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,23 +14,16 @@ import msgspec
 
 from envcheck.cli import Settings
 from envcheck.cli.build.cell_to_build import lock_first, spec_to_build
-from envcheck.cli.build.printed import details, listeners, show_uncompiled
+from envcheck.cli.build.printed import details, listeners, show_without_key
 from envcheck.cli.build.request import BuildRequest
 from envcheck.cli.shared.parameter_types import architecture
-from envcheck.cli.sources.on_top import (
-    PinnedExtensions,
-    WheelFile,
-    extension_names,
-    known_extensions,
-    pinned_to_fit,
-    with_packages,
-)
+from envcheck.cli.sources.on_top import PinnedExtensions, known_extensions, pinned_to_fit, with_packages
 from envcheck.cli.store.common import disk_errors, open_store, transfer_options
 from envcheck.errors import ConfigError
 from envcheck.images.prefetch import StoredWheel, viewed
 from envcheck.images.source_builds import recipe, sdist
 from envcheck.images.source_builds.compile import Compiler, wheel_of
-from envcheck.images.source_builds.recipe import ExtensionBuild, KeptWheel, Sdist, capabilities
+from envcheck.images.source_builds.recipe import ExtensionBuild, capabilities
 from envcheck.images.spec import ImageSpec
 from envcheck.matrix.facts.lookup import Facts
 from envcheck.matrix.file.load import load
@@ -44,14 +37,6 @@ class SpecWithRequirements(NamedTuple):
     """The spec with packages on top, and the profile that has all of their files."""
 
     spec: ImageSpec
-    profile: Profile
-
-
-class ExtensionWheels(NamedTuple):
-    """The wheels in a directory, the requirements that take them, and the profile with that directory before all."""
-
-    paths: list[Path]
-    requirements: list[str]
     profile: Profile
 
 
@@ -74,45 +59,24 @@ def with_requirements(
 
     Yield None where a plan cannot know them yet; that is printed then.
     """
-    extensions = known_extensions(request.extensions)
-    pinned = pinned_to_fit(load(settings.matrix), spec, requirements, extensions, request.gpus)
-    if request.dry_run and _planned_without_wheels(settings, spec, pinned, request):
+    options = request.options
+    extensions = known_extensions(options.extensions)
+    pinned = pinned_to_fit(load(settings.matrix), spec, requirements, extensions, options.gpus)
+    native = frozenset(name for row in extensions.extensions for name in (row.name, *row.aliases))
+    lines, keep = pinned.requirements, not options.dry_run
+    if not pinned.sources and not pinned.files:
+        yield SpecWithRequirements(with_packages(spec, lines, profile, keep=keep, native=native), profile)
+        return
+    made = _Wheels(settings, spec, pinned, request)
+    if options.dry_run and made.lacking():
+        made.show_plan()
         yield None
         return
-    with extension_wheels(settings, spec, pinned, profile, request) as made:
-        lines, native = [*pinned.requirements, *made.requirements], extension_names(extensions)
-        keep = not request.dry_run
-        spec = with_packages(spec, lines, profile, keep=keep, wheels=made.paths, native=native)
-        yield SpecWithRequirements(spec, made.profile)
-
-
-@contextlib.contextmanager
-def extension_wheels(
-    settings: Settings, spec: ImageSpec, pinned: PinnedExtensions, profile: Profile, request: BuildRequest
-) -> Iterator[ExtensionWheels]:
-    """Compile or fetch what has no wheel on the index, and yield where it is. Nothing happens where all have one."""
-    if not pinned.sources and not pinned.files:
-        yield ExtensionWheels([], [], profile)
-        return
-    _refuse_foreign(spec, pinned)
-    store = open_store(request.store)
-    with contextlib.ExitStack() as stack:
-        with disk_errors(store.root), store.held():
-            stop = threading.Event()
-            with transfer_options(settings, profile, stop) as means:
-                compiled = _compiled(settings, spec, pinned.sources, profile, request, store, means)
-                fetched = [_fetched(store, file, means) for file in pinned.files]
-            folder = stack.enter_context(viewed(store, [*compiled, *fetched]))
+    with made.in_directory(profile) as folder:
         paths = sorted(folder.glob("*.whl"))
-        yield ExtensionWheels(paths, [*map(_pin, paths)], with_directory(profile, folder))
-
-
-def _refuse_foreign(spec: ImageSpec, pinned: PinnedExtensions) -> None:
-    """Refuse to compile for another architecture: emulated, one file of a real extension takes an hour."""
-    if pinned.sources and spec.arch != architecture("auto"):
-        name, version = pinned.sources[0]
-        message = f"{name} {version} must be compiled, which a machine of {spec.arch} can do"
-        raise ConfigError(message, fix="build there, or add its wheel to your own index")
+        lines, profile = [*lines, *map(_pin, paths)], with_directory(profile, folder)
+        on_top = with_packages(spec, lines, profile, keep=keep, wheels=paths, native=native)
+        yield SpecWithRequirements(on_top, profile)
 
 
 def _pin(wheel: Path) -> str:
@@ -126,80 +90,72 @@ def with_directory(profile: Profile, folder: Path) -> Profile:
     return msgspec.structs.replace(profile, pypi=[*indexes, Index(url=str(folder), kind="find-links")])
 
 
-def _planned_without_wheels(
-    settings: Settings, spec: ImageSpec, pinned: PinnedExtensions, request: BuildRequest
-) -> bool:
-    """Print the plan of a build that first compiles or fetches an extension; tell whether it is one."""
-    if not _lacks_wheels(settings, spec, pinned, request):
-        return False
-    names = [*(f"{name} {version}" for name, version in pinned.sources), *(file.name for file in pinned.files)]
-    show_uncompiled(spec, names, engine=request.engine, packages=pinned.requirements, as_json=request.as_json)
-    return True
+class _Wheels:
+    """The extensions that must be compiled or fetched, and the store that keeps their wheels."""
 
+    def __init__(self, settings: Settings, spec: ImageSpec, pinned: PinnedExtensions, request: BuildRequest) -> None:
+        self._settings, self._spec, self._pinned, self._request = settings, spec, pinned, request
+        self._store: Store = open_store(request.options.store)
+        self._facts = Facts(load(settings.matrix))
+        if pinned.sources and spec.arch != architecture("auto"):  # emulated, one file of a real one takes an hour
+            name, version = pinned.sources[0]
+            message = f"{name} {version} must be compiled, which a machine of {spec.arch} can do"
+            raise ConfigError(message, fix="build there, or add its wheel to your own index")
+        gpus = request.options.gpus
+        self._gpus = [capabilities(self._facts, gpus, spec.cuda, f"{name} {v}") for name, v in pinned.sources]
 
-def _lacks_wheels(settings: Settings, spec: ImageSpec, pinned: PinnedExtensions, request: BuildRequest) -> bool:
-    """Tell whether a build would first compile or fetch an extension."""
-    store = open_store(request.store)
-    if any(not store.has(file.sha256) for file in pinned.files):
-        return True
-    facts_gpus = _capabilities(settings, spec, pinned.sources, request.gpus)
-    devel = _devel(settings, spec, request) if pinned.sources else spec
-    for (name, version), gpus in zip(pinned.sources, facts_gpus, strict=True):
-        known = sdist.pinned(devel, name, version)
-        build = _build(devel, known, gpus) if known else None
-        if devel.lacks_lock or build is None or recipe.find(store, build) is None:
+    def _devel(self) -> ImageSpec:
+        images_dir = self._request.options.images_dir
+        return spec_to_build(self._settings, str(self._spec.cell), "devel", images_dir, self._spec.arch)
+
+    def lacking(self) -> bool:
+        """Tell whether a build would first compile or fetch an extension."""
+        if any(not self._store.has(file.sha256) for file in self._pinned.files):
             return True
-    return False
+        devel = self._devel() if self._pinned.sources else self._spec
+        for (name, version), gpus in zip(self._pinned.sources, self._gpus, strict=True):
+            known = sdist.pinned(devel, name, version)
+            build = ExtensionBuild(sdist=known, devel=devel, gpus=gpus) if known else None
+            if devel.lacks_lock or build is None or recipe.find(self._store, build) is None:
+                return True
+        return False
 
+    def show_plan(self) -> None:
+        """Print the plan; its locks are not known yet."""
+        pinned = self._pinned
+        names = [*(f"{name} {version}" for name, version in pinned.sources), *(file.name for file in pinned.files)]
+        lines = [f"compile {name}: first, on the cell's devel; its wheel is kept in the store" for name in names]
+        lines += [f"with    {package}: locked on top once the wheel is there" for package in pinned.requirements]
+        plan = {"compile": names, "with": pinned.requirements}
+        show_without_key([self._spec], self._request, plan, [*lines, "key     known once the wheel is there"])
 
-def _capabilities(
-    settings: Settings, spec: ImageSpec, sources: Sequence[tuple[str, str]], gpus: Sequence[str]
-) -> list[tuple[str, ...]]:
-    facts = Facts(load(settings.matrix))
-    return [capabilities(facts, gpus, spec.cuda, f"{name} {version}") for name, version in sources]
+    @contextlib.contextmanager
+    def in_directory(self, profile: Profile) -> Iterator[Path]:
+        """Compile or fetch the wheels, and yield a directory that has them."""
+        with contextlib.ExitStack() as stack:
+            with disk_errors(self._store.root), self._store.held():
+                with transfer_options(self._settings, profile, threading.Event()) as means:
+                    wheels = [*self._compiled(profile, means), *self._fetched(means)]
+                folder = stack.enter_context(viewed(self._store, wheels))
+            yield folder
 
+    def _compiled(self, profile: Profile, means: Callable[[str], TransferOptions]) -> Iterator[StoredWheel]:
+        if not self._pinned.sources:
+            return
+        request, limit = self._request, most_jobs()
+        devel = lock_first(self._settings, self._devel(), profile)
+        with listeners(self._settings) as (say, on_line), details():
+            compiler = Compiler(request.engine, profile, request.base, request.options.timeout, limit, on_line, say)
+            for (name, version), gpus in zip(self._pinned.sources, self._gpus, strict=True):
+                source = sdist.bring(self._store, devel, name, version, profile, means)
+                build = ExtensionBuild(sdist=source, devel=devel, gpus=gpus)
+                wheel, new = wheel_of(build, self._store, self._facts, compiler, means)
+                origin = "compiled now" if new else "compiled by an earlier build"
+                click.echo(f"with    {wheel.name}: {origin}, kept in {self._store.root}", err=True)
+                yield StoredWheel(wheel.name, wheel.sha256, "pypi")
 
-def _devel(settings: Settings, spec: ImageSpec, request: BuildRequest) -> ImageSpec:
-    return spec_to_build(settings, str(spec.cell), "devel", request.images_dir, spec.arch)
-
-
-def _build(devel: ImageSpec, source: Sdist, gpus: tuple[str, ...]) -> ExtensionBuild:
-    return ExtensionBuild(sdist=source, devel=devel, gpus=gpus)
-
-
-def _compiled(
-    settings: Settings,
-    spec: ImageSpec,
-    sources: Sequence[tuple[str, str]],
-    profile: Profile,
-    request: BuildRequest,
-    store: Store,
-    means: Callable[[str], TransferOptions],
-) -> list[StoredWheel]:
-    if not sources:
-        return []
-    gpus = _capabilities(settings, spec, sources, request.gpus)
-    limit = most_jobs()
-    devel = lock_first(settings, _devel(settings, spec, request), profile)
-    facts = Facts(load(settings.matrix))
-    wheels = []
-    with listeners(settings) as (say, on_line), details():
-        compiler = Compiler(request.engine, profile, request.base, request.timeout, limit, on_line, say)
-        for (name, version), capabilities in zip(sources, gpus, strict=True):
-            source = sdist.bring(store, devel, name, version, profile, means)
-            build = _build(devel, source, capabilities)
-            wheel, new = wheel_of(build, store, facts, compiler, means)
-            origin = "compiled now" if new else "compiled by an earlier build"
-            click.echo(f"with    {wheel.name}: {origin}, kept in {store.root}", err=True)
-            wheels.append(_stored(wheel))
-    return wheels
-
-
-def _stored(wheel: KeptWheel) -> StoredWheel:
-    return StoredWheel(wheel.name, wheel.sha256, "pypi")
-
-
-def _fetched(store: Store, file: WheelFile, means: Callable[[str], TransferOptions]) -> StoredWheel:
-    if not store.sound(file.sha256):
-        store.put(WantedFile((file.url,), file.sha256, None, Path(file.name)), means(file.name))
-    return StoredWheel(file.name, file.sha256, "pypi")
+    def _fetched(self, means: Callable[[str], TransferOptions]) -> Iterator[StoredWheel]:
+        for file in self._pinned.files:
+            if not self._store.sound(file.sha256):
+                self._store.put(WantedFile((file.url,), file.sha256, None, Path(file.name)), means(file.name))
+            yield StoredWheel(file.name, file.sha256, "pypi")

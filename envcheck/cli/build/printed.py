@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ import msgspec
 
 from envcheck.cli import Settings
 from envcheck.cli.build.cell_to_build import kept_locks
+from envcheck.cli.build.request import BuildRequest
 from envcheck.counting import counted
 from envcheck.images import engines
 from envcheck.images.build_log import FailedError, said_of, step_of
@@ -24,43 +24,25 @@ from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.profiles.model import Profile
 
 
-def show_unlocked(
-    specs: Sequence[ImageSpec], profile: Profile, *, engine: str, packages: Sequence[str], as_json: bool
-) -> None:
+def show_unlocked(specs: Sequence[ImageSpec], profile: Profile, request: BuildRequest, packages: Sequence[str]) -> None:
     """Print the plan of targets of a cell that have no lock: what they install is not known yet, `packages` neither."""
-    spec = specs[0]
-    if as_json:
-        plan: dict[str, Any] = {"schema": "envcheck/build-plan/1", "engine": engine, "cell": str(spec.cell)}
-        more = {"key": None, "lock": "made first", "mirror": profile.name, "with": list(packages)}
-        as_program(_one_or_all([{**plan, "target": each.target, **more} for each in specs]))
-        return
-    click.echo(f"cell    {spec.cell}")
-    click.echo(f"lock    made first, through mirror profile {profile.name}; kept in {kept_locks(spec.cell)}")
-    for package in packages:
-        click.echo(f"with    {package}: locked on top once the cell's lock is made")
-    click.echo("key     known once the lock is made")
+    kept = kept_locks(specs[0].cell)
+    lines = [f"lock    made first, through mirror profile {profile.name}; kept in {kept}"]
+    lines += [f"with    {package}: locked on top once the cell's lock is made" for package in packages]
+    plan = {"lock": "made first", "mirror": profile.name, "with": list(packages)}
+    show_without_key(specs, request, plan, [*lines, "key     known once the lock is made"])
 
 
-def show_uncompiled(
-    spec: ImageSpec, compiled: Sequence[str], *, engine: str, packages: Sequence[str], as_json: bool
+def show_without_key(
+    specs: Sequence[ImageSpec], request: BuildRequest, plan: dict[str, Any], lines: Sequence[str]
 ) -> None:
-    """Print the plan of a build whose extensions are not compiled or fetched yet: what it installs is not known."""
-    if as_json:
-        plan: dict[str, Any] = {
-            "schema": "envcheck/build-plan/1",
-            "engine": engine,
-            "cell": str(spec.cell),
-            "target": spec.target,
-        }
-        plan |= {"key": None, "compile": list(compiled), "with": list(packages)}
-        click.echo(json.dumps(plan, indent=2))
+    """Print a plan whose locks are not made yet, as JSON or as these lines below the cell's."""
+    if request.options.as_json:
+        first = {"schema": "envcheck/build-plan/1", "engine": request.engine, "cell": str(specs[0].cell)}
+        as_program(_one_or_all([{**first, "target": each.target, "key": None, **plan} for each in specs]))
         return
-    click.echo(f"cell    {spec.cell}")
-    for name in compiled:
-        click.echo(f"compile {name}: first, on the cell's devel; its wheel is kept in the store")
-    for package in packages:
-        click.echo(f"with    {package}: locked on top once the wheel is there")
-    click.echo("key     known once the wheel is there")
+    for line in (f"cell    {specs[0].cell}", *lines):
+        click.echo(line)
 
 
 def show_plans(plans: Sequence[BuildPlan], *, as_json: bool) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,7 +12,7 @@ import click
 from envcheck.cli.options import EXISTING_DIRECTORY, EXISTING_FILE, FILE, Argument, Option
 from envcheck.cli.shared.parameter_types import FiniteRange, architecture, complete_cells
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.images.engines import Compression, EngineName
+from envcheck.images.engines import EngineName
 from envcheck.images.engines.build import BasePolicy
 from envcheck.images.plan import Network
 from envcheck.images.tags import REPOSITORY, parse
@@ -116,35 +115,21 @@ class BuildOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRequest:
-    """A build that contradicts itself nowhere.
+    """A build that contradicts itself nowhere: its options, and what they come to.
 
     `arch` is what the image is for, `foreign` tells that it is not this machine's. `tag` is the only tag of the image.
-    `network` None leaves it to the context. `timeout` is in seconds.
+    `network` None leaves it to the context.
     """
 
-    selector: str | None
-    mirror: str
+    options: BuildOptions
     targets: tuple[Target, ...]
-    platform: str
     arch: HostArch
     foreign: bool
     engine: EngineName
-    packages: tuple[str, ...]
-    packages_file: Path | None
-    gpus: tuple[str, ...]
-    extensions: Path | None
     repository: str
     tag: str | None
-    output: Path | None
     network: Network | None
     base: BasePolicy
-    compression: Compression
-    timeout: float
-    images_dir: Path | None
-    prefetch: bool
-    store: Path | None
-    dry_run: bool
-    as_json: bool
 
     @classmethod
     def from_options(
@@ -161,49 +146,50 @@ class BuildRequest:
         """
         repository, tag = parse(options.tag)
         arch, here = architecture(options.platform), machine or architecture("auto")
-        foreign = arch != (here if options.platform != "auto" else arch)
-        _refuse(_of_several(options, tag), "give one --target at a time", "several --target: {}")
+        foreign = options.platform != "auto" and arch != here
+        _refuse(_of_several(options, tag))
         engine = _engine(options, find_engine, foreign=foreign)
-        _refuse_for_engine(options, engine)
-        if foreign:
-            _refuse_platform(options, engine)
-        _refuse_ignored(options, engine, from_environment)
-        if options.prefetch:
-            _refuse_network(options)
-        network: Network | None = None if options.network == "auto" else options.network
-        taken = {field.name for field in dataclasses.fields(cls)} & set(vars(options))
+        _refuse(_for_engine(options, engine))
+        _refuse(_for_platform(options, engine) if foreign else [])
+        _refuse(_unread(options, engine, from_environment))
+        _refuse(_online(options) if options.prefetch else [])
         return cls(
-            **{
-                **{name: getattr(options, name) for name in taken},
-                "targets": tuple(dict.fromkeys(options.targets)),
-                "arch": arch,
-                "foreign": foreign,
-                "engine": engine,
-                "repository": repository,
-                "tag": tag,
-                "network": "none" if options.prefetch else network,
-                "base": "bootstrap" if options.prefetch or foreign else options.base,
-            }
+            options=options,
+            targets=tuple(dict.fromkeys(options.targets)),
+            arch=arch,
+            foreign=foreign,
+            engine=engine,
+            repository=repository,
+            tag=tag,
+            network="none" if options.prefetch else None if options.network == "auto" else options.network,
+            base="bootstrap" if options.prefetch or foreign else options.base,
         )
 
 
-def _refuse(reasons: Mapping[str, bool], fix: str, form: str) -> None:
-    """Raise ConfigError for the first reason that applies."""
-    reason = next((reason for reason, applies in reasons.items() if applies), None)
-    if reason is not None:
-        raise ConfigError(form.format(reason), fix=fix)
+# What does not go together: whether it is so, what is wrong, and what to do.
+_Refusals = list[tuple[bool, str, str]]
 
 
-def _of_several(options: BuildOptions, tag: str | None) -> dict[str, bool]:
+def _refuse(refusals: _Refusals) -> None:
+    """Raise ConfigError for the first refusal that applies."""
+    for applies, message, fix in refusals:
+        if applies:
+            raise ConfigError(message, fix=fix)
+
+
+def _of_several(options: BuildOptions, tag: str | None) -> _Refusals:
     """Return what several targets cannot share; which engine --engine auto comes to is seen later."""
-    several = len(set(options.targets)) > 1
-    return {
-        "an environment is of one target, and the engine is venv": several and options.engine == "venv",
-        "packages on top are locked for one target": several and options.on_top,
-        "without a network each target has a base of its own": several
-        and (options.prefetch or options.network == "none"),
-        "one TAG names one image": several and tag is not None,
-    }
+    several, fix = len(set(options.targets)) > 1, "give one --target at a time"
+    offline = options.prefetch or options.network == "none"
+    return [
+        (several and given, f"several --target: {why}", fix)
+        for given, why in (
+            (options.engine == "venv", "an environment is of one target, and the engine is venv"),
+            (options.on_top, "packages on top are locked for one target"),
+            (offline, "without a network each target has a base of its own"),
+            (tag is not None, "one TAG names one image"),
+        )
+    ]
 
 
 def _engine(options: BuildOptions, find_engine: Callable[[str], EngineName], *, foreign: bool) -> EngineName:
@@ -227,53 +213,66 @@ def _engine(options: BuildOptions, find_engine: Callable[[str], EngineName], *, 
     return engine
 
 
-def _refuse_for_engine(options: BuildOptions, engine: EngineName) -> None:
-    if options.tag != REPOSITORY and engine == "venv":
-        message = "--tag names an image, but --engine is venv"
-        raise ConfigError(message, fix="leave --tag out: --output says where a venv goes")
-    if options.output is not None and engine != "venv":
-        message = f"--output is for the venv engine, and the engine is {engine}"
-        raise ConfigError(message, fix="give --engine venv, or --tag to name the image")
-    if options.compression != "gzip" and engine == "venv":
-        message = f"--compression {options.compression} is for images that are built here"
-        raise ConfigError(message, fix="leave --compression out")
+def _for_engine(options: BuildOptions, engine: EngineName) -> _Refusals:
+    is_venv = engine == "venv"
+    return [
+        (
+            options.tag != REPOSITORY and is_venv,
+            "--tag names an image, but --engine is venv",
+            "leave --tag out: --output says where a venv goes",
+        ),
+        (
+            options.output is not None and not is_venv,
+            f"--output is for the venv engine, and the engine is {engine}",
+            "give --engine venv, or --tag to name the image",
+        ),
+        (
+            options.compression != "gzip" and is_venv,
+            f"--compression {options.compression} is for images that are built here",
+            "leave --compression out",
+        ),
+    ]
 
 
-def _refuse_platform(options: BuildOptions, engine: EngineName) -> None:
+def _for_platform(options: BuildOptions, engine: EngineName) -> _Refusals:
     reasons = {
         "an environment runs on this machine, and the engine is venv": engine == "venv",
         "--prefetch collects the files of this machine's platform": options.prefetch,
         "its base is bootstrapped, but --base is registry": options.base == "registry",
     }
     fix = "leave that out, or build on a machine of that platform"
-    _refuse(reasons, fix, f"--platform {options.platform}: {{}}")
+    return [(applies, f"--platform {options.platform}: {why}", fix) for why, applies in reasons.items()]
 
 
-def _refuse_ignored(options: BuildOptions, engine: EngineName, from_environment: Collection[str]) -> None:
-    """Refuse an option that this build would not read."""
-    if not options.on_top:
-        for name, given in (("--gpu", options.gpus), ("--extensions", options.extensions)):
-            _refuse(
-                {name: bool(given)},
-                f"add --with, or leave {name} out",
-                "{} is for the packages of --with, and there are none",
-            )
-    # The wheels of extensions that --with compiles or fetches are kept in the store, too.
-    unread = options.store is not None and not (options.prefetch or options.on_top)
-    if unread and "store" not in from_environment:
-        message = "--store is for --prefetch and --with"
-        raise ConfigError(message, fix="add --prefetch, or leave --store out")
+def _unread(options: BuildOptions, engine: EngineName, from_environment: Collection[str]) -> _Refusals:
+    """Return the options that this build would not read; wheels of extensions are kept in the store, too."""
+    alone = not options.on_top
     offline = options.network == "none" and not options.prefetch and "network" not in from_environment
-    if engine == "venv" and offline:
-        message = f"--network {options.network} is for builds of images, and the engine is venv"
-        raise ConfigError(message, fix="leave --network out; --prefetch builds an environment without a network")
+    stored = options.store is not None and not options.prefetch and "store" not in from_environment
+    why = "is for the packages of --with, and there are none"
+    return [
+        (alone and bool(options.gpus), f"--gpu {why}", "add --with, or leave --gpu out"),
+        (alone and bool(options.extensions), f"--extensions {why}", "add --with, or leave --extensions out"),
+        (alone and stored, "--store is for --prefetch and --with", "add --prefetch, or leave --store out"),
+        (
+            engine == "venv" and offline,
+            f"--network {options.network} is for builds of images, and the engine is venv",
+            "leave --network out; --prefetch builds an environment without a network",
+        ),
+    ]
 
 
-def _refuse_network(options: BuildOptions) -> None:
-    """Refuse what asks for a network beside --prefetch; a base from a registry would, to install what it lacks."""
-    if options.network in {"host", "default"}:
-        message = f"--prefetch builds without a network, but --network is {options.network}"
-        raise ConfigError(message, fix="leave one of them out")
-    if options.base == "registry":
-        message = "--prefetch builds without a network, but --base registry installs packages over one"
-        raise ConfigError(message, fix="leave --base out: the base is then bootstrapped before the build")
+def _online(options: BuildOptions) -> _Refusals:
+    """Return what asks for a network beside --prefetch; a base from a registry would, to install what it lacks."""
+    return [
+        (
+            options.network in {"host", "default"},
+            f"--prefetch builds without a network, but --network is {options.network}",
+            "leave one of them out",
+        ),
+        (
+            options.base == "registry",
+            "--prefetch builds without a network, but --base registry installs packages over one",
+            "leave --base out: the base is then bootstrapped before the build",
+        ),
+    ]

@@ -63,16 +63,16 @@ def command(options: BuildOptions, settings: Settings) -> None:
     specs = [spec_to_build(settings, selector, target, options.images_dir, arch) for target in targets]
     request = BuildRequest.from_options(options, engines.find, _from_environment())
     _demand_engine(request)
-    requirements = requested_packages(request.packages, request.packages_file)
+    requirements = requested_packages(options.packages, options.packages_file)
     for spec in specs:
-        refuse_without_lock(spec, request.mirror)
-    profile = profile_for(settings, request.mirror, [lock for spec in specs for lock in spec.locks])
-    if request.dry_run and (unlocked := [spec for spec in specs if spec.lacks_lock]):
+        refuse_without_lock(spec, options.mirror)
+    profile = profile_for(settings, options.mirror, [lock for spec in specs for lock in spec.locks])
+    if options.dry_run and (unlocked := [spec for spec in specs if spec.lacks_lock]):
         if request.engine == "venv":
-            venv.plan(unlocked[0], destination(unlocked[0], request.output))  # what it would refuse is refused here too
-        show_unlocked(unlocked, profile, engine=request.engine, packages=requirements, as_json=request.as_json)
+            venv.plan(unlocked[0], destination(unlocked[0], options.output))  # what it would refuse is refused here too
+        show_unlocked(unlocked, profile, request, requirements)
         return
-    specs = locked_specs(settings, specs, profile, request.images_dir)
+    specs = locked_specs(settings, specs, profile, options.images_dir)
     if not requirements:
         _build(specs, profile, request, settings)
         return
@@ -90,20 +90,22 @@ def _from_environment() -> set[str]:
 
 def _demand_engine(request: BuildRequest) -> None:
     """Refuse what this machine's engine does not do."""
+    options = request.options
     if request.engine == "venv":
         return
-    if request.foreign and not request.dry_run:
-        engines.connect(request.engine).demand_platform(request.platform)
-    if request.prefetch:
+    if request.foreign and not options.dry_run:
+        engines.connect(request.engine).demand_platform(options.platform)
+    if options.prefetch:
         engines.connect(request.engine).demand_contexts()
 
 
 def _build(specs: Sequence[ImageSpec], profile: Profile, request: BuildRequest, settings: Settings) -> None:
+    options = request.options
     with contextlib.ExitStack() as stack:
         wheels = None
-        if request.prefetch:
-            engine, fetch = request.engine, not request.dry_run
-            prefetched = prefetched_wheels(settings, specs[0], profile, request.store, engine=engine, fetch=fetch)
+        if options.prefetch:
+            engine, fetch = request.engine, not options.dry_run
+            prefetched = prefetched_wheels(settings, specs[0], profile, options.store, engine=engine, fetch=fetch)
             wheels = stack.enter_context(prefetched)
         if request.engine == "venv":
             _venv(specs[0], profile, wheels, request, settings)
@@ -114,6 +116,7 @@ def _build(specs: Sequence[ImageSpec], profile: Profile, request: BuildRequest, 
 def _target(
     settings: Settings, spec: ImageSpec, profile: Profile, wheels: Path | None, request: BuildRequest
 ) -> TargetRequest:
+    options = request.options
     revision, epoch = build.origin()
     return TargetRequest(
         spec=spec,
@@ -121,34 +124,36 @@ def _target(
         repository=request.repository,
         network=request.network,
         base=request.base,
-        timeout=request.timeout,
+        timeout=options.timeout,
         revision=revision,
         epoch=epoch,
         matrix=settings.matrix,
         wheels=wheels,
         tag=request.tag,
-        compression=request.compression,
-        tool=uv_for(spec.arch, profile) if request.foreign and not request.dry_run else None,
+        compression=options.compression,
+        tool=uv_for(spec.arch, profile) if request.foreign and not options.dry_run else None,
     )
 
 
 def _images(targets: Sequence[TargetRequest], request: BuildRequest, settings: Settings) -> None:
-    if request.dry_run:
+    options = request.options
+    if options.dry_run:
         plans = [build.dry_run(engines.connect(request.engine), target) for target in targets]
-        show_plans(plans, as_json=request.as_json)
+        show_plans(plans, as_json=options.as_json)
         return
     with listeners(settings) as (say, on_line), details():
         images = build.build(engines.connect(request.engine), targets, say=say, on_line=on_line)
-    show_images(images, gpus=bool(targets[0].spec.cuda), quiet=settings.quiet, as_json=request.as_json)
+    show_images(images, gpus=bool(targets[0].spec.cuda), quiet=settings.quiet, as_json=options.as_json)
 
 
 def _venv(spec: ImageSpec, profile: Profile, wheels: Path | None, request: BuildRequest, settings: Settings) -> None:
-    dest = destination(spec, request.output)
-    if request.dry_run:
-        show_environment_plan(venv.plan(spec, dest), as_json=request.as_json)
+    options = request.options
+    dest = destination(spec, options.output)
+    if options.dry_run:
+        show_environment_plan(venv.plan(spec, dest), as_json=options.as_json)
         return
     with listeners(settings) as (say, on_line), details():
-        built = venv.build(spec, profile, dest, timeout=request.timeout, on_line=on_line, say=say, wheels=wheels)
-    show_built(built, built.path, quiet=settings.quiet, as_json=request.as_json)
-    if not request.as_json and not settings.quiet:
+        built = venv.build(spec, profile, dest, timeout=options.timeout, on_line=on_line, say=say, wheels=wheels)
+    show_built(built, built.path, quiet=settings.quiet, as_json=options.as_json)
+    if not options.as_json and not settings.quiet:
         click.echo(f"next    envcheck run --python {built.python}")

@@ -58,11 +58,6 @@ def known_extensions(path: Path | None = None) -> Extensions:
     return file.merged(shipped, file.load(path)) if path else shipped
 
 
-def extension_names(extensions: Extensions) -> frozenset[str]:
-    """Return the names of all extensions, the older ones too."""
-    return frozenset(name for row in extensions.extensions for name in (row.name, *row.aliases))
-
-
 def answer_for_cell(
     matrix: Matrix,
     cell: Cell,
