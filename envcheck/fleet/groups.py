@@ -104,9 +104,6 @@ def _drifts(value: float, constant: float) -> bool:
     return value != constant and (counts or abs(value - constant) > FLOOR * abs(constant))
 
 
-AXES: Final = ("gpu", "cell", "driver")
-
-
 class RunFacts(NamedTuple):
     """A run as it is grouped. `gpus` is their number, `late` the seconds from its end to when its file was written."""
 
@@ -137,20 +134,14 @@ def run_facts(database: FleetDatabase, runs: Collection[int], modified: dict[int
     ]
 
 
-def grouped(runs: Iterable[RunFacts], by: Sequence[str]) -> list[GroupRuns]:
+def grouped(runs: Iterable[RunFacts]) -> list[GroupRuns]:
     """Return the groups, the largest first. A driver counts by its branch: other releases of it are drift."""
-    held: dict[tuple[str | None, ...], list[RunFacts]] = defaultdict(list)
+    held: dict[tuple[str, str, str], list[RunFacts]] = defaultdict(list)
     for run in runs:
-        kinds = {
-            "gpu": run.gpu or "no GPU",
-            "cell": run.cell or "unknown",
-            "driver": run.driver.partition(".")[0] or "none",
-        }
-        held[tuple(kinds[axis] if axis in by else None for axis in AXES)].append(run)
-    ordered = sorted(held.items(), key=lambda item: (-len(item[1]), tuple(map(str, item[0]))))
+        held[run.gpu or "no GPU", run.cell or "unknown", run.driver.partition(".")[0] or "none"].append(run)
     return [
         GroupRuns(FleetGroup(gpu=gpu, cell=cell, driver=driver, nodes=len(members)), members)
-        for (gpu, cell, driver), members in ordered
+        for (gpu, cell, driver), members in sorted(held.items(), key=lambda item: (-len(item[1]), item[0]))
     ]
 
 

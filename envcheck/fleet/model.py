@@ -19,11 +19,11 @@ BAD: Final[tuple[BadState, ...]] = ("fail", "error", "missing", "stale")
 
 
 class FleetGroup(Row, frozen=True, kw_only=True):
-    """Nodes of one kind, by what --by names: GPU model, cell, driver branch. None where that is not a part of --by."""
+    """Nodes of one kind: of one GPU model, cell and driver branch."""
 
-    gpu: str | None
-    cell: str | None
-    driver: str | None
+    gpu: str
+    cell: str
+    driver: str
     nodes: int
 
 

@@ -136,14 +136,13 @@ _LEAD: Final = 0.5
 
 
 class FleetQuestion(NamedTuple):
-    """The question: `expected` nodes (none: those that reported), the axes of a group, the oldest report.
+    """The question: `expected` nodes (none: those that reported), the oldest report.
 
     `now` is seconds since 1970, UTC; `strict` counts drift and outliers as failures.
     """
 
     now: float
     expected: Collection[str] = ()
-    by: Sequence[str] = grouping.AXES
     max_age: float = DAY
     strict: bool = False
 
@@ -166,7 +165,7 @@ def summarize(database: FleetDatabase, ingested: IngestResult, question: FleetQu
     current = {state.run for state in node_states.values() if state.run is not None and state.state != "stale"}
     modified = {file.run: file.modified for file in ingested.files if file.run is not None}
     facts = grouping.run_facts(database, current, modified)
-    groups = grouping.grouped(facts, question.by)
+    groups = grouping.grouped(facts)
     deviating = [*grouping.drifts(database, groups), *grouping.measured(database, groups)]
     drift = [row for row in deviating if isinstance(row, ConfigurationDrift)]
     outliers = sorted((row for row in deviating if isinstance(row, Outlier)), key=lambda row: -abs(row.z))

@@ -86,8 +86,8 @@ def off_by(row: Outlier) -> str:
 
 def described(group: FleetGroup) -> str:
     """Return a group as a line."""
-    driver = None if group.driver is None else "no driver" if group.driver == "none" else f"driver {group.driver}"
-    return f"{counted(group.nodes, 'node')}: {', '.join(filter(None, [group.gpu, group.cell, driver]))}"
+    driver = "no driver" if group.driver == "none" else f"driver {group.driver}"
+    return f"{counted(group.nodes, 'node')}: {group.gpu}, {group.cell}, {driver}"
 
 
 def section(title: str, items: Sequence[str]) -> Iterator[str]:

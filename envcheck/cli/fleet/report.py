@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated
 
 import click
 
@@ -26,21 +26,6 @@ from envcheck.fleet.terminal import lines, plan_lines, wrapped
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.query import Query, normalized
 
-_AXES: Final = ("gpu", "cell", "driver")
-
-
-class Axes(click.ParamType[tuple[str, ...]]):
-    """What makes nodes of one kind: gpu, cell and driver, or some of them, between commas."""
-
-    name = "gpu,cell,driver"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Return the axes; anything else is a usage error."""
-        axes = tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else tuple(value)
-        if not axes or not set(axes) <= set(_AXES):
-            self.fail(f"{value!r} is not a list of {', '.join(_AXES)}", param, ctx)
-        return axes
-
 
 @dataclass(frozen=True, kw_only=True)
 class FleetReportOptions:
@@ -48,7 +33,6 @@ class FleetReportOptions:
     expect: Annotated[
         str | None, Option("The nodes that must have a report: n[1-64], or a file of names.", metavar="FILE|NODELIST")
     ] = None
-    by: Annotated[str, Option("What defines a kind of node.", type=Axes())] = "gpu,cell,driver"
     max_age: Annotated[float, Option("Older reports are stale.", type=Duration())] = 86400.0
     db: Annotated[
         Path | None, Option("Database of the reports read so far; only new files are read again.", type=FILE)
@@ -82,7 +66,7 @@ def report(options: FleetReportOptions, settings: Settings) -> int:  # noqa: ARG
     if options.history is not None:
         return _print_history(options, options.history)
     expected = expected_nodes(options.expect) if options.expect is not None else []
-    question = FleetQuestion(time.time(), expected, options.by, options.max_age, options.strict)
+    question = FleetQuestion(time.time(), expected, options.max_age, options.strict)
     files: dict[Path, str] = {}
     with opened(options.db) as database:
         answer = summarize(database, ingest(database, options.places), question)
