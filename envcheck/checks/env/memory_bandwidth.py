@@ -1,22 +1,21 @@
 """Memory on the card or the way to it at half speed: every kernel and every batch waits, and nothing is broken.
 
-Seen in the wild: HBM whose channels were remapped, a riser that negotiated PCIe x8 or Gen3, a batch pinned on the far
-socket's memory, an IOMMU that translates each page. Copies on the card count read and write (2 * bytes), as AMD Primus
-does; copies to and from pinned memory run one GPU after the other, so that they do not share the host's lanes, and from
-every NUMA node in turn: the node that the GPU hangs on is judged, the others are reported.
+HBM whose channels were remapped, a riser that negotiated PCIe x8 or Gen3, an IOMMU that translates each page. Copies on
+the card count read and write (2 * bytes), as AMD Primus does; copies to and from pinned memory run one GPU after the
+other, so that they do not share the host's lanes, and from the NUMA node that the GPU hangs on.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from envcheck.checks import PASS, Check, Measured, Outcome, Rank, Ranks, View, failed, worst
 from envcheck.checks.collectives import exact_numbers
+from envcheck.checks.env import pcie_under_load
 from envcheck.checks.support import gpu_speed, process_group, seeded_numbers
 from envcheck.checks.support import sampler as hardware_sampler
 
@@ -36,7 +35,6 @@ _FREE_SHARE = 0.25
 WARMUP, ITERATIONS = 3, 20
 _INTERVAL = 0.05
 PATHS = {"HBM copy": "hbm-copy", "host to GPU": "host-to-gpu", "GPU to host": "gpu-to-host"}
-_ACROSS = ("host to GPU", "GPU to host")
 _FIX = (
     "look at PCIe generation and width under load, remapped rows and ECC (nvidia-smi -q); bind the rank to its GPU's "
     "NUMA node"
@@ -55,25 +53,18 @@ def measure(rank: Rank) -> Measured:
         values, right = {}, {}
         free = int(torch.cuda.mem_get_info(device)[0] * _FREE_SHARE)
         values["HBM copy"], right["HBM copy"] = _on_card(words, device, min(ON_CARD, free // 3))
+        entry: Measured = {**process_group.standing(rank, probe, dist.get_backend()), "seed": seed}
+        node, cpus = near(device.index)
         for turn in range(rank.world):
             if turn == rank.rank:
-                with hardware_sampler.Sampler(
-                    str(process_group.standing(rank, probe)["device"]), rank.local_rank, _INTERVAL
-                ) as sampler:
-                    across, refused = _by_node(words, device, min(ACROSS, free // 3))
-                values |= _best(across)
-                right |= {path: all(rates["right"] for rates in across.values()) for path in _best(across)}
+                with hardware_sampler.Sampler(entry["device"], rank.local_rank, _INTERVAL) as sampler, on(cpus):
+                    across, arrived = _across(words, device, min(ACROSS, free // 3))
+                values |= across
+                right |= dict.fromkeys(across, arrived)
             dist.all_reduce(probe)
             torch.cuda.synchronize()
-        name = torch.cuda.get_device_name(device)
-        entry = {
-            **process_group.standing(rank, probe, dist.get_backend()),
-            "name": name,
-            "seed": seed,
-            "values": values,
-            "right": right,
-        }
-        return {**entry, "across": across, "refused": refused, "link": link(sampler.measured())}
+        entry |= {"name": torch.cuda.get_device_name(device), "values": values, "right": right}
+        return {**entry, "numa_node": node, "link": link(sampler.measured())}
 
 
 def link(load: Measured) -> Measured:
@@ -94,32 +85,14 @@ def _on_device(words: seeded_numbers.Words, target: Any, sources: Any) -> Callab
     return lambda turn: exact_numbers.compared(words.torch, target, sources[turn])
 
 
-def _by_node(words: seeded_numbers.Words, device: Any, size: int) -> tuple[dict[str, Measured], dict[str, str]]:
-    """Copy from and to each NUMA node's memory; say which nodes this process may not run on, and why."""
-    found = nodes() or {"here": os.sched_getaffinity(0)}
-    pinned: list[Any] = []
-    by_node = {node: _bound(words, device, size // len(found), cpus, pinned) for node, cpus in found.items()}
-    refused = {node: refusal for node, refusal in by_node.items() if isinstance(refusal, str)}
-    return {node: rates for node, rates in by_node.items() if not isinstance(rates, str)}, refused
-
-
-def _bound(words: seeded_numbers.Words, device: Any, size: int, cpus: set[int], pinned: list[Any]) -> Measured | str:
-    try:
-        with on(cpus):
-            return _across(words, device, size, pinned)
-    except OSError as error:
-        return str(error.strerror)
-
-
-def _across(words: seeded_numbers.Words, device: Any, size: int, pinned: list[Any]) -> Measured:
-    """Return the rate of each way, and whether the bytes arrived. What is pinned is `pinned`: torch would hand it on.
+def _across(words: seeded_numbers.Words, device: Any, size: int) -> tuple[dict[str, float], bool]:
+    """Return the rate of each way, and whether the bytes arrived.
 
     What came back to the host is sent to the card again and compared there, which is quicker than the host is.
     """
     host = [pattern.pin_memory() for pattern in gpu_speed.numbers(words, size)]
     on_card = [pattern.to(device, copy=True) for pattern in host]
     card, back = words.torch.zeros_like(on_card[0]), words.torch.zeros_like(host[0]).pin_memory()
-    pinned += [*host, back]
 
     def returned(turn: int) -> Any:
         card.copy_(back, non_blocking=True)
@@ -128,8 +101,8 @@ def _across(words: seeded_numbers.Words, device: Any, size: int, pinned: list[An
     down, upward = _copies(words, card, host, _on_device(words, card, on_card))
     up, went = _copies(words, back, on_card, returned)
     size = 4 * card.numel()
-    right = upward["wrong"] == 0 and went["wrong"] == 0
-    return {"host to GPU": size / down / 1e9, "GPU to host": size / up / 1e9, "right": right, "copies": [upward, went]}
+    rates = {"host to GPU": size / down / 1e9, "GPU to host": size / up / 1e9}
+    return rates, upward["wrong"] == 0 and went["wrong"] == 0
 
 
 def _copies(words: seeded_numbers.Words, target: Any, sources: Any, wrong: Any) -> tuple[float, Measured]:
@@ -149,78 +122,35 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     problem = process_group.problem(view, ranks)
     if problem is not None:
         return problem
-    wrong = [
-        failed(
-            f"rank {entry['rank']} on {entry['device']}: {lost} did not bring every byte",
-            fix="take the GPU out and test its memory; try it in another slot",
-            code="data.wrong",
-            culprit=gpu_speed.culprit(entry),
-            rank=entry["rank"],
-        )
-        for entry in ranks
-        if (lost := _lost(entry))
-    ]
-    near = [_near(view, entry) for entry in ranks]
-    speed = gpu_speed.judge(view, near, PATHS, "GB/s", _FIX)
-    outcome = worst([*wrong, *([speed] if speed.status != PASS else [])], otherwise=speed)
-    numa = {str(entry["rank"]): {"node": entry.get("node"), "across": entry.get("across")} for entry in near}
-    return dataclasses.replace(
-        outcome, summary=f"{outcome.summary}{_far(near)}", details={**outcome.details, "numa": numa}
-    )
-
-
-def _lost(entry: Measured) -> str:
-    """Return what lost bytes: a path, or the way to a NUMA node; or nothing."""
-    right, across = entry.get("right") or {}, entry.get("across") or {}
-    paths = [path for path in entry.get("values") or {} if right.get(path) is not True]
-    return ", ".join(
-        [*paths, *(f"NUMA node {node}" for node, rates in across.items() if rates.get("right") is not True)]
-    )
-
-
-def _near(view: View, entry: Measured) -> Measured:
-    """Return the entry with the rates from the GPU's own NUMA node; from the best one where its own is not known.
-
-    A report from before there were nodes has its rates already.
-    """
-    across = entry.get("across") or {}
-    node = nearest(view, entry["device"])
-    if node not in across:
-        node = max(across, key=lambda name: sum(_rates(across[name]).values()), default=None)
-    rates = {path: rate for path, rate in (entry.get("values") or {}).items() if not across or path not in _ACROSS}
-    return {**entry, "node": node, "values": {**rates, **_rates(across.get(node) or {})}}
-
-
-def _best(across: Mapping[str, Measured]) -> dict[str, float]:
-    """Return each way's rate from the node that it is fastest from."""
-    per_node = [_rates(rates) for rates in across.values()]
-    return {
-        path: max(rates[path] for rates in per_node)
-        for path in _ACROSS
-        if per_node and all(path in r for r in per_node)
-    }
-
-
-def _rates(rates: Measured) -> dict[str, float]:
-    return {path: float(rates[path]) for path in _ACROSS if process_group.finite(rates.get(path))}
-
-
-def _far(near: Ranks) -> str:
-    """Return what the nodes that no GPU hangs on come to at least, and which could not be used; or nothing."""
-    lines = [
-        rate for e in near for n, rates in (e.get("across") or {}).items() if n != e["node"] for rate in [_rates(rates)]
-    ]
-    slowest = {path: min(rates[path] for rates in lines) for path in _ACROSS if lines and all(path in r for r in lines)}
-    far = ", ".join(f"{path} {rate:.4g}" for path, rate in slowest.items())
-    refused = sorted({node for entry in near for node in entry.get("refused") or {}})
-    closed = f"; NUMA node {', '.join(refused)} is closed to this process" if refused else ""
-    return (f"; from another NUMA node at least {far}" if far else "") + closed
+    findings = []
+    for entry in ranks:
+        right = entry.get("right") or {}
+        lost = [path for path in entry.get("values") or {} if right.get(path) is not True]
+        if lost:
+            summary = f"rank {entry['rank']} on {entry['device']}: {', '.join(lost)} did not bring every byte"
+            about: dict[str, Any] = {"culprit": gpu_speed.culprit(entry), "rank": entry["rank"]}
+            fix = "take the GPU out and test its memory; try it in another slot"
+            findings.append(failed(summary, fix=fix, code="data.wrong", **about))
+    speed = gpu_speed.judge(view, ranks, PATHS, "GB/s", _FIX)
+    return worst([*findings, *([speed] if speed.status != PASS else [])], otherwise=speed)
 
 
 NODES = Path("/sys/devices/system/node")
 
 
-def cpus(text: str) -> set[int]:
+def near(ordinal: int) -> tuple[str | None, set[int]]:
+    """Return the NUMA node of the slot of CUDA's `ordinal`-th device and its CPUs; all CPUs where it is not told."""
+    allowed = os.sched_getaffinity(0)
+    try:
+        slot = pcie_under_load.DEVICES / pcie_under_load.address(ordinal)
+        node = (slot / "numa_node").read_text(encoding="ascii").strip()
+        cpus = cpus_of((NODES / f"node{node}" / "cpulist").read_text(encoding="ascii")) & allowed
+    except (OSError, ValueError):  # a hypervisor or a container hides it
+        return None, allowed
+    return (node, cpus) if cpus else (None, allowed)
+
+
+def cpus_of(text: str) -> set[int]:
     """Return the CPUs of a kernel list such as "0-3,8". Raises ValueError on anything else."""
     numbers: set[int] = set()
     for part in filter(None, text.strip().split(",")):
@@ -229,37 +159,12 @@ def cpus(text: str) -> set[int]:
     return numbers
 
 
-def nodes(root: Path = NODES) -> dict[str, set[int]]:
-    """Return the CPUs of each NUMA node that has any, by the node's number; {} where the kernel does not say."""
-    cpus = {node.name[4:]: _cpus_of(node) for node in sorted(root.glob("node[0-9]*"))}
-    return {number: those for number, those in cpus.items() if those}
-
-
-def _cpus_of(node: Path) -> set[int]:
-    try:
-        return cpus((node / "cpulist").read_text())
-    except (OSError, ValueError):  # a kernel that hides it: not a node to run on
-        return set()
-
-
 @contextlib.contextmanager
-def on(those: set[int]) -> Iterator[None]:
-    """Run on these CPUs only, so that memory is taken from their node. Raises OSError where they are not allowed."""
+def on(cpus: set[int]) -> Iterator[None]:
+    """Run on these CPUs only, so that memory is taken from their node."""
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, those)
+    os.sched_setaffinity(0, cpus)
     try:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-def nearest(view: View, uuid: str) -> str | None:
-    """Return the NUMA node of this GPU's slot as the node's snapshot has it; None where it does not say."""
-    bus = next((gpu.signal("bus_id").value for gpu in view.snapshot.gpus if gpu.uuid == uuid), None)
-    slots: Any = view.snapshot.signal("pci.gpus").value
-    for slot in slots if isinstance(slots, list) and isinstance(bus, str) else []:
-        # NVML writes eight digits of the PCI domain, Linux four.
-        if isinstance(slot, dict) and str(slot.get("bus_id")).lower() == str(bus).lower()[-12:]:
-            node = slot.get("numa_node")
-            return str(node) if isinstance(node, int) and node >= 0 else None
-    return None

@@ -1,127 +1,81 @@
-"""NUMA nodes: read off the kernel's files, run on, found for a GPU, and judged by the nearest."""
+"""The ways to a GPU's memory: copies from its own NUMA node, judged by its model's limits, byte for byte."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, WARN, View
-from envcheck.checks.env import memory_bandwidth
-from envcheck.node.snapshot import Signal
+from envcheck.checks.env import memory_bandwidth, pcie_under_load
 from tests.builders import H100, Entry, group
 from tests.tables import each
 
-Node = Callable[..., View]
 NAN = float("nan")
+RATES = {"HBM copy": 2900.0, "host to GPU": 52.0, "GPU to host": 52.0}
 
 
-def near(rate: float = 52.0, **changes: Any) -> Entry:
-    return {"host to GPU": rate, "GPU to host": rate, "right": True, **changes}
-
-
-def entries(view: View, across: Entry | None = None, **changes: Any) -> list[Entry]:
-    measured = {"values": {"HBM copy": 2900.0}, "right": {"HBM copy": True}, "name": H100}
-    measured["across"] = {"0": near(), "1": near()} if across is None else across
+def entries(view: View, **changes: Any) -> list[Entry]:
+    measured = {"values": dict(RATES), "right": dict.fromkeys(RATES, True), "name": H100}
     return group({**measured, **changes}, view=view)
 
 
 def test_cpu_lists_are_read_as_the_kernel_writes_them() -> None:
-    assert memory_bandwidth.cpus("0-3,8\n") == {0, 1, 2, 3, 8}
-    assert memory_bandwidth.cpus("\n") == set()
+    assert memory_bandwidth.cpus_of("0-3,8\n") == {0, 1, 2, 3, 8}
+    assert memory_bandwidth.cpus_of("\n") == set()
     with pytest.raises(ValueError, match="x"):
-        memory_bandwidth.cpus("0-x")
+        memory_bandwidth.cpus_of("0-x")
 
 
-def test_nodes_without_cpus_and_files_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
-    for name, text in (("node0", "0-1\n"), ("node1", "\n"), ("node2", "garbage"), ("power", "0")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "cpulist").write_text(text)
-    (tmp_path / "node3").mkdir()
-    assert memory_bandwidth.nodes(tmp_path) == {"0": {0, 1}}
-    assert memory_bandwidth.nodes(tmp_path / "nothing") == {}
-
-
-def test_a_process_runs_on_a_node_and_comes_back() -> None:
-    before = os.sched_getaffinity(0)
-    one = {min(before)}
-    with memory_bandwidth.on(one):
-        assert os.sched_getaffinity(0) == one
-    assert os.sched_getaffinity(0) == before
-    with pytest.raises(OSError, match="Invalid argument"), memory_bandwidth.on({100_000}):
-        pass
-    assert os.sched_getaffinity(0) == before
-
-
-def test_a_gpu_is_found_at_its_slot(h100: View) -> None:
-    assert [memory_bandwidth.nearest(h100, gpu.uuid) for gpu in h100.snapshot.gpus] == list("00001111")
-    assert memory_bandwidth.nearest(h100, "GPU-of-nobody") is None
-    for nonsense in (
-        Signal(reason="no /sys", why="failed"),
-        Signal("x"),
-        Signal([None]),
-        Signal([{"bus_id": "0000:10:00.0"}]),
+def test_copies_start_on_the_node_of_the_slot_where_the_kernel_tells_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = os.sched_getaffinity(0)
+    (tmp_path / "0000:1b:00.0").mkdir()
+    (tmp_path / "node1").mkdir()
+    monkeypatch.setattr(pcie_under_load, "DEVICES", tmp_path)
+    monkeypatch.setattr(pcie_under_load, "address", lambda _ordinal: "0000:1b:00.0")
+    monkeypatch.setattr(memory_bandwidth, "NODES", tmp_path)
+    assert memory_bandwidth.near(0) == (None, allowed)
+    for node, cpulist, expected in (
+        ("1", str(min(allowed)), ("1", {min(allowed)})),
+        ("1", "9999", (None, allowed)),
+        ("1", "garbage", (None, allowed)),
+        ("-1", "0", (None, allowed)),
     ):
-        h100.snapshot.signals["pci.gpus"] = nonsense
-        assert memory_bandwidth.nearest(h100, h100.snapshot.gpus[0].uuid) is None
-
-
-def test_the_nearest_node_is_judged_and_the_far_one_is_told(h100: View) -> None:
-    ranks = entries(h100, {"0": near(52.0), "1": near(20.0)})
-    for entry in ranks[4:]:
-        entry["across"] = {"0": near(20.0), "1": near(52.0)}
-    outcome = memory_bandwidth.judge(h100, ranks)
-    assert outcome.status == PASS
-    assert "host to GPU 52" in outcome.summary
-    assert "from another NUMA node at least host to GPU 20, GPU to host 20" in outcome.summary
-    assert outcome.details["numa"]["7"]["node"] == "1"
+        (tmp_path / "0000:1b:00.0" / "numa_node").write_text(f"{node}\n")
+        (tmp_path / "node1" / "cpulist").write_text(cpulist)
+        assert memory_bandwidth.near(0) == expected
+    with memory_bandwidth.on({min(allowed)}):
+        assert os.sched_getaffinity(0) == {min(allowed)}
+    assert os.sched_getaffinity(0) == allowed
 
 
 @each("rate, status", [(40.9, FAIL), (41.0, WARN), (45.9, WARN), (47.0, PASS)])
-def test_a_slow_way_to_the_nearest_node_names_the_gpu(h100: View, rate: float, status: str) -> None:
+def test_a_slow_way_to_the_host_names_the_gpu(h100: View, rate: float, status: str) -> None:
     ranks = entries(h100)
-    ranks[6]["across"] = {"0": near(52.0), "1": near(rate)}
+    ranks[6]["values"]["host to GPU"] = rate
     outcome = memory_bandwidth.judge(h100, ranks)
     assert outcome.status == status
     if outcome.status != PASS:
         assert f"rank 6 (NVIDIA H100 80GB HBM3, {h100.snapshot.gpus[6].uuid})" in outcome.summary
 
 
-def test_where_the_slot_is_not_known_the_best_node_counts(h100: View) -> None:
-    h100.snapshot.signals["pci.gpus"] = Signal(reason="hidden by the hypervisor", why="failed")
-    outcome = memory_bandwidth.judge(h100, entries(h100, {"0": near(20.0), "1": near(52.0)}))
-    assert outcome.status == PASS
-    assert outcome.details["numa"]["0"]["node"] == "1"
-
-
-def test_a_node_that_is_closed_is_told(h100: View) -> None:
-    ranks = entries(h100, {"0": near()}, refused={"1": "Invalid argument"})
-    outcome = memory_bandwidth.judge(h100, ranks)
-    assert outcome.status == PASS
-    assert "NUMA node 1 is closed to this process" in outcome.summary
-
-
-@each("across", [{}, {"0": {}}, {"0": near(NAN), "1": near(NAN)}, {"0": {"right": True}}])
-def test_no_rate_from_any_node_is_never_a_pass(h100: View, across: Entry) -> None:
-    assert memory_bandwidth.judge(h100, entries(h100, across)).status in (ERROR, FAIL)
-    assert memory_bandwidth.judge(h100, entries(h100, across)).remedy
-
-
 @each("rate", [0.0, -1.0, None, NAN, float("inf"), "52"])
 def test_a_rate_that_is_no_rate_is_an_error(h100: View, rate: Any) -> None:
     ranks = entries(h100)
-    ranks[2]["across"] = {"0": near(rate)}
+    ranks[2]["values"]["GPU to host"] = rate
     assert memory_bandwidth.judge(h100, ranks).status == ERROR
+    assert memory_bandwidth.judge(h100, entries(h100, values={})).status == ERROR
 
 
 @each("right", [False, None, 1])
-def test_bytes_lost_on_the_way_to_any_node_fail(h100: View, right: Any) -> None:
+def test_bytes_lost_on_the_way_fail(h100: View, right: Any) -> None:
     ranks = entries(h100)
-    ranks[3]["across"] = {"0": near(), "1": near(right=right)}
+    ranks[3]["right"]["host to GPU"] = right
     outcome = memory_bandwidth.judge(h100, ranks)
     assert outcome.status == FAIL
     assert "rank 3" in outcome.summary
-    assert "NUMA node 1 did not bring every byte" in outcome.summary
+    assert "host to GPU did not bring every byte" in outcome.summary
