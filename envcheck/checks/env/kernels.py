@@ -207,10 +207,10 @@ class Survey:
 def inputs(torch: Any, example: Example, grain: str) -> list[Any]:
     """Return the inputs in float64, exact in the dtype `grain`. `rand` is the same on every path of a CPU."""
     source, row, made = torch.Generator().manual_seed(example.number), example.row, []
-    for one in row.inputs:
-        shape = one.at(example.size)
-        if one.below:
-            made.append(torch.randint(0, one.below, shape, generator=source))
+    for sides, below in row.inputs:
+        shape = tuple(example.size if side == "n" else int(side) for side in sides)
+        if below:
+            made.append(torch.randint(0, below, shape, generator=source))
         else:
             drawn = row.low + (row.high - row.low) * torch.rand(shape, generator=source, dtype=torch.float64)
             made.append(drawn.to(getattr(torch, grain)).to(torch.float64))

@@ -27,7 +27,6 @@ TABLE = """
 # Products: one row, odd sizes, long sums, a bias, batches, whole numbers.
 mm                | n,97 97,71          | 1 33 1025   |       | a @ b
 mm, long sums     | n,2047 2047,33      | 1 66        |       | a @ b
-mv                | n,519 519           | 1 77        |       | t.mv(a, b)
 addmm             | n,71 n,97 97,71     | 1 67        |       | t.addmm(a, b, c, beta=0.5, alpha=2)
 linear            | 2,n,67 45,67 45     | 1 35 751    |       | F.linear(a, b, c)
 baddbmm           | 3,n,29 3,n,41 3,41,29 | 1 19 769  |       | t.baddbmm(a, b, c)
@@ -39,7 +38,6 @@ conv2d            | 2,9,n,n 12,9,3,3 12 | 8 21 63     | wide=4 channels | F.conv
 conv2d strided    | 1,3,n,19 16,3,5,3 16 | 10 21      | wide=4 channels | F.conv2d(a, b, c, 2, (2, 1))
 conv2d grouped    | 2,6,n,11 9,2,3,3 9  | 10 21       | wide=4 channels | F.conv2d(a, b, c, (1, 2), 0, (2, 1), 3)
 conv2d depthwise  | 1,12,n,13 12,1,3,3 12 | 10 21     | wide=4 32 channels | F.conv2d(a, b, c, padding=1, groups=12)
-conv2d 1 x 1      | 2,65,n,9 33,65,1,1 33 | 10 21     | wide=4 channels | F.conv2d(a, b, c)
 conv3d            | 1,3,5,n,6 4,3,3,2,3 4 | 10 21     | wide=4 channels | F.conv3d(a, b, c, (1, 2, 1), (1, 0, 1))
 conv_transpose1d  | 2,6,n 6,3,3 3       | 10 21       | wide=4 | F.conv_transpose1d(a, b, c, 2, 0, 1)
 conv_transpose2d  | 2,6,n,7 6,4,3,3 8   | 10 21       | wide=4 channels | F.conv_transpose2d(a, b, c, 2, 1, groups=2)
@@ -47,7 +45,6 @@ conv_transpose3d  | 1,3,4,n,5 3,4,2,3,2 4 | 10 21     | wide=4 channels | F.conv
 # Attention rounds scores to 16 bits before their exponential; each backend follows below.
 attention boolean mask    | 2,3,n,32 2,3,7,32 2,3,7,32 2,3,n,7 | 18 | wide=2 heads | sdpa(a, b, c, "", attn_mask=d > -1)
 attention odd width       | 3,n,19 3,12,19 3,12,23  | 1 15 | wide=2 heads           | sdpa(a, b, c)
-attention scale           | 2,3,n,32 2,3,n,32 2,3,n,32 | 16 | wide=2 heads since=2.1 | sdpa(a, b, c, scale=0.3)
 attention grouped queries | 1,4,n,16 1,2,n,16 1,2,n,16 | 13 | wide=2 heads since=2.5 | sdpa(a, b, c, enable_gqa=True)
 # Norms: backward, sums over all rows cancel.
 layer_norm        | n,65,3 65,3 65,3    | 2 15 401    | wide=4 | F.layer_norm(a, (65, 3), b, c)
@@ -56,105 +53,68 @@ group_norm        | n,65,3 65 65        | 2 15 401    | wide=4 | F.group_norm(a,
 instance_norm     | n,13,15             | 2 15 401    | wide=4 | F.instance_norm(a)
 batch_norm        | n,65,3 65 65        | 2 15 401    | wide=4 | F.batch_norm(a, None, None, b, c, True)
 batch_norm eval | n,65,3 65 65 | 2 15 401 | wide=4 | F.batch_norm(a, c.detach() / 4, b.detach() ** 2 + 0.5, b, c)
-local_response    | n,65,3              | 2 15 401    | wide=4 | F.local_response_norm(a, 5, alpha=0.5)
-normalize         | n,65,3              | 2 15 401    | wide=4 | F.normalize(a, dim=1)
 softmax           | n,65,3              | 2 15 401    | wide=4 | t.softmax(a * 8, 1)
 softmax, long     | n                   | 70001       | wide=4 | t.softmax(a, 0)
 log_softmax       | n,65,3              | 2 15 401    | wide=4 | t.log_softmax(a * 8, 1)
 logsumexp         | n,65,3              | 2 15 401    | wide=4 | t.logsumexp(a, 1)
 # Losses with targets that are ignored, weights and smoothing; a mean over all rows. Each step of CTC rounds.
 cross_entropy | n,37 37 <38:n | 7 1801 | wide=2 low=.1 | F.cross_entropy(a, c - 1, b.detach(), ignore_index=-1)
-cross_entropy of images | 2,5,n,7 <6:2,n,7 | 9 40 | wide=2 | \
-    F.cross_entropy(a, b - 1, ignore_index=-1, label_smoothing=.1)
 nll_loss          | n,37 <37:n          | 7 1801      | wide=2 | F.nll_loss(a, b, reduction="sum", ignore_index=3) / 64
 ctc_loss | 31,n,11 <10:n,9 | 3 | wide=16 32 | F.ctc_loss(a.log_softmax(-1), b + 1, (31,) * n, (9,) * n)
-kl_div            | n,33 n,33           | 1 15 2053   | wide=4 low=.05 | F.kl_div(a, b.detach(), reduction="batchmean")
-cosine_similarity | n,33 n,33           | 1 15 2053   | wide=4 low=.05 | F.cosine_similarity(a, b)
 # Reductions of positive numbers, so that nothing cancels; running sums and products round at every step.
 sum               | n,65                | 2 15 1031   | wide=2 low=.1 | a.sum(0), a.sum(1), (a / 64).sum()
 sum, long         | n                   | 100003      | wide=8 low=.1 | (a / 64).sum(), a.mean(), a.norm()
 mean              | n,65                | 2 15 1031   | wide=2 low=.1 | a.mean(0), a.mean(-1, keepdim=True), a.mean()
 var and std       | n,65                | 2 15 1031   | wide=2 low=.1 | a.var(1), a.std(1, unbiased=False)
-norm | n,65 | 2 15 1031 | wide=4 low=.1 | a.norm(dim=1), a.norm(1, 0), t.linalg.vector_norm(a, 3)
 extremes | n,65 | 2 15 1031 | low=.1 forward | a.amax(1), a.amin(0), a.max(), a.median(1)[0], a.kthvalue(2, 1)[0]
-argmax | n,65 | 2 15 1031 | forward | a.gather(1, a.argmax(1, True)), a.gather(0, a.argmin(0, True))
 cumsum            | n,65                | 2 15 1031   | wide=32 low=.1 | a.cumsum(1), a.cumsum(0)
 cumprod           | n,65                | 2 15 1031   | wide=8 low=.1 | (1 + a / 64).cumprod(1)
-logcumsumexp      | n,65                | 2 15 1031   | wide=8 32 | a.logcumsumexp(1)
-cummax            | n,65                | 2 15 1031   | forward | a.cummax(1)[0], a.cummin(0)[0]
-any and all | n,65 | 2 15 1031 | forward | (a > 1).any(1), (a > -2).all(0), t.count_nonzero(a > 0, 1)
 # Sorting: equal numbers may change places, so what is compared is what lies there, and no gradient.
 sort | n,137 | 1 15 521 | forward | a.sort(1)[0], a.gather(1, a.argsort(1, descending=True)), a.sort(0)[0]
-stable sort       | n,137               | 15          | forward | (a * 2).round().sort(dim=1, stable=True)[1]
 sort, long        | n                   | 70001       | forward | a.sort()[0]
 topk | n,137 | 1 15 521 | forward | a.topk(7, 1)[0], a.gather(1, a.topk(5, 1, largest=False)[1])
-searchsorted | n 65 | 9 2053 | forward | t.searchsorted(a.sort()[0], b), t.bucketize(b, a.sort()[0], right=True)
 unique | <41:n | 77 70001 | forward 32 | *t.unique(a, return_inverse=True, return_counts=True), t.bincount(a)
 # Places that occur twice are sums, which 16 bits round at every step: their terms are positive.
 index_select      | n,33 <5:n           | 5 30 2053   | wide=32 low=.1 | a.index_select(0, b)
 gather | n,33 <5:n,33 | 5 30 403 | wide=32 low=.1 | a.gather(0, b), t.take_along_dim(a, b.flip(1), 0)
 scatter_add       | n,33 <5:n,33        | 5 30 403    | wide=32 low=.1 | t.zeros_like(a).scatter_add(0, b, a)
-scatter_reduce    | n,33 <5:n,33        | 5 30 403    | wide=4 since=2.1 | a.scatter_reduce(0, b, a, "amax")
 index_add         | n,33 <5:n           | 5 30 403    | wide=32 low=.1 | a.index_add(0, b, a, alpha=0.5)
-index_put         | n,33 <5:n           | 5 30 403    | wide=32 low=.1 | a.index_put((b,), a[0] / 4, accumulate=True)
 embedding         | 41,33 <41:n,3       | 5 30 703    | wide=32 low=.1 | F.embedding(b, a, padding_idx=0)
 embedding_bag     | 41,33 <41:n,3       | 5 30 703    | wide=32 low=.1 | F.embedding_bag(b, a, mode="sum")
-masks | n,33 n,33 | 5 30 2053 | forward | a[b > 0.5], t.where(a > b, a * 2, b - 1), a.masked_fill(b > 1, 7)
 # What moves elements, and what makes other dtypes of them.
 cat and stack     | n,65                | 1 15 1031   | | t.cat((a, a[:1]), 0), t.stack((a, a), 1), a.repeat(1, 3)
-flip and roll     | n,65                | 1 15 1031   | | a.flip(0), a.roll(5, 1), a.t().contiguous(), t.rot90(a)
-triangles         | n,65                | 1 15 1031   | | a.tril(1), a.triu(-1), a.diagonal()
-pad | n,65 | 1 15 1031 |  | F.pad(a, (2, 3, 1, 0), value=0.5), F.pad(a[None], (2, 3), "reflect")
 casts | n,65 | 1 15 1031 | forward | a.half(), a.bfloat16().float(), (a * 32).int(), a.long().to(a.dtype), a.bool()
-whole numbers | n,65 | 1 15 1031 | forward | \
-    [f((a * 64).long(), (a * 8).long().flip(0)) for f in (t.bitwise_xor, t.sub, t.mul)]
 # Images: where a sample lies is computed in the input's own precision, or in fp32. avg_pool is not run with channels
 # last: its gradient is wrong on GPUs before torch 2.14 (pytorch/pytorch#188344). In 16 bits two may be largest.
 max_pool | 2,3,n,11 | 6 17 1021 | 32 channels | \
     F.max_pool2d(a, 3, 2, 1), F.max_pool1d(a[0], 3, 2), F.max_pool3d(a[:, :, None], (1, 3, 2)), \
     F.adaptive_max_pool2d(a, (3, 2))
 avg_pool | 2,3,n,11 | 6 17 1021 | wide=4 | F.avg_pool2d(a, 3, 2, 1, ceil_mode=True, count_include_pad=False)
-avg_pool3d        | 2,3,n,11            | 6 17 1021   | wide=4 32 | F.avg_pool3d(a[:, :, None], (1, 2, 3))
 adaptive_pool | 2,3,n,11 | 6 17 1021 | wide=4 channels | F.adaptive_avg_pool2d(a, (3, 2))
 nearest           | 2,3,n,11            | 6 17 403    | wide=4 channels | F.interpolate(a, scale_factor=2.0)
 bilinear | 2,3,n,11 | 6 17 403 | wide=64 channels | F.interpolate(a, size=(9, 14), mode="bilinear")
-corners aligned | 2,3,n,11 | 6 17 403 | wide=64 channels | \
-    F.interpolate(a, size=(5, 23), mode="bilinear", align_corners=True)
 bicubic | 2,3,n,11 | 6 17 403 | wide=64 channels | F.interpolate(a, size=(9, 14), mode="bicubic")
-antialias | 2,3,n,11 | 6 17 40 | wide=64 32 | F.interpolate(a, size=(4, 5), mode="bilinear", antialias=True)
-pixel_shuffle     | 2,4,n,11            | 6 17 403    | channels | F.pixel_shuffle(a, 2)
-unfold and fold | 2,3,n,11 | 6 17 403 | wide=4 | F.fold(F.unfold(a, 3, padding=1), a.shape[-2:], 3, padding=1)
 grid_sample | 2,3,7,9 2,n,5,2 | 4 33 | wide=64 32 high=.9 low=-.9 | \
     F.grid_sample(a, b, padding_mode="border", align_corners=False)
-grid_sample bicubic | 2,3,7,9 2,n,5,2 | 4 33 | wide=64 32 high=.9 low=-.9 | \
-    F.grid_sample(a, b, "bicubic", "reflection", align_corners=True)
 # Fourier transforms of a power of two, of odd and of prime lengths; a long one with large prime factors loses more.
 fft | 5,n | 64 105 251 | wide=4 32 | t.view_as_real(t.fft.fft(a)), t.view_as_real(t.fft.rfft(a, norm="ortho"))
 fft, long         | n                   | 70000       | wide=32 32 | t.view_as_real(t.fft.fft(a))
-ifft2 | 5,n | 64 105 251 | wide=4 32 | t.view_as_real(t.fft.ifft2(a)), t.fft.irfft(t.fft.rfft(a) * 2, n=n)
 stft | 1,n 64 | 700 | wide=4 32 | t.view_as_real(t.stft(a, 64, 16, window=b, return_complex=True))
 # Matrices, well-conditioned. Vectors of near singular values turn far (Davis & Kahan 1970): they are multiplied again.
 cholesky          | 3,n,n               | 5 37        | wide=8 32 | t.linalg.cholesky(definite(a))
 solve             | 3,n,n               | 5 37        | wide=8 32 | t.linalg.solve(near(a), a[..., :3])
 inv               | 3,n,n               | 5 37        | wide=8 32 | t.linalg.inv(near(a))
 solve_triangular | 3,n,n | 5 37 | wide=8 32 | t.linalg.solve_triangular(near(a).triu(), a[..., :3], upper=True)
-slogdet           | 3,n,n               | 5 37        | wide=8 32 | t.linalg.slogdet(near(a))
-lstsq             | 3,n,n               | 5 37        | wide=8 32 | t.linalg.lstsq(near(a), a[..., :2])[0]
 qr | 3,n,n | 5 37 | wide=8 32 | (lambda q, r: (q @ r, r.abs()))(*t.linalg.qr(near(a)))
 svd | 3,n,n | 5 37 | wide=8 32 forward | (lambda u, s, v: (s, u * s[:, None] @ v))(*t.linalg.svd(a))
 eigh | 3,n,n | 5 37 | wide=8 32 forward | (lambda s, u: (s, u * s[:, None] @ u.mT))(*t.linalg.eigh(definite(a)))
-matrix_exp        | 3,n,n               | 5 37        | wide=8 32 | t.linalg.matrix_exp(a / n)
 cdist             | n,7 9,7             | 5 37        | wide=8 32 low=.1 | t.cdist(a, b + 3)
 # Functions of two numbers. Two equal ones have no one gradient (torch 2.14 changed it); a broadcast one is a long sum.
 add sub mul div   | n,33 n,33           | 1 13 2053   | wide=4 low=.3 | a + b, a - 2 * b, a * b, a / b, a * 3.7, 2.5 / b
 pow               | n,33 n,33           | 1 13 2053   | wide=4 low=.3 | a**b, a**3, a**0.5
 atan2 and hypot   | n,33 n,33           | 1 13 2053   | wide=4 low=.3 | t.atan2(a, b), t.hypot(a, b)
 maximum | n,33 n,33 | 1 13 2053 | low=.3 forward | t.maximum(a, b), t.fmin(a, b), a.clamp(0.3, 1.5)
-lerp and addcmul | n,33 n,33 | 1 13 2053 | wide=4 low=.3 | t.lerp(a, b, 0.3), t.addcmul(a, a, b), t.addcdiv(a, a, b)
-fmod              | n,33 n,33           | 1 13 2053   | low=.3 forward | t.fmod(a.float() * 8, 2), (a * 64).int() // 3
 broadcast         | n,33 n,33           | 1 13 2053   | wide=16 low=.3 | a[:, :1] * b[:1], a[:1] + b[:, :1]
-comparisons | n,33 n,33 | 1 13 2053 | forward | \
-    a < b, a == a.flip(0), t.isfinite(a / (b > 1)), t.logical_xor(a > 1, b > 1)
 complex           | n,33 n,33           | 1 13 2053   | wide=4 32 | t.view_as_real(t.complex(a, b) * t.complex(b, a))
 # Recurrent layers of two directions, whose gates round in each step; cuDNN takes dense weights alone.
 lstm | 3,n,5 2,3,7 28,5 28,7 28 28 28,5 28,7 28 28 | 9 | wide=32 32 | \
@@ -191,22 +151,11 @@ OPTIMIZERS = {
 }
 
 
-class Input(NamedTuple):
-    """A shape; `below` is 0 for floats, and for whole numbers what they are below."""
-
-    shape: Sequence[str]
-    below: int
-
-    def at(self, n: int) -> tuple[int, ...]:
-        """Return the shape for a size."""
-        return tuple(n if side == "n" else int(side) for side in self.shape)
-
-
 class Row(NamedTuple):
     """One line of the table."""
 
     name: str
-    inputs: tuple[Input, ...]
+    inputs: tuple[tuple[tuple[str, ...], int], ...]  # each shape, and what whole numbers are below; 0 for floats
     sizes: tuple[int, ...]
     code: CodeType
     flags: frozenset[str]
@@ -263,7 +212,7 @@ def _row(line: str) -> Row:
     made = []
     for side in inputs.split():
         below, _, shape = side.rpartition(":")
-        made.append(Input(shape.split(","), int(below[1:] or 0)))
+        made.append((tuple(shape.split(",")), int(below[1:] or 0)))
     code = compile(f"({call})", name, "eval")
     wide, low, high = (float(given.get(key, default)) for key, default in (("wide", 1), ("low", -2), ("high", 2)))
     since = (int(major), int(minor))

@@ -118,6 +118,6 @@ def test_a_sound_torch_agrees_with_itself(torch_python: Path, tmp_path: Path) ->
     row = measured(tmp_path / "report.json", torch_python, "standard")
     assert row["status"] == PASS, row["summary"]
     [entry] = row["ranks"]
-    assert entry["witness"]["compared"] > 450
-    assert entry["ran"]["float32"] > 450
+    assert entry["witness"]["compared"] > 350
+    assert entry["ran"]["float32"] > 350
     assert entry["seed"] >= 0
