@@ -15,7 +15,7 @@ import time
 
 from envcheck.binaries.native_library import Library, is_foreign
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View
-from envcheck.checks.extensions import environment, installed
+from envcheck.checks.extensions import installed
 
 CHECK = Check(
     promise="every installed extension fits this torch, CUDA, Python, glibc and GPU, by what its libraries need",
@@ -31,21 +31,21 @@ def measure(rank: Rank) -> Measured:
     begun = time.monotonic()
     distributions = installed.distributions()
     extensions = installed.extensions(distributions)
-    torch = environment.torch_root()
-    version = environment.torch_version(torch, distributions)
+    torch = installed.torch_root()
+    version = installed.torch_version(torch, distributions)
     versions = {name: dist.version for name, dist in distributions.items()} | ({"torch": version} if version else {})
-    undefined = environment.undefined_symbols(extensions, torch)
-    brought = environment.brought_libraries(torch)
+    undefined = installed.undefined_symbols(extensions, torch)
+    brought = installed.brought_libraries(torch)
     names = {name for extension in extensions for name in installed.required_names(extension)}
-    names |= {name for extension in extensions for name in environment.PRECOMPILED.get(extension.name, ())}
+    names |= {name for extension in extensions for name in installed.PRECOMPILED.get(extension.name, ())}
     compile_later = any(not extension.libraries for extension in extensions)
     return {
         "rank": rank.rank,
         "interpreter": installed.interpreter(),
-        "glibc": environment.glibc(),
+        "glibc": installed.glibc(),
         "torch": version,
         "installed": {name: versions[name] for name in sorted(names) if name in versions},
-        "nvcc": environment.found()._asdict() if compile_later else None,
+        "nvcc": installed.nvcc()._asdict() if compile_later else None,
         "extensions": [_extension(extension, undefined[extension.name], brought) for extension in extensions],
         "bytes": sum(library.size for extension in extensions for library in extension.libraries),
         "seconds": round(time.monotonic() - begun, 2),
@@ -54,7 +54,7 @@ def measure(rank: Rank) -> Measured:
 
 def _extension(extension: installed.InstalledExtension, undefined: set[str], brought: set[str]) -> Measured:
     libraries = [
-        _row(library, environment.missing_libraries(extension, library, brought), undefined)
+        _row(library, installed.missing_libraries(extension, library, brought), undefined)
         for library in extension.libraries
     ]
     # A symbol of a library that lacks another library may be that one's: torch's CUDA part, for example.
@@ -68,7 +68,7 @@ def _extension(extension: installed.InstalledExtension, undefined: set[str], bro
         "requires": extension.requires,
         "other_python": extension.other_python,
         "unread": extension.unread,
-        "undefined": environment.readable(counted),
+        "undefined": installed.readable(counted),
         "libraries": libraries,
     }
 

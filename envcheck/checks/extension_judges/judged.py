@@ -27,7 +27,7 @@ from envcheck.checks import (
     warned,
     worst,
 )
-from envcheck.checks.extensions.environment import PRECOMPILED
+from envcheck.checks.extensions.installed import PRECOMPILED
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.matrix.extensions.file import load

@@ -12,8 +12,7 @@ import msgspec
 from envcheck.binaries import native_library
 from envcheck.checks import Limit, Outcome, Ranks, View, failed, passed, skipped, undecided, warned, worst
 from envcheck.checks.extension_judges.judged import LAZY, fitting_release
-from envcheck.checks.extensions.trial import choice
-from envcheck.checks.extensions.trials import GONE
+from envcheck.checks.extensions.trials import GONE, choice
 
 LIMIT: Final = Limit(0, "misfits", "an import, dlopen(3) and a result that torch confirms", "equal")
 # What packages say on a machine without a GPU or its driver.

@@ -17,16 +17,14 @@ def _index(device: str) -> int:
     return int(device.partition(":")[2] or 0)
 
 
-def cupy_squares(device: str) -> Result:
-    """Square four numbers on a GPU."""
+def _cupy_squares(device: str) -> Result:
     import cupy
 
     with cupy.cuda.Device(_index(device)):
         return (cupy.arange(4) ** 2).get().tolist(), [0, 1, 4, 9]
 
 
-def numba_addition(device: str) -> Result:
-    """Add one in a kernel that numba compiles."""
+def _numba_addition(device: str) -> Result:
     import numpy as np
     from numba import cuda
 
@@ -41,8 +39,7 @@ def numba_addition(device: str) -> Result:
     return numbers.copy_to_host().tolist(), [1, 2, 3, 4]
 
 
-def dali_constant(device: str) -> Result:
-    """Run a pipeline of one operator."""
+def _dali_constant(device: str) -> Result:
     from nvidia.dali import fn, pipeline_def
 
     def constant() -> Any:
@@ -53,8 +50,7 @@ def dali_constant(device: str) -> Result:
     return pipeline.run()[0].as_cpu().as_array()[0].tolist(), [1.0, 2.0]
 
 
-def faiss_search(device: str) -> Result:
-    """Find the nearest of four vectors."""
+def _faiss_search(device: str) -> Result:
     import faiss
     import numpy as np
 
@@ -67,7 +63,7 @@ def faiss_search(device: str) -> Result:
     return nearest[:, 0].tolist(), [2, 0]
 
 
-def onnx_addition(device: str) -> Result:
+def _onnx_addition(device: str) -> Result:
     """Add a number to itself. On a GPU the session must have taken CUDA's provider, and not the CPU's."""
     import numpy as np
     import onnxruntime
@@ -115,22 +111,19 @@ def _attention(device: str, compute: Any) -> Result:
     return (result[0] if isinstance(result, tuple) else result), expected.transpose(1, 2).contiguous()
 
 
-def flash_attention(device: str) -> Result:
-    """Compute attention with flash-attn."""
+def _flash_attention(device: str) -> Result:
     from flash_attn import flash_attn_func
 
     return _attention(device, flash_attn_func)
 
 
-def flash_attention_4(device: str) -> Result:
-    """Compute attention with flash-attn 4."""
+def _flash_attention_4(device: str) -> Result:
     from flash_attn.cute import flash_attn_func
 
     return _attention(device, flash_attn_func)
 
 
-def xformers_attention(device: str) -> Result:
-    """Compute attention with xformers."""
+def _xformers_attention(device: str) -> Result:
     from xformers.ops import memory_efficient_attention
 
     return _attention(device, memory_efficient_attention)
@@ -143,7 +136,7 @@ def _norm(device: str, compute: Any) -> Result:
     return result, wide * (wide.pow(2).mean(-1, keepdim=True) + _EPSILON).rsqrt() * weight.float()
 
 
-def vllm_norm(device: str) -> Result:
+def _vllm_norm(device: str) -> Result:
     """Normalize rows with the operator that vllm registers."""
     import importlib
 
@@ -159,21 +152,20 @@ def vllm_norm(device: str) -> Result:
     return _norm(device, compute)
 
 
-def sglang_norm(device: str) -> Result:
-    """Normalize rows with sgl-kernel."""
+def _sglang_norm(device: str) -> Result:
     import sgl_kernel
 
     return _norm(device, lambda rows, weight: sgl_kernel.rmsnorm(rows, weight, _EPSILON))
 
 
-def flashinfer_norm(device: str) -> Result:
+def _flashinfer_norm(device: str) -> Result:
     """Normalize rows with flashinfer, which compiles the kernel unless its cache has it."""
     import flashinfer
 
     return _norm(device, lambda rows, weight: flashinfer.norm.rmsnorm(rows, weight, eps=_EPSILON))
 
 
-def causal_convolution(device: str) -> Result:
+def _causal_convolution(device: str) -> Result:
     """Convolve each channel with its own weights and with what came before."""
     import torch
     from causal_conv1d import causal_conv1d_fn
@@ -183,7 +175,7 @@ def causal_convolution(device: str) -> Result:
     return causal_conv1d_fn(signal, weight), wide[..., :32]
 
 
-def selective_scan(device: str) -> Result:
+def _selective_scan(device: str) -> Result:
     """Scan a sequence, and compare with mamba's own loop in torch."""
     from mamba_ssm.ops.selective_scan_interface import selective_scan_fn, selective_scan_ref
 
@@ -194,8 +186,7 @@ def selective_scan(device: str) -> Result:
     return selective_scan_fn(*arguments), selective_scan_ref(*arguments)
 
 
-def transformer_linear(device: str) -> Result:
-    """Apply a layer of Transformer Engine."""
+def _transformer_linear(device: str) -> Result:
     import torch
     import transformer_engine.pytorch as te
 
@@ -205,8 +196,7 @@ def transformer_linear(device: str) -> Result:
     return layer(inputs).detach(), expected.detach()
 
 
-def tensorrt_linear(device: str) -> Result:
-    """Compile a layer with TensorRT."""
+def _tensorrt_linear(device: str) -> Result:
     import torch
     import torch_tensorrt
 
@@ -215,8 +205,7 @@ def tensorrt_linear(device: str) -> Result:
     return compiled(inputs).detach(), layer(inputs).detach()
 
 
-def scaled(device: str) -> Result:
-    """Scale a list of tensors with apex."""
+def _scaled(device: str) -> Result:
     import amp_C
     import torch
     from apex.multi_tensor_apply import multi_tensor_applier
@@ -227,7 +216,7 @@ def scaled(device: str) -> Result:
     return result, numbers * 2
 
 
-def deepspeed_compatible(_device: str) -> Result:
+def _deepspeed_compatible(_device: str) -> Result:
     """Return whether deepspeed could compile its fused Adam here: it needs nvcc of torch's CUDA."""
     from deepspeed.ops.op_builder import FusedAdamBuilder
 
@@ -246,7 +235,7 @@ class Operation(NamedTuple):
     on_cpu: bool = False
 
 
-def nms(device: str) -> Result:
+def _nms(device: str) -> Result:
     """Keep the best of two boxes that overlap, and the one apart."""
     import torch
     import torchvision
@@ -256,7 +245,7 @@ def nms(device: str) -> Result:
     return kept, [0, 2]
 
 
-def forced_align(device: str) -> Result:
+def _forced_align(device: str) -> Result:
     """Align two labels with four frames, each of which is sure of one."""
     import torch
     import torchaudio
@@ -270,7 +259,7 @@ def forced_align(device: str) -> Result:
     return aligned[0], sure
 
 
-def decoded_audio(_device: str) -> Result:
+def _decoded_audio(_device: str) -> Result:
     """Decode the samples of a WAV file: on the CPU on every machine, through FFmpeg."""
     import struct
 
@@ -284,8 +273,7 @@ def decoded_audio(_device: str) -> Result:
     return AudioDecoder(wav).get_all_samples().data[0], torch.tensor(samples) / 32768
 
 
-def int8_linear(device: str) -> Result:
-    """Quantize the weights of a layer to 8 bits."""
+def _int8_linear(device: str) -> Result:
     import torch
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
@@ -297,8 +285,7 @@ def int8_linear(device: str) -> Result:
     return layer(inputs).detach(), expected
 
 
-def blockwise(device: str) -> Result:
-    """Quantize numbers to 8 bits by blocks, and back."""
+def _blockwise(device: str) -> Result:
     import torch
     from bitsandbytes import functional
 
@@ -307,8 +294,7 @@ def blockwise(device: str) -> Result:
     return functional.dequantize_blockwise(quantized, state), numbers
 
 
-def scatter(device: str) -> Result:
-    """Add numbers by index."""
+def _scatter(device: str) -> Result:
     import torch
     import torch_scatter
 
@@ -316,8 +302,7 @@ def scatter(device: str) -> Result:
     return torch_scatter.scatter(torch.tensor([1.0, 2, 3, 4], device=device), index, reduce="sum"), [4.0, 2, 4]
 
 
-def segment_matmul(device: str) -> Result:
-    """Multiply two segments with a matrix each."""
+def _segment_matmul(device: str) -> Result:
     import pyg_lib
     import torch
 
@@ -327,8 +312,7 @@ def segment_matmul(device: str) -> Result:
     return pyg_lib.ops.segment_matmul(inputs, bounds, weights), [[4.0, 4], [8, 8], [8, 8]]
 
 
-def nearest(device: str) -> Result:
-    """Find the nearest of three points."""
+def _nearest(device: str) -> Result:
     import torch
     from pytorch3d.ops import knn_points
 
@@ -340,31 +324,31 @@ def nearest(device: str) -> Result:
 # Numbers of 16 bits are 2**-9 (bfloat16) or 2**-12 (float16) of their size off; sums of products a few times that.
 _HALF = 0.02
 OPERATIONS: dict[str, Operation] = {
-    "apex": Operation("amp_C.multi_tensor_scale", scaled),
-    "bitsandbytes": Operation("quantize_blockwise", blockwise, 0.05, on_cpu=True),
-    "causal-conv1d": Operation("causal_conv1d_fn", causal_convolution, _HALF),
-    "deepspeed": Operation("FusedAdamBuilder.is_compatible", deepspeed_compatible),
-    "flash-attn": Operation("flash_attn_func", flash_attention, _HALF),
-    "flash-attn-4": Operation("flash_attn.cute.flash_attn_func", flash_attention_4, _HALF),
-    "flashinfer-python": Operation("flashinfer.norm.rmsnorm", flashinfer_norm, _HALF),
-    "mamba-ssm": Operation("selective_scan_fn", selective_scan, _HALF),
-    "pyg-lib": Operation("segment_matmul", segment_matmul, 1e-5, on_cpu=True),
-    "pytorch3d": Operation("knn_points", nearest, on_cpu=True),
-    "sglang-kernel": Operation("sgl_kernel.rmsnorm", sglang_norm, _HALF),
-    "torch-scatter": Operation("scatter", scatter, on_cpu=True),
-    "torch-tensorrt": Operation("torch_tensorrt.compile", tensorrt_linear, _HALF),
-    "torchao": Operation("int8 weights", int8_linear, 0.03, on_cpu=True),
-    "torchaudio": Operation("forced_align", forced_align, on_cpu=True),
-    "torchcodec": Operation("AudioDecoder", decoded_audio, 1e-4, on_cpu=True),
-    "torchvision": Operation("nms", nms, on_cpu=True),
-    "transformer-engine": Operation("te.Linear", transformer_linear, _HALF),
-    "vllm": Operation("torch.ops._C.rms_norm", vllm_norm, _HALF),
-    "xformers": Operation("memory_efficient_attention", xformers_attention, _HALF),
-    "cupy-cuda12x": Operation("cupy.arange", cupy_squares),
-    "faiss-gpu": Operation("IndexFlatL2", faiss_search, on_cpu=True),
-    "numba-cuda": Operation("cuda.jit", numba_addition),
-    "nvidia-dali-cuda120": Operation("fn.constant", dali_constant),
-    "onnxruntime-gpu": Operation("InferenceSession", onnx_addition, on_cpu=True),
+    "apex": Operation("amp_C.multi_tensor_scale", _scaled),
+    "bitsandbytes": Operation("quantize_blockwise", _blockwise, 0.05, on_cpu=True),
+    "causal-conv1d": Operation("causal_conv1d_fn", _causal_convolution, _HALF),
+    "deepspeed": Operation("FusedAdamBuilder.is_compatible", _deepspeed_compatible),
+    "flash-attn": Operation("flash_attn_func", _flash_attention, _HALF),
+    "flash-attn-4": Operation("flash_attn.cute.flash_attn_func", _flash_attention_4, _HALF),
+    "flashinfer-python": Operation("flashinfer.norm.rmsnorm", _flashinfer_norm, _HALF),
+    "mamba-ssm": Operation("selective_scan_fn", _selective_scan, _HALF),
+    "pyg-lib": Operation("segment_matmul", _segment_matmul, 1e-5, on_cpu=True),
+    "pytorch3d": Operation("knn_points", _nearest, on_cpu=True),
+    "sglang-kernel": Operation("sgl_kernel.rmsnorm", _sglang_norm, _HALF),
+    "torch-scatter": Operation("scatter", _scatter, on_cpu=True),
+    "torch-tensorrt": Operation("torch_tensorrt.compile", _tensorrt_linear, _HALF),
+    "torchao": Operation("int8 weights", _int8_linear, 0.03, on_cpu=True),
+    "torchaudio": Operation("forced_align", _forced_align, on_cpu=True),
+    "torchcodec": Operation("AudioDecoder", _decoded_audio, 1e-4, on_cpu=True),
+    "torchvision": Operation("nms", _nms, on_cpu=True),
+    "transformer-engine": Operation("te.Linear", _transformer_linear, _HALF),
+    "vllm": Operation("torch.ops._C.rms_norm", _vllm_norm, _HALF),
+    "xformers": Operation("memory_efficient_attention", _xformers_attention, _HALF),
+    "cupy-cuda12x": Operation("cupy.arange", _cupy_squares),
+    "faiss-gpu": Operation("IndexFlatL2", _faiss_search, on_cpu=True),
+    "numba-cuda": Operation("cuda.jit", _numba_addition),
+    "nvidia-dali-cuda120": Operation("fn.constant", _dali_constant),
+    "onnxruntime-gpu": Operation("InferenceSession", _onnx_addition, on_cpu=True),
 }
 # The same code under another name.
 OPERATIONS |= {

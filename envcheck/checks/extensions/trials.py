@@ -1,27 +1,33 @@
-"""Start a process for each installed extension that imports it and runs its smallest operation, and collect results."""
+"""Import each installed extension in a process of its own, load its libraries, and run its smallest operation.
+
+What was done so far is written to a file before each step, so that after a crash or a hang it names the step. Nothing
+is read off what an extension prints.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.machinery
 import importlib.metadata
 import importlib.util
 import json
 import os
 import re
+import resource
 import signal
 import site
 import sys
 import time
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from envcheck.binaries import native_library
 from envcheck.binaries.native_library import demangled
-from envcheck.checks.extensions import environment, trial
+from envcheck.checks.extensions import installed, operations
 from envcheck.checks.extensions.installed import KNOWN, InstalledExtension, import_name
-from envcheck.checks.support import subprocesses
 
 # One extension may take so long, as in the design of this check; the rest of the time is for the others.
 SECONDS = 120.0
@@ -29,6 +35,11 @@ _GRACE, _TICK = 2.0, 0.02
 _OUTPUT, _LOG = "output.txt", 4000
 # Libraries that are tried by themselves where the package has not loaded them; the static check reads all.
 _TRIED = 64
+# One library may take so long: loading runs its initialisers.
+_LIBRARY_SECONDS = 60
+_LONGEST_TEXT = 2000
+# libbitsandbytes_cuda128.so, libtorchcodec_core7.so, sm90/common_ops.so: the number before a suffix or in a directory.
+_NUMBER = re.compile(r"(?<=[a-z_])\d+(?=(?:_nocublaslt)?(?:\.abi3|\.cpython-\w+-[\w-]+)?\.so|/)")
 # What an extension says whose dependency has changed: numpy 2.5 took row_stack away from numba-cuda 0.30.
 GONE = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'|cannot import name '(\w+)' from '([\w.]+)'")
 # What the runner sets for a group of ranks: an extension would join that group.
@@ -39,83 +50,186 @@ def run_all(extensions: Iterable[InstalledExtension], scratch: Path, seconds: fl
     """Return the result of each extension's trial by name; None for those that the time did not suffice for."""
     deadline = time.monotonic() + seconds
     results: dict[str, Any] = {}
-    brought = environment.brought_libraries(environment.torch_root())
+    brought = installed.brought_libraries(installed.torch_root())
     for number, extension in enumerate(extensions):
-        left, directory = min(SECONDS, deadline - time.monotonic()), scratch / f"trial{number}"
-        results[extension.name] = _run(extension, directory, left, brought, gpu=gpu) if left > _GRACE else None
+        left, trial = min(SECONDS, deadline - time.monotonic()), _Trial(extension, scratch / f"trial{number}", gpu=gpu)
+        if left <= _GRACE:
+            results[extension.name] = None
+            continue
+        code = trial.begin(left)
+        sys.stdout.write(f"--- {extension.name}\n{trial.printed()}\n")
+        results[extension.name] = {"code": code, "limit": round(left, 1), **_explained(trial.left(), brought)}
     return results
 
 
-def _run(
-    extension: InstalledExtension, directory: Path, seconds: float, brought: set[str], *, gpu: bool
-) -> dict[str, Any]:
-    directory.mkdir()
-    result = directory / "result.json"
-    plan = {
-        "name": extension.name,
-        "modules": modules(extension),
-        "root": extension.root,
-        "libraries": [library.path for library in extension.libraries][:_TRIED],
-        "path": sys.path,
-        "gpu": gpu,
-        "result": str(result),
-    }
-    (directory / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
-    begin = _execute if _cuda_is_up() else _fork
-    code = begin(directory, seconds)
-    sys.stdout.write(f"--- {extension.name}\n{_tail(directory / _OUTPUT)}\n")
-    return {"code": code, "limit": round(seconds, 1), **_explained(_left(result), brought)}
+class _Trial:
+    """One extension, tried in a fork of this process, which has torch already."""
+
+    def __init__(self, extension: InstalledExtension, directory: Path, *, gpu: bool) -> None:
+        self.extension, self.directory, self.gpu = extension, directory, gpu
+        self.root, self.libraries = Path(extension.root), [library.path for library in extension.libraries][:_TRIED]
+        self.result, self.begun = directory / "result.json", time.monotonic()
+        self.facts: dict[str, Any] = {"step": "", "done": False}
+
+    def begin(self, seconds: float) -> int | None:
+        """Go through the steps in a fork; return its exit code, negative for a signal, None where it was too slow."""
+        self.directory.mkdir()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if not child:
+            # No teardown: a library that crashes while it unloads would take a good result with it.
+            try:
+                self._prepare()
+                self._run()
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+            time.sleep(_TICK)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return None
+
+    def printed(self) -> str:
+        """Return the end of what it printed."""
+        with contextlib.suppress(OSError):
+            return (self.directory / _OUTPUT).read_bytes()[-_LOG:].decode(errors="replace")
+        return ""
+
+    def left(self) -> dict[str, Any]:
+        """Return what it left in its file."""
+        with contextlib.suppress(OSError, ValueError):
+            facts = json.loads(self.result.read_text(encoding="utf-8"))
+            return facts if isinstance(facts, dict) else self.facts
+        return self.facts
+
+    def _prepare(self) -> None:
+        """Give this process its own home, caches and output, no group of ranks and no core dump."""
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with (self.directory / _OUTPUT).open("wb") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        home = self.directory / "home"
+        home.mkdir()
+        # Another home has no user site: packages that were installed there must still be found.
+        os.environ.setdefault("PYTHONUSERBASE", site.getuserbase())
+        os.environ |= {"HOME": str(home), "XDG_CACHE_HOME": f"{home}/.cache", "XDG_CONFIG_HOME": f"{home}/.config"}
+        os.environ |= {"TORCH_EXTENSIONS_DIR": f"{home}/torch", "TRITON_CACHE_DIR": f"{home}/triton"}
+        for name in _GROUP:
+            os.environ.pop(name, None)
+
+    def _step(self, name: str, **facts: Any) -> None:
+        """Say what comes next, before it does."""
+        self.facts.update(facts, step=name, seconds=round(time.monotonic() - self.begun, 2))
+        unfinished = self.result.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(self.facts), encoding="utf-8")
+        unfinished.replace(self.result)
+
+    def _run(self) -> None:
+        """Go through the steps; the first exception ends them."""
+        for module in ("torch", *modules(self.extension)):
+            self._step(f"import {module}")
+            try:
+                importlib.import_module(module)
+            except BaseException as error:  # noqa: BLE001 (an import may raise anything, SystemExit too)
+                if module == "torch" and isinstance(error, ModuleNotFoundError) and error.name == "torch":
+                    continue  # an extension that needs it says so
+                # The package's own text may leave out which library is at fault.
+                self._step(f"import {module}", error=_described(error))
+                self._step(f"import {module}", done=True, **self._loaded())
+                return
+        self._step("load its libraries", imported=True)
+        self._step("run its smallest operation", **self._loaded())
+        try:
+            operation = self._operate()
+        except BaseException as error:  # noqa: BLE001 (as above)
+            self._step("run its smallest operation", done=True, error=_described(error))
+            return
+        self._step("end", done=True, operation=operation, mapped=self._mapped())
+
+    def _loaded(self) -> dict[str, Any]:
+        """Load each library that the package has not loaded. Of a choice, one suffices."""
+        loaded = self._mapped()
+        held, alone, refused = {choice(path) for path in loaded}, [], {}
+        for path in self.libraries:
+            if path in loaded or choice(path) in held:
+                continue
+            why = _refusal(str(self.root / path))
+            if why:
+                refused[path] = why
+            else:
+                alone.append(path)
+                held.add(choice(path))
+        return {"mapped": loaded, "alone": alone, "refused": refused}
+
+    def _operate(self) -> list[dict[str, Any]] | None:
+        """Return what the operation came to on one GPU of each model, or on the CPU; None where none is known."""
+        known = operations.OPERATIONS.get(self.extension.name)
+        if known is None or not (self.gpu or known.on_cpu):
+            return None
+        results = []
+        for device in operations.devices(gpu=self.gpu):
+            self._step(f"run {known.name} on {device}")
+            results.append(operations.run(known, device))
+        return results
+
+    def _mapped(self) -> list[str]:
+        """Return those of the libraries that this process has in its memory."""
+        with Path("/proc/self/maps").open(encoding="utf-8", errors="replace") as maps:
+            here = {line.split(maxsplit=5)[-1].rstrip("\n") for line in maps if "/" in line}
+        return [path for path in self.libraries if os.path.realpath(self.root / path) in here]
 
 
-def _cuda_is_up() -> bool:
-    """Return whether importing torch has initialised CUDA, which no fork survives. Without torch it has not."""
-    with contextlib.suppress(Exception):
-        import torch
-
-        return bool(torch.cuda.is_initialized())
-    return False
+def choice(path: str) -> str:
+    """Return what libraries have in common of which a package loads one: for one CUDA, GPU or FFmpeg of several."""
+    return _NUMBER.sub("N", path)
 
 
-def _fork(directory: Path, seconds: float) -> int | None:
-    """Go through the plan in a fork of this process, which has torch already; return its exit code, None: too slow."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+def _refusal(path: str) -> str | None:
+    """Load a library, with all its symbols, in a process forked for it; return why the loader refused it, or None."""
+    import ctypes
+
+    reading, writing = os.pipe()
     child = os.fork()
     if not child:
         try:
-            with (directory / _OUTPUT).open("wb") as output:
-                os.dup2(output.fileno(), 1)
-                os.dup2(output.fileno(), 2)
-            variables = _environment(directory)
-            os.environ.clear()
-            os.environ.update(variables)
-            trial.main(str(directory / "plan.json"))
+            os.close(reading)
+            signal.alarm(_LIBRARY_SECONDS)
+            answer = "loaded"
+            try:
+                ctypes.CDLL(path, mode=os.RTLD_NOW)
+            except OSError as error:
+                answer = str(error)
+            os.write(writing, answer.encode()[:_LONGEST_TEXT])
         finally:
-            os._exit(1)
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-        time.sleep(_TICK)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read().decode(errors="replace")
+    _, status = os.waitpid(child, 0)
+    if not said:
+        ended = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit code {os.WEXITSTATUS(status)}"
+        return f"loading it ended the process: {ended}"
+    return None if said == "loaded" else said
 
 
-def _execute(directory: Path, seconds: float) -> int | None:
-    """Go through the plan in a new interpreter; return its exit code, None: too slow."""
-    command = [sys.executable, "-B", str(Path(trial.__file__)), str(directory / "plan.json")]
-    done = subprocesses.run(command, seconds, _GRACE, _environment(directory))
-    (directory / _OUTPUT).write_text(f"{done.output}{done.errors}", encoding="utf-8")
-    return done.code
-
-
-def _tail(path: Path) -> str:
-    try:
-        return path.read_bytes()[-_LOG:].decode(errors="replace")
-    except OSError:
-        return ""
+def _described(error: BaseException) -> dict[str, str]:
+    """Return an exception's type, its text, and the texts of those that it was raised from or while handling."""
+    chain, seen = [str(error)], {id(error)}
+    cause = error.__cause__ or error.__context__
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        chain.append(str(cause))
+        cause = cause.__cause__ or cause.__context__
+    traceback.print_exception(type(error), error, error.__traceback__)
+    return {"type": type(error).__name__, "text": str(error)[:_LONGEST_TEXT], "chain": "\n".join(chain)[:8000]}
 
 
 def modules(extension: InstalledExtension) -> list[str]:
@@ -123,20 +237,17 @@ def modules(extension: InstalledExtension) -> list[str]:
     if extension.name in KNOWN:
         return [import_name(extension.name)]
     tops = {Path(library.path).parts[0] for library in extension.libraries}
-    names = {
-        top.split(".")[0] for top in tops if not top.endswith((".libs", ".data")) and top.split(".")[0].isidentifier()
-    }
-    # A library that lies beside the packages and is no module of Python's is loaded below, and not imported.
-    importable = sorted(name for name in names if _importable(Path(extension.root), name))
+    names = {top.split(".")[0] for top in tops if not top.endswith((".libs", ".data"))}
+    # A library that lies beside the packages and is no module of Python's is loaded, and not imported.
+    importable = sorted(n for n in names if n.isidentifier() and _importable(Path(extension.root), n))
     return importable or [name for name in [import_name(extension.name)] if _found(name)]
 
 
 def _found(name: str) -> bool:
     """Return whether Python finds a module: one of an editable package lies elsewhere."""
-    try:
+    with contextlib.suppress(ImportError, ValueError, AttributeError):
         return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError, AttributeError):
-        return False
+    return False
 
 
 def _importable(root: Path, name: str) -> bool:
@@ -144,36 +255,16 @@ def _importable(root: Path, name: str) -> bool:
     return any(file.exists() for file in files)
 
 
-def _environment(directory: Path) -> dict[str, str]:
-    """Return the variables of a trial: its own home and caches, and no group of ranks."""
-    kept = {name: value for name, value in os.environ.items() if name not in _GROUP}
-    home = directory / "home"
-    home.mkdir()
-    own = {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache"), "XDG_CONFIG_HOME": str(home / ".config")}
-    own |= {"TORCH_EXTENSIONS_DIR": str(home / "torch"), "TRITON_CACHE_DIR": str(home / "triton")}
-    # Another home has no user site: packages that were installed there must still be found.
-    return {**kept, **own, "PYTHONUSERBASE": os.environ.get("PYTHONUSERBASE") or site.getuserbase()}
-
-
-def _left(result: Path) -> dict[str, Any]:
-    try:
-        facts = json.loads(result.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {"step": "", "done": False}
-    return facts if isinstance(facts, dict) else {"step": "", "done": False}
-
-
 def _explained(facts: dict[str, Any], brought: set[str]) -> dict[str, Any]:
     """Add what the loader's texts name: the symbol as in the source, or the library.
 
     `brought` are libraries that the environment has: a package may load one of them before its own, as cupy does.
     """
-    error = facts.get("error")
-    if isinstance(error, dict):
-        facts["error"] = {**error, **_named(str(error.get("chain"))), "dependency": _dependency(str(error.get("text")))}
-    refused = facts.get("refused")
-    if isinstance(refused, dict):
-        named = {path: {"text": str(text)[:500], **_named(str(text))} for path, text in refused.items()}
+    error, refused = facts.get("error"), facts.get("refused")
+    if error:
+        facts["error"] = {**error, **_named(error["chain"]), "dependency": _dependency(error["text"])}
+    if refused:
+        named = {path: {"text": text[:500], **_named(text)} for path, text in refused.items()}
         facts["refused"] = {path: {**why, "brought": why.get("library") in brought} for path, why in named.items()}
     return facts
 
@@ -186,16 +277,6 @@ def _dependency(text: str) -> str:
     return ""
 
 
-def _named(text: str) -> dict[str, Any]:
-    lacking = cause(text)
-    if lacking is None:
-        return {}
-    if lacking.kind != "symbol":
-        return {lacking.kind: lacking.name}
-    name = lacking.name
-    return {"symbol": name, "readable": demangled(name), "torchs": native_library.is_torch_symbol(name)}
-
-
 _PATTERNS = (
     ("symbol", re.compile(r"undefined symbol: ([^\s,()]+)")),
     ("version", re.compile(r"version [`']((?:GLIBC|GLIBCXX|CXXABI)_[\w.]+)' not found")),
@@ -204,18 +285,22 @@ _PATTERNS = (
 )
 
 
-class LoaderError(NamedTuple):
-    """What a library lacks. `kind` is "symbol", "library" or "version"; "invalid" where it is no library."""
-
-    kind: str
-    name: str
-
-
-def cause(text: str) -> LoaderError | None:
-    """Return what the loader did not find, None if the text is not the loader's.
+def cause(text: str) -> tuple[str, str] | None:
+    """Return what the loader did not find ("symbol", "library", "version"; "invalid": no library), and its name.
 
     A text that has several is of a package with a library for each version of another, of which one would do: that a
-    library was there, and a symbol was not, says more than that other versions are not installed.
+    library was there, and a symbol was not, says more than that other versions are not installed. None for a text that
+    is not the loader's.
     """
-    named = (LoaderError(kind, match[1]) for kind, pattern in _PATTERNS for match in [pattern.search(text)] if match)
+    named = ((kind, match[1]) for kind, pattern in _PATTERNS for match in [pattern.search(text)] if match)
     return next(named, None)
+
+
+def _named(text: str) -> dict[str, Any]:
+    lacking = cause(text)
+    if lacking is None:
+        return {}
+    kind, name = lacking
+    if kind != "symbol":
+        return {kind: name}
+    return {"symbol": name, "readable": demangled(name), "torchs": native_library.is_torch_symbol(name)}

@@ -15,13 +15,13 @@ for place in (*Path("/opt/envcheck/lib").glob("python*/site-packages"), Path(__f
     sys.path.append(str(place))
 
 from envcheck.binaries.native_library import demangled  # noqa: E402 (found on the path above)
-from envcheck.checks.extensions import environment, installed  # noqa: E402
+from envcheck.checks.extensions import installed  # noqa: E402
 from envcheck.checks.support.package_files import key  # noqa: E402
 
 
 def main(directory: str) -> int:
     """Compare, and name on stderr what is missing."""
-    torch = environment.torch_root()
+    torch = installed.torch_root()
     if torch is None:
         print("envcheck: built: this Python has no torch to compare with", file=sys.stderr)
         return 1
@@ -32,14 +32,14 @@ def main(directory: str) -> int:
                 archive.extractall(scratch)
             found = importlib.metadata.distributions(path=[scratch])
             extensions = installed.extensions({key(dist.metadata["Name"]): dist for dist in found})
-            undefined = environment.undefined_symbols(extensions, torch)
-            brought = environment.brought_libraries(torch)
+            undefined = installed.undefined_symbols(extensions, torch)
+            brought = installed.brought_libraries(torch)
             for extension in extensions:
                 for symbol in sorted(undefined[extension.name]):
                     print(f"envcheck: built: undefined symbol {demangled(symbol)}", file=sys.stderr)
                     missing += 1
                 for library in extension.libraries:
-                    for name in environment.missing_libraries(extension, library, brought):
+                    for name in installed.missing_libraries(extension, library, brought):
                         print(f"envcheck: built: {library.name} needs {name}", file=sys.stderr)
                         missing += 1
     return 1 if missing else 0

@@ -16,8 +16,7 @@ import pytest
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Outcome, View
 from envcheck.checks.env import extensions
 from envcheck.checks.extension_judges import judged
-from envcheck.checks.extensions import environment
-from envcheck.checks.extensions.installed import KNOWN
+from envcheck.checks.extensions.installed import KNOWN, nvcc
 from envcheck.matrix.extensions.file import load
 from tests import index_wheels
 from tests.elf_files import CUBIN, PTX, MadeLibrary, library
@@ -186,12 +185,12 @@ def test_nvcc_is_the_one_that_torch_would_take(
         path.chmod(0o755)
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    by_home = environment.found()
+    by_home = nvcc()
     assert (by_home.path, by_home.cuda, why in by_home.why) == (str(path), cuda, True), by_home
     monkeypatch.delenv("CUDA_HOME")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
     if script is not None:
-        assert environment.found() == by_home
+        assert nvcc() == by_home
 
 
 def test_a_release_whose_libraries_are_gone_is_an_error(gpu: View) -> None:

@@ -15,8 +15,7 @@ from envcheck.checks.env import extensions_loaded
 from envcheck.checks.extensions import trials
 from envcheck.checks.extensions.installed import KNOWN, import_name
 from envcheck.checks.extensions.operations import OPERATIONS
-from envcheck.checks.extensions.trial import choice
-from envcheck.checks.extensions.trials import cause
+from envcheck.checks.extensions.trials import cause, choice
 from tests import index_wheels
 from tests.checks.extensions.conftest import measure, write_package
 
