@@ -151,13 +151,6 @@ def test_no_message_repeats_a_login(tmp_path: Path) -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_an_index_that_does_not_answer_is_no_contradiction(spec: ImageSpec) -> None:
-    dead = Profile(name="test", pypi=[Index(url="http://127.0.0.1:9/simple")])
-    with pytest.raises(UnavailableError) as caught:
-        lock_user_packages(spec, ["trainer"], dead)
-    assert caught.value.exit_code == 3
-
-
 @pytest.mark.parametrize(
     ("line", "says"),
     [

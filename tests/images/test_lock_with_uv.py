@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,8 @@ import msgspec
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.images import lock_with_uv
 from envcheck.images.known_wheels import known_wheels
-from envcheck.images.lock_with_uv import Refusal, lock_cell, lock_tool, make_locks, parse_pylock
+from envcheck.images.lock_with_uv import lock_cell, lock_tool, make_locks, parse_pylock
 from envcheck.images.lockfile import Lock, Pin
 from envcheck.images.spec import make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
@@ -71,28 +70,6 @@ def test_a_dead_index_is_passed_over_and_only_dead_ones_are_an_error(matrix: Mat
         lock_cell(matrix, CELL, Profile(name="test", pypi=[dead]))
 
 
-def test_an_index_that_does_not_answer_is_asked_once(
-    matrix: Matrix, index: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The three ways to ask for companions are no three waits; an index that lacks one is asked for the next."""
-    requests: list[str] = []
-    run = lock_with_uv._compile  # noqa: SLF001 (what is counted)
-
-    def counted(options: list[str], files: Mapping[str, Sequence[str]], profile: Profile) -> list[Pin] | Refusal:
-        requests.append(options[-1])
-        return run(options, files, profile)
-
-    monkeypatch.setattr(lock_with_uv, "_compile", counted)
-    dead = "http://127.0.0.1:9/cu126"
-    with pytest.raises(UnavailableError):
-        lock_cell(_with_cu126(matrix), CU126, _profile(index, Index(url="http://127.0.0.1:9/{variant}")))
-    assert requests == [dead]
-    requests.clear()
-    with pytest.raises(UnavailableError):
-        lock_cell(_with_cu126(matrix), CU126, _profile(index, Index(url=index)))
-    assert len(requests) > 1
-
-
 def test_a_cell_whose_index_is_silent_is_locked_by_known_hashes(
     matrix: Matrix, torch_wheels: Path, simple_index: Callable[[Path], Path], serve: Callable[[Path], Any]
 ) -> None:
@@ -119,13 +96,6 @@ def test_a_cell_whose_index_is_silent_is_locked_by_known_hashes(
         "the hashes of torch 2.8.0+cu126, torchvision 0.23.0+cu126 are those of the matrix's facts"
     )
     assert "127.0.0.1:9" in text[-1]
-
-
-def test_a_cell_of_which_nothing_is_known_needs_its_index(matrix: Matrix, index: str) -> None:
-    unknown = Cell(torch="2.8.0", variant="cu126", python="3.14")
-    silent = _profile(index, Index(url="http://127.0.0.1:9/{variant}"))
-    with pytest.raises(UnavailableError, match=r"cu126-py314 cannot be locked: .*127"):
-        make_locks(_with_cu126(matrix), unknown, silent)
 
 
 def _with_cu126(matrix: Matrix) -> Matrix:

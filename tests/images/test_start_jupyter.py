@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import json
 import os
@@ -225,40 +224,6 @@ def test_sshd_takes_keys_only_and_gives_a_session_the_containers_environment(
         ["ssh-keygen", "-l", "-f", place.state("host_key.pub")], capture_output=True, text=True, check=True
     )
     assert fingerprint.stdout.split()[1] in message
-
-
-@pytest.mark.tools
-def test_the_lines_of_several_pub_files_are_taken(place: Place, pair: tuple[str, str]) -> None:
-    others = []
-    for kind in ("rsa", "ecdsa"):
-        path = place.root / kind
-        subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", "two words", "-f", path], check=True)
-        others.append(path.with_suffix(".pub").read_text())
-    # A key in hardware: the public half of the other, and the application it is for.
-    blob = base64.b64decode(pair[0].split()[1])[-36:]
-    kind = "sk-ssh-ed25519@openssh.com"
-    hardware = bytes([0, 0, 0, len(kind)]) + kind.encode() + blob + b"\0\0\0\4ssh:"
-    others.append(f"{kind} {base64.b64encode(hardware).decode()}\n")
-    given = "".join(("# mine\n\n", pair[0], *others, "  " + pair[0].replace(" ", "\t"), pair[0].replace("\n", "\r\n")))
-    process = place.start(SSH_PUBLIC_KEY=given)
-    assert eventually(lambda: "sshd.args" in place.seen(), expected=True)
-    process.terminate()
-    message = process.communicate(timeout=60)[1]
-    assert process.returncode == 0, message
-
-
-@pytest.mark.tools
-def test_the_port_is_22_where_anybody_may_take_it_and_another_where_one_is_named(
-    place: Place, pair: tuple[str, str]
-) -> None:
-    lowest = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
-    for given, expected in (({}, 22 if lowest <= 22 else 2222), ({"SSH_PORT": "2022"}, 2022)):
-        process = place.start(SSH_PUBLIC_KEY=pair[0], **given)
-        assert eventually(lambda: "sshd.args" in place.seen(), expected=True)
-        process.terminate()
-        assert f"sshd: port {expected}," in process.communicate(timeout=60)[1]
-        assert f"Port {expected}\n" in place.state("sshd_config").read_text()
-        (place.root / "seen/sshd.args").unlink()
 
 
 @pytest.mark.tools

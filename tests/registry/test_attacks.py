@@ -26,9 +26,9 @@ from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations, sign
 from envcheck.registry.statement import Sha256, Subject, written
 from envcheck.signing import load_private
 from tests import proofs
-from tests.http_server import Answer, RawServer, Request, Servers, endless
+from tests.http_server import Answer, RawServer, Servers, endless
 from tests.registries import stored_blob
-from tests.registry.oci.fakes import FakeRegistry, opened, push_index
+from tests.registry.oci.fakes import FakeRegistry, opened
 from tests.registry.site import NOW, Site
 
 DAY: Final = 86400
@@ -177,26 +177,6 @@ def test_an_index_that_names_thousands_of_images_costs_few_requests(lied: Site, 
     assert len(fake.requests) - before < 30
 
 
-def test_an_index_that_names_itself_is_left_out(lied: Site, fake: FakeRegistry) -> None:
-    content = index_of(lied.repository.manifest("2.13.0-cpu-py311-runtime"), [f"sha256:{'1' * 64}"])
-    fake.manifests[f"sha256:{'1' * 64}"] = (content, OCI_INDEX)
-    lied.repository.push_manifest(content, OCI_INDEX, "loop")
-    document = lied.pull("--from", lied.name)
-    assert document["chosen"] is not None
-    assert any(note.startswith("the tag loop was left out") for note in document["notes"])
-
-
-def test_an_index_whose_other_architecture_was_not_mirrored_is_pulled(lied: Site, fake: FakeRegistry) -> None:
-    both = push_index(lied.repository, "both", amd64="one", arm64="two")
-    arm64 = both.index().manifests[1].digest
-    assert lied.chosen(f"{lied.name}@{both.digest}") == lied.chosen()
-    del fake.manifests[arm64]
-    assert lied.chosen(f"{lied.name}@{both.digest}") == lied.chosen() is not None
-    image = lied.repository.manifest("2.13.0-cpu-py311-runtime")
-    report, key = lied.report(image), lied.folder / "release"
-    assert lied.run("publish", f"{lied.name}:both", "--report", report, "--key", key)[0] == 0
-
-
 def test_one_image_with_too_many_attachments_does_not_stop_the_pull_of_another(lied: Site) -> None:
     image = lied.image("two", "2.14.0-cpu-py311-runtime")
     many = index_of(image, [f"sha256:{number:064x}" for number in range(10_001)])
@@ -229,17 +209,6 @@ def test_a_registry_that_does_not_answer_leads_to_no_image(
     assert lied.run("proof", *words)[0] == status
     fake.fault = lambda _: None
     assert lied.chosen(f"{lied.name}@{image.digest}") == image.digest
-
-
-def test_a_registry_that_was_busy_for_a_moment_is_asked_again(lied: Site, fake: FakeRegistry) -> None:
-    busy = iter([429, 503])
-
-    def fault(_: Request) -> Answer | None:
-        status = next(busy, None)
-        return Answer(status, headers={"Retry-After": "0"}) if status else None
-
-    fake.fault = fault
-    assert lied.chosen() is not None
 
 
 def test_no_registry_is_no_proof(lied: Site) -> None:

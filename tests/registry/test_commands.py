@@ -72,12 +72,6 @@ def test_what_pull_would_refuse_is_published_and_exits_1(
     assert reason in site.reasons(f"{site.name}@{image.digest}", policy=policy)
 
 
-def test_what_nobody_signed_is_read_back_as_unsigned(site: Site) -> None:
-    policy = site.write_policy("unsigned = true\n")
-    status, output = site.publish(site.image("one", "one"), "--unsigned", "--policy", policy)
-    assert (status, output.splitlines()[-1]) == (0, "  read back: unsigned for the node that ran"), output
-
-
 def test_without_a_policy_no_key_is_known(site: Site) -> None:
     image = site.image("one", "one")
     site.publish(image)
@@ -149,15 +143,6 @@ def test_evidence_that_does_not_hold_leads_to_the_next_image(on_disk: Site, dock
     assert [(row["digest"], row["reason"]) for row in document["refused"]] == [(new.digest, "dangling")]
 
 
-def test_a_promotion_from_elsewhere_than_the_policy_says_does_not_count(site: Site) -> None:
-    image = site.image("one")
-    site.publish(image)
-    assert site.promote(image, "--to", "stable")[0] == 0
-    elsewhere = site.write_policy(promote='from = "registry.example/staging"')
-    assert site.chosen(f"{site.name}:stable") == image.digest
-    assert site.reasons(f"{site.name}:stable", policy=elsewhere) == {"alias-not-promoted"}
-
-
 def test_a_name_of_a_tag_is_not_believed(site: Site) -> None:
     old = site.image("old", "2.13.0-cpu-py311-runtime")
     new = site.image("new", "2.12.0-cpu-py311-runtime")
@@ -207,13 +192,6 @@ def test_a_promotion_wants_a_proof_for_each_of_the_policys_gpus(site: Site) -> N
     assert "stable" not in site.repository.tags()
 
 
-def test_an_index_without_an_image_is_never_promoted(site: Site) -> None:
-    index = push_index(site.repository, "empty")
-    status, output = site.promote(index, "--to", "stable")
-    assert (status, "names no image for Linux" in output) == (1, True), output
-    assert "stable" not in site.repository.tags()
-
-
 def test_an_index_is_proven_and_promoted_by_its_image(site: Site) -> None:
     index = push_index(site.repository, "index", amd64="one")
     image = site.image("one")
@@ -247,15 +225,6 @@ def test_an_index_with_two_images_of_one_architecture_is_not_promoted(site: Site
     status, message = site.promote(index, "--to", "stable")
     assert (status, "two images of one architecture" in message) == (1, True), message
     assert "stable" not in site.repository.tags()
-
-
-def test_a_tag_that_leads_to_no_image_is_left_out_and_said(site: Site) -> None:
-    image = site.image("one", "one")
-    site.publish(image)
-    push_index(site.repository, "odd")
-    document = site.pull("--from", site.name)
-    assert document["chosen"].endswith(image.digest)
-    assert any(note.startswith("the tag odd was left out") for note in document["notes"])
 
 
 def test_an_alias_moves_when_enough_keys_have_promoted(site: Site) -> None:

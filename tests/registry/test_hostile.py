@@ -92,21 +92,6 @@ def test_a_registry_that_breaks_before_the_proof_is_read_back_leaves_it_undeterm
     assert site.chosen(f"{site.name}@{image.digest}") == image.digest
 
 
-def test_what_was_published_before_an_sbom_is_refused_is_said(fake: FakeRegistry, tmp_path: Path) -> None:
-    site = Site(fake.netloc, tmp_path)
-    image = site.image("one", "one")
-    sbom = tmp_path / "sbom.json"
-    sbom.write_text('{"bomFormat":"CycloneDX"}')
-    fake.fault = lambda request: Answer(403, b"{}") if b"cyclonedx" in request.body else None
-    signed = ("--key", site.folder / "release", "--policy", site.policy, "--sbom", sbom)
-    words = ("publish", f"{site.name}@{image.digest}", "--report", site.report(image), *signed, "--json")
-    ended = CliRunner().invoke(cli, [*map(str, words)])
-    assert isinstance(ended.exception, UnavailableError), ended
-    [row] = json.loads(ended.stdout)["published"]
-    assert (row["proof"] is not None, row["holds"]) == (True, None)
-    assert site.chosen(f"{site.name}@{image.digest}") == image.digest
-
-
 def test_a_statement_that_nobody_signed_does_not_steer_the_terminal_either(lied: Site) -> None:
     image = lied.image("two", "two")
     covers = Covers(gpu=STEERS, cc="9.0", gpus=1, transport=STEERS, driver="570.1", arch=STEERS, mig=False)
@@ -176,18 +161,6 @@ def test_a_list_of_tags_without_an_end_is_refused(
     status, message = lied.run("pull", "--from", lied.name, "--policy", lied.policy)
     assert (status, "more than 1000 tags" in message) == (3, True), message
     assert len(fake.requests) - before == 4
-
-
-def test_an_alias_that_names_no_manifest_any_more_is_moved(fake: FakeRegistry, tmp_path: Path) -> None:
-    site = Site(fake.netloc, tmp_path)
-    image = site.image("one", "2.13.0-cpu-py311-runtime")
-    site.attach(image)
-    broken = Answer(200, b"{}", {"Content-Type": OCI_MANIFEST, "Docker-Content-Digest": f"sha256:{'a' * 64}"})
-    fake.fault = lambda request: (
-        broken if request.method == "GET" and "stable" in request.path and "stable" not in fake.tags else None
-    )
-    status, output = site.promote(image, "--to", "stable")
-    assert (status, fake.tags["stable"]) == (0, image.digest), output
 
 
 def test_an_alias_that_moves_while_it_is_looked_at_leads_to_what_was_promoted_or_to_nothing(

@@ -176,16 +176,8 @@ def honest(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
     return instance.bundle(payload, at=AT)
 
 
-def just_in_time(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
-    return instance.bundle(payload, at=AT, delay=600)
-
-
 def too_late(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
     return instance.bundle(payload, at=AT, delay=601)
-
-
-def before_the_certificate(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
-    return instance.bundle(payload, at=AT, delay=-1)
 
 
 def entry_of_another(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
@@ -202,30 +194,9 @@ def another_payload(instance: SigstoreInstance, payload: bytes) -> dict[str, Any
     return document
 
 
-def in_entry(**changes: Any) -> Forgery:
-    def change(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
-        document = instance.bundle(payload, at=AT)
-        entry = document["verificationMaterial"]["tlogEntries"][0]
-        for where, value in changes.items():
-            if value is None:
-                del entry[where]
-            else:
-                entry[where] = value
-        return document
-
-    return change
-
-
 def no_entry(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
     document = instance.bundle(payload, at=AT)
     document["verificationMaterial"]["tlogEntries"] = []
-    return document
-
-
-def of_a_log_that_forgot(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
-    document = instance.bundle(payload, at=AT)
-    proof = document["verificationMaterial"]["tlogEntries"][0]["inclusionProof"]
-    proof["hashes"] = [base64.b64encode(bytes(32)).decode()]
     return document
 
 
@@ -233,45 +204,13 @@ def of_another_authority(_: SigstoreInstance, payload: bytes) -> dict[str, Any]:
     return SigstoreInstance().bundle(payload, at=AT)
 
 
-def of_another_log(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
-    other = SigstoreInstance()
-    document = instance.bundle(payload, at=AT)
-    entry = document["verificationMaterial"]["tlogEntries"][0]
-    taken = Entry(base64.b64decode(entry["canonicalizedBody"]), int(entry["integratedTime"]))
-    document["verificationMaterial"]["tlogEntries"] = other.bundle(payload, at=AT, entry=taken)["verificationMaterial"][
-        "tlogEntries"
-    ]
-    return document
-
-
-def claims_a_key(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
-    document = instance.bundle(payload, at=AT)
-    document["verificationMaterial"]["publicKey"] = {"hint": ""}
-    return document
-
-
-def no_certificate(instance: SigstoreInstance, payload: bytes) -> dict[str, Any]:
-    document = instance.bundle(payload, at=AT)
-    document["verificationMaterial"]["certificate"]["rawBytes"] = base64.b64encode(b"none").decode()
-    return document
-
-
 FORGERIES: Final[dict[str, tuple[Forgery, str]]] = {
     "honest": (honest, "holds"),
-    "in the log in the certificate's last second": (just_in_time, "holds"),
     "in the log after the certificate had expired": (too_late, "wrong-key"),
-    "in the log before the certificate": (before_the_certificate, "wrong-key"),
     "the entry of another bundle": (entry_of_another, "tampered"),
     "a payload that was changed after signing": (another_payload, "tampered"),
-    "no proof of inclusion": (in_entry(inclusionProof=None), "unknown-format"),
-    "no promise, so that nobody states when it was signed": (in_entry(inclusionPromise=None), "unknown-format"),
-    "a later time than the promise states": (in_entry(integratedTime=str(int(AT.timestamp()) + 5)), "tampered"),
     "no entry": (no_entry, "unknown-format"),
-    "a log that does not have the entry": (of_a_log_that_forgot, "tampered"),
     "an untrusted root": (of_another_authority, "wrong-key"),
-    "an untrusted log": (of_another_log, "tampered"),
-    "a key beside the certificate": (claims_a_key, "unknown-format"),
-    "a certificate that is none": (no_certificate, "unknown-format"),
 }
 
 

@@ -30,9 +30,3 @@ def test_without_emulation_arm64_is_refused_with_what_to_do(
     monkeypatch.setattr(subprocesses, "stream", lambda *_, **__: CommandResult(status, listed))
     with pytest.raises(UnavailableError, match="docker runs no linux/arm64 programs here; install qemu-user-static"):
         Docker.__new__(Docker).demand_platform("linux/arm64")
-
-
-def test_with_emulation_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docker, "_builder_name", list)
-    monkeypatch.setattr(subprocesses, "stream", lambda *_, **__: CommandResult(0, EMULATED))
-    Docker.__new__(Docker).demand_platform("linux/arm64")

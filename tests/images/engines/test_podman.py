@@ -12,7 +12,6 @@ from envcheck.errors import UnavailableError
 from envcheck.images import engines
 from envcheck.images.engines import subprocesses
 from envcheck.images.engines.containers import Digests
-from envcheck.images.engines.docker import Docker
 from envcheck.images.engines.podman import Podman, image_info
 
 # `podman image inspect` of 4.3, cut to what is read.
@@ -29,12 +28,6 @@ def test_an_image_is_read() -> None:
     assert info.command == ("tini",)
     assert (info.id, info.user, info.size, info.layers) == ("86cd", "1000:1000", 231, ["sha256:1"])
     assert info.digests == Digests("sha256:d1", "sha256:86cd", None, ("localhost/x@sha256:d1",))
-
-
-def test_podman_builds_nothing_it_cannot_inspect() -> None:
-    if subprocesses.which("podman") is None:
-        pytest.skip("podman is not installed")
-    assert Podman().inspect("localhost/no-such-image:1") is None
 
 
 @pytest.fixture
@@ -57,17 +50,6 @@ def test_a_podman_that_takes_no_named_context_is_told_from_one_that_does(program
         UnavailableError, match=r"this podman does not support; use podman 4\.2 or later, or leave --prefetch"
     ):
         Podman().demand_contexts()
-
-
-def test_a_docker_without_buildx_takes_no_named_context(
-    program: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Docker, "__init__", lambda _: None)
-    program("docker", "exit 0")
-    Docker().demand_contexts()
-    program("docker", '[ "$1" != buildx ]')
-    with pytest.raises(UnavailableError, match="buildx plugin; install docker-buildx, or leave --prefetch"):
-        Docker().demand_contexts()
 
 
 def test_no_layer_is_taken_for_the_text_of_its_run_alone(program: Callable[[str, str], None]) -> None:

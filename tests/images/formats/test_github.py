@@ -32,10 +32,6 @@ def test_a_job_says_all_that_a_workflow_needs_on_one_line() -> None:
     }
 
 
-def test_a_cell_without_a_lock_is_no_job() -> None:
-    assert json.loads(written("github", [msgspec.structs.replace(spec(), locks=[])], OPTIONS)) == {"include": []}
-
-
 def test_more_jobs_than_github_takes_are_refused() -> None:
     assert len(json.loads(written("github", [spec()] * MOST_JOBS, OPTIONS))["include"]) == MOST_JOBS
     with pytest.raises(ConfigError, match="257 jobs, and GitHub takes 256"):

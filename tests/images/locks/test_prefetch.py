@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from envcheck.errors import PromiseError, UnavailableError
+from envcheck.errors import PromiseError
 from envcheck.images import build_context as contexts
 from envcheck.images import prefetch
 from envcheck.images.dockerfile import write_locks
@@ -53,12 +53,6 @@ def test_every_file_is_brought_and_a_second_time_nothing_is_asked(
     assert site.requests == []
     held = prefetch.held(store, spec.locks, spec.cell.python)
     assert {one.name.partition("-")[0] for one in held} >= {"torch", "numpy", "sympy"}
-
-
-def test_a_closed_profile_that_names_no_index_asks_nobody(store: Store, spec: ImageSpec) -> None:
-    with pytest.raises(UnavailableError, match="no index is configured"):
-        bring(store, spec, Profile(name="closed", closed=True))
-    assert store.objects() == []
 
 
 def test_wrong_bytes_reach_no_name_of_the_store(
@@ -119,16 +113,3 @@ def test_build_prefetch_and_then_again_with_the_network_cut(
     assert json.loads(second.stdout)["promises"]["torch"] == "2.8.0+cu128"
     assert (tmp_path / "two/bin/python").exists()
     assert site.requests == []
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        (["--network", "host"], "--prefetch builds without a network"),
-        (["--base", "registry"], "--base registry installs"),
-    ],
-)
-def test_what_asks_for_a_network_is_refused(tmp_path: Path, option: list[str], message: str) -> None:
-    completed = _envcheck(["build", "torch2.13.0-cpu-py311", "--engine", "venv", "--prefetch", *option], tmp_path)
-    assert (completed.returncode, completed.stderr.count("\n")) == (2, 1)
-    assert message in completed.stderr

@@ -22,7 +22,6 @@ import pytest
 from envcheck.data import data_path
 from envcheck.errors import ConfigError
 from envcheck.images.build_context import Context, network, sources, write
-from envcheck.images.build_log import diagnose
 from envcheck.images.known_wheels import local_wheels
 from envcheck.images.lock_with_uv import lock_cell
 from envcheck.images.lockfile import Lock, Pin
@@ -30,7 +29,6 @@ from envcheck.images.spec import ImageSpec, make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.profiles.model import HuggingFace, Index, Profile
 from tests.certificates import signed
-from tests.wheels import wheel
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
 CANARY = "hunter2-canary"
@@ -120,17 +118,6 @@ def test_modes_do_not_depend_on_the_umask_nor_change_the_sites_files(
     assert stat.S_IMODE(wheel.stat().st_mode) == 0o600
 
 
-def test_a_file_index_is_read_and_its_word_for_a_hash_is_not_taken(
-    locked: ImageSpec, simple_index: Any, torch_wheels: Path
-) -> None:
-    root = simple_index(torch_wheels)
-    data = local_wheels(locked.locks, [Index(url=root.as_uri())], "3.11")
-    assert len(data) == len({pin.name for lock in locked.locks for pin in lock.pins})
-    (root.parent / "sympy-1.14.0-py3-none-any.whl").write_bytes(b"poison")
-    data = local_wheels(locked.locks, [Index(url=root.as_uri())], "3.11")
-    assert "sympy" not in {path.name.split("-")[0] for path in data.values()}
-
-
 @pytest.mark.parametrize(
     ("name", "python", "fits"),
     [
@@ -188,23 +175,6 @@ def test_a_wrong_hash_is_refused_and_nothing_is_installed(
     assert installed(target) == set()
 
 
-def test_a_local_file_with_another_hash_is_named_when_no_source_has_the_right_one(
-    locked: ImageSpec, tmp_path: Path, target: Path
-) -> None:
-    other = tmp_path / "other"
-    wheel(other, "sympy", "1.14.0", files={"sympy.py": "import os  # not what was locked\n"})
-    context = write(
-        [locked], Profile(name="t", pypi=[Index(url=str(other), kind="find-links"), DEAD]), tmp_path / "ctx"
-    )
-    completed = install(context, "base", target)
-    assert completed.returncode != 0
-    assert "hash mismatch: the local sympy-1.14.0-py3-none-any.whl is not the file that was locked" in completed.stderr
-    cause = diagnose(completed.stderr)
-    assert cause is not None
-    assert cause.what.startswith("hash mismatch")
-    assert "hash mismatch" not in install(context, "nvidia", target).stderr
-
-
 def test_a_poisoned_mirror_is_refused_and_the_good_one_used(
     locked: ImageSpec, site: Any, tmp_path: Path, target: Path, serve: Callable[[Path], Any], torch_wheels: Path
 ) -> None:
@@ -239,21 +209,6 @@ def test_the_proof_passes_for_what_was_promised_and_names_what_was_not(
         name = lie.partition("=")[0]
         completed = prove(context, target, *(lie if promise.startswith(f"{name}=") else promise for promise in good))
         assert (completed.returncode, f"envcheck: proof failed: {name} is" in completed.stderr) == (1, True), lie
-
-
-def test_nothing_that_uv_notes_for_itself_stays_and_record_lists_what_is_there(
-    locked: ImageSpec, torch_wheels: Path, tmp_path: Path, target: Path
-) -> None:
-    context = write(
-        [locked], Profile(name="t", pypi=[Index(url=str(torch_wheels), kind="find-links")]), tmp_path / "ctx"
-    )
-    completed = install(context, "base", target)
-    assert completed.returncode == 0, completed.stderr
-    assert not [path for path in target.rglob("*") if path.name in ("uv_cache.json", "uv_build.json", ".lock")]
-    for record in target.glob("lib/*/site-packages/*.dist-info/RECORD"):
-        listed = [line.split(",")[0] for line in record.read_text().splitlines()]
-        assert listed
-        assert not [name for name in listed if not (record.parents[1] / name).exists()]
 
 
 def test_a_netrc_gets_in_but_never_lies_in_the_context(

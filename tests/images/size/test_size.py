@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.images.engines import size_inside
-from envcheck.images.engines.size import Duplicate, Layer, duplicates, read_history
-from tests.tables import each
+from envcheck.images.engines.size import Duplicate, duplicates
 
 SITE = "opt/venv/lib/python3.11/site-packages"
 MB = 1 << 20
@@ -74,10 +73,3 @@ def test_a_library_in_two_places_is_a_duplicate_and_its_links_and_versions_in_on
         Duplicate(library="libcublasLt", bytes=700, paths=sorted(path for path, _ in there[:2])),
         Duplicate(library="libgomp", bytes=2, paths=sorted(path for path, _ in there[2:4])),
     ]
-
-
-@each("size, expected", [("1234", 1234), ("1.5MB", 1_500_000), ("2GB", 2_000_000_000)])
-def test_a_history_has_its_layers_in_the_order_they_were_made(size: str, expected: int) -> None:
-    text = f'{{"Size":"{size}","CreatedBy":"RUN pip"}}\n{{"Size":"0B","CreatedBy":"ENV x"}}\nWARNING\n'
-    text += '{"Size":"10","CreatedBy":"ADD rootfs.tar /"}\n'
-    assert read_history(text) == [Layer(bytes=10, step="ADD rootfs.tar /"), Layer(bytes=expected, step="RUN pip")]

@@ -32,15 +32,6 @@ def build(make_build: MakeBuild, store: Store, tmp_path: Path) -> ExtensionBuild
     return build
 
 
-def test_the_next_build_finds_it_and_another_one_does_not(
-    store: Store, build: ExtensionBuild, make_build: MakeBuild
-) -> None:
-    kept = recipe.find(store, build)
-    assert kept is not None
-    assert store.name(kept.sha256) == kept.name == "scatter_ops-1.0-py3-none-any.whl"
-    assert recipe.find(store, make_build("torch2.13.0-cpu-py312")) is None
-
-
 @pytest.mark.parametrize("change", ["cut", "another build's", "a path", "no hash", "evicted", "other bytes"])
 def test_what_is_not_whole_is_not_used(store: Store, build: ExtensionBuild, change: str) -> None:
     kept = recipe.find(store, build)

@@ -49,16 +49,6 @@ def test_what_is_attached_is_found_with_its_bytes(real: str, fresh: Fresh) -> No
     assert attachment.tag in repository.tags()
 
 
-@pytest.mark.tools
-def test_attaching_the_same_again_changes_nothing(real: str, fresh: Fresh) -> None:
-    repository = fresh(real)
-    subject = push_image(repository)
-    assert attached(repository, subject) == attached(repository, subject)
-    assert words(repository, subject.digest) == ["proof"]
-    index = repository.manifest(fallback_tag(subject.digest)).index()
-    assert len(index.manifests) == 1
-
-
 SCRIPT = """
 import sys
 from envcheck.registry.attachments import attach
@@ -234,15 +224,6 @@ def test_an_api_whose_next_page_is_not_there_is_not_read_in_part(registry: FakeR
         referrers(repository, subject.digest)
 
 
-@pytest.mark.parametrize("status", [400, 404, 405, 501])
-def test_a_registry_without_the_api_is_none_that_fails(registry: FakeRegistry, status: int) -> None:
-    repository = opened(registry.netloc)
-    subject = push_image(repository)
-    attached(repository, subject)
-    registry.fault = lambda request: Answer(status) if "/referrers/" in request.path else None
-    assert words(repository, subject.digest) == ["proof"]
-
-
 @pytest.mark.parametrize("place", ["/referrers/", "/tags/list", "/manifests/sha256-"])
 @pytest.mark.parametrize(("status", "kind"), [(503, RegistryUnavailableError), (403, DeniedError)])
 def test_a_place_that_cannot_be_read_is_no_empty_one(
@@ -273,18 +254,6 @@ def test_a_fallback_tag_that_resolves_to_the_subject_is_neither_read_nor_written
     actual = referrers(repository, subject.digest)
     assert [one.descriptor for one in actual.artifacts] == [attachment.descriptor]
     assert (actual.refused, [tag in note for note in actual.notes]) == ([], [True])
-
-
-def test_a_registry_that_says_it_lists_the_subject_needs_no_index(registry: FakeRegistry) -> None:
-    repository = opened(registry.netloc)
-    subject = push_image(repository)
-    registry.fault = lambda r: (
-        Answer(201, headers={"OCI-Subject": subject.digest}) if r.method == "PUT" and ".proof" in r.path else None
-    )
-    before = len(registry.requests)
-    attached(repository, subject)
-    assert fallback_tag(subject.digest) not in registry.tags
-    assert [r.method for r in registry.requests[before:]].count("GET") == 0
 
 
 def test_entries_of_others_stay_in_the_index_as_they_are(registry: FakeRegistry) -> None:
@@ -331,19 +300,6 @@ def test_a_blob_that_the_registry_lost_is_sent_again(registry: FakeRegistry, tim
         return
     attached(repository, subject)
     assert words(repository, subject.digest) == ["proof"]
-
-
-def test_what_a_descriptor_says_of_a_manifest_is_not_used(registry: FakeRegistry) -> None:
-    repository = opened(registry.netloc)
-    subject = push_image(repository)
-    attachment = attached(repository, subject)
-    tag = fallback_tag(subject.digest)
-    index = json.loads(repository.manifest(tag).content)
-    index["manifests"][0] |= {"artifactType": "application/vnd.evil", "annotations": {"word": "evil"}, "size": 1}
-    repository.push_manifest(json.dumps(index).encode(), OCI_INDEX, tag)
-    [actual] = referrers(repository, subject.digest).artifacts
-    assert (actual.manifest.kind, actual.manifest.annotations) == (KIND, {"word": "proof"})
-    assert actual.descriptor == attachment.descriptor
 
 
 def test_an_image_that_is_listed_and_names_no_subject_does_not_count(registry: FakeRegistry) -> None:

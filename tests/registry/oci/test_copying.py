@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +12,6 @@ from envcheck.registry.promotions import copy_image
 from envcheck.registry.references import LyingError
 from envcheck.registry.repository import Repository
 from tests.http_server import Servers
-from tests.registries import program
 from tests.registry.oci.fakes import KIND, FakeRegistry, opened, push_image, push_index
 
 Fresh = Callable[[str], Repository]
@@ -53,28 +50,6 @@ def test_within_a_registry_blobs_are_taken_over_and_not_sent(docker_registry: st
     assert copy_image(source, target, manifest.digest).blobs == []
     [actual] = referrers(target, manifest.digest).artifacts
     assert target.blob(actual.manifest.layers[0], 100) == b'"proof"'
-
-
-@pytest.mark.tools
-def test_skopeo_leaves_proofs_behind_and_oras_takes_what_is_in_the_index(
-    docker_registry: str, referrers_registry: str, fresh: Fresh, tmp_path: Path
-) -> None:
-    """What other tools' copies do, which is why there is one here."""
-    skopeo, oras = program("skopeo"), program("oras")
-    source, by_skopeo, by_oras = fresh(docker_registry), fresh(referrers_registry), fresh(referrers_registry)
-    manifest = push_image(source, tag="latest")
-    attach(source, manifest.descriptor, KIND, [("application/json", b'"proof"')], {})
-    policy = tmp_path / "policy.json"
-    policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
-    tls = ("--src-tls-verify=false", "--dest-tls-verify=false", "--preserve-digests")
-    names = [f"docker://{one.reference.name}:latest" for one in (source, by_skopeo)]
-    subprocess.run([skopeo, "--policy", str(policy), "copy", *tls, *names], check=True, capture_output=True)
-    plain = ("--from-plain-http", "--to-plain-http")
-    names = [f"{one.reference.name}:latest" for one in (source, by_oras)]
-    subprocess.run([oras, "cp", "-r", *plain, *names], check=True, capture_output=True)
-    assert by_skopeo.manifest("latest").digest == by_oras.manifest("latest").digest == manifest.digest
-    assert referrers(by_skopeo, manifest.digest).artifacts == []
-    assert len(referrers(by_oras, manifest.digest).artifacts) == 1
 
 
 def test_what_is_attached_and_cannot_be_copied_is_listed(servers: Servers) -> None:

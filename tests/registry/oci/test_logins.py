@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from envcheck.errors import ConfigError, EnvcheckError
+from envcheck.errors import EnvcheckError
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.profiles.model import Credential, HuggingFace, Profile
 from envcheck.registry import logins
@@ -68,11 +68,6 @@ def header(environ: dict[str, str], name: str = "registry.example/team/torch") -
 )
 def test_a_login_is_found_under_the_names_that_clients_write(home: Path, key: str, name: str) -> None:
     assert header(log_in(home, auths={key: {"auth": ENCODED}}), name) == BASIC
-
-
-@each("key", ["registry.example:5000", "example", "registry.example/other", "x.registry.example"])
-def test_a_login_is_for_its_own_registry_only(home: Path, key: str) -> None:
-    assert header(log_in(home, auths={key: {"auth": ENCODED}})) is None
 
 
 def test_the_login_of_the_nearest_part_of_a_registry_counts(home: Path) -> None:
@@ -295,13 +290,6 @@ def test_a_place_of_tokens_that_is_down_is_tried_again_and_named(servers: Server
     assert len(tokens.requests) == 4
 
 
-@pytest.mark.parametrize("realm", ["ftp://127.0.0.1/", "", "/relative", "http://[::1", "javascript:x"])
-def test_a_place_of_tokens_that_is_no_url_is_not_asked(servers: Servers, home: Path, realm: str) -> None:
-    registry = servers.start(GuardedRegistry(lambda _: False, f'Bearer realm="{realm}"'))
-    with pytest.raises(DeniedError, match=r"names no URL for its tokens|not trusted"):
-        opened(registry, logged_in(home, registry)).tags()
-
-
 def test_no_secret_goes_over_plain_http_to_another_machine(
     servers: Servers, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,22 +312,6 @@ def test_a_registry_over_tls_sends_nobody_to_plain_http_or_to_this_machine(home:
     authorization = Authorization(Client(), reference, lambda: account_for(reference, environ))
     with pytest.raises(DeniedError, match="not trusted"):
         authorization.answer({"WWW-Authenticate": f'Bearer realm="{realm}"'}, ["repository:x:pull"], None)
-
-
-def test_a_registry_that_refuses_its_own_tokens_is_left(servers: Servers, home: Path) -> None:
-    tokens = servers.start(Tokens())
-    registry = servers.start(GuardedRegistry(lambda _: False, f'Bearer realm="{tokens.url}"'))
-    with pytest.raises(DeniedError, match=r"refuses the tags of team/torch \(401\); use an account that may do this"):
-        opened(registry, logged_in(home, registry)).tags()
-    assert (len(registry.requests), len(tokens.issued)) == (2, 1)
-
-
-def test_a_place_of_tokens_gets_no_login_of_its_own_from_a_registry_of_another(servers: Servers, home: Path) -> None:
-    """The login is that of the registry, also where the file has one for the host that issues tokens."""
-    tokens = servers.start(Tokens())
-    registry = servers.start(GuardedRegistry(lambda request: request.login is not None, f'Bearer realm="{tokens.url}"'))
-    opened(registry, log_in(home, auths={tokens.netloc: {"auth": ENCODED}})).tags()
-    assert tokens.logins == {None}
 
 
 def test_a_login_does_not_follow_a_blob_to_another_host(servers: Servers, home: Path) -> None:
@@ -368,14 +340,6 @@ def test_the_login_of_a_profile_counts_before_that_of_docker(servers: Servers, h
         profile = Profile(name="site", netrc=str(home / "netrc"))
     opened(registry, environ, profile=profile).tags()
     assert registry.logins == {None, BASIC}
-
-
-def test_a_secret_that_the_profile_names_and_is_not_there_is_one_line(servers: Servers, home: Path) -> None:
-    registry = servers.start(GuardedRegistry(lambda request: request.login is not None, 'Basic realm="x"'))
-    credential = {registry.netloc: Credential(user="me", password_env="ABSENT")}  # noqa: S106 (a name)
-    profile = Profile(name="site", credentials=credential, hf=HuggingFace(endpoint=registry.url))
-    with pytest.raises(ConfigError, match=r"site: its credential is missing: \$ABSENT has no secret"):
-        opened(registry, {"HOME": str(home)}, profile=profile).tags()
 
 
 class Everything(logging.Handler):

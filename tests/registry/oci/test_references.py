@@ -37,13 +37,6 @@ def test_a_reference_names_a_registry_a_repository_and_what_is_in_it(text: str, 
     assert (str(reference), reference.url) == (shown, url)
 
 
-def test_a_digest_is_wanted_before_a_tag_and_a_tag_before_latest() -> None:
-    assert parse_reference(f"a/b:tag@{DIGEST}").wanted == DIGEST
-    assert parse_reference("a/b:tag").wanted == "tag"
-    assert parse_reference("a/b").wanted == "latest"
-    assert str(parse_reference("a/b:tag").pinned(DIGEST)) == f"docker.io/a/b@{DIGEST}"
-
-
 @each(
     "text, why",
     [

@@ -56,11 +56,6 @@ def test_a_model_that_the_matrix_lacks_is_compared_by_the_letter() -> None:
     assert word(node, gpu="NVIDIA Made-Up 9001") == "wrong-gpu"
 
 
-def test_a_proof_with_mig_covers_a_node_with_mig() -> None:
-    assert word(structs.replace(proofs.NODE, mig=True), mig=True) is None
-    assert word(proofs.NODE, mig=True) == "wrong-gpu"
-
-
 def test_the_resolver_of_today_must_still_say_yes() -> None:
     """R590 no longer drives Volta, whatever was proven on an older driver."""
     v100 = structs.replace(proofs.NODE, models=("Tesla V100-SXM2-32GB",), gpus=1)

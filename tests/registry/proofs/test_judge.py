@@ -19,7 +19,7 @@ from envcheck.registry import statement as statements
 from envcheck.registry.judge import ListedProof, NodeFacts
 from envcheck.registry.policy import DEFAULT, Policy
 from envcheck.registry.promotions import refuse_alias
-from envcheck.registry.statement import ProofRefusal, Rejection, ReportReference, Sha256, Statement, Subject
+from envcheck.registry.statement import ProofRefusal, Rejection, Sha256, Statement, Subject
 from envcheck.signing import PrivateKey
 from tests import proofs
 from tests.tables import each
@@ -164,11 +164,6 @@ def test_two_subjects_are_none(policy: Policy, key: PrivateKey) -> None:
     assert word(proofs.attached(proofs.stated(image=image), key), policy=policy) == "wrong-subject"
 
 
-def test_the_index_of_one_image_under_another_is_of_no_use(policy: Policy, key: PrivateKey) -> None:
-    proof = proofs.attached(proofs.stated(), key)
-    assert word(proof, policy=policy, node=proofs.H200, image=proofs.OTHER) == "wrong-subject"
-
-
 @each(
     "after, refusal",
     [
@@ -283,35 +278,6 @@ def test_the_proof_that_came_furthest_speaks_for_the_image(policy: Policy, key: 
     assert word(*lying[:1], unfetched(ProofRefusal.DANGLING), policy=policy) == "unknown-format"
 
 
-def test_what_is_first_in_the_order_of_words_decides(policy: Policy, key: PrivateKey) -> None:
-    """One statement with everything wrong; each thing that is put right shows the next."""
-    wrong: dict[str, Any] = {
-        "mode": "cpu",
-        "arch": "aarch64",
-        "gpu": proofs.H100,
-        "gpus": 0,
-        "driver": "580.65.06",
-        "level": "static",
-        **at(proofs.NOW - dt.timedelta(days=99)),
-    }
-    right = {"mode": "gpu", "arch": "x86_64", "gpu": "NVIDIA H200", "gpus": 1, "driver": "570.124.06", "level": "full"}
-    seen = []
-    for mended in [(), *right]:
-        wrong = {**wrong, mended: right[mended]} if isinstance(mended, str) else wrong
-        seen.append(word(proofs.attached(proofs.stated(**wrong), key), policy=policy, node=proofs.H200))
-    order = [refusal.value for refusal in ProofRefusal]
-    assert seen == [
-        "not-a-gpu-run",
-        "wrong-arch",
-        "wrong-gpu",
-        "too-few-gpus",
-        "driver-too-old",
-        "level-too-low",
-        "expired",
-    ]
-    assert [order.index(each) for each in seen if each] == sorted(order.index(each) for each in seen if each)
-
-
 def evidence_of(change: Callable[[Any], Any], key: PrivateKey, *, edit: bool = False) -> ListedProof:
     """Return a proof whose report was changed: before it was signed, or with `edit` after."""
     report = change(proofs.report())
@@ -349,12 +315,6 @@ def test_what_the_policy_requires_must_pass_today_too(policy: Policy, key: Priva
     )
 
 
-def test_a_report_that_was_edited_after_signing_is_tampered(policy: Policy, key: PrivateKey) -> None:
-    edited = evidence_of(lambda report: structs.replace(report, boot="x"), key, edit=True)
-    assert word(edited, policy=policy, node=proofs.H200) == "tampered"
-    assert word(evidence_of(lambda report: report, key, edit=True), policy=policy, node=proofs.H200) is None
-
-
 def test_evidence_that_is_gone_or_no_report_is_named(policy: Policy, key: PrivateKey) -> None:
     statement = proofs.stated()
     listed_proof = ListedProof(
@@ -364,22 +324,6 @@ def test_evidence_that_is_gone_or_no_report_is_named(policy: Policy, key: Privat
     assert word(listed_proof, policy=structs.replace(policy, rejudge=False), node=proofs.H200) is None
     cut = proofs.packed().content[:-1]
     assert word(structs.replace(listed_proof, evidence=lambda _: cut), policy=policy, node=proofs.H200) == "tampered"
-
-
-def test_evidence_is_fetched_only_for_what_holds_otherwise(policy: Policy, key: PrivateKey) -> None:
-    fetched: list[str] = []
-
-    def fetch(report: ReportReference) -> bytes:
-        fetched.append(report.digest)
-        return proofs.packed().content
-
-    refused = structs.replace(proofs.attached(proofs.stated(level="quick"), key), evidence=fetch)
-    proofs.judged(refused, policy=policy, node=proofs.H200)
-    assert fetched == []
-    proofs.judged(
-        structs.replace(proofs.attached(proofs.stated(), key), evidence=fetch), policy=policy, node=proofs.H200
-    )
-    assert fetched == [proofs.packed().reference.digest]
 
 
 def test_the_words_are_stable_and_listed() -> None:

@@ -41,21 +41,11 @@ def refusal(*promotions: SignedPromotion, digest: str = A, signers: int = 1) -> 
     return refused.detail if refused else ""
 
 
-def test_the_alias_names_what_was_promoted_last() -> None:
-    assert refusal(signed(A)) == ""
-    assert refusal(signed(B, -2), signed(A, -1)) == ""
-    assert refusal(signed(A, -1), signed(B, -2)) == ""
-
-
 def test_a_tag_that_was_moved_by_hand_is_not_believed() -> None:
     assert refusal().startswith(f"nobody promoted {ALIAS} (0 of 1 keys); ")
     assert f"was promoted to {B}, and the registry says {A}" in refusal(signed(B))
     assert f"was promoted to {B}" in refusal(signed(A, -2), signed(B, -1))  # a rollback by a writer of the registry
     assert "nobody promoted" in refusal(signed(A, alias="latest"))
-
-
-def test_a_rollback_that_was_promoted_is_believed() -> None:
-    assert refusal(signed(A, -3), signed(B, -2), signed(A, -1)) == ""
 
 
 def test_different_keys_are_counted() -> None:
