@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from envcheck.errors import ConfigError
 from envcheck.fleet.hostlist import MOST, fold, is_name, natural, unfold
+from tests.tables import each
 
 WORD = st.text(string.ascii_lowercase + "-._", min_size=0, max_size=4)
 NUMBER = st.one_of(st.integers(0, 130).map(str), st.integers(0, 130).map(lambda n: str(n).zfill(3)))
@@ -31,17 +32,18 @@ def test_numbers_fold_to_one_entry(numbers: set[int]) -> None:
     assert folded.count(",") == runs - 1
 
 
-def test_what_scontrol_reads(subtests: pytest.Subtests) -> None:
-    cases: list[tuple[str, list[str]]] = [
+@each(
+    "text, names",
+    [
         ("n[1-3,5]", ["n1", "n2", "n3", "n5"]),
         ("n[08-11]", ["n08", "n09", "n10", "n11"]),
         ("r[1-2]n[01-02]-ib", ["r1n01-ib", "r1n02-ib", "r2n01-ib", "r2n02-ib"]),
         ("a, b\nc,,a", ["a", "b", "c"]),
         ("", []),
-    ]
-    for text, names in cases:
-        with subtests.test(str((text, names))):
-            assert unfold(text) == names
+    ],
+)
+def test_what_scontrol_reads(text: str, names: list[str]) -> None:
+    assert unfold(text) == names
 
 
 def test_what_scontrol_writes() -> None:
@@ -64,13 +66,11 @@ def test_a_list_of_more_names_than_any_fleet_is_refused_at_once() -> None:
             unfold(text)
 
 
-def test_a_name_that_a_host_list_cannot_hold_is_refused(subtests: pytest.Subtests) -> None:
-    cases: list[str] = ["<b>", "a,b", "a b", "n[1]", "", "x" * 254, "n\n1", "ñ1", "\u0661"]
-    for name in cases:
-        with subtests.test(str(name)):
-            assert not is_name(name)
-            with pytest.raises(ConfigError):
-                fold([name])
+@each("name", ["<b>", "a,b", "a b", "n[1]", "", "x" * 254, "n\n1", "ñ1", "\u0661"])
+def test_a_name_that_a_host_list_cannot_hold_is_refused(name: str) -> None:
+    assert not is_name(name)
+    with pytest.raises(ConfigError):
+        fold([name])
 
 
 def test_people_count_nodes() -> None:

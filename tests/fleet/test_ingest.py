@@ -16,6 +16,7 @@ from envcheck.errors import ConfigError, EnvcheckError
 from envcheck.fleet.database import LONGEST, FleetDatabase, KnownFile, ingest, opened
 from envcheck.fleet.summary import FleetQuestion, summarize
 from tests.fleet.node_reports import failing, node_report, outcome_of, write
+from tests.tables import each
 
 
 def read(folder: Path, database: Path | None = None) -> list[KnownFile]:
@@ -59,8 +60,9 @@ def test_a_block_that_fails_keeps_nothing(tmp_path: Path) -> None:
         assert ingest(held, [folder]).read == 1
 
 
-def test_what_a_run_left_unfinished_is_one_line_of_its_node(subtests: pytest.Subtests, tmp_path: Path) -> None:
-    cases: list[bytes] = [
+@each(
+    "content",
+    [
         b"",
         b"\0" * 5000,
         b"{",
@@ -70,18 +72,19 @@ def test_what_a_run_left_unfinished_is_one_line_of_its_node(subtests: pytest.Sub
         b'{"schema": "envcheck/report/2", "more": 1}',
         b'{"schema": "envcheck/report/1", "outcomes": ' + b"[" * 100_000,
         b'\xef\xbb\xbf{"schema": "envcheck/report/1", "started": \xff',
-    ]
-    for content in cases:
-        with subtests.test(str(content)):
-            (tmp_path / "n17.json").write_bytes(content)
-            file = only(tmp_path)
-            assert (file.node, file.run, file.problem) == ("n17", None, True)
-            assert file.note
-            assert "\n" not in file.note
+    ],
+)
+def test_what_a_run_left_unfinished_is_one_line_of_its_node(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "n17.json").write_bytes(content)
+    file = only(tmp_path)
+    assert (file.node, file.run, file.problem) == ("n17", None, True)
+    assert file.note
+    assert "\n" not in file.note
 
 
-def test_a_file_of_something_else_is_one_line_and_no_node(subtests: pytest.Subtests, tmp_path: Path) -> None:
-    cases: list[tuple[bytes, str]] = [
+@each(
+    "content, note",
+    [
         (b"[]", "is not a report of envcheck"),
         (b"null", "is not a report of envcheck"),
         (b'{"name": "x", "schema": "else"}', "is not a report of envcheck"),
@@ -90,12 +93,12 @@ def test_a_file_of_something_else_is_one_line_and_no_node(subtests: pytest.Subte
         (b"\xff\xfe{}", "is not JSON"),
         (b"hello", "is not JSON"),
         (b"[" * 100_000, "is not a report of envcheck"),
-    ]
-    for content, note in cases:
-        with subtests.test(str((content, note))):
-            (tmp_path / "package.json").write_bytes(content)
-            file = only(tmp_path)
-            assert (file.node, file.run, file.note, file.problem) == ("", None, note, True)
+    ],
+)
+def test_a_file_of_something_else_is_one_line_and_no_node(tmp_path: Path, content: bytes, note: str) -> None:
+    (tmp_path / "package.json").write_bytes(content)
+    file = only(tmp_path)
+    assert (file.node, file.run, file.note, file.problem) == ("", None, note, True)
 
 
 def test_a_truncated_report_is_a_problem_wherever_it_ends(tmp_path: Path) -> None:
@@ -135,17 +138,15 @@ FIELDS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_a_verdict_of_pass_that_something_contradicts_is_no_pass(subtests: pytest.Subtests, tmp_path: Path) -> None:
-    cases: list[str] = [*OUTCOMES, *FIELDS]
-    for how in cases:
-        with subtests.test(str(how)):
-            report = node_report("n1")
-            outcome_of(report, "gemm-throughput").update(OUTCOMES.get(how, {}))
-            report.update(FIELDS.get(how, {}))
-            write(tmp_path, report)
-            actual, why = status(tmp_path)
-            assert actual == ("fail" if how == "check" else "error")
-            assert why
+@each("how", [*OUTCOMES, *FIELDS])
+def test_a_verdict_of_pass_that_something_contradicts_is_no_pass(tmp_path: Path, how: str) -> None:
+    report = node_report("n1")
+    outcome_of(report, "gemm-throughput").update(OUTCOMES.get(how, {}))
+    report.update(FIELDS.get(how, {}))
+    write(tmp_path, report)
+    actual, why = status(tmp_path)
+    assert actual == ("fail" if how == "check" else "error")
+    assert why
 
 
 def test_a_number_that_no_machine_has_costs_no_other_report(tmp_path: Path) -> None:
@@ -212,23 +213,24 @@ def test_a_file_of_another_program_is_not_written_to(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes() == before
 
 
-def test_a_database_that_was_changed_is_one_line_and_no_pass(subtests: pytest.Subtests, tmp_path: Path) -> None:
-    cases: list[str] = [
+@each(
+    "change",
+    [
         "DROP TABLE outcomes",
         "UPDATE runs SET status = 'PASS'",
         "UPDATE runs SET started = 'then'",
         "DELETE FROM configurations",
         "UPDATE configurations SET content = 'nothing'",
         "DELETE FROM runs",
-    ]
-    for change in cases:
-        with subtests.test(str(change)):
-            folder, path = write(tmp_path / "r", node_report("n1")), tmp_path / "fleet.db"
-            read(folder, path)
-            with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-                connection.execute(change)
-            with pytest.raises(ConfigError, match=r"fleet\.db .*; name another file"), opened(path) as held:
-                summarize(held, ingest(held, [folder]), FleetQuestion(time.time(), max_age=1e9))
+    ],
+)
+def test_a_database_that_was_changed_is_one_line_and_no_pass(tmp_path: Path, change: str) -> None:
+    folder, path = write(tmp_path / "r", node_report("n1")), tmp_path / "fleet.db"
+    read(folder, path)
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(change)
+    with pytest.raises(ConfigError, match=r"fleet\.db .*; name another file"), opened(path) as held:
+        summarize(held, ingest(held, [folder]), FleetQuestion(time.time(), max_age=1e9))
 
 
 def test_a_database_where_none_can_be_is_one_line(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from envcheck.fleet.kubernetes_node import mark, patch
 from tests.certificates import Certificate, signed
 from tests.http_server import Answer, Request, Server, Servers
+from tests.tables import each
 
 REASON = "envcheck: ecc: 2 errors"
 OTHERS = {"key": "maintenance", "value": "tonight", "effect": "NoExecute"}
@@ -104,15 +105,12 @@ def test_a_name_that_is_no_path_stays_a_name(servers: Servers, account: Certific
     assert server.paths[0] == "/api/v1/nodes/..%2Fpods%2Fx"
 
 
-def test_a_server_that_refuses_is_said(subtests: pytest.Subtests, servers: Servers, account: Certificate) -> None:
-    cases: list[tuple[Api, str]] = [
-        (Api(status=403), "apply rbac.yaml"),
-        (Api(status=404), "answers 404"),
-        (Api(conflicts=99), "answers 409"),
-    ]
-    for api, why in cases:
-        with subtests.test(str((api, why))):
-            assert why in marked(servers.start(Server(api, tls=account.context)), account)
+@each(
+    "api, why",
+    [(Api(status=403), "apply rbac.yaml"), (Api(status=404), "answers 404"), (Api(conflicts=99), "answers 409")],
+)
+def test_a_server_that_refuses_is_said(servers: Servers, account: Certificate, api: Api, why: str) -> None:
+    assert why in marked(servers.start(Server(api, tls=account.context)), account)
 
 
 def test_a_pod_without_an_account_is_said(servers: Servers, account: Certificate, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from envcheck.errors import ConfigError
 from envcheck.fleet.group.membership import membership
 from envcheck.fleet.kubernetes_node import TAINT
 from envcheck.fleet.launch_files import FILES, LaunchValues, launch_files
+from tests.tables import each
 
 IMAGE = "registry.example:5000/torch@sha256:" + "a" * 64
 HOSTILE = """a"b'c$HOME`id`;#: {{x}} \\ %s"""
@@ -90,88 +91,80 @@ def test_shellcheck_finds_nothing(subtests: pytest.Subtests, tmp_path: Path, val
             assert [line for line in completed.stdout.splitlines() if "SC" in line and "SC2016" not in line] == []
 
 
-def test_a_script_calls_the_program_with_exactly_the_words_that_were_given(
-    subtests: pytest.Subtests, tmp_path: Path
-) -> None:
-    cases: list[str] = ["prolog.sh", "epilog.sh", "health.sh"]
-    for script in cases:
-        with subtests.test(str(script)):
-            program = tmp_path / "it's a $HOME"
-            program.write_text('#!/bin/sh\nfor word; do printf "%s\\n" "$word"; done\n')
-            program.chmod(0o755)
-            values = SETTINGS["hostile"]._replace(program=str(program))
-            completed = subprocess.run(
-                ["sh", "-c", texts("slurm", values)[script]], capture_output=True, text=True, check=True
-            )
-            words = completed.stdout.splitlines()
-            assert words[:5] == ["--quiet", "fleet", "gate", "--python", f"/opt/{HOSTILE}"]
-            assert {"--drain", "--require-gpu"} <= set(words)
+@each("script", ["prolog.sh", "epilog.sh", "health.sh"])
+def test_a_script_calls_the_program_with_exactly_the_words_that_were_given(tmp_path: Path, script: str) -> None:
+    program = tmp_path / "it's a $HOME"
+    program.write_text('#!/bin/sh\nfor word; do printf "%s\\n" "$word"; done\n')
+    program.chmod(0o755)
+    values = SETTINGS["hostile"]._replace(program=str(program))
+    completed = subprocess.run(["sh", "-c", texts("slurm", values)[script]], capture_output=True, text=True, check=True)
+    words = completed.stdout.splitlines()
+    assert words[:5] == ["--quiet", "fleet", "gate", "--python", f"/opt/{HOSTILE}"]
+    assert {"--drain", "--require-gpu"} <= set(words)
 
 
-def test_what_slurm_sees_of_each_exit_code(subtests: pytest.Subtests, tmp_path: Path) -> None:
-    cases: list[tuple[str, dict[int, int]]] = [
+@each(
+    "script, codes",
+    [
         ("prolog.sh", {0: 0, 1: 1, 2: 2, 3: 3, 124: 3, 127: 3}),
         ("epilog.sh", {0: 0, 1: 1, 2: 0, 3: 0, 124: 0, 127: 0}),
         ("health.sh", {0: 0, 1: 1, 2: 2, 3: 3}),
-    ]
-    for script, codes in cases:
-        with subtests.test(str((script, codes))):
-            program = tmp_path / "envcheck"
-            seen = {}
-            for code in codes:
-                program.write_text(f"#!/bin/sh\nexit {code}\n")
-                program.chmod(0o755)
-                text = texts("slurm", VALUES._replace(program=str(program)))[script]
-                seen[code] = subprocess.run(["sh", "-c", text], check=False).returncode
-            assert seen == codes
+    ],
+)
+def test_what_slurm_sees_of_each_exit_code(tmp_path: Path, script: str, codes: dict[int, int]) -> None:
+    program = tmp_path / "envcheck"
+    seen = {}
+    for code in codes:
+        program.write_text(f"#!/bin/sh\nexit {code}\n")
+        program.chmod(0o755)
+        text = texts("slurm", VALUES._replace(program=str(program)))[script]
+        seen[code] = subprocess.run(["sh", "-c", text], check=False).returncode
+    assert seen == codes
 
 
-def test_values_arrive_in_the_manifests_as_they_were_given(subtests: pytest.Subtests) -> None:
-    cases: list[LaunchValues] = [SETTINGS["gpus"], SETTINGS["cpu"]]
-    for values in cases:
-        with subtests.test(str(values)):
-            text = "\n---\n".join(texts("kubernetes", values).values())
-            documents = {one["kind"]: one for one in yaml.safe_load_all(text)}
-            account = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding"} if values.drain else set()
-            assert set(documents) == {"Job", "Pod", "DaemonSet", "JobSet"} | account
-            gang = gang_job(text)["spec"]
-            assert (gang["completions"], gang["backoffLimitPerIndex"], gang["maxFailedIndexes"]) == (16, 0, 16)
-            job = documents["Job"]["spec"]
-            assert (job["completions"], job["completionMode"], job["backoffLimitPerIndex"]) == (16, "Indexed", 0)
-            container = job["template"]["spec"]["containers"][0]
-            assert container["image"] == IMAGE
-            assert ("resources" in container) == bool(values.gpus)
-            given = dict(variable.split("=", 1) for variable in values.variables)
-            assert membership({"JOB_COMPLETION_INDEX": "1", **group_variables(text)}).nodes == values.nodes
-            for pod in (documents["Pod"]["spec"], job["template"]["spec"], gang["template"]["spec"]):
-                for one in [*pod.get("initContainers", []), *pod["containers"]]:
-                    assert given.items() <= {entry["name"]: entry.get("value") for entry in one["env"]}.items()
-            assert "nvidia.com/gpu" not in texts("kubernetes", values)["watch-daemonset.yaml"]
+@each("values", [SETTINGS["gpus"], SETTINGS["cpu"]])
+def test_values_arrive_in_the_manifests_as_they_were_given(values: LaunchValues) -> None:
+    text = "\n---\n".join(texts("kubernetes", values).values())
+    documents = {one["kind"]: one for one in yaml.safe_load_all(text)}
+    account = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding"} if values.drain else set()
+    assert set(documents) == {"Job", "Pod", "DaemonSet", "JobSet"} | account
+    gang = gang_job(text)["spec"]
+    assert (gang["completions"], gang["backoffLimitPerIndex"], gang["maxFailedIndexes"]) == (16, 0, 16)
+    job = documents["Job"]["spec"]
+    assert (job["completions"], job["completionMode"], job["backoffLimitPerIndex"]) == (16, "Indexed", 0)
+    container = job["template"]["spec"]["containers"][0]
+    assert container["image"] == IMAGE
+    assert ("resources" in container) == bool(values.gpus)
+    given = dict(variable.split("=", 1) for variable in values.variables)
+    assert membership({"JOB_COMPLETION_INDEX": "1", **group_variables(text)}).nodes == values.nodes
+    for pod in (documents["Pod"]["spec"], job["template"]["spec"], gang["template"]["spec"]):
+        for one in [*pod.get("initContainers", []), *pod["containers"]]:
+            assert given.items() <= {entry["name"]: entry.get("value") for entry in one["env"]}.items()
+    assert "nvidia.com/gpu" not in texts("kubernetes", values)["watch-daemonset.yaml"]
 
 
 @pytest.mark.tools
-def test_kubernetes_schemas_hold(subtests: pytest.Subtests, tmp_path: Path, validators: Path) -> None:
-    cases: list[LaunchValues] = [SETTINGS["gpus"], SETTINGS["cpu"]]
-    for values in cases:
-        with subtests.test(str(values)):
-            files = texts("kubernetes", values)
-            # The schemas have no JobSet, which is a resource of its own: what it makes is a Job.
-            files["gang-jobset.yaml"] = yaml.safe_dump(gang_job(files["gang-jobset.yaml"]))
-            for name, text in files.items():
-                (tmp_path / name).write_text(text)
-            command = [str(validators / "kubernetes-validate"), "--strict", *(str(tmp_path / name) for name in files)]
-            completed = subprocess.run(command, capture_output=True, text=True, check=False)
-            output = completed.stdout + completed.stderr
-            documents = sum(len([*yaml.safe_load_all(text)]) for text in files.values())
-            assert (completed.returncode, output.count(" passed for ")) == (0, documents), output
-            wrong = tmp_path / "wrong.yaml"
-            wrong.write_text(files["sweep-job.yaml"].replace("completions: 16", 'completions: "16"'))
-            command = [str(validators / "kubernetes-validate"), "--strict", str(wrong)]
-            assert subprocess.run(command, capture_output=True, check=False).returncode
+@each("values", [SETTINGS["gpus"], SETTINGS["cpu"]])
+def test_kubernetes_schemas_hold(tmp_path: Path, validators: Path, values: LaunchValues) -> None:
+    files = texts("kubernetes", values)
+    # The schemas have no JobSet, which is a resource of its own: what it makes is a Job.
+    files["gang-jobset.yaml"] = yaml.safe_dump(gang_job(files["gang-jobset.yaml"]))
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    command = [str(validators / "kubernetes-validate"), "--strict", *(str(tmp_path / name) for name in files)]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    output = completed.stdout + completed.stderr
+    documents = sum(len([*yaml.safe_load_all(text)]) for text in files.values())
+    assert (completed.returncode, output.count(" passed for ")) == (0, documents), output
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(files["sweep-job.yaml"].replace("completions: 16", 'completions: "16"'))
+    command = [str(validators / "kubernetes-validate"), "--strict", str(wrong)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode
 
 
-def test_what_cannot_stand_in_a_file_is_refused(subtests: pytest.Subtests) -> None:
-    cases: list[dict[str, Any]] = [
+@each(
+    "change",
+    [
         {"image": "torch:1"},
         {"image": IMAGE + "\n      privileged: true"},
         {"image": "$(id)@sha256:" + "a" * 64},
@@ -197,32 +190,31 @@ def test_what_cannot_stand_in_a_file_is_refused(subtests: pytest.Subtests) -> No
         {"max_age": 5.0},
         {"budget": 1.0},
         {"budget": 64_801.0},
-    ]
-    for change in cases:
-        with subtests.test(str(change)):
-            with pytest.raises(ConfigError) as refused:
-                launch_files(
-                    "kubernetes" if "image" in change and change["image"] is None else "slurm",
-                    (),
-                    VALUES._replace(**change),
-                )
-            assert "\n" not in str(refused.value)
+    ],
+)
+def test_what_cannot_stand_in_a_file_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        launch_files(
+            "kubernetes" if "image" in change and change["image"] is None else "slurm", (), VALUES._replace(**change)
+        )
+    assert "\n" not in str(refused.value)
 
 
-def test_an_option_that_the_files_do_not_hold_is_refused(subtests: pytest.Subtests) -> None:
-    cases: list[tuple[str, list[str]]] = [
+@each(
+    "system, option",
+    [
         ("slurm", ["--namespace", "x"]),
         ("slurm", ["--env", "NCCL_DEBUG=INFO"]),
         ("slurm", ["--drain"]),
         ("kubernetes", ["--partition", "x"]),
-    ]
-    for system, option in cases:
-        with subtests.test(str((system, option))):
-            image = ["--image", IMAGE]
-            assert CliRunner().invoke(cli, ["fleet", "render", system, *image]).exit_code == 0
-            refused = CliRunner().invoke(cli, ["fleet", "render", system, *image, *option])
-            assert isinstance(refused.exception, ConfigError)
-            assert f"{option[0]} has no place in the files for {system}" in str(refused.exception)
+    ],
+)
+def test_an_option_that_the_files_do_not_hold_is_refused(system: str, option: list[str]) -> None:
+    image = ["--image", IMAGE]
+    assert CliRunner().invoke(cli, ["fleet", "render", system, *image]).exit_code == 0
+    refused = CliRunner().invoke(cli, ["fleet", "render", system, *image, *option])
+    assert isinstance(refused.exception, ConfigError)
+    assert f"{option[0]} has no place in the files for {system}" in str(refused.exception)
 
 
 def test_names_are_files_or_their_first_words() -> None:

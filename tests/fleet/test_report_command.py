@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from envcheck.cli import cli
 from envcheck.errors import EnvcheckError
 from tests.fleet.node_reports import failing, node_report, outcome_of, write
+from tests.tables import each
 
 OLD = "999999h"
 
@@ -79,23 +80,21 @@ def test_strict_counts_what_differs_as_failed(tmp_path: Path) -> None:
     assert (code, result["verdict"]["good"]) == (1, "n[1-4,6,8-12]")
 
 
-def test_the_exit_code_says_what_is_wrong(subtests: pytest.Subtests, tmp_path: Path) -> None:
-    cases: list[tuple[str, int]] = [("missing", 3), ("stale", 3), ("error", 3), ("fail", 1)]
-    for state, code in cases:
-        with subtests.test(str((state, code))):
-            sound, other = node_report("n1"), node_report("n2")
-            if state == "stale":
-                other["started"] = other["ended"] = "2001-01-01T00:00:00+00:00"
-            elif state == "error":
-                other["ended"] = ""
-            elif state == "fail":
-                failing(other)
-            write(tmp_path, sound, *([] if state == "missing" else [other]))
-            result = run("report", str(tmp_path), "--max-age", "90000h", "--expect", "n1,n2", "--json")
-            document = json.loads(result.stdout)
-            assert result.exit_code == code
-            assert document["nodes"][state] == ["n2"]
-            assert document["verdict"]["good"] == "n1"
+@each("state, code", [("missing", 3), ("stale", 3), ("error", 3), ("fail", 1)])
+def test_the_exit_code_says_what_is_wrong(tmp_path: Path, state: str, code: int) -> None:
+    sound, other = node_report("n1"), node_report("n2")
+    if state == "stale":
+        other["started"] = other["ended"] = "2001-01-01T00:00:00+00:00"
+    elif state == "error":
+        other["ended"] = ""
+    elif state == "fail":
+        failing(other)
+    write(tmp_path, sound, *([] if state == "missing" else [other]))
+    result = run("report", str(tmp_path), "--max-age", "90000h", "--expect", "n1,n2", "--json")
+    document = json.loads(result.stdout)
+    assert result.exit_code == code
+    assert document["nodes"][state] == ["n2"]
+    assert document["verdict"]["good"] == "n1"
 
 
 def test_no_report_at_all_is_undetermined(tmp_path: Path) -> None:

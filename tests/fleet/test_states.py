@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from envcheck.fleet.model import CLOCK_SLACK
 from envcheck.fleet.summary import Sighting, states
+from tests.tables import each
 
 NOW = 1_800_000_000.0
 HOUR = 3600.0
@@ -29,12 +28,10 @@ def test_the_newest_report_counts() -> None:
     assert state(seen(hours_ago=2), seen(hours_ago=1, status="error")) == "error"
 
 
-def test_of_two_reports_of_one_moment_the_worse_counts(subtests: pytest.Subtests) -> None:
-    cases: list[str] = ["fail", "error"]
-    for worse in cases:
-        with subtests.test(str(worse)):
-            assert state(seen(status=worse), seen()) == worse
-            assert state(seen(), seen(status=worse)) == worse
+@each("worse", ["fail", "error"])
+def test_of_two_reports_of_one_moment_the_worse_counts(worse: str) -> None:
+    assert state(seen(status=worse), seen()) == worse
+    assert state(seen(), seen(status=worse)) == worse
 
 
 def test_an_unreadable_file_that_is_newer_than_the_report_is_undetermined() -> None:
@@ -43,20 +40,16 @@ def test_an_unreadable_file_that_is_newer_than_the_report_is_undetermined() -> N
     assert state(seen(hours_ago=0.5), broken) == "pass"
 
 
-def test_a_node_under_two_names_passes_only_if_neither_failed_since(subtests: pytest.Subtests) -> None:
-    cases: list[tuple[str, str, str]] = [
-        ("n1", "n1.site", "error"),
-        ("n1.site", "n1", "error"),
-        ("N1", "n1", "error"),
-        ("n1.a", "n1.b", "pass"),
-    ]
-    for passed, failed, expected in cases:
-        with subtests.test(str((passed, failed, expected))):
-            both = [seen(passed), seen(failed, hours_ago=0.5, status="fail"), seen("n2")]
-            actual = states(both, NOW, 24 * HOUR)
-            assert (actual[passed].state, actual[failed].state, actual["n2"].state) == (expected, "fail", "pass")
-            repaired = [seen(passed, hours_ago=0.2), *both[1:]]
-            assert states(repaired, NOW, 24 * HOUR)[passed].state == "pass"
+@each(
+    "passed, failed, expected",
+    [("n1", "n1.site", "error"), ("n1.site", "n1", "error"), ("N1", "n1", "error"), ("n1.a", "n1.b", "pass")],
+)
+def test_a_node_under_two_names_passes_only_if_neither_failed_since(passed: str, failed: str, expected: str) -> None:
+    both = [seen(passed), seen(failed, hours_ago=0.5, status="fail"), seen("n2")]
+    actual = states(both, NOW, 24 * HOUR)
+    assert (actual[passed].state, actual[failed].state, actual["n2"].state) == (expected, "fail", "pass")
+    repaired = [seen(passed, hours_ago=0.2), *both[1:]]
+    assert states(repaired, NOW, 24 * HOUR)[passed].state == "pass"
 
 
 def test_a_report_is_stale_from_its_end_on() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
 from msgspec import structs
 
 from envcheck.fleet import gate
 from envcheck.fleet.gate import Boot, GatedEnvironment, GateQuestion, NodeVerdict
 from tests.builders import report, row
+from tests.tables import each
 
 PYTHON = GatedEnvironment(kind="python", name="/opt/venv/bin/python", state="ab12")
 NOW = Boot(node="n1", boot="b-1", driver="570.124.06", gpus=8, uptime=1000.0)
@@ -22,15 +22,14 @@ def verdict(age: float = 60.0, level: str = "quick", mode: Any = "gpu", status: 
     return NodeVerdict(subject=PYTHON, at=structs.replace(boot, **at), level=level, mode=mode, status=status)
 
 
-def test_a_fresh_pass_answers(subtests: pytest.Subtests) -> None:
-    cases: list[float] = [0.0, 60.0, 900.0]
-    for age in cases:
-        with subtests.test(str(age)):
-            assert gate.why_unusable(verdict(age), QUESTION, NOW) == ""
+@each("age", [0.0, 60.0, 900.0])
+def test_a_fresh_pass_answers(age: float) -> None:
+    assert gate.why_unusable(verdict(age), QUESTION, NOW) == ""
 
 
-def test_what_is_not_fresh_or_of_something_else_does_not_answer(subtests: pytest.Subtests) -> None:
-    cases: list[tuple[NodeVerdict, str]] = [
+@each(
+    "kept, why",
+    [
         (verdict(900.1), "900 s old"),
         (verdict(-0.1), "from the future"),
         (verdict(uptime=float("nan")), "from the future"),
@@ -45,10 +44,10 @@ def test_what_is_not_fresh_or_of_something_else_does_not_answer(subtests: pytest
         (verdict(status="error"), "undetermined"),
         (structs.replace(verdict(), subject=structs.replace(PYTHON, state="cd34")), "another environment"),
         (structs.replace(verdict(), subject=structs.replace(PYTHON, name="/other")), "another environment"),
-    ]
-    for kept, why in cases:
-        with subtests.test(str((kept, why))):
-            assert why in gate.why_unusable(kept, QUESTION, NOW)
+    ],
+)
+def test_what_is_not_fresh_or_of_something_else_does_not_answer(kept: NodeVerdict, why: str) -> None:
+    assert why in gate.why_unusable(kept, QUESTION, NOW)
 
 
 def test_a_kernel_that_names_no_boot_proves_none() -> None:
@@ -56,11 +55,9 @@ def test_a_kernel_that_names_no_boot_proves_none() -> None:
     assert gate.why_unusable(verdict(boot=""), QUESTION, nameless)
 
 
-def test_a_failure_answers_at_every_level_also_without_a_gpu(subtests: pytest.Subtests) -> None:
-    cases: list[str] = ["static", "quick", "standard", "full"]
-    for level in cases:
-        with subtests.test(str(level)):
-            assert gate.why_unusable(verdict(level=level, mode="cpu", status="fail"), QUESTION, NOW) == ""
+@each("level", ["static", "quick", "standard", "full"])
+def test_a_failure_answers_at_every_level_also_without_a_gpu(level: str) -> None:
+    assert gate.why_unusable(verdict(level=level, mode="cpu", status="fail"), QUESTION, NOW) == ""
 
 
 def test_a_failure_of_a_higher_level_answers_until_a_run_of_that_level_passes() -> None:
@@ -98,28 +95,27 @@ def test_an_error_is_undetermined_and_a_run_that_was_cut_short_is_no_verdict() -
     assert gate.of_report(report(row("matmul"), ended=""), PYTHON, NOW) is None
 
 
-def test_a_required_gpu_is_undetermined_where_only_a_torch_that_is_not_there_could_see_it(
-    subtests: pytest.Subtests,
-) -> None:
-    cases: list[tuple[Any, dict[str, Any], str]] = [
+@each(
+    "kind, environment, status",
+    [
         ("env", {"error": "no torch"}, "error"),
         ("env", {"device_count": 0}, "fail"),
         # NVML needs no torch: a node that shows no GPU is at fault whatever its environment is.
         ("node", {"error": "no torch"}, "fail"),
-    ]
-    for kind, environment, status in cases:
-        with subtests.test(str((kind, environment, status))):
-            required = structs.replace(row("require-gpu", "fail", "torch sees no GPU"), kind=kind, code="gpu.required")
-            run = report(row("shm"), row("requirements", "error", "x" * 90), required, mode="cpu")
-            made = gate.of_report(structs.replace(run, environment=environment), PYTHON, NOW)
-            assert made is not None
-            assert made.status == status
-            assert made.decided_by == (
-                "requirements: " + "x" * 90 if status == "error" else "require-gpu: torch sees no GPU"
-            )
-            optional = structs.replace(QUESTION, require_gpu=False)
-            assert gate.why_unusable(made, optional, NOW)
-            assert bool(gate.why_unusable(made, QUESTION, NOW)) == (status == "error")
+    ],
+)
+def test_a_required_gpu_is_undetermined_where_only_a_torch_that_is_not_there_could_see_it(
+    kind: Any, environment: dict[str, Any], status: str
+) -> None:
+    required = structs.replace(row("require-gpu", "fail", "torch sees no GPU"), kind=kind, code="gpu.required")
+    run = report(row("shm"), row("requirements", "error", "x" * 90), required, mode="cpu")
+    made = gate.of_report(structs.replace(run, environment=environment), PYTHON, NOW)
+    assert made is not None
+    assert made.status == status
+    assert made.decided_by == ("requirements: " + "x" * 90 if status == "error" else "require-gpu: torch sees no GPU")
+    optional = structs.replace(QUESTION, require_gpu=False)
+    assert gate.why_unusable(made, optional, NOW)
+    assert bool(gate.why_unusable(made, QUESTION, NOW)) == (status == "error")
 
 
 def test_what_a_check_says_cannot_steer_a_terminal_or_close_a_quote() -> None:

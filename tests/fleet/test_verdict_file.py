@@ -12,6 +12,7 @@ from envcheck.fleet import gate
 from envcheck.fleet.gate import fingerprint, this_boot
 from tests.builders import report, row
 from tests.fleet.test_verdict import PYTHON, verdict
+from tests.tables import each
 
 
 @pytest.fixture(autouse=True)
@@ -34,8 +35,9 @@ def test_a_kept_failure_of_a_higher_level_stays() -> None:
     assert kept.status == "fail"
 
 
-def test_what_is_half_written_or_of_another_version_is_no_verdict(subtests: pytest.Subtests) -> None:
-    cases: list[bytes] = [
+@each(
+    "content",
+    [
         b"",
         b"{",
         json.encode(verdict())[:-20],
@@ -45,14 +47,14 @@ def test_what_is_half_written_or_of_another_version_is_no_verdict(subtests: pyte
         json.encode(verdict()).replace(b"envcheck/gate/1", b"envcheck/gate/2"),
         json.encode(verdict()).replace(b'"left_out":0', b'"left_out":0,"more":1'),
         json.encode(verdict()) + b" " * (1 << 17) + b"x",
-    ]
-    for content in cases:
-        with subtests.test(str(content)):
-            path = gate.keep(verdict())
-            path.write_bytes(content)
-            assert gate.read(path) is None
-            gate.keep(verdict())
-            assert gate.read(path) == verdict()
+    ],
+)
+def test_what_is_half_written_or_of_another_version_is_no_verdict(content: bytes) -> None:
+    path = gate.keep(verdict())
+    path.write_bytes(content)
+    assert gate.read(path) is None
+    gate.keep(verdict())
+    assert gate.read(path) == verdict()
 
 
 def test_a_link_a_pipe_and_a_file_that_others_may_write_are_no_verdict(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from envcheck.errors import ConfigError
 from envcheck.fleet.group import meeting
 from envcheck.fleet.group.meeting import Coordinator, Gathering, GroupMember, LostGroupError, NotFormedError, free_ports
 from envcheck.fleet.group.membership import Hello, clock_warning, differences
+from tests.tables import each
 
 FIRST = Hello(run="7.0", node=0, nodes=3, name="n1", host="localhost", tool="1", plan="a, b", time=0.0)
 NAMES = ("n1", "n2", "n3")
@@ -114,14 +115,12 @@ def test_who_does_not_come_is_named() -> None:
     assert NotFormedError.exit_code == 3
 
 
-def test_a_first_node_that_is_not_there(subtests: pytest.Subtests) -> None:
-    cases: list[str] = ["127.0.0.1", "no-such-host.invalid", "bad..name", "::1"]
-    for address in cases:
-        with subtests.test(str(address)):
-            (port,) = free_ports(1)
-            with pytest.raises(NotFormedError) as unformed:
-                GroupMember.join(hello(1), address, port, 0.3)
-            assert "\n" not in str(unformed.value)
+@each("address", ["127.0.0.1", "no-such-host.invalid", "bad..name", "::1"])
+def test_a_first_node_that_is_not_there(address: str) -> None:
+    (port,) = free_ports(1)
+    with pytest.raises(NotFormedError) as unformed:
+        GroupMember.join(hello(1), address, port, 0.3)
+    assert "\n" not in str(unformed.value)
 
 
 def test_what_cannot_be_one_group_ends_it_for_all(subtests: pytest.Subtests) -> None:

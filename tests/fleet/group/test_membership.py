@@ -6,6 +6,7 @@ import pytest
 
 from envcheck.errors import ConfigError
 from envcheck.fleet.group.membership import DEFAULT_PORT, membership
+from tests.tables import each
 
 # As a task of `srun -N4 --ntasks-per-node=1` in a job of four nodes has them (Slurm 22.05.8).
 SLURM = {
@@ -76,8 +77,9 @@ def test_what_is_given_goes_before_the_environment() -> None:
     assert membership({name: KUBERNETES[name] for name in KUBERNETES if name != "MASTER_PORT"}).port == DEFAULT_PORT
 
 
-def test_what_cannot_be_is_refused_in_one_line(subtests: pytest.Subtests) -> None:
-    cases: list[tuple[dict[str, str], str]] = [
+@each(
+    "environ, words",
+    [
         ({}, "no group of several nodes"),
         ({**TORCHRUN, "RANK": "16"}, "contradict each other"),
         ({**TORCHRUN, "RANK": "first"}, "RANK='first'"),
@@ -97,10 +99,10 @@ def test_what_cannot_be_is_refused_in_one_line(subtests: pytest.Subtests) -> Non
             },
             "one process a node",
         ),
-    ]
-    for environ, words in cases:
-        with subtests.test(str((environ, words))):
-            with pytest.raises(ConfigError) as refused:
-                membership(environ)
-            assert words in str(refused.value)
-            assert "\n" not in str(refused.value)
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(environ: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        membership(environ)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import pytest
 
 from envcheck.fleet.group import outcome as outcomes
 from envcheck.fleet.group.outcome import blamed_nodes, links, nodes_of, of_group, of_node
@@ -14,6 +13,7 @@ from envcheck.fleet.one_report import NodeReport, OtherDocument, read
 from envcheck.reports.model import RunReport, encode
 from envcheck.runner.schema import GroupFacts, OutcomeRow
 from tests.fleet.node_reports import node_report
+from tests.tables import each
 
 NAMES = ["n1", "n2", "n3"]
 RANKS = [2, 2, 2]
@@ -94,22 +94,23 @@ def report(*outcomes: OutcomeRow) -> RunReport:
     return msgspec.structs.replace(document, outcomes=list(outcomes), group=GROUP)
 
 
-def test_a_nodes_report_fails_only_for_what_it_is_blamed_for(subtests: pytest.Subtests) -> None:
-    cases: list[tuple[OutcomeRow, list[str]]] = [
+@each(
+    "row, statuses",
+    [
         (outcome("fail", "all-gather, rank 2"), ["error", "fail", "error"]),
         (outcome("fail", "rank 2 (cpu of n2)", remeasure=True), ["pass", "fail", "pass"]),
         (outcome("fail", "n1 -> n3"), ["fail", "error", "fail"]),
         (outcome("error", "rank 5"), ["error", "error", "error"]),
         (outcome("fail", ""), ["fail", "fail", "fail"]),
         (outcome("pass", ""), ["pass", "pass", "pass"]),
-    ]
-    for row, statuses in cases:
-        with subtests.test(str((row, statuses))):
-            nodes = [of_node(report(row), number) for number in range(3)]
-            assert [node.outcomes[0].status for node in nodes] == statuses
-            assert [node.outcomes[0].ranks for node in nodes] == [[0, 1], [2, 3], [4, 5]]
-            codes = {"pass": 0, "fail": 1, "error": 3}
-            assert [node.verdict.exit_code for node in nodes] == [codes[status] for status in statuses]
+    ],
+)
+def test_a_nodes_report_fails_only_for_what_it_is_blamed_for(row: OutcomeRow, statuses: list[str]) -> None:
+    nodes = [of_node(report(row), number) for number in range(3)]
+    assert [node.outcomes[0].status for node in nodes] == statuses
+    assert [node.outcomes[0].ranks for node in nodes] == [[0, 1], [2, 3], [4, 5]]
+    codes = {"pass": 0, "fail": 1, "error": 3}
+    assert [node.verdict.exit_code for node in nodes] == [codes[status] for status in statuses]
 
 
 def test_ranks_are_named_with_their_nodes() -> None:
