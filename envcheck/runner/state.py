@@ -282,8 +282,8 @@ def insist_on_gpu(run: Run) -> None:
         fix = "give an interpreter or image that has torch; `envcheck build` makes both"
         outcome = undecided(why, fix=fix, code="torch.import")
     else:
-        told: dict[str, Any] = {"value": 0, "unit": "GPUs", "limit": limit, "code": "gpu.required"}
-        outcome = failed(f"torch sees no GPU: {why}", fix=judging.GPU_FIX, **told)
+        told: dict[str, Any] = {"value": 0, "unit": "GPUs", "limit": limit}
+        outcome = failed(f"torch sees no GPU: {why}", fix=judging.GPU_FIX, code="gpu.required", **told)
     run.known["require-gpu"] = OutcomeRow(id="require-gpu", kind="env", **fields(outcome))
 
 
