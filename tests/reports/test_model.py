@@ -47,16 +47,15 @@ def conforms(text: str, directory: Path) -> bool:
     return subprocess.run([*argv, str(directory / "instance.json")], capture_output=True, check=False).returncode == 0
 
 
-@pytest.mark.parametrize(
-    "change", [{"schema": "envcheck/other/1"}, {"schema": 1}, {"mode": "tpu"}, {"outcomes": [{}]}, {"more": 1}]
-)
-def test_what_is_no_report_does_not_conform_and_is_not_read(
-    report: MakeReport, tmp_path: Path, change: dict[str, Any]
-) -> None:
-    text = json.dumps({**json.loads(encode(report(FAIL))), **change})
-    assert not conforms(text, tmp_path)
-    with pytest.raises(ConfigError, match=r"instance\.json is not a report"):
-        load(tmp_path / "instance.json")
+def test_a_report_conforms_and_what_is_none_is_not_read(report: MakeReport, tmp_path: Path) -> None:
+    made: dict[str, Any] = json.loads(encode(report(FAIL)))
+    changes = ({"schema": "envcheck/other/1"}, {"schema": 1}, {"mode": "tpu"}, {"outcomes": [{}]}, {"more": 1})
+    for change in changes:
+        (tmp_path / "instance.json").write_text(json.dumps({**made, **change}))
+        with pytest.raises(ConfigError, match=r"instance\.json is not a report"):
+            load(tmp_path / "instance.json")
+    assert conforms(json.dumps(made), tmp_path)
+    assert not conforms(json.dumps({**made, **changes[-1]}), tmp_path)
 
 
 def test_the_report_of_another_version_is_told_as_one(report: MakeReport, tmp_path: Path) -> None:
