@@ -49,7 +49,13 @@ def conforms(text: str, directory: Path) -> bool:
 
 def test_a_report_conforms_and_what_is_none_is_not_read(report: MakeReport, tmp_path: Path) -> None:
     made: dict[str, Any] = json.loads(encode(report(FAIL)))
-    changes = ({"schema": "envcheck/other/1"}, {"schema": 1}, {"mode": "tpu"}, {"outcomes": [{}]}, {"more": 1})
+    changes: tuple[dict[str, Any], ...] = (
+        {"schema": "envcheck/other/1"},
+        {"schema": 1},
+        {"mode": "tpu"},
+        {"outcomes": [{}]},
+        {"more": 1},
+    )
     for change in changes:
         (tmp_path / "instance.json").write_text(json.dumps({**made, **change}))
         with pytest.raises(ConfigError, match=r"instance\.json is not a report"):
