@@ -1,4 +1,4 @@
-"""`build --with` takes an extension in a release that fits the cell, and `lock --with` asks the installer."""
+"""`build --with` takes an extension in a release that fits the cell."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from envcheck.cli.sources.on_top import (
     pinned_to_fit,
 )
 from envcheck.errors import ConfigError
-from envcheck.images import lock_with_uv
 from envcheck.images.spec import load_spec, make_spec
 from envcheck.images.targets import RECIPES, extensions_of
 from envcheck.matrix.facts.model import Cell, Matrix
@@ -114,38 +113,6 @@ def test_an_extension_of_a_target_that_no_release_of_fits_is_refused(
             extensions_of_target(matrix, train)
 
 
-def test_lock_says_whether_the_installer_agrees(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock_with_uv, "dry_resolution", lambda *_: 178)
-    code, out, _ = run("lock", "torch2.9.1-cu128-py312", "--with", "vllm", "--with", "flash-attn", "--mirror", "none")
-    assert code == 0
-    assert "torch2.9.1-cu128-py312: the installer agrees: 178 packages with torch 2.9.1" in out
-    assert "flash-attn 2.8.3 (ok), from https://github.com/" in out
-    assert "the installer was not asked" in out
-
-
-def test_lock_says_where_the_installer_disagrees(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def disagree(*_: object) -> int:
-        message = "vllm==0.16.0 beside torch 2.9.1 cannot be locked: outlines-core"
-        raise lock_with_uv.DisagreementError(message, fix="pass --mirror")
-
-    monkeypatch.setattr(lock_with_uv, "dry_resolution", disagree)
-    code, _, err = run("lock", "torch2.9.1-cu128-py312", "--with", "vllm", "--mirror", "none")
-    assert code == 3
-    assert "the installer disagrees with the facts: vllm==0.16.0 beside torch 2.9.1 cannot be locked" in err
-
-
-def test_lock_names_what_no_release_can_do(run: Run) -> None:
-    code, _, err = run("lock", "torch2.12.1-cu130-py312", "--with", "vllm", "--mirror", "none")
-    assert (code, "torch-pinned" in err) == (3, True)
-
-
-def test_lock_with_takes_one_whole_cell(run: Run) -> None:
-    code, _, err = run("lock", "torch2.9*", "--with", "vllm", "--mirror", "none")
-    assert (code, "--with takes one cell" in err) == (2, True)
-    code, _, err = run("lock", "nosuchcell", "--with", "vllm", "--mirror", "none")
-    assert (code, "no published cell is named 'nosuchcell'" in err) == (2, True)
-
-
 OWN = """\
 schema: envcheck/extensions/1
 sources: {mine: "a wheel of ours"}
@@ -203,20 +170,10 @@ def test_an_error_in_facts_about_extensions_points_to_their_file(
     assert (code, says in err, "matrix.yaml" in err) == (2, True, False), err
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        ["--tool"],
-        ["--target", "devel"],
-        ["-o", "x.lock"],
-        ["--images", "nosuchdir"],
-        ["--trust-mirror"],
-        ["--model", "org/name@main"],
-    ],
-)
-def test_lock_with_refuses_what_it_would_ignore(run: Run, more: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_tool_refuses_what_it_would_ignore(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[object] = []
     monkeypatch.setattr("envcheck.safe_files.replace", lambda *words: written.append(words))
-    code, _, err = run("lock", "torch2.9.1-cu128-py312", "--with", "vllm", "--mirror", "none", *more)
-    assert (code, written) == (2, [])
-    assert "--with and --" in err
+    wrong = ["torch2.9.1-cu128-py312", "--target devel", "-o x.lock", "--images nosuchdir", "--trust-mirror"]
+    for more in [*wrong, "--model org/name@main"]:
+        code, _, err = run("lock", "--tool", "--mirror", "none", *more.split())
+        assert (code, written, "--tool and " in err) == (2, [], True), more

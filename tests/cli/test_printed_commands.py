@@ -21,7 +21,6 @@ OTHERS: Final = {
     "--attach": "podman",
     "--compression-format": "podman",
     "--map-by": "mpirun",
-    "--name-only": "git diff",
     "--ntasks-per-node": "srun",
 }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -51,9 +50,6 @@ class ImagesListOptions:
     changed_since: Annotated[str | None, Option("Only cells that differ from this revision of git.", metavar="REV")] = (
         None
     )
-    changed: Annotated[
-        str | None, Option("Only cells that these changed paths touch, one per line; - is stdin.", metavar="FILE")
-    ] = None
     as_json: Annotated[bool, Option("--json", "For programs: envcheck/images/1.")] = False
     images_dir: Annotated[
         Path | None, Option("--images", "Where the cells are. [images/]", type=EXISTING_DIRECTORY)
@@ -193,15 +189,9 @@ def selected(matrix: Matrix, options: ImagesListOptions, images_dir: Path) -> li
 
 def _touched(chosen: list[CellTargets], options: ImagesListOptions, images_dir: Path) -> list[CellTargets]:
     """Return those that the named changes touch; all where no change is named."""
-    if options.changed_since is not None and options.changed is not None:
-        message = "--changed-since and --changed exclude each other"
-        raise ConfigError(message, fix="give one of them")
-    if options.changed_since is not None:
-        paths = _since(options.changed_since, images_dir)
-    elif options.changed is not None:
-        paths = _changed_paths(options.changed)
-    else:
+    if options.changed_since is None:
         return chosen
+    paths = _since(options.changed_since, images_dir)
     touched = set(changed_cells(paths, [str(cell) for cell, _ in chosen]))
     return [(cell, targets) for cell, targets in chosen if str(cell) in touched]
 
@@ -267,7 +257,7 @@ def _since(revision: str, directory: Path) -> list[str]:
     """
     if subprocesses.which("git") is None:
         message = "--changed-since asks git, which is not installed"
-        raise UnavailableError(message, fix="install git, or list the changed paths with --changed FILE")
+        raise UnavailableError(message, fix="install git")
     paths: list[str] = []
     for words in (
         # First: outside a checkout `git diff` would compare two files instead.
@@ -280,28 +270,6 @@ def _since(revision: str, directory: Path) -> list[str]:
             message = f"git cannot compare with {revision!r}: {first}"
             raise ConfigError(message, fix="name a revision of this checkout, with its history up to the common one")
         paths += [path for path in result.output.split("\0") if path]
-    return paths
-
-
-def _changed_paths(file: str) -> list[str]:
-    """Return the paths of a file, one a line or ended by NUL; "-" is standard input.
-
-    A list without a path is a ConfigError: more likely the command before it failed than that nothing changed.
-    """
-    try:
-        text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        message = f"{file}: not UTF-8 text"
-        raise ConfigError(message, fix="list one path a line") from error
-    paths = [path.strip() for path in text.replace("\0", "\n").splitlines() if path.strip()]
-    if not paths:
-        where = "standard input" if file == "-" else file
-        message = f"--changed: {where} names no path"
-        raise ConfigError(message, fix="list one path a line, as `git diff --name-only` does")
-    strange = next((path for path in paths if path.startswith(("/", '"', "..")) or "\t" in path), None)
-    if strange is not None:
-        message = f"--changed: {strange!r} is not a path below the repository's top"
-        raise ConfigError(message, fix="list one path a line, as `git diff --name-only -z` does")
     return paths
 
 

@@ -13,7 +13,7 @@ from envcheck import safe_files
 from envcheck.cli import Settings
 from envcheck.cli.options import DIRECTORY, FILE, Argument, Option, command_with
 from envcheck.cli.shared.parameter_types import complete_cells
-from envcheck.cli.sources.on_top import ask_installer, extensions_of_target
+from envcheck.cli.sources.on_top import extensions_of_target
 from envcheck.counting import counted
 from envcheck.data import data_path, own_images
 from envcheck.errors import ConfigError, EnvcheckError
@@ -49,14 +49,6 @@ class LockOptions:
         Literal["x86_64", "aarch64"],
         Option("The architecture that is locked; aarch64 with the versions of x86_64 where it has them."),
     ] = "x86_64"
-    requirements: Annotated[
-        tuple[str, ...],
-        Option(
-            "--with",
-            "Lock nothing: ask the installer whether these native extensions can stand beside the cell's torch.",
-            metavar="NAME[SPEC]",
-        ),
-    ] = ()
     tool: Annotated[bool, Option("Lock envcheck's own environment inside images (needs pyproject.toml).")] = False
     model: Annotated[
         str | None, Option("Lock a Hugging Face model instead: every file with its sha256.", metavar="REPO@REV")
@@ -74,10 +66,7 @@ def command(options: LockOptions, settings: Settings) -> None:
     date, no mirror. A cell that cannot be locked keeps its old locks and is named at the end. A model's lock is made
     from the profile's `hf.trusted`, or huggingface_hub's own endpoint, and `envcheck fetch --lock` takes it.
 
-    With --with nothing is locked: the installer resolves the releases that fit according to the facts, and a
-    disagreement is reported.
-
-    Exit 0: all are locked, or the installer agrees; 2: wrong usage; 3: a cell could not be locked, or it disagrees.
+    Exit 0: all are locked; 2: wrong usage; 3: a cell could not be locked.
     """
     _refuse_ignored(options)
     profile = load_profile(options.mirror)
@@ -88,9 +77,6 @@ def command(options: LockOptions, settings: Settings) -> None:
         _lock_tool(profile)
         return
     matrix = load(settings.matrix)
-    if options.requirements:
-        _ask_installer(matrix, options, profile)
-        return
     cells = [c for c in select(matrix, options.selectors) if options.selectors or options.arch in matrix.archs(c)]
     directory = options.images_dir or own_images()
     failed = [c for c in cells if not _lock(matrix, c, profile, directory, options, settings)]
@@ -103,13 +89,9 @@ def command(options: LockOptions, settings: Settings) -> None:
 
 
 def _refuse_ignored(options: LockOptions) -> None:
-    """Raise ConfigError if --with or --tool is given beside what it would leave unread."""
-    mode = "--with" if options.requirements else "--tool"
-    if not options.requirements and not options.tool:
-        return
+    """Raise ConfigError if --tool is given beside what it would leave unread."""
     given = {
-        "CELL": mode == "--tool" and options.selectors,
-        "--tool": options.requirements and options.tool,
+        "CELL": options.selectors,
         "--model": options.model,
         "--dataset": options.dataset,
         "--images": options.images_dir,
@@ -118,25 +100,9 @@ def _refuse_ignored(options: LockOptions) -> None:
         "--trust-mirror": options.trust_mirror,
     }
     ignored = [name for name, value in given.items() if value]
-    if ignored:
-        message = f"{mode} and {ignored[0]} exclude each other"
+    if options.tool and ignored:
+        message = f"--tool and {ignored[0]} exclude each other"
         raise ConfigError(message, fix=f"leave {ignored[0]} out, or run `envcheck lock` once for each")
-
-
-def _ask_installer(matrix: Matrix, options: LockOptions, profile: Profile) -> None:
-    if (
-        len(options.selectors) == 1
-        and not set("*?[") & set(options.selectors[0])
-        and not Cell.parse(*options.selectors)
-    ):
-        select(matrix, options.selectors)  # says which cell may be meant
-    if len(options.selectors) != 1 or (cell := Cell.parse(options.selectors[0])) is None:
-        message = "--with takes one cell, by its whole name"
-        raise ConfigError(message, fix="e.g. envcheck lock torch2.9.1-cu128-py312 --with vllm")
-    wrong = ask_installer(matrix, cell, options.arch, options.requirements, profile)
-    if wrong is not None:
-        click.echo(f"{cell}: {wrong}", err=True)
-        raise SystemExit(3)
 
 
 def _lock_model(options: LockOptions, profile: Profile) -> None:

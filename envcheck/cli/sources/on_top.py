@@ -16,10 +16,8 @@ from envcheck import safe_files
 from envcheck.counting import counted
 from envcheck.data import state_path
 from envcheck.errors import ConfigError
-from envcheck.images import lock_with_uv
 from envcheck.images.known_wheels import sha256
 from envcheck.images.lock_on_top import checked, contradiction, excluded, lock_user_packages, read_requirements
-from envcheck.images.lock_with_uv import DisagreementError
 from envcheck.images.lockfile import Lock, format_lock, parse_lock
 from envcheck.images.spec import ImageSpec, with_user_packages
 from envcheck.images.targets import extensions_of
@@ -175,30 +173,6 @@ def _wheel_file(chosen: ChosenExtension) -> WheelFile | None:
     if chosen.channel == "pypi" or chosen.file is None or chosen.where is None or chosen.sha256 is None:
         return None
     return WheelFile(chosen.file, f"{chosen.where.rstrip('/')}/{chosen.file}", chosen.sha256)
-
-
-def ask_installer(
-    matrix: Matrix, cell: Cell, arch: HostArch, requirements: Sequence[str], profile: Profile
-) -> str | None:
-    """Print what fits a cell and whether the installer agrees; return None then, else what is wrong.
-
-    What the Python index does not serve as a wheel is named: the installer was not asked about it.
-    """
-    answer = answer_for_cell(matrix, cell, arch, requirements)
-    if not answer.extensions:
-        return "; ".join(answer.reasons)
-    served = [f"{each.name}=={each.version}" for each in answer.extensions if each.channel == "pypi"]
-    for each in answer.extensions:
-        index = "" if each.channel == "pypi" else f", from {each.where or 'its source'}: the installer was not asked"
-        click.echo(f"{cell}: {each.name} {each.version} ({each.verdict}){index}")
-    if not served:
-        return None
-    try:
-        packages = lock_with_uv.dry_resolution(matrix, cell, served, profile, arch)
-    except DisagreementError as error:
-        return f"the installer disagrees with the facts: {error.message}"
-    click.echo(f"{cell}: the installer agrees: {counted(packages, 'package')} with torch {cell.torch}")
-    return None
 
 
 def requested_packages(named: Sequence[str], file: Path | None) -> list[str]:
