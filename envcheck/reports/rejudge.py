@@ -18,7 +18,7 @@ from envcheck.runner.local_python import Handle
 from envcheck.runner.outcomes import ATTEMPT, fields
 from envcheck.runner.planning import CheckModule, discover
 from envcheck.runner.schema import Attempt, OutcomeRow, TargetFacts, plain
-from envcheck.runner.state import LOST_GPUS, Run, RunPlan, insist_on_gpu, name_lost_gpus, unmeasured
+from envcheck.runner.state import LOST_GPUS, Run, RunPlan, insist_on_gpu, insist_on_torch, name_lost_gpus, unmeasured
 
 # What a run adds by itself, from the plan and the snapshot.
 _OWN = ("require-gpu", LOST_GPUS)
@@ -84,6 +84,7 @@ def judge_again(run: Run, before: Iterable[OutcomeRow]) -> list[str]:
             run.known[old.id] = old
             unknown.append(old.id)
     insist_on_gpu(run)
+    insist_on_torch(run)
     name_lost_gpus(run)
     return unknown
 

@@ -24,7 +24,7 @@ from envcheck.runner import attempts, judging, planning, requirements, state, wo
 from envcheck.runner.outcomes import ending, ending_fix, lost_rank_outcome, outcome_row
 from envcheck.runner.planning import CheckModule, planned_seconds, worker_plan
 from envcheck.runner.schema import OutcomeRow, Plan, PlannedCheck
-from envcheck.runner.state import Run, insist_on_gpu, name_lost_gpus, now, unmeasured
+from envcheck.runner.state import Run, insist_on_gpu, insist_on_torch, name_lost_gpus, now, unmeasured
 
 _PAUSE = 3.0
 _SAME: Final = "same-environment"
@@ -50,6 +50,7 @@ def validate(run: Run, collect: Callable[[], Snapshot], watcher: Watcher, pause:
         while checks := attempts.to_do(run.asked.plan, run.known, run.elapsed):
             _round(run, checks, collect, watcher, pause)
         insist_on_gpu(run)
+        insist_on_torch(run)
         name_lost_gpus(run)
         run.known.update(requirements.hold_demands(run.asked.demands, run.outcomes))
         run.ended = now()

@@ -15,6 +15,8 @@ from typing import Any, Final
 from msgspec import structs
 
 from envcheck.checks import ERROR, FAIL, Limit, Outcome, View, failed, gpu_readings, undecided, worst
+from envcheck.checks import env as env_checks
+from envcheck.data import names
 from envcheck.errors import ConfigError
 from envcheck.node import collect
 from envcheck.node.snapshot import Snapshot
@@ -270,6 +272,9 @@ def _no_gpu(environment: dict[str, Any]) -> str:
     return "CUDA shows none" if environment.get("cuda") else "this torch is built without CUDA"
 
 
+_FIX: Final = "give an interpreter or image that has torch; `envcheck build` makes both"
+
+
 def insist_on_gpu(run: Run) -> None:
     """Without a GPU, --require-gpu is a failure even where no check of the plan would have used one.
 
@@ -279,12 +284,24 @@ def insist_on_gpu(run: Run) -> None:
         return
     why, limit = _no_gpu(run.environment), Limit(1, "GPUs", "--require-gpu")
     if "error" in run.environment:
-        fix = "give an interpreter or image that has torch; `envcheck build` makes both"
-        outcome = undecided(why, fix=fix, code="torch.import")
+        outcome = undecided(why, fix=_FIX, code="torch.import")
     else:
         told: dict[str, Any] = {"value": 0, "unit": "GPUs", "limit": limit}
         outcome = failed(f"torch sees no GPU: {why}", fix=judging.GPU_FIX, code="gpu.required", **told)
     run.known["require-gpu"] = OutcomeRow(id="require-gpu", kind="env", **fields(outcome))
+
+
+def insist_on_torch(run: Run) -> None:
+    """Add an error where torch cannot be imported and no check said so: such an environment is never a pass.
+
+    Checks of a site alone may be run where no torch is.
+    """
+    statuses = {outcome.status for outcome in run.outcomes.values()}
+    shipped = {name.replace("_", "-") for name in names(env_checks)}
+    planned = any(check.id in shipped for check in run.asked.plan.checks)
+    if "error" in run.environment and planned and not statuses & {FAIL, ERROR}:
+        outcome = undecided(_no_gpu(run.environment), fix=_FIX, code="torch.import")
+        run.known["torch"] = OutcomeRow(id="torch", kind="env", **fields(outcome))
 
 
 def name_lost_gpus(run: Run) -> None:

@@ -310,6 +310,13 @@ def test_require_gpu_without_torch_is_undetermined_and_says_why(run: Envcheck, a
     assert "require-gpu torch cannot be imported" in " ".join(done.stdout.split())
 
 
+def test_an_environment_without_torch_is_never_a_pass(run: Envcheck) -> None:
+    for options in (["--only", "shm"], ["--budget", "0.3s"]):
+        done = run("run", "--python", sys.executable, *options)
+        assert done.returncode == 3, done.stdout
+        assert "torch cannot be imported" in " ".join(done.stdout.split())
+
+
 def test_a_timeout_replaces_a_checks_own(run: Envcheck, add: Add, tmp_path: Path) -> None:
     add("slow", "passed('fine')", measure="import time; time.sleep(600)")
     done = run(*own(tmp_path, "slow"), "--timeout", "0.5")
