@@ -16,7 +16,7 @@ import msgspec
 from envcheck.cli import Settings
 from envcheck.cli.options import EXISTING_DIRECTORY, Argument, Option, command_with
 from envcheck.cli.shared import messages
-from envcheck.cli.shared.parameter_types import complete_cells
+from envcheck.cli.shared.parameter_types import ImagesDirectory, complete_cells
 from envcheck.counting import counted
 from envcheck.data import data_path
 from envcheck.errors import ConfigError, UnavailableError
@@ -51,9 +51,7 @@ class ImagesListOptions:
         None
     )
     as_json: Annotated[bool, Option("--json", "For programs: envcheck/images/1.")] = False
-    images_dir: Annotated[
-        Path | None, Option("--images", "Where the cells are. [images/]", type=EXISTING_DIRECTORY)
-    ] = None
+    images_dir: ImagesDirectory = None
 
 
 @command_with(ImagesListOptions, epilog="Example: envcheck images 'torch2.8*' --json")
@@ -281,9 +279,7 @@ class ImagesSbomOptions:
         tuple[Path, ...],
         Option("Wheels, or an environment's site-packages: licences are read there.", type=EXISTING_DIRECTORY),
     ] = ()
-    images_dir: Annotated[
-        Path | None, Option("--images", "Where the cells are. [images/]", type=EXISTING_DIRECTORY)
-    ] = None
+    images_dir: ImagesDirectory = None
 
 
 @command_with(ImagesSbomOptions, epilog="Example: envcheck images sbom torch2.13.0-cpu-py311")

@@ -10,8 +10,8 @@ from typing import Annotated, Final
 import click
 
 from envcheck.cli import Settings
-from envcheck.cli.options import EXISTING_DIRECTORY, Argument, Option, command_with
-from envcheck.cli.shared.parameter_types import architecture, complete_cells
+from envcheck.cli.options import Argument, Option, command_with
+from envcheck.cli.shared.parameter_types import ImagesDirectory, architecture, complete_cells
 from envcheck.counting import counted
 from envcheck.data import data_path, own_images
 from envcheck.errors import ConfigError
@@ -44,9 +44,7 @@ class RenderImagesOptions:
     check: Annotated[bool, Option("Change nothing; exit 1 naming every missing, stale and orphan file.")] = False
     mirror: Annotated[str | None, Option("none, host, or a profile's YAML file; with --output.")] = None
     output: Annotated[Path | None, Option("-o", "--output", "Write one cell's whole build context here.")] = None
-    images_dir: Annotated[
-        Path | None, Option("--images", "Where the cells are. [images/]", type=EXISTING_DIRECTORY)
-    ] = None
+    images_dir: ImagesDirectory = None
 
     @property
     def shown(self) -> str:

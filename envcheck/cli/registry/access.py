@@ -8,11 +8,12 @@ import re
 import stat
 import sys
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import click
 
 from envcheck import signing
+from envcheck.cli.options import Option
 from envcheck.cli.shared import messages
 from envcheck.errors import ConfigError
 from envcheck.matrix.facts.lookup import find_gpu, suggest
@@ -32,6 +33,12 @@ _ARCHS: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 _SHOWN: Final = 19
 # A branch alone is older than each of its drivers, and covers nothing.
 _DRIVER: Final = re.compile(r"\d{3,4}(\.\d+){1,3}", re.ASCII)
+
+
+Gpus = Annotated[int | None, Option("How many GPUs that node has; 1 if not given.", type=click.IntRange(1, 1024))]
+Driver = Annotated[
+    str | None, Option("Full driver version of that node: 570.124.06; not compared if not given.", metavar="VERSION")
+]
 
 
 class DescribedNode(NamedTuple):

@@ -24,13 +24,8 @@ class ProofOptions:
     reference: Annotated[str, Argument(metavar="REF")]
     policy: Annotated[Path | None, Option("The policy file; its keys are the ones that count.")] = None
     gpu: Annotated[str | None, Option("GPU model of another node.", metavar="NAME")] = None
-    gpus: Annotated[
-        int | None, Option("How many GPUs that node has; 1 if not given.", type=click.IntRange(1, 1024))
-    ] = None
-    driver: Annotated[
-        str | None,
-        Option("Full driver version of that node: 570.124.06; not compared if not given.", metavar="VERSION"),
-    ] = None
+    gpus: access.Gpus = None
+    driver: access.Driver = None
     here: Annotated[bool, Option("--here/--no-here", "Judge for this node, or for no node.")] = True
     mirror: Annotated[str, Option("Mirror profile to reach the registry with.", metavar="PROFILE")] = "user"
     as_json: Annotated[bool, Option("--json", "Print envcheck/proofs/1.")] = False

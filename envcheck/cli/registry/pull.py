@@ -40,13 +40,8 @@ class PullOptions:
     gpu: Annotated[str | None, Option("GPU model of another node; nothing is read from this one.", metavar="NAME")] = (
         None
     )
-    gpus: Annotated[
-        int | None, Option("How many GPUs that node has; 1 if not given.", type=click.IntRange(1, 1024))
-    ] = None
-    driver: Annotated[
-        str | None,
-        Option("Full driver version of that node: 570.124.06; not compared if not given.", metavar="VERSION"),
-    ] = None
+    gpus: access.Gpus = None
+    driver: access.Driver = None
     engine: Annotated[Literal["auto", "docker", "podman"], Option("Which engine pulls.")] = "auto"
     mirror: Annotated[str, Option("Mirror profile to reach the registry with.", metavar="PROFILE")] = "user"
     plan_only: Annotated[bool, Option("--dry-run", "Choose and say why; pull nothing.")] = False

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import os
 import re
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import click
 
+from envcheck.cli.options import EXISTING_DIRECTORY, Option
 from envcheck.errors import EnvcheckError
 
 if TYPE_CHECKING:
@@ -127,3 +129,6 @@ def complete_checks(ctx: click.Context, _: click.Parameter, incomplete: str) -> 
     except (EnvcheckError, OSError):
         return []
     return [f.id for f in modules if f.id.startswith(incomplete)]
+
+
+ImagesDirectory = Annotated[Path | None, Option("--images", "Where the cells are. [images/]", type=EXISTING_DIRECTORY)]

@@ -14,7 +14,7 @@ from envcheck.matrix.resolver.resolve import Resolution
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from envcheck.matrix.extensions.answer import ChosenExtension, ExtensionResolution
 
@@ -120,31 +120,25 @@ def _section(title: str, items: list[str]) -> None:
 
 
 def _table(answer: Resolution) -> None:
-    from rich.table import Table
-
-    from envcheck.cli.shared.process import console
-
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("cell", no_wrap=True)
-    table.add_column("verdict")
-    for row in answer.ranked:
-        table.add_row(row.cell, row.verdict if row.verified else f"{row.verdict} (weak)")
-    for rejected in answer.rejected:
-        table.add_row(f"torch{rejected.torch}-{rejected.variant}", rejected.verdict)
-    click.echo()
-    console(highlight=False).print(table)
+    rows = [(row.cell, row.verdict if row.verified else f"{row.verdict} (weak)") for row in answer.ranked]
+    rejected = [(f"torch{row.torch}-{row.variant}", row.verdict) for row in answer.rejected]
+    _print_table("verdict", [*rows, *rejected])
 
 
 def _refused_table(answer: ExtensionResolution) -> None:
+    rows = [(row.cell, "; ".join(f"{each.name}: {each.word}" for each in row.refused)) for row in answer.refused_cells]
+    _print_table("first refusal of each extension", rows)
+
+
+def _print_table(heading: str, rows: Iterable[tuple[str, str]]) -> None:
     from rich.table import Table
 
     from envcheck.cli.shared.process import console
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("cell", no_wrap=True)
-    table.add_column("first refusal of each extension")
-    for row in answer.refused_cells:
-        table.add_row(row.cell, "; ".join(f"{each.name}: {each.word}" for each in row.refused))
+    table = Table("cell", heading, box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.columns[0].no_wrap = True
+    for row in rows:
+        table.add_row(*row)
     click.echo()
     console(highlight=False).print(table)
 
