@@ -91,6 +91,6 @@ def _row(library: Library, missing: list[str], undefined: set[str]) -> Measured:
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on each extension that cannot work here, naming the library or symbol and the release that fits."""
     # Facts and version rules are for envcheck's own process; `measure` runs in the environment's Python.
-    from envcheck.checks.extension_judges import judged
+    from envcheck.checks import installed_judge
 
-    return judged.judge(view, ranks)
+    return installed_judge.judge(view, ranks)

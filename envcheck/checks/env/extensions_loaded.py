@@ -60,9 +60,9 @@ def _row(extension: installed.InstalledExtension, trial: Measured | None) -> Mea
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on each extension that does not import, goes on without its native part, or computes something else."""
     # Facts and version rules are for envcheck's own process; `measure` runs in the environment's Python.
-    from envcheck.checks.extension_judges import loaded
+    from envcheck.checks import loaded_judge
 
-    return loaded.judge(view, ranks)
+    return loaded_judge.judge(view, ranks)
 
 
 # flash-attn: 2.8.3+cu12torch2.9cxx11abiTRUE; PyG: 2.1.2+pt24cu121; others: 0.24.1+cu128.

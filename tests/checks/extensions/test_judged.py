@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Outcome, View
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Outcome, View, installed_judge
 from envcheck.checks.env import extensions
-from envcheck.checks.extension_judges import judged
 from envcheck.checks.extensions.installed import KNOWN, nvcc
 from envcheck.matrix.extensions.file import load
 from tests import index_wheels
@@ -289,7 +288,7 @@ def test_a_library_that_was_not_read_is_an_error(gpu: View) -> None:
     ],
 )
 def test_a_tag_is_for_this_python_or_not(tag: str, *, free: bool, taken: bool) -> None:
-    assert judged.takes(tag, {**PYTHON, "free_threaded": free}) is taken
+    assert installed_judge.takes(tag, {**PYTHON, "free_threaded": free}) is taken
 
 
 def test_the_known_names_are_those_of_the_facts() -> None:

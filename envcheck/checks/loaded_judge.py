@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from envcheck.binaries import native_library
 from envcheck.checks import Limit, Outcome, Ranks, View, failed, passed, skipped, undecided, warned, worst
-from envcheck.checks.extension_judges.judged import LAZY, fitting_release
 from envcheck.checks.extensions.trials import GONE, choice
+from envcheck.checks.installed_judge import LAZY, fitting_release
 
 LIMIT: Final = Limit(0, "misfits", "an import, dlopen(3) and a result that torch confirms", "equal")
 # What packages say on a machine without a GPU or its driver.
@@ -46,7 +46,7 @@ class _ExtensionJudge:
     def __init__(self, view: View, measured: Mapping[str, Any], extension: TriedExtension, *, gpu: bool) -> None:
         self.view, self.extension, self.gpu = view, extension, gpu
         self.measured = {**measured, "torch": view.environment.get("torch")}
-        self.place = TriedWhere(extension.name, gpu, bool(view.environment.get("cuda")), self._fitting)
+        self.cuda = bool(view.environment.get("cuda"))
 
     def findings(self) -> list[Outcome]:
         """Return what is wrong, or why it is no pass."""
@@ -74,7 +74,7 @@ class _ExtensionJudge:
 
     def _raised(self, trial: Trial, error: LoaderText) -> Outcome:
         """Judge an exception, by what it names."""
-        lacking = lack(self.place, error, own(trial)) or most_telling(self.place, trial)
+        lacking = self._lack(error, trial) or self._most_telling(trial)
         if lacking is not None:
             return self._lacks(lacking._replace(text=f"{trial.step}: {lacking.text}"))
         gone = self._gone(trial, error)
@@ -111,7 +111,7 @@ class _ExtensionJudge:
         held = {choice(path) for path in (*trial.mapped, *trial.alone)}
         reported: set[str] = set()
         for path, why in trial.refused.items():
-            lacking = lack(self.place, why, own(trial))
+            lacking = self._lack(why, trial)
             # cupy loads what the environment brings before its own; TensorRT is optional for onnxruntime.
             counts = lacking is not None and lacking.code in NEEDED and not why.brought
             if choice(path) in held or (not counts and (held or reported)):
@@ -148,6 +148,47 @@ class _ExtensionJudge:
         elif not self.extension.libraries and not trial.operation:
             text = "it imports, and has no library of its own that could be loaded"
             yield self._skipped(text, "extensions-loaded.no-operation")
+
+    def _lack(self, error: LoaderText, trial: Trial) -> Lack | None:
+        """Return what an error says is lacking, None if it names nothing."""
+        if error.symbol:
+            whose = "which this torch does not define" if error.torchs else "which no library defines"
+            code = "extensions-loaded.torch-abi" if error.torchs else "extensions-loaded.symbol"
+            return Lack(f"needs {error.readable or error.symbol}, {whose}", code, self._fitting())
+        if error.version:
+            fix = f"use a base with {error.version.replace('_', ' ')} or newer, or a wheel with an older manylinux tag"
+            return Lack(f"needs {error.version}, which this system does not have", "extensions-loaded.glibc", fix)
+        if error.invalid:
+            text = f"{error.invalid} is no library of this machine"
+            return Lack(text, "extensions-loaded.import", f"install {self.extension.name} again")
+        # A library of its own that lacks another is refused itself, and says why.
+        own = {path.rpartition("/")[2] for path in (*trial.mapped, *trial.alone, *trial.refused)}
+        return self._library(error.library) if error.library and error.library not in own else None
+
+    def _library(self, library: str) -> Lack:
+        text, driver = f"needs {library}, which the loader does not find", native_library.is_drivers(library)
+        if driver and not self.gpu:
+            return Lack(text, "extensions-loaded.cpu-only", "")
+        if not driver and (native_library.is_nvidias(library) or native_library.is_torch_library(library)):
+            if self.extension.name in LAZY and not self.cuda:
+                text += ": torch is for the CPU, and it runs without its native part"
+                return Lack(text, "extensions-loaded.cpu-torch", "")
+            fix = f"the wheel was built for another CUDA than torch: {self._fitting()}"
+            return Lack(text, "extensions-loaded.cuda-major", fix)
+        fix = f"install what brings {library}, or put its directory on LD_LIBRARY_PATH"
+        if driver:
+            fix = "install the libraries of this GPU's driver"
+        elif _FFMPEG.fullmatch(library):
+            text, fix = f"{text}: that is FFmpeg's", "install FFmpeg with its shared libraries (Debian: ffmpeg)"
+        return Lack(text, "extensions-loaded.missing-library", fix)
+
+    def _most_telling(self, trial: Trial) -> Lack | None:
+        """Return why a library was refused, where an import failed and its text names nothing."""
+        if trial.imported or trial.mapped:
+            return None
+        named = [(path, self._lack(why, trial)) for path, why in trial.refused.items()]
+        reasons = [one._replace(text=f"{path} {one.text}") for path, one in named if one is not None]
+        return min(reasons, key=lambda one: (_TELLING.index(one.code), "FFmpeg" in one.text), default=None)
 
     def _fitting(self) -> str:
         return fitting_release(self.view, self.measured, self.extension.name, self.extension.version)
@@ -212,66 +253,6 @@ class Lack(NamedTuple):
     text: str
     code: str
     fix: str
-
-
-class TriedWhere(NamedTuple):
-    """Where an extension was tried. `cuda` is whether torch is for CUDA; `fitting` returns which release fits."""
-
-    extension: str
-    gpu: bool
-    cuda: bool
-    fitting: Callable[[], str]
-
-
-def lack(place: TriedWhere, error: LoaderText, own: Iterable[str]) -> Lack | None:
-    """Return what an error says is lacking, None if it names nothing. `own` are the extension's own libraries."""
-    if error.symbol:
-        whose = "which this torch does not define" if error.torchs else "which no library defines"
-        code = "extensions-loaded.torch-abi" if error.torchs else "extensions-loaded.symbol"
-        return Lack(f"needs {error.readable or error.symbol}, {whose}", code, place.fitting())
-    if error.version:
-        fix = f"use a base with {error.version.replace('_', ' ')} or newer, or a wheel with an older manylinux tag"
-        return Lack(f"needs {error.version}, which this system does not have", "extensions-loaded.glibc", fix)
-    if error.invalid:
-        text = f"{error.invalid} is no library of this machine"
-        return Lack(text, "extensions-loaded.import", f"install {place.extension} again")
-    # A library of its own that lacks another is refused itself, and says why.
-    if not error.library or error.library in {path.rpartition("/")[2] for path in own}:
-        return None
-    return _library(place, error.library)
-
-
-def _library(place: TriedWhere, library: str) -> Lack:
-    text = f"needs {library}, which the loader does not find"
-    if native_library.is_drivers(library):
-        if not place.gpu:
-            return Lack(text, "extensions-loaded.cpu-only", "")
-        return Lack(text, "extensions-loaded.missing-library", "install the libraries of this GPU's driver")
-    if native_library.is_nvidias(library) or native_library.is_torch_library(library):
-        if place.extension in LAZY and not place.cuda:
-            text += ": torch is for the CPU, and it runs without its native part"
-            return Lack(text, "extensions-loaded.cpu-torch", "")
-        fix = f"the wheel was built for another CUDA than torch: {place.fitting()}"
-        return Lack(text, "extensions-loaded.cuda-major", fix)
-    if _FFMPEG.fullmatch(library):
-        fix = "install FFmpeg with its shared libraries (Debian: ffmpeg)"
-        return Lack(f"{text}: that is FFmpeg's", "extensions-loaded.missing-library", fix)
-    fix = f"install what brings {library}, or put its directory on LD_LIBRARY_PATH"
-    return Lack(text, "extensions-loaded.missing-library", fix)
-
-
-def most_telling(place: TriedWhere, trial: Trial) -> Lack | None:
-    """Return why a library was refused, where an import failed and its text names nothing."""
-    if trial.imported or trial.mapped:
-        return None
-    named = [(path, lack(place, why, own(trial))) for path, why in trial.refused.items()]
-    reasons = [one._replace(text=f"{path} {one.text}") for path, one in named if one is not None]
-    return min(reasons, key=lambda one: (_TELLING.index(one.code), "FFmpeg" in one.text), default=None)
-
-
-def own(trial: Trial) -> list[str]:
-    """Return the libraries of the extension itself that its trial has seen."""
-    return [*trial.mapped, *trial.alone, *trial.refused]
 
 
 class LoaderText(msgspec.Struct, frozen=True):

@@ -1,1 +1,0 @@
-"""What measurements of native extensions come to; runs in envcheck's own process."""
