@@ -36,7 +36,6 @@ from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.candidates import candidates
 from envcheck.matrix.resolver.query import Query, host_arch, normalized, requested_devices, validate
 from envcheck.mirrors.hub.api import hub_client
-from envcheck.mirrors.index import parse_file_name
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.net.urls import host_of, is_web_url, split_sha256
 from envcheck.mirrors.profiles.load import load as load_profile
@@ -390,6 +389,8 @@ def _downloaded(options: MatrixWheelOptions, scratch: Path) -> _File:
 
 
 def _parse(name: str) -> tuple[Any, Any, Any]:
+    from envcheck.mirrors.index import parse_file_name  # needs uv, which images lack; `matrix show` works there
+
     try:
         project, version, tags = parse_file_name(name)
     except ValueError as error:
