@@ -8,12 +8,15 @@ coredump and profiler switches, which DCGM refuses to run its diagnostics under 
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.request import getproxies_environment, proxy_bypass
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, passed, undecided, warned, worst
 from envcheck.checks.support import process_group
@@ -23,6 +26,7 @@ CHECK = Check(promise="no environment variable slows, redirects or replaces what
 NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 CUDA = "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars"
 TORCH = "https://docs.pytorch.org/docs/stable/torch_environment_variables.html"
+ONEDNN = "https://uxlfoundation.github.io/oneDNN/dev_guide_cpu_dispatcher_control.html"
 DCGM = "NVIDIA/DCGM nvvs/src/Software.cpp"
 
 
@@ -74,6 +78,16 @@ RULES = {
     "TORCH_COMPILE_DISABLE": VariableRule(_ON, "torch.compile compiles nothing", TORCH, gpu_only=False),
     "TORCHDYNAMO_DISABLE": VariableRule(_ON, "torch.compile compiles nothing", TORCH, gpu_only=False),
     "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": VariableRule(_ON, "torch.load runs code from files", TORCH, gpu_only=False),
+    "TORCH_DISTRIBUTED_DEBUG": VariableRule(
+        "DETAIL",
+        "each collective waits for a second one that checks it, which is slow and has ended and hung ranks",
+        "pytorch/pytorch#148976, #129672",
+        gpu_only=False,
+    ),
+    "ATEN_CPU_CAPABILITY": VariableRule("default", "torch leaves the CPU's vector units unused", TORCH, gpu_only=False),
+    "ONEDNN_MAX_CPU_ISA": VariableRule(
+        "SSE41|AVX", "oneDNN leaves the CPU's vector units unused", ONEDNN, gpu_only=False
+    ),
     "LD_AUDIT": VariableRule(
         _ANY, "the loader runs code of these libraries in every process", "man ld.so", gpu_only=False
     ),
@@ -84,6 +98,15 @@ RULES = {
 SHADOWED = ("libcudnn*.so*", "libcublas*.so*", "libcudart.so*", "libnccl.so*", "libcuda.so*")
 PACKAGES = ("torch", "torchvision", "torchaudio", "triton", "numpy", "nvidia", "sitecustomize", "usercustomize")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+# c10/core/AllocatorConfig.h and c10/cuda/CUDAAllocatorConfig.h; newer torches may know more.
+OPTIONS = (
+    *("backend", "max_split_size_mb", "roundup_power2_divisions", "garbage_collection_threshold"),
+    *("expandable_segments", "max_non_split_rounding_mb", "release_lock_on_cudamalloc"),
+    *("pinned_use_cuda_host_register", "pinned_num_register_threads", "pinned_use_background_threads"),
+)
+# The first takes the beginnings of names, "=" before a whole one, "^" before those to leave out (NCCL's guide).
+INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 # Allocators and OpenMP runtimes that people preload on purpose: they replace malloc or threads, and nothing of CUDA.
 USUAL = re.compile(r"lib(jemalloc|tcmalloc\w*|mimalloc|iomp5|gomp|omp|stdc\+\+|gcc_s)(-[\w.]+)?\.so[\d.]*")
 LIMIT = Limit(0, "variables", "NCCL's, CUDA's and PyTorch's lists of environment variables; " + DCGM, "equal")
@@ -96,13 +119,23 @@ def measure(rank: Rank) -> Measured:
     preload = [entry for entry in re.split(r"[\s:]+", os.environ.get("LD_PRELOAD", "")) if entry]
     return {
         "rank": rank.rank,
-        "variables": {name: os.environ[name] for name in (*RULES, *THREADS) if name in os.environ},
+        "variables": {n: os.environ[n] for n in (*RULES, *THREADS, *ALLOCATOR, *INTERFACES) if n in os.environ},
+        "interfaces": [name for _, name in socket.if_nameindex()],
+        "proxied": _proxied(),
         # A driver's own libcuda belongs there (a container runtime or cuda-compat put it there), a stub never does.
         "libraries": [path for path in libraries if "/libcuda.so" not in path or "/stubs/" in path],
         "preload": preload,
+        "absent": [entry for entry in preload if "/" in entry and not Path(entry).exists()],
         "modules": list(_shadowing_modules()),
         "cores": len(os.sched_getaffinity(0)),
     }
+
+
+def _proxied() -> list[str]:
+    """Return the names of this machine that programs would ask the proxy of HTTP_PROXY for."""
+    if "http" not in getproxies_environment():
+        return []
+    return [name for name in ("localhost", "127.0.0.1") if not proxy_bypass(name)]
 
 
 def _own(directory: Path) -> bool:
@@ -130,12 +163,22 @@ def _shadowing_modules() -> Iterator[str]:
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Warn of each variable and file that does harm here."""
     entry = ranks[0] if ranks else {}
-    lists = [entry.get(name) for name in ("libraries", "preload", "modules")]
+    entry = {"absent": [], "interfaces": [], "proxied": [], **entry}
+    lists = [entry.get(name) for name in ("libraries", "preload", "modules", "absent", "interfaces", "proxied")]
     readable = all(isinstance(names, list) and all(isinstance(n, str) for n in names) for names in lists)
     cores = entry["cores"] if process_group.counts(entry.get("cores")) else 0
     if not readable or not isinstance(entry.get("variables"), dict) or cores < 1:
         return undecided("the environment was not read", fix="see the check's log", code="environment.unread")
-    findings = [*_variables(view, entry["variables"]), *_threads(entry["variables"], cores), *_files(view, entry)]
+    variables = entry["variables"]
+    findings = [*_variables(view, variables), *_threads(variables, cores), *_files(view, entry)]
+    findings += [*_options(variables), *_interfaces(variables, entry["interfaces"])]
+    if entry["proxied"]:
+        text = f"HTTP_PROXY catches {' and '.join(entry['proxied'])}: servers of this machine are asked for elsewhere"
+        limit, fix = (
+            Limit("localhost in NO_PROXY", "", "urllib and requests", "equal"),
+            "add localhost,127.0.0.1 to NO_PROXY",
+        )
+        findings.append(warned(text, fix=fix, limit=limit, code="environment.http-proxy", culprit="HTTP_PROXY"))
     return worst(findings, passed("no variable does harm", value=0, unit=LIMIT.unit, limit=LIMIT))
 
 
@@ -160,13 +203,43 @@ def _threads(variables: dict[str, Any], cores: int) -> Iterator[Outcome]:
             yield _warning(name, f"{name}={first} with {cores} cores: threads wait for each other", int(first), limit)
 
 
+def _options(variables: dict[str, Any]) -> Iterator[Outcome]:
+    """Yield the allocator's options that are one of OPTIONS but for a typing error, at which torch ends."""
+    for name in ALLOCATOR:
+        for pair in re.sub(r"\[[^\]]*\]", "", str(variables.get(name, ""))).split(","):
+            option = pair.partition(":")[0].strip()
+            near = difflib.get_close_matches(option, OPTIONS, n=1, cutoff=0.8)
+            if near and option not in OPTIONS:
+                limit = Limit(near[0], "", TORCH, "equal")
+                yield _warning(name, f"{name} has the option {option}, which torch calls {near[0]}", option, limit)
+
+
+def _interfaces(variables: dict[str, Any], there: list[str]) -> Iterator[Outcome]:
+    for name in INTERFACES:
+        value = str(variables.get(name, ""))
+        wanted = [part.strip() for part in value.removeprefix("=").split(",") if part.strip()]
+        begins = name.startswith("NCCL") and not value.startswith("=")
+        if (
+            not wanted
+            or value.startswith("^")
+            or any(
+                interface == part or (begins and interface.startswith(part)) for part in wanted for interface in there
+            )
+        ):
+            continue
+        limit = Limit(", ".join(there), "", NCCL, "equal")
+        yield _warning(name, f"{name}={value} names no network interface of this machine", value, limit)
+
+
 def _files(view: View, entry: Measured) -> Iterator[Outcome]:
     limit = Limit("no file", "", "man ld.so; https://docs.python.org/3/using/cmdline.html#envvar-PYTHONPATH", "equal")
     # A torch without CUDA loads none of these libraries.
     for path in entry["libraries"] if view.environment.get("cuda") else []:
         yield _warning("LD_LIBRARY_PATH", f"LD_LIBRARY_PATH puts {path} before the wheel's own", path, limit)
+    for path in entry["absent"]:
+        yield _warning("LD_PRELOAD", f"LD_PRELOAD names {path}, which is not there", path, limit)
     for path in entry["preload"]:
-        if not USUAL.fullmatch(path.rpartition("/")[2]):
+        if path not in entry["absent"] and not USUAL.fullmatch(path.rpartition("/")[2]):
             yield _warning("LD_PRELOAD", f"LD_PRELOAD loads {path} into every process", path, limit)
     for path in entry["modules"]:
         yield _warning("PYTHONPATH", f"PYTHONPATH puts {path} before the module of that name", path, limit)

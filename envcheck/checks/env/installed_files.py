@@ -54,6 +54,7 @@ def measure(rank: Rank) -> Measured:
         "listed": bool(torch) and _imported() in {str(item.path) for package in packages for item in package.files},
         "says": _says(torch),
         "added": _added(packages),
+        "leftovers": sorted({str(p) for entry in sys.path if entry for p in Path(entry).glob("~*") if p.is_dir()}),
         **_hooks(_startup()),
     }
 
@@ -236,6 +237,9 @@ def _extra(measured: Measured) -> Iterator[Outcome]:
         else:
             summary = f"{path} was added to a package that did not bring it"
             yield warned(summary, fix=f"remove it, or {FIX}", code="installed.added", culprit=path)
+    for path in measured.get("leftovers") or []:
+        text = f"{path} was left by an interrupted pip, which ignores it"
+        yield warned(text, fix="remove it, and install its package again", code="installed.leftover", culprit=path)
     for path in measured.get("startup") or []:
         fix = "remove it, or start with `python -I`, and run this again"
         if path in (measured.get("touching") or []):

@@ -6,7 +6,9 @@ GPUs (NVIDIA/nccl#290, #342). It is asked inside the environment under test: the
 
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -15,14 +17,19 @@ from envcheck.checks.support import process_group
 
 CHECK = Check(promise="shared memory has room for NCCL and DataLoader workers", level="static", limits=("shm-free",))
 
-PATH = "/dev/shm"  # noqa: S108 (asked about, not written to)
+PATH = "/dev/shm"  # noqa: S108 (POSIX shared memory)
 _FIX = "start the container with --shm-size=8g or --ipc=host; in Kubernetes mount an emptyDir with medium: Memory there"
 _EMPTY_IT = "remove what earlier jobs left in /dev/shm"
 
 
 def measure(rank: Rank) -> Measured:
-    """Return the bytes /dev/shm has, and how many of them are free."""
-    state = os.statvfs(PATH)
+    """Return the bytes /dev/shm has, and how many of them are free; why no file can be made there, else."""
+    try:
+        state = os.statvfs(PATH)
+        tempfile.TemporaryFile(dir=PATH).close()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            return {"rank": rank.rank, "error": error.strerror or str(error)}
     return {"rank": rank.rank, "total": state.f_blocks * state.f_frsize, "free": state.f_bavail * state.f_frsize}
 
 
@@ -30,6 +37,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail below what NCCL's guide asks for, warn on a GPU node below what many workers need, or when it is full."""
     from envcheck.checks import limits
 
+    if ranks and isinstance(ranks[0].get("error"), str):
+        text, fix = f"no file can be made in {PATH}: {ranks[0]['error']}", f"mount a writable tmpfs there: {_FIX}"
+        return failed(text, fix=fix, code="shm.unusable", culprit=PATH)
     total, free = (ranks[0].get("total"), ranks[0].get("free")) if ranks else (None, None)
     if total is None or free is None or not process_group.finite(total) or not process_group.finite(free):
         return undecided(

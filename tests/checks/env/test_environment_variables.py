@@ -34,7 +34,9 @@ def test_the_limits_of_this_process_are_read() -> None:
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     files = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH")
-    for name in (*environment_variables.RULES, *environment_variables.THREADS, *files):
+    rules = environment_variables
+    others = (*rules.THREADS, *rules.ALLOCATOR, *rules.INTERFACES, "HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy")
+    for name in (*rules.RULES, *others, *files):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
@@ -50,6 +52,9 @@ HARMFUL = {
     "NCCL_ALGO": "Ring",
     "NCCL_PROTO": "LL128",
     "PYTHONHOME": "/opt/python",
+    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+    "ATEN_CPU_CAPABILITY": "default",
+    "ONEDNN_MAX_CPU_ISA": "SSE41",
 }
 HARMLESS = {"NCCL_NVLS_ENABLE": "1", "NCCL_P2P_LEVEL": "NVL"}
 
@@ -87,6 +92,41 @@ def test_every_harmful_variable_is_a_finding(node: Node, clean: pytest.MonkeyPat
     assert {f.culprit for f in outcome.findings} == {
         *("NVIDIA_TF32_OVERRIDE", "NCCL_PROTO", "PYTORCH_NO_CUDA_MEMORY_CACHING")
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [
+        ("PYTORCH_CUDA_ALLOC_CONF", "roundup_power2_divisions:[256:1,512:2],expandable_segments:True", PASS),
+        ("PYTORCH_ALLOC_CONF", "an_option_of_next_year:True", PASS),
+        ("PYTORCH_ALLOC_CONF", "max_split_size:128", WARN),
+        ("PYTORCH_CUDA_ALLOC_CONF", "backend:native,expandable_segment:True", WARN),
+        ("NCCL_SOCKET_IFNAME", "l", PASS),
+        ("NCCL_SOCKET_IFNAME", "=lo", PASS),
+        ("NCCL_SOCKET_IFNAME", "^docker,eth99", PASS),
+        ("NCCL_SOCKET_IFNAME", "=l", WARN),
+        ("NCCL_SOCKET_IFNAME", "eth99", WARN),
+        ("GLOO_SOCKET_IFNAME", "lo", PASS),
+        ("GLOO_SOCKET_IFNAME", "l", WARN),
+        ("TP_SOCKET_IFNAME", "eth99", WARN),
+        ("LD_PRELOAD", "/nowhere/libjemalloc.so.2", WARN),
+        ("LD_PRELOAD", "libjemalloc.so.2", PASS),
+        ("HTTP_PROXY", "http://192.0.2.1:3128", WARN),
+        ("HTTPS_PROXY", "http://192.0.2.1:3128", PASS),
+    ],
+)
+def test_a_value_that_names_what_is_not_there_is_a_warning(
+    cpu: View, clean: pytest.MonkeyPatch, name: str, value: str, status: str
+) -> None:
+    clean.setenv(name, value)
+    outcome = environment_variables.judge(cpu, [environment_variables.measure(RANK)])
+    assert (outcome.status, outcome.culprit) == (status, name if status == WARN else "")
+
+
+def test_a_proxy_that_leaves_loopback_alone_passes(cpu: View, clean: pytest.MonkeyPatch) -> None:
+    clean.setenv("HTTP_PROXY", "http://192.0.2.1:3128")
+    clean.setenv("NO_PROXY", "localhost,127.0.0.1,.corp")
+    assert environment_variables.judge(cpu, [environment_variables.measure(RANK)]).status == PASS
 
 
 @each(
