@@ -329,9 +329,10 @@ def test_each_culprit_is_named_a_slow_rank_one_that_sends_wrong_data_and_one_tha
     assert done.returncode == 1, done.stdout + done.stderr
     found = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "reports").glob("*.json")}
     whole = {outcome["id"]: outcome for outcome in found["group"]["outcomes"]}
-    assert (whole["straggler"]["status"], whole["straggler"]["culprit"]) == ("fail", "rank 1 (cpu of n2)")
+    # On CPUs, which others use too, a slow rank is named and is no fault.
+    assert (whole["straggler"]["status"], whole["straggler"]["culprit"]) == ("warn", "rank 1 (cpu of n2)")
     assert (whole["node-links"]["status"], whole["node-links"]["culprit"]) == ("fail", "node n3")
     assert (whole["collectives"]["status"], whole["collectives"]["culprit"]) == ("error", "rank 3 (n4)")
     assert "SIGKILL" in whole["collectives"]["summary"]
     statuses = {name: found[name]["verdict"]["status"] for name in NODES}
-    assert statuses == {"n1": "error", "n2": "fail", "n3": "fail", "n4": "error"}
+    assert statuses == {"n1": "error", "n2": "error", "n3": "fail", "n4": "error"}

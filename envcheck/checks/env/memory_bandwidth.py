@@ -57,10 +57,12 @@ def measure(rank: Rank) -> Measured:
         node, cpus = near(device.index)
         for turn in range(rank.world):
             if turn == rank.rank:
-                with hardware_sampler.Sampler(entry["device"], rank.local_rank, _INTERVAL) as sampler, on(cpus):
-                    across, arrived = _across(words, device, min(ACROSS, free // 3))
-                values |= across
-                right |= dict.fromkeys(across, arrived)
+                with hardware_sampler.Sampler(entry["device"], rank.local_rank, _INTERVAL) as sampler:
+                    for place in [cpus] if node else _places(cpus):
+                        with on(place):
+                            across, arrived = _across(words, device, min(ACROSS, free // 3))
+                        values |= {path: max(rate, values.get(path, rate)) for path, rate in across.items()}
+                        right |= {path: arrived and right.get(path, True) for path in across}
             dist.all_reduce(probe)
             torch.cuda.synchronize()
         entry |= {"name": torch.cuda.get_device_name(device), "values": values, "right": right}
@@ -148,6 +150,12 @@ def near(ordinal: int) -> tuple[str | None, set[int]]:
     except (OSError, ValueError):  # a hypervisor or a container hides it
         return None, allowed
     return (node, cpus) if cpus else (None, allowed)
+
+
+def _places(cpus: set[int]) -> list[set[int]]:
+    """Return the CPUs of each NUMA node, one of which is the slot's."""
+    lists = [path.read_text(encoding="ascii") for path in sorted(NODES.glob("node*/cpulist"))]
+    return [place for text in lists if (place := cpus_of(text) & cpus)] or [cpus]
 
 
 def cpus_of(text: str) -> set[int]:

@@ -154,17 +154,19 @@ def _products(torch: Any, dist: Any, work: Work) -> Measured:
 
 
 def _meetings(torch: Any, dist: Any, rank: Rank, device: Any) -> tuple[Measured, int]:
-    """Return when this rank joined each all-reduce, and how many brought wrong sums."""
-    at, wrong = [], 0
+    """Return when this rank joined each all-reduce and what it took for that, and how many brought wrong sums."""
+    at, own, wrong = [], [], 0
     tensor = torch.zeros(NUMBERS, dtype=torch.int64, device=device)
     dist.barrier()
     for number in range(MEETINGS[device.type]):
+        began = time.monotonic()
         tensor.fill_(rank.rank + number)
         work = dist.all_reduce(tensor, async_op=True)
         at.append(time.monotonic())
+        own.append(at[-1] - began)
         work.wait()
         wrong += tensor.tolist() != [sum(range(number, number + rank.world))] * NUMBERS
-    return {"at": at}, wrong
+    return {"at": at, "own": statistics.median(own)}, wrong
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
@@ -264,9 +266,19 @@ def lateness(ranks: Ranks) -> dict[int, list[float]]:
 
 
 def _late(view: View, ranks: Ranks) -> list[Outcome]:
-    """Return a finding for each rank that is late, in the median or in every twentieth, where most are not."""
+    """Return a finding for each rank that is late, in the median or in every twentieth, where most are not.
+
+    Ranks of other hosts have other clocks: there the time counts that a rank takes for itself before it joins.
+    """
     findings, late, gpu = [], lateness(ranks), view.mode == "gpu"
     least = LATE.value if gpu else LATE.value * _BUSY
+    for entry in ranks:
+        own = entry["joined"].get("own", 0.0)
+        if not process_group.finite(own) or own > least:
+            summary = f"{_name(entry)} takes {own * 1000:.3g} ms for itself before it joins a collective"
+            told: dict[str, Any] = {"culprit": _name(entry), "ranks": [entry["rank"]], "value": round(own, 5)}
+            tell = too_slow if gpu else warned
+            findings.append(tell(summary, fix=_LATE_FIX, unit="s", limit=LATE, code="speed.late", **told))
     often = (("speed.late", 0.5, "mostly"), ("speed.late-at-times", 0.95, "in every twentieth"))
     for code, share, how_often in often[: 2 if gpu else 1]:
         at = {rank: timed_collectives.percentile(seconds, share) for rank, seconds in late.items()}
