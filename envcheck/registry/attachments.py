@@ -225,7 +225,8 @@ def referrers(
     listed may be a failure that revokes an earlier success.
     """
     notes: list[str] = []
-    listed = {**_from_api(repository, subject, notes), **_from_index(repository, subject, notes)}
+    api = _from_api(repository, subject, notes)  # its types are the manifests' own; an index is anybody's word
+    listed = {**_from_index(repository, subject, notes), **api}
     starts = _own_tags(subject, repository.tags() if tags is None else tags, without)
     if len(listed) + len(starts) > _MOST:
         total = len(listed) + len(starts)

@@ -190,13 +190,14 @@ class JudgedProof(LightRecord, frozen=True):
     """One proof and what became of it: it holds where `refused` is None.
 
     `statement` is None where it could not be believed at all. `signer` is the id of its key, or its identity; without
-    one nothing is proven, whatever holds.
+    one nothing is proven, whatever holds. `unread_end` is when the run of a statement ended that cannot be read.
     """
 
     digest: str
     statement: Statement | None
     signer: str | None
     refused: Rejection | None
+    unread_end: dt.datetime | None = None
 
     @property
     def proven(self) -> bool:
@@ -215,7 +216,7 @@ class ImageProofs(LightRecord, frozen=True):
 def judge_image(attached: Sequence[ListedProof], image: str, terms: ProofTerms) -> ImageProofs:
     """Judge everything that lies beside an image's digest; the first refusal in the order of words stands for all."""
     read = [_read(each, image, terms.policy) for each in attached]
-    fails = [each for each in read if each.statement is not None and not each.statement.passed]
+    fails = [each for each in read if each.unread_end or (each.statement is not None and not each.statement.passed)]
     judged = [_judge(each, fails, one.evidence, terms) for one, each in zip(attached, read, strict=True)]
     judged.sort(key=lambda each: (_ended(each), each.digest), reverse=True)
     accepted = next((each for each in judged if each.refused is None), None)
@@ -241,7 +242,9 @@ def _read(attached: ListedProof, image: str, policy: Policy) -> JudgedProof:
     try:
         statement = statements.decode(opened.payload)
     except MalformedError as error:
-        return JudgedProof(attached.digest, None, opened.signer, Rejection(ProofRefusal.UNKNOWN_FORMAT, str(error)))
+        refused = Rejection(ProofRefusal.UNKNOWN_FORMAT, str(error))
+        unread_end = statements.unread_end(opened.payload, image)
+        return JudgedProof(attached.digest, None, opened.signer, refused, unread_end)
     named = [f"sha256:{subject.digest.sha256}" for subject in statement.subject]
     if named != [image] or statement.facts.image.manifest != image:
         refused = Rejection(
@@ -324,6 +327,9 @@ def _taken_back(
     node = terms.node or as_proven(statement.facts)
     for fail in sorted(fails, key=_ended, reverse=True):
         heard = fail.signer is not None or proof.signer is None
+        if heard and fail.unread_end and fail.unread_end >= statement.ended:
+            why = f"a newer statement cannot be read, and its run may have failed ({fail.digest[:19]})"
+            return Rejection(ProofRefusal.FAILED_SINCE, f"{why}; use a newer envcheck")
         if fail.statement is None or fail.statement.ended < statement.ended:
             continue
         facts = fail.statement.facts

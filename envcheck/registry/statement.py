@@ -11,7 +11,7 @@ import binascii
 import datetime as dt
 import enum
 import re
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -216,7 +216,18 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True):
         return self.predicate.result != "FAILED"
 
 
-know_types(Statement)
+class _AnySubject(msgspec.Struct):
+    digest: dict[str, Any] = {}
+
+
+class _AnyStatement(msgspec.Struct):
+    """What every version of a statement has."""
+
+    subject: list[_AnySubject]
+    predicate: dict[str, Any]
+
+
+know_types(Statement, _AnyStatement)
 
 
 def encode(statement: Statement) -> bytes:
@@ -245,6 +256,25 @@ def decode(payload: bytes) -> Statement:
         message = f"it says {predicate.result}, and its checks do not"
         raise MalformedError(message)
     return statement
+
+
+def unread_end(payload: bytes, image: str) -> dt.datetime | None:
+    """Return when a run ended whose statement `decode` refuses, if it is envcheck's and about this image; else None.
+
+    A later envcheck may have stated so that the run failed. Where it does not say when, it is newer than all others.
+    """
+    try:
+        document = decode_json(payload, _AnyStatement)
+    except MalformedError:
+        return None
+    facts = document.predicate.get("envcheck")
+    named = {f"sha256:{subject.digest.get('sha256')}" for subject in document.subject}
+    if not isinstance(facts, dict) or image not in named:
+        return None
+    try:
+        return instant(str(facts.get("ended")))
+    except MalformedError:
+        return dt.datetime.max.replace(tzinfo=dt.timezone.utc)
 
 
 def instant(text: str) -> dt.datetime:

@@ -315,6 +315,12 @@ def test_what_the_policy_requires_must_pass_today_too(policy: Policy, key: Priva
     )
 
 
+def test_a_report_that_was_edited_after_signing_is_tampered(policy: Policy, key: PrivateKey) -> None:
+    edited = evidence_of(lambda report: structs.replace(report, boot="x"), key, edit=True)
+    assert word(edited, policy=policy, node=proofs.H200) == "tampered"
+    assert word(evidence_of(lambda report: report, key, edit=True), policy=policy, node=proofs.H200) is None
+
+
 def test_evidence_that_is_gone_or_no_report_is_named(policy: Policy, key: PrivateKey) -> None:
     statement = proofs.stated()
     listed_proof = ListedProof(
@@ -331,3 +337,41 @@ def test_the_words_are_stable_and_listed() -> None:
     listed = re.findall(r"(?m)^\| `([a-z-]+)` \|", page.partition("## Refusals of proofs")[2])
     assert listed == [refusal.value for refusal in ProofRefusal]
     assert msgspec.json.encode(ProofRefusal.NO_PROOF) == b'"no-proof"'
+
+
+def later_schema(by: PrivateKey | None, ended: str | None, image: str = proofs.MANIFEST) -> bytes:
+    """Return a statement as an envcheck to come may write it, which this one cannot read."""
+    document = msgspec.json.decode(statements.encode(proofs.stated(subject=subjects(image))))
+    facts = document["predicate"]["envcheck"]
+    facts |= {"schema": "envcheck/proof/2", "ended": ended, "outcome": "not proven"}
+    payload = msgspec.json.encode(document)
+    if by is None:
+        return envelope.leave_unsigned(payload, statements.PAYLOAD_TYPE)
+    return envelope.sign(payload, statements.PAYLOAD_TYPE, by)
+
+
+@each("seconds, refusal", [(-1, None), (0, "failed-since"), (1, "failed-since"), (None, "failed-since")])
+def test_a_newer_statement_that_cannot_be_read_may_be_a_failure(
+    seconds: int | None, refusal: str | None, key: PrivateKey, policy: Policy
+) -> None:
+    proof = proofs.attached(proofs.h100x8(**at(ENDED)), key)
+    ended = None if seconds is None else statements.written(ENDED + dt.timedelta(seconds=seconds))
+    later = proofs.attached(later_schema(key, ended))
+    assert word(proof, later, policy=policy) == refusal
+    result = proofs.judged(proof, later, policy=policy)
+    assert {each.refused.reason.value for each in result.judged if each.refused} >= {"unknown-format"}
+    assert proofs.judged(later, policy=policy).chosen is None
+
+
+def test_what_cannot_be_read_takes_back_only_what_its_writer_could(
+    key: PrivateKey, other_key: PrivateKey, policy: Policy
+) -> None:
+    proof = proofs.attached(proofs.h100x8(**at(ENDED)), key)
+    ended = statements.written(ENDED + MINUTE)
+    unsigned = structs.replace(policy, unsigned=True)
+    assert word(proof, proofs.attached(later_schema(other_key, ended)), policy=policy) is None
+    assert word(proof, proofs.attached(later_schema(key, ended, proofs.OTHER)), policy=policy) is None
+    assert word(proof, proofs.attached(later_schema(None, ended)), policy=unsigned) is None
+    nobodys = proofs.attached(proofs.h100x8(**at(ENDED)))
+    assert word(nobodys, policy=unsigned) is None
+    assert word(nobodys, proofs.attached(later_schema(None, ended)), policy=unsigned) == "failed-since"
