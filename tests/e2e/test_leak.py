@@ -127,8 +127,8 @@ def test_a_fetch_asks_the_mirror_alone(closed: ClosedNetwork, tmp_path: Path) ->
 
 
 def test_a_probe_asks_the_mirror_alone(closed: ClosedNetwork) -> None:
-    url = f"https://{MIRROR}:{PORT}/index/files/demo-1.0-py3-none-any.whl"
-    done = closed.envcheck("mirror", "probe", "--mirror", closed.home / "site.yaml", "--need", url)
+    lock = ("--lock", closed.home / "demo.lock")
+    done = closed.envcheck("mirror", "probe", "--mirror", closed.home / "site.yaml", *lock)
     assert done.returncode == 0, done.stdout + done.stderr
     assert only_the_mirror(closed.network)
 

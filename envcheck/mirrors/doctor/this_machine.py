@@ -119,10 +119,12 @@ def _lenient_document(path: Path) -> Document:
 
 def _readable(path: Path) -> bool:
     try:
+        if not path.is_file() or path.stat().st_size > LARGEST:
+            return False
         path.open("rb").close()
-        return path.is_file() and path.stat().st_size <= LARGEST
     except OSError:
         return False
+    return True
 
 
 def _environment(environ: Mapping[str, str]) -> Document:

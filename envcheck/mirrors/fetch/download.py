@@ -122,7 +122,6 @@ class FileDownload:
         self._run_threads(self._work, min(self._options.connections, len(self._gaps)))
         whole = [source.url for source in self._sources if not source.ranges and not source.dropped]
         if self._hashed < self.size and whole:
-            self._journal.rewrite(())
             self._over, self.found = False, 0
             self._run_threads(lambda: self._work_whole(whole), 1)
         if self._hashed < self.size:

@@ -136,13 +136,15 @@ def _download(target: WantedFile, options: TransferOptions, part: Path, file: in
     A size that the target does not name is what a source reports, and may be as wrong as its bytes.
     """
 
-    def attempt(urls: Sequence[str]) -> FileDownload:
-        size = _reported_size(urls, target, options) if target.size is None else target.size
+    def attempt(urls: Sequence[str], size: int | None) -> FileDownload:
+        size = _reported_size(urls, target, options) if size is None else size
         with contextlib.closing(FileDownload(target, options, part, file, size, urls)) as job:
             job.run()
         return job
 
-    together = attempt(target.urls)
+    # Pieces of an earlier run are of the size that was right then.
+    begun, _, pieces = disk.read_journal(part, target.digest)
+    together = attempt(target.urls, begun if target.size is None and pieces else target.size)
     if together.sound:
         return together
     gave_all = together.whole_sources()
@@ -150,7 +152,7 @@ def _download(target: WantedFile, options: TransferOptions, part: Path, file: in
         options.note(f"the file has a wrong hash: fetching all of it from {host_of(url)}")
         disk.journal_path(part).unlink(missing_ok=True)
         with contextlib.suppress(UnavailableError):
-            alone = attempt([url])
+            alone = attempt([url], target.size)
             if alone.sound:
                 return alone
     disk.discard(part)

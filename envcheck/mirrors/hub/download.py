@@ -143,13 +143,16 @@ def read_revision(client: Client, endpoint: str, ref: hub_revision.Reference) ->
 def _listed_files(client: Client, first: str) -> list[hub_revision.HubFile]:
     """Return the files on all pages of a tree. Raises ValueError if it has too many pages, as in a circle."""
     files: list[hub_revision.HubFile] = []
-    url = first
+    url, seen = first, {first}
     for _ in range(_PAGES):
         body, following = _page(client, url)
         files += hub_revision.parse_tree(body)
         if following is None:
             return files
+        if following in seen:
+            break
         url = following
+        seen.add(url)
     message = f"its list of files does not end after {len(files)} files"
     raise ValueError(message)
 
