@@ -53,7 +53,7 @@ SECTIONS: Final = {
 COMMANDS: Final = {name: line for section in SECTIONS.values() for name, line in section.items()}
 
 # What the envcheck of an image comes without (pyproject.toml, the group `image`).
-_HOST_ONLY: Final = {"cryptography", "docker", "jinja2", "uv"}
+_HOST_ONLY: Final = {"cryptography", "docker", "jinja2", "urllib3", "uv"}
 _MODULES: Final = {
     **{name: f"commands.{name}" for name in COMMANDS},
     "store": "store.group",

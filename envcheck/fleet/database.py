@@ -95,7 +95,7 @@ def _link_made(path: str) -> float:
 
 
 _APPLICATION: Final = 0x656E7666  # "envf"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _WAIT: Final = 30.0
 _TABLES: Final = """
 CREATE TABLE runs(id INTEGER PRIMARY KEY, digest TEXT NOT NULL UNIQUE, node TEXT NOT NULL, started REAL, ended REAL,

@@ -13,6 +13,7 @@ from typing import Final
 
 _TIMEOUT: Final = 4.0
 _MOST: Final = 200
+_LARGEST: Final = 1 << 24
 _GRACE: Final = 1.0  # what a process may need to die; one that waits in the kernel does not, and is not waited for
 
 
@@ -24,19 +25,23 @@ def output(
     Raises OSError, saying why, where it cannot be started, fails, or takes longer than `timeout` seconds; then it is
     ended with all that it started.
     """
-    process = subprocess.Popen(
-        [str(tool), *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "LC_ALL": "C", **environment},
-        start_new_session=True,
-    )
-    try:
-        stdout, errors = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired as error:
-        _end(process)
-        raise TimeoutError(0, f"no answer in {timeout:g} s", str(tool)) from error
+    # Files in memory: a pipe may be held open by what the tool has started, long after it has ended.
+    with os.fdopen(os.memfd_create("stdout"), "w+b") as out, os.fdopen(os.memfd_create("stderr"), "w+b") as err:
+        process = subprocess.Popen(
+            [str(tool), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env={**os.environ, "LC_ALL": "C", **environment},
+            start_new_session=True,
+        )
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(0, f"no answer in {timeout:g} s", str(tool)) from error
+        finally:
+            _end(process)
+        stdout, errors = (file.read(_LARGEST) for file in (out, err) if not file.seek(0))
     if process.returncode < 0:
         raise OSError(0, f"died of {signal.Signals(-process.returncode).name}", str(tool))
     if process.returncode:
@@ -46,9 +51,7 @@ def output(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    for pipe in filter(None, (process.stdout, process.stderr)):
-        pipe.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE)

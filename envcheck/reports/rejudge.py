@@ -21,7 +21,7 @@ from envcheck.runner.schema import Attempt, OutcomeRow, TargetFacts, plain
 from envcheck.runner.state import LOST_GPUS, Run, RunPlan, insist_on_gpu, insist_on_torch, name_lost_gpus, unmeasured
 
 # What a run adds by itself, from the plan and the snapshot.
-_OWN = ("require-gpu", LOST_GPUS)
+_OWN = ("require-gpu", "torch", LOST_GPUS)
 _AGAIN: Final = "run `envcheck run --only {}`; find out who changed the report"
 LACKING: Final = "today's rule needs what this report does not hold: "
 

@@ -35,8 +35,6 @@ from envcheck.matrix.file.lint import Problem, lint
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.candidates import candidates
 from envcheck.matrix.resolver.query import Query, host_arch, normalized, requested_devices, validate
-from envcheck.mirrors.hub.api import hub_client
-from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.net.urls import host_of, is_web_url, split_sha256
 from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.mirrors.profiles.model import has_userinfo, redacted
@@ -101,7 +99,7 @@ def show(options: MatrixShowOptions, settings: Settings) -> None:
     matrix = load(settings.matrix)
     as_json = options.as_json
     if options.only_gpus:
-        _print(matrix.gpus, as_json=as_json, table=lambda: _gpu_table(matrix))
+        _print(all_gpus(matrix), as_json=as_json, table=lambda: _gpu_table(matrix))
     elif options.only_drivers:
         _print({"drivers": matrix.drivers, "cuda": matrix.cuda}, as_json=as_json, table=lambda: _driver_table(matrix))
     else:
@@ -365,6 +363,9 @@ def _file(options: MatrixWheelOptions, scratch: Path) -> _File:
 
 
 def _downloaded(options: MatrixWheelOptions, scratch: Path) -> _File:
+    from envcheck.mirrors.hub.api import hub_client  # needs urllib3, which images lack
+    from envcheck.mirrors.net.network_errors import NetworkError
+
     url, sha256 = split_sha256(options.wheel)
     name = unquote(urlsplit(url).path.rpartition("/")[2]) if is_web_url(url) else ""
     if not name or "/" in name or has_userinfo(url):

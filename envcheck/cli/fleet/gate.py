@@ -19,7 +19,7 @@ from envcheck.cli.options import Option, command_with
 from envcheck.cli.shared import messages
 from envcheck.cli.shared.parameter_types import Duration
 from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
-from envcheck.fleet import gate, kubernetes_node
+from envcheck.fleet import gate
 from envcheck.fleet.gate import (
     Boot,
     GatedEnvironment,
@@ -124,6 +124,8 @@ def _warn(refused: str, what: str) -> None:
 
 
 def _mark(node: str, check: str, reason: str) -> str:
+    from envcheck.fleet import kubernetes_node  # needs urllib3, which images lack
+
     return kubernetes_node.mark(node, check, reason, os.environ)
 
 

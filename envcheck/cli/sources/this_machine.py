@@ -14,13 +14,11 @@ import click
 
 from envcheck.cli import Settings
 from envcheck.errors import NotFoundError, NothingLegalError, UnavailableError
-from envcheck.images.known_wheels import bytes_to_fetch
 from envcheck.images.lockfile import Lock
 from envcheck.images.spec import load_spec
 from envcheck.matrix.facts.model import Cell, HostArch, Matrix
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.resolve import Query, Resolution, find_gpu, resolve
-from envcheck.mirrors.hub.api import hub_client
 from envcheck.mirrors.profiles.load import AUTO
 from envcheck.mirrors.profiles.load import load as profile
 from envcheck.mirrors.profiles.model import Profile
@@ -160,6 +158,9 @@ def _defaults(matrix: Matrix, cell: Cell, arch: HostArch) -> Iterator[Cell]:
 
 def newest_available(matrix: Matrix, cells: Sequence[Cell], profile: Profile, arch: HostArch = "x86_64") -> BestCell:
     """Return the first of the cells whose torch the profile has; the first of all where none is found."""
+    from envcheck.images.known_wheels import bytes_to_fetch  # needs uv and urllib3, which images lack
+    from envcheck.mirrors.hub.api import hub_client
+
     client, silent = hub_client(profile, connections=8), set[str]()
     for cell in dict.fromkeys(cells):
         locks = load_spec(matrix, cell, arch=arch).locks
@@ -187,6 +188,9 @@ def _why(cell: Cell, best: Cell, profile: Profile, locks: list[Lock]) -> str | N
 
 
 def _size(cell: Cell, locks: list[Lock], profile: Profile) -> str:
+    from envcheck.images.known_wheels import bytes_to_fetch
+    from envcheck.mirrors.hub.api import hub_client
+
     try:
         size = bytes_to_fetch(locks, cell.python, profile, hub_client(profile, connections=8))
     except UnavailableError:

@@ -111,7 +111,8 @@ class _Search:
         for one in [*again, *(one for one, nodes in left if nodes == one.nodes)]:
             if not one.passed:
                 pairs = yield from self._pairs_of(one)
-                self._take((yield from self._judged(one.nodes, pairs)), one.nodes)
+                if not all(pair.passed for pair in pairs):
+                    self._take((yield from self._judged(one.nodes, pairs)), one.nodes)
 
     def across(self) -> Steps:
         """Measure one node of each group together: what is right in its group and fails with others has a bad link."""
@@ -123,6 +124,8 @@ class _Search:
         if one.passed:
             return
         pairs = yield from self._pairs_of(one)
+        if all(pair.passed for pair in pairs):
+            return
         part = yield from self._judged(nodes, pairs)
         unsteady = {pair.name for pair in pairs if pair.certainty == "unsteady"}
         blamed = []
@@ -191,19 +194,20 @@ def judged(nodes: Collection[str], measured: Sequence[MeasuredGroup], cleared: C
         blamed.append(_node_at_fault(worst, met[worst], by))
         out.add(worst)
         lost = [one for one in lost if one not in by]
+    passed = {node for one in measured if one.passed for node in one.nodes}
+    sound = {*passed, *cleared}
     for one in lost:
         # Either end may stay in use, but not both in one group.
         out.add([node for node in one.nodes if node in nodes][-1])
         if one.certainty == "unsteady":
             why = f"fails now and then: {one.results[0].reason}"
             unclear.append(UnclearNodes(one.nodes, why, (one.name,)))
-        elif all(met[node] == 1 and node not in cleared for node in one.nodes):
-            unclear.append(UnclearNodes(one.nodes, f"they met no other node: {one.reason}", (one.name,)))
-            out.update(one.nodes)
+        elif not sound.issuperset(one.nodes):
+            unclear.append(UnclearNodes(one.nodes, f"not both passed with another: {one.reason}", (one.name,)))
+            out.update({*one.nodes} - sound)
         else:
             blamed.append(Blame("link", one.name, f"both pass with others: {one.reason}", (one.name,)))
-    passed = {node for one in measured if one.passed for node in one.nodes}
-    good = tuple(node for node in nodes if node in {*passed, *cleared} and node not in out)
+    good = tuple(node for node in nodes if node in sound and node not in out)
     never = _never_met([node for node in nodes if node not in cleared], measured, passed)
     return Diagnosis(tuple(blamed), tuple(unclear), tuple(never), good)
 

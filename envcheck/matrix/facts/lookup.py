@@ -203,7 +203,7 @@ _BRACKETS: Final = re.compile(r"\[([^\]]+)\]")
 _PCI_ID: Final = re.compile(r"[0-9a-fA-F]{4}(:[0-9a-fA-F]{4})?")
 _REVISION: Final = re.compile(r"\s+Rev\. \w+$")
 # People and schedulers count: 4xA100, "8 x H100", a100:4.
-_COUNT: Final = re.compile(r"^\s*\d{1,3} ?[xX*\u00d7] ?(?=\D)|(?:(?:(?<=\d)|\s)[xX*\u00d7] ?|:)\d{1,3}\s*$")
+_COUNT: Final = re.compile(r"^\s*\d{1,3} ?[xX*\u00d7] ?(?=\D|\d{4})|(?:(?:(?<=\d)|\s)[xX*\u00d7] ?|:)\d{1,3}\s*$")
 # `nvidia-smi -L` puts the index before the name and the UUID behind it.
 _LISTED: Final = re.compile(r"GPU \d+: (?P<name>.+?)(?: \(UUID: [^)]*\))?")
 # A row of the table of `nvidia-smi`: index, name, persistence mode.
@@ -212,6 +212,10 @@ _ROW: Final = re.compile(r"\| *\d+ +(?P<name>\S.*?) +(?:On|Off|N/A) *\|.*")
 # A GeForce series is the first two of four digits.
 _GEFORCE: Final = 4
 _NUMBER: Final = re.compile(r"([A-Z]*)(\d+)")
+
+
+# Apple's chips; NVIDIA's boards of 2015 are "Tesla M4" and "Tesla M6".
+_APPLE: Final = re.compile(r"\s*M[1-9]\s*", re.IGNORECASE)
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -241,11 +245,13 @@ def find_gpu(matrix: Matrix, name: str) -> GpuModel | None:
     `name` is as people write it ("H100", "4090", "4xA100"), or as NVML, `nvidia-smi` or lspci print it. A GPU that the
     matrix has no row for comes without drivers: they are those of its compute capability.
     """
+    if _APPLE.fullmatch(name):
+        return None
     model = _key(product_name(name))
     for gpu in matrix.gpus:
         if model in {_key(alias) for alias in (gpu.name, *gpu.aliases)}:
             return gpu
-    wanted = {model, f"RTX{model}", f"GTX{model}"} if model[:1].isdigit() else {model}
+    wanted = {model, f"RTX{model}", f"GTX{model}"} if re.match(r"\d|PRO", model) else {model}
     short = next((gpu for gpu in matrix.gpus if _key(gpu.name) in wanted), None)
     named = next((row for key in sorted(wanted) if (row := _further().get(key))), None)
     if short is not None or named is None:

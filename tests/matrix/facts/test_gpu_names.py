@@ -59,6 +59,9 @@ from tests.tables import each
         ("|   0  NVIDIA A100-SXM4-80GB          On  |   00000000:07:00.0 Off |                    0 |", "A100"),
         ("4xA100", "A100"),
         ("8 x H100", "H100"),
+        ("4x4090", "RTX 4090"),
+        ("PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000 Blackwell Workstation Edition"),
+        ("Tesla M4", "Tesla M4"),
         ("a100:4", "A100"),
         ("NVIDIA A10G", "A10G"),
         ("3060", "RTX 3060"),
@@ -86,6 +89,7 @@ def test_names_that_mean_a_gpu(matrix: Matrix, written: str, name: str) -> None:
         "H1000",
         "RTX 6000",
         "TITAN X",
+        "M4",
         "NVIDIA Graphics Device",
     ],
 )
