@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +14,7 @@ from typing import Final
 
 _TIMEOUT: Final = 4.0
 _MOST: Final = 200
-_LARGEST: Final = 1 << 24
+_TICK: Final = 0.2
 _GRACE: Final = 1.0  # what a process may need to die; one that waits in the kernel does not, and is not waited for
 
 
@@ -25,23 +26,21 @@ def output(
     Raises OSError, saying why, where it cannot be started, fails, or takes longer than `timeout` seconds; then it is
     ended with all that it started.
     """
-    # Files in memory: a pipe may be held open by what the tool has started, long after it has ended.
-    with os.fdopen(os.memfd_create("stdout"), "w+b") as out, os.fdopen(os.memfd_create("stderr"), "w+b") as err:
-        process = subprocess.Popen(
-            [str(tool), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            env={**os.environ, "LC_ALL": "C", **environment},
-            start_new_session=True,
-        )
-        try:
-            process.wait(timeout)
-        except subprocess.TimeoutExpired as error:
-            raise TimeoutError(0, f"no answer in {timeout:g} s", str(tool)) from error
-        finally:
-            _end(process)
-        stdout, errors = (file.read(_LARGEST) for file in (out, err) if not file.seek(0))
+    process = subprocess.Popen(
+        [str(tool), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "LC_ALL": "C", **environment},
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + timeout
+    try:
+        stdout, errors = _printed(process, deadline)
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(0, f"no answer in {timeout:g} s", str(tool)) from error
+    finally:
+        _end(process)
     if process.returncode < 0:
         raise OSError(0, f"died of {signal.Signals(-process.returncode).name}", str(tool))
     if process.returncode:
@@ -50,8 +49,22 @@ def output(
     return stdout.decode(errors="replace")
 
 
+def _printed(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, bytes]:
+    """Return what a process prints until it ends; what it has started may hold its pipes open for longer."""
+    while True:
+        try:
+            return process.communicate(timeout=min(_TICK, max(0.0, deadline - time.monotonic())))
+        except subprocess.TimeoutExpired as so_far:  # noqa: PERF203 (it waits)
+            if process.poll() is not None:
+                return so_far.stdout or b"", so_far.stderr or b""
+            if time.monotonic() > deadline:
+                raise
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+    for pipe in filter(None, (process.stdout, process.stderr)):
+        pipe.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_GRACE)
