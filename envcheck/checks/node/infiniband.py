@@ -100,7 +100,7 @@ def _count(port: Port, counter: str) -> int | None:
 def _unused(group: list[Port]) -> list[Port]:
     """Return the ports that never had a link since the driver's load, beside one of their card that is up.
 
-    Where a card of the kind has all its ports up they are wanted, and a port without a link is none of these.
+    A port without a link is one of these only if no card of its kind has all its ports up.
     """
     cards: dict[object, list[Port]] = {}
     for port in group:
