@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import settings
 
-from envcheck.checks.support import seeded_numbers
+from envcheck.checks.support import exact_data
 from envcheck.runner.planning import discover
 from tests.checks.sabotage import lies
 from tests.http_server import Servers
@@ -28,7 +28,7 @@ settings.register_profile("same", parent=settings.get_profile("search"), derando
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 # What a check draws from its seed is the same in every run of the tests. Another seed is tried by setting the variable.
-os.environ.setdefault(seeded_numbers.SEED, "7")
+os.environ.setdefault(exact_data.SEED, "7")
 
 # What a test of the catalogues shows, by its user properties.
 FIGURES = ("fault", "quiet", "sound machine", "sound variant")

@@ -28,8 +28,7 @@ from envcheck.checks import (
     undecided,
     worst,
 )
-from envcheck.checks.collectives import exact_numbers
-from envcheck.checks.support import process_group
+from envcheck.checks.support import exact_data, process_group
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -128,7 +127,7 @@ class _Link:
         places = sorted({0, count - 1, *(count * part // _SEEN for part in range(_SEEN))})
         right = [_word(place, self.source, self.mine, self.turn) for place in places]
         # A device that sees no difference where there is one would hide all of them: plain Python looks, too.
-        if int(exact_numbers.compared(self.torch, got, due)) or [int(got[place]) for place in places] != right:
+        if int(exact_data.compared(self.torch, got, due)) or [int(got[place]) for place in places] != right:
             self.wrong += 1
             self.first = self.turn if self.first is None else self.first
         self.turn += 1

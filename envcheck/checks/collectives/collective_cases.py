@@ -5,13 +5,103 @@ A case runs on all ranks alike and returns its parts: (which, what arrived, what
 
 from __future__ import annotations
 
+import array
+import functools
 import itertools
+import math
+import operator
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from envcheck.checks import Rank
-from envcheck.checks.collectives import exact_numbers
+
+# The largest integer up to which all are exact: 2^(significand's bits) (IEEE 754-2019, table 3.5), or the type's own.
+EXACT = {
+    "float64": 1 << 53,
+    "float32": 1 << 24,
+    "float16": 1 << 11,
+    "bfloat16": 1 << 8,
+    "int32": (1 << 31) - 1,
+    "int64": (1 << 63) - 1,
+    "uint8": 255,
+    "int8": 127,
+}
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+OPERATIONS = ("sum", "min", "max", "product", "average")
+# gloo has them for whole numbers, NCCL does not (torch.distributed.ReduceOp).
+BITWISE = ("band", "bor", "bxor")
+# So many ranks at most have a factor other than 1 or -1 in one place, so that the product stays exact. So many have
+# bits of their own in one place for "and" and "or": of more ranks nothing but zeros or ones would be left.
+_FACTORS = 5
+
+
+class Kind(NamedTuple):
+    """What is done to integers of a dtype by a group of so many ranks; `operation` is "" where they are only moved."""
+
+    operation: str
+    dtype: str
+    world: int
+
+
+def bound(kind: Kind) -> int:
+    """Return up to which size a rank's integers may be, so that every partial result is exact; 0 where none may."""
+    most = EXACT[kind.dtype]
+    if kind.operation == "sum":
+        return most // kind.world
+    if kind.operation == "average":
+        return most // kind.world**2
+    if kind.operation == "product":
+        root = int(float(most) ** (1 / _FACTORS))
+        return root if root**_FACTORS <= most else root - 1
+    return most
+
+
+def integers(seed: str, kind: Kind, rank: int, count: int) -> list[int]:
+    """Return what `rank` gives: `count` integers from the seed, over the whole of what the dtype holds exactly.
+
+    For an average they are multiples of the number of ranks, so that it is an integer too.
+    """
+    largest, signed = bound(kind), kind.dtype != "uint8"
+    chance = random.Random(f"{seed}/{rank}")  # noqa: S311 (test data, no secret)
+    raw = array.array("Q", chance.getrandbits(64 * count).to_bytes(8 * count, "little"))
+    free = ((rank + place) % kind.world < _FACTORS for place in range(count))
+    if kind.operation == "product":
+        signs = (1, -1) if signed else (1, 1)
+        return [(1 + (word >> 1) % largest if big else 1) * signs[word & 1] for word, big in zip(raw, free)]
+    low, width = (-largest, 2 * largest + 1) if signed else (0, largest + 1)
+    if kind.operation in ("band", "bor"):
+        neutral = 0 if kind.operation == "bor" else -1 if signed else largest
+        return [word % width + low if own else neutral for word, own in zip(raw, free)]
+    step = kind.world if kind.operation == "average" else 1
+    return [(word % width + low) * step for word in raw]
+
+
+def reduced(kind: Kind, vectors: Sequence[Sequence[int]]) -> list[int]:
+    """Return place by place what the operation makes of the ranks' integers."""
+    combine: dict[str, Callable[[Sequence[int]], int]] = {
+        "sum": sum,
+        "min": min,
+        "max": max,
+        "product": math.prod,
+        "average": lambda column: sum(column) // len(column),
+        "band": lambda column: functools.reduce(operator.and_, column),
+        "bor": lambda column: functools.reduce(operator.or_, column),
+        "bxor": lambda column: functools.reduce(operator.xor, column),
+    }
+    return [combine[kind.operation](column) for column in zip(*vectors)]
+
+
+def slack(kind: Kind) -> float:
+    """Return by how much a result may differ: nothing, but for an average of floats by what is no power of two.
+
+    NCCL multiplies each term by 1/n before it adds (ncclAvg, NCCL user guide), and both are rounded: at most n + 2
+    roundings of the sum of sizes, each of half a unit in the last place.
+    """
+    if kind.operation != "average" or kind.dtype not in FLOATS or kind.world & (kind.world - 1) == 0:
+        return 0.0
+    return (kind.world + 2) * bound(kind) * kind.world / EXACT[kind.dtype]
+
 
 # Beyond where NCCL changes from its latency protocols to Simple; `all-reduce` and the bandwidth checks go far beyond.
 LARGE = {"cuda": (1 << 17) + 3, "cpu": (1 << 14) + 3}
@@ -67,9 +157,9 @@ class Bench(NamedTuple):
         return self.case.turn % self.world
 
     @property
-    def kind(self) -> exact_numbers.Kind:
+    def kind(self) -> Kind:
         """What is done to the integers."""
-        return exact_numbers.Kind(self.case.operation, self.case.dtype, self.world)
+        return Kind(self.case.operation, self.case.dtype, self.world)
 
     @property
     def operation(self) -> Any:
@@ -80,7 +170,7 @@ class Bench(NamedTuple):
     def given(self, rank: int, block: int = 0, count: int | None = None) -> list[int]:
         """Return what `rank` gives, in one of its blocks."""
         size = self.case.size if count is None else count
-        return exact_numbers.integers(f"{self.setting.seed}/{self.case.name()}/{block}", self.kind, rank, size)
+        return integers(f"{self.setting.seed}/{self.case.name()}/{block}", self.kind, rank, size)
 
     def tensor(self, values: list[int]) -> Any:
         """Return integers as a tensor of the case's dtype on the rank's device."""
@@ -97,7 +187,7 @@ class Bench(NamedTuple):
 
     def reduced(self, block: int = 0) -> list[int]:
         """Return what the operation makes of what all ranks give in a block."""
-        return exact_numbers.reduced(self.kind, [self.given(rank, block) for rank in range(self.world)])
+        return reduced(self.kind, [self.given(rank, block) for rank in range(self.world)])
 
 
 def fits(backend: str, operation: str, dtype: str, world: int) -> bool:
@@ -105,11 +195,11 @@ def fits(backend: str, operation: str, dtype: str, world: int) -> bool:
 
     Bitwise operations are for whole numbers, and NCCL does not have them.
     """
-    if operation in exact_numbers.BITWISE and (backend != "gloo" or dtype in exact_numbers.FLOATS):
+    if operation in BITWISE and (backend != "gloo" or dtype in FLOATS):
         return False
-    if backend == "gloo" and operation == "average" and dtype not in exact_numbers.FLOATS:
+    if backend == "gloo" and operation == "average" and dtype not in FLOATS:
         return False
-    return exact_numbers.bound(exact_numbers.Kind(operation, dtype, world)) > 0
+    return bound(Kind(operation, dtype, world)) > 0
 
 
 def _sized(
@@ -253,7 +343,7 @@ def _subgroups(b: Bench) -> list[Part]:
     dist.barrier(group=ours_only)
     summary = f"in the group of ranks {team}"
     return [
-        (f"all-reduce {summary}", summed.tolist(), exact_numbers.reduced(b.kind, [b.given(rank) for rank in team])),
+        (f"all-reduce {summary}", summed.tolist(), reduced(b.kind, [b.given(rank) for rank in team])),
         *((f"all-gather {summary}", one.tolist(), b.given(rank, 1)) for rank, one in zip(team, gathered)),
         (f"broadcast {summary}", moved.tolist(), b.given(team[-1], 2)),
         ("a tensor of nobody's", bystander.tolist(), b.given(b.mine, 9)),
@@ -296,12 +386,12 @@ def cases(setting: Setting) -> Iterator[CollectiveCase]:
     """Yield every case, the same on all ranks: each dtype and operation, each root, sizes from the seed."""
     chance, world = random.Random(setting.seed), setting.rank.world  # noqa: S311 (test data, no secret)
     for collective in REDUCING:
-        pairs = [*itertools.product((*exact_numbers.OPERATIONS, *exact_numbers.BITWISE), exact_numbers.EXACT)]
+        pairs = [*itertools.product((*OPERATIONS, *BITWISE), EXACT)]
         chance.shuffle(pairs)
         fitting = [pair for pair in pairs if fits(setting.rank.backend, *pair, world)]
         yield from _sized(chance, collective, fitting, setting)
     for collective in MOVING:
-        dtypes = [*exact_numbers.EXACT]
+        dtypes = [*EXACT]
         chance.shuffle(dtypes)
         yield from _sized(chance, collective, [("", dtype) for dtype in dtypes], setting)
     yield from _sized(chance, SUBGROUPS, [("sum", dtype) for dtype in ("float32", "int64", "int32")], setting)

@@ -17,8 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from envcheck.checks import Measured, Rank
-from envcheck.checks.collectives import exact_numbers
-from envcheck.checks.support import process_group
+from envcheck.checks.support import exact_data, process_group
 
 MIB = 1 << 20
 # 8 B to 32 KiB show latency, from 1 MiB on the curve rises; a GPU needs 1 GB to reach its plateau.
@@ -132,7 +131,7 @@ class Message:
         """Count what of this turn's message is not what it has to be, and go on to the next turn."""
         ranks, total = self.parts.got[0][0], self.torch.zeros((), dtype=self.torch.int64, device=self.got.device)
         for piece, pattern in self._pieces(self.got):
-            total += exact_numbers.differing(self.torch, piece, pattern * ranks + self.got_tags)
+            total += exact_data.differing(self.torch, piece, pattern * ranks + self.got_tags)
         self.wrong.append(total)
         self.spots.append(self.got.index_select(0, self.index))
         self.turn += 1

@@ -1,14 +1,165 @@
-"""What ranks talk over: proven by NCCL's own log where it was read, else what NVML shows that they could."""
+"""What ranks talk over: told by NCCL's own log where it was read, else what NVML shows that they could.
+
+NCCL writes what it connected, and over what, at level INFO; NCCL_DEBUG_FILE keeps that out of the check's output
+(NVIDIA NCCL user guide, Environment variables). The lines are those of src/transport/{p2p,shm,net,nvls}.cc and
+src/enqueue.cc from 2.8 to 2.30: the channel's and the device's number changed their form, algorithms their names. Since
+2.22 a connection is made when a collective first needs it, so collectives have to be run before the log says much.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from envcheck.checks import Measured, Ranks, View
-from envcheck.checks.collectives import nccl_log
+from envcheck.checks import Measured, Rank, Ranks, View
 from envcheck.checks.support import gpu_speed, process_group
+
+Logs = Mapping[int, Any]  # what `parse` made of each rank's
+Pairs = dict[tuple[int, int], set[str]]  # the ways between two ranks
+
+# TUNING names the algorithm of each call; a line per call has no place in a measurement of microseconds.
+SUBSYSTEMS = "INIT,ENV,GRAPH,P2P,SHM,NET,NVLS"
+MOST = 8 << 20  # more of a log than 64 ranks write
+_MANY = 4096
+_EDGE = re.compile(
+    r"Channel \d+(?:/\d+)? : (\d{1,6})\[\w+\] -> (\d{1,6})\[\w+\](?: \[(?:send|receive)\])? "
+    r"via (P2P|SHM|NET)/([^/(\r\n]{1,40})"
+)
+_VERSION = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)")
+_NETWORK = re.compile(r"NCCL INFO Using network ([^\r\n]{1,60})")
+_AVAILABLE = re.compile(r"NVLS multicast support is (not )?available")
+_USED = re.compile(r"NVLS comm (?:0x)?[0-9a-fA-F]+ headRank")
+_SETTING = re.compile(r"NCCL INFO (NCCL_[A-Z0-9_]{1,40}) set by environment to ([^\r\n]{1,60})")
+_CALL = re.compile(r"(?:(\w{1,20}): )?(\d{1,15}) Bytes -> Algo (\w{1,20}) proto")
+_TROUBLE = re.compile(r"nvls\.cc:\d+ NCCL WARN [^\r\n]*|NCCL WARN [^\r\n]*(?:NVLS|[Mm]ulticast)[^\r\n]*")
+# Settings that choose what ranks talk over.
+CHOICES = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_NVLS_ENABLE", "NCCL_ALGO", "NCCL_NET")
+WAYS = ("P2P/", "SHM/", "NET/")
+# NCCL_ALGO_* of src/include/nccl_tuner.h, as logs before 2.26 have them.
+_ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+
+
+def ask(rank: Rank, *, calls: bool = False) -> None:
+    """Have NCCL, if that is this rank's backend, log into its scratch; `calls` has each call's algorithm too.
+
+    Has to come before the process group: NCCL reads its environment once.
+    """
+    if rank.backend != "nccl":
+        return
+    os.environ["NCCL_DEBUG"] = "INFO"
+    os.environ["NCCL_DEBUG_SUBSYS"] = f"{SUBSYSTEMS},TUNING" if calls else SUBSYSTEMS
+    # NCCL expands %h and %p; %% is a percent sign.
+    os.environ["NCCL_DEBUG_FILE"] = str(_file(rank)).replace("%", "%%")
+
+
+def read(rank: Rank) -> Measured:
+    """Return what NCCL logged of this rank, as `parse` has it; {} where it logged nothing."""
+    with contextlib.suppress(OSError), _file(rank).open("rb") as log:
+        return parse(log.read(MOST).decode(errors="replace"))
+    return {}
+
+
+def _file(rank: Rank) -> Path:
+    return Path(rank.scratch, f"nccl.rank{rank.rank}.log")
+
+
+def parse(text: str) -> Measured:
+    """Return what a log says: {lines, version, network, edges, nvls, algorithms, settings}.
+
+    `edges` is {"0>1": ["P2P/CUMEM"]}, by rank; `nvls` {available, used, trouble}, None where it says nothing;
+    `algorithms` {"AllReduce": "NVLS"}, of the largest message; `settings` the NCCL_* that it took from the environment
+    or from nccl.conf.
+    """
+    edges: dict[str, list[str]] = {}
+    for sender, receiver, kind, how in _EDGE.findall(text):
+        ways = edges.setdefault(f"{int(sender)}>{int(receiver)}", [])
+        way = f"{kind}/{how.strip()}"
+        if way not in ways and len(edges) <= _MANY:
+            ways.append(way)
+    return {
+        "lines": text.count("NCCL INFO"),
+        "version": _last(_VERSION, text),
+        "network": _last(_NETWORK, text),
+        "edges": edges,
+        "nvls": _nvls(text),
+        "algorithms": _algorithms(text),
+        "settings": {name: value.strip().rstrip(".") for name, value in _SETTING.findall(text)},
+    }
+
+
+def _last(pattern: re.Pattern[str], text: str) -> str | None:
+    matches = pattern.findall(text)
+    return str(matches[-1]).strip() if matches else None
+
+
+def _nvls(text: str) -> Measured:
+    offers = _AVAILABLE.findall(text)
+    trouble = _TROUBLE.search(text)
+    return {
+        "available": None if not offers else not any(offers),
+        "used": bool(_USED.search(text)),
+        "trouble": trouble.group(0)[:200].strip() if trouble else None,
+    }
+
+
+def _algorithms(text: str) -> dict[str, str]:
+    largest: dict[str, tuple[int, str]] = {}
+    for function, size, algorithm in _CALL.findall(text):
+        held = largest.get(function or "any", (-1, ""))
+        if int(size) >= held[0]:
+            largest[function or "any"] = (int(size), _named(algorithm))
+    return {function: algorithm for function, (_, algorithm) in largest.items()}
+
+
+def _named(algorithm: str) -> str:
+    listed = algorithm.isdecimal() and algorithm.isascii() and int(algorithm) < len(_ALGORITHMS)
+    return _ALGORITHMS[int(algorithm)] if listed else algorithm.upper()
+
+
+def edges(logs: Logs) -> Pairs:
+    """Return, for each pair of ranks (lower first), every way that the logs of all ranks name between them."""
+    pairs: Pairs = {}
+    for log in logs.values():
+        for edge, ways in ((log or {}).get("edges") or {}).items():
+            sender, _, receiver = str(edge).partition(">")
+            pair = (min(int(sender), int(receiver)), max(int(sender), int(receiver)))
+            pairs.setdefault(pair, set()).update(map(str, ways))
+    return pairs
+
+
+def nvls(logs: Logs) -> Measured:
+    """Return what all ranks' logs say of NVLS: available to all, used for large all-reduces, and the first trouble.
+
+    Used is what calls say, where they were logged; buffers alone prove it only where nobody declined it: they are
+    made before an algorithm is chosen.
+    """
+    nvls = [(log or {}).get("nvls") or {} for log in logs.values()]
+    offered = [report["available"] for report in nvls if report.get("available") is not None]
+    chosen = merged(logs, "algorithms").get("AllReduce", "")
+    made = any(report.get("used") is True for report in nvls) and not nvls_declined(merged(logs, "settings"))
+    return {
+        "available": all(offered) if offered else None,
+        "used": chosen.startswith("NVLS") if chosen else made,
+        "trouble": next((report["trouble"] for report in nvls if report.get("trouble")), None),
+    }
+
+
+def merged(logs: Logs, field: str) -> dict[str, str]:
+    """Return the `algorithms` or `settings` of all ranks' logs as one."""
+    return {str(name): str(value) for log in logs.values() for name, value in ((log or {}).get(field) or {}).items()}
+
+
+def nvls_declined(settings: Mapping[str, str]) -> bool:
+    """Return whether a setting turns NVLS off."""
+    algorithms = settings.get("NCCL_ALGO", "").upper()
+    excluded = "NVLS" in algorithms if algorithms.startswith("^") else bool(algorithms) and "NVLS" not in algorithms
+    return settings.get("NCCL_NVLS_ENABLE") == "0" or excluded
+
 
 # GB/s of one lane, one way, after its encoding (PCI-SIG).
 _PCIE_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
@@ -55,8 +206,8 @@ def of(view: View, ranks: Ranks) -> Links:
     """Return what these ranks talked over."""
     backend = str(ranks[0].get("backend"))
     logs = {entry["rank"]: entry.get("nccl") for entry in ranks}
-    ways = sorted(set().union(*nccl_log.edges(logs).values()))
-    proven = (*ways, "NVLS") if nccl_log.nvls(logs)["used"] else tuple(ways)
+    ways = sorted(set().union(*edges(logs).values()))
+    proven = (*ways, "NVLS") if nvls(logs)["used"] else tuple(ways)
     hosts = {entry.get("host") for entry in ranks}
     if view.mode != "gpu":
         return Links("", (), backend, len(ranks), None)
@@ -80,7 +231,7 @@ def linked(view: View) -> bool:
     return bool(gpus) and all(process_group.finite(n := gpu.signal("nvlinks_active").value) and n > 0 for gpu in gpus)
 
 
-def roundabout(view: View, pairs: nccl_log.Pairs, pair: tuple[int, int], devices: Mapping[int, str]) -> bool:
+def roundabout(view: View, pairs: Pairs, pair: tuple[int, int], devices: Mapping[int, str]) -> bool:
     """Return whether two ranks of one host use a slower way than their GPUs have; `devices` are the ranks' UUIDs.
 
     What is linked, by NVML or as every two GPUs of some boards are, has to use that. Where neither tells, as of bridges

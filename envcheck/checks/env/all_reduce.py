@@ -11,8 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided
-from envcheck.checks.collectives import exact_numbers
-from envcheck.checks.support import process_group
+from envcheck.checks.support import exact_data, process_group
 from envcheck.counting import numbered
 
 CHECK = Check(
@@ -74,7 +73,7 @@ def _reduce(torch: Any, dist: Any, rank: Rank, hashed: Any, dtype: str) -> Measu
                 return {"unsupported": process_group.quoted(error)}
             raise
         # A rank that stopped at its first difference would leave the others in the next collective.
-        if not comparison["wrong"] and int(exact_numbers.compared(torch, tensor, expected)):
+        if not comparison["wrong"] and int(exact_data.compared(torch, tensor, expected)):
             comparison = _difference(torch, tensor, expected, dtype)
     return comparison
 

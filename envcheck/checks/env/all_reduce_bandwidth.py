@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View
-from envcheck.checks.collectives import bandwidth_curves, nccl_log, timed_collectives
+from envcheck.checks.collectives import bandwidth_curves, timed_collectives, transports
 from envcheck.checks.support import process_group
 
 CHECK = Check(
@@ -35,7 +35,7 @@ def measure(rank: Rank) -> Measured:
     import torch
 
     device = process_group.device_of(rank)
-    nccl_log.ask(rank)
+    transports.ask(rank)
     with process_group.group(rank) as dist:
         curves = timed_collectives.curves(torch, dist, rank, device, [NAME])
         probe = torch.zeros(1, device=device)
@@ -43,7 +43,7 @@ def measure(rank: Rank) -> Measured:
             **process_group.standing(rank, probe, dist.get_backend()),
             "curve": curves["curves"].get(NAME, []),
             "latency": curves["latency"],
-            "nccl": nccl_log.read(rank),
+            "nccl": transports.read(rank),
         }
 
 

@@ -15,8 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple, Optional, Union
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
-from envcheck.checks.support import process_group
-from envcheck.checks.training import plain_math
+from envcheck.checks.support import process_group, training
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -57,7 +56,7 @@ def measure(rank: Rank) -> Measured:
 
     device = process_group.device_of(rank)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else ()
-    seed = plain_math.seed_of(rank)
+    seed = training.seed_of(rank)
     cases = _cases(torch, device, _task(seed), tuple(capability))
     where = process_group.standing(rank, torch.zeros(1, device=device))
     return {
@@ -87,7 +86,7 @@ def names() -> list[str]:
 def _cases(torch: Any, device: Any, task: _Task, capability: tuple[int, ...]) -> dict[str, Case]:
     cases: dict[str, Case] = {"training, float32": partial(_distance, torch, device, task, None)}
     for dtype in DTYPES:
-        if dtype == "bfloat16" and device.type == "cuda" and capability < plain_math.BFLOAT16_SINCE:
+        if dtype == "bfloat16" and device.type == "cuda" and capability < training.BFLOAT16_SINCE:
             cases |= {name: partial(_emulated, capability) for name in names() if name.endswith(dtype)}
             continue
         lower = getattr(torch, dtype)
@@ -134,25 +133,25 @@ class _Task(NamedTuple):
     """A small training: parameters to begin with, a batch, and the losses that plain Python computes for it."""
 
     start: list[list[float]]
-    inputs: plain_math.Matrix
-    targets: plain_math.Matrix
+    inputs: training.Matrix
+    targets: training.Matrix
     right: list[float]
 
 
 def _task(seed: int) -> _Task:
     sizes = (HIDDEN * WIDTH, HIDDEN, OUTPUTS * HIDDEN, OUTPUTS)
-    start = [plain_math.values(f"{seed} {size}", size, 0.5) for size in sizes]
-    inputs = plain_math.rows(plain_math.values(f"{seed} inputs", BATCH * WIDTH), WIDTH)
-    targets = plain_math.rows(plain_math.values(f"{seed} targets", BATCH * OUTPUTS), OUTPUTS)
+    start = [training.values(f"{seed} {size}", size, 0.5) for size in sizes]
+    inputs = training.rows(training.values(f"{seed} inputs", BATCH * WIDTH), WIDTH)
+    targets = training.rows(training.values(f"{seed} targets", BATCH * OUTPUTS), OUTPUTS)
     return _Task(start, inputs, targets, curve(start, inputs, targets))
 
 
-def curve(parameters: list[list[float]], inputs: plain_math.Matrix, targets: plain_math.Matrix) -> list[float]:
+def curve(parameters: list[list[float]], inputs: training.Matrix, targets: training.Matrix) -> list[float]:
     """Return the loss of each step of plain gradient descent, by the chain rule in float64."""
     now, losses = [list(part) for part in parameters], []
     for _ in range(STEPS):
-        shaped = [plain_math.rows(now[0], WIDTH), now[1], plain_math.rows(now[2], HIDDEN), now[3]]
-        loss, gradients = plain_math.two_layers(shaped, inputs, targets)
+        shaped = [training.rows(now[0], WIDTH), now[1], training.rows(now[2], HIDDEN), now[3]]
+        loss, gradients = training.two_layers(shaped, inputs, targets)
         losses.append(loss)
         now = [[x - RATE * g for x, g in zip(part, gradient)] for part, gradient in zip(now, gradients)]
     return losses
@@ -180,7 +179,7 @@ def _distance(torch: Any, device: Any, task: _Task, lower: Any) -> float:
         else:
             optimizer.step()
         losses.append(float(loss.detach()))
-    return plain_math.off(losses, task.right, task.right[0])
+    return training.off(losses, task.right, task.right[0])
 
 
 def _scaler(torch: Any, device: Any) -> Any:
@@ -204,7 +203,7 @@ def _overflow(torch: Any, device: Any, spoil: float | None) -> str | None:
         weight.grad[-1] = spoil
     scaler.step(optimizer)
     scaler.update()
-    actual = [*plain_math.numbers(weight), float(scaler.get_scale())]
+    actual = [*training.numbers(weight), float(scaler.get_scale())]
     right = [0.875, 1.0625, 0.5, SCALE] if spoil is None else [1.0, 1.0, 1.0, SCALE / 2]
     return None if actual == right else f"weights and scale are {actual}, not {right}"
 
@@ -215,7 +214,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if problem is not None:
         return problem
     gpu = view.mode == "gpu"
-    old = gpu and all(tuple(entry.get("capability") or ()) < plain_math.BFLOAT16_SINCE for entry in ranks)
+    old = gpu and all(tuple(entry.get("capability") or ()) < training.BFLOAT16_SINCE for entry in ranks)
     # Older CPU builds have neither fp16 autocast nor a scaler, and say so.
     may_lack = {name for name in names() if (old if name.endswith("bfloat16") else not gpu)}
     findings = [finding for entry in ranks for finding in _findings(entry, may_lack)]

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
-from envcheck.checks.support import process_group
-from envcheck.checks.training import deterministic_training
+from envcheck.checks.support import process_group, training
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -38,15 +37,15 @@ def measure(rank: Rank) -> Measured:
     """Save half-way, go on; load, go on from there; fingerprint every tensor of both ends."""
     import torch
 
-    deterministic_training.make(torch)
+    training.make(torch)
     device = process_group.device_of(rank)
     path = Path(rank.scratch) / "checkpoint.pt"
-    saved = deterministic_training.Training(torch, device, seed=1)
+    saved = training.Training(torch, device, seed=1)
     saved.run(0, STEPS)
     _save(torch, saved, path)
     saved.run(STEPS, STEPS)
     ended = saved.fingerprints()
-    resumed = deterministic_training.Training(torch, device, seed=2)
+    resumed = training.Training(torch, device, seed=2)
     lacking = _load(torch, resumed, path)
     resumed.run(STEPS, STEPS)
     where = process_group.standing(rank, next(resumed.model.parameters()))
@@ -87,7 +86,7 @@ def _not_the_same(torch: Any, checkpoint: Any, device: Any, directory: str) -> l
     return [name for name, numbers in plain.items() if received[name].tolist() != numbers]
 
 
-def _save(torch: Any, training: deterministic_training.Training, path: Path) -> None:
+def _save(torch: Any, training: training.Training, path: Path) -> None:
     cuda = torch.cuda.get_rng_state(training.device) if training.device.type == "cuda" else None
     state = {
         "model": training.model.state_dict(),
@@ -102,7 +101,7 @@ def _save(torch: Any, training: deterministic_training.Training, path: Path) -> 
         os.fsync(file.fileno())
 
 
-def _load(torch: Any, training: deterministic_training.Training, path: Path) -> list[str]:
+def _load(torch: Any, training: training.Training, path: Path) -> list[str]:
     """Load everything; return what of the model the file does not hold."""
     state = torch.load(path, map_location="cpu")
     loaded_keys = training.model.load_state_dict(state["model"], strict=False)

@@ -12,7 +12,7 @@ send/recv; S is the total bytes, GB = 1e9 (NVIDIA/nccl-tests, doc/PERFORMANCE.md
 from __future__ import annotations
 
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View
-from envcheck.checks.collectives import bandwidth_curves, nccl_log, timed_collectives
+from envcheck.checks.collectives import bandwidth_curves, timed_collectives, transports
 from envcheck.checks.support import process_group
 
 CHECK = Check(
@@ -44,11 +44,11 @@ def measure(rank: Rank) -> Measured:
     import torch
 
     device = process_group.device_of(rank)
-    nccl_log.ask(rank)
+    transports.ask(rank)
     with process_group.group(rank) as dist:
         curves = timed_collectives.curves(torch, dist, rank, device, [*ROWS])
         probe = torch.zeros(1, device=device)
-        return {**process_group.standing(rank, probe, dist.get_backend()), **curves, "nccl": nccl_log.read(rank)}
+        return {**process_group.standing(rank, probe, dist.get_backend()), **curves, "nccl": transports.read(rank)}
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:

@@ -28,10 +28,9 @@ from envcheck.checks import (
     warned,
     worst,
 )
-from envcheck.checks.collectives import collective_cases, exact_numbers
+from envcheck.checks.collectives import collective_cases
 from envcheck.checks.collectives.collective_cases import Bench, CollectiveCase, Part, Setting
-from envcheck.checks.support import process_group
-from envcheck.checks.training import plain_math
+from envcheck.checks.support import process_group, training
 from envcheck.counting import counted, numbered
 
 CHECK = Check(
@@ -110,7 +109,7 @@ def measure(rank: Rank) -> Measured:
     """Run every case on all ranks and compare every element; an exception ends it and is reported with its case."""
     import torch
 
-    device, record, seed = process_group.device_of(rank), Record(), plain_math.seed_of(rank)
+    device, record, seed = process_group.device_of(rank), Record(), training.seed_of(rank)
     entry: Measured = {**process_group.standing(rank, torch.zeros(1, device=device)), "seed": seed}
     try:
         with process_group.group(rank) as dist:
@@ -138,7 +137,7 @@ def _run(setting: Setting, record: Record) -> None:
                 raise
             record.unsupported[record.now] = process_group.quoted(error)
             continue
-        record.add(case.collective, record.now, exact_numbers.slack(bench.kind) if case.operation else 0.0, parts)
+        record.add(case.collective, record.now, collective_cases.slack(bench.kind) if case.operation else 0.0, parts)
     world, chance = setting.rank.world, random.Random(setting.seed)  # noqa: S311 (test data, no secret)
     for late in sorted(chance.sample(range(world), min(world, LATE_AT_MOST))):
         for operation in WAITS:

@@ -32,8 +32,7 @@ from envcheck.checks import (
     undecided,
     worst,
 )
-from envcheck.checks.support import process_group
-from envcheck.checks.training import plain_math
+from envcheck.checks.support import process_group, training
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -70,7 +69,7 @@ def measure(rank: Rank) -> Measured:
     cache = Path(rank.scratch) / "inductor"
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
     os.environ["TRITON_CACHE_DIR"] = str(cache / "triton")
-    seed = plain_math.seed_of(rank)
+    seed = training.seed_of(rank)
     try:
         _settings()
         errors = dict(_errors(torch, device, seed))
@@ -135,24 +134,24 @@ def _errors(torch: Any, device: Any, seed: int) -> Iterator[tuple[str, float]]:
     model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()).to(device)
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
-            values = plain_math.values(f"{seed} {number}", parameter.numel(), 0.5)
+            values = training.values(f"{seed} {number}", parameter.numel(), 0.5)
             parameter.copy_(torch.tensor(values).reshape(parameter.shape))
     weight, bias = [parameter.detach().cpu().tolist() for parameter in model.parameters()]
-    rows = plain_math.rows(plain_math.values(f"{seed} batch", BATCH * WIDTH), WIDTH)
+    rows = training.rows(training.values(f"{seed} batch", BATCH * WIDTH), WIDTH)
     output = torch.compile(model, fullgraph=True)(torch.tensor(rows, device=device))
     (output * output).sum().backward()
-    actual = [plain_math.numbers(output), *(plain_math.numbers(p.grad) for p in model.parameters())]
+    actual = [training.numbers(output), *(training.numbers(p.grad) for p in model.parameters())]
     names = ("output", "gradient of the weight", "gradient of the bias")
     for name, one, other in zip(names, actual, reference(weight, bias, rows)):
-        yield name, plain_math.off(one, other)
+        yield name, training.off(one, other)
 
 
-def reference(weight: plain_math.Matrix, bias: list[float], rows: plain_math.Matrix) -> list[list[float]]:
+def reference(weight: training.Matrix, bias: list[float], rows: training.Matrix) -> list[list[float]]:
     """Return the output y of linear and tanh, and the gradients of the sum of y squared, by the chain rule."""
-    outputs = [[math.tanh(z) for z in row] for row in plain_math.affine(rows, weight, bias)]
+    outputs = [[math.tanh(z) for z in row] for row in training.affine(rows, weight, bias)]
     back = [[2 * y * (1 - y * y) for y in row] for row in outputs]
-    gradients = [plain_math.flat(plain_math.outer(back, rows)), [sum(column) for column in zip(*back)]]
-    return [plain_math.flat(outputs), *gradients]
+    gradients = [training.flat(training.outer(back, rows)), [sum(column) for column in zip(*back)]]
+    return [training.flat(outputs), *gradients]
 
 
 def _telling(error: Exception) -> str:

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
-from envcheck.checks.support import process_group
-from envcheck.checks.training import plain_math
+from envcheck.checks.support import process_group, training
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -88,7 +87,7 @@ def measure(rank: Rank) -> Measured:
             pass
 
     death = None if read["fork"]["died"] else _raised_by(deadly)
-    return {**where, "seed": plain_math.seed_of(rank), "methods": read, "death": death}
+    return {**where, "seed": training.seed_of(rank), "methods": read, "death": death}
 
 
 def _loader(torch: Any, rank: Rank, method: str, fatal: int = -1) -> Any:
@@ -99,7 +98,7 @@ def _loader(torch: Any, rank: Rank, method: str, fatal: int = -1) -> Any:
         prefetch_factor=PREFETCH,
         pin_memory=rank.device != "cpu",
         timeout=_PATIENCE,
-        generator=torch.Generator().manual_seed(plain_math.seed_of(rank)),
+        generator=torch.Generator().manual_seed(training.seed_of(rank)),
         multiprocessing_context=method,
     )
 

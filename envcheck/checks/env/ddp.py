@@ -26,8 +26,7 @@ from envcheck.checks import (
     undecided,
     worst,
 )
-from envcheck.checks.support import process_group
-from envcheck.checks.training import model_replicas, plain_math
+from envcheck.checks.support import process_group, training
 
 CHECK = Check(
     promise="DDP's gradients equal one process's on the same batch, also under no_sync and hooks, on equal replicas",
@@ -48,7 +47,7 @@ RATE = 0.05
 LIMIT = Limit(
     1.0,
     "of the tolerance",
-    f"|gradient - reference| <= {model_replicas.TOLERANCE:g} of the reference's largest, fp32 against the chain rule "
+    f"|gradient - reference| <= {training.TOLERANCE:g} of the reference's largest, fp32 against the chain rule "
     "in float64: rounding differs, seen at 0.1 of it; a gradient that was not averaged is off by thousands (ours)",
     "at most",
 )
@@ -69,7 +68,7 @@ def measure(rank: Rank) -> Measured:
     """Train plainly, under no_sync and under each hook; say how far gradients are from one process's."""
     import torch
 
-    device, seed = process_group.device_of(rank), plain_math.seed_of(rank)
+    device, seed = process_group.device_of(rank), training.seed_of(rank)
     with process_group.group(rank) as dist:
         where = process_group.standing(rank, torch.zeros(1, device=device), dist.get_backend())
         plain = _plainly(torch, rank, device, seed)
@@ -80,61 +79,61 @@ def measure(rank: Rank) -> Measured:
 
 def _replica(torch: Any, rank: Rank, device: Any, seed: int) -> Any:
     """Return the model with weights that are this rank's own until DDP sends rank 0's."""
-    module = model_replicas.model(torch, WIDTH).to(device)
-    model_replicas.start(torch, module, f"{seed} {rank.rank}")
+    module = training.model(torch, WIDTH).to(device)
+    training.start(torch, module, f"{seed} {rank.rank}")
     return module
 
 
 def _plainly(torch: Any, rank: Rank, device: Any, seed: int) -> Measured:
     module = _replica(torch, rank, device, seed)
-    own = model_replicas.digest(torch, module.parameters())
-    model = model_replicas.wrap(rank, module)
-    started = model_replicas.digest(torch, module.parameters())
+    own = training.digest(torch, module.parameters())
+    model = training.wrap(rank, module)
+    started = training.digest(torch, module.parameters())
     errors, steps = [], []
     for step in range(STEPS):
-        batch = model_replicas.batch(torch, f"{seed} {step}", rank.world * PER_RANK, WIDTH, device)
+        batch = training.batch(torch, f"{seed} {step}", rank.world * PER_RANK, WIDTH, device)
         error, moved = _step(torch, rank, model, batch)
         errors.append(error)
         steps.append(moved)
-    ended = model_replicas.digest(torch, module.parameters())
+    ended = training.digest(torch, module.parameters())
     return {"own": own, "started": started, "ended": ended, "errors": errors, "steps": steps}
 
 
-def _step(torch: Any, rank: Rank, model: Any, batch: model_replicas.Batch) -> tuple[float, float]:
+def _step(torch: Any, rank: Rank, model: Any, batch: training.Batch) -> tuple[float, float]:
     """Take one step of plain gradient descent; return how far the gradients are off, and how far the step."""
     module = model.module
-    reference = model_replicas.reference(module, batch)
-    before = [plain_math.flat(part) for part in model_replicas.weights(module)]
+    reference = training.reference(module, batch)
+    before = [training.flat(part) for part in training.weights(module)]
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
     optimizer.zero_grad()
     _backward(torch, model, batch.share(rank.rank * PER_RANK, PER_RANK))
     error = _off(module, reference)
     optimizer.step()
     moved = [[x - RATE * g for x, g in zip(part, grad)] for part, grad in zip(before, reference)]
-    return error, model_replicas.off(module.parameters(), moved)
+    return error, training.in_tolerances(module.parameters(), moved)
 
 
-def _backward(torch: Any, model: Any, batch: model_replicas.Batch, parts: int = 1) -> None:
+def _backward(torch: Any, model: Any, batch: training.Batch, parts: int = 1) -> None:
     inputs, targets = batch.tensors
     (torch.nn.functional.mse_loss(model(inputs), targets) / parts).backward()
 
 
 def _off(module: Any, reference: list[list[float]]) -> float:
-    return model_replicas.off([p.grad for p in module.parameters()], reference)
+    return training.in_tolerances([p.grad for p in module.parameters()], reference)
 
 
 def _accumulated(torch: Any, rank: Rank, device: Any, seed: int) -> Measured:
     """Accumulate micro-batches into views of DDP's buckets; return how far gradients are off before and after."""
-    model = model_replicas.wrap(rank, _replica(torch, rank, device, seed), gradient_as_bucket_view=True)
+    model = training.wrap(rank, _replica(torch, rank, device, seed), gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(model.module.parameters(), lr=RATE)
     local, synchronised = [], []
     for step in range(STEPS):
         optimizer.zero_grad()
-        batch = model_replicas.batch(torch, f"{seed} {step}", rank.world * PER_RANK, WIDTH, device)
-        unsplit = model_replicas.reference(model.module, batch)
+        batch = training.batch(torch, f"{seed} {step}", rank.world * PER_RANK, WIDTH, device)
+        unsplit = training.reference(model.module, batch)
         own, each = batch.share(rank.rank * PER_RANK, PER_RANK), PER_RANK // MICRO_BATCHES
         last = PER_RANK - each
-        expected = model_replicas.reference(model.module, own.share(0, last))
+        expected = training.reference(model.module, own.share(0, last))
         with model.no_sync():
             for first in range(0, last, each):
                 _backward(torch, model, own.share(first, each), MICRO_BATCHES)
@@ -142,14 +141,14 @@ def _accumulated(torch: Any, rank: Rank, device: Any, seed: int) -> Measured:
         _backward(torch, model, own.share(last, each), MICRO_BATCHES)
         synchronised.append(_off(model.module, unsplit))
         optimizer.step()
-    accumulated = model_replicas.digest(torch, model.module.parameters())
+    accumulated = training.digest(torch, model.module.parameters())
     return {"local": local, "synchronised": synchronised, "accumulated": accumulated}
 
 
 def _hooked(torch: Any, dist: Any, rank: Rank, device: Any, hook: str) -> Measured:
-    seed = plain_math.seed_of(rank)
+    seed = training.seed_of(rank)
     try:
-        model = model_replicas.wrap(rank, _replica(torch, rank, device, seed))
+        model = training.wrap(rank, _replica(torch, rank, device, seed))
         state = _register(torch, dist, model, hook, device)
         optimizer, errors = torch.optim.SGD(model.module.parameters(), lr=RATE), []
         for step in range(HOOK_STEPS):
@@ -160,7 +159,7 @@ def _hooked(torch: Any, dist: Any, rank: Rank, device: Any, hook: str) -> Measur
         return {"unsupported": str(absent)}
     except Exception as error:  # noqa: BLE001 (an error of NCCL's or CUDA's is a failure that is quoted, no absence)
         return {"raised": process_group.quoted(error)}
-    run: Measured = {"errors": errors, "ended": model_replicas.digest(torch, model.module.parameters())}
+    run: Measured = {"errors": errors, "ended": training.digest(torch, model.module.parameters())}
     return {**run, "compression": float(state.compression_stats()[0])} if state is not None else run
 
 
@@ -191,18 +190,18 @@ def _hooked_step(torch: Any, rank: Rank, model: Any, seed: str, device: Any) -> 
     """Return the largest error of a parameter's gradient, relative to the mean norm of what the ranks sent."""
     batch = _of_low_rank(torch, seed, rank.world * PER_RANK, device)
     shares = [batch.share(r * PER_RANK, PER_RANK) for r in range(rank.world)]
-    sent = [model_replicas.reference(model.module, share) for share in shares]
+    sent = [training.reference(model.module, share) for share in shares]
     _backward(torch, model, shares[rank.rank])
-    actual = [model_replicas.numbers(p.grad) for p in model.module.parameters()]
+    actual = [training.gradient_numbers(p.grad) for p in model.module.parameters()]
     return max(_from_average(gradient, list(own)) for gradient, own in zip(actual, zip(*sent)))
 
 
-def _of_low_rank(torch: Any, seed: str, count: int, device: Any) -> model_replicas.Batch:
+def _of_low_rank(torch: Any, seed: str, count: int, device: Any) -> training.Batch:
     """Return a batch whose inputs span SUBSPACE dimensions and no more."""
-    columns = plain_math.transposed(plain_math.rows(plain_math.values("basis", SUBSPACE * WIDTH), WIDTH))
-    places = plain_math.rows(plain_math.values(f"{seed} places", count * SUBSPACE), SUBSPACE)
-    inputs = [[plain_math.dot(place, column) for column in columns] for place in places]
-    return model_replicas.targeted(torch, seed, inputs, device)
+    columns = training.transposed(training.rows(training.values("basis", SUBSPACE * WIDTH), WIDTH))
+    places = training.rows(training.values(f"{seed} places", count * SUBSPACE), SUBSPACE)
+    inputs = [[training.dot(place, column) for column in columns] for place in places]
+    return training.targeted(torch, seed, inputs, device)
 
 
 def _from_average(gradient: list[float], sent: list[list[float]]) -> float:
@@ -210,9 +209,9 @@ def _from_average(gradient: list[float], sent: list[list[float]]) -> float:
     if any(len(own) != len(gradient) for own in sent) or not all(map(math.isfinite, gradient)):
         return math.inf
     average = [sum(parts) / len(sent) for parts in zip(*sent)]
-    scale = sum(math.sqrt(plain_math.dot(own, own)) for own in sent) / len(sent)
+    scale = sum(math.sqrt(training.dot(own, own)) for own in sent) / len(sent)
     gap = [actual - right for actual, right in zip(gradient, average)]
-    return math.sqrt(plain_math.dot(gap, gap)) / scale
+    return math.sqrt(training.dot(gap, gap)) / scale
 
 
 OFF = {
@@ -261,7 +260,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
             summary, who = f"rank {entry['rank']} took {taken} of {STEPS} steps", f"rank {entry['rank']}"
             return undecided(summary, fix=_LOG, code="ddp.unmeasured", culprit=who)
     findings = _off_gradients(ranks)
-    findings += [drift for moment, when in MOMENTS.items() if (drift := model_replicas.drifted(ranks, moment, when))]
+    findings += [drift for moment, when in MOMENTS.items() if (drift := training.drifted(ranks, moment, when))]
     findings += _unsent(ranks)
     lacking: dict[str, str] = {}
     for hook in HOOKS:
@@ -317,7 +316,7 @@ def _hook_findings(ranks: Ranks, runs: list[Measured], hook: str) -> list[Outcom
     if found:
         return found
     ended = [{"rank": entry["rank"], "ended": run["ended"]} for entry, run in zip(ranks, runs)]
-    drift = model_replicas.drifted(ended, "ended", f"after training under the {hook} hook")
+    drift = training.drifted(ended, "ended", f"after training under the {hook} hook")
     return [drift] if drift else []
 
 

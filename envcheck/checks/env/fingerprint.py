@@ -12,8 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
-from envcheck.checks.support import process_group, verified_products
-from envcheck.checks.training import deterministic_training, model_replicas
+from envcheck.checks.support import exact_data, process_group, training
 from envcheck.counting import counted, numbered
 
 CHECK = Check(
@@ -41,21 +40,20 @@ def measure(rank: Rank) -> Measured:
     """Repeat the same work and digest what each repeat leaves behind."""
     import torch
 
-    deterministic_training.make(torch)
+    training.make(torch)
     device = process_group.device_of(rank)
     torch.set_num_threads(1)
     digests = []
     repeats = REPEATS[device.type]
     operands = _operands(torch, device)
     for _ in range(repeats):
-        training = deterministic_training.Training(torch, device, seed=11)
-        training.run(0, STEPS)
-        digests.append(model_replicas.digest(torch, [*training.model.parameters(), _sums(torch, operands)])[:16])
+        work = training.Training(torch, device, seed=11)
+        work.run(0, STEPS)
+        digests.append(training.digest(torch, [*work.model.parameters(), _sums(torch, operands)])[:16])
     model = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    probe = next(training.model.parameters())
+    probe = next(work.model.parameters())
     errors = {
-        str(operand.dtype)[6:]: verified_products.error(torch, operand, operand, operand @ operand.t())
-        for operand in operands
+        str(operand.dtype)[6:]: exact_data.error(torch, operand, operand, operand @ operand.t()) for operand in operands
     }
     measured = {"model": model, "repeats": repeats, "digests": digests, "errors": errors}
     return {**process_group.standing(rank, probe), **measured}
@@ -63,7 +61,7 @@ def measure(rank: Rank) -> Measured:
 
 def _operands(torch: Any, device: Any) -> tuple[Any, Any]:
     """Return the matrix that is multiplied by its transpose, in fp32 and in 16 bits."""
-    left = verified_products.data(torch, SIZE[device.type], SIZE[device.type], device, SEED)
+    left = exact_data.data(torch, SIZE[device.type], SIZE[device.type], device, SEED)
     # Every GPU has fp16 units, and every CPU torch bfloat16: which it is makes no difference to the bits.
     return left, left.to(torch.float16 if device.type == "cuda" else torch.bfloat16)
 
@@ -105,7 +103,7 @@ def _wrong(entry: Measured) -> list[Outcome]:
         summary = f"{_name(entry)} verified no product"
         return [undecided(summary, fix="see the check's log", code="fingerprint.missing", culprit=_name(entry))]
     for dtype, error in errors.items():
-        most = verified_products.TOLERANCE.get(ROUNDING.get(dtype, ""), 0.0)
+        most = exact_data.TOLERANCE.get(ROUNDING.get(dtype, ""), 0.0)
         if not process_group.finite(error) or not 0 <= error <= most:
             summary = f"{_name(entry)}: the {dtype} product is off by {error}, however often it has the same bits"
             common: dict[str, Any] = {"culprit": _name(entry), "ranks": [entry["rank"]]}

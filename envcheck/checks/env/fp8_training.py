@@ -26,8 +26,7 @@ from envcheck.checks import (
     undecided,
     worst,
 )
-from envcheck.checks.support import process_group
-from envcheck.checks.training import plain_math
+from envcheck.checks.support import process_group, training
 from envcheck.counting import counted, numbered
 
 CHECK = Check(
@@ -70,7 +69,7 @@ def measure(rank: Rank) -> Measured:
     why = lacking(torch, device, capability)
     if why:
         return {**entry, "lacking": why}
-    seed = plain_math.seed_of(rank)
+    seed = training.seed_of(rank)
     task = _task(seed)
     kinds = {"float8": _linear(torch), "bfloat16": _plain}
     losses = {name: _train(torch, device, task, linear) for name, linear in kinds.items()}
@@ -80,22 +79,22 @@ def measure(rank: Rank) -> Measured:
 class _Fp8Task(NamedTuple):
     """What is trained, as rows from Python's generator: inputs, targets, and the weights of both layers."""
 
-    inputs: plain_math.Matrix
-    targets: plain_math.Matrix
-    weights: tuple[plain_math.Matrix, plain_math.Matrix]
+    inputs: training.Matrix
+    targets: training.Matrix
+    weights: tuple[training.Matrix, training.Matrix]
 
 
 def _task(seed: int) -> _Fp8Task:
     """Return targets that a linear layer and tanh make of the inputs, and weights to start from."""
 
-    def matrix(name: str, rows: int, columns: int) -> plain_math.Matrix:
-        return plain_math.rows(plain_math.values(f"{seed} {name}", rows * columns, _SPREAD), columns)
+    def matrix(name: str, rows: int, columns: int) -> training.Matrix:
+        return training.rows(training.values(f"{seed} {name}", rows * columns, _SPREAD), columns)
 
-    def narrow(name: str, rows: int) -> plain_math.Matrix:
+    def narrow(name: str, rows: int) -> training.Matrix:
         return [[value / WIDTH**0.5 for value in row] for row in matrix(name, rows, WIDTH)]
 
     inputs = matrix("inputs", BATCH, WIDTH)
-    outputs = plain_math.affine(inputs, narrow("targets", CLASSES), [0.0] * CLASSES)
+    outputs = training.affine(inputs, narrow("targets", CLASSES), [0.0] * CLASSES)
     targets = [[math.tanh(value) for value in row] for row in outputs]
     return _Fp8Task(inputs, targets, (narrow("first", WIDTH), narrow("second", CLASSES)))
 

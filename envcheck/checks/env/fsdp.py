@@ -24,8 +24,7 @@ from envcheck.checks import (
     undecided,
     worst,
 )
-from envcheck.checks.support import process_group
-from envcheck.checks.training import model_replicas, plain_math
+from envcheck.checks.support import process_group, training
 
 CHECK = Check(
     promise="training sharded by FSDP2 ends with the weights that one process ends with on the same global batch",
@@ -56,7 +55,7 @@ def measure(rank: Rank) -> Measured:
     """Train sharded; say how far shards and gathered weights are from what plain Python computes."""
     import torch
 
-    device, seed = process_group.device_of(rank), plain_math.seed_of(rank)
+    device, seed = process_group.device_of(rank), training.seed_of(rank)
     with process_group.group(rank) as dist:
         where = {**process_group.standing(rank, torch.zeros(1, device=device), dist.get_backend()), "seed": seed}
         fully_shard, why = _fully_shard(torch, device.type)
@@ -74,14 +73,14 @@ class ShardedTask:
     def __init__(self, torch: Any, rank: Rank, device: Any, seed: int) -> None:
         self.torch, self.rank, self.device, self.seed = torch, rank, device, seed
         count = rank.world * PER_RANK
-        self.batches = [model_replicas.batch(torch, f"{seed} {step}", count, WIDTH, device) for step in range(STEPS)]
-        self.start = [plain_math.flat(part) for part in model_replicas.weights(self.model())]
+        self.batches = [training.batch(torch, f"{seed} {step}", count, WIDTH, device) for step in range(STEPS)]
+        self.start = [training.flat(part) for part in training.weights(self.model())]
         self.right = self._trained()
 
     def model(self) -> Any:
         """Return the model with the weights of the seed."""
-        module = model_replicas.model(self.torch, WIDTH).to(self.device)
-        model_replicas.start(self.torch, module, self.seed)
+        module = training.model(self.torch, WIDTH).to(self.device)
+        training.start(self.torch, module, self.seed)
         return module
 
     def sharded(self, fully_shard: Any) -> Any:
@@ -96,8 +95,8 @@ class ShardedTask:
     def _trained(self) -> list[list[float]]:
         now = self.start
         for batch in self.batches:
-            shaped = [plain_math.rows(now[0], WIDTH), now[1], plain_math.rows(now[2], WIDTH), now[3]]
-            gradients = plain_math.two_layers(shaped, *batch.rows)[1]
+            shaped = [training.rows(now[0], WIDTH), now[1], training.rows(now[2], WIDTH), now[3]]
+            gradients = training.two_layers(shaped, *batch.rows)[1]
             now = [[x - RATE * g for x, g in zip(part, grad)] for part, grad in zip(now, gradients)]
         return now
 
@@ -122,18 +121,18 @@ def _compared(task: ShardedTask, sharded: Any) -> Measured:
     unsharded = [p.full_tensor().detach() for p in sharded.parameters()]
     shapes = [(p.shape[0], p.numel() // p.shape[0]) for p in unsharded]
     mine = [task.shard_of(part, *shape) for part, shape in zip(task.right, shapes)]
-    shards = [plain_math.numbers(p.to_local()) for p in sharded.parameters()]
+    shards = [training.numbers(p.to_local()) for p in sharded.parameters()]
     return {
         "errors": [_off(actual, right) for actual, right in zip(shards, mine)],
-        "gathered": [_off(plain_math.numbers(actual), right) for actual, right in zip(unsharded, task.right)],
+        "gathered": [_off(training.numbers(actual), right) for actual, right in zip(unsharded, task.right)],
         "held": sum(map(len, shards)),
         "total": sum(map(len, task.right)),
-        "ended": model_replicas.digest(task.torch, unsharded),
+        "ended": training.digest(task.torch, unsharded),
     }
 
 
 def _off(actual: list[float], right: list[float]) -> float:
-    return plain_math.off(actual, right) if right or actual else 0.0
+    return training.off(actual, right) if right or actual else 0.0
 
 
 def _fully_shard(torch: Any, kind: str) -> tuple[Any, str | None]:
@@ -175,7 +174,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         error, number = max((_worst(entry[kind]), -entry["rank"]) for entry in ranks)
         findings += [_apart(ranks[-number], kind, error)] if error > LIMIT.value else []
         most = max(most, error)
-    together = (model_replicas.drifted(ranks, "ended", "when gathered"), _incomplete(ranks))
+    together = (training.drifted(ranks, "ended", "when gathered"), _incomplete(ranks))
     findings += [problem for problem in together if problem]
     return worst(findings, otherwise=_passed(ranks, most))
 

@@ -5,7 +5,7 @@ that falls back to a kernel without tensor cores. Pre-heated (a cold GPU scores 
 rewritten before each product, random data (constants draw less power and run faster), timed by events, median taken:
 stas00/ml-engineering, compute/accelerator, mamf-finder. TFLOP/s = 2 n^3 / t / 1e12. What NVML says while it heats up
 goes with it: a GPU that somebody caps owes what its cap leaves it, and a slow one's own reason is named. Every product
-that was timed is verified afterwards, to the bit (support/verified_products.py).
+that was timed is verified afterwards, to the bit (support/exact_data.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from envcheck.checks import PASS, Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, undecided, warned, worst
 from envcheck.checks.env import fp8_training
-from envcheck.checks.support import gpu_speed, process_group, seeded_numbers, verified_products
+from envcheck.checks.support import exact_data, gpu_speed, process_group
 from envcheck.checks.support import sampler as hardware_sampler
 
 CHECK = Check(
@@ -56,8 +56,8 @@ def measure(rank: Rank) -> Measured:
 
     device = process_group.device_of(rank)
     capability = torch.cuda.get_device_capability(device)
-    seed = seeded_numbers.seed(rank.rank)
-    data = verified_products.data(torch, SIZE, SIZE, device, seed)
+    seed = exact_data.seed(rank.rank)
+    data = exact_data.data(torch, SIZE, SIZE, device, seed)
     entry: Measured = {**process_group.standing(rank, data), "name": torch.cuda.get_device_name(device), "seed": seed}
     values, errors, products, lacking = {}, {}, {}, {}
     with hardware_sampler.Sampler(entry["device"], rank.local_rank, INTERVAL) as sampler:
@@ -88,7 +88,7 @@ def _preheat(torch: Any, data: Any) -> None:
         torch.cuda.synchronize()
 
 
-def _timed(torch: Any, dtype: str, data: Any) -> tuple[float, verified_products.Products]:
+def _timed(torch: Any, dtype: str, data: Any) -> tuple[float, exact_data.Products]:
     """Return the median seconds of a product, and the products, each of them verified."""
     torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
     flush = torch.empty(gpu_speed.FLUSH, dtype=torch.int8, device=data.device)
@@ -102,7 +102,7 @@ def _timed(torch: Any, dtype: str, data: Any) -> tuple[float, verified_products.
     return gpu_speed.seconds(torch, products.work, before, WARMUP, ITERATIONS, products.verify), products
 
 
-def _products(torch: Any, dtype: str, data: Any) -> tuple[verified_products.Products, Any]:
+def _products(torch: Any, dtype: str, data: Any) -> tuple[exact_data.Products, Any]:
     """Return the products of the data by its transpose and by its mirrored transpose, and where they are written."""
     kind = {"tf32": "float32", "float8": "float8_e4m3fn"}.get(dtype, dtype)
     left, mirrored = (side.to(getattr(torch, kind)) for side in (data, data.flip(0).contiguous()))
@@ -113,9 +113,9 @@ def _products(torch: Any, dtype: str, data: Any) -> tuple[verified_products.Prod
         def multiply(turn: int) -> Any:
             return fp8_training.multiply(torch, left, one, lines[turn], one)
 
-        return verified_products.Products(torch, left, lines, multiply), data.to(torch.bfloat16)
+        return exact_data.Products(torch, left, lines, multiply), data.to(torch.bfloat16)
     out = torch.empty_like(left)
-    into = verified_products.Products(torch, left, lines, lambda turn: torch.mm(left, lines[turn].t(), out=out))
+    into = exact_data.Products(torch, left, lines, lambda turn: torch.mm(left, lines[turn].t(), out=out))
     return into, out
 
 
@@ -138,7 +138,7 @@ def _wrong(entry: Measured) -> list[Outcome]:
         made = (entry.get("products") or {}).get(dtype) or {}
         common: dict[str, Any] = {"culprit": gpu_speed.culprit(entry), "rank": entry["rank"]}
         where = f"rank {entry['rank']} on {entry['device']}"
-        if not process_group.finite(error) or not 0 <= error <= verified_products.TOLERANCE[dtype]:
+        if not process_group.finite(error) or not 0 <= error <= exact_data.TOLERANCE[dtype]:
             value = error if process_group.finite(error) else None
             summary = f"{where}: the {dtype} product is off by {error}"
             findings.append(

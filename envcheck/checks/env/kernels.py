@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
-from envcheck.checks.support import process_group, seeded_numbers, subprocesses
+from envcheck.checks.support import exact_data, process_group, subprocesses
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -36,7 +36,7 @@ CHECK = Check(
 )
 
 # Units roundoff: IEEE 754-2019, table 3.5; bfloat16 keeps 8 bits (Intel, BFLOAT16 Numerics Definition, 2018).
-UNIT = seeded_numbers.UNIT_ROUNDOFF
+UNIT = exact_data.UNIT_ROUNDOFF
 # What a sound kernel is off at most: errors of random roundings grow as sqrt(n) (Higham & Mary 2019, doi
 # 10.1137/18M1226312), and the largest rows have sums of 2^16 terms.
 BOUND = {"float64": 256.0, "float32": 256.0, "float16": 16.0, "bfloat16": 16.0}
@@ -82,7 +82,7 @@ def measure(rank: Rank) -> Measured:
     """Run this rank's examples in each dtype; say how far off each was, and what was absent or raised."""
     import torch
 
-    device, seed = process_group.device_of(rank), seeded_numbers.seed()
+    device, seed = process_group.device_of(rank), exact_data.seed()
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else ()
     entry: Measured = {**process_group.standing(rank, torch.zeros(1, device=device)), "capability": list(capability)}
     on_cpu = device.type == "cpu"
@@ -109,7 +109,7 @@ def examples(level: str, seed: int, first: int, step: int) -> list[Example]:
     from envcheck.checks.support import kernel_table
 
     rounds, one_in = EXTENT.get(level, EXTENT["full"])
-    chance, made = seeded_numbers.source(seed), list[Example]()
+    chance, made = exact_data.source(seed), list[Example]()
     for turn in range(rounds):
         for row in kernel_table.rows():
             sizes = (size + chance.randrange(3) if turn and size > 1 else size for size in row.sizes)
@@ -269,7 +269,7 @@ def plainly(left: list[list[float]], right: list[list[float]], product: Any) -> 
     columns, made = list(zip(*right)), product.tolist()
     places = {0, len(left) // 2, len(left) - 1}
     sums = ((made[at], [math.fsum(map(mul, left[at], column)) for column in columns]) for at in places)
-    return max(seeded_numbers.apart(row, expected) for row, expected in sums)
+    return max(exact_data.apart(row, expected) for row, expected in sums)
 
 
 def subnormals(torch: Any, device: Any) -> list[str]:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from envcheck.checks import PASS, Check, Measured, Outcome, Rank, Ranks, View, failed, worst
-from envcheck.checks.collectives import exact_numbers
 from envcheck.checks.env import pcie_under_load
-from envcheck.checks.support import gpu_speed, process_group, seeded_numbers
+from envcheck.checks.support import exact_data, gpu_speed, process_group
 from envcheck.checks.support import sampler as hardware_sampler
 
 CHECK = Check(
@@ -48,8 +47,8 @@ def measure(rank: Rank) -> Measured:
     device = process_group.device_of(rank)
     with process_group.group(rank) as dist:
         probe = torch.zeros(1, device=device)
-        seed = seeded_numbers.seed(rank.rank)
-        words = seeded_numbers.Words(torch, seed)
+        seed = exact_data.seed(rank.rank)
+        words = exact_data.Words(torch, seed)
         values, right = {}, {}
         free = int(torch.cuda.mem_get_info(device)[0] * _FREE_SHARE)
         values["HBM copy"], right["HBM copy"] = _on_card(words, device, min(ON_CARD, free // 3))
@@ -75,19 +74,19 @@ def link(load: Measured) -> Measured:
     return {"generation": int(generation[2]), "lanes": int(lanes[2])} if generation and lanes else {}
 
 
-def _on_card(words: seeded_numbers.Words, device: Any, size: int) -> tuple[float, bool]:
+def _on_card(words: exact_data.Words, device: Any, size: int) -> tuple[float, bool]:
     sources = gpu_speed.numbers(words, size, device)
     target = words.torch.zeros_like(sources[0])
     took, became = _copies(words, target, sources, _on_device(words, target, sources))
     return 2 * 4 * target.numel() / took / 1e9, became["wrong"] == 0
 
 
-def _on_device(words: seeded_numbers.Words, target: Any, sources: Any) -> Callable[[int], Any]:
+def _on_device(words: exact_data.Words, target: Any, sources: Any) -> Callable[[int], Any]:
     """Return what counts the elements of the target that are not the source's whose turn it is."""
-    return lambda turn: exact_numbers.compared(words.torch, target, sources[turn])
+    return lambda turn: exact_data.compared(words.torch, target, sources[turn])
 
 
-def _across(words: seeded_numbers.Words, device: Any, size: int) -> tuple[dict[str, float], bool]:
+def _across(words: exact_data.Words, device: Any, size: int) -> tuple[dict[str, float], bool]:
     """Return the rate of each way, and whether the bytes arrived.
 
     What came back to the host is sent to the card again and compared there, which is quicker than the host is.
@@ -98,7 +97,7 @@ def _across(words: seeded_numbers.Words, device: Any, size: int) -> tuple[dict[s
 
     def returned(turn: int) -> Any:
         card.copy_(back, non_blocking=True)
-        return exact_numbers.compared(words.torch, card, on_card[turn])
+        return exact_data.compared(words.torch, card, on_card[turn])
 
     down, upward = _copies(words, card, host, _on_device(words, card, on_card))
     up, went = _copies(words, back, on_card, returned)
@@ -107,7 +106,7 @@ def _across(words: seeded_numbers.Words, device: Any, size: int) -> tuple[dict[s
     return rates, upward["wrong"] == 0 and went["wrong"] == 0
 
 
-def _copies(words: seeded_numbers.Words, target: Any, sources: Any, wrong: Any) -> tuple[float, Measured]:
+def _copies(words: exact_data.Words, target: Any, sources: Any, wrong: Any) -> tuple[float, Measured]:
     """Copy one source after the other to the target; see `gpu_speed.copied`."""
 
     def copy(turn: int) -> None:

@@ -30,8 +30,7 @@ from envcheck.checks import (
     warned,
     worst,
 )
-from envcheck.checks.collectives import exact_numbers
-from envcheck.checks.support import gpu_speed, process_group, seeded_numbers
+from envcheck.checks.support import exact_data, gpu_speed, process_group
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -67,13 +66,13 @@ def measure(rank: Rank) -> Measured:
     entry = {**process_group.standing(rank, card), "name": torch.cuda.get_device_name(device)}
     try:
         bus_id = address(device.index)
-        seed = seeded_numbers.seed(rank.rank)
-        return {**entry, "bus_id": bus_id, "seed": seed, **_loaded(seeded_numbers.Words(torch, seed), card, bus_id)}
+        seed = exact_data.seed(rank.rank)
+        return {**entry, "bus_id": bus_id, "seed": seed, **_loaded(exact_data.Words(torch, seed), card, bus_id)}
     except (OSError, ValueError) as error:
         return {**entry, "unreadable": str(error)}
 
 
-def _loaded(words: seeded_numbers.Words, card: Any, bus_id: str) -> Measured:
+def _loaded(words: exact_data.Words, card: Any, bus_id: str) -> Measured:
     """Return the link's `readings` while copies are under way, and how many `copies` did not bring every bit."""
     torch, host = words.torch, [one.pin_memory() for one in gpu_speed.numbers(words, SIZE)]
     on_device = [one.to(card.device, copy=True) for one in host]
@@ -82,7 +81,7 @@ def _loaded(words: seeded_numbers.Words, card: Any, bus_id: str) -> Measured:
     while time.monotonic() < until:
         for turn in range(4):
             card.copy_(host[turn % 2], non_blocking=True)
-            wrong.append(exact_numbers.compared(torch, card, on_device[turn % 2]))
+            wrong.append(exact_data.compared(torch, card, on_device[turn % 2]))
         readings.append(list(link(bus_id)))
         torch.cuda.synchronize()
     counts = [int(count) for count in wrong]

@@ -24,8 +24,7 @@ from envcheck.checks import (
     undecided,
     worst,
 )
-from envcheck.checks.collectives import exact_numbers
-from envcheck.checks.support import gpu_speed, process_group, seeded_numbers
+from envcheck.checks.support import exact_data, gpu_speed, process_group
 
 CHECK = Check(
     promise="each GPU writes to each other one as fast as this model and link do, where that is known",
@@ -53,8 +52,8 @@ def measure(rank: Rank) -> Measured:
     names = [gpu_speed.name(torch, device, index) for index, device in enumerate(devices)]
     size = min(SIZE, *(int(torch.cuda.mem_get_info(device)[0] * _FREE_SHARE) for device in devices))
     # The same bits reach every GPU through the host: what another one sends can be compared where it arrives.
-    seed = seeded_numbers.seed()
-    words = seeded_numbers.Words(torch, seed)
+    seed = exact_data.seed()
+    words = exact_data.Words(torch, seed)
     pattern = gpu_speed.numbers(words, size // 3)
     held = [[one.to(device, copy=True) for one in pattern] for device in devices]
     for one, mask in [pair for rows in held for pair in zip(rows, gpu_speed.MASKS)]:
@@ -73,7 +72,7 @@ def measure(rank: Rank) -> Measured:
     return {**process_group.standing(rank, held[0][0]), **measured}
 
 
-def _copies(words: seeded_numbers.Words, sources: Any, destinations: Any) -> tuple[float, Measured]:
+def _copies(words: exact_data.Words, sources: Any, destinations: Any) -> tuple[float, Measured]:
     torch, target = words.torch, words.torch.zeros_like(destinations[0])
 
     def copy(turn: int) -> None:
@@ -84,7 +83,7 @@ def _copies(words: seeded_numbers.Words, sources: Any, destinations: Any) -> tup
     with torch.cuda.device(sources[0].device):
         checked = gpu_speed.Copy(
             copy,
-            lambda turn: exact_numbers.compared(torch, target, destinations[turn]),
+            lambda turn: exact_data.compared(torch, target, destinations[turn]),
             lambda turn: words.wrong(target, gpu_speed.MASKS[turn]),
             lambda: gpu_speed.synchronize(torch, target.device),
         )

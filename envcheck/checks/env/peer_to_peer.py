@@ -26,8 +26,7 @@ from envcheck.checks import (
     undecided,
     worst,
 )
-from envcheck.checks.collectives import exact_numbers
-from envcheck.checks.support import gpu_speed, process_group, seeded_numbers
+from envcheck.checks.support import exact_data, gpu_speed, process_group
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -58,8 +57,8 @@ def measure(rank: Rank) -> Measured:
 
     devices = gpu_speed.devices(torch, rank)
     names = [gpu_speed.name(torch, device, index) for index, device in enumerate(devices)]
-    seed = seeded_numbers.seed()
-    words = seeded_numbers.Words(torch, seed)
+    seed = exact_data.seed()
+    words = exact_data.Words(torch, seed)
     pattern = words.tensor(VALUES)
     copies = [pattern.to(device, copy=True) for device in devices]
     gpu_speed.synchronize(torch, *devices)
@@ -77,7 +76,7 @@ def measure(rank: Rank) -> Measured:
     return {**process_group.standing(rank, copies[0]), **measured}
 
 
-def _wrong(words: seeded_numbers.Words, source: Any, reference: Any) -> dict[str, Measured]:
+def _wrong(words: exact_data.Words, source: Any, reference: Any) -> dict[str, Measured]:
     """Return what arrived wrong beside `reference`, by the way it took; nothing when all is right.
 
     Each way is taken TRANSFERS times, each time with other bits, so that what an earlier one left cannot pass.
@@ -92,11 +91,11 @@ def _wrong(words: seeded_numbers.Words, source: Any, reference: Any) -> dict[str
         for step in steps:
             target[step].copy_(sent[step])
         gpu_speed.synchronize(words.torch, source.device, target.device)
-        count = int(exact_numbers.compared(words.torch, target, right))
+        count = int(exact_data.compared(words.torch, target, right))
         # A device that sees no difference where there is one would hide all of them.
         count = max(count, 0 if turn else words.wrong(target, looked=_LOOKED))
         if count:
-            first = seeded_numbers.first_difference(*(seeded_numbers.content(tensor) for tensor in (target, right)))
+            first = exact_data.first_difference(*(exact_data.content(tensor) for tensor in (target, right)))
             index, bits = first or (None, 0)
             wrong[way] = {"count": count, "index": index, "xor": hex(bits), "transfer": turn}
     return wrong

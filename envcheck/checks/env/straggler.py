@@ -32,8 +32,8 @@ from envcheck.checks import (
     warned,
     worst,
 )
-from envcheck.checks.collectives import exact_numbers, timed_collectives
-from envcheck.checks.support import process_group, seeded_numbers, verified_products
+from envcheck.checks.collectives import timed_collectives
+from envcheck.checks.support import exact_data, process_group
 
 CHECK = Check(
     promise="no rank takes longer than the others for the same work, nor comes late to collectives",
@@ -76,7 +76,7 @@ LATE = Limit(
     "at most",
 )
 # Of float32, or of TF32, which a user's variable may switch on.
-TOLERANCE = verified_products.TOLERANCE["tf32"]
+TOLERANCE = exact_data.TOLERANCE["tf32"]
 _LOG = "see the check's log"
 _WRONG_FIX = "run the kernels and fingerprint checks on this rank's device; wrong there too, take it out"
 _FIX = "look at this GPU's clocks, power and temperature under load, and at what else runs on its CPUs"
@@ -90,7 +90,7 @@ def measure(rank: Rank) -> Measured:
     device = process_group.device_of(rank)
     torch.set_num_threads(1)
     with process_group.group(rank) as dist:
-        seed = seeded_numbers.seed(rank.rank)
+        seed = exact_data.seed(rank.rank)
         work = Work(torch, device, SIZE[device.type], PRODUCTS[device.type], seed)
         products = _products(torch, dist, work)
         joined, wrong = _meetings(torch, dist, rank, device)
@@ -103,11 +103,11 @@ class Work:
 
     def __init__(self, torch: Any, device: Any, size: int, products: int, seed: int) -> None:
         self.torch = torch
-        self.data = verified_products.data(torch, size, size, device, seed)
+        self.data = exact_data.data(torch, size, size, device, seed)
         self.outs = [torch.empty_like(self.data) for _ in range(products)]
         self._do()
         self.reference = self.outs[0].clone()
-        self.error = verified_products.error(torch, self.data, self.data.t(), self.reference)
+        self.error = exact_data.error(torch, self.data, self.data.t(), self.reference)
         self.counted: list[Any] = []
 
     def timed(self) -> float:
@@ -118,7 +118,7 @@ class Work:
         began = time.monotonic()
         self._do()
         took = time.monotonic() - began
-        self.counted += [exact_numbers.compared(self.torch, o.view(-1), self.reference.view(-1)) for o in self.outs]
+        self.counted += [exact_data.compared(self.torch, o.view(-1), self.reference.view(-1)) for o in self.outs]
         return took
 
     def measured(self) -> Measured:

@@ -28,10 +28,8 @@ from envcheck.checks import (
     warned,
     worst,
 )
-from envcheck.checks.collectives import exact_numbers
-from envcheck.checks.support import gpu_speed, process_group, seeded_numbers, verified_products
+from envcheck.checks.support import exact_data, gpu_speed, process_group, training
 from envcheck.checks.support import sampler as hardware_sampler
-from envcheck.checks.training import deterministic_training
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -64,11 +62,11 @@ def measure(rank: Rank) -> Measured:
     """Multiply for SECONDS; say once a second how fast, how many elements had other bits, and what NVML saw."""
     import torch
 
-    deterministic_training.make(torch)
+    training.make(torch)
     device = process_group.device_of(rank)
     native = torch.cuda.get_device_capability(device) >= BFLOAT16_SINCE
-    seed = seeded_numbers.seed(rank.rank)
-    data = verified_products.data(torch, SIZE, SIZE, device, seed).to(torch.bfloat16 if native else torch.float16)
+    seed = exact_data.seed(rank.rank)
+    data = exact_data.data(torch, SIZE, SIZE, device, seed).to(torch.bfloat16 if native else torch.float16)
     entry: Measured = {**process_group.standing(rank, data), "name": torch.cuda.get_device_name(device)}
     entry |= {"dtype": str(data.dtype)[6:], "seed": seed}
     with hardware_sampler.Sampler(entry["device"], rank.local_rank, INTERVAL) as sampler:
@@ -83,7 +81,7 @@ def _run(torch: Any, data: Any) -> tuple[float, list[Measured]]:
     """
     rights, out = (data, data.flip(0).contiguous()), torch.empty_like(data)
     lines = (rights[0].t(), rights[1].t())
-    made = verified_products.Products(torch, data, lines, lambda turn: torch.mm(data, rights[turn], out=out))
+    made = exact_data.Products(torch, data, lines, lambda turn: torch.mm(data, rights[turn], out=out))
     torch.cuda.synchronize()
     points: list[Measured] = []
     began, products = time.monotonic(), 1
@@ -94,7 +92,7 @@ def _run(torch: Any, data: Any) -> tuple[float, list[Measured]]:
     return made.error, points
 
 
-def _batch(torch: Any, made: verified_products.Products, products: int) -> tuple[float, int]:
+def _batch(torch: Any, made: exact_data.Products, products: int) -> tuple[float, int]:
     """Return the seconds that so many products take, and how many words of 64 bits are wrong, which is not timed.
 
     Counting is one pass over both: it reads 4 SIZE^2 bytes of 16-bit numbers, for 2 SIZE^3 operations. An H100 takes
@@ -111,7 +109,7 @@ def _batch(torch: Any, made: verified_products.Products, products: int) -> tuple
         marks.append((start, end))
         counted.append(made.product.view(-1).view(torch.int64).ne(references[turn % 2]).sum())
     # A second opinion on the last one, by other operations.
-    last = exact_numbers.compared(torch, made.product.view(-1), made.references[made.turn % 2].view(-1))
+    last = exact_data.compared(torch, made.product.view(-1), made.references[made.turn % 2].view(-1))
     torch.cuda.synchronize()
     took = sum(float(start.elapsed_time(end)) for start, end in marks) / 1000
     return took, max(sum(torch.stack(counted).tolist()), int(last))
@@ -153,7 +151,7 @@ def _off(entry: Measured) -> process_group.Problem:
     if error is None:
         summary = f"rank {entry['rank']} compared no product with a reference"
         return undecided(summary, fix=_LOG, code="data.missing", culprit=gpu_speed.culprit(entry))
-    finite, most = process_group.finite(error), verified_products.TOLERANCE.get(str(entry.get("dtype")), 0.0)
+    finite, most = process_group.finite(error), exact_data.TOLERANCE.get(str(entry.get("dtype")), 0.0)
     if finite and 0 <= error <= most:
         return None
     summary = f"rank {entry['rank']} on {entry['device']}: the {entry.get('dtype')} product is off by {error}"

@@ -30,8 +30,7 @@ from envcheck.checks import (
     undecided,
     worst,
 )
-from envcheck.checks.support import process_group
-from envcheck.checks.training import deterministic_training, model_replicas, plain_math
+from envcheck.checks.support import process_group, training
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -56,7 +55,7 @@ def measure(rank: Rank) -> Measured:
     """Train, resume, and read the log; say at which stage whatever broke did."""
     import torch
 
-    deterministic_training.make(torch)
+    training.make(torch)
     device = process_group.device_of(rank)
     where = process_group.standing(rank, torch.zeros(1, device=device))
     if importlib.util.find_spec("transformers") is None:
@@ -115,7 +114,7 @@ def _train(torch: Any, rank: Rank, result: Measured) -> None:
 
 def computed_in(*, gpu: bool, capability: list[int]) -> str:
     """Return the dtype that a device is asked to train in: float32 where it has no bfloat16 of its own."""
-    emulated = gpu and tuple(capability) < plain_math.BFLOAT16_SINCE
+    emulated = gpu and tuple(capability) < training.BFLOAT16_SINCE
     return "float32" if emulated else "bfloat16"
 
 
@@ -311,7 +310,7 @@ class TrainerRun:
             for name, value in optimizer.state.get(parameter, {}).items():
                 state[f"optimizer.{index}.{name}"] = self.torch.as_tensor(value)
         state["rates"] = self.torch.tensor([float(group["lr"]) for group in optimizer.param_groups])
-        return {name: model_replicas.digest(self.torch, [value])[:16] for name, value in state.items()}
+        return {name: training.digest(self.torch, [value])[:16] for name, value in state.items()}
 
 
 def _arguments(directory: Path, logs: Path, *, bf16: bool, cpu: bool, tensorboard: bool) -> Any:

@@ -15,9 +15,8 @@ import time
 from typing import Any
 
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned, worst
-from envcheck.checks.support import gpu_speed, process_group, verified_products
+from envcheck.checks.support import exact_data, gpu_speed, process_group, training
 from envcheck.checks.support import sampler as hardware_sampler
-from envcheck.checks.training import model_replicas, plain_math
 from envcheck.counting import counted
 
 CHECK = Check(
@@ -44,23 +43,23 @@ def measure(rank: Rank) -> Measured:
     """Train for SECONDS; return what NVML saw, the memory that was needed, the losses, and a digest of the weights."""
     import torch
 
-    device, seed = process_group.device_of(rank), plain_math.seed_of(rank)
+    device, seed = process_group.device_of(rank), training.seed_of(rank)
     with process_group.group(rank) as dist:
-        training = Training(torch, rank, device, (WIDTH, LAYERS, BATCH), seed)
-        losses = [training.step() for _ in range(WARMUP)]
-        steps = _steps(torch, dist, device, training.step)
+        load = Training(torch, rank, device, (WIDTH, LAYERS, BATCH), seed)
+        losses = [load.step() for _ in range(WARMUP)]
+        steps = _steps(torch, dist, device, load.step)
         torch.cuda.reset_peak_memory_stats(device)
         identity = process_group.standing(rank, losses[0], dist.get_backend())
         with hardware_sampler.Sampler(identity["device"], rank.local_rank, INTERVAL) as sampler:
             began = time.monotonic()
-            losses += [training.step() for _ in range(steps)]
+            losses += [load.step() for _ in range(steps)]
             torch.cuda.synchronize()
             lasted = time.monotonic() - began
         free, total = torch.cuda.mem_get_info(device)
         return {
             **identity,
             "seed": seed,
-            "weights": training.weights(),
+            "weights": load.weights(),
             "name": torch.cuda.get_device_name(device),
             "steps_per_second": steps / lasted,
             "lasted": lasted,
@@ -81,17 +80,17 @@ class Training:
         width, layers, batch = sizes
         self.layers = [nn.Linear(width, width, bias=False, device=device) for _ in range(layers + 1)]
         # A spread that keeps the size of what goes through (He et al. 2015, arXiv 1502.01852).
-        drawn = verified_products.data(torch, width, width, device, seed) * (math.sqrt(2 / width) / _SPREAD)
+        drawn = exact_data.data(torch, width, width, device, seed) * (math.sqrt(2 / width) / _SPREAD)
         with torch.no_grad():
             for number, layer in enumerate(self.layers):
                 layer.weight.copy_(drawn.roll((5 * number, 3 * number), (0, 1)))
-        self.inputs, self.targets = (verified_products.data(torch, batch, width, device, seed + n) for n in (1, 2))
+        self.inputs, self.targets = (exact_data.data(torch, batch, width, device, seed + n) for n in (1, 2))
         bent = [part for layer in self.layers[:-1] for part in (layer, nn.ReLU())]
-        self.model = model_replicas.wrap(rank, nn.Sequential(*bent, self.layers[-1]))
+        self.model = training.wrap(rank, nn.Sequential(*bent, self.layers[-1]))
         # float16 loses gradients as small as a mean's: they are scaled, and the rate is scaled back.
         self.scale = 2.0 ** round(math.log2(batch * width / 256))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=RATE / self.scale, momentum=MOMENTUM)
-        native = torch.cuda.get_device_capability(device) >= plain_math.BFLOAT16_SINCE
+        native = torch.cuda.get_device_capability(device) >= training.BFLOAT16_SINCE
         self.dtype = torch.bfloat16 if native else torch.float16
 
     def step(self) -> Any:
@@ -188,7 +187,7 @@ def _apart(ranks: Ranks) -> list[Outcome]:
         summary = f"{silent[0]} reported no weights"
         return [undecided(summary, fix=_LOG, code="training.unmeasured", culprit=silent[0])]
     alike = [[entry for entry in ranks if entry.get("name") == model] for model in {e.get("name") for e in ranks}]
-    drifts = [model_replicas.drifted(peers, "weights", "after training") for peers in alike]
+    drifts = [training.drifted(peers, "weights", "after training") for peers in alike]
     common: dict[str, Any] = {"code": "training.replicas", "culprit": "the replicas"}
     return [dataclasses.replace(drift, **common) for drift in drifts if drift is not None]
 

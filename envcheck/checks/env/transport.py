@@ -25,9 +25,8 @@ from envcheck.checks import (
     warned,
     worst,
 )
-from envcheck.checks.collectives import nccl_log, timed_collectives, transports
-from envcheck.checks.support import process_group, seeded_numbers
-from envcheck.checks.training import plain_math
+from envcheck.checks.collectives import timed_collectives, transports
+from envcheck.checks.support import exact_data, process_group, training
 from envcheck.counting import numbered
 
 CHECK = Check(
@@ -58,18 +57,18 @@ def measure(rank: Rank) -> Measured:
     """Have NCCL connect for large collectives and between every two ranks; return what it logged."""
     import torch
 
-    device, seed = process_group.device_of(rank), plain_math.seed_of(rank)
-    nccl_log.ask(rank, calls=True)
+    device, seed = process_group.device_of(rank), training.seed_of(rank)
+    transports.ask(rank, calls=True)
     with process_group.group(rank) as dist:
         wrong = [name for name in COLLECTIVES if rank.world > 1 and _sent_wrongly(torch, dist, rank, device, name)]
         wrong += _between_pairs(torch, dist, rank, device, seed)
         standing = process_group.standing(rank, torch.zeros(1, device=device), dist.get_backend())
-        return {**standing, "seed": seed, "nccl": nccl_log.read(rank), "wrong": wrong}
+        return {**standing, "seed": seed, "nccl": transports.read(rank), "wrong": wrong}
 
 
 def _between_pairs(torch: Any, dist: Any, rank: Rank, device: Any, seed: int) -> list[str]:
     """Send seeded words between every two ranks, other ones for each pair; return the messages that are not them."""
-    words, wrong = seeded_numbers.Words(torch, seed), list[str]()
+    words, wrong = exact_data.Words(torch, seed), list[str]()
     base = words.tensor(PAIRED, device)
     for distance in range(1, rank.world):
         sender, receiver = (rank.rank - distance) % rank.world, (rank.rank + distance) % rank.world
@@ -84,7 +83,7 @@ def _between_pairs(torch: Any, dist: Any, rank: Rank, device: Any, seed: int) ->
 
 def _mask(seed: int, sender: int, receiver: int) -> int:
     """Return what the words from one rank to another are under: 31 bits that no other pair has, but by chance."""
-    return seeded_numbers.source((seed << 40) + (sender << 20) + receiver).getrandbits(31)
+    return exact_data.source((seed << 40) + (sender << 20) + receiver).getrandbits(31)
 
 
 def _sent_wrongly(torch: Any, dist: Any, rank: Rank, device: Any, name: str) -> bool:
@@ -105,7 +104,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     if len(ranks) == 1:
         return skipped("one rank talks to nobody", code="rank.not-enough")
     logs = {entry["rank"]: entry.get("nccl") or {} for entry in ranks}
-    pairs = nccl_log.edges(logs)
+    pairs = transports.edges(logs)
     unread = _unread(logs, pairs)
     details = {} if unread else _details(pairs, logs)
     outcome = (
@@ -131,30 +130,30 @@ def _wrong(entry: Measured) -> Outcome:
     )
 
 
-def _unread(logs: nccl_log.Logs, pairs: nccl_log.Pairs) -> str:
+def _unread(logs: transports.Logs, pairs: transports.Pairs) -> str:
     """Return why the logs prove nothing; "" where they do."""
     silent = [rank for rank, log in logs.items() if not (process_group.finite(log.get("lines")) and log["lines"] > 0)]
     if silent:
         return f"NCCL left no log of {numbered('rank', silent)}"
     if not pairs:
         return "NCCL's log names no connection between any two ranks"
-    strange = sorted({way for ways in pairs.values() for way in ways if not way.startswith(nccl_log.WAYS)})
+    strange = sorted({way for ways in pairs.values() for way in ways if not way.startswith(transports.WAYS)})
     if strange or not all(0 <= a < b < len(logs) for a, b in pairs):
         return f"NCCL's log is not understood: {', '.join(strange) or sorted(pairs)}"[:200]
     return ""
 
 
-def _details(pairs: nccl_log.Pairs, logs: nccl_log.Logs) -> dict[str, Any]:
+def _details(pairs: transports.Pairs, logs: transports.Logs) -> dict[str, Any]:
     return {
         "pairs": {f"{a}-{b}": sorted(ways) for (a, b), ways in sorted(pairs.items())},
-        "nvls": nccl_log.nvls(logs),
-        "algorithms": nccl_log.merged(logs, "algorithms"),
-        "settings": nccl_log.merged(logs, "settings"),
+        "nvls": transports.nvls(logs),
+        "algorithms": transports.merged(logs, "algorithms"),
+        "settings": transports.merged(logs, "settings"),
         **{name: next((log[name] for log in logs.values() if log.get(name)), None) for name in ("version", "network")},
     }
 
 
-def _slower(view: View, ranks: Ranks, pairs: nccl_log.Pairs, details: dict[str, Any]) -> Outcome | None:
+def _slower(view: View, ranks: Ranks, pairs: transports.Pairs, details: dict[str, Any]) -> Outcome | None:
     """Return the warning that names the ranks which go round a link they have; None where none does."""
     hosts = {entry["rank"]: entry.get("host") for entry in ranks}
     devices = {entry["rank"]: str(entry.get("device")) for entry in ranks}
@@ -174,7 +173,7 @@ def _slower(view: View, ranks: Ranks, pairs: nccl_log.Pairs, details: dict[str, 
 def _switched(view: View, ranks: Ranks, details: dict[str, Any]) -> Outcome:
     """Warn where GPUs behind switches that can add do not have them do it, unless a setting turns that off."""
     missing = transports.nvls_missing(view, len(ranks), details["nvls"])
-    declined = nccl_log.nvls_declined(details["settings"])
+    declined = transports.nvls_declined(details["settings"])
     if missing and not declined:
         return warned(f"no NVLS{_because(details)}: {missing}", fix=_NVLS_FIX, code="transport.no-nvls", **details)
     ways = [
@@ -186,5 +185,5 @@ def _switched(view: View, ranks: Ranks, details: dict[str, Any]) -> Outcome:
 
 
 def _because(details: dict[str, Any]) -> str:
-    chosen = [f"{name}={value}" for name, value in sorted(details["settings"].items()) if name in nccl_log.CHOICES]
+    chosen = [f"{name}={value}" for name, value in sorted(details["settings"].items()) if name in transports.CHOICES]
     return f" ({', '.join(chosen)})" if chosen else ""

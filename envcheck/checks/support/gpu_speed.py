@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Union
 
 from envcheck.checks import Limit, Measured, Outcome, Rank, Ranks, View, passed, undecided, warned, worst
-from envcheck.checks.support import process_group, seeded_numbers
+from envcheck.checks.support import exact_data, process_group
 from envcheck.counting import counted
 
 MIB = 1 << 20
@@ -54,7 +54,7 @@ def seconds(
     return float(statistics.median(start.elapsed_time(end) for start, end in marks)) / 1000
 
 
-def numbers(words: seeded_numbers.Words, size: int, device: Any = "cpu") -> tuple[Any, Any]:
+def numbers(words: exact_data.Words, size: int, device: Any = "cpu") -> tuple[Any, Any]:
     """Return two tensors of so many bytes that differ in every bit: seeded words, and their complement."""
     first = words.tensor(max(1, size // 4), device)
     second = first.bitwise_not()

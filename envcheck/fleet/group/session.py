@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from envcheck import __version__
+from envcheck.checks.support.exact_data import SEED
 from envcheck.checks.support.process_group import NODE_NAME
-from envcheck.checks.support.seeded_numbers import SEED
 from envcheck.errors import ConfigError
 from envcheck.fleet.group import outcome
 from envcheck.fleet.group.meeting import (

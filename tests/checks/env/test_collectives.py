@@ -8,7 +8,7 @@ import struct
 from typing import Any
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
-from envcheck.checks.collectives import collective_cases, exact_numbers
+from envcheck.checks.collectives import collective_cases
 from envcheck.checks.env import collectives
 from envcheck.checks.support import process_group
 from tests.builders import Entry, group
@@ -174,49 +174,51 @@ def holds(dtype: str, value: int) -> bool:
 
 @each(
     "operation, dtype, world",
-    itertools.product(["", *exact_numbers.OPERATIONS, *exact_numbers.BITWISE], exact_numbers.EXACT, [2, 3, 8, 17]),
+    itertools.product(
+        ["", *collective_cases.OPERATIONS, *collective_cases.BITWISE], collective_cases.EXACT, [2, 3, 8, 17]
+    ),
 )
 def test_integers_and_their_results_are_exact_in_the_dtype(operation: str, dtype: str, world: int) -> None:
-    kind = exact_numbers.Kind(operation, dtype, world)
-    if (operation in exact_numbers.BITWISE and dtype in exact_numbers.FLOATS) or not exact_numbers.bound(kind):
+    kind = collective_cases.Kind(operation, dtype, world)
+    if (operation in collective_cases.BITWISE and dtype in collective_cases.FLOATS) or not collective_cases.bound(kind):
         return  # bits are combined of whole numbers, and of some dtypes no integers can show it
-    given = [exact_numbers.integers("seed", kind, rank, 40) for rank in range(world)]
+    given = [collective_cases.integers("seed", kind, rank, 40) for rank in range(world)]
     assert all(holds(dtype, value) for values in given for value in values)
     if operation:
-        result = exact_numbers.reduced(kind, given)
+        result = collective_cases.reduced(kind, given)
         assert all(holds(dtype, value) for value in result)
         assert len({*result}) > 1
     if operation == "average":
         assert [value * world for value in result] == [sum(column) for column in zip(*given, strict=True)]
-    assert given != [exact_numbers.integers("other", kind, rank, 40) for rank in range(world)]
+    assert given != [collective_cases.integers("other", kind, rank, 40) for rank in range(world)]
 
 
 def test_bits_are_combined_of_whole_numbers_over_gloo_alone() -> None:
     tried = {
         (backend, operation, dtype)
         for backend in ("gloo", "nccl")
-        for operation in exact_numbers.BITWISE
-        for dtype in exact_numbers.EXACT
+        for operation in collective_cases.BITWISE
+        for dtype in collective_cases.EXACT
         if collective_cases.fits(backend, operation, dtype, 2)
     }
     dtypes = ("int32", "int64", "uint8", "int8")
     assert tried == {("gloo", operation, dtype) for operation in ("band", "bor", "bxor") for dtype in dtypes}
     given = [[0b1100], [0b1010]]
-    kinds = (exact_numbers.Kind(operation, "int32", 2) for operation in exact_numbers.BITWISE)
-    assert [exact_numbers.reduced(kind, given) for kind in kinds] == [[0b1000], [0b1110], [0b0110]]
+    kinds = (collective_cases.Kind(operation, "int32", 2) for operation in collective_cases.BITWISE)
+    assert [collective_cases.reduced(kind, given) for kind in kinds] == [[0b1000], [0b1110], [0b0110]]
 
 
 def test_integers_of_64_bits_are_more_than_a_float64_holds() -> None:
     for operation in ("", "sum", "min", "product"):
-        values = exact_numbers.integers("seed", exact_numbers.Kind(operation, "int64", 2), 0, 50)
+        values = collective_cases.integers("seed", collective_cases.Kind(operation, "int64", 2), 0, 50)
         assert any(abs(value) > 1 << 53 for value in values) or operation == "product"
 
 
 def test_only_an_average_of_floats_by_no_power_of_two_has_slack() -> None:
-    assert exact_numbers.slack(exact_numbers.Kind("average", "float32", 8)) == 0
-    assert exact_numbers.slack(exact_numbers.Kind("average", "int32", 3)) == 0
-    assert exact_numbers.slack(exact_numbers.Kind("sum", "bfloat16", 3)) == 0
-    assert 0 < exact_numbers.slack(exact_numbers.Kind("average", "bfloat16", 3)) < 3
+    assert collective_cases.slack(collective_cases.Kind("average", "float32", 8)) == 0
+    assert collective_cases.slack(collective_cases.Kind("average", "int32", 3)) == 0
+    assert collective_cases.slack(collective_cases.Kind("sum", "bfloat16", 3)) == 0
+    assert 0 < collective_cases.slack(collective_cases.Kind("average", "bfloat16", 3)) < 3
 
 
 def test_a_difference_is_placed_and_counted() -> None:

@@ -24,7 +24,7 @@ ON_GPUS_ONLY = ("sustained-gemm", "training-load")
 OTHER_BITS_LATER = '''"""Other bits from the second round on."""
 import os
 from envcheck.checks.env import fingerprint
-from envcheck.checks.training import model_replicas as _replicas
+from envcheck.checks.support import training as _replicas
 CHECK, judge = fingerprint.CHECK, fingerprint.judge
 def measure(rank):
     honest, later = _replicas.digest, os.path.exists("{mark}" + str(rank.rank))

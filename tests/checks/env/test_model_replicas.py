@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks.training import model_replicas
+from envcheck.checks.support import training
 from tests.tables import each
 
 
@@ -28,7 +28,7 @@ class One(float):
 
 
 def off(*gradients: Any) -> float:
-    return model_replicas.off(gradients, [[1.0]] * len(gradients))
+    return training.in_tolerances(gradients, [[1.0]] * len(gradients))
 
 
 @each("order", [(1.0, math.nan, 1.0), (math.nan, 1.0, 1.0), (1.0, 1.0, math.nan)])
@@ -42,4 +42,4 @@ def test_a_gradient_that_is_not_there_is_infinitely_far() -> None:
 
 def test_the_worst_of_them_counts_in_tolerances() -> None:
     assert off(One(1.0), One(1.0)) == 0.0
-    assert off(One(1.0), One(1.0 + 2 * model_replicas.TOLERANCE), One(1.0)) == pytest.approx(2.0, rel=1e-4)
+    assert off(One(1.0), One(1.0 + 2 * training.TOLERANCE), One(1.0)) == pytest.approx(2.0, rel=1e-4)

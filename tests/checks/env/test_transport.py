@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
-from envcheck.checks.collectives import nccl_log, transports
+from envcheck.checks.collectives import transports
 from envcheck.checks.env import transport
 from tests.builders import Entry, group
 from tests.tables import each
@@ -145,7 +145,7 @@ REAL: list[tuple[str, str, dict[str, Any]]] = [
 
 @each("log, data", [row[1:] for row in REAL])
 def test_a_real_line_is_read(log: str, data: dict[str, Any]) -> None:
-    parsed = nccl_log.parse(log)
+    parsed = transports.parse(log)
     assert {name: parsed[name] for name in data} == data
 
 
@@ -175,10 +175,10 @@ WORDS = st.sampled_from(
 @settings(max_examples=300)
 @given(st.lists(WORDS | st.text(max_size=12)).map("".join))
 def test_no_line_makes_the_parser_fail_or_its_answer_unjudgeable(text: str) -> None:
-    logs = {0: nccl_log.parse(text), 1: {}}
+    logs = {0: transports.parse(text), 1: {}}
     assert set(logs[0]) == {"lines", "version", "network", "edges", "nvls", "algorithms", "settings"}
-    assert all(way.startswith(("P2P/", "SHM/", "NET/")) for ways in nccl_log.edges(logs).values() for way in ways)
-    assert isinstance(nccl_log.nvls(logs)["used"], bool)
+    assert all(way.startswith(("P2P/", "SHM/", "NET/")) for ways in transports.edges(logs).values() for way in ways)
+    assert isinstance(transports.nvls(logs)["used"], bool)
 
 
 def test_nccl_is_asked_before_and_its_log_is_read_after(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,19 +187,19 @@ def test_nccl_is_asked_before_and_its_log_is_read_after(tmp_path: Any, monkeypat
     data: dict[str, str] = {}
     monkeypatch.setattr("os.environ", data)
     rank = Rank(3, 8, 3, "cuda:3", "nccl", str(scratch))
-    assert nccl_log.read(rank) == {}
-    nccl_log.ask(rank, calls=True)
+    assert transports.read(rank) == {}
+    transports.ask(rank, calls=True)
     assert data["NCCL_DEBUG"] == "INFO"
     assert {"INIT", "NET", "P2P", "SHM", "TUNING"} <= {*data["NCCL_DEBUG_SUBSYS"].split(",")}
     # As NCCL expands it.
     (scratch / data["NCCL_DEBUG_FILE"].replace("%%", "%").rpartition("/")[2]).write_bytes(b"\xff NCCL INFO x\n")
-    assert nccl_log.read(rank)["lines"] == 1
+    assert transports.read(rank)["lines"] == 1
 
 
 def test_gloo_is_not_asked_of_nccl(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     data: dict[str, str] = {}
     monkeypatch.setattr("os.environ", data)
-    nccl_log.ask(Rank(0, 2, 0, "cpu", "gloo", str(tmp_path)))
+    transports.ask(Rank(0, 2, 0, "cpu", "gloo", str(tmp_path)))
     assert data == {}
 
 
@@ -221,7 +221,7 @@ def entries(world: int, way: str, message: str = SWITCH, odd: dict[tuple[int, in
 
     def measured(rank: int) -> Entry:
         ways = {peer: (odd or {}).get((min(rank, peer), max(rank, peer)), way) for peer in range(world) if peer != rank}
-        log = nccl_log.parse(message + "".join(line(rank, peer, each) for peer, each in ways.items()))
+        log = transports.parse(message + "".join(line(rank, peer, each) for peer, each in ways.items()))
         return {"nccl": log, "wrong": []}
 
     return group(measured, world)
@@ -320,7 +320,7 @@ def test_a_log_that_says_nothing_proves_nothing(node: Node, cpu: View) -> None:
     ranks[3]["nccl"] = {}
     outcome = transport.judge(node("h100x8"), ranks)
     assert (outcome.status, outcome.summary) == (ERROR, "NCCL left no log of rank 3")
-    nowhere = [{**entry, "nccl": nccl_log.parse(MULTICAST)} for entry in ranks]
+    nowhere = [{**entry, "nccl": transports.parse(MULTICAST)} for entry in ranks]
     assert transport.judge(node("h100x8"), nowhere).status == ERROR
     assert transport.judge(node("h100x8"), []).status == ERROR
     assert transport.judge(node("h100x8"), entries(1, "P2P/CUMEM")).status == SKIP
@@ -382,9 +382,9 @@ def test_messages_that_were_wrong_or_that_nobody_compared_are_no_pass(node: Node
 
 def test_multicast_that_one_rank_does_not_find_is_not_there_for_the_group(node: Node) -> None:
     whole = entries(8, "P2P/CUMEM", MULTICAST + RING)
-    assert nccl_log.nvls({entry["rank"]: entry["nccl"] for entry in whole})["available"] is True
+    assert transports.nvls({entry["rank"]: entry["nccl"] for entry in whole})["available"] is True
     whole[5]["nccl"]["nvls"]["available"] = False
-    assert nccl_log.nvls({entry["rank"]: entry["nccl"] for entry in whole})["available"] is False
+    assert transports.nvls({entry["rank"]: entry["nccl"] for entry in whole})["available"] is False
     outcome = transport.judge(node("h100x8"), whole)
     assert (outcome.status, "NCCL finds no multicast" in outcome.summary) == (WARN, True)
 

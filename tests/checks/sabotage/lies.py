@@ -294,7 +294,7 @@ def memory_flips_a_bit(_torch: Any, check: Any) -> None:
 @lie("ddp")
 def nan_gradient(torch: Any, check: Any) -> None:
     # One gradient of many is not a number on rank 1, after sound ones; whoever takes a maximum over them loses it.
-    wrap, backward = check.model_replicas.wrap, torch.Tensor.backward
+    wrap, backward = check.training.wrap, torch.Tensor.backward
 
     def spoiled(rank: Any, module: Any, **options: Any) -> Any:
         second = list(module.parameters())[1]
@@ -307,7 +307,7 @@ def nan_gradient(torch: Any, check: Any) -> None:
         torch.Tensor.backward = back
         return wrap(rank, module, **options)
 
-    check.model_replicas.wrap = spoiled
+    check.training.wrap = spoiled
 
 
 @lie("ddp")

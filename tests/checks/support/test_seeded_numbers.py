@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from envcheck.checks.support import seeded_numbers
+from envcheck.checks.support import exact_data
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = """
@@ -18,15 +18,14 @@ import json, sys, tempfile
 import torch
 from envcheck.checks import Rank
 from envcheck.checks.env import peer_to_peer
-from envcheck.checks.collectives import exact_numbers
-from envcheck.checks.support import seeded_numbers
+from envcheck.checks.support import exact_data
 
-words = seeded_numbers.Words(torch, 3)
-made = words.tensor(2 * seeded_numbers.BLOCK + 5)
+words = exact_data.Words(torch, 3)
+made = words.tensor(2 * exact_data.BLOCK + 5)
 told = {"first": int(made[0]) & 0xFFFFFFFF, "blocks": len({bytes(words.block(place)) for place in range(20)})}
 told["sound"] = [words.wrong(made), words.wrong(made.bitwise_not(), -1), words.wrong(made, -1)]
 told["spoilt"] = []
-for place in (0, seeded_numbers.BLOCK, made.numel() - 1):
+for place in (0, exact_data.BLOCK, made.numel() - 1):
     spoilt = made.clone()
     spoilt[place] ^= 1 << 20
     told["spoilt"].append(words.wrong(spoilt))
@@ -36,7 +35,7 @@ told["swapped"] = words.wrong(swapped)
 
 # Nothing on the device sees a difference, and the last word of each whole copy is one bit off.
 peer_to_peer.VALUES, honest = 4099, torch.Tensor.copy_
-exact_numbers.compared = lambda *_: torch.zeros((), dtype=torch.int64)
+exact_data.compared = lambda *_: torch.zeros((), dtype=torch.int64)
 
 def flips(target, source):
     honest(target, source)
@@ -80,5 +79,5 @@ def test_the_first_difference_is_found_in_any_piece() -> None:
     for place in (0, 4095, 4096, 24_999):
         other = bytearray(one)
         other[4 * place + 1] = 3
-        assert seeded_numbers.first_difference(one, bytes(other)) == (place, 0x300)
-    assert seeded_numbers.first_difference(one, one) is None
+        assert exact_data.first_difference(one, bytes(other)) == (place, 0x300)
+    assert exact_data.first_difference(one, one) is None

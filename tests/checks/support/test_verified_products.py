@@ -15,17 +15,17 @@ SCRIPT = """
 import json, math, sys
 import torch
 from envcheck.checks.env import gemm_throughput
-from envcheck.checks.support import verified_products
+from envcheck.checks.support import exact_data
 
-many = verified_products.data(torch, gemm_throughput.SIZE**2, 1, torch.device("cpu"), 3)
+many = exact_data.data(torch, gemm_throughput.SIZE**2, 1, torch.device("cpu"), 3)
 told = [many.numel(), float(many.std()), float(many.abs().max()), float(many[-1000:].std())]
-data = verified_products.data(torch, 128, 128, torch.device("cpu"), 3)
+data = exact_data.data(torch, 128, 128, torch.device("cpu"), 3)
 product = data @ data.t()
-told.append(verified_products.error(torch, data, data, product))
+told.append(exact_data.error(torch, data, data, product))
 product[70, 90] += 40
-told.append(verified_products.error(torch, data, data, product))
+told.append(exact_data.error(torch, data, data, product))
 product[70, 90] = math.nan
-told.append(verified_products.error(torch, data, data, product))
+told.append(exact_data.error(torch, data, data, product))
 json.dump(told, sys.stdout)
 """
 

@@ -1,1 +1,0 @@
-"""Small trainings and the same computed in plain Python."""
