@@ -24,9 +24,9 @@ from envcheck.data import data_path
 from envcheck.errors import ConfigError
 from envcheck.images.dockerfile import all_locks, base_reference, render_cell, render_dockerfile
 from envcheck.images.dockerfile import write as write_files
-from envcheck.images.known_wheels import local_wheels, refused_wheels
 from envcheck.images.lockfile import Lock, parse_lock
 from envcheck.images.spec import ImageSpec
+from envcheck.images.wheels import local_wheels, refused_wheels
 from envcheck.mirrors.profiles.host_config import apt_sources, base_urls, ca_bundle
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, hf_environment, network_indexes
 from envcheck.mirrors.settings.clients import RenderOptions, pip_conf, uv_toml
@@ -223,9 +223,7 @@ def _write_mirror(
     spec: ImageSpec, profile: Profile, groups: Mapping[str, Lock], mirror: Path
 ) -> tuple[list[SourceRow], dict[str, bool]]:
     """Write where each group is tried from, with the files that this machine has; return that, and who is carried."""
-    indexes, python = [*profile.pypi, *profile.pytorch], spec.cell.python
-    wheels = local_wheels(groups.values(), indexes, python)
-    refused = {name: refused_wheels(lock, indexes, python, wheels) for name, lock in groups.items()}
+    wheels = local_wheels(groups.values(), profile, spec.cell.python)
     carried = {name: all(set(pin.sha256) & wheels.keys() for pin in lock.pins) for name, lock in groups.items()}
     rows = [row for name, lock in groups.items() for row in sources(name, lock, profile, carried=carried[name])]
     _write_scripts(rows, mirror)
@@ -235,7 +233,9 @@ def _write_mirror(
             (mirror / name / "wheels").mkdir()
         for path in (wheels[digest] for digest in local_digests):
             _take(path, mirror / name / "wheels" / path.name, 0o644, 0o444)
-        _write_refused(name, refused[name], mirror)
+        missing = [pin for pin in lock.pins if not set(pin.sha256) & wheels.keys()]
+        lacking = msgspec.structs.replace(lock, pins=missing)
+        _write_refused(name, refused_wheels(lacking, profile, spec.cell.python), mirror)
     roots = ca_bundle(profile)
     if roots:
         for name in ("os", *groups):

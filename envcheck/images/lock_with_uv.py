@@ -19,11 +19,9 @@ from packaging.utils import canonicalize_name
 
 from envcheck.errors import UnavailableError
 from envcheck.images.build_log import diagnose
-from envcheck.images.known_wheels import known_cell
 from envcheck.images.lockfile import Lock, Pin, divide, group_of
 from envcheck.images.spec import ARCH, facts, torch_index, torch_version
 from envcheck.images.targets import BESIDE_TORCH
-from envcheck.matrix.facts.lookup import glibc
 from envcheck.matrix.facts.model import Cell, HostArch, Matrix, key
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, network_indexes, without_queries
 
@@ -66,69 +64,6 @@ class Refusal(NamedTuple):
 
     why: str
     unsatisfiable: bool = False
-
-
-class MadeLocks(NamedTuple):
-    """The locks of a cell, and whose word their hashes are.
-
-    `unanswered` is None where an index gave all of it; otherwise it says why the PyTorch index did not, and the hashes
-    of torch and its companions are those of known_wheels.json. `left_out` are companions whose hash is not known.
-    `derived` is true where what torch requires was derived.
-    """
-
-    locks: list[Lock]
-    unanswered: str | None = None
-    left_out: tuple[str, ...] = ()
-    derived: bool = False
-
-    def origin(self) -> list[str]:
-        """Return what a user must know of where the hashes are from: nothing where an index gave them."""
-        if self.unanswered is None:
-            return []
-        pins = ", ".join(companions(self.locks))
-        lines = [f"the hashes of {pins} are those of the matrix's facts, since the PyTorch index gave none"]
-        lines += [f"left out: {name}, its hash is not known" for name in self.left_out]
-        lines += ["weak: what this variant requires was derived from its build matrix"] if self.derived else []
-        return [*lines, f"the index: {self.unanswered}"]
-
-
-def make_locks(
-    matrix: Matrix, cell: Cell, profile: Profile, arch: HostArch = ARCH, like: Sequence[Lock] = ()
-) -> MadeLocks:
-    """Return a cell's locks from its index; from known hashes where that index does not answer and all are known.
-
-    With `like`, the versions are those of these locks where the architecture has them.
-    """
-    try:
-        return MadeLocks(lock_cell(matrix, cell, profile, arch, like))
-    except UnavailableError as error:
-        made = lock_from_facts(matrix, cell, profile, error.message) if arch == ARCH else None
-        if made is None:
-            raise
-        return made
-
-
-def lock_from_facts(matrix: Matrix, cell: Cell, profile: Profile, unanswered: str) -> MadeLocks | None:
-    """Return a cell's locks without its PyTorch index, or None where a hash that it needs is not known.
-
-    The Python index gives the rest: what every variant of a torch requires is read off the wheel that is there, and
-    overrides exchange that wheel's requirements on NVIDIA's packages for those of this variant.
-    """
-    release, variant, _ = facts(matrix, cell, ARCH)
-    named = {"torchvision": release.torchvision, "torchaudio": release.torchaudio} if variant.cuda else {}
-    versions = {name: version for name, version in named.items() if version}
-    cell_facts = known_cell(release, cell, versions, ARCH)
-    if cell_facts is None:
-        return None
-    public = [f"{pin.name}=={pin.version.partition('+')[0]}" for pin in cell_facts.pins]
-    overrides = [*cell_facts.requires, *(f"{name} ; sys_platform == 'never'" for name in cell_facts.without)]
-    options = ["--python-version", cell.python, "--python-platform", PLATFORMS[ARCH]]
-    requirements_in = [*public, *BESIDE_TORCH, *cell_facts.requires]
-    tries = [([*options, *source], requirements_in) for source in source_options(profile, "pypi")]
-    pins = {pin.name: pin for pin in first_resolution(tries, str(cell), profile, overrides=overrides)}
-    pins |= {pin.name: pin for pin in cell_facts.pins}
-    left_out = tuple(name for name in named if name not in pins)
-    return MadeLocks(divide(pins.values(), f"pytorch/{cell.variant}"), unanswered, left_out, not cell_facts.verified)
 
 
 def lock_cell(
@@ -195,7 +130,6 @@ def first_resolution(
     profile: Profile,
     *,
     constraints: Sequence[str] = (),
-    overrides: Sequence[str] = (),
 ) -> list[Pin]:
     """Return what the first try that uv can resolve gives; the first refusal is the one worth reading.
 
@@ -206,7 +140,7 @@ def first_resolution(
     for options, requirements in tries:
         if options in silent:
             continue
-        files = {"wanted.in": requirements, "constraints.in": constraints, "overrides.in": overrides}
+        files = {"wanted.in": requirements, "constraints.in": constraints}
         resolution = _compile(options, files, profile)
         if not isinstance(resolution, Refusal):
             return resolution
@@ -228,7 +162,7 @@ def _compile(options: list[str], files: Mapping[str, Sequence[str]], profile: Pr
         # An interpreter is named because uv would otherwise download the one it is asked to resolve for.
         command = [uv.find_uv_bin(), "pip", "compile", "--no-config", "--quiet", "--only-binary", ":all:"]
         command += ["--python", sys.executable]
-        command += ["--constraints", f"{scratch}/constraints.in", "--overrides", f"{scratch}/overrides.in"]
+        command += ["--constraints", f"{scratch}/constraints.in"]
         command += ["--format", "pylock.toml", *options, f"{scratch}/wanted.in", "-o", str(out)]
         try:
             ended = subprocess.run(
@@ -289,23 +223,3 @@ def image_requirements(pyproject: Path) -> list[str]:
         raise UnavailableError(message, fix="run this command in a checkout of envcheck")
     groups: list[str] = msgspec.toml.decode(pyproject.read_bytes(), type=dict[str, Any])["dependency-groups"]["image"]
     return groups
-
-
-class DisagreementError(UnsatisfiableError):
-    """The index answered, and what the facts call fitting cannot be installed together."""
-
-
-def dry_resolution(matrix: Matrix, cell: Cell, pins: Sequence[str], profile: Profile, arch: HostArch) -> int:
-    """Return how many packages the cell's torch and these pins ("vllm==0.16.0") need together, as wheels.
-
-    torch is taken from the Python index: every variant of a release has the same requirements but for NVIDIA's
-    libraries. Raises DisagreementError where nothing satisfies all, UnavailableError where no index answers.
-    """
-    platform = platform_of(glibc(matrix, cell.python), arch)
-    options = ["--python-version", cell.python.removesuffix("t"), "--python-platform", platform]
-    requirements = [f"torch=={cell.torch}", *pins]
-    tries = [([*options, *source], requirements) for source in source_options(profile, "pypi")]
-    try:
-        return len(first_resolution(tries, f"{', '.join(pins)} beside torch {cell.torch}", profile))
-    except UnsatisfiableError as error:
-        raise DisagreementError(error.message, fix=error.fix) from error

@@ -352,10 +352,14 @@ def fits(package: LockedPackage, name: str) -> bool:
 
 def _tag_runs(tag: Tag, python: str | None) -> bool:
     """Tell whether a wheel with this tag runs on this machine's Linux and on that Python ("3.11", None for any)."""
-    machine = tag.platform == "any" or ("linux" in tag.platform and tag.platform.endswith(platform.machine()))
-    interpreter = f"cp{python.replace('.', '')}" if python else tag.interpreter
-    stable = tag.abi in {"abi3", "none"} and tag.interpreter.startswith(("cp3", "py3"))
-    return machine and (tag.interpreter == interpreter or stable)
+    if tag.platform != "any" and not ("linux" in tag.platform and tag.platform.endswith(platform.machine())):
+        return False
+    if python is None:
+        return True
+    if tag.abi in {"abi3", "none"} and tag.interpreter.startswith(("cp3", "py3")):
+        oldest = tag.interpreter[3:] or "0"
+        return oldest.isdecimal() and int(oldest) <= int(python.partition(".")[2].rstrip("t"))
+    return tag.abi == f"cp{python.replace('.', '')}"
 
 
 def _parse_name(name: str) -> tuple[str, Version | None, frozenset[Tag]]:

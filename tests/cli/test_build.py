@@ -53,7 +53,6 @@ def build(env: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
             2,
             "'me/torch:' is not a valid image name",
         ),
-        ((CELL, "--engine", "venv", "--compression", "zstd"), 2, "--compression zstd is for images that are built"),
         ((CELL, "--engine", "venv", "--gpu", "FooGPU"), 2, "--gpu is for the packages of --with, and there are none"),
         ((CELL, "--engine", "venv", "--extensions", "x"), 2, "--extensions is for the packages of --with, and"),
         ((CELL, "--engine", "venv", "--store", "x"), 2, "--store is for --prefetch and --with"),

@@ -34,7 +34,6 @@ REFUSED: list[tuple[str, dict[str, Any], EngineName, type[EnvcheckError]]] = [
     ("--tag own:1: only docker and podman", {"tag": "own:1"}, "venv", UnavailableError),
     ("--tag names an image", {"tag": "own:1", "engine": "venv"}, "docker", ConfigError),
     ("--output is for the venv engine", {"output": Path("x")}, "podman", ConfigError),
-    ("--compression zstd is for images", {"compression": "zstd"}, "venv", ConfigError),
     ("an environment runs on this machine", {**ARM, "engine": "venv"}, "docker", ConfigError),
     ("--prefetch collects the files of this machine", {**ARM, "prefetch": True}, "docker", ConfigError),
     ("its base is bootstrapped, but --base is registry", {**ARM, "base": "registry"}, "docker", ConfigError),

@@ -19,7 +19,6 @@ from envcheck.data import data_path
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.images import lock_on_top, lock_with_uv
 from envcheck.images.engines import venv
-from envcheck.images.lock_with_uv import MadeLocks
 from envcheck.images.lockfile import Lock, Pin, read_locks
 from envcheck.images.spec import ImageSpec, make_spec
 from envcheck.matrix.facts.model import Cell, HostArch
@@ -60,11 +59,11 @@ def requested_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Answer for the index, and note which cells it was asked for."""
     cells: list[str] = []
 
-    def make(_matrix: object, cell: Cell, *_: object) -> MadeLocks:
+    def make(_matrix: object, cell: Cell, *_: object) -> list[Lock]:
         cells.append(str(cell))
-        return MadeLocks(LOCKS)
+        return LOCKS
 
-    monkeypatch.setattr(lock_with_uv, "make_locks", make)
+    monkeypatch.setattr(lock_with_uv, "lock_cell", make)
     return cells
 
 
@@ -109,25 +108,12 @@ def test_the_lock_of_a_target_is_made_on_top_of_the_shipped_locks(
     assert "has no lock of its target train" in build(PUBLISHED, "--target", "train").stderr
 
 
-def test_whose_hashes_are_known_is_said_instead(
-    home: Path, built: Iterator[list[ImageSpec]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def known(*_: object) -> MadeLocks:
-        return MadeLocks(LOCKS, "no answer")
-
-    monkeypatch.setattr(lock_with_uv, "make_locks", known)
-    output = build(CELL).stderr
-    assert (next(built)[0].locks, (home / "images").is_dir()) == (LOCKS, True)
-    assert "are those of the matrix's facts" in output
-    assert "first use" not in output
-
-
 def test_an_index_that_does_not_answer_leaves_nothing(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def silent(*_: object) -> MadeLocks:
+    def silent(*_: object) -> list[Lock]:
         message = "the index is away"
         raise UnavailableError(message, fix="")
 
-    monkeypatch.setattr(lock_with_uv, "make_locks", silent)
+    monkeypatch.setattr(lock_with_uv, "lock_cell", silent)
     assert isinstance(build(CELL).exception, UnavailableError)
     assert not (home / "images").exists()
 

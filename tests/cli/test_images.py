@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from envcheck.cli import cli, main
 from envcheck.data import data_path
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.errors import ConfigError
 from envcheck.images import lock_on_top, lock_with_uv
 from envcheck.images.lockfile import Lock, Pin, read_locks
 from envcheck.images.spec import load_spec
@@ -345,25 +345,3 @@ def test_a_target_is_locked_for_another_architecture_on_top_of_its_own_locks(
     assert requests == [("train", "aarch64")]
     assert {name for name in after if after[name] != before[name]} == {"train.aarch64.lock"}
     assert before.keys() == after.keys()
-
-
-def test_a_lock_from_known_hashes_says_whose_they_are(
-    run: Callable[..., Result], images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    locks = read_locks(images / CELL)
-
-    def silent(*_: object) -> list[Lock]:
-        message = "the PyTorch index is away"
-        raise UnavailableError(message, fix="bring it back")
-
-    def known(*_: object) -> lock_with_uv.MadeLocks:
-        return lock_with_uv.MadeLocks(locks, "the PyTorch index is away", ("torchaudio",), derived=True)
-
-    monkeypatch.setattr(lock_with_uv, "lock_cell", silent)
-    monkeypatch.setattr(lock_with_uv, "lock_from_facts", known)
-    assert run("lock", "--mirror", "none", CELL).output.splitlines()[1:5] == [
-        "  the hashes of torch 2.13.0+cpu are those of the matrix's facts, since the PyTorch index gave none",
-        "  left out: torchaudio, its hash is not known",
-        "  weak: what this variant requires was derived from its build matrix",
-        "  the index: the PyTorch index is away",
-    ]

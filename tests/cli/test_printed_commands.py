@@ -19,7 +19,6 @@ ROOT: Final = Path(__file__).parents[2]
 # Options of other programs that remedies name.
 OTHERS: Final = {
     "--attach": "podman",
-    "--compression-format": "podman",
     "--map-by": "mpirun",
     "--ntasks-per-node": "srun",
 }

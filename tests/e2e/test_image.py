@@ -162,18 +162,13 @@ def mirrors_of_apt(base: str, machine: Machine) -> list[str]:
 
 
 def test_the_bytes_of_the_image_are_accounted_for(image: Image, machine: Machine) -> None:
-    """What envcheck adds beside bytecode stays below 3 % of the wheels and the base; nothing is there twice."""
+    """Of a runtime image three quarters and more are its wheels; the rest is bytecode, the base and envcheck."""
     done = machine.envcheck("images", "size", image.reference, "--engine", "docker", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    kinds = document["kinds"]
-    assert kinds["packages"] > 700e6
-    assert kinds["envcheck"] / (kinds["packages"] + kinds["system"]) < 0.03
-    assert kinds["system"] < 150e6
-    assert document["duplicates"] == []
-    assert document["unneeded"].get("translations", 0) + document["unneeded"].get("package lists", 0) == 0
-    layers_bytes = sum(layer["bytes"] for layer in document["layers"])
-    assert 0.9 < layers_bytes / document["total"] < 1.25
+    assert next(iter(document["packages"])).startswith("torch==")
+    assert 0.7 < sum(document["packages"].values()) / document["total"] < 1.0
+    assert document["total"] == sum(layer["bytes"] for layer in document["layers"])
     missing = machine.envcheck("images", "size", "no/such:image", "--engine", "docker")
     assert missing.returncode == 2
     assert missing.stderr.startswith("envcheck: docker has no image no/such:image; build it with")

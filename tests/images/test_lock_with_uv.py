@@ -11,16 +11,15 @@ import msgspec
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.images.known_wheels import known_wheels
-from envcheck.images.lock_with_uv import lock_cell, lock_tool, make_locks, parse_pylock
+from envcheck.images.lock_with_uv import lock_cell, lock_tool, parse_pylock, platform_of
 from envcheck.images.lockfile import Lock, Pin
 from envcheck.images.spec import make_spec
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.profiles.model import Index, Profile
+from tests.tables import each
 from tests.wheels import wheel
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.11")
-CU126 = Cell(torch="2.8.0", variant="cu126", python="3.11")
 CPU = Cell(torch="2.8.0", variant="cpu", python="3.11")
 
 
@@ -70,45 +69,6 @@ def test_a_dead_index_is_passed_over_and_only_dead_ones_are_an_error(matrix: Mat
         lock_cell(matrix, CELL, Profile(name="test", pypi=[dead]))
 
 
-def test_a_cell_whose_index_is_silent_is_locked_by_known_hashes(
-    matrix: Matrix, torch_wheels: Path, simple_index: Callable[[Path], Path], serve: Callable[[Path], Any]
-) -> None:
-    """Everything that this variant does not require of the wheel on the Python index is exchanged."""
-    requires = known_wheels().variant("2.8.0", "cu126")
-    assert requires is not None
-    for line in requires.requires:
-        wheel(torch_wheels, *line.split("=="))
-    profile = _profile(
-        f"{serve(simple_index(torch_wheels).parent).url}/simple", Index(url="http://127.0.0.1:9/{variant}")
-    )
-    made = make_locks(_with_cu126(matrix), CU126, profile)
-    nvidia, torch, base = made.locks
-    assert [f"{pin.name}=={pin.version}" for pin in nvidia.pins] == sorted(requires.requires)
-    assert [(pin.name, pin.version) for pin in torch.pins] == [
-        ("torch", "2.8.0+cu126"),
-        ("torchvision", "0.23.0+cu126"),
-    ]
-    known = known_wheels().wheels.sha256["whl/cu126/torch-2.8.0+cu126-cp311-cp311-manylinux_2_28_x86_64.whl"]
-    assert (torch.index, torch.pins[0].sha256) == ("pytorch/cu126", [known])
-    assert [pin.name for pin in base.pins] == ["numpy", "pip", "setuptools", "sympy"]
-    text = made.origin()
-    assert text[0].startswith(
-        "the hashes of torch 2.8.0+cu126, torchvision 0.23.0+cu126 are those of the matrix's facts"
-    )
-    assert "127.0.0.1:9" in text[-1]
-
-
-def _with_cu126(matrix: Matrix) -> Matrix:
-    """Return the matrix with one more variant, that known_wheels.json has."""
-    (release,) = matrix.torch
-    cu128 = release.variants[1]
-    build = msgspec.structs.replace(cu128.builds[0], python=["3.11", "3.14"])
-    cu126 = msgspec.structs.replace(cu128, variant="cu126", cuda="12.6", index="whl/cu126", builds=[build])
-    return msgspec.structs.replace(
-        matrix, torch=[msgspec.structs.replace(release, variants=[*release.variants, cu126])]
-    )
-
-
 def test_another_architecture_has_the_versions_of_the_first_where_it_can(
     matrix: Matrix, torch_wheels: Path, simple_index: Callable[[Path], Path], serve: Callable[[Path], Any]
 ) -> None:
@@ -147,3 +107,15 @@ def test_a_file_without_a_hash_is_refused() -> None:
     for bad in (package, good.replace(b"sha256", b"md5")):
         with pytest.raises(UnavailableError, match=r"no sha256 for six 1\.17\.0"):
             parse_pylock(bad)
+
+
+@each(
+    "glibc, platform",
+    [
+        ("2.35", "x86_64-manylinux_2_35"),
+        ("2.41", "x86_64-manylinux_2_40"),  # the newest that uv knows
+        (None, "x86_64-manylinux_2_28"),
+    ],
+)
+def test_wheels_are_taken_for_the_c_library_of_the_base(glibc: str | None, platform: str) -> None:
+    assert platform_of(glibc, "x86_64") == platform

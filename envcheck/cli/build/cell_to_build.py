@@ -102,21 +102,16 @@ def lock_first(settings: Settings, spec: ImageSpec, profile: Profile) -> ImageSp
     matrix, cell, arch = load(settings.matrix), spec.cell, spec.arch
     lacks = f"no lock of its target {spec.target}" if spec.locks else "no lock"
     click.echo(f"lock    {cell} has {lacks}: made through mirror profile {profile.name}", err=True)
-    made = (
-        lock_with_uv.MadeLocks(_shared(spec.locks))
-        if spec.locks
-        else lock_with_uv.make_locks(matrix, cell, profile, arch)
-    )
+    shared = _shared(spec.locks) or lock_with_uv.lock_cell(matrix, cell, profile, arch)
     extensions = extensions_of_target(matrix, spec)
-    own = lock_on_top.lock_target(matrix, cell, spec.target, made.locks, profile, arch, extensions=extensions)
-    locks = [*made.locks, *own]
+    own = lock_on_top.lock_target(matrix, cell, spec.target, shared, profile, arch, extensions=extensions)
+    locks = [*shared, *own]
     locked = make_spec(matrix, cell, locks, target=spec.target, arch=arch, where=str(kept_locks(cell)))
     kept = read_locks(kept_locks(cell), arch=arch)
     others = kept if _shared(kept) == _shared(locks) else []
     write_locks(kept_locks(cell).parent, cell, [*{lock.group: lock for lock in [*others, *locks]}.values()], arch)
-    news = made.origin() or ["its hashes are new: what the mirror said is trusted from now on (trust on first use)"]
-    for line in [*news, f"kept in {kept_locks(cell)}: later builds use it"]:
-        click.echo(f"lock    {line}", err=True)
+    click.echo("lock    its hashes are new: what the mirror said is trusted from now on (trust on first use)", err=True)
+    click.echo(f"lock    kept in {kept_locks(cell)}: later builds use it", err=True)
     return locked
 
 

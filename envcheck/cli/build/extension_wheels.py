@@ -20,11 +20,11 @@ from envcheck.cli.shared.parameter_types import architecture
 from envcheck.cli.sources.on_top import PinnedExtensions, known_extensions, pinned_to_fit, with_packages
 from envcheck.cli.store.common import disk_errors, open_store, transfer_options
 from envcheck.errors import ConfigError
-from envcheck.images.prefetch import StoredWheel, viewed
 from envcheck.images.source_builds import recipe, sdist
 from envcheck.images.source_builds.compile import Compiler, wheel_of
 from envcheck.images.source_builds.recipe import ExtensionBuild, capabilities
 from envcheck.images.spec import ImageSpec
+from envcheck.images.wheels import StoredWheel, viewed
 from envcheck.matrix.facts.lookup import Facts
 from envcheck.matrix.file.load import load
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
@@ -152,10 +152,10 @@ class _Wheels:
                 wheel, new = wheel_of(build, self._store, self._facts, compiler, means)
                 origin = "compiled now" if new else "compiled by an earlier build"
                 click.echo(f"with    {wheel.name}: {origin}, kept in {self._store.root}", err=True)
-                yield StoredWheel(wheel.name, wheel.sha256, "pypi")
+                yield StoredWheel(wheel.name, wheel.sha256)
 
     def _fetched(self, means: Callable[[str], TransferOptions]) -> Iterator[StoredWheel]:
         for file in self._pinned.files:
             if not self._store.sound(file.sha256):
                 self._store.put(WantedFile((file.url,), file.sha256, None, Path(file.name)), means(file.name))
-            yield StoredWheel(file.name, file.sha256, "pypi")
+            yield StoredWheel(file.name, file.sha256)

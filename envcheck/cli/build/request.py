@@ -84,13 +84,6 @@ class BuildOptions:
         Literal["auto", "registry", "bootstrap"],
         Option("Source of the base image. auto: bootstrap it if no registry has it.", advanced=True),
     ] = "auto"
-    compression: Annotated[
-        Literal["gzip", "zstd"],
-        Option(
-            "Of the layers. zstd builds and pulls faster and is smaller; docker before 23 cannot pull it.",
-            advanced=True,
-        ),
-    ] = "gzip"
     timeout: Annotated[float, Option("Seconds.", type=FiniteRange(min=1), advanced=True)] = 7200.0
     images_dir: Annotated[
         Path | None, Option("--images", "Where the locks are. [images/]", type=EXISTING_DIRECTORY, advanced=True)
@@ -225,11 +218,6 @@ def _for_engine(options: BuildOptions, engine: EngineName) -> _Refusals:
             options.output is not None and not is_venv,
             f"--output is for the venv engine, and the engine is {engine}",
             "give --engine venv, or --tag to name the image",
-        ),
-        (
-            options.compression != "gzip" and is_venv,
-            f"--compression {options.compression} is for images that are built here",
-            "leave --compression out",
         ),
     ]
 

@@ -130,7 +130,6 @@ def _target(
         matrix=settings.matrix,
         wheels=wheels,
         tag=request.tag,
-        compression=options.compression,
         tool=uv_for(spec.arch, profile) if request.foreign and not options.dry_run else None,
     )
 

@@ -23,12 +23,12 @@ from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images import engines, formats
 from envcheck.images.build_context import tool_lock
 from envcheck.images.engines import subprocesses
-from envcheck.images.engines.size import KINDS, SizeLedger, measure
 from envcheck.images.engines.subprocesses import stream
 from envcheck.images.formats import FormatOptions
 from envcheck.images.lockfile import missing
 from envcheck.images.plan import PLATFORMS
 from envcheck.images.sbom import components, cyclonedx, read
+from envcheck.images.size import ImageSize, measure
 from envcheck.images.spec import ImageSpec, load_spec, load_specs, make_spec, no_lock, select, select_one
 from envcheck.images.tags import REPOSITORY, parse
 from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
@@ -327,9 +327,9 @@ class ImageSizeOptions:
 
 @command_with(ImageSizeOptions, epilog="Example: envcheck images size envcheck/torch:2.13.0-cpu-py311-runtime")
 def size(options: ImageSizeOptions, settings: Settings) -> None:
-    """Print where the bytes of a local image are: layers, packages, duplicate libraries, files that are not needed.
+    """Print where the bytes of a local image are: its layers, and its largest Python packages.
 
-    Sizes are those of the files, unpacked. The image is started once, without a network, to count its files.
+    The image is started once, without a network, to count the files of its packages.
 
     Exit 0: measured; 1: it has no Python; 2: wrong usage, or there is no such image; 3: no engine answers.
     """
@@ -337,29 +337,21 @@ def size(options: ImageSizeOptions, settings: Settings) -> None:
     if engine == "venv":
         message = "neither docker nor podman answers"
         raise UnavailableError(message, fix="start docker or podman")
-    ledger = measure(engine, options.image)
+    measured = measure(engine, options.image)
     if options.as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(ledger)))
+        click.echo(msgspec.json.format(msgspec.json.encode(measured)))
     else:
-        _show(ledger, quiet=settings.quiet)
+        _show(measured, quiet=settings.quiet)
 
 
-def _show(ledger: SizeLedger, *, quiet: bool) -> None:
-    overhead = f"{ledger.overhead:.1%} are added by envcheck: itself and bytecode"
-    click.echo(f"total   {ledger.total / 1e6:.1f} MB in {len(ledger.layers)} layers; {overhead}")
+def _show(measured: ImageSize, *, quiet: bool) -> None:
+    click.echo(f"total   {measured.total / 1e6:.1f} MB in {len(measured.layers)} layers")
     if quiet:
         return
-    for kind, size in ledger.kinds.items():
-        click.echo(f"  {size / 1e6:10.1f} MB  {KINDS.get(kind, kind)}")
-    click.echo("layers")
-    for layer in ledger.layers:
+    for layer in measured.layers:
         step = " ".join(layer.step.split()).removeprefix("/bin/sh -c ").removeprefix("RUN ")
         click.echo(f"  {layer.bytes / 1e6:10.1f} MB  {step[-_STEP:]}")
-    shown = list(ledger.packages.items())[:_SHOWN]
-    click.echo(f"packages, the {len(shown)} largest of {len(ledger.packages)}")
+    shown = list(measured.packages.items())[:_SHOWN]
+    click.echo(f"packages, the {len(shown)} largest of {len(measured.packages)}")
     for name, size in shown:
         click.echo(f"  {size / 1e6:10.1f} MB  {name}")
-    for each in ledger.duplicates:
-        click.echo(f"twice   {each.library}: {each.bytes / 1e6:.1f} MB more than one copy: {', '.join(each.paths)}")
-    for category, size in ledger.unneeded.items():
-        click.echo(f"unused  {size / 1e6:.1f} MB of {category}")

@@ -132,8 +132,7 @@ def _lock(
         kept = read_locks(images_dir / str(cell), arch=arch) if options.targets else []
         like = read_locks(images_dir / str(cell)) if arch != "x86_64" else []
         shared = [lock for lock in kept if lock.group in SHARED_GROUPS]
-        made = lock_with_uv.MadeLocks(shared) if shared else lock_with_uv.make_locks(matrix, cell, profile, arch, like)
-        locks = made.locks
+        locks = shared or lock_with_uv.lock_cell(matrix, cell, profile, arch, like)
         spec = make_spec(matrix, cell, locks, arch=arch, where=str(images_dir / str(cell)))
         targets = options.targets or matrix.targets(cell)
         added: list[Lock] = []
@@ -150,8 +149,6 @@ def _lock(
     if not settings.quiet:
         versions = ", ".join([*companions(locks), f"cuDNN {spec.promises['cudnn']}", f"NCCL {spec.promises['nccl']}"])
         click.echo(f"{cell}: {'locked' if changed else 'as it was'} ({versions})")
-        for line in made.origin():
-            click.echo(f"  {line}")
     return True
 
 

@@ -16,11 +16,11 @@ from envcheck import safe_files
 from envcheck.counting import counted
 from envcheck.data import state_path
 from envcheck.errors import ConfigError
-from envcheck.images.known_wheels import sha256
 from envcheck.images.lock_on_top import checked, contradiction, excluded, lock_user_packages, read_requirements
 from envcheck.images.lockfile import Lock, format_lock, parse_lock
 from envcheck.images.spec import ImageSpec, with_user_packages
 from envcheck.images.targets import extensions_of
+from envcheck.images.wheels import sha256
 from envcheck.matrix.extensions import file
 from envcheck.matrix.extensions.answer import ChosenExtension, ExtensionResolution, resolve_with, wanted_extensions
 from envcheck.matrix.extensions.fit import JIT, SOURCE_ONLY

@@ -17,7 +17,7 @@ from envcheck.cli.shared.process import stopping
 from envcheck.counting import counted
 from envcheck.data import state_path
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.images import prefetch
+from envcheck.images import wheels
 from envcheck.images.build_context import tool_lock
 from envcheck.images.lockfile import Lock
 from envcheck.images.spec import ImageSpec
@@ -141,7 +141,7 @@ def prefetched_wheels(
             if fetch:
                 stop = threading.Event()
                 with transfer_options(settings, profile, stop) as options_for, stopping(stop):
-                    prefetch.bring(store, locks, python, profile, options_for)
-            wheels = prefetch.held(store, locks, python)
-            folder = stack.enter_context(prefetch.viewed(store, wheels, None if fetch else str(spec.cell)))
+                    wheels.bring(store, locks, python, profile, options_for)
+            stored = wheels.held(store, locks, python)
+            folder = stack.enter_context(wheels.viewed(store, stored, None if fetch else str(spec.cell)))
         yield folder

@@ -28,7 +28,7 @@ from envcheck.cli.store.common import (
 from envcheck.counting import counted
 from envcheck.data import data_path
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
-from envcheck.images import prefetch
+from envcheck.images import wheels
 from envcheck.images.build_context import tool_lock
 from envcheck.images.lockfile import read_locks
 from envcheck.images.spec import ImageSpec, load_spec, no_lock, select
@@ -140,8 +140,8 @@ def _collect_wheels(
     if not spec.locks:
         raise no_lock(spec.cell, spec.arch)
     locks = [*spec.locks, tool_lock()]
-    prefetch.bring(store, locks, spec.cell.python, profile, options_for)
-    present = prefetch.held(store, locks, spec.cell.python)
+    wheels.bring(store, locks, spec.cell.python, profile, options_for)
+    present = wheels.held(store, locks, spec.cell.python)
     return [describe_wheel(store, wheel.sha256, wheel.name, wheel.index) for wheel in present]
 
 

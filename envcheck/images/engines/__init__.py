@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from envcheck.images.engines.containers import BindMount, ImageInfo
 
 EngineName = Literal["docker", "podman", "venv"]
-Compression = Literal["gzip", "zstd"]
 
 
 class Engine(Protocol):
@@ -29,11 +28,8 @@ class Engine(Protocol):
     def answers(self) -> bool:
         """Tell whether the engine still answers."""
 
-    def frontend(self, compression: Compression = "gzip") -> list[str]:
-        """Return the build command; the plan adds the options.
-
-        Raise UnavailableError where this engine does not compress layers so when it builds.
-        """
+    def frontend(self) -> list[str]:
+        """Return the build command; the plan adds the options."""
 
     def demand_contexts(self) -> None:
         """Raise UnavailableError where the build command takes no named context (--build-context)."""

@@ -22,7 +22,7 @@ from envcheck.images import build_log, tags
 from envcheck.images import plan as build_key
 from envcheck.images.build_log import UsedSource, used
 from envcheck.images.dockerfile import base_reference
-from envcheck.images.engines import Compression, Engine, subprocesses
+from envcheck.images.engines import Engine, subprocesses
 from envcheck.images.engines import bootstrap as bases
 from envcheck.images.engines.containers import ImageInfo
 from envcheck.images.engines.subprocesses import CommandResult
@@ -59,7 +59,6 @@ class TargetRequest(NamedTuple):
     wheels: Path | None = None
     tag: str | None = None
     tool: Path | None = None
-    compression: Compression = "gzip"
 
 
 class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,7 +165,7 @@ def _plan(engine: Engine, request: TargetRequest, base: str, key: str | None, co
     needed: Network = "none" if not asks_apt and context.network == "none" else "host"
     options = Options(
         engine=engine.name,
-        frontend=engine.frontend(request.compression),
+        frontend=engine.frontend(),
         repository=request.repository,
         network=request.network or needed,
         epoch=request.epoch,

@@ -20,8 +20,8 @@ from docker.models.containers import Container
 from docker.models.images import Image
 
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.images.engines import Compression, cannot_run, subprocesses
 from envcheck.images.engines import bootstrap as bases
+from envcheck.images.engines import cannot_run, subprocesses
 from envcheck.images.engines import containers as digests
 from envcheck.images.engines.containers import OWNER, BindMount, ImageInfo, is_orphan, owner
 from envcheck.images.engines.subprocesses import CommandResult
@@ -290,10 +290,6 @@ def _first_line(error: Exception) -> str:
     return str(explanation).strip().splitlines()[0] if str(explanation).strip() else type(error).__name__
 
 
-# --load with another compression, for which only OCI has a media type.
-_ZSTD: Final = "--output=type=docker,compression=zstd,oci-mediatypes=true"
-
-
 class Docker:
     """The docker engine of DOCKER_HOST or the current context."""
 
@@ -317,15 +313,11 @@ class Docker:
             return False
         return True
 
-    def frontend(self, compression: Compression = "gzip") -> list[str]:
+    def frontend(self) -> list[str]:
         """Return the build command: buildx where there is such a plugin, else the client's own BuildKit."""
         if _has_buildx():
             # Provenance would make an index of the image, and tell of the machine that built it.
-            command = ["docker", "buildx", "build", *_builder(), "--progress=plain", "--provenance=false"]
-            return [*command, "--load" if compression == "gzip" else _ZSTD]
-        if compression != "gzip":
-            message = f"--compression {compression} needs the buildx plugin"
-            raise UnavailableError(message, fix="install docker-buildx, or leave --compression out")
+            return ["docker", "buildx", "build", *_builder(), "--progress=plain", "--provenance=false", "--load"]
         return ["docker", "build", "--progress=plain"]
 
     def demand_contexts(self) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
 from envcheck.errors import UnavailableError
-from envcheck.images.engines import Compression, cannot_run, containers, subprocesses
 from envcheck.images.engines import bootstrap as bases
+from envcheck.images.engines import cannot_run, containers, subprocesses
 from envcheck.images.engines.containers import OWNER, BindMount, ImageInfo, is_orphan, owner
 from envcheck.images.engines.subprocesses import CommandResult
 from envcheck.images.plan import PLATFORMS, BuildPlan
@@ -168,14 +168,11 @@ class Podman:
         """Tell whether podman still answers."""
         return subprocesses.stream(["podman", "info"], timeout=30).status == 0
 
-    def frontend(self, compression: Compression = "gzip") -> list[str]:
+    def frontend(self) -> list[str]:
         """Return the build command; the docker format keeps what the OCI format has no place for.
 
         Buildah knows a RUN by its text and not by what is mounted: its cache would give one lock's layer for another's.
         """
-        if compression != "gzip":
-            message = f"--compression {compression}: podman compresses layers when it pushes them"
-            raise UnavailableError(message, fix=f"leave it out, and `podman push --compression-format {compression}`")
         return ["podman", "build", "--format=docker", "--pull=missing", "--no-cache"]
 
     def demand_contexts(self) -> None:

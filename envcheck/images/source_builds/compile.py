@@ -18,17 +18,17 @@ from envcheck.binaries.elf import BinaryError
 from envcheck.binaries.wheel_members import WheelContents, read_members
 from envcheck.data import state_path
 from envcheck.errors import PromiseError, UnavailableError
-from envcheck.images import engines, prefetch
+from envcheck.images import engines, wheels
 from envcheck.images.build_log import FailedError, keep_log, log_path
 from envcheck.images.engines import build as image_builds
 from envcheck.images.engines import subprocesses, venv
 from envcheck.images.engines.build import BasePolicy, TargetRequest, one_at_a_time
-from envcheck.images.known_wheels import sha256
 from envcheck.images.plan import PLATFORMS, BuildPlan
 from envcheck.images.source_builds import recipe
 from envcheck.images.source_builds import recipe as contexts
 from envcheck.images.source_builds.recipe import ExtensionBuild, KeptWheel
 from envcheck.images.tags import REPOSITORY
+from envcheck.images.wheels import sha256
 from envcheck.matrix.facts.lookup import Facts, sass_runs
 from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.index import parse_file_name
@@ -157,7 +157,7 @@ def wheel_of(
         kept = recipe.find(store, build)
         if kept is not None:
             return kept, False
-        prefetch.bring(store, contexts.required(build), build.devel.cell.python, compiler.profile, means)
+        wheels.bring(store, contexts.required(build), build.devel.cell.python, compiler.profile, means)
         with tempfile.TemporaryDirectory(prefix=".view-", dir=store.root) as scratch:
             return _compiled(build, store, facts, compiler, Path(scratch)), True
 

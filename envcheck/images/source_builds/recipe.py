@@ -16,8 +16,8 @@ from envcheck import safe_files
 from envcheck.data import data_path
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images.lockfile import Lock, Pin, format_lock
-from envcheck.images.prefetch import held
 from envcheck.images.spec import ImageSpec
+from envcheck.images.wheels import held
 from envcheck.matrix.facts.lookup import Facts, nvcc_in_wheels
 from envcheck.matrix.facts.model import key as version_key
 from envcheck.mirrors.store.objects import Store

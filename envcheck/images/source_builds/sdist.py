@@ -15,11 +15,11 @@ from packaging.version import Version
 from envcheck import safe_files
 from envcheck.data import state_path
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.images.known_wheels import sha256 as sha256_of
 from envcheck.images.lock_on_top import lock_build_requirements
 from envcheck.images.lockfile import Lock, Pin, format_lock, parse_lock
 from envcheck.images.source_builds.recipe import Sdist
 from envcheck.images.spec import ImageSpec
+from envcheck.images.wheels import sha256 as sha256_of
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.index import IndexFile, LockedPackage, local_files, locate, parse_file_name, read_project
 from envcheck.mirrors.net.client import Client

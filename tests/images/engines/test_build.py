@@ -50,8 +50,8 @@ class _Shelf:
     def put(self, reference: str, labels: dict[str, str], number: int = 0) -> None:
         self.images[reference] = ImageInfo(f"sha256:{number}", 1, [], labels, {}, "", [f"sha256:{reference}"])
 
-    def frontend(self, compression: str = "gzip") -> list[str]:
-        return ["docker", "build", *(["zstd"] if compression == "zstd" else [])]
+    def frontend(self) -> list[str]:
+        return ["docker", "build"]
 
     def demand_contexts(self) -> None:
         return
@@ -341,13 +341,10 @@ def test_a_target_that_fails_takes_no_other_with_it(
     assert "site/torch:2.8.0-cu128-py311-runtime" not in shelf.images
 
 
-def test_zstd_replaces_load_and_needs_buildx(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_buildx_the_clients_own_builder_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(docker, "_builder", list)
     monkeypatch.setattr(docker, "_has_buildx", lambda: True)
     engine = docker.Docker.__new__(docker.Docker)
     assert engine.frontend()[-1] == "--load"
-    assert engine.frontend("zstd")[-1] == "--output=type=docker,compression=zstd,oci-mediatypes=true"
     monkeypatch.setattr(docker, "_has_buildx", lambda: False)
     assert engine.frontend() == ["docker", "build", "--progress=plain"]
-    with pytest.raises(UnavailableError, match="--compression zstd needs the buildx plugin"):
-        engine.frontend("zstd")

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from envcheck.images import prefetch
+from envcheck.images import wheels
 from envcheck.images.engines import venv
 from envcheck.images.engines.venv import Environment
 from envcheck.images.lock_with_uv import lock_cell
@@ -164,8 +164,8 @@ def test_what_is_fetched_ahead_falls_back_too(
     notes: list[str] = []
     store = Store(tmp_path / "store")
     client = Client(connect=1.0, read=1.0)
-    prefetch.bring(store, spec.locks, "3.11", profile, lambda _: TransferOptions(client, note=notes.append))
-    held = {one.name: one.sha256 for one in prefetch.held(store, spec.locks, "3.11")}
+    wheels.bring(store, spec.locks, "3.11", profile, lambda _: TransferOptions(client, note=notes.append))
+    held = {one.name: one.sha256 for one in wheels.held(store, spec.locks, "3.11")}
     assert all(store.sound(digest) for digest in held.values())
     assert set(well.wheels) == {"/sympy-1.14.0-py3-none-any.whl"}
     # Where the first one had begun it, the second brought the rest.

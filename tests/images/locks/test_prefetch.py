@@ -15,7 +15,7 @@ import pytest
 
 from envcheck.errors import PromiseError
 from envcheck.images import build_context as contexts
-from envcheck.images import prefetch
+from envcheck.images import wheels
 from envcheck.images.dockerfile import write_locks
 from envcheck.images.lockfile import Lock
 from envcheck.images.spec import ImageSpec
@@ -36,7 +36,7 @@ def means(_name: str) -> TransferOptions:
 
 
 def bring(store: Store, spec: ImageSpec, profile: Profile) -> None:
-    prefetch.bring(store, spec.locks, spec.cell.python, profile, means)
+    wheels.bring(store, spec.locks, spec.cell.python, profile, means)
 
 
 def pins(locks: list[Lock]) -> set[str]:
@@ -51,7 +51,7 @@ def test_every_file_is_brought_and_a_second_time_nothing_is_asked(
     site.requests.clear()
     bring(store, spec, profile)
     assert site.requests == []
-    held = prefetch.held(store, spec.locks, spec.cell.python)
+    held = wheels.held(store, spec.locks, spec.cell.python)
     assert {one.name.partition("-")[0] for one in held} >= {"torch", "numpy", "sympy"}
 
 
@@ -70,8 +70,8 @@ def test_an_offline_context_names_no_source_but_its_files(
     store: Store, spec: ImageSpec, profile: Profile, tmp_path: Path
 ) -> None:
     bring(store, spec, profile)
-    wheels = prefetch.held(store, spec.locks, spec.cell.python)
-    with prefetch.viewed(store, wheels) as folder:
+    stored = wheels.held(store, spec.locks, spec.cell.python)
+    with wheels.viewed(store, stored) as folder:
         context = contexts.write([spec], profile, tmp_path / "context", wheels=folder)
         linked = [path.stat().st_ino for path in folder.iterdir()]
     assert sorted(linked) == sorted(store.path(digest).stat().st_ino for digest in pins(spec.locks))

@@ -22,10 +22,10 @@ import pytest
 from envcheck.data import data_path
 from envcheck.errors import ConfigError
 from envcheck.images.build_context import Context, network, sources, write
-from envcheck.images.known_wheels import local_wheels
 from envcheck.images.lock_with_uv import lock_cell
 from envcheck.images.lockfile import Lock, Pin
 from envcheck.images.spec import ImageSpec, make_spec
+from envcheck.images.wheels import local_wheels
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.profiles.model import HuggingFace, Index, Profile
 from tests.certificates import signed
@@ -134,7 +134,10 @@ def test_a_file_for_another_python_is_not_carried(tmp_path: Path, name: str, pyt
     (tmp_path / name).write_bytes(b"x")
     pin = Pin(name="x", version="1", sha256=[hashlib.sha256(b"x").hexdigest()])
     lock = Lock(group="base", index="pypi", pins=[pin])
-    assert bool(local_wheels([lock], [Index(url=str(tmp_path), kind="find-links")], python)) is fits
+    assert (
+        bool(local_wheels([lock], Profile(name="t", pypi=[Index(url=str(tmp_path), kind="find-links")]), python))
+        is fits
+    )
 
 
 def test_everything_carried_needs_no_network(

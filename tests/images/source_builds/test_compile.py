@@ -14,9 +14,9 @@ import pytest
 from envcheck.errors import UnavailableError
 from envcheck.images.build_log import FailedError
 from envcheck.images.engines import subprocesses, venv
-from envcheck.images.known_wheels import sha256
 from envcheck.images.source_builds.compile import Compiler, wheel_of
 from envcheck.images.source_builds.recipe import ExtensionBuild
+from envcheck.images.wheels import sha256
 from envcheck.matrix.facts.lookup import Facts
 from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.hub.api import hub_client

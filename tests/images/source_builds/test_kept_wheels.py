@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.images.known_wheels import sha256
 from envcheck.images.source_builds import recipe
 from envcheck.images.source_builds.recipe import ExtensionBuild
+from envcheck.images.wheels import sha256
 from envcheck.mirrors.store.objects import Store
 from tests.wheels import wheel
 
