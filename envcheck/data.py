@@ -1,20 +1,18 @@
-"""Where the files that ship with envcheck are: the checkout's top level, or the wheel's `_data`. Drop-in packages."""
+"""The files that ship with envcheck, in the checkout or the wheel's `_data`: where they are, and templates filled."""
 
 from __future__ import annotations
 
-import importlib
+import functools
+import json
 import os
-import pkgutil
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Final, TypeVar
+from typing import Any
 
 from envcheck.errors import ConfigError
 
 _PACKAGE = Path(__file__).resolve().parent
-# The module of such a package that is none of its kind.
-_APART: Final = "registry"
-Kind = TypeVar("Kind")
 
 
 def data_path(name: str) -> Path:
@@ -45,15 +43,28 @@ def xdg(variable: str, default: str) -> Path:
     return named if named.is_absolute() else Path.home() / default
 
 
-def names(package: ModuleType) -> tuple[str, ...]:
-    """Return the name of each of the package's modules, sorted; none of them is imported."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.name != _APART))
+def rendered(template: str, context: Mapping[str, Any]) -> str:
+    """Return templates/`template` with the context put in; a name the context lacks is an error of ours."""
+    text: str = _environment().get_template(template).render(context)
+    return text
 
 
-def named(package: ModuleType, name: str, attribute: str, kind: type[Kind]) -> Kind:
-    """Return what the module of that name holds as `attribute`. Raises TypeError where it is not of that kind."""
-    value = getattr(importlib.import_module(f"{package.__name__}.{name}"), attribute)
-    if not isinstance(value, kind):
-        message = f"{package.__name__}.{name}.{attribute} is no {kind.__name__}"
-        raise TypeError(message)
-    return value
+@functools.lru_cache
+def _environment() -> Any:
+    import jinja2  # noqa: PLC0415 (the envcheck of an image comes without it)
+
+    # A Dockerfile is no HTML: escaping would break it.
+    environment = jinja2.Environment(  # noqa: S701
+        loader=jinja2.FileSystemLoader(data_path("templates")),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.filters["json"] = _quoted
+    environment.filters["shell"] = shlex.quote
+    environment.filters["yaml"] = json.dumps  # a JSON string is a YAML one, and ASCII alone
+    return environment
+
+
+def _quoted(value: str | list[str]) -> str:
+    """Return a Dockerfile word, or a list of them, in double quotes, nothing in it expanded."""
+    return json.dumps(value, ensure_ascii=False).replace("$", "\\$")

@@ -15,7 +15,7 @@ import click
 
 from envcheck import safe_files
 from envcheck.errors import ConfigError
-from envcheck.reports.formats import registry
+from envcheck.reports.formats import named
 from envcheck.reports.model import RunReport
 from envcheck.runner.launcher import Place
 from envcheck.safe_files import held
@@ -47,7 +47,7 @@ def written(files: Destinations) -> list[str]:
 def write(report: RunReport, formats: dict[str, Path]) -> None:
     """Write each format whole or not at all; one that appends goes to the end of its file."""
     for name, path in formats.items():
-        written_as = registry.named(name)
+        written_as = named(name)
         text = written_as.render(report)
         if not written_as.appends:
             safe_files.replace(path, text.encode())
@@ -101,7 +101,7 @@ def destination(
 
     A directory that was asked for is made, unless the run is only planned (`dry`).
     """
-    path = (output or Output(default)).of(node, registry.named(name).suffix if name else _JSON)
+    path = (output or Output(default)).of(node, named(name).suffix if name else _JSON)
     if dry and output and output.directory:
         return path
     try:

@@ -17,11 +17,10 @@ import msgspec
 
 from envcheck import __version__, safe_files
 from envcheck.checks import LEVELS
-from envcheck.counting import counted
+from envcheck.counting import counted, printable
 from envcheck.data import state_path
 from envcheck.node.collect import collect
 from envcheck.node.host import kernel_module
-from envcheck.printable import printable
 from envcheck.reports.model import RunReport, report_of, write
 from envcheck.runner.container import shown_gpus
 from envcheck.runner.execute import validate

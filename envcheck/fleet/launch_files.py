@@ -11,8 +11,8 @@ import shlex
 from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple
 
+from envcheck.data import rendered
 from envcheck.errors import ConfigError
-from envcheck.templating import rendered
 
 # Slurm ends a HealthCheckProgram after 60 s (slurm.conf(5)); the script needs some of it to start and to end.
 HEALTH_SECONDS: Final = 45

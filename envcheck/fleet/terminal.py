@@ -6,11 +6,10 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from envcheck.counting import counted
+from envcheck.counting import counted, printable
 from envcheck.fleet.cover import FleetPlan, KindOfNodes
 from envcheck.fleet.hostlist import fold, is_name
 from envcheck.fleet.model import BadState, ConfigurationDrift, FleetGroup, FleetReport, Outlier
-from envcheck.printable import printable
 from envcheck.reports import phrases
 
 WIDTH: Final = 80

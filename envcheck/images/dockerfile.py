@@ -11,11 +11,11 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 
 from envcheck import safe_files
+from envcheck.data import rendered
 from envcheck.images.lockfile import GROUPS, Lock, file_name, format_lock
 from envcheck.images.spec import LABEL_PREFIX, ImageSpec, no_lock
 from envcheck.images.targets import OS_PACKAGES, RECIPES, SHARED_GROUPS
 from envcheck.matrix.facts.model import Cell, HostArch
-from envcheck.templating import rendered
 
 Kind = Literal["missing", "stale", "orphan"]
 ARCHS: Final[tuple[HostArch, ...]] = get_args(HostArch)

@@ -10,13 +10,13 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+from envcheck.data import rendered
 from envcheck.errors import ConfigError
 from envcheck.images import tags
 from envcheck.images.dockerfile import base_reference
 from envcheck.images.plan import PLATFORMS
 from envcheck.images.spec import ARCH, LABEL_PREFIX, ImageSpec, no_lock
 from envcheck.matrix.facts.model import PYTORCH, HostArch
-from envcheck.templating import rendered
 
 # Worker processes of a DataLoader pass tensors through /dev/shm, of which a container has 64 MB by default.
 SHM: Final = "8g"

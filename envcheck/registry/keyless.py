@@ -15,8 +15,8 @@ from typing import Any, Final
 import msgspec
 
 from envcheck import safe_files
+from envcheck.counting import printable
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.printable import printable
 from envcheck.registry.statement import ProofRefusal, Rejection
 from envcheck.signing import certified_identity
 from envcheck.struct_types import LightRecord, know_types

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Final, NamedTuple
 
-from envcheck.counting import counted
-from envcheck.printable import printable
+from envcheck.counting import counted, printable
 from envcheck.reports import phrases
 from envcheck.reports.measurements import SAMPLED, BandwidthCurve, PairMatrix, Points, RankMeasurements, measurements
 from envcheck.runner.schema import OutcomeRow

@@ -23,8 +23,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from envcheck.counting import counted
-from envcheck.printable import printable
+from envcheck.counting import counted, printable
 from envcheck.reports import phrases
 from envcheck.reports.gpus import uuids
 from envcheck.reports.measurements import PairMatrix, Points, RankMeasurements, measurements

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import pkgutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,6 @@ from msgspec import structs
 
 from envcheck.checks import ERROR, FAIL, Limit, Outcome, View, failed, gpu_readings, undecided, worst
 from envcheck.checks import env as env_checks
-from envcheck.data import names
 from envcheck.errors import ConfigError
 from envcheck.node import collect
 from envcheck.node.snapshot import Snapshot
@@ -297,7 +297,7 @@ def insist_on_torch(run: Run) -> None:
     Checks of a site alone may be run where no torch is.
     """
     statuses = {outcome.status for outcome in run.outcomes.values()}
-    shipped = {name.replace("_", "-") for name in names(env_checks)}
+    shipped = {name.replace("_", "-") for _, name, _ in pkgutil.iter_modules(env_checks.__path__)}
     planned = any(check.id in shipped for check in run.asked.plan.checks)
     if "error" in run.environment and planned and not statuses & {FAIL, ERROR}:
         outcome = undecided(_no_gpu(run.environment), fix=_FIX, code="torch.import")

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 import envcheck
 from envcheck.cli.shared import messages
-from envcheck.reports import redact
-from envcheck.reports.formats import registry
+from envcheck.reports import formats, redact
 
 HOST = "canaryhost7.canarydomain.example"
 STUB = f"""
@@ -89,7 +88,7 @@ def test_no_output_of_a_run_names_host_user_or_path(site: Path, more: tuple[str,
     )
     assert done.returncode == 1, done.stderr
     written = [(site / "canarywork" / name).read_text() for name in REPORTS]
-    forms = [start(site, "report", "convert", REPORTS[0], "--format", form).stdout for form in registry.names()]
+    forms = [start(site, "report", "convert", REPORTS[0], "--format", form).stdout for form in formats.names()]
     assert all(forms)
     assert singing(done.stdout, done.stderr, *written, *forms) == []
     report = json.loads(written[0])

@@ -15,7 +15,7 @@ from msgspec import structs
 
 import envcheck
 from envcheck.node.snapshot import Snapshot
-from envcheck.reports.formats import registry
+from envcheck.reports import formats
 from envcheck.reports.model import HostFacts, write
 from envcheck.runner.launcher import Place
 from envcheck.runner.schema import OutcomeRow, Plan, TargetFacts
@@ -110,8 +110,8 @@ def test_a_report_of_others_does_not_steer_the_terminal(run: Envcheck, saved: Ca
     broken = run("report", "show", "r.json")
     assert (broken.returncode, "\x1b" in broken.stderr) == (2, False)
     path.write_text(content)
-    formats = [["report", "convert", "--format", name] for name in registry.names()]
-    for argv in (["report", "show"], ["report", "judge"], *formats):
+    conversions = [["report", "convert", "--format", name] for name in formats.names()]
+    for argv in (["report", "show"], ["report", "judge"], *conversions):
         done = run(*argv, "r.json")
         assert (done.returncode in (0, 3), done.stderr) == (True, "")
         assert not {"\x1b", "\u202e"} & set(done.stdout), argv

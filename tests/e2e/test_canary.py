@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.cli import main
-from envcheck.reports.formats import registry
+from envcheck.reports import formats
 from tests.certificates import signed
 from tests.e2e.canaries import Canaries
 from tests.e2e.site_mirror import Site, basic
@@ -317,7 +317,7 @@ def test_a_site_and_its_logs(place: Place, servers: Servers) -> None:
 def test_a_run_and_every_form_of_its_report(place: Place) -> None:
     words = ("run", "--level", "quick", "--python", sys.executable, "--output", "report.json", "--html", "run.html")
     message = place.run(*words, "--summary", "summary.md", status=3)
-    for form in registry.names():
+    for form in formats.names():
         message += place.run("report", "convert", "report.json", "--format", form, "--output", f"report.{form}")
     message += place.run("report", "judge", "report.json", "--json", status=3) + place.run(
         "report", "redact", "report.json"

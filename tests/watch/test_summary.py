@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from envcheck.watch.outputs import openmetrics, page, thinned
+from envcheck.watch.outputs import page, thinned
 from envcheck.watch.record import GpuSample, TreeSample, WatchRecord, summarize
 from tests.tables import each
 
@@ -80,7 +80,6 @@ def test_what_a_gpu_does_not_offer_is_no_goal_that_is_met() -> None:
     seen = watched(bare)
     assert lines(seen)["utilization"][0] == "unknown"
     assert "memory" not in lines(seen)
-    assert "envcheck_watch_gpu" not in openmetrics(seen)
 
 
 def test_the_page_shows_each_series_and_no_markup_of_the_command() -> None:

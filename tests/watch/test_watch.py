@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -48,7 +47,6 @@ def test_a_command_that_is_not_there_or_cannot_run_is_as_in_a_shell(tmp_path: Pa
         ("--interval 3601s", "is not between"),
         ("--interval 0.009s", "is not between"),
         ("-o same --html same", "--output and --html are both same"),
-        ("--html same --openmetrics same", "--html and --openmetrics are both same"),
     ],
 )
 def test_wrong_options_start_no_command(
@@ -127,16 +125,3 @@ def test_simulated_gpus_are_sampled_while_the_command_runs(tmp_path: Path) -> No
         "GPU utilization" in (tmp_path / "page.html").read_text()
         or "GPU memory" in (tmp_path / "page.html").read_text()
     )
-
-
-@pytest.mark.promtool
-def test_prometheus_takes_the_series(tmp_path: Path) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("no promtool here (`make test` unpacks it where apt is; Debian: apt-get install prometheus)")
-    text = tmp_path / "series.om"
-    simulated(tmp_path / "watch.json", "--openmetrics", str(text))
-    command = [promtool, "tsdb", "create-blocks-from", "openmetrics", str(text), str(tmp_path / "blocks")]
-    completed = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert completed.returncode == 0, completed.stderr
-    assert any((tmp_path / "blocks").iterdir())

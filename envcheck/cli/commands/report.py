@@ -14,12 +14,11 @@ from envcheck.cli.options import EXISTING_DIRECTORY, FILE, Argument, Option, com
 from envcheck.cli.shared import messages
 from envcheck.cli.shared.parameter_types import FiniteRange
 from envcheck.cli.shared.process import console
+from envcheck.counting import printable
 from envcheck.matrix.file.load import load as load_matrix
-from envcheck.printable import printable
 from envcheck.reports import compare as comparison
+from envcheck.reports import formats, terminal
 from envcheck.reports import redact as redaction
-from envcheck.reports import terminal
-from envcheck.reports.formats import registry
 from envcheck.reports.model import encode, load, write
 from envcheck.reports.rejudge import rejudge
 
@@ -36,7 +35,7 @@ class ReportShowOptions:
 @dataclass(frozen=True, kw_only=True)
 class ReportConvertOptions:
     file: _Report
-    format_name: Annotated[str, Option("--format", "The format.", type=click.Choice(registry.names()))]
+    format_name: Annotated[str, Option("--format", "The format.", type=click.Choice(formats.names()))]
     output: _Output = None
 
 
@@ -103,7 +102,7 @@ def convert(options: ReportConvertOptions, _settings: Settings) -> None:
     A file is replaced atomically, because scrapers may read it at any time. node_exporter's
     textfile collector reads files that end in .prom, and no other.
     """
-    out, written_as = options.output, registry.named(options.format_name)
+    out, written_as = options.output, formats.named(options.format_name)
     text = written_as.render(load(options.file))
     report_output.apart(FILE=options.file, output=out)
     if out is None:

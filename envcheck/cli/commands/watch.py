@@ -16,10 +16,10 @@ from envcheck.cli.options import FILE, Argument, Option, command_with
 from envcheck.cli.report_output import apart
 from envcheck.cli.shared import messages
 from envcheck.cli.shared.parameter_types import Duration
+from envcheck.counting import printable
 from envcheck.errors import ConfigError
 from envcheck.node.collect import find_library
-from envcheck.printable import printable
-from envcheck.watch.outputs import openmetrics, page
+from envcheck.watch.outputs import page
 from envcheck.watch.record import WatchRecord, document, summarize
 from envcheck.watch.run_command import watch
 
@@ -32,7 +32,6 @@ _LONGEST: Final = 3600.0
 class WatchOptions:
     interval: Annotated[float, Option("Time between two samples, 0.01s to 1h.", type=Duration())] = 1.0
     html: Annotated[Path | None, Option("Write a page with the series.", type=FILE)] = None
-    openmetrics: Annotated[Path | None, Option("Write the series for Prometheus.", type=FILE)] = None
     output: Annotated[Path | None, Option("-o", "--output", "Write envcheck/watch/1.", type=FILE)] = None
     as_json: Annotated[bool, Option("--json", "Print envcheck/watch/1 on standard error, after the command.")] = False
     words: Annotated[tuple[str, ...], Argument(metavar="COMMAND...")]
@@ -44,7 +43,7 @@ def command(options: WatchOptions, settings: Settings) -> int:
 
     \b
     envcheck watch -- torchrun --nproc-per-node 8 train.py
-    envcheck watch --html run.html --openmetrics run.om -- python train.py
+    envcheck watch --html run.html -o run.json -- python train.py
 
     Standard output stays the command's; the summary goes to standard error.
     The exit code is the command's: 128+n if signal n ended it, 127 if it is not found, 126 if it cannot be started.
@@ -52,8 +51,8 @@ def command(options: WatchOptions, settings: Settings) -> int:
     if not _SHORTEST <= options.interval <= _LONGEST:
         message = f"--interval of {options.interval:g} s is not between {_SHORTEST:g} s and {_LONGEST:g} s"
         raise ConfigError(message, fix="give a time between them; the command was not started")
-    apart(output=options.output, html=options.html, openmetrics=options.openmetrics)
-    for path in (options.html, options.openmetrics, options.output):
+    apart(output=options.output, html=options.html)
+    for path in (options.html, options.output):
         if path is not None and not path.parent.is_dir():
             message = f"{path}: there is no directory {path.parent}"
             raise ConfigError(message, fix="create it; the command was not started")
@@ -77,7 +76,6 @@ def _report(seen: WatchRecord, options: WatchOptions, *, quiet: bool) -> None:
             )
     files: list[tuple[Path | None, Callable[[], bytes]]] = [
         (options.html, lambda: page(seen).encode()),
-        (options.openmetrics, lambda: openmetrics(seen).encode()),
         (options.output, lambda: content),
     ]
     for path, made in files:

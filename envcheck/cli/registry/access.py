@@ -15,13 +15,13 @@ import click
 from envcheck import signing
 from envcheck.cli.options import Option
 from envcheck.cli.shared import messages
+from envcheck.counting import printable
 from envcheck.errors import ConfigError
 from envcheck.matrix.facts.lookup import find_gpu, suggest
 from envcheck.matrix.facts.model import Matrix
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.load import load
 from envcheck.node.collect import collect
-from envcheck.printable import printable
 from envcheck.registry.judge import JudgedProof, NodeFacts, ProofTerms, node_of
 from envcheck.registry.policy import DEFAULT, Policy, read
 from envcheck.registry.references import ImageReference

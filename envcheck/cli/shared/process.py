@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from envcheck.printable import printable
+from envcheck.counting import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from envcheck.counting import printable
 from envcheck.errors import ConfigError
 from envcheck.fleet.database import LONGEST, find
 from envcheck.fleet.hostlist import fold
@@ -24,7 +25,6 @@ from envcheck.fleet.one_report import BY_SEVERITY, NodeReport, read
 from envcheck.fleet.pairs import session
 from envcheck.fleet.pairs.results import ROLL_CALL, Diagnosis, GroupResult, GroupTest, NodeAnswer
 from envcheck.fleet.pairs.session import Fleet, NextRound, PairsState, step
-from envcheck.printable import printable
 from envcheck.safe_files import read_regular
 
 # The check whose value is the speed of a group.

@@ -15,12 +15,11 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from envcheck import safe_files
-from envcheck.counting import counted
+from envcheck.counting import counted, printable
 from envcheck.errors import ConfigError
 from envcheck.fleet.hostlist import fold
 from envcheck.fleet.pairs.diagnosis import Plan, diagnosis, tournament
 from envcheck.fleet.pairs.results import ROLL_CALL, Diagnosis, GroupResult, GroupTest, NodeAnswer, UnclearNodes
-from envcheck.printable import printable
 from envcheck.struct_types import know_types
 
 PairsMode = Literal["tournament", "diagnose"]

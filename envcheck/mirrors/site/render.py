@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
+from envcheck.data import rendered
 from envcheck.mirrors.site.dashboard import dashboard
 from envcheck.mirrors.site.model import Registry, Site, checked, netloc
-from envcheck.templating import rendered
 
 _ONCE: Final = {
     "compose.yaml": "site/compose.yaml.j2",

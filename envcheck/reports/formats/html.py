@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import msgspec
 
+from envcheck.counting import printable
 from envcheck.node import snapshot
-from envcheck.printable import printable
 from envcheck.reports import gpus, phrases
 from envcheck.reports.charts import Figure, figures
-from envcheck.reports.formats.registry import Format
+from envcheck.reports.formats import Format
 from envcheck.reports.gpus import FINDINGS
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import OutcomeRow

@@ -10,9 +10,9 @@ import re
 from typing import Final
 from xml.etree import ElementTree as ET
 
-from envcheck.printable import printable
+from envcheck.counting import printable
 from envcheck.reports import phrases
-from envcheck.reports.formats.registry import Format
+from envcheck.reports.formats import Format
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import OutcomeRow
 

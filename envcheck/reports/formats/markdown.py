@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from envcheck.printable import printable
+from envcheck.counting import printable
 from envcheck.reports import gpus, phrases
-from envcheck.reports.formats.registry import Format
+from envcheck.reports.formats import Format
 from envcheck.reports.gpus import FINDINGS
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import OutcomeRow

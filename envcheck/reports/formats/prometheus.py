@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from envcheck import __version__
-from envcheck.printable import printable
+from envcheck.counting import printable
 from envcheck.reports import phrases
-from envcheck.reports.formats.registry import Format
+from envcheck.reports.formats import Format
 from envcheck.reports.gpus import FINDINGS, culprits
 from envcheck.reports.model import RunReport
 from envcheck.runner import attempts

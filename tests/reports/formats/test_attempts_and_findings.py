@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 from rich.console import Console
 
-from envcheck.reports.formats import registry
+from envcheck.reports import formats
 from envcheck.reports.model import RunReport, encode
 from envcheck.reports.terminal import show
 from envcheck.runner.schema import Attempt, FindingRow, LimitRow, OutcomeRow
@@ -36,7 +36,7 @@ FINDINGS = [
 ]
 # Formats for programs that have a field for the outcome alone; every other format shows each attempt and each finding.
 ONE_FIELD = {"prometheus"}
-FORMS = ["terminal", "json", *(name for name in registry.names() if name not in ONE_FIELD)]
+FORMS = ["terminal", "json", *(name for name in formats.names() if name not in ONE_FIELD)]
 
 
 def speed(status: str, summary: str, **more: object) -> OutcomeRow:
@@ -60,7 +60,7 @@ def formatted(report: RunReport, form: str) -> str:
     if form == "json":
         return encode(report).decode()
     if form != "terminal":
-        return registry.named(form).render(report).replace("\\", "")
+        return formats.named(form).render(report).replace("\\", "")
     stream = io.StringIO()
     show(report, Console(width=80, file=stream, highlight=False))
     return " ".join(stream.getvalue().split())
@@ -75,15 +75,15 @@ def test_each_attempt_that_was_no_pass_is_in_every_form(report: MakeReport, outc
 
 
 def test_prometheus_counts_attempts_and_findings(report: MakeReport) -> None:
-    text = registry.named("prometheus").render(report(FINAL))
+    text = formats.named("prometheus").render(report(FINAL))
     assert 'envcheck_check_attempts{check="speed",status="fail",code="data.wrong"} 1.0' in text
     assert 'envcheck_check_attempts{check="speed",status="fail",code=""} 1.0' in text
     assert 'envcheck_check_attempt_value_bytes_per_second{check="speed",attempt="1",status="fail"} 99' in text
     assert 'envcheck_check_findings{check="speed",status="fail",code="data.wrong",culprit=""} 1.0' in text
-    actual = registry.named("prometheus").render(report(SICK))
+    actual = formats.named("prometheus").render(report(SICK))
     for finding in FINDINGS:
         assert f'status="{finding.status}",code="{finding.code}",culprit="{finding.culprit}"}} 1.0' in actual
-    assert "envcheck_check_attempts" not in registry.named("prometheus").render(report(speed("pass", "fine")))
+    assert "envcheck_check_attempts" not in formats.named("prometheus").render(report(speed("pass", "fine")))
 
 
 @each("form", FORMS)

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
+from envcheck.reports import formats
 from envcheck.reports.compare import compare, lines
-from envcheck.reports.formats import registry
 from envcheck.reports.model import HostFacts, RunReport
 from envcheck.reports.redact import RedactError, redact
 from envcheck.reports.rejudge import rejudge
@@ -172,14 +172,14 @@ READERS = {"junit": xml, "prometheus": exposition, "html": hypertext, "markdown"
 
 
 def test_every_form_has_a_reader_here() -> None:
-    assert set(READERS) == set(registry.names()), "add a function that reads the format back to READERS in this file"
+    assert set(READERS) == set(formats.names()), "add a function that reads the format back to READERS in this file"
 
 
 @pytest.mark.parametrize("form", READERS)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(report=REPORTS)
 def test_a_form_is_read_back_whatever_the_report_holds(form: str, report: RunReport) -> None:
-    READERS[form](registry.named(form).render(report))
+    READERS[form](formats.named(form).render(report))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

@@ -11,11 +11,10 @@ from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
 from envcheck.reports import formats
-from envcheck.reports.formats import registry
 
 REPORT = Path(__file__).parents[2] / "data" / "reports" / "h200x1.json"
 CSV = """
-from envcheck.reports.formats.registry import Format
+from envcheck.reports.formats import Format
 FORMAT = Format(lambda report: "".join(f"{one.id},{one.status}\\n" for one in report.outcomes), suffix=".csv")
 """
 Convert = Callable[..., Result]
@@ -33,15 +32,21 @@ def convert(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Convert:
     return invoke
 
 
-def test_a_new_module_is_a_format_that_the_command_line_takes(convert: Convert, tmp_path: Path) -> None:
+def test_a_new_module_is_a_format_that_the_command_line_takes(
+    convert: Convert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert "'table_of_outcomes' is not one of" in convert("--format", "table_of_outcomes").output
     (tmp_path / "table_of_outcomes.py").write_text(CSV)
     done = convert("--format", "table_of_outcomes")
     assert (done.exit_code, done.output.splitlines()[0].count(",")) == (0, 1)
     assert "table_of_outcomes" in convert("--help").output
+    (tmp_path / "table_of_outcomes.py").write_text("FORMAT = 'csv'")
+    monkeypatch.delitem(sys.modules, "envcheck.reports.formats.table_of_outcomes")
+    with pytest.raises(TypeError, match=r"table_of_outcomes\.FORMAT is no Format"):
+        formats.named("table_of_outcomes")
 
 
 def test_names_import_no_format(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "envcheck.reports.formats.html", raising=False)
-    assert "html" in registry.names()
+    assert "html" in formats.names()
     assert "envcheck.reports.formats.html" not in sys.modules
