@@ -31,6 +31,7 @@ from envcheck.errors import NotFoundError, UnavailableError
 from envcheck.mirrors.fetch.request import NoSourceError, try_sources
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError, is_missing
+from envcheck.mirrors.net.responses import HttpResponse
 from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.net.waits import map_in_threads
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Index, Profile, network_indexes
@@ -74,11 +75,15 @@ def page_url(index: Index, project: str, variant: str = "") -> str:
 def read_page(client: Client, url: str) -> list[IndexFile]:
     """Return the files that a page lists. Raise StatusError if there is no page, NetworkError if it cannot be read."""
     with client.get(url, {"Accept": ACCEPT}) as answer:
-        answer.demand_ok(f" to {urlsplit(url).path}")
-        kind = answer.headers.get("Content-Type", "")
-        if "json" in kind:
-            return _parse_json(answer.text(_LARGEST), answer.url)
-        return _parse_html(answer.page(_LARGEST), answer.url)
+        return listed_files(answer)
+
+
+def listed_files(answer: HttpResponse) -> list[IndexFile]:
+    """Return the files that an answered page lists; raise as `read_page` does."""
+    answer.demand_ok(f" to {urlsplit(answer.url).path}")
+    if "json" in answer.headers.get("Content-Type", ""):
+        return _parse_json(answer.text(_LARGEST), answer.url)
+    return _parse_html(answer.page(_LARGEST), answer.url)
 
 
 def parse_page(body: bytes, kind: str, url: str) -> list[IndexFile]:

@@ -13,7 +13,7 @@ from envcheck.errors import PromiseError
 from envcheck.images.engines import venv
 from envcheck.images.lockfile import Pin, read_locks
 from envcheck.images.spec import ImageSpec
-from envcheck.mirrors.probe import choose
+from envcheck.mirrors import probe
 from envcheck.mirrors.profiles.model import Profile
 from tests.http_server import Answer, Answering, Request, Server, Servers, ranged
 
@@ -48,8 +48,8 @@ def test_build_is_given_the_mirror_that_passed(
     for name, address, lacks in (("lacking", "127.0.0.2", "torch"), ("whole", "127.0.0.3", "")):
         url = f"{servers.start(Server(site(lacks), address)).url}/simple"
         (tmp_path / f"{name}.yaml").write_text(f"pypi: [{{url: '{url}'}}]\npytorch: [{{url: '{url}'}}]\n")
-    named = [choose.load_mirror(str(tmp_path / f"{name}.yaml")) for name in ("lacking", "whole")]
-    monkeypatch.setattr(choose, "default_mirrors", lambda: named)
+    named = [probe.load_mirror(str(tmp_path / f"{name}.yaml")) for name in ("lacking", "whole")]
+    monkeypatch.setattr(probe, "default_mirrors", lambda: named)
     given: list[Profile] = []
 
     def build(_spec: ImageSpec, profile: Profile, *_args: object, **_options: object) -> None:

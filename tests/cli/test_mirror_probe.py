@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
-from envcheck.mirrors.probe import choose
+from envcheck.mirrors import probe
 from tests.http_server import Server, Servers, directory
 
 WHEEL = "demo-1.0-py3-none-any.whl"
@@ -34,13 +34,13 @@ def site(servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return tmp_path
 
 
-def probe(site: Path, *arguments: str) -> Result:
+def probed(site: Path, *arguments: str) -> Result:
     lock = ["--lock", str(site / "demo.lock")]
     return CliRunner().invoke(cli, ["mirror", "probe", *lock, *arguments], standalone_mode=False)
 
 
 def test_a_table_within_80_columns_says_who_and_why(site: Path) -> None:
-    done = probe(site, "--mirror", str(site / "dead.yaml"), "--mirror", str(site / "site.yaml"))
+    done = probed(site, "--mirror", str(site / "dead.yaml"), "--mirror", str(site / "site.yaml"))
     assert (done.exception, done.return_value) == (None, None), done.output
     first, second = (line for line in done.output.splitlines() if line[:5].strip() in {"1", "-"})
     assert first.split()[:2] == ["1", "site"]
@@ -51,12 +51,12 @@ def test_a_table_within_80_columns_says_who_and_why(site: Path) -> None:
 
 def test_none_that_passes_and_none_that_answers_end_otherwise(site: Path) -> None:
     (site / "simple/demo/index.html").write_text("nothing here")
-    assert probe(site, "--mirror", str(site / "site.yaml")).return_value == 1
-    assert probe(site, "--mirror", str(site / "dead.yaml")).return_value == 3
+    assert probed(site, "--mirror", str(site / "site.yaml")).return_value == 1
+    assert probed(site, "--mirror", str(site / "dead.yaml")).return_value == 3
 
 
 def test_json_holds_the_numbers(site: Path) -> None:
-    done = probe(site, "--mirror", str(site / "site.yaml"), "--json")
+    done = probed(site, "--mirror", str(site / "site.yaml"), "--json")
     answer: dict[str, Any] = json.loads(done.output)
     (one,) = answer["parts"]["pypi"]
     assert (answer["schema"], one["mirror"], one["passed"]) == ("envcheck/ranking/2", "site", True)
@@ -65,11 +65,11 @@ def test_json_holds_the_numbers(site: Path) -> None:
 
 
 def test_a_mirror_without_an_index_is_not_applicable(site: Path) -> None:
-    done = probe(site, "--mirror", "hf-mirror")
+    done = probed(site, "--mirror", "hf-mirror")
     assert isinstance(done.exception, ConfigError)
     message = "not applicable: hf-mirror: the profile names no Python index"
     assert str(done.exception).startswith(message)
-    both = probe(site, "--mirror", "hf-mirror", "--mirror", str(site / "site.yaml"))
+    both = probed(site, "--mirror", "hf-mirror", "--mirror", str(site / "site.yaml"))
     assert (both.exception, both.return_value) == (None, None)
     assert "hf-mirror              not applicable: coverage" in both.output
 
@@ -78,9 +78,9 @@ def test_a_closed_profile_must_not_be_left(site: Path) -> None:
     profile = site / "site.yaml"
     page = site / "simple/demo/index.html"
     page.write_text(page.read_text().replace('href="/', f'href="{_elsewhere(profile)}/'))
-    assert not probe(site, "--mirror", str(profile)).return_value
+    assert not probed(site, "--mirror", str(profile)).return_value
     profile.write_text(profile.read_text() + "closed: true\n")
-    done = probe(site, "--mirror", str(profile))
+    done = probed(site, "--mirror", str(profile))
     assert done.return_value == 1
     assert "not passed: stays" in done.output
 
@@ -108,8 +108,8 @@ def test_bad_input_is_one_line(arguments: list[str], message: str) -> None:
 
 
 def test_fetch_takes_the_mirror_that_passed_and_says_so(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    named = [choose.load_mirror(str(site / name)) for name in ("dead.yaml", "site.yaml")]
-    monkeypatch.setattr(choose, "default_mirrors", lambda: named)
+    named = [probe.load_mirror(str(site / name)) for name in ("dead.yaml", "site.yaml")]
+    monkeypatch.setattr(probe, "default_mirrors", lambda: named)
     arguments = ["fetch", "--lock", str(site / "demo.lock"), "--mirror", "auto", "--output", str(site / "to")]
     result = CliRunner().invoke(cli, arguments, standalone_mode=False)
     assert result.exit_code == 0, result.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -11,18 +12,15 @@ import msgspec
 
 from envcheck.cli import Settings
 from envcheck.cli.options import EXISTING_FILE, Argument, Option, command_with
-from envcheck.cli.shared.parameter_types import FiniteRange, Size, complete_cells
-from envcheck.cli.sources.downloads import FetchRequest, print_ranking, probe_targets, refuse_mirror
+from envcheck.cli.shared.parameter_types import FiniteRange, complete_cells
+from envcheck.cli.sources.downloads import FetchRequest, probe_targets, refuse_mirror
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
-from envcheck.mirrors.probe import choose
-from envcheck.mirrors.probe.choose import load_mirror
-from envcheck.mirrors.probe.measure import Budget, missing_reason
-from envcheck.mirrors.probe.ranking import RankedMirror
+from envcheck.mirrors import probe
+from envcheck.mirrors.probe import SECONDS
+from envcheck.mirrors.ranking import Criterion, RankedMirror
 
-# The budget of a probe, and of one that downloads every file.
-_USUAL: Final = (128_000_000, 45.0)
-_WHOLE: Final = (10**15, 86_400.0)
+_NAME: Final = 22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +33,7 @@ class MirrorProbeOptions:
         Option("Probe for every file of a model; its hashes come from the trusted endpoint.", metavar="REPO@REV"),
     ] = None
     dataset: Annotated[str | None, Option("Probe for every file of a dataset.", metavar="REPO@REV")] = None
-    verify: Annotated[bool, Option("Download every file and compare its sha256.")] = False
-    no_redirect_hosts: Annotated[bool, Option("Reject mirrors that redirect to other hosts.")] = False
-    max_bytes: Annotated[
-        int | None, Option("Byte budget for all mirrors together.  [default: 128M, none with --verify]", type=Size())
-    ] = None
-    seconds: Annotated[
-        float | None, Option("Time budget for each part.  [default: 45, or a day]", type=FiniteRange(1, 86_400))
-    ] = None
+    seconds: Annotated[float, Option("Time budget for each part.", type=FiniteRange(1, 86_400))] = SECONDS
     as_json: Annotated[bool, Option("--json", "Print envcheck/ranking/2.")] = False
 
     def request(self) -> FetchRequest:
@@ -70,47 +61,66 @@ def command(options: MirrorProbeOptions, settings: Settings) -> int:
 
     A mirror must have every file, with the right hash or size, valid certificates and working range requests. Of the
     mirrors that pass, the fastest comes first. Mirrors that redirect to hosts that their profile does not name come
-    last. Without --mirror, the command probes this machine's configuration, your choice and every preset that has an
-    index for these files. With --verify, a mirror that serves a wrong file fails: run it against your own mirror from
-    time to time.
+    last, and fail if it is `closed`. Without --mirror, the command probes this machine's configuration, your choice and
+    every preset that has an index for these files. `fetch` downloads every file and compares its sha256.
 
     \b
     envcheck mirror probe torch2.13.0-cpu-py311
     envcheck mirror probe --mirror hf-mirror --mirror site.yaml \\
         --model org/name@COMMIT
-    envcheck mirror probe torch2.13.0-cpu-py311 --mirror site.yaml --verify
     """
     request = options.request()
     names = dict.fromkeys(options.mirrors)
-    mirrors = [load_mirror(name) for name in names] if names else choose.default_mirrors()
-    targets = probe_targets(settings, request, mirrors, verify=options.verify)
+    mirrors = [probe.load_mirror(name) for name in names] if names else probe.default_mirrors()
+    targets = probe_targets(settings, request, mirrors)
     if not any(target.able(mirrors) for target in targets):
-        message = f"not applicable: {', '.join(names)}: {missing_reason(targets[0].part)}"
+        message = f"not applicable: {', '.join(names)}: {targets[0].missing_reason()}"
         raise ConfigError(message, fix="name a mirror that has one; `envcheck mirror list` shows what each is for")
-    size, seconds = _WHOLE if options.verify else _USUAL
     ranked = {
-        target.part: target.ranked(
-            mirrors if names else target.able(mirrors),
-            Budget(options.max_bytes or size, options.seconds or seconds),
-            no_redirects=options.no_redirect_hosts,
-        )
+        target.part: probe.ranked_mirrors(target, mirrors if names else target.able(mirrors), options.seconds)
         for target in targets
     }
-    _print(settings, ranked, as_json=options.as_json)
-    return _exit_code(ranked)
-
-
-def _print(settings: Settings, ranked: dict[str, list[RankedMirror]], *, as_json: bool) -> None:
-    if as_json:
+    if options.as_json:
         document = {"schema": "envcheck/ranking/2", "parts": ranked}
         click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
-        return
-    for part, mirrors in ranked.items():
-        needs = max((mirror.measured.needs for mirror in mirrors), default=0)
-        print_ranking(mirrors, f"{part}, {counted(needs, 'file')} needed", quiet=settings.quiet)
-
-
-def _exit_code(ranked: dict[str, list[RankedMirror]]) -> int:
-    if all(any(mirror.passed for mirror in mirrors) for mirrors in ranked.values()):
+    else:
+        for part, of_part in ranked.items():
+            _print_ranking(part, of_part, quiet=settings.quiet)
+    if all(any(mirror.passed for mirror in of_part) for of_part in ranked.values()):
         return 0
-    return 1 if any(mirror.measured.answered for mirrors in ranked.values() for mirror in mirrors) else 3
+    return 1 if any(mirror.measured.answered for of_part in ranked.values() for mirror in of_part) else 3
+
+
+def _print_ranking(part: str, ranked: list[RankedMirror], *, quiet: bool) -> None:
+    """Print the ranked mirrors of a source, 80 columns wide, each with its criteria."""
+    needs = max((one.measured.needs for one in ranked), default=0)
+    click.echo(f"{part}, {counted(needs, 'file')} needed")
+    for place, one in enumerate(ranked, 1):
+        name = f"{one.mirror:<{_NAME}}" if len(one.mirror) <= _NAME else f"{one.mirror}\n{'':<{_NAME + 5}}"
+        click.echo(f"{place if one.passed else '-':>3}  {name} {_result(one)}")
+        for text in [] if quiet else _reasons(one):
+            click.echo(textwrap.fill(text, 80, initial_indent="      ", subsequent_indent="        "))
+
+
+def _result(one: RankedMirror) -> str:
+    if one.passed:
+        return f"{probe.speed_of(one):>12}   {(one.measured.latency or 0) * 1e3:>7.1f} ms"
+    silent = "not reached" if one.measured.missing is None else "not applicable"
+    state = "not passed" if one.measured.answered else silent
+    return f"{state}: {', '.join(sorted(criterion.name for criterion in one.failed))}"
+
+
+def _reasons(one: RankedMirror) -> list[str]:
+    """Return the failed criteria; of a mirror that passed, all of them and the rate."""
+    lines = [f"{gate.name} {_word(gate)}: {gate.why}" for gate in (one.criteria if one.passed else one.failed)]
+    rate = one.measured.rate
+    if rate is not None:
+        ended = f", then {rate.why}" if rate.why else ""
+        lines.append(f"rate: {rate.bytes / 1e6:.2f} MB from the middle of a file in {rate.seconds:.2f} s{ended}")
+    return lines
+
+
+def _word(gate: Criterion) -> str:
+    if gate.passed is None:
+        return "not verified"
+    return "passed" if gate.passed else "failed" if gate.hard else "noted"

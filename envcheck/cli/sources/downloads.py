@@ -1,4 +1,4 @@
-"""Which files a command asks for, with which hashes, through which mirror; and the ranking of a probe."""
+"""Which files a command asks for, with which hashes, through which mirror."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import click
@@ -20,6 +20,7 @@ from envcheck.images.lockfile import Lock, parse_requirements, read_locks
 from envcheck.images.spec import no_lock, select, select_one
 from envcheck.images.targets import groups_of
 from envcheck.matrix.file.load import load as load_matrix
+from envcheck.mirrors import probe
 from envcheck.mirrors.fetch.request import WantedFile
 from envcheck.mirrors.hub.api import hub_client, trusted_endpoint
 from envcheck.mirrors.hub.download import read_revision
@@ -27,10 +28,7 @@ from envcheck.mirrors.hub.revision import SCHEMA, Reference, Revision, parse_loc
 from envcheck.mirrors.index import LockedPackage, locate
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.urls import split_sha256
-from envcheck.mirrors.probe import choose
-from envcheck.mirrors.probe.choose import Target, choose_for_locks, hub_target, lock_targets, resolved
-from envcheck.mirrors.probe.measure import Mirror
-from envcheck.mirrors.probe.ranking import Criterion, RankedMirror
+from envcheck.mirrors.probe import Mirror, Target, hub_target, lock_targets
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.load import AUTO, BUILT_IN_NAMES, load, presets
 from envcheck.mirrors.profiles.model import Profile, has_userinfo, network_indexes, redacted
@@ -194,24 +192,28 @@ def _locked_files(
     return [WantedFile(file.urls, file.sha256, None, to / file.name, file.local, hint=file.size) for file in located]
 
 
-_WIDTH: Final = 80
-_NAME: Final = 22
-
-
-def probe_targets(
-    settings: Settings, request: FetchRequest, mirrors: Sequence[Mirror], *, verify: bool
-) -> list[Target]:
+def probe_targets(settings: Settings, request: FetchRequest, mirrors: Sequence[Mirror]) -> list[Target]:
     """Return what to probe for: the files of the request."""
     requested = parse_request(settings, request, one_cell=True)
     if isinstance(requested, list):
-        packages = [package for cell in requested for package in locked_packages(cell.locks)]
-        return lock_targets(packages, verify=verify)
-    return [hub_target(_resolved(requested, mirrors), verify=verify)]
+        return lock_targets(package for cell in requested for package in locked_packages(cell.locks))
+    return [hub_target(_resolved(requested, mirrors))]
 
 
 def _resolved(requested: Revision | Reference, mirrors: Sequence[Mirror]) -> Revision:
     """Return the revision with hashes from a lock, or from the trusted endpoint."""
-    return resolved(requested, mirrors) if isinstance(requested, Reference) else requested
+    return probe.resolved(requested, mirrors) if isinstance(requested, Reference) else requested
+
+
+def _chosen(settings: Settings, targets: Sequence[Target], mirrors: Sequence[Mirror]) -> Profile:
+    """Return a profile of the mirrors that pass a probe, and print which comes first, and why not the others."""
+    profile, reasons = probe.choose(targets, mirrors)
+    first = {line.partition(": ")[0]: line for line in reversed(reasons)}
+    _print_mirror(settings, f"auto: {'; '.join(first.values())}")
+    for line in reasons if not settings.quiet else ():
+        if line not in first.values():
+            click.echo(textwrap.fill(line, 80, initial_indent="  ", subsequent_indent="    "), err=True)
+    return profile
 
 
 def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profile:
@@ -219,13 +221,11 @@ def profile_for(settings: Settings, mirror: str, locks: Iterable[Lock]) -> Profi
 
     Print the choice if the command line does not name it, with the reasons of a probe.
     """
-    if mirror != AUTO:
-        profile = load(mirror)
-        _print_mirror(settings, _implicit_choice(mirror), [])
-        return profile
-    choice = choose_for_locks(locked_packages(locks))
-    _print_mirror(settings, *_split_reasons(choice.reasons))
-    return choice.profile
+    if mirror == AUTO:
+        return _chosen(settings, lock_targets(locked_packages(locks)), probe.default_mirrors())
+    profile = load(mirror)
+    _print_mirror(settings, _implicit_choice(mirror))
+    return profile
 
 
 def profile_to_fetch(
@@ -241,7 +241,7 @@ def profile_to_fetch(
     trusted = trusted_endpoint(profile, mirror=request.trust_mirror) if isinstance(requested, Reference) else ""
     # A URL says itself where from.
     if request.url is None:
-        _print_mirror(settings, _implicit_choice(mirror), [])
+        _print_mirror(settings, _implicit_choice(mirror))
     if isinstance(requested, Reference):
         requested = read_revision(hub_client(profile, trusted, connections=8), trusted, requested)
     return profile, requested
@@ -255,11 +255,9 @@ def _auto_profile(settings: Settings, request: FetchRequest) -> tuple[Profile, R
     requested = parse_request(settings, request, one_cell=True)
     if isinstance(requested, list):
         return profile_for(settings, AUTO, [lock for cell in requested for lock in cell.locks]), requested
-    mirrors = choose.default_mirrors()
+    mirrors = probe.default_mirrors()
     revision = _resolved(requested, mirrors)
-    choice = choose.choose_for_model(revision, mirrors)
-    _print_mirror(settings, *_split_reasons(choice.reasons))
-    return choice.profile, revision
+    return _chosen(settings, [hub_target(revision)], mirrors), revision
 
 
 def _implicit_choice(mirror: str) -> str | None:
@@ -273,60 +271,6 @@ def _implicit_choice(mirror: str) -> str | None:
     return None
 
 
-def _split_reasons(why: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the first reason of each part as one line, and the other reasons."""
-    first = {line.partition(": ")[0]: line for line in reversed(why)}
-    return f"auto: {'; '.join(first.values())}", [line for line in why if line not in first.values()]
-
-
-def _print_mirror(settings: Settings, mirror: str | None, why: Iterable[str]) -> None:
-    if settings.quiet or mirror is None:
-        return
-    click.echo(f"mirror  {mirror}", err=True)
-    for line in why:
-        click.echo(textwrap.fill(line, _WIDTH, initial_indent="  ", subsequent_indent="    "), err=True)
-
-
-def print_ranking(ranked: list[RankedMirror], title: str, *, quiet: bool) -> None:
-    """Print the ranked mirrors of a source, 80 columns wide, each with its criteria and points."""
-    click.echo(title)
-    place = 0
-    for ranked_mirror in ranked:
-        place += ranked_mirror.passed
-        click.echo(_format_line(ranked_mirror, place))
-        for text in [] if quiet else _format_reasons(ranked_mirror):
-            click.echo(textwrap.fill(text, _WIDTH, initial_indent="      ", subsequent_indent="        "))
-
-
-def _format_line(ranked: RankedMirror, place: int) -> str:
-    name = f"{ranked.mirror:<{_NAME}}" if len(ranked.mirror) <= _NAME else f"{ranked.mirror}\n{'':<{_NAME + 5}}"
-    if not ranked.passed:
-        silent = "not reached" if ranked.measured.missing is None else "not applicable"
-        state = "not passed" if ranked.measured.answered else silent
-        return f"  -  {name} {state}: {', '.join(sorted(ranked.failed_criteria))}"
-    rate, latency = ranked.measured.rate, ranked.measured.latency
-    speed = f"{rate.speed / 1e6:.1f} MB/s" if rate is not None else "no rate"
-    delay = f"{latency * 1e3:.1f} ms" if latency is not None else "no latency"
-    return f"{place:>3}  {name} {speed:>12}   {delay:>10}"
-
-
-def _format_reasons(ranked: RankedMirror) -> list[str]:
-    """Return the criteria, the failed ones first, and the measurements of a mirror that passed."""
-    order = sorted(ranked.criteria, key=lambda gate: gate.passed is not False)
-    lines = [f"{gate.name} {_word(gate)}: {gate.why}" for gate in order]
-    rate = ranked.measured.rate
-    if ranked.passed and rate is not None:
-        interrupted = f", then {rate.why}" if rate.why else ""
-        size = f"{rate.bytes / 1e6:.2f} MB from the middle of a file in {rate.seconds:.2f} s"
-        lines.append(f"rate: {size}{interrupted}")
-    elif ranked.passed:
-        lines.append(f"rate {ranked.measured.rate_why}")
-    else:
-        lines = lines[: max(1, len(ranked.failed_criteria))]
-    return [*lines, *(f"note: {note}" for note in ranked.notes)]
-
-
-def _word(gate: Criterion) -> str:
-    if gate.passed is None:
-        return "not verified"
-    return "passed" if gate.passed else "failed" if gate.hard else "noted"
+def _print_mirror(settings: Settings, mirror: str | None) -> None:
+    if not settings.quiet and mirror is not None:
+        click.echo(f"mirror  {mirror}", err=True)

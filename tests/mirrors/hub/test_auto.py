@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
-from envcheck.mirrors.probe import choose
+from envcheck.mirrors import probe
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OLD = "89abcdef0123456789abcdef0123456789abcdef"
@@ -28,8 +28,8 @@ def known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None
     def set_to(**texts: str) -> None:
         for name, text in texts.items():
             (tmp_path / f"{name}.yaml").write_text(text)
-        actual = [choose.load_mirror(str(tmp_path / f"{name}.yaml")) for name in texts]
-        monkeypatch.setattr(choose, "default_mirrors", lambda: actual)
+        actual = [probe.load_mirror(str(tmp_path / f"{name}.yaml")) for name in texts]
+        monkeypatch.setattr(probe, "default_mirrors", lambda: actual)
 
     return set_to
 
@@ -63,7 +63,7 @@ def test_where_nobody_has_it_each_says_why(hubs: Hubs, known: Callable[..., None
     result = CliRunner().invoke(
         cli, ["fetch", "--model", f"{REPO}@{COMMIT}", "--mirror", "auto", "--output", str(tmp_path)]
     )
-    assert "no mirror has all files: old: lacks commit 0123456789ab: has 0 of 4 files" in str(result.exception)
+    assert "no mirror has all files of hf: old: has 0 of 4 files" in str(result.exception)
     assert not (tmp_path / "models--owner--tiny").exists()
 
 

@@ -1,0 +1,396 @@
+"""Probe mirrors for the files that are needed, in parallel and within a time, and choose those that pass.
+
+Pages and first bytes are requested in parallel; rates are measured one mirror at a time, as they share a network link.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from envcheck.errors import ConfigError, UnavailableError
+from envcheck.mirrors import index as simple_api
+from envcheck.mirrors.hub import api as hub_api
+from envcheck.mirrors.hub import download as hub_download
+from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.index import CLIENT_PROFILES, PYPI, LockedPackage, Page, match_files, network_sources
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.network_errors import NetworkError, UntrustedError
+from envcheck.mirrors.net.responses import HttpResponse, file_size
+from envcheck.mirrors.net.waits import map_within
+from envcheck.mirrors.profiles import model
+from envcheck.mirrors.profiles.load import load, presets
+from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Credential, HuggingFace, Index, Profile, host_of
+from envcheck.mirrors.ranking import FileStatus, MirrorMeasurement, RankedMirror, Rate, judged, rank, with_agreed_sizes
+
+HUB: Final = "hf"
+SECONDS: Final = 45.0
+# The range of a rate: bytes, and seconds after which it is broken off.
+_RANGE: Final = 8 << 20
+_RANGE_SECONDS: Final = 5.0
+_CHUNK: Final = 1 << 16
+_THREADS: Final = 6
+_OUT_OF_TIME: Final = "the probe's time ran out"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mirror:
+    """A profile to probe, and a client with its CA and credentials."""
+
+    name: str
+    profile: Profile
+    client: Client
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What to probe for in one kind of source: the packages of a lock's index, or the files of a model's revision."""
+
+    part: str
+    packages: Sequence[LockedPackage] = ()
+    revision: hub_revision.Revision | None = None
+
+    def urls(self, profile: Profile) -> list[str]:
+        """Return the URLs to ask: pages of an index, or a hub's endpoints."""
+        if self.part == HUB:
+            return endpoints(profile)
+        sources = network_sources(profile, self.part)
+        pages = (simple_api.page_url(index, package.project) for package in self.packages for index in sources)
+        return list(dict.fromkeys(pages))
+
+    def able(self, mirrors: Sequence[Mirror]) -> list[Mirror]:
+        """Return the mirrors that have this kind of source."""
+        return [mirror for mirror in mirrors if self.urls(mirror.profile)]
+
+    def missing_reason(self) -> str:
+        """Return why a profile without a source of its own is not a mirror for this."""
+        if self.part == HUB:
+            return "the profile names no Hugging Face endpoint"
+        kind = "Python" if self.part == PYPI else "PyTorch"
+        return f"the profile names no {kind} index: packages would come from the client's own default"
+
+
+def lock_targets(packages: Iterable[LockedPackage]) -> list[Target]:
+    """Return the targets for the packages of locks, one for each index."""
+    by_part: dict[str, list[LockedPackage]] = {}
+    for package in packages:
+        by_part.setdefault(package.index, []).append(package)
+    return [Target(part, of_part) for part, of_part in by_part.items()]
+
+
+def hub_target(revision: hub_revision.Revision) -> Target:
+    """Return the target for every file of a revision."""
+    return Target(HUB, revision=revision)
+
+
+def endpoints(profile: Profile) -> list[str]:
+    """Return the hub endpoints of a profile, or the default of huggingface_hub if the profile means that."""
+    own = hub_api.default_endpoint() if profile.name in CLIENT_PROFILES and not profile.hf.endpoints else None
+    return [*profile.hf.endpoints, *([own] if own else [])]
+
+
+class _Probe:
+    """The probe of one mirror while it runs. `files` has the status of each file, and a URL that has it."""
+
+    def __init__(self, mirror: Mirror, target: Target) -> None:
+        self.mirror, self.target = mirror, target
+        self.urls = target.urls(mirror.profile)
+        self.pages: dict[str, Page] = {}
+        self.files: list[tuple[FileStatus, str]] = []
+        self.untrusted: str | None = None
+        self.latency: float | None = None
+
+    def get(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
+        """Send a request; note how long the first one took, and a host that is not trusted."""
+        began = time.monotonic()
+        try:
+            answer = self.mirror.client.get(url, headers)
+        except UntrustedError as error:
+            self.untrusted = f"{urlsplit(url).netloc}: {error}"
+            raise
+        self.latency = time.monotonic() - began if self.latency is None else self.latency
+        return answer
+
+    def read_page(self, url: str) -> None:
+        """Read a page of an index."""
+        try:
+            with self.get(url, {"Accept": simple_api.ACCEPT}) as answer:
+                self.pages[url] = simple_api.listed_files(answer)
+        except NetworkError as error:
+            self.pages[url] = error
+
+    def candidates(self) -> list[tuple[FileStatus, tuple[str, ...]]]:
+        """Return each needed file with the URLs that may have it."""
+        revision = self.target.revision
+        if revision is None:
+            return [pair for package in self.target.packages for pair in self._listed(package)]
+        ref = hub_revision.Reference(revision.kind, revision.repo, revision.revision)
+        return [
+            (
+                FileStatus(need=file.path, listed="hash", sha256=file.sha256, size=file.size),
+                tuple(hub_revision.file_url(endpoint, ref, file.path) for endpoint in self.urls),
+            )
+            for file in (revision.files if self.urls else ())
+        ]
+
+    def _listed(self, package: LockedPackage) -> list[tuple[FileStatus, tuple[str, ...]]]:
+        sources = network_sources(self.mirror.profile, self.target.part)
+        urls = [simple_api.page_url(index, package.project) for index in sources]
+        pages = [self.pages.get(url, NetworkError(_OUT_OF_TIME)) for url in urls]
+        try:
+            located = match_files(package, pages)
+        except UnavailableError as error:
+            return [(FileStatus(need=package.label, listed="absent", why=error.message.partition(": ")[2]), ())]
+        hashed = {file.sha256 for page in pages if isinstance(page, list) for file in page}
+        return [
+            (
+                FileStatus(
+                    need=package.label,
+                    listed="hash" if file.sha256 in hashed else "name",
+                    sha256=file.sha256,
+                    size=file.size,
+                ),
+                file.urls,
+            )
+            for file in located
+        ]
+
+    def request_files(self, seconds: float) -> None:
+        """Request the first byte of every file."""
+        candidates = self.candidates()
+        done = map_within(lambda pair: self._request_file(*pair), candidates, _THREADS, seconds)
+        late = [(msgspec.structs.replace(status, why=_OUT_OF_TIME), "") for status, _ in candidates]
+        self.files = [one if isinstance(one, tuple) else missed for one, missed in zip(done, late, strict=True)]
+
+    def _request_file(self, status: FileStatus, urls: Sequence[str]) -> tuple[FileStatus, str]:
+        """Return the status with the answer of the first URL that has the file, or with the first failure."""
+        failed: FileStatus | None = None
+        for url in urls:
+            try:
+                with self.get(url, {"Range": "bytes=0-0"}) as answer:
+                    next(answer.chunks(1), b"")  # so that the connection can be reused
+                    reached = _with_answer(status, answer)
+            except NetworkError as error:
+                failed = failed or msgspec.structs.replace(status, why=str(error))
+                continue
+            if reached.available:
+                return reached, url
+            failed = failed or msgspec.structs.replace(reached, why=f"{reached.hosts[-1]} answers {reached.status}")
+        return failed or status, ""
+
+    def measured(self) -> MirrorMeasurement:
+        """Return the measurement so far."""
+        profile, target = self.mirror.profile, self.target
+        return MirrorMeasurement(
+            mirror=self.mirror.name,
+            part=target.part,
+            own=own_hosts(profile, self.urls),
+            closed=profile.closed,
+            origin=is_origin(profile, target.part),
+            needs=len(target.packages if target.revision is None else target.revision.files),
+            missing=None if self.urls else target.missing_reason(),
+            untrusted=self.untrusted,
+            plain=any(url.startswith("http://") for url in self.urls),
+            latency=self.latency,
+            files=[status for status, _ in self.files],
+            commit=None if target.revision is None else target.revision.revision,
+        )
+
+
+def _with_answer(status: FileStatus, response: HttpResponse) -> FileStatus:
+    by_name = {name.lower(): value for headers in reversed(response.passed) for name, value in headers.items()}
+    size = file_size(response.status, response.headers)
+    return msgspec.structs.replace(
+        status,
+        status=response.status,
+        hosts=list(response.hosts),
+        ranged=response.status == HTTPStatus.PARTIAL_CONTENT and size is not None,
+        served_size=size,
+        commit=by_name.get("x-repo-commit"),
+        linked=by_name.get("x-linked-etag", "").strip('"') or None,
+    )
+
+
+def own_hosts(profile: Profile, urls: Iterable[str]) -> list[str]:
+    """Return the mirror's own hosts: all that its profile names, for any part, and those of these URLs."""
+    named = [index.url for index in [*profile.pypi, *profile.pytorch]]
+    return sorted({urlsplit(url).netloc for url in [*urls, *named, *profile.hf.endpoints] if "://" in url} - {""})
+
+
+def is_origin(profile: Profile, part: str) -> bool:
+    """Tell whether a part comes from the client's default only."""
+    if part == HUB:
+        return profile.name in CLIENT_PROFILES and not profile.hf.endpoints
+    indexes = [index for index in (profile.pypi if part == PYPI else profile.pytorch) if index.local is None]
+    return all(index.url == CLIENT_DEFAULT for index in indexes) and (bool(indexes) or profile.name in CLIENT_PROFILES)
+
+
+def ranked_mirrors(target: Target, mirrors: Sequence[Mirror], seconds: float = SECONDS) -> list[RankedMirror]:
+    """Measure the mirrors for every file of the target within so many seconds, and return them ranked."""
+    end, probes = time.monotonic() + seconds, [_Probe(mirror, target) for mirror in mirrors]
+    if target.revision is None:
+        # A mirror whose page never ends must not use up the time for the files of the others.
+        reads = [(one, url) for one in probes for url in one.urls]
+        map_within(lambda pair: pair[0].read_page(pair[1]), reads, _THREADS * len(probes), seconds * 0.4)
+    left = max(0.0, end - time.monotonic()) * 0.7
+    map_within(lambda one: one.request_files(left), probes, len(probes), left + 1.0)
+    measured = with_agreed_sizes([one.measured() for one in probes])
+    # The nearest first, as the time may end.
+    for number in sorted(range(len(probes)), key=lambda number: measured[number].latency or math.inf):
+        if judged(measured[number]).passed and time.monotonic() < end:
+            measured[number] = _with_rate(probes[number], measured[number], end)
+    return rank(measured)
+
+
+def _with_rate(one: _Probe, measured: MirrorMeasurement, end: float) -> MirrorMeasurement:
+    """Return the measurement with the rate of the mirror's largest file."""
+    file, url = max(one.files, key=lambda pair: pair[0].served_size or 0)
+    try:
+        rate = _rate(one.mirror.client, url, file.served_size or 0, end)
+    except NetworkError as error:
+        return msgspec.structs.replace(measured, range_fault=str(error))
+    return msgspec.structs.replace(measured, rate=rate)
+
+
+def _rate(client: Client, url: str, total: int, end: float) -> Rate | None:
+    """Measure a range in the middle of a file: one that starts at 0 proves nothing."""
+    size = min(_RANGE, total // 2)
+    if not size:
+        return None
+    start, began, received, why = (total - size) // 2, time.monotonic(), 0, None
+    with client.get(url, {"Range": f"bytes={start}-{start + size - 1}"}) as answer:
+        answer.demand_range(start, start + size, total)
+        try:
+            for chunk in answer.chunks(_CHUNK):
+                received += len(chunk)
+                if time.monotonic() > min(began + _RANGE_SECONDS, end):
+                    break
+        except NetworkError as error:
+            why = str(error)
+    return Rate(bytes=received, seconds=time.monotonic() - began, why=why)
+
+
+def default_mirrors() -> list[Mirror]:
+    """Return this machine's configuration, what `envcheck mirror use` chose, and every preset."""
+    names = ["host", *([str(model.read_choice())] if model.read_choice() else []), *presets()]
+    return [load_mirror(name) for name in dict.fromkeys(names)]
+
+
+def load_mirror(name: str) -> Mirror:
+    """Return the mirror of a profile's name or path, with a client that uses the profile's CA and credentials."""
+    profile = load(name)
+    shown = name if name in {"host", "none"} else profile.name
+    return Mirror(shown, profile, hub_api.hub_client(profile, probes=True, connect=4.0, read=8.0))
+
+
+def resolved(ref: hub_revision.Reference, mirrors: Sequence[Mirror]) -> hub_revision.Revision:
+    """Return the revision of a reference, resolved at the trusted endpoint of the first mirror that names one."""
+    trusting = next((mirror.profile for mirror in mirrors if mirror.profile.hf.trusted), Profile(name="none"))
+    try:
+        endpoint = hub_api.trusted_endpoint(trusting, mirror=False)
+    except ConfigError as error:
+        # The original fix names --trust-mirror, which makes no sense before a mirror is chosen.
+        fix = "name a profile with `hf: {trusted: URL}`, or install huggingface_hub beside envcheck"
+        raise ConfigError(error.message, fix=fix) from error
+    return hub_download.read_revision(hub_api.hub_client(trusting, endpoint), endpoint, ref)
+
+
+def choose(
+    targets: Sequence[Target], mirrors: Sequence[Mirror], environ: Mapping[str, str] | None = None
+) -> tuple[Profile, list[str]]:
+    """Probe, and return a profile of the mirrors that pass, the best first, with a reason for each mirror.
+
+    Mirrors that fail only `ranges` come last, because pip and uv need no ranges. A profile has one CA and one netrc
+    file: mirrors that need others than the first are left out. Each host gets only the credentials of its own profile.
+    What was not probed (apt, the registry) comes from the first mirror's profile. Raise UnavailableError if no mirror
+    has a part.
+    """
+    environ = os.environ if environ is None else environ
+    ranked = [one for target in targets for one in ranked_mirrors(target, target.able(mirrors))]
+    profiles = {mirror.name: mirror.profile for mirror in mirrors}
+    if any(target.part == HUB for target in targets):
+        profiles = {name: _with_own_token(profile, environ) for name, profile in profiles.items()}
+    usable = [one for one in ranked if one.passed]
+    usable += [one for one in ranked if {criterion.name for criterion in one.failed} == {"ranges"}]
+    needs = [(profiles[one.mirror].ca, profiles[one.mirror].netrc) for one in usable]
+    first = next(iter(profiles.values()), Profile(name="none"))
+    ca, netrc = next((need for need in needs if need != (None, None)), (first.ca, first.netrc))
+    used = [one for one, need in zip(usable, needs, strict=True) if need in {(None, None), (ca, netrc)}]
+    reasons = [line for target in targets for line in _demand_source(target, ranked, used, profiles.values())]
+    credentials: dict[str, Credential] = {}
+    for one in used:
+        credentials = {**profiles[one.mirror].credentials, **credentials}
+    urls = [url for one in used if one.part == HUB for url in endpoints(profiles[one.mirror])]
+    profile = msgspec.structs.replace(
+        first,
+        pypi=_indexes(used, profiles, PYPI),
+        pytorch=_indexes(used, profiles, "pytorch"),
+        ca=ca,
+        netrc=netrc,
+        credentials=credentials,
+    )
+    if urls:
+        profile = msgspec.structs.replace(profile, hf=HuggingFace(endpoint=urls[0], fallbacks=urls[1:]))
+    return profile, [*reasons, *(_reason(one, used) for one in sorted(ranked, key=lambda one: one not in used))]
+
+
+def _demand_source(
+    target: Target, ranked: Sequence[RankedMirror], used: Sequence[RankedMirror], profiles: Iterable[Profile]
+) -> list[str]:
+    """Return a reason for a target that only directories of this machine have. Raise UnavailableError if none has."""
+    if any(one.part == target.part for one in used):
+        return []
+    if target.part != HUB and _local_indexes(profiles, target.part.partition("/")[0]):
+        return [f"{target.part}: no mirror, only this machine's directories of wheels"]
+    failed = [f"{one.mirror}: {fault.why}" for one in ranked if one.part == target.part for fault in one.failed]
+    message = f"no mirror has all files of {target.part}: {'; '.join(failed[:3]) or 'no mirror is known'}"
+    raise UnavailableError(message, fix="run `envcheck mirror probe`, or pass your own profile with --mirror")
+
+
+def _with_own_token(profile: Profile, environ: Mapping[str, str]) -> Profile:
+    """Return the profile with the user's token as a credential of its own endpoints, if it allows that."""
+    file = hub_api.token_path(environ)
+    if profile.hf.token != "allow" or not (environ.get("HF_TOKEN") or file.is_file()):  # noqa: S105 (a policy)
+        return profile
+    token = Credential(token_env="HF_TOKEN") if environ.get("HF_TOKEN") else Credential(token_file=str(file))  # noqa: S106
+    hosts = {host_of(url): token for url in profile.hf.endpoints}
+    return msgspec.structs.replace(profile, credentials={**hosts, **profile.credentials})
+
+
+def _indexes(used: Sequence[RankedMirror], profiles: Mapping[str, Profile], family: str) -> list[Index]:
+    part = PYPI if family == PYPI else "pytorch/{variant}"
+    ranked = [profiles[one.mirror] for one in used if one.part.partition("/")[0] == family]
+    remote = [
+        index
+        for profile in ranked
+        for index in [one for one in _of_family(profile, family) if one.local is None] or network_sources(profile, part)
+    ]
+    return list(dict.fromkeys([*_local_indexes(profiles.values(), family), *remote]))
+
+
+def _of_family(profile: Profile, family: str) -> list[Index]:
+    return profile.pypi if family == PYPI else profile.pytorch
+
+
+def _local_indexes(profiles: Iterable[Profile], family: str) -> list[Index]:
+    return [index for profile in profiles for index in _of_family(profile, family) if index.local is not None]
+
+
+def _reason(one: RankedMirror, used: Sequence[RankedMirror]) -> str:
+    if one not in used:
+        failed = one.failed[0].why if one.failed else "it needs another CA or netrc file"
+        return f"{one.part}: not {one.mirror}: {failed}"
+    return f"{one.part}: {one.mirror} ({speed_of(one) if one.passed else 'no ranges'})"
+
+
+def speed_of(one: RankedMirror) -> str:
+    """Return the rate as text."""
+    return f"{one.measured.rate.speed / 1e6:.1f} MB/s" if one.measured.rate is not None else "no rate"
