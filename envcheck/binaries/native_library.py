@@ -2,17 +2,14 @@
 
 libtorch's C++ interface changes with each minor of torch; its symbols are mangled names in the namespaces c10, at,
 torch and caffe2 (Itanium C++ ABI, 5.1). The stable ABI (torch/csrc/stable, torch/csrc/inductor/aoti_torch) is C:
-`aoti_torch_…` and `torch_…`, and later torches keep it. `abi::__cxa_demangle`, part of the C++ runtime that torch
-needs (Itanium C++ ABI, 3.4), demangles.
+`aoti_torch_…` and `torch_…`, and later torches keep it.
 """
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import re
 from collections.abc import Iterable
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from envcheck.binaries.elf import Elf, gpu_code
 
@@ -35,10 +32,6 @@ _PYTHON = re.compile(r"THP[A-Z]\w*")
 _NEW_STRING, _OLD_STRING = "__cxx11", re.compile(r"Ss(?![a-z])")
 STABLE, CPP, NONE = "torch stable ABI", "libtorch C++", "no torch symbols"
 MIXED = "mixed: some libraries on the stable ABI, others "
-_FUNCTION = "__cxa_demangle"
-_RUNTIMES = ("libstdc++.so.6", "libc++abi.so.1")
-# Characters of a name that is demangled: names come from files that nobody vouches for.
-_LONGEST = 4096
 _GLIBC = re.compile(r"GLIBC_(\d+(?:\.\d+)+)")
 # How the paths of libraries for several machines name theirs.
 _MACHINE_WORDS = {"x86_64": ("x86_64", "x86-64", "amd64"), "aarch64": ("aarch64", "arm64", "sbsa")}
@@ -105,41 +98,6 @@ def together(abis: Iterable[str]) -> str:
     if not cpp:
         return STABLE if answers else NONE
     return cpp if answers <= {cpp} else MIXED + cpp
-
-
-class _Demangler(NamedTuple):
-    convert: Any
-    free: Any
-
-    def __call__(self, mangled: str) -> str | None:
-        status = ctypes.c_int(0)
-        text = self.convert(mangled.encode(), None, None, ctypes.byref(status))
-        if not text:
-            return None
-        try:
-            return ctypes.string_at(text).decode("utf-8", "replace")
-        finally:
-            self.free(text)
-
-
-@functools.lru_cache(1)
-def _demangler() -> _Demangler | None:
-    for name in _RUNTIMES:
-        try:
-            convert, free = getattr(ctypes.CDLL(name), _FUNCTION), ctypes.CDLL(None).free
-        except (OSError, AttributeError):
-            continue
-        convert.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-        convert.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int)]
-        return _Demangler(convert, free)
-    return None
-
-
-def demangled(symbol: str) -> str:
-    """Return the C++ name of a mangled symbol; the symbol itself if it is not mangled or nothing here demangles."""
-    mangled = symbol.startswith("_Z") and "\0" not in symbol and len(symbol) <= _LONGEST
-    call = _demangler() if mangled else None
-    return (call(symbol) if call else None) or symbol
 
 
 class Library(NamedTuple):

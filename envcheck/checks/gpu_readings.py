@@ -3,19 +3,37 @@
 Values have their types: `collect.sound` has put a reason in place of each that does not fit.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from envcheck.checks import Limit, Outcome, View, skipped, undecided
 from envcheck.counting import counted
 from envcheck.node.snapshot import Gpu, Signal
 
 # The envcheck, the user or the driver of a snapshot that lacks what only newer drivers report.
-_NOT_KNOWN: Final = ("not-collected", "denied", "no-data")
-_MANY: Final = 4
+_NOT_KNOWN = ("not-collected", "denied", "no-data")
+_MANY = 4
+
+
+class Rule(NamedTuple):
+    """What a finding about one GPU says. `text` is a format with {gpu} and {value}; `verdict` is failed or warned."""
+
+    verdict: Callable[..., Outcome]
+    code: str
+    text: str
+    fix: str
+    limit: Limit | None = None
+    unit: str = ""
+
+    def finding(self, gpu: str, value: Any, culprit: str, uuids: list[str]) -> Outcome:
+        """Return what the rule says of one GPU, however it is named."""
+        text, about = self.text.format(gpu=gpu, value=value), {"unit": self.unit, "limit": self.limit, "gpus": uuids}
+        return self.verdict(text, fix=self.fix, value=value, code=self.code, culprit=culprit, **about)
+
+    def at(self, view: View, bus_id: object, value: Any = 1) -> Outcome:
+        """Return what the rule says of the GPU at a PCI address."""
+        return self.finding(str(bus_id), value, place(view, bus_id), at(view, [bus_id]))
 
 
 class Reading(NamedTuple):
@@ -57,26 +75,6 @@ class Reading(NamedTuple):
         return [
             rule.finding(gpu, value, culprit(self.view, gpu), uuids(self.view, [gpu])) for gpu, value in values.items()
         ]
-
-
-class Rule(NamedTuple):
-    """What a finding about one GPU says. `text` is a format with {gpu} and {value}; `verdict` is failed or warned."""
-
-    verdict: Callable[..., Outcome]
-    code: str
-    text: str
-    fix: str
-    limit: Limit | None = None
-    unit: str = ""
-
-    def finding(self, gpu: str, value: Any, culprit: str, uuids: list[str]) -> Outcome:
-        """Return what the rule says of one GPU, however it is named."""
-        text, about = self.text.format(gpu=gpu, value=value), {"unit": self.unit, "limit": self.limit, "gpus": uuids}
-        return self.verdict(text, fix=self.fix, value=value, code=self.code, culprit=culprit, **about)
-
-    def at(self, view: View, bus_id: object, value: Any = 1) -> Outcome:
-        """Return what the rule says of the GPU at a PCI address."""
-        return self.finding(str(bus_id), value, place(view, bus_id), at(view, [bus_id]))
 
 
 def lost(gpu: Gpu) -> Signal | None:
@@ -161,10 +159,8 @@ def unreadable(view: View, name: str, fix: str) -> Outcome | None:
     return undecided(f"{name} cannot be read: {signal.reason}", fix=fix, code=f"{signal_code}.unread")
 
 
-HELD: Final = Limit(2 << 30, "B", "AMD-AGI/Primus node-smoke: at most 2 GiB in use before the first touch", "at most")
-BUSY: Final = Limit(
-    10, "%", "ours: a GPU that nobody computes on is at 0 %, one that draws a desktop at a few", "at most"
-)
+HELD = Limit(2 << 30, "B", "AMD-AGI/Primus node-smoke: at most 2 GiB in use before the first touch", "at most")
+BUSY = Limit(10, "%", "ours: a GPU that nobody computes on is at 0 %, one that draws a desktop at a few", "at most")
 
 
 class GpuUser(NamedTuple):

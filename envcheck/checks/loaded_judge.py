@@ -1,11 +1,9 @@
 """Judge what came of importing installed extensions and of their smallest operations."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -14,22 +12,103 @@ from envcheck.checks import Limit, Outcome, Ranks, View, failed, passed, skipped
 from envcheck.checks.extensions.trials import GONE, choice
 from envcheck.checks.installed_judge import LAZY, fitting_release
 
-LIMIT: Final = Limit(0, "misfits", "an import, dlopen(3) and a result that torch confirms", "equal")
+LIMIT = Limit(0, "misfits", "an import, dlopen(3) and a result that torch confirms", "equal")
 # What packages say on a machine without a GPU or its driver.
-_NO_GPU: Final = re.compile(
+_NO_GPU = re.compile(
     r"libcuda\.so|libnvidia-ml\.so|NVIDIA driver|no CUDA GPUs|no CUDA-capable device|No CUDA runtime is found|"
     r"CUDA driver|cudaErrorNoDevice|cudaErrorInsufficientDriver|Torch not compiled with CUDA",
     re.IGNORECASE,
 )
-_NO_KERNEL: Final = re.compile(r"no kernel image is available", re.IGNORECASE)
-_LOG: Final = "the check's log has what it printed"
+# CUDA does not work in a process that was forked from one which used it: that is no fault of the extension.
+_FORKED = re.compile(r"CUDA in forked subprocess|CUDA error: initialization error", re.IGNORECASE)
+_NO_KERNEL = re.compile(r"no kernel image is available", re.IGNORECASE)
+_LOG = "the check's log has what it printed"
+
+
+class Lack(NamedTuple):
+    """What is lacking, the code of the outcome, and what to do: "" where it is no fault of the environment."""
+
+    text: str
+    code: str
+    fix: str
+
+
+class LoaderText(msgspec.Struct, frozen=True):
+    """What a loader or an import said, and what it names; `brought`: the environment has the library it names.
+
+    `dependency` is the version of another package that has no longer what was asked of it.
+    """
+
+    text: str
+    type: str = ""
+    symbol: str = ""
+    torchs: bool = False
+    library: str = ""
+    version: str = ""
+    invalid: str = ""
+    brought: bool = False
+    dependency: str = ""
+
+
+class MeasuredOperation(msgspec.Struct, frozen=True):
+    """One operation on one device. `on` is where the result was; `off` is None where it is no number."""
+
+    name: str
+    device: str
+    on: str
+    count: list[int]
+    off: float | None
+    tolerance: float
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """One extension's process. `code` is its exit code, negative for a signal, None when its time was up.
+
+    `mapped` are the libraries that its process held, `alone` those that load by themselves, `refused` the others.
+    """
+
+    code: int | None
+    limit: float
+    step: str
+    done: bool
+    seconds: float = 0.0
+    imported: bool = False
+    error: LoaderText | None = None
+    mapped: list[str] = msgspec.field(default_factory=list)
+    alone: list[str] = msgspec.field(default_factory=list)
+    refused: dict[str, LoaderText] = msgspec.field(default_factory=dict)
+    operation: list[MeasuredOperation] | None = None
+
+
+class TriedExtension(msgspec.Struct, frozen=True):
+    """An installed extension. `trial` is None where no time was left; `operation`: one is known for it."""
+
+    name: str
+    version: str
+    libraries: int
+    gpu_code: bool
+    operation: bool
+    trial: Trial | None
+
+    @property
+    def shown(self) -> str:
+        """Return name and version."""
+        return f"{self.name} {self.version}"
+
+
+class MeasuredTrials(msgspec.Struct, frozen=True):
+    """All extensions of one environment."""
+
+    gpu: bool
+    extensions: list[TriedExtension]
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Return the outcome of the check `extensions-loaded`."""
     raw = ranks[0] if ranks else {}
-    measured = measured_trials(raw)
-    if measured is None:
+    try:
+        measured = msgspec.convert(raw, MeasuredTrials)
+    except msgspec.ValidationError:
         return undecided("no extension was tried", fix="see the check's log", code="extensions-loaded.unmeasured")
     if not measured.extensions:
         text = "no extension with native code for torch or CUDA is installed"
@@ -80,6 +159,9 @@ class _ExtensionJudge:
         gone = self._gone(trial, error)
         if gone is not None:
             return gone
+        if _FORKED.search(error.text):
+            text = f"{trial.step}: CUDA was in use before its process began, so it could not be tried"
+            return self._undecided(text, "extensions-loaded.not-looked-at")
         if not self.gpu and _NO_GPU.search(error.text):
             return self._skipped(f"{trial.step} needs a GPU: {_first(error.text)}", "extensions-loaded.cpu-only")
         text = f"{trial.step}: {error.type or 'an exception'}: {_first(error.text)}"
@@ -92,19 +174,15 @@ class _ExtensionJudge:
     def _gone(self, trial: Trial, error: LoaderText) -> Outcome | None:
         """Return that another package no longer has what this one uses: a warning where it imports all the same."""
         found = GONE.search(error.text)
-        if found is None:
-            return None
-        module, attribute = found[1] or found[4], found[2] or found[3]
+        module = (found[1] or found[4]) if found else ""
         name = module.partition(".")[0]
-        if name == "torch" or self.extension.name.replace("-", "_").startswith(name):
+        if not found or name == "torch" or self.extension.name.replace("-", "_").startswith(name):
             return None
-        dependency = f"{name} {error.dependency}".strip()
-        text = f"{self.extension.shown}: {trial.step}: {dependency} has no {module}.{attribute}"
+        text = f"{self.extension.shown}: {trial.step}: {f'{name} {error.dependency}'.strip()} has no {module}."
         fix = f"install an older {name}, or a newer {self.extension.name}"
+        verdict, code = (warned if trial.imported else failed), "extensions-loaded.dependency"
         about: dict[str, Any] = {"value": 1, "unit": LIMIT.unit, "limit": LIMIT}
-        return (warned if trial.imported else failed)(
-            text, fix=fix, code="extensions-loaded.dependency", culprit=name, **about
-        )
+        return verdict(text + (found[2] or found[3]), fix=fix, code=code, culprit=name, **about)
 
     def _refused(self, trial: Trial) -> Iterator[Outcome]:
         """Yield a finding for libraries that the package goes on without, though the environment should have them."""
@@ -154,7 +232,7 @@ class _ExtensionJudge:
         if error.symbol:
             whose = "which this torch does not define" if error.torchs else "which no library defines"
             code = "extensions-loaded.torch-abi" if error.torchs else "extensions-loaded.symbol"
-            return Lack(f"needs {error.readable or error.symbol}, {whose}", code, self._fitting())
+            return Lack(f"needs {error.symbol}, {whose}", code, self._fitting())
         if error.version:
             fix = f"use a base with {error.version.replace('_', ' ')} or newer, or a wheel with an older manylinux tag"
             return Lack(f"needs {error.version}, which this system does not have", "extensions-loaded.glibc", fix)
@@ -232,7 +310,7 @@ def _first(text: str) -> str:
 
 
 # The most telling first: a symbol that is missing says more than a library of which one of several versions would do.
-_TELLING: Final = (
+_TELLING = (
     "extensions-loaded.torch-abi",
     "extensions-loaded.symbol",
     "extensions-loaded.glibc",
@@ -243,105 +321,5 @@ _TELLING: Final = (
     "extensions-loaded.cpu-only",
 )
 # What an environment should have for a library that a package goes on without. Others may be optional.
-NEEDED: Final = {_TELLING[0], _TELLING[2], _TELLING[3], _TELLING[6]}
-_FFMPEG: Final = re.compile(r"lib(?:avutil|avcodec|avformat|avdevice|avfilter|swscale|swresample)\.so\.\d+")
-
-
-class Lack(NamedTuple):
-    """What is lacking, the code of the outcome, and what to do: "" where it is no fault of the environment."""
-
-    text: str
-    code: str
-    fix: str
-
-
-class LoaderText(msgspec.Struct, frozen=True):
-    """What a loader or an import said, and what it names: a symbol (as in the source), a library or a version.
-
-    `brought` is whether the environment has the library that the loader did not find by itself. `dependency` is the
-    version of another package that has no longer what was asked of it.
-    """
-
-    text: str
-    type: str = ""
-    symbol: str = ""
-    readable: str = ""
-    torchs: bool = False
-    library: str = ""
-    version: str = ""
-    invalid: str = ""
-    brought: bool = False
-    dependency: str = ""
-
-
-class MeasuredOperation(msgspec.Struct, frozen=True):
-    """One operation on one device. `on` is where the result was; `off` is None where it is no number."""
-
-    name: str
-    device: str
-    on: str
-    count: list[int]
-    off: float | None
-    tolerance: float
-
-
-class Trial(msgspec.Struct, frozen=True):
-    """One extension's process. `code` is its exit code, negative for a signal, None when its time was up.
-
-    `mapped` are the libraries that its process held, `alone` those that load by themselves, `refused` the others.
-    """
-
-    code: int | None
-    limit: float
-    step: str
-    done: bool
-    seconds: float = 0.0
-    imported: bool = False
-    error: LoaderText | None = None
-    mapped: list[str] = msgspec.field(default_factory=list)
-    alone: list[str] = msgspec.field(default_factory=list)
-    refused: dict[str, LoaderText] = msgspec.field(default_factory=dict)
-    operation: list[MeasuredOperation] | None = None
-
-
-class BuiltFor(msgspec.Struct, frozen=True):
-    """Which torch and CUDA the package says that it was built for, and where it says so."""
-
-    torch: str | None = None
-    cuda: str | None = None
-    source: str = ""
-
-
-class TriedExtension(msgspec.Struct, frozen=True):
-    """An installed extension. `trial` is None where no time was left; `operation`: one is known for it."""
-
-    name: str
-    version: str
-    libraries: int
-    gpu_code: bool
-    operation: bool
-    trial: Trial | None
-    built: BuiltFor = BuiltFor()
-
-    @property
-    def shown(self) -> str:
-        """Return name and version, and what it was built for where that is known."""
-        parts = [
-            f"{word} {version}" for word, version in (("torch", self.built.torch), ("CUDA", self.built.cuda)) if version
-        ]
-        return f"{self.name} {self.version}" + (f" (built for {' and '.join(parts)})" if parts else "")
-
-
-class MeasuredTrials(msgspec.Struct, frozen=True):
-    """All extensions of one environment."""
-
-    gpu: bool
-    extensions: list[TriedExtension]
-
-
-def measured_trials(measured: Mapping[str, Any]) -> MeasuredTrials | None:
-    """Return what was measured; None if it is not of this form."""
-    try:
-        return msgspec.convert(measured, MeasuredTrials)
-    except msgspec.ValidationError:
-        return None
+NEEDED = {_TELLING[0], _TELLING[2], _TELLING[3], _TELLING[6]}
+_FFMPEG = re.compile(r"lib(?:avutil|avcodec|avformat|avdevice|avfilter|swscale|swresample)\.so\.\d+")

@@ -1,11 +1,9 @@
 """What several node checks ask of the matrix and of the view."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from envcheck.checks import View
 from envcheck.checks.gpu_readings import label
@@ -14,17 +12,17 @@ from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.load import load
 
 # Brands and series of boards for desktops, laptops and embedded systems, for models that the matrix does not list.
-_CONSUMER: Final = re.compile(
+_CONSUMER = re.compile(
     r"GeForce|\b[GR]TX\b|TITAN|Quadro|\bNVS\b|\bMX\d{3}\b|\bT\d{3,4}\b|Laptop|Max-Q|Mobile|nvgpu|Orin|Xavier|Thor|Tegra"
 )
 # Profiles of a shared board, "GRID T4-16Q" or "NVIDIA L40S-48C": only data-centre boards are shared.
-_VGPU: Final = re.compile(r"^GRID |-\d+[ABCQ]$")
+_VGPU = re.compile(r"^GRID |-\d+[ABCQ]$")
 # "Max-Q Workstation Edition" (RTX PRO 6000 Blackwell) is a board for a slot.
-_LAPTOP: Final = re.compile(r"Laptop|Max-Q(?! Workstation)|Mobile|\bMX\d{3}\b")
+_LAPTOP = re.compile(r"Laptop|Max-Q(?! Workstation)|Mobile|\bMX\d{3}\b")
 # Grace Hopper, Grace Blackwell and GB10 (DGX Spark); nvtop#426 shows one lane of generation 1 there.
-_C2C: Final = re.compile(r"\bG[HB]\d{2,3}\b")
-_JETSON: Final = re.compile(r"nvgpu|Orin|Xavier|Jetson|Tegra|\bThor\b")
-_GUESTS: Final = ("passthrough", "vgpu")
+_C2C = re.compile(r"\bG[HB]\d{2,3}\b")
+_JETSON = re.compile(r"nvgpu|Orin|Xavier|Jetson|Tegra|\bThor\b")
+_GUESTS = ("passthrough", "vgpu")
 
 
 def matrix(view: View) -> Matrix:
@@ -32,7 +30,7 @@ def matrix(view: View) -> Matrix:
     return view.matrix if isinstance(view.matrix, Matrix) else _shipped()
 
 
-_shipped: Final = functools.cache(load)
+_shipped = functools.cache(load)
 
 
 def wheel_cuda(view: View) -> str | None:

@@ -3,13 +3,11 @@
 Nothing that names a port's owner is read.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from envcheck.node.signal_source import (
     Source,
@@ -30,11 +28,11 @@ from envcheck.node.snapshot import Signal, unreadable
 _NVIDIA, _DISPLAY = "0x10de", ("0x0300", "0x0302")
 # PCI Express Base Specification: extended capabilities begin at 0x100; ACS is 0x000d, its control register at +6.
 _EXTENDED, _ACS, _CONTROL = 0x100, 0x000D, 6
-_BRIDGES: Final = listed(fields(bus_id=text, gpus=listed(text), enabled=listed(text)))
-_BUS: Final = listed(fields(bus_id=text, driver=maybe(text), numa_node=maybe(index), aer=mapped(maybe(whole))))
-_AER: Final = ("fatal", "nonfatal", "correctable")
-_UNITS: Final = fields(units=listed(text), cmdline=listed(text))
-_BITS: Final = (
+_BRIDGES = listed(fields(bus_id=text, gpus=listed(text), enabled=listed(text)))
+_BUS = listed(fields(bus_id=text, driver=maybe(text), numa_node=maybe(index), aer=mapped(maybe(whole))))
+_AER = ("fatal", "nonfatal", "correctable")
+_UNITS = fields(units=listed(text), cmdline=listed(text))
+_BITS = (
     "source validation",
     "translation blocking",
     "request redirect",
@@ -43,12 +41,12 @@ _BITS: Final = (
     "egress control",
     "direct translated",
 )
-_RATE: Final = re.compile(r"^(\d+(?:\.\d+)?) Gb/sec")
-_PORTS: Final = listed(fields(device=text, layer=maybe(text), state=maybe(text), rate=maybe(number)))
-_ADDRESS: Final = re.compile(r"[0-9a-fA-F]{4,}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
-_NO_GID: Final = "0000:0000:0000:0000:0000:0000:0000:0000"
+_RATE = re.compile(r"^(\d+(?:\.\d+)?) Gb/sec")
+_PORTS = listed(fields(device=text, layer=maybe(text), state=maybe(text), rate=maybe(number)))
+_ADDRESS = re.compile(r"[0-9a-fA-F]{4,}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
+_NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 # What counts trouble; traffic is left out. Cumulative since the driver's load, or since somebody cleared them.
-_COUNTERS: Final = (
+_COUNTERS = (
     "link_downed",
     "link_error_recovery",
     "symbol_error",

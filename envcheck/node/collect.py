@@ -4,8 +4,6 @@
 edit, and a driver may answer with anything. A value that does not fit becomes the reason why there is none.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime as dt
 import functools
@@ -35,16 +33,14 @@ from envcheck.node.signal_source import (
 )
 from envcheck.node.snapshot import Gpu, Signal, Snapshot, unreadable
 
-_ROOT: Final = Path("/")
-_ENVIRONMENT: Final = ("NVIDIA_", "CUDA_", "NCCL_", "TORCH_", "PYTORCH_", "OMP_", "UCX_", "FI_", "COMPUTE_", "OPENCL_")
-_ENVIRONMENT_NAMES: Final = frozenset(
-    {"LD_LIBRARY_PATH", "LD_PRELOAD", "NSIGHT_CUDA_DEBUGGER", "MASTER_ADDR", "WORLD_SIZE"}
-)
-_SECRET: Final = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE", re.IGNORECASE)
-_GPU_MODULES: Final = ("nvidia", "nouveau", "gdrdrv", "nv_peer_mem", "efa_nv_peermem")
-_OWN: Final = "environment"
-_LINE: Final = 60
-_LIBRARY_DIRS: Final = (
+_ROOT = Path("/")
+_ENVIRONMENT = ("NVIDIA_", "CUDA_", "NCCL_", "TORCH_", "PYTORCH_", "OMP_", "UCX_", "FI_", "COMPUTE_", "OPENCL_")
+_ENVIRONMENT_NAMES = frozenset({"LD_LIBRARY_PATH", "LD_PRELOAD", "NSIGHT_CUDA_DEBUGGER", "MASTER_ADDR", "WORLD_SIZE"})
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE", re.IGNORECASE)
+_GPU_MODULES = ("nvidia", "nouveau", "gdrdrv", "nv_peer_mem", "efa_nv_peermem")
+_OWN = "environment"
+_LINE = 60
+_LIBRARY_DIRS = (
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
     "usr/lib64",
@@ -53,9 +49,9 @@ _LIBRARY_DIRS: Final = (
     "usr/local/nvidia/lib64",
     "usr/local/nvidia/lib",
 )
-GPU: Final = nvml_queries.TYPES
-_MAY_BE_NONE: Final = ("python", "torch", "cuda", "cudnn", "nccl", "hip", "git_version", "libcuda")
-_ERRORS: Final = ("error", "build_facts_error", "device_error", "device_facts_error")
+GPU = nvml_queries.TYPES
+_MAY_BE_NONE = ("python", "torch", "cuda", "cudnn", "nccl", "hip", "git_version", "libcuda")
+_ERRORS = ("error", "build_facts_error", "device_error", "device_facts_error")
 FACTS: Final[dict[str, ValueType]] = {
     **dict.fromkeys(_MAY_BE_NONE, maybe(text)),
     "executable": text,

@@ -1,31 +1,29 @@
 """Whether this is a container and what it may use; and NVIDIA's container toolkit on this host."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from envcheck.node import subprocesses
 from envcheck.node.signal_source import Source, fields, flag, listed, mapped, maybe, string, text, version, whole
 from envcheck.node.snapshot import Signal, unreadable
 
-UNLIMITED: Final = "unlimited"
+UNLIMITED = "unlimited"
 # cgroup v1 has no word for "no limit": it prints the largest page-aligned int64.
-_V1_UNLIMITED: Final = 1 << 62
-_TOOLS: Final = ("nvidia-ctk", "nvidia-container-cli")
-_ENGINES: Final = ("docker", "podman", "nerdctl", "apptainer", "enroot")
+_V1_UNLIMITED = 1 << 62
+_TOOLS = ("nvidia-ctk", "nvidia-container-cli")
+_ENGINES = ("docker", "podman", "nerdctl", "apptainer", "enroot")
 # Later directories win over earlier ones (CDI specification, "Spec directories").
-_CDI: Final = ("etc/cdi", "var/run/cdi")
-_VERSION: Final = re.compile(r"\d+\.\d+\.\d+\S*")
-_KIND: Final = re.compile(r"^\W*kind\W+(nvidia\.com/[\w.-]+)", re.MULTILINE)
-_DRIVER: Final = re.compile(r"lib(?:cuda|nvidia-ml)\.so\.(\d+\.\d+(?:\.\d+)?)\b")
-_SPECIFICATIONS: Final = listed(fields(path=text, kind=string, drivers=listed(version), devices=whole))
-_RUNTIMES: Final = fields(runtimes=listed(text), default=text, cdi=maybe(flag))
-_DEVICE: Final = re.compile(r"^\W*name\W+([\w:.-]+)\W*$", re.MULTILINE)
+_CDI = ("etc/cdi", "var/run/cdi")
+_VERSION = re.compile(r"\d+\.\d+\.\d+\S*")
+_KIND = re.compile(r"^\W*kind\W+(nvidia\.com/[\w.-]+)", re.MULTILINE)
+_DRIVER = re.compile(r"lib(?:cuda|nvidia-ml)\.so\.(\d+\.\d+(?:\.\d+)?)\b")
+_SPECIFICATIONS = listed(fields(path=text, kind=string, drivers=listed(version), devices=whole))
+_RUNTIMES = fields(runtimes=listed(text), default=text, cdi=maybe(flag))
+_DEVICE = re.compile(r"^\W*name\W+([\w:.-]+)\W*$", re.MULTILINE)
 
 
 def runtime(*, dockerenv: bool, containerenv: bool, environ: Mapping[str, str], init_cgroup: str) -> str:

@@ -1,7 +1,5 @@
 """The host around the GPUs: processes, memory, disks, NUMA, the clock. Files and system calls only."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re
@@ -9,21 +7,19 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from envcheck.node.signal_source import Source, fields, flag, listed, mapped, number, reading, string, text, whole, word
 from envcheck.node.snapshot import Signal, unreadable
 
-_KERNEL_MODULE: Final = re.compile(
-    r"^NVRM version:.*?Kernel Module\b.*?\s(?P<version>\d+\.\d+(?:\.\d+)?)\s", re.MULTILINE
-)
-_KERNEL_THREAD: Final = 0x00200000  # PF_KTHREAD
-_MOST_CPUS: Final = 1 << 16
-_OCTAL: Final = re.compile(r"\\([0-7]{3})")
-_LIBRARY_VERSION: Final = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)$")
-_PROCESSES: Final = listed(fields(name=string, pid=whole))
-_LOOK_AGAIN: Final = 0.3
-_TIME_ERROR: Final = 5  # adjtimex(2): TIME_ERROR, the clock is not synchronised
+_KERNEL_MODULE = re.compile(r"^NVRM version:.*?Kernel Module\b.*?\s(?P<version>\d+\.\d+(?:\.\d+)?)\s", re.MULTILINE)
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD
+_MOST_CPUS = 1 << 16
+_OCTAL = re.compile(r"\\([0-7]{3})")
+_LIBRARY_VERSION = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)$")
+_PROCESSES = listed(fields(name=string, pid=whole))
+_LOOK_AGAIN = 0.3
+_TIME_ERROR = 5  # adjtimex(2): TIME_ERROR, the clock is not synchronised
 
 
 class Mount(NamedTuple):

@@ -1,24 +1,22 @@
 """The kernel's log since boot, as /dev/kmsg gives it: what the NVIDIA driver wrote there of GPUs and switches."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from envcheck.node.signal_source import fields, listed, number, string, whole
 from envcheck.node.snapshot import Signal, unreadable
 
-_FAILED_BUS: Final = re.compile(
+_FAILED_BUS = re.compile(
     r"(?<![\w:])(?:PCI:)?(?P<bus>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?)", re.IGNORECASE
 )
 # Messages of NVIDIA's kernel module, and of Linux about a device that this module holds. Unverified: the forms are
 # those of public bug reports; none was compared with the sources of every driver version.
-_KINDS: Final = {
+_KINDS = {
     kind: re.compile(pattern, re.IGNORECASE)
     for kind, pattern in {
         "power-cable": r"NVRM:.*\bdoes not have the necessary power cables connected",
@@ -34,36 +32,36 @@ _KINDS: Final = {
 }
 # "PCI:0000:01:00" of the GPU, and on one in MIG mode " GPU-I:05 GPU-CI:00" of its instance (open-gpu-kernel-modules,
 # kernel_rc.c: XID_PRINT_WITH_ATTR); old drivers leave out "PCI:" or the domain.
-_PLACE: Final = r"Xid\s*\((?:PCI:)?(?P<bus>[0-9a-fA-F:.]{1,24})(?P<instance>[^)]{0,80})\)"
-_CODE: Final = r"[^:]{0,80}:\s*(?P<code>[0-9]{1,9})(?:,\s*(?P<text>.*))?"
-_XID: Final = re.compile(rf"NVRM:\s*{_PLACE}{_CODE}")
-_SXID: Final = re.compile(rf"S{_PLACE}{_CODE}")
+_PLACE = r"Xid\s*\((?:PCI:)?(?P<bus>[0-9a-fA-F:.]{1,24})(?P<instance>[^)]{0,80})\)"
+_CODE = r"[^:]{0,80}:\s*(?P<code>[0-9]{1,9})(?:,\s*(?P<text>.*))?"
+_XID = re.compile(rf"NVRM:\s*{_PLACE}{_CODE}")
+_SXID = re.compile(rf"S{_PLACE}{_CODE}")
 # Newer drivers write this one without its number, which is 79, and over three lines, of which the first names the GPU.
-_BUS: Final = r"(?P<bus>(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
-_NAMED: Final = re.compile(rf"NVRM:.*?GPU (?:at )?(?:PCI:)?{_BUS}\b")
-_FALLEN: Final = "fallen off the bus"
-_FALLEN_OFF: Final = 79
+_BUS = r"(?P<bus>(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
+_NAMED = re.compile(rf"NVRM:.*?GPU (?:at )?(?:PCI:)?{_BUS}\b")
+_FALLEN = "fallen off the bus"
+_FALLEN_OFF = 79
 # rsyslog folds equal lines; the kernel counts what its rate limit left out, by the function that wrote.
-_REPEATED: Final = re.compile(r"message repeated ([0-9]{1,9}) times: \[")
-_SUPPRESSED: Final = re.compile(
+_REPEATED = re.compile(r"message repeated ([0-9]{1,9}) times: \[")
+_SUPPRESSED = re.compile(
     r"(?P<name>[\w.-]+): (?P<count>[0-9]{1,9}) (?:callbacks|messages|output lines) suppressed", re.IGNORECASE
 )
-_MINE: Final = re.compile(r"nv(?!me)|uvm|rm_|os_|_*ratelimit$|printk$", re.IGNORECASE)
-_NVLINK5: Final = range(144, 151)
-_SEVERITY: Final = re.compile(r"[\w/]*\s*\b(?:non-?)?fatal\b|\bseverity \d", re.IGNORECASE)
-_REGISTERS: Final = re.compile(r"\((0x[0-9a-f]{1,8}) (0x[0-9a-f]{1,8})", re.IGNORECASE)
-_CAUSE: Final = re.compile(r"caused by previous Xid (\d{1,3})")
-_SUBCODE: Final = 0x3F << 20
-_TEXT: Final = 240
-_DIGITS: Final = 18
-_FIRST_SXID: Final = 10000
+_MINE = re.compile(r"nv(?!me)|uvm|rm_|os_|_*ratelimit$|printk$", re.IGNORECASE)
+_NVLINK5 = range(144, 151)
+_SEVERITY = re.compile(r"[\w/]*\s*\b(?:non-?)?fatal\b|\bseverity \d", re.IGNORECASE)
+_REGISTERS = re.compile(r"\((0x[0-9a-f]{1,8}) (0x[0-9a-f]{1,8})", re.IGNORECASE)
+_CAUSE = re.compile(r"caused by previous Xid (\d{1,3})")
+_SUBCODE = 0x3F << 20
+_TEXT = 240
+_DIGITS = 18
+_FIRST_SXID = 10000
 # An error of a switch has up to three lines: the second one has its severity as a number (1 is fatal), the third one
 # registers. They are no errors of their own.
-_ADDED: Final = re.compile(r"severity (?P<severity>\d)|data \{", re.IGNORECASE)
-_RECORD: Final = 8192
-_SECONDS: Final = 2.0
-_EVENTS: Final = listed(fields(code=whole, age=number, bus_id=string, text=string))
-TYPES: Final = {
+_ADDED = re.compile(r"severity (?P<severity>\d)|data \{", re.IGNORECASE)
+_RECORD = 8192
+_SECONDS = 2.0
+_EVENTS = listed(fields(code=whole, age=number, bus_id=string, text=string))
+TYPES = {
     "kernel.xids": _EVENTS,
     "kernel.sxids": _EVENTS,
     "kernel.suppressed": listed(fields(name=string, count=whole, age=number)),

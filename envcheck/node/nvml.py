@@ -4,8 +4,6 @@ NVML is asked in a process of its own: where the driver is wedged a call never r
 thread of envcheck's would hold up its exit. The queries follow one another, as NVML serves one at a time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import importlib
@@ -22,16 +20,16 @@ from envcheck.node.nvml_queries import NvmlQuery
 from envcheck.node.signal_source import SourceReading, number
 from envcheck.node.snapshot import Gpu, Signal, Snapshot, Why, from_json, to_json
 
-SOURCE: Final = "NVML"
+SOURCE = "NVML"
 # Where persistence mode is off the driver sets up each GPU anew, in seconds apiece, when it is first asked.
 # https://docs.nvidia.com/deploy/driver-persistence/index.html
-TIMEOUT: Final = 60.0
-LATENCY: Final = "nvml.latency"
-TYPES: Final = {**{query.name: query.type for query in nvml_queries.NODE}, LATENCY: number}
+TIMEOUT = 60.0
+LATENCY = "nvml.latency"
+TYPES = {**{query.name: query.type for query in nvml_queries.NODE}, LATENCY: number}
 # The queries of the node and of each GPU.
-ALL: Final = (nvml_queries.NODE, nvml_queries.QUERIES)
-IDENTITY: Final = (nvml_queries.VERSIONS, nvml_queries.IDENTITY)
-ASKED: Final = {"all": ALL, "identity": IDENTITY}
+ALL = (nvml_queries.NODE, nvml_queries.QUERIES)
+IDENTITY = (nvml_queries.VERSIONS, nvml_queries.IDENTITY)
+ASKED = {"all": ALL, "identity": IDENTITY}
 # nvmlReturn_t; any other code is a failure.
 _WHY: Final[dict[int, Why]] = {
     2: "no-data",  # NVML_ERROR_INVALID_ARGUMENT: mostly a field that the driver does not know
@@ -49,11 +47,11 @@ _WHY: Final[dict[int, Why]] = {
     25: "unsupported",  # NVML_ERROR_ARGUMENT_VERSION_MISMATCH
     26: "unsupported",  # NVML_ERROR_DEPRECATED
 }
-_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_PDEATHSIG = 1
 Queries = tuple[NvmlQuery, ...]
-_ROOT: Final = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[2]
 # Without the working directory on its path: a json.py that lies there is not ours.
-_CODE: Final = """
+_CODE = """
 import sys
 sys.path[:] = [place for place in sys.path if place]
 from envcheck.node.nvml import main

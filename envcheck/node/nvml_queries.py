@@ -1,11 +1,9 @@
 """The queries to NVML, a row a signal, and how its answers become values. A reader raises what NVML raises."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from envcheck.node.signal_source import (
     ValueType,
@@ -23,9 +21,9 @@ from envcheck.node.signal_source import (
 )
 from envcheck.node.snapshot import clock_words
 
-_FABRIC_STATES: Final = ("not supported", "not started", "in progress", "completed")
-_FABRIC_SUMMARIES: Final = ("not supported", "healthy", "unhealthy", "limited capacity")
-RECOVERY: Final = (
+_FABRIC_STATES = ("not supported", "not started", "in progress", "completed")
+_FABRIC_SUMMARIES = ("not supported", "healthy", "unhealthy", "limited capacity")
+RECOVERY = (
     "none",
     "reset the GPU",
     "reboot the node",
@@ -35,13 +33,13 @@ RECOVERY: Final = (
     "reset the bus",
     "reboot the system",
 )
-COMPUTE_MODES: Final = ("default", "exclusive thread", "prohibited", "exclusive process")
-VIRTUAL: Final = ("none", "passthrough", "vgpu", "host vgpu", "host vsga")
-_ENDS: Final = {0: "gpu", 2: "switch"}  # nvmlIntNvLinkDeviceType_t
-_CORRUPTED_INFOROM: Final = 14  # nvmlReturn_t
-_LINK_ERRORS: Final = {"replay": 0, "recovery": 1, "crc": 2}
+COMPUTE_MODES = ("default", "exclusive thread", "prohibited", "exclusive process")
+VIRTUAL = ("none", "passthrough", "vgpu", "host vgpu", "host vsga")
+_ENDS = {0: "gpu", 2: "switch"}  # nvmlIntNvLinkDeviceType_t
+_CORRUPTED_INFOROM = 14  # nvmlReturn_t
+_LINK_ERRORS = {"replay": 0, "recovery": 1, "crc": 2}
 # nvmlGpuP2PStatus_t; nvidia-ml-py's own name for the first caps index is a tuple by mistake.
-_STATUSES: Final = (
+_STATUSES = (
     "ok",
     "chipset not supported",
     "GPU not supported",
@@ -50,14 +48,14 @@ _STATUSES: Final = (
     "not supported",
     "unknown",
 )
-_CAPS: Final = {"read": 0, "write": 1, "nvlink": 2}
+_CAPS = {"read": 0, "write": 1, "nvlink": 2}
 # nvmlGpuTopologyLevel_t, in the letters of `nvidia-smi topo -m`.
-_PATHS: Final = {0: "internal", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-_SWITCH: Final = one_of("on", "off")
-_REMAPPED: Final = fields(correctable=whole, uncorrectable=whole, pending=whole, failed=whole)
-_SPARES: Final = fields(max=whole, high=whole, partial=whole, low=whole, none=whole)
-_BANKS: Final = fields(active=whole, inactive=whole, none=whole, pending=whole)
-_PAIRS: Final = listed(fields(a=whole, b=whole, read=text, write=text, nvlink=text, path=maybe(text)))
+_PATHS = {0: "internal", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+_SWITCH = one_of("on", "off")
+_REMAPPED = fields(correctable=whole, uncorrectable=whole, pending=whole, failed=whole)
+_SPARES = fields(max=whole, high=whole, partial=whole, low=whole, none=whole)
+_BANKS = fields(active=whole, inactive=whole, none=whole, pending=whole)
+_PAIRS = listed(fields(a=whole, b=whole, read=text, write=text, nvlink=text, path=maybe(text)))
 
 
 def as_text(value: Any) -> str:
@@ -291,20 +289,20 @@ class NvmlQuery(NamedTuple):
 
 
 # Of the node: `read` is given no handle.
-VERSIONS: Final = (
+VERSIONS = (
     NvmlQuery("driver.version", None, version, lambda n, _: as_text(n.nvmlSystemGetDriverVersion())),
     NvmlQuery("driver.cuda", None, version, lambda n, _: cuda(n.nvmlSystemGetCudaDriverVersion_v2())),
     NvmlQuery("nvml.version", None, version, lambda n, _: as_text(n.nvmlSystemGetNVMLVersion())),
     NvmlQuery("gpu.count", None, whole, lambda n, _: n.nvmlDeviceGetCount()),
 )
-NODE: Final = (*VERSIONS, NvmlQuery("gpu.p2p", None, _PAIRS, lambda n, _: pairs(n)))
+NODE = (*VERSIONS, NvmlQuery("gpu.p2p", None, _PAIRS, lambda n, _: pairs(n)))
 # Of each GPU.
-IDENTITY: Final = (
+IDENTITY = (
     NvmlQuery("name", None, text, lambda n, g: as_text(n.nvmlDeviceGetName(g))),
     NvmlQuery("uuid", None, text, lambda n, g: as_text(n.nvmlDeviceGetUUID(g))),
     NvmlQuery("compute_capability", None, capability, read_capability),
 )
-QUERIES: Final = (
+QUERIES = (
     *IDENTITY,
     NvmlQuery("memory_total", "B", number, lambda n, g: n.nvmlDeviceGetMemoryInfo(g).total),
     NvmlQuery("memory_used", "B", number, lambda n, g: n.nvmlDeviceGetMemoryInfo(g).used),
@@ -366,4 +364,4 @@ QUERIES: Final = (
     NvmlQuery("fabric", None, fields(state=text, status=text, health=text), read_fabric),
 )
 # NVML's list gives each GPU its index.
-TYPES: Final = {"index": whole, **{query.name: query.type for query in QUERIES}}
+TYPES = {"index": whole, **{query.name: query.type for query in QUERIES}}

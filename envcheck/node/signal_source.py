@@ -5,23 +5,21 @@ whose lock somebody holds. Nothing ends a thread that waits in the kernel, so it
 its signals say so.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from envcheck.node import snapshot
 from envcheck.node.snapshot import Gpu, Signal, Why, unreadable
 
 ValueType = Callable[[Any], bool]
-_MOST: Final = float(1 << 64)
-_VERSION: Final = re.compile(r"\d+(\.\d+)*\S*")
-_CAPABILITY: Final = re.compile(r"\d+\.\d+")
-TIMEOUT: Final = 10.0
+_MOST = float(1 << 64)
+_VERSION = re.compile(r"\d+(\.\d+)*\S*")
+_CAPABILITY = re.compile(r"\d+\.\d+")
+TIMEOUT = 10.0
 
 
 def number(value: Any) -> bool:

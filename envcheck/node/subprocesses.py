@@ -1,7 +1,5 @@
 """The one place of this stage that starts a process. It has little time to answer; what nothing ends is left."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -10,12 +8,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
 
-_TIMEOUT: Final = 4.0
-_MOST: Final = 200
-_TICK: Final = 0.2
-_GRACE: Final = 1.0  # what a process may need to die; one that waits in the kernel does not, and is not waited for
+_TIMEOUT = 4.0
+_MOST = 200
+_TICK = 0.2
+_GRACE = 1.0  # what a process may need to die; one that waits in the kernel does not, and is not waited for
 
 
 def output(

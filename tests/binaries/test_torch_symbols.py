@@ -5,7 +5,6 @@ from __future__ import annotations
 from envcheck.binaries.native_library import (
     abi,
     cuda_majors,
-    demangled,
     is_drivers,
     is_nvidias,
     is_torch_library,
@@ -88,16 +87,3 @@ def test_the_drivers_libraries_and_torchs_are_told_apart_from_nvidias_packages()
     assert is_torch_library("libtorch_cuda.so")
     assert is_torch_library("libc10.so")
     assert not is_torch_library("libtorchaudio.so")
-
-
-@each(
-    ("symbol", "name"),
-    [
-        ("_ZN3c1013MessageLoggerC1EPKciib", "c10::MessageLogger::MessageLogger(char const*, int, int, bool)"),
-        ("aoti_torch_x", "aoti_torch_x"),
-        ("_Z", "_Z"),
-        ("_Z" + "N" * 5000, "_Z" + "N" * 5000),
-    ],
-)
-def test_a_mangled_name_is_shown_as_in_the_source(symbol: str, name: str) -> None:
-    assert demangled(symbol) == name

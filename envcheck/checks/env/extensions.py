@@ -24,6 +24,7 @@ CHECK = Check(
     cpu_seconds=0.5,
     timeout=300.0,
 )
+_SHOWN = 5
 
 
 def measure(rank: Rank) -> Measured:
@@ -37,15 +38,12 @@ def measure(rank: Rank) -> Measured:
     undefined = installed.undefined_symbols(extensions, torch)
     brought = installed.brought_libraries(torch)
     names = {name for extension in extensions for name in installed.required_names(extension)}
-    names |= {name for extension in extensions for name in installed.PRECOMPILED.get(extension.name, ())}
-    compile_later = any(not extension.libraries for extension in extensions)
     return {
         "rank": rank.rank,
         "interpreter": installed.interpreter(),
         "glibc": installed.glibc(),
         "torch": version,
         "installed": {name: versions[name] for name in sorted(names) if name in versions},
-        "nvcc": installed.nvcc()._asdict() if compile_later else None,
         "extensions": [_extension(extension, undefined[extension.name], brought) for extension in extensions],
         "bytes": sum(library.size for extension in extensions for library in extension.libraries),
         "seconds": round(time.monotonic() - begun, 2),
@@ -68,7 +66,7 @@ def _extension(extension: installed.InstalledExtension, undefined: set[str], bro
         "requires": extension.requires,
         "other_python": extension.other_python,
         "unread": extension.unread,
-        "undefined": installed.readable(counted),
+        "undefined": {"count": len(counted), "symbols": sorted(counted)[:_SHOWN]},
         "libraries": libraries,
     }
 

@@ -10,10 +10,10 @@ import csv
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import re
-import shutil
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 from envcheck.binaries import native_library
 from envcheck.binaries.elf import BinaryError, Elf
-from envcheck.binaries.native_library import Library, demangled, read_library
-from envcheck.checks.support import subprocesses
+from envcheck.binaries.native_library import Library, read_library
 from envcheck.checks.support.package_files import key
 
 # What the others stand on: torch and triton are judged by their own checks, and NVIDIA's packages bring the libraries.
+KNOWN: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("known.json").read_text(encoding="utf-8"))
 _BASE = re.compile(r"torch|triton|pytorch-triton(-\w+)?|nvidia-.+|cuda-(toolkit|bindings|pathfinder|core|python)")
 _INFO = ".dist-info"
 _LIBRARY = re.compile(r"\.so(\.\d+)*$")
@@ -214,82 +214,15 @@ def interpreter() -> dict[str, object]:
     return {"name": sys.implementation.name, "version": version, "free_threaded": free, "machine": machine}
 
 
-_IMPORTED_AS = {
-    "auto-gptq": "auto_gptq",
-    "autoawq": "awq",
-    "cupy-cuda12x": "cupy",
-    "cupy-cuda13x": "cupy",
-    "faiss-gpu": "faiss",
-    "faiss-gpu-cu12": "faiss",
-    "flash-attn-4": "flash_attn.cute",
-    "flashinfer-python": "flashinfer",
-    "horovod": "horovod.torch",
-    "numba-cuda": "numba.cuda",
-    "nvidia-dali-cuda120": "nvidia.dali",
-    "nvidia-dali-cuda130": "nvidia.dali",
-    "onnxruntime-gpu": "onnxruntime",
-    "sglang-kernel": "sgl_kernel",
-    "transformer-engine-cu12": "transformer_engine",
-    "transformer-engine-cu13": "transformer_engine",
-    "transformer-engine-torch": "transformer_engine.pytorch",
-}
-
-
 def import_name(extension: str) -> str:
     """Return the module that an extension of extensions.yaml is imported as."""
-    return _IMPORTED_AS.get(extension, extension.replace("-", "_"))
-
-
-KNOWN = frozenset(
-    {
-        "apex",
-        "auto-gptq",
-        "autoawq",
-        "bitsandbytes",
-        "causal-conv1d",
-        "cupy-cuda12x",
-        "cupy-cuda13x",
-        "deepspeed",
-        "faiss-gpu",
-        "faiss-gpu-cu12",
-        "flash-attn",
-        "flash-attn-4",
-        "flashinfer-cubin",
-        "flashinfer-python",
-        "gptqmodel",
-        "horovod",
-        "mamba-ssm",
-        "numba-cuda",
-        "nvidia-dali-cuda120",
-        "nvidia-dali-cuda130",
-        "onnxruntime-gpu",
-        "pyg-lib",
-        "pytorch3d",
-        "sgl-kernel",
-        "sglang",
-        "sglang-kernel",
-        "torch-scatter",
-        "torch-tensorrt",
-        "torchao",
-        "torchaudio",
-        "torchcodec",
-        "torchvision",
-        "transformer-engine",
-        "transformer-engine-cu12",
-        "transformer-engine-cu13",
-        "transformer-engine-torch",
-        "vllm",
-        "xformers",
-    }
-)
+    return str(KNOWN.get(extension, {}).get("module", extension.replace("-", "_")))
 
 
 CACHE = "/etc/ld.so.cache"
 # ld.so(8), and Debian's and Red Hat's directories beside them.
 _DEFAULT = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/lib/{machine}-linux-gnu", "/lib/{machine}-linux-gnu")
 _VERSION = re.compile(r"^__version__\s*=\s*['\"]([^'\"]+)", re.MULTILINE)
-# A missing symbol is looked at by people: the report lists so many of a library, and counts the rest.
-_SHOWN = 5
 
 
 def torch_root() -> Path | None:
@@ -399,12 +332,6 @@ def _defined(path: Path, symbols: set[str]) -> set[str]:
         return set()
 
 
-def readable(symbols: Iterable[str]) -> dict[str, Any]:
-    """Return some symbols with their names in the source, and how many there are."""
-    ordered = sorted(symbols)
-    return {"count": len(ordered), "symbols": {symbol: demangled(symbol) for symbol in ordered[:_SHOWN]}}
-
-
 def glibc() -> str | None:
     """Return the version of glibc that this process runs with, None for another C library."""
     try:
@@ -412,34 +339,3 @@ def glibc() -> str | None:
     except (ValueError, OSError):
         return None
     return version if name == "glibc" else None
-
-
-# Packages that hold the kernels which an extension would compile otherwise.
-PRECOMPILED = {"flashinfer-python": ("flashinfer-jit-cache",)}
-_DEFAULT_HOME = "/usr/local/cuda"
-_RELEASE = re.compile(r"\brelease (\d+\.\d+)")
-_SECONDS = 20.0
-
-
-class FoundCompiler(NamedTuple):
-    """The path of nvcc, and its CUDA ("13.0"). `why` says why there is no CUDA: it is absent, or does not run."""
-
-    path: str
-    cuda: str
-    why: str
-
-
-def nvcc() -> FoundCompiler:
-    """Return the nvcc of this environment, where torch.utils.cpp_extension looks: CUDA_HOME, CUDA_PATH, then PATH."""
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    path = f"{home}/bin/nvcc" if home else shutil.which("nvcc") or f"{_DEFAULT_HOME}/bin/nvcc"
-    if not os.access(path, os.X_OK):
-        return FoundCompiler(path, "", f"{path} does not exist" if home else "there is no nvcc")
-    try:
-        finished = subprocesses.run([path, "--version"], _SECONDS)
-    except OSError as error:
-        return FoundCompiler(path, "", f"{path} does not run: {error.strerror}")
-    release = _RELEASE.search(finished.output)
-    if finished.code != 0 or release is None:
-        return FoundCompiler(path, "", f"{path} does not say its version")
-    return FoundCompiler(path, release[1], "")

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from envcheck.binaries import native_library
-from envcheck.binaries.native_library import demangled
 from envcheck.checks.extensions import installed, operations
 from envcheck.checks.extensions.installed import KNOWN, InstalledExtension, import_name
 
@@ -256,16 +255,15 @@ def _importable(root: Path, name: str) -> bool:
 
 
 def _explained(facts: dict[str, Any], brought: set[str]) -> dict[str, Any]:
-    """Add what the loader's texts name: the symbol as in the source, or the library.
+    """Add what the loader's texts name: a symbol, a library or a version.
 
     `brought` are libraries that the environment has: a package may load one of them before its own, as cupy does.
     """
-    error, refused = facts.get("error"), facts.get("refused")
-    if error:
+    if facts.get("error"):
+        error = facts["error"]
         facts["error"] = {**error, **_named(error["chain"]), "dependency": _dependency(error["text"])}
-    if refused:
-        named = {path: {"text": text[:500], **_named(text)} for path, text in refused.items()}
-        facts["refused"] = {path: {**why, "brought": why.get("library") in brought} for path, why in named.items()}
+    named = {path: {"text": text[:500], **_named(text)} for path, text in facts.get("refused", {}).items()}
+    facts["refused"] = {path: {**why, "brought": why.get("library") in brought} for path, why in named.items()}
     return facts
 
 
@@ -292,15 +290,9 @@ def cause(text: str) -> tuple[str, str] | None:
     library was there, and a symbol was not, says more than that other versions are not installed. None for a text that
     is not the loader's.
     """
-    named = ((kind, match[1]) for kind, pattern in _PATTERNS for match in [pattern.search(text)] if match)
-    return next(named, None)
+    return next(((kind, match[1]) for kind, pattern in _PATTERNS if (match := pattern.search(text))), None)
 
 
 def _named(text: str) -> dict[str, Any]:
-    lacking = cause(text)
-    if lacking is None:
-        return {}
-    kind, name = lacking
-    if kind != "symbol":
-        return {kind: name}
-    return {"symbol": name, "readable": demangled(name), "torchs": native_library.is_torch_symbol(name)}
+    kind, name = cause(text) or ("", "")
+    return {kind: name, "torchs": native_library.is_torch_symbol(name)} if kind else {}

@@ -4,9 +4,7 @@ Seen in the wild: NCCL's first transfer hangs until ACS is off (NVIDIA/nccl#2079
 speed behind a switch whose ports redirect. Virtual machines need it, to keep guests apart: there it is only reported.
 """
 
-from __future__ import annotations
-
-from typing import Any, Final
+from typing import Any
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, warned, worst
 from envcheck.checks.gpu_readings import pairs_of_gpus, reachable, unreadable
@@ -14,11 +12,11 @@ from envcheck.counting import counted
 
 CHECK = Check("no PCIe bridge above several GPUs turns their transfers back to the CPU", "quick", 0.01, gpus=2)
 
-_SOURCE: Final = "NVIDIA NCCL user guide, Troubleshooting, PCI Access Control Services: disable ACS on bare metal"
-_LIMIT: Final = Limit(0, "bridges", _SOURCE, "equal")
-_REDIRECTS: Final = ("request redirect", "completion redirect")
-_SHOWN: Final = 4
-_FIX: Final = (
+_SOURCE = "NVIDIA NCCL user guide, Troubleshooting, PCI Access Control Services: disable ACS on bare metal"
+_LIMIT = Limit(0, "bridges", _SOURCE, "equal")
+_REDIRECTS = ("request redirect", "completion redirect")
+_SHOWN = 4
+_FIX = (
     "switch ACS off in the BIOS (often with VT-d or the IOMMU), or on this bridge after each boot: "
     "`setpci -s BRIDGE ECAP_ACS+0x6.w=0000`"
 )

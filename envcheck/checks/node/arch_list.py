@@ -4,9 +4,7 @@ Seen in the wild: a new card with last year's wheel (RTX 50 and cu124), an old o
 torch.cuda.is_available() is true in both. SASS runs within its major, upwards; PTX is compiled by the driver, upwards.
 """
 
-from __future__ import annotations
-
-from typing import Any, Final
+from typing import Any
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, worst
 from envcheck.checks import matrix_facts as facts
@@ -17,7 +15,7 @@ from envcheck.node.snapshot import Gpu
 
 CHECK = Check("torch carries code for every GPU of this node", "quick", gpus=1)
 
-SOURCE: Final = (
+SOURCE = (
     "CUDA C++ Programming Guide: binary compatibility within a major, PTX compatibility upwards; matrix.yaml: cuda.code"
 )
 

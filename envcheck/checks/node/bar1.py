@@ -4,23 +4,17 @@ Seen in the wild: "Above 4G decoding" off in the BIOS, so that one board of eigh
 its display mode. GeForce cards and the T4 have a small one by design: that is no fault.
 """
 
-from __future__ import annotations
-
-from typing import Final
-
 from envcheck.checks import Check, Limit, Outcome, View, matrix_facts, passed, warned, worst
 from envcheck.checks.gpu_readings import Rule, read
 from envcheck.matrix.facts.lookup import find_gpu
 
 CHECK = Check("each GPU's BAR1 is as large as its model's can be, where that is known", "quick", 0.01, gpus=1)
 
-_SOURCE: Final = "NVIDIA GPUDirect RDMA guide: memory is reached through BAR1, on data-centre boards as large as it"
-_ALIKE: Final = "the other GPUs of this model in this node"
-_FIX: Final = (
-    "switch Above 4G decoding (large BARs) on in the BIOS; take boards with displays out of their display mode"
-)
+_SOURCE = "NVIDIA GPUDirect RDMA guide: memory is reached through BAR1, on data-centre boards as large as it"
+_ALIKE = "the other GPUs of this model in this node"
+_FIX = "switch Above 4G decoding (large BARs) on in the BIOS; take boards with displays out of their display mode"
 # Ampere and later boards for data centres; a T4 (7.5) has 256 MiB.
-_SINCE: Final = (8, 0)
+_SINCE = (8, 0)
 
 
 def judge(view: View) -> Outcome:

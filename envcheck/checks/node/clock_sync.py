@@ -3,15 +3,11 @@
 Seen in the wild: a TLS mirror refused by one node of a hundred; an NCCL timeout blamed on the wrong node.
 """
 
-from __future__ import annotations
-
-from typing import Final
-
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned
 
 CHECK = Check("something keeps this node's clock", "quick", 0.01)
 
-_LIMIT: Final = Limit(True, "", "adjtimex(2): TIME_ERROR means that the clock is not synchronised", "equal")  # noqa: FBT003
+_LIMIT = Limit(True, "", "adjtimex(2): TIME_ERROR means that the clock is not synchronised", "equal")  # noqa: FBT003
 
 
 def judge(view: View) -> Outcome:

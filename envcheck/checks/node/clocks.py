@@ -4,21 +4,19 @@ Seen in the wild: application clocks or `nvidia-smi --lock-gpu-clocks` of an old
 many; then "this node is 30 % slower" reports. A set clock is a choice, so it is named and does not fail.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any, Final
+from typing import Any
 
 from envcheck.checks import ERROR, Check, Limit, Outcome, View, failed, passed, warned, worst
 from envcheck.checks.gpu_readings import Reading, Rule, read
 
 CHECK = Check("no GPU is held below the clocks it was made for", "quick", 0.01, gpus=1)
 
-_DEFAULT: Final = "NVML: the GPU's own default application clock"
-_MOST: Final = "NVML: the highest clock of this GPU"
-_SET: Final = "applications clocks"
-_HELD: Final = 0.9
-_RESET: Final = "if it is not on purpose: nvidia-smi --reset-applications-clocks --reset-gpu-clocks, as root"
+_DEFAULT = "NVML: the GPU's own default application clock"
+_MOST = "NVML: the highest clock of this GPU"
+_SET = "applications clocks"
+_HELD = 0.9
+_RESET = "if it is not on purpose: nvidia-smi --reset-applications-clocks --reset-gpu-clocks, as root"
 
 
 def judge(view: View) -> Outcome:

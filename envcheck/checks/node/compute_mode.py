@@ -4,18 +4,14 @@ Seen in the wild: "all CUDA-capable devices are busy or unavailable" on a free G
 to put the mode back.
 """
 
-from __future__ import annotations
-
-from typing import Final
-
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
 from envcheck.checks.gpu_readings import Rule, read
 from envcheck.counting import counted
 
 CHECK = Check("every GPU takes processes", "quick", 0.01, gpus=1)
 
-_LIMIT: Final = Limit("default", "", "NVML compute mode; CUDA C++ Programming Guide, compute modes", "equal")
-_FIX: Final = "nvidia-smi --compute-mode=0, as root"
+_LIMIT = Limit("default", "", "NVML compute mode; CUDA C++ Programming Guide, compute modes", "equal")
+_FIX = "nvidia-smi --compute-mode=0, as root"
 
 
 def judge(view: View) -> Outcome:

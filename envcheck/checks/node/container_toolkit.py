@@ -5,19 +5,17 @@ Kubernetes or docker's `--device nvidia.com/gpu=all` end in "no such file: libcu
 no JSON after an edit by hand, and a docker that does not start at the next reboot.
 """
 
-from __future__ import annotations
-
-from typing import Any, Final
+from typing import Any
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
 from envcheck.counting import counted
 
 CHECK = Check("containers are given the driver that is loaded", "quick", 0.05, gpus=1)
 
-_SOURCE: Final = "Container Device Interface: a specification lists the driver's files by version"
-_GENERATE: Final = "nvidia-ctk cdi generate --output={path}, or start nvidia-cdi-refresh (toolkit 1.18 and newer)"
-_NAMES: Final = ("toolkit.tools", "toolkit.engines", "toolkit.cdi", "toolkit.docker")
-_DOCKER: Final = "/etc/docker/daemon.json"
+_SOURCE = "Container Device Interface: a specification lists the driver's files by version"
+_GENERATE = "nvidia-ctk cdi generate --output={path}, or start nvidia-cdi-refresh (toolkit 1.18 and newer)"
+_NAMES = ("toolkit.tools", "toolkit.engines", "toolkit.cdi", "toolkit.docker")
+_DOCKER = "/etc/docker/daemon.json"
 
 
 def judge(view: View) -> Outcome:

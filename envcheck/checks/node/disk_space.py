@@ -4,22 +4,16 @@ Seen in the wild: a 64 MB or tmpfs /tmp that torch.compile and pip fill; a home 
 Hugging Face cache goes; a home on a server that is gone, where whoever looks for a file waits for ever.
 """
 
-from __future__ import annotations
-
-from typing import Final
-
 from envcheck.checks import Check, Limit, Outcome, View, passed, undecided, warned, worst
 from envcheck.node.snapshot import Signal
 
 CHECK = Check("there is room where work, caches and temporary files go", "quick", 0.01)
 
-_ROOM: Final = "make room, or point TMPDIR, HF_HOME and the working directory to a larger disk"
-_SERVER: Final = "its file server does not answer: bring it back (`dmesg`, `mount`), or point HOME and TMPDIR elsewhere"
-_EXIST: Final = "set HOME and TMPDIR to directories that exist"
-_PLACES: Final = {"disk.tmp.free": "temporary files", "disk.home.free": "the home directory", "disk.cwd.free": "here"}
-_LIMIT: Final = Limit(
-    10 << 30, "B", "ours: one CUDA build of torch with its libraries is 7 GB, one 7B model in bf16 14 GB"
-)
+_ROOM = "make room, or point TMPDIR, HF_HOME and the working directory to a larger disk"
+_SERVER = "its file server does not answer: bring it back (`dmesg`, `mount`), or point HOME and TMPDIR elsewhere"
+_EXIST = "set HOME and TMPDIR to directories that exist"
+_PLACES = {"disk.tmp.free": "temporary files", "disk.home.free": "the home directory", "disk.cwd.free": "here"}
+_LIMIT = Limit(10 << 30, "B", "ours: one CUDA build of torch with its libraries is 7 GB, one 7B model in bf16 14 GB")
 
 
 def judge(view: View) -> Outcome:

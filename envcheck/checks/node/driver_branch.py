@@ -3,17 +3,14 @@
 Seen in the wild: fleets still on R535 or R550 because nothing ever said so, until the floor of a CUDA family moved.
 """
 
-from __future__ import annotations
-
 import re
-from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, matrix_facts, passed, skipped, undecided, warned
 from envcheck.matrix.facts.lookup import Facts
 
 CHECK = Check("the driver's branch is still maintained", "quick", gpus=1, signals=("driver.version",))
 
-_NUMBER: Final = re.compile(r"\d{1,9}\.\d")
+_NUMBER = re.compile(r"\d{1,9}\.\d")
 
 
 def judge(view: View) -> Outcome:

@@ -5,10 +5,8 @@ with cuda-compat on a GeForce, where cuInit ends in error 804. A driver may be o
 family (minor-version compatibility), and on data-centre GPUs older still with cuda-compat.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, matrix_facts, passed, skipped, undecided, warned, worst
 from envcheck.checks.gpu_readings import culprit, label, lost
@@ -19,9 +17,9 @@ from envcheck.node.snapshot import Gpu
 
 CHECK = Check("the driver runs the CUDA that torch carries", "quick", gpus=1, signals=("driver.version",))
 
-_MISFITS: Final = (803, 804)
-_STARTED: Final = Limit(0, "", "CUDA driver API: cuInit returns CUDA_SUCCESS", "equal")
-SOURCE: Final = "matrix.yaml: cuda.minors, cuda.families (NVIDIA CUDA release notes and compatibility guide)"
+_MISFITS = (803, 804)
+_STARTED = Limit(0, "", "CUDA driver API: cuInit returns CUDA_SUCCESS", "equal")
+SOURCE = "matrix.yaml: cuda.minors, cuda.families (NVIDIA CUDA release notes and compatibility guide)"
 
 
 def judge(view: View) -> Outcome:
@@ -128,11 +126,11 @@ class CudaInitError(NamedTuple):
     fix: str
 
 
-_COMPAT: Final = (
+_COMPAT = (
     "take cuda-compat out of the way of the driver's own libcuda: remove its directory from LD_LIBRARY_PATH and "
     "/etc/ld.so.conf.d, or the package; forward compatibility is for data-centre GPUs"
 )
-CODES: Final = {
+CODES = {
     100: CudaInitError(
         "CUDA_ERROR_NO_DEVICE",
         "the driver shows this process no GPU",
@@ -170,7 +168,7 @@ CODES: Final = {
     ),
 }
 # What cudaGetErrorString says, and torch with it; the runtime numbers 802 to 804 as the driver does.
-_TEXTS: Final = {
+_TEXTS = {
     "forward compatibility was attempted on non supported HW": 804,
     "unsupported display driver / cuda driver combination": 803,
     "system not yet initialized": 802,

@@ -4,8 +4,6 @@ Seen in the wild as "Failed to initialize NVML: Driver/library version mismatch"
 containers that were started before the upgrade (NVIDIA/nvidia-container-toolkit#394). Nothing on the GPU starts.
 """
 
-from __future__ import annotations
-
 from envcheck.checks import Check, Limit, Outcome, View, failed, matrix_facts, passed, skipped, undecided
 from envcheck.node.snapshot import Signal
 

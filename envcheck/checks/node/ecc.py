@@ -4,28 +4,24 @@ Seen in the wild: uncorrected errors that a reset hid until the next job; SRAM, 
 at which NVIDIA replaces the board; ECC switched off on one GPU of eight. Volatile counts begin with the driver's load.
 """
 
-from __future__ import annotations
-
-from typing import Final
-
 from envcheck.checks import Check, Limit, Outcome, View, failed, matrix_facts, passed, warned, worst
 from envcheck.checks.gpu_readings import Rule, read
 from envcheck.counting import counted
 
 CHECK = Check("no GPU memory has errors that could not be corrected", "quick", 0.01, gpus=1)
 
-_RESET: Final = "drain the node and reset these GPUs; replace one that does it again"
-_REPLACE: Final = "have these GPUs replaced: NVML says that their SRAM is past its threshold"
-_WATCH: Final = "watch it; run the full level on these GPUs"
-_ON: Final = "nvidia-smi --ecc-config=1, then reset; or say with --skip ecc that you want it so"
-_UNIT: Final = "uncorrected errors"
-_LIMIT: Final = Limit(0, _UNIT, "NVIDIA GPU memory error management: a reset clears volatile ones", "at most")
-_SRAM: Final = Limit(4, _UNIT, "stas00/ml-engineering: more than 4 in SRAM over its life, replace it", "at most")
-_SINCE: Final = "uncorrected errors since the driver's load: {gpu} {value}"
-_WORN: Final = Rule(failed, "ecc.sram", "worn SRAM: {gpu} {value} errors", _REPLACE, _SRAM, "errors")
-_FRESH: Final = Rule(failed, "ecc.uncorrected", _SINCE, _RESET, _LIMIT, "errors")
-_PAST: Final = Rule(warned, "ecc.past", "uncorrected errors in the past: {gpu} {value}", _WATCH, _LIMIT, "errors")
-_OFF: Final = Rule(warned, "ecc.off", "ECC is off on {gpu}", _ON)
+_RESET = "drain the node and reset these GPUs; replace one that does it again"
+_REPLACE = "have these GPUs replaced: NVML says that their SRAM is past its threshold"
+_WATCH = "watch it; run the full level on these GPUs"
+_ON = "nvidia-smi --ecc-config=1, then reset; or say with --skip ecc that you want it so"
+_UNIT = "uncorrected errors"
+_LIMIT = Limit(0, _UNIT, "NVIDIA GPU memory error management: a reset clears volatile ones", "at most")
+_SRAM = Limit(4, _UNIT, "stas00/ml-engineering: more than 4 in SRAM over its life, replace it", "at most")
+_SINCE = "uncorrected errors since the driver's load: {gpu} {value}"
+_WORN = Rule(failed, "ecc.sram", "worn SRAM: {gpu} {value} errors", _REPLACE, _SRAM, "errors")
+_FRESH = Rule(failed, "ecc.uncorrected", _SINCE, _RESET, _LIMIT, "errors")
+_PAST = Rule(warned, "ecc.past", "uncorrected errors in the past: {gpu} {value}", _WATCH, _LIMIT, "errors")
+_OFF = Rule(warned, "ecc.off", "ECC is off on {gpu}", _ON)
 
 
 def judge(view: View) -> Outcome:

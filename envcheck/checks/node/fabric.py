@@ -4,9 +4,7 @@ Seen in the wild: `system not yet initialized` (CUDA error 802) after a driver u
 and all-reduce at three quarters of its speed with a fabric whose multicast does not work.
 """
 
-from __future__ import annotations
-
-from typing import Any, Final
+from typing import Any
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, warned, worst
 from envcheck.checks.gpu_readings import Rule, read
@@ -14,9 +12,9 @@ from envcheck.counting import counted
 
 CHECK = Check("the NVSwitch fabric has registered every GPU and is healthy", "quick", 0.01, gpus=1)
 
-_LIMIT: Final = Limit("completed", "", "NVML: NVML_GPU_FABRIC_STATE_COMPLETED, status success, not unhealthy", "equal")
-_FIX: Final = "start nvidia-fabricmanager of the driver's very version (Blackwell: and nvlsm); read its log"
-_SCARCE: Final = "the fabric has limited capacity for {gpu}"
+_LIMIT = Limit("completed", "", "NVML: NVML_GPU_FABRIC_STATE_COMPLETED, status success, not unhealthy", "equal")
+_FIX = "start nvidia-fabricmanager of the driver's very version (Blackwell: and nvlsm); read its log"
+_SCARCE = "the fabric has limited capacity for {gpu}"
 
 
 def judge(view: View) -> Outcome:

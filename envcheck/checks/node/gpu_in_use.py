@@ -4,8 +4,6 @@ Seen in the wild: zombies of a killed job that keep 70 GB, a forgotten notebook,
 container the driver hides the processes of other ones, but not their memory. Read before this run touches a GPU.
 """
 
-from __future__ import annotations
-
 from envcheck.checks import Check, Outcome, View, passed, warned, worst
 from envcheck.checks.gpu_readings import BUSY, HELD, GpuUser, people, read, shortened, users
 

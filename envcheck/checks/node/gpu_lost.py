@@ -3,9 +3,7 @@
 Seen in the wild: "nvidia-smi shows 7 GPUs" noticed by a user a week later. The PCI bus still shows the eighth.
 """
 
-from __future__ import annotations
-
-from typing import Any, Final
+from typing import Any
 
 from envcheck.checks import (
     PASS,
@@ -27,10 +25,10 @@ from envcheck.counting import counted
 
 CHECK = Check("every NVIDIA GPU on the PCI bus answers the driver", "quick", 0.01)
 
-_SOURCE: Final = "NVIDIA display controllers under /sys/bus/pci/devices; NVML's list of devices"
-_FIX: Final = "read the Xids in `dmesg`; look at its power cables; reboot, then reseat or replace the GPU"
-_UNBOUND: Final = "install NVIDIA's driver and blacklist nouveau; inside a container, pass the driver in (--gpus all)"
-_ELSEWHERE: Final = "vfio-pci"
+_SOURCE = "NVIDIA display controllers under /sys/bus/pci/devices; NVML's list of devices"
+_FIX = "read the Xids in `dmesg`; look at its power cables; reboot, then reseat or replace the GPU"
+_UNBOUND = "install NVIDIA's driver and blacklist nouveau; inside a container, pass the driver in (--gpus all)"
+_ELSEWHERE = "vfio-pci"
 
 
 def judge(view: View) -> Outcome:

@@ -4,8 +4,6 @@ Seen in the wild: a CPU wheel pulled in by some requirement, CUDA_VISIBLE_DEVICE
 old for the wheel, a container without the compute capability. What that variable names wrongly, visible-devices tells.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, worst

@@ -4,16 +4,14 @@ Seen in the wild: a model that fits its GPU and whose loading is killed on the h
 of the machine.
 """
 
-from __future__ import annotations
-
-from typing import Any, Final
+from typing import Any
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, warned, worst
 from envcheck.checks.gpu_readings import read
 
 CHECK = Check("host memory holds what the GPUs hold", "quick", 0.01, gpus=1, signals=("host.memory_total",))
 
-_SOURCE: Final = "ours: a checkpoint is loaded through host memory; a DGX H100 has 2 TB for 640 GB of GPUs"
+_SOURCE = "ours: a checkpoint is loaded through host memory; a DGX H100 has 2 TB for 640 GB of GPUs"
 
 
 def judge(view: View) -> Outcome:

@@ -4,17 +4,13 @@ Seen in the wild: half a node's memory reserved for virtual machines or a packet
 and DataLoader workers that are killed for the other half.
 """
 
-from __future__ import annotations
-
-from typing import Final
-
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned
 
 CHECK = Check("no large part of memory is set aside and unused", "quick", 0.01)
 
-_PART: Final = 0.25
-_SOURCE: Final = "ours: a quarter of memory; Linux hugetlbpage: a page that is set aside serves nothing else"
-_FIX: Final = "if nothing here uses them: sysctl vm.nr_hugepages=0, and take hugepages= off the kernel's command line"
+_PART = 0.25
+_SOURCE = "ours: a quarter of memory; Linux hugetlbpage: a page that is set aside serves nothing else"
+_FIX = "if nothing here uses them: sysctl vm.nr_hugepages=0, and take hugepages= off the kernel's command line"
 
 
 def judge(view: View) -> Outcome:

@@ -5,8 +5,6 @@ wheel in a CUDA image because the index had nothing else, a layer on top that mo
 environment says of itself is compared with its labels, and what is installed with its lock.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, get_args

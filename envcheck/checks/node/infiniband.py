@@ -5,18 +5,16 @@ port without an address and so without a GID, a transceiver that drops its link 
 their like (one link layer, one board), so that the unused second port of a card raises no alarm.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, limits, passed, skipped, undecided, warned, worst
 from envcheck.counting import counted
 
-_FIX: Final = "clean, reseat or exchange the cable or transceiver; `ibdiagnet --get_phy_info` shows which end it is"
-_CONGESTED: Final = "look for congestion and credit loops (`ibdiagnet --pc`), then for a flapping link at the far end"
+_FIX = "clean, reseat or exchange the cable or transceiver; `ibdiagnet --get_phy_info` shows which end it is"
+_CONGESTED = "look for congestion and credit loops (`ibdiagnet --pc`), then for a flapping link at the far end"
 # What each counter counts, and what to do. Its row of limits.json is named after it.
-COUNTERS: Final = {
+COUNTERS = {
     "symbol_error": ("symbol errors", _FIX),
     "link_error_recovery": ("link recoveries", _FIX),
     "port_rcv_errors": ("packets received with errors", _FIX),
@@ -24,9 +22,9 @@ COUNTERS: Final = {
     "excessive_buffer_overrun_errors": ("buffer overruns", _CONGESTED),
     "port_xmit_discards": ("packets discarded before they were sent", _CONGESTED),
 }
-ROWS: Final = {counter: f"infiniband-{counter.replace('_', '-')}" for counter in COUNTERS}
+ROWS = {counter: f"infiniband-{counter.replace('_', '-')}" for counter in COUNTERS}
 # Ethernet discards what it cannot send by design: other counters show congestion.
-_LOSSLESS: Final = ("port_xmit_discards",)
+_LOSSLESS = ("port_xmit_discards",)
 CHECK = Check(
     promise="every InfiniBand and RoCE port of a kind is up, at one rate, with a GID, and stays up",
     level="quick",
@@ -35,14 +33,14 @@ CHECK = Check(
 )
 
 # From so many ports of one kind on they are rails of a training node, and each of them is needed.
-_RAILS: Final = 4
-_CABLE: Final = "reseat or exchange the cable or transceiver, look at the switch's port (`ibstat`, `rdma link`)"
-_MANAGER: Final = "start a subnet manager (opensm, or the switch's); the link is there and nobody has configured it"
-_GID: Final = "give the interface an address and set it up: `show_gids` has to list a RoCE v2 GID (NCCL_IB_GID_INDEX)"
-_ACTIVE: Final = "InfiniBand Architecture: only an active port carries traffic"
-_LIKE: Final = "the other ports of its kind on this node"
-_V2: Final = Limit("RoCE v2", "", "NCCL user guide, NCCL_IB_ROCE_VERSION_NUM: 2 is the default", "equal")
-_DAY: Final = 86400.0
+_RAILS = 4
+_CABLE = "reseat or exchange the cable or transceiver, look at the switch's port (`ibstat`, `rdma link`)"
+_MANAGER = "start a subnet manager (opensm, or the switch's); the link is there and nobody has configured it"
+_GID = "give the interface an address and set it up: `show_gids` has to list a RoCE v2 GID (NCCL_IB_GID_INDEX)"
+_ACTIVE = "InfiniBand Architecture: only an active port carries traffic"
+_LIKE = "the other ports of its kind on this node"
+_V2 = Limit("RoCE v2", "", "NCCL user guide, NCCL_IB_ROCE_VERSION_NUM: 2 is the default", "equal")
+_DAY = 86400.0
 Port = dict[str, Any]
 
 

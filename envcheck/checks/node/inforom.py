@@ -5,21 +5,15 @@ exit code 14 that stops a GPU operator (NVIDIA/gpu-operator#2596), and diagnosti
 and remapped rows are read from it.
 """
 
-from __future__ import annotations
-
-from typing import Final
-
 from envcheck.checks import Check, Limit, Outcome, View, failed, matrix_facts, passed, warned, worst
 from envcheck.checks.gpu_readings import Rule, read
 from envcheck.counting import counted
 
 CHECK = Check("the InfoROM of every GPU is intact", "quick", 0.01, gpus=1)
 
-_SOURCE: Final = "NVML: nvmlDeviceValidateInforom; NVIDIA GPU Operator, troubleshooting: a faulty GPU"
-_LIMIT: Final = Limit("intact", "", _SOURCE, "equal")
-_FIX: Final = (
-    "reset the GPU (nvidia-smi --gpu-reset) or reboot; if it stays so, have the board's maker repair or replace it"
-)
+_SOURCE = "NVML: nvmlDeviceValidateInforom; NVIDIA GPU Operator, troubleshooting: a faulty GPU"
+_LIMIT = Limit("intact", "", _SOURCE, "equal")
+_FIX = "reset the GPU (nvidia-smi --gpu-reset) or reboot; if it stays so, have the board's maker repair or replace it"
 
 
 def judge(view: View) -> Outcome:

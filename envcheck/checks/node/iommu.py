@@ -4,23 +4,19 @@ Seen in the wild: Linux distributions that switch it on by default, NCCL hanging
 (NVIDIA/nccl#631), corrupted all-reduces on workstations. NVLink does not go through it; virtual machines need it.
 """
 
-from __future__ import annotations
-
-from typing import Final
-
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, warned, worst
 from envcheck.checks.gpu_readings import Pair, Rule, at, pairs_of_gpus, reachable, unreadable, uuids_of_pair
 from envcheck.counting import counted
 
 CHECK = Check("no IOMMU translates between GPUs that reach each other over PCIe", "quick", 0.01, gpus=2)
 
-_LIMIT: Final = Limit(
+_LIMIT = Limit(
     0,
     "GPUs behind one",
     "NVIDIA CUDA C++ Programming Guide, IOMMU on Linux: peer-to-peer over PCIe is not supported with it on bare metal",
     "equal",
 )
-_FIX: Final = "boot with iommu=pt (pass through), or with the IOMMU off in the BIOS"
+_FIX = "boot with iommu=pt (pass through), or with the IOMMU off in the BIOS"
 
 
 def judge(view: View) -> Outcome:

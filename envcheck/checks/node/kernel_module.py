@@ -4,10 +4,6 @@ Seen in the wild: a new Blackwell node with the proprietary module ("no devices 
 to a distribution that installs the open one by default.
 """
 
-from __future__ import annotations
-
-from typing import Final
-
 from envcheck.checks import Check, Limit, Outcome, View, matrix_facts, passed, skipped, undecided, warned, worst
 from envcheck.checks.gpu_readings import Reading, Rule, read
 from envcheck.matrix.facts.model import key
@@ -15,9 +11,9 @@ from envcheck.node.snapshot import Signal
 
 CHECK = Check("the kernel module is one that drives these GPUs", "quick", 0.01, gpus=1)
 
-_OPEN_FROM: Final = key("7.5")
-_OPEN_ONLY_FROM: Final = key("10.0")
-_SOURCE: Final = (
+_OPEN_FROM = key("7.5")
+_OPEN_ONLY_FROM = key("10.0")
+_SOURCE = (
     "NVIDIA driver installation guide, kernel modules: open ones from Turing on; "
     "open only on Grace Hopper and Blackwell: general knowledge, its announcement was not at hand"
 )

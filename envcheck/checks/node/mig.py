@@ -4,16 +4,12 @@ Seen in the wild: one GPU of eight left in MIG mode after somebody's experiment:
 device, or NCCL refuses two slices of one GPU (NVIDIA/nccl#1716).
 """
 
-from __future__ import annotations
-
-from typing import Final
-
 from envcheck.checks import Check, Limit, Outcome, View, passed, warned, worst
 from envcheck.checks.gpu_readings import Rule, read
 
 CHECK = Check("MIG is on for all GPUs of this node, or for none", "quick", 0.01, gpus=1)
 
-_LIMIT: Final = Limit("the same", "", "NVIDIA MIG user guide; NCCL does not run across slices of one GPU", "equal")
+_LIMIT = Limit("the same", "", "NVIDIA MIG user guide; NCCL does not run across slices of one GPU", "equal")
 
 
 def judge(view: View) -> Outcome:

@@ -3,18 +3,14 @@
 Seen in the wild: a kernel update whose initramfs forgot the blacklist, and half the GPUs gone after the reboot.
 """
 
-from __future__ import annotations
-
-from typing import Final
-
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
 from envcheck.checks.gpu_readings import Rule
 
 CHECK = Check("nouveau is not loaded, and drives no GPU", "quick", 0.01, gpus=1)
 
-_LIMIT: Final = Limit("not loaded", "", "NVIDIA/DCGM nvvs/src/Software.cpp: it refuses to run beside nouveau", "equal")
-_FIX: Final = "blacklist nouveau (options nouveau modeset=0), rebuild the initramfs, reboot"
-_BOUND: Final = Rule(warned, "nouveau.bound", "nouveau drives the GPU at {gpu}", _FIX, _LIMIT)
+_LIMIT = Limit("not loaded", "", "NVIDIA/DCGM nvvs/src/Software.cpp: it refuses to run beside nouveau", "equal")
+_FIX = "blacklist nouveau (options nouveau modeset=0), rebuild the initramfs, reboot"
+_BOUND = Rule(warned, "nouveau.bound", "nouveau drives the GPU at {gpu}", _FIX, _LIMIT)
 
 
 def judge(view: View) -> Outcome:

@@ -4,9 +4,7 @@ Seen in the wild: a BIOS that reports no NUMA node for any GPU, so that no launc
 two-socket virtual machine; a job that was given a GPU of one socket and the CPUs of the other.
 """
 
-from __future__ import annotations
-
-from typing import Any, Final
+from typing import Any
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, undecided, warned, worst
 from envcheck.checks.gpu_readings import Rule, at, place
@@ -14,12 +12,10 @@ from envcheck.checks.node.visible_devices import NAME, parse
 
 CHECK = Check("each GPU's NUMA node is known, and this process may use CPUs of it", "quick", 0.01, gpus=1)
 
-_NEAR: Final = Limit(0, "GPUs", "Linux: sched_getaffinity(2) against each node's cpulist", "equal")
-_LIMIT: Final = Limit(0, "GPUs", "Linux: numa_node is -1 where the firmware does not say", "equal")
-_SHOW: Final = "switch NUMA (not node interleaving) on in the BIOS; in a virtual machine pass the topology on"
-_BIND: Final = (
-    "have the launcher give CPUs beside the GPUs (Slurm: --gres-flags=enforce-binding; docker: --cpuset-cpus)"
-)
+_NEAR = Limit(0, "GPUs", "Linux: sched_getaffinity(2) against each node's cpulist", "equal")
+_LIMIT = Limit(0, "GPUs", "Linux: numa_node is -1 where the firmware does not say", "equal")
+_SHOW = "switch NUMA (not node interleaving) on in the BIOS; in a virtual machine pass the topology on"
+_BIND = "have the launcher give CPUs beside the GPUs (Slurm: --gres-flags=enforce-binding; docker: --cpuset-cpus)"
 
 
 def judge(view: View) -> Outcome:

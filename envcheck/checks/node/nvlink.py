@@ -5,12 +5,10 @@ have 12 of 18 links by design and were failed for it (Azure/azurehpc-health-chec
 other first, and with their data sheet (nvlink.json) second.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, warned, worst
 from envcheck.checks.gpu_readings import Reading, Rule, read
@@ -18,12 +16,12 @@ from envcheck.counting import counted
 
 CHECK = Check("every NVLink that should be there is up, at its speed", "quick", 0.01, gpus=1)
 
-_FILE: Final = Path(__file__).with_name("nvlink.json")
-_PEERS: Final = "the other GPUs of this node"
-_FIX: Final = "reset all GPUs of the node together; then look at the bridge, the board and the fabric manager's log"
-_BY_DESIGN: Final = "ask whoever set this node up whether that is by design; if not: " + _FIX
-_GUESTS: Final = ("passthrough", "vgpu")
-_HALF: Final = "links up: {gpu} {value}, and no other GPU has the other end of its bridge up"
+_FILE = Path(__file__).with_name("nvlink.json")
+_PEERS = "the other GPUs of this node"
+_FIX = "reset all GPUs of the node together; then look at the bridge, the board and the fabric manager's log"
+_BY_DESIGN = "ask whoever set this node up whether that is by design; if not: " + _FIX
+_GUESTS = ("passthrough", "vgpu")
+_HALF = "links up: {gpu} {value}, and no other GPU has the other end of its bridge up"
 
 
 @functools.cache

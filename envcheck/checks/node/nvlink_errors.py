@@ -4,18 +4,14 @@ Seen in the wild: one link with millions of replays among seventeen clean ones, 
 Counters begin with the driver's load or the GPU's reset. GPUs that count in another way (Blackwell) say so.
 """
 
-from __future__ import annotations
-
-from typing import Final
-
 from envcheck.checks import Check, Limit, Outcome, View, passed, warned, worst
 from envcheck.checks.gpu_readings import Rule, read
 
 CHECK = Check("the NVLinks carry data without errors", "quick", 0.01, gpus=1)
 
-_RECOVERY: Final = Limit(0, "recoveries", "NVIDIA/DCGM diag, pcie test: no NVLink recovery error", "at most")
-_CRC: Final = Limit(100, "errors", "NVIDIA/DCGM diag: 100 NVLink CRC errors a second; here of all time", "at most")
-_FIX: Final = "reset all GPUs of the node together; if it comes back, look at the bridge, the board or the switch"
+_RECOVERY = Limit(0, "recoveries", "NVIDIA/DCGM diag, pcie test: no NVLink recovery error", "at most")
+_CRC = Limit(100, "errors", "NVIDIA/DCGM diag: 100 NVLink CRC errors a second; here of all time", "at most")
+_FIX = "reset all GPUs of the node together; if it comes back, look at the bridge, the board or the switch"
 
 
 def judge(view: View) -> Outcome:

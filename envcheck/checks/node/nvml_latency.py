@@ -4,8 +4,6 @@ Seen in the wild: `nvidia-smi` that takes ten seconds, then a minute, and jobs t
 GPU with a stuck process, or persistence mode off, so that each question wakes every GPU up.
 """
 
-from __future__ import annotations
-
 from envcheck.checks import Check, Outcome, View, limits, passed, warned
 from envcheck.counting import counted
 

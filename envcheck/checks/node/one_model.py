@@ -4,18 +4,16 @@ Seen in the wild: a replacement board with 40 GB among 80 GB ones; one GPU with 
 display card among the compute cards, which NCCL then includes.
 """
 
-from __future__ import annotations
-
 import collections
-from typing import Any, Final
+from typing import Any
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, skipped, warned, worst
 from envcheck.checks.gpu_readings import Rule, read
 
 CHECK = Check("all GPUs of this node are of one model, memory size and VBIOS", "quick", 0.01, gpus=1)
 
-_LIMIT: Final = Limit("one", "", "ours: a synchronous job waits for its slowest GPU", "equal")
-_FIX: Final = "choose with CUDA_VISIBLE_DEVICES, or make the node even"
+_LIMIT = Limit("one", "", "ours: a synchronous job waits for its slowest GPU", "equal")
+_FIX = "choose with CUDA_VISIBLE_DEVICES, or make the node even"
 
 
 def judge(view: View) -> Outcome:

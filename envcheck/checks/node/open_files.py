@@ -3,17 +3,13 @@
 Seen in the wild: "Too many open files" in the middle of an epoch, or "received 0 items of ancdata" from a worker.
 """
 
-from __future__ import annotations
-
-from typing import Final
-
 from envcheck.checks import Check, Limit, Outcome, View, passed, warned
 
 CHECK = Check("a process may open enough files", "quick", 0.01, signals=("limits.nofile",))
 
-_SOURCE: Final = "ours: four times Linux' usual 1024, which DataLoader users run into (pytorch#973)"
-_LIMIT: Final = Limit(4096, "files", _SOURCE)
-_FIX: Final = "ulimit -n 65536, --ulimit nofile=65536 for a container, or limits.conf"
+_SOURCE = "ours: four times Linux' usual 1024, which DataLoader users run into (pytorch#973)"
+_LIMIT = Limit(4096, "files", _SOURCE)
+_FIX = "ulimit -n 65536, --ulimit nofile=65536 for a container, or limits.conf"
 
 
 def judge(view: View) -> Outcome:

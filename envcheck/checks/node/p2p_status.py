@@ -5,10 +5,7 @@ driver setting that somebody forgot, an NVLink bridge that the driver does not u
 and most virtual machines over PCIe have none either: that is reported and does not fail.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, warned, worst
 from envcheck.checks.gpu_readings import Pair, pairs_of_gpus, reachable, read, uuids_of_pair
@@ -16,10 +13,10 @@ from envcheck.counting import counted
 
 CHECK = Check("every pair of GPUs that should reach each other's memory may", "quick", 0.01, gpus=2)
 
-_UNIT: Final = "pairs without"
-_ALL: Final = Limit(0, _UNIT, "NVIDIA NVML: GPUs with NVLinks up between them have peer-to-peer", "equal")
-_ALIKE: Final = Limit(0, _UNIT, "other pairs of this node on the same kind of path have it", "equal")
-_FIX: Final = (
+_UNIT = "pairs without"
+_ALL = Limit(0, _UNIT, "NVIDIA NVML: GPUs with NVLinks up between them have peer-to-peer", "equal")
+_ALIKE = Limit(0, _UNIT, "other pairs of this node on the same kind of path have it", "equal")
+_FIX = (
     "compare `nvidia-smi topo -m` with `nvidia-smi topo -p2p r`; look at NVreg_RegistryDwords in /etc/modprobe.d, at "
     "the fabric manager, and at the slot of the odd GPU"
 )

@@ -4,21 +4,17 @@ Seen in the wild: replay counters in the thousands behind "random" slow copies; 
 the bus. Counters begin with the driver's load (replays) or with boot (AER).
 """
 
-from __future__ import annotations
-
-from typing import Final
-
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
 from envcheck.checks.gpu_readings import Rule, read
 
 CHECK = Check("the PCIe links carry data without errors", "quick", 0.01, gpus=1)
 
-_REPLAYS: Final = Limit(80, "replays", "NVIDIA/DCGM diag, pcie test: at most 80 replays", "at most")
-_AER: Final = Limit(480, "errors", "NVIDIA/DCGM diag, pcie test: at most 480 correctable AER errors", "at most")
-_NONE: Final = Limit(0, "errors", "PCI Express: an uncorrectable error has lost data", "at most")
-_FIX: Final = "reseat the board or its riser; exchange it with a good one to see whether slot or board is at fault"
-_REPLAYED: Final = Rule(warned, "pcie-errors.replays", "replays: {gpu} {value}", _FIX, _REPLAYS, _REPLAYS.unit)
-_KINDS: Final = (("fatal", _NONE, failed), ("nonfatal", _NONE, warned), ("correctable", _AER, warned))
+_REPLAYS = Limit(80, "replays", "NVIDIA/DCGM diag, pcie test: at most 80 replays", "at most")
+_AER = Limit(480, "errors", "NVIDIA/DCGM diag, pcie test: at most 480 correctable AER errors", "at most")
+_NONE = Limit(0, "errors", "PCI Express: an uncorrectable error has lost data", "at most")
+_FIX = "reseat the board or its riser; exchange it with a good one to see whether slot or board is at fault"
+_REPLAYED = Rule(warned, "pcie-errors.replays", "replays: {gpu} {value}", _FIX, _REPLAYS, _REPLAYS.unit)
+_KINDS = (("fatal", _NONE, failed), ("nonfatal", _NONE, warned), ("correctable", _AER, warned))
 
 
 def judge(view: View) -> Outcome:

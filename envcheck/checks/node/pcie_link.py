@@ -5,20 +5,18 @@ lets its generation (not its width) drop on purpose: that alone is no fault, and
 several GPUs (Tesla M10, A16) share their lanes out, laptops have what was soldered, and Grace reaches its GPU by C2C.
 """
 
-from __future__ import annotations
-
 import collections
-from typing import Any, Final
+from typing import Any
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, matrix_facts, passed, warned, worst
 from envcheck.checks.gpu_readings import Reading, Rule, read
 
 CHECK = Check("every GPU has the PCIe lanes and the generation it can have", "quick", 0.01, gpus=1)
 
-_WIDTH: Final = "NVML: the most lanes this GPU can have in this system"
-_SIBLINGS: Final = "the other GPUs of this model on this node"
-_GEN: Final = "NVML: the newest generation this GPU can have in this system"
-_FIX: Final = "reseat the board or its riser, look at the slot's BIOS settings; exchange it with a good one to compare"
+_WIDTH = "NVML: the most lanes this GPU can have in this system"
+_SIBLINGS = "the other GPUs of this model on this node"
+_GEN = "NVML: the newest generation this GPU can have in this system"
+_FIX = "reseat the board or its riser, look at the slot's BIOS settings; exchange it with a good one to compare"
 
 
 def judge(view: View) -> Outcome:

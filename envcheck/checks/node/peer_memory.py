@@ -5,10 +5,7 @@ third of its speed; NCCL says "GPU Direct RDMA Disabled" in a log that nobody re
 kernel of 5.12 or newer DMA-BUF does the same without any further module.
 """
 
-from __future__ import annotations
-
 import re
-from typing import Final
 
 from envcheck.checks import Check, Limit, Outcome, View, matrix_facts, passed, skipped, undecided, warned
 from envcheck.checks.node.infiniband import active, ports
@@ -16,13 +13,11 @@ from envcheck.node.snapshot import Signal
 
 CHECK = Check("network cards can read and write the GPUs' memory", "quick", 0.01, gpus=1)
 
-_MODULES: Final = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
-_DMA_BUF: Final = (5, 12)
-_SOURCE: Final = (
-    "NVIDIA GPUDirect RDMA documentation: nvidia-peermem, or the open kernel module with Linux 5.12 or newer"
-)
-_LIMIT: Final = Limit("nvidia_peermem, or DMA-BUF", "", _SOURCE, "equal")
-_FIX: Final = "modprobe nvidia-peermem (after MLNX_OFED or DOCA), or the open kernel module on Linux >= 5.12"
+_MODULES = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
+_DMA_BUF = (5, 12)
+_SOURCE = "NVIDIA GPUDirect RDMA documentation: nvidia-peermem, or the open kernel module with Linux 5.12 or newer"
+_LIMIT = Limit("nvidia_peermem, or DMA-BUF", "", _SOURCE, "equal")
+_FIX = "modprobe nvidia-peermem (after MLNX_OFED or DOCA), or the open kernel module on Linux >= 5.12"
 
 
 def judge(view: View) -> Outcome:

@@ -4,16 +4,12 @@ Seen in the wild: seconds added to each start, nvidia-smi timeouts that monitori
 (clocks, power limits, ECC counts) that are gone between two jobs.
 """
 
-from __future__ import annotations
-
-from typing import Final
-
 from envcheck.checks import Check, Limit, Outcome, View, matrix_facts, passed, warned, worst
 from envcheck.checks.gpu_readings import Rule, read
 
 CHECK = Check("the driver stays loaded while the GPUs are idle", "quick", 0.01, gpus=1)
 
-_LIMIT: Final = Limit("on", "", "NVIDIA driver persistence guide: run nvidia-persistenced", "equal")
+_LIMIT = Limit("on", "", "NVIDIA driver persistence guide: run nvidia-persistenced", "equal")
 
 
 def judge(view: View) -> Outcome:

@@ -4,17 +4,13 @@ Seen in the wild: a cap set for one hot summer, a nightly script, a rack that ca
 slow" reports. A cap is a choice, so it is reported and does not fail: what is measured beside it has it as its reason.
 """
 
-from __future__ import annotations
-
-from typing import Final
-
 from envcheck.checks import Check, Limit, Outcome, View, matrix_facts, passed, skipped, warned, worst
 from envcheck.checks.gpu_readings import Rule, read
 
 CHECK = Check("every GPU may draw the power it was made for", "quick", 0.01, gpus=1)
 
-_SOURCE: Final = "NVML: the GPU's own default power management limit"
-_TOLERANCE: Final = 0.99
+_SOURCE = "NVML: the GPU's own default power management limit"
+_TOLERANCE = 0.99
 
 
 def judge(view: View) -> Outcome:

@@ -3,9 +3,7 @@
 Seen in the wild: nodes put back into service after an NVLink error with "Drain and Reset" still asked for.
 """
 
-from __future__ import annotations
-
-from typing import Any, Final
+from typing import Any
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, worst
 from envcheck.checks.gpu_readings import Rule, read
@@ -13,11 +11,11 @@ from envcheck.counting import counted
 
 CHECK = Check("the driver asks for no recovery of any GPU", "quick", 0.01, gpus=1)
 
-_SOURCE: Final = (
+_SOURCE = (
     "NVML: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION (R570 and later); before, NVML_FI_DEV_RESET_STATUS and "
     "NVML_FI_DEV_DRAIN_AND_RESET_STATUS"
 )
-_LIMIT: Final = Limit("none", "", _SOURCE, "equal")
+_LIMIT = Limit("none", "", _SOURCE, "equal")
 
 
 def judge(view: View) -> Outcome:

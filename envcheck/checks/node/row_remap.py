@@ -4,31 +4,27 @@ Seen in the wild: "remap pending" for weeks on a node that nobody reset, so that
 remapping taken for a software fault. GPUs before Ampere retire pages instead, 64 in all.
 """
 
-from __future__ import annotations
-
-from typing import Final
-
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
 from envcheck.checks.gpu_readings import Reading, Rule, read
 
 CHECK = Check("no memory row or page waits for its replacement, and spares are left", "quick", 0.01, gpus=1)
 
-_DCGM: Final = "NVIDIA/DCGM diag: rows remapped for uncorrectable errors below 512, retired pages below 63"
-_NVIDIA: Final = "NVIDIA GPU memory error management: row remapping"
-_ROWS: Final = Limit(512, "rows", _DCGM, "at most")
-_PAGES: Final = Limit(62, "pages", _DCGM, "at most")
-_NONE: Final = Limit(0, "GPUs", _NVIDIA, "equal")
-_BANKS: Final = Limit(0, "banks", f"{_NVIDIA}; NVML: nvmlRowRemapperHistogramValues_t, none and low", "equal")
-_REPAIR: Final = Limit(0, "GPUs", "NVML: nvmlRepairStatus_v1_t; a reset makes the repair", "equal")
-_RESET: Final = "drain the node and reset these GPUs (nvidia-smi --gpu-reset): the replacement happens then"
-_REPLACE: Final = "have these GPUs replaced: there is no spare memory left where it is needed"
-_WATCH: Final = "watch it; run the full level on these GPUs"
-_THIN: Final = "plan the replacement of these GPUs: the next bad row of such a bank cannot be remapped"
-_LOST: Final = "repaired after errors that lost data: {gpu} {value}"
+_DCGM = "NVIDIA/DCGM diag: rows remapped for uncorrectable errors below 512, retired pages below 63"
+_NVIDIA = "NVIDIA GPU memory error management: row remapping"
+_ROWS = Limit(512, "rows", _DCGM, "at most")
+_PAGES = Limit(62, "pages", _DCGM, "at most")
+_NONE = Limit(0, "GPUs", _NVIDIA, "equal")
+_BANKS = Limit(0, "banks", f"{_NVIDIA}; NVML: nvmlRowRemapperHistogramValues_t, none and low", "equal")
+_REPAIR = Limit(0, "GPUs", "NVML: nvmlRepairStatus_v1_t; a reset makes the repair", "equal")
+_RESET = "drain the node and reset these GPUs (nvidia-smi --gpu-reset): the replacement happens then"
+_REPLACE = "have these GPUs replaced: there is no spare memory left where it is needed"
+_WATCH = "watch it; run the full level on these GPUs"
+_THIN = "plan the replacement of these GPUs: the next bad row of such a bank cannot be remapped"
+_LOST = "repaired after errors that lost data: {gpu} {value}"
 # The signal, its field, and what is said of a GPU where that is more than zero, or true. Those of _NEWER are read by
 # newer drivers only.
-_NEWER: Final = ("repairs", "bank_remaps", "row_histogram")
-RULES: Final = (
+_NEWER = ("repairs", "bank_remaps", "row_histogram")
+RULES = (
     (
         "remapped_rows",
         "failed",

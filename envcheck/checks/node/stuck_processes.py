@@ -4,16 +4,14 @@ Seen in the wild: a dead NFS server under the data set; a python that hangs in t
 held for ever.
 """
 
-from __future__ import annotations
-
-from typing import Any, Final
+from typing import Any
 
 from envcheck.checks import Check, Limit, Outcome, View, passed, warned, worst
 
 CHECK = Check("no process is stuck in the kernel", "quick", 0.01, signals=("host.stuck_processes",))
 
-_LIMIT: Final = Limit(0, "processes", "proc(5): state D, on two looks 0.3 s apart", "at most")
-_FIX: Final = "look at /proc/{pid}/stack and at the mounts; a process that hangs in the nvidia driver needs a reboot"
+_LIMIT = Limit(0, "processes", "proc(5): state D, on two looks 0.3 s apart", "at most")
+_FIX = "look at /proc/{pid}/stack and at the mounts; a process that hangs in the nvidia driver needs a reboot"
 
 
 def judge(view: View) -> Outcome:

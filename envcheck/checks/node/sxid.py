@@ -4,28 +4,26 @@ Seen in the wild: NCCL hangs on eight healthy GPUs, with one "SXid …, Fatal" i
 stands in its own text; a few are fatal to the whole fabric whatever they say.
 """
 
-from __future__ import annotations
-
 import re
-from typing import Any, Final
+from typing import Any
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
 from envcheck.checks.node.xid import RECENT, ago, count, events, reach
 
 CHECK = Check("the kernel's log has no NVSwitch error that calls for action", "quick", 0.01)
 
-_SOURCE: Final = "NVIDIA Fabric Manager user guide, appendix D: NVSwitch SXid errors (always fatal: D.6)"
-_ALWAYS_FATAL: Final = (10003,)
+_SOURCE = "NVIDIA Fabric Manager user guide, appendix D: NVSwitch SXid errors (always fatal: D.6)"
+_ALWAYS_FATAL = (10003,)
 # D.4: single-bit errors that the switch has corrected, and 22013, a link's request that "can be safely ignored".
-_HARMLESS: Final = frozenset(
+_HARMLESS = frozenset(
     {11012, 11021, 11022, 11023, 12021, 12023, 15008, 15011, 19049, 19055, 19057, 19059, 19062, 19065, 19068, 19071}
     | {22013, 24001, 24002, 24003}
 )
-_LIMIT: Final = Limit(0, "SXids that call for action", _SOURCE, "at most")
+_LIMIT = Limit(0, "SXids that call for action", _SOURCE, "at most")
 # The word by itself: "Non-fatal" and "nonfatal" are the opposite. A second line says it as a number
 # (nvswitch_error_severity_type in open-gpu-kernel-modules: 1 is fatal).
-_FATAL: Final = re.compile(r"(?<!non)(?<!non[- ])\bfatal\b|\bseverity 1\b")
-_RESET: Final = "drain the node, reset all GPUs together and restart the fabric manager; reboot if it comes back"
+_FATAL = re.compile(r"(?<!non)(?<!non[- ])\bfatal\b|\bseverity 1\b")
+_RESET = "drain the node, reset all GPUs together and restart the fabric manager; reboot if it comes back"
 
 
 def judge(view: View) -> Outcome:

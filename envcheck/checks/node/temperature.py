@@ -4,18 +4,14 @@ Seen in the wild: dust, a failed fan, a blanking panel left out. What is too hot
 each GPU is asked for the distance to its own slowdown.
 """
 
-from __future__ import annotations
-
-from typing import Final
-
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
 from envcheck.checks.gpu_readings import Rule, read
 
 CHECK = Check("every GPU is well below the temperature at which it slows down", "quick", 0.01, gpus=1)
 
-_OVER: Final = Limit(1, "C", "NVML: the GPU's own slowdown threshold")
-_NEAR: Final = Limit(10, "C", "ours: leptonai/gpud keeps a margin to the GPU's own slowdown threshold too")
-_FIX: Final = "look at fans, filters, inlet temperature and blanking panels"
+_OVER = Limit(1, "C", "NVML: the GPU's own slowdown threshold")
+_NEAR = Limit(10, "C", "ours: leptonai/gpud keeps a margin to the GPU's own slowdown threshold too")
+_FIX = "look at fans, filters, inlet temperature and blanking panels"
 
 
 def judge(view: View) -> Outcome:

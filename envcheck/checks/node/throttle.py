@@ -4,19 +4,15 @@ Seen in the wild: one GPU of eight at half its clocks for weeks, with a fan or a
 fast as its slowest rank. Idle, a power cap and set clocks are reasons too, and no faults.
 """
 
-from __future__ import annotations
-
-from typing import Final
-
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, warned, worst
 from envcheck.checks.gpu_readings import Rule, read
 
 CHECK = Check("no GPU is being slowed down by heat or power faults", "quick", 0.01, gpus=1)
 
-_FAULTS: Final = frozenset({"hardware thermal slowdown", "power brake"})
-_SYMPTOMS: Final = frozenset({"hardware slowdown", "software thermal slowdown"})
-_SOURCE: Final = "NVML clocks event reasons; leptonai/gpud clock_events.go: bits 0x8, 0x20, 0x40 and 0x80 are faults"
-_FIX: Final = "look at fans, inlet temperature, power cables and the power supplies; run the full level under load"
+_FAULTS = frozenset({"hardware thermal slowdown", "power brake"})
+_SYMPTOMS = frozenset({"hardware slowdown", "software thermal slowdown"})
+_SOURCE = "NVML clocks event reasons; leptonai/gpud clock_events.go: bits 0x8, 0x20, 0x40 and 0x80 are faults"
+_FIX = "look at fans, inlet temperature, power cables and the power supplies; run the full level under load"
 
 
 def judge(view: View) -> Outcome:

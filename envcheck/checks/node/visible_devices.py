@@ -5,25 +5,23 @@ of some scheduler in the middle (all after it are gone), several MIG instances (
 faster card for CUDA and the other one for nvidia-smi.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, warned, worst
 from envcheck.counting import counted
 
 CHECK = Check("CUDA_VISIBLE_DEVICES means what it says", "quick", 0.01, gpus=1)
 
-NAME: Final = "CUDA_VISIBLE_DEVICES"
-_LIMIT: Final = Limit(
+NAME = "CUDA_VISIBLE_DEVICES"
+_LIMIT = Limit(
     0, "entries", "CUDA C++ Programming Guide, environment variables; pytorch, _parse_visible_devices", "equal"
 )
-_FIX: Final = "write each GPU once, by its index or UUID of `nvidia-smi -L`, with commas and without blanks"
-_ORDER: Final = "set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name the GPUs by UUID"
-_NUMBER: Final = re.compile(r"[+-]?\d+")
-_HIDING: Final = ("", "-1", "NoDevFiles")
+_FIX = "write each GPU once, by its index or UUID of `nvidia-smi -L`, with commas and without blanks"
+_ORDER = "set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name the GPUs by UUID"
+_NUMBER = re.compile(r"[+-]?\d+")
+_HIDING = ("", "-1", "NoDevFiles")
 
 
 class VisibleGpus(NamedTuple):

@@ -5,15 +5,13 @@ the opposite: nodes drained for an Xid 31 that was a user's own wild pointer. Th
 (xids.json), with the overrides and their reasons beside it; Xid 154 carries the driver's own in its text.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools
 import json
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from envcheck.checks import (
     FAIL,
@@ -35,17 +33,17 @@ from envcheck.counting import counted
 
 CHECK = Check("the kernel's log has no GPU error that calls for action", "quick", 0.01)
 
-_FILE: Final = Path(__file__).with_name("xids.json")
-_RECOVERY: Final = 154
-_DOUBLE_BIT: Final = 48
-_REMAPPED: Final = {63: "its row was remapped", 64: "its row could NOT be remapped"}
+_FILE = Path(__file__).with_name("xids.json")
+_RECOVERY = 154
+_DOUBLE_BIT = 48
+_REMAPPED = {63: "its row was remapped", 64: "its row could NOT be remapped"}
 # A channel was removed because of an earlier Xid, which the text names.
-_REMOVED: Final = 45
-_CAUSE: Final = re.compile(r"previous Xid (\d{1,3})\b")
-_WILD: Final = (13, 31)
-_WILD_LIMIT: Final = 5
-_SHOWN: Final = 60
-_ACTION: Final = re.compile(r"\bto\s+(?:0x[0-9a-fA-F]+\s*)?\(?([A-Za-z][^()]*)")
+_REMOVED = 45
+_CAUSE = re.compile(r"previous Xid (\d{1,3})\b")
+_WILD = (13, 31)
+_WILD_LIMIT = 5
+_SHOWN = 60
+_ACTION = re.compile(r"\bto\s+(?:0x[0-9a-fA-F]+\s*)?\(?([A-Za-z][^()]*)")
 
 
 Event = dict[str, Any]
@@ -156,13 +154,13 @@ def _recovery(text: str) -> tuple[str, str, str]:
     return (PASS if action.lower() == "none" else FAIL), f"recovery action: {action}", f"drain the node: {action}"
 
 
-_LIMIT: Final = Limit(0, "failures", "NVIDIA open-gpu-kernel-modules and Linux: messages about a GPU", "at most")
-_REBOOT: Final = "drain the node and reboot it; if it comes back, reseat or replace the GPU"
-_RESEAT: Final = "reseat the board or its riser; exchange it with a good one to see whether slot or board is at fault"
-_WINDOW: Final = "switch on above-4G decoding in the BIOS, or give the virtual machine a larger MMIO window"
-_RESET: Final = "drain the node and reset the GPU (nvidia-smi --gpu-reset); reboot if it comes back"
-_POWER: Final = "switch the machine off and connect all power cables of the GPU, at the board and at the power supply"
-_DRIVER_WORDS: Final = {
+_LIMIT = Limit(0, "failures", "NVIDIA open-gpu-kernel-modules and Linux: messages about a GPU", "at most")
+_REBOOT = "drain the node and reboot it; if it comes back, reseat or replace the GPU"
+_RESEAT = "reseat the board or its riser; exchange it with a good one to see whether slot or board is at fault"
+_WINDOW = "switch on above-4G decoding in the BIOS, or give the virtual machine a larger MMIO window"
+_RESET = "drain the node and reset the GPU (nvidia-smi --gpu-reset); reboot if it comes back"
+_POWER = "switch the machine off and connect all power cables of the GPU, at the board and at the power supply"
+_DRIVER_WORDS = {
     "power-cable": ("a GPU lacks its power cables", _POWER),
     "start": ("the driver could not start a GPU", _REBOOT),
     "memory-window": ("a GPU was given no address space (BAR)", _WINDOW),
@@ -173,7 +171,7 @@ _DRIVER_WORDS: Final = {
     "link-nonfatal": ("an uncorrected error of a GPU's PCIe link", _RESEAT),
 }
 # A GPU that answers NVML got over these.
-_PASSING: Final = ("power-cable", "start", "memory-window", "power-state")
+_PASSING = ("power-cable", "start", "memory-window", "power-state")
 
 
 def driver_failures(view: View) -> list[Outcome]:
@@ -214,13 +212,13 @@ def _answers(view: View, bus: str) -> bool:
     return slot(bus) in places if bus else bool(places)
 
 
-CODES: Final = range(144, 151)
-_DETAILS: Final = re.compile(
+CODES = range(144, 151)
+_DETAILS = re.compile(
     r"(?P<unit>[A-Z][A-Z0-9_]*)(?:/[A-Z0-9_]+)*\s+(?P<severity>Non-?fatal|(?:Link )?Fatal)\b"
     r"(?:[^(]*\((?P<intrinfo>0x[0-9a-f]{1,8})\s+(?P<status>0x[0-9a-f]{1,8}))?",
     re.IGNORECASE,
 )
-_PROCESS: Final = re.compile(r"^pid=[^,]*, name=[^,]*, ")
+_PROCESS = re.compile(r"^pid=[^,]*, name=[^,]*, ")
 
 
 def action(code: int, text: str, ignored: list[dict[str, Any]]) -> str:
@@ -243,9 +241,9 @@ def _matches(row: dict[str, Any], code: int, words: re.Match[str], *, fatal: boo
 
 
 # An error that is older than this is reported, and judged no worse than a warning: the present has its own signals.
-RECENT: Final = 24 * 3600.0
-_NOT_SHOWN: Final = ("denied", "unsupported", "no-data")
-_FIX: Final = "run as root, or give the container the host's /dev/kmsg and CAP_SYSLOG"
+RECENT = 24 * 3600.0
+_NOT_SHOWN = ("denied", "unsupported", "no-data")
+_FIX = "run as root, or give the container the host's /dev/kmsg and CAP_SYSLOG"
 
 
 def events(view: View, name: str) -> list[Event] | Outcome:

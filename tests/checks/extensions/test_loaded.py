@@ -22,12 +22,11 @@ from tests.checks.extensions.conftest import measure, write_package
 Node = Callable[..., View]
 Compiler = Callable[..., dict[str, "str | bytes"]]
 SYMBOL = "_ZN3c1013MessageLoggerC1EPKciib"
-READABLE = "c10::MessageLogger::MessageLogger(char const*, int, int, bool)"
 PYTHON = {"name": "cpython", "version": [3, 12], "free_threaded": False, "machine": "x86_64"}
 RIGHT = {"name": "nms", "device": "cuda:0", "on": "cuda:0", "count": [2, 2], "off": 0.0, "tolerance": 0.01}
 WHOLE = {"code": 0, "limit": 120.0, "step": "end", "done": True, "imported": True, "mapped": ["x/_C.so"]}
 MISSING = {"text": "libx.so.1: cannot open shared object file", "library": "libx.so.1"}
-MISFIT = {"text": f"undefined symbol: {SYMBOL}", "symbol": SYMBOL, "readable": READABLE, "torchs": True}
+MISFIT = {"text": f"undefined symbol: {SYMBOL}", "symbol": SYMBOL, "torchs": True}
 
 
 def row(name: str = "torchvision", trial: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
@@ -46,20 +45,6 @@ def outcome(view: View, *rows: dict[str, Any], gpu: bool = True) -> Outcome:
     return extensions_loaded.judge(view, [{"rank": 0, "gpu": gpu, "interpreter": PYTHON, "extensions": list(rows)}])
 
 
-def test_a_dependency_that_dropped_an_attribute_is_the_culprit(gpu: View) -> None:
-    """numba-cuda 0.30.4 beside numpy 2.5.2, met on an H100."""
-    message = "module 'numpy' has no attribute 'row_stack'"
-    trial = raised("run its smallest operation", "AttributeError", message, dependency="2.5.2")
-    found = outcome(gpu, row("numba-cuda", trial))
-    assert (found.status, found.code, found.culprit) == (WARN, "extensions-loaded.dependency", "numpy")
-    assert "numpy 2.5.2 has no numpy.row_stack" in found.summary
-    assert found.remedy == "install an older numpy, or a newer numba-cuda"
-    imported = raised("import numba.cuda", "ImportError", "cannot import name 'row_stack' from 'numpy'")
-    assert outcome(gpu, row("numba-cuda", imported)).status == FAIL
-    own = raised("run its smallest operation", "AttributeError", "module 'numba' has no attribute 'cuda'")
-    assert outcome(gpu, row("numba-cuda", own)).code == "extensions-loaded.operation"
-
-
 @pytest.fixture
 def gpu(node: Node) -> View:
     """Return eight H100 with a torch for CUDA 13."""
@@ -71,13 +56,13 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "an undefined symbol": (
         row("torchcodec", raised("import torchcodec", "ImportError", "undefined symbol", **MISFIT)),
         "torch-abi",
-        f"import torchcodec: needs {READABLE}, which this torch does not define",
+        f"import torchcodec: needs {SYMBOL}, which this torch does not define",
         "install torchcodec==",
     ),
     "an import error that the package swallows": (
         row("torchao", {"mapped": [], "refused": {"torchao/_C.abi3.so": MISFIT}}),
         "torch-abi",
-        f"imports, and goes on without torchao/_C.abi3.so: needs {READABLE}",
+        f"imports, and goes on without torchao/_C.abi3.so: needs {SYMBOL}",
         "torchao",
     ),
     "an import that fails, and a text that names nothing": (
@@ -86,7 +71,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str, str]] = {
             {**raised("import torchcodec", "RuntimeError", "Likely causes:"), "refused": {"a4.so": MISFIT}},
         ),
         "torch-abi",
-        f"import torchcodec: a4.so needs {READABLE}",
+        f"import torchcodec: a4.so needs {SYMBOL}",
         "install torchcodec==",
     ),
     "a library of another CUDA": (
@@ -180,12 +165,9 @@ def test_a_fault_is_named_with_its_cause_and_its_remedy(gpu: View, fault: str) -
     assert remedy in judged.remedy
 
 
-def test_what_is_sound_passes_and_says_what_it_was_built_for(gpu: View, cpu: View) -> None:
-    judged = outcome(gpu, row(built={"torch": "2.13", "cuda": "13.0", "source": "the version"}))
-    assert (judged.status, judged.summary) == (
-        PASS,
-        "torchvision 1.0 (built for torch 2.13 and CUDA 13.0): loaded and right",
-    )
+def test_what_is_sound_passes(gpu: View, cpu: View) -> None:
+    judged = outcome(gpu, row())
+    assert (judged.status, judged.summary) == (PASS, "torchvision 1.0: loaded and right")
     assert outcome(gpu, row(trial={"operation": [{**RIGHT, "off": 0.01}]})).status == PASS
     # TensorRT is optional for onnxruntime: its provider is refused, and the others are there.
     assert outcome(gpu, row("onnxruntime-gpu", {"refused": {"x/libtensorrt.so": MISSING}})).status == PASS
@@ -233,6 +215,23 @@ def test_what_could_not_be_run_is_no_pass(gpu: View, cpu: View, case: str) -> No
     assert (judged.status, judged.code) == (SKIP, f"extensions-loaded.{word}"), judged
 
 
+def test_a_dependency_that_dropped_an_attribute_is_the_culprit(gpu: View) -> None:
+    """numba-cuda 0.30.4 beside numpy 2.5.2, met on an H100."""
+    message = "module 'numpy' has no attribute 'row_stack'"
+    trial = raised("run its smallest operation", "AttributeError", message, dependency="2.5.2")
+    found = outcome(gpu, row("numba-cuda", trial))
+    assert (found.status, found.code, found.culprit) == (WARN, "extensions-loaded.dependency", "numpy")
+    assert "numpy 2.5.2 has no numpy.row_stack" in found.summary
+    imported = raised("import numba.cuda", "ImportError", "cannot import name 'row_stack' from 'numpy'")
+    assert outcome(gpu, row("numba-cuda", imported)).status == FAIL
+
+
+def test_a_trial_that_was_forked_from_a_process_with_cuda_is_no_fault_of_the_extension(gpu: View) -> None:
+    trial = raised("run nms on cuda:0", "RuntimeError", "Cannot re-initialize CUDA in forked subprocess. To use CUDA")
+    judged = outcome(gpu, row(trial=trial))
+    assert (judged.status, judged.code) == (ERROR, "extensions-loaded.not-looked-at")
+
+
 def test_a_missing_driver_fails_where_there_is_a_gpu(gpu: View) -> None:
     measured = row(trial=raised("import vllm", "ImportError", "x", library="libcuda.so.1"))
     assert outcome(gpu, measured).code == "extensions-loaded.missing-library"
@@ -266,7 +265,7 @@ def test_what_was_not_measured_is_an_error(gpu: View, measured: dict[str, Any], 
 
 
 def test_the_operations_and_names_are_of_known_extensions() -> None:
-    assert OPERATIONS.keys() <= KNOWN
+    assert OPERATIONS.keys() <= KNOWN.keys()
     assert import_name("flash-attn") == "flash_attn"
     assert import_name("faiss-gpu-cu12") == "faiss"
 
@@ -319,8 +318,8 @@ def tried(compiled: Compiler, tmp_path_factory: pytest.TempPathFactory) -> dict[
     [
         ("sound", PASS, "sound 1.0: loaded and right"),
         ("lazy", PASS, "lazy 1.0: loaded and right"),
-        ("swallows", FAIL, f"imports, and goes on without swallows/_C.so: needs {READABLE}"),
-        ("raises", FAIL, f"import raises: needs {READABLE}, which this torch does not define"),
+        ("swallows", FAIL, f"imports, and goes on without swallows/_C.so: needs {SYMBOL}"),
+        ("raises", FAIL, f"import raises: needs {SYMBOL}, which this torch does not define"),
         ("text", FAIL, "is no library of this machine"),
         ("crashes", FAIL, "import crashes ended the process: SIGSEGV"),
         ("leaves", FAIL, "import leaves ended the process: exit code 0"),
