@@ -15,8 +15,7 @@ from typing import NamedTuple
 import click
 import pytest
 
-from envcheck.cli import cli
-from envcheck.cli.groups import DefaultGroup
+from envcheck.cli import DefaultGroup, cli
 from envcheck.matrix.file.load import load
 from tests.tables import each
 from tests.wheels import wheel

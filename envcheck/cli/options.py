@@ -1,16 +1,6 @@
 """The options of a command are one frozen dataclass: each field has its type, its default and its help.
 
-    @dataclass(frozen=True, kw_only=True)
-    class ProbeOptions:
-        cells: Annotated[tuple[str, ...], Argument(metavar="[CELL]", shell_complete=complete_cells)] = ()
-        mirrors: Annotated[tuple[str, ...], Option("--mirror", metavar="PROFILE", help="Repeatable.")] = ()
-        lock: Annotated[Path | None, Option(type=EXISTING_FILE, help="Probe for every file of a lock.")] = None
-        max_bytes: Annotated[int, Option(type=Size(), help="Bytes for all mirrors together.")] = 128_000_000
-        level: Annotated[Literal["static", "quick"], Option(help="How much to check.", advanced=True)] = "quick"
-        as_json: Annotated[bool, Option("--json", help="Print envcheck/ranking/2.")] = False
-
-    @command_with(ProbeOptions, epilog="...")
-    def command(options: ProbeOptions, settings: Settings) -> int: ...
+    max_bytes: Annotated[int, Option("Bytes for all mirrors together.", type=Size(), advanced=True)] = 128_000_000
 
 `Literal` is a choice, a tuple may be repeated, a bool is a flag; a field without a default must be given. What click's
 own Option and Argument take passes through. Each option has a variable: ENVCHECK_MIRROR_PROBE_MAX_BYTES.
@@ -20,22 +10,31 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import os
+import re
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeVar, Union, get_args, get_origin
+from typing import get_type_hints as type_hints
 
 import click
 
+from envcheck.errors import EnvcheckError
+
 if TYPE_CHECKING:
     from envcheck.cli import Settings
+    from envcheck.matrix.facts.model import HostArch
 
 _Struct = TypeVar("_Struct")
 FILE: Final = click.Path(path_type=Path, dir_okay=False)
 EXISTING_FILE: Final = click.Path(path_type=Path, dir_okay=False, exists=True)
 DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
 EXISTING_DIRECTORY: Final = click.Path(path_type=Path, file_okay=False, exists=True)
+# Host architectures as people and Docker name them.
+ARCHS: Final[dict[str, HostArch]] = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "aarch64", "arm64": "aarch64"}
+_NUMBER: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([A-Za-z]?)")
 
 
 class Option:
@@ -54,7 +53,103 @@ class Argument:
         self.settings = settings
 
 
-class ListedText(click.types.StringParamType):
+ImagesDirectory = Annotated[Path | None, Option("--images", "Where the cells are. [images/]", type=EXISTING_DIRECTORY)]
+
+
+class _WithUnit(click.ParamType[float]):
+    """A number with one of `units`, above 0, or 0 with `zero`."""
+
+    units: ClassVar[dict[str, int]]
+    wanted: ClassVar[str]
+
+    def __init__(self, *, zero: bool = False) -> None:
+        self._zero = zero
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number in the smallest unit; anything else is a usage error."""
+        match = _NUMBER.fullmatch(self.normal(str(value).strip()))
+        number = float(match[1]) * self.units.get(match[2], -1) if match else -1.0
+        if number < 0 or (number == 0 and not self._zero):
+            self.fail(f"{value!r} is not a {self.name}: write {self.wanted}", param, ctx)
+        return number
+
+    @staticmethod
+    def normal(text: str) -> str:
+        """Return the text with its unit as `units` has it."""
+        return text
+
+    def written(self, number: float | None) -> str | None:
+        """Return a default as people type it: 600 is "10m"."""
+        if not number:
+            return None if number is None else "0"
+        factor, unit = max((factor, unit) for unit, factor in self.units.items() if number % factor == 0)
+        return f"{number / factor:.15g}{unit}"
+
+
+class Duration(_WithUnit):
+    """Seconds, from "90", "90s", "10m", "2h" or "1d"."""
+
+    name = "time"
+    units: ClassVar[dict[str, int]] = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+    wanted = "90s, 10m, 2h or 1d"
+
+
+class Size(_WithUnit):
+    """Bytes, or bytes a second, from "50G", "50g" or "50GB": 50 thousand million."""
+
+    name = "size"
+    units: ClassVar[dict[str, int]] = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+    wanted = "50G for 50 000 000 000 bytes"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return whole bytes; anything else is a usage error."""
+        size = int(super().convert(value, param, ctx))
+        return size if size or self._zero else self.fail(f"{value!r} is less than a byte", param, ctx)
+
+    @staticmethod
+    def normal(text: str) -> str:
+        """Return "50G" for "50gb"."""
+        return text.upper().removesuffix("B")
+
+
+class FiniteRange(click.FloatRange):
+    """A number within bounds: NaN and infinity are refused, which click's own type takes."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; anything else is a usage error."""
+        number = float(super().convert(value, param, ctx))
+        return number if math.isfinite(number) else self.fail(f"{value!r} is not a number", param, ctx)
+
+
+def architecture(platform: str) -> HostArch:
+    """Return the architecture of a platform as engines write it; "auto" is this machine's."""
+    machine = os.uname().machine if platform == "auto" else platform.removeprefix("linux/")
+    return ARCHS.get(machine, "x86_64")
+
+
+def complete_cells(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Return the published cells that begin so; none where the matrix cannot be read: a shell is no place to say it."""
+    from envcheck.matrix.file.load import load
+
+    try:
+        published = load(ctx.find_root().params.get("matrix")).cells()
+    except (EnvcheckError, OSError):
+        return []
+    return [str(cell) for cell in published if str(cell).startswith(incomplete)]
+
+
+def complete_checks(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+    """Return the checks that begin so, a site's own with them; what is no check is left out."""
+    from envcheck.runner.planning import discover
+
+    try:
+        modules = discover(ctx.params.get("checks"), lambda _error: None)
+    except (EnvcheckError, OSError):
+        return []
+    return [f.id for f in modules if f.id.startswith(incomplete)]
+
+
+class _ListedText(click.types.StringParamType):
     """Text that may be repeated; in an environment variable its values stand between commas, as GPUs have spaces."""
 
     envvar_list_splitter = ","
@@ -94,11 +189,9 @@ class _Argument(click.Argument):
         return super().type_cast_value(ctx, value)
 
 
-class OptionsCommand(click.Command):
-    """A command whose help shows the options that most people need before the others."""
-
+class _Command(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, the advanced ones under a heading of their own."""
+        """Write the options, those that few people need under a heading of their own."""
         for heading, advanced in (("Options", False), ("Advanced", True)):
             options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
             parameters = [one for one in options if getattr(one, "advanced", False) == advanced]
@@ -121,22 +214,22 @@ def command_with(
             if status:
                 ctx.exit(status)
 
-        hints = get_type_hints(struct, include_extras=True)
+        hints = type_hints(struct, include_extras=True)
         parameters = [_parameter(field, hints[field.name]) for field in dataclasses.fields(struct)]  # type: ignore[arg-type]  # a dataclass
-        return click.command(cls=OptionsCommand, params=parameters, **settings)(run)
+        return click.command(cls=_Command, params=parameters, **settings)(run)
 
     return decorate
 
 
 def _parameter(field: dataclasses.Field[Any], hint: Any) -> click.Parameter:
-    """Return click's parameter of a field."""
     kind, mark = get_args(hint)
     repeated = get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis
-    inner = get_args(kind)[0] if repeated else _without_none(kind)
+    optional = get_origin(kind) in (Union, types.UnionType)
+    inner = get_args(kind)[0] if repeated or optional else kind  # `X | None` has X first
     required = field.default is dataclasses.MISSING
     settings: dict[str, Any] = {"required": required, "type": _click_type(inner, repeated=repeated), **mark.settings}
     if not required and field.default != ():
-        settings["default"] = getattr(settings["type"], "written", _same)(field.default)
+        settings["default"] = getattr(settings["type"], "written", lambda default: default)(field.default)
     if isinstance(mark, Argument):
         return _Argument([field.name], nargs=-1 if repeated else 1, **settings)
     names = mark.names or (f"--{field.name.replace('_', '-')}",)
@@ -146,19 +239,9 @@ def _parameter(field: dataclasses.Field[Any], hint: Any) -> click.Parameter:
     return _Option([*names, field.name], multiple=repeated, advanced=mark.advanced, **settings)
 
 
-def _same(default: Any) -> Any:
-    return default
-
-
-def _without_none(kind: Any) -> Any:
-    if get_origin(kind) not in (Union, types.UnionType):
-        return kind
-    return next(one for one in get_args(kind) if one is not type(None))
-
-
 def _click_type(kind: Any, *, repeated: bool) -> Any:
     if get_origin(kind) is Literal:
         return click.Choice(get_args(kind))
     if kind is Path:
         return click.Path(path_type=Path)
-    return ListedText() if kind is str and repeated else kind
+    return _ListedText() if kind is str and repeated else kind

@@ -16,8 +16,7 @@ from click.testing import CliRunner
 
 from envcheck.cli import COMMANDS, cli
 from envcheck.cli.commands import resolve
-from envcheck.cli.shared import messages
-from envcheck.cli.shared.process import stopping
+from envcheck.cli.shared.process import LONGEST_LINE, last_line, stopping
 from envcheck.errors import EnvcheckError
 
 Run = Callable[..., tuple[int, str, str]]
@@ -129,16 +128,16 @@ def test_a_file_that_hides_a_module_of_python_is_named_in_one_line(tmp_path: Pat
 
 
 def test_what_a_server_or_file_calls_itself_does_not_steer_the_terminal() -> None:
-    text = messages.last_line("x: unknown field \x1b]0;t\x07\x9b31m \u202egpj.exe\r\n\tand a line of its own: é 中")
+    text = last_line("x: unknown field \x1b]0;t\x07\x9b31m \u202egpj.exe\r\n\tand a line of its own: é 中")
     assert text == "x: unknown field ?]0;t??31m ?gpj.exe?\n\tand a line of its own: é 中"
 
 
 def test_a_line_that_quotes_a_whole_file_is_cut() -> None:
-    text = messages.last_line(f"r.json: {'no field ' * 50_000}; give the file")
+    text = last_line(f"r.json: {'no field ' * 50_000}; give the file")
     assert text.startswith("r.json: no field ")
     assert text.endswith("no field ; give the file")
-    assert len(text) == messages.LONGEST_LINE
-    assert messages.last_line("x " * (messages.LONGEST_LINE // 2)) == "x " * (messages.LONGEST_LINE // 2)
+    assert len(text) == LONGEST_LINE
+    assert last_line("x " * (LONGEST_LINE // 2)) == "x " * (LONGEST_LINE // 2)
 
 
 def test_what_no_command_expects_is_one_line_with_a_file_of_details(

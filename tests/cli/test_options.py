@@ -12,8 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from envcheck.cli import Settings, cli
-from envcheck.cli.options import EXISTING_FILE, Argument, Option, command_with
-from envcheck.cli.shared.parameter_types import Duration, Size
+from envcheck.cli.options import EXISTING_FILE, Argument, Duration, Option, Size, command_with
 
 
 @dataclass(frozen=True, kw_only=True)

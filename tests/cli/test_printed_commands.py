@@ -12,8 +12,7 @@ from typing import Final
 import click
 import pytest
 
-from envcheck.cli import COMMANDS, cli
-from envcheck.cli.groups import DefaultGroup
+from envcheck.cli import COMMANDS, DefaultGroup, cli
 
 ROOT: Final = Path(__file__).parents[2]
 # Options of other programs that remedies name.

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import envcheck
-from envcheck.cli.shared import messages
+from envcheck.cli.shared import process
 from envcheck.reports import formats, redact
 
 HOST = "canaryhost7.canarydomain.example"
@@ -158,13 +158,7 @@ def test_no_name_is_left_in_any_line(a: str, b: str, user: str, host: str, typed
     names = redact.Pseudonyms()
     names.of("user", user)
     names.of("host", host)
-    words = messages.words([typed])
+    words = process.words([typed])
     result = redact.line(line.format(a=a, b=b, user=user, host=host, given=typed), names, words)
     assert "canary" not in result
     assert "/root" not in result
-
-
-def test_a_name_is_shown_up_to_a_hundred_characters_and_a_path_keeps_its_ends() -> None:
-    assert messages.last_line("x" * 100) == "x" * 100
-    assert len(messages.last_line("x" * 5000)) == 100
-    assert messages.shortened("/a" + "b" * 200 + "/c.json").endswith("/c.json")

@@ -16,7 +16,7 @@ from envcheck.cli import Settings
 from envcheck.cli.build.cell_to_build import lock_first, spec_to_build
 from envcheck.cli.build.printed import details, listeners, show_without_key
 from envcheck.cli.build.request import BuildRequest
-from envcheck.cli.shared.parameter_types import architecture
+from envcheck.cli.options import architecture
 from envcheck.cli.sources.on_top import PinnedExtensions, known_extensions, pinned_to_fit, with_packages
 from envcheck.cli.store.common import disk_errors, open_store, transfer_options
 from envcheck.errors import ConfigError

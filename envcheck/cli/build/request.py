@@ -9,8 +9,16 @@ from typing import Annotated, Literal
 
 import click
 
-from envcheck.cli.options import EXISTING_DIRECTORY, EXISTING_FILE, FILE, Argument, Option
-from envcheck.cli.shared.parameter_types import FiniteRange, architecture, complete_cells
+from envcheck.cli.options import (
+    EXISTING_DIRECTORY,
+    EXISTING_FILE,
+    FILE,
+    Argument,
+    FiniteRange,
+    Option,
+    architecture,
+    complete_cells,
+)
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.images.engines import EngineName
 from envcheck.images.engines.build import BasePolicy

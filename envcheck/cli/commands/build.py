@@ -21,8 +21,7 @@ from envcheck.cli.build.printed import (
     show_unlocked,
 )
 from envcheck.cli.build.request import BuildOptions, BuildRequest
-from envcheck.cli.options import command_with
-from envcheck.cli.shared.parameter_types import architecture
+from envcheck.cli.options import architecture, command_with
 from envcheck.cli.sources.downloads import profile_for
 from envcheck.cli.sources.on_top import requested_packages
 from envcheck.cli.sources.this_machine import cell_for_this_machine

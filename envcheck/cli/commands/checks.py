@@ -11,9 +11,8 @@ import click
 
 from envcheck.checks import LEVELS
 from envcheck.cli import Settings
-from envcheck.cli.options import EXISTING_DIRECTORY, Argument, Option, command_with
-from envcheck.cli.shared import messages
-from envcheck.cli.shared.parameter_types import complete_checks
+from envcheck.cli.options import EXISTING_DIRECTORY, Argument, Option, command_with, complete_checks
+from envcheck.cli.shared.process import say
 from envcheck.errors import ConfigError
 from envcheck.reports import check_catalogue
 from envcheck.runner.planning import discover, select
@@ -53,7 +52,7 @@ def command(options: ChecksOptions, _settings: Settings) -> int:
     check, errors = options.check, list[ConfigError]()
 
     def hear(error: ConfigError) -> None:
-        messages.say(str(error))
+        say(str(error))
         errors.append(error)
 
     modules = select(discover(options.checks, hear), options.level or LEVELS[-1], only=[check] if check else [])

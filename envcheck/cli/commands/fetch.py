@@ -13,8 +13,7 @@ from typing import Annotated, Final
 import click
 
 from envcheck.cli import Settings
-from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, command_with
-from envcheck.cli.shared.parameter_types import ByteRate, complete_cells
+from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, Size, command_with, complete_cells
 from envcheck.cli.shared.process import status_of, stopping
 from envcheck.cli.sources.downloads import FetchRequest, model_endpoints, profile_to_fetch, wanted_files
 from envcheck.cli.store.common import format_bytes, progress_bar
@@ -61,7 +60,7 @@ class FetchOptions:
         ),
     ] = Path()
     limit: Annotated[
-        float | None, Option("Limit for all downloads together, bytes a second, e.g. 50M.", type=ByteRate())
+        float | None, Option("Limit for all downloads together, bytes a second, e.g. 50M.", type=Size())
     ] = None
     connections: Annotated[int, Option("Connections at once.", type=click.IntRange(1, 64))] = 16
     as_json: Annotated[bool, Option("--json", "Print the result as JSON.")] = False

@@ -14,9 +14,8 @@ import click
 import msgspec
 
 from envcheck.cli import Settings
-from envcheck.cli.options import EXISTING_DIRECTORY, Argument, Option, command_with
-from envcheck.cli.shared import messages
-from envcheck.cli.shared.parameter_types import ImagesDirectory, complete_cells
+from envcheck.cli.options import EXISTING_DIRECTORY, Argument, ImagesDirectory, Option, command_with, complete_cells
+from envcheck.cli.shared.process import note, say
 from envcheck.counting import counted
 from envcheck.data import data_path
 from envcheck.errors import ConfigError, UnavailableError
@@ -100,7 +99,7 @@ def _say_left_out(specs: list[ImageSpec]) -> None:
     """Name the cells that a format for many cells leaves out."""
     for line in dict.fromkeys(str(no_lock(spec.cell, spec.arch)) for spec in specs if not spec.locks):
         cell, _, lacks = line.partition(" ")
-        messages.say(f"{cell} is left out: it {lacks}")
+        say(f"{cell} is left out: it {lacks}")
 
 
 def _listed(rows: list[dict[str, Any]], options: ImagesListOptions) -> int:
@@ -110,7 +109,7 @@ def _listed(rows: list[dict[str, Any]], options: ImagesListOptions) -> int:
         _table(rows, own_images=options.images_dir is not None)
     errors = [row["error"] for row in rows if row["error"]]
     for error in errors:
-        messages.say(error)
+        say(error)
     return ConfigError.exit_code if errors else 0
 
 
@@ -297,7 +296,7 @@ def sbom(options: ImagesSbomOptions, settings: Settings) -> None:
     click.echo(cyclonedx(spec, listed, _created()), nl=False)
     unknown = sum(one.licence is None for one in listed)
     if unknown and not settings.quiet:
-        messages.note(f"{unknown} of {len(listed)} licences are not known: give --metadata DIR with the wheels")
+        note(f"{unknown} of {len(listed)} licences are not known: give --metadata DIR with the wheels")
 
 
 def _created() -> dt.datetime:

@@ -11,8 +11,7 @@ import click
 
 from envcheck import safe_files
 from envcheck.cli import Settings
-from envcheck.cli.options import DIRECTORY, FILE, Argument, Option, command_with
-from envcheck.cli.shared.parameter_types import complete_cells
+from envcheck.cli.options import DIRECTORY, FILE, Argument, Option, command_with, complete_cells
 from envcheck.cli.sources.on_top import extensions_of_target
 from envcheck.counting import counted
 from envcheck.data import data_path, own_images

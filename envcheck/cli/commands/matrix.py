@@ -19,8 +19,7 @@ from rich.table import Table
 from envcheck.binaries.elf import BinaryError
 from envcheck.binaries.wheel_members import read_members
 from envcheck.cli import Settings
-from envcheck.cli.options import Argument, Option, command_with
-from envcheck.cli.shared.parameter_types import ARCHS
+from envcheck.cli.options import ARCHS, Argument, Option, command_with
 from envcheck.cli.shared.process import console
 from envcheck.counting import counted
 from envcheck.data import data_path

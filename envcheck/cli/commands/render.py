@@ -10,8 +10,7 @@ from typing import Annotated, Final
 import click
 
 from envcheck.cli import Settings
-from envcheck.cli.options import Argument, Option, command_with
-from envcheck.cli.shared.parameter_types import ImagesDirectory, architecture, complete_cells
+from envcheck.cli.options import Argument, ImagesDirectory, Option, architecture, command_with, complete_cells
 from envcheck.counting import counted
 from envcheck.data import data_path, own_images
 from envcheck.errors import ConfigError

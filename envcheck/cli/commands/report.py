@@ -10,10 +10,8 @@ import click
 
 from envcheck import safe_files
 from envcheck.cli import Settings, report_output
-from envcheck.cli.options import EXISTING_DIRECTORY, FILE, Argument, Option, command_with
-from envcheck.cli.shared import messages
-from envcheck.cli.shared.parameter_types import FiniteRange
-from envcheck.cli.shared.process import console
+from envcheck.cli.options import EXISTING_DIRECTORY, FILE, Argument, FiniteRange, Option, command_with
+from envcheck.cli.shared.process import console, names
 from envcheck.counting import printable
 from envcheck.matrix.file.load import load as load_matrix
 from envcheck.reports import compare as comparison
@@ -142,7 +140,7 @@ def redact(options: ReportRedactOptions, _settings: Settings) -> None:
     Each name gets one pseudonym. Both reports are judged again; if a status
     differs, nothing is written.
     """
-    messages.names(options.key)  # An error's line names no path either.
+    names(options.key)  # An error's line names no path either.
     report_output.apart(FILE=options.file, output=options.output)
     report = encode(redaction.redact(load(options.file), options.key))
     if options.output is None:

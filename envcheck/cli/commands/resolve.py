@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import click
 import msgspec
 
-from envcheck.cli.options import FILE, Option, command_with
+from envcheck.cli.options import ARCHS, FILE, Option, command_with
 from envcheck.cli.shared import resolution_text
-from envcheck.cli.shared.parameter_types import ARCHS
 from envcheck.errors import ConfigError
 from envcheck.matrix.facts.lookup import Facts
 from envcheck.matrix.file.load import load

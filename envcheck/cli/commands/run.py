@@ -16,10 +16,9 @@ from rich.console import Console
 from envcheck import __version__
 from envcheck.checks import LEVELS
 from envcheck.cli import Settings, report_output
-from envcheck.cli.options import EXISTING_DIRECTORY, FILE, Option, command_with
+from envcheck.cli.options import EXISTING_DIRECTORY, FILE, Duration, FiniteRange, Option, command_with, complete_checks
 from envcheck.cli.report_output import Destinations, Output, OutputType
-from envcheck.cli.shared import messages
-from envcheck.cli.shared.parameter_types import Duration, FiniteRange, complete_checks
+from envcheck.cli.shared import process
 from envcheck.cli.shared.process import console as new_console
 from envcheck.cli.shared.process import status_of
 from envcheck.counting import counted
@@ -42,7 +41,7 @@ from envcheck.runner.requirements import Requirements, measured_demands, node_ch
 from envcheck.runner.state import Run, RunPlan
 from envcheck.runner.worker.process_limits import explained
 
-_HIDING: Final[dict[str, Any]] = {"is_eager": True, "callback": messages.hide_names}
+_HIDING: Final[dict[str, Any]] = {"is_eager": True, "callback": process.hide_names}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +152,7 @@ def command(options: RunOptions, settings: Settings) -> int:
     # Read before anything is measured, or this report is written over it.
     earlier = load_report(options.baseline) if options.baseline else None
     if earlier and (options.redact or options.redact_key):
-        messages.learn(earlier)
+        process.learn(earlier)
     going_on = _resume(run, places.report or report_output.DEFAULT) if options.resume else None
     facts = run.asked.target.facts
     facts = structs.replace(facts, name=places.redacted_line(facts.name), chosen=places.redacted_line(facts.chosen))
@@ -183,7 +182,7 @@ def leave_to_the_first(*, quiet: bool) -> Place:
     launched = place(os.environ)
     for complaint in complaints(os.environ):
         text = f"warning: {complaint}; it is not used: correct or unset it"
-        click.echo(f"envcheck: {messages.last_line(text)}", err=True)
+        click.echo(f"envcheck: {process.last_line(text)}", err=True)
     why = report_output.left_to_the_first(launched, os.environ)
     if why is not None:
         if not quiet:
@@ -281,8 +280,8 @@ def _redactions(options: RunOptions) -> tuple[Callable[[RunReport], RunReport], 
     """Return what is done to a report, and to a line, before it leaves this process for a file or the terminal."""
     if not options.redact and not options.redact_key:
         return (lambda report: report), (lambda line: line)
-    names = messages.names(options.redact_key)
-    return (lambda report: redact(report, options.redact_key, names)), messages.without_names(sys.argv[1:])
+    names = process.names(options.redact_key)
+    return (lambda report: redact(report, options.redact_key, names)), process.without_names(sys.argv[1:])
 
 
 def _held_against(

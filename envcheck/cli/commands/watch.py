@@ -12,10 +12,9 @@ import msgspec
 
 from envcheck import safe_files
 from envcheck.cli import Settings
-from envcheck.cli.options import FILE, Argument, Option, command_with
+from envcheck.cli.options import FILE, Argument, Duration, Option, command_with
 from envcheck.cli.report_output import apart
-from envcheck.cli.shared import messages
-from envcheck.cli.shared.parameter_types import Duration
+from envcheck.cli.shared.process import say
 from envcheck.counting import printable
 from envcheck.errors import ConfigError
 from envcheck.node.collect import find_library
@@ -69,7 +68,7 @@ def _report(seen: WatchRecord, options: WatchOptions, *, quiet: bool) -> None:
     elif not quiet:
         lines = [*summarize(seen)]
         if not lines:
-            messages.say("nothing was measured: the command ended before the first sample")
+            say("nothing was measured: the command ended before the first sample")
         for line in lines:
             click.echo(
                 printable(f"envcheck: {line.what}: {line.text}" + (" [low]" if line.status == "low" else "")), err=True
@@ -83,4 +82,4 @@ def _report(seen: WatchRecord, options: WatchOptions, *, quiet: bool) -> None:
             try:
                 safe_files.replace(path, made())
             except OSError as error:
-                messages.say(f"{path}: {error.strerror}; the command's exit code stands")
+                say(f"{path}: {error.strerror}; the command's exit code stands")

@@ -15,9 +15,8 @@ from typing import Annotated, Final, Literal
 import click
 
 from envcheck.cli import Settings
-from envcheck.cli.options import Option, command_with
-from envcheck.cli.shared import messages
-from envcheck.cli.shared.parameter_types import Duration
+from envcheck.cli.options import Duration, Option, command_with
+from envcheck.cli.shared.process import say
 from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
 from envcheck.fleet import gate
 from envcheck.fleet.gate import (
@@ -120,7 +119,7 @@ def ended_after(seconds: float) -> Iterator[None]:
 
 def _warn(refused: str, what: str) -> None:
     if refused:
-        messages.say(f"warning: {what}: {refused}")
+        say(f"warning: {what}: {refused}")
 
 
 def _mark(node: str, check: str, reason: str) -> str:
@@ -164,7 +163,7 @@ def _verdict(options: GateOptions, node: Boot) -> tuple[NodeVerdict, str]:
     try:
         gate.keep(new)
     except OSError as error:
-        messages.say(f"warning: the verdict is not kept: {error.strerror}; give $ENVCHECK_HOME a directory of yours")
+        say(f"warning: the verdict is not kept: {error.strerror}; give $ENVCHECK_HOME a directory of yours")
     return new, "now"
 
 
@@ -188,5 +187,5 @@ def _target(options: GateOptions) -> Target:
 def _admitted_or(options: GateOptions, line: str, code: int) -> int:
     admitted = options.on_error == "admit"
     kind = "wrong configuration" if code == ConfigError.exit_code else "undetermined"
-    messages.say(f"{kind}: {line}{'; admitted by --on-error admit' if admitted else ''}")
+    say(f"{kind}: {line}{'; admitted by --on-error admit' if admitted else ''}")
     return 0 if admitted else code

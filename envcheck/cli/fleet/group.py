@@ -11,9 +11,8 @@ from typing import Annotated
 import click
 
 from envcheck.cli import Settings, report_output
-from envcheck.cli.options import Option, command_with
+from envcheck.cli.options import Duration, FiniteRange, Option, command_with
 from envcheck.cli.report_output import Node, Output, OutputType
-from envcheck.cli.shared.parameter_types import Duration, FiniteRange
 from envcheck.cli.shared.process import console as new_console
 from envcheck.cli.shared.process import status_of
 from envcheck.fleet.group import outcome

@@ -11,9 +11,8 @@ from typing import Annotated, Literal
 import click
 
 from envcheck.cli import Settings
-from envcheck.cli.options import FILE, Option, command_with
-from envcheck.cli.shared.messages import note
-from envcheck.cli.shared.parameter_types import Duration
+from envcheck.cli.options import FILE, Duration, Option, command_with
+from envcheck.cli.shared.process import note
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.fleet.hostlist import unfold

@@ -12,8 +12,7 @@ import click
 
 from envcheck import safe_files
 from envcheck.cli import Settings
-from envcheck.cli.options import DIRECTORY, Argument, Option, command_with
-from envcheck.cli.shared.parameter_types import Duration
+from envcheck.cli.options import DIRECTORY, Argument, Duration, Option, command_with
 from envcheck.errors import ConfigError
 from envcheck.fleet.launch_files import NOT_OF, LaunchValues, launch_files
 

@@ -12,9 +12,8 @@ import click
 
 from envcheck import safe_files
 from envcheck.cli import Settings
-from envcheck.cli.options import FILE, Argument, Option, command_with
+from envcheck.cli.options import FILE, Argument, Duration, Option, command_with
 from envcheck.cli.report_output import apart
-from envcheck.cli.shared.parameter_types import Duration
 from envcheck.errors import ConfigError
 from envcheck.fleet.cover import of_places, plan
 from envcheck.fleet.database import history, history_lines, ingest, opened

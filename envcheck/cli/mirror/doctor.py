@@ -13,7 +13,7 @@ import msgspec
 
 from envcheck.cli import Settings
 from envcheck.cli.options import EXISTING_FILE, Argument, Option, command_with
-from envcheck.cli.shared import messages
+from envcheck.cli.shared.process import say
 from envcheck.errors import ConfigError
 from envcheck.mirrors.doctor.this_machine import DoctorFinding, examine, has_faults, read_files, read_machine
 
@@ -53,7 +53,7 @@ def command(options: MirrorDoctorOptions, settings: Settings) -> int:
     machine_too = this_machine or (this_machine is None and not files)
     documents, errors = read_files(files)
     for error in errors:
-        messages.say(str(error))
+        say(str(error))
     texts = [*(read_machine() if machine_too else []), *documents]
     if errors and not texts:
         return ConfigError.exit_code

@@ -11,8 +11,7 @@ import click
 import msgspec
 
 from envcheck.cli import Settings
-from envcheck.cli.options import EXISTING_FILE, Argument, Option, command_with
-from envcheck.cli.shared.parameter_types import FiniteRange, complete_cells
+from envcheck.cli.options import EXISTING_FILE, Argument, FiniteRange, Option, command_with, complete_cells
 from envcheck.cli.sources.downloads import FetchRequest, probe_targets, refuse_mirror
 from envcheck.counting import counted
 from envcheck.errors import ConfigError

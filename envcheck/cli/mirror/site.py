@@ -11,8 +11,7 @@ import click
 import msgspec
 
 from envcheck.cli import Settings
-from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, command_with
-from envcheck.cli.shared.parameter_types import Size
+from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, Size, command_with
 from envcheck.counting import counted
 from envcheck.data import data_path
 from envcheck.errors import ConfigError

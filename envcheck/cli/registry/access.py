@@ -14,7 +14,7 @@ import click
 
 from envcheck import signing
 from envcheck.cli.options import Option
-from envcheck.cli.shared import messages
+from envcheck.cli.shared.process import note
 from envcheck.counting import printable
 from envcheck.errors import ConfigError
 from envcheck.matrix.facts.lookup import find_gpu, suggest
@@ -109,7 +109,7 @@ def private_key(path: Path) -> PrivateKey:
         typed: str = click.prompt(f"password of {path}", hide_input=True, default="", show_default=False, err=True)
         key = signing.load_private(path, typed.encode())
     if path.stat().st_mode & stat.S_IROTH:
-        messages.note(f"every user of this machine can read the key {path}; run: chmod 600 {path}")
+        note(f"every user of this machine can read the key {path}; run: chmod 600 {path}")
     return key
 
 

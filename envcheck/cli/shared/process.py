@@ -1,6 +1,7 @@
-"""The process: its three standard streams, whatever the shell did with them, and the signals that end a command.
+"""The process: its standard streams, whatever the shell did with them, the lines on them, and what ends a command.
 
 Ctrl-C, SIGTERM and SIGHUP end a command alike: work that has begun is cleaned up, and the exit code says it.
+With --redact a line has pseudonyms for names.
 """
 
 from __future__ import annotations
@@ -8,76 +9,70 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import PurePath
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+import click
+
+from envcheck.checks import LEVELS
 from envcheck.counting import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from _typeshed import ReadableBuffer
     from rich.console import Console
 
+    from envcheck.reports.model import RunReport
+    from envcheck.reports.redact import Pseudonyms
 
-class _Forgiving(io.FileIO):
-    """Standard error: what cannot be written there is dropped, as it changes nothing of what a command came to."""
+# What is quoted of a file may be all of it.
+LONGEST_LINE: Final = 2000
+_LINE_HEAD: Final = 1500
+_NUMBER: Final = re.compile(r"[\d.,]*[a-zA-Z]?")
+# What the user types for commands that know --redact, and what names nothing.
+_KNOWN: Final = ("run", "report", "redact", *LEVELS)
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_lost: list[OSError] = []
+_names: list[Pseudonyms] = []
+_stops: list[threading.Event] = []
+
+
+class _Stream(io.FileIO):
+    """Standard output or error, where a write that fails changes nothing of what a command came to."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
-            return super().write(data) or len(memoryview(data))
-        except OSError:
+            return super().write(data) or 0
+        except OSError as error:
+            if self.fileno() == 1:
+                if isinstance(error, BrokenPipeError):
+                    raise
+                _lost.append(error)
             return len(memoryview(data))
 
 
-class _Remembering(io.FileIO):
-    """Standard output: a write that fails is remembered for the end, so that it does not replace a verdict."""
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        if not _lost:
-            try:
-                return super().write(data) or 0
-            except BrokenPipeError:
-                raise
-            except OSError as error:
-                _lost.append(error)
-        return len(memoryview(data))
-
-
-_lost: list[OSError] = []
-
-
 def unwritten() -> OSError | None:
-    """Return why a part of the output could not be written; None where all of it was."""
+    """Return why a part of standard output could not be written; None where all of it was."""
     return _lost[0] if _lost else None
 
 
 def ready() -> None:
     """Open what is closed (no file of ours may get its number), and have no character and no progress be an error."""
     for number in range(3):
-        _opened(number)
-    if sys.stdout is sys.__stdout__:
-        encoding, lines = ("utf-8", False) if sys.stdout is None else (sys.stdout.encoding, sys.stdout.line_buffering)
-        output = io.BufferedWriter(_Remembering(1, "w", closefd=False))
-        sys.stdout = io.TextIOWrapper(output, encoding, "replace", line_buffering=lines)
-    if sys.stderr is sys.__stderr__:
-        encoding = "utf-8" if sys.stderr is None else sys.stderr.encoding
-        raw = io.BufferedWriter(_Forgiving(2, "w", closefd=False))
-        sys.stderr = io.TextIOWrapper(raw, encoding, "replace", line_buffering=True)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without a sign gets another, not a traceback
-
-
-def _opened(number: int) -> None:
-    try:
-        os.fstat(number)
-    except OSError:
-        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # noqa: FBT003 (C's signature); the lowest number free
+        if not os.path.lexists(f"/proc/self/fd/{number}"):
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # noqa: FBT003 (C's signature); the lowest number free
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if stream is getattr(sys, f"__{name}__"):
+            encoding, lines = (stream.encoding, stream.line_buffering) if stream else ("utf-8", False)
+            raw = io.BufferedWriter(_Stream(number, "w", closefd=False))
+            # A terminal without a sign gets another, not a traceback.
+            setattr(sys, name, io.TextIOWrapper(raw, encoding, "replace", line_buffering=lines or number != 1))
 
 
 def console(**options: Any) -> Console:
@@ -100,8 +95,70 @@ def console(**options: Any) -> Console:
     return PipeConsole(markup=False, **options)
 
 
-_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_stops: list[threading.Event] = []
+def say(text: str) -> None:
+    """Print an error's line on standard error; the command goes on."""
+    click.echo(f"envcheck: {last_line(text)}", err=True)
+
+
+def note(text: str) -> None:
+    """Print a line on standard error about what goes on, above a progress bar if there is one."""
+    click.echo(f"  {last_line(text)}", err=True)
+
+
+def last_line(text: str) -> str:
+    """Return the line as it is printed: what a server or file calls itself cannot steer the terminal."""
+    text = "".join(sign if sign.isprintable() or sign in "\n\t" else "?" for sign in text)
+    if _names:
+        text = without_names(sys.argv[1:])(text)
+    return text if len(text) <= LONGEST_LINE else f"{text[:_LINE_HEAD]}…{text[_LINE_HEAD + 1 - LONGEST_LINE :]}"
+
+
+def hide_names(_ctx: click.Context, _option: click.Parameter, value: str | bool) -> str | bool:  # noqa: FBT001 (click's signature)
+    """Have every later line say pseudonyms for names: the callback of --redact, which is read before other options."""
+    if isinstance(value, str) and value:
+        forget_names()
+        names(value)
+    elif value:
+        names()
+    return value
+
+
+def names(key: str = "") -> Pseudonyms:
+    """Return the pseudonyms of this process: one name has the same one in its report and in every line."""
+    from envcheck.reports.redact import Pseudonyms, know_this_machine
+
+    if not _names:
+        _names.append(Pseudonyms(key))
+        know_this_machine(_names[0])
+    return _names[0]
+
+
+def forget_names() -> None:
+    """Have lines say names again, for the next command in this process."""
+    _names.clear()
+
+
+def learn(report: RunReport) -> None:
+    """Have the names of an earlier report replaced in what is printed."""
+    from envcheck.reports import redact
+
+    redact.learn(report, names())
+
+
+def without_names(arguments: Sequence[str]) -> Callable[[str], str]:
+    """Return what replaces names in a line: the machine's, and those that arguments and variables are made of."""
+    from envcheck.reports.redact import line
+
+    values = [word.partition("=")[2] if word.startswith("--") else word for word in arguments]
+    typed = words([*values, *(value for name, value in os.environ.items() if name.startswith("ENVCHECK_"))])
+    return lambda text: line(text, names(), typed)
+
+
+def words(values: Iterable[str]) -> set[str]:
+    """Return what may name something in values: parts of paths, and files without suffix; no number, no level."""
+    parts = [part for value in values for part in PurePath(value).parts]
+    found = {word for part in parts for word in (part, PurePath(part).stem)}
+    return {word for word in found if len(word) > 1 and not _NUMBER.fullmatch(word) and word not in _KNOWN}
 
 
 class InterruptedBySignalError(KeyboardInterrupt):

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from envcheck.cli import Settings
-from envcheck.cli.shared.parameter_types import architecture
+from envcheck.cli.options import architecture
 from envcheck.data import data_path
 from envcheck.errors import ConfigError
 from envcheck.images.lockfile import Lock, parse_requirements, read_locks

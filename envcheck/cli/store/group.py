@@ -11,8 +11,7 @@ import click
 import msgspec
 
 from envcheck.cli import Settings
-from envcheck.cli.options import Option, command_with
-from envcheck.cli.shared.parameter_types import FiniteRange, Size
+from envcheck.cli.options import FiniteRange, Option, Size, command_with
 from envcheck.cli.store.common import (
     STORE,
     disk_errors,

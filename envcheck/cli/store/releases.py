@@ -14,8 +14,7 @@ from typing import Annotated
 import click
 
 from envcheck.cli import Settings
-from envcheck.cli.options import DIRECTORY, EXISTING_DIRECTORY, Argument, Option, command_with
-from envcheck.cli.shared.parameter_types import Size, complete_cells
+from envcheck.cli.options import DIRECTORY, EXISTING_DIRECTORY, Argument, Option, Size, command_with, complete_cells
 from envcheck.cli.shared.process import stopping
 from envcheck.cli.store.common import (
     disk_errors,
