@@ -142,17 +142,17 @@ def failed(statement: Statement, **changes: Any) -> Statement:
     return structs.replace(statement, predicate=predicate)
 
 
-def bundle(statement: Statement, by: PrivateKey | None) -> bytes:
-    """Return the statement in a bundle, or unsigned."""
-    payload = statements.encode(statement)
-    if by is None:
-        return envelope.leave_unsigned(payload, statements.PAYLOAD_TYPE)
-    return envelope.sign(payload, statements.PAYLOAD_TYPE, by)
+def bundle(statement: Statement, by: PrivateKey) -> bytes:
+    """Return the statement in a bundle."""
+    return envelope.sign(statements.encode(statement), statements.PAYLOAD_TYPE, by)
 
 
 def attached(content: bytes | Statement, by: PrivateKey | None = None, *, name: str = "h200x1") -> ListedProof:
     """Return what a registry lists: these bytes, or the statement signed, with the evidence of a recorded report."""
-    shown = content if isinstance(content, bytes) else bundle(content, by)
+    shown = content if isinstance(content, bytes) else b""
+    if isinstance(content, Statement):
+        assert by is not None
+        shown = bundle(content, by)
 
     def fetch(report: ReportReference) -> bytes | Rejection:
         known = packed(name)

@@ -243,12 +243,13 @@ PROMOTE = {"IMAGE": DIGEST, "TAGS": "stable 2.8", "POLICY": "policy.toml", "KEY"
 
 
 def test_an_image_is_promoted_by_the_command_that_people_use(step: Step) -> None:
-    calls = step.fake("envcheck")
-    assert step("promote", **PROMOTE, TO="registry.example/Owner/Torch") == (0, "")
+    calls, copies, there = step.fake("envcheck"), step.fake("oras"), "registry.example/owner/torch"
     assert step("promote", **PROMOTE) == (0, "")
-    there, signed = "--to-repo registry.example/owner/torch ", "--policy policy.toml --key key"
-    start = f"promote {DIGEST} --to stable --to 2.8 "
-    assert calls() == [f"{start}{there}{signed}", f"{start}{signed}"]
+    assert copies() == []
+    assert step("promote", **PROMOTE, TO="registry.example/Owner/Torch") == (0, "")
+    assert copies() == [f"cp --recursive {DIGEST} {there}"]
+    options = "--to stable --to 2.8 --policy policy.toml --key key"
+    assert calls() == [f"promote {image} {options}" for image in (DIGEST, f"{there}@{DIGEST.partition('@')[2]}")]
 
 
 @pytest.mark.parametrize("wrong", [*({name: ""} for name in PROMOTE), {"IMAGE": "registry.example/staging:latest"}])

@@ -11,7 +11,7 @@ from msgspec import structs
 from envcheck.registry import statement
 from envcheck.registry.attachments import PROMOTION_TYPE, REPORT_TYPE, Referrer, own_tag, promotion_tags, referrers
 from envcheck.registry.documents import Descriptor, StoredManifest
-from envcheck.registry.envelope import BUNDLE_TYPE, UNSIGNED_TYPE, bundle_annotations
+from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations
 from envcheck.registry.evidence import RemoteImage
 from envcheck.registry.judge import ListedProof
 from envcheck.registry.references import AbsentError, LyingError
@@ -19,7 +19,6 @@ from envcheck.registry.repository import Repository
 from envcheck.registry.statement import MOST_REPORT, PREDICATE_TYPE, ProofRefusal, Rejection, ReportReference
 from envcheck.struct_types import LightRecord, know_types
 
-_PROOFS: Final = (BUNDLE_TYPE, UNSIGNED_TYPE)
 _ANNOTATIONS: Final = bundle_annotations(PREDICATE_TYPE)
 _MOST_CONFIG: Final = 4 << 20
 # Images for Linux in one index; each is two requests, and one index could name some 20,000.
@@ -117,7 +116,7 @@ def attached_promotions(repository: Repository, digest: str, tags: Sequence[str]
 def _is_proof(artifact: Referrer) -> bool:
     """Tell whether an artifact can be a proof; tools attach other statements (SBOMs, provenance) as bundles, too."""
     annotations = {name: artifact.manifest.annotations.get(name, value) for name, value in _ANNOTATIONS.items()}
-    return artifact.manifest.kind in _PROOFS and annotations == _ANNOTATIONS
+    return artifact.manifest.kind == BUNDLE_TYPE and annotations == _ANNOTATIONS
 
 
 def _unread(named: str, refused: Rejection) -> ListedProof:

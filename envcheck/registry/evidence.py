@@ -28,21 +28,21 @@ class PackedReport(LightRecord, frozen=True):
     report: RunReport
 
 
-def pack(report: RunReport, *, plain_names: bool = False) -> PackedReport:
-    """Return the evidence; names are pseudonyms unless `plain_names`.
+def pack(report: RunReport) -> PackedReport:
+    """Return the evidence, in which names are pseudonyms.
 
     Raises RedactError as redact does, and UnprovableError for a report that `unpack` would refuse.
     """
     from envcheck.reports.redact import redact  # noqa: PLC0415 (who only reads a report does without its patterns)
 
-    published = report if plain_names else redact(report)
+    published = redact(report)
     plain = msgspec.json.encode(published)
     if len(plain) > MOST_REPORT:
         message = f"the report has {len(plain) >> 20} MiB, more than the {MOST_REPORT >> 20} MiB of a proof"
         raise UnprovableError(message, fix="run it without --repeat, and publish that report")
     content = gzip.compress(plain, compresslevel=9, mtime=0)
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-    return PackedReport(content, ReportReference(digest=digest, size=len(content), redacted=not plain_names), published)
+    return PackedReport(content, ReportReference(digest=digest, size=len(content)), published)
 
 
 def unpack(content: bytes) -> RunReport:

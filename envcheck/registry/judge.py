@@ -189,8 +189,8 @@ class ProofTerms(LightRecord, frozen=True):
 class JudgedProof(LightRecord, frozen=True):
     """One proof and what became of it: it holds where `refused` is None.
 
-    `statement` is None where it could not be believed at all. `signer` is the id of its key, or its identity; without
-    one nothing is proven, whatever holds. `unread_end` is when the run of a statement ended that cannot be read.
+    `statement` is None where it could not be believed at all. `signer` is the id of its key, or its identity.
+    `unread_end` is when the run of a statement ended that cannot be read.
     """
 
     digest: str
@@ -198,11 +198,6 @@ class JudgedProof(LightRecord, frozen=True):
     signer: str | None
     refused: Rejection | None
     unread_end: dt.datetime | None = None
-
-    @property
-    def proven(self) -> bool:
-        """Tell whether it holds and somebody whom the policy names signed it."""
-        return self.refused is None and self.signer is not None
 
 
 class ImageProofs(LightRecord, frozen=True):
@@ -237,8 +232,6 @@ def _read(attached: ListedProof, image: str, policy: Policy) -> JudgedProof:
     opened = open_envelope(attached.bundle, statements.PAYLOAD_TYPE, policy.keys, policy.identities)
     if isinstance(opened, Rejection):
         return JudgedProof(attached.digest, None, None, opened)
-    if opened.signer is None and not policy.unsigned:
-        return JudgedProof(attached.digest, None, None, Rejection(ProofRefusal.UNSIGNED, "nobody signed it"))
     try:
         statement = statements.decode(opened.payload)
     except MalformedError as error:
@@ -268,7 +261,7 @@ def _judge(
         or _elsewhere(statement, terms)
         or _too_little(statement, terms.policy)
         or _too_old(statement, terms)
-        or _taken_back(proof, statement, fails, terms)
+        or _taken_back(statement, fails, terms)
         or (_by_todays_limits(statement, evidence, terms) if terms.policy.rejudge else None)
     )
     return structs.replace(proof, refused=refused)
@@ -320,20 +313,17 @@ def _too_old(statement: Statement, terms: ProofTerms) -> Rejection | None:
     return Rejection(ProofRefusal.EXPIRED, f"it ended at {statement.facts.ended}, and the policy allows {allowed}")
 
 
-def _taken_back(
-    proof: JudgedProof, statement: Statement, fails: Sequence[JudgedProof], terms: ProofTerms
-) -> Rejection | None:
+def _taken_back(statement: Statement, fails: Sequence[JudgedProof], terms: ProofTerms) -> Rejection | None:
     """Return the newest failed run since, if it says something about the node. At the same second the fail counts."""
     node = terms.node or as_proven(statement.facts)
     for fail in sorted(fails, key=_ended, reverse=True):
-        heard = fail.signer is not None or proof.signer is None
-        if heard and fail.unread_end and fail.unread_end >= statement.ended:
+        if fail.unread_end and fail.unread_end >= statement.ended:
             why = f"a newer statement cannot be read, and its run may have failed ({fail.digest[:19]})"
             return Rejection(ProofRefusal.FAILED_SINCE, f"{why}; use a newer envcheck")
         if fail.statement is None or fail.statement.ended < statement.ended:
             continue
         facts = fail.statement.facts
-        if heard and facts.mode in (statement.facts.mode, "unknown") and concerns(facts, node, terms.matrix):
+        if facts.mode in (statement.facts.mode, "unknown") and concerns(facts, node, terms.matrix):
             checks = ", ".join(fail.statement.predicate.failed_tests[:5])
             why = f"a run that ended at {facts.ended} failed{f': {checks}' if checks else ''} ({fail.digest[:19]})"
             return Rejection(ProofRefusal.FAILED_SINCE, why)

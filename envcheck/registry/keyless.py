@@ -12,14 +12,12 @@ import importlib.util
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from envcheck import safe_files
 from envcheck.counting import printable
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.registry.statement import ProofRefusal, Rejection
 from envcheck.signing import certified_identity
-from envcheck.struct_types import LightRecord, know_types
+from envcheck.struct_types import LightRecord
 
 INSTALL: Final = "install it: pip install 'torch-envcheck[keyless]'"
 _MOST_SHOWN: Final = 200
@@ -42,21 +40,6 @@ class SignedByIdentity(LightRecord, frozen=True):
     payload: bytes
     payload_type: str
     signer: Identity
-
-
-class _Certificate(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
-    raw_bytes: str
-
-
-class CertifiedMaterial(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
-    """How a bundle of an identity is verified: what sigstore reads in it is not read here."""
-
-    certificate: _Certificate
-    tlog_entries: list[Any]
-    timestamp_verification_data: dict[str, Any] | None = None
-
-
-know_types(CertifiedMaterial)
 
 
 def require_sigstore() -> None:

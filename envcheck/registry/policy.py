@@ -11,7 +11,6 @@ from typing import Annotated, Final, Literal, NoReturn
 import msgspec
 
 from envcheck import safe_files
-from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.registry.keyless import Identities, Identity
 from envcheck.registry.statement import Level
@@ -23,11 +22,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-NAME: Final = "envcheck-policy.toml"
 _MOST: Final = 1 << 20  # bytes of a file
 _FIX: Final = (
-    "the settings of [proof] are level, max_age, keys, identities, trusted_root, required, warnings, rejudge, mode and "
-    "unsigned, those of [promote] gpus, from and signers"
+    "the settings of [proof] are level, max_age, keys, identities, trusted_root, required, warnings, rejudge and mode, "
+    "that of [promote] is gpus"
 )
 _WRITE: Final = {
     "level": 'write "static", "quick", "standard" or "full"',
@@ -39,10 +37,7 @@ _WRITE: Final = {
     "warnings": 'write "allow" or "refuse"',
     "rejudge": "write true or false",
     "mode": 'write "gpu" or "cpu"',
-    "unsigned": "write true or false",
     "gpus": 'write a list: ["H100 x8"]',
-    "from": 'write a repository: "registry.example/staging"',
-    "signers": "write how many keys must sign: 2",
 }
 _UNITS: Final = {"d": "days", "h": "hours", "m": "minutes"}
 _PLACE: Final = re.compile(r" - at `\$\.\w+\.(\w+)")
@@ -56,12 +51,9 @@ class NamedGpus(LightRecord, frozen=True):
 
 
 class Policy(LightRecord, frozen=True):
-    """What a proof must be. `required` checks must have passed; `unsigned` takes statements that nobody signed.
+    """What a proof must be. `required` checks must have passed; `keys` and `identities` are those whose proofs count.
 
-    `keys` and `identities` are those whose proofs count.
-
-    `promoted_on` are the GPUs that a promotion needs a proof for each, `promoted_from` the repository it comes from,
-    `signers` how many different keys must sign it.
+    `promoted_on` are the GPUs that a promotion needs a proof for each.
     """
 
     level: Level = "standard"
@@ -72,10 +64,7 @@ class Policy(LightRecord, frozen=True):
     warnings: Literal["allow", "refuse"] = "allow"
     rejudge: bool = True
     mode: Literal["gpu", "cpu"] = "gpu"
-    unsigned: bool = False
     promoted_on: tuple[NamedGpus, ...] = ()
-    promoted_from: str | None = None
-    signers: int = 1
 
 
 DEFAULT: Final = Policy()
@@ -96,16 +85,10 @@ class _ProofTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     warnings: Literal["allow", "refuse"] = DEFAULT.warnings
     rejudge: bool = DEFAULT.rejudge
     mode: Literal["gpu", "cpu"] = DEFAULT.mode
-    unsigned: bool = DEFAULT.unsigned
 
 
 class _PromoteTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     gpus: list[Annotated[str, msgspec.Meta(pattern=r"(?a)\A\S(.*\S)? x[1-9]\d{0,5}\Z")]] = []
-    # As promotions name it, without http://, tag and digest; another text would be that of no promotion.
-    source: Annotated[str, msgspec.Meta(pattern=r"(?a)\A[^\s/@:]+(:\d+)?(/[a-z0-9._-]+)+\Z")] | None = msgspec.field(
-        name="from", default=None
-    )
-    signers: Annotated[int, msgspec.Meta(ge=1, le=100)] = 1
 
 
 class _PolicyFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -128,27 +111,10 @@ def read(path: Path) -> Policy:
         setting = _PLACE.search(why)
         message = f"{path}: {why}"
         raise ConfigError(message, fix=_WRITE.get(setting[1] if setting else "", _FIX)) from error
-    return _policy(tables, path)
-
-
-def _refuse(path: Path, setting: str, why: str, fix: str) -> NoReturn:
-    message = f"{path}: {setting}: {why}"
-    raise ConfigError(message, fix=fix)
-
-
-def _policy(tables: _PolicyFile, path: Path) -> Policy:
     proof, promote = tables.proof, tables.promote
-    keys = tuple(_key(name, path) for name in proof.keys)
-    if len({key.id for key in keys}) != len(keys):
-        # Two files of one key would count as two signers.
-        _refuse(path, "proof.keys", "one key is there twice", "name each key once")
-    identities = _identities(proof, path)
-    if not keys and identities is None and not proof.unsigned:
-        why = "no key, and unsigned proofs are refused: no proof would hold"
-        _refuse(path, "proof.keys", why, "name public keys or identities, or set unsigned = true")
-    if promote.signers > len(keys) > 0:
-        why = f"{promote.signers} signers, and only {counted(len(keys), 'key')}"
-        _refuse(path, "promote.signers", why, "name more keys in proof.keys, or ask for fewer signers")
+    keys, identities = tuple(_key(name, path) for name in proof.keys), _identities(proof, path)
+    if not keys and identities is None:
+        _refuse(path, "proof.keys", "no key: no proof would hold", "name public keys or identities")
     if promote.gpus and proof.mode == "cpu":
         why = "a run on a CPU proves nothing of GPUs"
         _refuse(path, "promote.gpus", why, 'leave them out, or set mode = "gpu" in [proof]')
@@ -161,13 +127,13 @@ def _policy(tables: _PolicyFile, path: Path) -> Policy:
         warnings=proof.warnings,
         rejudge=proof.rejudge,
         mode=proof.mode,
-        unsigned=proof.unsigned,
-        promoted_on=tuple(
-            NamedGpus(gpu, int(count)) for gpu, _, count in (text.rpartition(" x") for text in promote.gpus)
-        ),
-        promoted_from=promote.source,
-        signers=promote.signers,
+        promoted_on=tuple(NamedGpus(gpu, int(n)) for gpu, _, n in (text.rpartition(" x") for text in promote.gpus)),
     )
+
+
+def _refuse(path: Path, setting: str, why: str, fix: str) -> NoReturn:
+    message = f"{path}: {setting}: {why}"
+    raise ConfigError(message, fix=fix)
 
 
 def _key(name: str, path: Path) -> PublicKey:
@@ -188,10 +154,8 @@ def _identities(proof: _ProofTable, path: Path) -> Identities | None:
         _refuse(path, "proof.identities", "no trusted_root to verify them by", _WRITE["trusted_root"])
     root = path.parent / proof.trusted_root
     try:
-        identities = Identities(
-            tuple(Identity(one.identity, one.issuer) for one in proof.identities),
-            safe_files.read_whole(root, most=_MOST),
-        )
+        allowed = tuple(Identity(one.identity, one.issuer) for one in proof.identities)
+        identities = Identities(allowed, safe_files.read_whole(root, most=_MOST))
         identities.check()
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         why = f"cannot read {root}: {getattr(error, 'strerror', None) or 'not the name of a file'}"

@@ -8,24 +8,20 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
-from pathlib import Path
 from typing import Final, cast
 
-import msgspec
-
-from envcheck import safe_files
 from envcheck.checks import LEVELS, limits
-from envcheck.errors import ConfigError
 from envcheck.matrix.facts.model import Cell
-from envcheck.registry import evidence, statement
+from envcheck.registry import evidence
 from envcheck.registry.attached_proofs import remote_images
 from envcheck.registry.attachments import REPORT_TYPE, attach
-from envcheck.registry.documents import Descriptor
-from envcheck.registry.envelope import BUNDLE_TYPE, UNSIGNED_TYPE, bundle_annotations, leave_unsigned, sign
+from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations, sign
 from envcheck.registry.evidence import PackedReport, RemoteImage, UnprovableError, image_arch, ran
 from envcheck.registry.keyless import KeylessSigner
 from envcheck.registry.repository import Repository
 from envcheck.registry.statement import (
+    PAYLOAD_TYPE,
+    PREDICATE_TYPE,
     ConfigurationItem,
     Covers,
     Level,
@@ -47,7 +43,7 @@ from envcheck.runner.attempts import rounds
 from envcheck.runner.planning import discover
 from envcheck.runner.schema import OutcomeRow
 from envcheck.signing import PrivateKey
-from envcheck.struct_types import LightRecord, know_types
+from envcheck.struct_types import LightRecord
 
 _AGAIN: Final = "run `envcheck run --image REF` to its end, and publish that report"
 _HEX: Final = re.compile(r"[0-9a-f]{64}")
@@ -254,17 +250,6 @@ def _time(text: str) -> str:
     raise UnprovableError(message, fix=_AGAIN)
 
 
-_MOST_SBOM: Final = 64 << 20
-
-
-class _Sbom(msgspec.Struct, rename={"bom_format": "bomFormat", "spdx": "spdxVersion"}):
-    bom_format: str = ""
-    spdx: str = ""
-
-
-know_types(_Sbom)
-
-
 class Publication(LightRecord, frozen=True):
     """One report beside its image. `proof` and `report` are the digests of the artifacts; None of a dry run."""
 
@@ -284,9 +269,7 @@ class PreparedProof(LightRecord, frozen=True):
     statement: Statement
 
 
-def prepare(
-    repository: Repository, tag_or_digest: str, reports: Sequence[RunReport], *, plain_names: bool = False
-) -> list[PreparedProof]:
+def prepare(repository: Repository, tag_or_digest: str, reports: Sequence[RunReport]) -> list[PreparedProof]:
     """Return what each report says of the image that it ran. Nothing is written.
 
     Raises UnprovableError for a report that is unfinished, of another image or of a Python.
@@ -297,64 +280,24 @@ def prepare(
     images = [image for arch in archs for image in remote_images(repository, tag_or_digest, arch)]
     prepared = []
     for report in reports:
-        image = ran(report, images)
-        packed = evidence.pack(report, plain_names=plain_names)
+        image, packed = ran(report, images), evidence.pack(report)
         prepared.append(PreparedProof(image, packed, state(packed, image)))
     return prepared
 
 
-def publish(repository: Repository, one: PreparedProof, by: PrivateKey | KeylessSigner | None) -> Publication:
-    """Attach the report and then the statement; whoever is interrupted in between has published no proof.
-
-    With a key, an identity of a CI, or unsigned (None).
-    """
-    subject = _subject(repository, one.image)
-    kind = UNSIGNED_TYPE if by is None else BUNDLE_TYPE
-    envelope, signer = _enveloped(statement.encode(one.statement), by)
+def publish(repository: Repository, one: PreparedProof, by: PrivateKey | KeylessSigner) -> Publication:
+    """Attach the report and then the statement; whoever is interrupted in between has published no proof."""
+    payload = encode(one.statement)
+    envelope = sign(payload, PAYLOAD_TYPE, by) if isinstance(by, PrivateKey) else by.sign(payload)
+    subject = repository.manifest(one.image.manifest).descriptor
     report = attach(repository, subject, REPORT_TYPE, [(evidence.MEDIA_TYPE, one.packed.content)], {})
-    annotations = bundle_annotations(statement.PREDICATE_TYPE)
-    proof = attach(repository, subject, kind, [(kind, envelope)], annotations, inline=True)
+    kept = bundle_annotations(PREDICATE_TYPE)
+    proof = attach(repository, subject, BUNDLE_TYPE, [(BUNDLE_TYPE, envelope)], kept, inline=True)
     return Publication(
         image=str(repository.reference.pinned(one.image.manifest)),
         statement=one.statement,
         report=report.descriptor.digest,
         proof=proof.descriptor.digest,
-        signer=signer,
+        signer=by.public.id if isinstance(by, PrivateKey) else str(by.identity),
         notes=tuple(dict.fromkeys((*report.notes, *proof.notes))),
     )
-
-
-def _enveloped(payload: bytes, by: PrivateKey | KeylessSigner | None) -> tuple[bytes, str | None]:
-    """Return the envelope around a statement, and who signed it."""
-    if by is None:
-        return leave_unsigned(payload, statement.PAYLOAD_TYPE), None
-    if isinstance(by, PrivateKey):
-        return sign(payload, statement.PAYLOAD_TYPE, by), by.public.id
-    return by.sign(payload), str(by.identity)
-
-
-def read_sbom(path: Path) -> tuple[str, bytes]:
-    """Return the media type and the bytes of an SBOM. Raises ConfigError for anything but CycloneDX or SPDX in JSON."""
-    try:
-        content = safe_files.read_whole(path, most=_MOST_SBOM)
-        read = msgspec.json.decode(content, type=_Sbom)
-    except OSError as error:
-        message = f"cannot read {path}: {error.strerror}"
-        raise ConfigError(message, fix="pass the file that `envcheck images sbom` wrote") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        read = _Sbom()
-    if read.bom_format == "CycloneDX":
-        return "application/vnd.cyclonedx+json", content
-    if read.spdx.startswith("SPDX-"):
-        return "application/spdx+json", content
-    message = f"{path} is neither CycloneDX nor SPDX in JSON"
-    raise ConfigError(message, fix="pass the file that `envcheck images sbom` wrote")
-
-
-def attach_sbom(repository: Repository, image: RemoteImage, sbom: tuple[str, bytes]) -> Descriptor:
-    """Attach an SBOM to the image and return what names it."""
-    return attach(repository, _subject(repository, image), sbom[0], [sbom], {}).descriptor
-
-
-def _subject(repository: Repository, image: RemoteImage) -> Descriptor:
-    return repository.manifest(image.manifest).descriptor

@@ -25,7 +25,6 @@ class ProofRefusal(enum.Enum):
     DANGLING = "dangling"
     TAMPERED = "tampered"
     UNKNOWN_FORMAT = "unknown-format"
-    UNSIGNED = "unsigned"
     WRONG_KEY = "wrong-key"
     WRONG_SUBJECT = "wrong-subject"
     FROM_THE_FUTURE = "from-the-future"
@@ -155,7 +154,6 @@ class ReportReference(msgspec.Struct, frozen=True, kw_only=True):
 
     digest: Digest
     size: ReportSize
-    redacted: bool
 
 
 class ProofFacts(msgspec.Struct, frozen=True, kw_only=True):

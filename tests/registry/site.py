@@ -44,7 +44,8 @@ class Site:
         self.repository = opened(address, f"site/torch-{next(_NUMBERS)}")
         self.name = self.repository.reference.name
         for key in ("release", "other"):
-            proofs.key(folder, key)
+            if not (folder / key).exists():
+                proofs.key(folder, key)
         self.policy = self.write_policy()
 
     def write_policy(self, proof: str = "", promote: str = "", keys: str = '"release.pub"') -> Path:
@@ -85,7 +86,7 @@ class Site:
     def publish(self, image: StoredManifest, *options: object, key: str = "release", **report: Any) -> tuple[int, str]:
         """Publish a report of the image."""
         path = self.report(image, **report)
-        signed = () if "--unsigned" in options else ("--key", self.folder / key)
+        signed = ("--key", self.folder / key)
         return self.run("publish", f"{self.name}@{image.digest}", "--report", path, *signed, *options)
 
     def stated(self, image: StoredManifest, **changes: Any) -> Statement:

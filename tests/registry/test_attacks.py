@@ -28,7 +28,7 @@ from envcheck.signing import load_private
 from tests import proofs
 from tests.http_server import Answer, RawServer, Servers, endless
 from tests.registries import stored_blob
-from tests.registry.oci.fakes import FakeRegistry, opened
+from tests.registry.oci.fakes import FakeRegistry
 from tests.registry.site import NOW, Site
 
 DAY: Final = 86400
@@ -296,20 +296,6 @@ def test_a_registry_that_hardly_sends_ends_each_command_with_one_line(
         assert (status, output.count("\n")) == (3, 0), output
         # A hundred lines of a head are no valid HTTP; a page has one deadline.
         assert "its answer is not valid HTTP" in output or "without a complete answer" in output, output
-
-
-@pytest.mark.tools
-def test_a_failure_that_only_the_target_knows_stops_a_promotion(on_disk: Site, referrers_registry: str) -> None:
-    image = on_disk.image("one")
-    on_disk.attach(image)
-    there = opened(referrers_registry, on_disk.repository.reference.repository)
-    to = ("--to", "stable", "--to-repo", there.reference.name)
-    assert on_disk.promote(image, *to)[0] == 0
-    report, key = on_disk.report(image, ago=60, failed=True), on_disk.folder / "release"
-    assert on_disk.run("publish", f"{there.reference.name}@{image.digest}", "--report", report, "--key", key)[0] == 0
-    status, message = on_disk.promote(image, "--to", "next", "--to-repo", there.reference.name)
-    assert (status, "is not promoted" in message, "failed-since" in message) == (1, True, True), message
-    assert "next" not in there.tags()
 
 
 @pytest.mark.tools

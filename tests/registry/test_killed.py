@@ -141,19 +141,18 @@ def own_proofs(site: Site, image: StoredManifest) -> list[str]:
 def test_a_promotion_that_is_killed_anywhere_promotes_nothing_and_the_next_completes_it(
     proxy: KillingProxy, forks: Forks, tmp_path: Path
 ) -> None:
-    site = Site(proxy.netloc, tmp_path)
-    image = site.image("one")
-    site.attach(image)
-    policy = site.write_policy("rejudge = false\n")
+    policy = Site(proxy.netloc, tmp_path).write_policy("rejudge = false\n")
     writes, finished = 0, False
     while not finished:
-        there = f"{site.name}-{writes}"
-        options = ("--to", "stable", "--to-repo", there, "--policy", policy, "--key", site.folder / "release")
+        site = Site(proxy.netloc, tmp_path)
+        image = site.image("one")
+        site.attach(image)
+        options = ("--to", "stable", "--policy", policy, "--key", site.folder / "release")
         words = ("promote", f"{site.name}@{image.digest}", *options)
         finished = forks.run(*words, writes=writes)
-        status, output = site.run("pull", f"{there}:stable", "--policy", policy, "--dry-run")
+        status, output = site.run("pull", f"{site.name}:stable", "--policy", policy, "--dry-run")
         assert (status, image.digest in output) == ((0, True) if finished else (1, False)), output
         assert finished or writes % 4 or forks.run(*words, writes=FREELY)
         writes += 1
-    assert site.chosen(f"{there}:stable", policy=policy) == image.digest
-    assert writes > 15
+    assert site.chosen(f"{site.name}:stable", policy=policy) == image.digest
+    assert writes >= 4

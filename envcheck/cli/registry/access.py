@@ -130,9 +130,7 @@ NO_DRIVER: Final = "note: without --driver, the driver of that node is not compa
 
 def standing(proof: JudgedProof) -> str:
     """Return what became of a proof, in a word."""
-    if proof.refused is not None:
-        return "refused"
-    return "holds" if proof.proven else "unsigned"
+    return "holds" if proof.refused is None else "refused"
 
 
 def ran_on(proof: JudgedProof) -> str:

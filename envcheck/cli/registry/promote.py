@@ -17,7 +17,6 @@ from envcheck.errors import ConfigError
 from envcheck.matrix.file.load import load
 from envcheck.registry import promotions
 from envcheck.registry.attachments import is_own_or_fallback
-from envcheck.registry.policy import Policy
 from envcheck.registry.promotions import GateResult, PromotionResult
 from envcheck.registry.references import ImageReference, is_tag, parse_reference
 
@@ -26,9 +25,6 @@ from envcheck.registry.references import ImageReference, is_tag, parse_reference
 class PromoteOptions:
     reference: Annotated[str, Argument(metavar="REF@sha256:...")]
     tags: Annotated[tuple[str, ...], Option("--to", "The alias to move. Repeatable.", metavar="TAG")]
-    to_repository: Annotated[
-        str | None, Option("--to-repo", "Copy the image there, with its proofs, first.", metavar="REPOSITORY")
-    ] = None
     policy: Annotated[Path, Option("The policy that the proofs must meet.")]
     key: Annotated[Path, Option("The private key that signs the promotion.")]
     mirror: Annotated[str, Option("Mirror profile to reach the registry with.", metavar="PROFILE")] = "user"
@@ -40,22 +36,19 @@ class PromoteOptions:
 def command(options: PromoteOptions, settings: Settings) -> None:
     """Promote an image to aliases, if its proofs meet the policy for each of the GPUs that it names.
 
-    The image is copied with its proofs, the promotion is signed, and the alias moves last: an interrupted promotion
-    moves no alias; run it again to complete it. Where the policy asks for several signers, the alias moves with the
-    last of them.
+    The promotion is signed, and the alias moves last: an interrupted promotion moves no alias; run it again to complete
+    it. To promote into another repository, copy the image there first: `oras cp --recursive`.
 
     \b
-    envcheck promote registry.example/staging@sha256:... --to stable \\
-      --to-repo registry.example/torch --policy envcheck-policy.toml --key release
+    envcheck promote registry.example/torch@sha256:... --to stable \\
+      --policy envcheck-policy.toml --key release
 
-    Exit 0: the aliases name the image; 1: the policy is not met, or more keys must sign; 2: wrong usage; 3: the
-    registry does not answer, or refuses.
+    Exit 0: the aliases name the image; 1: the policy is not met; 2: wrong usage; 3: the registry does not answer, or
+    refuses.
     """
     source = parse_reference(options.reference)
-    target = source if options.to_repository is None else parse_reference(options.to_repository)
-    _check(options, source, target)
+    _check(options, source)
     policy = access.policy(options.policy)
-    _check_source(policy, source)
     key = access.private_key(options.key)
     if key.public.id not in {allowed.id for allowed in policy.keys}:
         message = f"{options.key}: the policy does not name this key, so that its promotion would not count"
@@ -63,31 +56,28 @@ def command(options: PromoteOptions, settings: Settings) -> None:
     terms = access.terms(policy, None, load(settings.matrix))
     for named in policy.promoted_on:
         access.refuse_unknown_gpu(named.gpu, f"{options.policy}: promote.gpus", terms.matrix)
-    repository, target_repository = (access.repository(one, options.mirror) for one in (source, target))
+    repository = access.repository(source, options.mirror)
     gates = promotions.gate(repository, source.wanted, terms)
     done = None
     met = all(gate.refused is None for gate in gates)
     if met and not options.plan_only:
-        done = promotions.promote(repository, target_repository, options.tags, gates, key, terms)
+        done = promotions.promote(repository, options.tags, gates, key, terms)
     if options.as_json:
         click.echo(_document(source, gates, done))
     else:
         _show(gates, done)
         for tag in options.tags if met and done is None else ():
-            access.say(f"would promote {target.name}:{tag} to {target.pinned(source.wanted)}")
-            before = promotions.named_now(target_repository, tag)
+            access.say(f"would promote {source.name}:{tag} to {source}")
+            before = promotions.named_now(repository, tag)
             if before is not None:
                 access.say(f"  it names {before} now")
-    sys.exit(0 if met and (done is None or not done.missing) else 1)
+    sys.exit(0 if met else 1)
 
 
-def _check(options: PromoteOptions, source: ImageReference, target: ImageReference) -> None:
+def _check(options: PromoteOptions, source: ImageReference) -> None:
     if source.digest is None:
         message = f"{options.reference} is not a digest, and a tag may move meanwhile"
         raise ConfigError(message, fix="pass REPOSITORY@sha256:..., as `envcheck publish` prints it")
-    if options.to_repository is not None and (target.tag or target.digest):
-        message = f"--to-repo {options.to_repository} names one image"
-        raise ConfigError(message, fix="leave out its tag and digest; --to names the alias")
     for tag in options.tags:
         if is_own_or_fallback(tag):
             message = f"--to {tag}: the name is reserved for what is attached to an image"
@@ -95,12 +85,6 @@ def _check(options: PromoteOptions, source: ImageReference, target: ImageReferen
         if not is_tag(tag):
             message = f"--to {tag}: not a tag for an image"
             raise ConfigError(message, fix="use letters, digits, _, . and -, as in stable or 2.8")
-
-
-def _check_source(policy: Policy, source: ImageReference) -> None:
-    if policy.promoted_from is not None and policy.promoted_from != source.name:
-        message = f"the policy promotes from {policy.promoted_from}, not from {source.name}"
-        raise ConfigError(message, fix="promote the image of that repository, or change promote.from")
 
 
 def _show(gates: list[GateResult], done: PromotionResult | None) -> None:
@@ -113,8 +97,6 @@ def _show(gates: list[GateResult], done: PromotionResult | None) -> None:
         return
     for alias in done.aliases:
         access.say(f"promoted {alias} to {done.reference}")
-    if done.missing:
-        access.say(f"signed; {done.missing} more of the policy's keys must promote before an alias moves")
     for note in done.notes:
         access.say(f"note: {note}")
 
@@ -133,9 +115,8 @@ def _document(source: ImageReference, gates: list[GateResult], done: PromotionRe
         "schema": "envcheck/promote/1",
         "image": str(source),
         "gates": rows,
-        "promoted": done.reference if done and not done.missing else None,
+        "promoted": done.reference if done else None,
         "aliases": done.aliases if done else [],
-        "missing_signers": done.missing if done else 0,
         "notes": done.notes if done else [],
     }
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()

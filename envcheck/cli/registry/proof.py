@@ -83,7 +83,6 @@ def _document(image: str, proofs: ImageProofs, notes: list[str]) -> str:
         {
             "digest": proof.digest,
             "holds": proof.refused is None,
-            "proven": proof.proven,
             "signer": proof.signer,
             "reason": proof.refused.reason.value if proof.refused else None,
             "detail": proof.refused.detail if proof.refused else "",

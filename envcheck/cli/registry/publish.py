@@ -35,9 +35,6 @@ class PublishOptions:
     key: Annotated[Path | None, Option("The private key that signs (`envcheck key new`).")] = None
     keyless: Annotated[bool, Option("Sign as this CI job, with its OIDC token and Sigstore.")] = False
     trust_config: Annotated[Path | None, Option("A Sigstore instance of your own, as ClientTrustConfig.")] = None
-    unsigned: Annotated[bool, Option("Publish without a signature; it counts where a policy allows it.")] = False
-    plain_names: Annotated[bool, Option("Keep the names of hosts, users and paths in the report.")] = False
-    sboms: Annotated[tuple[Path, ...], Option("--sbom", "Attach an SBOM, CycloneDX or SPDX in JSON. Repeatable.")] = ()
     policy: Annotated[
         Path | None, Option("Read the proof back, and exit 1 unless it holds by this policy for the node that ran.")
     ] = None
@@ -68,12 +65,11 @@ def command(options: PublishOptions, settings: Settings) -> None:
     _check(options)
     judge_by = None if options.policy is None else _policy_and_matrix(options.policy, settings)
     key = access.private_key(options.key) if options.key else None
-    sboms = [publishing.read_sbom(path) for path in options.sboms]
     reports = [load(path) for path in options.reports]
     reference = parse_reference(options.reference)
-    by = _keyless(options) if options.keyless else key
+    by = key or _keyless(options)
     repository = access.repository(reference, options.mirror)
-    prepared = publishing.prepare(repository, reference.wanted, reports, plain_names=options.plain_names)
+    prepared = publishing.prepare(repository, reference.wanted, reports)
     if options.plan_only:
         planned = [
             publishing.Publication(str(reference.pinned(p.image.manifest)), p.statement, None, None, None, ())
@@ -85,9 +81,6 @@ def command(options: PublishOptions, settings: Settings) -> None:
     judged: list[JudgedProof] = []
     try:
         done.extend(publishing.publish(repository, one, by) for one in prepared)
-        for image in {one.image.manifest: one.image for one in prepared}.values():
-            for sbom in sboms:
-                publishing.attach_sbom(repository, image, sbom)
         if judge_by:
             # Only now: a proof may expire while somebody types a password, or while a registry is slow.
             terms = access.terms(judge_by[0], None, judge_by[1])
@@ -100,11 +93,9 @@ def command(options: PublishOptions, settings: Settings) -> None:
 
 
 def _check(options: PublishOptions) -> None:
-    ways = {"--key": options.key is not None, "--keyless": options.keyless, "--unsigned": options.unsigned}
-    given = [way for way, is_given in ways.items() if is_given]
-    if len(given) != 1:
-        message = f"{' and '.join(given)} exclude each other" if given else "no key to sign with"
-        raise ConfigError(message, fix="pass --key FILE (`envcheck key new FILE` makes one), --keyless or --unsigned")
+    if (options.key is not None) == options.keyless:
+        message = "--key and --keyless exclude each other" if options.keyless else "no key to sign with"
+        raise ConfigError(message, fix="pass --key FILE (`envcheck key new FILE` makes one) or --keyless")
     if options.trust_config and not options.keyless:
         message = "--trust-config is for --keyless"
         raise ConfigError(message, fix="leave it out, or sign with --keyless")
@@ -171,11 +162,7 @@ def _show(publications: list[Publication], judged: list[JudgedProof], *, as_json
         access.say(f"  {one.image}")
         if one.proof is not None:
             access.say(f"  proof  {one.proof}")
-            access.say(
-                f"  signed by {one.signer}"
-                if one.signer
-                else "  unsigned: it proves nothing to a policy that asks for a key"
-            )
+            access.say(f"  signed by {one.signer}")
         for note in one.notes:
             access.say(f"  note: {note}")
         if proof is not None:

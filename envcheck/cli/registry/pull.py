@@ -149,9 +149,8 @@ def local_tag(chosen: ChosenImage) -> str:
 def _show(reference: ImageReference, choice: PullChoice, pulled: PulledImage | None, options: PullOptions) -> None:
     chosen = choice.chosen
     if chosen is not None:
-        standing = "proven" if chosen.proof.proven else "not proven: nobody signed it, and the policy allows that"
         access.say(str(reference.pinned(chosen.candidate.digest)))
-        access.say(f"  {chosen.statement.facts.cell}, {standing}: {access.ran_on(chosen.proof)}")
+        access.say(f"  {chosen.statement.facts.cell}, proven: {access.ran_on(chosen.proof)}")
     else:
         access.say(f"{reference}: no image is proven for this node")
     for refusal in choice.refused[:_SHOWN]:
@@ -195,7 +194,6 @@ def _document(reference: ImageReference, choice: PullChoice, pulled: PulledImage
         "schema": "envcheck/pull/1",
         "wanted": query,
         "chosen": str(reference.pinned(chosen.candidate.digest)) if chosen else None,
-        "proven": chosen.proof.proven if chosen else False,
         "proof": chosen.proof.digest if chosen else None,
         "statement": chosen.statement if chosen else None,
         "pulled": {"engine": pulled.engine, "name": pulled.name, "before": pulled.before} if pulled else None,

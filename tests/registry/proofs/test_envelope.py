@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from envcheck.registry import statement
 from envcheck.registry import statement as statements
-from envcheck.registry.envelope import EnvelopeContents, authenticated, leave_unsigned, open_envelope, sign
+from envcheck.registry.envelope import EnvelopeContents, authenticated, open_envelope, sign
 from envcheck.registry.statement import ProofRefusal, Rejection
 from envcheck.signing import PrivateKey
 from tests import proofs
@@ -54,7 +54,6 @@ def test_what_is_signed_is_read_back(key: PrivateKey, other_key: PrivateKey, ecd
     for one in (key, ecdsa_key):
         assert opened(sign(PAYLOAD, TYPE, one), other_key, one) == EnvelopeContents(PAYLOAD, one.public.id)
     assert sign(PAYLOAD, TYPE, key) == sign(PAYLOAD, TYPE, key)
-    assert opened(leave_unsigned(PAYLOAD, TYPE), key) == EnvelopeContents(PAYLOAD, None)
 
 
 def test_the_signature_decides_and_not_the_hint(key: PrivateKey, other_key: PrivateKey) -> None:
@@ -143,12 +142,6 @@ def test_other_forms_are_refused_by_name(name: str, key: PrivateKey) -> None:
     assert word(broken, key) == "unknown-format"
 
 
-@each("name", ["an unknown key", "trailing bytes"])
-def test_the_unsigned_form_is_read_as_strictly(name: str) -> None:
-    assert word(MALFORMED[name](leave_unsigned(PAYLOAD, TYPE))) == "unknown-format"
-    assert word(leave_unsigned(PAYLOAD, "text/plain")) == "unknown-format"
-
-
 def test_a_bundle_has_at_most_4_mb(key: PrivateKey) -> None:
     content = sign(PAYLOAD, TYPE, key)
     full = content + b" " * (statement.MOST_JSON - len(content))
@@ -171,7 +164,6 @@ def read_as_proof(content: bytes, key: PrivateKey) -> None:
 @given(content=st.binary(max_size=2000))
 def test_any_bytes_are_a_proof_or_a_refusal(content: bytes, key: PrivateKey) -> None:
     read_as_proof(content, key)
-    read_as_proof(leave_unsigned(content, statements.PAYLOAD_TYPE), key)
     read_as_proof(sign(content, statements.PAYLOAD_TYPE, key), key)
 
 

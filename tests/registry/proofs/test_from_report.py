@@ -22,7 +22,7 @@ from tests.tables import each
 
 
 def state(report: RunReport, levels: dict[str, str] | None = None) -> Statement:
-    return publishing.state(evidence.pack(report, plain_names=True), proofs.IMAGE, levels or {})
+    return publishing.state(evidence.pack(report), proofs.IMAGE, levels or {})
 
 
 def refusal(report: RunReport, levels: dict[str, str] | None = None) -> str:
@@ -70,7 +70,7 @@ def test_a_run_on_a_gpu_is_stated_as_the_contract_shows() -> None:
             "arch": "x86_64",
             "mig": False,
         },
-        "report": {"digest": packed.reference.digest, "size": len(packed.content), "redacted": True},
+        "report": {"digest": packed.reference.digest, "size": len(packed.content)},
     }
 
 
@@ -101,21 +101,17 @@ def test_what_was_undetermined_is_among_the_failed() -> None:
     assert statement.predicate.failed_tests == ["memlock"]
 
 
-def test_names_are_pseudonyms_unless_asked_for() -> None:
+def test_names_are_pseudonyms() -> None:
     report = proofs.report()
     host = structs.replace(report.host, name="gpu-host-17.secret.example")
     outcomes = [
         structs.replace(o, summary="gpu-host-17.secret.example has no port") if o.id == "nvlink" else o
         for o in report.outcomes
     ]
-    report = structs.replace(report, host=host, outcomes=outcomes)
-    hidden, plain = evidence.pack(report), evidence.pack(report, plain_names=True)
-    for packed, redacted in ((hidden, True), (plain, False)):
-        statement = statements.encode(publishing.state(packed, proofs.IMAGE, {}))
-        assert (b"gpu-host-17" in statement) is not redacted
-        assert (evidence.unpack(packed.content).host.name != host.name) is redacted
-        assert packed.reference.redacted is redacted
-    assert evidence.unpack(plain.content) == report
+    packed = evidence.pack(structs.replace(report, host=host, outcomes=outcomes))
+    assert b"gpu-host-17" not in statements.encode(publishing.state(packed, proofs.IMAGE, {}))
+    assert b"gpu-host-17" not in gzip.decompress(packed.content)
+    assert evidence.unpack(packed.content) == packed.report
 
 
 def test_what_is_not_over_is_refused() -> None:
@@ -218,7 +214,7 @@ def test_by_default_the_checks_of_today_make_a_level() -> None:
         publishing.state(proofs.packed(), proofs.IMAGE)
     report = proofs.whole(proofs.report())
     assert len(report.outcomes) > len(proofs.report().outcomes)
-    whole = evidence.pack(report, plain_names=True)
+    whole = evidence.pack(report)
     assert publishing.state(whole, proofs.IMAGE).facts.level == "full"
 
 

@@ -1,1 +1,0 @@
-"""Talk to an OCI registry: references, logins, manifests, blobs, and what is attached to a manifest."""
