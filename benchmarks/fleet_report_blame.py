@@ -19,7 +19,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from envcheck.fleet.database import IngestResult, KnownFile, opened
+from envcheck.fleet.files import FleetFile
 from envcheck.fleet.model import BAD, FleetReport
 from envcheck.fleet.one_report import NodeReport, read
 from envcheck.fleet.summary import FleetQuestion, summarize
@@ -44,29 +44,25 @@ def made(node: str, kind: str, speed: float) -> NodeReport:
         hours = dt.timedelta(hours=3 if kind == "clock" else -48)
         for name in ("started", "ended"):
             document[name] = (dt.datetime.fromisoformat(document[name]) + hours).isoformat()
-    report = read(json.dumps(document).encode(), node)
-    if not isinstance(report, NodeReport):
-        raise TypeError(node)
-    return report
+    return read(json.dumps(document).encode(), node)
 
 
 def summarized(size: int, faults: dict[str, str], noise: random.Random) -> FleetReport:
     """Return what `fleet report` says of a fleet; `faults` by node."""
     sound = made("NODE", "none", 700.0)
     nodes = [f"n{number}" for number in range(1, size + 1)]
-    with opened(None) as database:
-        files = []
-        for node in nodes:
-            speed = 700.0 * noise.gauss(1, 0.005)
-            kind = faults.get(node, "none")
-            if kind == "missing":
-                continue
-            checks = [c._replace(value=speed) if c.check == "gemm-throughput" else c for c in sound.checks]
-            report = sound._replace(node=node, digest=node, checks=checks)
-            if kind != "none":
-                report = made(node, kind, speed)
-            files.append(KnownFile(f"{node}.json", node, ENDED + 1, node, database.add(report)))
-        return summarize(database, IngestResult(files, len(files), []), FleetQuestion(NOW, nodes)).report
+    files = []
+    for node in nodes:
+        speed = 700.0 * noise.gauss(1, 0.005)
+        kind = faults.get(node, "none")
+        if kind == "missing":
+            continue
+        checks = [c._replace(value=speed) if c.check == "gemm-throughput" else c for c in sound.checks]
+        report = sound._replace(node=node, digest=node, checks=checks)
+        if kind != "none":
+            report = made(node, kind, speed)
+        files.append(FleetFile(f"{node}.json", ENDED + 1, node, report))
+    return summarize(files, FleetQuestion(NOW, nodes)).report
 
 
 def named(report: FleetReport) -> set[str]:

@@ -15,7 +15,7 @@ from typing import Final, Literal, NamedTuple
 
 from envcheck import safe_files
 from envcheck.errors import ConfigError
-from envcheck.fleet.database import ingest, opened
+from envcheck.fleet.files import read_files
 from envcheck.fleet.hostlist import natural, unfold
 from envcheck.matrix.facts.lookup import Facts, find_gpu, suggest
 from envcheck.matrix.facts.model import Cell, Matrix, key
@@ -81,16 +81,18 @@ def of_places(places: Iterable[Path]) -> Inventory:
 
 def _of_reports(places: list[Path]) -> Iterator[tuple[str, NodeKind | None, str]]:
     """Yield each node with its kind by its newest report, or the note that says why it has none."""
-    with opened(None) as database:
-        files = ingest(database, places).files
-        query = "SELECT node, gpu, driver, arch FROM runs WHERE id IN (SELECT run FROM files) ORDER BY started, id"
-        newest = {row[0]: row[1:] for row in database.rows(query)}
-    yield from ((file.node, None, f"{file.path} {file.note}") for file in files if file.problem)
-    for node, (gpu, driver, arch) in newest.items():
-        if gpu and driver:
-            yield node, NodeKind(tuple(gpu.split(" + ")), driver, _ARCHS.get(arch, arch)), ""
+    newest = {}
+    for file in sorted(read_files(places), key=lambda file: file.at):
+        if file.report is None:
+            yield file.node, None, f"{file.path} {file.note}"
         else:
-            yield node, None, f"{node} is left out: its report has {'no driver' if gpu else 'no GPU'}"
+            newest[file.node] = file.report
+    for node, report in newest.items():
+        if report.gpu and report.driver:
+            arch = _ARCHS.get(report.arch, report.arch)
+            yield node, NodeKind(tuple(report.gpu.split(" + ")), report.driver, arch), ""
+        else:
+            yield node, None, f"{node} is left out: its report has {'no driver' if report.gpu else 'no GPU'}"
 
 
 def _of_csv(path: Path) -> Iterator[tuple[str, NodeKind, str]]:

@@ -8,36 +8,32 @@ drift: any other count, and a measurement that is 10 % away.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from envcheck.fleet.database import FleetDatabase
+from envcheck.fleet.files import FleetFile
 from envcheck.fleet.hostlist import natural
 from envcheck.fleet.model import CLOCK_SLACK, ConfigurationDrift, FleetGroup, Outlier
+from envcheck.fleet.one_report import NodeReport
 from envcheck.reports import phrases
 
-ABSENT: Final = "not set"
 _HALF: Final = 0.5
 
 
-def drift(
-    group: int, configurations: Mapping[str, Sequence[str]], contents: Mapping[str, Mapping[str, str]]
-) -> Iterator[ConfigurationDrift]:
-    """Yield the signals in which the nodes of a group differ.
+def drift(group: int, configurations: Mapping[str, Mapping[str, str]]) -> Iterator[ConfigurationDrift]:
+    """Yield the signals in which the nodes of a group differ; `configurations` are by node.
 
-    `configurations` are the nodes by what is equal among them, the key of `contents`: most nodes share one. A signal
-    that a node does not have counts only if it is one that somebody sets (env.*): what was not read is no difference.
+    A signal that a node does not have counts only if it is one that somebody sets (env.*): what was not read is no
+    difference.
     """
-    signals = dict.fromkeys(signal for content in contents.values() for signal in content)
-    for signal in signals:
+    for signal in dict.fromkeys(signal for configuration in configurations.values() for signal in configuration):
         nodes: dict[str, list[str]] = defaultdict(list)
-        for key, members in configurations.items():
-            value = contents[key].get(signal, ABSENT if signal.startswith("env.") else None)
+        for node, configuration in configurations.items():
+            value = configuration.get(signal, "not set" if signal.startswith("env.") else None)
             if value is not None:
-                nodes[value] += members
+                nodes[value].append(node)
         if len(nodes) > 1:
             yield compared(group, signal, nodes)
 
@@ -104,82 +100,65 @@ def _drifts(value: float, constant: float) -> bool:
     return value != constant and (counts or abs(value - constant) > FLOOR * abs(constant))
 
 
-class RunFacts(NamedTuple):
-    """A run as it is grouped. `gpus` is their number, `late` the seconds from its end to when its file was written."""
+class Member(NamedTuple):
+    """A node of a group with its report, and the seconds from the run's end to when its file was written."""
 
-    run: int
     node: str
-    gpu: str
-    gpus: int
-    cell: str
-    driver: str
-    configuration: int
+    report: NodeReport
     late: float | None
 
 
-class GroupRuns(NamedTuple):
-    """A group, with its runs."""
+class GroupMembers(NamedTuple):
+    """A group, with its nodes."""
 
     group: FleetGroup
-    runs: list[RunFacts]
+    members: list[Member]
 
 
-def run_facts(database: FleetDatabase, runs: Collection[int], modified: dict[int, float]) -> list[RunFacts]:
-    """Return the facts of some runs; `modified` is when their files were written."""
-    query = "SELECT id, node, gpu, gpus, cell, driver, configuration, ended FROM runs"
-    return [
-        RunFacts._make((*row[:7], None if row[7] is None or row[0] not in modified else modified[row[0]] - row[7]))
-        for row in database.each(query)
-        if row[0] in runs
-    ]
-
-
-def grouped(runs: Iterable[RunFacts]) -> list[GroupRuns]:
+def grouped(files: Iterable[FleetFile]) -> list[GroupMembers]:
     """Return the groups, the largest first. A driver counts by its branch: other releases of it are drift."""
-    held: dict[tuple[str, str, str], list[RunFacts]] = defaultdict(list)
-    for run in runs:
-        held[run.gpu or "no GPU", run.cell or "unknown", run.driver.partition(".")[0] or "none"].append(run)
+    held: dict[tuple[str, str, str], list[Member]] = defaultdict(list)
+    for file in files:
+        report = file.report
+        if report is not None:
+            kind = report.gpu or "no GPU", report.cell or "unknown", report.driver.partition(".")[0] or "none"
+            late = None if report.ended is None else file.modified - report.ended
+            held[kind].append(Member(file.node, report, late))
     return [
-        GroupRuns(FleetGroup(gpu=gpu, cell=cell, driver=driver, nodes=len(members)), members)
+        GroupMembers(FleetGroup(gpu=gpu, cell=cell, driver=driver, nodes=len(members)), members)
         for (gpu, cell, driver), members in sorted(held.items(), key=lambda item: (-len(item[1]), item[0]))
     ]
 
 
-def drifts(database: FleetDatabase, groups: Sequence[GroupRuns]) -> Iterator[ConfigurationDrift]:
-    """Yield in what the nodes of each group are configured differently."""
-    contents = dict(database.rows("SELECT id, content FROM configurations"))
-    for number, group in enumerate(groups):
-        members: dict[str, list[str]] = defaultdict(list)
-        for run in group.runs:
-            members[str(run.configuration)].append(run.node)
-        yield from drift(number, members, {key: json.loads(contents[int(key)]) for key in members})
-
-
-class _MeasuredValues(NamedTuple):
+class _Measured(NamedTuple):
     node: str
     value: float
-    gpu: str
-    repeat: int
+    gpu: str = ""
+    repeat: int = 1
 
 
-def measured(database: FleetDatabase, groups: Sequence[GroupRuns]) -> Iterator[Outlier | ConfigurationDrift]:
-    """Yield the values that are far from those of the same group and number of GPUs, a check at a time."""
-    kind = {run.run: (number, run.gpus, run.node) for number, group in enumerate(groups) for run in group.runs}
-    units = dict(database.rows("SELECT id, text FROM names"))
-    query = "SELECT run, value, unit, gpu, attempts FROM outcomes WHERE name = ? AND value IS NOT NULL"
-    for name, check in database.rows("SELECT id, text FROM names WHERE id IN (SELECT DISTINCT name FROM outcomes)"):
-        alike: dict[tuple[int, int, str], list[_MeasuredValues]] = defaultdict(list)
-        for run, value, unit, gpu, attempts in database.each(query, (name,)):
-            if run in kind:
-                number, gpus, node = kind[run]
-                alike[number, gpus, units.get(unit, "")].append(_MeasuredValues(node, value, gpu or "", attempts or 1))
-        for (number, _, unit), values in alike.items():
-            yield from _deviating(number, check, unit, values)
-    yield from _clocks(groups)
+def deviating(groups: Iterable[GroupMembers]) -> Iterator[Outlier | ConfigurationDrift]:
+    """Yield in what the nodes of each group are configured differently, and the values that are far from the others'.
+
+    A value is compared with those of the same group, number of GPUs, and unit.
+    """
+    for number, group in enumerate(groups):
+        yield from drift(number, {member.node: member.report.configuration for member in group.members})
+        alike: dict[tuple[str, int, str], list[_Measured]] = defaultdict(list)
+        for node, report, _ in group.members:
+            for check in report.checks:
+                if check.value is not None:
+                    row = _Measured(node, check.value, check.gpu, check.attempts or 1)
+                    alike[check.check, len(report.gpus), check.unit].append(row)
+        for (name, _, unit), rows in alike.items():
+            yield from _deviating(number, name, unit, rows)
+        # A node whose file was written much longer after the end of the run than those of the others.
+        late = [_Measured(member.node, member.late) for member in group.members if member.late is not None]
+        yield from (row for row in _deviating(number, "clock", "s", late, CLOCK_SLACK) if isinstance(row, Outlier))
 
 
 def _deviating(
-    group: int, check: str, unit: str, rows: list[_MeasuredValues], floor: float = 0.0
+    group: int, check: str, unit: str, rows: list[_Measured], floor: float = 0.0
 ) -> Iterator[Outlier | ConfigurationDrift]:
     result = compare([row.value for row in rows], floor)
     for place, value, median, z in result.outliers:
@@ -192,13 +171,5 @@ def _deviating(
         drifting = {*result.drifting}
         nodes: dict[str, list[str]] = defaultdict(list)
         for place, row in enumerate(rows):
-            value = row.value if place in drifting else result.constant
-            nodes[phrases.quantity(value, unit)].append(row.node)
+            nodes[phrases.quantity(row.value if place in drifting else result.constant, unit)].append(row.node)
         yield compared(group, check, nodes)
-
-
-def _clocks(groups: Sequence[GroupRuns]) -> Iterator[Outlier | ConfigurationDrift]:
-    """Yield the nodes whose files were written much longer after the end of the run than those of the others."""
-    for number, group in enumerate(groups):
-        rows = [_MeasuredValues(run.node, run.late, "", 1) for run in group.runs if run.late is not None]
-        yield from (row for row in _deviating(number, "clock", "s", rows, CLOCK_SLACK) if isinstance(row, Outlier))

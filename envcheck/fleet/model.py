@@ -100,7 +100,7 @@ class FleetVerdict(Row, frozen=True, kw_only=True):
 
 
 class FleetReport(Row, frozen=True, kw_only=True):
-    """The answer. `at` is UTC, ISO 8601; `read` of the `files` are new since the last time.
+    """The answer. `at` is UTC, ISO 8601; `files` is how many were read.
 
     `reasons` has a line for each node that did not pass; `notes` a line for what else was noticed.
     """
@@ -109,7 +109,6 @@ class FleetReport(Row, frozen=True, kw_only=True):
     tool: str
     at: str
     files: int
-    read: int
     groups: list[FleetGroup]
     nodes: NodeStates
     reasons: dict[str, str]

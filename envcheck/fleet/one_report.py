@@ -10,7 +10,8 @@ import datetime as dt
 import hashlib
 import math
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -23,55 +24,11 @@ from envcheck.reports.redact import UNKEYED
 CheckStatus = Literal["pass", "warn", "fail", "skip", "error"]
 
 
-class ReadValue(msgspec.Struct):
-    """A signal's value; None where it was not read."""
-
+class _ReadValue(msgspec.Struct):
     value: Any = None
 
 
-def _named(name: str) -> Any:
-    return msgspec.field(name=name, default=None)
-
-
-class HostSignals(msgspec.Struct):
-    """The signals of a node that its kind has in common."""
-
-    kernel: ReadValue | None = _named("host.kernel")
-    os: ReadValue | None = _named("host.os")
-    cpus: ReadValue | None = _named("host.cpus")
-    cpu: ReadValue | None = _named("host.cpu")
-    memory: ReadValue | None = _named("host.memory_total")
-    numa_nodes: ReadValue | None = _named("host.numa_nodes")
-    hugepages: ReadValue | None = _named("host.hugepages")
-    iommu: ReadValue | None = _named("host.iommu")
-    driver: ReadValue | None = _named("driver.version")
-    flavour: ReadValue | None = _named("driver.kernel_flavour")
-    libcuda: ReadValue | None = _named("driver.libcuda")
-    gpu_count: ReadValue | None = _named("gpu.count")
-    memlock: ReadValue | None = _named("limits.memlock")
-    nofile: ReadValue | None = _named("limits.nofile")
-    shm: ReadValue | None = _named("shm.total")
-    container: ReadValue | None = _named("container.runtime")
-    clock: ReadValue | None = _named("clock.synchronized")
-    env: ReadValue | None = None
-
-
-class GpuSignals(msgspec.Struct):
-    """The signals of a GPU that its kind has in common; `index` tells which one it is."""
-
-    index: ReadValue | None = None
-    name: ReadValue | None = None
-    vbios: ReadValue | None = None
-    memory_total: ReadValue | None = None
-    power_limit: ReadValue | None = None
-    clock_sm_max: ReadValue | None = None
-    ecc_mode: ReadValue | None = None
-    mig_mode: ReadValue | None = None
-    compute_mode: ReadValue | None = None
-    persistence: ReadValue | None = None
-    nvlinks_active: ReadValue | None = None
-    pcie_gen_max: ReadValue | None = None
-    pcie_width_max: ReadValue | None = None
+_Signals = dict[str, _ReadValue | None]
 
 
 class _PlacePart(msgspec.Struct):
@@ -88,11 +45,11 @@ class _HostPart(msgspec.Struct):
 
 class _GpuPart(msgspec.Struct):
     uuid: str
-    signals: GpuSignals = msgspec.field(default_factory=GpuSignals)
+    signals: _Signals = {}
 
 
 class _SnapshotPart(msgspec.Struct):
-    signals: HostSignals = msgspec.field(default_factory=HostSignals)
+    signals: _Signals = {}
     gpus: list[_GpuPart] = []
 
 
@@ -119,7 +76,6 @@ class _VerdictPart(msgspec.Struct):
 
 
 class _TargetPart(msgspec.Struct):
-    name: str = ""
     image_id: str | None = None
 
 
@@ -136,8 +92,6 @@ class _ReportPart(msgspec.Struct):
     verdict: _VerdictPart
     outcomes: list[_OutcomePart]
     snapshot: _SnapshotPart
-    mode: str = ""
-    tool: str = ""
     boot: str = ""
     target: _TargetPart = msgspec.field(default_factory=_TargetPart)
     environment: dict[str, Any] = {}
@@ -145,17 +99,20 @@ class _ReportPart(msgspec.Struct):
     group: _GroupPart | None = None
 
 
+class _SchemaPart(msgspec.Struct):
+    schema: str
+
+
+_HEAD: Final = msgspec.json.Decoder(_SchemaPart)
+_DOCUMENT: Final = msgspec.json.Decoder(_ReportPart)
+_MALFORMED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _SCHEMA: Final = "envcheck/report/1"
-_OURS: Final = "envcheck/"
-_BOM: Final = b"\xef\xbb\xbf"
 # Worst last, as `max` finds it.
 BY_SEVERITY: Final = ("skip", "pass", "warn", "error", "fail")
 _REDACTED_HOST: Final = re.compile(r"host-[0-9]{1,6}")
 _NAMELESS: Final = ("", "localhost", "localhost.localdomain")
 _LONGEST_TEXT: Final = 300
 _LONGEST_NAME: Final = 253
-# What `envcheck run` writes without --output, on one node; on several, "-NODE" follows.
-DEFAULT_NAME: Final = "envcheck-report"
 _UUID: Final = re.compile(r"\b(?:GPU|MIG)-[0-9a-fA-F-]{36}")
 _FIX: Final = "run `envcheck run` on this node again"
 # What a file holds that was never written to its end, on a disk that lost power.
@@ -163,15 +120,11 @@ _BLANK: Final = b" \t\r\n\0"
 # How the beginning of a report is told from other files, where its end is missing.
 _FIRST: Final = b'{"schema":"envcheck/report/'
 _NAMED: Final = re.compile(rb'"schema"\s*:\s*"envcheck/report/')
-_HEAD_LENGTH: Final = 4096
 _PLACE: Final = re.compile(r" at `.{1,80}`")
 
 
-class NotAReportError(ConfigError):
+class NotAReportError(Exception):
     """A file in which no run of a node is: it says nothing of a node."""
-
-
-NodeStatus = Literal["pass", "fail", "error"]
 
 
 class CheckValue(NamedTuple):
@@ -190,6 +143,11 @@ class CheckValue(NamedTuple):
     attempts: int
     summary: str
 
+    @property
+    def noted(self) -> bool:
+        """Tell whether it is more than a pass or a skip."""
+        return self.status not in ("pass", "skip")
+
 
 class NodeReport(NamedTuple):
     """What a fleet needs of one report.
@@ -202,7 +160,7 @@ class NodeReport(NamedTuple):
     node: str
     started: float | None
     ended: float | None
-    status: NodeStatus
+    status: Literal["pass", "fail", "error"]
     why: str
     gpu: str
     gpus: tuple[str, ...]
@@ -213,40 +171,22 @@ class NodeReport(NamedTuple):
     configuration: dict[str, str]
 
 
-class OtherDocument(NamedTuple):
-    """A document of envcheck that is not a node's report, such as that of a fleet; `schema` says what it is."""
-
-    schema: str
-
-
-class _SchemaPart(msgspec.Struct):
-    schema: str
-
-
-_HEAD: Final = msgspec.json.Decoder(_SchemaPart)
-_DOCUMENT: Final = msgspec.json.Decoder(_ReportPart)
-
-
-def read(content: bytes, stem: str) -> NodeReport | OtherDocument:
+def read(content: bytes, stem: str) -> NodeReport:
     """Return what a fleet needs of a report; `stem` is the file's name without its suffix.
 
     Raise NotAReportError for a document that no run of a node wrote, and ConfigError for one that a run may have
     written and that cannot be read: cut off, of another version, or with a field of another type.
     """
-    content = content.removeprefix(_BOM)
+    content = content.removeprefix(b"\xef\xbb\xbf")
     try:
         document = _DOCUMENT.decode(content)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        schema = _schema(content)
-        if schema not in ("", _SCHEMA):
-            return _other(schema)
-        raise _unreadable(content, schema, error) from error
+    except _MALFORMED as error:
+        raise _unreadable(content, error) from error
     if document.schema != _SCHEMA:
-        return _other(document.schema)
+        raise _of_other_schema(document.schema)
     if document.group is not None and not document.group.node:
-        return OtherDocument(
-            f"{_SCHEMA} of a group ({counted(len(document.group.nodes), 'node')}: {document.verdict.status})"
-        )
+        message = f"is the report of a group of {counted(len(document.group.nodes), 'node')}"
+        raise NotAReportError(message)
     try:
         return _reading(document, hashlib.blake2b(content, digest_size=32).hexdigest(), stem)
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
@@ -255,67 +195,60 @@ def read(content: bytes, stem: str) -> NodeReport | OtherDocument:
         raise ConfigError(message, fix=_FIX) from error
 
 
-def _unreadable(content: bytes, schema: str, error: Exception) -> ConfigError:
+def _unreadable(content: bytes, error: Exception) -> Exception:
     """Return why a document without a readable report is none, in words of the reader and not of the parser."""
     if not content.strip(_BLANK):
         return ConfigError("is empty", fix=_FIX)
-    head = content[:_HEAD_LENGTH]
-    if schema:
-        place = _PLACE.search(str(error))
-        return ConfigError(f"is a report with a missing or wrong field{place[0] if place else ''}", fix=_FIX)
-    if _NAMED.search(head) or _FIRST.startswith(b"".join(head.split())):
-        whole = "truncated" not in str(error)
-        return ConfigError("is a report that is damaged" if whole else "is a report that is cut off", fix=_FIX)
-    valid = isinstance(error, msgspec.ValidationError)
-    return NotAReportError("is not a report of envcheck" if valid else "is not JSON", fix=_FIX)
-
-
-def _schema(content: bytes) -> str:
-    """Return the schema that a document names; "" where it names none."""
     try:
-        return _HEAD.decode(content).schema
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ""
+        schema = _HEAD.decode(content).schema
+    except _MALFORMED:
+        head = content[:4096]
+        if _NAMED.search(head) or _FIRST.startswith(b"".join(head.split())):
+            return ConfigError("is a report that is cut off or damaged", fix=_FIX)
+        valid = isinstance(error, msgspec.ValidationError)
+        return NotAReportError("is not a report of envcheck" if valid else "is not JSON")
+    if schema != _SCHEMA:
+        return _of_other_schema(schema)
+    place = _PLACE.search(str(error))
+    return ConfigError(f"is a report with a missing or wrong field{place[0] if place else ''}", fix=_FIX)
 
 
-def _other(schema: str) -> OtherDocument:
-    if not schema.startswith(_OURS):
-        message = "is not a report of envcheck"
-        raise NotAReportError(message, fix=_FIX)
-    if not schema.startswith(_SCHEMA.rpartition("/")[0] + "/"):
-        return OtherDocument(schema[:_LONGEST_TEXT])
-    message = f"has the schema {schema[:40]!r}, not {_SCHEMA}"
-    raise ConfigError(message, fix="use the envcheck of one version on all nodes")
+def _of_other_schema(schema: str) -> Exception:
+    if schema.startswith("envcheck/report/"):
+        return ConfigError(
+            f"has the schema {schema[:40]!r}, not {_SCHEMA}", fix="use the envcheck of one version on all nodes"
+        )
+    ours = schema.startswith("envcheck/")
+    return NotAReportError(f"is a document {schema[:40]}, not of one node" if ours else "is not a report of envcheck")
 
 
 def _reading(document: _ReportPart, digest: str, stem: str) -> NodeReport:
-    started, ended = moment(document.started), moment(document.ended)
     checks = _checks(document.outcomes)
     status, why = _status(document, checks)
-    gpus = document.snapshot.gpus
-    signals = document.snapshot.signals
+    gpus, signals = document.snapshot.gpus, document.snapshot.signals
+    models = {_string(_value(gpu.signals, "name")) for gpu in gpus}
     return NodeReport(
         digest=digest,
         node=("" if _alone(document) else _node(document.host)) or node_of_file(stem),
-        started=started,
-        ended=ended,
+        started=moment(document.started),
+        ended=moment(document.ended),
         status=status,
         why=why,
-        gpu=_models(gpus),
+        gpu=" + ".join(sorted(filter(None, models))),
         gpus=tuple(gpu.uuid[:_LONGEST_TEXT] for gpu in gpus),
         cell=_cell(document),
-        driver=_string(signals.driver.value if signals.driver else None),
+        driver=_string(_value(signals, "driver.version")),
         arch=document.host.arch[:_LONGEST_TEXT],
         checks=checks,
-        configuration=configuration(
-            signals, (gpu.signals for gpu in gpus), document.environment, document.target.image_id
+        configuration=_configuration(
+            signals, [gpu.signals for gpu in gpus], document.environment, document.target.image_id
         ),
     )
 
 
 def node_of_file(stem: str) -> str:
     """Return the node that a file's name says: n17.json and envcheck-report-n17.json are of n17."""
-    return stem.removeprefix(f"{DEFAULT_NAME}-")
+    return stem.removeprefix("envcheck-report-")
 
 
 def moment(text: str) -> float | None:
@@ -329,11 +262,10 @@ def moment(text: str) -> float | None:
 
 def _node(host: _HostPart) -> str:
     """Return the node's name as the launcher has it, else the host's; with its number where all are localhost."""
-    place = host.place
-    if place.node or host.name not in _NAMELESS or place.nodes == 1:
-        name = place.node or (host.name if host.name not in _NAMELESS else "")
-        return name if len(name) <= _LONGEST_NAME else f"{name[:60]}…"
-    return f"node-{place.node_rank}"
+    name = host.place.node or (host.name if host.name not in _NAMELESS else "")
+    if not name and host.place.nodes > 1:
+        return f"node-{host.place.node_rank}"
+    return name if len(name) <= _LONGEST_NAME else f"{name[:60]}…"
 
 
 def _alone(document: _ReportPart) -> bool:
@@ -347,8 +279,7 @@ def _alone(document: _ReportPart) -> bool:
 def _checks(outcomes: list[_OutcomePart]) -> list[CheckValue]:
     """Return each check once; of two outcomes of one check the worse."""
     worst: dict[str, CheckValue] = {}
-    for outcome in outcomes:
-        value = _check(outcome)
+    for value in map(_check, outcomes):
         held = worst.get(value.check)
         if held is None or BY_SEVERITY.index(held.status) < BY_SEVERITY.index(value.status):
             worst[value.check] = value
@@ -356,30 +287,29 @@ def _checks(outcomes: list[_OutcomePart]) -> list[CheckValue]:
 
 
 def _check(outcome: _OutcomePart) -> CheckValue:
-    culprit, device = outcome.culprit[:_LONGEST_TEXT], outcome.details.device
+    """Return an outcome; what ten thousand reports have alike is in memory once."""
+    culprit = outcome.culprit[:_LONGEST_TEXT]
     named = _UUID.search(culprit)
-    noted = outcome.status in ("warn", "fail", "error")
     return CheckValue(
-        check=outcome.id[:_LONGEST_TEXT],
+        check=sys.intern(outcome.id[:_LONGEST_TEXT]),
         status=outcome.status,
         value=None if outcome.status == "skip" else number(outcome.value),
-        unit=outcome.unit[:_LONGEST_TEXT],
-        code=outcome.code[:_LONGEST_TEXT],
+        unit=sys.intern(outcome.unit[:_LONGEST_TEXT]),
+        code=sys.intern(outcome.code[:_LONGEST_TEXT]),
         culprit=culprit,
-        gpu=named[0] if named else _string(device if isinstance(device, str) else ""),
+        gpu=named[0] if named else _string(outcome.details.device),
         attempts=len(outcome.attempts),
-        summary=outcome.summary[:_LONGEST_TEXT] if noted else "",
+        summary="" if outcome.status in ("pass", "skip") else outcome.summary[:_LONGEST_TEXT],
     )
 
 
-def _status(document: _ReportPart, checks: list[CheckValue]) -> tuple[NodeStatus, str]:
+def _status(document: _ReportPart, checks: list[CheckValue]) -> tuple[Literal["pass", "fail", "error"], str]:
     """Return what the node may count as, and why: a failure stays one, and a pass needs everything to agree with it."""
-    failed = [check.check for check in checks if check.status == "fail"]
-    if document.verdict.status == "fail" or failed:
-        return "fail", ", ".join(failed) or document.verdict.sentence[:_LONGEST_TEXT]
-    undetermined = [check.check for check in checks if check.status == "error"]
-    if document.verdict.status == "error" or undetermined:
-        return "error", ", ".join(undetermined) or document.verdict.sentence[:_LONGEST_TEXT]
+    kinds: tuple[Literal["fail", "error"], ...] = ("fail", "error")
+    for status in kinds:
+        named = [check.check for check in checks if check.status == status]
+        if document.verdict.status == status or named:
+            return status, ", ".join(named) or document.verdict.sentence[:_LONGEST_TEXT]
     doubt = _doubt(document, checks)
     return ("error", doubt) if doubt else ("pass", "")
 
@@ -411,11 +341,6 @@ def _not_finite(value: Any) -> bool:
         return False
 
 
-def _models(gpus: list[_GpuPart]) -> str:
-    names = {_string(gpu.signals.name.value) for gpu in gpus if gpu.signals.name is not None}
-    return " + ".join(sorted(filter(None, names)))
-
-
 def _cell(document: _ReportPart) -> str:
     """Return the cell that the image promises, else torch and Python as they are."""
     promised = document.promises.get("cell")
@@ -432,49 +357,52 @@ def _string(value: Any) -> str:
 
 
 # What drift is looked for in is what somebody sets or installs; temperatures, free memory and uptimes differ rightly.
+_HOST_SIGNALS: Final = (
+    *("host.kernel", "host.os", "host.cpus", "host.cpu", "host.memory_total", "host.numa_nodes", "host.hugepages"),
+    *("host.iommu", "driver.version", "driver.kernel_flavour", "driver.libcuda", "gpu.count", "limits.memlock"),
+    *("limits.nofile", "shm.total", "container.runtime", "clock.synchronized"),
+)
+_GPU_SIGNALS: Final = (
+    *("vbios", "memory_total", "power_limit", "clock_sm_max", "ecc_mode", "mig_mode", "compute_mode", "persistence"),
+    *("nvlinks_active", "pcie_gen_max", "pcie_width_max"),
+)
 _LIBRARIES: Final = ("torch", "cuda", "cudnn", "nccl", "python")
 # Variables that steer the software under test; any other may rightly differ, as a job's number does.
 _STEERING: Final = ("NCCL_", "CUDA_", "UCX_", "FI_", "TORCH_", "PYTORCH_", "OMP_", "NVIDIA_")
 # Values of the launcher's or the job's own, which differ on every node.
 _OWN: Final = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "TORCHELASTIC_RUN_ID")
-_LONGEST_VALUE: Final = 120
-# The wire's names of the fields, in their order.
-_HOST_NAMES: Final = {field.name: field.encode_name for field in msgspec.structs.fields(HostSignals)}
-_GPU_NAMES: Final = [f.name for f in msgspec.structs.fields(GpuSignals) if f.name not in ("index", "name")]
 # Memory as the kernel counts it differs by a few pages between nodes of one kind.
 _ROUNDED: Final = ("host.memory_total", "shm.total")
-_GIB: Final = float(1 << 30)
 
 
-def configuration(
-    host: HostSignals, gpus: Iterable[GpuSignals], environment: dict[str, Any], image: str | None
+def _configuration(
+    host: _Signals, gpus: Iterable[_Signals], environment: Mapping[str, Any], image: str | None
 ) -> dict[str, str]:
     """Return the configuration by signal, as text: of GPUs the values that occur, of libraries their versions.
 
     What was not read is not there: a node that could not be read is no drift.
     """
-    held = {_HOST_NAMES[name]: _value(getattr(host, name)) for name in _HOST_NAMES if name != "env"}
+    held = {name: _value(host, name) for name in _HOST_SIGNALS}
     for name in _ROUNDED:
-        amount = number(held.get(name))
+        amount = number(held[name])
         if amount is not None:
-            held[name] = f"{amount / _GIB:.0f} GiB"
-    signals = [*gpus]
-    for name in _GPU_NAMES:
-        values = {_text(value) for gpu in signals if (value := _value(getattr(gpu, name))) is not None}
+            held[name] = f"{amount / (1 << 30):.0f} GiB"
+    for name in _GPU_SIGNALS:
+        values = {_text(value) for gpu in gpus if (value := _value(gpu, name)) is not None}
         held[f"gpu.{name}"] = " and ".join(sorted(values)) or None
     held |= {name: environment.get(name) for name in _LIBRARIES}
-    variables = _value(host.env)
+    variables = _value(host, "env")
     if isinstance(variables, dict):
-        steering = ((name, value) for name, value in variables.items() if str(name).startswith(_STEERING))
-        held |= {f"env.{name}": value for name, value in steering if name not in _OWN}
+        held |= {f"env.{n}": v for n, v in variables.items() if n.startswith(_STEERING) and n not in _OWN}
     held["image"] = image
-    return {name: _text(value) for name, value in held.items() if value is not None}
+    return {sys.intern(name): sys.intern(_text(value)) for name, value in held.items() if value is not None}
 
 
-def _value(read: ReadValue | None) -> Any:
-    return None if read is None else read.value
+def _value(signals: _Signals, name: str) -> Any:
+    read_value = signals.get(name)
+    return None if read_value is None else read_value.value
 
 
 def _text(value: Any) -> str:
     text = value if isinstance(value, str) else msgspec.json.encode(value, order="sorted").decode()
-    return text[:_LONGEST_VALUE]
+    return text[:120]

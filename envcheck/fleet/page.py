@@ -13,10 +13,8 @@ from typing import Final
 
 from envcheck.counting import counted
 from envcheck.fleet import terminal
-from envcheck.fleet.database import FleetDatabase
 from envcheck.fleet.hostlist import natural
 from envcheck.fleet.model import BAD, FleetReport
-from envcheck.fleet.one_report import BY_SEVERITY
 from envcheck.fleet.summary import FleetAnswer
 from envcheck.reports.formats.html import definitions, document, text, wide
 
@@ -33,12 +31,12 @@ _CALLED: Final = {"error": "undetermined"}
 _LEGEND: Final = '<p class="soft">· passed; - does not apply; empty: not in that run</p>'
 
 
-def page(database: FleetDatabase, answer: FleetAnswer) -> str:
+def page(answer: FleetAnswer) -> str:
     """Return the page."""
     report = answer.report
     parts = {
         "Nodes that are not fit": _reasons(report),
-        "Nodes and checks": _alike(database, answer),
+        "Nodes and checks": _alike(answer),
         "Outliers": _listed(map(terminal.outlying, report.outliers)),
         "Drift": _listed(map(terminal.drifted, report.drift)),
         "Groups": _listed(map(terminal.described, report.groups)),
@@ -58,7 +56,7 @@ def _head(report: FleetReport) -> str:
         if count
     )
     good = f"<code>{text(report.verdict.good)}</code>" if report.verdict.good else "no node"
-    facts = [("files", f"{report.files:,}, {report.read:,} of them new"), ("at", report.at)]
+    facts = [("files", f"{report.files:,}"), ("at", report.at)]
     return (
         f'<header class="verdict {report.verdict.status}"><h1>{text(report.verdict.sentence)}</h1>'
         f'<p class="counts">{counts}</p><p class="good">Use now: {good}</p>{definitions(facts)}</header>\n'
@@ -77,10 +75,10 @@ def _reasons(report: FleetReport) -> str:
     return _table("nodes", ("state", "nodes", "why"), body) if body else ""
 
 
-def _alike(database: FleetDatabase, answer: FleetAnswer) -> str:
+def _alike(answer: FleetAnswer) -> str:
     """Return the matrix with one row for all nodes that are alike, and only the checks in which any differs."""
-    words, why = _words(database, answer)
-    checks = dict.fromkeys(check for row in words.values() for check in row)
+    words, why = _words(answer)
+    checks = sorted({check for row in words.values() for check in row})
     telling = []
     for check in checks:
         kinds = {row.get(check, _ABSENT) for row in words.values()}
@@ -100,21 +98,18 @@ def _alike(database: FleetDatabase, answer: FleetAnswer) -> str:
     return _table("matrix", ("nodes", "state", *telling), body) + _LEGEND + f"<p>{others}</p>" if body else ""
 
 
-def _words(
-    database: FleetDatabase, answer: FleetAnswer
-) -> tuple[dict[str, dict[str, str]], dict[tuple[str, str], str]]:
+def _words(answer: FleetAnswer) -> tuple[dict[str, dict[str, str]], dict[tuple[str, str], str]]:
     """Return each node's status by check, "outlier" for a pass far from its group; and why it is no plain pass."""
     why = {(row.node, row.check): terminal.outlying(row) for row in answer.report.outliers}
     far = {*why}
-    node_of = {state.run: state.node for state in answer.states.values() if state.run is not None}
-    words: dict[str, dict[str, str]] = {node: {} for node in node_of.values()}
-    query = "SELECT run, text, status, code, summary FROM outcomes JOIN names ON names.id = name ORDER BY name"
-    for run, check, status, code, summary in database.each(query):
-        if run in node_of:
-            node, word = node_of[run], BY_SEVERITY[status]
-            words[node][check] = "outlier" if word in ("pass", "warn") and (node, check) in far else word
-            if code is not None:
-                why.setdefault((node, check), f"{code}: {summary}" if code else summary)
+    words: dict[str, dict[str, str]] = {}
+    for node, state in answer.states.items():
+        report = state.file.report if state.file else None
+        for check in report.checks if report else ():
+            outlier = check.status in ("pass", "warn") and (node, check.check) in far
+            words.setdefault(node, {})[check.check] = "outlier" if outlier else check.status
+            if check.noted:
+                why.setdefault((node, check.check), f"{check.code}: {check.summary}" if check.code else check.summary)
     return words, why
 
 

@@ -7,7 +7,7 @@ from envcheck.fleet.model import ConfigurationDrift
 
 
 def drifts(contents: dict[str, dict[str, str]], **nodes: list[str]) -> list[ConfigurationDrift]:
-    return [*drift(0, nodes, contents)]
+    return [*drift(0, {node: contents[key] for key, members in nodes.items() for node in members})]
 
 
 def test_a_node_that_differs_is_named_with_its_value() -> None:

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+from envcheck.fleet.files import FleetFile
 from envcheck.fleet.model import CLOCK_SLACK
-from envcheck.fleet.summary import Sighting, states
+from envcheck.fleet.one_report import read
+from envcheck.fleet.summary import states
+from tests.fleet.node_reports import node_report
 from tests.tables import each
 
 NOW = 1_800_000_000.0
 HOUR = 3600.0
 
 
-def seen(node: str = "n1", hours_ago: float = 1.0, status: str = "pass", **changes: float | None) -> Sighting:
+SOUND = read(json.dumps(node_report("n1")).encode(), "n1")
+
+
+def seen(node: str = "n1", hours_ago: float = 1.0, status: Any = "pass", **changes: float | None) -> FleetFile:
     at = NOW - hours_ago * HOUR
-    facts: dict[str, float | None] = {"ended": at + 60, "modified": at + 61, **changes}
-    return Sighting(node, at, status, "" if status == "pass" else "why", 1, facts["ended"], facts["modified"])
+    ended = changes.get("ended", at + 60)
+    why = "" if status == "pass" else "why"
+    report = SOUND._replace(node=node, started=at, ended=ended, status=status, why=why)
+    return FleetFile(f"{node}.json", changes.get("modified") or at + 61, node, report)
 
 
-def state(*sightings: Sighting, max_age: float = 24 * HOUR) -> str:
-    [one] = states(sightings, NOW, max_age).values()
+def state(*files: FleetFile, max_age: float = 24 * HOUR) -> str:
+    [one] = states(files, NOW, max_age).values()
     assert one.state == "pass" or one.why
     return one.state
 
@@ -35,7 +46,7 @@ def test_of_two_reports_of_one_moment_the_worse_counts(worse: str) -> None:
 
 
 def test_an_unreadable_file_that_is_newer_than_the_report_is_undetermined() -> None:
-    broken = Sighting("n1", NOW - HOUR, "error", "is not a report")
+    broken = FleetFile("n1.json", NOW - HOUR, "n1", None, "is not a report")
     assert state(seen(hours_ago=2), broken) == "error"
     assert state(seen(hours_ago=0.5), broken) == "pass"
 
@@ -68,8 +79,8 @@ def test_an_old_report_that_failed_is_said_to_be_old() -> None:
 
 
 def test_a_clock_that_is_ahead_is_undetermined() -> None:
-    assert state(seen(ended=NOW + CLOCK_SLACK, modified=None)) == "pass"
-    assert state(seen(ended=NOW + CLOCK_SLACK + 1, modified=None)) == "error"
+    assert state(seen(ended=NOW + CLOCK_SLACK, modified=NOW + HOUR)) == "pass"
+    assert state(seen(ended=NOW + CLOCK_SLACK + 1, modified=NOW + HOUR)) == "error"
     written = NOW - 5 * HOUR
     assert state(seen(hours_ago=5, ended=written + CLOCK_SLACK, modified=written)) == "pass"
     assert state(seen(hours_ago=5, ended=written + CLOCK_SLACK + 1, modified=written)) == "error"

@@ -18,13 +18,12 @@ _STRUCTS: Final = {
     "report": "envcheck.reports.model:RunReport",
     "fleet": "envcheck.fleet.model:FleetReport",
     "fleet-plan": "envcheck.fleet.cover:FleetPlan",
-    "fleet-history": "envcheck.fleet.database:FleetHistory",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchemaOptions:
-    name: Annotated[Literal["matrix", "extensions", "report", "fleet", "fleet-plan", "fleet-history"], Argument()]
+    name: Annotated[Literal["matrix", "extensions", "report", "fleet", "fleet-plan"], Argument()]
 
 
 @command_with(SchemaOptions, short_help="Print the JSON Schema of a document.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from envcheck.cli.options import FILE, Argument, Duration, Option, command_with
 from envcheck.cli.report_output import apart
 from envcheck.errors import ConfigError
 from envcheck.fleet.cover import of_places, plan
-from envcheck.fleet.database import history, history_lines, ingest, opened
+from envcheck.fleet.files import history_lines, read_files
 from envcheck.fleet.hostlist import expected_nodes, file_of
 from envcheck.fleet.model import encode
 from envcheck.fleet.page import page
@@ -28,21 +27,18 @@ from envcheck.matrix.resolver.query import Query, normalized
 
 @dataclass(frozen=True, kw_only=True)
 class FleetReportOptions:
-    places: Annotated[tuple[Path, ...], Argument(metavar="DIR|FILE...")] = ()
+    places: Annotated[tuple[Path, ...], Argument(required=True, metavar="DIR|FILE...")] = ()
     expect: Annotated[
         str | None, Option("The nodes that must have a report: n[1-64], or a file of names.", metavar="FILE|NODELIST")
     ] = None
     max_age: Annotated[float, Option("Older reports are stale.", type=Duration())] = 86400.0
-    db: Annotated[
-        Path | None, Option("Database of the reports read so far; only new files are read again.", type=FILE)
-    ] = None
     html: Annotated[Path | None, Option("Write one page: nodes and checks, outliers, drift.", type=FILE)] = None
     history: Annotated[
         str | None,
         Option("Print how often this one failed, and why; a UUID's beginning is enough.", metavar="NODE|GPU-UUID"),
     ] = None
     strict: Annotated[bool, Option("Drift and outliers count as failures, and leave `use now`.")] = False
-    as_json: Annotated[bool, Option("--json", "Print envcheck/fleet/1, or envcheck/fleet-history/1.")] = False
+    as_json: Annotated[bool, Option("--json", "Print envcheck/fleet/1.")] = False
 
 
 @command_with(FleetReportOptions, name="report")
@@ -54,62 +50,30 @@ def report(options: FleetReportOptions, settings: Settings) -> int:  # noqa: ARG
 
     \b
     envcheck fleet report reports/
-    envcheck fleet report reports/ --expect 'n[1-1000]' --db fleet.db \\
-        --html fleet.html
-    envcheck fleet report --db fleet.db --history n17
+    envcheck fleet report reports/ --expect 'n[1-1000]' --html fleet.html
+    envcheck fleet report reports/ --history n17
 
     Exit 0: every node passed, or the history is printed; 1: a node failed; 2: wrong usage, or nothing is known of the
     node; 3: a node is missing, stale or undetermined.
     """
-    _refuse_shared_files(options)
-    if options.history is not None:
-        return _print_history(options, options.history)
+    apart(html=options.html, expect=file_of(options.expect) if options.expect else None)
+    if options.html is not None and (options.html.suffix == ".json" or options.html in options.places):
+        message = f"--html {options.html} would be read as a report"
+        raise ConfigError(message, fix="give it a name that does not end in .json")
     expected = expected_nodes(options.expect) if options.expect is not None else []
-    question = FleetQuestion(time.time(), expected, options.max_age, options.strict)
-    files: dict[Path, str] = {}
-    with opened(options.db) as database:
-        answer = summarize(database, ingest(database, options.places), question)
-        if options.html is not None:
-            files[options.html] = page(database, answer)
-    for path, content in files.items():
-        safe_files.replace(path, content.encode())
+    files = read_files(options.places)
+    if options.history is not None:
+        shown = [part for line in history_lines(files, options.history) for part in wrapped(line, "")]
+        click.echo("\n".join(shown))
+        return 0
+    answer = summarize(files, FleetQuestion(time.time(), expected, options.max_age, options.strict, options.places))
+    if options.html is not None:
+        safe_files.replace(options.html, page(answer).encode())
     if options.as_json:
         click.echo(encode(answer.report), nl=False)
     else:
         click.echo("\n".join(lines(answer.report)))
     return answer.report.verdict.exit_code
-
-
-def _print_history(options: FleetReportOptions, who: str) -> int:
-    with opened(options.db) as database:
-        ingest(database, options.places)
-        past = history(database, who)
-    if options.as_json:
-        click.echo(encode(past), nl=False)
-    for line in () if options.as_json else history_lines(past):
-        click.echo("\n".join(wrapped(line, "")))
-    return 0
-
-
-def _refuse_shared_files(options: FleetReportOptions) -> None:
-    """Raise ConfigError where nothing is read, or a file that is written is another one, or read as a report."""
-    if not options.places and not (options.history and options.db):
-        message = "no DIR or FILE of reports is named"
-        raise ConfigError(message, fix="name the directory that `envcheck run --output DIR/` wrote")
-    if options.db is not None and not options.places and not options.db.exists():
-        message = f"{options.db}: no such database"
-        raise ConfigError(message, fix="name the one that `envcheck fleet report DIR --db FILE` wrote")
-    outputs = {"db": options.db, "html": options.html}
-    apart(**outputs, expect=file_of(options.expect) if options.expect else None)
-    for name, output in outputs.items():
-        if output is not None and any(_would_be_read(output, place) for place in options.places):
-            message = f"--{name} {output} is one of the reports"
-            raise ConfigError(message, fix="give it a file of its own, which does not end in .json")
-
-
-def _would_be_read(output: Path, place: Path) -> bool:
-    written, read = Path(os.path.realpath(output)), Path(os.path.realpath(place))
-    return (written == read and output.is_file()) or (written.suffix == ".json" and read in written.parents)
 
 
 @dataclass(frozen=True, kw_only=True)

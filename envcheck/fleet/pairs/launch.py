@@ -19,13 +19,12 @@ from typing import Final, NamedTuple
 
 from envcheck.counting import printable
 from envcheck.errors import ConfigError
-from envcheck.fleet.database import LONGEST, find
+from envcheck.fleet.files import FleetFile, read_files
 from envcheck.fleet.hostlist import fold
-from envcheck.fleet.one_report import BY_SEVERITY, NodeReport, read
+from envcheck.fleet.one_report import BY_SEVERITY, NodeReport
 from envcheck.fleet.pairs import session
 from envcheck.fleet.pairs.results import ROLL_CALL, Diagnosis, GroupResult, GroupTest, NodeAnswer
 from envcheck.fleet.pairs.session import Fleet, NextRound, PairsState, step
-from envcheck.safe_files import read_regular
 
 # The check whose value is the speed of a group.
 SPEED_CHECK: Final = "all-reduce-bandwidth"
@@ -41,30 +40,13 @@ class LaunchResult(NamedTuple):
     last_line: str
 
 
-def read_reports(folder: Path) -> tuple[list[NodeReport], list[str]]:
-    """Return the reports below a folder, and a line for each file that is not one."""
-    reports, problems = [], []
-    for file in find([folder]):
-        if file.problem:
-            problems.append(f"{Path(file.path).name}: {file.problem}")
-            continue
-        try:
-            report = read(read_regular(Path(file.path), LONGEST + 1), Path(file.path).stem)
-        except (ConfigError, OSError) as error:
-            problems.append(f"{Path(file.path).name}: {error}")
-            continue
-        if isinstance(report, NodeReport):
-            reports.append(report)
-    return reports, problems
-
-
-def result_of(
-    test: GroupTest, reports: Sequence[NodeReport], problems: Sequence[str], launched: LaunchResult
-) -> GroupResult:
+def result_of(test: GroupTest, files: Sequence[FleetFile], launched: LaunchResult) -> GroupResult:
     """Return what the reports of a test say together; a group of which a report is missing is undetermined.
 
     A report of pass is not enough for a group: it counts only beside those of all its nodes.
     """
+    reports = [file.report for file in files if file.report is not None]
+    problems = [f"{file.name}: {file.note}" for file in files if file.report is None]
     by_node = {node: report for node in test.nodes if (report := _report_of(node, reports)) is not None}
     answers = tuple(_answer(node, report, launched) for node, report in by_node.items())
     missing = [node for node in test.nodes if node not in by_node]
@@ -177,9 +159,8 @@ class Launcher(NamedTuple):
         began = time.time()
         with (folder / _LOG).open("wb") as log:
             why = _waited(self.command(test, folder), meeting_point(test), log.fileno(), self.timeout, stop)
-        reports, problems = read_reports(folder)
         launched = LaunchResult(began, time.time(), why or _last_line(folder / _LOG))
-        return result_of(test, reports, problems, launched)
+        return result_of(test, read_files([folder]), launched)
 
 
 def meeting_point(test: GroupTest) -> dict[str, str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
 from envcheck.fleet.group import outcome as outcomes
 from envcheck.fleet.group.outcome import blamed_nodes, links, nodes_of, of_group, of_node
 from envcheck.fleet.group.session import interface_of
-from envcheck.fleet.one_report import NodeReport, OtherDocument, read
+from envcheck.fleet.one_report import NotAReportError, read
 from envcheck.reports.model import RunReport, encode
 from envcheck.runner.schema import GroupFacts, OutcomeRow
 from tests.fleet.node_reports import node_report
@@ -122,12 +123,9 @@ def test_ranks_are_named_with_their_nodes() -> None:
 
 def test_a_fleet_reads_the_nodes_and_not_the_group() -> None:
     whole = report(outcome("pass", ""))
-    other = read(encode(whole), "group")
-    assert isinstance(other, OtherDocument)
-    assert "3 nodes" in other.schema
-    own = read(encode(of_node(whole, 1)), "n2")
-    assert isinstance(own, NodeReport)
-    assert own.status == "pass"
+    with pytest.raises(NotAReportError, match="of a group of 3 nodes"):
+        read(encode(whole), "group")
+    assert read(encode(of_node(whole, 1)), "n2").status == "pass"
 
 
 def test_the_table_of_links() -> None:

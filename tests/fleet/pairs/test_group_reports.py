@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from envcheck.fleet.pairs.launch import LaunchResult, read_reports, result_of
+from envcheck.fleet.files import read_files
+from envcheck.fleet.pairs.launch import LaunchResult, result_of
 from envcheck.fleet.pairs.results import GroupResult, GroupTest, compared, usual_speed
 from tests.fleet.node_reports import ENDED, STARTED, failing, node_report
 from tests.tables import each
@@ -19,7 +20,7 @@ def result(at: Path, nodes: tuple[str, ...], *reports: dict[str, Any]) -> GroupR
     """Return what a group comes to by reports in files of any name."""
     for number, report in enumerate(reports):
         (at / f"{number}.json").write_text(json.dumps(report))
-    return result_of(GroupTest("group", nodes), *read_reports(at), LAUNCHED)
+    return result_of(GroupTest("group", nodes), read_files([at]), LAUNCHED)
 
 
 def test_a_node_of_another_domain_does_not_answer_for_one_that_is_missing(tmp_path: Path) -> None:

@@ -1,63 +1,30 @@
-"""What is read of a fleet's files: each comes to a run or to one line, whatever is in it, and nothing is read twice."""
+"""What is read of a fleet's files: each comes to a report or to one line, whatever is in it."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import sqlite3
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from envcheck.errors import ConfigError, EnvcheckError
-from envcheck.fleet.database import LONGEST, FleetDatabase, KnownFile, ingest, opened
-from envcheck.fleet.summary import FleetQuestion, summarize
-from tests.fleet.node_reports import failing, node_report, outcome_of, write
+from envcheck.errors import ConfigError
+from envcheck.fleet.files import LONGEST, FleetFile, read_files
+from tests.fleet.node_reports import node_report, outcome_of, write
 from tests.tables import each
 
 
-def read(folder: Path, database: Path | None = None) -> list[KnownFile]:
-    with opened(database) as held:
-        return ingest(held, [folder]).files
-
-
-def only(folder: Path) -> KnownFile:
-    [file] = read(folder)
+def only(folder: Path) -> FleetFile:
+    [file] = read_files([folder])
     return file
 
 
 def status(folder: Path) -> tuple[str, str]:
     """Return what the one report of a directory may count as, and why."""
-    with opened(None) as held:
-        ingest(held, [folder])
-        [(actual, why)] = held.rows("SELECT status, why FROM runs")
-    return actual, why
-
-
-def test_a_second_time_only_what_is_new_is_read(tmp_path: Path) -> None:
-    folder, database = write(tmp_path / "r", node_report("n1"), node_report("n2")), tmp_path / "fleet.db"
-    with opened(database) as held:
-        assert ingest(held, [folder]).read == 2
-    with opened(database) as held:
-        assert ingest(held, [folder]).read == 0
-    write(folder, failing(node_report("n2")), node_report("n3"))
-    with opened(database) as held:
-        ingest_result = ingest(held, [folder])
-        assert (ingest_result.read, len(ingest_result.files)) == (2, 3)
-        assert held.rows("SELECT status FROM runs WHERE node = 'n2' ORDER BY id") == [("pass",), ("fail",)]
-
-
-def test_a_block_that_fails_keeps_nothing(tmp_path: Path) -> None:
-    folder, database = write(tmp_path / "r", node_report("n1")), tmp_path / "fleet.db"
-    with pytest.raises(KeyboardInterrupt), opened(database) as held:  # noqa: PT012 (the block is what is interrupted)
-        ingest(held, [folder])
-        raise KeyboardInterrupt
-    with opened(database) as held:
-        assert held.rows("SELECT count(*) FROM runs") == [(0,)]
-        assert ingest(held, [folder]).read == 1
+    report = only(folder).report
+    assert report is not None
+    return report.status, report.why
 
 
 @each(
@@ -77,7 +44,7 @@ def test_a_block_that_fails_keeps_nothing(tmp_path: Path) -> None:
 def test_what_a_run_left_unfinished_is_one_line_of_its_node(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "n17.json").write_bytes(content)
     file = only(tmp_path)
-    assert (file.node, file.run, file.problem) == ("n17", None, True)
+    assert (file.node, file.report) == ("n17", None)
     assert file.note
     assert "\n" not in file.note
 
@@ -93,19 +60,20 @@ def test_what_a_run_left_unfinished_is_one_line_of_its_node(tmp_path: Path, cont
         (b"\xff\xfe{}", "is not JSON"),
         (b"hello", "is not JSON"),
         (b"[" * 100_000, "is not a report of envcheck"),
+        (b'{"schema": "envcheck/fleet/1"}', "is a document envcheck/fleet/1, not of one node"),
     ],
 )
 def test_a_file_of_something_else_is_one_line_and_no_node(tmp_path: Path, content: bytes, note: str) -> None:
     (tmp_path / "package.json").write_bytes(content)
     file = only(tmp_path)
-    assert (file.node, file.run, file.note, file.problem) == ("", None, note, True)
+    assert (file.node, file.report, file.note) == ("", None, note)
 
 
 def test_a_truncated_report_is_a_problem_wherever_it_ends(tmp_path: Path) -> None:
     whole = json.dumps(node_report("n1")).encode()
     for share in (0.01, 0.5, 0.99):
         (tmp_path / "n1.json").write_bytes(whole[: int(len(whole) * share)])
-        assert only(tmp_path).problem
+        assert only(tmp_path).report is None
 
 
 def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
@@ -155,10 +123,10 @@ def test_a_number_that_no_machine_has_costs_no_other_report(tmp_path: Path) -> N
         report["snapshot"]["signals"][signal] = {"value": 10**400}
         write(tmp_path, report)
     write(tmp_path, node_report("n7"))
-    held = {file.node: file for file in read(tmp_path)}
+    held = {file.node: file for file in read_files([tmp_path])}
     assert set(held) == {"n0", "n1", "n7"}
-    assert held["n7"].run is not None
-    assert all(file.run is not None or "holds what no run writes" in file.note for file in held.values())
+    assert held["n7"].report is not None
+    assert all(file.report is not None or "holds what no run writes" in file.note for file in held.values())
 
 
 def test_links_and_pipes_neither_hang_nor_loop(tmp_path: Path) -> None:
@@ -168,17 +136,10 @@ def test_links_and_pipes_neither_hang_nor_loop(tmp_path: Path) -> None:
     (tmp_path / "r/gone.json").symlink_to("nowhere")
     (tmp_path / "r/same.json").symlink_to("n1.json")
     os.mkfifo(tmp_path / "r/pipe.json")
-    files = {Path(file.path).name: file for file in read(tmp_path / "r")}
-    assert {name for name, file in files.items() if file.problem} == {"self.json", "gone.json", "pipe.json"}
-    assert files["same.json"].run == files["n1.json"].run
+    files = {Path(file.path).name: file for file in read_files([tmp_path / "r"])}
+    assert {name for name, file in files.items() if file.report is None} == {"self.json", "gone.json", "pipe.json"}
+    assert files["same.json"].report is files["n1.json"].report
     assert abs(files["gone.json"].modified - files["n1.json"].modified) < 3600, "a link's age is its own"
-
-
-def test_documents_of_envcheck_that_are_not_of_a_node_are_noted(tmp_path: Path) -> None:
-    (tmp_path / "fleet.json").write_text('{"schema": "envcheck/fleet/1"}')
-    file = only(tmp_path)
-    assert not file.problem
-    assert "envcheck/fleet/1" in file.note
 
 
 def test_a_node_is_called_as_its_launcher_calls_it(tmp_path: Path) -> None:
@@ -187,7 +148,7 @@ def test_a_node_is_called_as_its_launcher_calls_it(tmp_path: Path) -> None:
     local["host"]["place"] |= {"launcher": "torchrun", "node_rank": 3, "nodes": 4}
     for name, report in (("a", slurm), ("b", local), ("envcheck-report-n9", nameless)):
         (tmp_path / f"{name}.json").write_text(json.dumps(report))
-    assert sorted(file.node for file in read(tmp_path)) == ["n4", "n9", "node-3"]
+    assert sorted(file.node for file in read_files([tmp_path])) == ["n4", "n9", "node-3"]
 
 
 def test_redacted_reports_are_told_apart_by_their_files(tmp_path: Path) -> None:
@@ -197,48 +158,9 @@ def test_redacted_reports_are_told_apart_by_their_files(tmp_path: Path) -> None:
     for name in ("one", "two"):
         report["tool"] = name
         (tmp_path / f"{name}.json").write_text(json.dumps(report))
-    assert [file.node for file in read(tmp_path)] == ["one", "two"]
-
-
-def test_a_file_of_another_program_is_not_written_to(tmp_path: Path) -> None:
-    other = tmp_path / "other.db"
-    with sqlite3.connect(other) as connection:
-        connection.execute("CREATE TABLE theirs(a)")
-    connection.close()
-    (tmp_path / "text.db").write_text("not a database, but long enough to be one" * 40)
-    for name in ("other.db", "text.db"):
-        before = (tmp_path / name).read_bytes()
-        with pytest.raises(ConfigError, match="database"), opened(tmp_path / name):
-            pass
-        assert (tmp_path / name).read_bytes() == before
-
-
-@each(
-    "change",
-    [
-        "DROP TABLE outcomes",
-        "UPDATE runs SET status = 'PASS'",
-        "UPDATE runs SET started = 'then'",
-        "DELETE FROM configurations",
-        "UPDATE configurations SET content = 'nothing'",
-        "DELETE FROM runs",
-    ],
-)
-def test_a_database_that_was_changed_is_one_line_and_no_pass(tmp_path: Path, change: str) -> None:
-    folder, path = write(tmp_path / "r", node_report("n1")), tmp_path / "fleet.db"
-    read(folder, path)
-    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute(change)
-    with pytest.raises(ConfigError, match=r"fleet\.db .*; name another file"), opened(path) as held:
-        summarize(held, ingest(held, [folder]), FleetQuestion(time.time(), max_age=1e9))
-
-
-def test_a_database_where_none_can_be_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(EnvcheckError, match="its directory is not there"), opened(tmp_path / "no/such/fleet.db"):
-        pass
+    assert [file.node for file in read_files([tmp_path])] == ["one", "two"]
 
 
 def test_a_place_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
-    held: FleetDatabase
-    with opened(None) as held, pytest.raises(ConfigError, match="no such file"):
-        ingest(held, [tmp_path / "gone"])
+    with pytest.raises(ConfigError, match="no such file"):
+        read_files([tmp_path / "gone"])

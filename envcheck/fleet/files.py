@@ -1,0 +1,152 @@
+"""The files of a fleet: each is the report of a node's run, or says in one line why it is none."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from envcheck.counting import counted
+from envcheck.errors import ConfigError
+from envcheck.fleet.one_report import BY_SEVERITY, NodeReport, NotAReportError, node_of_file, read
+from envcheck.runner.schema import encodable
+from envcheck.safe_files import read_regular
+
+# A report of 64 ranks has a few MiB. One of 16 MiB that is made to cost memory takes at most 0.5 GB when it is read.
+LONGEST: Final = 16 << 20
+
+
+class FleetFile(NamedTuple):
+    """A file as it was read. `modified` is seconds since 1970, UTC; `report` None where `note` says why there is none.
+
+    `node` is the report's, or the one that the file's name says; "" for a file that says nothing of a node.
+    """
+
+    path: str
+    modified: float
+    node: str
+    report: NodeReport | None
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the file's name without its directory."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def at(self) -> float:
+        """Return when the run began, or when the file was written where it cannot be read."""
+        begun = self.report.started if self.report else None
+        return self.modified if begun is None else begun
+
+
+def read_files(places: Iterable[Path]) -> list[FleetFile]:
+    """Read the named files and every *.json below the named directories, each once, by name.
+
+    Names that begin with a dot are left out: they are locks and unfinished files. Raise ConfigError for a place that is
+    not there.
+    """
+    files: dict[str, FleetFile] = {}
+    reports: dict[str, NodeReport] = {}
+    for path in map(os.path.abspath, _paths(places)):
+        if path not in files:
+            file = _read_file(path)
+            # Copies of a report are one.
+            same = file.report and reports.setdefault(file.report.digest, file.report)
+            files[path] = file._replace(report=same)
+    return [*files.values()]
+
+
+def _paths(places: Iterable[Path]) -> Iterator[str]:
+    for place in places:
+        if place.is_dir():
+            yield from _below(str(place))
+        elif os.path.lexists(place):
+            yield str(place)
+        else:
+            message = f"{place}: no such file or directory"
+            raise ConfigError(message, fix="name the directory that `envcheck run --output DIR/` wrote, or its files")
+
+
+def _below(folder: str) -> Iterator[str]:
+    """Yield the files of a directory that can be listed; another one is a path that cannot be read."""
+    try:
+        with os.scandir(folder) as listing:
+            entries = sorted(listing, key=lambda entry: entry.name)
+    except OSError:
+        yield folder
+        return
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _below(entry.path)
+        elif entry.name.endswith(".json"):
+            yield entry.path
+
+
+def _read_file(path: str) -> FleetFile:
+    stem, modified = path.rpartition("/")[2].removesuffix(".json"), 0.0
+    node = node_of_file(stem)
+    try:
+        with contextlib.suppress(OSError):
+            modified = os.lstat(path).st_mtime
+        facts = os.stat(path)  # noqa: PTH116 (ten thousand paths; Path costs more than the call)
+        modified = facts.st_mtime
+        if not stat.S_ISREG(facts.st_mode):
+            note = "is a directory that cannot be read" if stat.S_ISDIR(facts.st_mode) else "is not a regular file"
+        elif facts.st_size > LONGEST:
+            note = f"has {facts.st_size >> 20} MiB, and no report has more than {LONGEST >> 20}"
+        else:
+            report = read(read_regular(Path(path), LONGEST + 1), stem)
+            return FleetFile(encodable(path), modified, report.node, report)
+    except NotAReportError as error:
+        node, note = "", str(error)
+    except ConfigError as error:
+        note = str(error)
+    except OSError as error:
+        note = f"cannot be read: {error.strerror}"
+    return FleetFile(encodable(path), modified, encodable(node), None, note)
+
+
+_SHOWN: Final = 20
+
+
+def history_lines(files: Iterable[FleetFile], who: str) -> Iterator[str]:
+    """Yield how often a node failed and why, or a GPU by its UUID or the beginning of one; then its runs, newest first.
+
+    Raise ConfigError where nothing is known of it.
+    """
+    gpu = who.startswith(("GPU-", "MIG-"))
+    runs = {
+        file.report.digest: file
+        for file in files
+        if file.report and (any(uuid.startswith(who) for uuid in file.report.gpus) if gpu else file.node == who)
+    }
+    if not runs:
+        message = f"there is no report of {who[:60]!r}"
+        raise ConfigError(message, fix="name directories with reports of it, or check the name")
+    found = [(file, _findings(file.report, who if gpu else "")) for file in runs.values() if file.report]
+    failed = [names for _, names in found if any(status == "fail" for status, _ in names)]
+    often = Counter(name.partition(" ")[0] for names in failed for status, name in names if status == "fail")
+    shown = ", ".join(f"{check} {counted(times, 'time')}" for check, times in often.most_common())
+    yield f"{who}: failed in {len(failed)} of {counted(len(runs), 'run')}{f': {shown}' if shown else ''}"
+    for file, names in sorted(found, key=lambda row: -row[0].at)[:_SHOWN]:
+        at = dt.datetime.fromtimestamp(file.at, dt.timezone.utc).isoformat(timespec="seconds")
+        why = "; ".join(f"{status}: {name}" for status, name in names)
+        yield f"{at}  {file.node}  {why or 'nothing was found'}"
+    if len(found) > _SHOWN:
+        yield f"and {counted(len(found) - _SHOWN, 'older run')}"
+
+
+def _findings(report: NodeReport, gpu: str) -> list[tuple[str, str]]:
+    """Return each check that is no pass, or that names the GPU, the worst first; or what else makes the report none."""
+    noted = [check for check in report.checks if check.noted and (not gpu or gpu in f"{check.gpu} {check.culprit}")]
+    noted.sort(key=lambda check: -BY_SEVERITY.index(check.status))
+    found: list[tuple[str, str]] = [(c.status, f"{c.check} [{c.code}] {c.culprit}".strip()) for c in noted]
+    return found or ([(report.status, report.why)] if report.status != "pass" and not gpu else [])
