@@ -10,10 +10,9 @@ registration. Foreign interpreters import this file: standard library only, Pyth
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from envcheck.node.snapshot import Snapshot
 
@@ -177,19 +176,6 @@ def worst(findings: Iterable[Outcome], otherwise: Outcome) -> Outcome:
     )
 
 
-Maker = TypeVar("Maker", bound=Callable[..., Outcome])
-
-
-def _code_may_be_missing(make: Maker) -> Maker:
-    """Let a check outside this repository leave out `code`, which mypy asks for: then the runner names the finding."""
-
-    @functools.wraps(make)
-    def made(*args: Any, code: str = "", **more: Any) -> Outcome:
-        return make(*args, code=code, **more)
-
-    return cast("Maker", made)
-
-
 def passed(summary: str, *, value: Any = None, unit: str = "", limit: Limit | None = None, **details: Any) -> Outcome:
     """Return a pass; a value that is no finite number is an error instead."""
     if isinstance(value, float) and not math.isfinite(value):
@@ -197,54 +183,43 @@ def passed(summary: str, *, value: Any = None, unit: str = "", limit: Limit | No
     return Outcome(PASS, summary, value, unit, limit, "", details)
 
 
-@_code_may_be_missing
-def warned(
-    summary: str,
-    *,
-    fix: str,
-    code: str,
-    culprit: str = "",
-    value: Any = None,
-    unit: str = "",
-    limit: Limit | None = None,
-    **details: Any,
-) -> Outcome:
-    """Return a warning, with what to do."""
-    return Outcome(WARN, summary, value, unit, limit, fix, details, code, culprit)
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Makes outcomes of one status that cannot be without a remedy. Checks of this repository give each a code.
 
-
-@_code_may_be_missing
-def failed(
-    summary: str,
-    *,
-    fix: str,
-    code: str,
-    culprit: str = "",
-    value: Any = None,
-    unit: str = "",
-    limit: Limit | None = None,
-    **details: Any,
-) -> Outcome:
-    """Return a failure, with what to do."""
-    return Outcome(FAIL, summary, value, unit, limit, fix, details, code, culprit)
-
-
-@_code_may_be_missing
-def too_slow(summary: str, *, fix: str, code: str, **more: Any) -> Outcome:
-    """Return a failure of speed alone: it is measured a second time, and the second attempt counts.
-
-    Never for wrong data, missing data or an exception: use `failed` for these, which is final. It takes the same.
+    A check outside of it may leave `code` out: then the runner names the finding.
     """
-    return dataclasses.replace(failed(summary, fix=fix, code=code, **more), remeasure=True)
+
+    status: str
+    remeasure: bool = False
+
+    def __call__(
+        self,
+        summary: str,
+        *,
+        fix: str,
+        code: str = "",
+        culprit: str = "",
+        value: Any = None,
+        unit: str = "",
+        limit: Limit | None = None,
+        **details: Any,
+    ) -> Outcome:
+        """Return the outcome, with what to do."""
+        return Outcome(self.status, summary, value, unit, limit, fix, details, code, culprit, self.remeasure)
 
 
-@_code_may_be_missing
-def skipped(reason: str, *, code: str, culprit: str = "", **details: Any) -> Outcome:
+warned, failed = Verdict(WARN), Verdict(FAIL)
+# A failure of speed alone: it is measured a second time, and the second attempt counts. Never for wrong or missing
+# data, or an exception: `failed` is final.
+too_slow = Verdict(FAIL, remeasure=True)
+
+
+def skipped(reason: str, *, code: str = "", culprit: str = "", **details: Any) -> Outcome:
     """Return that the check does not apply here, and why."""
     return Outcome(SKIP, reason, details=details, code=code, culprit=culprit)
 
 
-@_code_may_be_missing
-def undecided(reason: str, *, code: str, fix: str = "", culprit: str = "", **details: Any) -> Outcome:
+def undecided(reason: str, *, code: str = "", fix: str = "", culprit: str = "", **details: Any) -> Outcome:
     """Return that it could not be checked, and why: an `error`, never a pass."""
     return Outcome(ERROR, reason, remedy=fix, details=details, code=code, culprit=culprit)

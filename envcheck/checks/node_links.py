@@ -13,25 +13,12 @@ import statistics
 import time
 from typing import Any
 
-from envcheck.checks import (
-    Check,
-    Limit,
-    Measured,
-    Outcome,
-    Rank,
-    Ranks,
-    View,
-    failed,
-    passed,
-    skipped,
-    too_slow,
-    undecided,
-    worst,
-)
+from envcheck import checks
+from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, too_slow, undecided, worst
 from envcheck.checks.support import exact_data, process_group
 from envcheck.counting import counted
 
-CHECK = Check(
+CHECK = checks.Check(
     promise="every message between two nodes arrives as it was sent, and no link is far slower than the others",
     level="standard",
     seconds=5.0,
@@ -47,11 +34,11 @@ SIZES = {"cuda": (MIB, 16 * MIB, 256 * MIB), "cpu": (64 << 10, MIB, 4 * MIB)}
 SMALL, SMALL_TURNS, TURNS = 8, 20, 4
 EVERY_DISTANCE = 64
 # Links of a fleet that are sound differ by a few percent; one of two ports down, or half the rate, halves a link.
-SLOW = Limit(
+SLOW = checks.Limit(
     0.7, "of the middle link's bandwidth", "ours: sound links differ by a few percent, a lost port halves", "at least"
 )
 _LEAST_LINKS = 6  # of three nodes: with fewer, nothing says which of two is the slow one
-_EXACT = Limit(0, "wrong messages", "a message is moved, not computed", "equal")
+_EXACT = checks.Limit(0, "wrong messages", "a message is moved, not computed", "equal")
 _MANY, _SEEN = 1_000_003, 4
 _FIX = "exchange the cable, or the ports of the two nodes with others, and see whether the fault moves with them"
 

@@ -186,7 +186,7 @@ def test_skips_that_say_the_same_have_the_same_code(path: Path) -> None:
 
 def test_a_check_of_a_site_may_leave_its_codes_out() -> None:
     """Findings without a code are told apart by their text, also when the check is measured again."""
-    judge: Any = lambda _: worst([failed("a", fix="f"), failed("b", fix="f"), warned("c", fix="f")], passed(""))  # type: ignore[call-arg]  # noqa: E731
+    judge: Any = lambda _: worst([failed("a", fix="f"), failed("b", fix="f"), warned("c", fix="f")], passed(""))  # noqa: E731
     check = CheckModule("mine", "node", Check(promise="p", level="quick"), judge, "doc", "file:mine", Path("mine.py"))
     outcome = decide(check, View(Snapshot()))
     assert [finding.code for finding in outcome.findings] == ["mine.fail", "mine.fail", "mine.warn"]

@@ -9,6 +9,7 @@ coredump and profiler switches, which DCGM refuses to run its diagnostics under 
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import socket
@@ -23,12 +24,6 @@ from envcheck.checks.support import process_group
 
 CHECK = Check(promise="no environment variable slows, redirects or replaces what the wheel brings", level="static")
 
-NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
-CUDA = "https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars"
-TORCH = "https://docs.pytorch.org/docs/stable/torch_environment_variables.html"
-ONEDNN = "https://uxlfoundation.github.io/oneDNN/dev_guide_cpu_dispatcher_control.html"
-DCGM = "NVIDIA/DCGM nvvs/src/Software.cpp"
-
 
 class VariableRule(NamedTuple):
     """When a variable does harm: `harmful` is a pattern of its value, `gpu_only` where the CPU does not care."""
@@ -36,64 +31,19 @@ class VariableRule(NamedTuple):
     harmful: str
     why: str
     source: str
-    gpu_only: bool = True
+    gpu_only: bool
 
 
-_ON = r"(?!0+$|false$|off$|no$).+"
-_OFF = r"0+"
-_ANY = r".*"
-_REFUSED = VariableRule(_ANY, "DCGM refuses to run its diagnostics with it", DCGM, gpu_only=False)
+_TABLE = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+_PATTERNS, _SOURCES = _TABLE["patterns"], _TABLE["sources"]
 RULES = {
-    "NSIGHT_CUDA_DEBUGGER": _REFUSED,
-    "CUDA_INJECTION32_PATH": _REFUSED,
-    "CUDA_INJECTION64_PATH": _REFUSED,
-    "CUDA_AUTO_BOOST": _REFUSED,
-    "CUDA_ENABLE_COREDUMP_ON_EXCEPTION": _REFUSED,
-    "CUDA_COREDUMP_FILE": _REFUSED,
-    "CUDA_DEVICE_WAITS_ON_EXCEPTION": _REFUSED,
-    "CUDA_PROFILE": _REFUSED,
-    "COMPUTE_PROFILE": _REFUSED,
-    "OPENCL_PROFILE": _REFUSED,
-    "NCCL_P2P_DISABLE": VariableRule(_ON, "NCCL copies through the host's memory", NCCL),
-    "NCCL_P2P_LEVEL": VariableRule(r"LOC|0", "NCCL copies through the host's memory", NCCL),
-    "NCCL_SHM_DISABLE": VariableRule(_ON, "NCCL goes through the network within a node", NCCL),
-    "NCCL_IB_DISABLE": VariableRule(_ON, "NCCL uses TCP instead of InfiniBand", NCCL),
-    "NCCL_NVLS_ENABLE": VariableRule(_OFF, "NCCL does not reduce in the NVSwitch", NCCL),
-    "NCCL_ALGO": VariableRule(_ANY, "it takes the choice of algorithm from NCCL", NCCL),
-    "NCCL_PROTO": VariableRule(
-        _ANY, "it takes the choice of protocol from NCCL; LL128 corrupts data on some links", NCCL
-    ),
-    "NCCL_MAX_NCHANNELS": VariableRule(_ANY, "it limits NCCL's channels and so its bandwidth", NCCL),
-    "NCCL_MAX_CTAS": VariableRule(_ANY, "it limits NCCL's channels and so its bandwidth", NCCL),
-    "CUDA_LAUNCH_BLOCKING": VariableRule(_ON, "every kernel launch waits for its kernel", CUDA),
-    "CUDA_CACHE_DISABLE": VariableRule(_ON, "every process compiles its PTX anew", CUDA),
-    "CUDA_DEVICE_MAX_CONNECTIONS": VariableRule(
-        _ANY, "it limits the work queues; Megatron's sequence parallelism needs 1, others lose overlap", CUDA
-    ),
-    "NVIDIA_TF32_OVERRIDE": VariableRule(
-        _ANY, "it sets TF32 for every cuBLAS and cuDNN call, whatever the program asks for", "NVIDIA cuBLAS, TF32"
-    ),
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": VariableRule(_ON, "fp32 products are computed in TF32", TORCH),
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": VariableRule(_ANY, "every allocation goes to the driver", TORCH),
-    "TORCH_COMPILE_DISABLE": VariableRule(_ON, "torch.compile compiles nothing", TORCH, gpu_only=False),
-    "TORCHDYNAMO_DISABLE": VariableRule(_ON, "torch.compile compiles nothing", TORCH, gpu_only=False),
-    "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": VariableRule(_ON, "torch.load runs code from files", TORCH, gpu_only=False),
-    "TORCH_DISTRIBUTED_DEBUG": VariableRule(
-        "DETAIL",
-        "each collective waits for a second one that checks it, which is slow and has ended and hung ranks",
-        "pytorch/pytorch#148976, #129672",
-        gpu_only=False,
-    ),
-    "ATEN_CPU_CAPABILITY": VariableRule("default", "torch leaves the CPU's vector units unused", TORCH, gpu_only=False),
-    "ONEDNN_MAX_CPU_ISA": VariableRule(
-        "SSE41|AVX", "oneDNN leaves the CPU's vector units unused", ONEDNN, gpu_only=False
-    ),
-    "LD_AUDIT": VariableRule(
-        _ANY, "the loader runs code of these libraries in every process", "man ld.so", gpu_only=False
-    ),
-    "PYTHONHOME": VariableRule(
-        _ANY, "Python takes its standard library from elsewhere", "docs.python.org", gpu_only=False
-    ),
+    name: VariableRule(
+        _PATTERNS.get(row["harmful"], row["harmful"]),
+        row["why"],
+        _SOURCES.get(row["source"], row["source"]),
+        row.get("gpu_only", True),
+    )
+    for name, row in _TABLE["rules"].items()
 }
 SHADOWED = ("libcudnn*.so*", "libcublas*.so*", "libcudart.so*", "libnccl.so*", "libcuda.so*")
 PACKAGES = ("torch", "torchvision", "torchaudio", "triton", "numpy", "nvidia", "sitecustomize", "usercustomize")
@@ -109,7 +59,9 @@ OPTIONS = (
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 # Allocators and OpenMP runtimes that people preload on purpose: they replace malloc or threads, and nothing of CUDA.
 USUAL = re.compile(r"lib(jemalloc|tcmalloc\w*|mimalloc|iomp5|gomp|omp|stdc\+\+|gcc_s)(-[\w.]+)?\.so[\d.]*")
-LIMIT = Limit(0, "variables", "NCCL's, CUDA's and PyTorch's lists of environment variables; " + DCGM, "equal")
+LIMIT = Limit(
+    0, "variables", "NCCL's, CUDA's and PyTorch's lists of environment variables; " + _SOURCES["dcgm"], "equal"
+)
 
 
 def measure(rank: Rank) -> Measured:
@@ -174,11 +126,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     findings += [*_options(variables), *_interfaces(variables, entry["interfaces"])]
     if entry["proxied"]:
         text = f"HTTP_PROXY catches {' and '.join(entry['proxied'])}: servers of this machine are asked for elsewhere"
-        limit, fix = (
-            Limit("localhost in NO_PROXY", "", "urllib and requests", "equal"),
-            "add localhost,127.0.0.1 to NO_PROXY",
-        )
-        findings.append(warned(text, fix=fix, limit=limit, code="environment.http-proxy", culprit="HTTP_PROXY"))
+        fix = "add localhost,127.0.0.1 to NO_PROXY"
+        findings.append(warned(text, fix=fix, code="environment.http-proxy", culprit="HTTP_PROXY"))
     return worst(findings, passed("no variable does harm", value=0, unit=LIMIT.unit, limit=LIMIT))
 
 
@@ -210,7 +159,7 @@ def _options(variables: dict[str, Any]) -> Iterator[Outcome]:
             option = pair.partition(":")[0].strip()
             near = difflib.get_close_matches(option, OPTIONS, n=1, cutoff=0.8)
             if near and option not in OPTIONS:
-                limit = Limit(near[0], "", TORCH, "equal")
+                limit = Limit(near[0], "", _SOURCES["torch"], "equal")
                 yield _warning(name, f"{name} has the option {option}, which torch calls {near[0]}", option, limit)
 
 
@@ -219,34 +168,30 @@ def _interfaces(variables: dict[str, Any], there: list[str]) -> Iterator[Outcome
         value = str(variables.get(name, ""))
         wanted = [part.strip() for part in value.removeprefix("=").split(",") if part.strip()]
         begins = name.startswith("NCCL") and not value.startswith("=")
-        if (
-            not wanted
-            or value.startswith("^")
-            or any(
-                interface == part or (begins and interface.startswith(part)) for part in wanted for interface in there
-            )
-        ):
-            continue
-        limit = Limit(", ".join(there), "", NCCL, "equal")
-        yield _warning(name, f"{name}={value} names no network interface of this machine", value, limit)
+        named = [each for each in there for part in wanted if each == part or (begins and each.startswith(part))]
+        if wanted and not named and not value.startswith("^"):
+            limit = Limit(", ".join(there), "", _SOURCES["nccl"], "equal")
+            yield _warning(name, f"{name}={value} names no network interface of this machine", value, limit)
 
 
 def _files(view: View, entry: Measured) -> Iterator[Outcome]:
     limit = Limit("no file", "", "man ld.so; https://docs.python.org/3/using/cmdline.html#envvar-PYTHONPATH", "equal")
     # A torch without CUDA loads none of these libraries.
-    for path in entry["libraries"] if view.environment.get("cuda") else []:
-        yield _warning("LD_LIBRARY_PATH", f"LD_LIBRARY_PATH puts {path} before the wheel's own", path, limit)
-    for path in entry["absent"]:
-        yield _warning("LD_PRELOAD", f"LD_PRELOAD names {path}, which is not there", path, limit)
-    for path in entry["preload"]:
-        if path not in entry["absent"] and not USUAL.fullmatch(path.rpartition("/")[2]):
-            yield _warning("LD_PRELOAD", f"LD_PRELOAD loads {path} into every process", path, limit)
-    for path in entry["modules"]:
-        yield _warning("PYTHONPATH", f"PYTHONPATH puts {path} before the module of that name", path, limit)
+    libraries = entry["libraries"] if view.environment.get("cuda") else []
+    odd = [path for path in entry["preload"] if not USUAL.fullmatch(path.rpartition("/")[2])]
+    for name, text, paths in (
+        ("LD_LIBRARY_PATH", "LD_LIBRARY_PATH puts {} before the wheel's own", libraries),
+        ("LD_PRELOAD", "LD_PRELOAD names {}, which is not there", entry["absent"]),
+        ("LD_PRELOAD", "LD_PRELOAD loads {} into every process", [p for p in odd if p not in entry["absent"]]),
+        ("PYTHONPATH", "PYTHONPATH puts {} before the module of that name", entry["modules"]),
+    ):
+        for path in paths:
+            yield _warning(name, text.format(path), path, limit)
 
 
 def _warning(name: str, text: str, value: Any, limit: Limit) -> Outcome:
-    fix = f"unset {name}, in the image or in the profile that sets it"
-    return warned(
-        text, fix=fix, value=value, limit=limit, code=f"environment.{name.lower().replace('_', '-')}", culprit=name
+    fix, code = (
+        f"unset {name}, in the image or in the profile that sets it",
+        f"environment.{name.lower().replace('_', '-')}",
     )
+    return warned(text, fix=fix, value=value, limit=limit, code=code, culprit=name)

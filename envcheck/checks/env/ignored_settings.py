@@ -7,36 +7,18 @@ has none), TRANSFORMERS_CACHE after it lost its meaning, HF_HUB_ENABLE_HF_TRANSF
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+from pathlib import Path
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, passed, undecided, warned
 
 CHECK = Check(promise="every mirror and cache setting of the environment is one that something reads", level="static")
 
 LIMIT = Limit(0, "settings", "huggingface_hub, pip, uv and conda: their own lists of environment variables", "equal")
-# Read by nothing, and what is read instead.
-IGNORED = {
-    "HF_MIRROR": "HF_ENDPOINT",
-    "HUGGINGFACE_MIRROR": "HF_ENDPOINT",
-    "HF_MIRROR_URL": "HF_ENDPOINT",
-    "HUGGINGFACE_ENDPOINT": "HF_ENDPOINT",
-    "PYTORCH_MIRROR": "an index in pip.conf or uv.toml",
-    "TORCH_MIRROR": "an index in pip.conf or uv.toml",
-    "PIP_MIRROR": "PIP_INDEX_URL",
-    "PYPI_MIRROR": "PIP_INDEX_URL",
-    "PIP_INDEX": "PIP_INDEX_URL",
-    "UV_MIRROR": "UV_DEFAULT_INDEX",
-    "CONDA_MIRROR": "channel_alias in .condarc",
-    "TORCH_CACHE": "TORCH_HOME",
-}
-# Read no more, or not for long.
-OUTDATED = {
-    "TRANSFORMERS_CACHE": "HF_HOME",
-    "PYTORCH_TRANSFORMERS_CACHE": "HF_HOME",
-    "PYTORCH_PRETRAINED_BERT_CACHE": "HF_HOME",
-    "HUGGINGFACE_HUB_CACHE": "HF_HUB_CACHE",
-    "UV_INDEX_URL": "UV_DEFAULT_INDEX",
-}
+# Settings that nothing reads, or not for long, and what is read instead.
+_TABLE = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+IGNORED, OUTDATED = _TABLE["ignored"], _TABLE["outdated"]
 TRANSFER = "HF_HUB_ENABLE_HF_TRANSFER"
 TRUE = ("1", "true", "yes", "on")
 
@@ -64,12 +46,6 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
         sentences.append(f"{TRANSFER} is set, and hf_transfer is not installed: downloads fail")
         fixes.append(f"unset {TRANSFER}, or install hf_transfer")
     if sentences:
-        return warned(
-            "; ".join(sentences),
-            fix="; ".join(fixes),
-            value=len(sentences),
-            unit=LIMIT.unit,
-            limit=LIMIT,
-            code="ignored-settings.ignored",
-        )
+        text, fix, code = "; ".join(sentences), "; ".join(fixes), "ignored-settings.ignored"
+        return warned(text, fix=fix, value=len(sentences), unit=LIMIT.unit, limit=LIMIT, code=code)
     return passed("every such setting is read by something", value=0, unit=LIMIT.unit, limit=LIMIT)

@@ -11,40 +11,19 @@ import os
 from pathlib import Path
 
 import envcheck
-from envcheck.checks import (
-    Check,
-    Limit,
-    Measured,
-    Outcome,
-    Rank,
-    Ranks,
-    View,
-    passed,
-    skipped,
-    undecided,
-    warned,
-    worst,
-)
+from envcheck import checks
+from envcheck.checks import Measured, Outcome, Rank, Ranks, View, passed, skipped, undecided, warned, worst
 
-CHECK = Check(
+CHECK = checks.Check(
     promise="the image runs as a user of its own, under an init that reaps and hands signals on", level="static"
 )
 
-LIMIT = Limit(
+LIMIT = checks.Limit(
     "an ordinary user under an init", "", "Docker: USER and `docker run --init`; tini's README on PID 1", "equal"
 )
 INITS = (
-    "tini",
-    "docker-init",
-    "dumb-init",
-    "catatonit",
-    "s6-svscan",
-    "s6-overlay",
-    "init",
-    "systemd",
-    "runit",
-    "pause",
-    "podman-init",
+    *("tini", "docker-init", "dumb-init", "catatonit", "podman-init", "pause"),
+    *("s6-svscan", "s6-overlay", "init", "systemd", "runit"),
 )
 ROOT = ("", "0", "root")
 _USER_FIX = "give the Dockerfile a USER, or start it with --user"

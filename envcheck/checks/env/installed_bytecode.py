@@ -7,8 +7,13 @@ for the modules of `import torch` is compared with what the source compiles to.
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
+from collections.abc import Iterable
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import Any
 
 from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
 from envcheck.checks.support import package_files, process_group
@@ -31,9 +36,40 @@ def measure(rank: Rank) -> Measured:
     begun, used = time.monotonic(), {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     listed = [f.path for package in package_files.packages() for f in package.files if f.path.suffix == ".py"]
     sources = [path for path in listed if str(path) in used]
-    wrong = package_files.stale(sources)
+    wrong = stale(sources)
     seconds = round(time.monotonic() - begun, 1)
     return {"rank": rank.rank, "sources": len(sources), "wrong": wrong[:SHOWN], "count": len(wrong), "seconds": seconds}
+
+
+def stale(sources: Iterable[Path]) -> list[str]:
+    """Return bytecode that Python would run in place of a source it was not made from."""
+    return [importlib.util.cache_from_source(str(source)) for source in sources if _differs(source)]
+
+
+def _differs(source: Path) -> bool:
+    """Return whether what Python runs for a source (its own rules say which .pyc that is) is what it compiles to."""
+    sys.dont_write_bytecode = True
+    loader = SourceFileLoader("looked_at", str(source))
+    try:
+        compiled = loader.source_to_code(source.read_bytes(), str(source))
+    except (OSError, SyntaxError, ValueError):
+        return False  # installed-files tells what became of the source
+    try:
+        return _shape(loader.get_code("looked_at")) != _shape(compiled)
+    except (ImportError, EOFError, ValueError, TypeError):
+        return True  # bytecode that is cut or damaged
+
+
+def _shape(code: Any) -> tuple[Any, ...]:
+    """Return what of a code object does not depend on where its source lay."""
+    constants = tuple(map(_constant, code.co_consts))
+    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_argcount, constants
+
+
+def _constant(value: Any) -> Any:
+    if hasattr(value, "co_code"):
+        return _shape(value)
+    return sorted(map(repr, value)) if isinstance(value, frozenset) else (type(value).__name__, repr(value))
 
 
 def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signature)
@@ -43,16 +79,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
         return undecided("no bytecode was compared", fix="see the check's log", code="bytecode.unmeasured")
     if not measured["sources"]:
         return undecided("no package of torch lists its sources", fix="see installed-files", code="bytecode.none")
-    findings = [
-        failed(
-            f"{path} is not what its source compiles to",
-            fix=_FIX,
-            code="bytecode.differs",
-            culprit=path,
-            value=measured["count"],
-            unit="files",
-        )
-        for path in measured.get("wrong") or []
-    ]
+    about: dict[str, Any] = {"fix": _FIX, "code": "bytecode.differs", "value": measured["count"], "unit": "files"}
+    wrong = [(path, f"{path} is not what its source compiles to") for path in measured.get("wrong") or []]
+    findings = [failed(text, culprit=path, **about) for path, text in wrong]
     done = f"the bytecode of {measured['sources']} sources is theirs ({measured.get('seconds')} s)"
     return worst(findings, otherwise=passed(done, value=measured["count"], unit="files"))

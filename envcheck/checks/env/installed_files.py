@@ -3,7 +3,7 @@
 Seen in the wild: a constant changed in site-packages "to try something", two versions of torch in one directory after
 an upgrade that broke off, a torch/ of the working directory that is imported in place of the installed one. Each Python
 file of torch, triton and NVIDIA's packages is compared with what its installer wrote down (RECORD, or the ledger of
-Debian or conda), and torch/version.py with the package's version. Libraries are the check `installed-binaries`.
+conda), and torch/version.py with the package's version. Libraries are the check `installed-binaries`.
 """
 
 from __future__ import annotations
@@ -86,10 +86,14 @@ def _added(packages: list[package_files.Package]) -> list[str]:
     added = sorted({path for package in recorded for path in package_files.strangers(package, packages)})
     if not added:
         return []
-    finders: set[str] = set()
-    for dist in importlib.metadata.distributions():
-        finders |= {os.path.normpath(str(dist.locate_file(file))) for file in dist.files or []}
-    return [path for path in added if path not in finders][:SHOWN]
+    brought = _brought()
+    return [path for path in added if path not in brought][:SHOWN]
+
+
+def _brought() -> set[str]:
+    """Return the files of all packages."""
+    every = importlib.metadata.distributions()
+    return {os.path.normpath(str(dist.locate_file(file))) for dist in every for file in dist.files or []}
 
 
 def _startup() -> list[str]:
@@ -98,11 +102,7 @@ def _startup() -> list[str]:
     sites = [Path(entry) for entry in sys.path if entry and Path(entry).is_dir() and not entry.endswith(".zip")]
     modules = [path for site in sites for name in package_files.STARTUP for path in _modules(site, name)]
     lines = [path for site in sites for path in site.glob("*.pth") if _runs(path)]
-    listed = {
-        os.path.normpath(str(dist.locate_file(file)))
-        for dist in (importlib.metadata.distributions() if lines else ())
-        for file in dist.files or []
-    }
+    listed = _brought() if lines else set()
     outside = [path for path in modules if not str(path).startswith(own) or "site-packages" in str(path)]
     return sorted({*map(str, outside), *(str(path) for path in lines if str(path) not in listed)})
 
@@ -167,19 +167,16 @@ def summary(measured: Measured, extent: str) -> Outcome:
     )
 
 
-def _listed(packages: object) -> bool:
-    """Return whether each package says what it is, where it lies, and which ledger (a text, maybe empty) it has."""
-    return isinstance(packages, list) and all(
-        isinstance(package, dict)
-        and all(isinstance(package.get(key), str) for key in ("name", "version", "ledger", "where"))
-        for package in packages
-    )
-
-
 def problems(measured: Measured) -> Iterator[Outcome]:
     """Yield what is wrong with the files that are listed, and the packages that list none."""
     packages: Any = measured.get("packages")
-    if not _listed(packages) or not process_group.counts(measured.get("files")):
+    rows = packages if isinstance(packages, list) and all(isinstance(package, dict) for package in packages) else None
+    texts = [package.get(name) for package in rows or [] for name in ("name", "version", "ledger", "where")]
+    if (
+        rows is None
+        or not all(isinstance(text, str) for text in texts)
+        or not process_group.counts(measured.get("files"))
+    ):
         yield undecided("no installed file was looked at", fix="see the check's log", code="installed.unmeasured")
         return
     for kind, words in KINDS.items():
@@ -191,7 +188,7 @@ def problems(measured: Measured) -> Iterator[Outcome]:
     bare = [package["name"] for package in packages if not package.get("ledger")]
     if bare or not packages:
         named = ", ".join(sorted(bare)) or "torch"
-        summary = f"{named} has no list of installed files (no RECORD, dpkg or conda ledger)"
+        summary = f"{named} has no list of installed files (no RECORD, no conda ledger)"
         yield warned(summary, fix="install it from a wheel to have its files compared", code="installed.unrecorded")
     elif not measured["files"]:
         yield undecided("the packages list no file", fix=FIX, code="installed.empty")
@@ -240,14 +237,12 @@ def _extra(measured: Measured) -> Iterator[Outcome]:
     for path in measured.get("leftovers") or []:
         text = f"{path} was left by an interrupted pip, which ignores it"
         yield warned(text, fix="remove it, and install its package again", code="installed.leftover", culprit=path)
+    touching = measured.get("touching") or []
     for path in measured.get("startup") or []:
-        fix = "remove it, or start with `python -I`, and run this again"
-        if path in (measured.get("touching") or []):
-            text = f"{path} runs whenever Python starts, and imports or changes torch"
-            yield failed(text, fix=fix, code="installed.startup", culprit=path)
-        elif path not in (measured.get("harmless") or []):
-            text = f"{path} runs whenever Python starts, and may change what torch does"
-            yield warned(text, fix=fix, code="installed.startup", culprit=path)
+        if path not in (measured.get("harmless") or []):
+            does = "imports or changes torch" if path in touching else "may change what torch does"
+            text, fix = f"{path} runs whenever Python starts, and {does}", "remove it, or start with `python -I`"
+            yield (failed if path in touching else warned)(text, fix=fix, code="installed.startup", culprit=path)
 
 
 def _hides(path: Path) -> bool:

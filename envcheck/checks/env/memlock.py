@@ -30,12 +30,6 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
         return passed("memory may be locked without limit", value="unlimited", unit="B", limit=limit)
     if allowed < limit.value:
         fix = "start the container with --ulimit memlock=-1, or raise memlock in limits.conf or the Slurm unit"
-        return warned(
-            f"{allowed / 2**20:.0f} MiB may be locked",
-            fix=fix,
-            value=allowed,
-            unit="B",
-            limit=limit,
-            code="memlock.low",
-        )
+        text = f"{allowed / 2**20:.0f} MiB may be locked"
+        return warned(text, fix=fix, value=allowed, unit="B", limit=limit, code="memlock.low")
     return passed(f"{allowed / 2**30:.0f} GiB may be locked", value=allowed, unit="B", limit=limit)

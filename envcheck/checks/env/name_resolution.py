@@ -109,12 +109,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
         return undecided("no name was looked up", fix="see the check's log", code="name-resolution.unmeasured")
     unread = [name for name, lookup in lookups.items() if not _read(lookup)]
     if unread:
-        return undecided(
-            f"the lookup of {unread[0]} was not measured",
-            fix="see the check's log",
-            code="name-resolution.unmeasured",
-            culprit=unread[0],
-        )
+        text, code = f"the lookup of {unread[0]} was not measured", "name-resolution.unmeasured"
+        return undecided(text, fix="see the check's log", code=code, culprit=unread[0])
     slowest = max(lookup["seconds"] for lookup in lookups.values())
     findings = [finding for name, lookup in lookups.items() for finding in _judged(name, lookup)]
     return worst(findings, passed("every name is answered at once", value=slowest, unit=LIMIT.unit, limit=LIMIT))
@@ -133,11 +129,8 @@ def _judged(name: str, lookup: Mapping[str, Any]) -> list[Outcome]:
         least = "" if lookup.get("ended") else "more than "
         summary = f"looking up {name} takes {least}{seconds:.1f} s; each process group over TCP waits for it"
         fix = f"{REMEDIES.get(name, _OWN_LINE)}; {REPAIR}"
-        return [
-            warned(
-                summary, fix=fix, value=seconds, unit=LIMIT.unit, limit=LIMIT, code="name-resolution.slow", culprit=name
-            )
-        ]
+        about: dict[str, Any] = {"value": seconds, "unit": LIMIT.unit, "limit": LIMIT, "culprit": name}
+        return [warned(summary, fix=fix, code="name-resolution.slow", **about)]
     if name in NEEDED and lookup.get("error"):
         summary = f"{name} cannot be resolved ({lookup['error']}); torchrun needs it"
         return [warned(summary, fix=REMEDIES[name], code="name-resolution.unresolved", culprit=name)]

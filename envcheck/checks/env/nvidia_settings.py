@@ -9,29 +9,19 @@ from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from envcheck.checks import (
-    Check,
-    Limit,
-    Measured,
-    Outcome,
-    Rank,
-    Ranks,
-    View,
-    failed,
-    passed,
-    skipped,
-    undecided,
-    warned,
-)
+from envcheck import checks
+from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided, warned
 from envcheck.checks.env import image_config
 
-CHECK = Check(promise="the image's NVIDIA_* variables ask for what torch's CUDA needs, and no more", level="static")
+CHECK = checks.Check(
+    promise="the image's NVIDIA_* variables ask for what torch's CUDA needs, and no more", level="static"
+)
 
 READ = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_DISABLE_REQUIRE")
 SOURCE = "NVIDIA Container Toolkit: environment variables (visible devices, driver capabilities, requirements)"
-LIMIT = Limit(0, "settings", SOURCE, "equal")
+LIMIT = checks.Limit(0, "settings", SOURCE, "equal")
 NOTHING = ("", "void", "none")
 _ATOM = re.compile(r"(cuda|driver|arch|brand)(>=|<=|!=|=|>|<)([\w.-]+)")
 
@@ -84,15 +74,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         f'NVIDIA_REQUIRE_CUDA="cuda>={major}.0" in the image, and no other NVIDIA_REQUIRE_*'
     )
     verdict = failed if keeps_out and entry.get("image") else warned
-    return verdict(
-        "; ".join(sentences),
-        fix=fix,
-        value=len(sentences),
-        unit=LIMIT.unit,
-        limit=LIMIT,
-        variables=variables,
-        code="nvidia-settings.keeps-gpus-out" if keeps_out else "nvidia-settings.mismatch",
-    )
+    code = "nvidia-settings.keeps-gpus-out" if keeps_out else "nvidia-settings.mismatch"
+    about: dict[str, Any] = {"value": len(sentences), "unit": LIMIT.unit, "limit": LIMIT, "variables": variables}
+    return verdict("; ".join(sentences), fix=fix, code=code, **about)
 
 
 def _capabilities(variables: dict[str, str]) -> list[str]:
@@ -115,9 +99,8 @@ def _lacks(variables: dict[str, str], *, visible: bool) -> list[str]:
     """Return what makes GPUs depend on how the container is started, or blinds what watches them."""
     lacking = []
     if "NVIDIA_VISIBLE_DEVICES" not in variables and not visible:
-        lacking.append(
-            "NVIDIA_VISIBLE_DEVICES is not set: a GPU is passed in only where the start asks for one (--gpus)"
-        )
+        text = "NVIDIA_VISIBLE_DEVICES is not set: a GPU is passed in only where the start asks for one (--gpus)"
+        lacking.append(text)
     if not {"utility", "all"} & set(_capabilities(variables)):
         lacking.append("NVIDIA_DRIVER_CAPABILITIES leaves NVML and nvidia-smi out")
     return lacking

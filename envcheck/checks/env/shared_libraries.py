@@ -17,25 +17,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from envcheck.checks import (
-    Check,
-    Limit,
-    Measured,
-    Outcome,
-    Rank,
-    Ranks,
-    View,
-    failed,
-    passed,
-    skipped,
-    undecided,
-    warned,
-    worst,
-)
+from envcheck import checks
+from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided, warned, worst
 from envcheck.checks.support import process_group
 from envcheck.counting import counted
 
-CHECK = Check(
+CHECK = checks.Check(
     promise="every library of torch resolves, none is there twice, and libcuda is no stub",
     level="static",
     seconds=1.0,
@@ -43,7 +30,7 @@ CHECK = Check(
     timeout=60.0,
 )
 
-LIMIT = Limit(0, "libraries", "ld.so(8): the first library of a name is taken", "equal")
+LIMIT = checks.Limit(0, "libraries", "ld.so(8): the first library of a name is taken", "equal")
 COMPANIONS = ("torchvision", "torchaudio")
 TWICE = re.compile(r"^(lib(?:cublas|cublasLt|cudnn\w*|nccl|cusparse|cufft|cusolver))\.so")
 # Debian's python3-torch links to libraries of Caffe2 that it does not ship (seen: 1.13.1+dfsg-4).
@@ -154,12 +141,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 def _broken(entry: Measured) -> list[Outcome]:
     broken = {name: why for name, why in entry["broken"].items() if not _drivers(why)}
     fix = "reinstall torch with the very packages it names (the lock has them); remove nothing from site-packages"
-    summary = f"of {entry['tried']} libraries do not load"
+    text, about = f"{len(broken)} of {entry['tried']} libraries do not load", (len(broken), "libraries.broken")
     return [
-        _finding(
-            failed, f"{len(broken)} {summary}, {name}: {why}", fix, len(broken), "libraries.broken", name, broken=broken
-        )
-        for name, why in broken.items()
+        _finding(failed, f"{text}, {name}: {why}", fix, *about, name, broken=broken) for name, why in broken.items()
     ]
 
 
@@ -171,27 +155,24 @@ def _stubs(entry: Measured) -> list[Outcome]:
 
 def _twice(entry: Measured) -> list[Outcome]:
     twice = entry.get("loaded_twice") or {}
-    fix = "remove one of them: the wheel's own is the one torch was built with"
+    fix, about = "remove one of them: the wheel's own is the one torch was built with", (len(twice), "libraries.twice")
     return [
-        _finding(
-            failed, f"{name} is loaded twice: {', '.join(paths)}", fix, len(twice), "libraries.twice", name, twice=twice
-        )
+        _finding(failed, f"{name} is loaded twice: {', '.join(paths)}", fix, *about, name, twice=twice)
         for name, paths in twice.items()
     ]
 
 
 def _mixed(packages: Mapping[str, str]) -> list[Outcome]:
-    over = _overwritten(packages)
-    fix = "uninstall both, then install the one that torch names"
+    """Warn of NVIDIA's packages of one library for several CUDAs: they install into one directory."""
+    groups: dict[str, list[str]] = {}
+    for name in sorted(packages):
+        if match := _FOR_CUDA.fullmatch(name):
+            groups.setdefault(match[1], []).append(name)
+    over = [names for names in groups.values() if len(names) > 1]
+    fix, about = "uninstall both, then install the one that torch names", (len(over), "libraries.overwritten")
     return [
         _finding(
-            warned,
-            f"{' and '.join(names)} put the same files in one place",
-            fix,
-            len(over),
-            "libraries.overwritten",
-            names[0],
-            overwritten=over,
+            warned, f"{' and '.join(names)} put the same files in one place", fix, *about, names[0], overwritten=over
         )
         for names in over
     ]
@@ -212,16 +193,6 @@ def _finding(
     judged: Callable[..., Outcome], summary: str, fix: str, count: int, code: str, culprit: str, **details: Any
 ) -> Outcome:
     return judged(summary, fix=fix, value=count, unit=LIMIT.unit, limit=LIMIT, code=code, culprit=culprit, **details)
-
-
-def _overwritten(packages: Mapping[str, str]) -> list[list[str]]:
-    """Return NVIDIA's packages of one library for several CUDAs: they install into one directory."""
-    groups: dict[str, list[str]] = {}
-    for name in sorted(packages):
-        match = _FOR_CUDA.fullmatch(name)
-        if match:
-            groups.setdefault(match[1], []).append(name)
-    return [names for names in groups.values() if len(names) > 1]
 
 
 def _drivers(why: str) -> bool:

@@ -5,25 +5,12 @@ Seen in the wild: "nvidia-smi shows 7 GPUs" noticed by a user a week later. The 
 
 from typing import Any
 
-from envcheck.checks import (
-    PASS,
-    SKIP,
-    Check,
-    Limit,
-    Outcome,
-    View,
-    failed,
-    matrix_facts,
-    passed,
-    skipped,
-    undecided,
-    warned,
-    worst,
-)
+from envcheck import checks
+from envcheck.checks import PASS, SKIP, Outcome, View, failed, matrix_facts, passed, skipped, undecided, warned, worst
 from envcheck.checks.gpu_readings import culprit, label, lost, place, slot
 from envcheck.counting import counted
 
-CHECK = Check("every NVIDIA GPU on the PCI bus answers the driver", "quick", 0.01)
+CHECK = checks.Check("every NVIDIA GPU on the PCI bus answers the driver", "quick", 0.01)
 
 _SOURCE = "NVIDIA display controllers under /sys/bus/pci/devices; NVML's list of devices"
 _FIX = "read the Xids in `dmesg`; look at its power cables; reboot, then reseat or replace the GPU"
@@ -85,7 +72,11 @@ def _compared(view: View, on_bus: list[str]) -> Outcome:
     # A GPU that answers nothing does not give its address either: the missing one is its own.
     unplaced = [gpu for gpu in view.snapshot.gpus if ":" not in str(gpu.signal("bus_id").value)]
     missing = missing if len(missing) > len(unplaced) else []
-    about: dict[str, Any] = {"value": len(answering), "unit": "GPUs", "limit": Limit(len(on_bus), "GPUs", _SOURCE)}
+    about: dict[str, Any] = {
+        "value": len(answering),
+        "unit": "GPUs",
+        "limit": checks.Limit(len(on_bus), "GPUs", _SOURCE),
+    }
     if missing and view.snapshot.signal("container.runtime").value not in (None, "none"):
         text = f"a container that was given {len(answering)} of the {len(on_bus)} GPUs on the bus"
         return skipped(text, code="gpu-lost.in-container")
@@ -117,7 +108,7 @@ def _silent(view: View, devices: list[dict[str, Any]]) -> Outcome:
             fix=_UNBOUND,
             value=0,
             unit="GPUs",
-            limit=Limit(count, "GPUs", _SOURCE),
+            limit=checks.Limit(count, "GPUs", _SOURCE),
             code="gpu-lost.other-driver",
             culprit=f"PCI {gpu['bus_id']}",
         )

@@ -13,25 +13,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from envcheck.checks import (
-    FAIL,
-    PASS,
-    WARN,
-    Check,
-    Limit,
-    Outcome,
-    View,
-    failed,
-    passed,
-    skipped,
-    undecided,
-    warned,
-    worst,
-)
+from envcheck import checks
+from envcheck.checks import FAIL, PASS, WARN, Limit, Outcome, View, failed, passed, skipped, undecided, warned, worst
 from envcheck.checks.gpu_readings import at, lost, place, slot
 from envcheck.counting import counted
 
-CHECK = Check("the kernel's log has no GPU error that calls for action", "quick", 0.01)
+CHECK = checks.Check("the kernel's log has no GPU error that calls for action", "quick", 0.01)
 
 _FILE = Path(__file__).with_name("xids.json")
 _RECOVERY = 154

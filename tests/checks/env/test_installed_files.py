@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, WARN, Rank, View
-from envcheck.checks.env import installed_binaries, installed_files
-from envcheck.checks.support import package_files
+from envcheck.checks.env import installed_binaries, installed_bytecode, installed_files
 from envcheck.node.snapshot import Snapshot
 from tests.tables import each
 
@@ -155,11 +154,11 @@ def test_bytecode_of_another_source_is_seen(tmp_path: Path) -> None:
     source = tmp_path / "one.py"
     source.write_text("EPS = 1e-5\n")
     py_compile.compile(str(source))
-    assert package_files.stale([source]) == []
+    assert installed_bytecode.stale([source]) == []
     before = source.stat()
     source.write_text("EPS = 1e-3\n")
     os.utime(source, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert len(package_files.stale([source])) == 1
+    assert len(installed_bytecode.stale([source])) == 1
 
 
 def test_a_hook_that_touches_torch_fails_and_another_is_a_note(tmp_path: Path) -> None:

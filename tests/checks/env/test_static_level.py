@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,7 +28,6 @@ from tests.tables import each
 Node = Callable[..., View]
 RANK = Rank(0, 1, 0, "cpu", "gloo", "")
 FOUND = dict.fromkeys(compile_prerequisites.FIXES, "/usr/bin/x")
-SHARED = credentials.SHARED
 LOADED = {"rank": 0, "tried": 30, "broken": {}, "loaded_twice": {}, "beside": [], "taken": [], "stubs": []}
 CUDNN = "libcudnn.so.9: cannot open shared object file: No such file or directory"
 NO_DRIVER = "libcuda.so.1: cannot open shared object file: No such file or directory"
@@ -69,32 +67,25 @@ def test_prerequisites_are_looked_for_where_their_variables_point(
     assert compile_prerequisites.measure(RANK)["found"]["C compiler"] == str(tmp_path / "mycc")
 
 
-@pytest.fixture
-def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    for name in (*ignored_settings.IGNORED, *ignored_settings.OUTDATED, ignored_settings.TRANSFER):
-        monkeypatch.delenv(name, raising=False)
-    return monkeypatch
-
-
-@pytest.mark.parametrize("name", [*ignored_settings.IGNORED, *ignored_settings.OUTDATED])
 def test_each_setting_that_nothing_reads_is_named_with_the_one_that_is(
-    cpu: View, clean: pytest.MonkeyPatch, name: str
+    cpu: View, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    dead = [*ignored_settings.IGNORED, *ignored_settings.OUTDATED]
+    for name in (*dead, ignored_settings.TRANSFER):
+        monkeypatch.delenv(name, raising=False)
     assert ignored_settings.judge(cpu, [ignored_settings.measure(RANK)]).status == PASS
-    clean.setenv(name, "https://user:canary@mirror.example")
+    for name in dead:
+        monkeypatch.setenv(name, "https://user:canary@mirror.example")
     measured = ignored_settings.measure(RANK)
     assert "canary" not in json.dumps(measured)
     outcome = ignored_settings.judge(cpu, [measured])
-    assert (outcome.status, outcome.value) == (WARN, 1)
-    assert name in outcome.summary
-    assert f"{name} -> " in outcome.remedy
+    assert (outcome.status, outcome.value) == (WARN, len(dead))
+    assert [name for name in dead if name not in outcome.summary or f"{name} -> " not in outcome.remedy] == []
 
 
-def test_a_fast_download_without_its_package_is_named(cpu: View, clean: pytest.MonkeyPatch) -> None:
-    clean.setenv(ignored_settings.TRANSFER, "1")
+def test_a_fast_download_without_its_package_is_named(cpu: View, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ignored_settings.TRANSFER, "1")
     assert "hf_transfer" in ignored_settings.judge(cpu, [ignored_settings.measure(RANK)]).summary
-    clean.setenv(ignored_settings.TRANSFER, "0")
-    assert ignored_settings.judge(cpu, [ignored_settings.measure(RANK)]).status == PASS
 
 
 @pytest.fixture
@@ -103,98 +94,55 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, value in os.environ.items():
         if secret_patterns.variable(name, value):  # whatever the machine has
             monkeypatch.delenv(name)
-    for name in (*(name for name, _ in credentials.NAMED), "HF_HOME"):
+    for name, _, _ in credentials.PLACES["variables"]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(credentials, "SHARED", ())
+    shared = [(f"{tmp_path}{place}", pattern) for place, pattern in credentials.PLACES["shared"]]
+    monkeypatch.setitem(credentials.PLACES, "shared", shared)
     monkeypatch.setattr(os, "access", lambda *_: False)
     return tmp_path
 
 
-def leave(home: Path, name: str, text: str) -> None:
-    (home / name).parent.mkdir(parents=True, exist_ok=True)
-    (home / name).write_text(text)
+URL = "url = 'https://me:canary@mirror.example/t/canary'"
+SECRETS = {
+    "any": "canary",
+    "url": URL,
+    "conda": URL,
+    "git": "[http] extraheader = AUTHORIZATION: basic canary",
+    "npm": "_authToken=canary",
+    "auth": '{"auths": {"m": {"auth": "canary"}}}',
+}
+HARMLESS = {
+    "any": "",
+    "url": "index-url = https://mirror.example/simple",
+    "conda": "channels: [https://mirror.example/c]",
+    "git": "[user] name = me",
+    "npm": "_authToken=${NPM_TOKEN}",
+    "auth": '{"auths": {"mirror.example": {}}}',
+}
 
 
-@pytest.mark.parametrize("name", credentials.FILES)
-def test_each_file_that_is_a_credential_is_named_and_not_read_out(cpu: View, home: Path, name: str) -> None:
-    assert credentials.judge(cpu, [credentials.measure(RANK)]).status == PASS
-    leave(home, name, "canary")
-    measured = credentials.measure(RANK)
-    assert "canary" not in json.dumps(measured)
-    assert name in credentials.judge(cpu, [measured]).summary
-
-
-@pytest.mark.parametrize(
-    ("name", "harmless", "secret"),
-    [
-        (
-            ".config/pip/pip.conf",
-            "index-url = https://mirror.example/simple",
-            "https://me:canary@mirror.example/simple",
-        ),
-        (".config/uv/uv.toml", "url = 'https://mirror.example'", "url = 'https://me:canary@mirror.example'"),
-        (".condarc", "channels: [https://mirror.example/c]", "channels: [https://mirror.example/t/canary/c]"),
-        (".docker/config.json", '{"auths": {"mirror.example": {}}}', '{"auths": {"m": {"auth": "canary"}}}'),
-        (".config/containers/auth.json", '{"auths": {}}', '{"auths": {"m": {"identitytoken": "canary"}}}'),
-        (".npmrc", "_authToken=${NPM_TOKEN}", "_authToken=canary"),
-        (".gitconfig", "[user] name = me", "[http] extraheader = AUTHORIZATION: basic canary"),
-    ],
-    ids=[
-        "pip",
-        "uv",
-        "conda",
-        "docker",
-        "podman",
-        "npm",
-        "git",
-    ],  # pytest puts the id into a variable, where a URL would be found
-)
-def test_a_setting_is_a_credential_only_with_one_in_it(
-    cpu: View, home: Path, name: str, harmless: str, secret: str
+def test_each_file_with_a_credential_is_named_and_not_read_out(
+    cpu: View, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leave(home, name, harmless)
+    """Under a home, for all users, and where a variable says."""
     assert credentials.judge(cpu, [credentials.measure(RANK)]).status == PASS
-    leave(home, name, secret)
-    assert credentials.judge(cpu, [credentials.measure(RANK)]).status == WARN
-
-
-@pytest.mark.parametrize(
-    ("place", "harmless", "secret"),
-    [
-        ("/etc/pip.conf", "index-url = https://mirror.example", "index-url = https://me:canary@mirror.example"),
-        ("/etc/uv/uv.toml", "offline = true", "url = 'https://me:canary@mirror.example'"),
-        ("/etc/apt/auth.conf.d/*", "", "machine m login me password canary"),
-        ("/etc/apt/sources.list.d/*", "deb https://mirror.example x", "deb https://me:canary@mirror.example x"),
-    ],
-    ids=["pip", "uv", "apt", "sources"],
-)
-def test_what_is_for_all_users_is_looked_into_too(
-    cpu: View, home: Path, monkeypatch: pytest.MonkeyPatch, place: str, harmless: str, secret: str
-) -> None:
-    [pattern] = [actual for name, actual in SHARED if name == place]
-    monkeypatch.setattr(credentials, "SHARED", ((f"{home}{place}", pattern),))
-    name = f"{place[1:].rstrip('*')}{'mine' if place.endswith('*') else ''}"
-    leave(home, name, harmless)
-    assert credentials.judge(cpu, [credentials.measure(RANK)]).status == PASS
-    leave(home, name, secret)
-    measured = credentials.measure(RANK)
-    assert "canary" not in json.dumps(measured)
-    assert name in credentials.judge(cpu, [measured]).summary
-
-
-@pytest.mark.parametrize("name", [*(name for name, _ in credentials.NAMED), "HF_HOME"])
-def test_a_file_that_a_variable_names_is_looked_into(
-    cpu: View, home: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setenv(name, str(home / "elsewhere"))
-    assert credentials.judge(cpu, [credentials.measure(RANK)]).status == PASS
-    leave(
-        home, "elsewhere/token" if name == "HF_HOME" else "elsewhere", "_authToken=canary https://me:canary@m.example"
-    )
-    measured = credentials.measure(RANK)
-    assert "canary" not in json.dumps(measured)
-    assert "elsewhere" in credentials.judge(cpu, [measured]).summary
+    places = [(home / name, pattern) for name, pattern in credentials.PLACES["home"]]
+    places += [(Path(name.replace("*", "mine")), pattern) for name, pattern in credentials.PLACES["shared"]]
+    for name, below, pattern in credentials.PLACES["variables"]:
+        monkeypatch.setenv(name, str(home / "elsewhere" / name))
+        places.append((home / "elsewhere" / name / below, pattern))
+    wrong = []
+    for path, pattern in places:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for text in (HARMLESS[pattern], SECRETS[pattern]):
+            path.write_text(text)
+            measured = credentials.measure(RANK)
+            named = str(path) in credentials.judge(cpu, [measured]).summary
+            if named is not (text == SECRETS[pattern]) or "canary" in json.dumps(measured):
+                wrong.append((path, text))
+        path.unlink()
+    assert wrong == []
 
 
 @pytest.mark.parametrize("at", ["image", "machine"])
@@ -374,19 +322,9 @@ def test_of_two_versions_of_a_package_the_one_that_python_imports_counts(cpu: Vi
     assert "torch 1.13 needs gone, which is not installed" in outcome.summary
 
 
-def test_a_reader_is_used_without_importing_what_brings_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import packaging  # noqa: PLC0415 (where it lies is all that is asked)
-
-    for name, below in requirements.READERS[:2]:
-        (tmp_path / name / below).mkdir(parents=True)
-        (tmp_path / name / "__init__.py").write_text("raise AssertionError('distutils')\n")
-    shutil.copytree(Path(packaging.__file__).parent, tmp_path / "pip/_vendor/packaging", dirs_exist_ok=True)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    for name in [name for name in sys.modules if name.split(".")[0] in ("packaging", "pip")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(requirements, "READERS", requirements.READERS[1:])
-    assert requirements.measure(Rank(0, 1, 0, "cpu", "gloo", ""))["reader"] == "pip"
-    assert "pip" not in sys.modules
+def test_the_copy_of_packaging_that_pip_has_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirements, "READERS", ("packaging_that_is_not_there", "pip._vendor.packaging"))
+    assert requirements.measure(RANK)["reader"] == "pip"
 
 
 def test_without_a_reader_of_requirements_it_is_a_skip_and_without_packages_an_error(cpu: View) -> None:

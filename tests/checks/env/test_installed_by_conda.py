@@ -1,4 +1,4 @@
-"""Installed files against the ledgers of conda and dpkg, in the layouts that these tools write."""
+"""Installed files against the ledger of conda, in the layout that it writes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from envcheck.node.snapshot import Snapshot
 RANK = Rank(0, 1, 0, "cpu", "gloo", ".")
 VIEW = View(Snapshot(), {"torch": "9.9.0"})
 CONDA_SITE = "lib/python3.11/site-packages"
-DEBIAN_SITE = "usr/lib/python3/dist-packages"
 PYTHON = {
     "torch/__init__.py": "from torch.version import __version__\n",
     "torch/version.py": "__version__ = '9.9.0'\n",
@@ -88,31 +87,6 @@ def conda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return alone(monkeypatch, Path(site), tmp_path)
 
 
-@pytest.fixture
-def debian(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the root of a Debian: Python files in `python3-torch`, libraries in `libtorch9.9`."""
-    python = {f"{DEBIAN_SITE}/{name}": text for name, text in PYTHON.items()}
-    about = {f"{DEBIAN_SITE}/torch-9.9.0.egg-info/PKG-INFO": METADATA}
-    documents = {"usr/share/doc/python3-torch/copyright": "BSD\n"}
-    libraries = {"usr/lib/x86_64-linux-gnu/libtorch_cpu.so.9.9": "not really\n"}
-    headers = {"usr/include/torch/torch.h": "// nothing\n"}
-    write(tmp_path, {**python, **about, **documents, **libraries, **headers})
-    dpkg_record(tmp_path, "python3-torch", [*python, *about, *documents])
-    dpkg_record(tmp_path, "libtorch9.9:amd64", [*libraries])
-    dpkg_record(tmp_path, "libtorch-dev:amd64", [*headers])
-    monkeypatch.setattr(package_files, "ROOT", tmp_path)
-    return alone(monkeypatch, tmp_path / DEBIAN_SITE, tmp_path)
-
-
-def dpkg_record(root: Path, name: str, files: list[str]) -> None:
-    """Write NAME.list and NAME.md5sums: all paths with their directories, and the digests of the files."""
-    paths = sorted({f"/{parent}" for file in files for parent in Path(file).parents if str(parent) != "."})
-    listed = ["/.", *paths, *(f"/{file}" for file in files)]
-    sums = [f"{hashlib.md5((root / file).read_bytes(), usedforsecurity=False).hexdigest()}  {file}" for file in files]
-    info = "var/lib/dpkg/info"
-    write(root, {f"{info}/{name}.list": "\n".join(listed) + "\n", f"{info}/{name}.md5sums": "\n".join(sums) + "\n"})
-
-
 def alone(monkeypatch: pytest.MonkeyPatch, site: Path, root: Path) -> Path:
     """Make a directory the only one on the path."""
     actual = importlib.metadata.distributions
@@ -122,26 +96,15 @@ def alone(monkeypatch: pytest.MonkeyPatch, site: Path, root: Path) -> Path:
     return root
 
 
-@pytest.fixture(params=["conda", "debian"])
-def installed(request: pytest.FixtureRequest) -> tuple[Path, Path, Path]:
-    """Return the root, a Python file and a library of each layout."""
-    root: Path = request.getfixturevalue(request.param)
-    if request.param == "conda":
-        return root, root / CONDA_SITE / "torch/nn.py", root / "lib/libtorch_cpu.so.9.9"
-    return root, root / DEBIAN_SITE / "torch/nn.py", root / "usr/lib/x86_64-linux-gnu/libtorch_cpu.so.9.9"
-
-
-Installed = tuple[Path, Path, Path]
-
-
 def judged(check: Any) -> Outcome:
     outcome: Outcome = check.judge(VIEW, [check.measure(RANK)])
     return outcome
 
 
-def test_a_sound_installation_passes_by_its_ledger(installed: Installed) -> None:
+@pytest.mark.usefixtures("conda")
+def test_a_sound_installation_passes_by_its_ledger() -> None:
     [torch] = package_files.packages()
-    assert (torch.name, torch.ledger) == ("torch", "conda-meta" if (installed[0] / "conda-meta").exists() else "dpkg")
+    assert (torch.name, torch.ledger) == ("torch", "conda-meta")
     for check in (installed_files, installed_binaries):
         outcome = judged(check)
         assert (outcome.status, outcome.findings) == (PASS, ()), outcome
@@ -155,10 +118,8 @@ def test_a_sound_installation_passes_by_its_ledger(installed: Installed) -> None
         (lambda path: path.unlink(), "is missing"),
     ],
 )
-def test_each_damaged_file_is_named_by_the_check_for_it(
-    installed: Installed, damage: Callable[[Path], Any], words: str
-) -> None:
-    _, source, library = installed
+def test_each_damaged_file_is_named_by_the_check_for_it(conda: Path, damage: Callable[[Path], Any], words: str) -> None:
+    source, library = conda / CONDA_SITE / "torch/nn.py", conda / "lib/libtorch_cpu.so.9.9"
     damage(library)
     assert judged(installed_files).status == PASS
     outcome = judged(installed_binaries)
@@ -168,11 +129,6 @@ def test_each_damaged_file_is_named_by_the_check_for_it(
     outcome = judged(installed_files)
     assert (outcome.status, outcome.culprit) == (FAIL, str(source))
     assert words in outcome.summary
-
-
-def test_documents_that_a_minimal_image_leaves_out_are_no_damage(debian: Path) -> None:
-    (debian / "usr/share/doc/python3-torch/copyright").unlink()
-    assert judged(installed_binaries).status == PASS
 
 
 def test_a_script_that_conda_wrote_its_prefix_into_is_held_against_the_result(conda: Path) -> None:
