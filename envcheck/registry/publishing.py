@@ -39,7 +39,7 @@ from envcheck.registry.statement import (
     written,
 )
 from envcheck.reports.model import RunReport
-from envcheck.runner.attempts import rounds
+from envcheck.runner.outcomes import rounds
 from envcheck.runner.planning import discover
 from envcheck.runner.schema import OutcomeRow
 from envcheck.signing import PrivateKey

@@ -13,15 +13,15 @@ from envcheck.checks import ERROR, FAIL, SKIP, Outcome
 from envcheck.errors import UnavailableError
 from envcheck.node.collect import sound_facts
 from envcheck.reports.model import RunReport
-from envcheck.runner import attempts, judging
+from envcheck.runner import judging, outcomes
 from envcheck.runner.local_python import Handle
-from envcheck.runner.outcomes import ATTEMPT, fields
+from envcheck.runner.outcomes import ATTEMPT, P2P_KEPT, fields
 from envcheck.runner.planning import CheckModule, discover
 from envcheck.runner.schema import Attempt, OutcomeRow, TargetFacts, plain
-from envcheck.runner.state import LOST_GPUS, Run, RunPlan, insist_on_gpu, insist_on_torch, name_lost_gpus, unmeasured
+from envcheck.runner.state import Run, RunPlan
 
 # What a run adds by itself, from the plan and the snapshot.
-_OWN = ("require-gpu", "torch", LOST_GPUS)
+_OWN = ("require-gpu", "torch", judging.LOST_GPUS)
 _AGAIN: Final = "run `envcheck run --only {}`; find out who changed the report"
 LACKING: Final = "today's rule needs what this report does not hold: "
 
@@ -83,9 +83,7 @@ def judge_again(run: Run, before: Iterable[OutcomeRow]) -> list[str]:
         elif old.id not in _OWN:
             run.known[old.id] = old
             unknown.append(old.id)
-    insist_on_gpu(run)
-    insist_on_torch(run)
-    name_lost_gpus(run)
+    run.known.update(judging.concluded(run.view, run.asked.plan, run.outcomes))
     return unknown
 
 
@@ -103,7 +101,7 @@ def _with_evidence(run: Run, module: CheckModule, row: OutcomeRow) -> OutcomeRow
     """Return the row; an error for a pass, warning or skip of what is measured, where nothing is left to judge."""
     if module.kind != "env" or row.ranks or row.left_out or row.status in (FAIL, ERROR):
         return row
-    if row.status == SKIP and unmeasured(run, module) is not None:
+    if row.status == SKIP and run.unmeasured(module) is not None:
         return row  # without a GPU, or alone
     summary = "the report does not hold what was measured"
     remedy = _AGAIN.format(row.id)
@@ -114,8 +112,8 @@ def _judged_row(run: Run, module: CheckModule, old: OutcomeRow) -> OutcomeRow:
     """Judge every attempt again whose measurements are kept; one without them stays what it was."""
     if not old.attempts:
         return _judged(run, module, old, old)
-    rows = [_judged(run, module, _alone(old, a) if a.shown else attempts.single(old, a), old) for a in old.attempts]
-    return structs.replace(attempts.combine(rows), spread=old.spread, left_out=old.left_out)
+    rows = [_judged(run, module, _alone(old, a) if a.shown else outcomes.single(old, a), old) for a in old.attempts]
+    return structs.replace(outcomes.combine(rows), spread=old.spread, left_out=old.left_out)
 
 
 def _compared(new: OutcomeRow, old: OutcomeRow) -> OutcomeRow:
@@ -133,7 +131,7 @@ def _compared(new: OutcomeRow, old: OutcomeRow) -> OutcomeRow:
 def _with_change(new: OutcomeRow, old: OutcomeRow) -> OutcomeRow:
     """Return the row with what earlier calls and this one changed of the report's status."""
     earlier = [change for change in old.changes if change.rule == "judged-again" and change not in new.changes]
-    return attempts.changed("judged-again", old, structs.replace(new, changes=[*new.changes, *earlier]))
+    return outcomes.changed("judged-again", old, structs.replace(new, changes=[*new.changes, *earlier]))
 
 
 def _alone(old: OutcomeRow, attempt: Attempt) -> OutcomeRow:
@@ -141,7 +139,7 @@ def _alone(old: OutcomeRow, attempt: Attempt) -> OutcomeRow:
     if len(old.attempts) == 1:
         return old
     summary = attempt.summary or old.summary
-    changes = [change for change in old.changes if change.rule not in attempts.ROW_RULES]
+    changes = [change for change in old.changes if change.rule not in outcomes.ROW_RULES]
     alone = structs.replace(attempt, shown=True)
     return structs.replace(old, summary=summary, attempts=[alone], spread=None, changes=changes)
 
@@ -151,22 +149,22 @@ def _judged(run: Run, module: CheckModule, row: OutcomeRow, old: OutcomeRow) -> 
     if outcome is None:
         return row
     described = fields(outcome)
-    kept = {name: row.details[name] for name in ("survivors", *judging.P2P_KEPT) if name in row.details}
+    kept = {name: row.details[name] for name in ("survivors", *P2P_KEPT) if name in row.details}
     measured = {name: described[name] for name in ATTEMPT}
     return structs.replace(
         row,
         **described,
         details=plain({**outcome.details, **kept}),
-        attempts=[structs.replace(a, **measured, remeasure=outcome.remeasure, shown=True) for a in row.attempts],
+        attempts=[structs.replace(a, **measured, shown=True) for a in row.attempts],
     )
 
 
 def _outcome(run: Run, module: CheckModule, row: OutcomeRow, old: OutcomeRow) -> Outcome | None:
     """Return what a row comes to today; None where there is nothing to judge."""
-    if module.kind == "env" and attempts.measured(row):
+    if module.kind == "env" and outcomes.measured(row):
         return judging.decide(module, run.view, row.ranks, old.details)
     one_of_many = len(old.attempts) > 1 or (old.spread is not None and old.spread.rounds > 1)
-    outcome = unmeasured(run, module)
+    outcome = run.unmeasured(module)
     if module.kind == "node" and one_of_many:
         # The report holds the data read from the node last, and not as this attempt saw it; but the worst one counts.
         worse = outcome is not None and outcome.status in (FAIL, ERROR) and row.status not in (FAIL, ERROR)

@@ -13,7 +13,8 @@ from envcheck.errors import UnavailableError
 from envcheck.images.engines import RunningContainer, holder
 from envcheck.images.engines.containers import BindMount, ImageInfo
 from envcheck.images.spec import LABEL_PREFIX
-from envcheck.runner.local_python import IMAGE_PREFIX, PACKAGE
+from envcheck.runner.local_python import PACKAGE
+from envcheck.runner.promises import IMAGE_PREFIX, with_packages
 from envcheck.runner.schema import ImageFacts, TargetFacts
 
 _DEVICES: Final = ("/dev/nvidiactl", "/dev/dxg")
@@ -87,7 +88,7 @@ class ContainerTarget:
     def promises(self, environment: Mapping[str, Any]) -> dict[str, str]:  # noqa: ARG002 (labels need no look inside)
         """Return the image's labels of ours."""
         promises = {k: v for k, v in self._labels.items() if k.startswith(LABEL_PREFIX)}
-        return {k.removeprefix(LABEL_PREFIX).replace("-", "_"): v for k, v in promises.items()}
+        return with_packages({k.removeprefix(LABEL_PREFIX).replace("-", "_"): v for k, v in promises.items()})
 
 
 def image_facts(info: ImageInfo, history: list[str]) -> ImageFacts:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +23,7 @@ from envcheck.checks import (
     WARN,
     WORST_FIRST,
     Change,
+    Limit,
     Outcome,
     Ranks,
     View,
@@ -31,11 +33,13 @@ from envcheck.checks import (
     undecided,
     worst,
 )
+from envcheck.checks import env as env_checks
 from envcheck.counting import counted
-from envcheck.runner import attempts
+from envcheck.runner.outcomes import default_code, fields
 from envcheck.runner.planning import CheckModule
-from envcheck.runner.schema import Mode, OutcomeRow, RunVerdict, VerdictStatus
+from envcheck.runner.schema import Mode, OutcomeRow, Plan, RunVerdict, VerdictStatus, plain
 from envcheck.runner.worker.fork_server import P2P_OFF
+from envcheck.runner.worker.group_ending import HUNG
 
 _STATUSES: Final = (PASS, WARN, FAIL, SKIP, ERROR)
 _VERDICTS: Final[dict[int, VerdictStatus]] = {0: "pass", 1: "fail", 3: "error"}
@@ -47,7 +51,12 @@ _WHERE: Final[dict[Mode, str]] = {
 }
 GPU_FIX: Final = "check `nvidia-smi`, the torch variant (`envcheck resolve`) and, in a container, `--gpus all`"
 _BUSY_FIX: Final = "end the processes that gpu-in-use names, or drain the node; then run again"
-P2P_KEPT: Final = ("ran_with", "hung")
+LOST_GPUS: Final = "lost-gpus"
+_GPU_LOST: Final = "gpu-lost"
+_LOST_FIX: Final = "run the check gpu-lost, which says what to do; drain this node until its GPU answers again"
+_TORCH_FIX: Final = "give an interpreter or image that has torch; `envcheck build` makes both"
+_NO_TORCH: Final = "ModuleNotFoundError: No module named 'torch'"
+_SEE_LOG: Final = "see the log in the report"
 _OFF: Final = [f"{name}={value}" for name, value in P2P_OFF.items()]
 _OFF_WORDS: Final = ", ".join(_OFF)
 # What an outcome blames that is about one GPU by itself: its pace is its own, whatever groups talk over.
@@ -87,22 +96,120 @@ def _judged(module: CheckModule, view: View, ranks: Ranks | None) -> Any:
         return undecided(reasons, fix=f"report it, with {module.path.name}", code="envcheck.bug")
 
 
-def without_gpu(module: CheckModule, available: int, why: str, *, require_gpu: bool) -> Outcome | None:
-    """Return the outcome of a check that needs more GPUs than there are, or None when it can run."""
-    needed = module.check.gpus
-    if needed <= available:
+def unmeasured(module: CheckModule, view: View, plan: Plan, world: int = 0) -> Outcome | None:
+    """Return the outcome of a check that needs nothing measured, or cannot be; None for one that must be.
+
+    `world` is how many ranks a group over several nodes has.
+    """
+    environment = view.environment
+    if module.kind == "env" and "device_count" not in environment:
         return None
+    gpus = len(view.snapshot.gpus) if module.kind == "node" else int(environment["device_count"])
+    if module.check.gpus > gpus:
+        no_nvml = view.snapshot.signal("driver.version").reason or "NVML shows none"
+        why = no_nvml if module.kind == "node" else _no_gpu(environment)
+        # The GPUs were not counted without torch: `concluded` says so, once.
+        required = plan.require_gpu and (module.kind == "node" or "error" not in environment)
+        return _without_gpu(module.check.gpus, gpus, why, require_gpu=required)
+    if module.kind == "node":
+        return decide(module, view)
+    ranks, needed = world or gpus or plan.nproc, module.check.least_ranks
+    if "error" in environment or module.check.ranks or ranks >= needed:
+        return None
+    return skipped(f"needs {counted(needed, 'rank')}, found {ranks}", code="rank.not-enough")
+
+
+def _without_gpu(needed: int, available: int, why: str, *, require_gpu: bool) -> Outcome:
     reason = f"needs {counted(needed, 'GPU')}, found {available or 'none'}"
     if available == 0 and require_gpu:
         return failed(f"{reason}: {why}", fix=GPU_FIX, value=0, unit="GPUs", code="gpu.required")
     return skipped(f"{reason}: {why}" if available == 0 else reason, code="gpu.not-enough")
 
 
-def alone(module: CheckModule, ranks: int) -> Outcome | None:
-    """Return the outcome of a check of several ranks where there is one, or None when there are enough."""
-    needed = module.check.least_ranks
-    few = module.check.ranks == 0 and ranks < needed
-    return skipped(f"needs {counted(needed, 'rank')}, found {ranks}", code="rank.not-enough") if few else None
+def _no_gpu(environment: Mapping[str, Any]) -> str:
+    for key in ("device_error", "device_facts_error"):
+        if key in environment:
+            return str(environment[key])
+    if "error" in environment:
+        return f"torch cannot be imported ({environment['error']})"
+    return "CUDA shows none" if environment.get("cuda") else "this torch is built without CUDA"
+
+
+def concluded(view: View, plan: Plan, rows: Mapping[str, OutcomeRow]) -> dict[str, OutcomeRow]:
+    """Return what belongs to no check: --require-gpu, an environment without torch, GPUs that the driver lost."""
+    found = {}
+    statuses = {row.status for row in rows.values()}
+    if plan.require_gpu and view.mode != "gpu" and FAIL not in statuses:
+        found["require-gpu"] = _required_gpu(view.environment)
+    # Checks of a site alone may be run where no torch is; any other environment without it is never a pass.
+    shipped = {name.replace("_", "-") for _, name, _ in pkgutil.iter_modules(env_checks.__path__)}
+    planned = any(check.id in shipped for check in plan.checks)
+    if "error" in view.environment and planned and not found and not statuses & {FAIL, ERROR}:
+        found["torch"] = undecided(_no_gpu(view.environment), fix=_TORCH_FIX, code="torch.import")
+    made = {i: OutcomeRow(id=i, kind="env", **fields(outcome)) for i, outcome in found.items()}
+    lost = lost_gpus_row(view, rows)
+    return {**made, lost.id: lost} if lost else made
+
+
+def _required_gpu(environment: Mapping[str, Any]) -> Outcome:
+    """Without torch, whether there is a GPU is undetermined: the environment is broken, not the node."""
+    why = _no_gpu(environment)
+    if "error" in environment:
+        return undecided(why, fix=_TORCH_FIX, code="torch.import")
+    limit = Limit(1, "GPUs", "--require-gpu")
+    return failed(f"torch sees no GPU: {why}", fix=GPU_FIX, code="gpu.required", value=0, unit="GPUs", limit=limit)
+
+
+def lost_gpus_row(view: View, rows: Mapping[str, OutcomeRow]) -> OutcomeRow | None:
+    """Return an error that names each lost GPU where the check gpu-lost did not fail for them; else None.
+
+    Other checks skip a lost GPU, because gpu-lost fails for it.
+    """
+    earlier = rows.get(_GPU_LOST)
+    if earlier is not None and earlier.status in (FAIL, ERROR):
+        return None
+    lost = [(gpu, signal) for gpu in view.snapshot.gpus if (signal := gpu_readings.lost(gpu))]
+    findings = [
+        undecided(
+            f"{gpu_readings.label(gpu)} does not answer ({signal.reason}), and this run left the check {_GPU_LOST} out",
+            fix=_LOST_FIX,
+            code="lost-gpus.left-out",
+            culprit=gpu_readings.culprit(view, gpu_readings.label(gpu)),
+            gpus=[gpu.uuid],
+        )
+        for gpu, signal in lost
+    ]
+    if not findings:
+        return None
+    outcome = worst(findings, findings[0])
+    return OutcomeRow(id=LOST_GPUS, kind="node", **fields(outcome), details=plain(dict(outcome.details)))
+
+
+def lost_rank(module: CheckModule, error: Mapping[str, Any], torch: str | None) -> Outcome:
+    """Return the outcome of a check of which a rank ended badly, or not at all; `torch` is why it is not imported."""
+    hung, doing = error["text"].startswith(HUNG), error.get("doing")
+    # What half of an import left behind makes the next one raise something else.
+    if torch is not None and (error["text"] == torch or (torch != _NO_TORCH and not hung)):
+        outcome = _without_torch(torch)
+    else:
+        fix = "the log says where it hung; if this machine is only slow, give a longer --timeout" if hung else _SEE_LOG
+        named = {"rank": error["rank"], "culprit": f"rank {error['rank']}"}
+        code = "process.hung" if hung else "process.lost"
+        outcome = undecided(f"rank {error['rank']} {error['text']}", fix=fix, code=code, **named)
+    if not doing:
+        return outcome
+    if not module.check.probe:
+        return dataclasses.replace(outcome, summary=f"{outcome.summary}, while it was at: {doing}")
+    summary = f"P2P broken: {doing}: the process {error['text']}"
+    return Outcome(FAIL, summary, remedy=_P2P_FIX, details=outcome.details, code="peer-to-peer.lost", culprit=doing)
+
+
+def _without_torch(error: str) -> Outcome:
+    fix = "give --python an interpreter that has torch, or --image an image; `envcheck build` makes both"
+    if error != _NO_TORCH:
+        raised = error.partition(":")[0]
+        fix = f"torch is there but broken ({raised}): install it again, or give --python another; the JSON has the log"
+    return undecided(f"torch cannot be imported: {error}", fix=fix, unimportable="torch", code="torch.import")
 
 
 def exit_code(statuses: Sequence[str]) -> int:
@@ -112,26 +219,26 @@ def exit_code(statuses: Sequence[str]) -> int:
     return 3 if ERROR in statuses or PASS not in statuses else 0
 
 
-def verdict(outcomes: Sequence[OutcomeRow], mode: Mode, *, complete: bool = True) -> RunVerdict:
+def verdict(rows: Sequence[OutcomeRow], mode: Mode, *, complete: bool = True) -> RunVerdict:
     """Say what a run came to; one that was cut short is never a pass."""
-    code = exit_code([o.status for o in outcomes])
+    code = exit_code([o.status for o in rows])
     code = code or (0 if complete else 3)
-    counts = collections.Counter(str(o.status) for o in outcomes)
-    culprits = [o.id for o in outcomes if o.status == (FAIL if code == 1 else ERROR)]
+    counts = collections.Counter(str(o.status) for o in rows)
+    culprits = [o.id for o in rows if o.status == (FAIL if code == 1 else ERROR)]
     culprits += [] if complete or code == 1 else ["cut short"]
-    where = _WHERE[mode].format(gloo=" and gloo" if group_size(outcomes) else "")
+    where = _WHERE[mode].format(gloo=" and gloo" if group_size(rows) else "")
     return RunVerdict(
         status=_VERDICTS[code],
         exit_code=code,
-        sentence=_sentence(code, counts[PASS], where, culprits) + _extent(outcomes),
+        sentence=_sentence(code, counts[PASS], where, culprits) + _extent(rows),
         counts={status: counts[status] for status in _STATUSES},
     )
 
 
-def _extent(outcomes: Sequence[OutcomeRow]) -> str:
+def _extent(rows: Sequence[OutcomeRow]) -> str:
     """Say how often it was done, and how much of it was not."""
-    times = max([o.spread.rounds for o in outcomes if o.spread], default=0)
-    left = sum(o.left_out for o in outcomes)
+    times = max([o.spread.rounds for o in rows if o.spread], default=0)
+    left = sum(o.left_out for o in rows)
     repetition = f"; {counted(times, 'round')}" if times else ""
     return repetition + (f"; {counted(left, 'check')} left out by the budget" if left else "")
 
@@ -188,7 +295,7 @@ def _with_codes(check: str, outcome: Outcome) -> Outcome:
     if all(finding.code or finding.status == PASS for finding in (outcome, *outcome.findings)):
         return outcome
     parts = tuple(_with_codes(check, finding) for finding in outcome.findings)
-    code = "" if outcome.status == PASS else outcome.code or attempts.default_code(check, outcome.status)
+    code = "" if outcome.status == PASS else outcome.code or default_code(check, outcome.status)
     return dataclasses.replace(outcome, code=code, findings=parts)
 
 
@@ -271,25 +378,6 @@ def _other_users(view: View, outcome: Outcome) -> list[gpu_readings.GpuUser]:
     )
     everybody = [user for user in gpu_readings.users(view) if not own_gpus - {None} or user.uuid in own_gpus]
     return [user for user in everybody if not blamed or user.uuid in blamed]
-
-
-def p2p_kept(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a group's end says of peer-to-peer, as its row keeps it in its details."""
-    environment = event.get("environment") or {}
-    ran_with = [f"{name}={value}" for name, value in environment.items()]
-    facts = {"ran_with": ran_with, "hung": event.get("hung")}
-    return {name: value for name, value in facts.items() if value}
-
-
-def p2p_lost(module: CheckModule, outcome: Outcome, error: Mapping[str, Any]) -> Outcome:
-    """Return a failure that names the pair, where it was the probe that was lost, and while it copied."""
-    doing = error.get("doing")
-    if not doing or outcome.status != ERROR:
-        return outcome
-    if not module.check.probe:
-        return dataclasses.replace(outcome, summary=f"{outcome.summary}, while it was at: {doing}")
-    summary = f"P2P broken: {doing}: the process {error['text']}"
-    return Outcome(FAIL, summary, remedy=_P2P_FIX, details=outcome.details, code="peer-to-peer.lost", culprit=doing)
 
 
 def _hung_with_p2p(outcome: Outcome, of: Evidence) -> Outcome:

@@ -13,17 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
-import msgspec
-
 import envcheck
 from envcheck.errors import ConfigError
 from envcheck.node import subprocesses
+from envcheck.runner.promises import read_promises, with_packages
 from envcheck.runner.schema import GroupFacts, TargetFacts, encodable
 from envcheck.runner.worker import process_limits
 
-PROMISES_FILE: Final = "envcheck-promises.json"
-IMAGE_PROMISES: Final = Path("/etc/envcheck/promises.json")
-IMAGE_PREFIX: Final = "/opt/venv"
 PACKAGE: Final = Path(envcheck.__file__).resolve().parent
 _GRACE: Final = 6.0
 _LOG_TAIL: Final = 4096
@@ -115,24 +111,6 @@ def _interpreter(path: Path) -> Path:
     return Path(os.path.abspath(python))  # noqa: PTH100 (resolve() would follow the environment's symlink)
 
 
-def read_promises(prefix: str) -> dict[str, str]:
-    """Return the promises of an environment made by envcheck, by its sys.prefix."""
-    for promises in (Path(prefix) / PROMISES_FILE, *([IMAGE_PROMISES] if prefix == IMAGE_PREFIX else [])):
-        if promises.exists():
-            return parse_promises(promises.read_text(encoding="utf-8"), str(promises))
-    return {}
-
-
-def parse_promises(text: str, where: str) -> dict[str, str]:
-    """Return a JSON object of strings, its keys as checks know them; anything else is a ConfigError."""
-    try:
-        promises = msgspec.json.decode(text, type=dict[str, str])
-    except msgspec.DecodeError as error:
-        message = f"{where} is not a JSON object of strings: {error}"
-        raise ConfigError(message, fix="build the environment again, or remove the file") from error
-    return {key.replace("-", "_"): value for key, value in promises.items()}
-
-
 class LocalPython:
     """The environment of one interpreter, given the user's own variables and nothing of envcheck's."""
 
@@ -152,7 +130,7 @@ class LocalPython:
 
     def promises(self, environment: Mapping[str, Any]) -> dict[str, str]:
         """Return what the environment's own file says."""
-        return read_promises(str(environment.get("prefix", "")))
+        return with_packages(read_promises(str(environment.get("prefix", ""))))
 
 
 class LocalHandle:

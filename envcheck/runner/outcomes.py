@@ -1,27 +1,54 @@
-"""How an outcome is kept in a report: with its attempts, its measurements and what its processes said last."""
+"""From an outcome to its row in a report, and from the rows of several measurements to one. Pure.
+
+Only a speed that fell short is measured a second time, and only such a failure can be taken back by a better
+measurement. Wrong data, a crash and everything else stay, whatever later measurements say: the worst counts.
+"""
 
 from __future__ import annotations
 
+import collections
+import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from msgspec import convert
+from msgspec import convert, structs
 
-from envcheck.checks import ERROR, PASS, Outcome, undecided
-from envcheck.runner import attempts, judging
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, WORST_FIRST, Outcome
 from envcheck.runner.planning import CheckModule
-from envcheck.runner.schema import Attempt, ChangeRow, FindingRow, LimitRow, OutcomeRow, Status, plain
-from envcheck.runner.worker import process_limits
-from envcheck.runner.worker.group_ending import HUNG
-from envcheck.runner.worker_session import IMPORT_TIMEOUT
+from envcheck.runner.schema import (
+    Attempt,
+    ChangeRow,
+    FindingRow,
+    LimitRow,
+    OutcomeRow,
+    Plan,
+    PlannedCheck,
+    Spread,
+    Status,
+    plain,
+)
 
-# What an attempt keeps of its outcome.
-ATTEMPT: Final = ("status", "value", "unit", "summary", "code", "culprit", "remedy")
 Event = dict[str, Any]
-_BY_HAND: Final = "import torch with that Python by hand, and see what it does"
-_NO_TORCH: Final = "ModuleNotFoundError: No module named 'torch'"
-_SEE_LOG: Final = "see the log in the report"
+# The codes of outcomes that a process made by its end, and no judge.
+LOST: Final = ("process.lost", "process.hung", "peer-to-peer.lost")
+# The rules that compare rows of one check, with the reasons that reports show. The last one is `envcheck report judge`.
+ROW_RULES: Final = {
+    "second-measurement": "the first measurement was only slow, so the second one counts",
+    "worse-measurement": "the check was measured again, and the worse measurement counts",
+    "worst-round": "the check was repeated, and the worst round counts",
+    "same-bits": "the results differ in bits from those of earlier rounds",
+    "judged-again": "the judges, the limits or the matrix of today differ from those of the report",
+}
+_MEASURED: Final = (PASS, WARN, FAIL)
+# A repeated run of days must not grow its report without end.
+_MOST, _WITH_EVIDENCE = 100, 8
+_OTHER_BITS: Final = (
+    "take this GPU out and test it alone (dcgmi diag -r 4); all at once: look for what changed between the rounds"
+)
+# What an attempt keeps of its outcome.
+ATTEMPT: Final = ("status", "value", "unit", "summary", "code", "culprit", "remedy", "remeasure")
+P2P_KEPT: Final = ("ran_with", "hung")
 _LINES: Final = 20
 _FRAMES: Final = 8
 _WIDTH: Final = 1000
@@ -46,96 +73,44 @@ def fields(outcome: Outcome) -> dict[str, Any]:
 def _described(outcome: Outcome) -> dict[str, Any]:
     limit = outcome.limit
     return {
+        **{name: getattr(outcome, name) for name in ("summary", "unit", "remedy", "code", "culprit", "remeasure")},
         "status": convert(outcome.status, Status),
-        "summary": outcome.summary,
         "value": plain(outcome.value),
-        "unit": outcome.unit,
         "limit": limit and LimitRow(value=plain(limit.value), unit=limit.unit, source=limit.source, kind=limit.kind),
-        "remedy": outcome.remedy,
-        "code": outcome.code,
-        "culprit": outcome.culprit,
-        "remeasure": outcome.remeasure,
     }
 
 
-def ending(event: Event, *, importing: bool, own_limits: bool) -> str:
-    """Say how a worker came to its end, and what it did then; `own_limits`: under the limits of this process."""
-    if event["event"] == "end":
-        return str(event.get("why", "the worker ended without a message"))
-    if event["event"] == "silent":
-        if "unreadable" in event:
-            return f"the worker's results cannot be read: {event['unreadable']}"
-        return "the worker stopped answering and was ended"
-    if importing and event.get("signal") == "SIGALRM":
-        text = f"importing torch took longer than {IMPORT_TIMEOUT:g} s"
-        return process_limits.explained(text) if own_limits else text
-    manner = f"died of {event['signal']}" if "signal" in event else f"exited with code {event['code']}"
-    log = str(event.get("log", ""))
-    last = process_limits.telling_line(log) if own_limits else next(reversed(log.strip().splitlines()), "")
-    if event.get("unwritable"):
-        last = f"its directory for temporary files takes nothing more: {event['unwritable']}"
-    text = f"the worker {manner}{' while importing torch' if importing else ''}{': ' if last else ''}{last}"
-    return process_limits.explained(text) if own_limits else text
-
-
-def ending_fix(event: Event, *, importing: bool) -> str:
-    """Say what to do about a worker that came to its end."""
-    if event.get("unwritable"):
-        return "make room there, or set TMPDIR to a directory that has some"
-    return _BY_HAND if importing else "see the log, and try `--only` with one check"
-
-
-def lost_rank_outcome(error: dict[str, Any], torch: str | None) -> Outcome:
-    """Return the outcome of a check of which a rank ended badly, or not at all; `torch` is why it is not imported."""
-    hung = error["text"].startswith(HUNG)
-    # What half of an import left behind makes the next one raise something else.
-    if torch is not None and (error["text"] == torch or (torch != _NO_TORCH and not hung)):
-        return _without_torch(torch)
-    fix = "the log says where it hung; if this machine is only slow, give a longer --timeout" if hung else _SEE_LOG
-    named = {"rank": error["rank"], "culprit": f"rank {error['rank']}"}
-    code = "process.hung" if hung else "process.lost"
-    return undecided(f"rank {error['rank']} {error['text']}", fix=fix, code=code, **named)
-
-
-def _without_torch(error: str) -> Outcome:
-    fix = "give --python an interpreter that has torch, or --image an image; `envcheck build` makes both"
-    if error != _NO_TORCH:
-        raised = error.partition(":")[0]
-        fix = f"torch is there but broken ({raised}): install it again, or give --python another; the JSON has the log"
-    return undecided(f"torch cannot be imported: {error}", fix=fix, unimportable="torch", code="torch.import")
-
-
 def outcome_row(
-    module: CheckModule, outcome: Outcome, event: Event, before: OutcomeRow | None, seconds: float = 0.0
+    module: CheckModule, outcome: Outcome, event: Event, before: OutcomeRow | None, seconds: float
 ) -> OutcomeRow:
     """Return an outcome with what it rests on; `before` is what the same check came to when first measured.
 
     `seconds` are those that were planned for it.
     """
-    measured = event["event"] == "done"
-    described = fields(outcome)
+    done, described = event["event"] == "done", fields(outcome)
     # What no signal could end is left, and whoever looks after the node must know.
     left = {"survivors": event["survivors"]} if event.get("survivors") else {}
-    attempt = Attempt(
-        **{name: described[name] for name in ATTEMPT},
-        remeasure=outcome.remeasure,
-        seconds=event["seconds"] if measured else 0.0,
-        body=event["body"] if measured else 0.0,
-        shown=True,
-    )
+    took, body = (event["seconds"], event["body"]) if done else (0.0, 0.0)
     now = OutcomeRow(
         id=module.id,
         kind=module.kind,
         **described,
-        details=plain({**outcome.details, **left, **judging.p2p_kept(event)}),
+        details=plain({**outcome.details, **left, **p2p_kept(event)}),
         planned=seconds,
-        seconds=attempt.seconds,
-        attempts=[attempt],
-        ranks=plain(event["ranks"]) if measured else [],
+        seconds=took,
+        attempts=[Attempt(**{name: described[name] for name in ATTEMPT}, seconds=took, body=body, shown=True)],
+        ranks=plain(event["ranks"]) if done else [],
         log="" if outcome.status == PASS else _last_words(event, lost=outcome.status == ERROR),
         left_out=event["event"] == "left-out",
     )
-    return now if before is None else attempts.join(before, now)
+    return now if before is None else join(before, now)
+
+
+def p2p_kept(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a group's end says of peer-to-peer, as its row keeps it in its details."""
+    ran_with = [f"{name}={value}" for name, value in (event.get("environment") or {}).items()]
+    facts = {"ran_with": ran_with, "hung": event.get("hung")}
+    return {name: value for name, value in facts.items() if value}
 
 
 def _last_words(event: Event, *, lost: bool) -> str:
@@ -175,3 +150,221 @@ def _innermost(lines: Iterable[str]) -> Iterator[str]:
         frames = frames + 1 if _DUMPED.match(line) else 0
         if frames <= _FRAMES:
             yield line
+
+
+def severity(row: OutcomeRow | Attempt) -> int:
+    """Return 0 for a final failure, and more for whatever is better; a failure of speed alone is 1."""
+    if row.status == FAIL:
+        return 1 if row.remeasure else 0
+    return 1 + WORST_FIRST.index(row.status)
+
+
+def unfinished(row: OutcomeRow) -> bool:
+    """Return whether an outcome waits for its second measurement: a speed that fell short once."""
+    return row.remeasure and row.status == FAIL and len(row.attempts) == 1 and row.spread is None
+
+
+def join(first: OutcomeRow, second: OutcomeRow) -> OutcomeRow:
+    """Return one row of a check that was measured a second time; both attempts stay in it.
+
+    The second counts where the first was slow and nothing else, and the second was measured at all. Else the worse
+    one counts, and what was found in the other is added to its findings.
+    """
+    if first.remeasure and second.status in _MEASURED:
+        counted = structs.replace(second, attempts=_together(second, first, second))
+        return changed("second-measurement", first, counted)
+    row, other = (first, second) if severity(first) <= severity(second) else (second, first)
+    joined = structs.replace(row, attempts=_together(row, first, second))
+    if other.status in (PASS, SKIP) and not first.remeasure:
+        return changed("worse-measurement", first, joined)
+    attempt_row = structs.replace(
+        joined,
+        summary=f"{row.summary}; measured again: {other.summary}" if other is second else row.summary,
+        remeasure=False,
+        findings=merged_findings(row, other),
+        details={**other.details, **row.details},
+        log="\n".join(filter(None, (row.log, other.log))),
+    )
+    return changed("worse-measurement", first, attempt_row)
+
+
+def changed(rule: str, before: OutcomeRow, after: OutcomeRow) -> OutcomeRow:
+    """Return the row after a rule of ROW_RULES, with the change recorded where its status is another than before."""
+    if after.status == before.status:
+        return after
+    change = ChangeRow(rule=rule, before=before.status, after=after.status, reason=ROW_RULES[rule])
+    return structs.replace(after, changes=[*after.changes, change])
+
+
+def over_rounds(before: OutcomeRow, now: OutcomeRow) -> OutcomeRow:
+    """Return the worse of two rounds' rows, with the attempts and findings of both."""
+    row = now if severity(now) < severity(before) else before
+    other = before if row is now else now
+    merged = merged_findings(row, other) if other.status not in (PASS, SKIP) else row.findings
+    combined = structs.replace(row, attempts=_together(row, before, now), findings=merged)
+    return changed("worst-round", before, combined)
+
+
+def combine(rows: Sequence[OutcomeRow]) -> OutcomeRow:
+    """Return one row of single attempts: joined within each round, the worst over the rounds."""
+    rounds: dict[int, OutcomeRow] = {}
+    for row in rows:
+        number = row.attempts[0].round if row.attempts else 1
+        rounds[number] = join(rounds[number], row) if number in rounds else row
+    return functools.reduce(over_rounds, rounds.values())
+
+
+def in_round(row: OutcomeRow, number: int) -> OutcomeRow:
+    """Return the row with its attempts marked as those of this round."""
+    return structs.replace(row, attempts=[structs.replace(a, round=number) for a in row.attempts])
+
+
+def merged_findings(*rows: OutcomeRow) -> list[FindingRow]:
+    """Return all findings of these rows, worst first; one that comes again in another row is one.
+
+    It is known by its code and culprit, for its numbers differ. A row that has several findings with one code and
+    culprit keeps each of them: the first of them is the first of those in another row.
+    """
+    findings: dict[tuple[Any, ...], FindingRow] = {}
+    for row in rows:
+        times: collections.Counter[tuple[str, ...]] = collections.Counter()
+        for finding in row.findings or [as_finding(row)]:
+            if finding.status not in (PASS, SKIP):
+                name = _name(row.id, finding)
+                times[name] += 1
+                findings.setdefault((name, times[name]), finding)
+    ordered = sorted(findings.values(), key=lambda finding: WORST_FIRST.index(finding.status))
+    return ordered[:_MOST] if len(ordered) > 1 else []
+
+
+def default_code(check: str, status: str) -> str:
+    """Return the code of what a check gave none; it says nothing that its check and status do not say."""
+    return f"{check}.{status}"
+
+
+def _name(check: str, finding: FindingRow) -> tuple[str, ...]:
+    """Return what a finding is known by; its text where its check gave it no code, as checks of a site may."""
+    if finding.code in ("", default_code(check, finding.status)):
+        return finding.status, finding.summary
+    return finding.status, finding.code, finding.culprit
+
+
+def as_finding(row: OutcomeRow) -> FindingRow:
+    """Return an outcome that is its own only finding as a finding."""
+    return FindingRow(**{name: getattr(row, name) for name in FindingRow.__struct_fields__})
+
+
+def single(row: OutcomeRow, attempt: Attempt) -> OutcomeRow:
+    """Return what one attempt alone came to, as it was kept; `row` is the row that holds it."""
+    names = ("status", "summary", "value", "unit", "code", "culprit", "ranks", "remeasure", "seconds")
+    kept = {name: getattr(attempt, name) for name in names}
+    return OutcomeRow(
+        id=row.id,
+        kind=row.kind,
+        remedy=attempt.remedy or "run the check again",
+        planned=row.planned,
+        attempts=[structs.replace(attempt, shown=True, ranks=[])],
+        **kept,
+    )
+
+
+def measured(row: OutcomeRow) -> bool:
+    """Return whether a judge came to this outcome by measurements that can be judged again."""
+    if not row.ranks or row.code in LOST:
+        return False
+    # A pass without measurements cannot be: the judge says so.
+    return row.status == PASS or all(isinstance(entry, dict) for entry in row.ranks)
+
+
+def _together(counted_row: OutcomeRow, *rows: OutcomeRow) -> list[Attempt]:
+    """Return the attempts of all rows; the one that counts is marked, and each other keeps what it was judged by."""
+    attempts: list[Attempt] = []
+    for row in rows:
+        for attempt in row.attempts:
+            if row is not counted_row and attempt.shown:
+                room = sum(bool(a.ranks) for a in attempts) < _WITH_EVIDENCE
+                evidence = row.ranks if room and row.status not in (PASS, SKIP) and measured(row) else []
+                attempts.append(structs.replace(attempt, shown=False, ranks=evidence))
+            else:
+                attempts.append(attempt)
+    if len(attempts) <= _MOST:
+        return attempts
+    telling = [a for a in attempts if a.shown or a.status not in (PASS, SKIP)]
+    return [a for number, a in enumerate(telling) if a.shown or number < _MOST - 1]
+
+
+def rounds(row: OutcomeRow | None) -> int:
+    """Return how often a check has come to an outcome."""
+    return 0 if row is None else row.spread.rounds if row.spread else 1
+
+
+def to_do(plan: Plan, done: dict[str, OutcomeRow], elapsed: float) -> list[PlannedCheck]:
+    """Return the checks of the round to come: those done least often. None when the run is over.
+
+    A round that has begun is finished, so every check is done equally often, and at least once.
+    """
+    times = {check.id: rounds(done.get(check.id)) for check in plan.checks}
+    least, most = min(times.values()), max(times.values())
+    more = least < plan.repeat or (plan.duration is not None and elapsed < plan.duration)
+    return [check for check in plan.checks if times[check.id] == least] if more or least < most else []
+
+
+def fold(before: OutcomeRow | None, now: OutcomeRow) -> OutcomeRow:
+    """Return one row for all rounds so far: that of the worst of them, with the spread, attempts and findings of all.
+
+    A check that leaves `bits` in its details, by rank, promises the same ones in every round.
+    """
+    import statistics  # noqa: PLC0415 (it takes long to import, and only a repeated run needs it)
+
+    now = _same_bits(before, now)
+    spread = before.spread if before else None
+    seen = dict(spread.statuses) if spread else {}
+    seen[now.status] = seen.get(now.status, 0) + 1
+    number = sum(seen.values())
+    now = in_round(now, number)
+    worse = before is None or severity(now) < severity(before)
+    number_told = isinstance(now.value, (int, float)) and not isinstance(now.value, bool)
+    values = [*(spread.values if spread else []), *([now.value] if number_told else [])]
+    folded = Spread(
+        rounds=number,
+        statuses=seen,
+        told_in=number if worse or spread is None else spread.told_in,
+        values=values,
+        smallest=min(values, default=None),
+        median=statistics.median(values) if values else None,
+        largest=max(values, default=None),
+    )
+    return structs.replace(now if before is None else over_rounds(before, now), spread=folded)
+
+
+def _same_bits(before: OutcomeRow | None, now: OutcomeRow) -> OutcomeRow:
+    """Return this round's row, failed where somebody's bits are not those of the rounds before."""
+    old, new = (row.details.get("bits") if row else None for row in (before, now))
+    if before is None or not isinstance(old, dict) or not isinstance(new, dict):
+        return now
+    others = [entry for entry in now.ranks if old.get(str(entry.get("rank"))) != new.get(str(entry.get("rank")))]
+    if not others:
+        return now
+    named = ", ".join(f"rank {entry.get('rank')} on {entry.get('device')}" for entry in others)
+    wrong: dict[str, Any] = {
+        "status": FAIL,
+        "summary": f"{named} gave other bits than in the rounds before",
+        "remedy": _OTHER_BITS,
+        "code": "data.not-reproducible",
+        "culprit": named,
+        "remeasure": False,
+    }
+    failed = changed("same-bits", now, structs.replace(now, **wrong, findings=[]))
+    return structs.replace(
+        failed,
+        findings=merged_findings(failed, now) if now.status != PASS else [],
+        attempts=[*now.attempts[:-1], *(structs.replace(a, **wrong) for a in now.attempts[-1:])],
+        details={**now.details, "bits": old, "other_bits": new},
+        ranks=[_both(*pair) for pair in zip(before.ranks, now.ranks, strict=False)],
+    )
+
+
+def _both(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Return one rank's measurements with the repeats of both rounds: whoever judges them again sees what was seen."""
+    digests = [*before.get("digests", []), *now.get("digests", [])]
+    return {**now, "digests": digests, "repeats": len(digests)}

@@ -9,9 +9,9 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any, Final, Literal, NamedTuple
 
 from envcheck.checks import LEVELS, Check, Outcome, skipped
@@ -153,41 +153,6 @@ def plan(
     """Return the plan; `timeout` replaces every check's own limit, `choices` are fields of Plan."""
     checks = [_planned(f, timeout, choices.get("gpus"), level) for f in chosen]
     return Plan(level=level, checks=checks, nproc=nproc, **choices)
-
-
-def worker_plan(
-    plan: Plan,
-    chosen: Iterable[CheckModule],
-    *,
-    ours: bool,
-    spawn: bool,
-    import_timeout: float,
-    environment: Mapping[str, str] = MappingProxyType({}),
-    stretch: bool = False,
-) -> dict[str, Any]:
-    """Return the worker's plan. `ours`: its scratch lies beside the plan, and goes with it.
-
-    `environment` is set for every rank. `stretch`: the limits of checks grow where Python and torch start slowly.
-    """
-    modules = {module.id: module for module in chosen}
-    fields = ("id", "ranks", "least_ranks", "gpus", "seconds", "timeout")
-
-    def instructed(planned: PlannedCheck) -> dict[str, Any]:
-        module = modules[planned.id]
-        own = {"source": module.source, "probe": module.check.probe, "imports": list(module.check.imports)}
-        return {**own, **{name: getattr(planned, name) for name in fields}}
-
-    return {
-        "checks": [instructed(check) for check in plan.checks if check.kind == "env"],
-        "environment": dict(environment),
-        "nproc": plan.nproc,
-        "level": plan.level,
-        "budget": plan.budget,
-        "ours": ours,
-        "spawn": spawn,
-        "import_timeout": import_timeout,
-        "starting": STARTING if stretch else None,
-    }
 
 
 def planned_seconds(check: Check, gpus: int | None, level: str) -> float:

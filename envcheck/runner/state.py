@@ -1,13 +1,9 @@
-"""All that is known of a run while it goes on, and what an unfinished run leaves to the one that goes on with it.
-
-Of some checks all is known without their measurements: too few GPUs or ranks, and what the snapshot alone says.
-"""
+"""All that is known of a run while it goes on, and what an unfinished run leaves to the one that goes on with it."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import pkgutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,20 +11,15 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from envcheck.checks import ERROR, FAIL, Limit, Outcome, View, failed, gpu_readings, undecided, worst
-from envcheck.checks import env as env_checks
+from envcheck.checks import Outcome, View
 from envcheck.errors import ConfigError
 from envcheck.node import collect
 from envcheck.node.snapshot import Snapshot
-from envcheck.runner import attempts, judging, requirements
+from envcheck.runner import judging, outcomes, requirements
 from envcheck.runner.local_python import NodeGroup, Target
-from envcheck.runner.outcomes import fields
 from envcheck.runner.planning import CheckModule
-from envcheck.runner.schema import Mode, OutcomeRow, Plan, RunVerdict, TargetFacts, Timing, plain
+from envcheck.runner.schema import Mode, OutcomeRow, Plan, RunVerdict, TargetFacts, Timing
 
-LOST_GPUS: Final = "lost-gpus"
-_CHECK: Final = "gpu-lost"
-_LOST_FIX: Final = "run the check gpu-lost, which says what to do; drain this node until its GPU answers again"
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _FACTS: Final = ("python", "executable", "prefix", "torch", "cuda", "cudnn", "nccl", "start")
 _DRIVER: Final = ("driver.version", "driver.kernel")
@@ -59,63 +50,20 @@ def boot_id() -> str:
         return ""
 
 
-def refuse_unlike(earlier: EarlierRun, plan: Plan, target: TargetFacts, tool: str, where: Path) -> None:
-    """Raise a ConfigError, saying what differs, unless this plan on this target and boot is what was cut short."""
-    if earlier.ended:
-        message = f"the run in {where} is complete"
-        raise ConfigError(message, fix="leave --resume out to run again")
-    differences = [
-        *_difference("envcheck", earlier.tool, tool),
-        *_plans(earlier.plan, plan),
-        *_difference("target", earlier.target.name, target.name),
-        *_difference("image", earlier.target.image_id, target.image_id),
-    ]
-    if earlier.boot != (now := boot_id()) or not now:
-        differences.append("the machine was rebooted since, or it is another machine")
-    refuse(differences, where)
-
-
-def refuse(differences: list[str], where: Path) -> None:
-    """Raise a ConfigError naming what differs; nothing when nothing does."""
-    if differences:
-        message = f"cannot resume {where}: {'; '.join(differences)}"
-        raise ConfigError(message, fix="leave --resume out to start again")
-
-
-def changed(before: Mapping[str, Any], now: Mapping[str, Any], node_before: Snapshot, node_now: Snapshot) -> list[str]:
-    """Say how an environment and its driver differ from what they were; nothing of one that was not known before."""
-    if not before:
-        return []
-    differences = [line for name in _FACTS for line in _difference(name, before.get(name), now.get(name))]
-    differences += _difference("GPUs", _devices(before), _devices(now))
-    for name in _DRIVER:
-        differences += _difference(name, node_before.signal(name).value, node_now.signal(name).value)
-    return differences
+def _difference(name: str, before: Any, now: Any) -> list[str]:
+    then, today = ("none" if value is None else value for value in (before, now))
+    return [] if before == now else [f"{name} was {then}, is {today}"]
 
 
 def _plans(before: Plan, now: Plan) -> list[str]:
+    options = [name for name in before.__struct_fields__ if name not in {"checks", "gpus"}]
     differences = [
         line
-        for name in before.__struct_fields__
-        if name not in {"checks", "gpus"}
-        for line in _difference(f"--{name.replace('_', '-')}", *(_given(getattr(p, name)) for p in (before, now)))
+        for name in options
+        for line in _difference(f"--{name.replace('_', '-')}", getattr(before, name), getattr(now, name))
     ]
-    ids = {check.id for check in before.checks} ^ {check.id for check in now.checks}
-    if ids:
-        differences.append(f"the checks differ by {', '.join(sorted(ids))}")
-    elif before.checks != now.checks:
-        odd = [a.id for a, b in zip(before.checks, now.checks, strict=True) if a != b]
-        differences.append(f"what is planned differs for {', '.join(odd)}")
-    return differences
-
-
-def _given(value: Any) -> Any:
-    return "not given" if value is None else value
-
-
-def _difference(name: str, before: Any, now: Any) -> list[str]:
-    then, today = ("unknown" if value is None else value for value in (before, now))
-    return [] if before == now else [f"{name} was {then}, is {today}"]
+    odd = {a.id for a in before.checks if a not in now.checks} | {b.id for b in now.checks if b not in before.checks}
+    return [*differences, f"the checks differ by {', '.join(sorted(odd))}"] if odd else differences
 
 
 def _devices(environment: Mapping[str, Any]) -> str:
@@ -170,14 +118,49 @@ class Run:
 
     def go_on(self, earlier: EarlierRun, where: Path, tool: str) -> None:
         """Take over what a run that was cut short came to. Raises ConfigError where this is not the same run."""
-        refuse_unlike(earlier, self.asked.plan, self.asked.target.facts, tool, where)
+        if earlier.ended:
+            message = f"the run in {where} is complete"
+            raise ConfigError(message, fix="leave --resume out to run again")
+        target = self.asked.target.facts
+        differences = [
+            *_difference("envcheck", earlier.tool, tool),
+            *_plans(earlier.plan, self.asked.plan),
+            *_difference("target", earlier.target.name, target.name),
+            *_difference("image", earlier.target.image_id, target.image_id),
+        ]
+        if earlier.boot != (boot := boot_id()) or not boot:
+            differences.append("the machine was rebooted since, or it is another machine")
+        self._refuse(differences, where)
         kept = {row.id: row for row in earlier.outcomes}
-        second = {i: row for i, row in kept.items() if not self.asked.plan.repeated and attempts.unfinished(row)}
+        second = {i: row for i, row in kept.items() if not self.asked.plan.repeated and outcomes.unfinished(row)}
         self.known, self.current = {i: row for i, row in kept.items() if i not in second}, second
         self.environment, self.snapshot = dict(earlier.environment), earlier.snapshot
         self.started, self.resumed, self.report = earlier.started, [*earlier.resumed, now()], where
         if earlier.timing is not None:
             self._before, self.starting = earlier.timing.taken, earlier.timing.starting
+
+    @staticmethod
+    def _refuse(differences: Sequence[str], where: Path) -> None:
+        if differences:
+            message = f"cannot resume {where}: {'; '.join(differences)}"
+            raise ConfigError(message, fix="leave --resume out to start again")
+
+    def changed(self, facts: Mapping[str, Any], snapshot: Snapshot) -> list[str]:
+        """Say how the environment and driver differ from what was known; ConfigError where this goes on with a run."""
+        known, signal = self.environment, self.snapshot.signal
+        differences = [line for name in _FACTS for line in _difference(name, known.get(name), facts.get(name))]
+        differences += _difference("GPUs", _devices(known), _devices(facts))
+        for name in _DRIVER:
+            differences += _difference(name, signal(name).value, snapshot.signal(name).value)
+        differences = differences if known else []
+        if self.report is not None:
+            self._refuse(differences, self.report)
+            self.report = None
+        return differences
+
+    def unmeasured(self, module: CheckModule) -> Outcome | None:
+        """Return the outcome of a check that needs nothing measured, or cannot be; None for one that must be."""
+        return judging.unmeasured(module, self.view, self.asked.plan, self.nodes.world if self.nodes else 0)
 
     def begin(self) -> None:
         """Start the clock."""
@@ -191,21 +174,21 @@ class Run:
     @property
     def number(self) -> int:
         """Return which round this is, from 1."""
-        return 1 + min(attempts.rounds(self.known.get(check.id)) for check in self.asked.plan.checks)
+        return 1 + min(outcomes.rounds(self.known.get(check.id)) for check in self.asked.plan.checks)
 
     @property
     def done(self) -> int:
         """Return how many checks of this round have come to something."""
         number, earlier = self.number, self.known
-        return sum(c.id in self.current or attempts.rounds(earlier.get(c.id)) >= number for c in self.asked.plan.checks)
+        return sum(c.id in self.current or outcomes.rounds(earlier.get(c.id)) >= number for c in self.asked.plan.checks)
 
     @property
     def outcomes(self) -> dict[str, OutcomeRow]:
         """Return what each check came to, over all rounds."""
         if not self.asked.plan.repeated:
             return {**self.known, **self.current}
-        over = {i: row for i, row in self.current.items() if not attempts.unfinished(row)}
-        return {**self.known, **{i: attempts.fold(self.known.get(i), row) for i, row in over.items()}}
+        over = {i: row for i, row in self.current.items() if not outcomes.unfinished(row)}
+        return {**self.known, **{i: outcomes.fold(self.known.get(i), row) for i, row in over.items()}}
 
     @property
     def timing(self) -> Timing:
@@ -243,94 +226,3 @@ class Run:
 def now() -> str:
     """Return the time as a report has it."""
     return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
-
-
-def unmeasured(run: Run, module: CheckModule) -> Outcome | None:
-    """Return the outcome of a check that needs nothing measured, or cannot be; None for one that must be."""
-    if module.kind == "env" and "device_count" not in run.environment:
-        return None
-    gpus = len(run.snapshot.gpus) if module.kind == "node" else int(run.environment["device_count"])
-    no_nvml = run.snapshot.signal("driver.version").reason or "NVML shows none"
-    why = no_nvml if module.kind == "node" else _no_gpu(run.environment)
-    # The GPUs were not counted without torch: insist_on_gpu says so, once.
-    required = run.asked.plan.require_gpu and (module.kind == "node" or "error" not in run.environment)
-    lacking = judging.without_gpu(module, gpus, why, require_gpu=required)
-    if lacking is not None:
-        return lacking
-    if module.kind == "node":
-        return judging.decide(module, run.view)
-    ranks = run.nodes.world if run.nodes else gpus or run.asked.plan.nproc
-    return None if "error" in run.environment else judging.alone(module, ranks)
-
-
-def _no_gpu(environment: dict[str, Any]) -> str:
-    for key in ("device_error", "device_facts_error"):
-        if key in environment:
-            return str(environment[key])
-    if "error" in environment:
-        return f"torch cannot be imported ({environment['error']})"
-    return "CUDA shows none" if environment.get("cuda") else "this torch is built without CUDA"
-
-
-_FIX: Final = "give an interpreter or image that has torch; `envcheck build` makes both"
-
-
-def insist_on_gpu(run: Run) -> None:
-    """Without a GPU, --require-gpu is a failure even where no check of the plan would have used one.
-
-    Where torch cannot be imported, whether there is a GPU is undetermined: the environment is broken, not the node.
-    """
-    if not run.asked.plan.require_gpu or run.mode == "gpu" or FAIL in {o.status for o in run.outcomes.values()}:
-        return
-    why, limit = _no_gpu(run.environment), Limit(1, "GPUs", "--require-gpu")
-    if "error" in run.environment:
-        outcome = undecided(why, fix=_FIX, code="torch.import")
-    else:
-        told: dict[str, Any] = {"value": 0, "unit": "GPUs", "limit": limit}
-        outcome = failed(f"torch sees no GPU: {why}", fix=judging.GPU_FIX, code="gpu.required", **told)
-    run.known["require-gpu"] = OutcomeRow(id="require-gpu", kind="env", **fields(outcome))
-
-
-def insist_on_torch(run: Run) -> None:
-    """Add an error where torch cannot be imported and no check said so: such an environment is never a pass.
-
-    Checks of a site alone may be run where no torch is.
-    """
-    statuses = {outcome.status for outcome in run.outcomes.values()}
-    shipped = {name.replace("_", "-") for _, name, _ in pkgutil.iter_modules(env_checks.__path__)}
-    planned = any(check.id in shipped for check in run.asked.plan.checks)
-    if "error" in run.environment and planned and not statuses & {FAIL, ERROR}:
-        outcome = undecided(_no_gpu(run.environment), fix=_FIX, code="torch.import")
-        run.known["torch"] = OutcomeRow(id="torch", kind="env", **fields(outcome))
-
-
-def name_lost_gpus(run: Run) -> None:
-    """Add an error where the driver lost a GPU and the check for that was left out."""
-    row = lost_gpus_row(run.view, run.outcomes)
-    if row is not None:
-        run.known[row.id] = row
-
-
-def lost_gpus_row(view: View, outcomes: Mapping[str, OutcomeRow]) -> OutcomeRow | None:
-    """Return an error that names each lost GPU where the check gpu-lost did not fail for them; else None.
-
-    Other checks skip a lost GPU, because gpu-lost fails for it.
-    """
-    earlier = outcomes.get(_CHECK)
-    if earlier is not None and earlier.status in (FAIL, ERROR):
-        return None
-    lost = [(gpu, signal) for gpu in view.snapshot.gpus if (signal := gpu_readings.lost(gpu))]
-    findings = [
-        undecided(
-            f"{gpu_readings.label(gpu)} does not answer ({signal.reason}), and this run left the check {_CHECK} out",
-            fix=_LOST_FIX,
-            code="lost-gpus.left-out",
-            culprit=gpu_readings.culprit(view, gpu_readings.label(gpu)),
-            gpus=[gpu.uuid],
-        )
-        for gpu, signal in lost
-    ]
-    if not findings:
-        return None
-    outcome = worst(findings, findings[0])
-    return OutcomeRow(id=LOST_GPUS, kind="node", **fields(outcome), details=plain(dict(outcome.details)))

@@ -19,7 +19,10 @@ from typing import Any, Final
 
 from envcheck.errors import ConfigError
 from envcheck.runner.local_python import Handle, Target
-from envcheck.runner.schema import encodable
+from envcheck.runner.planning import STARTING
+from envcheck.runner.schema import Plan, PlannedCheck, encodable
+from envcheck.runner.state import RunPlan
+from envcheck.runner.worker import process_limits
 from envcheck.runner.worker.fork_server import MOST_STRETCH, NODE_READ
 
 Event = dict[str, Any]
@@ -32,10 +35,35 @@ LAST: Final = ("end", "died", "silent")
 _FIRST: Final = IMPORT_TIMEOUT + 2 * 95.0
 _OVER: Final = 20.0  # what it may need beyond a check's own limit to end its group
 _POLL: Final = 0.01
+_BY_HAND: Final = "import torch with that Python by hand, and see what it does"
 _LINE: Final = 1 << 28  # bytes: what a thousand ranks measured is less
 _PREFIX: Final = "envcheck-run-"
 _INNER: Final = "plan"
 _PROBE_SIZE: Final = 1 << 16  # bytes: a worker writes about as many before it runs a check
+
+
+def worker_plan(plan: Plan, asked: RunPlan, environment: Mapping[str, str], *, several_nodes: bool) -> dict[str, Any]:
+    """Return the worker's plan; `environment` is set for every rank. `ours`: what it writes beside it goes with it."""
+    modules = {module.id: module for module in asked.chosen}
+    fields = ("id", "ranks", "least_ranks", "gpus", "seconds", "timeout")
+
+    def instructed(planned: PlannedCheck) -> dict[str, Any]:
+        module = modules[planned.id]
+        own = {"source": module.source, "probe": module.check.probe, "imports": list(module.check.imports)}
+        return {**own, **{name: getattr(planned, name) for name in fields}}
+
+    return {
+        "checks": [instructed(check) for check in plan.checks if check.kind == "env"],
+        "environment": dict(environment),
+        "nproc": plan.nproc,
+        "level": plan.level,
+        "budget": plan.budget,
+        "ours": asked.target.ours,
+        "spawn": asked.spawn,
+        "import_timeout": IMPORT_TIMEOUT,
+        "starting": STARTING if asked.stretch else None,
+        "several_nodes": several_nodes,
+    }
 
 
 @contextlib.contextmanager
@@ -56,16 +84,21 @@ def node_was_read(directory: Path) -> None:
 
 
 def events(target: Target, directory: Path, limits: Mapping[str, float]) -> Iterator[Event]:
-    """Yield the worker's events; the last is always `end`, `died` or `silent`, and nothing of it runs after that.
+    """Yield the worker's events; the last is always one of LAST, and nothing of it runs after that.
 
-    `limits` is each check's timeout. What a worker says that is no event, or about a check that was not planned, is
-    skipped: its checks count as unfinished.
+    The last says in `why`, `fix` and `code` how the worker came to its end. `limits` is each check's timeout. What a
+    worker says that is no event, or about a check that was not planned, is skipped: its checks count as unfinished.
     """
     handle = target.start(directory)
     groups: list[int] = []
+    importing = True
     try:
         for event in _follow(handle, directory / "events.jsonl", limits):
             groups = {"started": [event.get("group", 0)], "done": []}.get(event["event"], groups)
+            importing = importing and event["event"] != "environment"
+            if event["event"] in LAST:
+                yield _ended(event, handle, directory, importing=importing, own_limits=target.ours)
+                return
             yield event
     finally:
         handle.end(groups)
@@ -78,34 +111,55 @@ def _follow(handle: Handle, path: Path, limits: Mapping[str, float]) -> Iterator
         try:
             events, position = _read(path, position)
         except OSError as error:
-            yield {"event": "silent", "unreadable": error.strerror, **_words(handle, path.parent)}
+            yield {"event": "silent", "unreadable": error.strerror}
             return
         for event in events:
             if event["event"] in _OF_CHECKS and event.get("id") not in limits:
                 continue
-            yield {**event, **_words(handle, path.parent)} if event["event"] == "died" else event
-            if event["event"] in LAST:
-                return
+            yield event
             patience = time.monotonic() + _OVER + _limit(event, limits)
         if code is not None and not events:
-            how = {"signal": signal.Signals(-code).name} if code < 0 else {"code": code}
-            yield {"event": "died", **how, **_words(handle, path.parent)}
+            yield {"event": "died", **({"signal": signal.Signals(-code).name} if code < 0 else {"code": code})}
             return
         if time.monotonic() > patience:
-            yield {"event": "silent", **_words(handle, path.parent)}
+            yield {"event": "silent"}
             return
         time.sleep(_POLL)
+
+
+def _ended(event: Event, handle: Handle, directory: Path, *, importing: bool, own_limits: bool) -> Event:
+    """Return the last event with what a report says of it; `own_limits`: it ran under the limits of this process."""
+    log, unwritable = ("", "") if event["event"] == "end" else (handle.log(), why_unwritable(directory))
+    why = ending(event, log, unwritable, importing=importing, own_limits=own_limits)
+    fix = _BY_HAND if importing else "see the log, and try `--only` with one check"
+    fix = "make room there, or set TMPDIR to a directory that has some" if unwritable else fix
+    code = "torch.import-lost" if importing else "worker.lost"
+    return {"event": event["event"], "why": why, "fix": fix, "code": code, "log": log}
+
+
+def ending(event: Event, log: str, unwritable: str, *, importing: bool, own_limits: bool) -> str:
+    """Say how a worker came to its end, and what it did then."""
+    if event["event"] == "end":
+        return "the worker ended without a message"
+    if event["event"] == "silent":
+        unreadable = event.get("unreadable")
+        what = f"the worker's results cannot be read: {unreadable}"
+        return what if unreadable else "the worker stopped answering and was ended"
+    if importing and event.get("signal") == "SIGALRM":
+        text = f"importing torch took longer than {IMPORT_TIMEOUT:g} s"
+        return process_limits.explained(text) if own_limits else text
+    manner = f"died of {event['signal']}" if "signal" in event else f"exited with code {event['code']}"
+    last = process_limits.telling_line(log) if own_limits else next(reversed(log.strip().splitlines()), "")
+    if unwritable:
+        last = f"its directory for temporary files takes nothing more: {unwritable}"
+    text = f"the worker {manner}{' while importing torch' if importing else ''}{': ' if last else ''}{last}"
+    return process_limits.explained(text) if own_limits else text
 
 
 def _limit(event: Event, limits: Mapping[str, float]) -> float:
     """Return the seconds that a check may take: its own limit, or what the worker stretched it to."""
     limit, stretched = limits.get(str(event.get("id")), _OVER), event.get("limit")
     return min(max(limit, stretched), limit * MOST_STRETCH) if isinstance(stretched, (int, float)) else limit
-
-
-def _words(handle: Handle, directory: Path) -> Event:
-    """Return the worker's last words, and why it can have left none."""
-    return {"log": handle.log(), "unwritable": why_unwritable(directory)}
 
 
 def _read(path: Path, position: int) -> tuple[list[Event], int]:

@@ -14,7 +14,7 @@ from envcheck.node import collect
 from envcheck.node.snapshot import Snapshot
 from envcheck.reports.model import load
 from envcheck.reports.rejudge import rejudge
-from envcheck.runner import attempts
+from envcheck.runner import outcomes
 from envcheck.runner.judging import decide
 from envcheck.runner.outcomes import fields
 from envcheck.runner.planning import CheckModule, discover
@@ -167,7 +167,7 @@ def undocumented(outcomes: Iterable[OutcomeRow]) -> list[tuple[str, str, str]]:
     return [
         (outcome.id, part.status, part.code)
         for outcome in outcomes
-        for part in (attempts.as_finding(outcome), *outcome.findings)
+        for part in (outcomes.as_finding(outcome), *outcome.findings)
         if part.status != PASS and not documented(part.code)
     ]
 
@@ -193,7 +193,7 @@ def test_a_check_of_a_site_may_leave_its_codes_out() -> None:
     assert outcome.code == "mine.fail"
     row = OutcomeRow(id="mine", kind="node", **fields(outcome))
     other = OutcomeRow(id="mine", kind="node", status="fail", summary="d", code="mine.fail")
-    assert [finding.summary for finding in attempts.findings(row, other)] == ["a", "b", "d", "c"]
+    assert [finding.summary for finding in outcomes.merged_findings(row, other)] == ["a", "b", "d", "c"]
 
 
 def test_findings_with_the_same_code_and_culprit_stay_apart_within_a_measurement() -> None:
@@ -202,7 +202,7 @@ def test_findings_with_the_same_code_and_culprit_stay_apart_within_a_measurement
         OutcomeRow(id="gemm", kind="env", **fields(worst([wrong("bf16", off), wrong("fp8", off)], passed(""))))
         for off in (1, 2)
     ]
-    assert [finding.summary for finding in attempts.findings(*rows)] == ["bf16 is off by 1", "fp8 is off by 1"]
+    assert [finding.summary for finding in outcomes.merged_findings(*rows)] == ["bf16 is off by 1", "fp8 is off by 1"]
 
 
 def wrong(dtype: str, off: int) -> Outcome:

@@ -19,7 +19,7 @@ from msgspec import structs
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports.model import RunReport, load
 from envcheck.reports.rejudge import rejudge
-from envcheck.runner import attempts
+from envcheck.runner import outcomes
 from envcheck.runner.planning import CheckModule
 from envcheck.runner.schema import OutcomeRow
 from tests.checks.sabotage.lies import LIES
@@ -94,7 +94,7 @@ def test_every_outcome_of_a_faulty_machine_that_is_no_pass_has_a_documented_code
 def test_a_second_measurement_that_finds_the_same_loses_none_of_it(fault: Row, judged: Callable[..., Any]) -> None:
     row = msgspec.convert(judged(fault).outcomes[fault["check"]], OutcomeRow)
     real = [finding for finding in row.findings if finding.status in ALARMS]
-    assert len(attempts.findings(row, row)) == (min(len(real), 100) if len(real) > 1 else 0)
+    assert len(outcomes.merged_findings(row, row)) == (min(len(real), 100) if len(real) > 1 else 0)
 
 
 @pytest.mark.torch

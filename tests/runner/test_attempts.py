@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from envcheck.checks import ERROR, FAIL, PASS, WARN, Outcome, View, failed, passed, too_slow, undecided, warned, worst
 from envcheck.node.snapshot import Snapshot
-from envcheck.runner import attempts, judging
+from envcheck.runner import judging, outcomes
 from envcheck.runner.outcomes import outcome_row
 from envcheck.runner.planning import CheckModule
 from envcheck.runner.schema import OutcomeRow
@@ -42,7 +42,7 @@ FOUND = check_module(judge=_judge, performance=True)
 def made(kind: str, before: OutcomeRow | None = None) -> OutcomeRow:
     """Return the row of one measurement that came to this, after another one."""
     event = {"event": "done", "ranks": [{"kind": kind}], "seconds": 1.0, "body": 0.5, "logs": ["last words"]}
-    return outcome_row(FOUND, OUTCOMES[kind], event, before)
+    return outcome_row(FOUND, OUTCOMES[kind], event, before, 1.0)
 
 
 def run_of(rounds: list[list[str]]) -> OutcomeRow:
@@ -51,10 +51,10 @@ def run_of(rounds: list[list[str]]) -> OutcomeRow:
     for kinds in rounds:
         now: OutcomeRow | None = None
         for kind in kinds:
-            if now is None or attempts.unfinished(now):
+            if now is None or outcomes.unfinished(now):
                 now = made(kind, now)
         assert now is not None
-        whole = attempts.fold(whole, now) if len(rounds) > 1 else now
+        whole = outcomes.fold(whole, now) if len(rounds) > 1 else now
     assert whole is not None
     return whole
 
@@ -72,7 +72,7 @@ def test_what_was_wrong_once_is_the_verdict_whatever_comes_later(rounds: list[li
     combined, seen = run_of(rounds), measured(rounds)
     if "wrong" in seen:
         assert (combined.status, combined.remeasure) == (FAIL, False)
-        assert {f.code for f in combined.findings or [attempts.as_finding(combined)]} >= {"data.wrong"}
+        assert {f.code for f in combined.findings or [outcomes.as_finding(combined)]} >= {"data.wrong"}
     if "lost" in seen:
         assert combined.status in (FAIL, ERROR)
     if seen == {"good"}:
@@ -82,8 +82,8 @@ def test_what_was_wrong_once_is_the_verdict_whatever_comes_later(rounds: list[li
 
 @given(st.lists(KINDS, min_size=1, max_size=9), st.lists(KINDS, min_size=1, max_size=9))
 def test_no_order_of_attempts_makes_wrong_data_better(first: list[str], second: list[str]) -> None:
-    rows = [made(kind) for kind in first] + [attempts.in_round(made(kind), 2) for kind in second]
-    combined = attempts.combine(rows)
+    rows = [made(kind) for kind in first] + [outcomes.in_round(made(kind), 2) for kind in second]
+    combined = outcomes.combine(rows)
     if "wrong" in first + second:
         assert (combined.status, combined.remeasure) == (FAIL, False)
     if "lost" in first + second:
@@ -104,7 +104,7 @@ def test_no_order_of_attempts_makes_wrong_data_better(first: list[str], second: 
     ],
 )
 def test_the_second_measurement_counts_only_after_slowness(kinds: list[str], status: str, shown: int) -> None:
-    combined = attempts.combine([made(kind) for kind in kinds])
+    combined = outcomes.combine([made(kind) for kind in kinds])
     assert (combined.status, [a.shown for a in combined.attempts].index(True)) == (status, shown)
     assert [a.status for a in combined.attempts] == [OUTCOMES[kind].status for kind in kinds]
 

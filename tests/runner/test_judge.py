@@ -7,8 +7,8 @@ from typing import Any
 
 from envcheck.checks import Outcome, View, passed, skipped
 from envcheck.node.snapshot import Signal, Snapshot
-from envcheck.runner.judging import decide, exit_code, verdict, without_gpu
-from envcheck.runner.planning import CheckModule
+from envcheck.runner.judging import decide, exit_code, unmeasured, verdict
+from envcheck.runner.planning import CheckModule, plan
 from tests import builders
 from tests.builders import row
 from tests.tables import each
@@ -38,13 +38,17 @@ def test_a_judge_that_breaks_is_an_error_that_names_its_file(error: type[Excepti
 
 
 def test_gpus_enough_one_too_few_and_none() -> None:
-    two = check_module(lambda _: passed("fine"), gpus=2)
-    assert without_gpu(two, 2, "", require_gpu=True) is None
-    short = without_gpu(two, 1, "CUDA shows none", require_gpu=True)
-    assert short == skipped("needs 2 GPUs, found 1", code="gpu.not-enough")
-    lacking = without_gpu(two, 0, "CUDA shows none", require_gpu=False)
+    two = builders.check_module("x", "env", gpus=2)
+
+    def without(gpus: int, *, require_gpu: bool) -> Outcome | None:
+        planned = plan([two], level="full", nproc=2, require_gpu=require_gpu)
+        return unmeasured(two, View(Snapshot(), {"device_count": gpus, "cuda": "12.8"}), planned)
+
+    assert without(2, require_gpu=True) is None
+    assert without(1, require_gpu=True) == skipped("needs 2 GPUs, found 1", code="gpu.not-enough")
+    lacking = without(0, require_gpu=False)
     assert lacking == skipped("needs 2 GPUs, found none: CUDA shows none", code="gpu.not-enough")
-    required = without_gpu(two, 0, "CUDA shows none", require_gpu=True)
+    required = without(0, require_gpu=True)
     assert required is not None
     assert (required.status, bool(required.remedy), required.code) == ("fail", True, "gpu.required")
 

@@ -11,7 +11,7 @@ from envcheck.images.dockerfile import write_locks
 from envcheck.images.spec import load_spec
 from envcheck.matrix.facts.model import Cell
 from envcheck.matrix.file.load import load
-from envcheck.runner.execute import with_packages
+from envcheck.runner.promises import with_packages
 from tests.tables import each
 
 CELL = Cell(torch="2.8.0", variant="cu128", python="3.12")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from envcheck.runner.outcomes import last_lines, lost_rank_outcome
+from envcheck.runner.judging import lost_rank
+from envcheck.runner.outcomes import last_lines
+from tests.builders import check_module
 from tests.tables import each
 
 STAGING = "/tmp/envcheck-run-x/plan/staging/envcheck"  # noqa: S108 (a path in a log)
@@ -62,6 +64,6 @@ def test_a_line_of_a_flood_is_cut_to_its_end() -> None:
 def test_no_torch_a_broken_one_a_hang_and_the_checks_own_fault_are_told_apart(
     error: str, torch: str | None, summary: str, remedy: str
 ) -> None:
-    outcome = lost_rank_outcome({"rank": 1, "text": error}, torch)
+    outcome = lost_rank(check_module("x"), {"rank": 1, "text": error}, torch)
     assert (outcome.status, outcome.summary) == ("error", summary)
     assert remedy in outcome.remedy

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from envcheck.checks import ERROR, View
 from envcheck.node.snapshot import Signal, Snapshot, Why
-from envcheck.runner import state
-from envcheck.runner.judging import decide, verdict
+from envcheck.runner.judging import decide, lost_gpus_row, verdict
 from envcheck.runner.outcomes import fields
 from envcheck.runner.planning import discover, select
 from envcheck.runner.schema import OutcomeRow
@@ -37,7 +36,7 @@ def judged(snapshot: Snapshot, **choice: list[str]) -> tuple[list[OutcomeRow], V
 
 def exit_code(snapshot: Snapshot, **choice: list[str]) -> int:
     rows, view = judged(snapshot, **choice)
-    own = state.lost_gpus_row(view, {row.id: row for row in rows})
+    own = lost_gpus_row(view, {row.id: row for row in rows})
     return verdict([*rows, *filter(None, [own])], "gpu").exit_code
 
 
@@ -48,7 +47,7 @@ def test_a_choice_that_leaves_gpu_lost_out_is_no_pass_where_a_gpu_is_lost(
 ) -> None:
     assert exit_code(lost(5, why=why), **choice) == 3
     rows, view = judged(lost(2, 5, why=why), **choice)
-    own = state.lost_gpus_row(view, {row.id: row for row in rows})
+    own = lost_gpus_row(view, {row.id: row for row in rows})
     assert own is not None
     assert [(finding.status, finding.culprit) for finding in own.findings] == [
         (ERROR, f"GPU {index} ({SOUND.gpus[index].uuid})") for index in (2, 5)

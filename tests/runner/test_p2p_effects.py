@@ -146,19 +146,17 @@ def test_what_the_watchdog_of_nccl_says_is_a_hang(version: str) -> None:
     assert group_ending.watchdog("Process group watchdog thread terminated with exception: CUDA error") is None
 
 
-LOST = undecided("rank 0 died of SIGSEGV", fix="see the log", code="process.lost", rank=0)
-
-
 def test_a_probe_that_is_lost_while_it_copies_fails_and_names_the_pair() -> None:
     error = {"rank": 0, "text": "died of SIGSEGV", "doing": "GPU 0 (GPU-a) -> GPU 1 (GPU-b)"}
-    outcome = judging.p2p_lost(check_module(probe=True), LOST, error)
+    outcome = judging.lost_rank(check_module(probe=True), error, None)
     assert outcome.status == FAIL
     assert outcome.summary == "P2P broken: GPU 0 (GPU-a) -> GPU 1 (GPU-b): the process died of SIGSEGV"
     assert outcome.culprit == "GPU 0 (GPU-a) -> GPU 1 (GPU-b)"
     assert outcome.remedy
-    assert judging.p2p_lost(check_module(probe=True), LOST, {"rank": 0, "text": "died of SIGSEGV"}) == LOST
-    other = judging.p2p_lost(check_module(), LOST, error)
-    assert (other.status, other.summary) == (ERROR, f"{LOST.summary}, while it was at: {error['doing']}")
+    silent = judging.lost_rank(check_module(probe=True), {"rank": 0, "text": "died of SIGSEGV"}, None)
+    assert (silent.status, silent.summary) == (ERROR, "rank 0 died of SIGSEGV")
+    other = judging.lost_rank(check_module(), error, None)
+    assert (other.status, other.summary) == (ERROR, f"{silent.summary}, while it was at: {error['doing']}")
 
 
 WRONG = failed("two elements differ", fix="look at the links", value=2, code="data.wrong")
@@ -190,6 +188,9 @@ def test_what_was_measured_without_peer_to_peer_says_so_and_is_not_blamed_for_it
     assert after_rules(outcome, check_module(**options), {}) == outcome
     alone = skipped("one rank", code="rank.not-enough")
     assert after_rules(alone, check_module(**options), RAN_WITH) == alone
+
+
+LOST = undecided("rank 0 died of SIGSEGV", fix="see the log", code="process.lost", rank=0)
 
 
 @each(("outcome", "status"), [(FINE, FAIL), (LOW, FAIL), (SLOW, FAIL), (LOST, ERROR)])

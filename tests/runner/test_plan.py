@@ -10,8 +10,11 @@ import pytest
 
 from envcheck.checks import LEVELS
 from envcheck.errors import ConfigError
-from envcheck.runner.planning import CheckModule, discover, plan, select, worker_plan
-from envcheck.runner.state import Run
+from envcheck.reports.rejudge import EndedRun
+from envcheck.runner.planning import CheckModule, discover, plan, select
+from envcheck.runner.schema import TargetFacts
+from envcheck.runner.state import Run, RunPlan
+from envcheck.runner.worker_session import worker_plan
 from tests.builders import check_module
 from tests.tables import each
 
@@ -50,14 +53,9 @@ def test_a_name_that_is_none_is_refused_with_what_may_be_meant(only: list[str], 
 def test_the_worker_is_told_of_env_checks_alone() -> None:
     node = ALL[0]._replace(kind="node", id="node")
     made = plan([node, ALL[1]], level="full", nproc=3)
-    data = worker_plan(
-        made,
-        [node, ALL[1]._replace(source="module:q")],
-        ours=True,
-        spawn=False,
-        import_timeout=9.0,
-        environment={"NCCL_P2P_DISABLE": "1"},
-    )
+    target = EndedRun(TargetFacts(kind="python", name="python", chosen="--python"))
+    asked = RunPlan(plan=made, chosen=[node, ALL[1]._replace(source="module:q")], target=target)
+    data = worker_plan(made, asked, {"NCCL_P2P_DISABLE": "1"}, several_nodes=False)
     [check] = data["checks"]
     numbers = {"ranks": 0, "least_ranks": 1, "gpus": 1, "seconds": 2.0, "timeout": 30.0}
     assert check == {"id": "a-quick", "source": "module:q", "probe": False, "imports": [], **numbers}

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import structs
 
 from envcheck.node.snapshot import Signal, Snapshot
-from envcheck.runner import attempts
+from envcheck.runner import outcomes
 from envcheck.runner.execute import validate
 from envcheck.runner.planning import plan
 from envcheck.runner.schema import OutcomeRow
@@ -27,7 +27,7 @@ def row(status: Any, value: Any = None) -> OutcomeRow:
 def folded(*rows: OutcomeRow) -> OutcomeRow:
     whole = None
     for one in rows:
-        whole = attempts.fold(whole, one)
+        whole = outcomes.fold(whole, one)
     assert whole is not None
     return whole
 
@@ -101,7 +101,7 @@ def test_a_round_that_has_begun_is_finished_and_no_other_begins_when_it_is_over(
     checks = [check_module(identity) for identity in ("a", "b")]
     known = {identity: folded(*[row("pass")] * count) for identity, count in data.items()}
     made = plan(checks, level="full", nproc=2, **choices)
-    assert [c.id for c in attempts.to_do(made, known, elapsed)] == to_do
+    assert [c.id for c in outcomes.to_do(made, known, elapsed)] == to_do
 
 
 def test_the_node_is_read_in_every_round(site: Path, run_site: Callable[..., Run]) -> None:

@@ -19,7 +19,7 @@ import envcheck
 from envcheck.errors import ConfigError
 from envcheck.node.snapshot import Signal, Snapshot
 from envcheck.reports.model import RunReport, as_earlier, load, report_of, write
-from envcheck.runner import attempts
+from envcheck.runner import outcomes
 from envcheck.runner.execute import validate
 from envcheck.runner.schema import TargetFacts
 from envcheck.runner.state import Run
@@ -109,7 +109,7 @@ def test_another_torch_than_then_is_refused_in_one_line_and_the_report_stays_as_
     kept = killed.report.read_bytes()
     done = killed.run("--resume")
     assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert f"cannot resume {killed.report}: torch was 2.4.1+cu121, is unknown; leave --resume" in done.stderr
+    assert f"cannot resume {killed.report}: torch was 2.4.1+cu121, is none; leave --resume" in done.stderr
     assert killed.report.read_bytes() == kept
     assert killed.seen.read_text() == "x"
 
@@ -138,7 +138,7 @@ def going_on(run: Run, earlier: RunReport, **planned: Any) -> Run:
         ({"nproc": 3}, "--nproc was 2, is 3"),
         ({"level": "quick"}, "--level was full, is quick"),
         ({"require_gpu": True}, "--require-gpu was False, is True"),
-        ({"budget": 60.0}, "--budget was not given, is 60.0"),
+        ({"budget": 60.0}, "--budget was none, is 60.0"),
         ({"repeat": 2}, "--repeat was 1, is 2"),
         ({"checks": []}, "the checks differ by one"),
     ],
@@ -227,10 +227,10 @@ def test_a_repeated_run_goes_on_with_the_round_it_was_killed_in(
     add("two", "return {}", "ranks=1")
     run = run_site(repeat=2, snapshot=NODE)
     two = run_site(repeat=1, snapshot=NODE).outcomes["two"]
-    partly = [run.outcomes["one"], attempts.fold(None, two)]
+    partly = [run.outcomes["one"], outcomes.fold(None, two)]
     repeated = going_on(run, structs.replace(report_of(run), ended="", outcomes=partly))
     assert (repeated.number, repeated.done) == (2, 1)
     watcher = CallCounter()
     validate(repeated, lambda: NODE, watcher, pause=0.0)
-    assert [attempts.rounds(o) for o in repeated.outcomes.values()] == [2, 2]
+    assert [outcomes.rounds(o) for o in repeated.outcomes.values()] == [2, 2]
     assert repeated.outcomes["one"] == run.outcomes["one"]

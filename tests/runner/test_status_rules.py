@@ -8,7 +8,7 @@ from typing import Any
 
 from envcheck.checks import ERROR, FAIL, PASS, Outcome, View, failed, passed, too_slow
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
-from envcheck.runner import attempts, judging
+from envcheck.runner import judging, outcomes
 from envcheck.runner.outcomes import outcome_row
 from envcheck.runner.schema import OutcomeRow
 from tests.builders import check_module
@@ -34,9 +34,8 @@ def decided(outcome: Any, view: View | None = None, details: dict[str, Any] | No
 def as_row(outcome: Outcome, before: OutcomeRow | None = None, **more: Any) -> OutcomeRow:
     """Return the row of a measurement, after another one."""
     event = {"event": "done", "ranks": [{"rank": 0, "device": "cpu"}], "seconds": 1.0, "body": 0.5, "logs": [""]}
-    return outcome_row(
-        check_module(performance=True), dataclasses.replace(outcome, details={**outcome.details, **more}), event, before
-    )
+    detailed = dataclasses.replace(outcome, details={**outcome.details, **more})
+    return outcome_row(check_module(performance=True), detailed, event, before, 1.0)
 
 
 CHANGES: dict[str, tuple[Callable[[], Outcome | OutcomeRow], str, str]] = {
@@ -46,17 +45,17 @@ CHANGES: dict[str, tuple[Callable[[], Outcome | OutcomeRow], str, str]] = {
     "p2p-disabled": (lambda: decided(SLOW, details=RAN_WITHOUT_P2P), FAIL, ERROR),
     "second-measurement": (lambda: as_row(FINE, as_row(SLOW)), FAIL, PASS),
     "worse-measurement": (
-        lambda: attempts.join(as_row(FINE), as_row(failed("wrong", fix="out", code="data.wrong"))),
+        lambda: outcomes.join(as_row(FINE), as_row(failed("wrong", fix="out", code="data.wrong"))),
         PASS,
         FAIL,
     ),
     "worst-round": (
-        lambda: attempts.fold(attempts.fold(None, as_row(FINE)), as_row(failed("wrong", fix="x", code="data.wrong"))),
+        lambda: outcomes.fold(outcomes.fold(None, as_row(FINE)), as_row(failed("wrong", fix="x", code="data.wrong"))),
         PASS,
         FAIL,
     ),
     "same-bits": (
-        lambda: attempts.fold(attempts.fold(None, as_row(FINE, bits={"0": "a"})), as_row(FINE, bits={"0": "b"})),
+        lambda: outcomes.fold(outcomes.fold(None, as_row(FINE, bits={"0": "a"})), as_row(FINE, bits={"0": "b"})),
         PASS,
         FAIL,
     ),
@@ -74,5 +73,5 @@ def test_each_rule_that_changes_a_status_is_named_with_its_reason(rule: str) -> 
 
 
 def test_every_rule_has_a_case_here() -> None:
-    rules = set(judging.OUTCOME_RULES) | set(attempts.ROW_RULES)
+    rules = set(judging.OUTCOME_RULES) | set(outcomes.ROW_RULES)
     assert set(CHANGES) == rules - {"judged-again"}  # see tests/reports/test_rejudge.py

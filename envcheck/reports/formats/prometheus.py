@@ -14,7 +14,7 @@ from envcheck.reports import phrases
 from envcheck.reports.formats import Format
 from envcheck.reports.gpus import FINDINGS, culprits
 from envcheck.reports.model import RunReport
-from envcheck.runner import attempts
+from envcheck.runner import outcomes
 from envcheck.runner.schema import OutcomeRow
 
 # Prometheus wants base units, named in full (prometheus.io/docs/practices/naming).
@@ -111,7 +111,7 @@ def _checks(report: RunReport) -> Iterable[Sample]:
 
 def _findings(outcome: OutcomeRow) -> Iterable[Sample]:
     """Yield a series for each code and culprit that is no pass; what is beyond _MOST is counted as one."""
-    findings = outcome.findings or [attempts.as_finding(outcome)]
+    findings = outcome.findings or [outcomes.as_finding(outcome)]
     named = collections.Counter((f.status, f.code, f.culprit) for f in findings if f.status in FINDINGS)
     doc = "How many findings of the check have this status, code and culprit."
     for (status, code, culprit), count in list(named.items())[:_MOST]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.runner import outcomes
+from envcheck.runner import worker_session
 from envcheck.runner.schema import OutcomeRow
 from envcheck.runner.worker import process_limits, rank_group
 
@@ -66,9 +66,9 @@ def test_the_line_of_a_log_that_a_limit_explains_is_told(monkeypatch: pytest.Mon
     assert process_limits.telling_line(log) == "lost sys.stderr"
     monkeypatch.setattr("resource.getrlimit", lambda _: (10**9, 10**9))
     assert process_limits.telling_line(log) == "object type name: MemoryError"
-    text = outcomes.ending({"event": "exit", "code": 1, "log": log}, importing=False, own_limits=True)
+    text = worker_session.ending({"event": "died", "code": 1}, log, "", importing=False, own_limits=True)
     assert text.startswith("the worker exited with code 1: object type name: MemoryError (limit: 1000000000 bytes")
-    elsewhere = outcomes.ending({"event": "exit", "code": 1, "log": log}, importing=False, own_limits=False)
+    elsewhere = worker_session.ending({"event": "died", "code": 1}, log, "", importing=False, own_limits=False)
     assert elsewhere == "the worker exited with code 1: lost sys.stderr"
 
 

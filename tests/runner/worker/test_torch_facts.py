@@ -146,7 +146,7 @@ def test_an_import_that_kills_or_hangs_is_an_error_of_every_check(
     message: str,
 ) -> None:
     monkeypatch.setattr("envcheck.runner.worker_session.IMPORT_TIMEOUT", 2.0)
-    monkeypatch.setattr("envcheck.runner.outcomes.IMPORT_TIMEOUT", 2.0)
+    monkeypatch.setattr("envcheck.runner.worker_session.IMPORT_TIMEOUT", 2.0)
     torch(more=more)
     add("plain", "return {}")
     run = run_site(require_gpu=True)
