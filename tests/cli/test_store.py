@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from envcheck.cli import Settings
-from envcheck.cli.store.group import command
+from envcheck.cli.commands.store import command
 from envcheck.errors import ConfigError, EnvcheckError, PromiseError, UnavailableError
 from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.store import versions
-from envcheck.mirrors.store.manifest import Contents
+from envcheck.mirrors.store import releases
 from envcheck.mirrors.store.objects import Store
+from envcheck.mirrors.store.tree import Contents
 
 Run = Callable[..., Result]
 
@@ -28,7 +28,7 @@ def store(tmp_path: Path) -> Store:
     files = [hub_revision.HubFile(path="model.bin", size=7, sha256=digest)]
     model = hub_revision.Revision(repo="o/r", revision="0" * 40, files=files)
     for branches in ({}, {"o/r@main": "0" * 40}):
-        versions.publish(made, Contents(models=[model], branches=branches), keep=5)
+        releases.release(made, Contents(models=[model], branches=branches), keep=5)
     return made
 
 
@@ -55,15 +55,16 @@ def test_versions_are_listed_and_taken_back(run: Run, store: Store) -> None:
     ]
     assert "no version before 1" in failed(run("release", "--rollback"), ConfigError)
     assert "--rollback serves a version that exists" in failed(run("release", "x", "--rollback"), ConfigError)
-    assert versions.current(store) == 1
+    assert releases.current(store) == 1
 
 
-def test_an_unreadable_manifest_is_named_and_nothing_is_evicted(run: Run, store: Store) -> None:
+def test_an_unreadable_manifest_is_named_beside_the_other_versions(run: Run, store: Store) -> None:
     manifest = store.root / "versions/1/manifest.json"
     manifest.unlink()
-    manifest.write_text("{")
-    for words in (["versions"], ["gc", "--max-size", "1"]):
-        assert f"remove {manifest.parent}, and publish it again" in failed(run(*words), PromiseError)
+    done = run("versions")
+    assert done.return_value == 1
+    assert f"{manifest}: not a valid manifest" in done.stdout
+    assert "version 2    current  0 wheels, 1 model, " in done.stdout
 
 
 def test_a_damaged_file_is_named_and_not_served_again(run: Run, store: Store, tmp_path: Path) -> None:
@@ -72,7 +73,7 @@ def test_a_damaged_file_is_named_and_not_served_again(run: Run, store: Store, tm
     store.path(one.sha256).write_bytes(b"WEIGHTS")
     assert "cannot serve version 1" in failed(run("release", "--rollback"), PromiseError)
     assert "another hash than its name" in failed(run("export", "-o", str(tmp_path / "b")), PromiseError)
-    (tmp_path / "model.lock").write_bytes(hub_revision.format_lock(versions.read_manifest(store, 1).contents.models[0]))
+    (tmp_path / "model.lock").write_bytes(hub_revision.format_lock(releases.read_manifest(store, 1).contents.models[0]))
     (tmp_path / "none.yaml").write_text("closed: true\n")
     words = ("--model-lock", str(tmp_path / "model.lock"), "--mirror", str(tmp_path / "none.yaml"))
     done = run("release", *words)
@@ -103,44 +104,23 @@ def test_gc_is_1_when_all_that_is_left_is_published(run: Run, store: Store) -> N
 
 
 def test_a_bundle_goes_out_and_comes_in(run: Run, tmp_path: Path) -> None:
-    out = run("export", "-o", str(tmp_path / "b"), "--part-size", "10K")
-    assert " part" in out.stdout
+    assert "bundle.tar: " in run("export", "-o", str(tmp_path / "b")).stdout
     done = run("import", str(tmp_path / "b"), root=tmp_path / "other")
     assert "1 model imported" in done.stdout
     assert (tmp_path / "other/current/hf/o/r/resolve/main/model.bin").read_bytes() == b"weights"
-    part = tmp_path / "b/bundle.tar.000"
-    part.write_bytes(part.read_bytes()[:-1] + b"x")
-    assert "copy this part again" in failed(run("import", str(tmp_path / "b"), root=tmp_path / "third"), PromiseError)
+    (tmp_path / "b/bundle.tar").write_bytes(b"x")
+    assert "copy it again" in failed(run("import", str(tmp_path / "b"), root=tmp_path / "third"), PromiseError)
     assert not (tmp_path / "third/current").exists()
 
 
-def test_every_answer_is_json_for_programs(run: Run, store: Store, tmp_path: Path) -> None:
-    current = str(store.root / "current")
-    served = {"schema": "envcheck/store-published/1", "served": current, "new": False}
-    assert json.loads(run("release", "--rollback", "--json").stdout) == {**served, "version": 1}
+def test_a_model_is_released_from_its_lock(run: Run, store: Store, tmp_path: Path) -> None:
     digest = store.add(b"other", "model.bin")
     model = hub_revision.Revision(
         repo="o/s", revision="1" * 40, files=[hub_revision.HubFile(path="m.bin", size=5, sha256=digest)]
     )
     (tmp_path / "model.lock").write_bytes(hub_revision.format_lock(model))
-    published = {"schema": "envcheck/store-published/1", "served": current, "version": 3}
-    publish = ("release", "--model-lock", str(tmp_path / "model.lock"), "--json")
-    assert json.loads(run(*publish).stdout) == {**published, "new": True}
-    assert json.loads(run(*publish).stdout) == {**published, "new": False}
-    document = json.loads(run("export", "-o", str(tmp_path / "b"), "--json").stdout)
-    assert document["schema"] == "envcheck/store-export/1"
-    assert document["parts"] == {"bundle.tar.000": (tmp_path / "b/bundle.tar.000").stat().st_size}
-    assert json.loads(run("gc", "--json").stdout)["schema"] == "envcheck/store-gc/1"
-    assert json.loads(run("versions", "--json").stdout)["schema"] == "envcheck/versions/1"
-
-
-def test_a_model_is_published_from_its_lock(run: Run, store: Store, tmp_path: Path) -> None:
-    digest = store.add(b"other", "model.bin")
-    model = hub_revision.Revision(
-        repo="o/s", revision="1" * 40, files=[hub_revision.HubFile(path="m.bin", size=5, sha256=digest)]
-    )
-    (tmp_path / "model.lock").write_bytes(hub_revision.format_lock(model))
-    run("release", "--model-lock", str(tmp_path / "model.lock"))
+    for answer in ("version 3 is served: ", "version 3 is served already"):
+        assert answer in run("release", "--model-lock", str(tmp_path / "model.lock")).stdout
     assert (store.root / "current/hf/o/s/resolve/main/m.bin").read_bytes() == b"other"
     assert (store.root / "current/hf/o/r/resolve/main/model.bin").exists()
     store.evict(digest)

@@ -18,7 +18,7 @@ from envcheck.cli.build.printed import details, listeners, show_without_key
 from envcheck.cli.build.request import BuildRequest
 from envcheck.cli.options import architecture
 from envcheck.cli.sources.on_top import PinnedExtensions, known_extensions, pinned_to_fit, with_packages
-from envcheck.cli.store.common import disk_errors, open_store, transfer_options
+from envcheck.cli.sources.store import disk_errors, open_store, transfer_options
 from envcheck.errors import ConfigError
 from envcheck.images.source_builds import recipe, sdist
 from envcheck.images.source_builds.compile import Compiler, wheel_of

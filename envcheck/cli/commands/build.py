@@ -24,8 +24,8 @@ from envcheck.cli.build.request import BuildOptions, BuildRequest
 from envcheck.cli.options import architecture, command_with
 from envcheck.cli.sources.downloads import profile_for
 from envcheck.cli.sources.on_top import requested_packages
+from envcheck.cli.sources.store import prefetched_wheels
 from envcheck.cli.sources.this_machine import cell_for_this_machine
-from envcheck.cli.store.common import prefetched_wheels
 from envcheck.images import engines
 from envcheck.images.engines import build, venv
 from envcheck.images.engines.build import TargetRequest

@@ -16,7 +16,7 @@ from envcheck.cli import Settings
 from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, Size, command_with, complete_cells
 from envcheck.cli.shared.process import status_of, stopping
 from envcheck.cli.sources.downloads import FetchRequest, model_endpoints, profile_to_fetch, wanted_files
-from envcheck.cli.store.common import format_bytes, progress_bar
+from envcheck.cli.sources.store import format_bytes, progress_bar
 from envcheck.counting import counted
 from envcheck.errors import EnvcheckError
 from envcheck.mirrors.fetch.request import BandwidthLimiter, FetchedFile, TransferOptions

@@ -2,8 +2,8 @@
 
 sha256/ab/<hash>       the objects; an object that is being fetched has its .part and journal there
 info/ab/<hash>.json    the object's file name; the time of this file is when the object was last used
-versions/N, current    the published trees (versions.py)
-held/                  digests that running processes protect from eviction
+versions/N, current    the released trees (releases.py)
+lock, users            what a process that writes, and one that only uses files, holds locked
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from envcheck import safe_files
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
@@ -30,8 +29,6 @@ from envcheck.mirrors.fetch.request import FetchedFile, TransferOptions, WantedF
 from envcheck.mirrors.fetch.transfer import fetch
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-# Each running process has a file there that lists the digests it protects from eviction, and holds it locked.
-HELD: Final = "held"
 READ_ONLY: Final = 0o444
 _NO_LINK: Final = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 _NOT_TO_WRITE: Final = {errno.EROFS, errno.EACCES, errno.EPERM}
@@ -64,16 +61,20 @@ class Store:
     @property
     def begun(self) -> bool:
         """Tell whether the directory is a store already, rather than empty or full of other files."""
-        return any((self.root / name).is_dir() for name in ("sha256", "versions", HELD))
+        return any((self.root / name).is_dir() for name in ("sha256", "versions"))
 
     def path(self, sha256: str) -> Path:
         """Return the path of an object, which need not exist."""
         return self.root / "sha256" / sha256[:2] / sha256
 
     def has(self, sha256: str) -> bool:
-        """Tell whether the store has an object."""
+        """Tell whether the store has an object. A link is none."""
         path = self.path(sha256)
         return path.is_file() and not path.is_symlink()
+
+    def sound(self, sha256: str) -> bool:
+        """Tell whether the store has an object and its bytes have its hash."""
+        return self.has(sha256) and digest_or_none(self.path(sha256)) == sha256
 
     def objects(self) -> list[StoredObject]:
         """Return all complete objects, sorted by hash."""
@@ -81,17 +82,17 @@ class Store:
         for path in sorted(self.root.glob("sha256/??/*")):
             if _DIGEST.fullmatch(path.name):
                 with contextlib.suppress(FileNotFoundError):
-                    stat = path.stat()
-                    stored.append(StoredObject(path.name, stat.st_size, self._used(path), stat.st_nlink))
+                    stat, info = path.stat(), self._info(path.name)
+                    used = info.stat().st_mtime if info.exists() else stat.st_mtime
+                    stored.append(StoredObject(path.name, stat.st_size, used, stat.st_nlink))
         return stored
 
     def name(self, sha256: str) -> str | None:
         """Return the file name that an object was stored with, or None."""
         try:
-            info = json.loads(self._info(sha256).read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
+            name = dict(json.loads(self._info(sha256).read_bytes())).get("name")
+        except (FileNotFoundError, ValueError, TypeError):
             return None
-        name = info.get("name") if isinstance(info, dict) else None
         return name if isinstance(name, str) else None
 
     def put(self, target: WantedFile, options: TransferOptions) -> FetchedFile:
@@ -104,7 +105,7 @@ class Store:
         except (PromiseError, UnavailableError) as error:
             message = error.message.replace(f"{target.sha256}: ", f"{target.path.name}: ", 1)
             raise type(error)(message, fix=error.fix) from error
-        self._make_read_only(target.sha256)
+        path.chmod(READ_ONLY)
         self.touch(target.sha256, target.path.name)
         return fetched
 
@@ -125,12 +126,11 @@ class Store:
         """
         if self.sound(sha256):
             source.unlink()
-            self.touch(sha256, name)
-            return
-        source.chmod(READ_ONLY)
-        self.path(sha256).parent.mkdir(parents=True, exist_ok=True)
-        source.replace(self.path(sha256))
-        sync_folder(self.path(sha256).parent)
+        else:
+            source.chmod(READ_ONLY)
+            self.path(sha256).parent.mkdir(parents=True, exist_ok=True)
+            source.replace(self.path(sha256))
+            sync_folder(self.path(sha256).parent)
         self.touch(sha256, name)
 
     def add(self, content: bytes, name: str) -> str:
@@ -161,8 +161,7 @@ class Store:
 
     def touch(self, sha256: str, name: str | None = None) -> None:
         """Record an object's name and that it was used now. A read-only store stays as it is."""
-        info = self._info(sha256)
-        name = name or self.name(sha256)
+        info, name = self._info(sha256), name or self.name(sha256)
         with ignore_read_only():
             info.parent.mkdir(parents=True, exist_ok=True)
             safe_files.put(info, json.dumps({"name": name}).encode() + b"\n", durable=False)
@@ -172,72 +171,47 @@ class Store:
         self.path(sha256).unlink(missing_ok=True)
         self._info(sha256).unlink(missing_ok=True)
 
-    def sound(self, sha256: str) -> bool:
-        """Tell whether the store has an object and its bytes have its hash."""
-        try:
-            file = self._open(sha256)
-        except FileNotFoundError:
-            return False
-        try:
-            return digest_or_none(file) == sha256
-        finally:
-            os.close(file)
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Protect the objects from eviction until the block ends. Does nothing to a read-only store."""
+        with contextlib.ExitStack() as stack:
+            with ignore_read_only():
+                stack.enter_context(self._locked("users", fcntl.LOCK_SH))
+            yield
+
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        """Hold the store's lock, so that no two processes release, import or evict. The kernel frees it at exit."""
+        return self._locked("lock", fcntl.LOCK_EX)
 
     @contextlib.contextmanager
-    def held(self, digests: Iterable[str] = ()) -> Iterator[None]:
-        """Protect these objects, and all that are stored or used meanwhile, from eviction until the block ends.
-
-        Waits for an eviction that is under way. Does nothing to a read-only store.
-        """
-        folder = self.root / HELD
-        with contextlib.ExitStack() as stack:
-            with ignore_read_only(), self.locked():
-                folder.mkdir(exist_ok=True)
-                file = stack.enter_context(tempfile.NamedTemporaryFile("w", dir=folder, encoding="ascii"))
-                fcntl.flock(file, fcntl.LOCK_EX)
-                file.write("".join(f"{digest}\n" for digest in digests))
-                file.flush()
+    def unused(self) -> Iterator[None]:
+        """Keep out processes that release, import, evict or use objects. Raises UnavailableError if one does."""
+        with self.locked(), contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self._locked("users", fcntl.LOCK_EX | fcntl.LOCK_NB))
+            except BlockingIOError as error:
+                message = f"{self.root}: another process uses files of the store"
+                raise UnavailableError(message, fix="wait until it has ended") from error
             yield
 
     @contextlib.contextmanager
-    def locked(self, name: str = "lock", note: Callable[[str], None] | None = None) -> Iterator[None]:
-        """Hold the store's lock, so that no two processes publish, import or evict. The kernel releases it at exit."""
+    def _locked(self, name: str, how: int) -> Iterator[None]:
         self.root.mkdir(parents=True, exist_ok=True)
         file = os.open(self.root / name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, how | fcntl.LOCK_NB)
             except BlockingIOError:
-                (note or self._note)("another process publishes, imports or evicts: waiting for it")
-                fcntl.flock(file, fcntl.LOCK_EX)
+                if how & fcntl.LOCK_NB:
+                    raise
+                self._note("another process writes to the store: waiting for it")
+                fcntl.flock(file, how)
             yield
-        finally:
-            os.close(file)
-
-    def _open(self, sha256: str) -> int:
-        path = self.path(sha256)
-        try:
-            return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError as error:
-            if error.errno != errno.ELOOP:
-                raise
-            raise FileNotFoundError(errno.ENOENT, "a link is no object of a store", str(path)) from error
-
-    def _make_read_only(self, sha256: str) -> None:
-        file = self._open(sha256)
-        try:
-            os.fchmod(file, READ_ONLY)
         finally:
             os.close(file)
 
     def _info(self, sha256: str) -> Path:
         return self.root / "info" / sha256[:2] / f"{sha256}.json"
-
-    def _used(self, path: Path) -> float:
-        try:
-            return self._info(path.name).stat().st_mtime
-        except FileNotFoundError:
-            return path.stat().st_mtime
 
     @contextlib.contextmanager
     def _draft(self, sha256: str, source: Path) -> Iterator[int]:
@@ -246,7 +220,7 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         with safe_files.temporary(folder, sha256) as (file, draft):
             yield file
-            if digest_or_none(file) != sha256:
+            if digest_or_none(draft) != sha256:
                 message = f"{source}: it has another sha256 than {sha256}"
                 raise PromiseError(message, fix="use the right file, or leave it out")
             os.fsync(file)
@@ -255,10 +229,13 @@ class Store:
             sync_folder(folder)
 
 
-def digest_or_none(file: int) -> str | None:
-    """Return the sha256 of an open file as hex, or None if the disk cannot read its bytes."""
+def digest_or_none(path: Path) -> str | None:
+    """Return the sha256 of a file as hex, or None if it is not there or the disk cannot read its bytes."""
     try:
-        return digest_of(file, os.fstat(file).st_size)
+        with path.open("rb") as file:
+            return digest_of(file.fileno(), os.fstat(file.fileno()).st_size)
+    except FileNotFoundError:
+        return None
     except OSError as error:
         if error.errno not in _LOST:
             raise
@@ -290,13 +267,8 @@ def _link(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_LINK:
             raise
-        with source.open("rb") as original, safe_files.temporary(target.parent, target.name) as (file, draft):
-            _copy(original, file)
-            os.fsync(file)
-            os.fchmod(file, READ_ONLY)
-            draft.replace(target)
-
-
-def _copy(original: IO[bytes], file: int) -> None:
-    with open(file, "wb", closefd=False) as copy:
-        shutil.copyfileobj(original, copy, 1 << 20)
+        with source.open("rb") as original, target.open("xb") as copy:
+            shutil.copyfileobj(original, copy, 1 << 20)
+            copy.flush()
+            os.fsync(copy.fileno())
+            os.fchmod(copy.fileno(), READ_ONLY)

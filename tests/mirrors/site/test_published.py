@@ -16,9 +16,9 @@ import pytest
 import uv
 
 from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.store import tree_files, versions
-from envcheck.mirrors.store.manifest import Contents, Wheel
+from envcheck.mirrors.store import releases, tree
 from envcheck.mirrors.store.objects import Store
+from envcheck.mirrors.store.tree import Contents, Wheel
 from tests.certificates import Certificate
 from tests.http_server import Servers
 from tests.mirrors.hub.conftest import COMMIT, FILES, LARGE, Hub, sha256
@@ -92,7 +92,7 @@ class ServedSite:
 
     def published(self, contents: Contents, repo: str = OWN) -> None:
         """Publish, and have nginx read what was published; wait until it has read of a model."""
-        versions.publish(self.store, contents, keep=2)
+        releases.release(self.store, contents, keep=2)
         self.nginx.send_signal(signal.SIGHUP)
         path = f"{self.models}/{repo}/resolve/main/config.json"
         assert eventually(lambda: get(path, self.ca, Authorization=f"Bearer {TOKEN}")[0], 200) == 200
@@ -151,8 +151,8 @@ def test_pip_and_uv_install_what_was_published(served: ServedSite, tmp_path: Pat
 
 def _pages_are_json_for_who_asks_and_else_html(served: ServedSite) -> None:
     page = f"{served.packages}/simple/alpha/"
-    status, body, headers = get(page, served.ca, Accept=f"{tree_files.JSON}, text/html;q=0.01")
-    assert (status, headers["Content-Type"], headers["Vary"]) == (200, tree_files.JSON, "Accept")
+    status, body, headers = get(page, served.ca, Accept=f"{tree.JSON}, text/html;q=0.01")
+    assert (status, headers["Content-Type"], headers["Vary"]) == (200, tree.JSON, "Accept")
     file = json.loads(body)["files"][0]
     status, body, headers = get(page, served.ca, Accept="text/html")
     assert (status, headers["Content-Type"], b'href="../../files/' in body) == (200, "text/html", True)
@@ -187,7 +187,7 @@ def test_a_model_whose_headers_nginx_has_not_read_is_not_served_without_them(
     served.published(contents)
     bearer = {"Authorization": f"Bearer {TOKEN}"}
     late = Contents(models=[_model(served.store, "site/late")], branches={"site/late@main": COMMIT})
-    versions.publish(served.store, late, keep=2)
+    releases.release(served.store, late, keep=2)
     status, _, headers = get(f"{served.models}/site/late/resolve/main/config.json", served.ca, **bearer)
     assert (status, headers["X-Error-Code"]) == (404, "EntryNotFound")
     served.published(contents, "site/late")
@@ -204,7 +204,7 @@ def _never_with_the_headers_of_another_version(served: ServedSite, bearer: dict[
     digest = served.store.add(other, "config.json")
     file = hub_revision.HubFile(path="config.json", size=len(other), sha256=digest, sha1=hub_revision.git_sha1(other))
     changed = hub_revision.Revision(repo=OWN, revision="f" * 40, files=[file])
-    versions.publish(served.store, Contents(models=[changed], branches={f"{OWN}@main": "f" * 40}), keep=3)
+    releases.release(served.store, Contents(models=[changed], branches={f"{OWN}@main": "f" * 40}), keep=3)
     assert get(path, served.ca, **bearer)[0] == 404
-    versions.rollback(served.store)
+    releases.rollback(served.store)
     assert get(path, served.ca, **bearer)[1] == FILES["config.json"]

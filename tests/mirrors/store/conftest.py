@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.store import tree_files, versions
-from envcheck.mirrors.store.manifest import Contents, Wheel
+from envcheck.mirrors.store import releases, tree
 from envcheck.mirrors.store.objects import Store
+from envcheck.mirrors.store.tree import Contents, Wheel
 from tests import wheels
 from tests.http_server import Answer, Request, Server, Servers, directory
 
@@ -77,14 +77,14 @@ def republished(contents: Contents, number: int) -> Contents:
 
 def broken(store: Store, number: int) -> list[str]:
     """Return the files of a version that are not what they must be."""
-    root, files = store.root / "versions" / str(number), versions.read_manifest(store, number).files
+    root, files = store.root / "versions" / str(number), releases.read_manifest(store, number).files
     return [f.path for f in files if not (root / f.path).is_file() or sha256((root / f.path).read_bytes()) != f.sha256]
 
 
 def damaged(store: Store) -> list[str]:
     """Return the objects and the files of versions that are not what they must be."""
     objects = [stored.sha256 for stored in store.objects() if not store.sound(stored.sha256)]
-    return objects + [path for number in versions.numbers(store) for path in broken(store, number)]
+    return objects + [path for number in releases.numbers(store) for path in broken(store, number)]
 
 
 def wheel(store: Store, path: Path, index: str = "pypi") -> Wheel:
@@ -105,11 +105,11 @@ def wheel(store: Store, path: Path, index: str = "pypi") -> Wheel:
 
 def published(root: Path, below: str, request: Request) -> Answer:
     """Return a file of a published tree, or of what is below it there, as nginx would by headers.json."""
-    wants_json = tree_files.JSON in request.headers.get("Accept", "") or bool(below)
+    wants_json = tree.JSON in request.headers.get("Accept", "") or bool(below)
     answer = directory(root / below, "index.json" if wants_json else "index.html")(request)
     page = request.route.endswith("/") and wants_json and not below
     known = json.loads((root / "headers.json").read_text())["headers"].get(f"{below}{request.path}", {})
-    headers = {**answer.headers, "Content-Type": tree_files.JSON if page else "text/html", **known}
+    headers = {**answer.headers, "Content-Type": tree.JSON if page else "text/html", **known}
     return dataclasses.replace(answer, headers=headers)
 
 

@@ -1,43 +1,53 @@
-"""Bundles: equal to the bit, whole or refused, and never a path of another's choosing."""
+"""Bundles: equal to the bit, whole and authentic or refused, and no harm by whatever somebody else put into one."""
 
 from __future__ import annotations
 
-import hashlib
-import io
 import os
+import random
 import shutil
 import subprocess
 import tarfile
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, Literal
 
 import msgspec
 import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from envcheck.cli import cli
 from envcheck.errors import ConfigError, EnvcheckError, PromiseError, UnavailableError
-from envcheck.mirrors.store import bundle, versions
-from envcheck.mirrors.store.manifest import Contents, object_sizes
+from envcheck.mirrors.store import bundle, releases
 from envcheck.mirrors.store.objects import Store
-from tests.mirrors.store.conftest import damaged
+from envcheck.mirrors.store.tree import Contents, object_sizes
+from tests.mirrors.store.conftest import damaged, sha256
+from tests.tables import each
 
-PART = 100_000
-
-
-def _quiet(_there: int, _all: int) -> None:
-    return
+Keys = Callable[[str], tuple[Path, Path]]
 
 
-def _imported(store: Store, source: Path) -> Contents:
-    return bundle.import_bundle(store, bundle.verified_parts(source, _quiet), _quiet)
+def quiet(_there: int, _all: int) -> None:
+    """Say nothing."""
+
+
+def imported(store: Store, source: Path, **options: Any) -> Contents:
+    return bundle.import_bundle(store, bundle.verified(source, **options), quiet)
+
+
+def export(store: Store, contents: Contents, to: Path, key: Path | None = None) -> Path:
+    digest = bundle.export(store, contents, to, progress=quiet, key=key)
+    assert digest == sha256((to / bundle.TAR).read_bytes())
+    return to
 
 
 @pytest.fixture
 def exported(store: Store, contents: Contents, tmp_path: Path) -> Path:
-    """Return a bundle of everything, in several parts."""
-    parts = bundle.export(store, contents, tmp_path / "bundle", part_size=PART, progress=_quiet)
-    assert len(parts) > 2
-    return tmp_path / "bundle"
+    """Return a bundle of everything."""
+    return export(store, contents, tmp_path / "bundle")
 
 
 @pytest.fixture
@@ -45,215 +55,101 @@ def other(tmp_path: Path) -> Store:
     """Return the store of another machine, which serves something already."""
     there = Store(tmp_path / "other")
     there.add(b"old", "old.txt")
-    versions.publish(there, Contents(), keep=3)
+    releases.release(there, Contents(), keep=3)
     return there
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    """Give a function that makes a private and a public key."""
+
+    def make(name: str) -> tuple[Path, Path]:
+        private, public = tmp_path / f"{name}.pem", tmp_path / f"{name}.pub"
+        subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", private], check=True)
+        subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
+        return private, public
+
+    return make
 
 
 def _state(store: Store) -> dict[str, bytes | str]:
     """Return every file of a store with its content; times and locks are not what it holds."""
-    data: dict[str, bytes | str] = {}
-    for path in sorted(store.root.rglob("*")):
-        if path.is_symlink():
-            data[str(path.relative_to(store.root))] = str(path.readlink())
-        elif path.is_file() and not path.name.endswith("lock"):
-            data[str(path.relative_to(store.root))] = path.read_bytes()
-    return data
+    paths = [path for path in store.root.rglob("*") if path.name not in {"lock", "users"}]
+    data: dict[str, bytes | str] = {str(path): path.read_bytes() for path in paths if path.is_file()}
+    return data | {str(path): str(path.readlink()) for path in paths if path.is_symlink()}
 
 
-def test_two_exports_are_equal_to_the_bit(store: Store, contents: Contents, exported: Path, tmp_path: Path) -> None:
+def test_equal_contents_give_equal_bytes_which_plain_tools_read(
+    store: Store, contents: Contents, exported: Path, tmp_path: Path
+) -> None:
     copy = Store(tmp_path / "copy")
     for digest in reversed(list(object_sizes(contents))):
         copy.adopt(store.path(digest), digest, "other")
-    repeated = tmp_path / "again"
-    bundle.export(copy, contents, repeated, part_size=PART, progress=_quiet)
+    repeated = export(copy, contents, tmp_path / "again")
     assert {p.name: p.read_bytes() for p in exported.iterdir()} == {p.name: p.read_bytes() for p in repeated.iterdir()}
-
-
-def test_plain_tools_read_a_bundle(exported: Path, contents: Contents, tmp_path: Path) -> None:
     subprocess.run(["sha256sum", "--quiet", "-c", bundle.SUMS], cwd=exported, check=True)
-    to = tmp_path / "plain"
-    to.mkdir()
-    subprocess.run(["/bin/sh", "-c", f"cat {exported}/bundle.tar.* | tar -x -C {to}"], check=True)
+    subprocess.run(["tar", "-x", "-f", exported / bundle.TAR, "-C", tmp_path], check=True)
     wheel = contents.wheels[0]
-    there = to / "sha256" / wheel.sha256[:2] / wheel.sha256
-    assert hashlib.sha256(there.read_bytes()).hexdigest() == wheel.sha256
+    assert sha256((tmp_path / "sha256" / wheel.sha256[:2] / wheel.sha256).read_bytes()) == wheel.sha256
 
 
 def test_a_bundle_makes_the_same_tree_on_another_machine(
     store: Store, contents: Contents, exported: Path, other: Store
 ) -> None:
-    versions.publish(other, _imported(other, exported), keep=3)
-    versions.publish(store, contents, keep=3)
-    assert versions.read_manifest(other, 2).files == versions.read_manifest(store, 1).files
+    releases.release(other, imported(other, exported), keep=3)
+    releases.release(store, contents, keep=3)
+    assert releases.read_manifest(other, 2).files == releases.read_manifest(store, 1).files
     assert damaged(other) == []
     assert other.name(contents.wheels[0].sha256) == contents.wheels[0].name
 
 
-def test_an_export_hashes_what_it_writes(store: Store, contents: Contents, tmp_path: Path) -> None:
+def test_an_export_hashes_what_it_writes_and_overwrites_no_whole_bundle(
+    store: Store, contents: Contents, exported: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="a bundle exists already"):
+        export(store, contents, exported)
+    whole = (exported / bundle.TAR).read_bytes()
+    (exported / bundle.SUMS).unlink()  # as an export leaves it that was killed before its end
+    (exported / bundle.TAR).write_bytes(b"half")
+    assert (export(store, contents, exported) / bundle.TAR).read_bytes() == whole
     path = store.path(contents.wheels[0].sha256)
     path.chmod(0o644)
     path.write_bytes(b"x" * path.stat().st_size)
     with pytest.raises(PromiseError, match="another hash than its name"):
-        bundle.export(store, contents, tmp_path / "b", part_size=PART, progress=_quiet)
+        export(store, contents, tmp_path / "b")
     assert list((tmp_path / "b").iterdir()) == []
-
-
-def test_an_export_overwrites_nothing_and_lacks_nothing(store: Store, contents: Contents, exported: Path) -> None:
-    with pytest.raises(ConfigError, match="a bundle exists already"):
-        bundle.export(store, contents, exported, part_size=PART, progress=_quiet)
     store.evict(contents.wheels[0].sha256)
     with pytest.raises(UnavailableError, match="missing: 1 file,"):
-        bundle.export(store, contents, exported.parent / "more", part_size=PART, progress=_quiet)
+        export(store, contents, tmp_path / "more")
 
 
-def _flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+HARMS: list[tuple[Callable[[Path], object], type[EnvcheckError], str]] = [
+    (lambda at: os.truncate(at / bundle.TAR, 3000), PromiseError, "bundle.tar: it has another sha256"),
+    (lambda at: (at / bundle.TAR).unlink(), UnavailableError, "missing: bundle.tar"),
+    (lambda at: (at / bundle.SUMS).unlink(), ConfigError, "cannot read bundle.sha256"),
+    (lambda at: (at / bundle.SUMS).write_text("x\n"), ConfigError, "not the line"),
+    (lambda at: (at / bundle.SUMS).write_text(f"{'0' * 64}  ../bundle.tar\n"), ConfigError, "not the line"),
+]
 
 
-def _cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def _swap(at: Path) -> None:
-    rows = (at / bundle.SUMS).read_text().splitlines()
-    (at / bundle.SUMS).write_text("\n".join([rows[1], rows[0], *rows[2:], ""]))
-
-
-def _elsewhere(at: Path) -> None:
-    rows = (at / bundle.SUMS).read_text()
-    (at / bundle.SUMS).write_text(rows.replace("bundle.tar.000", "../bundle.tar.000"))
-
-
-@pytest.mark.parametrize(
-    ("harm", "kind", "message"),
-    [
-        (lambda at: _flip(at / "bundle.tar.001"), PromiseError, "bundle.tar.001: it has another sha256"),
-        (lambda at: _cut(at / "bundle.tar.002"), PromiseError, "bundle.tar.002: it has another sha256"),
-        (lambda at: (at / "bundle.tar.001").unlink(), UnavailableError, "missing: bundle.tar.001"),
-        (lambda at: (at / bundle.SUMS).unlink(), ConfigError, "cannot read bundle.sha256"),
-        (lambda at: (at / bundle.SUMS).write_text("x\n"), ConfigError, "does not list the parts"),
-        (_swap, ConfigError, "in order"),
-        (_elsewhere, ConfigError, "does not list the parts"),
-    ],
-)
+@pytest.mark.parametrize(("harm", "kind", "message"), HARMS)
 def test_a_damaged_bundle_leaves_the_store_as_it_was(
-    exported: Path, other: Store, harm: Callable[[Path], None], kind: type[EnvcheckError], message: str
+    exported: Path, other: Store, harm: Callable[[Path], object], kind: type[EnvcheckError], message: str
 ) -> None:
     before = _state(other)
     harm(exported)
     with pytest.raises(kind, match=message):
-        _imported(other, exported)
+        imported(other, exported)
     assert _state(other) == before
 
 
-def _member(
-    name: str, content: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = ""
-) -> tuple[tarfile.TarInfo, bytes]:
-    member = tarfile.TarInfo(name)
-    member.size, member.type, member.linkname, member.mode = len(content), kind, link, 0o444
-    return member, content
-
-
-def _bundle(at: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> Path:
-    """Write a bundle by hand, whose parts have the hashes that it says."""
-    at.mkdir()
-    with tarfile.open(at / "bundle.tar.000", "w") as tar:
-        for member, content in members:
-            tar.addfile(member, io.BytesIO(content))
-    digest = hashlib.sha256((at / "bundle.tar.000").read_bytes()).hexdigest()
-    (at / bundle.SUMS).write_text(f"{digest}  bundle.tar.000\n")
-    return at
-
-
-GOOD = b"good"
-NAME = hashlib.sha256(GOOD).hexdigest()
-PLACE = f"sha256/{NAME[:2]}/{NAME}"
-
-
-def _list(**changes: object) -> tuple[tarfile.TarInfo, bytes]:
-    wheel = {"name": "a-1-py3-none-any.whl", "sha256": NAME, "size": 4, **changes}
-    return _member(bundle.CONTENTS, msgspec.json.encode({"wheels": [wheel]}))
-
-
-@pytest.mark.parametrize(
-    "members",
-    [
-        pytest.param([_list(), _member("../../outside", GOOD)], id="parent"),
-        pytest.param([_list(), _member("/tmp/outside", GOOD)], id="absolute"),  # noqa: S108 (a lie)
-        pytest.param([_list(), _member(f"sha256/{NAME[:2]}/../{NAME[:2]}/{NAME}", GOOD)], id="detour"),
-        pytest.param([_list(), _member(f"./{PLACE}", GOOD)], id="another spelling"),
-        pytest.param([_list(), _member(PLACE, b"", tarfile.SYMTYPE, "/etc/passwd")], id="symlink"),
-        pytest.param([_list(), _member(PLACE, b"", tarfile.LNKTYPE, bundle.CONTENTS)], id="hard link"),
-        pytest.param([_list(), _member(PLACE, b"", tarfile.CHRTYPE)], id="device"),
-        pytest.param([_list(), _member(PLACE, b"", tarfile.BLKTYPE)], id="block device"),
-        pytest.param([_list(), _member(PLACE, b"", tarfile.FIFOTYPE)], id="pipe"),
-        pytest.param([_list(), _member(PLACE, b"", tarfile.DIRTYPE)], id="directory"),
-        pytest.param([_list(), _member(PLACE, GOOD), _member(PLACE, GOOD)], id="twice"),
-        pytest.param([_list(), _list(), _member(PLACE, GOOD)], id="two lists"),
-        pytest.param([_list(), _member(PLACE, GOOD), _member(f"sha256/00/{'0' * 64}", GOOD)], id="not listed"),
-        pytest.param([_list(), _member(PLACE, b"evil")], id="other bytes"),
-        pytest.param([_list(), _member(PLACE, b"longer")], id="another size"),
-        pytest.param([_list(size=5), _member(PLACE, GOOD)], id="another size in the list"),
-        pytest.param([_list()], id="lacks a file"),
-        pytest.param([_member(PLACE, GOOD), _list()], id="no list first"),
-        pytest.param([], id="empty"),
-        pytest.param([_list(name="../a-1-py3-none-any.whl"), _member(PLACE, GOOD)], id="a wheel elsewhere"),
-        pytest.param([_list(name="a-1-1/../../../x-py3-none-any.whl"), _member(PLACE, GOOD)], id="a build elsewhere"),
-        pytest.param([_list(name="a"), _member(PLACE, GOOD)], id="no wheel"),
-        pytest.param([_list(name=f"a-{'9' * 5000}-py3-none-any.whl"), _member(PLACE, GOOD)], id="endless version"),
-        pytest.param([_list(name=f"{'a' * 231}-py3-none-any.whl"), _member(PLACE, GOOD)], id="no file's name"),
-        pytest.param([_list(name='a-1-py3-none-any.whl">'), _member(PLACE, GOOD)], id="markup"),
-        pytest.param([_list(index="../../etc"), _member(PLACE, GOOD)], id="an index elsewhere"),
-        pytest.param([_list(sha256="../../x"), _member(PLACE, GOOD)], id="no hash"),
-        pytest.param([_list(unknown=1), _member(PLACE, GOOD)], id="unknown key"),
-        pytest.param([_member(bundle.CONTENTS, b"[]")], id="no contents"),
-    ],
-)
-def test_a_bundle_that_lies_is_refused(
-    other: Store, tmp_path: Path, members: list[tuple[tarfile.TarInfo, bytes]]
-) -> None:
-    before, outside = _state(other), set(tmp_path.rglob("*")) - set(other.root.rglob("*"))
-    where = _bundle(tmp_path / "b", members)
-    with pytest.raises((PromiseError, ConfigError)):
-        _imported(other, where)
-    assert _state(other) == before
-    assert set(tmp_path.rglob("*")) - set(other.root.rglob("*")) - set(where.rglob("*")) - {where} == outside
-
-
-@pytest.mark.parametrize("name", [bundle.SUMS, "bundle.sha256.sig"])
 @pytest.mark.timeout(60)
-def test_a_pipe_in_a_bundle_is_refused_at_once(exported: Path, name: str) -> None:
-    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", "key.pem"], cwd=exported, check=True)
-    subprocess.run(["openssl", "pkey", "-in", "key.pem", "-pubout", "-out", "key.pub"], cwd=exported, check=True)
-    (exported / name).unlink(missing_ok=True)
-    os.mkfifo(exported / name)
-    with pytest.raises((ConfigError, PromiseError), match=f"cannot read {name}"):
-        bundle.verified_parts(exported, _quiet, key=exported / "key.pub")
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        {"repo": "../x", "revision": "0" * 40, "files": []},
-        {"repo": "o/r", "revision": "main", "files": []},
-        {"repo": "o/r", "revision": "0" * 40, "files": [{"path": "../../x", "size": 4, "sha256": NAME}]},
-        {"repo": "o/r", "revision": "0" * 40, "files": [{"path": "/x", "size": 4, "sha256": NAME}]},
-    ],
-)
-def test_a_model_that_leads_outside_is_refused(other: Store, tmp_path: Path, model: dict[str, object]) -> None:
-    listed = _member(bundle.CONTENTS, msgspec.json.encode({"models": [model]}))
-    with pytest.raises(ConfigError):
-        _imported(other, _bundle(tmp_path / "b", [listed, _member(PLACE, GOOD)]))
-
-
-@pytest.mark.parametrize("branch", ["o/r@../../x", "o/r@", "other/r@main", "o/r@main/../.."])
-def test_a_branch_that_leads_outside_is_refused(other: Store, tmp_path: Path, branch: str) -> None:
-    model = {"repo": "o/r", "revision": "0" * 40, "files": [{"path": "x", "size": 4, "sha256": NAME}]}
-    listed = _member(bundle.CONTENTS, msgspec.json.encode({"models": [model], "branches": {branch: "0" * 40}}))
-    with pytest.raises(ConfigError):
-        _imported(other, _bundle(tmp_path / "b", [listed, _member(PLACE, GOOD)]))
+def test_a_pipe_in_a_bundle_is_refused_at_once(exported: Path, other: Store, keys: Keys) -> None:
+    for name in (bundle.SIGNATURE, bundle.SUMS):
+        (exported / name).unlink(missing_ok=True)
+        os.mkfifo(exported / name)
+        with pytest.raises((ConfigError, PromiseError), match=f"cannot read {name}"):
+            imported(other, exported, key=keys("own")[1])
 
 
 def test_a_disk_without_room_is_told_before_anything_is_unpacked(
@@ -262,5 +158,225 @@ def test_a_disk_without_room_is_told_before_anything_is_unpacked(
     before = _state(other)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
     with pytest.raises(UnavailableError, match="bytes are needed and 1 are free"):
-        _imported(other, exported)
+        imported(other, exported)
     assert _state(other) == before
+
+
+def test_only_the_right_digest_and_signature_are_taken(
+    store: Store, contents: Contents, other: Store, tmp_path: Path, keys: Keys
+) -> None:
+    (private, public), (_, foreign) = keys("own"), keys("other")
+    ours = export(store, contents, tmp_path / "ours", private)
+    theirs = export(store, msgspec.structs.replace(contents, branches={}), tmp_path / "theirs")
+    assert imported(other, ours, sha256=sha256((ours / bundle.TAR).read_bytes()), key=public) == contents
+    with pytest.raises(PromiseError, match="another digest"):
+        imported(other, ours, sha256="0" * 64)
+    with pytest.raises(PromiseError, match="not signed by the key"):
+        imported(other, ours, key=foreign)
+    with pytest.raises(PromiseError, match="is not signed"):
+        imported(other, theirs, key=public)
+    for signed in ((ours / bundle.SIGNATURE).read_bytes(), b"", bytes(64), bytes(1000)):
+        (theirs / bundle.SIGNATURE).write_bytes(signed)
+        with pytest.raises(PromiseError, match="not signed by the key"):
+            imported(other, theirs, key=public)
+
+
+def test_a_tar_that_changes_after_it_was_verified_is_refused(
+    store: Store, contents: Contents, exported: Path, tmp_path: Path
+) -> None:
+    changed = export(store, msgspec.structs.replace(contents, branches={}), tmp_path / "c")
+    content = (changed / bundle.TAR).read_bytes()
+    there = Store(tmp_path / "there")
+    verified = bundle.verified(exported)
+    (exported / bundle.TAR).write_bytes(content)
+    with pytest.raises(PromiseError, match="changed while it was read"):
+        bundle.import_bundle(there, verified, quiet)
+    assert there.objects() == []
+
+
+def ran(*words: object) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, [str(word) for word in words])
+    return (99, str(result.exception)) if isinstance(result.exception, EnvcheckError) else (0, result.output)
+
+
+def test_the_commands_sign_print_and_refuse(store: Store, contents: Contents, tmp_path: Path, keys: Keys) -> None:
+    private, public = keys("own")
+    releases.release(store, contents, keep=3)
+    message = ran("store", "--store", store.root, "export", "-o", tmp_path / "b", "--key", private)[1]
+    digest = sha256((tmp_path / "b" / bundle.TAR).read_bytes())
+    assert f"digest {digest}, signed" in message
+    taken = ("store", "--store", tmp_path / "other", "import", tmp_path / "b")
+    assert "another digest" in ran(*taken, "--sha256", "0" * 64)[1]
+    assert "not a sha256" in ran(*taken, "--sha256", "short")[1]
+    code, message = ran(*taken, "--sha256", digest, "--key", public)
+    assert (code, "not authenticated" in message) == (0, False)
+    assert "not authenticated" in ran(*taken)[1]
+
+
+def test_a_wheel_that_a_published_cell_locks_is_held_against_the_lock(
+    store: Store, contents: Contents, tmp_path: Path, make_wheel: Callable[..., Path]
+) -> None:
+    path = make_wheel("mpmath", "1.3.0")
+    digest = sha256(path.read_bytes())
+    store.adopt(path, digest)
+    forged = msgspec.structs.replace(contents.wheels[0], name=path.name, sha256=digest, size=path.stat().st_size)
+    at = export(store, msgspec.structs.replace(contents, wheels=[forged]), tmp_path / "b")
+    message = ran("store", "--store", tmp_path / "other", "import", at)[1]
+    assert "another sha256 than the locks of the published cells" in message
+    assert Store(tmp_path / "other").objects() == []
+
+
+# What somebody else put into a tar, whose hash is then made to fit.
+GOOD = [random.Random(n).randbytes(n * 300) for n in range(1, 4)]  # noqa: S311 (data)
+OBJECTS = {sha256(content): content for content in GOOD}
+NAME = sha256(GOOD[0])
+PLACE = f"sha256/{NAME[:2]}/{NAME}"
+
+
+def block(name: str, content: bytes) -> bytes:
+    """Return a member as an export writes it."""
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = len(content), 0o444
+    return info.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % 512)
+
+
+def written(*blocks: bytes) -> bytes:
+    tar = b"".join(blocks)
+    return tar + bytes(1024 + -(len(tar) + 1024) % tarfile.RECORDSIZE)
+
+
+def taken(tar: bytes, objects: set[str] = set(OBJECTS)) -> bool:  # noqa: B006 (never changed)
+    """Take a tar in as a bundle; tell whether it was taken.
+
+    Whether or not: what has a name in the store has its hash, and nothing has come to be anywhere else.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        (root / "b").mkdir()
+        (root / "b" / bundle.TAR).write_bytes(tar)
+        (root / "b" / bundle.SUMS).write_text(f"{sha256(tar)}  {bundle.TAR}\n")
+        store, message = Store(root / "store"), ""
+        try:
+            imported(store, root / "b")
+        except (PromiseError, ConfigError) as error:
+            message = str(error)
+        assert "\n" not in message
+        assert {one.sha256 for one in store.objects()} == (set() if message else objects)
+        assert damaged(store) == []
+        assert {path.name for path in root.iterdir()} == {"b", "store"}
+        assert {path.name for path in (root / "store").iterdir()} <= {"sha256", "info", "lock"}
+        return not message
+
+
+def _model(**changes: object) -> dict[str, object]:
+    files = [{"path": f"{n}.bin", "size": len(content), "sha256": sha256(content)} for n, content in enumerate(GOOD)]
+    return {"repo": "o/r", "revision": "0" * 40, "files": files, **changes}
+
+
+LISTED = msgspec.json.encode({"models": [_model()]})
+WHOLE = {bundle.CONTENTS: LISTED, **{f"sha256/{d[:2]}/{d}": content for d, content in sorted(OBJECTS.items())}}
+SOUND = written(*(block(name, content) for name, content in WHOLE.items()))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, len(SOUND) - 1), st.integers(1, 255), st.sampled_from(["flip", "cut", "grow", "twice"]))
+def test_no_change_of_a_bundle_brings_in_other_bytes(at: int, by: int, how: str) -> None:
+    """A byte, a length, a block twice; `taken` looks at what came in."""
+    first = at // 512 * 512
+    if how == "flip" and 512 <= at < 512 + len(LISTED):
+        return  # another list of contents, and as sound a one
+    taken(
+        {
+            "flip": SOUND[:at] + bytes([SOUND[at] ^ by]) + SOUND[at + 1 :],
+            "cut": SOUND[:at],
+            "grow": SOUND[:at] + bytes([by]) + SOUND[at:],
+            "twice": SOUND[:first] + SOUND[first : first + 512] * 2 + SOUND[first + 512 :],
+        }[how]
+    )
+
+
+KINDS = st.sampled_from([tarfile.REGTYPE, tarfile.AREGTYPE, *b"1 2 3 4 5 6 7 g x L K S V D N".split()])
+WRONG_NAMES = st.one_of(
+    st.text("abcdef0123456789/._-", min_size=1, max_size=99),
+    st.sampled_from([*WHOLE, *(f"./{name}" for name in WHOLE), *(f"/{name}" for name in WHOLE)]),
+    st.sampled_from(["../x", "/etc/passwd", "sha256/../../x", "x" * 300, "sha256/ab/" + "ä" * 60, "..", "."]),
+)
+TEXTS = st.dictionaries(
+    st.sampled_from(["path", "linkpath", "size", "GNU.sparse.name"]), st.text(max_size=20), max_size=2
+)
+
+
+@st.composite
+def tar_members(draw: st.DrawFn) -> tuple[tarfile.TarInfo, bytes]:
+    """Return a member as somebody else's tar could have it."""
+    info = tarfile.TarInfo(draw(WRONG_NAMES))
+    content = draw(st.sampled_from([b"", b"x" * 700, *GOOD]))
+    info.type, info.mode = draw(KINDS), draw(st.sampled_from([0o444, 0o4755]))
+    info.linkname = draw(st.sampled_from(["", "../../etc/passwd", "/etc/passwd", bundle.CONTENTS]))
+    info.size = draw(st.sampled_from([len(content), len(content), 0, len(content) + 1, 2**40]))
+    info.pax_headers = draw(TEXTS)
+    return info, content
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(tar_members(), min_size=1, max_size=4),
+    st.integers(0, len(WHOLE)),
+    st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
+)
+def test_nothing_that_others_put_between_is_taken(
+    others: list[tuple[tarfile.TarInfo, bytes]], where: int, form: Literal[0, 1, 2]
+) -> None:
+    """Links, devices, extensions, paths that lead outside, names that are there already: among what belongs there."""
+    blocks = [block(name, content) for name, content in WHOLE.items()]
+    strange = [_foreign(info, content, form) for info, content in others]
+    assert not taken(written(*blocks[:where], *strange, *blocks[where:]))
+
+
+def _foreign(info: tarfile.TarInfo, content: bytes, form: Literal[0, 1, 2]) -> bytes:
+    try:
+        head = info.tobuf(form, "utf-8", "surrogateescape")
+    except ValueError:  # what that format has no way to say
+        head = info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    return head + content + bytes(-len(content) % 512)
+
+
+def _wheel(**changes: object) -> dict[str, object]:
+    return {"wheels": [{"name": "a-1-py3-none-any.whl", "sha256": NAME, "size": len(GOOD[0]), **changes}]}
+
+
+def test_the_sound_one_is_taken_and_no_end_of_it_is_needed() -> None:
+    assert taken(SOUND)
+    assert taken(written(block(bundle.CONTENTS, msgspec.json.encode(_wheel())), block(PLACE, GOOD[0])), {NAME})
+    for tar in (SOUND[:600], b"garbage" * 100, b"", written(), written(block(PLACE, GOOD[0]))):
+        assert not taken(tar)
+
+
+@each(
+    "listed",
+    [
+        [],
+        {"unknown": 1},
+        {"schema": "envcheck/contents/2"},
+        _wheel(size=5),
+        _wheel(unknown=1),
+        _wheel(index="../../etc"),
+        _wheel(sha256="../../x"),
+        *(
+            _wheel(name=name)
+            for name in (
+                *("../a-1-py3-none-any.whl", "a-1-1/../../../x-py3-none-any.whl", 'a-1-py3-none-any.whl">', "a"),
+                *(f"a-{'9' * 5000}-py3-none-any.whl", f"{'a' * 231}-py3-none-any.whl"),
+            )
+        ),
+        *({"models": [_model(**change)]} for change in ({"repo": "../x"}, {"revision": "main"})),
+        *({"models": [_model(files=[{"path": p, "size": 300, "sha256": NAME}])]} for p in ("../../x", "/x")),
+        *(
+            {"models": [_model()], "branches": {branch: "0" * 40}}
+            for branch in ("o/r@../../x", "o/r@", "other/r@main", "o/r@main/../..")
+        ),
+    ],
+)
+def test_contents_that_lie_or_lead_outside_are_refused(listed: object) -> None:
+    members = [block(bundle.CONTENTS, msgspec.json.encode(listed)), *(block(n, c) for n, c in list(WHOLE.items())[1:])]
+    assert not taken(written(*members))

@@ -1,4 +1,4 @@
-"""The store on real file systems, mounted for the test: links, shared blocks and copies; full, and read-only ones."""
+"""The store on real file systems, mounted for the test: a full one, and one that has lost bytes."""
 
 from __future__ import annotations
 
@@ -8,24 +8,18 @@ import os
 import random
 import shutil
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from envcheck.cli import Settings
-from envcheck.cli.store.group import command
-from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
+from envcheck.cli.commands.store import command
 from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.store import bundle, evict, versions
-from envcheck.mirrors.store.evict import EvictionLimits
-from envcheck.mirrors.store.manifest import Contents
+from envcheck.mirrors.store import bundle, releases
 from envcheck.mirrors.store.objects import Store
-from tests.http_server import Answer, Server, Servers
+from envcheck.mirrors.store.tree import Contents
 from tests.mirrors.store.conftest import damaged
 
 ROOT = os.getuid() == 0
@@ -39,29 +33,24 @@ Mount = Callable[..., Path]
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Mount]:
-    """Return what mounts a new file system of a kind and size in MiB; all are gone at the end."""
+    """Return what mounts a new file system of a kind and size in MiB; it is gone at the end."""
     mounted: list[Path] = []
 
-    def do(*arguments: str, at: str) -> Path:
-        place = tmp_path / at
-        place.mkdir(exist_ok=True)
-        completed = subprocess.run(["mount", *arguments, str(place)], capture_output=True, text=True, check=False)
+    def make(kind: str, size: int) -> Path:
+        program = shutil.which(f"mkfs.{kind}", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+        if program is None:
+            pytest.skip(f"no mkfs.{kind} here (`make test` unpacks it where apt is)")
+        image, place = tmp_path / "disk.img", tmp_path / "disk"
+        with image.open("wb") as file:
+            file.truncate(size * MIB)
+        subprocess.run([program, "-q", str(image)], check=True, capture_output=True)
+        place.mkdir()
+        words = ["mount", "-o", "loop", str(image), str(place)]
+        completed = subprocess.run(words, capture_output=True, text=True, check=False)
         if completed.returncode:
             pytest.skip(f"nothing can be mounted here: {completed.stderr.strip()}")
         mounted.append(place)
         return place
-
-    def make(kind: str, size: int = 0, at: str = "disk") -> Path:
-        if kind.startswith("/"):
-            return do("--bind", kind, at=at)
-        program = shutil.which(f"mkfs.{kind}", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
-        if program is None:
-            pytest.skip(f"no mkfs.{kind} here (`make test` unpacks it where apt is)")
-        image = tmp_path / f"{at}.img"
-        with image.open("wb") as file:
-            file.truncate(size * MIB)
-        subprocess.run([program, "-q", str(image)], check=True, capture_output=True)
-        return do("-o", "loop", str(image), at=at)
 
     yield make
     for place in reversed(mounted):
@@ -93,62 +82,27 @@ def run(store: Store, *arguments: str) -> Result:
     return CliRunner().invoke(command, ["--store", str(store.root), *arguments], obj=settings, standalone_mode=False)
 
 
-def test_an_eviction_in_the_middle_of_a_fetch_takes_nothing_of_it(mount: Mount, servers: Servers) -> None:
-    disk = mount("ext4", 32)
-    store = Store(disk / "store")
-    content, half, go = data(7, 4 * MIB), threading.Event(), threading.Event()
-
-    def halves() -> Iterator[bytes]:
-        yield content[: 2 * MIB]
-        half.set()
-        go.wait(60)  # the second one comes when the evicter has gone round
-        yield content[2 * MIB :]
-
-    server = servers.start(Server(lambda _: Answer(200, halves(), {"Content-Length": str(4 * MIB)})))
-    digest = hashlib.sha256(content).hexdigest()
-    expected = WantedFile((f"{server.url}/a",), digest, 4 * MIB, Path("a"))
-    first, loose = store.add(data(1), "first"), store.add(data(2), "loose")
-    os.utime(store.root / "info" / loose[:2] / f"{loose}.json", (1, 1))
-    actual: list[Any] = []
-    with store.held([first, digest]):
-        fetcher = threading.Thread(
-            target=lambda: actual.append(store.put(expected, TransferOptions(Client(), connections=1)))
-        )
-        fetcher.start()
-        assert half.wait(60)
-        missing, *_ = evict.gc(store, EvictionLimits(size=1), dry=False, note=lambda _: None)
-        assert [one.sha256 for one in missing] == [loose]
-        go.set()
-        fetcher.join()
-        evict.gc(store, EvictionLimits(size=1), dry=False, note=lambda _: None)
-        assert store.sound(digest)
-        assert store.sound(first)
-    evict.gc(store, EvictionLimits(size=1), dry=False, note=lambda _: None)
-    assert store.objects() == []
-
-
 def _exported(tmp_path: Path, *contents: bytes) -> Path:
     there = Store(tmp_path / "there")
-    bundle.export(there, model(there, *contents), tmp_path / "b", part_size=3 * MIB, progress=lambda _there, _all: None)
+    bundle.export(there, model(there, *contents), tmp_path / "b", progress=lambda _there, _all: None)
     return tmp_path / "b"
 
 
 def test_a_disk_that_fills_up_during_an_import_leaves_what_is_served(mount: Mount, tmp_path: Path) -> None:
     disk = mount("ext4", 40)
     store = Store(disk / "store")
-    versions.publish(store, model(store, data(50), repo="o/old"), keep=2)
+    releases.release(store, model(store, data(50), repo="o/old"), keep=2)
     source = _exported(tmp_path, *(data(number) for number in range(8)))
 
     def fill(there: int, every: int) -> None:
-        if there > every * 0.7 and not (disk / "filler").exists():
+        if there > every * 0.3 and not (disk / "filler").exists():
             with (disk / "filler").open("wb") as file, contextlib.suppress(OSError):
                 os.posix_fallocate(file.fileno(), 0, free(disk) - MIB)
 
-    parts = bundle.verified_parts(source, lambda _there, _all: None)
     with pytest.raises(OSError, match="No space left"):
-        bundle.import_bundle(store, parts, fill)
+        bundle.import_bundle(store, bundle.verified(source), fill)
     assert not (store.root / "import").exists()
-    assert versions.current(store) == 1
+    assert releases.current(store) == 1
     assert len([one for one in store.objects() if one.size == MIB]) == 1
     assert damaged(store) == []
     (disk / "filler").unlink()
@@ -162,8 +116,8 @@ def test_what_the_disk_does_not_give_back_is_fetched_again(mount: Mount, tmp_pat
     content = data(1)
     contents = model(store, content, data(2))
     for number in range(2):
-        versions.publish(store, model(store, data(3 + number), repo=f"o/{number}"), keep=3)
-        versions.publish(store, contents, keep=3)
+        releases.release(store, model(store, data(3 + number), repo=f"o/{number}"), keep=3)
+        releases.release(store, contents, keep=3)
     digest = hashlib.sha256(content).hexdigest()
     served = store.root / "current/hf/o/r/resolve" / ("0" * 40) / "f0.bin"
     subprocess.run(["umount", str(disk)], check=True)
@@ -178,8 +132,8 @@ def test_what_the_disk_does_not_give_back_is_fetched_again(mount: Mount, tmp_pat
     assert "the disk cannot read it" in str(run(store, "release", "--rollback").exception)
     assert "the disk fails: move the store" in str(run(store, "export", "-o", str(tmp_path / "b")).exception)
     assert list((tmp_path / "b").iterdir()) == []
-    assert versions.remove_damaged(store, [digest]) == ["f0.bin"]
+    assert releases.remove_damaged(store, [digest]) == ["f0.bin"]
     assert not served.exists()
     assert store.add(content, "f0.bin") == digest
-    versions.publish(store, contents, keep=3)
+    releases.release(store, contents, keep=3)
     assert served.read_bytes() == content

@@ -21,9 +21,9 @@ from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.hub import download as hub_download
 from envcheck.mirrors.hub import revision as hub_revision
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.store import tree_files, versions
-from envcheck.mirrors.store.manifest import Contents
+from envcheck.mirrors.store import releases, tree
 from envcheck.mirrors.store.objects import Store
+from envcheck.mirrors.store.tree import Contents
 
 Serve = Callable[..., Any]
 # Whoever leaves the loopback is told that nobody is there.
@@ -46,7 +46,7 @@ def _run(argv: list[str], home: Path) -> None:
 
 
 def test_pip_installs_a_lock(store: Store, contents: Contents, serve: Serve, lock: Path, tmp_path: Path) -> None:
-    versions.publish(store, contents, keep=2)
+    releases.release(store, contents, keep=2)
     site = serve()
     pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "--require-hashes"]
     _run([*pip, "--index-url", f"{site.url}/simple", "--target", str(tmp_path / "to"), "-r", str(lock)], tmp_path)
@@ -57,7 +57,7 @@ def test_pip_installs_a_lock(store: Store, contents: Contents, serve: Serve, loc
 
 
 def test_pip_resolves_by_metadata(store: Store, contents: Contents, serve: Serve, tmp_path: Path) -> None:
-    versions.publish(store, contents, keep=2)
+    releases.release(store, contents, keep=2)
     site = serve()
     pip = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "--dry-run"]
     _run([*pip, "--index-url", f"{site.url}/simple", "--target", str(tmp_path / "to"), "alpha"], tmp_path)
@@ -71,7 +71,7 @@ def test_pip_resolves_by_metadata(store: Store, contents: Contents, serve: Serve
 
 
 def test_uv_installs_a_lock(store: Store, contents: Contents, serve: Serve, lock: Path, tmp_path: Path) -> None:
-    versions.publish(store, contents, keep=2)
+    releases.release(store, contents, keep=2)
     site = serve()
     command = [uv.find_uv_bin(), "pip", "install", "--no-cache", "--require-hashes", "--python", sys.executable]
     command += ["--default-index", f"{site.url}/simple", "--target", str(tmp_path / "to"), "-r", str(lock)]
@@ -81,7 +81,7 @@ def test_uv_installs_a_lock(store: Store, contents: Contents, serve: Serve, lock
 
 
 def test_pages_say_the_same_in_html_and_in_json(contents: Contents) -> None:
-    pages = tree_files.tree_files(contents).pages
+    pages = tree.tree_files(contents).pages
     document = json.loads(pages["simple/alpha/index.json"])
     page = pages["simple/alpha/index.html"].decode()
     wheel = contents.wheels[0]
@@ -105,7 +105,7 @@ def test_pages_say_the_same_in_html_and_in_json(contents: Contents) -> None:
 def test_our_own_client_fetches_a_model_from_the_tree(
     store: Store, contents: Contents, model: hub_revision.Revision, serve: Serve, tmp_path: Path, revision: str | None
 ) -> None:
-    versions.publish(store, contents, keep=2)
+    releases.release(store, contents, keep=2)
     site = serve("hf")
     client = Client()
     expected = hub_download.lock_revision(
@@ -142,7 +142,7 @@ def test_nginx_takes_a_tree_with_the_longest_path_that_a_model_may_have(store: S
     file = hub_revision.HubFile(path=path, size=len(content), sha256=digest)
     repo = f"{'o' * 200}/{'n' * 200}"
     model = hub_revision.Revision(kind="dataset", repo=repo, revision="a" * 40, files=[file])
-    versions.publish(store, Contents(models=[model]), keep=1)
+    releases.release(store, Contents(models=[model]), keep=1)
     with tempfile.TemporaryDirectory(prefix="envcheck-nginx-") as place:
         conf = CONF.format(at=place, tree=store.root / "current")
         Path(place, "conf").write_text("user root;" + conf if os.getuid() == 0 else conf)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import stat
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from envcheck.errors import PromiseError
-from envcheck.mirrors.store import evict, versions
-from envcheck.mirrors.store.evict import EvictionLimits
-from envcheck.mirrors.store.manifest import Contents
-from envcheck.mirrors.store.objects import Store, StoredObject
-from tests.mirrors.store.conftest import damaged
-
-LITTLE = EvictionLimits(size=1)
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.store import releases
+from envcheck.mirrors.store.objects import Store
+from envcheck.mirrors.store.tree import Contents
+from tests.http_server import Answer, Server, Servers
+from tests.mirrors.store.conftest import damaged, sha256
 
 
 def test_what_is_put_there_is_read_only_and_known_by_its_hash(store: Store) -> None:
@@ -76,64 +81,99 @@ def test_where_no_link_can_be_a_view_is_a_copy(
     assert list((tmp_path / "to").iterdir()) == [tmp_path / "to" / "a.txt"]
 
 
-def _object(name: str, size: int, used: float, links: int = 1) -> StoredObject:
-    return StoredObject(name, size, used, links)
-
-
-def test_the_least_recently_used_goes_first_and_nothing_pinned_or_linked_ever() -> None:
-    objects = [_object("new", 10, 9), _object("pinned", 10, 1), _object("seen", 10, 2, 2), _object("old", 10, 3)]
-    assert [one.sha256 for one in evict.objects_to_evict(objects, {"pinned"}, 5)] == ["old"]
-    assert [one.sha256 for one in evict.objects_to_evict(objects, {"pinned"}, 11)] == ["old", "new"]
-    assert [one.sha256 for one in evict.objects_to_evict(objects, {"pinned"}, 1000)] == ["old", "new"]
-    assert evict.objects_to_evict(objects, {"pinned"}, 0) == []
-
-
-def test_gc_evicts_by_last_use_and_keeps_what_a_version_holds(store: Store, contents: Contents) -> None:
-    versions.publish(store, contents, keep=2)
-    first, second = store.add(b"1" * 1000, "first"), store.add(b"2" * 1000, "second")
-    os.utime(store.root / "info" / first[:2] / f"{first}.json", (1, 1))
+def test_gc_evicts_by_last_use_and_keeps_what_a_version_or_another_link_holds(
+    store: Store, contents: Contents, tmp_path: Path
+) -> None:
+    releases.release(store, contents, keep=2)
+    first, second, seen = (store.add(sign * 1000, "x") for sign in (b"1", b"2", b"3"))
+    store.view(seen, tmp_path / "seen")
+    for digest in (first, seen):
+        os.utime(store.root / "info" / digest[:2] / f"{digest}.json", (1, 1))
     room = int(sum(one.size for one in store.objects()) / 0.8501)
-    missing, left, *_ = evict.gc(store, EvictionLimits(size=room, low=0.849), dry=False, note=lambda _: None)
-    assert ([one.sha256 for one in missing], left) == ([first], 0)
-    missing, left, *_ = evict.gc(store, LITTLE, dry=False, note=lambda _: None)
-    assert [one.sha256 for one in missing] == [second]
-    assert left > 0
+    done = releases.gc(store, size=room, low=0.849, dry=True)
+    assert ([one.sha256 for one in done.evicted], store.has(first)) == ([first], True)
+    done = releases.gc(store, size=room, low=0.849, dry=False)
+    assert ([one.sha256 for one in done.evicted], done.left) == ([first], 0)
+    (store.root / "versions/1/manifest.json").unlink()  # its links keep its files even then
+    done = releases.gc(store, size=1, dry=False)
+    assert [one.sha256 for one in done.evicted] == [second]
+    assert done.left > 0
+    assert store.has(contents.wheels[0].sha256)
+
+
+def test_gc_removes_what_killed_processes_left_a_day_ago(store: Store) -> None:
+    digest = store.add(b"abc", "a.whl")
+    folder = store.path(digest).parent
+    for name, used in (("old", 1.0), ("new", None)):
+        store.view(digest, store.root / f".view-{name}" / "a.whl")
+        (folder / f".{name}.part").write_bytes(b"x")
+        if used is not None:
+            for path in (store.root / f".view-{name}", folder / f".{name}.part"):
+                os.utime(path, (used, used))
+    assert releases.gc(store, size=1, dry=False).evicted == []
+    assert [path.name for path in store.root.glob(".view-*")] == [".view-new"]
+    assert [path.name for path in folder.glob(".*")] == [".new.part"]
+    (store.root / ".view-new/a.whl").unlink()
+    assert [one.sha256 for one in releases.gc(store, size=1, dry=False).evicted] == [digest]
+
+
+CONTENT = random.Random(3).randbytes(3_000_000)  # noqa: S311 (data)
+SHA256 = sha256(CONTENT)
+GC = """
+import sys
+from pathlib import Path
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
+from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.store import releases
+from envcheck.mirrors.store.objects import Store
+releases.gc(Store(Path(sys.argv[1])), size=1, dry=False)
+"""
+
+
+def test_a_file_is_fetched_into_its_place_read_only_and_anew_if_it_is_damaged(store: Store, servers: Servers) -> None:
+    wanted = WantedFile(
+        (f"{servers.start(Server(lambda _: Answer(200, CONTENT))).url}/a.whl",), SHA256, None, Path("a.whl")
+    )
+    done = store.put(wanted, TransferOptions(Client()))
+    assert (done.moved, store.name(SHA256)) == (len(CONTENT), "a.whl")
+    assert store.path(SHA256).stat().st_mode & 0o777 == 0o444
+    assert store.put(wanted, TransferOptions(Client())).moved == 0
+    assert [path.name for path in store.path(SHA256).parent.iterdir()] == [SHA256]
+    store.path(SHA256).chmod(0o644)
+    store.path(SHA256).write_bytes(b"x" * len(CONTENT))
+    store.put(wanted, TransferOptions(Client()))
     assert damaged(store) == []
 
 
-def test_gc_sweeps_what_killed_processes_left_a_day_ago(store: Store) -> None:
-    folder = store.path(store.add(b"abc", "a")).parent
-    old, new = folder / ".old.part", folder / ".new.part"
-    for path in (old, new):
-        path.write_bytes(b"x")
-    os.utime(old, (1, 1))
-    evict.gc(store, EvictionLimits(), dry=False, note=lambda _: None)
-    assert (old.exists(), new.exists()) == (False, True)
+def test_gc_in_another_process_takes_nothing_while_a_file_is_fetched(store: Store, servers: Servers) -> None:
+    def gc() -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-c", GC, store.root], capture_output=True, text=True, check=False)
+
+    def halves() -> Iterator[bytes]:
+        yield CONTENT[:1_000_000]
+        assert "another process uses files of the store" in gc().stderr
+        yield CONTENT[1_000_000:]
+
+    headers = {"Content-Length": str(len(CONTENT))}
+    url = servers.start(Server(lambda _: Answer(200, halves(), headers))).url
+    first = store.add(b"first", "first")
+    with store.held():
+        store.put(WantedFile((f"{url}/a",), SHA256, len(CONTENT), Path("a")), TransferOptions(Client(), connections=1))
+        assert {one.sha256 for one in store.objects()} == {first, SHA256}
+    assert gc().returncode == 0
+    assert store.objects() == []
 
 
-def test_gc_lets_go_of_what_a_killed_build_had_in_view(store: Store) -> None:
-    digest = store.add(b"abc", "a.whl")
-    for name, used in ((".view-old", 1.0), (".view-new", None)):
-        store.view(digest, store.root / name / "a.whl")
-        if used is not None:
-            os.utime(store.root / name, (used, used))
-    assert evict.gc(store, LITTLE, dry=False, note=lambda _: None)[0] == []
-    assert [path.name for path in store.root.glob(".view-*")] == [".view-new"]
-    (store.root / ".view-new/a.whl").unlink()
-    assert [one.sha256 for one in evict.gc(store, LITTLE, dry=False, note=lambda _: None)[0]] == [digest]
+def test_a_store_that_is_read_only_can_be_used(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = store.add(b"abc", "a.txt")
+    real = os.open
 
+    def refuse(path: Any, flags: int, *arguments: Any, **options: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return real(path, flags, *arguments, **options)
 
-def test_gc_keeps_what_a_process_at_work_holds_or_has_used_since(store: Store) -> None:
-    old, listed, later = (store.add(name * 1000, "x") for name in (b"1", b"2", b"3"))
-    for digest in (old, listed, later):
-        os.utime(store.root / "info" / digest[:2] / f"{digest}.json", (1, 1))
-    with store.held([listed]):
-        store.touch(later)
-        missing, left, *_ = evict.gc(store, LITTLE, dry=False, note=lambda _: None)
-        assert ([one.sha256 for one in missing], left) == ([old], 2000)
-        assert len(list((store.root / "held").iterdir())) == 1
-    assert list((store.root / "held").iterdir()) == []
-    (store.root / "held/killed").write_text(f"{listed}\n")
-    missing, *_ = evict.gc(store, LITTLE, dry=False, note=lambda _: None)
-    assert {one.sha256 for one in missing} == {listed, later}
-    assert list((store.root / "held").iterdir()) == []
+    monkeypatch.setattr(os, "open", refuse)
+    with store.held():
+        store.touch(digest)
+        assert store.sound(digest)

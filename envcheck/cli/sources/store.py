@@ -14,9 +14,8 @@ import click
 
 from envcheck.cli import Settings
 from envcheck.cli.shared.process import stopping
-from envcheck.counting import counted
 from envcheck.data import state_path
-from envcheck.errors import ConfigError, UnavailableError
+from envcheck.errors import UnavailableError
 from envcheck.images import wheels
 from envcheck.images.build_context import tool_lock
 from envcheck.images.lockfile import Lock
@@ -25,7 +24,6 @@ from envcheck.mirrors.fetch.request import TransferOptions
 from envcheck.mirrors.hub import api as hub_api
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.store.objects import Store
-from envcheck.mirrors.store.versions import VersionSummary
 
 _UNITS: Final = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
 
@@ -38,15 +36,7 @@ def format_bytes(size: int) -> str:
     return f"{size} bytes"
 
 
-def format_version(version: VersionSummary) -> str:
-    """Return one line about a version."""
-    content = f"{counted(version.wheels, 'wheel')}, {counted(version.models, 'model')}, {format_bytes(version.bytes)}"
-    return f"version {version.number:<4} {'current' if version.current else '':<8} {content}"
-
-
 Progress = Callable[[int, int], None]
-# Where the context of a command has its store.
-STORE: Final = "envcheck.store"
 _MEND: Final = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space (`envcheck store gc`), or choose another directory"),
     errno.EIO: "the disk fails: move the store to another; `envcheck store release CELL` fetches lost files again",
@@ -56,20 +46,6 @@ _MEND: Final = {
 def open_store(root: Path | None) -> Store:
     """Return the store at this path, or the user's own store."""
     return Store(root or state_path("store"), lambda text: click.echo(text, err=True))
-
-
-def this_store() -> Store:
-    """Return the store that `envcheck store --store` names."""
-    store: Store = click.get_current_context().meta[STORE]
-    return store
-
-
-def existing_store(store: Store) -> Store:
-    """Return the store for reading. Raise ConfigError if there is none, because the path may be mistyped."""
-    if not store.begun:
-        message = f"{store.root}: {'not a store' if store.root.exists() else 'there is no store'}"
-        raise ConfigError(message, fix="pass the right store with --store DIR; the first `store release` creates one")
-    return store
 
 
 @contextlib.contextmanager
@@ -109,7 +85,7 @@ def transfer_options(
     settings: Settings, profile: Profile, stop: threading.Event | None = None
 ) -> Iterator[Callable[[str], TransferOptions]]:
     """Yield a function that returns the transfer options for a file name, with the profile's client."""
-    client = hub_api.hub_client(profile)
+    client, stop = hub_api.hub_client(profile), stop or threading.Event()
     with progress_bar(settings, "") as (say, progress):
 
         def note(text: str) -> None:
@@ -117,9 +93,7 @@ def transfer_options(
 
         def options_for(name: str) -> TransferOptions:
             note(name)
-            return TransferOptions(
-                client, progress=progress, note=lambda text: say(f"  {text}"), stop=stop or threading.Event()
-            )
+            return TransferOptions(client, progress=progress, note=note, stop=stop)
 
         yield options_for
 
@@ -134,9 +108,8 @@ def prefetched_wheels(
     """
     store, python = open_store(root), spec.cell.python
     locks: list[Lock] = [*spec.locks, *([] if engine == "venv" else [tool_lock()])]
-    pins = [digest for lock in locks for pin in lock.pins for digest in pin.sha256]
     with contextlib.ExitStack() as stack:
-        hold = store.held(pins) if fetch else contextlib.nullcontext()
+        hold = store.held() if fetch else contextlib.nullcontext()
         with disk_errors(store.root), hold:
             if fetch:
                 stop = threading.Event()

@@ -1,0 +1,322 @@
+"""`envcheck store`: the content-addressed store, what is released from it, and bundles of it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import click
+import msgspec
+
+from envcheck.cli import Settings
+from envcheck.cli.options import (
+    DIRECTORY,
+    EXISTING_DIRECTORY,
+    Argument,
+    FiniteRange,
+    Option,
+    Size,
+    command_with,
+    complete_cells,
+)
+from envcheck.cli.shared.process import stopping
+from envcheck.cli.sources.store import disk_errors, format_bytes, open_store, progress_bar, transfer_options
+from envcheck.counting import counted
+from envcheck.data import data_path
+from envcheck.errors import ConfigError, PromiseError, UnavailableError
+from envcheck.images import wheels
+from envcheck.images.build_context import tool_lock
+from envcheck.images.lockfile import read_locks
+from envcheck.images.spec import load_spec, no_lock, select
+from envcheck.matrix.file.load import load
+from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
+from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.index import LockedPackage, fits
+from envcheck.mirrors.profiles.load import load as load_profile
+from envcheck.mirrors.profiles.model import Profile
+from envcheck.mirrors.store import bundle, releases
+from envcheck.mirrors.store.objects import Store
+from envcheck.mirrors.store.tree import Contents, describe_wheel, merge
+
+_KEEP = Option("Number of versions to keep.", type=click.IntRange(1))
+
+
+@click.group("store", epilog="Example: envcheck store release torch2.13.0-cpu-py311 --mirror host")
+@click.option(
+    "--store",
+    "root",
+    envvar="ENVCHECK_STORE_STORE",
+    type=click.Path(path_type=Path),
+    help="Directory of the store. [$XDG_DATA_HOME/envcheck/store]",
+)
+@click.pass_context
+def command(ctx: click.Context, root: Path | None) -> None:
+    """Keep files by hash, release them as versions of a tree, and carry them to machines without a network.
+
+    Any file server over STORE/current serves pip, uv and huggingface_hub. STORE/current/nginx has the configuration for
+    nginx. `envcheck mirror site render DIR --store STORE` serves the tree from a mirror site.
+
+    Exit 0: success; 1: a file has a wrong hash, or the store stays above its limit; 2: wrong usage; 3: something needed
+    is missing, or another process uses the store.
+    """
+    ctx.meta["envcheck.store"] = store = open_store(root)
+    ctx.with_resource(disk_errors(store.root))
+
+
+def _this_store(*, existing: bool = False) -> Store:
+    """Return the store that `envcheck store --store` names. Raise ConfigError if it must exist and does not."""
+    store: Store = click.get_current_context().meta["envcheck.store"]
+    if existing and not store.begun:
+        message = f"{store.root}: {'not a store' if store.root.exists() else 'there is no store'}"
+        raise ConfigError(message, fix="pass the right store with --store DIR; the first `store release` creates one")
+    return store
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ContentsOptions:
+    cells: Annotated[tuple[str, ...], Argument(metavar="[CELL]...", shell_complete=complete_cells)] = ()
+    models: Annotated[tuple[Path, ...], Option("--model-lock", "Lock of a model: add all of its files.")] = ()
+    mirror: Annotated[str, Option("Mirror profile for missing files.")] = "user"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreReleaseOptions(_ContentsOptions):
+    keep: Annotated[int, _KEEP] = 5
+    replace: Annotated[bool, Option("Serve only what is named here, without the files served now.")] = False
+    rollback: Annotated[bool, Option("Serve the version before the one that is served now.")] = False
+
+
+@command_with(StoreReleaseOptions, epilog="Example: envcheck store release torch2.13.0-cpu-py311 --mirror host")
+def release(options: StoreReleaseOptions, settings: Settings) -> None:
+    """Create the next version of the tree and serve it.
+
+    It holds what is served now, every wheel of each CELL's locks and every model named here. It is served once it is
+    complete. If nothing is new, no version is created. Files of these cells and models that are damaged in the
+    store are removed from every version and fetched again.
+
+    --rollback hashes every file of the version before this one, and does not serve a broken version.
+    """
+    named = bool(options.cells or options.models)
+    if options.rollback and (named or options.replace):
+        message = "--rollback serves a version that exists"
+        raise ConfigError(message, fix="leave the cells, --model-lock and --replace out")
+    if options.rollback:
+        with progress_bar(settings, "rollback") as (_, progress):
+            number = releases.rollback(_this_store(existing=True), progress)
+        click.echo(f"version {number} is served")
+        return
+    if not named:
+        message = "nothing to release"
+        raise ConfigError(message, fix="name a CELL or a --model-lock")
+    with _collected(settings, _this_store(), options) as contents:
+        _release(_this_store(), contents, keep=options.keep, merge=not options.replace)
+
+
+def _release(store: Store, contents: Contents, *, keep: int, merge: bool = True) -> None:
+    version = releases.release(store, contents, keep=keep, merge=merge)
+    already = "is served already and has all of these files: no version was created"
+    click.echo(f"version {version.number} " + (f"is served: {store.root / 'current'}" if version.new else already))
+
+
+@contextlib.contextmanager
+def _collected(settings: Settings, store: Store, options: _ContentsOptions) -> Iterator[Contents]:
+    """Fetch cells and models into the store; yield their contents and keep them from eviction."""
+    matrix, profile, contents = load(settings.matrix), load_profile(options.mirror), Contents()
+    specs = [load_spec(matrix, cell, "runtime") for name in options.cells for cell in select(matrix, [name])]
+    for spec in specs:
+        if not spec.locks:
+            raise no_lock(spec.cell, spec.arch)
+    revisions = [hub_revision.parse_lock(_read_lock(path), str(path)) for path in options.models]
+    # The images of a cell get an envcheck of their own, by the lock of the tool.
+    locks = [(spec.cell.python, [*spec.locks, tool_lock()]) for spec in specs]
+    required = [digest for _, of_cell in locks for lock in of_cell for pin in lock.pins for digest in pin.sha256]
+    required += [str(file.sha256) for revision in revisions for file in revision.files]
+    with store.held():
+        with progress_bar(settings, "verify") as (say, progress):
+            for name in releases.remove_damaged(store, required, progress):
+                say(f"{name}: damaged in the store, removed")
+        stop = threading.Event()
+        with transfer_options(settings, profile, stop) as options_for, stopping(stop):
+            for python, of_cell in locks:
+                wheels.bring(store, of_cell, python, profile, options_for)
+                present = wheels.held(store, of_cell, python)
+                described = [describe_wheel(store, wheel.sha256, wheel.name, wheel.index) for wheel in present]
+                contents = merge(contents, Contents(wheels=described))
+            for lock in revisions:
+                _fetch_model(store, lock, profile, options_for)
+                branches = {f"{lock.repo}@main": lock.revision}
+                contents = merge(contents, Contents(models=[lock], branches=branches))
+        yield contents
+
+
+def _fetch_model(
+    store: Store, lock: hub_revision.Revision, profile: Profile, options_for: Callable[[str], TransferOptions]
+) -> None:
+    ref = hub_revision.Reference(lock.kind, lock.repo, lock.revision)
+    for file in lock.files:
+        if store.has(str(file.sha256)):
+            continue
+        if not profile.hf.endpoints:
+            message = f"{lock.repo}: {file.path} is not in the store, and the mirror profile has no hf.endpoint"
+            raise UnavailableError(message, fix="give --mirror a profile that names one")
+        urls = tuple(hub_revision.file_url(endpoint, ref, file.path) for endpoint in profile.hf.endpoints)
+        store.put(WantedFile(urls, str(file.sha256), file.size, Path(Path(file.path).name)), options_for(file.path))
+
+
+def _read_lock(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        message = f"{path}: {error.strerror}"
+        raise ConfigError(message, fix="name a lock that `envcheck lock --model` wrote") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreVersionsOptions:
+    as_json: Annotated[bool, Option("--json", "Print JSON.")] = False
+
+
+@command_with(StoreVersionsOptions)
+def versions(options: StoreVersionsOptions, _settings: Settings) -> int:
+    """List the released versions. Exit 1: the manifest of one cannot be read."""
+    rows = releases.list_versions(_this_store(existing=True))
+    if options.as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode({"schema": "envcheck/versions/1", "versions": rows})))
+    for row in [] if options.as_json else rows:
+        content = f"{counted(row.wheels, 'wheel')}, {counted(row.models, 'model')}, {format_bytes(row.bytes)}"
+        click.echo(f"version {row.number:<4} {'current' if row.current else '':<8} {row.problem or content}")
+    if not rows and not options.as_json:
+        click.echo("nothing is released")
+    return 1 if any(row.problem for row in rows) else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreGcOptions:
+    max_size: Annotated[int | None, Option("Limit for the store itself instead of the file system.", type=Size())] = (
+        None
+    )
+    high: Annotated[float, Option("Start above this percentage.", type=FiniteRange(0, 100))] = 85.0
+    low: Annotated[float, Option("Stop at this percentage.", type=FiniteRange(0, 100))] = 75.0
+    dry_run: Annotated[bool, Option("Only report the space in use, and what would be evicted.")] = False
+
+
+@command_with(StoreGcOptions)
+def gc(options: StoreGcOptions, _settings: Settings) -> int:
+    """Evict the least recently used files.
+
+    Eviction starts above --high and stops at --low. Files of a released version are never evicted.
+    """
+    if options.low > options.high:
+        message = f"--low {options.low:g} is above --high {options.high:g}"
+        raise ConfigError(message, fix="pass a --low that is not above --high")
+    store, dry = _this_store(existing=True), options.dry_run
+    done = releases.gc(store, high=options.high / 100, low=options.low / 100, size=options.max_size, dry=dry)
+    if dry:
+        share = f"{format_bytes(done.used)} of {format_bytes(done.room)}, {done.used / done.room:.0%}"
+        click.echo(f"store {store.root}: used {share}")
+    freed = format_bytes(sum(stored.size for stored in done.evicted))
+    click.echo(f"{'would evict' if dry else 'evicted'} {counted(len(done.evicted), 'object')}, {freed}")
+    if done.left:
+        click.echo(f"{format_bytes(done.left)} above the limit remain: released, or used by another link")
+        click.echo("`envcheck store release CELL --replace --keep 1` removes older versions")
+    return 1 if done.left else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreExportOptions(_ContentsOptions):
+    output: Annotated[Path, Option("-o", "--output", "Output directory.", type=DIRECTORY)]
+    key: Annotated[Path | None, Option("ed25519 private key (PEM) to sign the bundle.")] = None
+
+
+@command_with(
+    StoreExportOptions, epilog="Example: envcheck store export torch2.13.0-cpu-py311 --mirror host -o /media/usb"
+)
+def export(options: StoreExportOptions, settings: Settings) -> None:
+    """Write a bundle for machines without a network.
+
+    It holds the named cells and models, or everything that is served now. The same contents give the same bytes. Send
+    the printed digest separately from the bundle: `import --sha256` refuses a bundle with another digest, and `import
+    --key` one that the public key does not verify.
+    """
+    named, to = options.cells or options.models, options.output
+    source = _collected(settings, _this_store(), options) if named else _served(_this_store(existing=True))
+    with source as contents, progress_bar(settings, "export") as (_, progress), disk_errors(to):
+        digest = bundle.export(_this_store(), contents, to, progress=progress, key=options.key)
+    click.echo(f"{to / bundle.TAR}: {format_bytes((to / bundle.TAR).stat().st_size)}")
+    click.echo(f"digest {digest}{', signed' if options.key is not None else ''}")
+
+
+@contextlib.contextmanager
+def _served(store: Store) -> Iterator[Contents]:
+    """Yield the contents that are served now, and keep them from eviction."""
+    with store.held():
+        served = releases.current(store)
+        if served is None:
+            message = "nothing to export: the store has no released version"
+            raise ConfigError(message, fix="name a CELL or a --model-lock")
+        yield releases.read_manifest(store, served).contents
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreImportOptions:
+    source: Annotated[Path, Argument(type=EXISTING_DIRECTORY)]
+    sha256: Annotated[
+        str | None, Option("Digest that `store export` printed; refuse any other bundle.", metavar="HASH")
+    ] = None
+    key: Annotated[Path | None, Option("ed25519 public key (PEM) that must verify the bundle.")] = None
+    keep: Annotated[int, _KEEP] = 5
+
+    def digest(self) -> str | None:
+        """Return the digest in lower case. Raise ConfigError for what is none."""
+        digest = self.sha256.removeprefix("sha256:").lower() if self.sha256 is not None else None
+        if digest is not None and not re.fullmatch(r"[0-9a-f]{64}", digest):
+            message = f"--sha256 {self.sha256!r} is not a sha256 of 64 hexadecimal digits"
+            raise ConfigError(message, fix="give the digest that `envcheck store export` printed")
+        return digest
+
+
+@command_with(StoreImportOptions, name="import", epilog="Example: envcheck store import /media/usb --sha256 0f3e...")
+def import_(options: StoreImportOptions, settings: Settings) -> None:
+    """Import a bundle and serve it.
+
+    Every file is compared with its hash before the first one enters the store, and each wheel of a published cell with
+    that cell's lock. A person who can change the bundle can change its hashes too: use --sha256 or --key to verify it.
+    If nothing is new, no version is created.
+    """
+    store, sha256, key = _this_store(), options.digest(), options.key
+    verified = bundle.verified(options.source, sha256=sha256, key=key)
+    with store.held():
+        with progress_bar(settings, "import") as (_, progress):
+            contents = bundle.import_bundle(store, verified, progress, _compare_with_locks)
+        if sha256 is None and key is None and not settings.quiet:
+            click.echo("not authenticated: pass --sha256 or --key to refuse a bundle of somebody else", err=True)
+        models = counted(len(contents.models), "model")
+        click.echo(f"{counted(len(contents.wheels), 'wheel')} and {models} imported, every hash matches")
+        _release(store, contents, keep=options.keep)
+
+
+def _compare_with_locks(contents: Contents) -> None:
+    """Raise PromiseError if a published cell's lock pins a wheel, for the cell's Python, with other hashes."""
+    pinned: dict[tuple[str, str, str], list[LockedPackage]] = {}
+    for folder in sorted(path for path in data_path("images").iterdir() if path.is_dir()):
+        minor = re.search(r"-py3([0-9]+)$", folder.name)
+        for lock in read_locks(folder) if minor else []:
+            for pin in lock.pins:
+                need = LockedPackage(
+                    pin.name, tuple(pin.sha256), lock.index, pin.version, f"3.{minor[1]}" if minor else None
+                )
+                pinned.setdefault((lock.index, pin.name, pin.version), []).append(need)
+    for wheel in contents.wheels:
+        needs = [need for need in pinned.get((wheel.index, wheel.project, wheel.version), []) if fits(need, wheel.name)]
+        if needs and not any(wheel.sha256 in need.sha256 for need in needs):
+            message = f"{wheel.name}: the bundle has another sha256 than the locks of the published cells"
+            raise PromiseError(message, fix="do not use this bundle, or lock the cells anew if they are out of date")
+
+
+for _command in (release, versions, gc, export, import_):
+    command.add_command(_command)
