@@ -23,9 +23,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from envcheck.fleet.pairs.session import Fleet, extent
+from envcheck.fleet.pairs.launch import Fleet
 from tests.fleet.blame_score import Score, score
-from tests.fleet.simulated_fleet import FAULT_KINDS, FaultKind, SimulatedFleet
+from tests.fleet.simulated_fleet import FAULT_KINDS, FaultKind, SimulatedFleet, extent
 
 SIZES = (16, 64, 256, 1024, 4096)
 PRECISION = 0.98

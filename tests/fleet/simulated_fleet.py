@@ -6,10 +6,12 @@ A fleet follows from its seed. `Faults` says what is wrong; nothing else in a te
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, get_args
 
 from envcheck.fleet.pairs.diagnosis import grouped
-from envcheck.fleet.pairs.results import ROLL_CALL, GroupResult, GroupTest, NodeAnswer
+from envcheck.fleet.pairs.launch import Fleet, planner
+from envcheck.fleet.pairs.results import ROLL_CALL, Diagnosis, GroupResult, GroupTest, NodeAnswer
 
 FaultKind = Literal[
     "none",
@@ -89,3 +91,26 @@ class SimulatedFleet:
         kernel = "5.15.0-1061" if faulty and kind == "wrong-kernel" else "5.15.0-1078"
         clock = -3600.0 if faulty and kind == "lying-clock" else 0.0
         return NodeAnswer(node, "pass", "", 8, "570.124.06", kernel, clock)
+
+
+class Extent(NamedTuple):
+    """How much a plan takes: rounds one after another, and tests (groups that start, the roll-call not counted)."""
+
+    rounds: int
+    tests: int
+
+
+def extent(fleet: Fleet, oracle: Callable[[GroupTest], GroupResult]) -> tuple[Extent, Diagnosis]:
+    """Run the plan to its end against an oracle that answers each test; none is measured twice."""
+    rounds, results = planner(fleet), dict[str, GroupResult]()
+    number = measured = 0
+    try:
+        tests = next(rounds)
+        while True:
+            new = [test for test in tests if test.key not in results]
+            number += bool(new)
+            measured += sum(test.step != ROLL_CALL for test in new)
+            results |= {test.key: oracle(test) for test in new}
+            tests = rounds.send([results[test.key] for test in tests])
+    except StopIteration as ended:
+        return Extent(number, measured), ended.value

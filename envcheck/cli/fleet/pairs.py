@@ -16,12 +16,9 @@ from envcheck.cli.shared.process import note
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
 from envcheck.fleet.hostlist import unfold
-from envcheck.fleet.pairs import session
 from envcheck.fleet.pairs.diagnosis import SMALL
-from envcheck.fleet.pairs.launch import SLURM, Launcher, checked, run_tests
-from envcheck.fleet.pairs.results import ROLL_CALL, Diagnosis, GroupResult, GroupTest, name_of
-from envcheck.fleet.pairs.session import Fleet, NextRound, document, lines, step
-from envcheck.fleet.terminal import wrapped
+from envcheck.fleet.pairs.launch import SLURM, Fleet, Launcher, begin, checked, run_tests
+from envcheck.fleet.pairs.results import ROLL_CALL, GroupResult, GroupTest, document, lines, name_of
 from envcheck.safe_files import held
 
 
@@ -29,14 +26,12 @@ from envcheck.safe_files import held
 class FleetPairsOptions:
     nodes: Annotated[str, Option("The nodes as a Slurm host list: n[1-64].", metavar="LIST")]
     mode: Annotated[Literal["tournament", "diagnose"] | None, Option("Default: tournament up to 16 nodes.")] = None
-    launch: Annotated[
-        str | None, Option("Starts {command} on {nodes}, {count} in number. Default: srun.", metavar="COMMAND")
-    ] = None
+    launch: Annotated[str, Option("Starts {command} on {nodes}, {count} in number.", metavar="COMMAND")] = SLURM
     timeout: Annotated[float, Option("Time for one test.", type=Duration())] = 600.0
     state: Annotated[
         Path, Option("Results so far, on a file system that all nodes share; reports go beside it.", type=FILE)
     ] = Path("envcheck-fleet-pairs.json")
-    dry_run: Annotated[bool, Option("Print the plan and the first command, and stop.")] = False
+    dry_run: Annotated[bool, Option("Print the first commands, and stop.")] = False
     as_json: Annotated[bool, Option("--json", "Print envcheck/fleet-pairs/1.")] = False
 
 
@@ -50,28 +45,27 @@ def command(options: FleetPairsOptions, settings: Settings) -> int:  # noqa: ARG
     To continue a killed run, give the same command again.
     Exit 0: every node passed in a group; 1: a fault; 2: wrong usage; 3: undetermined: a group never formed.
     """
-    if options.dry_run and options.as_json:
-        message = "--dry-run prints a plan in words, and --json a diagnosis"
-        raise ConfigError(message, fix="leave out one of them")
     if not options.state.parent.is_dir():
         message = f"--state {options.state}: there is no directory {options.state.parent}"
         raise ConfigError(message, fix="create it on a file system that all nodes share")
     fleet = _fleet(options)
-    launcher = _launcher(options)
-    state = session.begin(options.state, fleet, launcher.template)
-    for text in session.plan_lines(fleet, state.results.values()):
-        for line in wrapped(text, ""):
-            click.echo(line, err=options.as_json)
+    folder = options.state.absolute().with_name(f"{options.state.stem}-reports")
+    launcher = Launcher(checked(options.launch), folder, options.timeout)
     if options.dry_run:
-        _show_commands(fleet, launcher)
+        for nodes, step in ((fleet.nodes, ROLL_CALL), (fleet.nodes[:2], "group")):
+            click.echo(shlex.join(launcher.command(GroupTest(step, nodes), folder)))
         return 0
-    _can_start(launcher)
-    if state.results:
-        click.echo(f"going on with {options.state}: {len(state.results)} results", err=True)
-    lock = options.state.with_name(f".{options.state.name}.lock")
-    with held(lock, lambda: _busy(options.state)):
+    first = shlex.split(launcher.template)[0]
+    if first != "{command}" and shutil.which(first) is None:
+        message = f"{first} is not on PATH, so that no test can start"
+        raise ConfigError(message, fix="run this where Slurm's srun is, or give --launch a command of your own")
+    with held(options.state.with_name(f".{options.state.name}.lock"), lambda: _busy(options.state)):
+        state = begin(options.state, fleet, launcher.template)
         diagnosis = run_tests(fleet, state, options.state, launcher.run, _progress)
-    _print(diagnosis, fleet, options, len(state.results))
+    if options.as_json:
+        click.echo(document(diagnosis, fleet.mode, fleet.nodes, len(state.results)), nl=False)
+    else:
+        click.echo("\n".join(lines(diagnosis)))
     return diagnosis.exit_code
 
 
@@ -84,29 +78,9 @@ def _fleet(options: FleetPairsOptions) -> Fleet:
     return Fleet(nodes, options.mode or usual)
 
 
-def _launcher(options: FleetPairsOptions) -> Launcher:
-    folder = options.state.absolute().with_name(f"{options.state.stem}-reports")
-    return Launcher(checked(options.launch or SLURM), folder, options.timeout)
-
-
-def _can_start(launcher: Launcher) -> None:
-    first = shlex.split(launcher.template)[0]
-    if first != "{command}" and shutil.which(first) is None:
-        message = f"{first} is not on PATH, so that no test can start"
-        raise ConfigError(message, fix="run this where Slurm's srun is, or give --launch a command of your own")
-
-
 def _busy(state: Path) -> None:
     message = f"another run is using {state}"
     raise ConfigError(message, fix="wait for it, or give --state another file")
-
-
-def _show_commands(fleet: Fleet, launcher: Launcher) -> None:
-    first = step(fleet, {})
-    if isinstance(first, NextRound):
-        click.echo(f"first: {shlex.join(launcher.command(first.tests[0], launcher.folder))}")
-    pair = GroupTest("group", fleet.nodes[:2])
-    click.echo(f"then such as: {shlex.join(launcher.command(pair, launcher.folder))}")
 
 
 def _progress(number: int, test: GroupTest, result: GroupResult) -> None:
@@ -117,11 +91,3 @@ def _progress(number: int, test: GroupTest, result: GroupResult) -> None:
         speed = f", {result.speed:.1f} GB/s" if result.speed is not None else ""
         summary = f"{result.status}{speed}" + (f": {result.reason}" if result.reason else "")
     note(f"round {number}, {test.step}{attempt} {name_of(test.nodes)}: {summary}")
-
-
-def _print(diagnosis: Diagnosis, fleet: Fleet, options: FleetPairsOptions, tests: int) -> None:
-    if options.as_json:
-        click.echo(document(diagnosis, fleet, tests), nl=False)
-        return
-    for line in lines(diagnosis):
-        click.echo(line)

@@ -1,4 +1,7 @@
-"""The one place of `fleet pairs` that starts processes: it runs the tests of each round and reads their reports."""
+"""The one place of `fleet pairs` that starts processes: it runs the tests of each round and reads their reports.
+
+What comes next is a pure function of the results, so a run that was killed goes on from the file that keeps them.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,23 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
+import msgspec
+
+from envcheck import safe_files
 from envcheck.counting import printable
 from envcheck.errors import ConfigError
 from envcheck.fleet.files import FleetFile, read_files
 from envcheck.fleet.hostlist import fold
 from envcheck.fleet.one_report import BY_SEVERITY, NodeReport
-from envcheck.fleet.pairs import session
+from envcheck.fleet.pairs.diagnosis import Plan, diagnosis, tournament
 from envcheck.fleet.pairs.results import ROLL_CALL, Diagnosis, GroupResult, GroupTest, NodeAnswer
-from envcheck.fleet.pairs.session import Fleet, NextRound, PairsState, step
+from envcheck.struct_types import know_types
 
-# The check whose value is the speed of a group.
-SPEED_CHECK: Final = "all-reduce-bandwidth"
+PairsMode = Literal["tournament", "diagnose"]
 _MOST_NAMED: Final = 5
 _LONGEST: Final = 200
 
@@ -46,25 +51,30 @@ def result_of(test: GroupTest, files: Sequence[FleetFile], launched: LaunchResul
     A report of pass is not enough for a group: it counts only beside those of all its nodes.
     """
     reports = [file.report for file in files if file.report is not None]
-    problems = [f"{file.name}: {file.note}" for file in files if file.report is None]
     by_node = {node: report for node in test.nodes if (report := _report_of(node, reports)) is not None}
     answers = tuple(_answer(node, report, launched) for node, report in by_node.items())
-    missing = [node for node in test.nodes if node not in by_node]
     seconds = launched.ended - launched.started
+    problems = [f"{file.name}: {file.note}" for file in files if file.report is None]
+    absent = ", ".join([node for node in test.nodes if node not in by_node][:_MOST_NAMED])
     why = "; ".join(filter(None, [*problems[:1], launched.last_line]))[:_LONGEST]
+    unseen = printable(f"no report{f' of {absent}' if absent else ''}{f': {why}' if why else ''}")
     if test.step == ROLL_CALL:
-        return GroupResult("pass", None, printable(f"no report: {why}" if why else "no report"), (), answers, seconds)
+        return GroupResult("pass", None, unseen, (), answers, seconds)
     faulty = tuple(gpu for answer in answers for gpu in answer.faulty_gpus)
-    failing = [answer for answer in answers if answer.status == "fail"]
-    unclear = [answer for answer in answers if answer.status == "undetermined"]
-    speed = min(_speeds(by_node.values()), default=None)
-    if failing:
-        return GroupResult("fail", speed, f"{failing[0].node}: {failing[0].reason}", faulty, answers, seconds)
-    if missing:
-        named = f"no report of {', '.join(missing[:_MOST_NAMED])}"
-        return GroupResult("undetermined", speed, printable(f"{named}: {why}" if why else named), (), (), seconds)
-    if unclear:
-        return GroupResult("undetermined", speed, f"{unclear[0].node}: {unclear[0].reason}", (), answers, seconds)
+    speeds = (
+        check.value
+        for report in by_node.values()
+        for check in report.checks
+        if check.check == "all-reduce-bandwidth" and check.value is not None and check.unit == "GB/s"
+    )
+    speed = min(speeds, default=None)
+    reasons = {answer.status: f"{answer.node}: {answer.reason}" for answer in reversed(answers)}
+    if "fail" in reasons:
+        return GroupResult("fail", speed, reasons["fail"], faulty, answers, seconds)
+    if absent:
+        return GroupResult("undetermined", speed, unseen, (), (), seconds)
+    if "undetermined" in reasons:
+        return GroupResult("undetermined", speed, reasons["undetermined"], (), answers, seconds)
     return GroupResult("pass", speed, "", faulty, answers, seconds)
 
 
@@ -99,15 +109,6 @@ def _clock(report: NodeReport, launched: LaunchResult) -> float | None:
     if report.started is None or report.ended is None:
         return None
     return min(report.started - launched.started, 0.0) or max(report.ended - launched.ended, 0.0)
-
-
-def _speeds(reports: Iterable[NodeReport]) -> list[float]:
-    return [
-        check.value
-        for report in reports
-        for check in report.checks
-        if check.check == SPEED_CHECK and check.value is not None and check.unit == "GB/s"
-    ]
 
 
 SLURM: Final = "srun --nodelist={nodes} --nodes={count} --ntasks-per-node=1 --overlap {command}"
@@ -234,6 +235,73 @@ def _last_line(log: Path) -> str:
     return lines[-1] if lines else ""
 
 
+class Fleet(NamedTuple):
+    """What is to be tested, and how."""
+
+    nodes: tuple[str, ...]
+    mode: PairsMode
+
+
+class PairsState(msgspec.Struct):
+    """What the state file holds: which fleet, how its tests start, and the results by the key of their test."""
+
+    nodes: str
+    mode: str
+    launch: str
+    schema: Literal["envcheck/fleet-pairs-state/1"] = "envcheck/fleet-pairs-state/1"
+    results: dict[str, GroupResult] = {}
+
+
+know_types(PairsState)
+
+
+def begin(path: Path, fleet: Fleet, launch: str) -> PairsState:
+    """Return the state of an earlier run of the same tests, else an empty one.
+
+    Raise ConfigError where the file is not a state, or one of other nodes or another launcher.
+    """
+    fresh = PairsState(fold(fleet.nodes), fleet.mode, launch)
+    if not path.exists():
+        return fresh
+    fix = "remove the file to begin anew, or give --state another one"
+    try:
+        state = msgspec.json.decode(safe_files.read_whole(path), type=PairsState)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        message = f"{path} is not a state of `fleet pairs`: {error}"
+        raise ConfigError(message, fix=fix) from error
+    if (state.nodes, state.mode, state.launch) != (fresh.nodes, fresh.mode, fresh.launch):
+        message = f"{path} has the results of other nodes, mode or launcher: {state.nodes[:60]}, {state.mode}"
+        raise ConfigError(message, fix=fix)
+    return state
+
+
+class NextRound(NamedTuple):
+    """Tests to run now, all at the same time, and how many rounds lie before them."""
+
+    tests: tuple[GroupTest, ...]
+    done: int
+
+
+def planner(fleet: Fleet) -> Plan:
+    """Return the planner of the fleet's mode."""
+    return (tournament if fleet.mode == "tournament" else diagnosis)(fleet.nodes)
+
+
+def step(fleet: Fleet, results: Mapping[str, GroupResult]) -> NextRound | Diagnosis:
+    """Return the tests of the next round that have no result yet, or the diagnosis. The same results give the same."""
+    rounds = planner(fleet)
+    number = 0
+    try:
+        tests = next(rounds)
+        while all(test.key in results for test in tests):
+            number += bool(tests)
+            tests = rounds.send([results[test.key] for test in tests])
+    except StopIteration as ended:
+        verdict: Diagnosis = ended.value
+        return verdict
+    return NextRound(tuple(test for test in tests if test.key not in results), number)
+
+
 # Launch commands at one time on this machine; a round of more tests takes several turns.
 AT_ONCE: Final = 64
 RunTest = Callable[[GroupTest, threading.Event], GroupResult]
@@ -242,28 +310,23 @@ RunTest = Callable[[GroupTest, threading.Event], GroupResult]
 def run_tests(
     fleet: Fleet, state: PairsState, path: Path, run: RunTest, say: Callable[[int, GroupTest, GroupResult], None]
 ) -> Diagnosis:
-    """Run the tests that have no result yet; each result is kept before the next one counts."""
-    session.write(path, state)
+    """Run the tests that have no result yet; each result is kept before the next one counts, the file until the end."""
     while isinstance(following := step(fleet, state.results), NextRound):
-        number = following.done + 1
-
-        def keep(test: GroupTest, result: GroupResult, number: int = number) -> None:
-            session.add(path, state, test, result)
-            say(number, test, result)
-
-        _run_round(following.tests, run, keep)
-    state.over = True
-    session.write(path, state)
+        for test, result in _round(following.tests, run):
+            state.results[test.key] = result
+            safe_files.replace(path, msgspec.json.encode(state))
+            say(following.done + 1, test, result)
+    path.unlink(missing_ok=True)
     return following
 
 
-def _run_round(tests: Sequence[GroupTest], run: RunTest, keep: Callable[[GroupTest, GroupResult], None]) -> None:
+def _round(tests: Sequence[GroupTest], run: RunTest) -> Iterator[tuple[GroupTest, GroupResult]]:
     stop = threading.Event()
     with concurrent.futures.ThreadPoolExecutor(min(AT_ONCE, len(tests))) as pool:
         running = {pool.submit(run, test, stop): test for test in tests}
         try:
             for done in concurrent.futures.as_completed(running):
-                keep(running[done], done.result())
+                yield running[done], done.result()
         except BaseException:
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)

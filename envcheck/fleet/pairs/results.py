@@ -6,14 +6,17 @@ Each test that does not pass is repeated once, and both results decide.
 from __future__ import annotations
 
 import collections
+import datetime as dt
 import hashlib
 import statistics
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import structs
 
+from envcheck.counting import counted, printable
+from envcheck.fleet.hostlist import fold
 from envcheck.struct_types import know_types
 
 ResultStatus = Literal["pass", "fail", "undetermined"]
@@ -104,8 +107,54 @@ class Diagnosis(msgspec.Struct, frozen=True):
             return 1
         return 3 if self.undetermined or not self.good else 0
 
+    @property
+    def sentence(self) -> str:
+        """Return the verdict in one line."""
+        counts = [
+            counted(len(self.blamed), "fault") if self.blamed else "",
+            f"{len(self.not_isolated)} not isolated" if self.not_isolated else "",
+            f"{counted(len(self.undetermined), 'question')} open" if self.undetermined else "",
+        ]
+        word = {0: "PASS", 1: "FAIL", 3: "UNDETERMINED"}[self.exit_code]
+        return f"{word}: {', '.join(filter(None, counts)) or counted(len(self.good), 'node') + ' passed in a group'}"
+
 
 know_types(GroupResult, Diagnosis)
+
+
+def lines(diagnosis: Diagnosis) -> Iterator[str]:
+    """Yield the verdict first, then each finding with its evidence, then the nodes to use now."""
+    yield diagnosis.sentence
+    rows = [(f"{one.kind} {one.who}", one.reason, one.by) for one in diagnosis.blamed]
+    rows += [(f"not isolated: {fold(one.nodes)}", one.reason, one.by) for one in diagnosis.not_isolated]
+    rows += [(f"undetermined: {fold(one.nodes)}", one.reason, one.by) for one in diagnosis.undetermined]
+    for what, reason, by in rows:
+        yield printable(f"{what}: {reason}")
+        yield printable(f"    by: {', '.join(by) or 'no test'}")
+    yield from (printable(f"note: {note}") for note in diagnosis.notes)
+    yield f"use now: {fold(diagnosis.good) or 'no node'}"
+
+
+def document(diagnosis: Diagnosis, mode: str, nodes: Sequence[str], tests: int) -> bytes:
+    """Return the diagnosis as indented JSON with a final newline; `tests` counts repetitions and the roll-call too."""
+    content = {
+        "schema": "envcheck/fleet-pairs/1",
+        "at": dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds"),
+        "mode": mode,
+        "nodes": fold(nodes),
+        "tests": tests,
+        "verdict": {
+            "status": {0: "pass", 1: "fail", 3: "error"}[diagnosis.exit_code],
+            "exit_code": diagnosis.exit_code,
+            "sentence": diagnosis.sentence,
+            "good": fold(diagnosis.good),
+            "blame": diagnosis.blamed,
+            "not_isolated": diagnosis.not_isolated,
+            "undetermined": diagnosis.undetermined,
+        },
+        "notes": diagnosis.notes,
+    }
+    return msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
 
 
 # Fewer speeds than this do not say what is usual; of groups of which one has more than twice the nodes of another, more

@@ -7,9 +7,9 @@ import math
 from collections.abc import Iterator
 
 from envcheck.fleet.pairs.diagnosis import grouped
-from envcheck.fleet.pairs.session import Extent, Fleet, extent
+from envcheck.fleet.pairs.launch import Fleet
 from tests.fleet.blame_score import Score, score
-from tests.fleet.simulated_fleet import FAULT_KINDS, FaultKind, Faults, SimulatedFleet
+from tests.fleet.simulated_fleet import FAULT_KINDS, Extent, FaultKind, Faults, SimulatedFleet, extent
 
 SINGLE = [kind for kind in FAULT_KINDS if kind not in ("two-nodes", "intermittent")]
 SIZES = (16, 64, 256, 1024)

@@ -11,14 +11,13 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
-from envcheck.fleet.pairs import session
-from envcheck.fleet.pairs.launch import SLURM
-from envcheck.fleet.pairs.session import PairsState
+from envcheck.fleet.pairs.launch import SLURM, PairsState
 
 HERE = Path(__file__).parent
 REPORT = HERE.parents[1] / "data/reports/h200x1.json"
@@ -128,9 +127,6 @@ def test_an_interrupt_ends_what_was_started(bench: Bench) -> None:
 def test_the_plan_and_the_commands_are_printed_and_nothing_starts(bench: Bench) -> None:
     done = bench.run("n[1-1024]", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "all sound: 3 rounds, 33 tests; one node at fault: about" in " ".join(done.stdout.split())
-    assert "every pair once is 523776 tests" in " ".join(done.stdout.split())
-    assert max(map(len, done.stdout.split("first: ")[0].splitlines())) <= 80
     assert "--level quick --output" in done.stdout
     assert "envcheck fleet group --output" in done.stdout
     assert not (bench.folder / "log").exists()
@@ -139,17 +135,16 @@ def test_the_plan_and_the_commands_are_printed_and_nothing_starts(bench: Bench) 
 
 def test_wrong_usage_is_refused_and_nothing_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    session.write(Path("other.json"), PairsState("n[1-6]", "tournament", SLURM))
+    Path("other.json").write_bytes(msgspec.json.encode(PairsState("n[1-6]", "tournament", SLURM)))
     Path("broken.json").write_text("{")
     cases = {
         "--nodes n1": "names 1 node",
         "--nodes n[2-1]": "range",
         "--nodes n[1-2] --launch 'ssh {nodes}'": "{command}",
         "--nodes n[1-2] --launch 'no-such-launcher {nodes} {command}'": "not on PATH",
-        "--nodes n[1-2] --dry-run --json": "leave out one of them",
         "--nodes n[1-2] --state nosuch/x.json": "there is no directory nosuch",
-        "--nodes n[1-5] --state other.json": "other nodes",
-        "--nodes n[1-5] --state broken.json": "not a state",
+        "--nodes n[1-5] --launch '{command} {nodes}' --state broken.json": "not a state",
+        "--nodes n[1-5] --launch '{command} {nodes}' --state other.json": "other nodes",
     }
     wrong = {}
     for words, message in cases.items():
