@@ -14,7 +14,7 @@ from envcheck import safe_files
 from envcheck.cli import Settings
 from envcheck.cli.options import DIRECTORY, Argument, Duration, Option, command_with
 from envcheck.errors import ConfigError
-from envcheck.fleet.launch_files import NOT_OF, LaunchValues, launch_files
+from envcheck.fleet.launch_files import LaunchValues, launch_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +65,11 @@ def command(options: FleetRenderOptions, settings: Settings) -> None:
     envcheck fleet render kubernetes sweep --image REF@sha256:... --nodes 16
 
     Without --output the files are printed, one after the other. NAME is the name of a file, such as prolog.sh, or
-    its first word. Exit 2: a value cannot be used in a script or manifest, the system's
-    files have no place for an option, or no file has that name.
+    its beginning. Exit 2: a value cannot be used in a script or manifest, or no file has that name.
     """
-    _refuse_options_of_other_systems(options.system)
+    if options.system == "slurm" and options.variables:
+        message = "--env has no place in the files for Slurm"
+        raise ConfigError(message, fix="set it in the environment of sbatch, which passes it on")
     if options.output is not None and options.output.exists() and not options.output.is_dir():
         message = f"--output {options.output} is not a directory"
         raise ConfigError(message, fix="name a directory, or leave it out to print the files")
@@ -87,17 +88,6 @@ def command(options: FleetRenderOptions, settings: Settings) -> None:
         safe_files.put(path, file.text.encode(), file.mode)
         if not settings.quiet:
             click.echo(f"wrote {path}")
-
-
-def _refuse_options_of_other_systems(system: str) -> None:
-    """Raise ConfigError for an option on the command line that the system's files do not hold."""
-    ctx = click.get_current_context()
-
-    for option in ctx.command.params:
-        typed = ctx.get_parameter_source(str(option.name)) is click.core.ParameterSource.COMMANDLINE
-        if typed and option.name in NOT_OF[system]:
-            message = f"{max(option.opts, key=len)} has no place in the files for {system}"
-            raise ConfigError(message, fix="leave it out")
 
 
 def _this_program() -> str:

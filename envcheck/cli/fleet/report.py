@@ -12,11 +12,10 @@ import click
 from envcheck import safe_files
 from envcheck.cli import Settings
 from envcheck.cli.options import FILE, Argument, Duration, Option, command_with
-from envcheck.cli.report_output import apart
 from envcheck.errors import ConfigError
 from envcheck.fleet.cover import of_places, plan
 from envcheck.fleet.files import history_lines, read_files
-from envcheck.fleet.hostlist import expected_nodes, file_of
+from envcheck.fleet.hostlist import unfold
 from envcheck.fleet.model import encode
 from envcheck.fleet.page import page
 from envcheck.fleet.summary import FleetQuestion, summarize
@@ -29,7 +28,7 @@ from envcheck.matrix.resolver.query import Query, normalized
 class FleetReportOptions:
     places: Annotated[tuple[Path, ...], Argument(required=True, metavar="DIR|FILE...")] = ()
     expect: Annotated[
-        str | None, Option("The nodes that must have a report: n[1-64], or a file of names.", metavar="FILE|NODELIST")
+        str | None, Option("The nodes that must have a report, as n[1-64] or names with spaces.", metavar="NODELIST")
     ] = None
     max_age: Annotated[float, Option("Older reports are stale.", type=Duration())] = 86400.0
     html: Annotated[Path | None, Option("Write one page: nodes and checks, outliers, drift.", type=FILE)] = None
@@ -56,11 +55,13 @@ def report(options: FleetReportOptions, settings: Settings) -> int:  # noqa: ARG
     Exit 0: every node passed, or the history is printed; 1: a node failed; 2: wrong usage, or nothing is known of the
     node; 3: a node is missing, stale or undetermined.
     """
-    apart(html=options.html, expect=file_of(options.expect) if options.expect else None)
     if options.html is not None and (options.html.suffix == ".json" or options.html in options.places):
         message = f"--html {options.html} would be read as a report"
         raise ConfigError(message, fix="give it a name that does not end in .json")
-    expected = expected_nodes(options.expect) if options.expect is not None else []
+    expected = [] if options.expect is None else unfold(options.expect)
+    if options.expect is not None and not expected:
+        message = "--expect names no node"
+        raise ConfigError(message, fix="give a Slurm host list such as n[1-64]")
     files = read_files(options.places)
     if options.history is not None:
         shown = [part for line in history_lines(files, options.history) for part in wrapped(line, "")]
