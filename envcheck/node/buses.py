@@ -12,7 +12,6 @@ from typing import Any
 from envcheck.node.signal_source import (
     Source,
     fields,
-    flag,
     index,
     listed,
     mapped,
@@ -58,14 +57,13 @@ _COUNTERS = (
 
 
 def pci_sources(root: Path) -> dict[str, Source]:
-    """Return what reads pci.gpus, pci.acs, pci.iommu, host.iommu and host.hypervisor."""
+    """Return what reads pci.gpus, pci.acs, pci.iommu and host.iommu."""
     bus = root / "sys/bus/pci/devices"
     return {
         "pci.gpus": Source(_BUS, lambda: reading(bus, lambda place: [_gpu(gpu) for gpu in _gpus(place)])),
         "pci.acs": Source(_BRIDGES, lambda: reading(bus, _bridges)),
         "pci.iommu": Source(mapped(maybe(text)), lambda: reading(bus, _domains)),
         "host.iommu": Source(_UNITS, lambda: _iommu(root)),
-        "host.hypervisor": Source(flag, lambda: _hypervisor(root)),
     }
 
 
@@ -142,15 +140,6 @@ def _iommu(root: Path) -> Signal:
     units = root / "sys/class/iommu"
     names = sorted(unit.name for unit in units.iterdir()) if units.is_dir() else []
     return Signal({"units": names, "cmdline": [word for word in words if "iommu" in word]}, source=str(units))
-
-
-def _hypervisor(root: Path) -> Signal:
-    """Tell whether this is a virtual machine: x86 CPUs carry a flag for it, other kernels do not say."""
-    path = root / "proc/cpuinfo"
-    flags = next((line.split() for line in (word(path) or "").splitlines() if line.startswith("flags")), None)
-    if flags is None:
-        return Signal(reason=f"{path} has no flags", why="no-data", source=str(path))
-    return Signal("hypervisor" in flags, source=str(path))
 
 
 def infiniband_sources(root: Path) -> dict[str, Source]:

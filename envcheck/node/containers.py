@@ -8,7 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from envcheck.node import subprocesses
-from envcheck.node.signal_source import Source, fields, flag, listed, mapped, maybe, string, text, version, whole
+from envcheck.node.signal_source import (
+    Source,
+    fields,
+    flag,
+    listed,
+    mapped,
+    maybe,
+    parsed,
+    string,
+    text,
+    unlimited,
+    version,
+    whole,
+    word,
+)
 from envcheck.node.snapshot import Signal, unreadable
 
 UNLIMITED = "unlimited"
@@ -49,19 +63,13 @@ def memory_limit(text: str) -> int | str:
     return int(word)
 
 
-def cpu_limit(text: str) -> float | str:
-    """Read cpu.max (cgroup v2: quota and period), in CPUs. Raises ValueError on anything else."""
-    quota, period = text.split()
-    return UNLIMITED if quota == "max" else int(quota) / int(period)
-
-
 def cgroup_path(text: str) -> str | None:
     """Read this process's cgroup v2 path off /proc/self/cgroup; None on pure v1."""
     return next((line[3:] for line in text.splitlines() if line.startswith("0::/")), None)
 
 
 def sources(root: Path, environ: Mapping[str, str]) -> dict[str, Source]:
-    """Return what reads toolkit.tools, engines, cdi and docker; what is not installed is not there."""
+    """Return what reads the container, and toolkit.tools, engines, cdi and docker; absent is what is not installed."""
 
     def tools() -> Signal:
         return Signal({n: _version(p) for n in _TOOLS if (p := _which(n, root, environ))}, source="PATH")
@@ -70,11 +78,31 @@ def sources(root: Path, environ: Mapping[str, str]) -> dict[str, Source]:
         return Signal([name for name in _ENGINES if _which(name, root, environ)], source="PATH")
 
     return {
+        "container.runtime": Source(text, lambda: _runtime(root, environ)),
+        "container.memory_limit": Source(unlimited, lambda: _memory_limit(root)),
         "toolkit.tools": Source(mapped(text), tools),
         "toolkit.engines": Source(listed(text), engines),
         "toolkit.cdi": Source(_SPECIFICATIONS, lambda: _specifications(root)),
         "toolkit.docker": Source(_RUNTIMES, lambda: _docker(root / "etc/docker/daemon.json")),
     }
+
+
+def _runtime(root: Path, environ: Mapping[str, str]) -> Signal:
+    name = runtime(
+        dockerenv=(root / ".dockerenv").exists(),
+        containerenv=(root / "run/.containerenv").exists(),
+        environ=environ,
+        init_cgroup=word(root / "proc/1/cgroup") or "",
+    )
+    return Signal(name, source="/.dockerenv, /run/.containerenv, environment, /proc/1/cgroup")
+
+
+def _memory_limit(root: Path) -> Signal:
+    """Read the limit of cgroup v1, or of this process's own group, or of the top where that is hidden."""
+    cgroup, v1 = root / "sys/fs/cgroup", "memory/memory.limit_in_bytes"
+    own = (cgroup_path(word(root / "proc/self/cgroup") or "") or "/").strip("/")
+    places = (cgroup / v1, cgroup / own / "memory.max")
+    return parsed(next((p for p in places if p.exists()), cgroup / "memory.max"), memory_limit, "B")
 
 
 def _which(name: str, root: Path, environ: Mapping[str, str]) -> Path | None:

@@ -1,34 +1,45 @@
 """The host around the GPUs: processes, memory, disks, NUMA, the clock. Files and system calls only."""
 
 import ctypes
+import functools
 import os
+import platform
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from envcheck.node.signal_source import Source, fields, flag, listed, mapped, number, reading, string, text, whole, word
+from envcheck.node.signal_source import (
+    Source,
+    ValueType,
+    fields,
+    flag,
+    listed,
+    mapped,
+    number,
+    parsed,
+    reading,
+    string,
+    text,
+    unlimited,
+    version,
+    whole,
+    word,
+)
 from envcheck.node.snapshot import Signal, unreadable
 
 _KERNEL_MODULE = re.compile(r"^NVRM version:.*?Kernel Module\b.*?\s(?P<version>\d+\.\d+(?:\.\d+)?)\s", re.MULTILINE)
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 _MOST_CPUS = 1 << 16
-_OCTAL = re.compile(r"\\([0-7]{3})")
 _LIBRARY_VERSION = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)$")
 _PROCESSES = listed(fields(name=string, pid=whole))
+_CHOSEN = re.compile(r"\[(\w+)\]")
+_GPU_MODULES = ("nvidia", "nouveau", "gdrdrv", "nv_peer_mem", "efa_nv_peermem")
+Sources = dict[str, Source]
 _LOOK_AGAIN = 0.3
 _TIME_ERROR = 5  # adjtimex(2): TIME_ERROR, the clock is not synchronised
-
-
-class Mount(NamedTuple):
-    """One line of /proc/self/mounts."""
-
-    device: str
-    path: str
-    kind: str
-    options: str
 
 
 def kernel_module(text: str) -> tuple[str, str] | tuple[None, None]:
@@ -45,11 +56,19 @@ def meminfo(text: str) -> dict[str, int]:
 
 def cpu_model(text: str) -> str | None:
     """Read the CPU's name off /proc/cpuinfo; Arm kernels give none."""
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "model name" and value.strip():
-            return value.strip()
-    return None
+    return _after(text, "model name", ":")
+
+
+def os_name(text: str) -> str | None:
+    """Read PRETTY_NAME off /etc/os-release."""
+    return _after(text, "PRETTY_NAME", "=")
+
+
+def _after(text: str, name: str, sign: str) -> str | None:
+    """Return what follows a name in the first line that begins with it and says something."""
+    lines = (line.partition(sign) for line in text.splitlines())
+    values = (value.strip().strip("\"'") for key, _, value in lines if key.strip() == name)
+    return next(filter(None, values), None)
 
 
 def soft_limit(text: str, name: str) -> int | str | None:
@@ -59,16 +78,6 @@ def soft_limit(text: str, name: str) -> int | str | None:
     if not words:
         return None
     return int(words[0]) if words[0].isdecimal() else words[0]
-
-
-def mounts(text: str) -> list[Mount]:
-    """Read /proc/self/mounts, whose paths escape blanks in octal."""
-    rows = (line.split() for line in text.splitlines())
-    return [Mount(_unescape(r[0]), _unescape(r[1]), r[2], r[3]) for r in rows if len(r) >= 4]  # noqa: PLR2004
-
-
-def _unescape(path: str) -> str:
-    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), path)
 
 
 def sleeper(text: str) -> str | None:
@@ -89,18 +98,16 @@ def cpu_list(text: str) -> set[int]:
     return {cpu for a, b in ends for cpu in range(int(a), int(b) + 1)}
 
 
-def modules(text: str) -> list[str]:
-    """Read the names off /proc/modules, sorted."""
-    return sorted({line.split()[0] for line in text.splitlines() if line.strip()})
+def gpu_modules(text: str) -> list[str]:
+    """Read the names of GPU drivers and what belongs to them off /proc/modules, sorted."""
+    names = {line.split()[0] for line in text.splitlines() if line.strip()}
+    return sorted(name for name in names if name.startswith(_GPU_MODULES))
 
 
-def os_name(text: str) -> str | None:
-    """Read PRETTY_NAME off /etc/os-release."""
-    for line in text.splitlines():
-        key, _, value = line.partition("=")
-        if key == "PRETTY_NAME" and value.strip("\"'"):
-            return value.strip("\"'")
-    return None
+def hypervisor(text: str) -> bool | None:
+    """Tell whether this is a virtual machine: x86 CPUs carry a flag for it, other kernels do not say."""
+    flags = next((line.split() for line in text.splitlines() if line.startswith("flags")), None)
+    return None if flags is None else "hypervisor" in flags
 
 
 def cached_libraries(cache: bytes, name: str) -> list[str]:
@@ -115,20 +122,59 @@ def library_version(path: str) -> str | None:
     return match[1] if match else None
 
 
-def sources(root: Path, environ: Mapping[str, str]) -> dict[str, Source]:
-    """Return what reads NUMA nodes, stuck processes, hugepages, uptime, the clock and disks."""
+# What one file says: the signal, its type, the file, how its text is read, and the unit.
+FileRow = tuple[str, ValueType, str, Callable[[str], Any], str | None]
+_FILES: tuple[FileRow, ...] = (
+    ("host.os", text, "etc/os-release", os_name, None),
+    ("host.cpu", text, "proc/cpuinfo", cpu_model, None),
+    ("host.hypervisor", flag, "proc/cpuinfo", hypervisor, None),
+    ("host.memory_total", number, "proc/meminfo", lambda said: meminfo(said).get("MemTotal"), "B"),
+    ("host.gpu_modules", listed(text), "proc/modules", gpu_modules, None),
+    ("host.hugepages", text, "sys/kernel/mm/transparent_hugepage/enabled", lambda said: _CHOSEN.findall(said)[0], None),
+    ("host.uptime", number, "proc/uptime", lambda said: float(said.split()[0]), "s"),
+    ("limits.memlock", unlimited, "proc/self/limits", lambda said: soft_limit(said, "Max locked memory"), "B"),
+    ("limits.nofile", unlimited, "proc/self/limits", lambda said: soft_limit(said, "Max open files"), "files"),
+)
+_MODULE = "proc/driver/nvidia/version"
+_DRIVER: tuple[FileRow, ...] = (
+    ("driver.kernel", version, _MODULE, lambda said: kernel_module(said)[0], None),
+    ("driver.kernel_flavour", text, _MODULE, lambda said: kernel_module(said)[1], None),
+)
+
+
+def _of_files(root: Path, rows: Iterable[FileRow]) -> Sources:
     return {
-        "host.numa_nodes": Source(
-            whole, lambda: reading(root / "sys/devices/system/node", lambda nodes: len(_numbered(nodes)))
-        ),
-        "host.numa_cpus": Source(mapped(whole), lambda: reading(root / "sys/devices/system/node", _numa_cpus)),
+        name: Source(type_, functools.partial(parsed, root / file, parse, unit))
+        for name, type_, file, parse, unit in rows
+    }
+
+
+def driver_sources(root: Path) -> Sources:
+    """Return what reads the kernel module's version, and whether it is the open one."""
+    return _of_files(root, _DRIVER)
+
+
+def sources(root: Path, environ: Mapping[str, str]) -> Sources:
+    """Return what reads the host itself, its NUMA nodes, processes, memory, limits, clock and disks."""
+    system, nodes = platform.uname(), root / "sys/devices/system/node"
+    return {
+        "host.name": Source(text, lambda: _named(system.node)),
+        "host.arch": Source(text, lambda: Signal(system.machine, source="uname")),
+        "host.kernel": Source(text, lambda: Signal(system.release, source="uname")),
+        "host.cpus": Source(whole, lambda: Signal(len(os.sched_getaffinity(0)), unit="CPUs", source="affinity")),
+        **_of_files(root, _FILES),
+        "host.numa_nodes": Source(whole, lambda: reading(nodes, lambda place: len(_numbered(place)))),
+        "host.numa_cpus": Source(mapped(whole), lambda: reading(nodes, _numa_cpus)),
         "host.stuck_processes": Source(_PROCESSES, lambda: reading(root / "proc", _stuck)),
-        "host.hugepages": Source(text, lambda: _hugepages(root)),
         "host.hugepages_free": Source(number, lambda: _huge_free(root / "sys/kernel/mm/hugepages")),
-        "host.uptime": Source(number, lambda: _uptime(root / "proc/uptime")),
+        "shm.total": Source(number, lambda: _space(root / "dev/shm", root / "dev/shm", free=False)),
         "clock.synchronized": Source(flag, clock_synchronized),
         **_disks(root, environ),
     }
+
+
+def _named(node: str) -> Signal:
+    return Signal(node, source="uname") if node else Signal(reason="uname: no host name", why="no-data")
 
 
 def _numa_cpus(nodes: Path) -> dict[str, int]:
@@ -160,15 +206,6 @@ def _asleep(processes: Path, pids: Iterable[str]) -> dict[str, str]:
     return {pid: name for pid, name in names if name is not None}
 
 
-def _hugepages(root: Path) -> Signal:
-    path = root / "sys/kernel/mm/transparent_hugepage/enabled"
-    modes = word(path)
-    chosen = modes.partition("[")[2].partition("]")[0] if modes else ""
-    if not chosen:
-        return Signal(reason=f"{path} does not say", why="no-data", source=str(path))
-    return Signal(chosen, source=str(path))
-
-
 def _huge_free(sizes: Path) -> Signal:
     """Read the bytes set aside as huge pages that nobody uses, over all sizes: no other process can have them."""
     try:
@@ -181,13 +218,6 @@ def _huge_free(sizes: Path) -> Signal:
     except (ValueError, IndexError):
         return Signal(reason=f"{sizes} is not understood", why="failed", unit="B", source=str(sizes))
     return Signal(total, unit="B", source=str(sizes))
-
-
-def _uptime(path: Path) -> Signal:
-    words = (word(path) or "").split()
-    if not words or not words[0].replace(".", "", 1).isdecimal():
-        return Signal(reason=f"{path} does not say", why="no-data", unit="s", source=str(path))
-    return Signal(float(words[0]), unit="s", source=str(path))
 
 
 class _Timex(ctypes.Structure):
@@ -207,14 +237,17 @@ def clock_synchronized() -> Signal:
     return Signal(state != _TIME_ERROR, source="adjtimex")
 
 
-def _disks(root: Path, environ: Mapping[str, str]) -> dict[str, Source]:
+def _disks(root: Path, environ: Mapping[str, str]) -> Sources:
     """Return what reads the bytes free where work and caches go; each may be on a server of its own that is gone."""
-    home = environ.get("HOME", "/root").lstrip("/")
-    temporary = Path(environ.get("TMPDIR", "/tmp"))  # noqa: S108 (where others write)
+
+    def free(place: Path) -> Signal:
+        return _space(root / str(place).lstrip("/"), place)
+
+    temporary, home = environ.get("TMPDIR", "/tmp"), environ.get("HOME", "/root")  # noqa: S108 (where others write)
     return {
-        "disk.tmp.free": Source(number, lambda: _free(root, temporary)),
-        "disk.home.free": Source(number, lambda: _free(root, Path("/", home))),
-        "disk.cwd.free": Source(number, lambda: _free(root, _working_directory())),
+        "disk.tmp.free": Source(number, lambda: free(Path(temporary))),
+        "disk.home.free": Source(number, lambda: free(Path("/", home.lstrip("/")))),
+        "disk.cwd.free": Source(number, lambda: free(_working_directory())),
     }
 
 
@@ -225,9 +258,9 @@ def _working_directory() -> Path:
         return Path("/proc/self/cwd")
 
 
-def _free(root: Path, place: Path) -> Signal:
-    path = root / str(place).lstrip("/")
+def _space(path: Path, place: Path | str, *, free: bool = True) -> Signal:
     try:
-        return Signal(shutil.disk_usage(path).free, unit="B", source=str(place))
+        usage = shutil.disk_usage(path)
     except OSError as error:
         return unreadable(error, place, "B")
+    return Signal(usage.free if free else usage.total, unit="B", source=str(place))

@@ -53,7 +53,6 @@ _REGISTERS = re.compile(r"\((0x[0-9a-f]{1,8}) (0x[0-9a-f]{1,8})", re.IGNORECASE)
 _CAUSE = re.compile(r"caused by previous Xid (\d{1,3})")
 _SUBCODE = 0x3F << 20
 _TEXT = 240
-_DIGITS = 18
 _FIRST_SXID = 10000
 # An error of a switch has up to three lines: the second one has its severity as a number (1 is fatal), the third one
 # registers. They are no errors of their own.
@@ -70,6 +69,10 @@ TYPES = {
 }
 
 
+# "priority,sequence,microseconds,flags;text" of the device, "[ seconds] text" of a file that dmesg wrote there.
+_LINE = re.compile(r"\d+,\d+,(?P<micro>\d{1,18}),[^;]*;(?P<text>.*)|\[ *(?P<seconds>\d{1,12}\.\d{1,9})\] (?P<plain>.*)")
+
+
 class LogRecord(NamedTuple):
     """One line of the log, `at` so many seconds after boot."""
 
@@ -80,22 +83,15 @@ class LogRecord(NamedTuple):
 def failures(records: Iterable[LogRecord], uptime: float) -> list[dict[str, Any]]:
     """Return the latest failure of each kind and GPU: kind, bus_id ("" where unnamed), age (s), text and count."""
     latest: dict[tuple[str, str], dict[str, Any]] = {}
-    for record in records:
-        kind = _kind(record.text)
-        if kind is None:
-            continue
-        bus = _FAILED_BUS.search(record.text)
-        key = (kind, bus["bus"].lower() if bus else "")
-        count = latest.get(key, {"count": 0})["count"] + 1
-        told = {"age": _age(record, uptime), "text": record.text[:_TEXT], "count": count}
-        latest[key] = {"kind": kind, "bus_id": key[1], **told}
+    for record in (record for record in records if "NVRM:" in record.text or "nvidia" in record.text):
+        kind = next((kind for kind, pattern in _KINDS.items() if pattern.search(record.text)), None)
+        if kind is not None:
+            bus = _FAILED_BUS.search(record.text)
+            key = (kind, bus["bus"].lower() if bus else "")
+            count = latest.get(key, {"count": 0})["count"] + 1
+            told = {"age": _age(record, uptime), "text": record.text[:_TEXT], "count": count}
+            latest[key] = {"kind": kind, "bus_id": key[1], **told}
     return list(latest.values())
-
-
-def _kind(text: str) -> str | None:
-    if "NVRM:" not in text and "nvidia" not in text:
-        return None
-    return next((kind for kind, pattern in _KINDS.items() if pattern.search(text)), None)
 
 
 def signals(root: Path) -> dict[str, Signal]:
@@ -145,12 +141,11 @@ def _read(path: Path) -> Iterable[bytes]:
 
 
 def parse(chunks: Iterable[bytes]) -> Iterable[LogRecord]:
-    """Yield the lines of "priority,sequence,microseconds,flags;text" records."""
+    """Yield the lines of the log, as the device gives them or as dmesg writes them."""
     for line in b"".join(chunks).decode(errors="replace").splitlines():
-        head, separator, text = line.partition(";")
-        fields = head.split(",")
-        if separator and len(fields) >= 4 and fields[2].isdecimal():  # noqa: PLR2004 (the fields of a record)
-            yield LogRecord(int(fields[2][:_DIGITS]) / 1e6, text)
+        if record := _LINE.fullmatch(line):
+            at = int(record["micro"]) / 1e6 if record["micro"] else float(record["seconds"])
+            yield LogRecord(at, record["text"] or record["plain"] or "")
 
 
 def events(records: Iterable[LogRecord], uptime: float, kind: str) -> list[dict[str, Any]]:
@@ -176,21 +171,10 @@ def events(records: Iterable[LogRecord], uptime: float, kind: str) -> list[dict[
 
 def _complete_events(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Leave out what only adds to a switch's error, but keep a fatal severity whose first line is gone."""
-    added = {id(event): _ADDED.match(event["text"]) for event in events}
-    first = [event for event in events if added[id(event)] is None]
-    numbers = {
-        False: {_numbered(event) for event in first},
-        True: {_numbered(event) for event in first if _fatal(event)},
-    }
-    return [
-        event
-        for event in events
-        if (line := added[id(event)]) is None or _numbered(event) not in numbers[line["severity"] == "1"]
-    ]
-
-
-def _numbered(event: dict[str, Any]) -> tuple[str, int]:
-    return event["bus_id"], event["code"]
+    added = [(event, _ADDED.match(event["text"]), (event["bus_id"], event["code"])) for event in events]
+    told = {key for _, line, key in added if line is None}
+    fatal = {key for event, line, key in added if line is None and _fatal(event)}
+    return [event for event, line, key in added if not line or key not in (fatal if line["severity"] == "1" else told)]
 
 
 def _fatal(event: dict[str, Any]) -> bool:

@@ -24,14 +24,8 @@ from envcheck.node.snapshot import clock_words
 _FABRIC_STATES = ("not supported", "not started", "in progress", "completed")
 _FABRIC_SUMMARIES = ("not supported", "healthy", "unhealthy", "limited capacity")
 RECOVERY = (
-    "none",
-    "reset the GPU",
-    "reboot the node",
-    "drain P2P",
-    "drain and reset",
-    "recover the IMEX domain",
-    "reset the bus",
-    "reboot the system",
+    *("none", "reset the GPU", "reboot the node", "drain P2P", "drain and reset"),
+    *("recover the IMEX domain", "reset the bus", "reboot the system"),
 )
 COMPUTE_MODES = ("default", "exclusive thread", "prohibited", "exclusive process")
 VIRTUAL = ("none", "passthrough", "vgpu", "host vgpu", "host vsga")
@@ -40,13 +34,8 @@ _CORRUPTED_INFOROM = 14  # nvmlReturn_t
 _LINK_ERRORS = {"replay": 0, "recovery": 1, "crc": 2}
 # nvmlGpuP2PStatus_t; nvidia-ml-py's own name for the first caps index is a tuple by mistake.
 _STATUSES = (
-    "ok",
-    "chipset not supported",
-    "GPU not supported",
-    "topology not supported",
-    "disabled by registry key",
-    "not supported",
-    "unknown",
+    *("ok", "chipset not supported", "GPU not supported", "topology not supported", "disabled by registry key"),
+    *("not supported", "unknown"),
 )
 _CAPS = {"read": 0, "write": 1, "nvlink": 2}
 # nvmlGpuTopologyLevel_t, in the letters of `nvidia-smi topo -m`.
@@ -58,39 +47,33 @@ _BANKS = fields(active=whole, inactive=whole, none=whole, pending=whole)
 _PAIRS = listed(fields(a=whole, b=whole, read=text, write=text, nvlink=text, path=maybe(text)))
 
 
-def as_text(value: Any) -> str:
-    """Return what NVML gave as bytes or text."""
+def _as_text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def cuda(number: int) -> str:
-    """Return 12.8 of 12080."""
+def _cuda(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def read_capability(nvml: Any, gpu: Any) -> str:
-    """Read the compute capability, "9.0"."""
+def _read_capability(nvml: Any, gpu: Any) -> str:
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(gpu)
     return f"{major}.{minor}"
 
 
-def on(value: Any) -> str:
-    """Return "on" or "off"."""
+def _on(value: Any) -> str:
     return "on" if value else "off"
 
 
-def word(words: tuple[str, ...], number: int) -> str:
-    """Return the word of an enumeration's number; a new number stays visible."""
+def _word(words: tuple[str, ...], number: int) -> str:
     return words[number] if 0 <= number < len(words) else f"unknown ({number})"
 
 
-def remapped_rows(nvml: Any, gpu: Any) -> dict[str, int]:
-    """Count the rows of memory that were replaced, wait for it, or could not be."""
+def _remapped_rows(nvml: Any, gpu: Any) -> dict[str, int]:
     kinds = ("correctable", "uncorrectable", "pending", "failed")
     return dict(zip(kinds, nvml.nvmlDeviceGetRemappedRows(gpu), strict=True))
 
 
-def field(nvml: Any, gpu: Any, field: int, scope: int = 0) -> int:
+def _field(nvml: Any, gpu: Any, field: int, scope: int = 0) -> int:
     """Read one field value: its own return code counts, not only the call's."""
     [value] = nvml.nvmlDeviceGetFieldValues(gpu, [(field, scope)])
     if value.nvmlReturn == nvml.NVML_ERROR_INVALID_ARGUMENT:  # a field that is newer than the driver
@@ -106,23 +89,20 @@ def field(nvml: Any, gpu: Any, field: int, scope: int = 0) -> int:
     return int(getattr(value.value, name))
 
 
-def ecc(counter: str, kind: str) -> Callable[[Any, Any], Any]:
-    """Return the reader of one counter of ECC errors."""
+def _ecc(counter: str, kind: str) -> Callable[[Any, Any], Any]:
     return lambda n, g: n.nvmlDeviceGetTotalEccErrors(
         g, getattr(n, f"NVML_MEMORY_ERROR_TYPE_{kind}"), getattr(n, f"NVML_{counter}_ECC")
     )
 
 
-def retired_pages(nvml: Any, gpu: Any) -> dict[str, Any]:
-    """Count the pages of memory that are no longer used."""
+def _retired_pages(nvml: Any, gpu: Any) -> dict[str, Any]:
     single = nvml.nvmlDeviceGetRetiredPages(gpu, nvml.NVML_PAGE_RETIREMENT_CAUSE_MULTIPLE_SINGLE_BIT_ECC_ERRORS)
     double = nvml.nvmlDeviceGetRetiredPages(gpu, nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR)
     pending = bool(nvml.nvmlDeviceGetRetiredPagesPendingStatus(gpu))
     return {"single_bit": len(single), "double_bit": len(double), "pending": pending}
 
 
-def sram(nvml: Any, gpu: Any) -> dict[str, Any]:
-    """Count the uncorrectable errors of SRAM, and read whether there are too many."""
+def _sram(nvml: Any, gpu: Any) -> dict[str, Any]:
     status = nvml.c_nvmlEccSramErrorStatus_v1_t()
     nvml.nvmlDeviceGetSramEccErrorStatus(gpu, ctypes.byref(status))  # the wrapper hands it on as it is
     return {
@@ -131,16 +111,14 @@ def sram(nvml: Any, gpu: Any) -> dict[str, Any]:
     }
 
 
-def reset_status(nvml: Any, gpu: Any) -> dict[str, bool]:
-    """Read what drivers before R570 say of a reset: newer ones have the recovery action."""
+def _reset_status(nvml: Any, gpu: Any) -> dict[str, bool]:
     return {
-        "reset": bool(field(nvml, gpu, nvml.NVML_FI_DEV_RESET_STATUS)),
-        "drain_and_reset": bool(field(nvml, gpu, nvml.NVML_FI_DEV_DRAIN_AND_RESET_STATUS)),
+        "reset": bool(_field(nvml, gpu, nvml.NVML_FI_DEV_RESET_STATUS)),
+        "drain_and_reset": bool(_field(nvml, gpu, nvml.NVML_FI_DEV_DRAIN_AND_RESET_STATUS)),
     }
 
 
-def inforom(nvml: Any, gpu: Any) -> str:
-    """Have the driver verify the checksums of the board's store of settings and error counts."""
+def _inforom(nvml: Any, gpu: Any) -> str:
     try:
         nvml.nvmlDeviceValidateInforom(gpu)
     except nvml.NVMLError as error:
@@ -150,30 +128,26 @@ def inforom(nvml: Any, gpu: Any) -> str:
     return "intact"
 
 
-def repairs(nvml: Any, gpu: Any) -> dict[str, bool]:
-    """Read which repairs wait for a reset."""
+def _repairs(nvml: Any, gpu: Any) -> dict[str, bool]:
     channel, tpc = nvml.nvmlDeviceGetRepairStatus(gpu)
     return {"channel": bool(channel), "tpc": bool(tpc)}
 
 
-def row_histogram(nvml: Any, gpu: Any) -> dict[str, int]:
-    """Count the memory banks by how many spare rows they have left."""
+def _row_histogram(nvml: Any, gpu: Any) -> dict[str, int]:
     counts = nvml.nvmlDeviceGetRowRemapperHistogram(gpu)
     return {name: int(getattr(counts, name)) for name in ("max", "high", "partial", "low", "none")}
 
 
-def bank_remaps(nvml: Any, gpu: Any) -> dict[str, int]:
-    """Count replaced memory banks, and the groups that have no spare bank left."""
+def _bank_remaps(nvml: Any, gpu: Any) -> dict[str, int]:
     return {
-        "active": field(nvml, gpu, nvml.NVML_FI_DEV_ACTIVE_BANK_REMAPPINGS),
-        "inactive": field(nvml, gpu, nvml.NVML_FI_DEV_INACTIVE_BANK_REMAPPINGS),
-        "none": field(nvml, gpu, nvml.NVML_FI_DEV_BANK_REMAPPER_HISTOGRAM_NONE),
-        "pending": field(nvml, gpu, nvml.NVML_FI_DEV_PENDING_BANK_REMAPPING),
+        "active": _field(nvml, gpu, nvml.NVML_FI_DEV_ACTIVE_BANK_REMAPPINGS),
+        "inactive": _field(nvml, gpu, nvml.NVML_FI_DEV_INACTIVE_BANK_REMAPPINGS),
+        "none": _field(nvml, gpu, nvml.NVML_FI_DEV_BANK_REMAPPER_HISTOGRAM_NONE),
+        "pending": _field(nvml, gpu, nvml.NVML_FI_DEV_PENDING_BANK_REMAPPING),
     }
 
 
-def clock_reasons(nvml: Any, gpu: Any) -> list[str]:
-    """Read in words why the clocks are what they are."""
+def _clock_reasons(nvml: Any, gpu: Any) -> list[str]:
     try:
         bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
     except (AttributeError, nvml.NVMLError):  # a driver or nvidia-ml-py from before the new name
@@ -181,7 +155,7 @@ def clock_reasons(nvml: Any, gpu: Any) -> list[str]:
     return clock_words(bits)
 
 
-def margin(nvml: Any, gpu: Any) -> int:
+def _margin(nvml: Any, gpu: Any) -> int:
     """Read the degrees to the slowdown: asked for as such from Ada on, the difference of two readings before."""
     try:
         return int(nvml.nvmlDeviceGetMarginTemperature(gpu))
@@ -190,7 +164,7 @@ def margin(nvml: Any, gpu: Any) -> int:
         return int(limit - nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))
 
 
-def links(nvml: Any, gpu: Any) -> dict[int, str]:
+def _links(nvml: Any, gpu: Any) -> dict[int, str]:
     """Return "up" or "down" for each link there is; a GPU without NVLink refuses every one, and that is the reason.
 
     An absent link is an invalid argument to some drivers and not supported by others; both mean that it is not there.
@@ -207,16 +181,15 @@ def links(nvml: Any, gpu: Any) -> dict[int, str]:
     return states
 
 
-def nvlink_errors(nvml: Any, gpu: Any) -> dict[str, int]:
-    """Sum each kind of error over the links."""
-    numbers = links(nvml, gpu)
+def _nvlink_errors(nvml: Any, gpu: Any) -> dict[str, int]:
+    numbers = _links(nvml, gpu)
     return {
         kind: sum(nvml.nvmlDeviceGetNvLinkErrorCounter(gpu, link, number) for link in numbers)
         for kind, number in _LINK_ERRORS.items()
     }
 
 
-def read_fabric(nvml: Any, gpu: Any) -> dict[str, str]:
+def _read_fabric(nvml: Any, gpu: Any) -> dict[str, str]:
     """Read how a GPU stands in its NVLink fabric."""
     # The wrapper hands the structure on as it is.
     info = nvml.c_nvmlGpuFabricInfo_v3_t()
@@ -226,13 +199,13 @@ def read_fabric(nvml: Any, gpu: Any) -> dict[str, str]:
         info = nvml.c_nvmlGpuFabricInfo_v2_t()
         nvml.nvmlDeviceGetGpuFabricInfoV(gpu, ctypes.byref(info))
     return {
-        "state": word(_FABRIC_STATES, info.state),
+        "state": _word(_FABRIC_STATES, info.state),
         "status": "ok" if info.status == 0 else str(nvml.NVMLError(info.status)),
-        "health": word(_FABRIC_SUMMARIES, getattr(info, "healthSummary", 0)),
+        "health": _word(_FABRIC_SUMMARIES, getattr(info, "healthSummary", 0)),
     }
 
 
-def processes(nvml: Any, gpu: Any) -> list[dict[str, Any]]:
+def _processes(nvml: Any, gpu: Any) -> list[dict[str, Any]]:
     """Return pid, bytes and name of each compute process; memory and name are None where the driver does not say."""
     running = nvml.nvmlDeviceGetComputeRunningProcesses(gpu)
     return [{"pid": p.pid, "memory": p.usedGpuMemory, "name": _process_name(nvml, p.pid)} for p in running]
@@ -241,18 +214,18 @@ def processes(nvml: Any, gpu: Any) -> list[dict[str, Any]]:
 def _process_name(nvml: Any, pid: int) -> str | None:
     """Return the program's name without its path; another user's may be hidden, and so is another container's."""
     try:
-        return as_text(nvml.nvmlSystemGetProcessName(pid)).split(" ")[0].rpartition("/")[2] or None
+        return _as_text(nvml.nvmlSystemGetProcessName(pid)).split(" ")[0].rpartition("/")[2] or None
     except (AttributeError, nvml.NVMLError):
         return None
 
 
-def remotes(nvml: Any, gpu: Any) -> list[str]:
+def _remotes(nvml: Any, gpu: Any) -> list[str]:
     """Return what is at the other end of each link that is up: "gpu", "switch" or "other"."""
-    up = [link for link, state in links(nvml, gpu).items() if state == "up"]
+    up = [link for link, state in _links(nvml, gpu).items() if state == "up"]
     return [_ENDS.get(int(nvml.nvmlDeviceGetNvLinkRemoteDeviceType(gpu, link)), "other") for link in up]
 
 
-def pairs(nvml: Any) -> list[dict[str, Any]]:
+def _pairs(nvml: Any) -> list[dict[str, Any]]:
     """Return for each pair {a, b} of NVML's indices: read, write, nvlink ("ok" or why not) and the `path` between them.
 
     Raises what NVML raises; where it does not tell a path, that is None.
@@ -260,7 +233,7 @@ def pairs(nvml: Any) -> list[dict[str, Any]]:
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
 
     def allowed(a: Any, b: Any) -> dict[str, str]:
-        return {name: word(_STATUSES, nvml.nvmlDeviceGetP2PStatus(a, b, cap)) for name, cap in _CAPS.items()}
+        return {name: _word(_STATUSES, nvml.nvmlDeviceGetP2PStatus(a, b, cap)) for name, cap in _CAPS.items()}
 
     return [
         {"a": a, "b": b, **allowed(handles[a], handles[b]), "path": _path(nvml, handles[a], handles[b])}
@@ -290,23 +263,22 @@ class NvmlQuery(NamedTuple):
 
 # Of the node: `read` is given no handle.
 VERSIONS = (
-    NvmlQuery("driver.version", None, version, lambda n, _: as_text(n.nvmlSystemGetDriverVersion())),
-    NvmlQuery("driver.cuda", None, version, lambda n, _: cuda(n.nvmlSystemGetCudaDriverVersion_v2())),
-    NvmlQuery("nvml.version", None, version, lambda n, _: as_text(n.nvmlSystemGetNVMLVersion())),
+    NvmlQuery("driver.version", None, version, lambda n, _: _as_text(n.nvmlSystemGetDriverVersion())),
+    NvmlQuery("driver.cuda", None, version, lambda n, _: _cuda(n.nvmlSystemGetCudaDriverVersion_v2())),
+    NvmlQuery("nvml.version", None, version, lambda n, _: _as_text(n.nvmlSystemGetNVMLVersion())),
     NvmlQuery("gpu.count", None, whole, lambda n, _: n.nvmlDeviceGetCount()),
 )
-NODE = (*VERSIONS, NvmlQuery("gpu.p2p", None, _PAIRS, lambda n, _: pairs(n)))
+NODE = (*VERSIONS, NvmlQuery("gpu.p2p", None, _PAIRS, lambda n, _: _pairs(n)))
 # Of each GPU.
 IDENTITY = (
-    NvmlQuery("name", None, text, lambda n, g: as_text(n.nvmlDeviceGetName(g))),
-    NvmlQuery("uuid", None, text, lambda n, g: as_text(n.nvmlDeviceGetUUID(g))),
-    NvmlQuery("compute_capability", None, capability, read_capability),
+    NvmlQuery("name", None, text, lambda n, g: _as_text(n.nvmlDeviceGetName(g))),
+    NvmlQuery("uuid", None, text, lambda n, g: _as_text(n.nvmlDeviceGetUUID(g))),
+    NvmlQuery("compute_capability", None, capability, _read_capability),
 )
 QUERIES = (
     *IDENTITY,
     NvmlQuery("memory_total", "B", number, lambda n, g: n.nvmlDeviceGetMemoryInfo(g).total),
     NvmlQuery("memory_used", "B", number, lambda n, g: n.nvmlDeviceGetMemoryInfo(g).used),
-    NvmlQuery("memory_free", "B", number, lambda n, g: n.nvmlDeviceGetMemoryInfo(g).free),
     NvmlQuery("bar1_total", "B", number, lambda n, g: n.nvmlDeviceGetBAR1MemoryInfo(g).bar1Total),
     NvmlQuery("power_limit", "W", number, lambda n, g: n.nvmlDeviceGetEnforcedPowerLimit(g) / 1000),
     NvmlQuery("power_limit_default", "W", number, lambda n, g: n.nvmlDeviceGetPowerManagementDefaultLimit(g) / 1000),
@@ -320,48 +292,45 @@ QUERIES = (
         number,
         lambda n, g: n.nvmlDeviceGetDefaultApplicationsClock(g, n.NVML_CLOCK_GRAPHICS),
     ),
-    NvmlQuery("clock_memory", "MHz", number, lambda n, g: n.nvmlDeviceGetClockInfo(g, n.NVML_CLOCK_MEM)),
-    NvmlQuery("clock_reasons", None, listed(text), clock_reasons),
+    NvmlQuery("clock_reasons", None, listed(text), _clock_reasons),
     NvmlQuery("pcie_gen", None, whole, lambda n, g: n.nvmlDeviceGetCurrPcieLinkGeneration(g)),
     NvmlQuery("pcie_gen_max", None, whole, lambda n, g: n.nvmlDeviceGetMaxPcieLinkGeneration(g)),
     NvmlQuery("pcie_width", "lanes", whole, lambda n, g: n.nvmlDeviceGetCurrPcieLinkWidth(g)),
     NvmlQuery("pcie_width_max", "lanes", whole, lambda n, g: n.nvmlDeviceGetMaxPcieLinkWidth(g)),
     NvmlQuery("pcie_replays", None, whole, lambda n, g: n.nvmlDeviceGetPcieReplayCounter(g)),
-    NvmlQuery("ecc_mode", None, _SWITCH, lambda n, g: on(n.nvmlDeviceGetEccMode(g)[0])),
-    NvmlQuery("ecc_volatile_corrected", None, whole, ecc("VOLATILE", "CORRECTED")),
-    NvmlQuery("ecc_volatile_uncorrected", None, whole, ecc("VOLATILE", "UNCORRECTED")),
-    NvmlQuery("ecc_aggregate_corrected", None, whole, ecc("AGGREGATE", "CORRECTED")),
-    NvmlQuery("ecc_aggregate_uncorrected", None, whole, ecc("AGGREGATE", "UNCORRECTED")),
-    NvmlQuery("ecc_sram", None, fields(uncorrectable=whole, threshold_exceeded=flag), sram),
-    NvmlQuery("retired_pages", None, fields(single_bit=whole, double_bit=whole, pending=flag), retired_pages),
-    NvmlQuery("remapped_rows", None, _REMAPPED, remapped_rows),
+    NvmlQuery("ecc_mode", None, _SWITCH, lambda n, g: _on(n.nvmlDeviceGetEccMode(g)[0])),
+    NvmlQuery("ecc_volatile_corrected", None, whole, _ecc("VOLATILE", "CORRECTED")),
+    NvmlQuery("ecc_volatile_uncorrected", None, whole, _ecc("VOLATILE", "UNCORRECTED")),
+    NvmlQuery("ecc_aggregate_uncorrected", None, whole, _ecc("AGGREGATE", "UNCORRECTED")),
+    NvmlQuery("ecc_sram", None, fields(uncorrectable=whole, threshold_exceeded=flag), _sram),
+    NvmlQuery("retired_pages", None, fields(single_bit=whole, double_bit=whole, pending=flag), _retired_pages),
+    NvmlQuery("remapped_rows", None, _REMAPPED, _remapped_rows),
     NvmlQuery(
-        "recovery_action", None, text, lambda n, g: word(RECOVERY, field(n, g, n.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION))
+        "recovery_action", None, text, lambda n, g: _word(RECOVERY, _field(n, g, n.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION))
     ),
-    NvmlQuery("reset_status", None, fields(reset=flag, drain_and_reset=flag), reset_status),
-    NvmlQuery("repairs", None, fields(channel=flag, tpc=flag), repairs),
+    NvmlQuery("reset_status", None, fields(reset=flag, drain_and_reset=flag), _reset_status),
+    NvmlQuery("repairs", None, fields(channel=flag, tpc=flag), _repairs),
     NvmlQuery("unrepairable_memory", None, whole, lambda n, g: int(n.nvmlDeviceGetUnrepairableMemoryFlag_v1(g))),
-    NvmlQuery("row_histogram", "banks", _SPARES, row_histogram),
-    NvmlQuery("bank_remaps", "banks", _BANKS, bank_remaps),
-    NvmlQuery("mig_mode", None, _SWITCH, lambda n, g: on(n.nvmlDeviceGetMigMode(g)[0])),
-    NvmlQuery("persistence", None, _SWITCH, lambda n, g: on(n.nvmlDeviceGetPersistenceMode(g))),
-    NvmlQuery("compute_mode", None, text, lambda n, g: word(COMPUTE_MODES, n.nvmlDeviceGetComputeMode(g))),
-    NvmlQuery("processes", None, listed(fields(pid=whole)), processes),
+    NvmlQuery("row_histogram", "banks", _SPARES, _row_histogram),
+    NvmlQuery("bank_remaps", "banks", _BANKS, _bank_remaps),
+    NvmlQuery("mig_mode", None, _SWITCH, lambda n, g: _on(n.nvmlDeviceGetMigMode(g)[0])),
+    NvmlQuery("persistence", None, _SWITCH, lambda n, g: _on(n.nvmlDeviceGetPersistenceMode(g))),
+    NvmlQuery("compute_mode", None, text, lambda n, g: _word(COMPUTE_MODES, n.nvmlDeviceGetComputeMode(g))),
+    NvmlQuery("processes", None, listed(fields(pid=whole)), _processes),
     NvmlQuery("utilization", "%", number, lambda n, g: n.nvmlDeviceGetUtilizationRates(g).gpu),
     NvmlQuery("temperature", "C", number, lambda n, g: n.nvmlDeviceGetTemperature(g, n.NVML_TEMPERATURE_GPU)),
-    NvmlQuery("temperature_margin", "C", signed, margin),
-    NvmlQuery("bus_id", None, text, lambda n, g: as_text(n.nvmlDeviceGetPciInfo(g).busId)),
-    NvmlQuery("brand", None, whole, lambda n, g: n.nvmlDeviceGetBrand(g)),
-    NvmlQuery("inforom", None, one_of("intact", "corrupted"), inforom),
+    NvmlQuery("temperature_margin", "C", signed, _margin),
+    NvmlQuery("bus_id", None, text, lambda n, g: _as_text(n.nvmlDeviceGetPciInfo(g).busId)),
+    NvmlQuery("inforom", None, one_of("intact", "corrupted"), _inforom),
     NvmlQuery("multi_gpu_board", None, flag, lambda n, g: bool(n.nvmlDeviceGetMultiGpuBoard(g))),
-    NvmlQuery("vbios", None, text, lambda n, g: as_text(n.nvmlDeviceGetVbiosVersion(g))),
-    NvmlQuery("virtualization", None, text, lambda n, g: word(VIRTUAL, n.nvmlDeviceGetVirtualizationMode(g))),
-    NvmlQuery("nvlinks_active", "links", whole, lambda n, g: list(links(n, g).values()).count("up")),
-    NvmlQuery("nvlink_remotes", None, listed(text), remotes),
-    NvmlQuery("nvlinks", "links", listed(text), lambda n, g: list(links(n, g).values())),
-    NvmlQuery("nvlink_speed", "MB/s", number, lambda n, g: field(n, g, n.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON)),
-    NvmlQuery("nvlink_errors", None, fields(replay=whole, recovery=whole, crc=whole), nvlink_errors),
-    NvmlQuery("fabric", None, fields(state=text, status=text, health=text), read_fabric),
+    NvmlQuery("vbios", None, text, lambda n, g: _as_text(n.nvmlDeviceGetVbiosVersion(g))),
+    NvmlQuery("virtualization", None, text, lambda n, g: _word(VIRTUAL, n.nvmlDeviceGetVirtualizationMode(g))),
+    NvmlQuery("nvlinks_active", "links", whole, lambda n, g: list(_links(n, g).values()).count("up")),
+    NvmlQuery("nvlink_remotes", None, listed(text), _remotes),
+    NvmlQuery("nvlinks", "links", listed(text), lambda n, g: list(_links(n, g).values())),
+    NvmlQuery("nvlink_speed", "MB/s", number, lambda n, g: _field(n, g, n.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON)),
+    NvmlQuery("nvlink_errors", None, fields(replay=whole, recovery=whole, crc=whole), _nvlink_errors),
+    NvmlQuery("fabric", None, fields(state=text, status=text, health=text), _read_fabric),
 )
 # NVML's list gives each GPU its index.
 TYPES = {"index": whole, **{query.name: query.type for query in QUERIES}}

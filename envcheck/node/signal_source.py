@@ -22,49 +22,25 @@ _CAPABILITY = re.compile(r"\d+\.\d+")
 TIMEOUT = 10.0
 
 
-def number(value: Any) -> bool:
-    """Tell whether it is a number that is not negative."""
-    return signed(value) and bool(value >= 0)
+def _kind(kinds: type | tuple[type, ...], holds: Callable[[Any], object]) -> ValueType:
+    """Return the type of values of one kind for which something holds; true and false are no numbers."""
+    return lambda value: isinstance(value, kinds) and isinstance(value, bool) == (kinds is bool) and bool(holds(value))
 
 
-def signed(value: Any) -> bool:
-    """Tell whether it is a number; what has more than 64 bits counts or measures nothing."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -_MOST < value < _MOST
-
-
-def whole(value: Any) -> bool:
-    """Tell whether it counts something."""
-    return number(value) and int(value) == value
+flag = _kind(bool, lambda _: True)
+string = _kind(str, lambda _: True)
+text = _kind(str, bool)
+version = _kind(str, _VERSION.fullmatch)
+capability = _kind(str, _CAPABILITY.fullmatch)
+# What has more than 64 bits counts or measures nothing.
+signed = _kind((int, float), lambda value: -_MOST < value < _MOST)
+number = _kind((int, float), lambda value: 0 <= value < _MOST)
+whole = _kind((int, float), lambda value: 0 <= value < _MOST and int(value) == value)
 
 
 def index(value: Any) -> bool:
     """Tell whether it is a number of something, or -1 for none."""
     return whole(value) or (signed(value) and value == -1)
-
-
-def text(value: Any) -> bool:
-    """Tell whether it is text that says something."""
-    return isinstance(value, str) and bool(value)
-
-
-def string(value: Any) -> bool:
-    """Tell whether it is text, which may be empty."""
-    return isinstance(value, str)
-
-
-def flag(value: Any) -> bool:
-    """Tell whether it is true or false."""
-    return isinstance(value, bool)
-
-
-def version(value: Any) -> bool:
-    """Tell whether it begins as versions do."""
-    return isinstance(value, str) and bool(_VERSION.fullmatch(value))
-
-
-def capability(value: Any) -> bool:
-    """Tell whether it is a compute capability, "9.0"."""
-    return isinstance(value, str) and bool(_CAPABILITY.fullmatch(value))
 
 
 def unlimited(value: Any) -> bool:
@@ -74,7 +50,7 @@ def unlimited(value: Any) -> bool:
 
 def one_of(*words: str) -> ValueType:
     """Return the type of one of these words."""
-    return lambda value: isinstance(value, str) and value in words
+    return _kind(str, words.__contains__)
 
 
 def maybe(type_: ValueType) -> ValueType:
@@ -115,6 +91,19 @@ def reading(path: Path, read_path: Callable[[Path], Any]) -> Signal:
         return unreadable(error, error.filename or path, source=str(path))
 
 
+def parsed(path: Path, parse: Callable[[str], Any], unit: str | None = None) -> Signal:
+    """Read and parse one file; what cannot be read or understood becomes the reason."""
+    try:
+        value = parse(path.read_text(errors="replace"))
+    except OSError as error:
+        return unreadable(error, path, unit)
+    except (ValueError, IndexError) as error:
+        return Signal(reason=f"{path}: {error}", why="failed", unit=unit, source=str(path))
+    if value is None:
+        return Signal(reason=f"{path} does not say", why="no-data", unit=unit, source=str(path))
+    return Signal(value, None, unit, str(path))
+
+
 class Source(NamedTuple):
     """One signal of the node: `read` gives it, and a value has to fit `type`."""
 
@@ -135,11 +124,6 @@ class ReadTask(NamedTuple):
     types: Mapping[str, ValueType]
     read: Callable[[], SourceReading]
     timeout: float
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Return the names of its signals, in their order."""
-        return tuple(self.types)
 
 
 def each(sources: Mapping[str, Source]) -> list[ReadTask]:
@@ -167,7 +151,7 @@ def _alone(name: str, source: Source) -> ReadTask:
 
 def _start(task: ReadTask) -> tuple[threading.Thread, list[SourceReading]]:
     answer: list[SourceReading] = []
-    thread = threading.Thread(target=_run, args=(task, answer), name=f"reads {task.names[0]}", daemon=True)
+    thread = threading.Thread(target=_run, args=(task, answer), name=f"reads {next(iter(task.types))}", daemon=True)
     try:
         thread.start()
     except RuntimeError:  # the number of processes is limited: read one after the other
@@ -190,4 +174,4 @@ def _answer(task: ReadTask, thread: threading.Thread, answer: list[SourceReading
 
 
 def _unread(task: ReadTask, why: Why, reason: str) -> SourceReading:
-    return SourceReading(dict.fromkeys(task.names, Signal(reason=reason, why=why)))
+    return SourceReading(dict.fromkeys(task.types, Signal(reason=reason, why=why)))

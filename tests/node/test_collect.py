@@ -71,7 +71,7 @@ def test_without_the_library_nvml_is_not_even_asked(tmp_path: Path, monkeypatch:
     snapshot = collect.collect(tmp_path, {})
     assert snapshot.gpus == []
     assert "not on the loader's path" in str(snapshot.signal("driver.version").reason)
-    assert "No such file" in str(snapshot.signal("shm.free").reason)
+    assert "No such file" in str(snapshot.signal("shm.total").reason)
 
 
 def test_when_nvml_does_not_open_the_kernel_still_says_its_version(
@@ -86,8 +86,8 @@ def test_when_nvml_does_not_open_the_kernel_still_says_its_version(
 def test_every_source_gives_the_signals_it_names_and_each_signal_has_one_source(tmp_path: Path) -> None:
     sources = collect.sources(tmp_path, {}), collect.sources(Path("/"), os.environ)
     for lane in (lane for node in sources for lane in node):
-        assert tuple(lane.read().signals) == lane.names
-    names = [name for lane in sources[0] for name in lane.names]
+        assert [*lane.read().signals] == [*lane.types]
+    names = [name for lane in sources[0] for name in lane.types]
     assert sorted(names) == sorted(collect.NODE.keys() - {"origin"})
 
 
@@ -112,11 +112,10 @@ def test_a_source_that_hangs_costs_its_own_signals_and_the_rest_of_the_node_is_t
     assert snapshot.signal("host.uptime").value == 7.5
 
 
-def test_secrets_are_kept_by_name_only(tmp_path: Path) -> None:
+def test_secrets_are_not_kept(tmp_path: Path) -> None:
     environ = {"HF_TOKEN": "hf_canary", "NCCL_P2P_DISABLE": "1", "TORCH_API_KEY": "canary", "HOME": "/root"}
     snapshot = collect.collect(tmp_path, environ)
     assert snapshot.signal("env").value == {"NCCL_P2P_DISABLE": "1"}
-    assert snapshot.signal("env.secret_names").value == ["HF_TOKEN", "TORCH_API_KEY"]
     assert "canary" not in json.dumps(to_json(snapshot))
 
 
@@ -127,7 +126,5 @@ def test_a_groups_own_limit_is_read_before_the_tops(tmp_path: Path) -> None:
     job = tmp_path / "sys/fs/cgroup/job"
     job.mkdir(parents=True)
     (job / "memory.max").write_text("1073741824\n")
-    (job / "cpu.max").write_text("nonsense\n")
     snapshot = collect.collect(tmp_path, {})
     assert snapshot.signal("container.memory_limit").value == 1 << 30
-    assert snapshot.signal("container.cpu_limit").reason is not None

@@ -46,6 +46,16 @@ def test_xids_have_code_place_age_and_words(node: Path) -> None:
     assert xids[2]["text"] == "GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)"
 
 
+def test_a_log_that_dmesg_wrote_there_is_read_too(node: Path) -> None:
+    text = (
+        "[    0.000000] Linux version 6.8\n[ 3600.000000] NVRM: Xid (PCI:0000:05:00): 79, GPU has fallen off the bus.\n"
+    )
+    (node / "dev/kmsg").write_text(text)
+    signals = kernel_log.signals(node)
+    assert [(x["code"], x["age"]) for x in signals["kernel.xids"].value] == [(79, 3604.0)]
+    assert signals["kernel.log_hours"].value == 2.0
+
+
 def test_a_log_that_may_not_be_read_is_a_reason_and_never_an_empty_list(
     node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,8 +35,8 @@ def test_no_text_breaks_a_parser(text: str) -> None:
     assert all(size >= 0 for size in host.meminfo(text).values())
     host.cpu_model(text)
     host.soft_limit(text, "Max locked memory")
-    host.mounts(text)
-    host.modules(text)
+    host.gpu_modules(text)
+    host.hypervisor(text)
     host.os_name(text)
     host.cached_libraries(text.encode(), "libcuda.so.1")
     containers.cgroup_path(text)
@@ -54,11 +54,13 @@ def test_a_list_of_cpus(text: str, cpus: set[int]) -> None:
 def test_names_of_cpu_os_modules_and_libraries() -> None:
     assert host.cpu_model("processor : 0\nmodel name\t: AMD EPYC 9654\n") == "AMD EPYC 9654"
     assert host.cpu_model("processor : 0\n") is None
+    assert host.hypervisor("processor : 0\nflags\t\t: fpu hypervisor sse\n") is True
+    assert (host.hypervisor("flags\t\t: fpu sse\n"), host.hypervisor("Features : fp\n")) == (False, None)
     assert (
         host.os_name('NAME="Debian"\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n')
         == "Debian GNU/Linux 12 (bookworm)"
     )
-    assert host.modules("nvidia 1 2 -\nnouveau 1 0 -\n") == ["nouveau", "nvidia"]
+    assert host.gpu_modules("nvidia 1 2 -\nnouveau 1 0 -\nxfs 1 -\n") == ["nouveau", "nvidia"]
     cache = b"glibc-ld.so.cache1.1\0libcuda.so.1\0/usr/lib/libcuda.so.1\0/usr/lib/libcuda.so\0"
     assert host.cached_libraries(cache, "libcuda.so.1") == ["/usr/lib/libcuda.so.1"]
     assert host.library_version("/usr/lib/libcuda.so") is None
@@ -68,8 +70,6 @@ def test_cgroup_limits_of_both_versions() -> None:
     assert containers.memory_limit("max\n") == "unlimited"
     assert containers.memory_limit("9223372036854771712\n") == "unlimited"
     assert containers.memory_limit("2147483648\n") == 1 << 31
-    assert containers.cpu_limit("150000 100000\n") == 1.5
-    assert containers.cpu_limit("max 100000\n") == "unlimited"
     assert containers.cgroup_path("0::/system.slice/x\n") == "/system.slice/x"
     assert containers.cgroup_path("5:memory:/docker/1\n") is None
     with pytest.raises(ValueError, match="x"):
