@@ -22,7 +22,7 @@ from envcheck.registry.envelope import open_envelope
 from envcheck.registry.evidence import unpack
 from envcheck.registry.policy import Policy, age_text
 from envcheck.registry.statement import MalformedError, ProofFacts, ProofRefusal, Rejection, ReportReference, Statement
-from envcheck.reports.rejudge import rejudge
+from envcheck.reports.model import rejudge
 from envcheck.struct_types import LightRecord
 
 _ARCHS: Final[dict[str, HostArch]] = {"x86_64": "x86_64", "aarch64": "aarch64"}

@@ -25,8 +25,7 @@ import msgspec
 
 from envcheck.counting import counted, printable
 from envcheck.reports import phrases
-from envcheck.reports.gpus import uuids
-from envcheck.reports.measurements import PairMatrix, Points, RankMeasurements, measurements
+from envcheck.reports.measurements import SLOW_UNITS, PairMatrix, Points, RankMeasurements, ranks_of
 from envcheck.reports.model import RunReport
 from envcheck.reports.redact import UNKEYED
 from envcheck.runner.schema import OutcomeRow, Row
@@ -44,7 +43,6 @@ _SIGNALS: Final = ("driver.version", "host.kernel", "host.os", "nvml.version")
 Kind = Literal["status", "speed", "gpu", "fact", "verdict"]
 # Latencies of microseconds differ from run to run on one machine; ours: a quarter more is reported.
 _LATENCY_NOISE: Final = 0.25
-_SLOW_UNITS: Final = ("s", "ms", "us", "µs")
 
 
 class ReportChange(Row, frozen=True, kw_only=True):
@@ -117,7 +115,7 @@ def _unlike(before: RunReport, after: RunReport) -> Iterator[str]:
 
 def _pseudonyms(before: RunReport, after: RunReport) -> Iterator[str]:
     """Say of reports redacted without a key that their names are numbers: the n-th GPU need not be the n-th."""
-    if any(uuid.startswith(UNKEYED) for report in (before, after) for uuid in uuids(report)):
+    if any(uuid.startswith(UNKEYED) for report in (before, after) for uuid in phrases.uuids(report)):
         yield "GPUs are taken for the same by their order: redacted without a key, they are numbered in each report"
 
 
@@ -132,7 +130,7 @@ def _only(after: RunReport, old: dict[str, OutcomeRow], new: dict[str, OutcomeRo
 
 
 def _gpu_changes(before: RunReport, after: RunReport) -> Iterator[ReportChange]:
-    old, new = uuids(before), uuids(after)
+    old, new = phrases.uuids(before), phrases.uuids(after)
     # Two nodes have no GPU in common; a node that has one of its own left has lost the others.
     same = before.host.name == after.host.name or bool(set(old) & set(new))
     for uuid in [*old, *new] if same else []:
@@ -277,13 +275,13 @@ class Series(NamedTuple):
 def speeds(outcome: OutcomeRow) -> dict[Key, Series]:
     """Return every speed that an outcome holds; none if it has no value."""
     series: dict[Key, Series] = {}
-    higher = True if outcome.unit.endswith("/s") else False if outcome.unit in _SLOW_UNITS else None
+    higher = True if outcome.unit.endswith("/s") else False if outcome.unit in SLOW_UNITS else None
     # Of a repeated run the median is compared, not the round that was judged.
     median = outcome.spread.median if outcome.spread else None
     value = median if median is not None else phrases.number(outcome.value)
     if value is not None and value > 0 and higher is not None:
         series[Key(outcome.id, "", "value")] = Series(higher, {"": value}, outcome.unit, _repeat_noise(outcome))
-    for rank in measurements(outcome).ranks:
+    for rank in ranks_of(outcome):
         series.update({Key(outcome.id, rank.gpu, name): one for name, one in _of_rank(rank)})
         if higher is not None:
             values = {name: value for name, value in rank.values.items() if value is not None and value > 0}
@@ -302,12 +300,12 @@ def _of_rank(rank: RankMeasurements) -> Iterator[tuple[str, Series]]:
         )
     for collective, points in rank.latencies.items():
         yield f"latency.{collective}.p50", Series(higher=False, points=_by_size(points), noise=_LATENCY_NOISE)
-    if rank.speed:
-        yield "points.tflops", Series(higher=True, points={"": statistics.median(point.value for point in rank.speed)})
+    if speed := [value for _, value in rank.over_time["speed"]]:
+        yield "points.tflops", Series(higher=True, points={"": statistics.median(speed)})
 
 
 def _by_size(points: Points) -> dict[str, float]:
-    return {phrases.size(point.at): point.value for point in points}
+    return {phrases.size(at): value for at, value in points}
 
 
 def _pairs(outcome: OutcomeRow, pairs: PairMatrix | None, *, higher: bool) -> dict[Key, Series]:

@@ -1,20 +1,32 @@
-"""The report of one run: a typed document with a published JSON Schema, written whole or not at all."""
+"""The report of one run: a typed document with a published JSON Schema, written whole or not at all.
+
+Its evidence, the snapshot and what was measured, is judged again by the rules of another day.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import platform
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from envcheck import __version__, safe_files
-from envcheck.errors import ConfigError
+from envcheck.checks import ERROR, FAIL, SKIP, Outcome
+from envcheck.errors import ConfigError, UnavailableError
+from envcheck.node.collect import sound_facts
 from envcheck.node.snapshot import Snapshot
+from envcheck.runner import judging, outcomes
 from envcheck.runner.launcher import Place, place
+from envcheck.runner.local_python import Handle
+from envcheck.runner.outcomes import ATTEMPT, P2P_KEPT, fields
+from envcheck.runner.planning import CheckModule, discover
 from envcheck.runner.schema import (
+    Attempt,
     GroupFacts,
     Mode,
     OutcomeRow,
@@ -26,11 +38,14 @@ from envcheck.runner.schema import (
     encodable,
     plain,
 )
-from envcheck.runner.state import EarlierRun, Run
+from envcheck.runner.state import EarlierRun, Run, RunPlan
 
 SCHEMA: Final = "envcheck/report/1"
-_ANY: Final = SCHEMA.rpartition("/")[0]
 _FIX: Final = "give the file that `envcheck run --output` wrote"
+# What a run adds by itself, from the plan and the snapshot.
+_OWN = ("require-gpu", "torch", judging.LOST_GPUS)
+_AGAIN: Final = "run `envcheck run --only {}`; find out who changed the report"
+LACKING: Final = "today's rule needs what this report does not hold: "
 
 
 class HostFacts(Row, frozen=True, kw_only=True):
@@ -126,18 +141,16 @@ def load(path: Path) -> RunReport:
     """Return a report from a file. Raise ConfigError, naming the field, if the file is not a report."""
     try:
         content = safe_files.read_whole(path, most=1 << 30)
-        return msgspec.json.decode(content, type=RunReport)
     except OSError as error:
         message = f"cannot read {path}: {error.strerror}"
         raise ConfigError(message, fix=_FIX) from error
-    except RecursionError as error:
-        message = f"{path} is not a report: it is nested deeper than any report"
-        raise ConfigError(message, fix=_FIX) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        other = _other_version(content)
-        message = f"{path} {other}" if other else f"{path} is not a report: {error}"
-        fix = "read it with an envcheck of the version that wrote it" if other else _FIX
-        raise ConfigError(message, fix=fix) from error
+    try:
+        return msgspec.json.decode(content, type=RunReport)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        other, fix = _other_version(content), "read it with an envcheck of the version that wrote it"
+        why = "it is nested deeper than any report" if isinstance(error, RecursionError) else error
+        message = f"{path} {other}" if other else f"{path} is not a report: {why}"
+        raise ConfigError(message, fix=fix if other else _FIX) from error
 
 
 class _Head(msgspec.Struct):
@@ -151,10 +164,10 @@ def _other_version(content: bytes) -> str:
         head = msgspec.json.decode(content, type=_Head)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
-    if head.schema == SCHEMA:
-        other = f"was written by envcheck {head.tool[:20]}, whose reports have other fields than those of {__version__}"
-        return other if head.tool != __version__ else ""
-    return f"has another schema: {head.schema}, not {SCHEMA}" if head.schema.startswith(_ANY) else ""
+    if head.schema == SCHEMA and head.tool != __version__:
+        return f"was written by envcheck {head.tool[:20]}, whose reports have other fields than those of {__version__}"
+    other = head.schema != SCHEMA and head.schema.startswith(SCHEMA.rpartition("/")[0])
+    return f"has another schema: {head.schema}, not {SCHEMA}" if other else ""
 
 
 def _host() -> HostFacts:
@@ -166,3 +179,149 @@ def _host() -> HostFacts:
         cpus=len(os.sched_getaffinity(0)),
         place=place(os.environ),
     )
+
+
+class RejudgedReport(NamedTuple):
+    """The report with today's outcomes; `changed` are (check, before, after), `unknown` what has no check today."""
+
+    report: RunReport
+    changed: Sequence[tuple[str, str, str]]
+    unknown: list[str]
+
+
+def rejudge(report: RunReport, matrix: Any = None, site: Path | None = None) -> RejudgedReport:
+    """Judge what the report holds by today's rules, and by `matrix` (None: the shipped one)."""
+    # Those of the outcomes, too: taken out of the plan, a check would keep whatever the report says of it.
+    named = {check.id for check in report.plan.checks} | {row.id for row in report.outcomes if row.status != SKIP}
+    chosen = [module for module in discover(site, only=named) if module.id in named]
+    asked = RunPlan(plan=report.plan, chosen=chosen, target=EndedRun(report.target), matrix=matrix)
+    run = Run(asked, report.started, report.ended)
+    run.snapshot, run.environment, run.promises = report.snapshot, sound_facts(report.environment), report.promises
+    unknown = judge_again(run, report.outcomes)
+    before = {outcome.id: outcome.status for outcome in report.outcomes}
+    new = structs.replace(report, outcomes=run.ordered, verdict=run.verdict, judged_by=__version__)
+    changed = [(o.id, str(before.get(o.id, "nothing")), o.status) for o in new.outcomes if o.status != before.get(o.id)]
+    return RejudgedReport(new, changed, unknown)
+
+
+class EndedRun:
+    """The target of a run that is over: nothing can be started in it."""
+
+    ours = False
+
+    def __init__(self, facts: TargetFacts) -> None:
+        self.facts = facts
+
+    def start(self, directory: Path) -> Handle:
+        """Raise UnavailableError: what was not measured then cannot be measured now."""
+        message = f"a report has no processes to start in {directory}"
+        raise UnavailableError(message, fix="use `envcheck run`")
+
+    def promises(self, environment: Mapping[str, Any]) -> dict[str, str]:  # noqa: ARG002 (Target's)
+        """Return none: a report holds its own."""
+        return {}
+
+
+def judge_again(run: Run, before: Iterable[OutcomeRow]) -> list[str]:
+    """Judge the evidence of `before` into the run; return the checks that stay as they were, without a rule today.
+
+    What was never measured, or whose processes broke, stays what it was: there is nothing to judge. A planned check
+    without a result is an error, and so is a pass or a skip without what it was judged by: that was taken out.
+    """
+    modules = {f.id: f for f in run.asked.chosen}
+    unknown = []
+    rows = list(before)
+    for old in [*rows, *_left_out(run, rows)]:
+        if old.id in modules:
+            new = _with_evidence(run, modules[old.id], _judged_row(run, modules[old.id], old))
+            run.known[old.id] = _with_change(_compared(new, old), old)
+        elif old.id not in _OWN:
+            run.known[old.id] = old
+            unknown.append(old.id)
+    run.known.update(judging.concluded(run.view, run.asked.plan, run.outcomes))
+    return unknown
+
+
+def _left_out(run: Run, rows: Iterable[OutcomeRow]) -> list[OutcomeRow]:
+    """Return an error for each check that a run that ended planned, and that has no outcome."""
+    modules, there = {f.id: f for f in run.asked.chosen}, {row.id for row in rows}
+    planned = [check.id for check in run.asked.plan.checks if run.ended]
+    lacking = [identity for identity in planned if identity in modules and identity not in there]
+    told: dict[str, Any] = {"status": "error", "code": "worker.result-missing"}
+    told["summary"] = "it was planned, and the report does not hold its result"
+    return [OutcomeRow(id=i, kind=modules[i].kind, remedy=_AGAIN.format(i), **told) for i in lacking]
+
+
+def _with_evidence(run: Run, module: CheckModule, row: OutcomeRow) -> OutcomeRow:
+    """Return the row; an error for a pass, warning or skip of what is measured, where nothing is left to judge."""
+    if module.kind != "env" or row.ranks or row.left_out or row.status in (FAIL, ERROR):
+        return row
+    if row.status == SKIP and run.unmeasured(module) is not None:
+        return row  # without a GPU, or alone
+    summary = "the report does not hold what was measured"
+    remedy = _AGAIN.format(row.id)
+    return structs.replace(row, status=ERROR, summary=summary, remedy=remedy, code="worker.result-missing", findings=[])
+
+
+def _judged_row(run: Run, module: CheckModule, old: OutcomeRow) -> OutcomeRow:
+    """Judge every attempt again whose measurements are kept; one without them stays what it was."""
+    if not old.attempts:
+        return _judged(run, module, old, old)
+    rows = [_judged(run, module, _alone(old, a) if a.shown else outcomes.single(old, a), old) for a in old.attempts]
+    return structs.replace(outcomes.combine(rows), spread=old.spread, left_out=old.left_out)
+
+
+def _compared(new: OutcomeRow, old: OutcomeRow) -> OutcomeRow:
+    """Say of an outcome that only today's rule cannot tell that the report is why, and not the machine."""
+    summary = f"{old.status} then; {LACKING}{new.summary}"
+    if new.status == old.status == ERROR and old.summary.endswith(f"{LACKING}{new.summary}"):
+        summary = old.summary  # judged once before
+    elif new.status != ERROR or old.status == ERROR:
+        return new
+    remedy = f"measure again with `envcheck run --only {new.id}`"
+    findings = [structs.replace(f, remedy=remedy) if f.status == ERROR else f for f in new.findings]
+    return structs.replace(new, summary=summary, remedy=remedy, findings=findings)
+
+
+def _with_change(new: OutcomeRow, old: OutcomeRow) -> OutcomeRow:
+    """Return the row with what earlier calls and this one changed of the report's status."""
+    earlier = [change for change in old.changes if change.rule == "judged-again" and change not in new.changes]
+    return outcomes.changed("judged-again", old, structs.replace(new, changes=[*new.changes, *earlier]))
+
+
+def _alone(old: OutcomeRow, attempt: Attempt) -> OutcomeRow:
+    """Return the row of the attempt that is shown, without what others added to it."""
+    if len(old.attempts) == 1:
+        return old
+    summary = attempt.summary or old.summary
+    changes = [change for change in old.changes if change.rule not in outcomes.ROW_RULES]
+    alone = structs.replace(attempt, shown=True)
+    return structs.replace(old, summary=summary, attempts=[alone], spread=None, changes=changes)
+
+
+def _judged(run: Run, module: CheckModule, row: OutcomeRow, old: OutcomeRow) -> OutcomeRow:
+    outcome = _outcome(run, module, row, old)
+    if outcome is None:
+        return row
+    described = fields(outcome)
+    kept = {name: row.details[name] for name in ("survivors", *P2P_KEPT) if name in row.details}
+    measured = {name: described[name] for name in ATTEMPT}
+    return structs.replace(
+        row,
+        **described,
+        details=plain({**outcome.details, **kept}),
+        attempts=[structs.replace(a, **measured, shown=True) for a in row.attempts],
+    )
+
+
+def _outcome(run: Run, module: CheckModule, row: OutcomeRow, old: OutcomeRow) -> Outcome | None:
+    """Return what a row comes to today; None where there is nothing to judge."""
+    if module.kind == "env" and outcomes.measured(row):
+        return judging.decide(module, run.view, row.ranks, old.details)
+    one_of_many = len(old.attempts) > 1 or (old.spread is not None and old.spread.rounds > 1)
+    outcome = run.unmeasured(module)
+    if module.kind == "node" and one_of_many:
+        # The report holds the data read from the node last, and not as this attempt saw it; but the worst one counts.
+        worse = outcome is not None and outcome.status in (FAIL, ERROR) and row.status not in (FAIL, ERROR)
+        return outcome if worse else None
+    return outcome

@@ -1,25 +1,30 @@
-"""What all forms of a report say alike: quantities, bounds, times, what ran on what, which checks are alike."""
+"""What all forms of a report say alike: quantities, bounds, times, what ran on what, which GPU is named."""
 
 from __future__ import annotations
 
 import collections
 import datetime as dt
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
+from envcheck.checks import ERROR, FAIL, WARN
 from envcheck.counting import counted
-from envcheck.reports.model import RunReport
+from envcheck.node.snapshot import Gpu
+from envcheck.reports.model import LACKING, RunReport
 from envcheck.runner.judging import group_size
 from envcheck.runner.planning import expected_to_fit
 from envcheck.runner.requirements import Demand
 from envcheck.runner.schema import Attempt, FindingRow, OutcomeRow, Plan, PlannedCheck
 
+FINDINGS: Final = (FAIL, ERROR, WARN)
 BYTES: Final = ("B", "byte", "bytes")
 _SIGNS: Final = {"at least": "≥", "at most": "≤", "equal": "="}
 _LIBRARIES: Final = {"cuda": "CUDA", "cudnn": "cuDNN", "nccl": "NCCL"}
 _WHOLE, _LARGE = 1e3, 1e9
 _LOG_LINES, _SHOWN = 12, 20
+# Where a check's details name a GPU.
+_NAMING: Final = ("device", "devices", "gpu", "gpus", "uuid", "uuids", "culprit", "culprits")
 # Below a second nobody asks where it went.
 _TELLING = 1.0
 _SHORT = 120.0
@@ -78,32 +83,31 @@ def demanded(demand: Demand) -> str:
     return f"{demand.what} {_SIGNS[limit.kind]} {quantity(limit.value, limit.unit)}, measured by {demand.of}"
 
 
-def particulars(outcome: OutcomeRow) -> Iterable[tuple[str, str]]:
-    """Yield what is known of a finding, each with its title: why, value, limit, source, remedy, culprit, code.
+def particulars(outcome: OutcomeRow) -> list[tuple[str, str]]:
+    """Return what is known of a finding, each with its title: why, value, limit, source, remedy, culprit, code.
 
     Then the rules that changed its status; all findings and measurements, where there is more than one; last words.
     """
-    yield "why", outcome.summary
-    if outcome.value is not None:
-        yield "value", quantity(outcome.value, outcome.unit)
-    if outcome.limit is not None:
-        yield "limit", bound(outcome)
-        yield "source", outcome.limit.source
-    if outcome.remedy:
-        yield "remedy", outcome.remedy
-    if outcome.culprit:
-        yield "culprit", outcome.culprit
-    if outcome.code:
-        yield "code", outcome.code
-    yield from (("status", f"{c.before} → {c.after}: {c.reason} [{c.rule}]") for c in outcome.changes)
-    yield from (("finding", line) for line in findings(outcome))
-    yield from (("attempt", line) for line in attempts(outcome))
+    facts = {
+        "why": outcome.summary,
+        "value": "" if outcome.value is None else quantity(outcome.value, outcome.unit),
+        "limit": bound(outcome),
+        "source": outcome.limit.source if outcome.limit else "",
+        "remedy": outcome.remedy,
+        "culprit": outcome.culprit,
+        "code": outcome.code,
+    }
+    told = [(title, text) for title, text in facts.items() if text or title == "why"]
+    told += [("status", f"{c.before} → {c.after}: {c.reason} [{c.rule}]") for c in outcome.changes]
+    told += [("finding", line) for line in findings(outcome)]
+    told += [("attempt", line) for line in attempts(outcome)]
     # Of a torch that cannot be imported the reason is all there is to say; every rank's traceback says it again.
     if outcome.status == "error" and outcome.log and "unimportable" not in outcome.details:
         # The log of the rank that was lost first; all of it where none is named.
         lines = outcome.log.splitlines()
         own = [line for line in lines if line.startswith(f"[rank {outcome.details.get('rank')}] ")]
-        yield "log", "\n".join((own or lines)[-_LOG_LINES:])
+        told.append(("log", "\n".join((own or lines)[-_LOG_LINES:])))
+    return told
 
 
 def findings(outcome: OutcomeRow) -> list[str]:
@@ -151,14 +155,47 @@ def _cut(lines: list[str]) -> list[str]:
     return lines if len(lines) <= _SHOWN else [*lines[:_SHOWN], f"{len(lines) - _SHOWN} more in the JSON report"]
 
 
+# As pages and tables have them.
+WORST_FIRST: Final = ("fail", "error", "warn", "pass", "skip")
+
+
 def alike(outcomes: Iterable[OutcomeRow]) -> list[list[OutcomeRow]]:
     """Return the outcomes in groups that came to the very same."""
     groups: dict[tuple[str, ...], list[OutcomeRow]] = {}
     for outcome in outcomes:
         own = (outcome.status, outcome.summary, outcome.remedy, repr(outcome.value), outcome.code, outcome.culprit)
-        lines = (*own, *findings(outcome), *attempts(outcome))
-        groups.setdefault(lines, []).append(outcome)
+        groups.setdefault((*own, *findings(outcome), *attempts(outcome)), []).append(outcome)
     return list(groups.values())
+
+
+def by_status(outcomes: Iterable[OutcomeRow], order: Sequence[str] = WORST_FIRST) -> list[list[OutcomeRow]]:
+    """Return the groups of what is alike by status in this order; none of another status."""
+    groups = alike(outcomes)
+    return [same for status in order for same in groups if same[0].status == status]
+
+
+def facts(report: RunReport) -> list[tuple[str, str]]:
+    """Return what ran on what, each with its title; what is not known, or does not apply, is left out."""
+    told = [
+        ("host", f"{report.host.name} ({report.host.system} {report.host.kernel} {report.host.arch})"),
+        ("ran on", hardware(report)),
+        ("target", f"{report.target.name} ({report.target.chosen})"),
+        ("image", image(report)),
+        ("with", environment(report.environment) or "unknown"),
+        ("cell", report.promises.get("cell", "")),
+        ("resolved", report.resolution or ""),
+        ("when", f"{report.started} to {report.ended or 'never: it was cut short'}, level {report.plan.level}"),
+        ("took", f"{duration(seconds(report))}"),
+        ("evidence", made_up(report)),
+        ("never ran", ", ".join(unfinished(report))),
+    ]
+    return [(title, text) for title, text in told if text]
+
+
+def first(report: RunReport) -> list[str]:
+    """Return what to look at first: why the check that decided did, and the one GPU that most findings name."""
+    why = conclusion(report).removeprefix(report.verdict.sentence).removeprefix(".").strip()
+    return [line for line in (why, one_blamed_gpu(report)) if line]
 
 
 def environment(facts: dict[str, Any]) -> str:
@@ -307,3 +344,56 @@ def progress(plan: Plan, done: int, now: str, seconds: tuple[float, float], numb
     total = plan.budget or plan.seconds
     in_all = f"{duration(seconds[1])}{f' of about {duration(total)}' if total >= _TELLING else ''} in all"
     return f"{rounds}{done}/{len(plan.checks)} done; {current}; {in_all}"
+
+
+def uuids(report: RunReport) -> list[str]:
+    """Return the node's GPUs as NVML orders them, then those that only torch saw."""
+    visible = [str(device["uuid"]) for device in devices(report.environment) if device.get("uuid")]
+    return list(dict.fromkeys([*(gpu.uuid for gpu in report.snapshot.gpus), *visible]))
+
+
+def culprits(report: RunReport) -> dict[str, list[OutcomeRow]]:
+    """Return for each GPU the findings that name it: in their summary, their details, or by its rank."""
+    gpus = uuids(report)
+    # That today's rule needs what an older report does not hold is nothing of a GPU.
+    findings = [(o, _named(o)) for o in report.outcomes if o.status in FINDINGS and LACKING not in o.summary]
+    return {uuid: [o for o, named in findings if any(uuid in text for text in named)] for uuid in gpus}
+
+
+def _named(outcome: OutcomeRow) -> list[str]:
+    details = outcome.details
+    listed = details.get("ranks")
+    numbers = [details.get("rank"), *(listed if isinstance(listed, list) else [])]
+    blamed = [number for number in numbers if number is not None]
+    at = [entry for entry in outcome.ranks if isinstance(entry, dict) and entry.get("rank") in blamed]
+    identifiers = [details[key] for key in _NAMING if key in details] + [entry.get("device") for entry in at]
+    texts = [text for finding in outcome.findings for text in (finding.summary, finding.culprit)]
+    return [outcome.summary, outcome.culprit, *texts, *(text for value in identifiers for text in _texts(value))]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from map(str, value)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)
+
+
+def one_blamed_gpu(report: RunReport) -> str:
+    """Return which one GPU more findings name than any other, where the node has several; or ""."""
+    named = {uuid: [outcome.id for outcome in outcomes] for uuid, outcomes in culprits(report).items() if outcomes}
+    most = max(named.values(), key=len, default=[])
+    worst = [uuid for uuid, outcomes in named.items() if len(outcomes) == len(most)]
+    if len(worst) != 1 or min(len(most), len(uuids(report))) < 2:  # noqa: PLR2004 (several findings, several GPUs)
+        return ""
+    numbered = {gpu.uuid: gpu_index(gpu, number) for number, gpu in enumerate(report.snapshot.gpus)}
+    name = f"GPU {numbered[worst[0]]} ({worst[0]})" if worst[0] in numbered else worst[0]
+    return f"{', '.join(most)} name one GPU: {name}."
+
+
+def gpu_index(gpu: Gpu, number: int) -> Any:
+    """Return the index by which NVML calls a GPU; its number in the report where that is not known."""
+    index = gpu.signal("index").value
+    return number if index is None else index

@@ -19,8 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from envcheck.errors import EnvcheckError
-from envcheck.reports.model import RunReport
-from envcheck.reports.rejudge import rejudge
+from envcheck.reports.model import RunReport, rejudge
 
 # What no name stands in; a check's id or a GPU's model may look like one.
 _KEPT: Final = ("schema", "tool", "started", "ended", "mode", "plan", "verdict", "judged_by", "resumed", "timing")

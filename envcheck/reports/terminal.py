@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from envcheck.counting import counted
-from envcheck.reports import gpus, phrases
+from envcheck.reports import phrases
 from envcheck.reports.model import RunReport, report_of, write
 from envcheck.runner.planning import expected_to_fit
 from envcheck.runner.requirements import Demand
@@ -26,7 +26,6 @@ from envcheck.runner.state import Run
 WIDTH: Final = 80
 _STYLES: Final = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim", "error": "bold magenta"}
 _NAMES: Final = 6
-_ORDER: Final = "warn error fail"
 _NARROWEST: Final = 40
 _BUSY: Final = 1.5  # processes a core that want to run
 
@@ -46,17 +45,16 @@ def show(report: RunReport, console: Console, written: Iterable[str] = ()) -> No
     console.print(_heading(report))
     console.print()
     console.print(_lines(report.outcomes))
-    for same in sorted(phrases.alike(report.outcomes), key=lambda group: _ORDER.find(group[0].status)):
-        if same[0].status in ("fail", "error", "warn"):
-            console.print()
-            console.print(_finding(same))
+    for same in phrases.by_status(report.outcomes, ("warn", "error", "fail")):
+        console.print()
+        console.print(_finding(same))
     console.print()
     if report.plan.repeated:
         console.print(_rounds(report.outcomes))
         console.print()
     if took := phrases.taken(report):
         console.print(Text(f"took {took}", style="dim"))
-    if blamed := gpus.one_blamed_gpu(report):
+    if blamed := phrases.one_blamed_gpu(report):
         console.print(Text(blamed))
     for line in written:
         console.print(Text(line, overflow="fold"), soft_wrap=True)

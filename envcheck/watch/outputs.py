@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import Final
 
 from envcheck import __version__
-from envcheck.reports.charts import SECONDS, Figure, PlotLine, chart, legend
 from envcheck.reports.formats import html
+from envcheck.reports.measurements import SECONDS, PlotLine, chart
 from envcheck.watch.record import GpuSample, TreeSample, WatchRecord, grouped, summarize
 
 _CLASS: Final = {"good": "pass", "low": "warn", "info": "skip", "unknown": "error"}
@@ -61,7 +61,7 @@ def _figure(title: str, unit: str, lines: Sequence[PlotLine]) -> Iterator[str]:
     drawn = [line for line in lines if len(line.points) > 1]
     if not drawn or max(value for line in drawn for _, value in line.points) <= 0:
         return
-    yield html.figure(Figure(f"{title}, {unit}", chart(drawn, SECONDS, unit, None, title), legend(drawn)))
+    yield html.figure(chart(f"{title}, {unit}", drawn, SECONDS, unit))
 
 
 def _rates(tree: Sequence[TreeSample]) -> list[tuple[float, float]]:

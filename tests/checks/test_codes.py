@@ -12,8 +12,7 @@ from typing import Any, Final, NamedTuple
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Check, Outcome, View, failed, passed, warned, worst
 from envcheck.node import collect
 from envcheck.node.snapshot import Snapshot
-from envcheck.reports.model import load
-from envcheck.reports.rejudge import rejudge
+from envcheck.reports.model import load, rejudge
 from envcheck.runner import outcomes
 from envcheck.runner.judging import decide
 from envcheck.runner.outcomes import fields
@@ -115,7 +114,7 @@ SIGNALS: Final = {*collect.NODE, *collect.GPU}
 PREFIXES: Final = {found.id for found in discover()} | TOPICS - ONLY_BY_KEYWORD
 ROOMS: Final = ("checks", "runner", "fleet/group", "cli/fleet")
 MODULES: Final = [path for room in ROOMS for path in sorted((ROOT / "envcheck" / room).rglob("*.py"))]
-MODULES.append(ROOT / "envcheck/reports/rejudge.py")
+MODULES.append(ROOT / "envcheck/reports/model.py")
 GIVEN: Final = [use for path in MODULES for use in given(path)]
 
 

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from envcheck.checks import limits
 from envcheck.cli import Settings
-from envcheck.cli.commands.checks import command
+from envcheck.cli.commands.checks import MET, command, rows
 from envcheck.errors import ConfigError
-from envcheck.reports import check_catalogue
-from envcheck.reports.model import load
+from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.runner.planning import discover
+from envcheck.runner.schema import OutcomeRow
+from tests.builders import report, row
+from tests.tables import each
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "checks.md"
-REPORTS = ROOT / "tests" / "data" / "reports"
+SCRIPT = runpy.run_path(str(ROOT / ".ci/checks"))  # what `make checks` runs
+GPUS = [Gpu("GPU-1", {"name": Signal("NVIDIA H200")})]
+REAL = Snapshot("", {"origin": Signal("recorded")}, GPUS)
 
 
 def listed_checks(*argv: str) -> str:
@@ -28,15 +34,40 @@ def listed_checks(*argv: str) -> str:
     return result.output
 
 
-def test_the_page_of_checks_is_up_to_date() -> None:
+def test_the_page_of_checks_and_which_have_met_a_gpu_are_up_to_date() -> None:
     [table] = re.findall(r"(?s)<!-- checks -->\n\n(.*)\n<!-- /checks -->", PAGE.read_text(encoding="utf-8"))
-    assert table == listed_checks("--format", "markdown"), "run `make checks`"
+    assert table == SCRIPT["markdown"](discover()), "run `make checks`"
+    written = json.loads(MET.read_text(encoding="utf-8"))["met"]
+    assert written == SCRIPT["met_in"](SCRIPT["recorded"]()), "run `make checks`"
 
 
-def test_which_checks_have_met_a_gpu_is_what_recorded_reports_say() -> None:
-    reports = [(path.relative_to(ROOT).as_posix(), load(path)) for path in sorted(REPORTS.glob("*.json"))]
-    written = json.loads(check_catalogue.MET.read_text(encoding="utf-8"))["met"]
-    assert written == check_catalogue.met_in(reports), "run `make checks`"
+def gemm(status: Any = "pass", kind: Any = "env", **more: Any) -> OutcomeRow:
+    return row("gemm", status, kind=kind, **more)
+
+
+@each(
+    ("outcome", "facts", "met"),
+    [
+        (gemm(ranks=[{"is_cuda": True}]), {}, True),
+        (gemm("fail", ranks=[{"is_cuda": True}]), {}, True),
+        (gemm("warn", "node"), {}, True),
+        (gemm("skip"), {}, False),
+        (gemm("error"), {}, False),
+        (gemm(ranks=[{"is_cuda": True}, {"is_cuda": False}]), {}, False),
+        (gemm(), {"mode": "cpu"}, False),
+        (gemm(), {"snapshot": Snapshot("", {"origin": Signal("made from documentation")}, GPUS)}, False),
+        (gemm(), {"snapshot": Snapshot("", {}, GPUS)}, False),
+        (gemm(), {"snapshot": Snapshot("", REAL.signals)}, False),
+    ],
+)
+def test_what_counts_as_having_met_a_gpu(
+    outcome: OutcomeRow,
+    facts: dict[str, Any],
+    met: bool,  # noqa: FBT001 (a table's column)
+) -> None:
+    made = report(outcome, **{"snapshot": REAL, **facts})
+    expected = {"check": "gemm", "gpu": "NVIDIA H200", "date": "2026-01-02", "report": "a.json"}
+    assert SCRIPT["met_in"]([("a.json", made), ("b.json", made)]) == ([expected] if met else [])
 
 
 def test_one_check_and_a_level_are_refused() -> None:
@@ -68,7 +99,7 @@ def test_a_level_holds_those_before_it() -> None:
 
 
 def test_every_limit_belongs_to_a_check_that_tells_it() -> None:
-    shown = {row["check"] for actual in discover() for row in check_catalogue.rows(actual)}
+    shown = {row["check"] for actual in discover() for row in rows(actual)}
     assert {row["check"] for row in limits.rows()} == shown, "name the row in the file of the check that judges by it"
 
 

@@ -22,8 +22,7 @@ import pytest
 import yaml
 from msgspec import structs
 
-from envcheck.reports.model import RunReport, load
-from envcheck.reports.rejudge import rejudge
+from envcheck.reports.model import RunReport, load, rejudge
 from envcheck.runner import judging
 from envcheck.runner.planning import discover
 from envcheck.runner.schema import OutcomeRow

@@ -17,8 +17,7 @@ import pytest
 from msgspec import structs
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
-from envcheck.reports.model import RunReport, load
-from envcheck.reports.rejudge import rejudge
+from envcheck.reports.model import RunReport, load, rejudge
 from envcheck.runner import outcomes
 from envcheck.runner.planning import CheckModule
 from envcheck.runner.schema import OutcomeRow

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from envcheck.node.snapshot import Gpu, Snapshot
-from envcheck.reports.gpus import culprits
 from envcheck.reports.model import RunReport
+from envcheck.reports.phrases import culprits
 from tests.builders import row
 from tests.tables import each
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.reports import model
-from envcheck.reports.model import load
-from envcheck.reports.rejudge import rejudge
+from envcheck.reports.model import load, rejudge
 
 SCHEMA = Path(model.__file__).with_name("report.schema.json")
 DATA = Path(__file__).parents[1] / "data"

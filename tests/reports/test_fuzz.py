@@ -20,8 +20,7 @@ import pytest
 from envcheck.checks import PASS, View
 from envcheck.errors import EnvcheckError
 from envcheck.node import collect
-from envcheck.reports.model import RunReport, load
-from envcheck.reports.rejudge import rejudge
+from envcheck.reports.model import RunReport, load, rejudge
 from envcheck.runner.judging import decide
 from envcheck.runner.planning import discover, plan
 

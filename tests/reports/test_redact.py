@@ -13,9 +13,8 @@ from msgspec import structs
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports import redact as redacting
-from envcheck.reports.model import HostFacts, RunReport, encode
+from envcheck.reports.model import HostFacts, RunReport, encode, rejudge
 from envcheck.reports.redact import RedactError, redact
-from envcheck.reports.rejudge import rejudge
 from envcheck.runner.launcher import Place
 from envcheck.runner.planning import discover, plan
 from envcheck.runner.schema import OutcomeRow, TargetFacts

@@ -10,8 +10,7 @@ import pytest
 from msgspec import structs
 
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
-from envcheck.reports.model import RunReport, load
-from envcheck.reports.rejudge import rejudge
+from envcheck.reports.model import RunReport, load, rejudge
 from envcheck.runner.planning import discover, plan
 from envcheck.runner.schema import Attempt, OutcomeRow
 from tests import builders

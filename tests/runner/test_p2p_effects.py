@@ -25,7 +25,7 @@ from envcheck.checks import (
     warned,
 )
 from envcheck.node.snapshot import Snapshot
-from envcheck.reports.rejudge import judge_again
+from envcheck.reports.model import judge_again
 from envcheck.runner import judging
 from envcheck.runner.planning import CheckModule
 from envcheck.runner.state import Run

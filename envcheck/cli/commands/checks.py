@@ -1,24 +1,48 @@
-"""`envcheck checks`."""
+"""`envcheck checks`: what each check promises, runs on, costs and is held against; whether it has met a real GPU."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from types import ModuleType
+from typing import Annotated, Any, Final
 
 import click
 
-from envcheck.checks import LEVELS
+from envcheck.checks import LEVELS, Limit, limits
 from envcheck.cli import Settings
 from envcheck.cli.options import EXISTING_DIRECTORY, Argument, Option, command_with, complete_checks
 from envcheck.cli.shared.process import say
+from envcheck.counting import counted
 from envcheck.errors import ConfigError
-from envcheck.reports import check_catalogue
-from envcheck.runner.planning import discover, select
+from envcheck.reports import phrases
+from envcheck.runner.planning import CheckModule, discover, select
+
+_WIDTH: Final = 80
+# (check, gpu, date, report) of each real GPU that a check has met, as `make checks` finds them in recorded reports.
+MET: Final = Path(__file__).with_name("met.json")
+# What each level is for, in a line.
+_FOR: Final = {
+    "static": "no GPU needed; what a build machine runs on an image",
+    "quick": "what the node, its driver and torch report",
+    "standard": "the target's Python on every GPU at once",
+    "full": "long checks, and those that load the machine",
+}
+# Where a check runs, and how it is said in a table.
+_RUNS: Final = {
+    "node": "data read from the node",
+    "GPU node": "data read from a node with a GPU",
+    "Python": "one process of the environment's Python",
+    "ranks": "a rank on every GPU, or several on a CPU",
+    "GPUs": "a rank on every GPU",
+}
+_MISSED: Final = {"at least": "below", "at most": "above", "equal": "unless"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ChecksOptions:
     check: Annotated[str | None, Argument(metavar="[ID]", shell_complete=complete_checks)] = None
     level: Annotated[
@@ -27,9 +51,6 @@ class ChecksOptions:
     checks: Annotated[
         Path | None, Option("Directory with your own checks (node/*.py, env/*.py).", type=EXISTING_DIRECTORY)
     ] = None
-    format_name: Annotated[
-        Literal["text", "markdown"], Option("--format", "markdown: the table of docs/checks.md.")
-    ] = "text"
     as_json: Annotated[bool, Option("--json", "Print as JSON, limits and all.")] = False
 
 
@@ -49,18 +70,126 @@ def command(options: ChecksOptions, _settings: Settings) -> int:
     if options.check is not None and options.level is not None:
         message = f"--level lists the checks of a level, and {options.check} is one check"
         raise ConfigError(message, fix="leave one of them out")
-    check, errors = options.check, list[ConfigError]()
-
-    def hear(error: ConfigError) -> None:
+    errors = list[ConfigError]()
+    found = discover(options.checks, errors.append)
+    modules = select(found, options.level or LEVELS[-1], only=[options.check] if options.check else [])
+    for error in errors:
         say(str(error))
-        errors.append(error)
-
-    modules = select(discover(options.checks, hear), options.level or LEVELS[-1], only=[check] if check else [])
     if options.as_json:
-        click.echo(json.dumps([check_catalogue.facts(f) for f in modules], indent=2))
-    elif options.format_name == "markdown":
-        click.echo(check_catalogue.markdown(modules), nl=False)
+        click.echo(json.dumps([facts(module) for module in modules], indent=2))
     else:
-        lines = check_catalogue.table(modules) if check is None else check_catalogue.described(modules[0])
-        click.echo("\n".join(lines))
+        click.echo("\n".join(_described(modules[0]) if options.check else _table(modules)))
     return ConfigError.exit_code if errors else 0
+
+
+def runs_on(module: CheckModule) -> str:
+    """Return one of _RUNS."""
+    if module.kind == "node":
+        return "GPU node" if module.check.gpus else "node"
+    if module.check.gpus:
+        return "GPUs"
+    return "Python" if module.check.ranks == 1 else "ranks"
+
+
+def rows(module: CheckModule) -> list[dict[str, Any]]:
+    """Return the rows of limits.json that bear the check's id, or that its CHECK names."""
+    return [row for row in limits.rows() if row["check"] in (module.id, *module.check.limits)]
+
+
+def met(identity: str) -> list[dict[str, str]]:
+    """Return the GPUs that a check has met, each with model, date and the recorded report that shows it."""
+    return [row for row in json.loads(MET.read_text(encoding="utf-8"))["met"] if row["check"] == identity]
+
+
+def facts(module: CheckModule) -> dict[str, Any]:
+    """Return all about one check, as JSON has it."""
+    about = {"runs_on": runs_on(module), "doc": module.doc, "met": met(module.id)}
+    own = [dataclasses.asdict(limit) for limit in _constants(module)]
+    checked = dataclasses.asdict(module.check)
+    return {"id": module.id, "kind": module.kind, **checked, **about, "limits": rows(module) + own}
+
+
+def _constants(module: CheckModule) -> list[Limit]:
+    """Return the limits that stand in the check's own file, and in the helpers that it uses."""
+    own = module.judge.__globals__
+    helpers = [held for held in own.values() if isinstance(held, ModuleType) and "envcheck.checks." in held.__name__]
+    return [value for space in (own, *map(vars, helpers)) for value in space.values() if isinstance(value, Limit)]
+
+
+def _table(modules: Sequence[CheckModule]) -> Iterator[str]:
+    """Yield the lines of all checks by level, at 80 columns."""
+    widest = max(len(module.id) for module in modules)
+    for level in LEVELS:
+        checks = [module for module in modules if module.check.level == level]
+        if not checks:
+            continue
+        seconds = sum(module.check.seconds for module in checks)
+        cost = "under a second" if seconds < 1 else f"about {phrases.duration(seconds)}"
+        yield _wrapped(f"{level}: {counted(len(checks), 'check')}, {cost}: {_FOR[level]}", "  ")
+        for module in checks:
+            start = f"  {module.id:<{widest}}  {runs_on(module):<8}  {f'{module.check.seconds:g} s':<6}  "
+            yield start + _wrapped(module.check.promise, " " * len(start), len(start))
+        yield ""
+    for name in dict.fromkeys(map(runs_on, modules)):
+        yield f"{name:<8}  {_RUNS[name]}"
+    run_on_gpu = sum(bool(met(module.id)) for module in modules)
+    yield f"{run_on_gpu} of {len(modules)} have met a real GPU; `envcheck checks ID` says all about one."
+
+
+def _described(module: CheckModule) -> Iterator[str]:
+    """Yield the lines that say all about one check."""
+    check, runs = module.check, runs_on(module)
+    again = "; a value that falls short is measured again" if check.performance else ""
+    cpu = "" if check.cpu_seconds is None else f" ({check.cpu_seconds:g} s on a CPU)"
+    models = [f"{row['gpu']} on {row['date']} ({row['report']})" for row in met(module.id)]
+    yield f"{module.id}: level {check.level}"
+    yield _titled("promises", check.promise)
+    yield f"  runs on   {runs}: {_RUNS[runs]}"
+    if check.gpus > 1:
+        yield f"  needs     {counted(check.gpus, 'GPU')}"
+    if check.signals:
+        yield _titled("signals", ", ".join(check.signals))
+    yield _titled("takes", f"{check.seconds:g} s{cpu}, ended after {check.timeout:g} s{again}")
+    yield f"  met       {'; '.join(models) or 'no real GPU yet'}"
+    for part in module.doc.split("\n\n"):
+        is_block = all(line.startswith("  ") for line in part.splitlines())  # code and tables keep their lines
+        yield from ("", part if is_block else _wrapped(part))
+    own = [(f"{one.kind} {phrases.quantity(one.value, one.unit)}", one.source) for one in _constants(module)]
+    bounds = [*map(_bound, rows(module), [module.id] * len(rows(module))), *own]
+    if bounds:
+        yield from ("", "limits")
+    for bound, source in bounds:
+        yield from (_wrapped(f"  {bound}", "    "), _wrapped(f"    {source}", "    "))
+
+
+def _bound(row: dict[str, Any], identity: str) -> tuple[str, str]:
+    """Return what a row of limits.json demands, and its source."""
+    verbs = {"fail": "fail" if limits.verified(row) else "warn", "warn": "warn"}
+    # Where a limit that no second source confirms only warns, the stricter one alone decides.
+    effective = {verb: row[word] for word, verb in verbs.items() if word in row}
+    beyond = _MISSED[row.get("kind", "at least")]
+    said = [f"{verb}s {beyond} {phrases.quantity(value, row['unit'])}" for verb, value in effective.items()]
+    condition = _where(row, identity)
+    return f"{condition}: {', '.join(said)}" if condition else ", ".join(said), f"{row['source']} ({row['date']})"
+
+
+def _where(row: dict[str, Any], identity: str) -> str:
+    models, link = ([held] if isinstance(held := row.get(key, []), str) else held for key in ("gpu", "transport"))
+    conditions = [] if row["check"] == identity else [row["check"]]
+    conditions += [f"{row['gpus']} x"] if "gpus" in row else []
+    conditions += [" or ".join(models)] if models else []
+    conditions += ["over " + "/".join(link)] if link else []
+    conditions += [f"over 16 lanes of PCIe generation {row['pcie']}"] if "pcie" in row else []
+    return " ".join(conditions)
+
+
+def _titled(title: str, text: str) -> str:
+    return f"  {title:<9} {_wrapped(text, ' ' * 12, 12)}"
+
+
+def _wrapped(text: str, indent: str = "", used: int = 0) -> str:
+    """Return the text at 80 columns; `used` columns of the first line are taken already."""
+    lead = " " * max(len(text) - len(text.lstrip()), used)
+    # An option, a repository or a path that is cut at its hyphen cannot be copied.
+    words = " ".join(text.split())
+    return textwrap.fill(words, _WIDTH, initial_indent=lead, subsequent_indent=indent, break_on_hyphens=False)[used:]

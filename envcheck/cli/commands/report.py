@@ -17,8 +17,7 @@ from envcheck.matrix.file.load import load as load_matrix
 from envcheck.reports import compare as comparison
 from envcheck.reports import formats, terminal
 from envcheck.reports import redact as redaction
-from envcheck.reports.model import encode, load, write
-from envcheck.reports.rejudge import rejudge
+from envcheck.reports.model import encode, load, rejudge, write
 
 # The loader reports a missing file, with what to do.
 _Report = Annotated[Path, Argument(type=FILE)]

@@ -12,22 +12,31 @@ import msgspec
 
 from envcheck.counting import printable
 from envcheck.node import snapshot
-from envcheck.reports import gpus, phrases
-from envcheck.reports.charts import Figure, figures
+from envcheck.node.snapshot import Gpu
+from envcheck.reports import phrases
 from envcheck.reports.formats import Format
-from envcheck.reports.gpus import FINDINGS
+from envcheck.reports.measurements import Figure, figures
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import OutcomeRow
 
 _CSS: Final = Path(__file__).with_name("page.css")
-# A drawing wider than this, in pixels, gets the page's whole width.
-_COLUMN: Final = 560
 # Nothing may be fetched, whatever a log smuggles in.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
-_ORDER: Final = ("fail", "error", "warn", "pass", "skip")
 _NAMES: Final = 6
 _FIXED: Final = "\u00a0"
 _SHORT: Final = 14
+# Signals by column; a second one stands behind a slash: what is, of what could be.
+_COLUMNS: Final[dict[str, tuple[str, ...]]] = {
+    "memory / MiB": ("memory_used", "memory_total"),
+    "power / W": ("power_draw", "power_limit"),
+    "°C": ("temperature",),
+    "SM / MHz": ("clock_sm", "clock_sm_max"),
+    "PCIe gen": ("pcie_gen", "pcie_gen_max"),
+    "lanes": ("pcie_width", "pcie_width_max"),
+    "NVLinks": ("nvlinks_active",),
+    "ECC": ("ecc_mode",),
+    "MIG": ("mig_mode",),
+}
 
 
 def text(content: object) -> str:
@@ -57,8 +66,8 @@ def figure(drawn: Figure) -> str:
     keys = "".join(f'<li><i class="key {kind}"></i>{text(name)}</li>' for kind, name in drawn.legend)
     legend = f'<ul class="legend">{keys}</ul>' if keys else ""
     caption = f"<figcaption>{text(drawn.caption)}</figcaption>"
-    broad = ' class="broad"' if drawn.drawing.width > _COLUMN else ""
-    return f"<figure{broad}>{caption}{wide(drawn.drawing.svg, drawn.caption)}{legend}</figure>\n"
+    broad = ' class="broad"' if drawn.drawing.startswith("<table") else ""
+    return f"<figure{broad}>{caption}{wide(drawn.drawing, drawn.caption)}{legend}</figure>\n"
 
 
 def definitions(pairs: Iterable[tuple[str, str]]) -> str:
@@ -80,41 +89,16 @@ def page(report: RunReport) -> str:
 
 
 def _verdict(report: RunReport) -> str:
-    counted = [(word, count) for word in _ORDER if (count := report.verdict.counts.get(word))]
-    counts = "".join(f'<span class="status {word}">{count} {word}</span>' for word, count in counted)
-    host = f"{report.host.name} ({report.host.system} {report.host.kernel} {report.host.arch})"
-    ended = f"{report.started} to {report.ended or 'never: it was cut short'}, level {report.plan.level}"
-    facts = [
-        ("host", host),
-        ("ran on", phrases.hardware(report)),
-        ("target", f"{report.target.name} ({report.target.chosen})"),
-        ("image", phrases.image(report)),
-        ("with", phrases.environment(report.environment) or "unknown"),
-        ("cell", report.promises.get("cell", "")),
-        ("resolved", report.resolution or ""),
-        ("when", ended),
-        ("evidence", phrases.made_up(report)),
-        ("never ran", ", ".join(phrases.unfinished(report))),
-    ]
+    counted = [(word, report.verdict.counts.get(word)) for word in phrases.WORST_FIRST]
+    counts = "".join(f'<span class="status {word}">{count} {word}</span>' for word, count in counted if count)
+    first = "".join(f"<p>{text(line)}</p>" for line in phrases.first(report))
     sentence = f"<h1>{text(report.verdict.sentence)}</h1>"
-    shown = definitions((title, value) for title, value in facts if value)
-    first = "".join(f"<p>{text(line)}</p>" for line in _first(report))
-    head = f'{sentence}<p class="counts">{counts}</p>{first}{shown}'
+    head = f'{sentence}<p class="counts">{counts}</p>{first}{definitions(phrases.facts(report))}'
     return f'<header class="verdict {report.verdict.status}">{head}</header>\n'
 
 
-def _first(report: RunReport) -> Iterable[str]:
-    """Yield what to look at first: the check that decided, and the one GPU that most findings name."""
-    why = phrases.conclusion(report).removeprefix(report.verdict.sentence).removeprefix(".").strip()
-    if why:
-        yield why
-    if blamed := gpus.one_blamed_gpu(report):
-        yield blamed
-
-
 def _findings(report: RunReport) -> str:
-    groups = [same for same in phrases.alike(report.outcomes) if same[0].status in FINDINGS]
-    cards = [_finding(same) for same in sorted(groups, key=lambda same: _ORDER.index(same[0].status))]
+    cards = [_finding(same) for same in phrases.by_status(report.outcomes, phrases.FINDINGS)]
     return f"<h2>What is wrong, and what to do</h2>\n{''.join(cards)}" if cards else ""
 
 
@@ -126,24 +110,56 @@ def _finding(same: list[OutcomeRow]) -> str:
 
 
 def _gpus(report: RunReport) -> str:
-    titles, rows = gpus.gpu_table(report)
+    """Return the table of GPUs; one that only torch or only NVML sees has its row too."""
+    gpus = {gpu.uuid: gpu for gpu in report.snapshot.gpus}
+    shown = {title: of for title, of in _COLUMNS.items() if any(of[0] in gpu.signals for gpu in gpus.values())}
+    visible = {
+        str(device.get("uuid")): str(device.get("name") or "?") for device in phrases.devices(report.environment)
+    }
+    blamed, rows = phrases.culprits(report), []
+    for number, uuid in enumerate(phrases.uuids(report)):
+        gpu = gpus.get(uuid, Gpu(uuid))
+        model = str(gpu.signal("name").value or visible.get(uuid, "?"))
+        first = (
+            f'<td>{text(phrases.gpu_index(gpu, number))}</td><td>{text(model)}</td><td class="uuid">{text(uuid)}</td>'
+        )
+        read = "".join(_read(gpu, names) for names in shown.values())
+        rows.append(f"<tr>{first}{_blame(blamed[uuid])}{read}</tr>\n")
     if not rows:
         return ""
-    head = "".join(f'<th scope="col">{text(title)}</th>' for title in titles)
-    body = "".join(f"<tr>{''.join(_cell(cell) for cell in row)}</tr>\n" for row in rows)
-    table = f'<table class="gpus"><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>'
+    head = "".join(f'<th scope="col">{text(title)}</th>' for title in ("GPU", "model", "UUID", "findings", *shown))
+    table = f'<table class="gpus"><thead><tr>{head}</tr></thead>\n<tbody>{"".join(rows)}</tbody></table>'
     return f"<h2>GPUs</h2>\n{wide(table, 'GPUs')}\n"
 
 
-def _cell(cell: gpus.TableCell) -> str:
-    why = f' title="{text(cell.why)}"' if cell.why else ""
-    kind = f' class="{"uuid" if cell.status == "code" else f"status {cell.status}"}"' if cell.status else ""
-    return f"<td{kind}{why}>{text(cell.text)}</td>"
+def _blame(outcomes: list[OutcomeRow]) -> str:
+    if not outcomes:
+        return "<td>none</td>"
+    worst = min((o.status for o in outcomes), key=phrases.WORST_FIRST.index)
+    return f'<td class="status {worst}">{text(", ".join(o.id for o in outcomes))}</td>'
+
+
+def _read(gpu: Gpu, names: tuple[str, ...]) -> str:
+    """Return the cell of signals, or why the first could not be read."""
+    first = gpu.signal(names[0])
+    if first.value is None:
+        why = f' title="{text(first.reason)}"' if first.reason else ""
+        return f"<td{why}>?</td>"
+    signals = (gpu.signal(name) for name in names)
+    return (
+        f"<td>{text(' / '.join(dict.fromkeys(_plain(s.value, s.unit) for s in signals if s.value is not None)))}</td>"
+    )
+
+
+def _plain(value: Any, unit: str | None) -> str:
+    number = phrases.number(value)
+    if number is None:
+        return str(value)
+    return f"{number / 2**20:,.0f}" if unit == "B" else f"{number:g}"
 
 
 def _checks(report: RunReport) -> str:
-    groups = sorted(phrases.alike(report.outcomes), key=lambda same: _ORDER.index(same[0].status))
-    rows = "".join(_row(same) for same in groups)
+    rows = "".join(_row(same) for same in phrases.by_status(report.outcomes))
     plain = "".join(f'<th scope="col">{title}</th>' for title in ("status", "check", "what was found"))
     numbers = "".join(f'<th scope="col" class="number">{title}</th>' for title in ("value", "limit", "seconds"))
     head = f"<thead><tr>{plain}{numbers}</tr></thead>"

@@ -6,14 +6,12 @@ import re
 from typing import Final
 
 from envcheck.counting import printable
-from envcheck.reports import gpus, phrases
+from envcheck.reports import phrases
 from envcheck.reports.formats import Format
-from envcheck.reports.gpus import FINDINGS
 from envcheck.reports.model import RunReport
 from envcheck.runner.schema import OutcomeRow
 
 _SIGNS: Final = {"pass": "✅", "warn": "⚠️", "fail": "❌", "skip": "⏭️", "error": "💥"}
-_ORDER: Final = ("fail", "error", "warn", "pass", "skip")
 # What GitHub's Markdown or HTML would take for its own inside a line.
 _SPECIAL: Final = re.compile(r"([\\`*_\[\]<>#|~$&])")
 # GitHub drops a summary of more than 1 MiB whole.
@@ -22,7 +20,8 @@ _MOST: Final = 900_000
 
 def markdown(report: RunReport) -> str:
     """Return the summary, below GitHub's limit of 1 MiB a step whatever the report holds."""
-    parts = [_head(report), *_findings(report), _table(report)]
+    findings = map(_finding, phrases.by_status(report.outcomes, phrases.FINDINGS))
+    parts = [_head(report), *findings, _table(report)]
     text = "\n".join(parts)
     if len(text.encode()) <= _MOST:
         return text
@@ -30,29 +29,9 @@ def markdown(report: RunReport) -> str:
 
 
 def _head(report: RunReport) -> str:
-    facts = [
-        ("ran on", phrases.hardware(report)),
-        ("target", report.target.name),
-        ("image", phrases.image(report)),
-        ("with", phrases.environment(report.environment)),
-        ("host", report.host.name),
-        ("took", f"{phrases.seconds(report):.0f} s, level {report.plan.level}"),
-        ("evidence", phrases.made_up(report)),
-        ("never ran", ", ".join(phrases.unfinished(report))),
-    ]
-    first = phrases.conclusion(report).removeprefix(report.verdict.sentence).removeprefix(".").strip()
-    sentences = [line for line in (first, gpus.one_blamed_gpu(report)) if line]
-    lines = [
-        *(f"{_text(line)}\n" for line in sentences),
-        *(f"- {title}: {_text(text)}" for title, text in facts if text),
-    ]
-    sign = _SIGNS[report.verdict.status]
-    return "\n".join([f"## {sign} {_text(report.verdict.sentence)}", "", *lines, ""])
-
-
-def _findings(report: RunReport) -> list[str]:
-    groups = [same for same in phrases.alike(report.outcomes) if same[0].status in FINDINGS]
-    return [_finding(same) for same in sorted(groups, key=lambda same: _ORDER.index(same[0].status))]
+    lines = [f"{_text(line)}\n" for line in phrases.first(report)]
+    lines += [f"- {title}: {_text(text)}" for title, text in phrases.facts(report)]
+    return "\n".join([f"## {_SIGNS[report.verdict.status]} {_text(report.verdict.sentence)}", "", *lines, ""])
 
 
 def _finding(same: list[OutcomeRow]) -> str:
@@ -71,7 +50,7 @@ def _log(log: str) -> list[str]:
 
 def _table(report: RunReport) -> str:
     rows = ["| | check | what was found | value | limit |", "|---|---|---|---|---|"]
-    for same in sorted(phrases.alike(report.outcomes), key=lambda same: _ORDER.index(same[0].status)):
+    for same in phrases.by_status(report.outcomes):
         first = same[0]
         value = phrases.quantity(first.value, first.unit) if phrases.number(first.value) is not None else ""
         names = "<br>".join(_text(outcome.id) for outcome in same)

@@ -12,7 +12,6 @@ from envcheck import __version__
 from envcheck.counting import printable
 from envcheck.reports import phrases
 from envcheck.reports.formats import Format
-from envcheck.reports.gpus import FINDINGS, culprits
 from envcheck.reports.model import RunReport
 from envcheck.runner import outcomes
 from envcheck.runner.schema import OutcomeRow
@@ -112,7 +111,7 @@ def _checks(report: RunReport) -> Iterable[Sample]:
 def _findings(outcome: OutcomeRow) -> Iterable[Sample]:
     """Yield a series for each code and culprit that is no pass; what is beyond _MOST is counted as one."""
     findings = outcome.findings or [outcomes.as_finding(outcome)]
-    named = collections.Counter((f.status, f.code, f.culprit) for f in findings if f.status in FINDINGS)
+    named = collections.Counter((f.status, f.code, f.culprit) for f in findings if f.status in phrases.FINDINGS)
     doc = "How many findings of the check have this status, code and culprit."
     for (status, code, culprit), count in list(named.items())[:_MOST]:
         labels = {"check": outcome.id, "status": status, "code": code, "culprit": culprit[:_LONGEST]}
@@ -138,7 +137,7 @@ def _attempts(outcome: OutcomeRow) -> Iterable[Sample]:
 
 
 def _gpus(report: RunReport) -> Iterable[Sample]:
-    blamed = culprits(report)
+    blamed = phrases.culprits(report)
     for number, gpu in enumerate(report.snapshot.gpus):
         index = gpu.signal("index").value
         labels = {"uuid": gpu.uuid, "gpu": str(number if index is None else index)}

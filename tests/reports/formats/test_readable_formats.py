@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from envcheck.node.snapshot import Gpu, Signal, Snapshot
 from envcheck.reports import formats
 from envcheck.reports.compare import compare, lines
-from envcheck.reports.model import HostFacts, RunReport
+from envcheck.reports.model import HostFacts, RunReport, rejudge
 from envcheck.reports.redact import RedactError, redact
-from envcheck.reports.rejudge import rejudge
 from envcheck.runner.launcher import Place
 from envcheck.runner.schema import Attempt, LimitRow, OutcomeRow, Plan, PlannedCheck, TargetFacts, plain
 from tests.builders import report
