@@ -15,7 +15,7 @@ from envcheck.node.snapshot import Snapshot
 from envcheck.reports.model import load, rejudge
 from envcheck.runner import outcomes
 from envcheck.runner.judging import decide
-from envcheck.runner.outcomes import fields
+from envcheck.runner.outcomes import as_finding, fields
 from envcheck.runner.planning import CheckModule, discover
 from envcheck.runner.schema import OutcomeRow
 from tests.tables import each
@@ -166,7 +166,7 @@ def undocumented(outcomes: Iterable[OutcomeRow]) -> list[tuple[str, str, str]]:
     return [
         (outcome.id, part.status, part.code)
         for outcome in outcomes
-        for part in (outcomes.as_finding(outcome), *outcome.findings)
+        for part in (as_finding(outcome), *outcome.findings)
         if part.status != PASS and not documented(part.code)
     ]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from envcheck.reports.rejudge import EndedRun
 
 from envcheck.checks import LEVELS
 from envcheck.errors import ConfigError
+from envcheck.reports.model import EndedRun
 from envcheck.runner.planning import CheckModule, discover, plan, select
 from envcheck.runner.schema import TargetFacts
 from envcheck.runner.state import Run, RunPlan
