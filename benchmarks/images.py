@@ -38,8 +38,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
-from envcheck.images.engines import bootstrap
-from envcheck.images.engines.docker import Docker
+from envcheck.images.engines import bootstrap, connect
 from envcheck.images.spec import load_spec, select
 from envcheck.images.targets import OS_PACKAGES, RECIPES, SHARED_GROUPS
 from envcheck.matrix.facts.model import Target
@@ -56,6 +55,8 @@ _STEP: Final = re.compile(
 _STAGES: Final = {"os": 0, "installed": 1}
 _PIN: Final = re.compile(r"^([a-z0-9-]+)==(\S+) ", re.MULTILINE)
 _TAKEN_OUT: Final = "networkx"
+# Prints the bytes of the bytecode of what is under /opt.
+BYTECODE: Final = "find /opt -name '*.pyc' -printf '%s\\n' | awk '{total += $1} END {print total}'"
 PIP: Final = """FROM {base}
 RUN --mount=type=bind,from=wheels,target=/wheels python3 -m venv /opt/venv \\
  && /opt/venv/bin/pip install --quiet --no-cache-dir --no-index --find-links /wheels {wanted}
@@ -93,7 +94,7 @@ class Bench:
         """Have the base in the engine, and return its reference: no build of a target is to wait for it."""
         os.environ.update(self.env)
         spec = load_spec(load_matrix(), select(load_matrix(), [self.cell])[0])
-        engine = Docker()
+        engine = connect("docker")
         reference = bootstrap.reference(spec.base, spec.arch)
         if not engine.inspect(reference):
             engine.import_base(spec, OS_PACKAGES, profile(self.mirror))
@@ -232,7 +233,9 @@ def _plain(bench: Bench, target: Target, base: str, wheels: Path, context: Path)
 def size(bench: Bench) -> dict[str, Any]:
     """Return the bytes of runtime and of its peers, and what it holds beyond wheels and base."""
     _, built = bench.build()
-    kinds = bench.envcheck("images", "size", built["image"], "--engine", "docker")[1]["kinds"]
+    sizes = bench.envcheck("images", "size", built["image"], "--engine", "docker")[1]
+    packages = sum(sizes["packages"].values())
+    bytecode = int(bench.docker("run", "--rm", built["image"], "sh", "-c", BYTECODE))
     ours, base = (_exported(bench, image) for image in (built["image"], built["base"]))
     wheels = bench.scratch / "wheels"
     for name in ("nvidia", "torch", "base", *(["devel"] if bench.pins("nvidia") else [])):
@@ -249,12 +252,13 @@ def size(bench: Bench) -> dict[str, Any]:
     build = ["docker", "buildx", "build", "--network=host", "--provenance=false", "--output=type=tar,dest=-"]
     build += [f"--build-context=wheels={wheels}", "--file=-", str(context)]
     theirs = {name: bench.bytes_of(build, text) for name, text in peers.items()}
-    content = base + kinds["packages"]
-    beyond = (ours - content - kinds["bytecode"]) / content
+    content = base + packages
+    beyond = (ours - content - bytecode) / content
     return {
         "runtime_bytes": ours,
         "base_bytes": base,
-        "kinds": kinds,
+        "packages_bytes": packages,
+        "bytecode_bytes": bytecode,
         "peer_bytes": theirs,
         "ratio": {name: round(ours / value, 3) for name, value in theirs.items()},
         "beyond": round(beyond, 4),

@@ -17,6 +17,7 @@ from envcheck.images.lockfile import Lock, Pin
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.index import LockedPackage, fits, local_files, locate
 from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.profiles.model import Index, Profile, network_indexes
 from envcheck.mirrors.store.objects import Store
 
@@ -106,8 +107,12 @@ def bring(
     client = means("asking the indexes").client if needs else Client()
     for file in locate([*dict.fromkeys(needs.values())], _remote(profile), client):
         if fits(needs[file.sha256], file.name):
-            wanted = WantedFile(file.urls, file.sha256, None, Path(file.name), hint=file.size)
-            store.put(wanted, means(file.name))
+            wanted, how = WantedFile(file.urls, file.sha256, None, Path(file.name), hint=file.size), means(file.name)
+            first, *others = dict.fromkeys(map(host_of, file.urls))
+            sources = store.put(wanted, how).sources
+            givers = [host for host in (first, *others) if host in sources]
+            if givers not in ([], [first]):
+                how.note(f"{file.name}: from {', '.join(givers)}, and not from {first} alone")
 
 
 def held(store: Store, locks: Iterable[Lock], python: str) -> list[StoredWheel]:

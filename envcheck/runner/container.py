@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from envcheck.checks.support import secret_patterns
 from envcheck.errors import UnavailableError
-from envcheck.images.engines import RunningContainer, holder
-from envcheck.images.engines.containers import BindMount, ImageInfo
+from envcheck.images.engines import BindMount, Container, ImageInfo, holder
 from envcheck.images.spec import LABEL_PREFIX
 from envcheck.runner.local_python import PACKAGE
 from envcheck.runner.promises import IMAGE_PREFIX, with_packages
@@ -55,19 +54,19 @@ class ContainerTarget:
 
     def __init__(self, image: str, *, python: str | None = None, shm_size: str = "8g", user: str | None = None) -> None:
         self._image, self._python, self._shm_size, self._user = image, python, shm_size, user
-        self._containers, info = holder(image)
+        self._engine, info = holder(image)
         self._labels = info.labels
         self.facts = TargetFacts(
             kind="image",
             name=image,
             chosen=python or "the image's Python",
             image_id=info.id,
-            image=image_facts(info, self._containers.history(image)),
+            image=image_facts(info, [layer.step for layer in self._engine.history(image)]),
         )
 
     def start(self, directory: Path) -> ContainerHandle:
         """Start a container with the package mounted read-only and the plan's directory writable by any user."""
-        running = self._containers.run_container(
+        running = self._engine.run_container(
             self._image,
             argv=self.argv(),
             mounts=[BindMount(PACKAGE, f"{_STAGING}/envcheck"), BindMount(directory, _PLAN, read_only=False)],
@@ -112,7 +111,7 @@ def image_facts(info: ImageInfo, history: list[str]) -> ImageFacts:
 class ContainerHandle:
     """A worker in a container."""
 
-    def __init__(self, running: RunningContainer) -> None:
+    def __init__(self, running: Container) -> None:
         self._running = running
         self._polled_at = 0.0
 

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.images.engines import docker
-from envcheck.images.engines.containers import Digests
+from envcheck.images.engines import Container, Digests, Engine, Layer
 from envcheck.runner import container
 from envcheck.runner.container import ContainerHandle, ContainerTarget
 from envcheck.runner.local_python import PACKAGE
 from envcheck.runner.schema import ImageFacts
 
 
-class FakeContainer:
+class FakeContainer(Container):
     """A container that has ended, as the engine module shows it."""
 
     def __init__(self, code: int | None, *, oom: bool = False) -> None:
@@ -46,16 +45,17 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Return what the engine is asked to start, once it is; its images carry `labels`."""
     data: dict[str, Any] = {"labels": {}, "history": [], "command": (), "user": "", "layers": [], "digests": Digests()}
 
-    def run_container(image: str, **options: Any) -> FakeContainer:
+    def run_container(_engine: Engine, image: str, **options: Any) -> FakeContainer:
         data.update(options, image=image)
         return FakeContainer(None)
 
     result = ("labels", "command", "user", "layers", "digests")
+    monkeypatch.setattr(Engine, "demand", lambda _: None)
     monkeypatch.setattr(
-        docker, "inspect", lambda _: SimpleNamespace(id="sha256:1", **{name: data[name] for name in result})
+        Engine, "inspect", lambda *_: SimpleNamespace(id="sha256:1", **{name: data[name] for name in result})
     )
-    monkeypatch.setattr(docker, "history", lambda _: data["history"])
-    monkeypatch.setattr(docker, "run_container", run_container)
+    monkeypatch.setattr(Engine, "history", lambda *_: [Layer(bytes=0, step=step) for step in data["history"]])
+    monkeypatch.setattr(Engine, "run_container", run_container)
     return data
 
 

@@ -22,9 +22,8 @@ from envcheck.images import build_log, tags
 from envcheck.images import plan as build_key
 from envcheck.images.build_log import UsedSource, used
 from envcheck.images.dockerfile import base_reference
-from envcheck.images.engines import Engine, subprocesses
+from envcheck.images.engines import Engine, ImageInfo, subprocesses
 from envcheck.images.engines import bootstrap as bases
-from envcheck.images.engines.containers import ImageInfo
 from envcheck.images.engines.subprocesses import CommandResult
 from envcheck.images.plan import PLATFORMS, BuildInputs, BuildPlan, Network, Options, make
 from envcheck.images.spec import ImageSpec

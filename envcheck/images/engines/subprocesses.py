@@ -12,11 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from envcheck.errors import BuildError, UnavailableError
-
-_PULL_TIMEOUT: Final = 1800.0
 
 
 class CommandResult(NamedTuple):
@@ -99,14 +97,6 @@ def output(argv: Sequence[str], *, timeout: float = 60) -> str:
         message = f"{argv[0]} {argv[1] if argv[1:] else ''} failed: {last}"
         raise BuildError(message, fix="run it by hand to see more")
     return result.output
-
-
-def pull(engine: str, reference: str) -> None:
-    """Have an engine fetch an image from its registry. Raise UnavailableError."""
-    result = stream([engine, "pull", "--quiet", reference], timeout=_PULL_TIMEOUT)
-    if result.status != 0:
-        message = f"{reference} could not be pulled{last_line(result)}"
-        raise UnavailableError(message, fix=f"try `{engine} pull` by hand, or --base bootstrap")
 
 
 def attach(argv: Sequence[str]) -> subprocess.Popen[bytes]:

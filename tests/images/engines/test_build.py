@@ -6,20 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import pytest
 
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
-from envcheck.images import build_log, engines
+from envcheck.images import build_log
 from envcheck.images.build_log import FailedError
+from envcheck.images.engines import Engine, ImageInfo
 from envcheck.images.engines import bootstrap as bases
 from envcheck.images.engines import build as building
-from envcheck.images.engines import docker
-from envcheck.images.engines import docker as docker_sdk
 from envcheck.images.engines.build import BuildResult, TargetRequest
-from envcheck.images.engines.containers import ImageInfo
 from envcheck.images.engines.subprocesses import CommandResult
 from envcheck.images.lockfile import Lock
 from envcheck.images.plan import BuildPlan
@@ -28,12 +25,11 @@ from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.mirrors.profiles.model import Index, Profile
 
 
-class _Shelf:
+class _Shelf(Engine):
     """An engine without a machine: `labels` are what its builds say of themselves, `status` how they end."""
 
-    name: Literal["docker"] = "docker"
-
     def __init__(self, labels: dict[str, str]) -> None:
+        super().__init__("docker")
         self.labels = labels
         self.status: int | None = 0
         self.images: dict[str, ImageInfo] = {}
@@ -52,12 +48,6 @@ class _Shelf:
 
     def frontend(self) -> list[str]:
         return ["docker", "build"]
-
-    def demand_contexts(self) -> None:
-        return
-
-    def demand_platform(self, platform: str) -> None:
-        assert platform
 
     def inspect(self, reference: str) -> ImageInfo | None:
         return self.images.get(reference)
@@ -228,42 +218,6 @@ def test_the_stores_files_are_a_named_context_and_no_mirror_is_left(
     assert "127.0.0.1:9" not in (Path(planned.context) / "mirror/torch/sources.tsv").read_text()
 
 
-@pytest.fixture
-def nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Leave no engine to be found."""
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-
-@pytest.mark.usefixtures("nobody")
-def test_without_an_engine_auto_is_venv_and_docker_says_what_to_do() -> None:
-    assert engines.find("auto") == "venv"
-    assert engines.find("venv") == "venv"
-    with pytest.raises(
-        UnavailableError, match=r"no docker engine answers at unix://.*no\.sock; start one, or .* or use --engine"
-    ):
-        engines.find("docker")
-    with pytest.raises(UnavailableError) as result:
-        docker_sdk.client()
-    assert "--engine" not in str(result.value)
-    assert "Errno" not in str(result.value)
-
-
-@pytest.mark.usefixtures("nobody")
-def test_an_engine_of_others_is_not_called_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    def closed(_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(docker_sdk, "_knock", closed)
-    with pytest.raises(UnavailableError, match="permission denied for this user; add the user to the docker"):
-        docker_sdk.client()
-
-
-def test_auto_prefers_docker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docker.Docker, "__init__", lambda _: None)
-    assert engines.find("auto") == "docker"
-
-
 def test_a_closed_profile_without_a_registry_has_docker_hub_not_asked(
     shelf: _Shelf, build_request: TargetRequest
 ) -> None:
@@ -339,12 +293,3 @@ def test_a_target_that_fails_takes_no_other_with_it(
         build_all(shelf, [build_request, build_request._replace(spec=jupyter)])
     assert "site/torch:2.8.0-cu128-py311-jupyter" in shelf.images
     assert "site/torch:2.8.0-cu128-py311-runtime" not in shelf.images
-
-
-def test_without_buildx_the_clients_own_builder_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(docker, "_builder", list)
-    monkeypatch.setattr(docker, "_has_buildx", lambda: True)
-    engine = docker.Docker.__new__(docker.Docker)
-    assert engine.frontend()[-1] == "--load"
-    monkeypatch.setattr(docker, "_has_buildx", lambda: False)
-    assert engine.frontend() == ["docker", "build", "--progress=plain"]

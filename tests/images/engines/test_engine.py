@@ -1,0 +1,262 @@
+"""What docker and podman are asked, and what of their answers is taken for what; tests/e2e asks real ones."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from envcheck.errors import ConfigError, UnavailableError
+from envcheck.images import engines
+from envcheck.images.engines import OWNER, BindMount, ContainerEngine, Digests, Engine, Layer, image_info, owner
+from tests.tables import each
+
+# Answers by its first word; what it was asked is in `asked`, one line a call.
+PROGRAM = """#!{python}
+import json, pathlib, sys
+here = pathlib.Path({here!r})
+with (here / "asked").open("a") as log:
+    print(json.dumps(sys.argv[1:]), file=log)
+answer = json.loads((here / "answers").read_text()).get(sys.argv[1], ["", 0])
+if sys.argv[1] == "start":
+    sys.stdin.read()
+    (here / "eof").touch()
+print(answer[0])
+sys.exit(answer[1])
+"""
+STATE = {"Status": "running", "ExitCode": 0, "OOMKilled": False}
+INDEX = "application/vnd.oci.image.index.v1+json"
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+BOTH: tuple[ContainerEngine, ...] = ("docker", "podman")
+# `podman image inspect` of 4.3, cut to what is read.
+SAID = """[{"Id": "86cd", "Digest": "sha256:d1", "RepoTags": ["localhost/x:1"],
+  "RepoDigests": ["localhost/x@sha256:d1"], "Size": 231, "Labels": {"envcheck.torch": "2.8.0"},
+  "Config": {"User": "1000:1000", "Env": ["A=b=c"], "Entrypoint": ["tini"], "Cmd": null},
+  "RootFS": {"Type": "layers", "Layers": ["sha256:1"]}}]"""
+
+
+class Program:
+    """A stand-in for both engines' clients."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        for name in BOTH:
+            (directory / name).write_text(PROGRAM.format(python=sys.executable, here=str(directory)))
+            (directory / name).chmod(0o755)
+        self.answers()
+
+    def answers(self, **answers: tuple[str, int]) -> None:
+        """Set what it prints and how it ends, by the first word."""
+        usual = {"create": ("c0ffee", 0), "inspect": (json.dumps(STATE), 0)}
+        (self.directory / "answers").write_text(json.dumps({**usual, **answers}))
+
+    def asked(self, word: str) -> list[list[str]]:
+        """Return what it was asked that begins with this word."""
+        lines = (self.directory / "asked").read_text().splitlines()
+        return [words for words in map(json.loads, lines) if words[0] == word]
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return Program(tmp_path)
+
+
+def described(media: str | None, *repository: str, driver: str = "overlay2") -> dict[str, Any]:
+    """Return what docker says of an image whose descriptor, if any, is of this media type."""
+    data: dict[str, Any] = {"Id": "sha256:1", "RepoDigests": list(repository), "GraphDriver": {"Name": driver}}
+    return {**data, "Descriptor": {"mediaType": media, "digest": "sha256:1"}} if media else data
+
+
+@each(
+    "said, expected",
+    [
+        (described(None), Digests(config="sha256:1")),
+        (described(None, "x@sha256:2", "<none>@<none>"), Digests(config="sha256:1", repository=("x@sha256:2",))),
+        # The containerd store before API 1.48: the id is of a manifest or an index, and nothing says which.
+        (described(None, "x@sha256:1", "x@sha256:1", driver="overlayfs"), Digests(repository=("x@sha256:1",))),
+        (described(MANIFEST), Digests(manifest="sha256:1")),
+        (described(INDEX), Digests(index="sha256:1")),
+        (described("application/unknown"), Digests()),
+        ({"Id": "", "RepoDigests": None, "Descriptor": None}, Digests()),
+    ],
+)
+def test_a_digest_is_of_what_docker_says_that_it_is_of(said: dict[str, Any], expected: Digests) -> None:
+    assert image_info("docker", said).digests == expected
+
+
+@each("engine", BOTH)
+def test_an_image_is_read_whatever_warnings_come_before(program: Program, engine: ContainerEngine) -> None:
+    program.answers(image=(f'WARN[0000] "x" is not a mount\n{SAID}', 0))
+    info = Engine(engine).inspect("x")
+    assert info is not None
+    assert info.labels == {"envcheck.torch": "2.8.0"}
+    assert (info.env, info.command, info.user) == ({"A": "b=c"}, ("tini",), "1000:1000")
+    assert (info.id, info.size, info.layers) == ("86cd", 231, ["sha256:1"])
+    if engine == "podman":
+        assert info.digests == Digests("sha256:d1", "sha256:86cd", None, ("localhost/x@sha256:d1",))
+    program.answers(image=("[]\nError response from daemon: No such image: x:latest", 1))
+    assert Engine(engine).inspect("x") is None
+    program.answers(image=("it is busy", 1))
+    with pytest.raises(UnavailableError, match=f"{engine} image inspect x: it is busy; try it by hand"):
+        Engine(engine).inspect("x")
+
+
+def test_layers_have_bytes_whatever_units_an_engine_prints(program: Program) -> None:
+    rows = (
+        '{"Size": "1.5MB", "CreatedBy": "RUN b"}\n{"Size": "0B", "CreatedBy": "ENV x"}\n{"size": 9, "createdBy": "a"}'
+    )
+    program.answers(history=(rows, 0))
+    expected = [Layer(bytes=1_500_000, step="RUN b"), Layer(bytes=0, step="ENV x"), Layer(bytes=9, step="a")]
+    assert Engine("podman").history("x") == expected
+
+
+@each("engine", BOTH)
+def test_a_container_is_asked_for_as_documented(program: Program, tmp_path: Path, engine: ContainerEngine) -> None:
+    mounts = [BindMount(tmp_path, "/in"), BindMount(tmp_path, "/out", read_only=False)]
+    Engine(engine).run_container("i:1", argv=["sh", "-c", "x"], mounts=mounts, shm_size="8g", user="1:2").close()
+    create = program.asked("create")[-1]
+    assert create[-4:] == ["--entrypoint=sh", "i:1", "-c", "x"]
+    assert f"--mount=type=bind,source={tmp_path},target=/in,ro=true" in create
+    assert f"--mount=type=bind,source={tmp_path},target=/out,ro=false" in create
+    assert {"--interactive", "--pull=never", "--shm-size=8g", "--user=1:2", f"--label={OWNER}={owner()}"} < set(create)
+    assert not [word for word in create if "gpu" in word]
+    assert ["rm", "--force", "c0ffee"] in program.asked("rm")
+    Engine(engine).run_container("i:1", argv=["true"], gpus=True).close()
+    assert {"--gpus=all", "--device=nvidia.com/gpu=all"} & set(program.asked("create")[-1])
+
+
+@each("engine", BOTH)
+def test_it_reads_end_of_file_when_it_is_closed(program: Program, tmp_path: Path, engine: ContainerEngine) -> None:
+    (tmp_path / "eof").unlink(missing_ok=True)
+    program.answers()
+    running = Engine(engine).run_container("i:1", argv=["true"])
+    assert running.wait(0) is None
+    assert not (tmp_path / "eof").exists()
+    program.answers(inspect=(json.dumps({**STATE, "Status": "exited", "ExitCode": 137, "OOMKilled": True}), 0))
+    assert running.wait(0) == 137
+    assert running.out_of_memory() is True
+    assert running._client.stdin is not None  # noqa: SLF001 (closed by the kernel when this process dies)
+    running._client.stdin.close()  # noqa: SLF001
+    for _ in range(100):
+        if (tmp_path / "eof").exists():
+            break
+        time.sleep(0.1)
+    assert (tmp_path / "eof").exists()
+    running.close()
+
+
+def test_gpus_that_an_engine_does_not_know_are_said_so_and_nothing_is_left(program: Program) -> None:
+    program.answers(init=("Error: setting up CDI devices: unresolvable CDI devices nvidia.com/gpu=all", 126))
+    with pytest.raises(UnavailableError, match=r"podman knows no NVIDIA GPUs of this machine; .*ctk cdi generate"):
+        Engine("podman").run_container("i:1", argv=["true"], gpus=True)
+    error = 'could not select device driver "" with capabilities: [[gpu]]'
+    state = {"Status": "created", "ExitCode": 128, "Error": error}
+    program.answers(inspect=(json.dumps(state), 0), start=("", 1))
+    (program.directory / "docker").write_text(
+        (program.directory / "docker").read_text().replace("sys.stdin.read()", "")
+    )
+    with pytest.raises(UnavailableError, match="docker has no NVIDIA runtime configured; install nvidia-container"):
+        Engine("docker").run_container("i:1", argv=["true"], gpus=True)
+    assert program.asked("rm")[-1] == ["rm", "--force", "c0ffee"]
+
+
+def test_what_a_killed_run_left_is_swept_and_what_others_have_is_not(program: Program) -> None:
+    host = owner().rpartition(":")[0]
+    for label, swept in ((f"{host}:0000", True), (owner(), False), ("other-host:0000", False)):
+        (program.directory / "asked").unlink(missing_ok=True)
+        program.answers(ps=("old", 0), inspect=(label, 0))
+        Engine("podman")._sweep()  # noqa: SLF001 (before each container)
+        assert (program.directory / "asked").read_text().count('["rm", "old"]') == swept
+
+
+@pytest.mark.parametrize(
+    ("docker", "podman", "expected"),
+    [("has", "has", "docker"), ("lacks", "has", "podman"), ("silent", "has", "podman"), ("lacks", "lacks", None)],
+)
+def test_an_image_is_run_by_who_holds_it(
+    program: Program, monkeypatch: pytest.MonkeyPatch, docker: str, podman: str, expected: str | None
+) -> None:
+    assert program
+
+    def demand(engine: Engine) -> None:
+        if (docker if engine.name == "docker" else podman) == "silent":
+            message = "no docker engine answers"
+            raise UnavailableError(message, fix="start one")
+
+    def inspect(engine: Engine, _: str) -> engines.ImageInfo | None:
+        has = (docker if engine.name == "docker" else podman) == "has"
+        return image_info(engine.name, {"Id": engine.name}) if has else None
+
+    monkeypatch.setattr(Engine, "demand", demand)
+    monkeypatch.setattr(Engine, "inspect", inspect)
+    if expected is None:
+        with pytest.raises(ConfigError, match="no image i:1 in this machine's engine"):
+            engines.holder("i:1")
+    else:
+        assert engines.holder("i:1")[1].id == expected
+
+
+@each(
+    "engine, image, expected",
+    [
+        ("podman", "envcheck/torch:1", "localhost/envcheck/torch:1"),
+        ("podman", "registry.example:5000/torch:1", "registry.example:5000/torch:1"),
+        ("podman", "localhost/torch:1", "localhost/torch:1"),
+        ("docker", "envcheck/torch:1", "envcheck/torch:1"),
+    ],
+)
+def test_podman_keeps_what_it_built_under_localhost(engine: str, image: str, expected: str) -> None:
+    assert engines.local_name(engine, image) == expected
+
+
+def test_a_build_command_without_buildx_or_named_contexts_is_told(program: Program) -> None:
+    program.answers(context=("mine", 0), build=("--build-context argument=value", 0))
+    Engine("podman").demand_contexts()
+    Engine("docker").demand_contexts()
+    assert "--no-cache" in Engine("podman").frontend()
+    assert Engine("docker").frontend()[3] == "--builder=mine"
+    program.answers(buildx=("unknown command", 1), build=("--cache-from stringArray", 0))
+    assert Engine("docker").frontend() == ["docker", "build", "--progress=plain"]
+    for engine, fix in (("podman", r"use podman 4\.2 or later"), ("docker", "install docker-buildx")):
+        with pytest.raises(UnavailableError, match=f"which this {engine} does not support; {fix}, or leave --prefetch"):
+            engines.connect(engine).demand_contexts()
+
+
+# As buildx 0.13 prints it, with and without QEMU registered in binfmt_misc.
+NATIVE = "Name:   default\nDriver: docker\n\nNodes:\nPlatforms: linux/amd64, linux/amd64/v2\nLabels:\n"
+
+
+def test_without_emulation_arm64_is_refused_with_what_to_do(program: Program) -> None:
+    for status, listed in ((0, NATIVE), (1, NATIVE.replace("d64,", "d64*, linux/arm64,")), (0, "")):
+        program.answers(buildx=(listed, status))
+        with pytest.raises(
+            UnavailableError, match="docker runs no linux/arm64 programs here; install qemu-user-static"
+        ):
+            Engine("docker").demand_platform("linux/arm64")
+    program.answers(buildx=(NATIVE.replace("d64,", "d64*, linux/arm64,"), 0))
+    Engine("docker").demand_platform("linux/arm64")
+    Engine("docker").demand_platform("linux/amd64")
+
+
+def test_without_an_engine_auto_is_venv_and_a_named_one_says_what_to_do(
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert engines.find("auto") == "docker"
+    program.answers(version=("Cannot connect to the Docker daemon at unix:///x.sock. Is the docker daemon running?", 1))
+    assert engines.find("auto") == "podman"
+    with pytest.raises(
+        UnavailableError, match=r"no docker engine answers: .*x\.sock.*; start one, or .* --engine venv"
+    ):
+        engines.find("docker")
+    program.answers(version=("permission denied while trying to connect to the docker API", 1))
+    with pytest.raises(UnavailableError, match=r"permission denied.*; add the user to the docker group"):
+        engines.find("docker")
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert (engines.find("auto"), engines.find("venv")) == ("venv", "venv")
+    with pytest.raises(UnavailableError, match="no podman engine answers: podman is not installed; install podman"):
+        engines.find("podman")
