@@ -8,13 +8,15 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
 from envcheck.matrix.extensions.file import load, loads
 from envcheck.matrix.extensions.model import ExtensionRelease, ExtensionWheel
+from envcheck.mirrors.hub.api import hub_client
+from envcheck.mirrors.profiles.load import load as load_profile
 from tests.elf_files import CUBIN, PTX, MadeLibrary, library
-from tests.http_server import Server, Servers, directory
 from tests.index_wheels import url_of
 from tests.wheels import wheel
 
@@ -68,9 +70,13 @@ def fact(name: str, version: str) -> tuple[ExtensionRelease, ExtensionWheel]:
 
 @pytest.mark.tools
 @pytest.mark.parametrize(("name", "version"), [(name, version) for name, listed in REAL.items() for version in listed])
-def test_a_real_wheel_has_the_record_of_the_facts(run: Run, name: str, version: str) -> None:
+def test_a_real_wheel_has_the_record_of_the_facts(run: Run, tmp_path: Path, name: str, version: str) -> None:
     release, expected = fact(name, version)
-    code, out, err = opened(run, url_of(name, version, expected.tags), "--mirror", "host", "--channel", "pypi")
+    url = url_of(name, version, expected.tags)
+    path = tmp_path / unquote(url.rpartition("/")[2].partition("#")[0])
+    with hub_client(load_profile("host")).get(url) as answer:
+        path.write_bytes(b"".join(answer.chunks(1 << 20)))
+    code, out, err = opened(run, str(path))
     assert code == 0, err
     [row] = loads(out.encode()).extensions
     [written] = row.releases
@@ -142,20 +148,6 @@ def test_what_is_no_wheel_for_linux_is_refused(run: Run, tmp_path: Path, name: s
     assert len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("/dev/full", "not a regular file"),
-        ("ftp://host.example/x.whl", "a URL of another kind"),
-        ("file:///tmp/x-1.0-py3-none-any.whl", "a file URL; give its path"),
-        ("FILE:x.whl", "no such file"),
-    ],
-)
-def test_what_is_no_file_is_said(run: Run, name: str, words: str) -> None:
-    code, _out, err = opened(run, name)
-    assert (code, words in err) == (2, True)
-
-
 def test_a_library_for_another_machine_counts_as_not_read(run: Run, tmp_path: Path) -> None:
     code, out, err = opened(run, str(made(tmp_path, library(MadeLibrary(code=[(CUBIN, 90)], machine=183)))))
     [row] = loads(out.encode()).extensions
@@ -190,25 +182,3 @@ def test_a_wheel_that_was_renamed_for_another_python_is_refused(
     status, _, err = opened(run, str(path.rename(tmp_path / "ext-1.0-cp312-cp312-linux_x86_64.whl")))
     assert status == code
     assert ("its module ext/_C is for cp311, not for cp312" in err) is bool(code)
-
-
-def test_a_mirror_for_a_file_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, out, err = opened(run, str(made(tmp_path)), "--mirror", "nosuch")
-    assert (code, out, "--mirror is for a URL" in err) == (2, "", True)
-    monkeypatch.setenv("ENVCHECK_MIRROR", "none")  # one for every command
-    assert opened(run, str(made(tmp_path)))[0] == 0
-
-
-@pytest.mark.parametrize(("fragment", "status"), [("", 0), ("#sha256={right}", 0), ("#sha256=" + "0" * 64, 1)])
-def test_a_url_is_read_and_its_hash_compared(
-    run: Run, tmp_path: Path, servers: Servers, fragment: str, status: int
-) -> None:
-    path = made(tmp_path)
-    server = servers.start(Server(directory(tmp_path)))
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    code, out, err = opened(run, f"{server.url}/{path.name}{fragment.format(right=digest)}", "--mirror", "none")
-    assert code == status, err
-    assert ("has the sha256" in err) is bool(status)
-    if not status:
-        [row] = loads(out.encode()).extensions
-        assert (row.releases[0].wheels[0].channel, row.releases[0].wheels[0].where) == ("project", server.url)

@@ -95,6 +95,18 @@ def console(**options: Any) -> Console:
     return PipeConsole(markup=False, **options)
 
 
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table without lines; only its last column is folded."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=column != columns[-1])
+    for row in rows:
+        table.add_row(*row)
+    console(highlight=False).print(table)
+
+
 def say(text: str) -> None:
     """Print an error's line on standard error; the command goes on."""
     click.echo(f"envcheck: {last_line(text)}", err=True)

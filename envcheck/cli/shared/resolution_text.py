@@ -131,16 +131,10 @@ def _refused_table(answer: ExtensionResolution) -> None:
 
 
 def _print_table(heading: str, rows: Iterable[tuple[str, str]]) -> None:
-    from rich.table import Table
+    from envcheck.cli.shared.process import print_table
 
-    from envcheck.cli.shared.process import console
-
-    table = Table("cell", heading, box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.columns[0].no_wrap = True
-    for row in rows:
-        table.add_row(*row)
     click.echo()
-    console(highlight=False).print(table)
+    print_table(("cell", heading), rows)
 
 
 def _style(text: str, colour: str | None = None) -> str:
