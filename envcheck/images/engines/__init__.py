@@ -7,7 +7,6 @@ import json
 import os
 import re
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -96,7 +95,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 class Container:
     """A started container. Its stdin is a pipe of this process: when this process dies, it reads end of file."""
 
-    def __init__(self, engine: Engine, identity: str, client: subprocess.Popen[bytes]) -> None:
+    def __init__(self, engine: Engine, identity: str, client: subprocesses.Process) -> None:
         self._engine, self.id, self._client = engine, identity, client
 
     def wait(self, timeout: float) -> int | None:

@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from envcheck.errors import BuildError, UnavailableError
+
+Process: TypeAlias = subprocess.Popen[bytes]
 
 
 class CommandResult(NamedTuple):
@@ -99,7 +101,7 @@ def output(argv: Sequence[str], *, timeout: float = 60) -> str:
     return result.output
 
 
-def attach(argv: Sequence[str]) -> subprocess.Popen[bytes]:
+def attach(argv: Sequence[str]) -> Process:
     """Start a program that reads end of file when this process ends, however it does. What it writes is dropped."""
     return _start(argv, None, None, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
 
@@ -111,7 +113,7 @@ def _start(
     *,
     stdin: int = subprocess.DEVNULL,
     stdout: int = subprocess.PIPE,
-) -> subprocess.Popen[bytes]:
+) -> Process:
     program = which(argv[0])
     if program is None:
         message = f"{argv[0]} is not installed"
