@@ -12,8 +12,8 @@ import pytest
 from packaging.version import Version
 
 from envcheck.mirrors import index as simple_api
-from envcheck.mirrors.hub.api import hub_client
 from envcheck.mirrors.index import parse_file_name, with_default_url
+from envcheck.mirrors.net.client import hub_client
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.mirrors.profiles.model import network_indexes

@@ -27,8 +27,8 @@ from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.canonical import dump
 from envcheck.matrix.file.lint import lint
 from envcheck.matrix.file.load import load, loads
-from envcheck.mirrors.hub.api import hub_client
 from envcheck.mirrors.index import parse_file_name
+from envcheck.mirrors.net.client import hub_client
 from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.mirrors.profiles.model import Profile
 

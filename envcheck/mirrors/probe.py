@@ -18,11 +18,10 @@ import msgspec
 
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors import index as simple_api
-from envcheck.mirrors.hub import api as hub_api
-from envcheck.mirrors.hub import download as hub_download
-from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.hub import Reference, Revision, default_endpoint, file_url, read_revision, trusted_endpoint
 from envcheck.mirrors.index import CLIENT_PROFILES, PYPI, LockedPackage, Page, match_files, network_sources
-from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.client import Client, hub_client
+from envcheck.mirrors.net.credentials import token_path
 from envcheck.mirrors.net.network_errors import NetworkError, UntrustedError
 from envcheck.mirrors.net.responses import HttpResponse, file_size
 from envcheck.mirrors.net.waits import map_within
@@ -56,7 +55,7 @@ class Target:
 
     part: str
     packages: Sequence[LockedPackage] = ()
-    revision: hub_revision.Revision | None = None
+    revision: Revision | None = None
 
     def urls(self, profile: Profile) -> list[str]:
         """Return the URLs to ask: pages of an index, or a hub's endpoints."""
@@ -86,14 +85,14 @@ def lock_targets(packages: Iterable[LockedPackage]) -> list[Target]:
     return [Target(part, of_part) for part, of_part in by_part.items()]
 
 
-def hub_target(revision: hub_revision.Revision) -> Target:
+def hub_target(revision: Revision) -> Target:
     """Return the target for every file of a revision."""
     return Target(HUB, revision=revision)
 
 
 def endpoints(profile: Profile) -> list[str]:
     """Return the hub endpoints of a profile, or the default of huggingface_hub if the profile means that."""
-    own = hub_api.default_endpoint() if profile.name in CLIENT_PROFILES and not profile.hf.endpoints else None
+    own = default_endpoint() if profile.name in CLIENT_PROFILES and not profile.hf.endpoints else None
     return [*profile.hf.endpoints, *([own] if own else [])]
 
 
@@ -132,11 +131,11 @@ class _Probe:
         revision = self.target.revision
         if revision is None:
             return [pair for package in self.target.packages for pair in self._listed(package)]
-        ref = hub_revision.Reference(revision.kind, revision.repo, revision.revision)
+        ref = Reference(revision.kind, revision.repo, revision.revision)
         return [
             (
                 FileStatus(need=file.path, listed="hash", sha256=file.sha256, size=file.size),
-                tuple(hub_revision.file_url(endpoint, ref, file.path) for endpoint in self.urls),
+                tuple(file_url(endpoint, ref, file.path) for endpoint in self.urls),
             )
             for file in (revision.files if self.urls else ())
         ]
@@ -288,19 +287,19 @@ def load_mirror(name: str) -> Mirror:
     """Return the mirror of a profile's name or path, with a client that uses the profile's CA and credentials."""
     profile = load(name)
     shown = name if name in {"host", "none"} else profile.name
-    return Mirror(shown, profile, hub_api.hub_client(profile, probes=True, connect=4.0, read=8.0))
+    return Mirror(shown, profile, hub_client(profile, probes=True, connect=4.0, read=8.0))
 
 
-def resolved(ref: hub_revision.Reference, mirrors: Sequence[Mirror]) -> hub_revision.Revision:
+def resolved(ref: Reference, mirrors: Sequence[Mirror]) -> Revision:
     """Return the revision of a reference, resolved at the trusted endpoint of the first mirror that names one."""
     trusting = next((mirror.profile for mirror in mirrors if mirror.profile.hf.trusted), Profile(name="none"))
     try:
-        endpoint = hub_api.trusted_endpoint(trusting, mirror=False)
+        endpoint = trusted_endpoint(trusting, mirror=False)
     except ConfigError as error:
         # The original fix names --trust-mirror, which makes no sense before a mirror is chosen.
         fix = "name a profile with `hf: {trusted: URL}`, or install huggingface_hub beside envcheck"
         raise ConfigError(error.message, fix=fix) from error
-    return hub_download.read_revision(hub_api.hub_client(trusting, endpoint), endpoint, ref)
+    return read_revision(hub_client(trusting, endpoint), endpoint, ref)
 
 
 def choose(
@@ -357,7 +356,7 @@ def _demand_source(
 
 def _with_own_token(profile: Profile, environ: Mapping[str, str]) -> Profile:
     """Return the profile with the user's token as a credential of its own endpoints, if it allows that."""
-    file = hub_api.token_path(environ)
+    file = token_path(environ)
     if profile.hf.token != "allow" or not (environ.get("HF_TOKEN") or file.is_file()):  # noqa: S105 (a policy)
         return profile
     token = Credential(token_env="HF_TOKEN") if environ.get("HF_TOKEN") else Credential(token_file=str(file))  # noqa: S106

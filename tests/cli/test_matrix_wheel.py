@@ -14,7 +14,7 @@ import pytest
 
 from envcheck.matrix.extensions.file import load, loads
 from envcheck.matrix.extensions.model import ExtensionRelease, ExtensionWheel
-from envcheck.mirrors.hub.api import hub_client
+from envcheck.mirrors.net.client import hub_client
 from envcheck.mirrors.profiles.load import load as load_profile
 from tests.elf_files import CUBIN, PTX, MadeLibrary, library
 from tests.index_wheels import url_of

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from envcheck.cli import Settings
 from envcheck.cli.commands.store import command
 from envcheck.errors import ConfigError, EnvcheckError, PromiseError, UnavailableError
-from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.hub import HubFile, Revision, format_lock
 from envcheck.mirrors.store import releases
 from envcheck.mirrors.store.objects import Store
 from envcheck.mirrors.store.tree import Contents
@@ -25,8 +25,8 @@ def store(tmp_path: Path) -> Store:
     """Return a store with two versions of a small model."""
     made = Store(tmp_path / "store")
     digest = made.add(b"weights", "model.bin")
-    files = [hub_revision.HubFile(path="model.bin", size=7, sha256=digest)]
-    model = hub_revision.Revision(repo="o/r", revision="0" * 40, files=files)
+    files = [HubFile(path="model.bin", size=7, sha256=digest)]
+    model = Revision(repo="o/r", revision="0" * 40, files=files)
     for branches in ({}, {"o/r@main": "0" * 40}):
         releases.release(made, Contents(models=[model], branches=branches), keep=5)
     return made
@@ -73,7 +73,7 @@ def test_a_damaged_file_is_named_and_not_served_again(run: Run, store: Store, tm
     store.path(one.sha256).write_bytes(b"WEIGHTS")
     assert "cannot serve version 1" in failed(run("release", "--rollback"), PromiseError)
     assert "another hash than its name" in failed(run("export", "-o", str(tmp_path / "b")), PromiseError)
-    (tmp_path / "model.lock").write_bytes(hub_revision.format_lock(releases.read_manifest(store, 1).contents.models[0]))
+    (tmp_path / "model.lock").write_bytes(format_lock(releases.read_manifest(store, 1).contents.models[0]))
     (tmp_path / "none.yaml").write_text("closed: true\n")
     words = ("--model-lock", str(tmp_path / "model.lock"), "--mirror", str(tmp_path / "none.yaml"))
     done = run("release", *words)
@@ -115,10 +115,8 @@ def test_a_bundle_goes_out_and_comes_in(run: Run, tmp_path: Path) -> None:
 
 def test_a_model_is_released_from_its_lock(run: Run, store: Store, tmp_path: Path) -> None:
     digest = store.add(b"other", "model.bin")
-    model = hub_revision.Revision(
-        repo="o/s", revision="1" * 40, files=[hub_revision.HubFile(path="m.bin", size=5, sha256=digest)]
-    )
-    (tmp_path / "model.lock").write_bytes(hub_revision.format_lock(model))
+    model = Revision(repo="o/s", revision="1" * 40, files=[HubFile(path="m.bin", size=5, sha256=digest)])
+    (tmp_path / "model.lock").write_bytes(format_lock(model))
     for answer in ("version 3 is served: ", "version 3 is served already"):
         assert answer in run("release", "--model-lock", str(tmp_path / "model.lock")).stdout
     assert (store.root / "current/hf/o/s/resolve/main/m.bin").read_bytes() == b"other"

@@ -16,10 +16,10 @@ import msgspec
 import pytest
 
 from envcheck.errors import UnavailableError
-from envcheck.mirrors.hub import api as hub_api
-from envcheck.mirrors.hub.revision import HubFile, Revision
+from envcheck.mirrors.hub import HubFile, Revision
 from envcheck.mirrors.index import LockedPackage, network_sources, python_index
 from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.credentials import logins
 from envcheck.mirrors.probe import (
     Mirror,
     choose,
@@ -368,8 +368,8 @@ def test_a_token_is_for_the_endpoints_of_the_profile_that_allows_it(sites: Sites
     joined, _ = choose([hub_target(REVISION)], mirrors, {"HF_TOKEN": "canary"})
     assert set(joined.hf.endpoints) == set(at.values())
     assert joined.credentials == {hosts["a"]: Credential(token_env="HF_TOKEN"), hosts["c"]: own}  # noqa: S106
-    logins = hub_api.logins(joined, environ={"HF_TOKEN": "canary", "OTHER": "other"})
-    sent = {url: [header for one in logins if (header := one.header(f"{url}/x"))] for url in joined.hf.endpoints}
+    known = logins(joined, environ={"HF_TOKEN": "canary", "OTHER": "other"})
+    sent = {url: [header for one in known if (header := one.header(f"{url}/x"))] for url in joined.hf.endpoints}
     assert sent == {at["a"]: ["Bearer canary"], at["b"]: [], at["c"]: ["Bearer other"]}
     with pytest.raises(UnavailableError, match="no mirror has all files of hf: no mirror is known"):
         choose([hub_target(REVISION)], [])

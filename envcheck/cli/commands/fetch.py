@@ -21,10 +21,8 @@ from envcheck.counting import counted
 from envcheck.errors import EnvcheckError
 from envcheck.mirrors.fetch.request import BandwidthLimiter, FetchedFile, TransferOptions
 from envcheck.mirrors.fetch.transfer import fetch_all
-from envcheck.mirrors.hub.api import hub_client
-from envcheck.mirrors.hub.download import fetch_revision
-from envcheck.mirrors.hub.revision import Revision
-from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.hub import Revision, fetch_revision
+from envcheck.mirrors.net.client import Client, hub_client
 from envcheck.mirrors.net.credentials import permission_warning
 
 _GO_ON: Final = "run the same command to resume"

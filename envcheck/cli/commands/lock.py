@@ -24,9 +24,8 @@ from envcheck.images.spec import make_spec, select
 from envcheck.images.targets import SHARED_GROUPS
 from envcheck.matrix.facts.model import Cell, Matrix
 from envcheck.matrix.file.load import load
-from envcheck.mirrors.hub.api import hub_client, trusted_endpoint
-from envcheck.mirrors.hub.download import lock_revision
-from envcheck.mirrors.hub.revision import parse_reference
+from envcheck.mirrors.hub import lock_revision, parse_reference, trusted_endpoint
+from envcheck.mirrors.net.client import hub_client
 from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.mirrors.profiles.model import Profile
 
@@ -105,7 +104,7 @@ def _refuse_ignored(options: LockOptions) -> None:
 
 
 def _lock_model(options: LockOptions, profile: Profile) -> None:
-    from envcheck.mirrors.hub.revision import format_lock
+    from envcheck.mirrors.hub import format_lock
 
     if options.selectors or (options.model is not None and options.dataset is not None):
         message = "CELL, --model and --dataset exclude each other"

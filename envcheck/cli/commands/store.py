@@ -35,7 +35,7 @@ from envcheck.images.lockfile import read_locks
 from envcheck.images.spec import load_spec, no_lock, select
 from envcheck.matrix.file.load import load
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
-from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.hub import Reference, Revision, file_url, parse_lock
 from envcheck.mirrors.index import LockedPackage, fits
 from envcheck.mirrors.profiles.load import load as load_profile
 from envcheck.mirrors.profiles.model import Profile
@@ -131,7 +131,7 @@ def _collected(settings: Settings, store: Store, options: _ContentsOptions) -> I
     for spec in specs:
         if not spec.locks:
             raise no_lock(spec.cell, spec.arch)
-    revisions = [hub_revision.parse_lock(_read_lock(path), str(path)) for path in options.models]
+    revisions = [parse_lock(_read_lock(path), str(path)) for path in options.models]
     # The images of a cell get an envcheck of their own, by the lock of the tool.
     locks = [(spec.cell.python, [*spec.locks, tool_lock()]) for spec in specs]
     required = [digest for _, of_cell in locks for lock in of_cell for pin in lock.pins for digest in pin.sha256]
@@ -154,17 +154,15 @@ def _collected(settings: Settings, store: Store, options: _ContentsOptions) -> I
         yield contents
 
 
-def _fetch_model(
-    store: Store, lock: hub_revision.Revision, profile: Profile, options_for: Callable[[str], TransferOptions]
-) -> None:
-    ref = hub_revision.Reference(lock.kind, lock.repo, lock.revision)
+def _fetch_model(store: Store, lock: Revision, profile: Profile, options_for: Callable[[str], TransferOptions]) -> None:
+    ref = Reference(lock.kind, lock.repo, lock.revision)
     for file in lock.files:
         if store.has(str(file.sha256)):
             continue
         if not profile.hf.endpoints:
             message = f"{lock.repo}: {file.path} is not in the store, and the mirror profile has no hf.endpoint"
             raise UnavailableError(message, fix="give --mirror a profile that names one")
-        urls = tuple(hub_revision.file_url(endpoint, ref, file.path) for endpoint in profile.hf.endpoints)
+        urls = tuple(file_url(endpoint, ref, file.path) for endpoint in profile.hf.endpoints)
         store.put(WantedFile(urls, str(file.sha256), file.size, Path(Path(file.path).name)), options_for(file.path))
 
 

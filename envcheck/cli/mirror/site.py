@@ -18,7 +18,7 @@ from envcheck.errors import ConfigError
 from envcheck.images.lockfile import read_locks
 from envcheck.images.spec import select
 from envcheck.matrix.file.load import load as load_matrix
-from envcheck.mirrors.hub import api as hub_api
+from envcheck.mirrors.net.client import hub_client
 from envcheck.mirrors.profiles.load import load
 from envcheck.mirrors.profiles.model import Profile, has_userinfo, redacted, without_query
 from envcheck.mirrors.site import discover, files
@@ -156,7 +156,7 @@ def _with_links(settings: Settings, site: Site, profile: Profile, links: list[st
         return [known.get((index.part, index.url), index) for index in site.indexes]
     locks = [lock for cell in select(load_matrix(settings.matrix), ()) for lock in read_locks(_lock_folder(str(cell)))]
     pages = sorted({f"{lock.index}/{pin.name}" for lock in locks for pin in lock.pins})
-    client = hub_api.hub_client(profile)
+    client = hub_client(profile)
     return [discover.with_links(index, pages, client, links) for index in site.indexes]
 
 

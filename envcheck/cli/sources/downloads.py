@@ -22,11 +22,17 @@ from envcheck.images.targets import groups_of
 from envcheck.matrix.file.load import load as load_matrix
 from envcheck.mirrors import probe
 from envcheck.mirrors.fetch.request import WantedFile
-from envcheck.mirrors.hub.api import hub_client, trusted_endpoint
-from envcheck.mirrors.hub.download import read_revision
-from envcheck.mirrors.hub.revision import SCHEMA, Reference, Revision, parse_lock, parse_reference
+from envcheck.mirrors.hub import (
+    SCHEMA,
+    Reference,
+    Revision,
+    parse_lock,
+    parse_reference,
+    read_revision,
+    trusted_endpoint,
+)
 from envcheck.mirrors.index import LockedPackage, locate
-from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.client import Client, hub_client
 from envcheck.mirrors.net.urls import split_sha256
 from envcheck.mirrors.probe import Mirror, Target, hub_target, lock_targets
 from envcheck.mirrors.profiles import model

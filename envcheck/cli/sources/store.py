@@ -21,7 +21,7 @@ from envcheck.images.build_context import tool_lock
 from envcheck.images.lockfile import Lock
 from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.fetch.request import TransferOptions
-from envcheck.mirrors.hub import api as hub_api
+from envcheck.mirrors.net.client import hub_client
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.store.objects import Store
 
@@ -85,7 +85,7 @@ def transfer_options(
     settings: Settings, profile: Profile, stop: threading.Event | None = None
 ) -> Iterator[Callable[[str], TransferOptions]]:
     """Yield a function that returns the transfer options for a file name, with the profile's client."""
-    client, stop = hub_api.hub_client(profile), stop or threading.Event()
+    client, stop = hub_client(profile), stop or threading.Event()
     with progress_bar(settings, "") as (say, progress):
 
         def note(text: str) -> None:

@@ -159,7 +159,7 @@ def _defaults(matrix: Matrix, cell: Cell, arch: HostArch) -> Iterator[Cell]:
 def newest_available(matrix: Matrix, cells: Sequence[Cell], profile: Profile, arch: HostArch = "x86_64") -> BestCell:
     """Return the first of the cells whose torch the profile has; the first of all where none is found."""
     from envcheck.images.wheels import bytes_to_fetch  # needs uv and urllib3, which images lack
-    from envcheck.mirrors.hub.api import hub_client
+    from envcheck.mirrors.net.client import hub_client
 
     client, silent = hub_client(profile, connections=8), set[str]()
     for cell in dict.fromkeys(cells):
@@ -189,7 +189,7 @@ def _why(cell: Cell, best: Cell, profile: Profile, locks: list[Lock]) -> str | N
 
 def _size(cell: Cell, locks: list[Lock], profile: Profile) -> str:
     from envcheck.images.wheels import bytes_to_fetch
-    from envcheck.mirrors.hub.api import hub_client
+    from envcheck.mirrors.net.client import hub_client
 
     try:
         size = bytes_to_fetch(locks, cell.python, profile, hub_client(profile, connections=8))

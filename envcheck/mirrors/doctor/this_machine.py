@@ -12,7 +12,7 @@ import msgspec
 
 from envcheck.errors import ConfigError
 from envcheck.mirrors.doctor.rules import RULES, Document, Level, kind_of, prepare
-from envcheck.mirrors.hub.api import token_path
+from envcheck.mirrors.net.credentials import token_path
 
 
 class DoctorFinding(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,11 +23,12 @@ from urllib3.util import Timeout, make_headers
 from envcheck import __version__
 from envcheck.errors import ConfigError
 from envcheck.mirrors.net.connections import POOLS, within
-from envcheck.mirrors.net.credentials import Login, Netrc
+from envcheck.mirrors.net.credentials import Login, Netrc, logins, named_hosts
 from envcheck.mirrors.net.network_errors import CLOSED, NetworkError, SlowError, network_error, proxy_variable
 from envcheck.mirrors.net.responses import HttpResponse
 from envcheck.mirrors.net.urls import host_of, origin_of, proxy_login, proxy_of, redirect_target
 from envcheck.mirrors.net.waits import NETWORK_WAITS
+from envcheck.mirrors.profiles.model import Profile
 from envcheck.struct_types import Secret
 
 HOPS: Final = 10
@@ -173,6 +174,17 @@ class Client:
                 made.pool_classes_by_scheme = POOLS
                 self._pools[proxy, secure] = made
             return self._pools[proxy, secure]
+
+
+def hub_client(profile: Profile, *more_endpoints: str, probes: bool = False, **options: Any) -> Client:
+    """Return a client with the profile's CA and credentials; `more_endpoints` also get the token.
+
+    With a closed profile it connects only to hosts that the profile names. With `probes` it connects to others too,
+    so that a probe can find redirects to them.
+    """
+    ca = Path(profile.ca) if profile.ca else None
+    within = named_hosts(profile) if profile.closed and not probes else None
+    return Client(ca=ca, logins=logins(profile, *more_endpoints), within=within, **options)
 
 
 @contextlib.contextmanager

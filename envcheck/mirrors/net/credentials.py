@@ -127,5 +127,42 @@ def profile_urls(profile: Profile) -> Iterator[str]:
     yield from (url for url in (*profile.hf.endpoints, profile.hf.trusted) if url is not None)
 
 
+def named_hosts(profile: Profile) -> frozenset[str]:
+    """Return the hosts from which a profile fetches packages, models and datasets, without ports."""
+    return frozenset(
+        name for url in [*profile_urls(profile), profile.modelscope or ""] if (name := urlsplit(url).hostname)
+    )
+
+
+def logins(profile: Profile, *more_endpoints: str, environ: Mapping[str, str] | None = None) -> list[Login]:
+    """Return the credentials for each host.
+
+    Those of the profile's `credentials` and netrc file go to the hosts that they name. huggingface_hub's token goes to
+    the endpoints, and only if the profile allows it.
+    """
+    environ = os.environ if environ is None else environ
+    own = _hub_token(environ) if profile.hf.token == "allow" else ""  # noqa: S105 (a policy)
+    endpoints = dict.fromkeys([*profile.hf.endpoints, *filter(None, [profile.hf.trusted]), *more_endpoints])
+    tokens = [BearerToken(url, own) for url in endpoints if own]
+    named = [*profile_urls(profile), *more_endpoints]
+    return [
+        *host_credentials(profile, environ),
+        *tokens,
+        *([Netrc(Path(profile.netrc), named)] if profile.netrc else []),
+    ]
+
+
+def token_path(environ: Mapping[str, str]) -> Path:
+    """Return the file in which huggingface_hub keeps its token."""
+    home = environ.get("HF_HOME") or str(Path(environ.get("HOME") or "/root", ".cache/huggingface"))
+    return Path(environ.get("HF_TOKEN_PATH") or f"{home}/token")
+
+
+def _hub_token(environ: Mapping[str, str]) -> str:
+    file = token_path(environ)
+    token = environ.get("HF_TOKEN") or (file.read_text(errors="replace") if file.is_file() else "")
+    return token.strip() if token.strip().isprintable() else ""
+
+
 def _basic(user: str, password: str) -> str:
     return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()

@@ -26,8 +26,7 @@ from packaging.utils import parse_wheel_filename
 
 from envcheck.data import rendered
 from envcheck.errors import ConfigError, PromiseError
-from envcheck.mirrors.hub import revision as hub_revision
-from envcheck.mirrors.hub.revision import HubFile, Revision
+from envcheck.mirrors.hub import HubFile, Revision, format_lock, parse_lock
 from envcheck.mirrors.index import NAME_MAX, parse_file_name
 from envcheck.mirrors.store.objects import Store
 
@@ -116,7 +115,7 @@ def _problems(contents: Contents) -> Iterator[str]:
         if not _is_publishable(wheel):
             yield f"{wheel.name!r} is not a valid wheel"
     for model in contents.models:
-        hub_revision.parse_lock(hub_revision.format_lock(model), model.repo)
+        parse_lock(format_lock(model), model.repo)
     present = {(model.repo, model.revision) for model in contents.models}
     for branch, commit in contents.branches.items():
         repo, _, name = branch.partition("@")

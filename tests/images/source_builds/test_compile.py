@@ -19,7 +19,7 @@ from envcheck.images.source_builds.recipe import ExtensionBuild
 from envcheck.images.wheels import sha256
 from envcheck.matrix.facts.lookup import Facts
 from envcheck.mirrors.fetch.request import TransferOptions
-from envcheck.mirrors.hub.api import hub_client
+from envcheck.mirrors.net.client import hub_client
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.store.objects import Store
 

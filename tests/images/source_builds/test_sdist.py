@@ -14,7 +14,7 @@ from envcheck.images.source_builds import sdist
 from envcheck.images.source_builds.recipe import ExtensionBuild, Sdist
 from envcheck.images.spec import ImageSpec
 from envcheck.mirrors.fetch.request import TransferOptions
-from envcheck.mirrors.hub.api import hub_client
+from envcheck.mirrors.net.client import hub_client
 from envcheck.mirrors.profiles.model import Index, Profile
 from envcheck.mirrors.store.objects import Store
 from tests.wheels import wheel

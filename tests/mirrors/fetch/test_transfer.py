@@ -16,7 +16,7 @@ import pytest
 from envcheck.errors import ConfigError, NotFoundError, PromiseError, UnavailableError
 from envcheck.mirrors.fetch.request import BandwidthLimiter, FetchedFile, StoppedError, TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch, fetch_all
-from envcheck.mirrors.hub.revision import git_sha1
+from envcheck.mirrors.hub import git_sha1
 from envcheck.mirrors.net import connections
 from tests.http_server import RawServer
 

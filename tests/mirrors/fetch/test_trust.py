@@ -16,8 +16,7 @@ from envcheck.cli import cli
 from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
-from envcheck.mirrors.hub.api import hub_client
-from envcheck.mirrors.net.client import Client
+from envcheck.mirrors.net.client import Client, hub_client
 from envcheck.mirrors.net.credentials import BearerToken
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.profiles.model import HuggingFace, Index, Profile

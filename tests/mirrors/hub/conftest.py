@@ -18,7 +18,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.hub import git_sha1
 from tests.http_server import Answer, Request, Server, Servers, paced, ranged
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -66,11 +66,11 @@ class Repo:
 
     def tag(self, path: str) -> str:
         """Return a file's ETag."""
-        return sha256(self.files[path]) if path in self.large else hub_revision.git_sha1(self.files[path])
+        return sha256(self.files[path]) if path in self.large else git_sha1(self.files[path])
 
     def _row(self, path: str) -> dict[str, Any]:
         content = self.files[path]
-        row = {"type": "file", "path": path, "size": len(content), "oid": hub_revision.git_sha1(content)}
+        row = {"type": "file", "path": path, "size": len(content), "oid": git_sha1(content)}
         return {**row, "lfs": {"oid": sha256(content), "size": len(content)}} if path in self.large else row
 
 

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
-from envcheck.mirrors.hub import api as hub_api
 from envcheck.mirrors.net import credentials as net_credentials
+from envcheck.mirrors.net.credentials import logins
 from envcheck.mirrors.profiles.model import Credential, HuggingFace, Index, Profile
 from tests.http_server import Answer, Server, Servers, ranged
 from tests.mirrors.hub.conftest import Hub
@@ -100,7 +100,7 @@ def test_huggingface_s_own_token_goes_where_the_profile_says(
     policy: HuggingFace, credentials: dict[str, Credential], messages: list[str | None]
 ) -> None:
     profile = Profile(name="p", hf=policy, credentials=credentials)
-    known = hub_api.logins(profile, environ={"HF_TOKEN": "canary", "OWN": "own"})
+    known = logins(profile, environ={"HF_TOKEN": "canary", "OWN": "own"})
     assert [sent_header(known, f"{url}/api") for url in (ENDPOINT, OTHER, ORIGIN)] == messages
     elsewhere = ("http://a.example/api", "https://b.example:8443/x", "https://evil.example/a.example")
     assert [sent_header(known, url) for url in elsewhere] == [None, None, None]
@@ -119,8 +119,8 @@ def test_a_token_s_file_is_read_as_huggingface_hub_does(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("from-file\n")
     profile = Profile(name="p", hf=HuggingFace(endpoint=ENDPOINT, token="allow"))  # noqa: S106 (a policy)
     for environ in ({"HF_HOME": str(tmp_path)}, {"HF_TOKEN_PATH": str(tmp_path / "token")}):
-        assert [one.header(ENDPOINT) for one in hub_api.logins(profile, environ=environ)] == ["Bearer from-file"]
-    assert hub_api.logins(profile, environ={"HF_HOME": str(tmp_path / "none")}) == []
+        assert [one.header(ENDPOINT) for one in logins(profile, environ=environ)] == ["Bearer from-file"]
+    assert logins(profile, environ={"HF_HOME": str(tmp_path / "none")}) == []
 
 
 def test_two_hubs_are_each_told_their_own_token(hubs: Callable[[], Hub], tmp_path: Path) -> None:

@@ -11,27 +11,26 @@ import pytest
 
 from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch import request as fetch_retries
-from envcheck.mirrors.hub import download as hub_download
-from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.hub import Reference, read_revision
 from envcheck.mirrors.net.client import Client
 from tests.certificates import self_signed
 from tests.http_server import Answer, Request, Server, Servers
 from tests.tables import each
 
-REF = hub_revision.Reference("model", "owner/tiny", "main")
+REF = Reference("model", "owner/tiny", "main")
 Hubs = Callable[[], Any]
 ELSEWHERE = "or use `fetch --lock FILE`, which needs no lookup"
 
 
-def error_text(endpoint: str, ref: hub_revision.Reference = REF) -> str:
+def error_text(endpoint: str, ref: Reference = REF) -> str:
     with pytest.raises(UnavailableError) as failed:
-        hub_download.read_revision(Client(connect=0.5, read=0.5), endpoint, ref)
+        read_revision(Client(connect=0.5, read=0.5), endpoint, ref)
     assert "\n" not in str(failed.value)
     return str(failed.value)
 
 
 def test_a_name_that_does_not_resolve() -> None:
-    fix = "check that the endpoint can be reached from here, set another with `hf: {trusted: URL}` in the profile"
+    fix = "check the name, the revision and the endpoint (`hf: {trusted: URL}` in the profile)"
     assert (
         error_text("https://x.invalid")
         == f"model owner/tiny@main: x.invalid: the name does not resolve; {fix}, {ELSEWHERE}"
@@ -49,30 +48,28 @@ def test_a_host_whose_certificate_is_not_trusted(servers: Servers, tmp_path: Pat
     ("status", "fix"),
     [
         (401, "check the name; if it is private or gated, set `hf: {token: allow}` or `credentials:` in the profile"),
-        (403, "check the name; if it is private or gated, set `hf: {token: allow}` or `credentials:` in the profile"),
-        (404, f"check the name and revision, {ELSEWHERE}"),
-        (429, f"run it again later, {ELSEWHERE}"),
-        (503, f"run it again later, {ELSEWHERE}"),
+        (404, "check the name, the revision and the endpoint (`hf: {trusted: URL}` in the profile)"),
+        (503, "run it again later"),
     ],
 )
 def test_an_answer_that_is_none(hubs: Hubs, monkeypatch: pytest.MonkeyPatch, status: int, fix: str) -> None:
     monkeypatch.setattr(fetch_retries, "WAITS", (0.01,))
     server = hubs()
     server.busy = [status] * 9
-    assert error_text(server.url) == f"model owner/tiny@main: {server.netloc}: it answers {status}; {fix}"
+    assert error_text(server.url) == f"model owner/tiny@main: {server.netloc}: it answers {status}; {fix}, {ELSEWHERE}"
 
 
 def test_a_repository_and_a_revision_that_are_not_there(hubs: Hubs) -> None:
     server = hubs()
     for ref in (
-        hub_revision.Reference("model", "owner/other", "main"),
-        hub_revision.Reference("dataset", "owner/tiny", "main"),
+        Reference("model", "owner/other", "main"),
+        Reference("dataset", "owner/tiny", "main"),
     ):
         assert error_text(server.url, ref).startswith(
             f"{ref.kind} {ref.repo}@main: {server.netloc}: it answers 404; check"
         )
-    assert "@nosuch: " in error_text(server.url, hub_revision.Reference("model", "owner/tiny", "nosuch"))
-    assert "it answers 404" in error_text(server.url, hub_revision.Reference("model", "owner/tiny", "f" * 40))
+    assert "@nosuch: " in error_text(server.url, Reference("model", "owner/tiny", "nosuch"))
+    assert "it answers 404" in error_text(server.url, Reference("model", "owner/tiny", "f" * 40))
 
 
 @pytest.fixture
@@ -98,7 +95,7 @@ def test_a_list_of_several_pages_is_read_to_its_end(listing: Any) -> None:
     following = {"recursive=true&expand=false": "c=2", "c=2": "c=3", "c=3": ""}
     folder = {"type": "directory", "path": "d"}
     endpoint = listing(lambda query: ([folder] if query == "c=2" else [row(query[-1])], following[query]))
-    files = hub_download.read_revision(Client(), endpoint, REF).files
+    files = read_revision(Client(), endpoint, REF).files
     assert [file.path for file in files] == ["e", "3"]
 
 
@@ -114,5 +111,5 @@ def test_a_list_without_an_end_is_no_list(
     listing: Any, monkeypatch: pytest.MonkeyPatch, page: Callable[[str], Any], message: str
 ) -> None:
     """A list was cut at its ten thousandth page and taken for all that there is."""
-    monkeypatch.setattr(hub_download, "_PAGES", 6)
+    monkeypatch.setattr("envcheck.mirrors.hub._PAGES", 6)
     assert message in error_text(listing(page))

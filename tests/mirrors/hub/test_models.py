@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,16 +14,24 @@ from click.testing import CliRunner
 from envcheck.cli import cli
 from envcheck.errors import ConfigError, PromiseError, UnavailableError
 from envcheck.mirrors.fetch.request import TransferOptions
-from envcheck.mirrors.hub import api as hub_api
-from envcheck.mirrors.hub import download as hub_download
-from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.hub import (
+    HubFile,
+    Reference,
+    Revision,
+    fetch_revision,
+    format_lock,
+    lock_revision,
+    parse_lock,
+    read_revision,
+    trusted_endpoint,
+)
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.profiles.model import HuggingFace, Profile
 from tests.tables import each
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPO = "owner/tiny"
-REF = hub_revision.Reference("model", REPO, "main")
+REF = Reference("model", REPO, "main")
 LARGE = "sub/weights.bin"
 Hubs = Callable[[], Any]
 
@@ -41,8 +48,8 @@ print(json.dumps([os.path.basename(at), len(weights), AutoConfig.from_pretrained
 
 def fetched(hub: Any, at: str, to: Path) -> list[Any]:
     client = Client(connect=2.0, read=5.0)
-    revision = hub_download.read_revision(client, hub.url, REF)
-    return hub_download.fetch_revision(revision, [at], to, TransferOptions(client), lambda _: None)
+    revision = read_revision(client, hub.url, REF)
+    return fetch_revision(revision, [at], to, TransferOptions(client), lambda _: None)
 
 
 def flip(hub: Any, path: str) -> None:
@@ -66,17 +73,16 @@ def test_every_file_is_a_blob_that_the_snapshot_links_to(hubs: Hubs, tmp_path: P
 
 def test_a_snapshot_is_whole_or_not_there(hubs: Hubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """huggingface_hub without a network takes whatever a snapshot's directory holds for all of it."""
-    server, made = hubs(), list[tuple[Path, Path]]()
+    server, real, made = hubs(), Path.symlink_to, list[Path]()
 
-    def killed(target: Path, at: Path) -> None:
+    def killed(self: Path, target: Path) -> None:
         if len(made) == 2:
             raise KeyboardInterrupt
-        made.append((target, at))
-        at.parent.mkdir(parents=True, exist_ok=True)
-        at.symlink_to(target)
+        made.append(self)
+        real(self, target)
 
     with monkeypatch.context() as patched:
-        patched.setattr("envcheck.mirrors.hub.download._link_or_copy", killed)
+        patched.setattr(Path, "symlink_to", killed)
         with pytest.raises(KeyboardInterrupt):
             fetched(server, server.url, tmp_path)
     snapshot = tmp_path / "models--owner--tiny/snapshots" / COMMIT
@@ -87,21 +93,10 @@ def test_a_snapshot_is_whole_or_not_there(hubs: Hubs, tmp_path: Path, monkeypatc
     assert [path.name for path in snapshot.parent.iterdir()] == [COMMIT]
     # What huggingface_hub began itself is completed.
     (snapshot / LARGE).unlink()
-    (tmp_path / "models--owner--tiny/refs/main").unlink()
+    (snapshot / "vocab.txt").unlink()
+    (snapshot / "vocab.txt").write_text("of another run")
     fetched(server, server.url, tmp_path)
-    assert (snapshot / LARGE).read_bytes() == server.content[LARGE]
-
-
-def test_a_file_system_without_links_gets_copies(hubs: Hubs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(self: Path, target: Path) -> None:
-        raise OSError(errno.EPERM, "Operation not permitted", str(self), None, str(target))
-
-    monkeypatch.setattr(Path, "symlink_to", refused)
-    server = hubs()
-    fetched(server, server.url, tmp_path)
-    for path, content in server.content.items():
-        at = tmp_path / "models--owner--tiny/snapshots" / COMMIT / path
-        assert (at.is_symlink(), at.read_bytes()) == (False, content)
+    assert all((snapshot / path).read_bytes() == content for path, content in server.content.items())
 
 
 @pytest.mark.parametrize("path", [LARGE, "config.json"])
@@ -115,14 +110,14 @@ def test_wrong_bytes_of_the_right_size_and_etag_are_refused(hubs: Hubs, tmp_path
 
 def test_a_lock_has_every_sha256_and_needs_nobody_s_trust(hubs: Hubs, tmp_path: Path) -> None:
     origin, mirror = hubs(), hubs()
-    lock = hub_download.lock_revision(Client(), origin.url, REF)
+    lock = lock_revision(Client(), origin.url, REF)
     assert {file.path: file.size for file in lock.files} == {row["path"]: row["size"] for row in origin.rows}
-    text = hub_revision.format_lock(lock)
+    text = format_lock(lock)
     flip(mirror, "vocab.txt")
-    repeated = hub_revision.parse_lock(text, "lock")
-    assert hub_revision.format_lock(repeated) == text
+    repeated = parse_lock(text, "lock")
+    assert format_lock(repeated) == text
     with pytest.raises(PromiseError, match="no source has the file with sha256"):
-        hub_download.fetch_revision(repeated, [mirror.url], tmp_path, TransferOptions(Client()), lambda _: None)
+        fetch_revision(repeated, [mirror.url], tmp_path, TransferOptions(Client()), lambda _: None)
 
 
 @each(
@@ -140,20 +135,18 @@ def test_a_lock_has_every_sha256_and_needs_nobody_s_trust(hubs: Hubs, tmp_path: 
     ],
 )
 def test_a_lock_that_leads_outside_is_refused(change: dict[str, Any], message: str) -> None:
-    files = [hub_revision.HubFile(path=path, size=1, sha256="a" * 64) for path in ("a", LARGE)]
+    files = [HubFile(path=path, size=1, sha256="a" * 64) for path in ("a", LARGE)]
     files[0] = msgspec.structs.replace(files[0], **change)
-    lock = hub_revision.Revision(repo=REPO, revision=COMMIT, files=files)
+    lock = Revision(repo=REPO, revision=COMMIT, files=files)
     with pytest.raises(ConfigError, match=message):
-        hub_revision.parse_lock(msgspec.json.encode(lock), "lock")
+        parse_lock(msgspec.json.encode(lock), "lock")
 
 
 @each("change", [{"revision": "main"}, {"repo": "../x"}, {"ref": "../../x"}, {"ref": "a/../b"}])
 def test_a_lock_of_no_commit_is_refused(change: dict[str, str]) -> None:
-    lock = hub_revision.Revision(
-        repo=REPO, revision=COMMIT, files=[hub_revision.HubFile(path="a", size=1, sha256="a" * 64)]
-    )
+    lock = Revision(repo=REPO, revision=COMMIT, files=[HubFile(path="a", size=1, sha256="a" * 64)])
     with pytest.raises(ConfigError, match="no valid repository, commit"):
-        hub_revision.parse_lock(msgspec.json.encode(msgspec.structs.replace(lock, **change)), "lock")
+        parse_lock(msgspec.json.encode(msgspec.structs.replace(lock, **change)), "lock")
 
 
 @pytest.mark.parametrize("path", ["../x", "/x", "a/../../x", "a\\..\\x", "", LARGE])
@@ -166,25 +159,23 @@ def test_an_endpoint_s_listing_that_leads_outside_is_refused(hubs: Hubs, tmp_pat
 
 
 def test_who_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_api, "default_endpoint", lambda: None)
+    monkeypatch.setattr("envcheck.mirrors.hub.default_endpoint", lambda: None)
     mirror = Profile(name="m", hf=HuggingFace(endpoint="https://mirror.example"))
     both = Profile(name="m", hf=HuggingFace(endpoint="https://mirror.example", trusted="https://origin.example"))
-    assert hub_api.trusted_endpoint(both, mirror=False) == "https://origin.example"
-    assert hub_api.trusted_endpoint(mirror, mirror=True) == "https://mirror.example"
+    assert trusted_endpoint(both, mirror=False) == "https://origin.example"
+    assert trusted_endpoint(mirror, mirror=True) == "https://mirror.example"
     monkeypatch.setenv("HF_ENDPOINT", "https://another-mirror.example")
     with pytest.raises(ConfigError, match="a mirror cannot confirm its own files"):
-        hub_api.trusted_endpoint(mirror, mirror=False)
-    monkeypatch.setattr(hub_api, "default_endpoint", lambda: "https://origin.example")
-    assert hub_api.trusted_endpoint(mirror, mirror=False) == "https://origin.example"
+        trusted_endpoint(mirror, mirror=False)
+    monkeypatch.setattr("envcheck.mirrors.hub.default_endpoint", lambda: "https://origin.example")
+    assert trusted_endpoint(mirror, mirror=False) == "https://origin.example"
 
 
 def test_what_lacks_is_told_as_what_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(hub_api, "default_endpoint", lambda: None)
+    monkeypatch.setattr("envcheck.mirrors.hub.default_endpoint", lambda: None)
     monkeypatch.delenv("HF_ENDPOINT", raising=False)
-    lock = hub_revision.Revision(
-        repo=REPO, revision=COMMIT, files=[hub_revision.HubFile(path="a", size=1, sha256="a" * 64)]
-    )
-    (tmp_path / "model.lock").write_bytes(hub_revision.format_lock(lock))
+    lock = Revision(repo=REPO, revision=COMMIT, files=[HubFile(path="a", size=1, sha256="a" * 64)])
+    (tmp_path / "model.lock").write_bytes(format_lock(lock))
 
     def error_text(*words: str) -> str:
         result = CliRunner().invoke(cli, [*words, "--mirror", "none"], standalone_mode=False)

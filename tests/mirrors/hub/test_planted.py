@@ -10,20 +10,17 @@ import pytest
 
 from envcheck.errors import ConfigError
 from envcheck.mirrors.fetch.request import TransferOptions
-from envcheck.mirrors.hub import download as hub_download
-from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.hub import Reference, fetch_revision, read_revision
 from envcheck.mirrors.net.client import Client
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-REF = hub_revision.Reference("model", "owner/tiny", "main")
+REF = Reference("model", "owner/tiny", "main")
 Hubs = Callable[[], Any]
 
 
 def fetched(hub: Any, to: Path) -> None:
     client = Client(connect=2.0, read=5.0)
-    hub_download.fetch_revision(
-        hub_download.read_revision(client, hub.url, REF), [hub.url], to, TransferOptions(client), lambda _: None
-    )
+    fetch_revision(read_revision(client, hub.url, REF), [hub.url], to, TransferOptions(client), lambda _: None)
 
 
 @pytest.mark.parametrize("below", ["", "blobs", "snapshots", f"snapshots/{COMMIT}", f"snapshots/{COMMIT}/sub", "refs"])

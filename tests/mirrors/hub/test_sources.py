@@ -13,15 +13,14 @@ from click.testing import CliRunner, Result
 from envcheck.cli import cli
 from envcheck.errors import ConfigError, PromiseError
 from envcheck.mirrors.fetch.request import TransferOptions
-from envcheck.mirrors.hub import download as hub_download
-from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.hub import Reference, fetch_revision, read_revision
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.profiles.load import parse
 from tests.tables import each
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPO = "owner/tiny"
-REF = hub_revision.Reference("model", REPO, "main")
+REF = Reference("model", REPO, "main")
 LARGE = "sub/weights.bin"
 Hubs = Callable[[], Any]
 
@@ -36,10 +35,8 @@ def fetched(origin: Any, endpoints: list[str], to: Path) -> tuple[dict[str, set[
     """Fetch the model; return the hosts that gave each file, and what a person was told."""
     notes: list[str] = []
     client = Client(connect=1.0, read=2.0)
-    revision = hub_download.read_revision(client, origin.url, REF)
-    fetched_files = hub_download.fetch_revision(
-        revision, endpoints, to, TransferOptions(client, note=notes.append), lambda _: None
-    )
+    revision = read_revision(client, origin.url, REF)
+    fetched_files = fetch_revision(revision, endpoints, to, TransferOptions(client, note=notes.append), lambda _: None)
     names = {file.blob: file.path for file in revision.files}
     for file in revision.files:
         at = to / "models--owner--tiny/snapshots" / COMMIT / file.path

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import uv
 
-from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.hub import HubFile, Revision, git_sha1
 from envcheck.mirrors.store import releases, tree
 from envcheck.mirrors.store.objects import Store
 from envcheck.mirrors.store.tree import Contents, Wheel
@@ -57,17 +57,17 @@ def _wheel(store: Store, path: Path, index: str = "pypi") -> Wheel:
     return Wheel(name=path.name, sha256=digest, size=size, index=index, metadata=result)
 
 
-def _model(store: Store, repo: str) -> hub_revision.Revision:
+def _model(store: Store, repo: str) -> Revision:
     files = [
-        hub_revision.HubFile(
+        HubFile(
             path=path,
             size=len(content),
             sha256=store.add(content, Path(path).name),
-            sha1=None if path == LARGE else hub_revision.git_sha1(content),
+            sha1=None if path == LARGE else git_sha1(content),
         )
         for path, content in FILES.items()
     ]
-    return hub_revision.Revision(repo=repo, revision=COMMIT, files=files)
+    return Revision(repo=repo, revision=COMMIT, files=files)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,8 +202,8 @@ def _never_with_the_headers_of_another_version(served: ServedSite, bearer: dict[
     path, other = f"{served.models}/{OWN}/resolve/main/config.json", b'{"model_type": "other"}'
     assert get(path, served.ca, **bearer)[0] == 200
     digest = served.store.add(other, "config.json")
-    file = hub_revision.HubFile(path="config.json", size=len(other), sha256=digest, sha1=hub_revision.git_sha1(other))
-    changed = hub_revision.Revision(repo=OWN, revision="f" * 40, files=[file])
+    file = HubFile(path="config.json", size=len(other), sha256=digest, sha1=git_sha1(other))
+    changed = Revision(repo=OWN, revision="f" * 40, files=[file])
     releases.release(served.store, Contents(models=[changed], branches={f"{OWN}@main": "f" * 40}), keep=3)
     assert get(path, served.ca, **bearer)[0] == 404
     releases.rollback(served.store)

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.hub import HubFile, Revision, git_sha1
 from envcheck.mirrors.store import releases, tree
 from envcheck.mirrors.store.objects import Store
 from envcheck.mirrors.store.tree import Contents, Wheel
@@ -46,23 +46,23 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def model(store: Store) -> hub_revision.Revision:
+def model(store: Store) -> Revision:
     """Return a model of a small file and one in LFS, both in the store."""
     small, large = b'{"model_type": "t"}\n', random.Random(1).randbytes(300_000)  # noqa: S311 (data)
     files = [
-        hub_revision.HubFile(
+        HubFile(
             path="config.json",
             size=len(small),
             sha256=store.add(small, "config.json"),
-            sha1=hub_revision.git_sha1(small),
+            sha1=git_sha1(small),
         ),
-        hub_revision.HubFile(path="sub/model.bin", size=len(large), sha256=store.add(large, "model.bin")),
+        HubFile(path="sub/model.bin", size=len(large), sha256=store.add(large, "model.bin")),
     ]
-    return hub_revision.Revision(repo="owner/tiny", revision=COMMIT, files=files)
+    return Revision(repo="owner/tiny", revision=COMMIT, files=files)
 
 
 @pytest.fixture
-def contents(store: Store, make_wheel: Callable[..., Path], model: hub_revision.Revision) -> Contents:
+def contents(store: Store, make_wheel: Callable[..., Path], model: Revision) -> Contents:
     """Return three wheels, one of PyTorch's index and one that needs another, and the model."""
     alpha = wheel(store, make_wheel("alpha", requires=("beta>=1",)))
     beta = wheel(store, make_wheel("beta"))

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from envcheck.cli import Settings
 from envcheck.cli.commands.store import command
-from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.hub import HubFile, Revision
 from envcheck.mirrors.store import bundle, releases
 from envcheck.mirrors.store.objects import Store
 from envcheck.mirrors.store.tree import Contents
@@ -71,10 +71,10 @@ def model(store: Store, *contents: bytes, repo: str = "o/r") -> Contents:
     """Put files into a store, and return the model that they are."""
     digests = {f"f{number}.bin": store.add(content, f"f{number}.bin") for number, content in enumerate(contents)}
     files = [
-        hub_revision.HubFile(path=path, size=len(content), sha256=digest)
+        HubFile(path=path, size=len(content), sha256=digest)
         for (path, digest), content in zip(digests.items(), contents, strict=True)
     ]
-    return Contents(models=[hub_revision.Revision(repo=repo, revision="0" * 40, files=files)])
+    return Contents(models=[Revision(repo=repo, revision="0" * 40, files=files)])
 
 
 def run(store: Store, *arguments: str) -> Result:

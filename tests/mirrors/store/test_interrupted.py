@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.hub import HubFile, Revision
 from envcheck.mirrors.store import releases
 from envcheck.mirrors.store.objects import Store
 from envcheck.mirrors.store.tree import Contents
@@ -41,8 +41,8 @@ def model(store: Store, *sizes: int, repo: str = "o/r") -> Contents:
     files = []
     for number, size in enumerate(sizes):
         digest = store.add(random.Random(size + number).randbytes(size), f"f{number}")  # noqa: S311 (data)
-        files.append(hub_revision.HubFile(path=f"f{number}", size=size, sha256=digest))
-    return Contents(models=[hub_revision.Revision(repo=repo, revision="0" * 40, files=files)])
+        files.append(HubFile(path=f"f{number}", size=size, sha256=digest))
+    return Contents(models=[Revision(repo=repo, revision="0" * 40, files=files)])
 
 
 @pytest.fixture(scope="module")

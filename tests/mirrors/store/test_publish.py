@@ -18,8 +18,7 @@ import uv
 from packaging.version import Version
 
 from envcheck.mirrors.fetch.request import TransferOptions
-from envcheck.mirrors.hub import download as hub_download
-from envcheck.mirrors.hub import revision as hub_revision
+from envcheck.mirrors.hub import HubFile, Reference, Revision, fetch_revision, lock_revision
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.store import releases, tree
 from envcheck.mirrors.store.objects import Store
@@ -103,16 +102,14 @@ def test_pages_say_the_same_in_html_and_in_json(contents: Contents) -> None:
 
 @pytest.mark.parametrize("revision", ["main", None])
 def test_our_own_client_fetches_a_model_from_the_tree(
-    store: Store, contents: Contents, model: hub_revision.Revision, serve: Serve, tmp_path: Path, revision: str | None
+    store: Store, contents: Contents, model: Revision, serve: Serve, tmp_path: Path, revision: str | None
 ) -> None:
     releases.release(store, contents, keep=2)
     site = serve("hf")
     client = Client()
-    expected = hub_download.lock_revision(
-        client, site.url, hub_revision.Reference("model", "owner/tiny", revision or model.revision)
-    )
+    expected = lock_revision(client, site.url, Reference("model", "owner/tiny", revision or model.revision))
     assert (expected.ref, expected.files) == (revision, model.files)
-    hub_download.fetch_revision(expected, [site.url], tmp_path / "hub", TransferOptions(client), lambda _: None)
+    fetch_revision(expected, [site.url], tmp_path / "hub", TransferOptions(client), lambda _: None)
     snapshot = tmp_path / "hub/models--owner--tiny/snapshots" / model.revision
     assert (snapshot / "config.json").read_bytes() == b'{"model_type": "t"}\n'
 
@@ -139,9 +136,9 @@ def test_nginx_takes_a_tree_with_the_longest_path_that_a_model_may_have(store: S
     digest = store.add(content, "x")
     folder = "/".join(['"$a;}' + "d" * 245] * 4)
     path = f"{folder}/{'x' * (1024 - len(folder) - 1)}"
-    file = hub_revision.HubFile(path=path, size=len(content), sha256=digest)
+    file = HubFile(path=path, size=len(content), sha256=digest)
     repo = f"{'o' * 200}/{'n' * 200}"
-    model = hub_revision.Revision(kind="dataset", repo=repo, revision="a" * 40, files=[file])
+    model = Revision(kind="dataset", repo=repo, revision="a" * 40, files=[file])
     releases.release(store, Contents(models=[model]), keep=1)
     with tempfile.TemporaryDirectory(prefix="envcheck-nginx-") as place:
         conf = CONF.format(at=place, tree=store.root / "current")

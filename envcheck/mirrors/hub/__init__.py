@@ -1,1 +1,0 @@
-"""Hugging Face hubs: revisions, files, downloads, cache layout."""
