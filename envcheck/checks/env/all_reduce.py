@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided
 from envcheck.checks.support import exact_data, process_group
 from envcheck.counting import numbered
 
@@ -92,13 +92,9 @@ def _difference(torch: Any, actual: Any, expected: Any, dtype: str) -> Measured:
     }
 
 
-def judge(view: View, ranks: Ranks) -> Outcome:
+@process_group.sound(alone="one rank reduces with nobody")
+def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signature)
     """Fail on the first wrong element, naming rank, index and bits; a dtype that was not reduced is no pass."""
-    problem = process_group.problem(view, ranks)
-    if problem is not None:
-        return problem
-    if len(ranks) == 1:
-        return skipped("one rank reduces with nobody", code="rank.not-enough")
     for entry in ranks:
         for dtype in required(len(ranks), entry["backend"]):
             if not process_group.counts((entry.get("results") or {}).get(dtype, {}).get("wrong")):

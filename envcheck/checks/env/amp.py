@@ -208,11 +208,9 @@ def _overflow(torch: Any, device: Any, spoil: float | None) -> str | None:
     return None if actual == right else f"weights and scale are {actual}, not {right}"
 
 
+@process_group.sound(backend=False)
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail naming each operation of the wrong dtype, each training that goes another way, each fault of the scaler."""
-    problem = process_group.problem(view, ranks, backend=False)
-    if problem is not None:
-        return problem
     gpu = view.mode == "gpu"
     old = gpu and all(tuple(entry.get("capability") or ()) < training.BFLOAT16_SINCE for entry in ranks)
     # Older CPU builds have neither fp16 autocast nor a scaler, and say so.

@@ -13,21 +13,7 @@ import random
 import time
 from typing import Any
 
-from envcheck.checks import (
-    Check,
-    Limit,
-    Measured,
-    Outcome,
-    Rank,
-    Ranks,
-    View,
-    failed,
-    passed,
-    skipped,
-    undecided,
-    warned,
-    worst,
-)
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned, worst
 from envcheck.checks.collectives import collective_cases
 from envcheck.checks.collectives.collective_cases import Bench, CollectiveCase, Part, Setting
 from envcheck.checks.support import process_group, training
@@ -179,13 +165,9 @@ def _later(case: CollectiveCase) -> bool:
     return later or case.operation == "average" or case.dtype == "bfloat16"
 
 
-def judge(view: View, ranks: Ranks) -> Outcome:
+@process_group.sound(alone="one rank sends to nobody")
+def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signature)
     """Fail on each wrong element, exception and rank that did not wait; what did not run is no pass."""
-    problem = process_group.problem(view, ranks)
-    if problem is not None:
-        return problem
-    if len(ranks) == 1:
-        return skipped("one rank sends to nobody", code="rank.not-enough")
     findings = [*_wrong(ranks), *_raised(ranks), *_not_waited(ranks)]
     if not any(entry.get("raised") for entry in ranks):
         findings += _missing(ranks)

@@ -13,24 +13,12 @@ import shutil
 import sysconfig
 from pathlib import Path
 
-from envcheck.checks import (
-    Check,
-    Limit,
-    Measured,
-    Outcome,
-    Rank,
-    Ranks,
-    View,
-    failed,
-    passed,
-    skipped,
-    undecided,
-    warned,
-)
+from envcheck import checks
+from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided, warned
 
-CHECK = Check(promise="torch.compile finds what it compiles with", level="static")
+CHECK = checks.Check(promise="torch.compile finds what it compiles with", level="static")
 
-LIMIT = Limit("all", "", "pytorch/pytorch#116696, #107960, #103417; triton's own build step", "equal")
+LIMIT = checks.Limit("all", "", "pytorch/pytorch#116696, #107960, #103417; triton's own build step", "equal")
 FIXES = {
     "C compiler": "install gcc, or set CC",
     "C++ compiler": "install g++, or set CXX",

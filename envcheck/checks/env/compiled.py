@@ -18,24 +18,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from envcheck.checks import (
-    Check,
-    Limit,
-    Measured,
-    Outcome,
-    Rank,
-    Ranks,
-    View,
-    failed,
-    passed,
-    skipped,
-    undecided,
-    worst,
-)
+from envcheck import checks
+from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided, worst
 from envcheck.checks.support import process_group, training
 from envcheck.counting import counted
 
-CHECK = Check(
+CHECK = checks.Check(
     promise="torch.compile compiles a small model as one graph; its results and gradients are right",
     level="standard",
     seconds=12.0,
@@ -44,7 +32,7 @@ CHECK = Check(
 
 # The smallest graph that needs the whole chain: one fused kernel forward and one backward.
 BATCH, WIDTH = 32, 23
-LIMIT = Limit(
+LIMIT = checks.Limit(
     1e-4,
     "relative error",
     "fp32 against the chain rule in plain Python's float64, seen at 6e-7 on a CPU (ours; TF32 is off)",
@@ -162,11 +150,9 @@ def _telling(error: Exception) -> str:
     return next(iter([*own, *errors, *lines]), "")[:300]
 
 
-def judge(view: View, ranks: Ranks) -> Outcome:
+@process_group.sound(backend=False)
+def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signature)
     """Fail on a compilation that broke, wrote no code, or computes something else; skip naming what is missing."""
-    problem = process_group.problem(view, ranks, backend=False)
-    if problem is not None:
-        return problem
     entry = ranks[0]
     if entry.get("missing"):
         return skipped(

@@ -163,11 +163,9 @@ def _quote(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]} {lines[-1].strip() if len(lines) > 1 else ''}".strip()[:400]
 
 
-def judge(view: View, ranks: Ranks) -> Outcome:
+@process_group.sound(backend=False)
+def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signature)
     """Fail on workers that do not start, lose, repeat or change a batch, share a seed, or die unnoticed."""
-    problem = process_group.problem(view, ranks, backend=False)
-    if problem is not None:
-        return problem
     methods = ranks[0].get("methods") or {}
     findings = [finding for method in WORKERS for finding in _judged(method, methods.get(method) or {})]
     if not (methods.get("fork") or {}).get("died"):

@@ -12,20 +12,7 @@ import importlib.util
 import math
 from typing import Any
 
-from envcheck.checks import (
-    Check,
-    Limit,
-    Measured,
-    Outcome,
-    Rank,
-    Ranks,
-    View,
-    failed,
-    passed,
-    skipped,
-    undecided,
-    worst,
-)
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
 from envcheck.checks.support import process_group, training
 
 CHECK = Check(
@@ -247,13 +234,9 @@ def bound(hook: str, world: int) -> Limit:
     return Limit(1e-4, "relative error", source, "at most")
 
 
-def judge(view: View, ranks: Ranks) -> Outcome:
+@process_group.sound(alone="one rank averages with nobody")
+def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signature)
     """Fail on a rank whose gradients or steps are off, or whose replica is not the others', naming it."""
-    problem = process_group.problem(view, ranks)
-    if problem is not None:
-        return problem
-    if len(ranks) == 1:
-        return skipped("one rank averages with nobody", code="rank.not-enough")
     for entry in ranks:
         taken = min(len(values) if isinstance(values := entry.get(kind), list) else 0 for kind in OFF)
         if taken != STEPS or not entry.get("ended"):

@@ -16,23 +16,11 @@ import tempfile
 import time
 from typing import Any
 
-from envcheck.checks import (
-    Check,
-    Limit,
-    Measured,
-    Outcome,
-    Rank,
-    Ranks,
-    View,
-    failed,
-    passed,
-    skipped,
-    undecided,
-    warned,
-)
+from envcheck import checks
+from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided, warned
 from envcheck.checks.support import process_group
 
-CHECK = Check(
+CHECK = checks.Check(
     promise="the disk of the work directory can be read fast enough for training",
     level="full",
     seconds=8.0,
@@ -162,7 +150,7 @@ def _positive(value: Any) -> bool:
     return process_group.finite(value) and bool(value > 0)
 
 
-def _judged(entry: Measured, kind: Any, where: str, limit: Limit) -> Outcome:
+def _judged(entry: Measured, kind: Any, where: str, limit: checks.Limit) -> Outcome:
     speed = entry["read"] / entry["seconds"] / 1e9
     how = "O_DIRECT" if entry.get("direct") else "page cache dropped, which is less sure"
     layer = ", the container's own layer" if kind == "overlay" else ""

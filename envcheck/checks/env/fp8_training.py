@@ -12,24 +12,12 @@ import math
 import re
 from typing import Any, NamedTuple
 
-from envcheck.checks import (
-    Check,
-    Limit,
-    Measured,
-    Outcome,
-    Rank,
-    Ranks,
-    View,
-    failed,
-    passed,
-    skipped,
-    undecided,
-    worst,
-)
+from envcheck import checks
+from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided, worst
 from envcheck.checks.support import process_group, training
 from envcheck.counting import counted, numbered
 
-CHECK = Check(
+CHECK = checks.Check(
     promise="a training step in FP8 follows the loss of the same step in bfloat16, where the GPU and torch have FP8",
     level="full",
     seconds=3.0,
@@ -44,14 +32,14 @@ STEPS, BATCH, WIDTH, CLASSES = 30, 64, 64, 16
 RATE = 0.2
 # Numbers spread evenly this far have a standard deviation of 1.
 _SPREAD = math.sqrt(3)
-DISTANCE = Limit(
+DISTANCE = checks.Limit(
     0.03,
     "of the first loss",
     "furthest that the FP8 loss is from bfloat16's; ours: 0.002 to 0.006 apart on a CPU, at learning rates from 0.05 "
     "to 0.5, so that 3 % leaves room for any order of adding and none for a scale that is off",
     "at most",
 )
-FALLEN = Limit(0.1, "of the first loss", "ours: the last loss; bfloat16 comes to 0.04", "at most")
+FALLEN = checks.Limit(0.1, "of the first loss", "ours: the last loss; bfloat16 comes to 0.04", "at most")
 _FIX = (
     "run the gemm-throughput check: FP8 wrong there too means this GPU or its cuBLASLt; else install torch and its "
     "CUDA again"
@@ -144,11 +132,9 @@ def _train(torch: Any, device: Any, task: _Fp8Task, linear: Any) -> list[float]:
     return losses
 
 
-def judge(view: View, ranks: Ranks) -> Outcome:
+@process_group.sound(backend=False)
+def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signature)
     """Fail on each rank whose FP8 is none, or whose loss is not bfloat16's; skip where no rank has FP8."""
-    problem = process_group.problem(view, ranks, backend=False)
-    if problem is not None:
-        return problem
     lacking = {str(entry["rank"]): str(entry["lacking"]) for entry in ranks if entry.get("lacking")}
     if len(lacking) == len(ranks):
         return skipped(f"no FP8: {' and '.join(sorted(set(lacking.values())))}", code="fp8.unsupported")

@@ -10,23 +10,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from envcheck.checks import (
-    Check,
-    Limit,
-    Measured,
-    Outcome,
-    Rank,
-    Ranks,
-    View,
-    failed,
-    passed,
-    skipped,
-    undecided,
-    worst,
-)
+from envcheck import checks
+from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided, worst
 from envcheck.checks.support import process_group, training
 
-CHECK = Check(
+CHECK = checks.Check(
     promise="training sharded by FSDP2 ends with the weights that one process ends with on the same global batch",
     level="full",
     seconds=3.0,
@@ -41,7 +29,7 @@ SINCE = (2, 4)
 # Seen on a CPU: 2.4 and 2.5 call torch.cuda by name, 2.6 asks a CPU's stream for an event. 2.8 runs, but its gloo adds
 # up the gradients that FSDP2 asks it to average (SUMS_ONLY): each step is as many times too long as there are ranks.
 CPU_SINCE = (2, 8)
-LIMIT = Limit(
+LIMIT = checks.Limit(
     1e-5,
     "relative error",
     "fp32 after a few steps of plain gradient descent: only the order of adding differs, seen at 1e-7 on a CPU (ours)",
@@ -152,13 +140,9 @@ def _fully_shard(torch: Any, kind: str) -> tuple[Any, str | None]:
     return fully_shard, None
 
 
-def judge(view: View, ranks: Ranks) -> Outcome:
+@process_group.sound(alone="one rank cannot shard a model")
+def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signature)
     """Fail on weights that are not one process's, that ranks gather differently, or that were never sharded."""
-    problem = process_group.problem(view, ranks)
-    if problem is not None:
-        return problem
-    if len(ranks) == 1:
-        return skipped("one rank cannot shard a model", code="rank.not-enough")
     reasons = {entry.get("unsupported") for entry in ranks}
     if None not in reasons:
         return skipped(min(map(str, reasons)), code="fsdp.unsupported")

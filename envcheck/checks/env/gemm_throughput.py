@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from envcheck.checks import PASS, Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, undecided, warned, worst
+from envcheck.checks import PASS, Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, undecided, worst
 from envcheck.checks.env import fp8_training
 from envcheck.checks.support import exact_data, gpu_speed, process_group
 from envcheck.checks.support import sampler as hardware_sampler
@@ -41,7 +41,6 @@ DTYPES = {
     "float8": "gemm-float8",
 }
 LIMIT = Limit(0, "products with wrong elements", "the same product of the same bits has the same bits", "at most")
-_WRONG_FIX = "run the kernels check on this GPU; wrong there too, take the GPU out"
 _FIX = "look at clocks, power limit and temperature under load (nvidia-smi -q -d PERFORMANCE,POWER); compare slots"
 
 
@@ -119,13 +118,12 @@ def _products(torch: Any, dtype: str, data: Any) -> tuple[exact_data.Products, A
     return into, out
 
 
+@process_group.sound(backend=False)
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on a product that is no product; then judge each GPU's TFLOP/s by its model's limits."""
-    problem = process_group.problem(view, ranks, backend=False)
-    if problem is not None:
-        return problem
     speed = gpu_speed.judge(view, ranks, DTYPES, "TFLOP/s", _FIX)
-    findings = [finding for entry in ranks for finding in (*_wrong(entry), *_faulty(entry))]
+    findings = [finding for entry in ranks for finding in _wrong(entry)]
+    findings += [finding for entry in ranks for finding in gpu_speed.slows_down(entry, "gpu.slows-down")]
     slow = [speed] if speed.status != PASS else []
     return worst([*findings, *slow], otherwise=speed)
 
@@ -134,43 +132,14 @@ def _wrong(entry: Measured) -> list[Outcome]:
     """Return a finding for each dtype with a wrong product."""
     findings = []
     for dtype in entry.get("values") or {}:
-        error: Any = (entry.get("errors") or {}).get(dtype)
+        findings += gpu_speed.no_product(entry, dtype, (entry.get("errors") or {}).get(dtype))
         made = (entry.get("products") or {}).get(dtype) or {}
-        common: dict[str, Any] = {"culprit": gpu_speed.culprit(entry), "rank": entry["rank"]}
-        where = f"rank {entry['rank']} on {entry['device']}"
-        if not process_group.finite(error) or not 0 <= error <= exact_data.TOLERANCE[dtype]:
-            value = error if process_group.finite(error) else None
-            summary = f"{where}: the {dtype} product is off by {error}"
-            findings.append(
-                failed(summary, fix=_WRONG_FIX, value=value, unit="relative error", code="data.wrong", **common)
-            )
-        wrong, count = made.get("wrong"), made.get("messages")
+        wrong, count, where = made.get("wrong"), made.get("messages"), process_group.name(entry)
         if not (process_group.counts(wrong) and process_group.counts(count) and count):
-            summary = f"{where} verified no {dtype} product"
-            findings.append(undecided(summary, fix="see the check's log", code="data.missing", **common))
+            summary, log = f"{where} verified no {dtype} product", gpu_speed.LOG
+            findings.append(undecided(summary, fix=log, code="data.missing", **gpu_speed.about(entry)))
         elif wrong:
-            summary = (
-                f"{where}: {wrong} of {count} {dtype} products have wrong elements, first product {made.get('first')}"
-            )
-            common |= {"value": wrong, "unit": LIMIT.unit, "limit": LIMIT}
-            findings.append(failed(summary, fix=_WRONG_FIX, code="data.wrong", **common))
+            summary = f"{wrong} of {count} {dtype} products have wrong elements, first product {made.get('first')}"
+            judged: dict[str, Any] = {"value": wrong, "unit": LIMIT.unit, "limit": LIMIT, **gpu_speed.about(entry)}
+            findings.append(failed(f"{where}: {summary}", fix=gpu_speed.WRONG_FIX, code="data.wrong", **judged))
     return findings
-
-
-def _faulty(entry: Measured) -> list[Outcome]:
-    """Return the warning that a GPU slows itself down for heat or power."""
-    faults = gpu_speed.faults(entry.get("load") or {})
-    if not faults:
-        return []
-    summary = f"rank {entry['rank']} ({entry['device']}): {', '.join(faults)}{gpu_speed.text(entry['load'])}"
-    warning = warned(
-        summary,
-        fix=_FIX,
-        value=sum(faults.values()),
-        unit=gpu_speed.NO_FAULT.unit,
-        limit=gpu_speed.NO_FAULT,
-        code="gpu.slows-down",
-        culprit=gpu_speed.culprit(entry),
-        rank=entry["rank"],
-    )
-    return [warning]

@@ -31,7 +31,7 @@ CHECK = Check(
 
 ON_CARD, ACROSS = 1 << 30, 512 * gpu_speed.MIB
 _FREE_SHARE = 0.25
-WARMUP, ITERATIONS = 3, 20
+TURNS = (3, 20)
 _INTERVAL = 0.05
 PATHS = {"HBM copy": "hbm-copy", "host to GPU": "host-to-gpu", "GPU to host": "gpu-to-host"}
 _FIX = (
@@ -77,7 +77,7 @@ def link(load: Measured) -> Measured:
 def _on_card(words: exact_data.Words, device: Any, size: int) -> tuple[float, bool]:
     sources = gpu_speed.numbers(words, size, device)
     target = words.torch.zeros_like(sources[0])
-    took, became = _copies(words, target, sources, _on_device(words, target, sources))
+    took, became = gpu_speed.copied(words, target, sources, _on_device(words, target, sources), TURNS)
     return 2 * 4 * target.numel() / took / 1e9, became["wrong"] == 0
 
 
@@ -99,39 +99,24 @@ def _across(words: exact_data.Words, device: Any, size: int) -> tuple[dict[str, 
         card.copy_(back, non_blocking=True)
         return exact_data.compared(words.torch, card, on_card[turn])
 
-    down, upward = _copies(words, card, host, _on_device(words, card, on_card))
-    up, went = _copies(words, back, on_card, returned)
+    down, upward = gpu_speed.copied(words, card, host, _on_device(words, card, on_card), TURNS)
+    up, went = gpu_speed.copied(words, back, on_card, returned, TURNS)
     size = 4 * card.numel()
     rates = {"host to GPU": size / down / 1e9, "GPU to host": size / up / 1e9}
     return rates, upward["wrong"] == 0 and went["wrong"] == 0
 
 
-def _copies(words: exact_data.Words, target: Any, sources: Any, wrong: Any) -> tuple[float, Measured]:
-    """Copy one source after the other to the target; see `gpu_speed.copied`."""
-
-    def copy(turn: int) -> None:
-        target.copy_(sources[turn], non_blocking=True)
-
-    def look(turn: int) -> int:
-        return words.wrong(target, gpu_speed.MASKS[turn])
-
-    return gpu_speed.copied(words.torch, gpu_speed.Copy(copy, wrong, look), WARMUP, ITERATIONS)
-
-
+@process_group.sound()
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail where bytes did not arrive; then judge each GPU's GB/s by its model's limits."""
-    problem = process_group.problem(view, ranks)
-    if problem is not None:
-        return problem
     findings = []
     for entry in ranks:
         right = entry.get("right") or {}
         lost = [path for path in entry.get("values") or {} if right.get(path) is not True]
         if lost:
-            summary = f"rank {entry['rank']} on {entry['device']}: {', '.join(lost)} did not bring every byte"
-            about: dict[str, Any] = {"culprit": gpu_speed.culprit(entry), "rank": entry["rank"]}
+            summary = f"{process_group.name(entry)}: {', '.join(lost)} did not bring every byte"
             fix = "take the GPU out and test its memory; try it in another slot"
-            findings.append(failed(summary, fix=fix, code="data.wrong", **about))
+            findings.append(failed(summary, fix=fix, code="data.wrong", **gpu_speed.about(entry)))
     speed = gpu_speed.judge(view, ranks, PATHS, "GB/s", _FIX)
     return worst([*findings, *([speed] if speed.status != PASS else [])], otherwise=speed)
 
@@ -153,8 +138,11 @@ def near(ordinal: int) -> tuple[str | None, set[int]]:
 
 def _places(cpus: set[int]) -> list[set[int]]:
     """Return the CPUs of each NUMA node, one of which is the slot's."""
-    lists = [path.read_text(encoding="ascii") for path in sorted(NODES.glob("node*/cpulist"))]
-    return [place for text in lists if (place := cpus_of(text) & cpus)] or [cpus]
+    try:
+        lists = [path.read_text(encoding="ascii") for path in sorted(NODES.glob("node*/cpulist"))]
+        return [place for text in lists if (place := cpus_of(text) & cpus)] or [cpus]
+    except (OSError, ValueError):  # a container hides it
+        return [cpus]
 
 
 def cpus_of(text: str) -> set[int]:

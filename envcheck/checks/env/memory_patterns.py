@@ -93,7 +93,7 @@ def _pass(chunks: list[Any], scratch: Any, fill: Fill) -> Measured:
     """Fill everything, and only then read it back: a write that lands elsewhere too shows."""
     for number, chunk in enumerate(chunks):
         fill(chunk, number)
-    counts = _nothing()
+    counts: Measured = {"wrong": 0, "first": None}
     for number, chunk in enumerate(chunks):
         fill(scratch, number)
         _compare(counts, chunk, scratch, number)
@@ -101,7 +101,8 @@ def _pass(chunks: list[Any], scratch: Any, fill: Fill) -> Measured:
 
 
 def _inversions(chunks: list[Any], scratch: Any) -> Measured:
-    counts, word, order = _nothing(), 0x5555555555555555, list(enumerate(chunks))
+    counts: Measured = {"wrong": 0, "first": None}
+    word, order = 0x5555555555555555, list(enumerate(chunks))
     for chunk in chunks:
         chunk.fill_(word)
     for walk in (order, order[::-1]):
@@ -116,10 +117,6 @@ def _inversions(chunks: list[Any], scratch: Any) -> Measured:
     return counts
 
 
-def _nothing() -> Measured:
-    return {"wrong": 0, "first": None}
-
-
 def _compare(counts: Measured, chunk: Any, expected: Any, number: int) -> None:
     """Count the words that are not as expected, and keep the first: its offset in bytes, its address, its bits."""
     differs = chunk != expected
@@ -132,72 +129,50 @@ def _compare(counts: Measured, chunk: Any, expected: Any, number: int) -> None:
     counts["wrong"] += wrong
 
 
+@process_group.sound(backend=False)
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail naming each GPU, the pattern, the first wrong word and its bits; warn where little of a GPU was free."""
-    problem = process_group.problem(view, ranks, backend=False)
-    if problem is not None:
-        return problem
     owed = [*fills(None), "moving inversions"]
     findings = [finding for entry in ranks for finding in _findings(entry, owed)]
     if findings:
         return worst(findings, otherwise=findings[0])
-    return (_little(ranks) if view.mode == "gpu" else None) or passed(
-        f"{sum(entry['tested'] for entry in ranks) / MIB:,.0f} MiB on {counted(len(ranks), 'rank')} "
-        f"held {len(owed)} patterns",
-        value=0,
-        unit=LIMIT.unit,
-        limit=LIMIT,
-        tested={str(entry["rank"]): entry["tested"] for entry in ranks},
-    )
+    tested = {str(entry["rank"]): entry["tested"] for entry in ranks}
+    held = f"{sum(tested.values()) / MIB:,.0f} MiB on {counted(len(ranks), 'rank')} held {len(owed)} patterns"
+    little = _little(ranks) if view.mode == "gpu" else None
+    return little or passed(held, value=0, unit=LIMIT.unit, limit=LIMIT, tested=tested)
 
 
 def _findings(entry: Measured, owed: list[str]) -> Iterator[Outcome]:
     passes = entry.get("passes") or {}
     missing = [name for name in owed if not process_group.finite((passes.get(name) or {}).get("wrong"))]
-    if missing or not process_group.finite(entry.get("tested")) or entry["tested"] <= 0:
+    if missing or not process_group.positive(entry.get("tested")):
         summary = f"rank {entry['rank']} tested no {', '.join(missing) or 'memory'}"
-        yield undecided(summary, fix="see the log", code="memory.untested", culprit=_name(entry))
+        yield undecided(summary, fix="see the log", code="memory.untested", culprit=process_group.name(entry))
     wrong = {name: passes[name] for name in owed if name not in missing and passes[name]["wrong"] != 0}
     if wrong:
         yield _wrong(entry, wrong)
 
 
-def _name(entry: Measured) -> str:
-    return f"rank {entry['rank']} on {entry['device']}"
-
-
 def _wrong(entry: Measured, wrong: dict[str, Measured]) -> Outcome:
-    name, counts = next(iter(wrong.items()))
-    first = counts.get("first") or {}
-    count = sum(counts["wrong"] for counts in wrong.values())
-    return failed(
-        f"rank {entry['rank']} on {entry['device']}: {count} words came back wrong, the first under {name}: "
-        f"byte {first.get('offset')} (address {first.get('address')}), bits {first.get('xor')}",
-        fix=_FIX,
-        value=count,
-        unit=LIMIT.unit,
-        limit=LIMIT,
-        code="memory.wrong",
-        culprit=_name(entry),
-        rank=entry["rank"],
-        device=entry["device"],
-        passes=wrong,
-    )
+    pattern, counts = next(iter(wrong.items()))
+    first, count = counts.get("first") or {}, sum(counts["wrong"] for counts in wrong.values())
+    place = f"byte {first.get('offset')} (address {first.get('address')}), bits {first.get('xor')}"
+    summary = f"{process_group.name(entry)}: {count} words came back wrong, the first under {pattern}: {place}"
+    judged: dict[str, Any] = {"value": count, "unit": LIMIT.unit, "limit": LIMIT, **_about(entry)}
+    return failed(summary, fix=_FIX, code="memory.wrong", passes=wrong, **judged)
 
 
 def _little(ranks: Ranks) -> process_group.Problem:
     for entry in ranks:
         total: Any = entry.get("total")
-        share = entry["tested"] / total if process_group.finite(total) and total > 0 else 0.0
+        share = entry["tested"] / total if process_group.positive(total) else 0.0
         if share < TESTED.value:
-            return warned(
-                f"rank {entry['rank']} on {entry['device']}: {share:.0%} of its memory was free to be tested",
-                fix="end what holds memory on this GPU (nvidia-smi), and run it again",
-                value=round(share, 4),
-                unit=TESTED.unit,
-                limit=TESTED,
-                rank=entry["rank"],
-                code="memory.little-free",
-                culprit=_name(entry),
-            )
+            summary = f"{process_group.name(entry)}: {share:.0%} of its memory was free to be tested"
+            fix = "end what holds memory on this GPU (nvidia-smi), and run it again"
+            judged: dict[str, Any] = {"value": round(share, 4), "unit": TESTED.unit, "limit": TESTED, **_about(entry)}
+            return warned(summary, fix=fix, code="memory.little-free", **judged)
     return None
+
+
+def _about(entry: Measured) -> dict[str, Any]:
+    return {"culprit": process_group.name(entry), "rank": entry["rank"], "device": entry["device"]}

@@ -14,26 +14,12 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from envcheck.checks import (
-    Check,
-    Limit,
-    Measured,
-    Outcome,
-    Rank,
-    Ranks,
-    View,
-    failed,
-    passed,
-    skipped,
-    too_slow,
-    undecided,
-    warned,
-    worst,
-)
-from envcheck.checks.support import exact_data, gpu_speed, process_group
+from envcheck import checks
+from envcheck.checks import Measured, Outcome, Rank, Ranks, View, passed, skipped, too_slow, undecided, warned, worst
+from envcheck.checks.support import gpu_speed, process_group
 from envcheck.counting import counted
 
-CHECK = Check(
+CHECK = checks.Check(
     promise="under load each GPU's PCIe link has the generation and the lanes that it can have in this system",
     level="standard",
     seconds=2.0,
@@ -48,7 +34,7 @@ SIZE = 64 * gpu_speed.MIB
 _HALF = 0.5
 # So many of the readings at least are of a link that is still coming up.
 _RAMP = 10
-_ALL = Limit(1.0, "of its rate", "NVML: the most that this GPU can have in this system", "at least")
+_ALL = checks.Limit(1.0, "of its rate", "NVML: the most that this GPU can have in this system", "at least")
 # Boards for desktops, whose mainboards split sixteen lanes between two slots by design.
 _DESKTOPS = ("GeForce", "TITAN", "Quadro", "RTX A", "RTX PRO", "RTX 4000", "RTX 5000", "RTX 6000")
 _FIX = (
@@ -66,82 +52,38 @@ def measure(rank: Rank) -> Measured:
     entry = {**process_group.standing(rank, card), "name": torch.cuda.get_device_name(device)}
     try:
         bus_id = address(device.index)
-        seed = exact_data.seed(rank.rank)
-        return {**entry, "bus_id": bus_id, "seed": seed, **_loaded(exact_data.Words(torch, seed), card, bus_id)}
+        return {**entry, "bus_id": bus_id, "readings": _readings(torch, card, bus_id)}
     except (OSError, ValueError) as error:
         return {**entry, "unreadable": str(error)}
 
 
-def _loaded(words: exact_data.Words, card: Any, bus_id: str) -> Measured:
-    """Return the link's `readings` while copies are under way, and how many `copies` did not bring every bit."""
-    torch, host = words.torch, [one.pin_memory() for one in gpu_speed.numbers(words, SIZE)]
-    on_device = [one.to(card.device, copy=True) for one in host]
-    wrong: list[Any] = []
+def _readings(torch: Any, card: Any, bus_id: str) -> list[list[int]]:
+    """Return what the link shows while copies are under way; memory-bandwidth tells whether they are right."""
+    host = torch.zeros_like(card, device="cpu").pin_memory()
     readings, until = [], time.monotonic() + SECONDS
     while time.monotonic() < until:
-        for turn in range(4):
-            card.copy_(host[turn % 2], non_blocking=True)
-            wrong.append(exact_data.compared(torch, card, on_device[turn % 2]))
+        for _ in range(4):
+            card.copy_(host, non_blocking=True)
         readings.append(list(link(bus_id)))
         torch.cuda.synchronize()
-    counts = [int(count) for count in wrong]
-    looked = words.wrong(card, gpu_speed.MASKS[(len(counts) - 1) % 2])
-    return {"readings": readings, "copies": gpu_speed.verdict([*counts[:-1], max(counts[-1], looked)])}
+    return readings
 
 
+@process_group.sound(backend=False)
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Name the GPU whose link stays below what NVML says it can have: a failure of a link that is half or less."""
-    problem = process_group.problem(view, ranks, backend=False)
-    if problem is not None:
-        return problem
     if all(entry.get("unreadable") for entry in ranks):
-        return skipped(
-            f"the kernel does not show the GPUs' links here: {ranks[0]['unreadable']}", code="pcie.link-hidden"
-        )
+        hidden = f"the kernel does not show the GPUs' links here: {ranks[0]['unreadable']}"
+        return skipped(hidden, code="pcie.link-hidden")
     results = [_one(view, entry) for entry in ranks]
-    bad = [*_lost(ranks), *(outcome for outcome in results if isinstance(outcome, Outcome))]
+    bad = [outcome for outcome in results if isinstance(outcome, Outcome)]
     if bad:
         return worst(bad, otherwise=bad[0])
     links = sorted({f"Gen{link.generation} x{link.lanes}" for link in results if isinstance(link, Link)})
     unknown = sum(_most(view, entry) is None for entry in ranks)
     unread_note = f"; of {unknown} NVML does not say what they could have" if unknown else ""
-    return passed(
-        f"{counted(len(ranks), 'GPU')} under load: {', '.join(links)}{unread_note}", value=len(ranks), unit="GPUs"
-    )
-
-
-def _lost(ranks: Ranks) -> list[Outcome]:
-    """Return a failure for each GPU whose copies did not all bring what was sent, an error where none was compared."""
-    unknown = [
-        undecided(
-            f"rank {entry['rank']} ({entry.get('name')}, {entry['device']}) compared no copy from the host",
-            fix="see the check's log",
-            code="data.missing",
-            culprit=gpu_speed.culprit(entry),
-        )
-        for entry in ranks
-        if not entry.get("unreadable") and not _compared(entry)
-    ]
-    return unknown + [
-        failed(
-            f"rank {entry['rank']} ({entry.get('name')}, {entry['device']}): {copies['wrong']} of {copies['messages']} "
-            "copies from the host brought other bits",
-            fix="test this GPU's memory and its slot: memory-patterns, pcie-errors; try it in another slot",
-            value=copies["wrong"],
-            unit="wrong copies",
-            code="data.wrong",
-            culprit=gpu_speed.culprit(entry),
-        )
-        for entry in ranks
-        if (copies := entry.get("copies") or {}).get("wrong")
-    ]
-
-
-def _compared(entry: Measured) -> bool:
-    """Return whether this rank says of at least one copy what became of it."""
-    copies = entry.get("copies") or {}
-    wrong, messages = copies.get("wrong"), copies.get("messages")
-    return process_group.counts(wrong) and process_group.counts(messages) and bool(messages)
+    summary = f"{counted(len(ranks), 'GPU')} under load: {', '.join(links)}{unread_note}"
+    return passed(summary, value=len(ranks), unit="GPUs")
 
 
 def usual(readings: list[list[int]]) -> Link:
@@ -155,26 +97,17 @@ def _one(view: View, entry: Measured) -> Any:
     where = f"rank {entry['rank']} ({entry.get('name')}, {entry['device']})"
     readings = entry.get("readings") or []
     if not readings or not all(_sane(reading) for reading in readings):
-        return undecided(
-            f"{where}: no link was read: {entry.get('unreadable') or 'the readings have an unexpected type'}",
-            fix="see the check's log",
-            code="pcie.unread",
-            culprit=gpu_speed.culprit(entry),
-        )
+        why = entry.get("unreadable") or "the readings have an unexpected type"
+        summary = f"{where}: no link was read: {why}"
+        return undecided(summary, fix=gpu_speed.LOG, code="pcie.unread", culprit=gpu_speed.culprit(entry))
     best, most = usual(readings), _most(view, entry)
     if most is None or (best.generation >= most.generation and best.lanes >= most.lanes):
         return best
     # Each generation doubles the rate of a lane.
     share = best.lanes * 2.0**best.generation / (most.lanes * 2.0**most.generation)
-    summary = (
-        f"{where} under load: Gen{best.generation} x{best.lanes}, where Gen{most.generation} x{most.lanes} is possible"
-    )
-    details: dict[str, Any] = {
-        "value": round(share, 3),
-        "unit": "of its rate",
-        "culprit": gpu_speed.culprit(entry),
-        "device": entry["device"],
-    }
+    possible = f"Gen{most.generation} x{most.lanes} is possible"
+    summary = f"{where} under load: Gen{best.generation} x{best.lanes}, where {possible}"
+    details: dict[str, Any] = {"value": round(share, 3), "unit": "of its rate", **gpu_speed.about(entry)}
     tell = too_slow if share <= _HALF and not any(word in str(entry.get("name")) for word in _DESKTOPS) else warned
     if view.snapshot.signal("host.hypervisor").value is True:
         tell, summary = warned, f"{summary}; a virtual machine may show another link"

@@ -10,23 +10,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from envcheck.checks import (
-    Check,
-    Limit,
-    Measured,
-    Outcome,
-    Rank,
-    Ranks,
-    View,
-    failed,
-    passed,
-    skipped,
-    undecided,
-    worst,
-)
+from envcheck import checks
+from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided, worst
 from envcheck.checks.support import exact_data, gpu_speed, process_group
 
-CHECK = Check(
+CHECK = checks.Check(
     promise="each GPU writes to each other one as fast as this model and link do, where that is known",
     level="standard",
     seconds=5.0,
@@ -37,7 +25,7 @@ CHECK = Check(
 
 SIZE = 512 * gpu_speed.MIB
 _FREE_SHARE = 0.25
-WARMUP, ITERATIONS = 2, 5
+TURNS = (2, 5)
 _FIX = "look at the states and errors of this pair's NVLinks (nvidia-smi nvlink -s, -e), at ACS and at PCIe width"
 Pair = dict[str, Any]
 
@@ -75,39 +63,32 @@ def measure(rank: Rank) -> Measured:
 def _copies(words: exact_data.Words, sources: Any, destinations: Any) -> tuple[float, Measured]:
     torch, target = words.torch, words.torch.zeros_like(destinations[0])
 
-    def copy(turn: int) -> None:
-        target.copy_(sources[turn], non_blocking=True)
-
     # PyTorch copies between GPUs on the source's current stream: that is where the events have to be. It waits for the
     # target's stream too, where the comparison runs, which must not be timed.
     with torch.cuda.device(sources[0].device):
-        checked = gpu_speed.Copy(
-            copy,
+        return gpu_speed.copied(
+            words,
+            target,
+            sources,
             lambda turn: exact_data.compared(torch, target, destinations[turn]),
-            lambda turn: words.wrong(target, gpu_speed.MASKS[turn]),
+            TURNS,
             lambda: gpu_speed.synchronize(torch, target.device),
         )
-        return gpu_speed.copied(torch, checked, WARMUP, ITERATIONS)
 
 
+@process_group.sound(backend=False)
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Judge each pair's GB/s by its model's limit; each pair that falls short is a finding, and names both GPUs."""
-    problem = process_group.problem(view, ranks, backend=False)
-    if problem is not None:
-        return problem
     entry = ranks[0]
     if entry.get("off") is True:
-        return skipped(
-            "not tried: NCCL_P2P_DISABLE=1 is set, by you or because peer-to-peer is broken",
-            code="peer-to-peer.disabled",
-        )
+        why = "not tried: NCCL_P2P_DISABLE=1 is set, by you or because peer-to-peer is broken"
+        return skipped(why, code="peer-to-peer.disabled")
     names, models, matrix = entry.get("gpus") or [], entry.get("models") or [], entry.get("matrix") or []
     if len(names) < 2 or len(models) != len(names) or [len(row) for row in matrix] != [len(names)] * len(names):  # noqa: PLR2004 (a pair)
-        return undecided(
-            "the matrix of rates is not one of every pair", fix="see the check's log", code="peer-bandwidth.unmeasured"
-        )
+        summary = "the matrix of rates is not one of every pair"
+        return undecided(summary, fix=gpu_speed.LOG, code="peer-bandwidth.unmeasured")
     if not isinstance(entry.get("wrong"), list):
-        return undecided("no copy was compared with what was sent", fix="see the check's log", code="data.missing")
+        return undecided("no copy was compared with what was sent", fix=gpu_speed.LOG, code="data.missing")
     pairs = [
         _pair(view, entry, *ends) for ends in gpu_speed.ordered(len(names)) if matrix[ends[0]][ends[1]] is not None
     ]
@@ -161,7 +142,7 @@ def _findings(pair: Pair, matrix: Any) -> list[Outcome]:
     row, where, named = pair["row"], pair["where"], {"culprit": pair["where"], "matrix": matrix}
     if not (process_group.finite(pair["rate"]) and pair["rate"] > 0):
         summary = f"{where}: {pair['rate']} GB/s is no rate"
-        return [undecided(summary, fix="see the check's log", code="speed.missing", **named)]
+        return [undecided(summary, fix=gpu_speed.LOG, code="speed.missing", **named)]
     value = float(pair["rate"])
     if row is None:
         return []
@@ -184,6 +165,6 @@ def _passed(pairs: list[Pair], matrix: Any) -> Outcome:
         return passed(
             f"{rates_text}: reported, not judged (no limit known)", value=min(rates), unit="GB/s", matrix=matrix
         )
-    floor, value = Limit(row["fail"], "GB/s", row["source"], "at least"), float(pairs[0]["rate"])
+    floor, value = checks.Limit(row["fail"], "GB/s", row["source"], "at least"), float(pairs[0]["rate"])
     summary = f"{extent}: at least {min(rates):.4g} GB/s"
     return passed(summary, value=value, unit="GB/s", limit=floor, matrix=matrix)

@@ -12,24 +12,12 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from envcheck.checks import (
-    Check,
-    Limit,
-    Measured,
-    Outcome,
-    Rank,
-    Ranks,
-    View,
-    failed,
-    passed,
-    skipped,
-    undecided,
-    worst,
-)
+from envcheck import checks
+from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided, worst
 from envcheck.checks.support import exact_data, gpu_speed, process_group
 from envcheck.counting import counted
 
-CHECK = Check(
+CHECK = checks.Check(
     promise="every bit that a GPU writes to another one that it can reach arrives, in both directions",
     level="quick",
     seconds=4.0,
@@ -44,7 +32,7 @@ TRANSFERS = 8
 _MASKS = (0, -1, 0x55555555, 0x0F0F0F0F, 0x33333333, 0x00FF00FF, 0x01234567, 0x7FFFFFFF)
 # Blocks of the first transfer that plain Python reads: the first and the last.
 _LOOKED = 2
-_LIMIT = Limit(0, "wrong values", "a copy is exact", "equal")
+_LIMIT = checks.Limit(0, "wrong values", "a copy is exact", "equal")
 _FIX = (
     "on bare metal disable ACS on the PCIe bridges and set the IOMMU to pass through (iommu=pt); look at NVLink "
     "errors; exchange one of the two GPUs; until then NCCL_P2P_DISABLE=1"
@@ -101,48 +89,35 @@ def _wrong(words: exact_data.Words, source: Any, reference: Any) -> dict[str, Me
     return wrong
 
 
-def judge(view: View, ranks: Ranks) -> Outcome:
+@process_group.sound(backend=False)
+def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signature)
     """Fail on one wrong bit, naming both GPUs; GPUs that cannot reach each other are listed and do not fail."""
-    problem = process_group.problem(view, ranks, backend=False)
-    if problem is not None:
-        return problem
     names, pairs = ranks[0].get("gpus") or [], ranks[0].get("pairs") or []
     tried = [pair for pair in pairs if not pair.get("unreachable")]
     listed = sorted((pair.get("source"), pair.get("target")) for pair in pairs)
     if listed != gpu_speed.ordered(len(names)) or not all(isinstance(pair.get("wrong"), dict) for pair in tried):
-        return undecided(
-            f"{counted(len(listed), 'pair')} of {counted(len(names), 'GPU')} were reported",
-            fix="see the check's log",
-            code="p2p.unmeasured",
-        )
+        summary = f"{counted(len(listed), 'pair')} of {counted(len(names), 'GPU')} were reported"
+        return undecided(summary, fix=gpu_speed.LOG, code="p2p.unmeasured")
     if not pairs:
-        return undecided("no pair of GPUs was tried", fix="see the check's log", code="p2p.unmeasured")
+        return undecided("no pair of GPUs was tried", fix=gpu_speed.LOG, code="p2p.unmeasured")
     broken = [_broken(names, pair) for pair in tried if pair["wrong"]]
     if broken:
         return worst(broken, otherwise=broken[0])
     if not tried:
-        return skipped(
-            f"no GPU here can reach another ({pairs[0]['unreachable']}): NCCL goes through the host's memory",
-            code="peer-to-peer.none",
-        )
-    notes = (
-        f"; out of reach of each other: {counted(len(pairs) - len(tried), 'pair')}" if len(tried) < len(pairs) else ""
-    )
-    return passed(
-        f"{len(tried)} ordered pairs, {VALUES} values each way they are written: exact{notes}",
-        value=0,
-        unit="wrong values",
-        limit=_LIMIT,
-    )
+        why = f"no GPU here can reach another ({pairs[0]['unreachable']}): NCCL goes through the host's memory"
+        return skipped(why, code="peer-to-peer.none")
+    apart = len(pairs) - len(tried)
+    notes = f"; out of reach of each other: {counted(apart, 'pair')}" if apart else ""
+    summary = f"{len(tried)} ordered pairs, {VALUES} values each way they are written: exact{notes}"
+    return passed(summary, value=0, unit="wrong values", limit=_LIMIT)
 
 
 def _broken(names: list[str], pair: Measured) -> Outcome:
     source, target = (names[pair[end]] for end in ("source", "target"))
     way, first = next(iter(pair["wrong"].items()))
+    count = counted(first["count"], "value")
     return failed(
-        f"P2P broken: {source} -> {target}: {counted(first['count'], 'value')} wrong "
-        f"by {way}, first at {first['index']} "
-        f"(xor {first['xor']})",
+        f"P2P broken: {source} -> {target}: {count} wrong by {way}, first at {first['index']} (xor {first['xor']})",
         fix=_FIX,
         value=first["count"],
         unit="wrong values",

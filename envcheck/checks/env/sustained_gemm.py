@@ -13,26 +13,13 @@ import statistics
 import time
 from typing import Any
 
-from envcheck.checks import (
-    Check,
-    Limit,
-    Measured,
-    Outcome,
-    Rank,
-    Ranks,
-    View,
-    failed,
-    passed,
-    too_slow,
-    undecided,
-    warned,
-    worst,
-)
+from envcheck import checks
+from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, too_slow, undecided, warned, worst
 from envcheck.checks.support import exact_data, gpu_speed, process_group, training
 from envcheck.checks.support import sampler as hardware_sampler
 from envcheck.counting import counted
 
-CHECK = Check(
+CHECK = checks.Check(
     promise="minutes of matrix products keep their speed and bits, and no GPU slows itself down for heat or power",
     level="full",
     seconds=190.0,
@@ -49,13 +36,8 @@ BFLOAT16_SINCE = (8, 0)
 WARM, WINDOWS = 6, 5
 _FEWEST = 6
 _OURS = "ours: a cold GPU is faster by its boost clock alone, which is under a quarter"
-BEST = Limit(0.6, "of its best second", _OURS, "at least")
-BEST_ADVICE = Limit(0.75, "of its best second", _OURS, "at least")
-_LOG = "see the check's log"
-_WRONG_FIX = "run the kernels check on this GPU; wrong there too, take the GPU out"
-_FIX = (
-    "look at fans, inlet air, power cables and supplies, and at this slot against the others (nvidia-smi -q -d POWER)"
-)
+BEST = checks.Limit(0.6, "of its best second", _OURS, "at least")
+BEST_ADVICE = checks.Limit(0.75, "of its best second", _OURS, "at least")
 
 
 def measure(rank: Rank) -> Measured:
@@ -115,25 +97,19 @@ def _batch(torch: Any, made: exact_data.Products, products: int) -> tuple[float,
     return took, max(sum(torch.stack(counted).tolist()), int(last))
 
 
+@process_group.sound(backend=False)
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Fail on other bits, on a GPU that slows itself down, and on speed lost under way; the worst GPU is named."""
-    problem = process_group.problem(view, ranks, backend=False)
-    if problem is not None:
-        return problem
     unmeasured = {entry["rank"]: finding for entry in ranks if (finding := _unmeasured(entry)) is not None}
     findings = [*unmeasured.values()]
-    findings += [f for e in ranks for f in (_off(e), _wrong(e), _throttled(e)) if f is not None]
+    for entry in ranks:
+        findings += gpu_speed.no_product(entry, str(entry.get("dtype")), entry.get("error"))
+        findings += [*_wrong(entry), *gpu_speed.slows_down(entry, "gpu.slows-down", failed)]
     judged = [(*_kept(entry), entry) for entry in ranks if entry["rank"] not in unmeasured]
     findings += [finding for share, end, entry in judged if (finding := _lost(view, share, end, entry)) is not None]
-    blamed = {finding.culprit for finding in findings}
     ends = [{**entry, "values": {"sustained": end}} for _, end, entry in judged]
-    behind = gpu_speed.behind(ends, ["sustained"], "TFLOP/s", _FIX)
-    findings += [finding for finding in behind if finding.culprit not in blamed]
+    findings += gpu_speed.unblamed(findings, gpu_speed.behind(ends, ["sustained"], "TFLOP/s", gpu_speed.COOLING))
     return worst(findings, otherwise=findings[0]) if findings else _held(judged)
-
-
-def _about(entry: Measured) -> dict[str, Any]:
-    return {"culprit": gpu_speed.culprit(entry), "rank": entry["rank"], "device": entry["device"]}
 
 
 def _unmeasured(entry: Measured) -> process_group.Problem:
@@ -141,57 +117,21 @@ def _unmeasured(entry: Measured) -> process_group.Problem:
     finite = all(process_group.finite(point.get(name)) for point in points for name in ("tflops", "at"))
     if len(points) < _FEWEST or not finite or min(point["tflops"] for point in points) <= 0:
         summary = f"rank {entry['rank']} measured no speed over time"
-        return undecided(summary, fix=_LOG, code="speed.missing", culprit=gpu_speed.culprit(entry))
+        return undecided(summary, fix=gpu_speed.LOG, code="speed.missing", culprit=gpu_speed.culprit(entry))
     return gpu_speed.unseen(entry, float(points[-1]["at"]), float(entry.get("interval") or INTERVAL))
 
 
-def _off(entry: Measured) -> process_group.Problem:
-    """Return the failure that the products with which all others are compared are none, or None."""
-    error: Any = entry.get("error")
-    if error is None:
-        summary = f"rank {entry['rank']} compared no product with a reference"
-        return undecided(summary, fix=_LOG, code="data.missing", culprit=gpu_speed.culprit(entry))
-    finite, most = process_group.finite(error), exact_data.TOLERANCE.get(str(entry.get("dtype")), 0.0)
-    if finite and 0 <= error <= most:
-        return None
-    summary = f"rank {entry['rank']} on {entry['device']}: the {entry.get('dtype')} product is off by {error}"
-    about = {"value": error if finite else None, "unit": "relative error", **_about(entry)}
-    return failed(summary, fix=_WRONG_FIX, code="data.wrong", **about)
-
-
-def _wrong(entry: Measured) -> process_group.Problem:
+def _wrong(entry: Measured) -> list[Outcome]:
     point = next((point for point in entry.get("points") or [] if point.get("wrong") != 0), None)
     if point is None:
-        return None
+        return []
     at = f"{point['at']:.0f} s" if process_group.finite(point.get("at")) else "an unknown time"
     summary = f"{counted(point.get('wrong') or 0, 'word')} of products had other bits after {at} under load"
-    return failed(
-        f"rank {entry['rank']} on {entry['device']}: {summary}{gpu_speed.text(entry.get('load') or {})}",
-        fix="take this GPU out: it computes wrongly when it works hard; dcgmi diag -r 4 tests it alone",
-        value=point.get("wrong"),
-        unit="words",
-        limit=Limit(0, "words", "deterministic products of the same bits have the same bits", "at most"),
-        code="data.wrong",
-        **_about(entry),
-    )
-
-
-def _throttled(entry: Measured) -> process_group.Problem:
-    load = entry.get("load") or {}
-    faults = gpu_speed.faults(load)
-    if not faults:
-        return None
-    summary = ", ".join(f"{name} in {count}" for name, count in faults.items())
-    samples = f"{counted(len(load['samples']), 'sample')}{gpu_speed.text(load)}"
-    return failed(
-        f"rank {entry['rank']} on {entry['device']}: {summary} of {samples}",
-        fix=_FIX,
-        value=sum(faults.values()),
-        unit=gpu_speed.NO_FAULT.unit,
-        limit=gpu_speed.NO_FAULT,
-        code="gpu.slows-down",
-        **_about(entry),
-    )
+    limit = checks.Limit(0, "words", "deterministic products of the same bits have the same bits", "at most")
+    judged: dict[str, Any] = {"value": point.get("wrong"), "unit": limit.unit, "limit": limit, **gpu_speed.about(entry)}
+    fix = "take this GPU out: it computes wrongly when it works hard; dcgmi diag -r 4 tests it alone"
+    where = f"{process_group.name(entry)}: {summary}{gpu_speed.text(entry.get('load') or {})}"
+    return [failed(where, fix=fix, code="data.wrong", **judged)]
 
 
 def _kept(entry: Measured) -> tuple[float, float]:
@@ -213,11 +153,11 @@ def _lost(view: View, share: float, end: float, entry: Measured) -> process_grou
     lost, warm = (limits.limit("sustained-gemm", bound) for bound in ("fail", "warn"))
     least = lost.value * owed
     floor = round(row["fail"] * least, 1) if row else 0.0
-    below = Limit(floor, "TFLOP/s", f"{row['source'] if row else ''}; times {least:.2f}")
+    below = checks.Limit(floor, "TFLOP/s", f"{row['source'] if row else ''}; times {least:.2f}")
     where = f"rank {entry['rank']} on {entry['device']}: {end:.4g} TFLOP/s at the end,"
     state = f"{gpu_speed.text(load)}{gpu_speed.caps(load)}"
     of_start, of_best = f"{share:.1%} of the start{state}", f"{best:.4g} in its best second{state}{cap}"
-    rows: list[tuple[Any, str, float, float, Limit]] = [
+    rows: list[tuple[Any, str, float, float, checks.Limit]] = [
         (too_slow, of_start, share, round(share, 4), lost),
         (warned, of_start, share, round(share, 4), warm),
         (too_slow, of_best, end, end, below),
@@ -226,8 +166,8 @@ def _lost(view: View, share: float, end: float, entry: Measured) -> process_grou
     ]
     for tell, words, actual, value, limit in rows:
         if actual < limit.value:
-            common = {"value": value, "unit": limit.unit, "limit": limit, **_about(entry)}
-            short: Outcome = tell(f"{where} {words}", fix=_FIX, code="speed.falls", **common)
+            common = {"value": value, "unit": limit.unit, "limit": limit, **gpu_speed.about(entry)}
+            short: Outcome = tell(f"{where} {words}", fix=gpu_speed.COOLING, code="speed.falls", **common)
             return short
     return None
 

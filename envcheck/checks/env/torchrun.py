@@ -18,27 +18,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from envcheck.checks import (
-    Check,
-    Limit,
-    Measured,
-    Outcome,
-    Rank,
-    Ranks,
-    View,
-    failed,
-    passed,
-    skipped,
-    undecided,
-    warned,
-    worst,
-)
+from envcheck import checks
+from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided, warned, worst
 from envcheck.checks.collectives import torchrun_rank
 from envcheck.checks.env import name_resolution
 from envcheck.checks.support import process_group, subprocesses
 from envcheck.counting import counted, numbered
 
-CHECK = Check(
+CHECK = checks.Check(
     promise="torchrun starts ranks that find each other by the host name, and they end without a crash",
     level="full",
     seconds=12.0,
@@ -46,7 +33,7 @@ CHECK = Check(
     timeout=260.0,
 )
 
-LIMIT = Limit(0, "failed ranks", "exit code 0 of torchrun, and of each rank's own end", "at most")
+LIMIT = checks.Limit(0, "failed ranks", "exit code 0 of torchrun, and of each rank's own end", "at most")
 ON_CPU = 2
 PATIENCE = 210.0
 _LOG_LIMIT = 1 << 15

@@ -16,24 +16,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from envcheck.checks import (
-    Check,
-    Limit,
-    Measured,
-    Outcome,
-    Rank,
-    Ranks,
-    View,
-    failed,
-    passed,
-    skipped,
-    undecided,
-    worst,
-)
+from envcheck import checks
+from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided, worst
 from envcheck.checks.support import process_group, training
 from envcheck.counting import counted
 
-CHECK = Check(
+CHECK = checks.Check(
     promise="transformers' Trainer trains in bf16, logs every loss, and resumes a checkpoint to the bit",
     level="standard",
     seconds=12.0,
@@ -44,7 +32,7 @@ CHECK = Check(
 
 
 NEEDED = ("accelerate",)  # an environment for inference does without
-LIMIT = Limit(
+LIMIT = checks.Limit(
     0.9, "of the first loss", "ours: the last of 8 steps on arithmetic progressions, seen at 0.75 in bf16", "at most"
 )
 _ROUNDING = 1e-4  # transformers before 5 logs losses with four decimals
@@ -118,11 +106,9 @@ def computed_in(*, gpu: bool, capability: list[int]) -> str:
     return "float32" if emulated else "bfloat16"
 
 
+@process_group.sound(backend=False)
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Skip without transformers; fail naming the stage that broke, or what was trained, logged or resumed wrongly."""
-    problem = process_group.problem(view, ranks, backend=False)
-    if problem is not None:
-        return problem
     entry = ranks[0]
     if entry.get("absent"):
         return skipped("transformers is not installed", code="trainer.no-transformers")

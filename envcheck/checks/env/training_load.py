@@ -14,7 +14,7 @@ import math
 import time
 from typing import Any
 
-from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned, worst
+from envcheck.checks import Check, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
 from envcheck.checks.support import exact_data, gpu_speed, process_group, training
 from envcheck.checks.support import sampler as hardware_sampler
 from envcheck.counting import counted
@@ -33,8 +33,6 @@ SECONDS, INTERVAL = 5.0, 0.25
 WIDTH, LAYERS, BATCH = 2048, 8, 8192
 RATE, MOMENTUM = 0.01, 0.9
 WARMUP, FEWEST = 5, 10
-_LOG = "see the check's log"
-_FIX = "look at fans, inlet air, power cables and supplies (nvidia-smi -q -d PERFORMANCE,POWER)"
 # The standard deviation of numbers between -2 and 2.
 _SPREAD = 4 / math.sqrt(12)
 
@@ -123,31 +121,31 @@ def _steps(torch: Any, dist: Any, device: Any, step: Any) -> int:
     return max(FEWEST, int(SECONDS / float(took)))
 
 
-def judge(view: View, ranks: Ranks) -> Outcome:
+@process_group.sound()
+def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signature)
     """Tell what the training took of each GPU; warn of one that slows itself down, and believe no idle one."""
-    problem = process_group.problem(view, ranks)
-    if problem is not None:
-        return problem
-    findings = [found for entry in ranks if (found := _untold(entry) or _idle(entry) or _faulty(entry)) is not None]
+    findings = []
+    for entry in ranks:
+        unmeasured = _untold(entry) or _idle(entry)
+        findings += [unmeasured] if unmeasured else gpu_speed.slows_down(entry, "training.slowdown")
     findings += _apart(ranks)
     return worst(findings, otherwise=findings[0]) if findings else _summary(ranks)
 
 
-def _name(entry: Measured) -> str:
-    return f"rank {entry['rank']} on {entry['device']}"
-
-
 def _untold(entry: Measured) -> process_group.Problem:
     """Return why this rank's numbers are none, or None."""
-    losses, who = entry.get("losses") or [], _name(entry)
+    losses, who = entry.get("losses") or [], process_group.name(entry)
     numbers = ("steps_per_second", "lasted", "peak", "total")
     lacking = [name for name in numbers if not (process_group.finite(entry.get(name)) and entry[name] > 0)]
     if lacking or len(losses) != 2 or entry["peak"] > entry["total"]:  # noqa: PLR2004 (before and after)
         summary = f"{who} reported no {', '.join(lacking) or 'loss, or memory that cannot be'}"
-        return undecided(summary, fix=_LOG, code="training.unmeasured", culprit=who)
+        return undecided(summary, fix=gpu_speed.LOG, code="training.unmeasured", culprit=who)
     if not all(process_group.finite(loss) for loss in losses):
         fix = "run the amp and kernels checks on this GPU"
         return failed(f"{who}: the loss is not finite", fix=fix, code="training.loss", culprit=who)
+    if losses[1] >= losses[0]:
+        summary = f"{who}: the loss did not fall, from {losses[0]:.4g} to {losses[1]:.4g}: nothing was trained"
+        return undecided(summary, fix=gpu_speed.LOG, code="training.unmeasured", culprit=who)
     return gpu_speed.unseen(entry, float(entry["lasted"]), float(entry.get("interval") or INTERVAL))
 
 
@@ -159,33 +157,16 @@ def _idle(entry: Measured) -> process_group.Problem:
         f"rank {entry['rank']} trained for {entry['lasted']:.0f} s and NVML saw {entry['device']} idle all the while",
         fix="compare `nvidia-smi -L` with CUDA_VISIBLE_DEVICES: another device may be doing the work",
         code="training.idle",
-        culprit=_name(entry),
-    )
-
-
-def _faulty(entry: Measured) -> process_group.Problem:
-    faults, load = gpu_speed.faults(entry["load"]), entry["load"]
-    if not faults:
-        return None
-    return warned(
-        f"{_name(entry)}: {', '.join(faults)} in training{gpu_speed.text(load)}",
-        fix=_FIX,
-        value=sum(faults.values()),
-        unit=gpu_speed.NO_FAULT.unit,
-        limit=gpu_speed.NO_FAULT,
-        rank=entry["rank"],
-        device=entry["device"],
-        code="training.slowdown",
-        culprit=_name(entry),
+        culprit=process_group.name(entry),
     )
 
 
 def _apart(ranks: Ranks) -> list[Outcome]:
     """Return the finding that replicas on GPUs of one model have other weights, or that a rank reported none."""
-    silent = [_name(entry) for entry in ranks if not isinstance(entry.get("weights"), str) or not entry["weights"]]
-    if silent:
-        summary = f"{silent[0]} reported no weights"
-        return [undecided(summary, fix=_LOG, code="training.unmeasured", culprit=silent[0])]
+    for who, weights in ((process_group.name(entry), entry.get("weights")) for entry in ranks):
+        if not isinstance(weights, str) or not weights:
+            summary = f"{who} reported no weights"
+            return [undecided(summary, fix=gpu_speed.LOG, code="training.unmeasured", culprit=who)]
     alike = [[entry for entry in ranks if entry.get("name") == model] for model in {e.get("name") for e in ranks}]
     drifts = [training.drifted(peers, "weights", "after training") for peers in alike]
     common: dict[str, Any] = {"code": "training.replicas", "culprit": "the replicas"}

@@ -10,26 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from envcheck.checks import (
-    Check,
-    Limit,
-    Measured,
-    Outcome,
-    Rank,
-    Ranks,
-    View,
-    failed,
-    passed,
-    skipped,
-    undecided,
-    warned,
-    worst,
-)
+from envcheck import checks
+from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided, warned, worst
 from envcheck.checks.collectives import timed_collectives, transports
 from envcheck.checks.support import exact_data, process_group, training
 from envcheck.counting import numbered
 
-CHECK = Check(
+CHECK = checks.Check(
     promise="NCCL's own log shows every two GPUs using the best link they have",
     level="standard",
     seconds=3.0,
@@ -43,7 +30,9 @@ CHECK = Check(
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter")
 SIZE = 256 << 20
 PAIRED = 1 << 18
-LIMIT = Limit(0, "pairs off their link", "ours: GPUs with NVLink between them have no reason to go round it", "at most")
+LIMIT = checks.Limit(
+    0, "pairs off their link", "ours: GPUs with NVLink between them have no reason to go round it", "at most"
+)
 _UNREAD = "see the check's log; does another NCCL than the wheel's take part (NCCL_DEBUG_FILE is written since 2.2)?"
 _FIX = (
     "unset NCCL_P2P_DISABLE, NCCL_P2P_LEVEL and NCCL_SHM_DISABLE (environment, /etc/nccl.conf, ~/.nccl.conf); give the "
@@ -94,11 +83,9 @@ def _sent_wrongly(torch: Any, dist: Any, rank: Rank, device: Any, name: str) -> 
     return bool(made.verdict()["wrong"])
 
 
+@process_group.sound()
 def judge(view: View, ranks: Ranks) -> Outcome:
     """Warn where the log shows a slower link than the GPUs have, naming the pairs; an empty log proves nothing."""
-    problem = process_group.problem(view, ranks)
-    if problem is not None:
-        return problem
     if view.mode != "gpu":
         return skipped("gloo goes through the host's memory; nothing of NCCL was looked at", code="transport.not-nccl")
     if len(ranks) == 1:

@@ -8,9 +8,9 @@ import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
 
-from envcheck.checks import Limit, Measured, Outcome, Rank, Ranks, View, passed, undecided, warned, worst
+from envcheck.checks import Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned, worst
 from envcheck.checks.support import exact_data, process_group
 from envcheck.counting import counted
 
@@ -25,6 +25,9 @@ STRAGGLER = Limit(
     "huggingface/gpu-fryer calls a GPU 10 % below the node's best an outlier; 5 % apart is normal "
     "(stas00/ml-engineering, compute/accelerator)",
 )
+LOG = "see the check's log"
+WRONG_FIX = "run the kernels check on this GPU; wrong there too, take the GPU out"
+COOLING = "look at fans, inlet air, power cables and supplies, and at this slot against the others (nvidia-smi -q)"
 _HALF = 0.5
 # Superchips, whose GPU hangs on the CPU by NVLink-C2C: the PCIe link that NVML shows carries nothing.
 _COHERENT = re.compile(r"\bG[BH]\d+")
@@ -62,33 +65,29 @@ def numbers(words: exact_data.Words, size: int, device: Any = "cpu") -> tuple[An
     return first, second
 
 
-class Copy(NamedTuple):
-    """A copy of the one or the other of the two tensors of `numbers`, by its turn, and what tells whether it arrived.
-
-    `wrong` returns how many elements are not that source's, as a tensor; `look` how many of the blocks that plain
-    Python reads, so that a comparison on the device that sees nothing hides nothing.
-    """
-
-    work: Callable[[int], Any]
-    wrong: Callable[[int], Any]
-    look: Callable[[int], int]
-    before: Callable[[], Any] = lambda: None
-
-
-def copied(torch: Any, copy: Copy, warmup: int, iterations: int) -> tuple[float, Measured]:
+def copied(
+    words: exact_data.Words,
+    target: Any,
+    sources: Any,
+    wrong: Callable[[int], Any],
+    turns: tuple[int, int],
+    before: Callable[[], Any] = lambda: None,
+) -> tuple[float, Measured]:
     """Return the median seconds of a copy and {messages, wrong, first}: what became of each, warm-up included.
 
-    The sources are taken alternately, so that a copy that does nothing is seen. Nothing is compared in the timed part;
-    plain Python looks at the last message.
+    The `sources`, the two tensors of `numbers`, are taken alternately, so that a copy that does nothing is seen.
+    `wrong` returns how many elements are not that source's, as a tensor, which is not timed; plain Python looks at the
+    last message. `turns` are how many warm up and how many are timed.
     """
-    counted: list[Any] = []
+    differing: list[Any] = []
 
-    def after() -> None:
-        counted.append(copy.wrong(len(counted) % 2))
+    def copy() -> None:
+        target.copy_(sources[len(differing) % 2], non_blocking=True)
 
-    took = seconds(torch, lambda: copy.work(len(counted) % 2), copy.before, warmup, iterations, after)
-    counts = [int(count) for count in counted]
-    return took, verdict([*counts[:-1], max(counts[-1], copy.look((len(counts) - 1) % 2))])
+    took = seconds(words.torch, copy, before, *turns, lambda: differing.append(wrong(len(differing) % 2)))
+    counts = [int(count) for count in differing]
+    looked = words.wrong(target, MASKS[(len(counts) - 1) % 2])
+    return took, verdict([*counts[:-1], max(counts[-1], looked)])
 
 
 def verdict(counted: list[int]) -> Measured:
@@ -108,24 +107,29 @@ def judge(view: View, ranks: Ranks, limits_of: Mapping[str, str], unit: str, fix
         _one(view, entry, name, limits_of[name], unit, fix)
         for entry in ranks
         for name in limits_of
-        if _positive((entry.get("values") or {}).get(name))
+        if process_group.positive((entry.get("values") or {}).get(name))
     ]
     findings = missing + [outcome for outcome in judged if isinstance(outcome, Outcome)]
-    blamed = {finding.culprit for finding in findings}
-    findings += [finding for finding in behind(ranks, limits_of, unit, fix) if finding.culprit not in blamed]
+    findings += unblamed(findings, behind(ranks, limits_of, unit, fix))
     if findings:
         return worst(findings, otherwise=findings[0])
     return _passed(ranks, unit, [row for row in judged if isinstance(row, Limit)])
 
 
+def unblamed(findings: list[Outcome], more: list[Outcome]) -> list[Outcome]:
+    """Return of `more` what is about no culprit that has a finding already."""
+    blamed = {finding.culprit for finding in findings}
+    return [finding for finding in more if finding.culprit not in blamed]
+
+
 def _missing(entry: Measured, names: Iterable[str], unit: str) -> list[Outcome]:
     """Return the finding that a rank lacks a value that it has to have measured."""
     values, lacking = entry.get("values") or {}, entry.get("unsupported") or {}
-    missing = [name for name in names if name not in lacking and not _positive(values.get(name))]
+    missing = [name for name in names if name not in lacking and not process_group.positive(values.get(name))]
     if values and not missing:
         return []
     summary = f"rank {entry['rank']} measured no {', '.join(missing) or unit}"
-    return [undecided(summary, fix="see the check's log", code="speed.missing", culprit=culprit(entry))]
+    return [undecided(summary, fix=LOG, code="speed.missing", culprit=culprit(entry))]
 
 
 def culprit(entry: Measured) -> str:
@@ -133,8 +137,9 @@ def culprit(entry: Measured) -> str:
     return f"rank {entry['rank']} ({entry.get('device')})"
 
 
-def _positive(value: Any) -> bool:
-    return process_group.finite(value) and bool(value > 0)
+def about(entry: Measured) -> dict[str, Any]:
+    """Return what a finding says of the GPU that it is about."""
+    return {"culprit": culprit(entry), "rank": entry["rank"], "device": entry["device"]}
 
 
 def _one(view: View, entry: Measured, name: str, check: str, unit: str, fix: str) -> Judged:
@@ -145,7 +150,7 @@ def _one(view: View, entry: Measured, name: str, check: str, unit: str, fix: str
     where = f"rank {entry['rank']} ({entry.get('name')}, {entry['device']}), {name}: {value:.4g} {unit}"
     if row is None:
         return None
-    details = {"rank": entry["rank"], "device": entry["device"], "values": entry["values"], "culprit": culprit(entry)}
+    details = {**about(entry), "values": entry["values"]}
     if value > row["ceiling"]:
         summary = f"{where}: above the {row['ceiling']:g} that the hardware can do, so mismeasured"
         remedy = "look for a clock or a tensor that is not what it seems; run it again"
@@ -201,23 +206,14 @@ def behind(ranks: Ranks, names: Iterable[str], unit: str, fix: str) -> list[Outc
     """Return a warning for each GPU that is behind the best of its model, the furthest behind first."""
     findings = []
     for name in names:
-        measured = [(float(e["values"][name]), e) for e in ranks if _positive((e.get("values") or {}).get(name))]
+        having = [entry for entry in ranks if process_group.positive((entry.get("values") or {}).get(name))]
+        measured = [(float(entry["values"][name]), entry) for entry in having]
         for value, entry in sorted(measured, key=lambda pair: pair[0]):
             best = max(other for other, peer in measured if peer.get("name") == entry.get("name"))
             if value < best * STRAGGLER.value:
-                where = f"{culprit(entry)}, {name}"
-                warning = warned(
-                    f"{where}: {value:.4g} {unit}, where the best has {best:.4g}",
-                    fix=fix,
-                    value=round(value / best, 4),
-                    unit=STRAGGLER.unit,
-                    limit=STRAGGLER,
-                    code="speed.behind",
-                    culprit=culprit(entry),
-                    rank=entry["rank"],
-                    device=entry["device"],
-                )
-                findings.append(warning)
+                summary = f"{culprit(entry)}, {name}: {value:.4g} {unit}, where the best has {best:.4g}"
+                share: dict[str, Any] = {"value": round(value / best, 4), "unit": STRAGGLER.unit, "limit": STRAGGLER}
+                findings.append(warned(summary, fix=fix, code="speed.behind", **share, **about(entry)))
     return findings
 
 
@@ -260,18 +256,14 @@ _FIX = "see the check's log; in a container set NVIDIA_DRIVER_CAPABILITIES=compu
 def unseen(entry: Measured, seconds: float, interval: float) -> process_group.Problem:
     """Return why the samples of `seconds` under load show too little of it, or None."""
     load = entry.get("load") or {}
-    where = f"rank {entry['rank']} on {entry['device']}"
+    where = process_group.name(entry)
     if load.get("unread"):
         return undecided(f"{where}: {load['unread']}", fix=_FIX, code="load.unread", culprit=where)
     samples = load.get("samples") or []
     least = max(1, int(seconds / interval * _SHARE))
     if len(samples) < least:
-        return undecided(
-            f"{where}: {len(samples)} samples in {seconds:.0f} s, not {least}",
-            fix=_FIX,
-            code="load.few-samples",
-            culprit=where,
-        )
+        summary = f"{where}: {len(samples)} samples in {seconds:.0f} s, not {least}"
+        return undecided(summary, fix=_FIX, code="load.few-samples", culprit=where)
     return None
 
 
@@ -290,6 +282,30 @@ def slowed(load: Measured) -> str:
     """Return the faults among a GPU's reasons, to be put behind a sentence; or nothing."""
     names = faults(load)
     return f"; {', '.join(names)}" if names else ""
+
+
+def slows_down(entry: Measured, code: str, tell: Callable[..., Outcome] = warned) -> list[Outcome]:
+    """Return the finding that a GPU slowed itself down for heat or power while it was watched."""
+    load = entry.get("load") or {}
+    found = faults(load)
+    if not found:
+        return []
+    among = ", ".join(f"{name} in {count}" for name, count in found.items())
+    summary = f"{process_group.name(entry)}: {among} of {counted(len(load['samples']), 'sample')}{text(load)}"
+    judged: dict[str, Any] = {"value": sum(found.values()), "unit": NO_FAULT.unit, "limit": NO_FAULT}
+    return [tell(summary, fix=COOLING, code=code, **judged, **about(entry))]
+
+
+def no_product(entry: Measured, dtype: str, error: Any) -> list[Outcome]:
+    """Return the failure that a product that was verified is none, or the error that none was."""
+    where, finite = process_group.name(entry), process_group.finite(error)
+    if error is None:
+        return [undecided(f"{where} verified no {dtype} product", fix=LOG, code="data.missing", **about(entry))]
+    if finite and 0 <= error <= exact_data.TOLERANCE.get(dtype, 0.0):
+        return []
+    judged: dict[str, Any] = {"value": error if finite else None, "unit": "relative error"}
+    summary = f"{where}: the {dtype} product is off by {error}"
+    return [failed(summary, fix=WRONG_FIX, code="data.wrong", **judged, **about(entry))]
 
 
 def mostly(load: Measured, clock_reason: str) -> bool:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import fcntl
+import functools
 import math
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Optional
 
-from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, undecided
+from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, skipped, undecided
 from envcheck.checks.support import progress_file
 
 # NCCL's own 10 to 30 minutes outlast every check's limit and hide which rank was stuck.
@@ -36,6 +37,7 @@ _SUMS_ONLY = ((2, 3), (2, 9))
 SUMS_ONLY = "the gloo of this PyTorch adds whatever operation reduce-scatter is given (pytorch/pytorch#162338)"
 
 Problem = Optional[Outcome]
+Judge = Callable[[View, Ranks], Outcome]
 _LEFT: list[Any] = []
 
 
@@ -116,6 +118,30 @@ def _device_identity(tensor: Any) -> str:
     return f"{host()}/{os.environ.get('CUDA_VISIBLE_DEVICES', 'all')}/{tensor.device.index}"
 
 
+def name(entry: Measured) -> str:
+    """Return how a rank and its device are named."""
+    return f"rank {entry['rank']} on {entry['device']}"
+
+
+def sound(*, backend: bool = True, alone: str = "") -> Callable[[Judge], Judge]:
+    """Let a judge see only results that prove something; else the outcome is why they do not: see `problem`.
+
+    `alone` says why one rank by itself proves nothing.
+    """
+
+    def guard(judge: Judge) -> Judge:
+        @functools.wraps(judge)
+        def guarded(view: View, ranks: Ranks) -> Outcome:
+            unsound = problem(view, ranks, backend)
+            if unsound is None and alone and len(ranks) == 1:
+                return skipped(alone, code="rank.not-enough")
+            return unsound or judge(view, ranks)
+
+        return guarded
+
+    return guard
+
+
 def problem(view: View, ranks: Ranks, backend: bool = True) -> Problem:  # noqa: FBT001, FBT002 (py3.9, two callers)
     """Return why these results prove nothing: a rank is missing, ran elsewhere, or shared another's GPU."""
     return _missing(ranks) or _elsewhere(view, ranks, backend) or _shared(ranks)
@@ -123,9 +149,8 @@ def problem(view: View, ranks: Ranks, backend: bool = True) -> Problem:  # noqa:
 
 def _missing(ranks: Ranks) -> Problem:
     if not ranks:
-        return undecided(
-            "no rank reported anything", fix="see the log of the check's processes", code="rank.none-reported"
-        )
+        fix = "see the log of the check's processes"
+        return undecided("no rank reported anything", fix=fix, code="rank.none-reported")
     worlds: list[Any] = [entry.get("world") for entry in ranks]
     world = max((w for w in worlds if counts(w)), default=0)
     numbers = sorted(entry["rank"] for entry in ranks if counts(entry.get("rank")))
@@ -189,6 +214,11 @@ def _shared(ranks: Ranks) -> Problem:
 def finite(value: Any) -> bool:
     """Return whether `value` is a finite number: None, NaN (which JSON loses) and words are not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def positive(value: Any) -> bool:
+    """Return whether `value` is a finite number above 0."""
+    return finite(value) and bool(value > 0)
 
 
 def gloo_lacks(backend: str, error: BaseException) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import types
 from collections.abc import Callable
@@ -19,12 +18,7 @@ Node = Callable[..., View]
 NAN = float("nan")
 DTYPES = ("float32", "float16", "bfloat16")
 MEASURED: dict[Any, Callable[[], Entry]] = {
-    fingerprint: lambda: {
-        "model": "X",
-        "repeats": 3,
-        "digests": ["a", "a", "a"],
-        "errors": {"float32": 1e-5, "float16": 1e-3},
-    },
+    fingerprint: lambda: {"model": "X", "repeats": 3, "digests": ["a", "a", "a"]},
     fsdp: lambda: {
         "errors": [1e-8],
         "gathered": [1e-8],
@@ -34,10 +28,9 @@ MEASURED: dict[Any, Callable[[], Entry]] = {
         "total": 80,
     },
     straggler: lambda: {
-        "products": {"median": 0.001, "p95": 0.0011},
+        "products": {"median": 0.001},
         "joined": {"at": [10.0, 11.0, 12.0]},
         "wrong": 0,
-        "computed": {"error": 1e-6, "products": 120, "wrong": 0},
     },
 }
 
@@ -59,18 +52,14 @@ def test_bits_that_differ_once_or_always_name_their_gpu(h100: View) -> None:
     assert fingerprint.judge(h100, ranks).status == PASS
 
 
-def test_a_fingerprint_names_every_rank_and_the_same_bits_may_be_wrong(h100: View) -> None:
+def test_a_fingerprint_names_every_rank(h100: View) -> None:
     ranks = entries(fingerprint)
     ranks[1]["digests"] = ["a", "a", "b"]
-    ranks[3]["errors"] = {"float32": 0.5, "float16": NAN}
-    ranks[4]["errors"] = {}
+    ranks[4]["digests"] = []
     ranks[6]["digests"] = ["c", "c", "c"]
     outcome = fingerprint.judge(h100, ranks)
-    message = [(finding.culprit[:6], finding.code, finding.status) for finding in outcome.findings]
-    assert message == [
+    assert [(finding.culprit[:6], finding.code, finding.status) for finding in outcome.findings] == [
         ("rank 1", "fingerprint.bits", FAIL),
-        ("rank 3", "data.wrong", FAIL),
-        ("rank 3", "data.wrong", FAIL),
         ("rank 6", "fingerprint.bits", FAIL),
         ("rank 4", "fingerprint.missing", ERROR),
     ]
@@ -141,10 +130,10 @@ def test_a_slow_rank_is_named_on_each_side_of_the_limits(
         assert 0 < outcome.details["spread"] < ratio
 
 
-@each("name, seconds", itertools.product(["median", "p95"], [0.0, -1.0, NAN, None]))
-def test_a_time_that_is_none_is_no_pass(h100: View, name: str, seconds: float | None) -> None:
+@each("seconds", [0.0, -1.0, NAN, None])
+def test_a_time_that_is_none_is_no_pass(h100: View, seconds: float | None) -> None:
     ranks = entries(straggler)
-    ranks[2]["products"][name] = seconds
+    ranks[2]["products"]["median"] = seconds
     assert straggler.judge(h100, ranks).status == ERROR
 
 
@@ -168,36 +157,14 @@ def test_a_gpu_s_rank_that_joins_late_is_named(h100: View, cpu: View, late: floa
     assert straggler.judge(cpu, here).status == (WARN if late > 0.015 else PASS)
 
 
-def test_every_slow_rank_is_a_finding_and_late_rounds_count_on_gpus(h100: View) -> None:
+def test_every_slow_rank_is_a_finding(h100: View) -> None:
     ranks = entries(straggler)
-    ranks[2]["products"]["p95"] = 0.021
     ranks[5]["products"]["median"] = 0.002
-    ranks[6]["joined"]["at"] = [10.0, 11.0, 12.03]
+    ranks[6]["joined"]["at"] = [10.01, 11.01, 12.01]
+    ranks[7]["joined"]["own"] = 0.02
     outcome = straggler.judge(h100, ranks)
-    assert [finding.culprit[:6] for finding in outcome.findings] == ["rank 2", "rank 5", "rank 6"]
+    assert [finding.culprit[:6] for finding in outcome.findings] == ["rank 5", "rank 6", "rank 7"]
     assert {finding.status for finding in outcome.findings} == {FAIL}
-
-
-@each(
-    "computed, status",
-    [
-        ({"error": straggler.TOLERANCE}, PASS),
-        ({"error": 1.01 * straggler.TOLERANCE}, FAIL),
-        ({"error": NAN}, FAIL),
-        ({"error": None}, FAIL),
-        ({"wrong": 1}, FAIL),
-        ({"products": 0}, ERROR),
-        ({"wrong": None}, ERROR),
-    ],
-)
-def test_a_rank_that_computes_something_else_is_named_whatever_its_times(
-    h100: View, computed: Entry, status: str
-) -> None:
-    ranks = entries(straggler)
-    ranks[3]["computed"] = {**ranks[3]["computed"], **computed}
-    outcome = straggler.judge(h100, ranks)
-    assert (outcome.status, outcome.remeasure) == (status, False)
-    assert status == PASS or outcome.culprit[:6] == "rank 3"
 
 
 def test_a_wrong_sum_is_final(cpu: View) -> None:
