@@ -1,20 +1,25 @@
-"""What is sampled while a command runs, and what the samples say of it. Times are seconds from its start."""
+"""What is sampled while a command runs, what the samples say of it, and as a page. Times are seconds from its start."""
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from envcheck import __version__
 from envcheck.counting import counted
+from envcheck.reports.formats import html
+from envcheck.reports.measurements import SECONDS, PlotLine, chart
 from envcheck.struct_types import know_types
 
 # What practitioners aim at in training: GPUs at work in 80 % of the time, and 20 % of their memory free as reserve
 # against longer batches and fragmentation.
-UTILIZATION_GOAL: Final = 80.0
-HEADROOM_GOAL: Final = 0.2
+_GOAL: Final = 80.0
+_FREE_GOAL: Final = 0.2
 # A GPU below this did nothing; one below _WAITING at a moment waited then.
 _IDLE, _WAITING = 5.0, 20.0
 _OFTEN: Final = 0.1
@@ -24,14 +29,14 @@ _FAULTS: Final = ("hardware slowdown", "software thermal slowdown", "hardware th
 _CAPS: Final = ("software power cap", "applications clocks", "sync boost")
 _FULL: Final = 0.9
 _GIB: Final = float(1 << 30)
+_MOST_POINTS: Final = 400
 LineStatus = Literal["good", "low", "info", "unknown"]
 
 
 class GpuSample(msgspec.Struct, frozen=True):
-    """One GPU at one moment. What it does not offer is None.
+    """One GPU at one moment: percent, bytes, W, MHz, C, NVML's reasons for its clocks, uncorrected ECC errors so far.
 
-    Percent, bytes, W, MHz, C; `reasons` for its clocks in NVML's words; `ecc` uncorrected errors since the driver came
-    up.
+    What it does not offer is None.
     """
 
     at: float
@@ -49,10 +54,7 @@ class GpuSample(msgspec.Struct, frozen=True):
 
 
 class TreeSample(NamedTuple):
-    """The command and all that it started: bytes in memory, and seconds and bytes since its start.
-
-    `received` and `sent` are those of its network namespace, which is the machine's unless the command has its own.
-    """
+    """The command and all that it started: bytes in memory, and CPU seconds and bytes of disks since its start."""
 
     at: float
     processes: int
@@ -60,15 +62,10 @@ class TreeSample(NamedTuple):
     cpu: float
     read: int
     written: int
-    received: int
-    sent: int
 
 
 class WatchRecord(NamedTuple):
-    """All that was seen. `exit_code` is the command's, `problems` what could not be watched and why.
-
-    `xids` are the kernel's lines on GPU errors that came while it ran.
-    """
+    """All that was seen: the kernel's GPU errors (`xids`) too, and what could not be watched and why (`problems`)."""
 
     command: tuple[str, ...]
     started: float
@@ -85,7 +82,7 @@ know_types(GpuSample)
 
 
 class SummaryLine(NamedTuple):
-    """One line: `what` was looked at, how it stands, and the sentence."""
+    """What was looked at, how it stands, and the sentence."""
 
     what: str
     status: LineStatus
@@ -117,23 +114,19 @@ def _goals(by_gpu: dict[str, list[GpuSample]]) -> Iterator[SummaryLine]:
     means = _means(by_gpu)
     if means:
         mean, least = statistics.fmean(means.values()), min(means, key=lambda gpu: means[gpu])
-        status: LineStatus = "good" if mean >= UTILIZATION_GOAL else "low"
+        status: LineStatus = "good" if mean >= _GOAL else "low"
         text = f"{mean:.0f} % on {counted(len(means), 'GPU')}, least {least} with {means[least]:.0f} %"
-        yield SummaryLine("utilization", status, f"{text} (goal {UTILIZATION_GOAL:.0f} %)")
+        yield SummaryLine("utilization", status, f"{text} (goal {_GOAL:.0f} %)")
     elif by_gpu:
         yield SummaryLine("utilization", "unknown", "no GPU offers its utilization")
-    free = {gpu: share for gpu, samples in by_gpu.items() if (share := headroom(samples)) is not None}
-    if free:
+    shares = {
+        gpu: [s.memory_used / s.memory_total for s in of if s.memory_used is not None and s.memory_total]
+        for gpu, of in by_gpu.items()
+    }
+    if free := {gpu: 1 - max(full) for gpu, full in shares.items() if full}:
         least = min(free, key=lambda gpu: free[gpu])
-        status = "good" if round(free[least], 6) >= HEADROOM_GOAL else "low"
-        text = f"{free[least]:.0%} of {least} stayed free (goal {HEADROOM_GOAL:.0%})"
-        yield SummaryLine("memory", status, text)
-
-
-def headroom(samples: Sequence[GpuSample]) -> float | None:
-    """Return the share of a GPU's memory that was free at its fullest moment."""
-    shares = [s.memory_used / s.memory_total for s in samples if s.memory_used is not None and s.memory_total]
-    return 1 - max(shares) if shares else None
+        status = "good" if round(free[least], 6) >= _FREE_GOAL else "low"
+        yield SummaryLine("memory", status, f"{free[least]:.0%} of {least} stayed free (goal {_FREE_GOAL:.0%})")
 
 
 def _slowed(by_gpu: dict[str, list[GpuSample]], seen: WatchRecord) -> Iterator[SummaryLine]:
@@ -145,10 +138,8 @@ def _slowed(by_gpu: dict[str, list[GpuSample]], seen: WatchRecord) -> Iterator[S
                 status: LineStatus = "low" if reason in _FAULTS else "info"
                 yield SummaryLine("clocks", status, f"{gpu}: {reason} in {share:.0%} of the samples")
         counts = [sample.ecc for sample in samples if sample.ecc is not None]
-        if counts and counts[-1] > counts[0]:
-            yield SummaryLine(
-                "memory errors", "low", f"{gpu}: {counted(counts[-1] - counts[0], 'uncorrected ECC error')}"
-            )
+        if counts and (new := counts[-1] - counts[0]) > 0:
+            yield SummaryLine("memory errors", "low", f"{gpu}: {counted(new, 'uncorrected ECC error')}")
     for event in seen.xids:
         yield SummaryLine("Xid", "low", f"Xid {event['code']} on {event['bus_id']}: {event['text']}")
     means = _means(by_gpu)
@@ -188,27 +179,71 @@ def _processes(tree: Sequence[TreeSample], cores: int) -> Iterator[SummaryLine]:
         return
     used, last = cores_used(tree), tree[-1]
     busy = "busy cores unknown (one sample)" if used is None else f"{used:.1f} of {cores} cores busy in the mean"
-    peak = max(sample.rss for sample in tree)
-    most = max(sample.processes for sample in tree)
-    yield SummaryLine(
-        "processes", "info", f"up to {counted(most, 'process', 'processes')}, {peak / _GIB:.2f} GiB, {busy}"
-    )
-    disk = f"{last.read / 1e6:.1f} MB read and {last.written / 1e6:.1f} MB written on disks"
-    network = f"{last.received / 1e6:.1f} MB received and {last.sent / 1e6:.1f} MB sent by this network namespace"
-    yield SummaryLine("traffic", "info", f"{disk}; {network}")
+    most = counted(max(sample.processes for sample in tree), "process", "processes")
+    yield SummaryLine("processes", "info", f"up to {most}, {max(s.rss for s in tree) / _GIB:.2f} GiB, {busy}")
+    yield SummaryLine("disks", "info", f"{last.read / 1e6:.1f} MB read and {last.written / 1e6:.1f} MB written")
 
 
 def document(seen: WatchRecord) -> dict[str, Any]:
     """Return the document envcheck/watch/1: what ran, the summary, and the series."""
-    return {
-        "schema": "envcheck/watch/1",
-        "command": seen.command,
-        "started": seen.started,
-        "seconds": round(seen.seconds, 3),
-        "exit_code": seen.exit_code,
-        "summary": [line._asdict() for line in summarize(seen)],
-        "gpus": seen.gpus,
-        "processes": [sample._asdict() for sample in seen.tree],
-        "xids": seen.xids,
-        "problems": seen.problems,
-    }
+    lines, tree = ([row._asdict() for row in rows] for rows in (summarize(seen), seen.tree))
+    told = {"schema": "envcheck/watch/1", **seen._asdict(), "seconds": round(seen.seconds, 3), "summary": lines}
+    return {name: value for name, value in told.items() if name not in ("tree", "cores")} | {"processes": tree}
+
+
+_CLASS: Final = {"good": "pass", "low": "warn", "info": "skip", "unknown": "error"}
+_GPU_CHARTS: Final = (
+    ("GPU utilization", "%", "utilization", 1),
+    ("GPU memory in use", "GiB", "memory_used", 1 / _GIB),
+    ("power", "W", "power_draw", 1),
+    ("clock of the multiprocessors", "MHz", "clock_sm", 1),
+    ("temperature", "C", "temperature", 1),
+)
+
+
+def page(seen: WatchRecord) -> str:
+    """Return the run as one HTML page that needs nothing else; what the command is called cannot steer it."""
+    title = f"envcheck watch: {shlex.join(seen.command)}"
+    rows = "".join(
+        f'<tr><td class="id">{html.text(line.what)}</td><td class="status {_CLASS[line.status]}">{line.status}</td>'
+        f"<td>{html.text(line.text)}</td></tr>\n"
+        for line in summarize(seen)
+    )
+    body = (
+        f'<header class="verdict"><h1>{html.text(title)}</h1>'
+        f"<p>exit code {seen.exit_code} after {seen.seconds:.1f} s</p></header>\n"
+        f'<main>\n<h2>Summary</h2>\n<div class="wide"><table><tbody>\n{rows}</tbody></table></div>\n'
+        f'<h2>Over time</h2>\n<div class="figures">\n{"".join(_figures(seen))}</div>\n</main>\n'
+    )
+    return html.document(title, body, f"envcheck {__version__}")
+
+
+def _figures(seen: WatchRecord) -> Iterator[str]:
+    by_gpu = grouped(seen.gpus)
+    for title, unit, field, factor in _GPU_CHARTS:
+        read = {gpu: [(s.at, getattr(s, field)) for s in samples] for gpu, samples in by_gpu.items()}
+        series = {
+            gpu: [(at, value * factor) for at, value in points if value is not None] for gpu, points in read.items()
+        }
+        yield from _figure(f"{title}, {unit}", unit, series)
+    yield from _figure("busy cores, cores", "cores", {"cores": _rates(seen.tree)})
+    yield from _figure("memory of the processes, GiB", "GiB", {"": [(s.at, s.rss / _GIB) for s in seen.tree]})
+    disks = {kind: [(s.at, getattr(s, kind) / 1e6) for s in seen.tree] for kind in ("read", "written")}
+    yield from _figure("disks since the start, MB", "MB", disks)
+
+
+def _figure(title: str, unit: str, series: dict[str, list[tuple[float, float]]]) -> Iterator[str]:
+    drawn = [PlotLine(name, thinned(points)) for name, points in series.items() if len(points) > 1]
+    if any(value > 0 for line in drawn for _, value in line.points):
+        yield html.figure(chart(title, drawn, SECONDS, unit))
+
+
+def _rates(tree: Sequence[TreeSample]) -> list[tuple[float, float]]:
+    return [(b.at, max(0.0, b.cpu - a.cpu) / (b.at - a.at)) for a, b in pairwise(tree) if b.at > a.at]
+
+
+def thinned(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return at most _MOST_POINTS points: the mean of each stretch, so that no peak is invented."""
+    size = -(-len(points) // _MOST_POINTS)
+    parts = [points[start : start + size] for start in range(0, len(points), max(size, 1))]
+    return [(part[0][0], sum(value for _, value in part) / len(part)) for part in parts]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from envcheck.watch.outputs import page, thinned
-from envcheck.watch.record import GpuSample, TreeSample, WatchRecord, summarize
+from envcheck.watch.record import GpuSample, TreeSample, WatchRecord, page, summarize, thinned
 from tests.tables import each
 
 GIB = 1 << 30
@@ -26,7 +25,7 @@ def gpu(at: float, index: int = 0, **values: object) -> GpuSample:
 
 def watched(gpus: list[GpuSample], cpu: float = 1.0, **values: object) -> WatchRecord:
     """Return a run of ten seconds on four cores, `cpu` of which were busy."""
-    tree = [TreeSample(float(at), 2, GIB, at * cpu, at * 1000, 0, 0, 0) for at in range(11)]
+    tree = [TreeSample(float(at), 2, GIB, at * cpu, at * 1000, 0) for at in range(11)]
     seen = WatchRecord(("python", "train.py"), 1_800_000_000.0, 10.0, 0, 4, gpus, tree, [], [])
     return seen._replace(**values)  # type: ignore[arg-type]
 
@@ -52,7 +51,7 @@ def test_a_sound_run_is_not_said_to_be_slowed() -> None:
         "utilization",
         "memory",
         "processes",
-        "traffic",
+        "disks",
     }
 
 

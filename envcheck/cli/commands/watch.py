@@ -18,8 +18,7 @@ from envcheck.cli.shared.process import say
 from envcheck.counting import printable
 from envcheck.errors import ConfigError
 from envcheck.node.collect import find_library
-from envcheck.watch.outputs import page
-from envcheck.watch.record import WatchRecord, document, summarize
+from envcheck.watch.record import WatchRecord, document, page, summarize
 from envcheck.watch.run_command import watch
 
 # Seconds. Reading /proc and NVML takes milliseconds.
