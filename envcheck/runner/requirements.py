@@ -6,6 +6,7 @@ of the check that measures it, and one that did not run, was skipped or broke is
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import sys
@@ -76,10 +77,7 @@ class DriverDemand(_Table):
 
 
 class HostDemand(_Table):
-    """At least so much RAM, so many CPUs, so much free disk in the working directory and read so fast.
-
-    `hugepages` is what the kernel's transparent huge pages have to be set to.
-    """
+    """At least so much; `hugepages` is what the kernel's transparent huge pages have to be set to."""
 
     ram_gib: Some | None = None
     cpus: Count | None = None
@@ -124,55 +122,41 @@ def read(source: str, matrix: Matrix | None = None) -> Requirements:
     except (UnicodeError, RecursionError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         message = f"{path} is not UTF-8 text" if isinstance(error, UnicodeError) else f"{path}: {error}"
         raise ConfigError(message, fix=_ALL_SETTINGS) from error
-    problem, fix = _problem(requirements, matrix or load())
-    if problem:
+    for problem, fix in _problems(requirements, matrix or load()):
         message = f"{path}{problem}"
         raise ConfigError(message, fix=fix)
     return requirements
 
 
-def _problem(requirements: Requirements, matrix: Matrix) -> tuple[str, str]:
-    """Return what is wrong in a file whose types are right, and what to do; "" where nothing is."""
+def _problems(requirements: Requirements, matrix: Matrix) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong in a file whose types are right, and what to do."""
     tables = {name: getattr(requirements, name) for name in ("gpu", "driver", "host", "network")}
     if all(table is None or table == type(table)() for table in tables.values()):
-        return " contains no requirements", _ALL_SETTINGS  # it would let every node pass
+        yield " contains no requirements", _ALL_SETTINGS  # it would let every node pass
     values = [(f"{t}.{k}", v) for t, table in tables.items() if table for k, v in msgspec.to_builtins(table).items()]
     endless = [name for name, value in values if isinstance(value, float) and not math.isfinite(value)]
     if endless:
-        return f": {', '.join(endless)} is not a number", "give a finite one, or leave it out"
-    return _driver_problem(requirements.driver or DriverDemand()) or _model_problem(requirements.gpu, matrix)
+        yield f": {', '.join(endless)} is not a number", "give a finite one, or leave it out"
+    yield from _driver_problems(requirements.driver or DriverDemand())
+    model = requirements.gpu.model if requirements.gpu else None
+    if model is not None and not model.strip():
+        yield ": gpu.model is empty", "name the model, or leave it out"
+    elif model is not None and not find_gpu(matrix, model):
+        near = suggest(matrix, model)
+        fix = f"did you mean {' or '.join(near)}?" if near else "see `envcheck matrix show`"
+        yield f": gpu.model {model} is not known", fix
 
 
-def _driver_problem(driver: DriverDemand) -> tuple[str, str] | None:
+def _driver_problems(driver: DriverDemand) -> Iterator[tuple[str, str]]:
     versions = [version for version in (driver.min, driver.below) if version]
     try:
         keys = [key(version) for version in versions]
     except ValueError:
         fix = 'write it as NVIDIA does, in quotes: "570.124.06"'
-        return f": driver {' or '.join(versions)} is not a version", fix
+        yield f": driver {' or '.join(versions)} is not a version", fix
+        return
     if len(keys) > 1 and keys[0] >= keys[1]:
-        return f": no driver is at least {driver.min} and below {driver.below}", "give a `below` that is above `min`"
-    return None
-
-
-def _model_problem(gpu: GpuDemand | None, matrix: Matrix) -> tuple[str, str]:
-    if gpu is None or gpu.model is None or (gpu.model.strip() and find_gpu(matrix, gpu.model)):
-        return "", ""
-    if not gpu.model.strip():
-        return ": gpu.model is empty", "name the model, or leave it out"
-    near = suggest(matrix, gpu.model)
-    fix = f"did you mean {' or '.join(near)}?" if near else "see `envcheck matrix show`"
-    return f": gpu.model {gpu.model} is not known", fix
-
-
-def measured_demands(requirements: Requirements) -> list[Demand]:
-    """Return the demands on what the run's checks measure; they are judged when those are done."""
-    bounds = {
-        name: getattr(getattr(requirements, one.table), one.field, None)
-        for name, one in _KNOWN.items()
-        if getattr(requirements, one.table)
-    }
-    return [demand(name, bound, requirements.name) for name, bound in bounds.items() if bound]
+        yield f": no driver is at least {driver.min} and below {driver.below}", "give a `below` that is above `min`"
 
 
 def node_checks(requirements: Requirements) -> list[CheckModule]:
@@ -216,16 +200,17 @@ def _on_node(requirements: Requirements) -> Iterator[tuple[str, str, Callable[[V
         yield "driver", f"driver from {driver.min or 'any'}", bound(_driver, source, driver)
 
 
-def _read(signal: str, view: View) -> list[Signal]:
-    """Return a signal of the node, whose name has a point, or that of each GPU."""
-    if "." in signal:
-        return [view.snapshot.signal(signal)]
-    return [gpu.signal(signal) for gpu in view.snapshot.gpus] or [_no_gpu(view)]
-
-
 def _no_gpu(view: View) -> Signal:
     driver = view.snapshot.signal("driver.version")
     return Signal(reason=f"no GPU: {driver.reason or 'NVML shows none'}", why=driver.why or "unsupported")
+
+
+def _values(signal: str, view: View) -> list[Any] | Outcome:
+    """Return the values of a node's signal, whose name has a point, or of each GPU's; an error where one is unread."""
+    of_gpus = [gpu.signal(signal) for gpu in view.snapshot.gpus] or [_no_gpu(view)]
+    signals = [view.snapshot.signal(signal)] if "." in signal else of_gpus
+    unread = [one.reason for one in signals if one.value is None]
+    return _unread(unread[0]) if unread else [one.value for one in signals]
 
 
 def _unread(why: str | None) -> Outcome:
@@ -240,27 +225,25 @@ def _held(summary: str, limit: Limit, value: Any, *, met: bool, fix: str = _NODE
 
 def _least(signal: str, quantity: str, limit: Limit, view: View) -> Outcome:
     """Fail where the least of what was read is too little; what was not read is an error."""
-    read_off = _read(signal, view)
-    unread = [signal.reason for signal in read_off if signal.value is None]
-    if unread:
-        return _unread(unread[0])
-    odd = [signal.value for signal in read_off if not (_number(signal.value) and signal.value >= 0)]
+    values = _values(signal, view)
+    if isinstance(values, Outcome):
+        return values
+    odd = [value for value in values if not (_number(value) and value >= 0)]
     if odd == ["unlimited"]:
         return _held(f"{quantity}: unlimited, for {limit.source}", limit, "unlimited", met=True)
     if odd:
         why = f"{quantity} has an unexpected type or value: {str(odd[0])[:40]}"
         return undecided(why, fix=_NODE_FIX, code="require.unexpected-value")
-    least = min(signal.value for signal in read_off)
-    return _held(f"{quantity}, for {limit.source}", limit, least, met=least >= limit.value)
+    return _held(f"{quantity}, for {limit.source}", limit, min(values), met=min(values) >= limit.value)
 
 
 def _pages(source: str, setting: str, view: View) -> Outcome:
-    mode = view.snapshot.signal("host.hugepages")
-    if mode.value is None:
-        return _unread(mode.reason)
+    mode = _values("host.hugepages", view)
+    if isinstance(mode, Outcome):
+        return mode
     fix = f"echo {setting} > /sys/kernel/mm/transparent_hugepage/enabled, as root"
     limit = Limit(setting, "", source, "equal")
-    return _held(f"transparent huge pages: {mode.value}", limit, mode.value, met=mode.value == setting, fix=fix)
+    return _held(f"transparent huge pages: {mode[0]}", limit, mode[0], met=mode == [setting], fix=fix)
 
 
 def _network(source: str, demand: NetworkDemand, view: View) -> Outcome:
@@ -283,35 +266,24 @@ def _count(source: str, count: int, view: View) -> Outcome:
 
 def _model(source: str, model: str, view: View) -> Outcome:
     matrix = view.matrix if isinstance(view.matrix, Matrix) else load()
-    names = _read("name", view)
-    unread = [signal.reason for signal in names if signal.value is None]
-    if unread:
-        return _unread(unread[0])
+    names = _values("name", view)
+    if isinstance(names, Outcome):
+        return names
     wanted, limit = find_gpu(matrix, model), Limit(model, "", source, "equal")
-    others = sorted({str(signal.value) for signal in names if find_gpu(matrix, str(signal.value)) != wanted})
+    others = sorted({str(name) for name in names if find_gpu(matrix, str(name)) != wanted})
     summary = f"not a {model}: {', '.join(others)}" if others else f"{len(names)} x {model}"
     return _held(summary, limit, others or model, met=not others)
 
 
 def _driver(source: str, demand: DriverDemand, view: View) -> Outcome:
-    driver = view.snapshot.signal("driver.version")
-    if driver.value is None:
-        return _unread(driver.reason)
-    version, span = key(str(driver.value)), f"{demand.min or ''}..{demand.below or ''}"
+    driver = _values("driver.version", view)
+    if isinstance(driver, Outcome):
+        return driver
+    version, span = key(str(driver[0])), f"{demand.min or ''}..{demand.below or ''}"
     low = demand.min is not None and version < key(demand.min)
     high = demand.below is not None and version >= key(demand.below)
-    summary = f"driver {driver.value}{f' is outside {span}' if low or high else ''}"
-    return _held(summary, Limit(span, "driver version", source, "equal"), driver.value, met=not (low or high))
-
-
-class Demand(NamedTuple):
-    """A bound on what a check measures. `values` reads all that have to meet it off that check's outcome."""
-
-    id: str
-    of: str
-    what: str
-    limit: Limit
-    values: Values
+    summary = f"driver {driver[0]}{f' is outside {span}' if low or high else ''}"
+    return _held(summary, Limit(span, "driver version", source, "equal"), driver[0], met=not (low or high))
 
 
 def _of_ranks(*names: str) -> Values:
@@ -340,52 +312,67 @@ def _latency(row: OutcomeRow) -> list[Any]:
     return [seconds * 1e6 if _number(seconds) else seconds for seconds in first]
 
 
-class _Known(NamedTuple):
-    """Where a file demands something measured, which check measures it, what it is, and how it is read."""
+class Demand(NamedTuple):
+    """A bound on what a check measures: the field of a file that sets it, and how it is read off that check's row."""
 
+    id: str
     table: str
     field: str
     of: str
     what: str
     values: Values
-    unit: str = "GB/s"
-    kind: str = "at least"
+    limit: Limit
 
 
-_KNOWN: Final[Mapping[str, _Known]] = {
-    "pcie-speed": _Known(
-        *("gpu", "pcie_gb_s", "memory-bandwidth", "slower way between host and GPU"),
-        _of_ranks("host to GPU", "GPU to host"),
+_GB: Final = Limit(0, "GB/s", "")
+# The limit's value and source are those of a file.
+MEASURED: Final = (
+    Demand(
+        *("require-pcie-speed", "gpu", "pcie_gb_s", "memory-bandwidth", "slower way between host and GPU"),
+        *(_of_ranks("host to GPU", "GPU to host"), _GB),
     ),
-    "hbm-speed": _Known("gpu", "hbm_gb_s", "memory-bandwidth", "copy on the card", _of_ranks("HBM copy")),
-    "bf16": _Known(
-        *("gpu", "bf16_tflops", "gemm-throughput", "matrix product in bfloat16"), _of_ranks("bfloat16"), "TFLOP/s"
+    Demand("require-hbm-speed", "gpu", "hbm_gb_s", "memory-bandwidth", "copy on the card", _of_ranks("HBM copy"), _GB),
+    Demand(
+        *("require-bf16", "gpu", "bf16_tflops", "gemm-throughput", "matrix product in bfloat16"),
+        *(_of_ranks("bfloat16"), Limit(0, "TFLOP/s", "")),
     ),
-    "peer-speed": _Known("gpu", "peer_gb_s", "peer-bandwidth", "slowest pair of GPUs", _pairs),
-    "all-reduce-speed": _Known(
-        *("gpu", "all_reduce_gb_s", "all-reduce-bandwidth", "bus bandwidth of all-reduce"), _on_gpus
+    Demand("require-peer-speed", "gpu", "peer_gb_s", "peer-bandwidth", "slowest pair of GPUs", _pairs, _GB),
+    Demand(
+        *("require-all-reduce-speed", "gpu", "all_reduce_gb_s", "all-reduce-bandwidth", "bus bandwidth of all-reduce"),
+        *(_on_gpus, _GB),
     ),
-    "disk-read": _Known("host", "disk_read_gb_s", "disk-read", "reading the disk", lambda row: [row.value]),
-    "network-latency": _Known(
-        *("network", "latency_us", "all-reduce-bandwidth", "smallest all-reduce between nodes"),
-        *(_latency, "us", "at most"),
+    Demand(
+        "require-disk-read", "host", "disk_read_gb_s", "disk-read", "reading the disk", lambda row: [row.value], _GB
     ),
-}
+    Demand(
+        *(
+            "require-network-latency",
+            "network",
+            "latency_us",
+            "all-reduce-bandwidth",
+            "smallest all-reduce between nodes",
+        ),
+        *(_latency, Limit(0, "us", "", "at most")),
+    ),
+)
 
 
-def demand(name: str, bound: float, source: str) -> Demand:
-    """Return a demand by its name; `source` is the site's."""
-    known = _KNOWN[name]
-    return Demand(f"require-{name}", known.of, known.what, Limit(bound, known.unit, source, known.kind), known.values)
+def measured_demands(requirements: Requirements) -> list[Demand]:
+    """Return the demands on what the run's checks measure; they are judged when those are done."""
+    return [
+        one._replace(limit=dataclasses.replace(one.limit, value=bound, source=requirements.name))
+        for one in MEASURED
+        if (bound := getattr(getattr(requirements, one.table), one.field, None))
+    ]
 
 
 def hold_demands(demands: Iterable[Demand], outcomes: Mapping[str, OutcomeRow]) -> dict[str, OutcomeRow]:
     """Return each demand's outcome, by id."""
-    judged = {one.id: judge_demand(one, outcomes.get(one.of)) for one in demands}
+    judged = {one.id: _judged(one, outcomes.get(one.of)) for one in demands}
     return {identity: OutcomeRow(id=identity, kind="env", **fields(outcome)) for identity, outcome in judged.items()}
 
 
-def judge_demand(required: Demand, row: OutcomeRow | None) -> Outcome:
+def _judged(required: Demand, row: OutcomeRow | None) -> Outcome:
     """Judge the worst of what was measured; anything but a finite positive number was not."""
     lacking, values = _lacking(required, row), list(required.values(row)) if row else []
     if not lacking and (not values or not all(_number(value) and value > 0 for value in values)):

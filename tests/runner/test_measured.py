@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -50,6 +51,12 @@ def pairs(*matrix: list[Any]) -> dict[str, Any]:
     return {"is_cuda": True, "matrix": list(matrix)}
 
 
+def demand(name: str, bound: float) -> requirements.Demand:
+    """Return a demand of our contract by its name."""
+    [known] = [one for one in requirements.MEASURED if one.id == f"require-{name}"]
+    return known._replace(limit=dataclasses.replace(known.limit, value=bound, source="our contract"))
+
+
 NAMES = ("pcie-speed", "hbm-speed", "bf16", "peer-speed", "all-reduce-speed", "disk-read", "network-latency")
 CODES = {PASS: "", FAIL: "require.not-met", ERROR: "require.unmeasured"}
 
@@ -79,7 +86,7 @@ CODES = {PASS: "", FAIL: "require.not-met", ERROR: "require.unmeasured"}
     ],
 )
 def test_each_bound_on_both_sides(name: str, bound: float, row: OutcomeRow, status: str, word: str) -> None:
-    expected = requirements.demand(name, bound, "our contract")
+    expected = demand(name, bound)
     actual = requirements.hold_demands([expected], {row.id: row})[f"require-{name}"]
     assert (actual.status, actual.code) == (status, CODES[status]), actual
     assert word in actual.summary
@@ -92,7 +99,7 @@ def test_each_bound_on_both_sides(name: str, bound: float, row: OutcomeRow, stat
 @each("name", NAMES)
 @each("row", NOTHING)
 def test_what_was_not_measured_is_never_met(name: str, row: OutcomeRow | None) -> None:
-    expected = requirements.demand(name, 1e-9 if name != "network-latency" else 1e9, "our contract")
+    expected = demand(name, 1e-9 if name != "network-latency" else 1e9)
     rows = {} if row is None else {expected.of: row}
     [actual] = requirements.hold_demands([expected], rows).values()
     assert actual.status == ERROR, actual
