@@ -23,7 +23,7 @@ from envcheck.node.snapshot import Snapshot
 from envcheck.runner import judging, outcomes
 from envcheck.runner.launcher import Place, place
 from envcheck.runner.local_python import Handle
-from envcheck.runner.outcomes import ATTEMPT, P2P_KEPT, fields
+from envcheck.runner.outcomes import ATTEMPT, fields
 from envcheck.runner.planning import CheckModule, discover
 from envcheck.runner.schema import (
     Attempt,
@@ -39,6 +39,7 @@ from envcheck.runner.schema import (
     plain,
 )
 from envcheck.runner.state import EarlierRun, Run, RunPlan
+from envcheck.runner.worker.fork_server import KEPT
 
 SCHEMA: Final = "envcheck/report/1"
 _FIX: Final = "give the file that `envcheck run --output` wrote"
@@ -256,7 +257,7 @@ def _with_evidence(run: Run, module: CheckModule, row: OutcomeRow) -> OutcomeRow
     """Return the row; an error for a pass, warning or skip of what is measured, where nothing is left to judge."""
     if module.kind != "env" or row.ranks or row.left_out or row.status in (FAIL, ERROR):
         return row
-    if row.status == SKIP and run.unmeasured(module) is not None:
+    if row.status == SKIP and judging.unmeasured(module, run.view, run.asked.plan) is not None:
         return row  # without a GPU, or alone
     summary = "the report does not hold what was measured"
     remedy = _AGAIN.format(row.id)
@@ -304,7 +305,7 @@ def _judged(run: Run, module: CheckModule, row: OutcomeRow, old: OutcomeRow) -> 
     if outcome is None:
         return row
     described = fields(outcome)
-    kept = {name: row.details[name] for name in ("survivors", *P2P_KEPT) if name in row.details}
+    kept = {name: row.details[name] for name in ("survivors", *KEPT) if name in row.details}
     measured = {name: described[name] for name in ATTEMPT}
     return structs.replace(
         row,
@@ -319,7 +320,7 @@ def _outcome(run: Run, module: CheckModule, row: OutcomeRow, old: OutcomeRow) ->
     if module.kind == "env" and outcomes.measured(row):
         return judging.decide(module, run.view, row.ranks, old.details)
     one_of_many = len(old.attempts) > 1 or (old.spread is not None and old.spread.rounds > 1)
-    outcome = run.unmeasured(module)
+    outcome = judging.unmeasured(module, run.view, run.asked.plan)
     if module.kind == "node" and one_of_many:
         # The report holds the data read from the node last, and not as this attempt saw it; but the worst one counts.
         worse = outcome is not None and outcome.status in (FAIL, ERROR) and row.status not in (FAIL, ERROR)

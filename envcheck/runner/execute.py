@@ -10,17 +10,14 @@ from typing import Any, Final, Protocol
 
 from msgspec import structs
 
-from envcheck.checks import Outcome, undecided
 from envcheck.node.snapshot import Snapshot
-from envcheck.runner import judging, planning, requirements, worker_session
-from envcheck.runner.outcomes import outcome_row, p2p_kept, to_do, unfinished
-from envcheck.runner.planning import CheckModule, planned_seconds
+from envcheck.runner import judging, requirements, worker_session
+from envcheck.runner.outcomes import outcome_row, to_do, unfinished
 from envcheck.runner.schema import OutcomeRow, Plan, PlannedCheck
 from envcheck.runner.state import Run, now
 
 _PAUSE = 3.0
 _SAME: Final = "same-environment"
-_LOG_FIX: Final = "see the log, and try `--only` with one check"
 
 
 class Watcher(Protocol):
@@ -80,23 +77,29 @@ def _measure(run: Run, plan: Plan, collect: Callable[[], Snapshot], watcher: Wat
     probes = [f.id for f in run.asked.chosen if f.check.probe]
     environment = judging.p2p_environment(probes, run.outcomes)
     instructions = worker_session.worker_plan(plan, run.asked, environment, several_nodes=run.nodes is not None)
-    waiting = {f.id: f for f in run.asked.chosen if f.id in {c.id for c in plan.checks}}
-    modules, limits = dict(waiting), {c.id: c.timeout for c in plan.checks}
+    planned = {check.id: check for check in plan.checks}
+    modules = {f.id: f for f in run.asked.chosen if f.id in planned}
+    waiting = set(modules)
     # The worker imports torch while this process reads the node.
     with worker_session.working_directory(instructions, run.asked.site) as directory:
         reading = _beside(collect)
         reading.add_done_callback(lambda _: worker_session.node_was_read(directory))
-        events = worker_session.events(run.asked.target, directory, limits)
+        events = worker_session.events(run.asked.target, directory, {i: c.timeout for i, c in planned.items()})
         for event in run.nodes.together(events, directory) if run.nodes else events:
             if event["event"] == "environment":
                 run.starting += time.monotonic() - begun
                 _compare(run, event["facts"], reading.result())
+                run.environment = event["facts"]
+                run.promises = run.asked.target.promises(run.environment)
+            elif event["event"] in worker_session.LAST:
+                run.report = None
+                run.environment = run.environment or {"error": event["why"]}
             if run.asked.plan.repeated or not run.snapshot.taken:
                 run.snapshot = reading.result()
-            for identity, outcome in _outcomes_of(run, event, modules, waiting):
-                waiting.pop(identity, None)
-                seconds = planned_seconds(modules[identity].check, run.asked.plan.gpus, run.asked.plan.level)
-                before = run.current.get(identity)
+            world = run.nodes.world if run.nodes else 0
+            for identity, outcome in judging.outcomes_of(event, modules, waiting, run.view, run.asked.plan, world):
+                waiting.discard(identity)
+                before, seconds = run.current.get(identity), planned[identity].seconds
                 run.current[identity] = outcome_row(modules[identity], outcome, event, before, seconds)
             if event["event"] == "started":
                 watcher.running(event["id"])
@@ -119,7 +122,7 @@ def _beside(collect: Callable[[], Snapshot]) -> Future[Snapshot]:
 
 def _compare(run: Run, facts: dict[str, Any], snapshot: Snapshot) -> None:
     """Hold an environment that was known before against what it is now: what changed meanwhile was not validated."""
-    differences = run.changed(facts, snapshot)
+    differences = run.differences(facts, snapshot)
     if differences:
         run.current[_SAME] = OutcomeRow(
             id=_SAME,
@@ -129,33 +132,3 @@ def _compare(run: Run, facts: dict[str, Any], snapshot: Snapshot) -> None:
             remedy="check the kernel log and other users of this node, then run again",
             code="same-environment.changed",
         )
-
-
-def _outcomes_of(
-    run: Run, event: worker_session.Event, modules: dict[str, CheckModule], waiting: dict[str, CheckModule]
-) -> list[tuple[str, Outcome]]:
-    """Return the outcomes that an event makes known."""
-    if event["event"] == "environment":
-        run.environment = event["facts"]
-        run.promises = run.asked.target.promises(run.environment)
-        return [(i, o) for i, module in sorted(waiting.items()) if (o := run.unmeasured(module)) is not None]
-    if event["event"] == "done":
-        return [(event["id"], _measured(run, modules[event["id"]], event, again=event["id"] not in waiting))]
-    if event["event"] == "left-out":
-        seconds = planned_seconds(modules[event["id"]].check, run.asked.plan.gpus, run.asked.plan.level)
-        return [(event["id"], planning.left_out(seconds, event["left"], run.asked.plan.budget))]
-    if event["event"] in worker_session.LAST:
-        run.report = None
-        run.environment = run.environment or {"error": event["why"]}
-        lost = undecided(event["why"], fix=event.get("fix", _LOG_FIX), code=event.get("code", "worker.lost"))
-        return [(i, run.unmeasured(module) or lost) for i, module in sorted(waiting.items())]
-    return []
-
-
-def _measured(run: Run, module: CheckModule, event: worker_session.Event, *, again: bool) -> Outcome:
-    if again:
-        why = "its result was reported twice: something else writes in the worker's place"
-        return undecided(why, fix="look at what Python starts with: run installed-files", code="rank.reported-twice")
-    if event["error"] is not None:
-        return judging.lost_rank(module, event["error"], run.environment.get("error"))
-    return judging.decide(module, run.view, event["ranks"], p2p_kept(event))

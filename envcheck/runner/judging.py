@@ -11,7 +11,7 @@ import collections
 import dataclasses
 import math
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from envcheck.checks import (
@@ -53,7 +53,8 @@ GPU_FIX: Final = "check `nvidia-smi`, the torch variant (`envcheck resolve`) and
 _BUSY_FIX: Final = "end the processes that gpu-in-use names, or drain the node; then run again"
 LOST_GPUS: Final = "lost-gpus"
 _GPU_LOST: Final = "gpu-lost"
-_LOST_FIX: Final = "run the check gpu-lost, which says what to do; drain this node until its GPU answers again"
+_LOST_FIX: Final = "see the log, and try `--only` with one check"
+_LOST_GPU_FIX: Final = "run the check gpu-lost, which says what to do; drain this node until its GPU answers again"
 _TORCH_FIX: Final = "give an interpreter or image that has torch; `envcheck build` makes both"
 _NO_TORCH: Final = "ModuleNotFoundError: No module named 'torch'"
 _SEE_LOG: Final = "see the log in the report"
@@ -94,6 +95,41 @@ def _judged(module: CheckModule, view: View, ranks: Ranks | None) -> Any:
     except Exception as error:  # noqa: BLE001 (whatever a judge raises, its check came to no pass)
         reasons = f"bug in this check: {type(error).__name__}: {error}"
         return undecided(reasons, fix=f"report it, with {module.path.name}", code="envcheck.bug")
+
+
+def outcomes_of(
+    event: Mapping[str, Any],
+    modules: Mapping[str, CheckModule],
+    waiting: Collection[str],
+    view: View,
+    plan: Plan,
+    world: int = 0,
+) -> list[tuple[str, Outcome]]:
+    """Return the outcomes that an event of the worker makes known, by check; `waiting` are those without one so far."""
+    if event["event"] == "done":
+        return [(event["id"], _ended(event, modules[event["id"]], view, again=event["id"] not in waiting))]
+    if event["event"] == "left-out":
+        [planned] = [check.seconds for check in plan.checks if check.id == event["id"]]
+        remaining = f"{max(event['left'], 0.0):.1f} s of the budget of {plan.budget or 0.0:g} s were left"
+        return [(event["id"], skipped(f"left out: planned for {planned:g} s, and {remaining}", code="budget.left-out"))]
+    if event["event"] == "environment":
+        lost = None
+    elif "why" in event:
+        lost = undecided(event["why"], fix=event.get("fix", _LOST_FIX), code=event.get("code", "worker.lost"))
+    else:
+        return []
+    known = [(i, unmeasured(modules[i], view, plan, world) or lost) for i in sorted(waiting)]
+    return [(i, outcome) for i, outcome in known if outcome is not None]
+
+
+def _ended(event: Mapping[str, Any], module: CheckModule, view: View, *, again: bool) -> Outcome:
+    """Return the outcome of a check whose ranks have ended."""
+    if again:
+        why = "its result was reported twice: something else writes in the worker's place"
+        return undecided(why, fix="look at what Python starts with: run installed-files", code="rank.reported-twice")
+    if event["error"] is not None:
+        return lost_rank(module, event["error"], view.environment.get("error"))
+    return decide(module, view, event["ranks"], event.get("kept"))
 
 
 def unmeasured(module: CheckModule, view: View, plan: Plan, world: int = 0) -> Outcome | None:
@@ -172,7 +208,7 @@ def lost_gpus_row(view: View, rows: Mapping[str, OutcomeRow]) -> OutcomeRow | No
     findings = [
         undecided(
             f"{gpu_readings.label(gpu)} does not answer ({signal.reason}), and this run left the check {_GPU_LOST} out",
-            fix=_LOST_FIX,
+            fix=_LOST_GPU_FIX,
             code="lost-gpus.left-out",
             culprit=gpu_readings.culprit(view, gpu_readings.label(gpu)),
             gpus=[gpu.uuid],

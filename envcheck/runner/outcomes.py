@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from msgspec import convert, structs
@@ -48,7 +48,6 @@ _OTHER_BITS: Final = (
 )
 # What an attempt keeps of its outcome.
 ATTEMPT: Final = ("status", "value", "unit", "summary", "code", "culprit", "remedy", "remeasure")
-P2P_KEPT: Final = ("ran_with", "hung")
 _LINES: Final = 20
 _FRAMES: Final = 8
 _WIDTH: Final = 1000
@@ -95,7 +94,7 @@ def outcome_row(
         id=module.id,
         kind=module.kind,
         **described,
-        details=plain({**outcome.details, **left, **p2p_kept(event)}),
+        details=plain({**outcome.details, **left, **event.get("kept", {})}),
         planned=seconds,
         seconds=took,
         attempts=[Attempt(**{name: described[name] for name in ATTEMPT}, seconds=took, body=body, shown=True)],
@@ -104,13 +103,6 @@ def outcome_row(
         left_out=event["event"] == "left-out",
     )
     return now if before is None else join(before, now)
-
-
-def p2p_kept(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a group's end says of peer-to-peer, as its row keeps it in its details."""
-    ran_with = [f"{name}={value}" for name, value in (event.get("environment") or {}).items()]
-    facts = {"ran_with": ran_with, "hung": event.get("hung")}
-    return {name: value for name, value in facts.items() if value}
 
 
 def _last_words(event: Event, *, lost: bool) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, Literal, NamedTuple
 
-from envcheck.checks import LEVELS, Check, Outcome, skipped
+from envcheck.checks import LEVELS, Check
 from envcheck.errors import ConfigError
 from envcheck.runner.schema import Plan, PlannedCheck
 
@@ -203,9 +203,3 @@ def expected_to_fit(plan: Plan) -> list[str]:
         fitting.append(check.id)
         left -= seconds
     return fitting
-
-
-def left_out(seconds: float, left: float, budget: float | None) -> Outcome:
-    """Return the outcome of a check for which there was no time: no pass, and it says so."""
-    remaining = f"{max(left, 0.0):.1f} s of the budget of {budget or 0.0:g} s were left"
-    return skipped(f"left out: planned for {seconds:g} s, and {remaining}", code="budget.left-out")

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from envcheck.checks import Outcome, View
+from envcheck.checks import View
 from envcheck.errors import ConfigError
 from envcheck.node import collect
 from envcheck.node.snapshot import Snapshot
@@ -145,22 +145,17 @@ class Run:
             message = f"cannot resume {where}: {'; '.join(differences)}"
             raise ConfigError(message, fix="leave --resume out to start again")
 
-    def changed(self, facts: Mapping[str, Any], snapshot: Snapshot) -> list[str]:
+    def differences(self, facts: Mapping[str, Any], snapshot: Snapshot) -> list[str]:
         """Say how the environment and driver differ from what was known; ConfigError where this goes on with a run."""
         known, signal = self.environment, self.snapshot.signal
-        differences = [line for name in _FACTS for line in _difference(name, known.get(name), facts.get(name))]
-        differences += _difference("GPUs", _devices(known), _devices(facts))
+        found = [line for name in _FACTS for line in _difference(name, known.get(name), facts.get(name))]
+        found += _difference("GPUs", _devices(known), _devices(facts))
         for name in _DRIVER:
-            differences += _difference(name, signal(name).value, snapshot.signal(name).value)
-        differences = differences if known else []
-        if self.report is not None:
-            self._refuse(differences, self.report)
-            self.report = None
-        return differences
-
-    def unmeasured(self, module: CheckModule) -> Outcome | None:
-        """Return the outcome of a check that needs nothing measured, or cannot be; None for one that must be."""
-        return judging.unmeasured(module, self.view, self.asked.plan, self.nodes.world if self.nodes else 0)
+            found += _difference(name, signal(name).value, snapshot.signal(name).value)
+        if known and self.report is not None:
+            self._refuse(found, self.report)
+        self.report = None
+        return found if known else []
 
     def begin(self) -> None:
         """Start the clock."""

@@ -37,6 +37,7 @@ _WAITING = 5.0  # how often it says that it waits for other nodes
 _GUARD_TICK = 0.05
 _LIMIT = 5.0
 # NVIDIA NCCL user guide, Environment Variables: no direct access between GPUs, be it over NVLink or PCI.
+KEPT = ("ran_with", "hung")
 P2P_OFF = {"NCCL_P2P_DISABLE": "1"}
 
 
@@ -184,7 +185,7 @@ class _Nursery:
             done = second_try(done, self._group(check, without, "-again"))
             self.may_try_again = "hung" in done
         self.groups = later_environment(check, done, self.groups)
-        self.events.emit("done", id=check["id"], **done)
+        self.events.emit("done", id=check["id"], kept=kept(done), **done)
 
     def _group(self, check: dict[str, Any], job: rank_group.Job, suffix: str = "") -> dict[str, Any]:
         limit = check["timeout"] * self.stretch
@@ -299,6 +300,12 @@ def later_environment(check: Mapping[str, Any], done: Mapping[str, Any], now: Ma
     """Return the environment of the groups after this one, which ran in `now`."""
     hung_or_broken = (check.get("probe") and p2p_broken(done)) or done.get("hung")
     return {**now, **P2P_OFF} if hung_or_broken else dict(now)
+
+
+def kept(done: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a report keeps of how a group ran, by KEPT: the variables set for it, and why it ran again."""
+    facts = ([f"{name}={value}" for name, value in done["environment"].items()], done.get("hung"))
+    return {name: value for name, value in zip(KEPT, facts) if value}
 
 
 def worth_another_try(done: Mapping[str, Any], environment: Mapping[str, str], *, gpu: bool, world: int) -> bool:
