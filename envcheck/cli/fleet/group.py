@@ -15,13 +15,12 @@ from envcheck.cli.options import Duration, FiniteRange, Option, command_with
 from envcheck.cli.report_output import Node, Output, OutputType
 from envcheck.cli.shared.process import console as new_console
 from envcheck.cli.shared.process import status_of
-from envcheck.fleet.group import outcome
 from envcheck.fleet.group.membership import Membership, membership
 from envcheck.fleet.group.outcome import FORMED, of_group, of_node
 from envcheck.fleet.group.session import chosen, met
 from envcheck.node.collect import collect
 from envcheck.reports import terminal
-from envcheck.reports.model import RunReport, encode, report_of, write
+from envcheck.reports.model import RunReport, report_of, write
 from envcheck.reports.terminal import LiveReport
 from envcheck.runner.container import shown_gpus
 from envcheck.runner.execute import validate
@@ -54,7 +53,6 @@ class FleetGroupOptions:
         Output | None,
         Option("-o", "--output", f"The report; in DIR/ one a node. [{report_output.DEFAULT}]", type=OutputType()),
     ] = None
-    as_json: Annotated[bool, Option("--json", "Print the group's report as JSON, on the first node.")] = False
     dry_run: Annotated[bool, Option("Print what the environment says of this node, and stop.")] = False
 
 
@@ -148,18 +146,15 @@ class GroupRun:
         return failed
 
     def _print(self) -> None:
-        report, as_json = of_group(report_of(self._run)), self._options.as_json
+        report = of_group(report_of(self._run))
         if self._member.node:
             unformed = self._run.nodes is None and FORMED in self._run.known
             why = f": {self._run.known[FORMED].summary}" if unformed else ""
-            click.echo(f"{self._name}: {self._own(report).verdict.sentence}{why}", err=as_json)
-        elif as_json:
-            click.echo(encode(report), nl=False)
+            click.echo(f"{self._name}: {self._own(report).verdict.sentence}{why}")
         elif self._quiet:
             click.echo(report.verdict.sentence)
         else:
             files = (self.report, self._group_report if self._run.nodes else None)
             written = [f"report: {path}" for path in files if path is not None]
-            console = new_console(width=terminal.width(), highlight=False)
-            terminal.show(report, console, [*outcome.lines(report), *written])
+            terminal.show(report, new_console(width=terminal.width(), highlight=False), written)
         sys.stdout.flush()

@@ -10,14 +10,16 @@ could say so; here the other nodes are told which node has it, and why.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import json
 import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -31,10 +33,10 @@ LONGEST: Final = 64 << 20
 # How often a node says that it is there, and after how much silence it is lost, in seconds.
 BEAT, SILENCE = 2.0, 20.0
 # What the others have left once a node or its ranks are lost: long enough for each to see it by itself.
-GRACE: Final = 4.0
+GRACE = 4.0
 _TICK: Final = 0.1
 _AGAIN: Final = 0.3
-_SAME: Final = "start all nodes with the same command and environment, and each group at a port of its own"
+_BROKEN: Final = (OSError, TypeError, ValueError, RecursionError)
 
 
 class NotFormedError(UnavailableError):
@@ -66,217 +68,149 @@ class StepParts(NamedTuple):
     lost: dict[int, str]
 
 
-class _Channel:
-    """A connection that carries messages; what is silent or does not read for too long raises TimeoutError."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.settimeout(SILENCE)
-        self.connection, self._lines, self._lock = connection, connection.makefile("rb"), threading.Lock()
-
-    def send(self, message: Message) -> None:
-        with self._lock:
-            self.connection.sendall(json.dumps(message).encode() + b"\n")
-
-    def messages(self) -> Iterator[Message]:
-        """Yield messages until the other side ends. Raise OSError where it breaks, ValueError for what is none."""
-        while (line := self._lines.readline(LONGEST + 1)).endswith(b"\n"):
-            message = json.loads(line)
-            if not isinstance(message, dict):
-                text = "a message is not an object"
-                raise TypeError(text)
-            if "beat" not in message:
-                yield message
-        if len(line) > LONGEST:
-            text = "a message is too long"
-            raise ValueError(text)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
-        self.connection.close()
+_T = TypeVar("_T")
 
 
-class Gathering:
-    """The steps of a group: each node gives its part, and gets those of all once the last one gave its own. Pure."""
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """Return the loop that all connections of this process are served by, in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="meets the group", daemon=True).start()
+    return loop
 
-    def __init__(self, nodes: int) -> None:
-        self.nodes = nodes
-        self.lost: dict[int, str] = {}
-        self._parts: dict[int, tuple[str, Any]] = {}
-        self._trouble: float | None = None
-        self._stopped: set[int] = set()
 
-    def put(self, node: int, step: str, part: Any, now: float, *, trouble: bool) -> None:
-        """Take a node's part of a step; with `trouble` the others' ranks may wait for this one's in vain."""
-        self._parts[node] = (step, part)
-        if trouble and self._trouble is None:
-            self._trouble = now
+def _awaited(coroutine: Coroutine[Any, Any, _T]) -> _T:
+    return asyncio.run_coroutine_threadsafe(coroutine, _loop()).result()
 
-    def lose(self, node: int, why: str, now: float) -> None:
-        """Take the news that a node is gone; its part of this step counts if it gave one."""
-        self.lost.setdefault(node, why)
-        self._trouble = now if self._trouble is None else self._trouble
 
-    def due(self, now: float) -> list[tuple[int, Message]]:
-        """Return the messages that are to be sent now, each with the node it is for."""
-        return [*self._complete()] or [*self._stops(now)]
+def _send(writer: asyncio.StreamWriter, message: Message) -> None:
+    if not writer.is_closing():
+        writer.write(json.dumps(message).encode() + b"\n")
 
-    def _complete(self) -> Iterator[tuple[int, Message]]:
-        live = [node for node in range(self.nodes) if node not in self.lost]
-        if not live or any(node not in self._parts for node in live):
-            return
-        steps = {self._parts[node][0] for node in live}
-        parts = {str(node): part for node, (step, part) in self._parts.items() if step in steps}
-        lost = {str(node): why for node, why in self.lost.items()}
-        apart = f"nodes are at different steps: {', '.join(sorted(steps))}" if len(steps) > 1 else ""
-        self._parts, self._trouble, self._stopped = {}, None, set()
-        for node in reversed(live):  # the first node may leave once it has its own
-            yield node, {"ended": apart} if apart else {"step": next(iter(steps)), "parts": parts, "lost": lost}
 
-    def _stops(self, now: float) -> Iterator[tuple[int, Message]]:
-        if self._trouble is None or now < self._trouble + GRACE:
-            return
-        for node in range(self.nodes):
-            if node not in self.lost and node not in self._parts and node not in self._stopped:
-                self._stopped.add(node)
-                yield node, {"stop": True}
+async def _received(reader: asyncio.StreamReader) -> Message | None:
+    """Return the next message but a beat, None at the end. Raise a TimeoutError after silence, or one of _BROKEN."""
+    while (line := await asyncio.wait_for(reader.readline(), SILENCE)).endswith(b"\n"):
+        message = json.loads(line)
+        if not isinstance(message, dict):
+            text = "a message is not an object"
+            raise TypeError(text)
+        if "beat" not in message:
+            return message
+    return None
 
 
 class _Peer(NamedTuple):
     """A node that has greeted, `at` seconds since 1970 by the first node's clock."""
 
-    channel: _Channel
+    writer: asyncio.StreamWriter
     hello: Hello
     at: float
 
 
 class Coordinator:
-    """The first node's side, in threads. It listens from the start; `close` ends it.
+    """The first node's side, in a thread. It listens from the start; `close` ends it.
 
-    Raises ConfigError where the port cannot be listened at.
+    Each node gives its part of a step, and gets those of all once the last one gave its own. Raises ConfigError where
+    the port cannot be listened at.
     """
 
     def __init__(self, first: Hello, names: tuple[str, ...], port: int, seconds: float) -> None:
+        self._first, self._names, self._until = first, names, time.monotonic() + seconds
+        self._seconds = seconds
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._peers: dict[int, _Peer] = {}
+        self._parts: dict[int, tuple[str, Any]] = {}
+        self._lost: dict[int, str] = {}
+        self._stopping: asyncio.TimerHandle | None = None
+        self._begun = False
+        self._ended = asyncio.Event()
         try:
-            self._listening = listening(port)
+            serving = asyncio.start_server(self._serve, None, port, limit=LONGEST, backlog=4096)
+            self._server = _awaited(serving)
         except OSError as error:
             message = f"cannot listen at port {port}: {error.strerror}"
             fix = "give --master-port (on all nodes) a port that is free on the first"
             raise ConfigError(message, fix=fix) from error
-        self._first, self._names, self._seconds = first, names, seconds
-        self._channels: set[_Channel] = set()
-        self._members: dict[int, _Peer] = {}
-        self._gathering: Gathering | None = None
-        self._lock = threading.RLock()
-        self._closed = threading.Event()
-        self._until = time.monotonic() + seconds
-        threading.Thread(target=self._accept, name="takes nodes into the group", daemon=True).start()
-        self._thread = threading.Thread(target=self._lead, name="leads the group", daemon=True)
-        self._thread.start()
+        self._leading = asyncio.run_coroutine_threadsafe(self._lead(), _loop())
 
     def close(self, patience: float = 0.0) -> None:
         """End the group; the other nodes have `patience` seconds to read what was sent to them, and leave."""
         until = time.monotonic() + patience
-        while time.monotonic() < until and self._thread.is_alive() and any(node for node in self._members):
+        while time.monotonic() < until and not self._ended.is_set() and any([*self._peers]):
             time.sleep(_TICK)
-        self._closed.set()
-        self._thread.join()
+        _loop().call_soon_threadsafe(self._ended.set)
+        self._leading.result()
 
-    def _accept(self) -> None:
-        """Serve each connection in a thread."""
-        while not self._closed.is_set():
-            try:
-                connection, _ = self._listening.accept()
-            except OSError:  # closed, or out of files for a moment
-                time.sleep(_TICK)
-                continue
-            threading.Thread(target=self._serve, args=(_Channel(connection),), daemon=True).start()
+    async def _lead(self) -> None:
+        """Do what time brings: beats, and the end of the wait."""
+        while not self._ended.is_set():
+            for peer in self._peers.values():
+                _send(peer.writer, {"beat": True})
+            left = self._until - time.monotonic()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), BEAT if self._begun else max(0.0, min(BEAT, left)))
+            if not self._begun and time.monotonic() > self._until:
+                why = membership.missing(self._first.nodes, self._names, self._peers, self._seconds)
+                self._end({"unformed": why})
+        self._server.close()
+        for writer in [*self._writers]:
+            writer.close()
 
-    def _lead(self) -> None:
-        """Do what time brings: the end of the wait, beats, and what steps are due."""
-        beat = 0.0
-        while not self._closed.wait(_TICK):
-            now = time.monotonic()
-            with self._lock:
-                if self._gathering is None and now > self._until:
-                    why = membership.missing(self._first.nodes, self._names, self._members, self._seconds)
-                    self._end({"unformed": why})
-                for node, message in self._gathering.due(now) if self._gathering else ():
-                    self._send(node, message)
-                for node in [*self._members] if now > beat else ():
-                    self._send(node, {"beat": True})
-            beat = now + BEAT if now > beat else beat
-        # A thread that waits in accept() is woken by nothing but this.
-        with contextlib.suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
-        with self._lock:
-            for channel in self._channels:
-                channel.close()
-
-    def _serve(self, channel: _Channel) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Take the messages of a connection, whoever it is from, until it ends."""
         node: int | None = None
         why = "its envcheck ended"
-        with self._lock:
-            self._channels.add(channel)
+        self._writers.add(writer)
         try:
-            for message in channel.messages():
+            while message := await _received(reader):
                 if node is None:
-                    node = self._greeted(channel, message)
+                    node = self._greeted(writer, message)
                     if node is None:
                         break
                 elif "leave" in message:
                     why = str(message["leave"])
                     break
                 elif "put" in message:
-                    self._put(node, message)
-        except TimeoutError:
+                    self._parts[node] = str(message["put"]), message.get("part")
+                    self._due(trouble=message.get("trouble") is True)
+        except asyncio.TimeoutError:
             why = f"it was silent for {SILENCE:g} s"
-        except (OSError, TypeError, ValueError, RecursionError) as error:
+        except _BROKEN as error:
             why = f"its connection broke: {getattr(error, 'strerror', None) or error}"
-        with self._lock:
-            channel.close()
-            self._channels.discard(channel)
-            if node is not None:
-                self._members.pop(node, None)  # before the group has formed it may come again
-                if self._gathering is not None:
-                    self._gathering.lose(node, why, time.monotonic())
+        writer.close()
+        self._writers.discard(writer)
+        if node is not None:
+            del self._peers[node]  # before the group has formed it may come again
+            if self._begun:
+                self._lost.setdefault(node, why)
+                self._due(trouble=True)
 
-    def _put(self, node: int, message: Message) -> None:
-        with self._lock:
-            if self._gathering is not None:
-                trouble = message.get("trouble") is True
-                part = message.get("part")
-                self._gathering.put(node, str(message["put"]), part, time.monotonic(), trouble=trouble)
-
-    def _greeted(self, channel: _Channel, message: Message) -> int | None:
+    def _greeted(self, writer: asyncio.StreamWriter, message: Message) -> int | None:
         """Take a greeting; return the node's number, None for what cannot be of the group."""
         received = time.time()
         try:
             hello = msgspec.convert(message, Hello)
         except msgspec.ValidationError:
             return None  # whoever that is
-        with self._lock:
-            refusal = membership.refusal(self._first, hello, {node: peer.hello for node, peer in self._members.items()})
-            if refusal is not None and refusal.whose == "node":
-                channel.send({"refused": refusal.why})
-            elif self._gathering is not None:
-                channel.send({"unformed": "the group began without this node"})
-            elif refusal is not None:
-                channel.send({"refused": refusal.why})
+        refusal = membership.refusal(self._first, hello, {node: peer.hello for node, peer in self._peers.items()})
+        if refusal is not None and (refusal.whose == "node" or not self._begun):
+            _send(writer, {"refused": refusal.why})
+            if refusal.whose == "group":
                 self._end({"refused": refusal.why})
-            else:
-                self._members[hello.node] = _Peer(channel, hello, received)
-                if len(self._members) == self._first.nodes:
-                    self._begin()
-                return hello.node
-        return None
+            return None
+        if self._begun:
+            _send(writer, {"unformed": "the group began without this node"})
+            return None
+        self._peers[hello.node] = _Peer(writer, hello, received)
+        if len(self._peers) == self._first.nodes:
+            self._begin()
+        return hello.node
 
     def _begin(self) -> None:
         """Tell all nodes who takes part, and the first at which of its addresses the others reach it."""
-        self._gathering = Gathering(self._first.nodes)
-        peers = [self._members[node] for node in sorted(self._members)]
+        self._begun = True
+        peers = [self._peers[node] for node in sorted(self._peers)]
         ahead = [peer.hello.time - peer.at for peer in peers]
         group: Message = {
             "names": [peer.hello.name for peer in peers],
@@ -284,34 +218,52 @@ class Coordinator:
             "clocks": [round(clock - ahead[0], 3) for clock in ahead],
             "seconds": round(self._seconds - (self._until - time.monotonic()), 3),
         }
-        reached = peers[-1].channel.connection.getsockname()[0]
-        for node in range(len(peers)):
-            self._send(node, {"begin": group, "reached": "" if node else reached})
+        reached = peers[-1].writer.get_extra_info("sockname")[0]
+        for node, peer in enumerate(peers):
+            _send(peer.writer, {"begin": group, "reached": "" if node else reached})
+
+    def _due(self, *, trouble: bool) -> None:
+        """Give all their parts once each live node gave its own.
+
+        After `trouble` the others' ranks may wait for a node's in vain: theirs are stopped after a while.
+        """
+        live = sorted(self._peers, reverse=True)  # the first node may leave once it has its own
+        if live and all(node in self._parts for node in live):
+            steps = {self._parts[node][0] for node in live}
+            apart = f"nodes are at different steps: {', '.join(sorted(steps))}" if len(steps) > 1 else ""
+            parts = {str(node): part for node, (step, part) in self._parts.items() if step in steps}
+            lost = {str(node): why for node, why in self._lost.items()}
+            self._parts = {}
+            if self._stopping is not None:
+                self._stopping.cancel()
+                self._stopping = None
+            for node in live:
+                message = {"ended": apart} if apart else {"step": next(iter(steps)), "parts": parts, "lost": lost}
+                _send(self._peers[node].writer, message)
+        elif trouble and self._stopping is None:
+            self._stopping = _loop().call_later(GRACE, self._stop)
+
+    def _stop(self) -> None:
+        for node, peer in self._peers.items():
+            if node not in self._parts:
+                _send(peer.writer, {"stop": True})
 
     def _end(self, message: Message) -> None:
-        for node in [*self._members]:
-            self._send(node, message)
-        self._closed.set()
-
-    def _send(self, node: int, message: Message) -> None:
-        """Send a message to a node; one that cannot take it is lost, as its own thread then sees."""
-        if node in self._members:
-            channel = self._members[node].channel
-            try:
-                channel.send(message)
-            except OSError:
-                channel.close()
+        for peer in self._peers.values():
+            _send(peer.writer, message)
+        self._ended.set()
 
 
 class GroupMember:
     """A node in a group: `join` makes one. `stopped` is called when its ranks wait for others in vain."""
 
-    def __init__(self, channel: _Channel, messages: Iterator[Message], begun: FormedGroup) -> None:
-        self._channel, self._messages, self.begun = channel, messages, begun
-        self._inbox: queue.Queue[Message | None] = queue.Queue()
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, begun: FormedGroup) -> None:
+        self.begun = begun
         self.stopped: Callable[[], None] = lambda: None
+        self._reader, self._writer = reader, writer
+        self._inbox: queue.Queue[Message | None] = queue.Queue()
         self._why = "the first node's envcheck ended"
-        threading.Thread(target=self._read, name="reads from the group", daemon=True).start()
+        self._reading = asyncio.create_task(self._read())
 
     @classmethod
     def join(cls, hello: Hello, address: str, port: int, seconds: float) -> GroupMember:
@@ -319,117 +271,113 @@ class GroupMember:
 
         Raise NotFormedError where they do not come within the time, ConfigError where this node cannot be of the group.
         """
-        channel = _Channel(_connected(address, port, time.monotonic() + seconds))
-        messages = channel.messages()
+        return _awaited(cls._joined(hello, address, port, time.monotonic() + seconds))
+
+    @classmethod
+    async def _joined(cls, hello: Hello, address: str, port: int, until: float) -> GroupMember:
+        reader, writer = await _connected(address, port, until)
         try:
-            channel.send(msgspec.to_builtins(hello))
-            threading.Thread(target=_say_there, args=(channel,), name="is in the group", daemon=True).start()
-            first = next(messages, None)
+            _send(writer, msgspec.to_builtins(hello))
+            _say_there(writer)
+            first = await _received(reader)
             if first is None:
                 why = f"the first node, {address}, ended before all nodes were there"
                 raise _unformed(why)
-            return cls(channel, messages, _begun(first, channel.connection))
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-            channel.close()
-            why = "no answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", "")
+            return cls(reader, writer, _begun(first, writer))
+        except (KeyError, asyncio.TimeoutError, *_BROKEN) as error:
+            writer.close()
+            why = "no answer" if isinstance(error, asyncio.TimeoutError) else getattr(error, "strerror", "")
             why = f"the first node, {address} port {port}: {why or 'what answers there is not envcheck'}"
             raise _unformed(why) from error
         except EnvcheckError:
-            channel.close()
+            writer.close()
             raise
 
     def exchange(self, step: str, part: Any, *, trouble: bool = False) -> StepParts:
         """Give this node's part of a step and return all nodes'. Raise LostGroupError where the group has ended."""
-        try:
-            self._channel.send({"put": step, "part": part, "trouble": trouble})
-        except OSError as error:
-            raise LostGroupError(self._why) from error
-        while (message := self._inbox.get()) is not None:
-            if "ended" in message:
-                raise LostGroupError(str(message["ended"]))
-            if message.get("step") == step:
-                parts = {int(node): value for node, value in message["parts"].items()}
-                return StepParts(parts, {int(node): str(why) for node, why in message["lost"].items()})
+        message = {"put": step, "part": part, "trouble": trouble}
+        _loop().call_soon_threadsafe(_send, self._writer, message)
+        while (answer := self._inbox.get()) is not None:
+            if "ended" in answer:
+                raise LostGroupError(str(answer["ended"]))
+            if answer.get("step") == step:
+                parts = {int(node): value for node, value in answer["parts"].items()}
+                return StepParts(parts, {int(node): str(why) for node, why in answer["lost"].items()})
         self._inbox.put(None)
         raise LostGroupError(self._why)
 
     def leave(self, why: str = "") -> None:
         """Leave the group; with `why` before its end, which the others then say of this node."""
-        if why:
-            with contextlib.suppress(OSError):
-                self._channel.send({"leave": why})
-        self._channel.close()
+        _awaited(self._left(why))
 
-    def _read(self) -> None:
+    async def _left(self, why: str) -> None:
+        if why:
+            _send(self._writer, {"leave": why})
+        self._writer.close()
+        await asyncio.wait([self._reading], timeout=1)
+
+    async def _read(self) -> None:
         try:
-            for message in self._messages:
+            while message := await _received(self._reader):
                 if "stop" in message:
                     self.stopped()
                 else:
                     self._inbox.put(message)
-        except TimeoutError:
+        except asyncio.TimeoutError:
             self._why = f"the first node was silent for {SILENCE:g} s"
-        except (OSError, TypeError, ValueError, RecursionError) as error:
+        except _BROKEN as error:
             self._why = f"the connection to the first node broke: {getattr(error, 'strerror', None) or error}"
         self._inbox.put(None)
         self.stopped()
 
 
-def listening(port: int) -> socket.socket:
-    """Return a socket that listens on all addresses of this machine, of IPv6 and IPv4 where it has both."""
-    if socket.has_dualstack_ipv6():
-        try:
-            return socket.create_server(("", port), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True)
-        except OSError:
-            pass  # IPv6 is compiled in and switched off, or the port is taken: IPv4 says which
-    return socket.create_server(("", port), backlog=4096)
-
-
 def free_ports(count: int) -> list[int]:
     """Return ports of this machine that no process listens on."""
     with contextlib.ExitStack() as held:
-        return [int(held.enter_context(listening(0)).getsockname()[1]) for _ in range(count)]
+        sockets = [held.enter_context(socket.create_server(("", 0))) for _ in range(count)]
+        return [int(one.getsockname()[1]) for one in sockets]
 
 
-def _say_there(channel: _Channel) -> None:
+def _say_there(writer: asyncio.StreamWriter) -> None:
     """Send beats until the connection is closed."""
-    with contextlib.suppress(OSError):
-        while True:
-            time.sleep(BEAT)
-            channel.send({"beat": True})
+    if not writer.is_closing():
+        _send(writer, {"beat": True})
+        _loop().call_later(BEAT, _say_there, writer)
 
 
 def _unformed(why: str) -> NotFormedError:
     return NotFormedError(f"the group did not form: {why}", fix="see why that node did not start, and start it again")
 
 
-def _connected(address: str, port: int, until: float) -> socket.socket:
+async def _connected(address: str, port: int, until: float) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Return a connection to the first node, which may not be up yet. Raise NotFormedError after the time."""
     while True:
         try:
-            return socket.create_connection((address, port), timeout=max(until - time.monotonic(), 1.0))
+            connecting = asyncio.open_connection(address, port, limit=LONGEST)
+            return await asyncio.wait_for(connecting, max(until - time.monotonic(), 1.0))
         except socket.gaierror as error:
             why = f"the first node's name, {address[:100]}, does not resolve: {error.strerror}"
         except UnicodeError:
             why = f"{address[:100]!r} is not a name"
-        except OSError as error:
-            why = f"cannot connect to the first node, {address} port {port}: {error.strerror or error}"
+        except (OSError, asyncio.TimeoutError) as error:
+            cause = getattr(error, "strerror", "") or str(error) or "no answer"
+            why = f"cannot connect to the first node, {address} port {port}: {cause}"
         if time.monotonic() + _AGAIN > until:
             raise _unformed(why)
-        time.sleep(_AGAIN)
+        await asyncio.sleep(_AGAIN)
 
 
-def _begun(message: Message, connection: socket.socket) -> FormedGroup:
+def _begun(message: Message, writer: asyncio.StreamWriter) -> FormedGroup:
     if "refused" in message:
         why = f"this node cannot be of the group: {message['refused']}"
-        raise ConfigError(why, fix=_SAME)
+        fix = "start all nodes with the same command and environment, and each group at a port of its own"
+        raise ConfigError(why, fix=fix)
     if "unformed" in message:
         raise _unformed(str(message["unformed"]))
     group, reached = message["begin"], str(message.get("reached", ""))
-    address = reached or str(connection.getpeername()[0])
-    local = reached or str(connection.getsockname()[0])
+    address, local = (reached or str(writer.get_extra_info(name)[0]) for name in ("peername", "sockname"))
     numbers = [float(clock) for clock in group["clocks"]]
-    return FormedGroup(group["names"], group["hosts"], numbers, float(group["seconds"]), *map(_plain, (address, local)))
+    return FormedGroup(group["names"], group["hosts"], numbers, float(group["seconds"]), _plain(address), _plain(local))
 
 
 def _plain(address: str) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from msgspec import structs
 
 from envcheck.fleet.group import membership
-from envcheck.fleet.hostlist import fold
 from envcheck.reports.model import RunReport
 from envcheck.runner import judging
 from envcheck.runner.schema import FindingRow, GroupFacts, OutcomeRow
@@ -18,14 +17,6 @@ from envcheck.runner.worker import group_ending
 # In what the ranks' environments must be alike: an older torch speaks to a newer one, and measures something else.
 ALIKE: Final = ("torch", "cuda", "nccl", "backend")
 _LOG: Final = 4000
-
-
-class NodePart(NamedTuple):
-    """A node's part of the group: its ranks are the `here` from `first` on, of `world`."""
-
-    first: int
-    here: int
-    world: int
 
 
 def ready(facts: Mapping[str, Any], ranks: int, ports: Sequence[int], seed: int) -> dict[str, Any]:
@@ -56,11 +47,6 @@ def broken(parts: Mapping[int, Mapping[str, Any]], lost: Mapping[int, str], name
         if answer.get("error"):
             return f"torch cannot be imported on {names[node]}: {answer['error']}"
     return ""
-
-
-def part_of(node: int, ranks: Sequence[int]) -> NodePart:
-    """Return a node's part of a group whose nodes have so many ranks."""
-    return NodePart(sum(ranks[:node]), ranks[node], sum(ranks))
 
 
 def own(event: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,7 +99,7 @@ def blamed(
         return {**error, "text": f"{error['text']} (on {names[node]})"}
     culprit = _behind(parts, ranks)
     if culprit is not None:
-        node = _node_of(culprit["rank"], ranks)
+        node = next(node for node in range(len(ranks)) if culprit["rank"] < sum(ranks[: node + 1]))
         waits = f"; rank {errors[0][1]['rank']} (on {names[errors[0][0]]}) waited for it: {errors[0][1]['text']}"
         return {"rank": culprit["rank"], "text": f"{culprit['why']} (on {names[node]}){waits}", "hung": True}
     node, error = errors[0]
@@ -130,10 +116,6 @@ def _behind(parts: Mapping[int, Mapping[str, Any]], ranks: Sequence[int]) -> dic
             else:
                 others.append((stage, begun))
     return group_ending.culprit(running, others)
-
-
-def _node_of(rank: int, ranks: Sequence[int]) -> int:
-    return next(node for node in range(len(ranks)) if rank < sum(ranks[: node + 1]))
 
 
 def _filled(answer: Mapping[str, Any] | None, name: str, count: int, otherwise: Any) -> list[Any]:
@@ -235,60 +217,6 @@ def nodes_of(culprit: str, group: GroupFacts) -> set[int]:
     return {number for number, name in enumerate(group.nodes) if name in words}
 
 
-def blamed_nodes(outcomes: Iterable[OutcomeRow], group: GroupFacts) -> dict[str, list[str]]:
-    """Return the nodes that failures and errors name, each with the checks that say so."""
-    by_node: dict[str, list[str]] = {}
-    for outcome in outcomes:
-        for finding in _findings(outcome):
-            if finding.status in ("fail", "error"):
-                for node in sorted(nodes_of(finding.culprit, group)):
-                    by_node.setdefault(group.nodes[node], []).append(outcome.id)
-    return {node: list(dict.fromkeys(checks)) for node, checks in by_node.items()}
-
-
 def _node_in(rank: int, group: GroupFacts) -> int | None:
     """Return the node of a rank; None for one that no node has."""
     return next((node for node in range(len(group.ranks)) if rank < sum(group.ranks[: node + 1])), None)
-
-
-_LINKS: Final = "node-links"
-_WIDEST: Final = 16
-_COLUMN: Final = 9
-
-
-def lines(report: RunReport) -> list[str]:
-    """Return the lines under a group's outcomes: its links, the nodes it blames, and the rest."""
-    if report.group is None:
-        return []
-    named = blamed_nodes(report.outcomes, report.group)
-    rest = [node for node in report.group.nodes if node not in named]
-    details: dict[str, Any] = next((outcome.details for outcome in report.outcomes if outcome.id == _LINKS), {})
-    found = [f"{node}: {', '.join(checks)}" for node, checks in named.items()]
-    if found and rest:
-        found.append(f"not blamed: {fold(rest)}")
-    return [*links(details), *found]
-
-
-def links(details: dict[str, Any]) -> list[str]:
-    """Return the table of GB/s from each node (a row) to each other one; the slowest links where it is too wide."""
-    nodes, speeds = details.get("nodes"), details.get("gigabytes_per_second")
-    if not isinstance(nodes, list) or not isinstance(speeds, list):
-        return []
-    if len(nodes) > _WIDEST:
-        measured = [
-            (speed, source, target)
-            for source, row in zip(nodes, speeds, strict=True)
-            for target, speed in zip(nodes, row, strict=True)
-            if speed is not None
-        ]
-        return [
-            "the slowest links, GB/s",
-            *(f"  {a} -> {b}: {speed:.2f}" for speed, a, b in sorted(measured)[:_WIDEST]),
-        ]
-    first = max(len(str(node)) for node in nodes)
-    head = f"{'GB/s':<{first}}" + "".join(f"{str(node)[-_COLUMN + 1 :]:>{_COLUMN}}" for node in nodes)
-    rows = [
-        f"{node!s:<{first}}" + "".join(f"{'-' if speed is None else format(speed, '.2f'):>{_COLUMN}}" for speed in row)
-        for node, row in zip(nodes, speeds, strict=True)
-    ]
-    return [head, *rows]

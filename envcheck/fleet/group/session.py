@@ -138,10 +138,11 @@ class GroupSession:
             raise ConfigError(message, fix="give --python the same environment on all nodes")
         first = gathered.parts[0]
         self._ranks = [int(gathered.parts[node]["ranks"]) for node in range(len(self.names))]
-        part = outcome.part_of(self.node, self._ranks)
         text = json.dumps(
             {
-                **part._asdict(),
+                "first": sum(self._ranks[: self.node]),
+                "here": self._ranks[self.node],
+                "world": self.world,
                 "node": self.node,
                 "nodes": len(self.names),
                 "ports": dict(zip(self.checks, first["ports"], strict=True)),

@@ -15,9 +15,10 @@ from msgspec import structs
 
 from envcheck.errors import ConfigError
 from envcheck.fleet.group import meeting
-from envcheck.fleet.group.meeting import Coordinator, Gathering, GroupMember, LostGroupError, NotFormedError, free_ports
+from envcheck.fleet.group.meeting import Coordinator, GroupMember, LostGroupError, NotFormedError, free_ports
 from envcheck.fleet.group.membership import Hello, clock_warning, differences
 from tests.tables import each
+from tests.waiting import eventually
 
 FIRST = Hello(run="7.0", node=0, nodes=3, name="n1", host="localhost", tool="1", plan="a, b", time=0.0)
 NAMES = ("n1", "n2", "n3")
@@ -71,7 +72,7 @@ def test_a_node_that_dies_is_named_and_the_others_are_stopped(monkeypatch: pytes
         members = all_three(port)
         stopped: list[int] = []
         members[0].stopped = lambda: stopped.append(0)
-        members[2]._channel.connection.shutdown(socket.SHUT_RDWR)  # noqa: SLF001 (what a kill -9 comes to)
+        members[2].leave()
         with ThreadPoolExecutor() as pool:
             second = pool.submit(members[1].exchange, "1 a", 1)
             while not stopped:
@@ -169,19 +170,28 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 
 def test_nodes_that_measure_different_steps_end_the_group() -> None:
-    steps = Gathering(2)
-    steps.put(0, "1 a", 0, 0.0, trouble=False)
-    assert steps.due(0.0) == []
-    steps.put(1, "2 a", 1, 0.0, trouble=False)
-    assert [(node, "ended" in message) for node, message in steps.due(0.0)] == [(1, True), (0, True)]
+    with leader() as port:
+        members = all_three(port)
+        with ThreadPoolExecutor() as pool:
+            given = [pool.submit(member.exchange, f"{number} a", 0) for number, member in enumerate(members)]
+            assert ["different steps: 0 a, 1 a, 2 a" in str(one.exception()) for one in given] == [True] * 3
 
 
-def test_the_others_are_stopped_once_and_only_after_a_while() -> None:
-    steps = Gathering(3)
-    steps.put(1, "1 a", None, 10.0, trouble=True)
-    assert steps.due(10.0 + meeting.GRACE / 2) == []
-    assert steps.due(10.0 + meeting.GRACE) == [(0, {"stop": True}), (2, {"stop": True})]
-    assert steps.due(11.0 + meeting.GRACE) == []
+def test_the_others_are_stopped_once_and_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "GRACE", 0.2)
+    stopped: list[tuple[int, float]] = []
+    with leader() as port:
+        members = all_three(port)
+        for number, member in enumerate(members):
+            member.stopped = lambda number=number: stopped.append((number, time.monotonic()))  # type: ignore[misc]
+        began = time.monotonic()
+        with ThreadPoolExecutor() as pool:
+            pool.submit(members[1].exchange, "1 a", None, trouble=True)
+            assert eventually(lambda: sorted(number for number, _ in stopped), [0, 2]) == [0, 2]
+            assert all(at - began > 0.15 for _, at in stopped)
+            for number in (0, 2):
+                pool.submit(members[number].exchange, "1 a", None)
+    assert eventually(lambda: len(stopped), 5) == 5, "the end stops each once more"
 
 
 def test_clocks_and_versions_that_differ() -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from envcheck.fleet.group import outcome as outcomes
-from envcheck.fleet.group.outcome import blamed_nodes, links, nodes_of, of_group, of_node
+from envcheck.fleet.group.outcome import nodes_of, of_group, of_node
 from envcheck.fleet.group.session import interface_of
 from envcheck.fleet.one_report import NotAReportError, read
 from envcheck.reports.model import RunReport, encode
@@ -118,7 +118,6 @@ def test_ranks_are_named_with_their_nodes() -> None:
     shown = of_group(report(outcome("fail", "all-gather, rank 2"))).outcomes[0]
     assert (shown.culprit, shown.summary) == ("all-gather, rank 2 (n2)", "wrong on all-gather, rank 2 (n2)")
     assert nodes_of("ranks 0, 3 and 5", GROUP) == {0, 1, 2}
-    assert blamed_nodes([outcome("fail", "rank 4"), outcome("warn", "rank 0")], GROUP) == {"n3": ["all-reduce"]}
 
 
 def test_a_fleet_reads_the_nodes_and_not_the_group() -> None:
@@ -126,17 +125,6 @@ def test_a_fleet_reads_the_nodes_and_not_the_group() -> None:
     with pytest.raises(NotAReportError, match="of a group of 3 nodes"):
         read(encode(whole), "group")
     assert read(encode(of_node(whole, 1)), "n2").status == "pass"
-
-
-def test_the_table_of_links() -> None:
-    table = links({"nodes": ["n1", "n2"], "gigabytes_per_second": [[None, 1.0], [0.25, None]]})
-    assert table == ["GB/s       n1       n2", "n1        -     1.00", "n2     0.25        -"]
-    names = [f"n{number}" for number in range(20)]
-    wide = links(
-        {"nodes": names, "gigabytes_per_second": [[None if a == b else a + b for b in range(20)] for a in range(20)]}
-    )
-    assert wide[1] == "  n0 -> n1: 1.00"
-    assert links({}) == []
 
 
 def test_the_loopbacks_interface() -> None:
