@@ -74,17 +74,28 @@ def test_jobs_are_the_cells_that_were_asked_for(step: Step) -> None:
 
 def test_jobs_of_a_change_are_the_cells_that_it_touches(step: Step) -> None:
     calls = step.fake("envcheck", "echo '{\"include\":[]}'")
-    assert step("jobs", SINCE="main")[0] == 0
-    assert calls() == ["images --format github --changed-since main"]
+    cpu, cuda = "torch2.13.0-cpu-py311", "torch2.13.0-cu130-py311"
+    for changed, asked in (
+        (f"images/{cpu}/Dockerfile\nimages/{cpu}/torch.lock\nimages/README", [f"images {cpu} --format github"]),
+        (f"images/{cuda}/base.lock", []),  # not among CELLS
+        ("images/torch0.1-cpu-py36/Dockerfile", []),  # its directory is gone
+        ("templates/Dockerfile.j2", ["images torch2.13.0-cpu* --format github"]),
+        ("", []),
+    ):
+        diff = step.fake("git", f"printf '{changed}\n'")
+        before = len(calls())
+        assert step("jobs", SINCE="main", CELLS="torch2.13.0-cpu*")[0] == 0
+        assert calls()[before:] == asked
+        assert ":!templates/site" in diff()[-1]
     assert step.outputs() == {"matrix": '{"include":[]}'}
 
 
-@pytest.mark.parametrize("env", [{"CELLS": "torch9"}, {"CELLS": "torch2.13*", "SINCE": "no-such-revision"}])
-def test_jobs_that_cannot_be_listed_are_no_empty_list(step: Step, env: dict[str, str]) -> None:
-    status, err = step("jobs", **env)
-    assert status != 0
-    assert err.startswith("envcheck: ")
-    assert step.outputs() == {}
+def test_jobs_that_cannot_be_listed_are_no_empty_list(step: Step) -> None:
+    for env, who in (({"CELLS": "torch9"}, "envcheck: "), ({"SINCE": "no-such-revision"}, "fatal: ")):
+        status, err = step("jobs", **env)
+        assert status != 0
+        assert err.startswith(who)
+        assert step.outputs() == {}
 
 
 def test_an_image_is_built_by_the_command_that_people_use(step: Step) -> None:

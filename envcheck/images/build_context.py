@@ -151,7 +151,7 @@ def tool_lock() -> Lock:
     path = data_path("templates") / "envcheck.lock"
     if not path.is_file():
         message = "templates/envcheck.lock does not exist"
-        raise ConfigError(message, fix="run `envcheck lock --tool`, or reinstall envcheck")
+        raise ConfigError(message, fix="reinstall envcheck")
     return parse_lock(path.read_text(), "base", "templates/envcheck.lock")
 
 

@@ -214,12 +214,3 @@ def parse_pylock(data: bytes) -> list[Pin]:
 def companions(locks: Iterable[Lock]) -> list[str]:
     """Return the pins of torch and its companions, for people."""
     return [f"{p.name} {p.version}" for lock in locks for p in lock.pins if group_of(p.name) == "torch"]
-
-
-def image_requirements(pyproject: Path) -> list[str]:
-    """Return what envcheck needs inside an image: the `image` dependency group."""
-    if not pyproject.is_file():
-        message = f"{pyproject} does not exist"
-        raise UnavailableError(message, fix="run this command in a checkout of envcheck")
-    groups: list[str] = msgspec.toml.decode(pyproject.read_bytes(), type=dict[str, Any])["dependency-groups"]["image"]
-    return groups

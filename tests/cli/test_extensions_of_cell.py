@@ -168,12 +168,3 @@ def test_an_error_in_facts_about_extensions_points_to_their_file(
     own = ("--extensions", str(tmp_path / "own.yaml"))
     code, _, err = run("resolve", "--with", "vllm", "--gpu", "H100", *own)
     assert (code, says in err, "matrix.yaml" in err) == (2, True, False), err
-
-
-def test_lock_tool_refuses_what_it_would_ignore(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[object] = []
-    monkeypatch.setattr("envcheck.safe_files.replace", lambda *words: written.append(words))
-    wrong = ["torch2.9.1-cu128-py312", "--target devel", "-o x.lock", "--images nosuchdir", "--trust-mirror"]
-    for more in [*wrong, "--model org/name@main"]:
-        code, _, err = run("lock", "--tool", "--mirror", "none", *more.split())
-        assert (code, written, "--tool and " in err) == (2, [], True), more

@@ -55,8 +55,7 @@ def test_cells_without_a_lock_are_named_with_what_to_do(run: Callable[..., Resul
     assert shown.exit_code == 0
     lines = shown.output.splitlines()
     assert lines[1].split() == [CELL, "yes", "none", "runtime", "devel", "train", "jupyter"]
-    assert "torch2.13.0-cu130-py311    NO" in shown.output
-    assert "without a lock, so that `envcheck build --images` refuses them:" in lines
+    assert lines[2].split()[:2] == ["torch2.13.0-cu130-py311", "NO"]
     assert "  torch2.13.0-cu130-py311: run `envcheck lock torch2.13.0-cu130-py311` where" in shown.output
     assert max(len(line) for line in lines[:-1]) <= 80
 
@@ -70,8 +69,6 @@ def test_a_lock_file_that_is_missing_is_named_and_nothing_is_built(
     assert shown.exit_code == 0
     assert shown.output.splitlines()[1].split()[1] == "BAD"
     assert f"lacks {lacking}.lock: restore it, or run" in shown.output
-    assert "with a lock that cannot be used, so that `envcheck build` refuses them:" in shown.output
-    assert "without a lock" not in shown.output
     row = json.loads(run("images", CELL, "--json").output)["cells"][0]
     assert (row["locked"], row["missing"]) == (False, [f"{lacking}.lock"])
     # The engine is not asked for: none of that name is here.

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
 from envcheck.data import data_path
 from envcheck.errors import ConfigError, UnavailableError
-from envcheck.images.engines import subprocesses
 from tests.tables import each
 
 CELL = "torch2.13.0-cpu-py311"
@@ -68,57 +65,6 @@ def test_a_file_of_one_target_is_of_the_platform_that_is_asked_for() -> None:
 def test_all_published_jobs_fit_one_matrix() -> None:
     """What refuses more of them is the format itself; this says when the cells must be parted."""
     assert run("--format", "github").exit_code == 0
-
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """Return the images/ of a checkout whose branch has left `main`, which has gone on since."""
-    images = tmp_path / "repo/images"
-    for cell in (CELL, OTHER):
-        (images / cell).mkdir(parents=True)
-        for lock in (data_path("images") / cell).glob("*.lock"):
-            (images / cell / lock.name).write_bytes(lock.read_bytes())
-
-    def git(*words: str) -> None:
-        identity = ["-c", "user.name=n", "-c", "user.email=e@example.org", "-c", "commit.gpgsign=false"]
-        subprocess.run(["git", "-C", str(tmp_path / "repo"), *identity, *words], check=True, capture_output=True)
-
-    git("init", "-q", "-b", "main")
-    git("add", ".")
-    git("commit", "-qm", "one")
-    git("checkout", "-qb", "branch")
-    (images / CELL / "Dockerfile").write_text("FROM scratch\n")
-    git("add", ".")
-    git("commit", "-qm", "two")
-    git("checkout", "-q", "main")
-    (images / OTHER / "Dockerfile").write_text("FROM scratch\n")
-    git("add", ".")
-    git("commit", "-qm", "three")
-    git("checkout", "-q", "branch")
-    return images
-
-
-def test_git_selects_what_the_branch_itself_changed(checkout: Path) -> None:
-    selected = ["torch2.13.0-*py311", "--images", str(checkout), "--changed-since"]
-    assert cells(*selected, "main") == [CELL]
-    assert cells(*selected, "HEAD") == []
-    (checkout / OTHER / "new.lock").touch()
-    assert cells(*selected, "HEAD") == [OTHER]
-
-
-@pytest.mark.parametrize("revision", ["nowhere", "--output=x", "main...branch^{tree}"])
-def test_a_revision_that_git_does_not_know_is_no_empty_change(revision: str, checkout: Path) -> None:
-    text = refusal("--images", str(checkout), "--changed-since", revision, "--format", "github")
-    assert text.startswith(f"git cannot compare with {revision!r}: ")
-
-
-def test_a_directory_outside_git_and_a_machine_without_git_are_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / CELL).mkdir()
-    assert "not a git repository" in refusal("--images", str(tmp_path), "--changed-since", "HEAD")
-    monkeypatch.setattr(subprocesses, "which", lambda _: None)
-    assert "which is not installed; install git" in refusal("--changed-since", "HEAD")
 
 
 @each(

@@ -42,7 +42,7 @@ def test_what_is_no_image_is_one_line(arguments: list[str], message: str) -> Non
 
 
 def test_a_date_that_is_none_and_a_cell_without_a_lock_are_one_line(tmp_path: Path) -> None:
-    for date in ("today", "-1"):
+    for date in ("today", "9" * 20):
         error = CliRunner().invoke(cli, ["images", "sbom", CELL], env={"SOURCE_DATE_EPOCH": date}).exception
         assert f"SOURCE_DATE_EPOCH is {date!r}, not seconds since 1970" in str(error)
     (tmp_path / "images").mkdir()

@@ -17,7 +17,6 @@ from envcheck.cli import COMMANDS, DefaultGroup, cli
 ROOT: Final = Path(__file__).parents[2]
 # Options of other programs that remedies name.
 OTHERS: Final = {
-    "--attach": "podman",
     "--map-by": "mpirun",
     "--ntasks-per-node": "srun",
 }

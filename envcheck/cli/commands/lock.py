@@ -14,11 +14,11 @@ from envcheck.cli import Settings
 from envcheck.cli.options import DIRECTORY, FILE, Argument, Option, command_with, complete_cells
 from envcheck.cli.sources.on_top import extensions_of_target
 from envcheck.counting import counted
-from envcheck.data import data_path, own_images
+from envcheck.data import own_images
 from envcheck.errors import ConfigError, EnvcheckError
 from envcheck.images import lock_on_top, lock_with_uv
 from envcheck.images.dockerfile import write_locks
-from envcheck.images.lock_with_uv import companions, image_requirements, lock_tool
+from envcheck.images.lock_with_uv import companions
 from envcheck.images.lockfile import Lock, read_locks
 from envcheck.images.spec import make_spec, select
 from envcheck.images.targets import SHARED_GROUPS
@@ -47,7 +47,6 @@ class LockOptions:
         Literal["x86_64", "aarch64"],
         Option("The architecture that is locked; aarch64 with the versions of x86_64 where it has them."),
     ] = "x86_64"
-    tool: Annotated[bool, Option("Lock envcheck's own environment inside images (needs pyproject.toml).")] = False
     model: Annotated[
         str | None, Option("Lock a Hugging Face model instead: every file with its sha256.", metavar="REPO@REV")
     ] = None
@@ -66,13 +65,9 @@ def command(options: LockOptions, settings: Settings) -> None:
 
     Exit 0: all are locked; 2: wrong usage; 3: a cell could not be locked.
     """
-    _refuse_ignored(options)
     profile = load_profile(options.mirror)
     if options.model is not None or options.dataset is not None:
         _lock_model(options, profile)
-        return
-    if options.tool:
-        _lock_tool(profile)
         return
     matrix = load(settings.matrix)
     cells = [c for c in select(matrix, options.selectors) if options.selectors or options.arch in matrix.archs(c)]
@@ -84,23 +79,6 @@ def command(options: LockOptions, settings: Settings) -> None:
     if failed:
         click.echo(f"without a new lock: {' '.join(map(str, failed))}", err=True)
         raise SystemExit(3)
-
-
-def _refuse_ignored(options: LockOptions) -> None:
-    """Raise ConfigError if --tool is given beside what it would leave unread."""
-    given = {
-        "CELL": options.selectors,
-        "--model": options.model,
-        "--dataset": options.dataset,
-        "--images": options.images_dir,
-        "--target": options.targets,
-        "--output": options.output,
-        "--trust-mirror": options.trust_mirror,
-    }
-    ignored = [name for name, value in given.items() if value]
-    if options.tool and ignored:
-        message = f"--tool and {ignored[0]} exclude each other"
-        raise ConfigError(message, fix=f"leave {ignored[0]} out, or run `envcheck lock` once for each")
 
 
 def _lock_model(options: LockOptions, profile: Profile) -> None:
@@ -148,15 +126,3 @@ def _lock(
         versions = ", ".join([*companions(locks), f"cuDNN {spec.promises['cudnn']}", f"NCCL {spec.promises['nccl']}"])
         click.echo(f"{cell}: {'locked' if changed else 'as it was'} ({versions})")
     return True
-
-
-def _lock_tool(profile: Profile) -> None:
-    from envcheck.images.lockfile import format_lock
-
-    target = data_path("templates") / "envcheck.lock"
-    pythons = [base.python for base in load().bases]
-    lock = lock_tool(image_requirements(target.parent.parent / "pyproject.toml"), pythons, profile)
-    safe_files.replace(target, format_lock(lock, "envcheck's own environment in an image").encode())
-    uv = lock_tool(["uv"], pythons[:1], profile)
-    safe_files.replace(target.with_name("uv.lock"), format_lock(uv, "uv of a build for another platform").encode())
-    click.echo(f"{counted(len(lock.pins), 'package')} for Python {', '.join(pythons)}")
