@@ -275,7 +275,7 @@ def requests(bench: Bench, repository: Repository, node: Sequence[str]) -> int:
         ImageQuery("*", "runtime", "amd64"),
         ProofTerms(policies.read(bench.policies["gpu"]), facts, now, load_matrix()),
     )
-    return asking.exchange.sent
+    return asking.sent
 
 
 def many(bench: Bench, options: argparse.Namespace) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import structs
 
-from envcheck.registry import statement
 from envcheck.registry.attachments import PROMOTION_TYPE, REPORT_TYPE, Referrer, own_tag, promotion_tags, referrers
 from envcheck.registry.documents import Descriptor, StoredManifest
 from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations
@@ -16,7 +15,14 @@ from envcheck.registry.evidence import RemoteImage
 from envcheck.registry.judge import ListedProof
 from envcheck.registry.references import AbsentError, LyingError
 from envcheck.registry.repository import Repository
-from envcheck.registry.statement import MOST_REPORT, PREDICATE_TYPE, ProofRefusal, Rejection, ReportReference
+from envcheck.registry.statement import (
+    MOST_JSON,
+    MOST_REPORT,
+    PREDICATE_TYPE,
+    ProofRefusal,
+    Rejection,
+    ReportReference,
+)
 from envcheck.struct_types import LightRecord, know_types
 
 _ANNOTATIONS: Final = bundle_annotations(PREDICATE_TYPE)
@@ -38,7 +44,6 @@ class _RootFs(msgspec.Struct):
 
 class _Config(msgspec.Struct):
     architecture: Annotated[str, msgspec.Meta(max_length=64)] = ""
-    os: str = ""
     rootfs: _RootFs = msgspec.field(default_factory=_RootFs)
 
 
@@ -58,50 +63,43 @@ def remote_images(
     if not manifest.is_index:
         return [_remote(repository, manifest, None, known)]
     # What else is in an index (a builder's provenance) has the platform "unknown".
-    entries = [entry for entry in manifest.index().manifests if entry.platform and entry.platform.os == "linux"]
-    if not entries:
+    linux = [(entry, entry.platform) for entry in manifest.index().manifests if entry.platform]
+    linux = [(entry, platform) for entry, platform in linux if platform.os == "linux"]
+    if not linux:
         message = f"{repository.reference.name}: the index {tag_or_digest} names no image for Linux"
         raise AbsentError(message, fix="name an image that was built for Linux")
-    if len(entries) > _MOST_PLATFORMS:
-        message = f"{repository.reference.name}: the index {tag_or_digest} names {len(entries)} images for Linux"
+    if len(linux) > _MOST_PLATFORMS:
+        message = f"{repository.reference.name}: the index {tag_or_digest} names {len(linux)} images for Linux"
         raise LyingError(message, fix="name one image of it by its digest")
-    if arch is not None:
-        entries = [entry for entry in entries if entry.platform and entry.platform.architecture == arch]
-    return [_remote(repository, repository.manifest(entry), manifest.digest, known) for entry in entries]
+    wanted = [entry for entry, platform in linux if arch in (None, platform.architecture)]
+    return [_remote(repository, repository.manifest(entry), manifest.digest, known) for entry in wanted]
 
 
 def _remote(
     repository: Repository, manifest: StoredManifest, index: str | None, known: dict[str, RemoteImage]
 ) -> RemoteImage:
-    if manifest.digest in known:
-        return structs.replace(known[manifest.digest], index_digest=index)
-    config = manifest.image().config
-    try:
-        read = msgspec.json.decode(repository.blob(config, _MOST_CONFIG), type=_Config)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        message = f"{repository.reference.name}@{manifest.digest}: its config is not that of an image"
-        raise LyingError(message, fix="name an image; this is another artifact") from None
-    image = RemoteImage(
-        repository=repository.reference.name,
-        manifest=manifest.digest,
-        config=config.digest,
-        arch=read.architecture,
-        index_digest=index,
-        diff_ids=tuple(read.rootfs.diff_ids),
-    )
-    known[manifest.digest] = image
-    return image
+    if manifest.digest not in known:
+        config = manifest.image().config
+        try:
+            read = msgspec.json.decode(repository.blob(config, _MOST_CONFIG), type=_Config)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            message = f"{repository.reference.name}@{manifest.digest}: its config is not that of an image"
+            raise LyingError(message, fix="name an image; this is another artifact") from None
+        known[manifest.digest] = RemoteImage(
+            repository=repository.reference.name,
+            manifest=manifest.digest,
+            config=config.digest,
+            arch=read.architecture,
+            diff_ids=tuple(read.rootfs.diff_ids),
+        )
+    return structs.replace(known[manifest.digest], index_digest=index)
 
 
 def read_proofs(repository: Repository, digest: str, tags: Sequence[str] | None = None) -> AttachedProofs:
     """Return what lies beside a digest. `tags` are those of the repository, for a caller that asks for many digests."""
     attachments = referrers(repository, digest, tags, without=REPORT_TYPE)
     proofs = [_proof(repository, artifact) for artifact in attachments.artifacts if _is_proof(artifact)]
-    for refused in attachments.refused:
-        reason = ProofRefusal.TAMPERED if refused.reason == "tampered" else ProofRefusal.WRONG_SUBJECT
-        proofs.append(_unread(refused.named, Rejection(reason, refused.detail)))
-    detail = "the registry lists it, and does not have it: somebody may have deleted it"
-    proofs += [_unread(named, Rejection(ProofRefusal.DANGLING, detail)) for named in attachments.dangling]
+    proofs += [_unread(named, why) for named, why in attachments.unread.items()]
     return AttachedProofs(proofs, attachments.notes)
 
 
@@ -119,8 +117,8 @@ def _is_proof(artifact: Referrer) -> bool:
     return artifact.manifest.kind == BUNDLE_TYPE and annotations == _ANNOTATIONS
 
 
-def _unread(named: str, refused: Rejection) -> ListedProof:
-    return ListedProof(named, refused, lambda _: refused)
+def _unread(named: str, why: Rejection) -> ListedProof:
+    return ListedProof(named, why, lambda _: why)
 
 
 def _proof(repository: Repository, artifact: Referrer) -> ListedProof:
@@ -134,11 +132,10 @@ def _proof(repository: Repository, artifact: Referrer) -> ListedProof:
 
 def _envelope(repository: Repository, artifact: Referrer) -> bytes | Rejection:
     layers = artifact.manifest.layers
-    if len(layers) != 1:
-        return Rejection(ProofRefusal.UNKNOWN_FORMAT, f"{len(layers)} layers instead of one")
-    if layers[0].size > statement.MOST_JSON:
-        return Rejection(ProofRefusal.UNKNOWN_FORMAT, f"{layers[0].size} bytes, more than {statement.MOST_JSON}")
-    return _blob(repository, layers[0], statement.MOST_JSON, "its content")
+    if len(layers) != 1 or layers[0].size > MOST_JSON:
+        why = f"{len(layers)} layers of {sum(layer.size for layer in layers)} bytes, not one of at most {MOST_JSON}"
+        return Rejection(ProofRefusal.UNKNOWN_FORMAT, why)
+    return _blob(repository, layers[0], MOST_JSON, "its content")
 
 
 def _blob(repository: Repository, descriptor: Descriptor, most: int, label: str) -> bytes | Rejection:
@@ -146,6 +143,6 @@ def _blob(repository: Repository, descriptor: Descriptor, most: int, label: str)
     try:
         return repository.blob(descriptor, most)
     except AbsentError:
-        return Rejection(ProofRefusal.DANGLING, f"{label} {descriptor.named} is not there")
+        return Rejection(ProofRefusal.DANGLING, f"{label} {descriptor.digest} is not there")
     except LyingError as error:
         return Rejection(ProofRefusal.TAMPERED, error.message)

@@ -9,13 +9,12 @@ read again and written again a few times, and what is read here does not depend 
 from __future__ import annotations
 
 import base64
-import json
 import random
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 from msgspec import structs
@@ -29,14 +28,14 @@ from envcheck.registry.documents import (
     OCI_MANIFEST,
     Descriptor,
     ImageManifest,
-    StoredManifest,
+    described,
     digest_of,
     encode,
 )
-from envcheck.registry.exchange import codes_in
 from envcheck.registry.references import AbsentError, LyingError, RefusedError, RegistryUnavailableError, is_digest
-from envcheck.registry.repository import Repository, described
-from envcheck.struct_types import LightRecord, know_types
+from envcheck.registry.repository import Repository, codes_in
+from envcheck.registry.statement import ProofRefusal, Rejection
+from envcheck.struct_types import LightRecord
 
 # The artifact types of a proof's evidence and of a promotion: their own tags end otherwise than those of proofs, so
 # that who looks for proofs reads neither, and who looks for promotions reads no proof.
@@ -46,7 +45,6 @@ _ENDS: Final = {REPORT_TYPE: ".report", PROMOTION_TYPE: ".promotion"}
 _OWN: Final = re.compile(r"sha256-([0-9a-f]{64})\.([0-9a-f]{12})(\.proof|\.report|\.promotion)")
 # Also those of other tools, as sha256-DIGEST.att and .sig of cosign.
 _ATTACHED: Final = re.compile(r"sha256-[0-9a-f]{64}(\.|$)")
-_NAMED: Final = 12
 _TRIES: Final = 3
 _INLINE: Final = 1 << 15
 # Times that the fallback index is written before other writers are left to it.
@@ -72,31 +70,14 @@ class Referrer(LightRecord, frozen=True):
 
     descriptor: Descriptor
     manifest: ImageManifest
-    content: bytes
-
-
-class RefusedReferrer(LightRecord, frozen=True):
-    """What was listed and must not count: `named` is its digest or tag."""
-
-    named: str
-    reason: Literal["tampered", "wrong-subject"]
-    detail: str
 
 
 class Referrers(LightRecord, frozen=True):
-    """What is attached to a manifest. `dangling` was listed and is gone; it may have been deleted on purpose."""
+    """What is attached to a manifest; `unread` is by digest or tag what was listed and must not count."""
 
     artifacts: list[Referrer]
-    dangling: list[str]
-    refused: list[RefusedReferrer]
+    unread: dict[str, Rejection]
     notes: list[str]
-
-
-class _List(msgspec.Struct):
-    manifests: list[Any]
-
-
-know_types(_List)
 
 
 def fallback_tag(subject: str) -> str:
@@ -106,7 +87,7 @@ def fallback_tag(subject: str) -> str:
 
 def own_tag(subject: str, digest: str, kind: str = "") -> str:
     """Return the tag that an artifact of this type has for itself."""
-    return f"{fallback_tag(subject)}.{digest.partition(':')[2][:_NAMED]}{_ENDS.get(kind, '.proof')}"
+    return f"{fallback_tag(subject)}.{_start(digest)}{_ENDS.get(kind, '.proof')}"
 
 
 def is_own_or_fallback(tag: str) -> bool:
@@ -136,62 +117,48 @@ def attach(
     """Push an artifact and attach it to a manifest of the same repository. Doing it again changes nothing.
 
     `layers` are media types and contents; small ones are in the manifest too with `inline`, so that who reads it needs
-    one request.
+    one request. A registry can lose a blob that is uploaded twice at once; it says so when the manifest comes, and gets
+    all again.
     """
     document = ImageManifest(
         schema_version=2,
         media_type=OCI_MANIFEST,
         artifact_type=artifact_type,
-        config=Descriptor(media_type=EMPTY_TYPE, digest=digest_of(EMPTY), size=len(EMPTY)),
-        layers=[_named(*layer, inline=inline) for layer in layers],
-        subject=Descriptor(media_type=subject.media_type, digest=subject.digest, size=subject.size),
+        config=described(EMPTY, EMPTY_TYPE),
+        layers=[_layer(*layer, inline=inline) for layer in layers],
+        subject=structs.replace(subject, data="", platform=None),
         annotations=dict(annotations),
     )
     content = encode(document)
-
-    def push(*, ask_first: bool) -> None:
-        for blob in dict.fromkeys([EMPTY, *(content for _, content in layers)]):
-            repository.push_blob(blob, ask_first=ask_first)
-
-    return attach_manifest(repository, subject.digest, StoredManifest(content, digest_of(content), OCI_MANIFEST), push)
-
-
-def _named(kind: str, content: bytes, *, inline: bool) -> Descriptor:
-    named = described(content, kind)
-    small = inline and len(content) <= _INLINE
-    return structs.replace(named, data=base64.b64encode(content).decode()) if small else named
-
-
-def attach_manifest(
-    repository: Repository, subject: str, manifest: StoredManifest, push_blobs: Callable[..., None]
-) -> Attachment:
-    """Store a manifest that names its subject, and have it listed.
-
-    `push_blobs(ask_first=...)` has the registry hold what it consists of. A registry can lose a blob that is uploaded
-    twice at once; it says so when the manifest comes, and gets all again.
-    """
-    tag = own_tag(subject, manifest.digest, manifest.image().kind)
+    tag = own_tag(subject.digest, digest_of(content), artifact_type)
     for number in range(1, _TRIES + 1):
-        push_blobs(ask_first=number == 1)
+        for blob in dict.fromkeys([EMPTY, *(blob for _, blob in layers)]):
+            repository.push_blob(blob, ask_first=number == 1)
         try:
-            reply = repository.push_manifest(manifest.content, manifest.media_type, tag)
+            reply = repository.push_manifest(content, OCI_MANIFEST, tag)
             break
         except RefusedError as error:
             if number == _TRIES or not _UNKNOWN & set(error.codes):
                 raise
-    listed = reply.headers.get("OCI-Subject") == subject
-    return Attachment(manifest.descriptor, tag, () if listed else _entered(repository, subject, manifest))
+    named = described(content, OCI_MANIFEST)
+    listed = reply.headers.get("OCI-Subject") == subject.digest
+    return Attachment(named, tag, () if listed else _entered(repository, subject.digest, named, document))
 
 
-def _entered(repository: Repository, subject: str, manifest: StoredManifest) -> tuple[str, ...]:
+def _layer(kind: str, content: bytes, *, inline: bool) -> Descriptor:
+    small = inline and len(content) <= _INLINE
+    return structs.replace(described(content, kind), data=base64.b64encode(content).decode() if small else "")
+
+
+def _entered(repository: Repository, subject: str, named: Descriptor, document: ImageManifest) -> tuple[str, ...]:
     """Enter a manifest in the fallback index, whose other entries stay; return a note if it is not there."""
-    tag, image = fallback_tag(subject), manifest.image()
-    entry = {"mediaType": manifest.media_type, "digest": manifest.digest, "size": len(manifest.content)}
-    entry |= {"artifactType": image.kind, **({"annotations": image.annotations} if image.annotations else {})}
+    tag = fallback_tag(subject)
+    entry = {"mediaType": named.media_type, "digest": named.digest, "size": named.size}
+    entry |= {"artifactType": document.kind, **({"annotations": document.annotations} if document.annotations else {})}
     try:
         for number in range(_ENTRIES):
             index = _index(repository, tag, subject)
-            if any(isinstance(one, dict) and one.get("digest") == manifest.digest for one in index["manifests"]):
+            if any(isinstance(one, dict) and one.get("digest") == named.digest for one in index["manifests"]):
                 return ()
             index["manifests"].append(entry)
             repository.push_manifest(encode(index), OCI_INDEX, tag)
@@ -203,12 +170,15 @@ def _entered(repository: Repository, subject: str, manifest: StoredManifest) -> 
 
 
 def _index(repository: Repository, tag: str, subject: str) -> dict[str, Any]:
-    """Return the fallback index with all it holds, or an empty one. Raise LyingError if the tag is something else."""
+    """Return the fallback index with all it holds, or an empty one. Raise LyingError if the tag is something else.
+
+    Some registries resolve the tag to the subject itself, which may be an index too.
+    """
     try:
         manifest = repository.manifest(tag)
     except AbsentError:
         return {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": []}
-    document = json.loads(manifest.content)
+    document = msgspec.json.decode(manifest.content)
     if manifest.digest != subject and manifest.is_index and isinstance(document.get("manifests"), list):
         return dict(document)
     message = f"{repository.reference.name} has no index under {tag}"
@@ -227,33 +197,35 @@ def referrers(
     notes: list[str] = []
     api = _from_api(repository, subject, notes)  # its types are the manifests' own; an index is anybody's word
     listed = {**_from_index(repository, subject, notes), **api}
-    starts = _own_tags(subject, repository.tags() if tags is None else tags, without)
-    if len(listed) + len(starts) > _MOST:
-        total = len(listed) + len(starts)
-        message = f"{repository.reference.name} lists {total} artifacts for {subject}, more than {_MOST}"
+    own = _own_tags(subject, repository.tags() if tags is None else tags, without)
+    if len(listed) + len(own) > _MOST:
+        message = (
+            f"{repository.reference.name} lists {len(listed) + len(own)} artifacts for {subject}, more than {_MOST}"
+        )
         raise LyingError(message, fix="delete what nobody needs, or use another repository")
 
-    def read(name: str) -> Referrer | RefusedReferrer | str:
-        return _read(repository, subject, name, starts.get(name, ""))
+    def read(name: str) -> Referrer | Rejection:
+        return _read(repository, subject, name, own.get(name, ""))
 
-    results = map_in_threads(read, [digest for digest, kind in listed.items() if kind != without or not kind], _AT_ONCE)
+    names = [digest for digest, kind in listed.items() if kind != without or not kind]
+    results = dict(zip(names, map_in_threads(read, names, _AT_ONCE), strict=True))
     # Only what was read stands for its own tag: a list may name a digest that begins like that of another artifact.
-    found = {_start(one.descriptor.digest) for one in results if isinstance(one, Referrer)}
-    results += map_in_threads(read, [tag for tag, start in starts.items() if start not in found], _AT_ONCE)
-    by_digest = {one.descriptor.digest: one for one in results if isinstance(one, Referrer)}
-    refused = [one for one in results if isinstance(one, RefusedReferrer)]
-    absent = [one for one in results if isinstance(one, str)]
-    told = {_start(name) for name in (*absent, *(one.named for one in refused)) if is_digest(name)}
-    return Referrers(
-        artifacts=[by_digest[digest] for digest in sorted(by_digest)],
-        dangling=sorted(name for name in absent if name not in by_digest and starts.get(name) not in told),
-        refused=[one for one in refused if starts.get(one.named) not in told],
-        notes=notes,
-    )
+    found = {_start(one.descriptor.digest) for one in results.values() if isinstance(one, Referrer)}
+    left = [tag for tag, start in own.items() if start not in found]
+    results |= zip(left, map_in_threads(read, left, _AT_ONCE), strict=True)
+    artifacts = {one.descriptor.digest: one for one in results.values() if isinstance(one, Referrer)}
+    told = {_start(digest) for digest in artifacts}
+    unread: dict[str, Rejection] = {}
+    for name, result in results.items():
+        start = own.get(name) or _start(name)
+        if isinstance(result, Rejection) and start not in told:
+            told.add(start)
+            unread[name] = result
+    return Referrers([artifacts[digest] for digest in sorted(artifacts)], unread, notes)
 
 
 def _start(digest: str) -> str:
-    return digest.partition(":")[2][:_NAMED]
+    return digest.partition(":")[2][:12]
 
 
 def _own_tags(subject: str, tags: Sequence[str], without: str) -> dict[str, str]:
@@ -263,68 +235,63 @@ def _own_tags(subject: str, tags: Sequence[str], without: str) -> dict[str, str]
     return {match[0]: match[2] for match in mine if match and match[3] != end}
 
 
-def _read(repository: Repository, subject: str, name: str, start: str) -> Referrer | RefusedReferrer | str:
-    """Return the artifact of a digest or an own tag, or why it does not count; its name alone if it is gone."""
+def _read(repository: Repository, subject: str, name: str, start: str) -> Referrer | Rejection:
+    """Return the artifact of a digest or an own tag, or why it does not count."""
     try:
         manifest = repository.manifest(name)
-        named = manifest.subject
         image = manifest.image()
     except AbsentError:
-        return name
+        return Rejection(ProofRefusal.DANGLING, "the registry lists it, and does not have it: it may have been deleted")
     except LyingError as error:
-        return RefusedReferrer(name, "tampered", error.message)
+        return Rejection(ProofRefusal.TAMPERED, error.message)
     if start and not manifest.digest.startswith(f"sha256:{start}"):
-        return RefusedReferrer(name, "tampered", f"the tag {name} leads to {manifest.digest}")
-    if named is None or named.digest != subject:
-        other = "nothing" if named is None else named.digest
-        return RefusedReferrer(name, "wrong-subject", f"{manifest.digest} is attached to {other}")
-    return Referrer(manifest.descriptor, image, manifest.content)
+        return Rejection(ProofRefusal.TAMPERED, f"the tag {name} leads to {manifest.digest}")
+    if image.subject is None or image.subject.digest != subject:
+        other = "nothing" if image.subject is None else image.subject.digest
+        return Rejection(ProofRefusal.WRONG_SUBJECT, f"{manifest.digest} is attached to {other}")
+    return Referrer(manifest.descriptor, image)
 
 
 def _from_index(repository: Repository, subject: str, notes: list[str]) -> dict[str, str]:
-    """Return the digests in the fallback index. Some registries resolve its tag to the subject itself."""
     tag = fallback_tag(subject)
     try:
-        manifest = repository.manifest(tag)
-    except AbsentError:
-        return {}
+        return _listed(_index(repository, tag, subject), f"the index {tag}", notes)
     except LyingError as error:
         notes.append(f"the index {tag} was not used: {error.message}")
         return {}
-    if manifest.digest == subject or not manifest.is_index:
-        notes.append(f"the tag {tag} leads to no index of artifacts; it was not used")
-        return {}
-    return _listed(manifest.content, f"the index {tag}", notes)
 
 
 def _from_api(repository: Repository, subject: str, notes: list[str]) -> dict[str, str]:
     """Return the digests that the referrers API lists. Registries without one answer 404, or 200 with anything."""
-    path = f"/v2/{repository.reference.repository}/referrers/{subject}"
+    path, label = f"/v2/{repository.reference.repository}/referrers/{subject}", f"the referrers of {subject[:19]}"
     digests: dict[str, str] = {}
     if repository.lacks_referrers:
         return digests
-    for number, reply in enumerate(repository.pages(path, f"the referrers of {subject[:19]}", (200, *_NO_API))):
-        if reply.status not in _NO_API:
-            digests |= _listed(reply.body, "the referrers API", notes)
-            if len(digests) > _MOST:
-                break  # `referrers` refuses so many; all pages of them would fill the memory
-        elif number:
-            message = f"{repository.reference.registry} lists the referrers of {subject[:19]} in part only"
+    for number, reply in enumerate(repository.pages(path, label, (200, *_NO_API))):
+        if reply.status in _NO_API and number:
+            message = f"{repository.reference.registry} lists {label} in part only"
             raise RegistryUnavailableError(message, fix="try again; ask who runs the registry")
-        elif reply.status == HTTPStatus.NOT_FOUND and not codes_in(reply.body):
-            repository.lacks_referrers = True  # no words of a registry: there is no such path, whatever the subject
+        if reply.status in _NO_API:
+            # No words of a registry: there is no such path, whatever the subject.
+            repository.lacks_referrers = reply.status == HTTPStatus.NOT_FOUND and not codes_in(reply.body)
+            break
+        try:
+            digests |= _listed(msgspec.json.decode(reply.body), "the referrers API", notes)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            notes.append("the referrers API answers with no list; it was not used")
+        if len(digests) > _MOST:
+            break  # `referrers` refuses so many; all pages of them would fill the memory
     return digests
 
 
-def _listed(content: bytes, where: str, notes: list[str]) -> dict[str, str]:
+def _listed(document: Any, where: str, notes: list[str]) -> dict[str, str]:
     """Return the digests of a list, and the artifact types that it states; a bad entry does not hide the others."""
-    try:
-        entries = msgspec.json.decode(content, type=_List).manifests
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    entries = document.get("manifests") if isinstance(document, dict) else None
+    if not isinstance(entries, list):
         notes.append(f"{where} answers with no list; it was not used")
         return {}
     named = [(entry.get("digest"), str(entry.get("artifactType", ""))) for entry in entries if isinstance(entry, dict)]
-    usable = [(digest, kind) for digest, kind in named if isinstance(digest, str) and is_digest(digest)]
-    if len(usable) < len(entries):
-        notes.append(f"{where}: {len(entries) - len(usable)} entries name no sha256 digest; they were not used")
-    return dict(usable)
+    usable = {digest: kind for digest, kind in named if isinstance(digest, str) and is_digest(digest)}
+    if len(named) < len(entries) or not all(isinstance(digest, str) and is_digest(digest) for digest, _ in named):
+        notes.append(f"{where} has entries that name no sha256 digest; they were not used")
+    return usable

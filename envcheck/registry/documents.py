@@ -16,18 +16,13 @@ from envcheck.struct_types import LightRecord, know_types
 
 OCI_MANIFEST: Final = "application/vnd.oci.image.manifest.v1+json"
 OCI_INDEX: Final = "application/vnd.oci.image.index.v1+json"
-DOCKER_MANIFEST: Final = "application/vnd.docker.distribution.manifest.v2+json"
-DOCKER_INDEX: Final = "application/vnd.docker.distribution.manifest.list.v2+json"
-MANIFESTS: Final = (OCI_MANIFEST, DOCKER_MANIFEST)
-INDEXES: Final = (OCI_INDEX, DOCKER_INDEX)
+MANIFESTS: Final = (OCI_MANIFEST, "application/vnd.docker.distribution.manifest.v2+json")
+INDEXES: Final = (OCI_INDEX, "application/vnd.docker.distribution.manifest.list.v2+json")
 # The config of an artifact that has none (image-spec 1.1, "Guidance for an Empty Descriptor").
 EMPTY_TYPE: Final = "application/vnd.oci.empty.v1+json"
 EMPTY: Final = b"{}"
 # No known registry takes a larger manifest.
 MOST_MANIFEST: Final = 4 << 20
-
-_Digest = Annotated[str, msgspec.Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
-_Size = Annotated[int, msgspec.Meta(ge=0)]
 _D = TypeVar("_D")
 
 
@@ -36,23 +31,15 @@ class Platform(msgspec.Struct, frozen=True, kw_only=True):
 
     architecture: str
     os: str
-    variant: str = ""
-
-    def __str__(self) -> str:
-        """Return it as engines write it: linux/arm64/v8."""
-        return "/".join(part for part in (self.os, self.architecture, self.variant) if part)
 
 
 class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """Names content by digest, size and type. What else it says of the content is not to be believed unread."""
+    """Names content by digest, size and type; `data` may hold a small content in base64 (image-spec 1.1)."""
 
     media_type: str
-    digest: _Digest
-    size: _Size
+    digest: Annotated[str, msgspec.Meta(pattern=r"^sha256:[0-9a-f]{64}\Z")]
+    size: Annotated[int, msgspec.Meta(ge=0)]
     platform: Platform | None = None
-    artifact_type: str | None = None
-    annotations: dict[str, str] = {}
-    # The content itself in base64, which a small one may have here too (image-spec 1.1, descriptor.md).
     data: str = ""
 
     @property
@@ -63,11 +50,6 @@ class Descriptor(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit
         except ValueError:
             return None
         return content if self.data and (len(content), digest_of(content)) == (self.size, self.digest) else None
-
-    @property
-    def named(self) -> str:
-        """Return the start of the digest, as messages show it."""
-        return self.digest[:19]
 
 
 class ImageManifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -87,15 +69,20 @@ class ImageManifest(msgspec.Struct, frozen=True, kw_only=True, rename="camel", o
         return self.artifact_type or self.config.media_type
 
 
-class ImageIndex(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
-    """A list of manifests: of one image for several platforms, or of what is attached to one."""
+class ImageIndex(msgspec.Struct, frozen=True):
+    """The manifests of one image, one for each platform."""
 
-    schema_version: int
     manifests: list[Descriptor]
+
+
+class _Shape(msgspec.Struct, rename="camel"):
     media_type: str | None = None
-    artifact_type: str | None = None
-    subject: Descriptor | None = None
-    annotations: dict[str, str] = {}
+    manifests: Any = None
+    layers: Any = None
+    config: Any = None
+
+
+know_types(ImageManifest, ImageIndex, _Shape)
 
 
 class StoredManifest(LightRecord, frozen=True):
@@ -117,45 +104,24 @@ class StoredManifest(LightRecord, frozen=True):
 
     def image(self) -> ImageManifest:
         """Return it as one image or artifact. Raise LyingError if it is none."""
-        if self.media_type not in MANIFESTS:
-            message = f"{self.digest} is no manifest of an image: {shown_type(self.media_type)}"
+        if self.is_index:
+            message = f"{self.digest} is an index, and no image"
             raise LyingError(message, fix="name one image of the index by its digest")
         return _decoded(self.content, self.digest, ImageManifest)
 
     def index(self) -> ImageIndex:
-        """Return it as an index. Raise LyingError if it is none."""
-        if not self.is_index:
-            message = f"{self.digest} is no index: {shown_type(self.media_type)}"
-            raise LyingError(message, fix=TAMPERED)
+        """Return what the index lists. Raise LyingError if it is none."""
         return _decoded(self.content, self.digest, ImageIndex)
-
-    @property
-    def children(self) -> list[Descriptor]:
-        """Return what else must be there for it: of an index its manifests, of an image its config and layers."""
-        if self.is_index:
-            return self.index().manifests
-        image = self.image()
-        return [image.config, *image.layers]
-
-    @property
-    def subject(self) -> Descriptor | None:
-        """Return what it says that it is attached to."""
-        return (self.index() if self.is_index else self.image()).subject
-
-
-class _Shape(msgspec.Struct, rename="camel"):
-    media_type: str | None = None
-    manifests: Any = None
-    layers: Any = None
-    config: Any = None
-
-
-know_types(ImageManifest, ImageIndex, _Shape)
 
 
 def digest_of(content: bytes) -> str:
     """Return the sha256 digest of bytes as registries write it."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def described(content: bytes, media_type: str) -> Descriptor:
+    """Return what names these bytes."""
+    return Descriptor(media_type=media_type, digest=digest_of(content), size=len(content))
 
 
 def read_manifest(content: bytes, content_type: str, where: str) -> StoredManifest:
@@ -166,24 +132,18 @@ def read_manifest(content: bytes, content_type: str, where: str) -> StoredManife
     digest = digest_of(content)
     stated = content_type.partition(";")[0].strip().lower()
     shape = _decoded(content, digest, _Shape)
-    own = shape.media_type
-    media_type = own or stated
-    if own and stated and own != stated:
-        message = f"{where} is {shown_type(own)}, and the registry says {shown_type(stated)}"
+    media_type = shape.media_type or stated
+    if stated and media_type != stated:
+        message = f"{where} is {media_type[:80]!r}, and the registry says {stated[:80]!r}"
         raise LyingError(message, fix=TAMPERED)
     if media_type not in (*MANIFESTS, *INDEXES):
-        message = f"{where} is not a manifest: {shown_type(media_type)}"
+        message = f"{where} is not a manifest: its type is {media_type[:80]!r}"
         raise LyingError(message, fix="push the image again in OCI's or docker's format (schema 2)")
     foreign = [shape.layers, shape.config] if media_type in INDEXES else [shape.manifests]
     if any(part is not None for part in foreign):
         message = f"{where} can be read as an image and as an index"
         raise LyingError(message, fix=TAMPERED)  # CVE-2021-41190
     return StoredManifest(content, digest, media_type)
-
-
-def shown_type(media_type: str) -> str:
-    """Return a media type as a message shows it: it comes from outside."""
-    return repr(media_type[:80]) if media_type else "of no type"
 
 
 def encode(document: object) -> bytes:

@@ -21,34 +21,26 @@ import msgspec
 
 from envcheck.errors import ConfigError, UnavailableError
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.net.credentials import BearerToken, Login
-from envcheck.mirrors.net.network_errors import NetworkError
+from envcheck.mirrors.net.credentials import Login, Netrc, host_credentials
+from envcheck.mirrors.net.network_errors import NetworkError, StatusError
 from envcheck.mirrors.net.responses import HttpResponse
 from envcheck.mirrors.net.urls import host_of, is_loopback, is_web_url, origin_of, redirect_target
+from envcheck.mirrors.profiles.model import Profile
 from envcheck.registry.references import DOCKER_HUB, DeniedError, ImageReference, RegistryUnavailableError
 from envcheck.struct_types import Secret, know_types
 
 _SCHEME: Final = re.compile(r"\s*,?\s*([A-Za-z][A-Za-z0-9-]*)(?:\s+|$|(?=\s*,))(?!=)")
 _PARAMETER: Final = re.compile(r"\s*,?\s*([A-Za-z0-9_-]+)\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|([^\s,\"]*))")
 _HUB_KEY: Final = "https://index.docker.io/v1/"
-_API: Final = re.compile(r"/v[12]/?$")
-_HELPER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_API: Final = re.compile(r"(/v[12])?/?$")
 # Seconds: a helper that waits for somebody at a screen would wait for ever.
-HELPER_SECONDS: Final = 30.0
+_HELPER_SECONDS: Final = 30.0
 _NOT_FOUND: Final = b"credentials not found in native keychain"
-_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-
-
-def challenges(header: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield the challenges in a header, each with its parameters; what cannot be read is left out."""
-    at = 0
-    while scheme := _SCHEME.match(header, at):
-        at, parameters = scheme.end(), dict[str, str]()
-        while parameter := _PARAMETER.match(header, at):
-            quoted, bare = parameter[2], parameter[3]
-            parameters[parameter[1].lower()] = bare if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
-            at = parameter.end()
-        yield scheme[1].lower(), parameters
+# Seconds that a token lasts if the answer does not say, and the share of its time after which it is renewed.
+_LASTS: Final = 60.0
+_USED: Final = 0.9
+_MOST: Final = 1 << 18
+_REFUSALS: Final = {HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
 
 
 class Account(Secret, frozen=True):
@@ -57,6 +49,23 @@ class Account(Secret, frozen=True):
     basic: str = ""
     identity: str = ""
     token: str = ""
+
+
+class OriginLogin(Secret, frozen=True):
+    """An Authorization header for the origin of one URL."""
+
+    url: str
+    authorization: str
+
+    def header(self, url: str) -> str | None:
+        """Return the header for a URL of that origin, else None."""
+        return self.authorization if origin_of(self.url) == origin_of(url) else None
+
+
+class _TokenAnswer(msgspec.Struct):
+    token: str = ""
+    access_token: str = ""
+    expires_in: float | None = None
 
 
 class _Entry(msgspec.Struct):
@@ -77,21 +86,11 @@ class _HelperAnswer(msgspec.Struct, rename="pascal"):
     secret: str
 
 
-class _TokenAnswer(msgspec.Struct):
-    token: str = ""
-    access_token: str = ""
-    expires_in: float | None = None
-
-
-know_types(_LoginFile, _HelperAnswer, _TokenAnswer)
+know_types(_TokenAnswer, _LoginFile, _HelperAnswer)
 
 
 def login_files(environ: Mapping[str, str]) -> list[Path]:
-    """Return the files that may hold a login, in the order in which they count.
-
-    They are $REGISTRY_AUTH_FILE, $DOCKER_CONFIG/config.json (or ~/.docker/config.json), and containers/auth.json in
-    $XDG_RUNTIME_DIR and in ~/.config.
-    """
+    """Return the files that may hold a login of docker or podman, in the order in which they count."""
     home, runtime = Path(environ.get("HOME") or "/root"), environ.get("XDG_RUNTIME_DIR")
     files = [Path(environ["REGISTRY_AUTH_FILE"])] if environ.get("REGISTRY_AUTH_FILE") else []
     files.append(Path(environ.get("DOCKER_CONFIG") or home / ".docker") / "config.json")
@@ -100,62 +99,64 @@ def login_files(environ: Mapping[str, str]) -> list[Path]:
     return files
 
 
-def account_for(reference: ImageReference, environ: Mapping[str, str]) -> Account | None:
-    """Return the login that `docker login` or `podman login` left for a repository's registry, or None.
+def find_account(reference: ImageReference, profile: Profile | None, environ: Mapping[str, str]) -> Account | None:
+    """Return the login of the profile for this host, else of `docker login` or `podman login`, or None.
 
     Raise ConfigError for a file that cannot be read, UnavailableError for a credential helper that fails.
     """
-    accounts = (_account(_read(path), reference, path) for path in login_files(environ))
-    return next((account for account in accounts if account is not None), None)
+    named = None if profile is None else _of_profile(reference, profile, environ)
+    accounts = (_of_file(reference, path) for path in login_files(environ))
+    return named or next((account for account in accounts if account is not None), None)
 
 
-def _read(path: Path) -> _LoginFile:
+def _of_profile(reference: ImageReference, profile: Profile, environ: Mapping[str, str]) -> Account | None:
+    logins: list[Login] = [*host_credentials(profile, environ)]
+    if profile.netrc:
+        logins.append(Netrc(Path(profile.netrc), [reference.url]))
     try:
-        return msgspec.json.decode(path.read_bytes() or b"{}", type=_LoginFile)
+        header = next((header for login in logins if (header := login.header(reference.url)) is not None), "")
+    except OSError as error:
+        message = f"the mirror profile {profile.name}: {error.strerror}"
+        raise ConfigError(message, fix=f"set the secret of {reference.registry}") from None
+    kind, _, secret = header.partition(" ")
+    if not secret:
+        return None
+    return Account(token=secret) if kind == "Bearer" else Account(header)
+
+
+def _of_file(reference: ImageReference, path: Path) -> Account | None:
+    """Return the login in a file: of the registry's own helper, else of the store, else of the file itself.
+
+    No message repeats what may be a secret.
+    """
+    try:
+        logins = msgspec.json.decode(path.read_bytes() or b"{}", type=_LoginFile)
+        entry = _entry(reference, logins.auths or {})
+        user, colon, password = base64.b64decode(entry.auth or "", validate=True).decode().partition(":")
     except (FileNotFoundError, NotADirectoryError):
-        return _LoginFile()
+        return None
     except OSError as error:
         message = f"{path}: cannot read the logins of registries: {error.strerror}"
         raise ConfigError(message, fix="make it readable, or name another file in REGISTRY_AUTH_FILE") from None
-    except _UNREADABLE:  # whose text could repeat a secret
+    except (ValueError, RecursionError):
         message = f"{path}: not a valid file of logins"
-        raise ConfigError(message, fix="run `docker login` again, or move the file away") from None
-
-
-def _account(logins: _LoginFile, reference: ImageReference, path: Path) -> Account | None:
-    """Return the login of one file: of the registry's own helper, else of the store, else of the file itself."""
-    keys = _keys(reference)
-    helpers = logins.helpers or {}
-    helper = next((helpers[key] for key in keys if key in helpers), logins.store)
+        raise ConfigError(message, fix=f"run `docker login {reference.registry}` again, or move it away") from None
+    helper = (logins.helpers or {}).get(reference.registry) or logins.store
     account = _of_helper(helper, reference.registry, path) if helper else None
-    if account is not None:
-        return account
-    stored = {_plain_key(key): entry for key, entry in (logins.auths or {}).items()}
-    entry = next((found for key in keys if (found := stored.get(key))), None) or _Entry()
-    if entry.identity:
+    if account is None and entry.identity:
         return Account(identity=entry.identity)
-    try:
-        user, colon, password = base64.b64decode(entry.auth or "", validate=True).decode().partition(":")
-    except ValueError:
-        user = colon = password = ""
-    if entry.auth and not colon:
-        message = f"{path}: the login of {reference.registry} is not base64 of USER:PASSWORD"
-        raise ConfigError(message, fix=f"run `docker login {reference.registry}` again")
-    return _with_password(user, password.rstrip("\0")) if colon else None  # some clients pad it
+    return account or (_with_password(user, password) if colon else None)
 
 
-def _keys(reference: ImageReference) -> list[str]:
-    """Return the names under which a login may stand, the longest first: podman keeps some for a part of a registry."""
-    parts = [reference.registry, *reference.repository.split("/")]
-    keys = ["/".join(parts[:count]) for count in range(len(parts), 0, -1)]
-    return [*keys, _HUB_KEY, "index.docker.io"] if reference.registry == DOCKER_HUB else keys
+def _entry(reference: ImageReference, auths: Mapping[str, _Entry | None]) -> _Entry:
+    """Return what stands for the longest part of the name: podman keeps some for a part of a registry.
 
-
-def _plain_key(key: str) -> str:
-    """Return the key without scheme and path of the API, which older clients wrote."""
-    if key == _HUB_KEY:
-        return DOCKER_HUB
-    return _API.sub("", key.partition("://")[2] or key).rstrip("/").lower()
+    Older clients wrote a scheme and the path of the API, as docker still does for its hub.
+    """
+    plain = {_API.sub("", key.partition("://")[2] or key).lower(): entry for key, entry in auths.items()}
+    names = [reference.name.rsplit("/", count)[0] for count in range(reference.name.count("/") + 1)]
+    names += ["index.docker.io"] if reference.registry == DOCKER_HUB else []
+    return next((entry for name in names if (entry := plain.get(name))), None) or _Entry()
 
 
 def _with_password(user: str, password: str) -> Account | None:
@@ -164,45 +165,34 @@ def _with_password(user: str, password: str) -> Account | None:
 
 
 def _of_helper(name: str, registry: str, path: Path) -> Account | None:
-    """Return the login that docker-credential-NAME has. What it prints is in no message: it may hold a secret."""
-    if not _HELPER.fullmatch(name):
-        message = f"{path}: {name[:40]!r} is not the name of a credential helper"
-        raise ConfigError(message, fix="write the NAME of docker-credential-NAME")
-    program = f"docker-credential-{name}"
-    server = _HUB_KEY if registry == DOCKER_HUB else registry
+    """Return the login that docker-credential-NAME has; what it prints may hold a secret."""
+    program, server = f"docker-credential-{name}", _HUB_KEY if registry == DOCKER_HUB else registry
     try:
         ended = subprocess.run(
-            [program, "get"], input=f"{server}\n".encode(), capture_output=True, timeout=HELPER_SECONDS, check=False
+            [program, "get"], input=server.encode(), capture_output=True, timeout=_HELPER_SECONDS, check=False
         )
         if ended.returncode and _NOT_FOUND in ended.stdout:
             return None
         ended.check_returncode()
         login = msgspec.json.decode(ended.stdout, type=_HelperAnswer)
-    except (OSError, subprocess.SubprocessError, *_UNREADABLE):
-        message = f"{path} names the credential helper {program}, which gives no login"
-        fix = f"put it on PATH, run `{program} get` yourself to see why, or run `docker login {registry}` again"
+    except (OSError, subprocess.SubprocessError, ValueError, RecursionError):
+        message = f"{path} names the credential helper {program[:60]}, which gives no login"
+        fix = f"put it on PATH and run `{program[:60]} get` to see why, or run `docker login {registry}` again"
         raise UnavailableError(message, fix=fix) from None
     is_token = login.username == "<token>"
     return Account(identity=login.secret) if is_token else _with_password(login.username, login.secret)
 
 
-# Seconds that a token lasts if the answer does not say, and the share of its time after which it is renewed.
-_LASTS: Final = 60.0
-_USED: Final = 0.9
-_MOST: Final = 1 << 18
-_CLIENT: Final = "envcheck"
-_REFUSALS: Final = {HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}
-
-
-class OriginLogin(Secret, frozen=True):
-    """An Authorization header for the origin of one URL."""
-
-    url: str
-    authorization: str
-
-    def header(self, url: str) -> str | None:
-        """Return the header for a URL of that origin, else None."""
-        return self.authorization if origin_of(self.url) == origin_of(url) else None
+def challenges(header: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the challenges in a header, each with its parameters; what cannot be read is left out."""
+    at = 0
+    while scheme := _SCHEME.match(header, at):
+        at, parameters = scheme.end(), dict[str, str]()
+        while parameter := _PARAMETER.match(header, at):
+            quoted, bare = parameter[2], parameter[3]
+            parameters[parameter[1].lower()] = bare if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
+            at = parameter.end()
+        yield scheme[1].lower(), parameters
 
 
 class Authorization:
@@ -216,35 +206,34 @@ class Authorization:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client, self._url, self._registry = client, reference.url, reference.registry
-        self._find_account = account
+        self._find_account, self._clock = account, clock
         self.has_account = False
-        self._clock = clock
         self._lock = threading.Lock()
         self._basic: Login | None = None
-        self._tokens: dict[tuple[str, ...], tuple[Login, float]] = {}
+        self._tokens: dict[str, tuple[Login, float]] = {}
 
-    def login(self, scopes: Sequence[str]) -> Login | None:
-        """Return the login for these scopes that an earlier 401 led to and that has not expired, or None."""
-        token, until = self._tokens.get(tuple(scopes), (self._basic, 0.0))
+    def login(self, scope: str) -> Login | None:
+        """Return the login for this scope that an earlier 401 led to and that has not expired, or None."""
+        token, until = self._tokens.get(scope, (self._basic, 0.0))
         return token if self._clock() < until else self._basic
 
-    def answer(self, headers: Mapping[str, str], scopes: Sequence[str], refused: Login | None) -> Login | None:
+    def answer(self, headers: Mapping[str, str], scope: str, refused: Login | None) -> Login | None:
         """Return a login other than the `refused` one for a 401 with these headers, or None if there is no other.
 
         A token comes before a password, which then does not go with each request.
         """
         asked = dict(reversed(list(challenges(headers.get("WWW-Authenticate", "")))))
         with self._lock:
-            current = self.login(scopes)
+            current = self.login(scope)
             if current is not None and current is not refused:
                 return current  # another thread has logged in meanwhile
             if "bearer" in asked:
-                self._tokens[tuple(scopes)] = self._token(asked["bearer"], scopes, retry=refused is not None)
-                return self._tokens[tuple(scopes)][0]
+                self._tokens[scope] = self._token(asked["bearer"], scope, again=refused is not None)
+                return self._tokens[scope][0]
             account = self._account() if "basic" in asked else None
             if account is None or not account.basic or refused is not None:
                 return None
-            self._need_tls(self._url)
+            _need_tls(self._url)
             self._basic = OriginLogin(self._url, account.basic)
             return self._basic
 
@@ -253,28 +242,24 @@ class Authorization:
         self.has_account = account is not None
         return account
 
-    def _need_tls(self, url: str) -> None:
-        """Refuse to send a secret without TLS to another machine."""
-        if urlsplit(url).scheme != "https" and not is_loopback(urlsplit(url).hostname or ""):
-            message = f"{host_of(url)} wants a login over plain http, which would show it to the network"
-            raise DeniedError(message, fix="give the registry TLS, and write its name without http://")
-
-    def _token(self, challenge: Mapping[str, str], scopes: Sequence[str], *, retry: bool) -> tuple[Login, float]:
+    def _token(self, challenge: Mapping[str, str], scope: str, *, again: bool) -> tuple[Login, float]:
         """Return a token, and until when it is used."""
-        account = self._account()
-        if account is not None and account.token and not retry:
-            self._need_tls(self._url)
-            return BearerToken(self._url, account.token), float("inf")
+        account = self._account() or Account()
+        if account.token and not again:
+            _need_tls(self._url)
+            return OriginLogin(self._url, f"Bearer {account.token}"), float("inf")
         realm = self._realm(challenge.get("realm", ""))
-        if account is not None and (account.identity or account.basic):
-            self._need_tls(realm)
-        answer = self._fetched(realm, challenge.get("service", ""), scopes, account)
+        if account.identity or account.basic:
+            _need_tls(realm)
+        # The registry may name the repository otherwise than its path does, as a proxy of several does.
+        scopes = list(dict.fromkeys([scope, *challenge.get("scope", "").split()]))
+        answer = self._issued(realm, challenge.get("service", ""), scopes, account)
         token = answer.token or answer.access_token
         if not token or not token.isascii() or not token.isprintable() or " " in token:
             message = f"{host_of(realm)}, where {self._registry} has its tokens, issues none"
             raise RegistryUnavailableError(message, fix="try again later, or ask who runs the registry")
         lasts = answer.expires_in if answer.expires_in is not None and answer.expires_in > 0 else _LASTS
-        return BearerToken(self._url, token), self._clock() + lasts * _USED
+        return OriginLogin(self._url, f"Bearer {token}"), self._clock() + lasts * _USED
 
     def _realm(self, realm: str) -> str:
         """Return where tokens are issued, if a request may go there from this registry."""
@@ -287,34 +272,41 @@ class Authorization:
         message = f"{self._registry} has its tokens at a place that is not trusted: {why}"
         raise DeniedError(message, fix="ask who runs the registry to correct the realm of its tokens")
 
-    def _fetched(self, realm: str, service: str, scopes: Sequence[str], account: Account | None) -> _TokenAnswer:
-        """Ask for a token. Raise NetworkError if asking again may help."""
+    def _issued(self, realm: str, service: str, scopes: Sequence[str], account: Account) -> _TokenAnswer:
+        """Ask for a token. Raise NetworkError, which names the place, if asking again may help."""
         try:
             with self._ask(realm, service, scopes, account) as answer:
                 if answer.status in _REFUSALS:
                     label = f"a token ({answer.status} from {host_of(realm)})"
-                    raise denied(self._registry, label, has=account is not None)
-                if answer.status == HTTPStatus.OK:
-                    return msgspec.json.decode(answer.text(_MOST), type=_TokenAnswer)
-                failure = NetworkError(f"it answers {answer.status}")
-        except _UNREADABLE:
+                    raise denied(self._registry, label, has=self.has_account)
+                answer.demand_ok(f" at {host_of(realm)}, which issues its tokens")
+                return msgspec.json.decode(answer.text(_MOST), type=_TokenAnswer)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return _TokenAnswer()
+        except StatusError:
+            raise
         except NetworkError as error:
-            failure = error
-        message = f"{host_of(realm)}, which issues its tokens: {failure}"
-        raise type(failure)(message, failure.fix)
+            message = f"{host_of(realm)}, which issues its tokens: {error}"
+            raise type(error)(message, error.fix) from error
 
-    def _ask(self, realm: str, service: str, scopes: Sequence[str], account: Account | None) -> HttpResponse:
+    def _ask(self, realm: str, service: str, scopes: Sequence[str], account: Account) -> HttpResponse:
         """Send an identity token by POST (OAuth2); without one, ask by GET, with the password if there is one."""
         query = [("service", service)] if service else []
-        if account is None or not account.identity:
-            login = None if account is None or not account.basic else OriginLogin(realm, account.basic)
+        if not account.identity:
+            login = OriginLogin(realm, account.basic) if account.basic else None
             wanted = urlencode([*query, *(("scope", scope) for scope in scopes)])
             return self._client.get(f"{realm}{'&' if '?' in realm else '?'}{wanted}", login=login)
-        form = [("grant_type", "refresh_token"), ("refresh_token", account.identity), ("client_id", _CLIENT), *query]
+        form = [("grant_type", "refresh_token"), ("refresh_token", account.identity), ("client_id", "envcheck"), *query]
         form.append(("scope", " ".join(scopes)))
         kind = {"Content-Type": "application/x-www-form-urlencoded"}
         return self._client.send("POST", realm, kind, body=urlencode(form).encode())
+
+
+def _need_tls(url: str) -> None:
+    """Refuse to send a secret without TLS to another machine."""
+    if urlsplit(url).scheme != "https" and not is_loopback(urlsplit(url).hostname or ""):
+        message = f"{host_of(url)} wants a login over plain http, which would show it to the network"
+        raise DeniedError(message, fix="give the registry TLS, and write its name without http://")
 
 
 def denied(registry: str, label: str, *, has: bool) -> DeniedError:

@@ -1,4 +1,4 @@
-"""What a registry's answer can end in: absent, denied, unavailable, refused, or bytes that are not what was named."""
+"""The name of an image in a registry, and what a registry's answer can end in."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from envcheck.errors import ConfigError, EnvcheckError, NotFoundError, Unavailab
 from envcheck.mirrors.net.urls import is_loopback
 from envcheck.mirrors.profiles.model import redacted
 from envcheck.struct_types import LightRecord
+
+TAMPERED: Final = "do not use it: ask who runs the registry, and push it again from where it was made"
 
 
 class AbsentError(NotFoundError):
@@ -39,21 +41,23 @@ class LyingError(EnvcheckError):
     exit_code: ClassVar[int] = 1
 
 
-TAMPERED = "do not use it: ask who runs the registry, and push it again from where it was made"
-
-
 DOCKER_HUB: Final = "docker.io"
 # Docker Hub's API has another host than its name.
 _HUB_API: Final = "registry-1.docker.io"
 _HUB_NAMES: Final = {"docker.io", "index.docker.io", _HUB_API}
-_DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
-_TAG: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_DIGEST: Final = r"sha256:[0-9a-f]{64}"
+_TAG: Final = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}"
 _PART: Final = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
-_PATH: Final = re.compile(rf"{_PART}(?:/{_PART})*")
-_HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::([0-9]{1,5}))?")
+# As docker reads it: the first part is a registry if it is localhost, or has a dot or a port, or follows http(s)://.
+_REFERENCE: Final = re.compile(
+    rf"""(?:(?P<scheme>https?)://(?=[^/]+/))?
+    (?:(?(scheme)|(?=localhost/|[^/]*[.:]))
+    (?P<registry>(?P<host>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?)(?::(?P<port>[0-9]{{1,5}}))?)/)?
+    (?P<path>{_PART}(?:/{_PART})*)(?::(?P<tag>{_TAG}))?(?:@(?P<digest>{_DIGEST}))?""",
+    re.VERBOSE,
+)
 _PORTS: Final = 65535
 _LONGEST: Final = 255
-_FORM: Final = "write REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST"
 
 
 class ImageReference(LightRecord, frozen=True):
@@ -92,50 +96,24 @@ class ImageReference(LightRecord, frozen=True):
 
 def is_digest(text: str) -> bool:
     """Tell whether a text is a sha256 digest as registries write it."""
-    return _DIGEST.fullmatch(text) is not None
+    return re.fullmatch(_DIGEST, text) is not None
 
 
 def is_tag(text: str) -> bool:
     """Tell whether a text can be a tag."""
-    return _TAG.fullmatch(text) is not None
+    return re.fullmatch(_TAG, text) is not None
 
 
 def parse_reference(text: str) -> ImageReference:
     """Read a reference. Raise ConfigError, which repeats no password, for anything else."""
-    scheme, separator, name = text.rpartition("://")
-    if separator and scheme not in {"http", "https"}:
-        raise _invalid(text, f"a registry is reached by http or https, not by {scheme!r}", _FORM)
-    name, at, digest = name.partition("@")
-    if at and (":" not in digest or "/" in digest or "@" in digest):
-        raise _invalid(text, "what follows its @ is no digest", "remove a user or password: `docker login` keeps them")
-    if at and not is_digest(digest):
-        raise _invalid(text, "its digest is not sha256: and 64 hexadecimal digits", _FORM)
-    registry, path = _split(name, named=bool(separator))
-    path, colon, tag = path.partition(":")
-    if colon and not is_tag(tag):
-        raise _invalid(text, f"{tag!r} is not a tag", "use letters, digits, _, . and -, at most 128 of them")
-    registry = DOCKER_HUB if registry.lower() in _HUB_NAMES else registry.lower()
-    host = _HOST.fullmatch(registry)
-    if host is None or not 0 < int(host[2] or 1) <= _PORTS:
-        raise _invalid(text, f"{registry!r} is not HOST or HOST:PORT", _FORM)
-    if registry == DOCKER_HUB and path and "/" not in path:
-        path = f"library/{path}"
-    if _PATH.fullmatch(path) is None or len(path) > _LONGEST:
-        why = "it names no repository" if not path else f"{path!r} is not the name of a repository"
-        raise _invalid(text, why, "use lower case letters, digits and single . _ - between them, parts joined by /")
-    plain = scheme == "http" if separator else is_loopback(host[1].strip("[]"))
-    return ImageReference(registry, path, tag or None, digest or None, plain)
-
-
-def _split(text: str, *, named: bool) -> tuple[str, str]:
-    """Return the registry and the rest; after a scheme the first part is always the registry."""
-    first, slash, remainder = text.partition("/")
-    if named or (slash and (first == "localhost" or "." in first or ":" in first)):
-        return first, remainder
-    return DOCKER_HUB, text
-
-
-def _invalid(text: str, why: str, fix: str) -> ConfigError:
-    printable = redacted(text)
-    printable = printable if printable.isprintable() else ascii(printable)
-    return ConfigError(f"the reference {printable[:300]!r} is invalid: {why}", fix=fix)
+    read = _REFERENCE.fullmatch(text)
+    if read is None or not 0 < int(read["port"] or 1) <= _PORTS or len(read["path"]) > _LONGEST:
+        shown = redacted(text)
+        message = f"{(shown if shown.isprintable() else ascii(shown))[:300]!r} is no reference to an image"
+        fix = "write REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST, the name in lower case and without a login"
+        raise ConfigError(message, fix=fix)
+    registry, path = (read["registry"] or DOCKER_HUB).lower(), read["path"]
+    if registry in _HUB_NAMES:
+        registry, path = DOCKER_HUB, path if "/" in path else f"library/{path}"
+    plain = read["scheme"] == "http" if read["scheme"] else is_loopback((read["host"] or DOCKER_HUB).strip("[]"))
+    return ImageReference(registry, path, read["tag"], read["digest"], plain)

@@ -1,28 +1,42 @@
-"""A repository in a registry: its manifests, blobs and tags, each compared with the digest that names it."""
+"""A repository in a registry: its manifests, blobs and tags, each compared with the digest that names it.
+
+Requests are logged in, and tried again where that may help: 429 and 503 as long as Retry-After says, other 5xx, and
+connections that break. All waits together have a limit. A registry that is silent is asked once.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
+import re
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 from urllib.parse import quote, urljoin, urlsplit
 
 import msgspec
 
-from envcheck.errors import ConfigError
 from envcheck.mirrors.net.client import Client
-from envcheck.mirrors.net.credentials import Login, Netrc, host_credentials
+from envcheck.mirrors.net.network_errors import BrokenError, NetworkError, SlowError, StatusError
 from envcheck.mirrors.net.responses import HttpResponse
-from envcheck.mirrors.net.urls import origin_of, redirect_target
+from envcheck.mirrors.net.urls import host_of, origin_of, redirect_target
+from envcheck.mirrors.net.waits import NETWORK_WAITS
 from envcheck.mirrors.profiles.model import Profile
 from envcheck.mirrors.settings.system import mirrors
-from envcheck.registry.documents import INDEXES, MANIFESTS, Descriptor, StoredManifest, digest_of, read_manifest
-from envcheck.registry.exchange import Exchange, RegistryReply, RegistryRequest, codes_in
-from envcheck.registry.logins import Account, Authorization, account_for
+from envcheck.registry.documents import (
+    INDEXES,
+    MANIFESTS,
+    MOST_MANIFEST,
+    Descriptor,
+    StoredManifest,
+    described,
+    digest_of,
+    read_manifest,
+)
+from envcheck.registry.logins import Authorization, denied, find_account
 from envcheck.registry.references import (
     TAMPERED,
     AbsentError,
@@ -33,59 +47,177 @@ from envcheck.registry.references import (
     is_digest,
     is_tag,
 )
-from envcheck.struct_types import know_types
+from envcheck.struct_types import LightRecord, know_types
 
+# Seconds before each further try where the registry does not say, and the most that all tries may wait together.
+_PAUSES: Final = (0.5, 1.0, 2.0)
+_LONGEST: Final = 60.0
+# Requests at once: as many connections as the client keeps.
+_CONNECTIONS: Final = 8
+_ERRORS: Final = 1 << 16
+# What OpenSSL says where the other side answers without TLS.
+_SPOKE_HTTP: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+_CODE: Final = re.compile(r"[A-Z][A-Z0-9_]{2,60}")
 _OCTETS: Final = "application/octet-stream"
 # Uploads of one blob that are begun: one may be lost when a connection breaks, or to another upload of the same blob.
 _TRIES: Final = 3
-
-
-def described(content: bytes | Path, media_type: str = _OCTETS) -> Descriptor:
-    """Return what names bytes or a file."""
-    if isinstance(content, bytes):
-        return Descriptor(media_type=media_type, digest=digest_of(content), size=len(content))
-    try:
-        with content.open("rb") as file:
-            digest = hashlib.sha256()
-            while block := file.read(1 << 20):
-                digest.update(block)
-            return Descriptor(media_type=media_type, digest=f"sha256:{digest.hexdigest()}", size=file.tell())
-    except OSError as error:
-        message = f"cannot read {content}: {error.strerror}"
-        raise ConfigError(message, fix="name a file that can be read") from error
-
-
 _ACCEPT: Final = {"Accept": ", ".join((*MANIFESTS, *INDEXES))}
 _BLOCK: Final = 1 << 16
-# Pages of a list: more than that nobody made.
+# Pages of a list: more than that nobody made. A registry that lists without an end would fill the memory.
 _PAGES: Final = 1000
-# A registry that lists without an end would fill the memory.
 _MOST_TAGS: Final = 500_000
+_LENGTH: Final = re.compile(r"[0-9]{1,15}")
+
+
+class RegistryRequest(LightRecord, frozen=True):
+    """One request. `label` names it in messages, `accepted` are the statuses that are answers, `most` bounds the body.
+
+    `push` says whether it changes the repository.
+    """
+
+    method: str
+    path: str
+    label: str
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    body: bytes = b""
+    accepted: tuple[int, ...] = (200,)
+    push: bool = False
+    retry: bool = True
+    most: int = MOST_MANIFEST
+
+
+class RegistryReply(LightRecord, frozen=True):
+    """The whole answer to a request, and the URL that it came from."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    url: str
+
+
+class _ErrorCode(msgspec.Struct):
+    code: str = ""
+
+
+class _ErrorAnswer(msgspec.Struct):
+    errors: list[_ErrorCode] = []
 
 
 class _Tags(msgspec.Struct):
     tags: list[str] | None
 
 
-know_types(_Tags)
+know_types(_ErrorAnswer, _Tags)
 
 
 class Repository:
-    """A repository that is read and written through one exchange. Safe in threads, as the exchange is."""
+    """A repository that is read and written. Safe in threads. `sent` counts the requests."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        self.exchange = exchange
+    def __init__(
+        self,
+        client: Client,
+        reference: ImageReference,
+        authorization: Authorization,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._client, self._authorization, self._sleep = client, authorization, sleep
+        self.reference = reference
+        self._path = f"/v2/{reference.repository}"
+        # More than these would be connections that are opened for one request each.
+        self._places = threading.BoundedSemaphore(_CONNECTIONS)
+        self._counting = threading.Lock()
+        self.sent = 0
         # The registry answered that it has no such path; it is asked once.
         self.lacks_referrers = False
 
-    @property
-    def reference(self) -> ImageReference:
-        """Return what the repository was opened by."""
-        return self.exchange.reference
+    def ask(self, request: RegistryRequest) -> RegistryReply:
+        """Return the answer with its body. Raise an error of `references` where there is none."""
+        waited = 0.0
+        for pause in (*_PAUSES, None):
+            try:
+                with self._places:
+                    return self._once(request)
+            except NetworkError as error:
+                after = pause if error.after is None else error.after
+                broke = isinstance(error, BrokenError) and not isinstance(error, SlowError) and not error.fix
+                again = request.retry and (error.retry or broke)
+                if not again or pause is None or after is None or waited + after > _LONGEST:
+                    raise self._unavailable(error) from error
+                note = f"{error}; next attempt in {after:.0f} s"
+            with NETWORK_WAITS.on(host_of(self.reference.url), "pause", note):
+                self._sleep(after)
+            waited += after
+        raise AssertionError
 
-    @property
-    def _path(self) -> str:
-        return f"/v2/{self.reference.repository}"
+    def _once(self, request: RegistryRequest) -> RegistryReply:
+        scope = f"repository:{self.reference.repository}:{'pull,push' if request.push else 'pull'}"
+        login = self._authorization.login(scope)
+        for renewed in (False, True):
+            with self._counting:
+                self.sent += 1
+            url = urljoin(self.reference.url, request.path)
+            with self._client.send(request.method, url, request.headers, body=request.body, login=login) as answer:
+                if answer.status in request.accepted:
+                    return RegistryReply(answer.status, answer.headers, self._body(request, answer), answer.url)
+                codes = _codes_of(answer)  # what is read to its end can be used again
+                if answer.status != HTTPStatus.UNAUTHORIZED or renewed:
+                    raise self._refusal(request, answer, codes)
+            login = self._authorization.answer(answer.headers, scope, login)
+            if login is None:
+                break
+        raise denied(self.reference.registry, f"{request.label} (401)", has=self._authorization.has_account)
+
+    def _body(self, request: RegistryRequest, answer: HttpResponse) -> bytes:
+        """Return the body of an answer. Raise LyingError as soon as it is known to be too large."""
+        if request.method == "HEAD":
+            return b""
+        stated = answer.headers.get("Content-Length", "0")
+        size = int(stated) if _LENGTH.fullmatch(stated) else 0
+        parts = list[bytes]()
+        for part in answer.page(2 * request.most + _BLOCK) if size <= request.most else ():
+            parts.append(part)
+            size = sum(map(len, parts))
+            if size > request.most:
+                break
+        if size > request.most:
+            message = f"{self.reference.registry} answers for {request.label} with more than {request.most} bytes"
+            raise LyingError(message, fix="do not use it: what belongs there is smaller")
+        return b"".join(parts)
+
+    def _refusal(self, request: RegistryRequest, answer: HttpResponse, codes: tuple[str, ...]) -> Exception:
+        """Return the error of an answer that is none of the accepted ones."""
+        status, registry = answer.status, self.reference.registry
+        if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+            return denied(registry, f"{request.label} ({status})", has=self._authorization.has_account)
+        if status == HTTPStatus.NOT_FOUND:
+            if not codes:
+                self._need_registry()
+            message = f"{registry} does not have {request.label} (404{''.join(f' {code}' for code in codes[:1])})"
+            return AbsentError(message, fix="check the name, the tag and the digest")
+        failed = StatusError(status, answer.headers)
+        if failed.retry:
+            return failed
+        message = f"{registry} does not accept {request.label} ({' '.join([str(status), *codes[:3]])})"
+        expects_tls = status == HTTPStatus.BAD_REQUEST and self.reference.plain and not codes
+        fix = f"if it speaks TLS, write https://{registry}/..." if expects_tls else "ask who runs the registry"
+        return RefusedError(message, fix=fix, codes=codes)
+
+    def _need_registry(self) -> None:
+        """Raise RegistryUnavailableError if no registry answers at this host (distribution-spec, end-1)."""
+        with self._client.get(urljoin(self.reference.url, "/v2/")) as answer:
+            is_page = answer.headers.get("Content-Type", "").startswith("text/html")
+            if is_page or answer.status not in {HTTPStatus.OK, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+                message = f"no registry answers at {self.reference.registry} ({answer.status} for /v2/)"
+                raise RegistryUnavailableError(message, fix="check the host and the port")
+
+    def _unavailable(self, error: NetworkError) -> RegistryUnavailableError:
+        fix = error.fix or "check that it runs and is reachable, then try again"
+        if isinstance(error, StatusError) and error.status == HTTPStatus.TOO_MANY_REQUESTS:
+            fix = "wait, or log in: many limits are those of an account"
+        if any(sign in str(error) for sign in _SPOKE_HTTP):
+            fix = f"if it speaks http without TLS, write http://{self.reference.registry}/..."
+        return RegistryUnavailableError(f"the registry {self.reference.registry} is unavailable: {error}", fix=fix)
 
     def manifest(self, reference: str | Descriptor) -> StoredManifest:
         """Return the manifest of a tag, a digest or a descriptor. Its digest is what to use from then on.
@@ -94,64 +226,49 @@ class Repository:
         """
         name = reference if isinstance(reference, str) else reference.digest
         where = f"{self.reference.name}{'@' if is_digest(name) else ':'}{name}"
-        reply = self.exchange.ask(RegistryRequest("GET", f"{self._path}/manifests/{name}", where, _ACCEPT))
-        manifest = _checked(reply, name, where)
-        if isinstance(reference, Descriptor) and (reference.size, reference.media_type) != (
-            len(manifest.content),
-            manifest.media_type,
-        ):
+        reply = self.ask(RegistryRequest("GET", f"{self._path}/manifests/{name}", where, _ACCEPT))
+        kind, digest = reply.headers.get("Content-Type", ""), digest_of(reply.body)
+        if kind.startswith("text/html"):
+            message = f"{where}: the answer is a web page and no manifest"
+            fix = "check the host and the port; a proxy or a page to log in may answer"
+            raise RegistryUnavailableError(message, fix=fix)
+        if is_digest(name) and digest != name:
+            message = f"{where}: the registry sends the bytes of {digest}"
+            raise LyingError(message, fix=TAMPERED)
+        _compare_digest(reply.headers, digest, where)
+        manifest = read_manifest(reply.body, kind, where)
+        named = reference if isinstance(reference, Descriptor) else manifest.descriptor
+        if (named.size, named.media_type) != (len(manifest.content), manifest.media_type):
             message = f"{where} has {len(manifest.content)} bytes of another type or size than its descriptor names"
             raise LyingError(message, fix=TAMPERED)
         return manifest
 
-    def has_manifest(self, digest: str) -> bool:
-        """Tell whether the repository has a manifest, without reading it."""
-        request = RegistryRequest("HEAD", f"{self._path}/manifests/{digest}", digest, _ACCEPT, accepted=(200, 404))
-        return self.exchange.ask(request).status == HTTPStatus.OK
-
     def blob(self, descriptor: Descriptor, most: int) -> bytes:
         """Return a blob of at most `most` bytes; a larger one is refused unread. Raise LyingError for other bytes."""
+        label = f"the blob {descriptor.digest}"
         if descriptor.size > most:
-            message = (
-                f"{self.reference.name}: the blob {descriptor.named} has {descriptor.size} bytes, more than {most}"
-            )
+            message = f"{self.reference.name}: {label} has {descriptor.size} bytes, more than {most}"
             raise LyingError(message, fix="do not use it: what belongs there is smaller")
         inline = descriptor.content
         if inline is not None:
             return inline
-        return self.exchange.read(self._blob(descriptor), lambda answer: b"".join(self._hashed(answer, descriptor)))
-
-    def save_blob(self, descriptor: Descriptor, to: IO[bytes]) -> None:
-        """Write a blob to a file as it comes. Raise LyingError, with the file written, for other bytes than named."""
-
-        def write(answer: HttpResponse) -> None:
-            to.seek(0)
-            to.truncate()
-            to.writelines(self._hashed(answer, descriptor))
-            to.flush()
-
-        self.exchange.read(self._blob(descriptor), write)
-
-    def has_blob(self, blob: Descriptor) -> bool:
-        """Tell whether the repository has a blob. Raise LyingError if it has one of another size under the digest."""
-        path = f"{self._path}/blobs/{blob.digest}"
-        reply = self.exchange.ask(RegistryRequest("HEAD", path, f"the blob {blob.named}", accepted=(200, 404)))
-        size = reply.headers.get("Content-Length", "")
-        if reply.status == HTTPStatus.OK and size.isdigit() and int(size) != blob.size:
-            message = f"{self.reference.name} has {size} bytes under {blob.digest}, which names {blob.size}"
+        path = f"{self._path}/blobs/{descriptor.digest}"
+        content = self.ask(RegistryRequest("GET", path, label, most=descriptor.size)).body
+        if digest_of(content) != descriptor.digest:
+            message = f"{self.reference.name} sends for {label} the bytes of {digest_of(content)}"
             raise LyingError(message, fix=TAMPERED)
-        return reply.status == HTTPStatus.OK
+        return content
 
-    def push_blob(self, content: bytes | Path, *, ask_first: bool = True) -> Descriptor:
-        """Have the repository hold bytes or a file, and return what names them; nothing is sent if it has them."""
-        blob = described(content)
-        if ask_first and self.has_blob(blob):
+    def push_blob(self, content: bytes, *, ask_first: bool = True) -> Descriptor:
+        """Have the repository hold these bytes, and return what names them; nothing is sent if it has them."""
+        blob = described(content, _OCTETS)
+        if ask_first and self._has_blob(blob):
             return blob
         for number in range(1, _TRIES + 1):
             try:
-                self._finish(blob, content, self._begun(blob) or "")
+                self._upload(blob, content)
             except (AbsentError, RefusedError, RegistryUnavailableError):  # noqa: PERF203 (three times at most)
-                if self.has_blob(blob):  # another upload of it was faster, or only the answer was lost
+                if self._has_blob(blob):  # another upload of it was faster, or only the answer was lost
                     return blob
                 if number == _TRIES:
                     raise
@@ -159,31 +276,22 @@ class Repository:
                 return blob
         raise AssertionError
 
-    def mounted(self, blob: Descriptor, mount_from: str) -> bool:
-        """Have the repository take a blob over from another one of its registry; tell whether it did."""
-        return self._begun(blob, mount_from) is None
+    def _has_blob(self, blob: Descriptor) -> bool:
+        request = RegistryRequest("HEAD", f"{self._path}/blobs/{blob.digest}", blob.digest, accepted=(200, 404))
+        return self.ask(request).status == HTTPStatus.OK
 
-    def _begun(self, blob: Descriptor, mount_from: str | None = None) -> str | None:
-        """Begin an upload and return its URL, or None if the blob was mounted and nothing is to be sent."""
-        query = "" if mount_from is None else f"?mount={quote(blob.digest)}&from={quote(mount_from, safe='')}"
+    def _upload(self, blob: Descriptor, content: bytes) -> None:
         label = f"an upload to {self.reference.repository}"
-        path = f"{self._path}/blobs/uploads/{query}"
-        request = RegistryRequest("POST", path, label, accepted=(201, 202), push=True, mount_from=mount_from)
-        reply = self.exchange.ask(request)
-        if mount_from is not None and reply.status == HTTPStatus.CREATED:
-            return None
-        location = reply.headers.get("Location", "")
+        path = f"{self._path}/blobs/uploads/"
+        reply = self.ask(RegistryRequest("POST", path, label, accepted=(202,), push=True))
         try:
-            return redirect_target(reply.url, location) if location else ""
+            upload = redirect_target(reply.url, reply.headers.get("Location", ""))
         except ValueError as error:
-            fix = "ask who runs the registry to correct its address"
-            raise RegistryUnavailableError(str(error), fix=fix) from None
-
-    def _finish(self, blob: Descriptor, content: bytes | Path, upload: str) -> None:
+            raise RegistryUnavailableError(str(error), fix="ask who runs the registry to correct its address") from None
         url = f"{upload}{'&' if urlsplit(upload).query else '?'}digest={quote(blob.digest)}"
-        label = f"the blob {blob.named} of {blob.size} bytes"
+        label = f"the blob {blob.digest} of {blob.size} bytes"
         kind = {"Content-Type": _OCTETS}
-        reply = self.exchange.ask(RegistryRequest("PUT", url, label, kind, content, (201,), push=True, retry=False))
+        reply = self.ask(RegistryRequest("PUT", url, label, kind, content, (201,), push=True, retry=False))
         _compare_digest(reply.headers, blob.digest, label)
 
     def push_manifest(self, content: bytes, media_type: str, tag: str | None = None) -> RegistryReply:
@@ -195,25 +303,34 @@ class Repository:
         path = f"{self._path}/manifests/{tag or digest}"
         label = f"{self.reference.name}{f':{tag}' if tag else ''}@{digest[:19]}"
         request = RegistryRequest("PUT", path, label, {"Content-Type": media_type}, content, accepted=(201,), push=True)
-        reply = self.exchange.ask(request)
+        reply = self.ask(request)
         _compare_digest(reply.headers, digest, label)
         return reply
 
     def tags(self) -> list[str]:
         """Return all tags, of all pages; none of a repository that is not there. What is no tag is left out."""
         tags: list[str] = []
-        for page in self._pages():
-            tags += [tag for tag in page if is_tag(tag)]
+        # Without `n`: some registries cut a list to so many, and do not say that there are more.
+        for reply in self.pages(f"{self._path}/tags/list", f"the tags of {self.reference.repository}", (200, 404)):
+            if reply.status == HTTPStatus.NOT_FOUND:
+                if not codes_in(reply.body):
+                    self._need_registry()
+                break
+            try:
+                tags += [tag for tag in msgspec.json.decode(reply.body, type=_Tags).tags or [] if is_tag(tag)]
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                message = f"{self.reference.registry} lists no tags of {self.reference.repository}: it answers no list"
+                raise RegistryUnavailableError(message, fix="check the host and the port") from None
             if len(tags) > _MOST_TAGS:
                 message = f"{self.reference.name} lists more than {_MOST_TAGS} tags"
                 raise RegistryUnavailableError(message, fix="delete what nobody needs, or use another repository")
         return tags
 
-    def pages(self, path: str, label: str, accepted: tuple[int, ...] = (200,)) -> Iterator[RegistryReply]:
+    def pages(self, path: str, label: str, accepted: tuple[int, ...]) -> Iterator[RegistryReply]:
         """Yield the pages of a list. Raise RegistryUnavailableError if they have no end or lead to another host."""
         visited = {path}
         for _ in range(_PAGES):
-            reply = self.exchange.ask(RegistryRequest("GET", path, label, accepted=accepted))
+            reply = self.ask(RegistryRequest("GET", path, label, accepted=accepted))
             yield reply
             target = next_page(reply.headers.get("Link", ""))
             if target is None:
@@ -225,43 +342,22 @@ class Repository:
         message = f"{self.reference.registry} names pages of {label} that have no end or are on another host"
         raise RegistryUnavailableError(message, fix="ask who runs the registry")
 
-    def _pages(self) -> Iterator[list[str]]:
-        label = f"the tags of {self.reference.repository}"
-        # Without `n`: some registries cut a list to so many, and do not say that there are more.
-        for reply in self.pages(f"{self._path}/tags/list", label, (200, 404)):
-            if reply.status == HTTPStatus.NOT_FOUND:
-                if not codes_in(reply.body):  # a registry says why it has no such repository
-                    message = f"{self.reference.registry} does not answer as a registry does (404 without a code)"
-                    raise RegistryUnavailableError(message, fix="check the host and the port")
-                return
-            try:
-                yield msgspec.json.decode(reply.body, type=_Tags).tags or []
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                message = f"{self.reference.registry} does not list {label}: its answer is no list"
-                raise RegistryUnavailableError(message, fix="ask who runs the registry") from None
 
-    def _blob(self, descriptor: Descriptor) -> RegistryRequest:
-        return RegistryRequest("GET", f"{self._path}/blobs/{descriptor.digest}", f"the blob {descriptor.named}")
+def _codes_of(answer: HttpResponse) -> tuple[str, ...]:
+    """Return the registry's own codes of an error. Its texts are left out: they can repeat what was sent."""
+    try:
+        return codes_in(answer.text(_ERRORS))
+    except NetworkError:
+        return ()
 
-    def _hashed(self, answer: HttpResponse, descriptor: Descriptor) -> Iterator[bytes]:
-        """Yield a blob's bytes. Raise LyingError as soon as there are too many, or at the end if they are others."""
-        digest, bytes_left = hashlib.sha256(), descriptor.size
-        stated = answer.headers.get("Content-Length", "")
-        encoded = answer.headers.get("Content-Encoding", "identity") != "identity"
-        if stated.isdigit() and not encoded and int(stated) != bytes_left:
-            raise self._lie(descriptor, f"{stated} bytes instead of {bytes_left}")
-        for part in answer.chunks(_BLOCK, decode=True):
-            bytes_left -= len(part)
-            if bytes_left < 0:
-                raise self._lie(descriptor, f"more than {descriptor.size} bytes")
-            digest.update(part)
-            yield part
-        sent = f"sha256:{digest.hexdigest()}"
-        if bytes_left or sent != descriptor.digest:
-            raise self._lie(descriptor, f"{bytes_left} bytes too few" if bytes_left else f"the bytes of {sent}")
 
-    def _lie(self, descriptor: Descriptor, problem: str) -> LyingError:
-        return LyingError(f"{self.reference.name} sends for the blob {descriptor.digest} {problem}", fix=TAMPERED)
+def codes_in(body: bytes) -> tuple[str, ...]:
+    """Return the codes in the body of an error; none where it is not one of a registry's."""
+    try:
+        answer_errors = msgspec.json.decode(body, type=_ErrorAnswer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ()
+    return tuple(error.code for error in answer_errors.errors if _CODE.fullmatch(error.code))
 
 
 def next_page(link: str) -> str | None:
@@ -273,21 +369,6 @@ def next_page(link: str) -> str | None:
             if name.strip().lower() == "rel" and value.strip().strip('"').lower() == "next":
                 return target.strip().strip("<>")
     return None
-
-
-def _checked(reply: RegistryReply, name: str, where: str) -> StoredManifest:
-    """Return the manifest in a reply, hashed."""
-    digest = digest_of(reply.body)
-    if reply.headers.get("Content-Type", "").startswith("text/html"):
-        message = f"{where}: the answer is a web page and no manifest"
-        raise RegistryUnavailableError(
-            message, fix="check the host and the port; a proxy or a page to log in may answer"
-        )
-    if is_digest(name) and digest != name:
-        message = f"{where}: the registry sends the bytes of {digest}"
-        raise LyingError(message, fix=TAMPERED)
-    _compare_digest(reply.headers, digest, where)
-    return read_manifest(reply.body, reply.headers.get("Content-Type", ""), where)
 
 
 def _compare_digest(headers: Mapping[str, str], digest: str, where: str) -> None:
@@ -305,22 +386,17 @@ def open_repository(
     environ: Mapping[str, str] | None = None,
     **options: Any,
 ) -> Repository:
-    """Return the repository of a reference; nothing is sent yet. `options` are those of Exchange."""
-    environ = os.environ if environ is None else environ
-    client = client or registry_client(profile)
-    authorization = Authorization(client, reference, _account(reference, profile, environ))
-    return Repository(Exchange(client, reference, authorization, **options))
+    """Return the repository of a reference; nothing is sent yet. `options` are those of Repository.
 
-
-def registry_client(profile: Profile | None = None, **options: Any) -> Client:
-    """Return a client for registries: with the CA of a profile, and with a closed one for its hosts only.
-
-    It has no logins of its own: a registry gets one when it asks.
+    The client has the CA of the profile, and with a closed one asks its registries only.
     """
-    if profile is None:
-        return Client(**options)
-    within = registry_hosts(profile) if profile.closed else None
-    return Client(ca=Path(profile.ca) if profile.ca else None, within=within, **options)
+    environ = os.environ if environ is None else environ
+    if client is None and profile is not None:
+        within = registry_hosts(profile) if profile.closed else None
+        client = Client(ca=Path(profile.ca) if profile.ca else None, within=within)
+    client = client or Client()
+    authorization = Authorization(client, reference, lambda: find_account(reference, profile, environ))
+    return Repository(client, reference, authorization, **options)
 
 
 def registry_hosts(profile: Profile) -> frozenset[str]:
@@ -328,30 +404,3 @@ def registry_hosts(profile: Profile) -> frozenset[str]:
     names = [name for listed in mirrors(profile).values() for name in listed]
     urls = (name if "://" in name else f"https://{name}" for name in names)
     return frozenset(host for url in urls if (host := urlsplit(url).hostname))
-
-
-def _account(
-    reference: ImageReference, profile: Profile | None, environ: Mapping[str, str]
-) -> Callable[[], Account | None]:
-    """Return what finds the login: of the profile for this host, else of `docker login` or `podman login`."""
-
-    def find() -> Account | None:
-        named = None if profile is None else _of_profile(reference, profile, environ)
-        return named or account_for(reference, environ)
-
-    return find
-
-
-def _of_profile(reference: ImageReference, profile: Profile, environ: Mapping[str, str]) -> Account | None:
-    logins: list[Login] = [*host_credentials(profile, environ)]
-    if profile.netrc:
-        logins.append(Netrc(Path(profile.netrc), [reference.url]))
-    try:
-        header = next((header for login in logins if (header := login.header(reference.url)) is not None), None)
-    except OSError as error:
-        message = f"the mirror profile {profile.name}: {error.strerror}"
-        raise ConfigError(message, fix=f"set the secret of {reference.registry}") from None
-    if header is None:
-        return None
-    kind, _, secret = header.partition(" ")
-    return Account(token=secret) if kind == "Bearer" else Account(header)

@@ -20,10 +20,9 @@ from envcheck.cli.registry import access
 from envcheck.errors import EnvcheckError
 from envcheck.registry.documents import StoredManifest
 from envcheck.registry.evidence import RemoteImage
-from envcheck.registry.exchange import RegistryRequest
 from envcheck.registry.judge import ProofTerms
 from envcheck.registry.publishing import PreparedProof, publish
-from envcheck.registry.repository import Repository, open_repository
+from envcheck.registry.repository import RegistryRequest, Repository, open_repository
 from envcheck.registry.statement import ProvenImage, Sha256, Statement, Subject, written
 from envcheck.reports import model
 from envcheck.runner.schema import TargetFacts
@@ -135,7 +134,7 @@ class Site:
     def delete(self, path: str) -> None:
         """Delete what has this path."""
         registry_request = RegistryRequest("DELETE", path, "a proof", accepted=(202,), push=True)
-        assert self.repository.exchange.ask(registry_request).status == 202
+        assert self.repository.ask(registry_request).status == 202
 
     def later(self, monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
         """Have the commands take the time for so many seconds later."""

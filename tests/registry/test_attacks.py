@@ -21,7 +21,7 @@ from envcheck.mirrors.net import connections, responses
 from envcheck.registry import statement as statements
 from envcheck.registry.attached_proofs import read_proofs
 from envcheck.registry.attachments import REPORT_TYPE, attach, fallback_tag, own_tag, referrers
-from envcheck.registry.documents import OCI_INDEX, StoredManifest
+from envcheck.registry.documents import OCI_INDEX, OCI_MANIFEST, StoredManifest
 from envcheck.registry.envelope import BUNDLE_TYPE, bundle_annotations, sign
 from envcheck.registry.statement import Sha256, Subject, written
 from envcheck.signing import load_private
@@ -52,9 +52,8 @@ def another_image_s_index(site: Site, image: StoredManifest) -> None:
     index = site.repository.manifest(fallback_tag(other.digest))
     site.repository.push_manifest(index.content, index.media_type, fallback_tag(image.digest))
     for one in referrers(site.repository, other.digest).artifacts:
-        site.repository.push_manifest(
-            one.content, one.descriptor.media_type, own_tag(image.digest, one.descriptor.digest)
-        )
+        content = site.repository.manifest(one.descriptor).content
+        site.repository.push_manifest(content, OCI_MANIFEST, own_tag(image.digest, one.descriptor.digest))
 
 
 def another_image_s_statement(site: Site, image: StoredManifest) -> None:
@@ -256,11 +255,11 @@ def test_reports_are_not_read_and_neither_are_blobs(on_disk: Site) -> None:
         on_disk.publish(image, ago=ago)
     reading = on_disk.at(image)
     tags = reading.tags()
-    before = reading.exchange.sent
+    before = reading.sent
     assert len(read_proofs(reading, image.digest, tags).proofs) == 3
-    assert reading.exchange.sent - before == 5, "the index, the referrers API that is not there, and three proofs"
+    assert reading.sent - before == 5, "the index, the referrers API that is not there, and three proofs"
     assert len(read_proofs(reading, image.digest, tags).proofs) == 3
-    assert reading.exchange.sent - before == 9, "the API is asked once"
+    assert reading.sent - before == 9, "the API is asked once"
 
 
 @pytest.mark.tools

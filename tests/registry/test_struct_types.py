@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from envcheck.mirrors.net.client import _SentRequest
-from envcheck.mirrors.net.credentials import BearerToken, HostCredential
+from envcheck.mirrors.net.credentials import HostCredential
 from envcheck.registry.logins import Account, OriginLogin
 
 LATE = """
@@ -41,7 +41,6 @@ def test_a_login_shows_no_secret_in_its_repr() -> None:
     logins = (
         Account(basic=secret, identity=secret, token=secret),
         OriginLogin("https://registry.example", secret),
-        BearerToken("https://registry.example", secret),
         HostCredential("registry.example", frozenset(), secret),
         _SentRequest("POST", {}, f"refresh_token={secret}".encode(), None),
     )

@@ -111,7 +111,7 @@ def test_oras_and_this_client_find_what_the_other_attached(real: str, fresh: Fre
     assert done.descriptor.digest in digests
     assert {one.descriptor.digest for one in actual.artifacts} == digests
     assert words(repository, subject.digest) == ["oras", "proof"]
-    assert (actual.dangling, actual.refused, actual.notes) == ([], [], [])
+    assert (actual.unread, actual.notes) == ({}, [])
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_an_own_tag_that_leads_to_something_else_is_refused(registry: FakeRegist
     registry.tags[first.tag] = second.descriptor.digest
     actual = referrers(repository, subject.digest)
     assert [one.descriptor for one in actual.artifacts] == [second.descriptor]
-    assert [(one.named, one.reason) for one in actual.refused] == [(first.tag, "tampered")]
+    assert [(name, why.reason.value) for name, why in actual.unread.items()] == [(first.tag, "tampered")]
 
 
 def test_a_listed_digest_that_begins_like_a_proofs_does_not_hide_it(registry: FakeRegistry) -> None:
@@ -139,7 +139,6 @@ def test_a_listed_digest_that_begins_like_a_proofs_does_not_hide_it(registry: Fa
     repository.push_manifest(json.dumps(document).encode(), OCI_INDEX, fallback_tag(subject.digest))
     actual = referrers(repository, subject.digest)
     assert [one.descriptor for one in actual.artifacts] == [attachment.descriptor]
-    assert actual.dangling == [alike]
 
 
 def test_what_its_own_tag_still_leads_to_is_not_gone(registry: FakeRegistry) -> None:
@@ -149,7 +148,7 @@ def test_what_its_own_tag_still_leads_to_is_not_gone(registry: FakeRegistry) -> 
     attachment = attached(repository, subject)
     registry.fault = lambda request: Answer(404) if request.path.endswith(attachment.descriptor.digest) else None
     actual = referrers(repository, subject.digest)
-    assert ([one.descriptor for one in actual.artifacts], actual.dangling) == ([attachment.descriptor], [])
+    assert ([one.descriptor for one in actual.artifacts], actual.unread) == ([attachment.descriptor], {})
 
 
 @pytest.mark.parametrize("hidden", ["index", "own tag", "both"])
@@ -253,7 +252,7 @@ def test_a_fallback_tag_that_resolves_to_the_subject_is_neither_read_nor_written
     assert "other clients may not find it" in attachment.notes[0]
     actual = referrers(repository, subject.digest)
     assert [one.descriptor for one in actual.artifacts] == [attachment.descriptor]
-    assert (actual.refused, [tag in note for note in actual.notes]) == ([], [True])
+    assert (actual.unread, [tag in note for note in actual.notes]) == ({}, [True])
 
 
 def test_entries_of_others_stay_in_the_index_as_they_are(registry: FakeRegistry) -> None:
@@ -267,7 +266,8 @@ def test_entries_of_others_stay_in_the_index_as_they_are(registry: FakeRegistry)
     assert index["manifests"][0] == foreign
     assert [one["digest"] for one in index["manifests"][1:]] == [attachment.descriptor.digest]
     assert index["annotations"] == {"a": "b"}
-    assert referrers(repository, subject.digest).dangling == [foreign["digest"]]
+    [(name, why)] = referrers(repository, subject.digest).unread.items()
+    assert (name, why.reason.value) == (foreign["digest"], "dangling")
 
 
 @pytest.mark.parametrize("status", [403, 409, 503])
@@ -308,15 +308,15 @@ def test_an_image_that_is_listed_and_names_no_subject_does_not_count(registry: F
     document = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [{"digest": other.digest}]}
     repository.push_manifest(json.dumps(document).encode(), OCI_INDEX, fallback_tag(subject.digest))
     actual = referrers(repository, subject.digest)
-    assert [(one.named, one.reason) for one in actual.refused] == [(other.digest, "wrong-subject")]
+    assert [(name, why.reason.value) for name, why in actual.unread.items()] == [(other.digest, "wrong-subject")]
 
 
 def test_content_in_a_descriptor_counts_only_if_its_digest_and_size_name_it(registry: FakeRegistry) -> None:
     repository = opened(registry.netloc)
     blob = repository.push_blob(b"true")
-    before = repository.exchange.sent
+    before = repository.sent
     for data, requests in (("dHJ1ZQ==", 0), ("ZmFsc2U=", 1), ("no base64", 1), ("", 1)):
         assert repository.blob(structs.replace(blob, data=data), 100) == b"true"
-        assert repository.exchange.sent - before == requests
-        before = repository.exchange.sent
+        assert repository.sent - before == requests
+        before = repository.sent
     assert structs.replace(blob, data="dHJ1ZQ==", size=5).content is None

@@ -1,46 +1,51 @@
-"""What is read out of a registry's JSON, its type and its platforms."""
+"""What is read out of a name, a registry's JSON, its type, its challenges and its links; all else is refused."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from envcheck.registry.documents import DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST, read_manifest
+from envcheck.errors import ConfigError
+from envcheck.registry.documents import MANIFESTS, OCI_INDEX, OCI_MANIFEST, read_manifest
 from envcheck.registry.logins import challenges
-from envcheck.registry.references import LyingError
+from envcheck.registry.references import LyingError, parse_reference
 from envcheck.registry.repository import next_page
 from tests.registry.oci.fakes import image
 from tests.tables import each
 
 CONTENT = image("one")[0]
+DIGEST = "sha256:" + "a" * 64
 
 
 @each(
     "content, content_type, why",
     [
-        (CONTENT, DOCKER_MANIFEST, "the registry says"),
+        (CONTENT, MANIFESTS[1], "the registry says"),
         (CONTENT, "text/html", "the registry says"),
         (b'{"schemaVersion":2}', "text/html", "not a manifest"),
         (b"<html>", OCI_MANIFEST, "not a valid document"),
         (b"\xff", OCI_MANIFEST, "not a valid document"),
         (b"[" * 100_000, OCI_MANIFEST, "not a valid document"),
         (CONTENT[:-1] + b',"manifests":[]}', OCI_MANIFEST, "as an image and as an index"),
-        (CONTENT[:-1] + b',"manifests":[{}]}', OCI_MANIFEST, "as an image and as an index"),
         (json.dumps({"mediaType": OCI_INDEX, "layers": [{}]}).encode(), OCI_INDEX, "as an image and as an index"),
+        *((CONTENT.replace(b'"size":3000', b'"size":' + size), OCI_MANIFEST, "size") for size in (b"-1", b'"7"')),
     ],
 )
-def test_a_type_that_bytes_and_registry_do_not_agree_on_is_refused(content: bytes, content_type: str, why: str) -> None:
+def test_a_document_that_is_none_or_of_two_types_is_refused(content: bytes, content_type: str, why: str) -> None:
     with pytest.raises(LyingError, match=why):
-        read_manifest(content, content_type, "it")
+        read_manifest(content, content_type, "it").image()
 
 
-@each("size", ["-1", '"7"', "null"])
-def test_a_descriptor_without_a_size_is_refused(size: str) -> None:
-    content = CONTENT.replace(b'"size":3000', b'"size":' + size.encode())
-    assert content != CONTENT
-    with pytest.raises(LyingError, match="size"):
-        read_manifest(content, OCI_MANIFEST, "it").image()
+@given(content=st.binary(max_size=300), content_type=st.sampled_from([OCI_MANIFEST, OCI_INDEX, ""]))
+def test_any_bytes_are_a_document_or_a_refusal(content: bytes, content_type: str) -> None:
+    for one in (content, CONTENT.replace(b"schemaVersion", content)):
+        with contextlib.suppress(LyingError):
+            manifest = read_manifest(one, content_type, "it")
+            manifest.index() if manifest.is_index else manifest.image()
 
 
 @each(
@@ -72,3 +77,51 @@ def test_the_challenges_of_a_registry_are_read(header: str, expected: list[tuple
 )
 def test_the_next_page_is_read_out_of_a_link(link: str, target: str | None) -> None:
     assert next_page(link) == target
+
+
+@each(
+    "text, shown, url",
+    [
+        ("torch", "docker.io/library/torch", "https://registry-1.docker.io"),
+        ("torch:2.8", "docker.io/library/torch:2.8", "https://registry-1.docker.io"),
+        ("team/torch", "docker.io/team/torch", "https://registry-1.docker.io"),
+        ("index.docker.io/torch", "docker.io/library/torch", "https://registry-1.docker.io"),
+        ("registry.example/torch", "registry.example/torch", "https://registry.example"),
+        (f"r.example:5000/a/b:tag@{DIGEST}", f"r.example:5000/a/b:tag@{DIGEST}", "https://r.example:5000"),
+        ("Registry.Example/a__b/c-d.e:Tag_1", "registry.example/a__b/c-d.e:Tag_1", "https://registry.example"),
+        ("localhost/a", "localhost/a", "http://localhost"),
+        ("127.0.0.1:5000/a", "127.0.0.1:5000/a", "http://127.0.0.1:5000"),
+        ("[::1]:5000/a", "[::1]:5000/a", "http://[::1]:5000"),
+        ("https://127.0.0.1:5000/a", "127.0.0.1:5000/a", "https://127.0.0.1:5000"),
+        ("http://registry/a", "registry/a", "http://registry"),
+    ],
+)
+def test_a_reference_names_a_registry_a_repository_and_what_is_in_it(text: str, shown: str, url: str) -> None:
+    reference = parse_reference(text)
+    assert (str(reference), reference.url) == (shown, url)
+
+
+@each(
+    "text",
+    [
+        "",
+        "registry.example/",
+        "https://torch",
+        "ftp://registry.example/a",
+        "registry.example:0/a",
+        "registry.example:65536/a",
+        "-registry.example/a",
+        f"registry.example/a@{DIGEST.upper()}",
+        "user:CANARY@registry.example/a",
+        "https://user:CANARY@registry.example/a",
+        "http://u:CANARY@r.example/a:b",
+        *(f"registry.example/{name}" for name in ("Torch", "a//b", "../b", "a" * 256, "a\n", "a:", "a:b c", "a@")),
+        f"registry.example/a:{'b' * 129}",
+        "registry.example/a@sha256:abc",
+    ],
+)
+def test_what_is_no_reference_is_one_line_that_repeats_no_password(text: str) -> None:
+    with pytest.raises(ConfigError, match="no reference to an image; write REGISTRY/NAME:TAG") as refused:
+        parse_reference(text)
+    assert str(refused.value).isprintable()
+    assert "CANARY" not in str(refused.value)

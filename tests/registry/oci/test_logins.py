@@ -16,8 +16,7 @@ import pytest
 from envcheck.errors import EnvcheckError
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.profiles.model import Credential, HuggingFace, Profile
-from envcheck.registry import logins
-from envcheck.registry.logins import Authorization, account_for
+from envcheck.registry.logins import Authorization, find_account
 from envcheck.registry.references import DeniedError, RegistryUnavailableError, parse_reference
 from envcheck.registry.repository import Repository, open_repository
 from tests.http_server import Answer, Request, Servers
@@ -50,7 +49,7 @@ def helper(at: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 
 def header(environ: dict[str, str], name: str = "registry.example/team/torch") -> str | None:
     """Return the password's header that a registry would get."""
-    account = account_for(parse_reference(name), environ)
+    account = find_account(parse_reference(name), None, environ)
     return None if account is None else account.basic
 
 
@@ -105,17 +104,21 @@ def test_the_files_count_in_their_order(home: Path) -> None:
     assert password("registry.example", {"DOCKER_CONFIG": str(home / "moved")}) == "podman0"
 
 
-@each("content", [f'{{"auths": "{CANARY}"', f'{{"auths": {{"r": {{"auth": ["{CANARY}"]}}}}}}', "\xff"])
+@each(
+    "content",
+    [
+        f'{{"auths": "{CANARY}"',
+        f'{{"auths": {{"r": {{"auth": ["{CANARY}"]}}}}}}',
+        f'{{"auths": {{"registry.example": {{"auth": "{CANARY}!"}}}}}}',
+        f'{{"auths": ["{CANARY}"]}}',
+        f'["{CANARY}"]',
+        "\xff",
+    ],
+)
 def test_a_file_that_is_no_file_of_logins_is_refused_without_its_text(home: Path, content: str) -> None:
     (home / ".docker/config.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(EnvcheckError, match="not a valid file of logins") as refused:
         header({"HOME": str(home)})
-    assert CANARY not in "".join(traceback.format_exception(refused.value))
-
-
-def test_a_login_that_is_no_base64_is_refused_without_its_text(home: Path) -> None:
-    with pytest.raises(EnvcheckError, match="not base64") as refused:
-        header(log_in(home, auths={"registry.example": {"auth": f"{CANARY}!"}}))
     assert CANARY not in "".join(traceback.format_exception(refused.value))
 
 
@@ -141,24 +144,14 @@ def test_a_store_without_the_login_leaves_it_to_the_file(home: Path, monkeypatch
 
 
 def test_a_helper_that_fails_is_named_without_what_it_says(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends with an error, prints no JSON, or JSON of another form; or it is not there, or has no name."""
+    """It ends with an error, prints no JSON, or JSON of another form; or it is not there."""
     scripts = [f"echo {CANARY}; exit 3", f"echo '{CANARY}'", f'echo \'{{"Secret": ["{CANARY}"]}}\'']
-    for name, code, script in [*(("test", 3, script) for script in scripts), ("absent", 3, ""), ("../test", 2, "")]:
+    for name, script in [*(("test", script) for script in scripts), ("absent", "")]:
         helper(home, monkeypatch, script)
-        with pytest.raises(EnvcheckError, match=r"config\.json") as refused:
+        with pytest.raises(EnvcheckError, match=r"config\.json names the credential helper") as refused:
             header(log_in(home, credsStore=name))
-        assert (name in str(refused.value), refused.value.exit_code) == (True, code)
+        assert refused.value.exit_code == 3
         assert CANARY not in "".join(traceback.format_exception(refused.value)), script
-
-
-def test_a_helper_that_waits_is_left_in_time_and_writes_nothing_to_the_terminal(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(logins, "HELPER_SECONDS", 0.2)
-    helper(home, monkeypatch, f"echo {CANARY} >&2; exec sleep 60")
-    with pytest.raises(EnvcheckError, match="gives no login"):
-        header(log_in(home, credsStore="test"))
-    assert CANARY not in "".join(capfd.readouterr())
 
 
 class GuardedRegistry(FakeRegistry):
@@ -218,13 +211,14 @@ def test_a_token_is_issued_for_reading_and_another_for_writing(servers: Servers,
     registry = servers.start(
         GuardedRegistry(
             lambda request: (request.login or "").startswith("Bearer token-"),
-            f'Bearer realm="{tokens.url}/token",service="s",scope="repository:team/torch:pull"',
+            f'Bearer realm="{tokens.url}/token",service="s",scope="repository:hub/team/torch:pull"',
         )
     )
     repository = opened(registry, logged_in(home, registry))
     push_image(repository)
     repository.tags()
-    assert tokens.scopes() == [["repository:team/torch:pull"], ["repository:team/torch:pull,push"]]
+    own, other = "repository:team/torch", "repository:hub/team/torch:pull"
+    assert tokens.scopes() == [[f"{own}:pull", other], [f"{own}:pull,push", other]]
     assert tokens.logins == {BASIC}
     assert registry.logins == {None, "Bearer token-0", "Bearer token-1"}
 
@@ -238,7 +232,7 @@ def test_a_token_is_issued_again_before_it_expires_and_when_it_is_refused(server
         )
     )
     repository = opened(registry, logged_in(home, registry))
-    repository.exchange._authorization._clock = lambda: now[0]  # noqa: SLF001
+    repository._authorization._clock = lambda: now[0]  # noqa: SLF001
     repository.tags()
     now[0] = 89.0
     repository.tags()
@@ -285,7 +279,7 @@ def test_a_token_that_is_refused_is_a_denial_with_the_command_to_log_in(
 def test_a_place_of_tokens_that_is_down_is_tried_again_and_named(servers: Servers, home: Path) -> None:
     tokens = servers.start(Tokens(status=503))
     registry = servers.start(GuardedRegistry(lambda _: False, f'Bearer realm="{tokens.url}"'))
-    with pytest.raises(RegistryUnavailableError, match=f"{tokens.netloc}, which issues its tokens: it answers 503"):
+    with pytest.raises(RegistryUnavailableError, match=f"it answers 503 at {tokens.netloc}, which issues its tokens"):
         opened(registry, logged_in(home, registry)).tags()
     assert len(tokens.requests) == 4
 
@@ -309,9 +303,9 @@ def test_no_secret_goes_over_plain_http_to_another_machine(
 def test_a_registry_over_tls_sends_nobody_to_plain_http_or_to_this_machine(home: Path, realm: str) -> None:
     reference = parse_reference("registry.example/team/torch")
     environ = log_in(home, auths={"registry.example": {"auth": ENCODED}})
-    authorization = Authorization(Client(), reference, lambda: account_for(reference, environ))
+    authorization = Authorization(Client(), reference, lambda: find_account(reference, None, environ))
     with pytest.raises(DeniedError, match="not trusted"):
-        authorization.answer({"WWW-Authenticate": f'Bearer realm="{realm}"'}, ["repository:x:pull"], None)
+        authorization.answer({"WWW-Authenticate": f'Bearer realm="{realm}"'}, "repository:x:pull", None)
 
 
 def test_a_login_does_not_follow_a_blob_to_another_host(servers: Servers, home: Path) -> None:
@@ -382,10 +376,8 @@ def test_no_message_exception_or_log_holds_a_secret(
     finally:
         root.removeHandler(handler)
         root.setLevel(level)
-    result = (
-        "".join(traceback.format_exception(failed.value)) + "\n".join(handler.lines) + repr(vars(repository.exchange))
-    )
-    result += repr(account_for(repository.reference, environ)) + str(registry.paths) + str(tokens.paths)
+    result = "".join(traceback.format_exception(failed.value)) + "\n".join(handler.lines) + repr(vars(repository))
+    result += repr(find_account(repository.reference, None, environ)) + str(registry.paths) + str(tokens.paths)
     assert handler.lines
     assert CANARY not in result
     assert ENCODED not in result
