@@ -176,11 +176,15 @@ def worst(findings: Iterable[Outcome], otherwise: Outcome) -> Outcome:
     )
 
 
+def _unit(value: Any, limit: Limit | None) -> str:
+    return limit.unit if limit is not None and value is not None else ""
+
+
 def passed(summary: str, *, value: Any = None, unit: str = "", limit: Limit | None = None, **details: Any) -> Outcome:
     """Return a pass; a value that is no finite number is an error instead."""
     if isinstance(value, float) and not math.isfinite(value):
         return Outcome(ERROR, f"measured {value}: {summary}", details=details, code=NOT_FINITE)
-    return Outcome(PASS, summary, value, unit, limit, "", details)
+    return Outcome(PASS, summary, value, unit or _unit(value, limit), limit, "", details)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +209,8 @@ class Verdict:
         limit: Limit | None = None,
         **details: Any,
     ) -> Outcome:
-        """Return the outcome, with what to do."""
+        """Return the outcome, with what to do; a value has the unit of its limit unless another is given."""
+        unit = unit or _unit(value, limit)
         return Outcome(self.status, summary, value, unit, limit, fix, details, code, culprit, self.remeasure)
 
 

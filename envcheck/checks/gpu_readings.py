@@ -24,11 +24,10 @@ class Rule(NamedTuple):
     text: str
     fix: str
     limit: Limit | None = None
-    unit: str = ""
 
     def finding(self, gpu: str, value: Any, culprit: str, uuids: list[str]) -> Outcome:
         """Return what the rule says of one GPU, however it is named."""
-        text, about = self.text.format(gpu=gpu, value=value), {"unit": self.unit, "limit": self.limit, "gpus": uuids}
+        text, about = self.text.format(gpu=gpu, value=value), {"limit": self.limit, "gpus": uuids}
         return self.verdict(text, fix=self.fix, value=value, code=self.code, culprit=culprit, **about)
 
     def at(self, view: View, bus_id: object, value: Any = 1) -> Outcome:
@@ -93,6 +92,11 @@ def culprit(view: View, labelled: str) -> str:
     """Return "GPU 3 (GPU-1a2b…)": the index people use, and the UUID, which does not change."""
     uuid = next((gpu.uuid for gpu in view.snapshot.gpus if label(gpu) == labelled), labelled)
     return labelled if uuid == labelled else f"{labelled} ({uuid})"
+
+
+def about(view: View, gpu: Gpu) -> dict[str, Any]:
+    """Return what a finding about one GPU says of it."""
+    return {"culprit": culprit(view, label(gpu)), "gpus": [gpu.uuid]}
 
 
 def read(view: View, name: str, *, newer: bool = False) -> Reading:

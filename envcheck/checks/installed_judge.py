@@ -57,7 +57,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return undecided(text, fix="see the check's log", code="extensions.unmeasured")
     if not rows:
         return skipped("no extension with native code for torch or CUDA is installed", code="extensions.none")
-    return worst(findings, passed(f"{names}: every library fits", value=0, unit=LIMIT.unit, limit=LIMIT))
+    return worst(findings, passed(f"{names}: every library fits", value=0, limit=LIMIT))
 
 
 def _shown(row: Mapping[str, Any]) -> str:
@@ -74,7 +74,7 @@ def _one(view: View, measured: Mapping[str, Any], row: Mapping[str, Any]) -> lis
 
 def _fail(row: Mapping[str, Any], statement: str, fix: str, code: str, **details: Any) -> Outcome:
     text = f"{_shown(row)}: {statement}"
-    return failed(text, fix=fix, code=code, culprit=str(row["name"]), value=1, unit=LIMIT.unit, limit=LIMIT, **details)
+    return failed(text, fix=fix, code=code, culprit=str(row["name"]), value=1, limit=LIMIT, **details)
 
 
 def _unread(row: Mapping[str, Any]) -> Iterator[Outcome]:
@@ -234,7 +234,7 @@ def conflicts(measured: Mapping[str, Any], row: Mapping[str, Any]) -> Iterator[O
         problem = f"{_shown(row)} requires {name}{requirement.specifier}, and {version} is installed"
         fix = _fix_requirement(str(row["name"]), name, str(requirement.specifier), version)
         judged = failed if canonicalize_name(name) in _COMPILED_AGAINST else warned
-        yield judged(problem, fix=fix, unit=_REQUIREMENTS.unit, limit=_REQUIREMENTS, **about)
+        yield judged(problem, fix=fix, limit=_REQUIREMENTS, **about)
 
 
 def _fix_requirement(extension: str, name: str, specifier: str, version: str) -> str:

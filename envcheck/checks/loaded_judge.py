@@ -115,7 +115,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         return skipped(text, code="extensions-loaded.none")
     judges = [_ExtensionJudge(view, raw, extension, gpu=measured.gpu) for extension in measured.extensions]
     names = ", ".join(extension.shown for extension in measured.extensions)
-    sound = passed(f"{names}: loaded and right", value=0, unit=LIMIT.unit, limit=LIMIT)
+    sound = passed(f"{names}: loaded and right", value=0, limit=LIMIT)
     return worst([finding for one in judges for finding in one.findings()], sound)
 
 
@@ -147,7 +147,7 @@ class _ExtensionJudge:
         if not trial.step:
             text = f"its process ended with exit code {trial.code} at once"
             return self._undecided(text, "extensions-loaded.not-looked-at")
-        how = _signal(-trial.code) if trial.code < 0 else f"exit code {trial.code}"
+        how = signal.Signals(-trial.code).name if trial.code < 0 else f"exit code {trial.code}"
         text = f"{trial.step} ended the process: {how}"
         return self._failed(text, f"{self._fitting()}; {_LOG}", "extensions-loaded.crash")
 
@@ -181,7 +181,7 @@ class _ExtensionJudge:
         text = f"{self.extension.shown}: {trial.step}: {f'{name} {error.dependency}'.strip()} has no {module}."
         fix = f"install an older {name}, or a newer {self.extension.name}"
         verdict, code = (warned if trial.imported else failed), "extensions-loaded.dependency"
-        about: dict[str, Any] = {"value": 1, "unit": LIMIT.unit, "limit": LIMIT}
+        about: dict[str, Any] = {"value": 1, "limit": LIMIT}
         return verdict(text + (found[2] or found[3]), fix=fix, code=code, culprit=name, **about)
 
     def _refused(self, trial: Trial) -> Iterator[Outcome]:
@@ -278,7 +278,7 @@ class _ExtensionJudge:
 
     def _failed(self, what: str, fix: str, code: str) -> Outcome:
         text, name = f"{self.extension.shown}: {what}", self.extension.name
-        return failed(text, fix=fix, code=code, culprit=name, value=1, unit=LIMIT.unit, limit=LIMIT)
+        return failed(text, fix=fix, code=code, culprit=name, value=1, limit=LIMIT)
 
     def _skipped(self, what: str, code: str) -> Outcome:
         return skipped(f"{self.extension.shown}: {what}", code=code, culprit=self.extension.name)
@@ -296,13 +296,6 @@ def _problem(result: MeasuredOperation) -> str:
     if result.off is None:
         return "is wrong: no numbers"
     return "" if result.off <= result.tolerance else f"is wrong: {result.off:.2g} off, over {result.tolerance:g}"
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _first(text: str) -> str:

@@ -204,42 +204,22 @@ def _latencies(nodes: int, ranks: Ranks) -> list[list[float | None]]:
 
 
 def _wrong(ranks: Ranks) -> list[Outcome]:
-    """Return a finding for each link with wrong messages, and one for a node that all of them start or end at."""
+    """Return a finding for each link with wrong messages, or the one of a node that all of them start or end at."""
     complete = [entry for entry in ranks if process_group.counts(entry.get("node"))]
     names = {entry["node"]: str(entry.get("host")) for entry in complete}
-    bad = [
-        (source, target, link)
-        for target, source, link in _links(complete)
-        if process_group.counts(link.get("wrong")) and link["wrong"]
-    ]
+    links = [(source, target, link) for target, source, link in _links(complete)]
+    bad = [row for row in links if process_group.counts(row[2].get("wrong")) and row[2]["wrong"]]
     common = set.intersection(*({source, target} for source, target, _ in bad)) if bad else set()
-    findings = []
+    about: dict[str, Any] = {"fix": _FIX, "limit": _EXACT, "code": "node-links.data"}
     if len(common) == 1 and len(bad) > 1:
-        node = common.pop()
-        total = sum(link["wrong"] for _, _, link in bad)
-        summary = f"{names.get(node, node)}: {total} wrong messages, over all of {len(bad)} links that it is an end of"
-        where: dict[str, Any] = {"culprit": _node(names, node), "nodes_blamed": [node]}
-        findings.append(
-            failed(summary, fix=_FIX, value=total, unit=_EXACT.unit, limit=_EXACT, code="node-links.data", **where)
-        )
-        return findings
+        node, total = common.pop(), sum(link["wrong"] for _, _, link in bad)
+        text = f"{names.get(node, node)}: {total} wrong messages, over all of {len(bad)} links that it is an end of"
+        return [failed(text, value=total, culprit=_node(names, node), nodes_blamed=[node], **about)]
+    findings = []
     for source, target, link in bad:
-        culprit = f"{names.get(source, source)} -> {names.get(target, target)}"
-        summary = (
-            f"{culprit}: {link['wrong']} of {link['messages']} messages arrived wrong, first number {link['first']}"
-        )
-        findings.append(
-            failed(
-                summary,
-                fix=_FIX,
-                value=link["wrong"],
-                unit=_EXACT.unit,
-                limit=_EXACT,
-                code="node-links.data",
-                culprit=culprit,
-                nodes_blamed=[source, target],
-            )
-        )
+        ends = f"{names.get(source, source)} -> {names.get(target, target)}"
+        text = f"{ends}: {link['wrong']} of {link['messages']} messages arrived wrong, first number {link['first']}"
+        findings.append(failed(text, value=link["wrong"], culprit=ends, nodes_blamed=[source, target], **about))
     return findings
 
 
@@ -262,16 +242,9 @@ def _slow(names: dict[int, str], speeds: dict[tuple[int, int], float]) -> list[O
 
 
 def _slower(who: str, culprit: str, nodes: list[int], share: float) -> Outcome:
-    return too_slow(
-        f"{who} reaches {share:.0%} of the middle link's bandwidth",
-        fix=_FIX,
-        value=round(share, 4),
-        unit=SLOW.unit,
-        limit=SLOW,
-        code="node-links.slow",
-        culprit=culprit,
-        nodes_blamed=nodes,
-    )
+    text, code = f"{who} reaches {share:.0%} of the middle link's bandwidth", "node-links.slow"
+    value = round(share, 4)
+    return too_slow(text, fix=_FIX, value=value, limit=SLOW, code=code, culprit=culprit, nodes_blamed=nodes)
 
 
 def _node(names: dict[int, str], node: int) -> str:

@@ -70,10 +70,10 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     history = [str(place) for place in view.image.get("secrets") or []]
     if not files and not variables and not history:
         looked = f", nor in {view.image['history']} instructions of its history" if view.image else ""
-        return passed(f"none found{looked}", value=0, unit=LIMIT.unit, limit=LIMIT)
+        return passed(f"none found{looked}", value=0, limit=LIMIT)
     summary = "; ".join(filter(None, (", ".join(files), ", ".join(f"${name}" for name in variables), *history)))
     count = len(files) + len(variables) + len(history)
-    about: dict[str, Any] = {"fix": FIX, "value": count, "unit": LIMIT.unit, "limit": LIMIT}
+    about: dict[str, Any] = {"fix": FIX, "value": count, "limit": LIMIT}
     if entry.get("image") or inside or history:
         return failed(f"found {summary}", code="credentials.in-image", **about)
     return warned(

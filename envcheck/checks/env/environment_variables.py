@@ -128,7 +128,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         text = f"HTTP_PROXY catches {' and '.join(entry['proxied'])}: servers of this machine are asked for elsewhere"
         fix = "add localhost,127.0.0.1 to NO_PROXY"
         findings.append(warned(text, fix=fix, code="environment.http-proxy", culprit="HTTP_PROXY"))
-    return worst(findings, passed("no variable does harm", value=0, unit=LIMIT.unit, limit=LIMIT))
+    return worst(findings, passed("no variable does harm", value=0, limit=LIMIT))
 
 
 def _variables(view: View, variables: dict[str, Any]) -> Iterator[Outcome]:

@@ -47,5 +47,5 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
         fixes.append(f"unset {TRANSFER}, or install hf_transfer")
     if sentences:
         text, fix, code = "; ".join(sentences), "; ".join(fixes), "ignored-settings.ignored"
-        return warned(text, fix=fix, value=len(sentences), unit=LIMIT.unit, limit=LIMIT, code=code)
-    return passed("every such setting is read by something", value=0, unit=LIMIT.unit, limit=LIMIT)
+        return warned(text, fix=fix, value=len(sentences), limit=LIMIT, code=code)
+    return passed("every such setting is read by something", value=0, limit=LIMIT)

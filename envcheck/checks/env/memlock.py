@@ -27,9 +27,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     if allowed is None or not process_group.finite(allowed):
         return undecided("the limit was not read", fix="see the check's log", code="memlock.unread")
     if allowed == -1:
-        return passed("memory may be locked without limit", value="unlimited", unit="B", limit=limit)
+        return passed("memory may be locked without limit", value="unlimited", limit=limit)
     if allowed < limit.value:
         fix = "start the container with --ulimit memlock=-1, or raise memlock in limits.conf or the Slurm unit"
         text = f"{allowed / 2**20:.0f} MiB may be locked"
-        return warned(text, fix=fix, value=allowed, unit="B", limit=limit, code="memlock.low")
-    return passed(f"{allowed / 2**30:.0f} GiB may be locked", value=allowed, unit="B", limit=limit)
+        return warned(text, fix=fix, value=allowed, limit=limit, code="memlock.low")
+    return passed(f"{allowed / 2**30:.0f} GiB may be locked", value=allowed, limit=limit)

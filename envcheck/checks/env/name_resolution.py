@@ -113,7 +113,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
         return undecided(text, fix="see the check's log", code=code, culprit=unread[0])
     slowest = max(lookup["seconds"] for lookup in lookups.values())
     findings = [finding for name, lookup in lookups.items() for finding in _judged(name, lookup)]
-    return worst(findings, passed("every name is answered at once", value=slowest, unit=LIMIT.unit, limit=LIMIT))
+    return worst(findings, passed("every name is answered at once", value=slowest, limit=LIMIT))
 
 
 def _read(lookup: Any) -> bool:
@@ -129,7 +129,7 @@ def _judged(name: str, lookup: Mapping[str, Any]) -> list[Outcome]:
         least = "" if lookup.get("ended") else "more than "
         summary = f"looking up {name} takes {least}{seconds:.1f} s; each process group over TCP waits for it"
         fix = f"{REMEDIES.get(name, _OWN_LINE)}; {REPAIR}"
-        about: dict[str, Any] = {"value": seconds, "unit": LIMIT.unit, "limit": LIMIT, "culprit": name}
+        about: dict[str, Any] = {"value": seconds, "limit": LIMIT, "culprit": name}
         return [warned(summary, fix=fix, code="name-resolution.slow", **about)]
     if name in NEEDED and lookup.get("error"):
         summary = f"{name} cannot be resolved ({lookup['error']}); torchrun needs it"

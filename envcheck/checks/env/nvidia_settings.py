@@ -67,7 +67,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     odd = [*_disagrees(variables, str(cuda)), *_lacks(variables, visible=view.mode == "gpu")]
     sentences = [*keeps_out, *odd]
     if not sentences:
-        return passed(f"they suit CUDA {cuda}", value=0, unit=LIMIT.unit, limit=LIMIT, variables=variables)
+        return passed(f"they suit CUDA {cuda}", value=0, limit=LIMIT, variables=variables)
     major = str(cuda).partition(".")[0]
     fix = (
         "set NVIDIA_VISIBLE_DEVICES=all, NVIDIA_DRIVER_CAPABILITIES=compute,utility and "
@@ -75,7 +75,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
     )
     verdict = failed if keeps_out and entry.get("image") else warned
     code = "nvidia-settings.keeps-gpus-out" if keeps_out else "nvidia-settings.mismatch"
-    about: dict[str, Any] = {"value": len(sentences), "unit": LIMIT.unit, "limit": LIMIT, "variables": variables}
+    about: dict[str, Any] = {"value": len(sentences), "limit": LIMIT, "variables": variables}
     return verdict("; ".join(sentences), fix=fix, code=code, **about)
 
 

@@ -101,9 +101,9 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
         text = "; ".join(broken[:_SHOWN]) + (f"; {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else "")
         fix = "install what is named, or build the environment again from its lock"
         verdict = failed if any(FAMILY.match(line) for line in broken) else warned
-        about: dict[str, Any] = {"value": len(broken), "unit": LIMIT.unit, "limit": LIMIT, "broken": broken}
+        about: dict[str, Any] = {"value": len(broken), "limit": LIMIT, "broken": broken}
         return verdict(text, fix=fix, code="requirements.conflict", **about)
     shadowed = entry.get("shadowed") or []
     hidden = f"; hidden by another version: {len(shadowed)}, first {shadowed[0]}" if shadowed else ""
     summary = f"{counted(entry['packages'], 'package')} without a conflict{hidden}"
-    return passed(summary, value=0, unit=LIMIT.unit, limit=LIMIT, shadowed=shadowed)
+    return passed(summary, value=0, limit=LIMIT, shadowed=shadowed)

@@ -19,6 +19,7 @@ from typing import Any
 
 from envcheck import checks
 from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided, warned, worst
+from envcheck.checks.extensions.installed import cached
 from envcheck.checks.support import process_group
 from envcheck.counting import counted
 
@@ -35,7 +36,6 @@ COMPANIONS = ("torchvision", "torchaudio")
 TWICE = re.compile(r"^(lib(?:cublas|cublasLt|cudnn\w*|nccl|cusparse|cufft|cusolver))\.so")
 # Debian's python3-torch links to libraries of Caffe2 that it does not ship (seen: 1.13.1+dfsg-4).
 DISTRIBUTION = "/usr/lib/python3/dist-packages/"
-CACHE = "/etc/ld.so.cache"
 # Brought by the driver: an image on a build machine has none.
 DRIVER = ("libcuda.so", "libnvidia-ml.so")
 _FOR_CUDA = re.compile(r"(nvidia-.+)-cu\d\d")
@@ -52,16 +52,16 @@ def measure(rank: Rank) -> Measured:
         libraries += sorted(Path(spec.origin).parent.glob("*.so")) if spec and spec.origin else []
     libraries = [path for path in libraries if not of_distribution(path)]
     broken = {path.name: why for path in libraries if (why := _load(path))}
-    cached, site = _cached(), Path(torch.__file__).parents[1]
+    known, site = cached(), Path(torch.__file__).parents[1]
     mapped = _mapped()
     return {
         "rank": rank.rank,
         "tried": len(libraries),
         "broken": broken,
         "loaded_twice": {name: paths for name, paths in _by_name(mapped).items() if len(paths) > 1},
-        "beside": _beside(site, [*cached, *map(str, Path(sys.prefix, "lib").glob("lib*.so*"))]),
+        "beside": _beside(site, [*known, *map(str, Path(sys.prefix, "lib").glob("lib*.so*"))]),
         "taken": _beside(site, [*mapped, *_preferred()]),
-        "stubs": sorted({path for path in [*cached, *_on_path()] if "/stubs/" in path and "/libcuda.so" in path}),
+        "stubs": sorted({path for path in [*known, *_on_path()] if "/stubs/" in path and "/libcuda.so" in path}),
     }
 
 
@@ -104,14 +104,6 @@ def _beside(site: Path, named: Iterable[str]) -> list[str]:
     return sorted(path for path in alike if os.path.realpath(path) not in theirs)
 
 
-def _cached() -> list[str]:
-    try:
-        entries = Path(CACHE).read_bytes().split(b"\0")
-    except OSError:
-        return []
-    return [entry.decode(errors="replace") for entry in entries if entry.startswith(b"/") and b".so" in entry]
-
-
 def _on_path(name: str = "libcuda.so*") -> list[str]:
     directories = [entry for entry in os.environ.get("LD_LIBRARY_PATH", "").split(":") if entry]
     return [str(path) for directory in directories for path in Path(directory).glob(name)]
@@ -134,7 +126,7 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         findings += [*_mixed(view.environment.get("packages") or {}), *_elsewhere(entry)]
     unused = entry.get("beside") or []
     note = f"; {counted(len(unused), 'copy', 'copies')} elsewhere that nothing loads" if unused else ""
-    fine = passed(f"{entry['tried']} libraries load, none twice{note}", value=0, unit=LIMIT.unit, limit=LIMIT)
+    fine = passed(f"{entry['tried']} libraries load, none twice{note}", value=0, limit=LIMIT)
     return worst(findings, otherwise=fine)
 
 
@@ -192,7 +184,7 @@ def _elsewhere(entry: Measured) -> list[Outcome]:
 def _finding(
     judged: Callable[..., Outcome], summary: str, fix: str, count: int, code: str, culprit: str, **details: Any
 ) -> Outcome:
-    return judged(summary, fix=fix, value=count, unit=LIMIT.unit, limit=LIMIT, code=code, culprit=culprit, **details)
+    return judged(summary, fix=fix, value=count, limit=LIMIT, code=code, culprit=culprit, **details)
 
 
 def _drivers(why: str) -> bool:

@@ -55,10 +55,8 @@ def judge(view: View, ranks: Ranks) -> Outcome:
         summary = f"too little of the {total / 2**20:,.0f} MiB of {PATH} is free"
         common: dict[str, Any] = {"value": free, "unit": "B", "limit": room, "culprit": PATH, "total": total}
         findings.append(failed(summary, fix=_EMPTY_IT, code="shm.full", **common))
-    return worst(findings, otherwise=passed(f"{PATH} has room", value=total, unit="B", limit=floor, free=free))
+    return worst(findings, otherwise=passed(f"{PATH} has room", value=total, limit=floor, free=free))
 
 
 def _small(judged: Callable[..., Outcome], summary: str, total: float, limit: Limit, free: float) -> Outcome:
-    return judged(
-        f"{PATH} {summary}", fix=_FIX, value=total, unit="B", limit=limit, code="shm.small", culprit=PATH, free=free
-    )
+    return judged(f"{PATH} {summary}", fix=_FIX, value=total, limit=limit, code="shm.small", culprit=PATH, free=free)

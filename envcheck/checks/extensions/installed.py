@@ -257,7 +257,7 @@ def brought_libraries(torch: Path | None) -> set[str]:
     sites = {Path(place) for place in sys.path if place} | ({torch.parent} if torch else set())
     directories += [torch / "lib"] if torch else []
     directories += [lib for site in sorted(sites) for lib in (*site.glob("nvidia/*/lib"), *site.glob("nvidia/lib"))]
-    return {name for place in directories for name in _names_in(place)} | _cached()
+    return {name for place in directories for name in _names_in(place)} | set(map(os.path.basename, cached()))
 
 
 def _names_in(directory: Path) -> set[str]:
@@ -267,12 +267,13 @@ def _names_in(directory: Path) -> set[str]:
         return set()
 
 
-def _cached() -> set[str]:
+def cached() -> list[str]:
+    """Return the paths of the libraries that the loader's cache knows."""
     try:
         entries = Path(CACHE).read_bytes().split(b"\0")
     except OSError:
-        return set()
-    return {os.path.basename(entry.decode(errors="replace")) for entry in entries if entry.startswith(b"/")}  # noqa: PTH119
+        return []
+    return [entry.decode(errors="replace") for entry in entries if entry.startswith(b"/") and b".so" in entry]
 
 
 def missing_libraries(extension: InstalledExtension, library: Library, brought: set[str]) -> list[str]:

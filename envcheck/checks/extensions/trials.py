@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.machinery
 import importlib.metadata
 import importlib.util
 import json
@@ -238,20 +237,16 @@ def modules(extension: InstalledExtension) -> list[str]:
     tops = {Path(library.path).parts[0] for library in extension.libraries}
     names = {top.split(".")[0] for top in tops if not top.endswith((".libs", ".data"))}
     # A library that lies beside the packages and is no module of Python's is loaded, and not imported.
-    importable = sorted(n for n in names if n.isidentifier() and _importable(Path(extension.root), n))
+    importable = sorted(name for name in names if name.isidentifier() and _found(name))
     return importable or [name for name in [import_name(extension.name)] if _found(name)]
 
 
 def _found(name: str) -> bool:
-    """Return whether Python finds a module: one of an editable package lies elsewhere."""
+    """Return whether Python finds a module, which may lie elsewhere; a directory without __init__.py is none."""
     with contextlib.suppress(ImportError, ValueError, AttributeError):
-        return importlib.util.find_spec(name) is not None
+        spec = importlib.util.find_spec(name)
+        return spec is not None and spec.origin is not None
     return False
-
-
-def _importable(root: Path, name: str) -> bool:
-    files = [root / name / "__init__.py", *(root / f"{name}{end}" for end in importlib.machinery.all_suffixes())]
-    return any(file.exists() for file in files)
 
 
 def _explained(facts: dict[str, Any], brought: set[str]) -> dict[str, Any]:

@@ -37,23 +37,19 @@ def judge(view: View) -> Outcome:
         summary = f"ACS redirects on {len(redirecting)} of {counted(len(bridges), 'bridge')} above GPUs: {addresses}"
         return skipped(f"{summary}; {harmless}", code="acs.harmless")
     sound = f"none of {counted(len(bridges), 'bridge')} above the GPUs redirects"
-    return worst(map(_finding, redirecting), passed(sound, value=0, unit=_LIMIT.unit, limit=_LIMIT))
+    return worst(map(_finding, redirecting), passed(sound, value=0, limit=_LIMIT))
 
 
 def _finding(bridge: dict[str, Any]) -> Outcome:
-    address = bridge["bus_id"]
-    return warned(
-        f"ACS on the PCIe bridge {address} redirects what {counted(len(bridge['gpus']), 'GPU')} below it send",
-        fix=_FIX.replace("BRIDGE", address),
-        value=1,
-        unit=_LIMIT.unit,
-        limit=_LIMIT,
-        code="acs.redirects",
-        culprit=f"PCIe bridge {address}",
-        enabled=[word for word in _REDIRECTS if word in bridge["enabled"]],
-        bridges=[address],
-        below=sorted(bridge["gpus"]),
-    )
+    address, below = bridge["bus_id"], sorted(bridge["gpus"])
+    text = f"ACS on the PCIe bridge {address} redirects what {counted(len(below), 'GPU')} below it send"
+    enabled = [word for word in _REDIRECTS if word in bridge["enabled"]]
+    made: dict[str, Any] = {
+        "fix": _FIX.replace("BRIDGE", address),
+        "limit": _LIMIT,
+        "culprit": f"PCIe bridge {address}",
+    }
+    return warned(text, value=1, code="acs.redirects", enabled=enabled, bridges=[address], below=below, **made)
 
 
 def _harmless(view: View) -> str:

@@ -4,11 +4,10 @@ Seen in the wild: a new card with last year's wheel (RTX 50 and cu124), an old o
 torch.cuda.is_available() is true in both. SASS runs within its major, upwards; PTX is compiled by the driver, upwards.
 """
 
-from typing import Any
-
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, worst
 from envcheck.checks import matrix_facts as facts
-from envcheck.checks.gpu_readings import culprit, label, lost
+from envcheck.checks.gpu_readings import about as of_gpu
+from envcheck.checks.gpu_readings import label, lost
 from envcheck.matrix.facts.model import Matrix, key
 from envcheck.matrix.resolver.verdict import OK, driver_verdict, runs_on
 from envcheck.node.snapshot import Gpu
@@ -41,7 +40,7 @@ def _name(gpu: Gpu) -> str:
 
 def _one(view: View, gpu: Gpu, listed: list[str]) -> list[Outcome]:
     matrix, capability = facts.matrix(view), gpu.signal("compute_capability")
-    about: dict[str, Any] = {"culprit": culprit(view, label(gpu)), "gpus": [gpu.uuid]}
+    about = of_gpu(view, gpu)
     if capability.value is None and lost(gpu):
         return [skipped(f"{label(gpu)} is lost (see gpu-lost)", code="gpu.lost", **about)]
     if capability.value is None:

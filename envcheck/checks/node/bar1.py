@@ -34,7 +34,7 @@ def judge(view: View) -> Outcome:
 
 def _rule(code: str, size: float, bound: float, source: str) -> Rule:
     text = f"BAR1 is small: {{gpu}} {int(size) >> 20} MiB; {int(bound) >> 20} MiB could be had"
-    return Rule(warned, code, text, _FIX, Limit(bound, "B", source), "B")
+    return Rule(warned, code, text, _FIX, Limit(bound, "B", source))
 
 
 def _large(view: View, name: str) -> bool:

@@ -59,10 +59,10 @@ def _held(view: View, now: Reading, most: Reading) -> list[Outcome]:
 
 def _rule(code: str, subject: str, bound: float, source: str) -> Rule:
     text = f"{subject}: {{gpu}} {{value:g}} of {bound:g} MHz"
-    return Rule(warned, code, text, _RESET, Limit(bound, "MHz", source), "MHz")
+    return Rule(warned, code, text, _RESET, Limit(bound, "MHz", source))
 
 
 def _sound(most: dict[str, Any]) -> Outcome:
     tops = sorted(set(most.values()))
     text = f"nothing holds the clocks below {', '.join(f'{mhz:g}' for mhz in tops)} MHz"
-    return passed(text, value=tops[0], unit="MHz", limit=Limit(tops[0], "MHz", _MOST))
+    return passed(text, value=tops[0], limit=Limit(tops[0], "MHz", _MOST))

@@ -21,7 +21,7 @@ def judge(view: View) -> Outcome:
     signals = {place: view.snapshot.signal(name) for name, place in _PLACES.items()}
     findings = [finding for place, signal in signals.items() for finding in _place(place, signal)]
     least = min((signal.value for signal in signals.values() if signal.value is not None), default=0)
-    return worst(findings, passed(f"at least {least / 2**30:.0f} GiB free", value=least, unit="B", limit=_LIMIT))
+    return worst(findings, passed(f"at least {least / 2**30:.0f} GiB free", value=least, limit=_LIMIT))
 
 
 def _place(place: str, signal: Signal) -> list[Outcome]:
@@ -33,4 +33,4 @@ def _place(place: str, signal: Signal) -> list[Outcome]:
     if signal.value >= _LIMIT.value:
         return []
     text, code = f"{place}: {signal.value / 2**30:.1f} GiB free", "disk-space.short"
-    return [warned(text, fix=_ROOM, value=signal.value, unit="B", limit=_LIMIT, code=code, culprit=place)]
+    return [warned(text, fix=_ROOM, value=signal.value, limit=_LIMIT, code=code, culprit=place)]

@@ -18,9 +18,9 @@ _UNIT = "uncorrected errors"
 _LIMIT = Limit(0, _UNIT, "NVIDIA GPU memory error management: a reset clears volatile ones", "at most")
 _SRAM = Limit(4, _UNIT, "stas00/ml-engineering: more than 4 in SRAM over its life, replace it", "at most")
 _SINCE = "uncorrected errors since the driver's load: {gpu} {value}"
-_WORN = Rule(failed, "ecc.sram", "worn SRAM: {gpu} {value} errors", _REPLACE, _SRAM, "errors")
-_FRESH = Rule(failed, "ecc.uncorrected", _SINCE, _RESET, _LIMIT, "errors")
-_PAST = Rule(warned, "ecc.past", "uncorrected errors in the past: {gpu} {value}", _WATCH, _LIMIT, "errors")
+_WORN = Rule(failed, "ecc.sram", "worn SRAM: {gpu} {value} errors", _REPLACE, _SRAM)
+_FRESH = Rule(failed, "ecc.uncorrected", _SINCE, _RESET, _LIMIT)
+_PAST = Rule(warned, "ecc.past", "uncorrected errors in the past: {gpu} {value}", _WATCH, _LIMIT)
 _OFF = Rule(warned, "ecc.off", "ECC is off on {gpu}", _ON)
 
 
@@ -44,4 +44,4 @@ def judge(view: View) -> Outcome:
     ]
     corrected = sum(read(view, "ecc_volatile_corrected").values.values())
     text = f"no uncorrected error on {counted(len(now.values), 'GPU')}, {corrected} corrected"
-    return worst(findings, now.absent() or passed(text, value=0, unit=_LIMIT.unit, limit=_LIMIT))
+    return worst(findings, now.absent() or passed(text, value=0, limit=_LIMIT))

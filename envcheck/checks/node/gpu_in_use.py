@@ -17,19 +17,12 @@ def judge(view: View) -> Outcome:
     used, processes = read(view, "memory_used"), read(view, "processes").values
     small = [f"{gpu} {people(running)}" for gpu, running in processes.items() if running]
     noted = f"; processes below the limit: {shortened(small)}" if small else ""
-    sound = passed(f"the GPUs are free{noted}", value=max(used.values.values(), default=0), unit="B", limit=HELD)
+    sound = passed(f"the GPUs are free{noted}", value=max(used.values.values(), default=0), limit=HELD)
     return worst([*used.lacking(), *map(_finding, users(view))], used.absent() or sound)
 
 
 def _finding(user: GpuUser) -> Outcome:
-    limit, value = (BUSY, user.busy) if user.held is None else (HELD, user.held)
-    return warned(
-        f"in use by {user.gpu}: {user.who or 'processes not shown here'} ({user.text()})",
-        fix=_FIX,
-        value=float(value or 0),
-        unit=limit.unit,
-        limit=limit,
-        code="gpu-in-use.memory" if user.held is not None else "gpu-in-use.busy",
-        culprit=f"{user.gpu} ({user.uuid})",
-        gpus=[user.uuid],
-    )
+    code, limit, value = ("gpu-in-use.memory", HELD, user.held) if user.held else ("gpu-in-use.busy", BUSY, user.busy)
+    text = f"in use by {user.gpu}: {user.who or 'processes not shown here'} ({user.text()})"
+    culprit, gpus = f"{user.gpu} ({user.uuid})", [user.uuid]
+    return warned(text, fix=_FIX, value=float(value or 0), limit=limit, code=code, culprit=culprit, gpus=gpus)

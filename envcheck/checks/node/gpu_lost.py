@@ -7,7 +7,7 @@ from typing import Any
 
 from envcheck import checks
 from envcheck.checks import PASS, SKIP, Outcome, View, failed, matrix_facts, passed, skipped, undecided, warned, worst
-from envcheck.checks.gpu_readings import culprit, label, lost, place, slot
+from envcheck.checks.gpu_readings import about, label, lost, place, slot
 from envcheck.counting import counted
 
 CHECK = checks.Check("every NVIDIA GPU on the PCI bus answers the driver", "quick", 0.01)
@@ -26,19 +26,14 @@ def judge(view: View) -> Outcome:
 
 def _lost(view: View) -> list[Outcome]:
     """Return one failure for each GPU in NVML's list that does not answer, whatever the PCI bus shows of it."""
-    return [
-        failed(
-            f"{label(gpu)} is in NVML's list and does not answer: {final.reason}",
-            fix=_FIX,
-            value=len(view.snapshot.gpus),
-            unit="GPUs",
-            code="gpu-lost.reset-required" if final.why == "reset-required" else "gpu-lost.lost",
-            culprit=culprit(view, label(gpu)),
-            gpus=[gpu.uuid],
-        )
-        for gpu in view.snapshot.gpus
-        if (final := lost(gpu))
-    ]
+    counts: dict[str, Any] = {"value": len(view.snapshot.gpus), "unit": "GPUs"}
+    findings = []
+    for gpu, final in ((gpu, lost(gpu)) for gpu in view.snapshot.gpus):
+        if final is not None:
+            text = f"{label(gpu)} is in NVML's list and does not answer: {final.reason}"
+            code = "gpu-lost.reset-required" if final.why == "reset-required" else "gpu-lost.lost"
+            findings.append(failed(text, fix=_FIX, code=code, **counts, **about(view, gpu)))
+    return findings
 
 
 def _bus(view: View) -> Outcome:
@@ -72,27 +67,17 @@ def _compared(view: View, on_bus: list[str]) -> Outcome:
     # A GPU that answers nothing does not give its address either: the missing one is its own.
     unplaced = [gpu for gpu in view.snapshot.gpus if ":" not in str(gpu.signal("bus_id").value)]
     missing = missing if len(missing) > len(unplaced) else []
-    about: dict[str, Any] = {
-        "value": len(answering),
-        "unit": "GPUs",
-        "limit": checks.Limit(len(on_bus), "GPUs", _SOURCE),
-    }
+    bound: dict[str, Any] = {"value": len(answering), "limit": checks.Limit(len(on_bus), "GPUs", _SOURCE)}
     if missing and view.snapshot.signal("container.runtime").value not in (None, "none"):
         text = f"a container that was given {len(answering)} of the {len(on_bus)} GPUs on the bus"
         return skipped(text, code="gpu-lost.in-container")
     counts = f"{counted(len(on_bus), 'GPU')} on the bus, {len(answering)} in NVML"
+    made: dict[str, Any] = {"fix": _FIX, "code": "gpu-lost.missing", **bound}
     findings = [
-        failed(
-            f"{counts}: {bus_id} is missing",
-            fix=_FIX,
-            code="gpu-lost.missing",
-            culprit=place(view, bus_id),
-            missing=[bus_id],
-            **about,
-        )
+        failed(f"{counts}: {bus_id} is missing", culprit=place(view, bus_id), missing=[bus_id], **made)
         for bus_id in missing
     ]
-    return worst(findings, passed(counted(len(answering), "GPU"), **about))
+    return worst(findings, passed(counted(len(answering), "GPU"), **bound))
 
 
 def _silent(view: View, devices: list[dict[str, Any]]) -> Outcome:
@@ -101,17 +86,14 @@ def _silent(view: View, devices: list[dict[str, Any]]) -> Outcome:
     if any(gpu["driver"] == "nvidia" for gpu in devices):
         text = f"{counted(count, 'GPU')} on the bus, and NVML does not answer: {reason}"
         return undecided(text, fix="see driver-nvml", code="gpu-lost.nvml-silent")
-    findings = [
-        warned(
-            f"the NVIDIA GPU at {gpu['bus_id']} is held by {gpu['driver'] or 'no driver'}: "
-            f"torch cannot use it ({reason})",
-            fix=_UNBOUND,
-            value=0,
-            unit="GPUs",
-            limit=checks.Limit(count, "GPUs", _SOURCE),
-            code="gpu-lost.other-driver",
-            culprit=f"PCI {gpu['bus_id']}",
-        )
-        for gpu in devices
-    ]
+    made: dict[str, Any] = {
+        "fix": _UNBOUND,
+        "value": 0,
+        "limit": checks.Limit(count, "GPUs", _SOURCE),
+        "code": "gpu-lost.other-driver",
+    }
+    findings = []
+    for bus_id, driver in ((gpu["bus_id"], gpu["driver"] or "no driver") for gpu in devices):
+        text = f"the NVIDIA GPU at {bus_id} is held by {driver}: torch cannot use it ({reason})"
+        findings.append(warned(text, culprit=f"PCI {bus_id}", **made))
     return worst(findings, findings[0])

@@ -7,7 +7,8 @@ old for the wheel, a container without the compute capability. What that variabl
 from typing import Any
 
 from envcheck.checks import Check, Limit, Outcome, View, failed, passed, skipped, undecided, worst
-from envcheck.checks.gpu_readings import culprit, label
+from envcheck.checks.gpu_readings import about as of_gpu
+from envcheck.checks.gpu_readings import label
 from envcheck.checks.node.driver_cuda import init_error
 from envcheck.checks.node.visible_devices import NAME, parse
 from envcheck.counting import counted
@@ -55,16 +56,9 @@ def _unseen(view: View, visible: int, expected: list[str], about: dict[str, Any]
     missing = [gpu for gpu in view.snapshot.gpus if told_apart and gpu.uuid in expected and gpu.uuid not in named]
     about = {**about, "fix": fix}
     text = f"NVML sees {counted(len(view.snapshot.gpus), 'GPU')}, torch {visible}: {cause}"
-    return [
-        failed(
-            f"torch does not see {label(gpu)}: {cause}",
-            code="gpu-visible.missing",
-            culprit=culprit(view, label(gpu)),
-            gpus=[gpu.uuid],
-            **about,
-        )
-        for gpu in missing
-    ] or [failed(text, code="gpu-visible.fewer", **about)]
+    made = {**about, "code": "gpu-visible.missing"}
+    each = [failed(f"torch does not see {label(gpu)}: {cause}", **made, **of_gpu(view, gpu)) for gpu in missing]
+    return each or [failed(text, code="gpu-visible.fewer", **about)]
 
 
 def _sliced(snapshot: Snapshot) -> bool:
@@ -79,14 +73,9 @@ def _named(view: View) -> list[str]:
 
 def _strangers(snapshot: Snapshot, named: list[str]) -> list[Outcome]:
     """Return one error for each device of torch's that NVML does not know."""
-    known = {gpu.uuid for gpu in snapshot.gpus}
-    return [
-        undecided(
-            f"torch's device {uuid} is none that NVML knows", fix=_COMPARE, code="gpu-visible.stranger", culprit=uuid
-        )
-        for uuid in named
-        if uuid not in known and not _sliced(snapshot)
-    ]
+    known, text = {gpu.uuid for gpu in snapshot.gpus}, "torch's device {} is none that NVML knows"
+    strange = [uuid for uuid in named if uuid not in known and not _sliced(snapshot)]
+    return [undecided(text.format(u), fix=_COMPARE, code="gpu-visible.stranger", culprit=u) for u in strange]
 
 
 def _cause(view: View) -> tuple[str, str]:

@@ -25,5 +25,5 @@ def judge(view: View) -> Outcome:
     transparent = view.snapshot.signal("host.hugepages").value or "unknown"
     summary = f"{free.value / 2**30:.1f} GiB set aside and unused; transparent huge pages: {transparent}"
     if free.value > limit.value:
-        return warned(summary, fix=_FIX, value=free.value, unit="B", limit=limit, code="hugepages.unused")
-    return passed(summary, value=free.value, unit="B", limit=limit)
+        return warned(summary, fix=_FIX, value=free.value, limit=limit, code="hugepages.unused")
+    return passed(summary, value=free.value, limit=limit)

@@ -120,19 +120,17 @@ def _down(group: list[Port]) -> list[Outcome]:
     bought = bool(up or waiting) or len(down) >= _RAILS
     if not (len(down) < len(up) or (bought and not _ethernet(group[0]))):
         return []
-    verdict = _verdict(group) if len(down) < len(up) else warned
-    return [
-        verdict(
-            f"{_label(port)}: {port['state']}, {port.get('physical')}; {len(up)} of {len(group)} of its kind up",
-            fix=_MANAGER if port in waiting and not _ethernet(port) else _CABLE,
-            value=len(up),
-            unit="ports",
-            limit=Limit(len(group), "ports", f"{_ACTIVE}; {_LIKE}"),
-            code="infiniband.down",
-            culprit=_label(port),
-        )
-        for port in down
-    ]
+    verdict, findings = _verdict(group) if len(down) < len(up) else warned, []
+    made: dict[str, Any] = {
+        "value": len(up),
+        "limit": Limit(len(group), "ports", f"{_ACTIVE}; {_LIKE}"),
+        "code": "infiniband.down",
+    }
+    for port in down:
+        name, fix = _label(port), _MANAGER if port in waiting and not _ethernet(port) else _CABLE
+        text = f"{name}: {port['state']}, {port.get('physical')}; {len(up)} of {len(group)} of its kind up"
+        findings.append(verdict(text, fix=fix, culprit=name, **made))
+    return findings
 
 
 def _slow(group: list[Port]) -> list[Outcome]:
@@ -146,7 +144,7 @@ def _slow(group: list[Port]) -> list[Outcome]:
     for port in slow:
         name, rate, code = _label(port), port["rate"], "infiniband.slow"
         text, limit = f"{name}: {rate:g} Gb/s, where its like have {best:g}", Limit(best, "Gb/s", _LIKE)
-        findings.append(verdict(text, fix=_CABLE, value=rate, unit="Gb/s", limit=limit, code=code, culprit=name))
+        findings.append(verdict(text, fix=_CABLE, value=rate, limit=limit, code=code, culprit=name))
     return findings
 
 
@@ -169,18 +167,12 @@ def _flapping(view: View, group: list[Port]) -> list[Outcome]:
     alone = len(losses) == 1
     usual, days = 0 if alone else min(losses.values()), _days(view)[0] if alone else 1.0
     beside = f"in {counted(int(min(days, 1e6)), 'day')}" if alone else f"the least of its kind: {usual}"
+    often = {name: count for name, count in losses.items() if count - usual > limit.value * days}
+    made: dict[str, Any] = {"fix": _CABLE, "limit": limit, "code": "infiniband.flapping"}
+    text = "lost its link: {} {} ({})"
     return [
-        warned(
-            f"lost its link: {name} {counted(count, 'time')} ({beside})",
-            fix=_CABLE,
-            value=count,
-            unit=limit.unit,
-            limit=limit,
-            code="infiniband.flapping",
-            culprit=name,
-        )
-        for name, count in losses.items()
-        if count - usual > limit.value * days
+        warned(text.format(name, counted(count, "time"), beside), value=count, culprit=name, **made)
+        for name, count in often.items()
     ]
 
 
@@ -207,15 +199,8 @@ def _days(view: View) -> tuple[float, str]:
 
 def _finding(port: Port, counter: str, count: int, days: float, since: str) -> Outcome:
     limit, (what, fix) = limits.limit(ROWS[counter], "warn"), COUNTERS[counter]
-    return warned(
-        f"{_label(port)}: {count} {what} {since}",
-        fix=fix,
-        value=round(count / days, 2),
-        unit=limit.unit,
-        limit=limit,
-        code=f"infiniband.{counter.replace('_', '-')}",
-        culprit=_label(port),
-    )
+    text, code = f"{_label(port)}: {count} {what} {since}", f"infiniband.{counter.replace('_', '-')}"
+    return warned(text, fix=fix, value=round(count / days, 2), limit=limit, code=code, culprit=_label(port))
 
 
 def _sound(ports: list[Port]) -> Outcome:

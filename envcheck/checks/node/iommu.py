@@ -31,7 +31,7 @@ def judge(view: View) -> Outcome:
     if behind:
         return _translates(view, behind)
     how = "passes through for" if "identity" in groups.values() else "is off for, or has no group of,"
-    return passed(f"the IOMMU {how} {counted(len(groups), 'GPU')}", value=0, unit=_LIMIT.unit, limit=_LIMIT)
+    return passed(f"the IOMMU {how} {counted(len(groups), 'GPU')}", value=0, limit=_LIMIT)
 
 
 def _translates(view: View, behind: list[str]) -> Outcome:
@@ -43,7 +43,7 @@ def _translates(view: View, behind: list[str]) -> Outcome:
         return skipped(text, code="iommu.peers-unknown")
     over_pcie = [pair for pair in pairs if reachable(pair) and pair["nvlink"] != "ok"]
     findings = [finding for address in behind for finding in _finding(view, address, over_pcie)]
-    sound = passed(f"{summary}; none of them reaches another over PCIe", value=0, unit=_LIMIT.unit, limit=_LIMIT)
+    sound = passed(f"{summary}; none of them reaches another over PCIe", value=0, limit=_LIMIT)
     return worst(findings, sound)
 
 
@@ -52,5 +52,5 @@ def _finding(view: View, address: str, over_pcie: list[Pair]) -> list[Outcome]:
     here = set(at(view, [address]))
     visible = [pair for pair in over_pcie if not here or here & set(uuids_of_pair(view, pair))]
     text = f"the IOMMU translates for {address}, which reaches other GPUs over PCIe ({counted(len(visible), 'pair')})"
-    rule = Rule(warned, "iommu.translates", text, _FIX, _LIMIT, _LIMIT.unit)
+    rule = Rule(warned, "iommu.translates", text, _FIX, _LIMIT)
     return [rule.at(view, address)] if visible else []

@@ -32,10 +32,10 @@ def judge(view: View) -> Outcome:
         return skipped("one NUMA node: every GPU is near", code="numa.one-node")
     if not gpus:
         return skipped("the PCI bus shows no GPU here", code="pci.no-gpu")
-    rule = Rule(warned, "numa.unknown", f"the GPU at {{gpu}} has no NUMA node, on {nodes} nodes", _SHOW, _LIMIT, "GPUs")
+    rule = Rule(warned, "numa.unknown", f"the GPU at {{gpu}} has no NUMA node, on {nodes} nodes", _SHOW, _LIMIT)
     unknown = [gpu["bus_id"] for gpu in gpus if gpu["numa_node"] is None or gpu["numa_node"] < 0]
     used = sorted({gpu["numa_node"] for gpu in gpus if gpu["numa_node"] is not None})
-    sound = passed(f"GPUs on NUMA nodes {', '.join(map(str, used))} of {nodes}", value=0, unit="GPUs", limit=_LIMIT)
+    sound = passed(f"GPUs on NUMA nodes {', '.join(map(str, used))} of {nodes}", value=0, limit=_LIMIT)
     return worst([*(rule.at(view, bus_id) for bus_id in unknown), *_far(view, gpus)], sound)
 
 
@@ -52,5 +52,5 @@ def _far(view: View, gpus: list[dict[str, Any]]) -> list[Outcome]:
         bus_id, node = gpu["bus_id"], gpu["numa_node"]
         if cpus.value.get(str(node)) == 0 and own & set(at(view, [bus_id])):
             text = f"{place(view, bus_id)}: this process may use no CPU of its NUMA node {node}"
-            findings.append(Rule(warned, "numa.far", text, _BIND, _NEAR, "GPUs").at(view, bus_id))
+            findings.append(Rule(warned, "numa.far", text, _BIND, _NEAR).at(view, bus_id))
     return findings

@@ -63,7 +63,7 @@ def _behind(links: Reading, up: dict[str, int]) -> list[Outcome]:
     """Return one failure for each GPU that has fewer links up than another of its kind."""
     most = max(up.values(), default=0)
     text = f"links up: {{gpu}} {{value}}; the others have {most}"
-    rule = Rule(failed, "nvlink.down", text, _FIX, Limit(most, "links", _PEERS), "links")
+    rule = Rule(failed, "nvlink.down", text, _FIX, Limit(most, "links", _PEERS))
     return links.blame({gpu: count for gpu, count in up.items() if count < most}, rule)
 
 
@@ -71,7 +71,7 @@ def _alone(links: Reading, up: dict[str, int]) -> list[Outcome]:
     """Return the failure of the one GPU with links up, on a board that is linked by a bridge: it reaches no other."""
     linked = {gpu: count for gpu, count in up.items() if count}
     bridged = {gpu: count for gpu, count in linked.items() if not _board(links.view, gpu)}
-    rule = Rule(failed, "nvlink.half-bridge", _HALF, _FIX, Limit(2, "GPUs", _PEERS), "links")
+    rule = Rule(failed, "nvlink.half-bridge", _HALF, _FIX, Limit(2, "GPUs", _PEERS))
     return links.blame(bridged if len(linked) == 1 else {}, rule)
 
 
@@ -82,7 +82,7 @@ def _short(links: Reading, up: dict[str, int]) -> list[Outcome]:
     if board is None or most >= board["links"] or (most > 0 and guest):
         return []
     text = f"{counted(most, 'link')} up on every GPU; the board has {board['links']}"
-    rule = Rule(warned, "nvlink.short", text, _BY_DESIGN, Limit(board["links"], "links", board["source"]), "links")
+    rule = Rule(warned, "nvlink.short", text, _BY_DESIGN, Limit(board["links"], "links", board["source"]))
     return links.blame({gpu: count for gpu, count in up.items() if count == most}, rule)
 
 
@@ -97,7 +97,7 @@ def _slow(view: View, up: dict[str, int]) -> list[Outcome]:
         floor = board["mb_s"] if board else best
         if speed < max(floor, best):
             limit = Limit(floor, "MB/s", board["source"] if board else _PEERS)
-            rule = Rule(warned, "nvlink.slow", "slow links: {gpu} {value} MB/s", _FIX, limit, "MB/s")
+            rule = Rule(warned, "nvlink.slow", "slow links: {gpu} {value} MB/s", _FIX, limit)
             findings += speeds.blame({gpu: speed}, rule)
     return findings
 
@@ -110,10 +110,10 @@ def _sound(view: View, links: Reading, up: dict[str, int]) -> Outcome:
     limit = Limit(board["links"] if board else most, "links", board["source"] if board else _PEERS)
     if board and most < board["links"]:
         text = f"{counted(most, 'link')} up on every GPU of this virtual machine; the board has {limit.value}"
-        return passed(f"{text}, and it was given these", value=most, unit="links", limit=Limit(most, "links", _PEERS))
+        return passed(f"{text}, and it was given these", value=most, limit=Limit(most, "links", _PEERS))
     without = [gpu for gpu, count in up.items() if not count]
     down = sum(list(states).count("down") for gpu, states in links.values.items() if up[gpu])
     noted = f"; {down} that NVML lists are unused" if down else ""
     bare = f"; no bridge on {', '.join(without)}" if without else ""
     text = f"{counted(most, 'link')} up on each of {counted(len(up) - len(without), 'GPU')}{noted}{bare}"
-    return passed(text, value=most, unit="links", limit=limit)
+    return passed(text, value=most, limit=limit)

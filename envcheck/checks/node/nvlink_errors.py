@@ -21,7 +21,7 @@ def judge(view: View) -> Outcome:
     noisy = {gpu: counts["crc"] + counts["replay"] for gpu, counts in errors.values.items()}
     findings = errors.lacking()
     for counts, limit, code in ((recovered, _RECOVERY, "nvlink-errors.recovery"), (noisy, _CRC, "nvlink-errors.crc")):
-        rule = Rule(warned, code, f"NVLink errors: {{gpu}} {{value}} {limit.unit}", _FIX, limit, limit.unit)
+        rule = Rule(warned, code, f"NVLink errors: {{gpu}} {{value}} {limit.unit}", _FIX, limit)
         findings += errors.blame({gpu: count for gpu, count in counts.items() if count > limit.value}, rule)
-    sound = passed("no recoveries, few repeats", value=max(noisy.values(), default=0), unit=_CRC.unit, limit=_CRC)
+    sound = passed("no recoveries, few repeats", value=max(noisy.values(), default=0), limit=_CRC)
     return worst(findings, errors.absent() or sound)

@@ -16,5 +16,5 @@ def judge(view: View) -> Outcome:
     summary = f"NVML took {seconds:.2f} s to describe {counted(len(view.snapshot.gpus), 'GPU')}"
     if seconds > limit.value:
         fix = "switch persistence mode on (nvidia-persistenced); if it stays slow, drain the node and look at `dmesg`"
-        return warned(summary, fix=fix, value=seconds, unit="s", limit=limit, code="nvml-latency.slow")
-    return passed(summary, value=seconds, unit="s", limit=limit)
+        return warned(summary, fix=fix, value=seconds, limit=limit, code="nvml-latency.slow")
+    return passed(summary, value=seconds, limit=limit)

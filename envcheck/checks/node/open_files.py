@@ -19,5 +19,5 @@ def judge(view: View) -> Outcome:
         return passed("unlimited", value=most, limit=_LIMIT)
     text = f"{most} files may be open"
     if most < _LIMIT.value:
-        return warned(text, fix=_FIX, value=most, unit="files", limit=_LIMIT, code="open-files.few")
-    return passed(text, value=most, unit="files", limit=_LIMIT)
+        return warned(text, fix=_FIX, value=most, limit=_LIMIT, code="open-files.few")
+    return passed(text, value=most, limit=_LIMIT)

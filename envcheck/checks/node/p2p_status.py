@@ -38,13 +38,13 @@ def judge(view: View) -> Outcome:
             findings.append(_finding(view, pair, _ALIKE, warned, "p2p-status.odd"))
     total = counted(len(pairs), "pair")
     if not without:
-        return passed(f"every pair has it ({total}): {_over(pairs)}", value=0, unit=_UNIT, limit=_ALL)
+        return passed(f"every pair has it ({total}): {_over(pairs)}", value=0, limit=_ALL)
     if not findings and len(without) == len(pairs):
         why = ", ".join(sorted(set(map(_why, without))))
         text = f"no pair of these GPUs has it ({why}): NCCL goes through the host's memory"
         return skipped(text, code="peer-to-peer.none")
     text = f"{len(pairs) - len(without)} of {total} with it, all on one kind of path: {_over(pairs)}"
-    return worst(findings, passed(text, value=0, unit=_UNIT, limit=_ALIKE))
+    return worst(findings, passed(text, value=0, limit=_ALIKE))
 
 
 def _why(pair: Pair) -> str:
@@ -55,7 +55,7 @@ def _why(pair: Pair) -> str:
 def _finding(view: View, pair: Pair, limit: Limit, verdict: Callable[..., Outcome], code: str) -> Outcome:
     ends = f"GPU {pair['a']} - GPU {pair['b']}"
     text, gpus = f"no peer-to-peer: {ends} ({_why(pair)})", uuids_of_pair(view, pair)
-    return verdict(text, fix=_FIX, value=1, unit=_UNIT, limit=limit, code=code, culprit=ends, gpus=gpus)
+    return verdict(text, fix=_FIX, value=1, limit=limit, code=code, culprit=ends, gpus=gpus)
 
 
 def _linked(view: View, pair: Pair) -> bool:

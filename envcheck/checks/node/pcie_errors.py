@@ -13,7 +13,7 @@ _REPLAYS = Limit(80, "replays", "NVIDIA/DCGM diag, pcie test: at most 80 replays
 _AER = Limit(480, "errors", "NVIDIA/DCGM diag, pcie test: at most 480 correctable AER errors", "at most")
 _NONE = Limit(0, "errors", "PCI Express: an uncorrectable error has lost data", "at most")
 _FIX = "reseat the board or its riser; exchange it with a good one to see whether slot or board is at fault"
-_REPLAYED = Rule(warned, "pcie-errors.replays", "replays: {gpu} {value}", _FIX, _REPLAYS, _REPLAYS.unit)
+_REPLAYED = Rule(warned, "pcie-errors.replays", "replays: {gpu} {value}", _FIX, _REPLAYS)
 _KINDS = (("fatal", _NONE, failed), ("nonfatal", _NONE, warned), ("correctable", _AER, warned))
 
 
@@ -23,12 +23,12 @@ def judge(view: View) -> Outcome:
     findings = replays.lacking()
     for kind, limit, verdict in _KINDS:
         text = f"{kind} AER errors: {{gpu}} {{value}}"
-        rule = Rule(verdict, f"pcie-errors.{kind}", text, _FIX, limit, limit.unit)
+        rule = Rule(verdict, f"pcie-errors.{kind}", text, _FIX, limit)
         counts = [(gpu["bus_id"], gpu["aer"].get(kind)) for gpu in gpus]
         findings += [rule.at(view, bus_id, count) for bus_id, count in counts if count and count > limit.value]
     findings += replays.blame(replays.where(lambda count: count > _REPLAYS.value), _REPLAYED)
     shown = any(gpu["aer"].get("fatal") is not None for gpu in gpus)
     counted = "AER counts nothing worse" if shown else "the kernel shows no AER counters"
     most = max(replays.values.values(), default=0)
-    sound = passed(f"at most {most} replays; {counted}", value=most, unit="replays", limit=_REPLAYS)
+    sound = passed(f"at most {most} replays; {counted}", value=most, limit=_REPLAYS)
     return worst(findings, replays.absent() or sound)

@@ -49,7 +49,7 @@ def _lanes(view: View, width: Reading, widest: Reading) -> list[Outcome]:
         else:
             continue
         text, limit = f"PCIe lanes: {{gpu}} {{value}} of {bound:g}", Limit(bound, "lanes", source)
-        findings += width.blame({gpu: lanes}, Rule(verdict, "pcie-link.width", text, _FIX, limit, "lanes"))
+        findings += width.blame({gpu: lanes}, Rule(verdict, "pcie-link.width", text, _FIX, limit))
     return findings
 
 

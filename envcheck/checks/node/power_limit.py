@@ -28,10 +28,10 @@ def judge(view: View) -> Outcome:
     limits = sorted({watts for watts, _ in both.values()})
     limit = Limit(max(usual for _, usual in both.values()), "W", _SOURCE)
     text = f"{', '.join(f'{w:g} W' for w in limits)}{', moved by the laptop itself' if capped else ', as made'}"
-    return worst(findings, passed(text, value=limits[-1], unit="W", limit=limit))
+    return worst(findings, passed(text, value=limits[-1], limit=limit))
 
 
 def _rule(usual: float) -> Rule:
     fix = f"if it is not on purpose: nvidia-smi --power-limit={usual:g}; benchmarks will fall short with the cap"
     text, limit = f"capped: {{gpu}} {{value:g}} of {usual:g} W", Limit(usual, "W", _SOURCE)
-    return Rule(warned, "power-limit.capped", text, fix, limit, "W")
+    return Rule(warned, "power-limit.capped", text, fix, limit)

@@ -25,75 +25,50 @@ _LOST = "repaired after errors that lost data: {gpu} {value}"
 # newer drivers only.
 _NEWER = ("repairs", "bank_remaps", "row_histogram")
 RULES = (
-    (
-        "remapped_rows",
-        "failed",
-        Rule(failed, "row-remap.failed", "a row could not be remapped: {gpu}", _REPLACE, _NONE),
-    ),
-    ("remapped_rows", "pending", Rule(failed, "row-remap.pending", "a row waits to be remapped: {gpu}", _RESET, _NONE)),
-    (
-        "retired_pages",
-        "pending",
-        Rule(failed, "row-remap.page-pending", "a page waits for its retirement: {gpu}", _RESET, _NONE),
-    ),
+    ("remapped_rows", "failed", failed, "row-remap.failed", "a row could not be remapped", _REPLACE, _NONE),
+    ("remapped_rows", "pending", failed, "row-remap.pending", "a row waits to be remapped", _RESET, _NONE),
+    ("retired_pages", "pending", failed, "row-remap.page-pending", "a page waits for its retirement", _RESET, _NONE),
     (
         "repairs",
         "channel",
-        Rule(
-            failed, "row-remap.channel-repair-pending", "a memory channel waits for its repair: {gpu}", _RESET, _REPAIR
-        ),
+        failed,
+        "row-remap.channel-repair-pending",
+        "a memory channel awaits repair",
+        _RESET,
+        _REPAIR,
     ),
-    (
-        "repairs",
-        "tpc",
-        Rule(failed, "row-remap.tpc-repair-pending", "a TPC waits for its repair: {gpu}", _RESET, _REPAIR),
-    ),
-    (
-        "bank_remaps",
-        "pending",
-        Rule(failed, "row-remap.bank-repair-pending", "a memory bank waits for its repair: {gpu}", _RESET, _REPAIR),
-    ),
-    (
-        "row_histogram",
-        "none",
-        Rule(warned, "row-remap.rows-none", "banks without a spare row: {gpu} {value}", _THIN, _BANKS, "banks"),
-    ),
-    (
-        "row_histogram",
-        "low",
-        Rule(warned, "row-remap.rows-low", "banks with few spare rows: {gpu} {value}", _THIN, _BANKS, "banks"),
-    ),
-    (
-        "bank_remaps",
-        "none",
-        Rule(warned, "row-remap.banks-none", "groups without a spare bank: {gpu} {value}", _THIN, _BANKS, "banks"),
-    ),
-    ("remapped_rows", "uncorrectable", Rule(warned, "row-remap.lost-data", f"{_LOST} rows", _WATCH, _ROWS, "rows")),
-    ("retired_pages", "double_bit", Rule(warned, "row-remap.lost-data", f"{_LOST} pages", _WATCH, _PAGES, "pages")),
+    ("repairs", "tpc", failed, "row-remap.tpc-repair-pending", "a TPC awaits repair", _RESET, _REPAIR),
+    ("bank_remaps", "pending", failed, "row-remap.bank-repair-pending", "a memory bank awaits repair", _RESET, _REPAIR),
+    ("row_histogram", "none", warned, "row-remap.rows-none", "banks without a spare row", _THIN, _BANKS),
+    ("row_histogram", "low", warned, "row-remap.rows-low", "banks with few spare rows", _THIN, _BANKS),
+    ("bank_remaps", "none", warned, "row-remap.banks-none", "groups without a spare bank", _THIN, _BANKS),
+    ("remapped_rows", "uncorrectable", warned, "row-remap.lost-data", f"{_LOST} rows", _WATCH, _ROWS),
+    ("retired_pages", "double_bit", warned, "row-remap.lost-data", f"{_LOST} pages", _WATCH, _PAGES),
 )
 
 
 def judge(view: View) -> Outcome:
     """Fail on failed, pending and used-up replacements; warn where data was lost once and where spares run out."""
-    readings = {name: read(view, name, newer=name in _NEWER) for name, _, _ in RULES}
+    readings = {name: read(view, name, newer=name in _NEWER) for name, *_ in RULES}
     rows, pages = readings["remapped_rows"], readings["retired_pages"]
     main, limit = (rows, _ROWS) if rows.values or rows.unread or not pages.values else (pages, _PAGES)
     broken = read(view, "unrepairable_memory", newer=True)
     findings = [f for reading in (main, broken, *(readings[n] for n in _NEWER)) for f in reading.lacking()]
-    for name, field, rule in RULES:
+    for name, field, verdict, code, text, fix, bound in RULES:
         counts = {gpu: int(value[field]) for gpu, value in readings[name].values.items() if value[field]}
-        findings += readings[name].blame(counts, rule)
+        words = text if "{gpu}" in text else text + (": {gpu}" if verdict is failed else ": {gpu} {value}")
+        findings += readings[name].blame(counts, Rule(verdict, code, words, fix, bound))
     remapped = {gpu: row["uncorrectable"] for gpu, row in rows.values.items()}
     retired = {gpu: page["single_bit"] + page["double_bit"] for gpu, page in pages.values.items()}
     findings += _used_up(rows, remapped, _ROWS, "row-remap.used-up")
     findings += _used_up(pages, retired, _PAGES, "row-remap.pages-used-up")
     rule = Rule(failed, "row-remap.unrepairable", "memory that cannot be repaired: {gpu}", _REPLACE, _NONE)
     findings += broken.blame(broken.where(bool), rule)
-    sound = passed("nothing is pending, nothing failed", value=0, unit=limit.unit, limit=limit)
+    sound = passed("nothing is pending, nothing failed", value=0, limit=limit)
     return worst(findings, main.absent() or sound)
 
 
 def _used_up(reading: Reading, counts: dict[str, int], limit: Limit, code: str) -> list[Outcome]:
     text = f"spares are used up: {{gpu}} {{value}} {limit.unit}"
-    rule = Rule(failed, code, text, _REPLACE, limit, limit.unit)
+    rule = Rule(failed, code, text, _REPLACE, limit)
     return reading.blame({gpu: count for gpu, count in counts.items() if count > limit.value}, rule)

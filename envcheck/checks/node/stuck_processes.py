@@ -17,10 +17,10 @@ _FIX = "look at /proc/{pid}/stack and at the mounts; a process that hangs in the
 def judge(view: View) -> Outcome:
     """Warn of each; a busy disk holds a process for moments, so only a stay is worth a word."""
     stuck = view.snapshot.signal("host.stuck_processes").value
-    return worst(map(_finding, stuck), passed("none", value=0, unit=_LIMIT.unit, limit=_LIMIT))
+    return worst(map(_finding, stuck), passed("none", value=0, limit=_LIMIT))
 
 
 def _finding(process: dict[str, Any]) -> Outcome:
     name, pid, code = process["name"], process["pid"], "stuck-processes.waiting"
     text, fix, culprit = f"waiting in the kernel: {name} ({pid})", _FIX.format(pid=pid), f"process {pid} ({name})"
-    return warned(text, fix=fix, value=1, unit=_LIMIT.unit, limit=_LIMIT, code=code, culprit=culprit)
+    return warned(text, fix=fix, value=1, limit=_LIMIT, code=code, culprit=culprit)

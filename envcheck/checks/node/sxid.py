@@ -23,6 +23,7 @@ _LIMIT = Limit(0, "SXids that call for action", _SOURCE, "at most")
 # The word by itself: "Non-fatal" and "nonfatal" are the opposite. A second line says it as a number
 # (nvswitch_error_severity_type in open-gpu-kernel-modules: 1 is fatal).
 _FATAL = re.compile(r"(?<!non)(?<!non[- ])\bfatal\b|\bseverity 1\b")
+_WATCH = "watch it; if NCCL hangs or slows down: "
 _RESET = "drain the node, reset all GPUs together and restart the fabric manager; reboot if it comes back"
 
 
@@ -34,7 +35,7 @@ def judge(view: View) -> Outcome:
     acted = [event for event in listed if _fatal(event) or int(event["code"]) not in _HARMLESS]
     latest = {(e["bus_id"], int(e["code"]), _fatal(e)): e for e in sorted(acted, key=lambda e: -float(e["age"]))}
     noted = f"; {sum(map(count, listed))} corrected or harmless" if listed else ""
-    sound = passed(f"no such SXid {reach(view)}{noted}", value=0, unit=_LIMIT.unit, limit=_LIMIT)
+    sound = passed(f"no such SXid {reach(view)}{noted}", value=0, limit=_LIMIT)
     return worst([_finding(event) for event in latest.values()], sound)
 
 
@@ -42,16 +43,9 @@ def _finding(event: dict[str, Any]) -> Outcome:
     age, fatal, times = float(event["age"]), _fatal(event), count(event)
     verdict = failed if fatal and age <= RECENT else warned
     often = f", {times} times" if times > 1 else ""
-    return verdict(
-        f"SXid {event['code']} on {event['bus_id']}{often}, {ago(age)}",
-        fix=_RESET if fatal else "watch it; if NCCL hangs or slows down: " + _RESET,
-        value=times,
-        unit=_LIMIT.unit,
-        limit=_LIMIT,
-        code=f"sxid.{event['code']}",
-        culprit=f"NVSwitch {event['bus_id']}",
-        sxids=[event],
-    )
+    text, code = f"SXid {event['code']} on {event['bus_id']}{often}, {ago(age)}", f"sxid.{event['code']}"
+    fix, culprit = (_RESET if fatal else f"{_WATCH}{_RESET}"), f"NVSwitch {event['bus_id']}"
+    return verdict(text, fix=fix, value=times, limit=_LIMIT, code=code, culprit=culprit, sxids=[event])
 
 
 def _fatal(event: dict[str, Any]) -> bool:

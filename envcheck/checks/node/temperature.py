@@ -21,9 +21,9 @@ def judge(view: View) -> Outcome:
     near = margin.where(lambda degrees: _OVER.value <= degrees < _NEAR.value)
     findings = [
         *margin.lacking(),
-        *margin.blame(over, Rule(failed, "temperature.slowdown", template, _FIX, _OVER, "C")),
-        *margin.blame(near, Rule(warned, "temperature.near", template, _FIX, _NEAR, "C")),
+        *margin.blame(over, Rule(failed, "temperature.slowdown", template, _FIX, _OVER)),
+        *margin.blame(near, Rule(warned, "temperature.near", template, _FIX, _NEAR)),
     ]
     least = min(margin.values.values(), default=0)
-    sound = margin.absent() or passed(f"at least {least} C below the slowdown", value=least, unit="C", limit=_NEAR)
+    sound = margin.absent() or passed(f"at least {least} C below the slowdown", value=least, limit=_NEAR)
     return worst(findings, sound)

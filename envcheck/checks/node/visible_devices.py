@@ -101,11 +101,11 @@ def judge(view: View) -> Outcome:
         verdict = warned if read.chosen else failed
         findings = [_finding(verdict, summary, len(read.ignored), "visible-devices.ignored"), *findings]
     text = f"{NAME}={value}: {read.gpus} of {counted(len(view.snapshot.gpus), 'GPU')}, as written"
-    return worst(findings, passed(text, value=0, unit=_LIMIT.unit, limit=_LIMIT))
+    return worst(findings, passed(text, value=0, limit=_LIMIT))
 
 
 def _finding(verdict: Callable[..., Outcome], text: str, value: int, code: str, fix: str = _FIX) -> Outcome:
-    return verdict(text, fix=fix, value=value, unit=_LIMIT.unit, limit=_LIMIT, code=code)
+    return verdict(text, fix=fix, value=value, limit=_LIMIT, code=code)
 
 
 def _surprises(view: View, value: str, read: VisibleGpus, environment: dict[str, str]) -> list[Outcome]:

@@ -6,7 +6,6 @@ the opposite: nodes drained for an Xid 31 that was a user's own wild pointer. Th
 """
 
 import collections
-import dataclasses
 import functools
 import json
 import re
@@ -118,18 +117,9 @@ def _often(times: int) -> list[str]:
 
 def _finding(view: View, xid: Event, status: str, text: str, fix: str, *, code: str) -> Outcome:
     bus, instance = xid["bus_id"], str(xid.get("instance", ""))
-    verdict = warned(
-        text,
-        fix=fix,
-        value=count(xid),
-        unit="Xids",
-        limit=_limit(),
-        code=code,
-        culprit=" ".join(filter(None, (place(view, bus), instance and f"MIG {instance}"))),
-        gpus=at(view, [bus]),
-        xids=[xid],
-    )
-    return dataclasses.replace(verdict, status=status)
+    culprit = " ".join(filter(None, (place(view, bus), instance and f"MIG {instance}")))
+    about: dict[str, Any] = {"value": count(xid), "unit": "Xids", "limit": _limit(), "culprit": culprit}
+    return checks.Verdict(status)(text, fix=fix, code=code, gpus=at(view, [bus]), xids=[xid], **about)
 
 
 def _recovery(text: str) -> tuple[str, str, str]:
@@ -142,23 +132,6 @@ def _recovery(text: str) -> tuple[str, str, str]:
 
 
 _LIMIT = Limit(0, "failures", "NVIDIA open-gpu-kernel-modules and Linux: messages about a GPU", "at most")
-_REBOOT = "drain the node and reboot it; if it comes back, reseat or replace the GPU"
-_RESEAT = "reseat the board or its riser; exchange it with a good one to see whether slot or board is at fault"
-_WINDOW = "switch on above-4G decoding in the BIOS, or give the virtual machine a larger MMIO window"
-_RESET = "drain the node and reset the GPU (nvidia-smi --gpu-reset); reboot if it comes back"
-_POWER = "switch the machine off and connect all power cables of the GPU, at the board and at the power supply"
-_DRIVER_WORDS = {
-    "power-cable": ("a GPU lacks its power cables", _POWER),
-    "start": ("the driver could not start a GPU", _REBOOT),
-    "memory-window": ("a GPU was given no address space (BAR)", _WINDOW),
-    "power-state": ("a GPU did not wake up from its power state", _REBOOT),
-    "lost": ("the driver lost a GPU", _REBOOT),
-    "locked": ("the driver's watchdog calls a GPU locked", _RESET),
-    "link-fatal": ("a fatal error of a GPU's PCIe link", _RESEAT),
-    "link-nonfatal": ("an uncorrected error of a GPU's PCIe link", _RESEAT),
-}
-# A GPU that answers NVML got over these.
-_PASSING = ("power-cable", "start", "memory-window", "power-state")
 
 
 def driver_failures(view: View) -> list[Outcome]:
@@ -175,21 +148,14 @@ def driver_failures(view: View) -> list[Outcome]:
 
 def _driver_finding(view: View, failure: dict[str, Any]) -> Outcome:
     kind, bus, age = str(failure["kind"]), str(failure["bus_id"]), float(failure["age"])
-    problem, fix = _DRIVER_WORDS.get(kind, (f"a GPU's failure ({kind})", _REBOOT))
-    over = kind == "link-nonfatal" or (kind in _PASSING and _answers(view, bus))
+    row = catalogue()["driver_failures"].get(kind, {"means": f"a GPU's failure ({kind})", "fix": "drain and reboot"})
+    # A GPU that answers NVML got over what is passing.
+    over = kind == "link-nonfatal" or ("passing" in row and _answers(view, bus))
     verdict = warned if over or age > RECENT else failed
-    times = count(failure)
-    return verdict(
-        ", ".join([f"{problem} on {bus or 'an address that the log does not name'}", *_often(times), ago(age)]),
-        fix=fix,
-        value=times,
-        unit=_LIMIT.unit,
-        limit=_LIMIT,
-        code=f"xid.{kind}",
-        culprit=place(view, bus) if bus else "",
-        gpus=at(view, [bus] if bus else []),
-        log=[failure],
-    )
+    where = f"{row['means']} on {bus or 'an address that the log does not name'}"
+    text, culprit = ", ".join([where, *_often(count(failure)), ago(age)]), place(view, bus) if bus else ""
+    about: dict[str, Any] = {"value": count(failure), "limit": _LIMIT, "code": f"xid.{kind}", "culprit": culprit}
+    return verdict(text, fix=row["fix"], gpus=at(view, [bus] if bus else []), log=[failure], **about)
 
 
 def _answers(view: View, bus: str) -> bool:
@@ -254,17 +220,13 @@ def count(event: Event) -> int:
 
 def suppressed(view: View) -> list[Outcome]:
     """Return a warning for each function of the driver whose messages the kernel left out: an Xid may be among them."""
-    return [
-        warned(
-            f"the kernel's log left out {counted(gap['count'], 'message')} of {gap['name']}, {ago(float(gap['age']))}",
-            fix="raise kernel.printk_ratelimit_burst, and look at `nvidia-smi -q` for what those messages would say",
-            value=gap["count"],
-            unit="messages",
-            code="xid.suppressed",
-            culprit=str(gap["name"]),
-        )
-        for gap in view.snapshot.signal("kernel.suppressed").value or []
-    ]
+    fix = "raise kernel.printk_ratelimit_burst, and look at `nvidia-smi -q` for what those messages would say"
+    findings = []
+    for gap in view.snapshot.signal("kernel.suppressed").value or []:
+        name, number = str(gap["name"]), gap["count"]
+        text = f"the kernel's log left out {counted(number, 'message')} of {name}, {ago(float(gap['age']))}"
+        findings.append(warned(text, fix=fix, value=number, unit="messages", code="xid.suppressed", culprit=name))
+    return findings
 
 
 def ago(age: float) -> str:

@@ -16,6 +16,7 @@ import pytest
 
 from envcheck.checks import PASS, WARN, View
 from envcheck.checks.env import shared_libraries
+from envcheck.checks.extensions import installed
 from tests.tables import each
 
 Node = Callable[..., View]
@@ -52,10 +53,10 @@ def test_what_the_loader_knows_is_a_second_one_only_where_the_wheel_brings_it(
 def test_the_loaders_cache_is_read_as_it_is(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = tmp_path / "ld.so.cache"
     cache.write_bytes(b"glibc-ld.so.cache1.1\0\1\2\0libcudnn.so.9\0/usr/lib/libcudnn.so.9\0/etc/x\0")
-    monkeypatch.setattr(shared_libraries, "CACHE", str(cache))
-    assert shared_libraries._beside(site, shared_libraries._cached()) == ["/usr/lib/libcudnn.so.9"]  # noqa: SLF001
-    monkeypatch.setattr(shared_libraries, "CACHE", str(tmp_path / "none"))
-    assert shared_libraries._cached() == []  # noqa: SLF001 (as above)
+    monkeypatch.setattr(installed, "CACHE", str(cache))
+    assert shared_libraries._beside(site, installed.cached()) == ["/usr/lib/libcudnn.so.9"]  # noqa: SLF001
+    monkeypatch.setattr(installed, "CACHE", str(tmp_path / "none"))
+    assert installed.cached() == []
 
 
 def test_two_that_are_loaded_are_seen(tmp_path: Path) -> None:
