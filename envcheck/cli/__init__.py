@@ -182,7 +182,7 @@ GROUPS: Final[dict[str, LazyGroup]] = {
             "probe": "Measure which mirror has the needed files, and how fast.",
             "site": "Render the configuration of your own mirror.",
         },
-        modules={"list": "mirror.profiles:list_", "show": "mirror.profiles:show", "use": "mirror.profiles:use"},
+        modules={name: f"mirror.profiles:{name}_" for name in ("list", "show", "use", "doctor")},
         help="""Choose, measure and run mirrors.
 
         \b

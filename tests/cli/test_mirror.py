@@ -14,6 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from envcheck.cli import cli
+from envcheck.cli.mirror import profiles
+from envcheck.errors import ConfigError
 
 SITE = """\
 pypi: [{url: "https://pypi.example/simple"}]
@@ -66,27 +68,41 @@ def test_show_says_what_is_set_what_is_lacking_and_what_cannot_be_done(home: Pat
     assert "pypi, never seen to work: " in text
     assert "--torch-backend and UV_TORCH_BACKEND ignore every mirror" in text
     assert max(len(line) for line in text.splitlines() if "://" not in line) <= 80
-    answer = json.loads(run("show", str(home / "site.yaml"), "--json").output)
-    assert answer["profile"]["npm"] == "https://npm.example"
-    assert answer["sets"] == ["pip", "uv", "npm", "env"]
+    (home / "all.yaml").write_text(
+        f"{SITE}hf: {{endpoint: https://hf.example, token: allow}}\n"
+        "registries: {docker.io: [https://h.example, r.example]}\n"
+        "credentials: {npm.example: {token_env: NPM_TOKEN}}\n"
+    )
+    text = run("show", str(home / "all.yaml")).output
+    for row in (
+        *("pypi        https://pypi.example/simple (simple)", "npm         https://npm.example"),
+        *("hf          endpoint: https://hf.example", "registries  docker.io: https://h.example, r.example"),
+        *(
+            "credentials npm.example: token_env: NPM_TOKEN",
+            "settings for pip, uv, hf, npm, buildkitd, daemon, registries, env:",
+        ),
+    ):
+        assert row in text
 
 
 def test_a_form_is_all_there_is_on_standard_output(home: Path) -> None:
     result = run("show", str(home / "site.yaml"), "--format", "uv")
     assert msgspec.toml.decode(result.stdout)["index"][0]["url"] == "https://pypi.example/simple"
     assert "note: --torch-backend" in result.stderr
-    assert json.loads(run("show", "tuna", "--format", "pip", "--json").stdout)["files"]
 
 
-def test_files_are_written_below_a_directory_and_what_is_there_is_kept(home: Path) -> None:
+def test_files_are_written_below_a_directory_and_what_is_there_is_kept(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiles, "distribution", lambda: ("ubuntu", "noble"))
     out = home / "out"
     for _ in range(2):
-        result = run("show", "tuna", "--format", "apt", "--suite", "noble", "--output", str(out))
+        result = run("show", "tuna", "--format", "apt", "--output", str(out))
         assert f"wrote {out}/etc/apt/sources.list.d/envcheck.sources" in result.stdout
     assert "ubuntu.mirrors" in (out / "etc/apt/sources.list.d/envcheck.sources").read_text()
     (out / "etc/apt/envcheck/ubuntu.mirrors").write_text("mine\n")
-    text = refused("show", "tuna", "--format", "apt", "--suite", "noble", "--output", str(out))
-    assert "exists with other content" in text
+    with pytest.raises(ConfigError, match="exists with other content"):
+        run("show", "tuna", "--format", "apt", "--output", str(out))
     assert (out / "etc/apt/envcheck/ubuntu.mirrors").read_text() == "mine\n"
     assert run("show", "tuna", "--format", "pip", "--output", str(out)).stdout == f"wrote {out}/.config/pip/pip.conf\n"
 
@@ -98,7 +114,6 @@ def test_files_are_written_below_a_directory_and_what_is_there_is_kept(home: Pat
         ("show", "tuna", "--format", "npm"),
         ("show", "tuna", "--output", "x"),
         ("show", "tuna", "--variant", "12.8; rm"),
-        ("show", "tuna", "--suite", "../x"),
         ("show",),
         ("use", "user"),
         ("use", "nowhere.yaml"),

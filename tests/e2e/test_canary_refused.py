@@ -114,7 +114,7 @@ def test_a_url_with_a_secret(canary_outputs: Said, tmp_path: Path, url: str) -> 
 )
 def test_a_profile_with_a_secret_in_a_url(canary_outputs: Said, tmp_path: Path, profile: str, url: str) -> None:
     (tmp_path / "site.yaml").write_text(profile.replace("URL", json.dumps(url)))
-    refused(canary_outputs("mirror", "show", "site.yaml", "--json"))
+    refused(canary_outputs("mirror", "show", "site.yaml"))
 
 
 @each(
@@ -142,7 +142,7 @@ def test_a_profile_with_a_secret_in_a_url(canary_outputs: Said, tmp_path: Path, 
 )
 def test_a_profile_with_a_secret_elsewhere(canary_outputs: Said, tmp_path: Path, profile: str) -> None:
     (tmp_path / "site.yaml").write_text(profile)
-    refused(canary_outputs("mirror", "show", "site.yaml", "--json"))
+    refused(canary_outputs("mirror", "show", "site.yaml"))
 
 
 @each("url", URLS)
@@ -152,7 +152,7 @@ def test_this_machines_settings_with_a_secret(canary_outputs: Said, monkeypatch:
             continue  # a list's blank: what follows is another URL
         with monkeypatch.context() as set_:
             set_.setenv(name, url)
-            refused(canary_outputs("mirror", "show", "host", "--json"))
+            refused(canary_outputs("mirror", "show", "host"))
 
 
 def test_this_machines_files_with_a_secret(
@@ -163,7 +163,7 @@ def test_this_machines_files_with_a_secret(
     texts = (f"[global]\nindex-url = {URLS[0]}\n", f"index-url = {URLS[0]}\n", f"[global]\n{SECRET}\n")
     for text in (*texts, f"[global]\nproxy = {SECRET}\nproxy = {SECRET}\n"):
         file.write_text(text)
-        refused(canary_outputs("mirror", "show", "host", "--json"))
+        refused(canary_outputs("mirror", "show", "host"))
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.delenv("UV_NO_CONFIG")
     monkeypatch.setenv("UV_CONFIG_FILE", str(file))
@@ -174,7 +174,7 @@ def test_this_machines_files_with_a_secret(
         f"index = '{SECRET}'",
     ):
         file.write_text(text)
-        refused(canary_outputs("mirror", "show", "host", "--json"))
+        refused(canary_outputs("mirror", "show", "host"))
 
 
 @each(

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
-from envcheck.mirrors.doctor import this_machine
-from envcheck.mirrors.doctor.rules import RULES, Document, Kind, kind_of, prepare
-from envcheck.mirrors.doctor.this_machine import DoctorFinding, examine
+from envcheck.mirrors import doctor
+from envcheck.mirrors.doctor import DoctorFinding, Document, Kind, PreparedDocument, examine, kind_of, rules
 from envcheck.mirrors.profiles import model
 from tests.tables import each
 
@@ -44,7 +43,7 @@ EXPECTED = {
 
 def found_in(*paths: Path) -> list[DoctorFinding]:
     """Examine samples; one in Python has another name, so that nothing takes it for ours."""
-    texts, errors = this_machine.read_files(paths)
+    texts, errors = doctor.read_files(paths)
     assert not errors
     return examine(t._replace(kind=kind_of(t.name.removesuffix(".sample"))) for t in texts)
 
@@ -66,7 +65,7 @@ def test_nothing_is_found_in_what_is_right(path: Path) -> None:
 
 def test_the_samples_have_every_rule() -> None:
     actual = {finding.id for finding in found_in(*(path for path in DATA.iterdir() if path.is_file()))}
-    assert {rule.id for rule in RULES} - actual == {"W014"}
+    assert {rule.id for rule in rules()} - actual == {"W014"}
 
 
 def test_no_finding_repeats_a_secret() -> None:
@@ -178,7 +177,7 @@ PIECES = st.sampled_from(
 def test_no_input_breaks_it_and_every_line_is_there(parts: list[str], joint: str, kind: Kind) -> None:
     content = joint.join(parts)
     text = Document("x", content, kind)
-    assert len(prepare(text).code) == len(content)
+    assert len(PreparedDocument(text).code) == len(content)
     for finding in examine([text]):
         assert 1 <= finding.line <= content.count("\n") + 1
         assert not re.search(r"hunter2-canary|CANARYcanary", finding.what + finding.fix)
@@ -195,7 +194,7 @@ def test_this_machine_is_read_and_a_root_of_ones_own(tmp_path: Path) -> None:
         "HF_HUB_ENABLE_HF_TRANSFER": "1",
         "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"),
     }
-    doctor_findings = examine(this_machine.read_machine(environ, tmp_path))
+    doctor_findings = examine(doctor.read_machine(environ, tmp_path).documents)
     assert [(Path(f.where).name, f.id) for f in doctor_findings] == [
         ("daemon.json", "W005"),
         (".bashrc", "W001"),
@@ -206,12 +205,12 @@ def test_this_machine_is_read_and_a_root_of_ones_own(tmp_path: Path) -> None:
 
 def test_a_token_that_a_login_left_goes_to_the_mirror_too(tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path), "HF_ENDPOINT": "https://m.example", "HF_HUB_DISABLE_XET": "1"}
-    assert examine(this_machine.read_machine(environ, tmp_path)) == []
+    assert examine(doctor.read_machine(environ, tmp_path).documents) == []
     (tmp_path / ".cache/huggingface").mkdir(parents=True)
     (tmp_path / ".cache/huggingface/token").write_text("hf_hunter2-canary")
-    (actual,) = examine(this_machine.read_machine(environ, tmp_path))
+    (actual,) = examine(doctor.read_machine(environ, tmp_path).documents)
     assert (actual.id, actual.where) == ("W009", "environment")
-    assert examine(this_machine.read_machine({**environ, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}, tmp_path)) == []
+    assert examine(doctor.read_machine({**environ, "HF_HUB_DISABLE_IMPLICIT_TOKEN": "1"}, tmp_path).documents) == []
 
 
 def test_a_home_of_somebody_else_ends_no_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,12 +223,28 @@ def test_a_home_of_somebody_else_ends_no_look(tmp_path: Path, monkeypatch: pytes
     environ = {"HOME": str(home), "PIP_CONFIG_FILE": str(tmp_path / "pip.conf")}
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / ".config"))
     with as_nobody(tmp_path, home):
-        doctor_findings = examine(this_machine.read_machine(environ, tmp_path))
+        documents, [error] = doctor.read_machine(environ, tmp_path)
         with pytest.raises(
             ConfigError, match=r"/mirror: cannot read the chosen mirror: Permission denied.* --mirror none"
         ):
             model.read_choice()
-    assert [Path(one.where).name for one in doctor_findings] == ["pip.conf"]
+    assert [Path(one.where).name for one in examine(documents)] == ["pip.conf"]
+    assert error.message == f"{home}: Is a directory" or "Permission denied" in error.message
+
+
+def test_a_setting_that_cannot_be_read_is_named_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pip.conf").write_bytes(b"[global]\n\0")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.setattr(doctor, "_MACHINE_FILES", ())
+    monkeypatch.setattr(doctor, "_DIRECTORIES", ())
+    monkeypatch.setattr(doctor, "_environment", lambda _: Document("environment", "", "environment"))
+    result = CliRunner().invoke(cli, ["mirror", "doctor"], standalone_mode=False)
+    assert result.return_value == 3
+    assert f"{tmp_path}/pip.conf is not a text file" in result.stderr
+    assert result.stdout.endswith("1 examined, 1 cannot be read: no findings\n")
+    named = CliRunner().invoke(cli, ["mirror", "doctor", str(tmp_path / "pip.conf")], standalone_mode=False)
+    assert named.return_value == 2
 
 
 @contextlib.contextmanager
@@ -252,16 +267,16 @@ def as_nobody(below: Path, shut: Path) -> Iterator[None]:
 
 def test_what_is_too_large_for_settings_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "model.bin").open("wb") as file:
-        file.truncate(this_machine.LARGEST + 1)
-    texts, (large, endless) = this_machine.read_files([tmp_path / "model.bin", Path("/dev/zero")])
-    assert "model.bin has 8 MB; name Dockerfiles" in str(large)
-    assert "/dev/zero has more than 8 MB" in str(endless)
+        file.truncate(doctor.LARGEST + 1)
+    texts, (large, endless) = doctor.read_files([tmp_path / "model.bin", Path("/dev/zero")])
+    assert "model.bin has more than 8 MiB; name Dockerfiles" in str(large)
+    assert "/dev/zero has more than 8 MiB" in str(endless)
     assert not texts
 
 
 def test_what_is_no_text_is_refused_and_what_windows_writes_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"HF_MIRROR=https://m.example\n\0")
-    texts, [error] = this_machine.read_files([tmp_path / "a.bin"])
+    texts, [error] = doctor.read_files([tmp_path / "a.bin"])
     assert (texts, "a.bin is not a text file" in str(error)) == ([], True)
     for encoding in ("utf-16", "utf-8-sig"):
         (tmp_path / "a.sh").write_bytes("HF_MIRROR=https://m.example\n".encode(encoding))

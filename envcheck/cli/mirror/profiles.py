@@ -1,4 +1,4 @@
-"""`envcheck mirror list`, `show` and `use`: the profiles, what they set, and which one is the user's."""
+"""`envcheck mirror list`, `show`, `use` and `doctor`: the profiles, which one is the user's, and wrong settings."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ import msgspec
 
 from envcheck import safe_files
 from envcheck.cli import Settings
-from envcheck.cli.options import DIRECTORY, Argument, Option, command_with
+from envcheck.cli.options import DIRECTORY, EXISTING_FILE, Argument, Option, command_with
+from envcheck.cli.shared.process import say
 from envcheck.data import state_path
 from envcheck.errors import ConfigError
+from envcheck.mirrors import doctor
 from envcheck.mirrors.profiles import model
 from envcheck.mirrors.profiles.host_config import ca_bundle, distribution
 from envcheck.mirrors.profiles.load import BUILT_IN_NAMES, Preset, PresetEntry, load, presets
@@ -78,7 +80,7 @@ class MirrorUseOptions:
 
 
 @command_with(MirrorUseOptions)
-def use(options: MirrorUseOptions, _settings: Settings) -> None:
+def use_(options: MirrorUseOptions, _settings: Settings) -> None:
     """Choose the profile that `--mirror user` means, for this user. `none` removes the choice.
 
     build, fetch and store use it if --mirror is not given. The choice is one line of a file in the user's
@@ -103,34 +105,36 @@ def use(options: MirrorUseOptions, _settings: Settings) -> None:
     click.echo("`envcheck mirror show user` shows what it lacks and what its settings cannot do")
 
 
-# The keys of envcheck.mirrors.settings.RENDERERS; --help must not import that package.
-_FORMATS: Final = ("pip", "uv", "hf", "apt", "conda", "npm", "buildkitd", "daemon", "registries", "env")
-
-
 @dataclass(frozen=True, kw_only=True)
 class MirrorShowOptions:
     profile: Annotated[str, Argument()]
     format_name: Annotated[
-        str | None, Option("--format", "Print the settings of one client instead.", type=click.Choice(_FORMATS))
+        str | None, Option("--format", "Print the settings of one client instead.", type=click.Choice([*RENDERERS]))
     ] = None
     output: Annotated[
         Path | None, Option("-o", "--output", "Write the files of --format below this directory.", type=DIRECTORY)
     ] = None
     variant: Annotated[str | None, Option("Value of {variant} in PyTorch's indexes.", metavar="cuNNN|cpu")] = None
-    suite: Annotated[
-        str | None, Option("Suite for apt: bookworm, noble, …  [default: this machine's]", metavar="SUITE")
-    ] = None
-    as_json: Annotated[bool, Option("--json", "Print envcheck/mirror/1, or the files of --format, as JSON.")] = False
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for an output without a format, and for what is no variant."""
+        if self.output is not None and self.format_name is None:
+            message = "--output needs --format"
+            raise ConfigError(message, fix=f"pass --format with one of {', '.join(RENDERERS)}")
+        if self.variant is not None and not re.fullmatch(r"cpu|cu[0-9]{2,3}|xpu|rocm[0-9.]+", self.variant):
+            message = f"{self.variant!r} is not a variant"
+            raise ConfigError(message, fix="write cu128, cpu, …")
 
 
 @command_with(
     MirrorShowOptions, name="show", epilog="Exit 2: the profile does not exist, or it sets nothing for that client."
 )
-def show(options: MirrorShowOptions, settings: Settings) -> None:
+def show_(options: MirrorShowOptions, settings: Settings) -> None:
     """Show what a profile sets, what it lacks, and what its settings cannot do.
 
     With --format, print the settings on standard output, and what they cannot do on standard error. The settings name
-    a CA, a netrc file and files of secrets by their paths on this machine; they never contain a secret.
+    a CA, a netrc file and files of secrets by their paths on this machine; they never contain a secret. apt's are for
+    this machine's distribution.
 
     --format env prints commands of a POSIX shell (bash, zsh, dash). The shell looks secrets up in the variables and
     files that the profile names. The commands first restore all variables that an earlier call set; `none` does only
@@ -142,37 +146,23 @@ def show(options: MirrorShowOptions, settings: Settings) -> None:
     envcheck mirror show site.yaml --format apt -o /
     eval "$(envcheck mirror show site.yaml --format env)"
     """
-    profile = load(options.profile)
-    render_with = _render_options(options.variant, options.suite)
+    profile, (distro, suite) = load(options.profile), distribution()
+    render_with = RenderOptions(variant=options.variant, distro=distro, suite=suite)
     if options.format_name is None:
-        if options.output is not None:
-            message = "--output needs --format"
-            raise ConfigError(message, fix=f"pass --format with one of {', '.join(_FORMATS)}")
-        _print_profile(options.profile, profile, render_with, as_json=options.as_json)
+        _print_profile(options.profile, profile, render_with)
         return
     if options.format_name == "env":
         client_settings = env(profile, _for_this_shell(render_with, profile))
     else:
         client_settings = render(profile, options.format_name, render_with)
-    if options.as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(client_settings), indent=2).decode())
-        return
-    _write_settings(client_settings, options.output)
-    _print_notes(settings, client_settings)
-
-
-def _render_options(variant: str | None, suite: str | None) -> RenderOptions:
-    """Return the options for rendering; the suite defaults to this machine's."""
-    if variant is not None and not re.fullmatch(r"cpu|cu[0-9]{2,3}|xpu|rocm[0-9.]+", variant):
-        message = f"{variant!r} is not a variant"
-        raise ConfigError(message, fix="write cu128, cpu, …")
-    if suite is not None and not re.fullmatch(r"[a-z]+", suite):
-        message = f"{suite!r} is not a suite"
-        raise ConfigError(message, fix="write the code name of a release: bookworm, noble, …")
-    distro, own_suite = distribution()
-    if suite is not None and suite != own_suite:
-        distro = _UBUNTU_SUITES.get(suite, "debian")
-    return RenderOptions(variant=variant, distro=distro or "debian", suite=suite or own_suite)
+    if options.output is None:
+        several = len(client_settings.files) > 1
+        for path, text in client_settings.files.items():
+            click.echo(f"{f'# ==> {path} <=={chr(10)}' if several else ''}{text}", nl=False)
+    else:
+        _write_settings(client_settings, options.output)
+    for text in [] if settings.quiet else client_settings.notes:
+        click.echo(f"note: {text}", err=True)
 
 
 def _for_this_shell(options: RenderOptions, profile: Profile) -> RenderOptions:
@@ -190,28 +180,10 @@ def _for_this_shell(options: RenderOptions, profile: Profile) -> RenderOptions:
     return msgspec.structs.replace(options, before=before, ca=str(path) if path is not None else None)
 
 
-_UBUNTU_SUITES: Final = dict.fromkeys(("focal", "jammy", "noble", "plucky", "questing", "resolute"), "ubuntu")
-
-
-def _print_notes(settings: Settings, client_settings: ClientSettings) -> None:
-    """Print what the client cannot do to standard error, apart from its settings."""
-    if settings.quiet:
-        return
-    for text in client_settings.notes:
-        click.echo(f"note: {text}", err=True)
-
-
-def _write_settings(client_settings: ClientSettings, directory: Path | None) -> None:
-    if directory is None:
-        for path, text in client_settings.files.items():
-            click.echo(f"{'' if len(client_settings.files) == 1 else f'# ==> {path} <==' + chr(10)}{text}", nl=False)
-        return
+def _write_settings(client_settings: ClientSettings, directory: Path) -> None:
     for path, text in client_settings.files.items():
-        target = (
-            Path(path).expanduser()
-            if path.startswith("~/") and directory == Path("/")
-            else directory / path.lstrip("~/")
-        )
+        at_home = path.startswith("~/") and directory == Path("/")
+        target = Path(path).expanduser() if at_home else directory / path.lstrip("~/")
         if target.is_file() and target.read_text(errors="replace") != text:
             message = f"{target} exists with other content"
             raise ConfigError(message, fix="move the file away, or merge the two by hand")
@@ -220,31 +192,20 @@ def _write_settings(client_settings: ClientSettings, directory: Path | None) -> 
         click.echo(f"wrote {target}")
 
 
-def _print_profile(name: str, profile: Profile, options: RenderOptions, *, as_json: bool) -> None:
+def _print_profile(name: str, profile: Profile, options: RenderOptions) -> None:
     preset = presets().get(name)
     rendered = {format_name: render(profile, options) for format_name, render in RENDERERS.items()}
     # PyTorch's index alone sets nothing without a variant, but that has to be said.
     texts = [text for s in rendered.values() if s.files for text in s.notes]
-    notes = list(dict.fromkeys([*texts, *torch_notes(profile, options, "pip install")]))
     formats = [format_name for format_name, s in rendered.items() if s.files]
-    if as_json:
-        document = {
-            "schema": "envcheck/mirror/1",
-            "profile": profile,
-            "preset": preset,
-            "sets": formats,
-            "cannot": notes,
-        }
-        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
-        return
     click.echo(f"{profile.name}{f': {preset.title}' if preset else ''}")
-    for key, values in _sources(profile).items():
-        _row(key, values)
+    for key, value in _changed(profile).items():
+        for number, row in enumerate(_rows(value)):
+            click.echo(f"  {key if number == 0 else '':<11} {row}")
     if preset is not None:
-        lacks = [*preset.lacks, *(f"{e.kind}: {text}" for e in preset.entries for text in e.lacks)]
-        _section("Lacks", lacks)
-        _section("Sources", list(dict.fromkeys(f"{e.kind}, {_last_seen(e)}: {e.source}" for e in preset.entries)))
-    _section("Cannot", notes)
+        _section("Lacks", [*preset.lacks, *(f"{e.kind}: {text}" for e in preset.entries for text in e.lacks)])
+        _section("Sources", [f"{e.kind}, {_last_seen(e)}: {e.source}" for e in preset.entries])
+    _section("Cannot", [*texts, *torch_notes(profile, options, "pip install")])
     click.echo(f"\nsettings for {', '.join(formats)}: --format" if formats else "\nthe profile sets nothing")
 
 
@@ -252,31 +213,88 @@ def _last_seen(entry: PresetEntry) -> str:
     return f"seen to work on {entry.last_verified}" if entry.last_verified else "never seen to work"
 
 
-def _sources(profile: Profile) -> dict[str, list[str]]:
-    sources = {key: [f"{i.url} ({i.kind})" for i in getattr(profile, key)] for key in ("pypi", "pytorch")}
-    single = {"npm": profile.npm, "modelscope": profile.modelscope, "bases": profile.registry}
-    sources |= {key: [value] for key, value in single.items() if value}
-    sources["hf"] = profile.hf.endpoints
-    sources["hf hashes"] = [profile.hf.trusted] if profile.hf.trusted is not None else []
-    sources["apt"] = profile.apt
-    sources["conda"] = [*filter(None, [profile.conda.channel_alias]), *profile.conda.default_channels]
-    sources["conda"] += [f"{name}: {url}" for name, url in profile.conda.custom_channels.items()]
-    sources["registry"] = [f"{up}: {mirror}" for up, mirrors in profile.registries.items() for mirror in mirrors]
-    sources["secrets"] = [f"{host}: by reference" for host in profile.credentials]
-    sources["files"] = [f"{key} {path}" for key in ("ca", "netrc") if (path := getattr(profile, key))]
-    return sources
+def _changed(profile: Profile) -> dict[str, Any]:
+    """Return what a profile says beyond the defaults. A secret is in it by the name of its place only."""
+    plain, given = msgspec.to_builtins(Profile(name=profile.name)), msgspec.to_builtins(profile)
+    return {key: value for key, value in given.items() if value != plain[key]}
 
 
-def _row(key: str, values: list[str]) -> None:
-    for number, value in enumerate(values):
-        click.echo(f"  {key if number == 0 else '':<11} {value}")
+def _rows(value: Any) -> list[str]:
+    if isinstance(value, dict) and "url" in value:
+        return [f"{value['url']} ({value['kind']})"]
+    if isinstance(value, dict):
+        return [f"{key}: {', '.join(_rows(item))}" for key, item in value.items() if item]
+    return [row for item in value for row in _rows(item)] if isinstance(value, list) else [str(value)]
 
 
 def _section(title: str, items: list[str]) -> None:
-    if not items:
-        return
-    click.echo(f"\n{title}")
-    wrap = textwrap.TextWrapper(80, initial_indent="  - ", subsequent_indent="    ", break_on_hyphens=False)
+    if items:
+        click.echo(f"\n{title}")
+    for item in dict.fromkeys(items):
+        click.echo(_wrapped(item, "  - ", "    "))
+
+
+def _wrapped(text: str, first: str, following: str) -> str:
+    wrap = textwrap.TextWrapper(80, initial_indent=first, subsequent_indent=following, break_on_hyphens=False)
     wrap.break_long_words = False
-    for item in items:
-        click.echo(wrap.fill(item))
+    return wrap.fill(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorDoctorOptions:
+    files: Annotated[tuple[Path, ...], Argument(type=EXISTING_FILE)] = ()
+    here: Annotated[bool, Option("Examine this machine too; without FILES, it is always.")] = False
+    as_json: Annotated[bool, Option("--json", "Print envcheck/mirror-doctor/1.")] = False
+
+
+@command_with(
+    MirrorDoctorOptions,
+    name="doctor",
+    epilog="Exit 0: no findings, or only outdated ones; 1: danger or unreal; 2: a file is not text (the others are "
+    "examined); 3: a setting of this machine cannot be read.",
+)
+def doctor_(options: MirrorDoctorOptions, settings: Settings) -> int:
+    """Find settings of mirrors and downloads that no program reads, or that are dangerous, and suggest fixes.
+
+    FILES are Dockerfiles, scripts, requirements, Python, pip.conf and similar files. Without FILES, the command
+    examines this environment's variables, and the settings of pip, uv, npm, conda, docker, podman and the shells on
+    this machine. It prints no values, because they may be secrets.
+
+    \b
+    envcheck mirror doctor
+    envcheck mirror doctor Dockerfile train.py ~/.bashrc
+    """
+    files, here = doctor.read_files(options.files), doctor.Texts([], [])
+    if options.here or not options.files:
+        here = doctor.read_machine()
+    unreadable = [*files.errors, *here.errors]
+    for error in unreadable:
+        say(str(error))
+    texts = [*here.documents, *files.documents]
+    findings = doctor.examine(texts)
+    if options.as_json:
+        examined = [{"name": text.name, "kind": text.kind} for text in texts]
+        report = {"schema": "envcheck/mirror-doctor/1", "looked_at": examined, "findings": findings}
+        report["unreadable"] = [error.message for error in unreadable]
+        click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2).decode())
+    else:
+        _print_findings(findings, quiet=settings.quiet)
+        levels = [(sum(finding.level == level for finding in findings), level) for level in _COLOURS]
+        found = ", ".join(f"{number} {level}" for number, level in levels if number) or "no findings"
+        missing = f", {len(unreadable)} cannot be read" if unreadable else ""
+        click.echo(f"{len(texts)} examined{missing}: {found}")
+    if files.errors:
+        return 2
+    return 1 if any(finding.level != "outdated" for finding in findings) else 3 if here.errors else 0
+
+
+_COLOURS: Final = {"danger": "red", "unreal": "yellow", "outdated": "cyan"}
+
+
+def _print_findings(findings: list[doctor.DoctorFinding], *, quiet: bool) -> None:
+    for finding in findings:
+        place = finding.where if finding.where == "environment" else f"{finding.where}:{finding.line}"
+        styled = click.style(finding.level, fg=_COLOURS[finding.level], bold=True)
+        click.echo(f"{place}: {finding.level if os.environ.get('NO_COLOR') else styled} {finding.id}")
+        for text in () if quiet else (finding.what, f"fix: {finding.fix}"):
+            click.echo(_wrapped(text, "    ", "    "))

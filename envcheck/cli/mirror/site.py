@@ -21,9 +21,9 @@ from envcheck.matrix.file.load import load as load_matrix
 from envcheck.mirrors.net.client import hub_client
 from envcheck.mirrors.profiles.load import load
 from envcheck.mirrors.profiles.model import Profile, has_userinfo, redacted, without_query
-from envcheck.mirrors.site import discover, files
-from envcheck.mirrors.site.files import refuse_foreign_directory, write
+from envcheck.mirrors.site import discover
 from envcheck.mirrors.site.model import Registry, Site, SiteHub, SiteIndex, Tls, checked, checked_url, read
+from envcheck.mirrors.site.render import refuse_foreign_directory, write
 from envcheck.mirrors.site.render import render as to_files
 
 # Offsets from --port: 0 is for the indexes, 1 for Hugging Face, 2... for registries; internal ports start here.
@@ -145,7 +145,7 @@ def site_from_options(settings: Settings, root: Path, profile: Profile, options:
     refuse_foreign_directory(root)
     site = checked(_site_without_links(root, profile, options))
     if site.tls:
-        files.check_certificate(site.tls, site.name, options.ca)
+        discover.check_certificate(site.tls, site.name, options.ca)
     return msgspec.structs.replace(site, indexes=_with_links(settings, site, profile, links))
 
 

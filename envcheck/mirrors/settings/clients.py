@@ -18,7 +18,7 @@ class RenderOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     variant: str | None = None
-    distro: str = "debian"
+    distro: str | None = None
     suite: str | None = None
     ca: str | None = None
     before: tuple[str, ...] = ()

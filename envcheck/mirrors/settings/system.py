@@ -27,7 +27,7 @@ def apt(profile: Profile, options: RenderOptions) -> ClientSettings:
     if not profile.apt:
         return ClientSettings(files={}, notes=["the profile names no apt mirror"])
     if options.suite is None or options.distro not in _KEYRINGS:
-        return ClientSettings(files={}, notes=["apt's sources need a suite: pass --suite, e.g. --suite bookworm"])
+        return ClientSettings(files={}, notes=["apt's sources are for Debian and Ubuntu, which this machine has not"])
     files_by_name = sources(profile.apt, options.distro, options.suite, _LISTS_DIRECTORY)
     files = {"/etc/apt/sources.list.d/envcheck.sources": files_by_name.pop("envcheck.sources")}
     files |= {f"{_LISTS_DIRECTORY}/{name}": text for name, text in files_by_name.items()}

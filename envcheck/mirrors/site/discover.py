@@ -1,4 +1,4 @@
-"""Discover the inputs of a site: upstream indexes and their links, and this machine's roots, resolvers and disk."""
+"""What a site is made from: upstream indexes and links; this machine's roots, resolvers and disk; a certificate."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import os
 import shutil
+import ssl
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -19,7 +20,7 @@ from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.net.waits import map_in_threads
 from envcheck.mirrors.profiles.host_config import certificates, system_roots
 from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile, network_indexes
-from envcheck.mirrors.site.model import SiteIndex, origin
+from envcheck.mirrors.site.model import SiteIndex, Tls, origin
 
 _THREADS: Final = 8
 _VARIANT: Final = "/{variant}"
@@ -124,3 +125,34 @@ def _used(cache: Path) -> int:
             with contextlib.suppress(OSError):
                 used += os.lstat(Path(folder, name)).st_blocks * 512
     return used
+
+
+def check_certificate(tls: Tls, name: str, ca: Path | None) -> None:
+    """Raise ConfigError if clients would refuse the certificate for a name: because of its key, dates or names.
+
+    With `ca`, also if that CA did not sign it; without, the clients decide whom they trust.
+    """
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        server.load_cert_chain(tls.certificate, tls.key, password=lambda: "")  # nginx cannot ask for one
+        client.load_verify_locations(ca or tls.certificate)
+        if ca is None:  # trust the certificate itself, and check only its dates and names
+            client.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+        _handshake(server, client, name)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "verify_message", "") or getattr(error, "reason", None) or str(error)
+        message = f"clients would refuse {tls.certificate} with the key {tls.key} for {name}: {why}"
+        fix = "pass --tls CERT KEY in PEM that fit each other, are valid today and have that --name; and its CA as --ca"
+        raise ConfigError(message, fix=fix) from error
+
+
+def _handshake(server: ssl.SSLContext, client: ssl.SSLContext, name: str) -> None:
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = (
+        client.wrap_bio(to_client, to_server, server_hostname=name),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    for _ in range(10):  # more turns than a handshake needs
+        for side in sides:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()

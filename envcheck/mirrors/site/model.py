@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -13,7 +14,6 @@ import msgspec
 from envcheck.errors import ConfigError
 from envcheck.mirrors.profiles.model import redacted
 
-SCHEMA: Final = "envcheck/site/1"
 # Characters with a meaning to nginx, a systemd unit or the shell that copies trees.
 _UNSAFE: Final = re.compile(r"[\"'`$\\;{}#%<>|&()\s]")
 _URL: Final = re.compile(r"https?://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?(/[A-Za-z0-9._~!*+,=:@%/-]*)?")
@@ -113,7 +113,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = "0:0"
     client_ca: str | None = None
     offline: bool = False
-    schema: str = SCHEMA
+    schema: Literal["envcheck/site/1"] = "envcheck/site/1"
 
     @property
     def scheme(self) -> str:
@@ -145,33 +145,37 @@ def netloc(url: str) -> str:
 
 def checked(site: Site) -> Site:
     """Return the site. Raise ConfigError for values that are unsafe or that nginx would misread."""
-    texts = [site.root, site.name, site.ca, *site.origins, *(index.url for index in site.indexes)]
-    texts += [site.users or "", *(registry.url for registry in site.registries), (site.hf and site.hf.endpoint) or ""]
-    texts += [site.tls.certificate, site.tls.key] if site.tls else []
-    texts += [
-        (site.hf and site.hf.tokens) or "",
-        site.s3 or "",
-        *site.sync.values(),
-        site.store or "",
-        *site.trees.values(),
-    ]
-    for text in texts:
+    for text in _texts(msgspec.to_builtins(site)):
         if _UNSAFE.search(text) or not text.isprintable():
             message = f"{redacted(text)!r}: a blank or one of \"'`$\\;{{}}#%<>|&() in a path or URL of the site"
             raise ConfigError(message, fix="choose another name")
-    urls = [*site.origins, *(registry.url for registry in site.registries), *site.trees.values()]
-    for url in [*urls, site.hf.endpoint] if site.hf and site.hf.endpoint else urls:
+    endpoint = [site.hf.endpoint] if site.hf and site.hf.endpoint else []
+    for url in [*site.origins, *(registry.url for registry in site.registries), *site.trees.values(), *endpoint]:
         checked_url(url)
     for name in [*(registry.name for registry in site.registries), *site.sync, *site.trees]:
         if not _NAME.fullmatch(name):
             message = f"{name!r} is not a valid name for a part of the site"
             raise ConfigError(message, fix="use letters, digits, dots and dashes")
-    _checked_sources(site)
+    for name, source in site.sync.items():
+        if not _SOURCE.fullmatch(source):
+            message = f"the source of {name} is not a source for rsync, or has a password"
+            raise ConfigError(message, fix="write rsync://HOST/MODULE/PATH, HOST:PATH or /PATH")
+        if name == "store":
+            message = "the name store is reserved for the tree of `envcheck store release`"
+            raise ConfigError(message, fix="choose another name for the copy")
     if site.users and site.hf and not site.hf.tokens:
         message = "--users does not protect Hugging Face: hf sends no user and password"
         raise ConfigError(message, fix="pass --hf-tokens FILE too, or --no-hf")
-    _checked_networks(site)
+    _check_networks(site)
     return site
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in lists and mappings, but for the names of keys."""
+    if isinstance(value, str):
+        yield value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else []:
+        yield from _texts(item)
 
 
 def checked_url(url: str) -> str:
@@ -182,17 +186,7 @@ def checked_url(url: str) -> str:
     return url
 
 
-def _checked_sources(site: Site) -> None:
-    for name, source in site.sync.items():
-        if not _SOURCE.fullmatch(source):
-            message = f"the source of {name} is not a source for rsync, or has a password"
-            raise ConfigError(message, fix="write rsync://HOST/MODULE/PATH, HOST:PATH or /PATH")
-        if name == "store":
-            message = "the name store is reserved for the tree of `envcheck store release`"
-            raise ConfigError(message, fix="choose another name for the copy")
-
-
-def _checked_networks(site: Site) -> None:
+def _check_networks(site: Site) -> None:
     try:
         beyond = [address for address in site.addresses if not ipaddress.ip_address(address).is_loopback]
         for network in site.allow:
@@ -204,25 +198,15 @@ def _checked_networks(site: Site) -> None:
         raise ConfigError(message, fix="pass --tls CERTIFICATE KEY, or a loopback --address")
 
 
-def ports(site: Site) -> list[int]:
-    """Return every port that the site's parts listen on."""
-    hf = [port for port in (site.hf.port, site.hf.inner) if port] if site.hf else []
-    registries = [port for registry in site.registries for port in (registry.port, registry.inner, registry.debug)]
-    return [site.port, *hf, *registries, site.mtail, site.node, site.prometheus, *([site.s3_port] if site.s3 else [])]
-
-
 def read(root: Path) -> Site:
     """Return the site that was rendered into a directory."""
     path = root / "site.json"
     try:
         site = msgspec.json.decode(path.read_bytes(), type=Site)
-    except FileNotFoundError as error:
-        message = f"{root} is not a mirror site"
-        raise ConfigError(message, fix=f"run `envcheck mirror site render {root}`") from error
-    except (msgspec.DecodeError, RecursionError) as error:
-        message = f"{path} is damaged: {error}"
-        raise ConfigError(message, fix=f"run `envcheck mirror site render {root}` again") from error
-    if site.schema != SCHEMA or Path(site.root) != root.absolute():
-        message = f"{path} was created elsewhere or by another version ({site.root}, {site.schema})"
-        raise ConfigError(message, fix=f"run `envcheck mirror site render {root}` again")
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
+        message = f"{path}: cannot read a mirror site: {error}"
+        raise ConfigError(message, fix=f"run `envcheck mirror site render {root}` without --offline") from error
+    if Path(site.root) != root.absolute():
+        message = f"{path} was made for {site.root}"
+        raise ConfigError(message, fix=f"run `envcheck mirror site render {root}` without --offline")
     return site

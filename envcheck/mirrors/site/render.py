@@ -1,19 +1,24 @@
-"""Render a site to its files. Pure: the same site gives the same texts, and all upstreams come from the site.
+"""Render a site to its files, and write them. The same site gives the same texts; all upstreams come from the site.
 
-compose.yaml and systemd/ start the same parts: docker compose or systemd runs them, envcheck does not.
+compose.yaml and systemd/ start the same parts: docker compose or systemd runs them, envcheck does not. parts.toml.j2
+says what they are. rendered.json lists the written files with their hashes; no other file is ever removed.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
-from typing import Any, Final
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from envcheck.data import rendered
-from envcheck.mirrors.site.dashboard import dashboard
-from envcheck.mirrors.site.model import Registry, Site, checked, netloc
+from envcheck import safe_files
+from envcheck.data import data_path, rendered
+from envcheck.errors import ConfigError
+from envcheck.mirrors.site.model import Site, checked, netloc
 
 _ONCE: Final = {
     "compose.yaml": "site/compose.yaml.j2",
@@ -23,60 +28,75 @@ _ONCE: Final = {
     "prometheus/rules.yml": "site/rules.yml.j2",
     "systemd/envcheck-mirror.target": "site/target.j2",
 }
+_DIRECTORIES: Final = (
+    *("cache/index", "cache/files", "cache/hf", "logs/olah", "run", "public/static", "state/metrics", "trees"),
+)
+_RENDERED: Final = "rendered.json"
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
+class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One process. `program` is its name in the image, if it differs there; `build` is a Dockerfile of the image."""
 
     name: str
-    argv: tuple[str, ...]
+    argv: list[str]
     image: str
-    build: tuple[str, ...] = ()
-    reads: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
+    build: list[str] = []
+    reads: list[str] = []
+    environment: dict[str, str] = {}
     program: str = ""
 
-    @property
-    def command(self) -> list[str]:
-        """Return the command in a container."""
-        return [self.program or self.argv[0], *self.argv[1:]]
 
-
-@dataclasses.dataclass(frozen=True)
-class Task:
+class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A timer's task: `when` in systemd's syntax, `commands` in order, with the credentials of the part `like`."""
 
     name: str
     about: str
     when: str
-    commands: tuple[str, ...]
+    commands: list[str]
     like: str = ""
-    environment: tuple[tuple[str, str], ...] = ()
+    environment: dict[str, str] = {}
+
+
+class Programs(msgspec.Struct, frozen=True, kw_only=True):
+    """What runs a site: its processes, nginx last, and the tasks of its timers."""
+
+    parts: list[Part]
+    tasks: list[Task]
+
+
+def programs(site: Site) -> Programs:
+    """Return what runs a site. Raise ConfigError for a site that cannot be rendered safely."""
+    return msgspec.toml.decode(rendered("site/parts.toml.j2", {"site": checked(site)}), type=Programs)
 
 
 def render(site: Site) -> dict[str, str]:
     """Return path below the site's directory -> text. Raise ConfigError for a site that cannot be rendered safely."""
-    checked(site)
-    context = _context(site)
+    run = programs(site)
+    context = {
+        "site": site,
+        "addresses": [f"[{address}]" if ":" in address else address for address in site.addresses],
+        "netlocs": {origin: netloc(origin) for origin in site.origins},
+        "hf_netloc": netloc(site.hf.endpoint) if site.hf and site.hf.endpoint else "",
+        "places": _places(site),
+        "parts": run.parts,
+    }
     files = {path: rendered(template, context) for path, template in _ONCE.items()}
-    files |= {path: rendered(template, {**context, **more}) for path, template, more in _each(site)}
-    files["grafana/dashboard.json"] = dashboard()
-    files["client.yaml"] = _pretty(client(site))
+    files |= {path: rendered(template, {**context, **more}) for path, template, more in _each(site, run)}
+    files["grafana/dashboard.json"] = data_path("templates").joinpath("site/dashboard.json").read_text(encoding="utf-8")
+    files["client.yaml"] = _pretty(_client(site))
     files["site.json"] = _pretty(site)
     return dict(sorted(files.items()))
 
 
-def client(site: Site) -> dict[str, Any]:
+def _client(site: Site) -> dict[str, Any]:
     """Return the mirror profile of the site's clients, for `envcheck mirror show` and `--mirror`."""
-    near, base = {index.part for index in site.indexes}, site.at(site.port)
-    lists: dict[str, list[str]] = {
-        "pypi": [f"{base}/pypi/simple"] if "pypi" in near else [],
-        "pytorch": [f"{base}/pytorch/whl/{{variant}}"] if "pytorch" in near else [],
-    }
-    if site.store:
-        lists["pypi"].append(f"{base}/static/store/simple")
-        lists["pytorch"].append(f"{base}/static/store/whl/{{variant}}")
+    base, parts = site.at(site.port), {index.part for index in site.indexes}
+    store = f"{base}/static/store" if site.store else None
+    pypi = [f"{base}/pypi/simple"] if "pypi" in parts else []
+    torch = [f"{base}/pytorch/whl/{{variant}}"] if "pytorch" in parts else []
+    lists = {"pypi": pypi, "pytorch": torch}
+    if store:
+        lists = {"pypi": [*pypi, f"{store}/simple"], "pytorch": [*torch, f"{store}/whl/{{variant}}"]}
     profile: dict[str, Any] = {"name": "mirror-site"}
     profile |= {part: [{"url": url} for url in urls] for part, urls in lists.items() if urls}
     if site.hf:
@@ -91,36 +111,26 @@ def _pretty(value: Any) -> str:
     return msgspec.json.format(msgspec.json.encode(value)).decode() + "\n"
 
 
-def _context(site: Site) -> dict[str, Any]:
-    return {
-        "site": site,
-        "addresses": [f"[{address}]" if ":" in address else address for address in site.addresses],
-        "netlocs": {origin: netloc(origin) for origin in site.origins},
-        "hf_netloc": netloc(site.hf.endpoint) if site.hf and site.hf.endpoint else "",
-        "places": places(site),
-        "parts": parts(site),
-    }
-
-
-def _each(site: Site) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _each(site: Site, run: Programs) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield path, template and extra variables of each file that a site has several times or not at all."""
-    for part in parts(site):
-        yield f"systemd/envcheck-mirror-{part.name}.service", "site/service.j2", {"part": part}
+    unit = "systemd/envcheck-mirror-"
+    for part in run.parts:
+        yield f"{unit}{part.name}.service", "site/service.j2", {"part": part}
+    for task in run.tasks:
+        yield f"{unit}{task.name}.service", "site/task.service.j2", {"task": task}
+        yield f"{unit}{task.name}.timer", "site/task.timer.j2", {"task": task}
     for name, source in site.sync.items():
         yield f"sync/{name}.sh", "site/sync.sh.j2", {"name": name, "source": source}
     if site.store:
-        yield "systemd/envcheck-mirror-store.service", "site/store.service.j2", {}
-        yield "systemd/envcheck-mirror-store.path", "site/store.path.j2", {}
-    for task in tasks(site):
-        yield f"systemd/envcheck-mirror-{task.name}.service", "site/task.service.j2", {"task": task}
-        yield f"systemd/envcheck-mirror-{task.name}.timer", "site/task.timer.j2", {"task": task}
+        yield f"{unit}store.service", "site/store.service.j2", {}
+        yield f"{unit}store.path", "site/store.path.j2", {}
     for registry in site.registries:
         yield f"registry/{registry.name}.yml", "site/registry.yml.j2", {"registry": registry}
     if site.hf and site.hf.inner:
         yield "olah/olah.toml", "site/olah.toml.j2", {}
 
 
-def places(site: Site) -> list[dict[str, str]]:
+def _places(site: Site) -> list[dict[str, str]]:
     """Return the locations that serve files: `at` on the site, `to` upstream; `variable` is the path below both."""
     near = [
         {"at": f"/{index.part}", "to": f"{index.origin}{index.parent}", "variable": f"{index.part}_path"}
@@ -130,97 +140,60 @@ def places(site: Site) -> list[dict[str, str]]:
     return near + far
 
 
-def parts(site: Site) -> list[Part]:
-    """Return every process of a site: nginx last, after the servers behind it."""
-    hf = [_olah(site)] if site.hf and site.hf.inner else []
-    s3 = [_rclone(site)] if site.s3 else []
-    behind = [*(_registry(site, registry) for registry in site.registries), *hf, *s3]
-    return [*behind, _mtail(site), _node_exporter(site), _prometheus(site), _nginx(site)]
+class RenderedFiles(NamedTuple):
+    """The result of a render: names below the directory; `kept` maps edited files to their new names."""
+
+    files: list[str]
+    removed: list[str]
+    kept: dict[str, str]
 
 
-def _nginx(site: Site) -> Part:
-    named = [site.ca, site.users, site.hf.tokens if site.hf else None, site.store]
-    named += [site.tls.certificate, site.tls.key] if site.tls else []
-    argv = ("nginx", "-p", site.root, "-e", f"{site.root}/logs/error.log", "-c", f"{site.root}/nginx/nginx.conf")
-    reads = tuple(path for path in named if path)
-    return Part("nginx", (*argv, "-g", "daemon off;"), "${NGINX_IMAGE:-nginx:1.26}", reads=reads)
+def write(root: Path, files: Mapping[str, str]) -> RenderedFiles:
+    """Write all files below root, and remove files of an earlier render that are no longer rendered.
+
+    Keep edited files under another name. Raise ConfigError if the directory is neither empty nor a site's.
+    """
+    refuse_foreign_directory(root)
+    for name in _DIRECTORIES:
+        (root / name).mkdir(parents=True, exist_ok=True)
+    before, removed, kept = _read_rendered(root), list[str](), dict[str, str]()
+    hashes = {name: _hash(text.encode()) for name, text in files.items()}
+    for name in [name for name in {**before, **files} if (root / name).is_file()]:
+        if _hash((root / name).read_bytes()) not in {before.get(name), hashes.get(name)}:
+            kept[name] = _put_aside(root, name)
+        elif name not in files:
+            (root / name).unlink()
+            removed.append(name)
+        with contextlib.suppress(OSError):  # the directory holds other files
+            (root / name).parent.rmdir()
+    for name, text in {**files, _RENDERED: json.dumps(hashes, indent=1) + "\n"}.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        safe_files.put(root / name, text.encode())
+    return RenderedFiles(list(files), removed, kept)
 
 
-def _registry(site: Site, registry: Registry) -> Part:
-    return Part(
-        f"registry-{registry.name}",
-        ("docker-registry", "serve", f"{site.root}/registry/{registry.name}.yml"),
-        "${REGISTRY_IMAGE:-registry:2.8.3}",
-        reads=(site.ca,),
-        environment=_trusting(site),
-        program="registry",
-    )
+def refuse_foreign_directory(root: Path) -> None:
+    """Raise ConfigError for a directory that is neither empty nor a site's."""
+    if root.is_dir() and any(root.iterdir()) and not (root / "site.json").exists():
+        message = f"{root} is not empty and not a mirror site"
+        raise ConfigError(message, fix="name an empty directory")
 
 
-def _trusting(site: Site) -> tuple[tuple[str, str], ...]:
-    return (("SSL_CERT_FILE", site.ca),)
+def _read_rendered(root: Path) -> dict[str, str]:
+    """Return name -> hash of the last render, or an empty mapping if the list cannot be read."""
+    try:
+        pairs = dict(json.loads((root / _RENDERED).read_bytes())).items()
+    except (OSError, ValueError, TypeError):
+        return {}
+    return {name: str(digest) for name, digest in pairs if (root / name).resolve().is_relative_to(root.resolve())}
 
 
-def _olah(site: Site) -> Part:
-    install = f"pip install --cert /run/secrets/ca --index-url {site.indexes[0].url} olah==0.5.4"
-    return Part(
-        "olah",
-        ("olah-cli", "-c", f"{site.root}/olah/olah.toml", "--log-path", f"{site.root}/logs/olah"),
-        "${OLAH_IMAGE:-localhost/envcheck-mirror-olah:0.5.4}",
-        build=("FROM ${PYTHON_IMAGE:-python:3.12-slim}", f"RUN --mount=type=secret,id=ca {install}"),
-        reads=(site.ca,),
-        # olah imports GitPython, whose import fails without git, as in slim images.
-        environment=(*_trusting(site), ("GIT_PYTHON_REFRESH", "quiet")),
-    )
+def _put_aside(root: Path, name: str) -> str:
+    ends = (f"{name}.edited{number or ''}" for number in range(1 << 16))
+    free = next(end for end in ends if not (root / end).exists())
+    (root / name).rename(root / free)
+    return free
 
 
-def _rclone(site: Site) -> Part:
-    argv = ("rclone", "serve", "http", f"cold:{site.s3}", "--addr", f"127.0.0.1:{site.s3_port}", "--read-only")
-    image = "${RCLONE_IMAGE:-rclone/rclone:1.68}"
-    return Part("rclone", argv, image, reads=(site.ca,), environment=_trusting(site))
-
-
-def _mtail(site: Site) -> Part:
-    argv = ("mtail", "--progs", f"{site.root}/mtail", "--logs", f"{site.root}/logs/access.json", "--logtostderr")
-    return Part(
-        "mtail",
-        (*argv, "--emit_prog_label=false", "--address", "127.0.0.1", "--port", str(site.mtail)),
-        "${MTAIL_IMAGE:-localhost/envcheck-mirror-mtail:3.0.0}",
-        build=("FROM ${DEBIAN_IMAGE:-debian:12-slim}", "RUN apt-get update && apt-get install --yes mtail"),
-    )
-
-
-def _node_exporter(site: Site) -> Part:
-    argv: tuple[str, ...] = ("prometheus-node-exporter", "--collector.disable-defaults", "--collector.filesystem")
-    argv += ("--collector.textfile", f"--collector.textfile.directory={site.root}/state/metrics")
-    return Part(
-        "node-exporter",
-        (*argv, f"--web.listen-address=127.0.0.1:{site.node}"),
-        "${NODE_EXPORTER_IMAGE:-prom/node-exporter:v1.8.2}",
-        program="node_exporter",
-    )
-
-
-def _prometheus(site: Site) -> Part:
-    argv: tuple[str, ...] = ("prometheus", f"--config.file={site.root}/prometheus/prometheus.yml")
-    argv += (f"--storage.tsdb.path={site.root}/state/prometheus", f"--web.listen-address=127.0.0.1:{site.prometheus}")
-    return Part("prometheus", argv, "${PROMETHEUS_IMAGE:-prom/prometheus:v2.53.0}")
-
-
-def tasks(site: Site) -> list[Task]:
-    """Return the tasks of timers: copy trees from your other mirrors, and limit logs and caches."""
-    root, log = site.root, f"{site.root}/logs/access.json"
-    # A killed nginx leaves files KEY.NNNNNNNNNN, which it neither counts nor evicts.
-    orphans = f"/usr/bin/find {root}/cache/index {root}/cache/files -type f -regex .*[.][0-9]+ -mmin +60 -delete"
-    # systemd writes $ as $$.
-    reopened = f"/bin/sh -c 'kill -USR1 $$(cat {root}/run/nginx.pid)'"
-    copies = [Task(f"sync-{n}", f"a copy of {n}", "daily", (f"/bin/sh {root}/sync/{n}.sh",)) for n in site.sync]
-    # Copy only new files; the bucket keeps files that the disk no longer has, and nginx serves them from there.
-    cold = f"/usr/bin/env rclone copy --copy-links {root}/public cold:{site.s3}"
-    about = "the trees into the object store"
-    return [
-        *copies,
-        *([Task("cold", about, "daily", (cold,), "rclone", _trusting(site))] if site.s3 else []),
-        Task("sweep", "what a killed nginx left", "hourly", (orphans,)),
-        Task("rotate", "a new access log", "daily", (f"/bin/mv {log} {log}.1", reopened)),
-    ]
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from envcheck.cli import cli
 from envcheck.mirrors.site.model import Site, read
-from envcheck.mirrors.site.render import parts
+from envcheck.mirrors.site.render import programs
 from tests.certificates import Certificate, signed
 from tests.mirrors.site.upstreams import Upstream, answers, free_ports, page, upstream
 from tests.waiting import PATIENCE
@@ -63,7 +63,7 @@ def running(
     site, processes = read(root), dict[str, subprocess.Popen[bytes]]()
     env = {**os.environ, **(environment or {})}
     with contextlib.ExitStack() as stack:
-        for part in parts(site):
+        for part in programs(site).parts:
             if part.name in leave:
                 continue
             program = shutil.which(part.argv[0], path=f"{env['PATH']}:/usr/sbin")
@@ -71,7 +71,7 @@ def running(
                 pytest.skip(f"no {part.argv[0]} here (`make test` unpacks it where apt is)")
             words = [f"{word} user root;" if word == "daemon off;" else word for word in part.argv[1:]]
             log = stack.enter_context((root / f"logs/{part.name}.log").open("ab"))
-            own = {**env, **dict(part.environment)}
+            own = {**env, **part.environment}
             process = subprocess.Popen([program, *words], cwd=root, env=own, stdout=log, stderr=log)
             stack.callback(process.wait, PATIENCE)
             stack.callback(process.terminate)

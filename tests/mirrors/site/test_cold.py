@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.mirrors.site.model import read
-from envcheck.mirrors.site.render import tasks
+from envcheck.mirrors.site.render import programs
 from tests.mirrors.site.conftest import envcheck, running
 from tests.mirrors.site.upstreams import answers, free_port, free_ports, get
 
@@ -56,7 +56,7 @@ def test_what_the_disk_no_longer_has_comes_from_the_object_store(
         base = f"http://127.0.0.1:{port}/static/main"
         assert get(f"{base}/large.bin")[1] == b"x" * 3_000_000
         assert get(f"{base}/simple/x/")[:2] == (200, b"a page")
-        copy = next(task for task in tasks(read(site)) if task.name == "cold").commands[0]
+        copy = next(task for task in programs(read(site)).tasks if task.name == "cold").commands[0]
         completed = subprocess.run(
             ["/bin/sh", "-c", copy],
             env={"PATH": str(Path(shutil.which("rclone") or "").parent), "HOME": str(tmp_path), **bucket},

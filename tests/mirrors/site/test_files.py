@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
-from envcheck.mirrors.site.files import write
+from envcheck.mirrors.site.render import write
 from tests.tables import each
 
 SMALL = ("--no-pytorch", "--link", "https://x.example")

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from envcheck.mirrors.site.render import render, tasks
+from envcheck.mirrors.site.render import programs, render
 from tests.mirrors.site.conftest import envcheck, running
 from tests.mirrors.site.test_render import site as everything
 from tests.mirrors.site.upstreams import answers, free_port, free_ports, get
@@ -163,7 +163,7 @@ def test_what_a_killed_nginx_left_is_swept_and_nothing_else(tmp_path: Path) -> N
         path.touch()
     for path in (old, cached):
         os.utime(path, (0, 0))
-    sweep = next(task for task in tasks(everything(tmp_path)) if task.name == "sweep")
+    sweep = next(task for task in programs(everything(tmp_path)).tasks if task.name == "sweep")
     subprocess.run(sweep.commands[0].split(), check=True)
     assert sorted(old.parent.iterdir()) == sorted([young, cached])
 

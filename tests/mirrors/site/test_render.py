@@ -1,9 +1,13 @@
-"""What is rendered: safe, the same each time, and naming no upstream that did not come with the site."""
+"""What is rendered: safe, the same each time, of no upstream but the site's own; each file judged by its tool."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -13,7 +17,7 @@ from click.testing import CliRunner
 from envcheck.cli import cli
 from envcheck.errors import ConfigError
 from envcheck.mirrors.site.discover import resolvers
-from envcheck.mirrors.site.model import Registry, Site, SiteHub, SiteIndex, Tls, ports, read
+from envcheck.mirrors.site.model import Registry, Site, SiteHub, SiteIndex, Tls, read
 from envcheck.mirrors.site.render import render
 from tests.certificates import Certificate
 from tests.mirrors.site.conftest import ROOT, World, envcheck
@@ -74,7 +78,6 @@ def test_the_same_site_gives_the_same_bytes_and_is_read_back(tmp_path: Path) -> 
     assert render(site(tmp_path)) == render(site(tmp_path))
     (tmp_path / "site.json").write_text(render(site(tmp_path))["site.json"])
     assert read(tmp_path) == site(tmp_path)
-    assert len(set(ports(site(tmp_path)))) == len(ports(site(tmp_path)))
 
 
 def test_templates_and_code_name_no_host() -> None:
@@ -165,3 +168,56 @@ def test_a_closed_profile_gives_no_site_before_the_clients_own_defaults(
     assert isinstance(result.exception, ConfigError)
     assert lacks in result.exception.message
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.tools
+def test_systemd_has_nothing_to_say_of_any_unit(tmp_path: Path) -> None:
+    judge = shutil.which("systemd-analyze")
+    if judge is None:
+        pytest.skip("no systemd-analyze here (`make test` unpacks it where apt is)")
+    whole = render(site(tmp_path, store=str(tmp_path / "store")))
+    units = {Path(path).name: text for path, text in whole.items() if path.startswith("systemd/")}
+    assert {"envcheck-mirror.target", "envcheck-mirror-store.path", "envcheck-mirror-sync-main.timer"} <= set(units)
+    for name, text in units.items():
+        (tmp_path / name).write_text(text)
+    # Where the units that ours are ordered by are: this machine's, or beside an unpacked systemd-analyze.
+    beside = (Path(judge).parents[2] / "systemd-analyze").glob("**/systemd/system")
+    paths = [str(tmp_path), *map(str, beside), "/usr/lib/systemd/system", "/lib/systemd/system"]
+    env = {**os.environ, "SYSTEMD_UNIT_PATH": ":".join(paths), "SYSTEMD_LOG_LEVEL": "info"}
+    words = [judge, "verify", *(str(tmp_path / name) for name in units)]
+    completed = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    lines = completed.stderr.splitlines()
+    assert [line for line in lines if "envcheck-mirror" in line and "is not executable" not in line] == []
+
+
+DASHBOARD = (ROOT / "templates/site/dashboard.json").read_text(encoding="utf-8")
+QUERIES = [target["expr"] for panel in json.loads(DASHBOARD)["panels"] for target in panel["targets"]]
+
+
+def test_every_metric_that_the_dashboard_asks_for_is_exported_or_recorded(tmp_path: Path) -> None:
+    files = render(site(tmp_path))
+    exported = set(re.findall(r"counter (\S+) by", files["mtail/mirror.mtail"]))
+    exported |= set(re.findall(r"echo \"(\w+)", files["sync/main.sh"]))
+    rules = files["prometheus/rules.yml"]
+    assert len(exported) > 5
+    recorded = set(re.findall(r"- record: (\S+)", rules))
+    assert set(re.findall(r"envcheck_mirror[\w:]*", " ".join(QUERIES))) <= exported | recorded
+    assert set(re.findall(r"envcheck_mirror[\w:]*", rules)) <= exported | recorded
+
+
+@pytest.mark.promtool
+def test_every_query_of_the_dashboard_is_promql(tmp_path: Path, promtool: str) -> None:
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(QUERIES)]
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    words = [promtool, "check", "rules", str(tmp_path / "rules.yml")]
+    completed = subprocess.run(words, capture_output=True, check=False)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+
+
+def test_the_dashboard_is_what_grafana_publishes(tmp_path: Path) -> None:
+    schema = str(ROOT / "tests/data/grafana-dashboard.schema.json")
+    for text, valid in ((DASHBOARD, True), (DASHBOARD.replace('"gridPos"', '"gridpos"'), False)):
+        (tmp_path / "dashboard.json").write_text(text)
+        judge = [sys.executable, "-m", "check_jsonschema", "--schemafile", schema, str(tmp_path / "dashboard.json")]
+        completed = subprocess.run(judge, capture_output=True, text=True, check=False)
+        assert (completed.returncode == 0) == valid, completed.stdout

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.mirrors.site.render import render, tasks
+from envcheck.mirrors.site.render import programs, render
 from tests.mirrors.site.test_render import site as everything
 from tests.mirrors.site.upstreams import answers, free_port
 from tests.waiting import PATIENCE
@@ -41,7 +41,7 @@ class Mirrors:
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             (self.root / name).write_text(text)
         (self.root / "public/static").mkdir(parents=True)
-        self.command = next(task for task in tasks(whole) if task.name == "sync-main").commands[0].split()
+        self.command = next(task for task in programs(whole).tasks if task.name == "sync-main").commands[0].split()
         (root / "bin").mkdir()
         (root / "bin/rsync").write_text(f'#!/bin/sh\nexec {rsync} $SLOW "$@"\n')
         (root / "bin/rsync").chmod(0o755)

@@ -1,1 +1,0 @@
-"""Find mistakes in this machine's mirror settings, Dockerfiles and scripts."""
