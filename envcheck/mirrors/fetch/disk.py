@@ -7,12 +7,13 @@ import errno
 import fcntl
 import hashlib
 import os
-import re
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from envcheck import safe_files
 from envcheck.errors import UnavailableError
@@ -24,8 +25,6 @@ _LOOK: Final = 0.2
 _BLOCK: Final = 512
 _READ: Final = 1 << 20
 _LONGEST_JOURNAL: Final = 4 << 20
-_HEADER: Final = re.compile(rb"envcheck-fetch 2 ([0-9a-f]{40,64}) ([0-9]{1,15}) ([0-9]{1,15})")
-_PIECE: Final = re.compile(rb"[0-9]{1,6}")
 
 
 def part_path(target: WantedFile) -> Path:
@@ -44,51 +43,34 @@ def discard(part: Path) -> None:
     journal_path(part).unlink(missing_ok=True)
 
 
-class Journal:
-    """The pieces of an unfinished file that a later process may reuse: a header, then a line for each piece.
+class Journal(msgspec.Struct, frozen=True, array_like=True):
+    """The pieces of an unfinished file that a later process may reuse. The proof is the hash of the whole file."""
 
-    A line is written when the piece's bytes are on the disk. It is no proof: the hash of the whole file is.
-    """
-
-    def __init__(self, part: Path, digest: str, size: int, piece: int) -> None:
-        self._path = journal_path(part)
-        self._header = f"envcheck-fetch 2 {digest} {size} {piece}\n".encode()
-        self._file = -1
-
-    def rewrite(self, pieces: Iterable[int]) -> None:
-        """Begin the journal with these pieces."""
-        self.close()
-        fresh = self._path.with_name(self._path.name + ".new")
-        self._file = safe_files.create(fresh)
-        safe_files.write(self._file, self._header)
-        self.add(pieces)
-        fresh.replace(self._path)
-
-    def add(self, pieces: Iterable[int]) -> None:
-        """Note pieces whose bytes are on the disk."""
-        safe_files.write(self._file, "".join(f"{piece}\n" for piece in pieces).encode())
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+    digest: str
+    size: int = 0
+    piece: int = 0
+    pieces: set[int] = set()
 
 
-def read_journal(part: Path, digest: str) -> tuple[int, int, set[int]]:
-    """Return the size, the piece size and the noted pieces of an unfinished file; (0, 0, {}) if there is none of it."""
-    header, *lines = safe_files.read(journal_path(part), _LONGEST_JOURNAL).split(b"\n")[:-1] or [b""]
-    match = _HEADER.fullmatch(header)
-    if match is None or match[1].decode() != digest or not int(match[3]):
-        return 0, 0, set()
-    size, piece, pieces = int(match[2]), int(match[3]), set[int]()
-    for line in lines:
-        if not _PIECE.fullmatch(line) or int(line) * piece >= size:
-            break
-        pieces.add(int(line))
-    with contextlib.suppress(FileNotFoundError):
-        return (size, piece, pieces) if part.lstat().st_size == size else (0, 0, set())
-    return 0, 0, set()
+def write_journal(part: Path, journal: Journal) -> None:
+    """Note the pieces whose bytes are on the disk."""
+    fresh = Path(f"{journal_path(part)}.new")
+    file = safe_files.create(fresh)
+    try:
+        safe_files.write(file, msgspec.json.encode(journal))
+    finally:
+        os.close(file)
+    fresh.replace(journal_path(part))
+
+
+def read_journal(part: Path, digest: str) -> Journal:
+    """Return what is noted of an unfinished file; an empty journal if nothing is, or of another file or size."""
+    with contextlib.suppress(msgspec.DecodeError, RecursionError, FileNotFoundError):
+        journal = msgspec.json.decode(safe_files.read(journal_path(part), _LONGEST_JOURNAL), type=Journal)
+        valid = journal.piece > 0 and all(0 <= number * journal.piece < journal.size for number in journal.pieces)
+        if valid and journal.digest == digest and part.lstat().st_size == journal.size:
+            return journal
+    return Journal(digest)
 
 
 @contextlib.contextmanager
@@ -105,7 +87,7 @@ def locked(part: Path, digest: str, options: TransferOptions) -> Iterator[int]:
                 try:
                     yield file
                 except BaseException:
-                    if not read_journal(part, digest)[2]:
+                    if not read_journal(part, digest).pieces:
                         discard(part)
                     raise
                 return

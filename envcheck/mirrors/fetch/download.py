@@ -1,4 +1,4 @@
-"""Download one file of known size: threads fetch parts of it from the sources in order, and its hash follows them."""
+"""Download one file: in parts from the sources in order, with its hash behind them; or whole from one source."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import bisect
 import collections
 import contextlib
 import dataclasses
+import math
 import os
 import threading
 import time
@@ -14,7 +15,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
-from envcheck.errors import UnavailableError
+from envcheck.errors import PromiseError, UnavailableError
 from envcheck.mirrors.fetch import disk
 from envcheck.mirrors.fetch.request import (
     LONGEST_WAIT,
@@ -26,7 +27,14 @@ from envcheck.mirrors.fetch.request import (
     no_answer_error,
     try_sources,
 )
-from envcheck.mirrors.net.network_errors import BrokenError, NetworkError, SlowError, StatusError, joined_advice
+from envcheck.mirrors.net.network_errors import (
+    BrokenError,
+    NetworkError,
+    SlowError,
+    StatusError,
+    is_missing,
+    joined_advice,
+)
 from envcheck.mirrors.net.responses import HttpResponse, WholeFileError, file_size
 from envcheck.mirrors.net.urls import host_of
 
@@ -46,6 +54,10 @@ _CROWDED: Final = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 _SAVE_SECONDS: Final = 2.0
 _TICK: Final = 0.5
 _CUT: Final = "the response ended too early"
+
+
+class _WrongHashError(NetworkError):
+    """A source whose file is another one."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -78,59 +90,72 @@ class _Part:
     stop: int
 
 
-def piece_size(size: int) -> int:
-    """Return the piece size in bytes for a file of `size` bytes."""
-    piece = MIB
-    while size > piece * _MOST_PIECES:
-        piece *= 2
-    return piece
-
-
 class FileDownload:
-    """The download of one file. `moved`: the bytes that came over the network; `found`: those of an earlier run.
+    """The download of one file. `moved`: the bytes that came over the network; `found`: those of an earlier run."""
 
-    `sound`: the file has its hash.
-    """
-
-    def __init__(
-        self, target: WantedFile, options: TransferOptions, part: Path, file: int, size: int, urls: Sequence[str]
-    ) -> None:
-        self._target, self._options, self._file, self.size = target, options, file, size
-        self._piece = piece_size(size)
-        noted_size, noted_piece, noted = disk.read_journal(part, target.digest)
-        present = noted if (noted_size, noted_piece) == (size, self._piece) else set()
-        disk.reserve(file, size, part)
-        self._journal = disk.Journal(part, target.digest, size, self._piece)
-        self._journal.rewrite(present)
+    def __init__(self, target: WantedFile, options: TransferOptions, part: Path, file: int) -> None:
+        self._target, self._options, self._part, self._file = target, options, part, file
+        small = target.expected is not None and target.expected <= MIB
+        self.small = small and not os.fstat(file).st_size  # else an earlier run has begun it in parts
         self._changed = threading.Condition()
         self._open: set[HttpResponse] = set()
         self._error: BaseException | None = None
         self._over = False
-        self._sources = [_Source(url, options.connections) for url in urls]
-        starts = range(0, size, self._piece)
-        self._lacking = [0 if n in present else min(self._piece, size - start) for n, start in enumerate(starts)]
-        self._gaps = [(start, start + lacking) for start, lacking in zip(starts, self._lacking, strict=True) if lacking]
-        self._present = self.found = size - sum(self._lacking)
-        self._unsaved: list[int] = []
-        self._saved = time.monotonic()
-        self._hashed, self._hasher = 0, target.hasher(size)
-        self.moved = 0
-        self.sound = False
+        self._sources = [_Source(url, options.connections) for url in target.urls]
+        self.size = self.moved = self.found = self._present = 0
+        self._piece, self._saved = MIB, time.monotonic()
+        self._lacking: list[int] = []  # bytes by piece
+        self._gaps: list[tuple[int, int]] = []
+        self._hashed = 0  # pieces
 
     def run(self) -> None:
-        """Download every byte and compare the hash. Raise UnavailableError if no source gives it."""
-        self._run_threads(self._work, min(self._options.connections, len(self._gaps)))
-        whole = [source.url for source in self._sources if not source.ranges and not source.dropped]
-        if self._hashed < self.size and whole:
-            self._over, self.found = False, 0
-            self._run_threads(lambda: self._work_whole(whole), 1)
-        if self._hashed < self.size:
-            raise self._no_source_error()
-        self.sound = self._hasher.hexdigest() == self._target.digest
+        """Download the file and verify its hash.
 
-    def whole_sources(self) -> set[str]:
-        """Return the URLs that gave all of the file."""
-        return {source.url for source in self._sources if source.gave == self.size}
+        A small file comes whole from the first source that has it. Any other comes in parts from all sources together,
+        and then whole if they ignore ranges or their parts have a wrong hash. Raise PromiseError if a source has
+        another file, UnavailableError if none gives it.
+        """
+        if self.small:
+            self._run_whole(self._target.urls)
+            return
+        self._begin(disk.read_journal(self._part, self._target.digest))
+        self._hasher = self._target.hasher(self.size)
+        try:
+            self._run_threads(self._work, min(self._options.connections, len(self._gaps)))
+        finally:
+            self._save(final=True)
+        if self._hashed < len(self._lacking):
+            whole = [source.url for source in self._sources if not source.ranges and not source.dropped]
+            if not whole:
+                raise self._no_source_error({source.url: source.error for source in self._sources})
+            self._run_whole(whole)
+        elif self._hasher.hexdigest() != self._target.digest:
+            others = [source.url for source in self._sources if source.gave < self.size] or list(self._target.urls)
+            self._options.note(f"the file has a wrong hash: fetching all of it from {host_of(others[0])}")
+            self._run_whole(others, wrong=True)
+
+    def _run_whole(self, urls: Sequence[str], *, wrong: bool = False) -> None:
+        """Download all of the file from the first source that has it. `wrong`: it was another one before."""
+        disk.journal_path(self._part).unlink(missing_ok=True)
+        self._over, self.found, self._lacking, self._gaps = False, 0, [], []
+        failed: Mapping[str, NetworkError] = {}
+
+        def work() -> None:
+            nonlocal failed
+            try:
+                try_sources(urls, self._fetch_whole, self._options.stop)
+            except NoSourceError as error:
+                failed = error.reasons
+
+        self._run_threads(work, 1)
+        if failed and (wrong or any(isinstance(error, _WrongHashError) for error in failed.values())):
+            disk.discard(self._part)
+            kind = "sha256" if self._target.sha256 else "git's sha1"
+            message = f"{self._target.path.name}: no source has the file with {kind} {self._target.digest[:12]}..."
+            fix = "check the hash, and compare the mirrors with the origin: they may serve wrong bytes"
+            raise PromiseError(message, fix=fix)
+        if failed or not urls:
+            raise self._no_source_error({source.url: failed.get(source.url, source.error) for source in self._sources})
 
     def sources(self) -> dict[str, int]:
         """Return the bytes that came from each host, and those of an earlier run."""
@@ -139,10 +164,36 @@ class FileDownload:
             gave[host_of(source.url)] += source.gave
         return +(gave + collections.Counter({"an earlier run": self.found}))
 
-    def close(self) -> None:
-        """Note what is complete, for a later run, and close the journal."""
-        self._save(final=True)
-        self._journal.close()
+    def _begin(self, journal: disk.Journal) -> None:
+        """Give the file its size, and keep the pieces of an earlier run; they are of the size that was right then."""
+        size = self._target.size
+        if size is None:
+            size = journal.size if journal.pieces else self._reported_size()
+        piece = MIB
+        while size > piece * _MOST_PIECES:
+            piece *= 2
+        present = journal.pieces if (journal.size, journal.piece) == (size, piece) else set()
+        disk.reserve(self._file, size, self._part)
+        starts = range(0, size, piece)
+        self.size, self._piece = size, piece
+        self._lacking = [0 if n in present else min(piece, size - start) for n, start in enumerate(starts)]
+        self._gaps = [(start, start + lacking) for start, lacking in zip(starts, self._lacking, strict=True) if lacking]
+        self._present = self.found = size - sum(self._lacking)
+
+    def _reported_size(self) -> int:
+        """Return the size that the first source reports that reports any. Raise UnavailableError if none does."""
+
+        def ask(url: str) -> int:
+            with self._options.client.get(url, {"Range": "bytes=0-0"}) as answer:
+                size = file_size(answer.status, answer.headers)
+                if size is None and answer.status not in {HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT}:
+                    raise StatusError(answer.status, answer.headers)
+                return _known_size(size, answer)
+
+        try:
+            return try_sources(self._target.urls, ask, self._options.stop)[0]
+        except NoSourceError as error:
+            raise self._no_source_error(error.reasons) from error
 
     def _run_threads(self, work: Callable[[], None], number: int) -> None:
         """Run this work in threads until all have ended; raise the error of one, or what ended the waiting."""
@@ -153,7 +204,7 @@ class FileDownload:
                 work()
             except Exception as error:  # noqa: BLE001 (raised below: a thread that dies unheard leaves it waiting)
                 known = disk.disk_error(error, self._target.path, self.size) if isinstance(error, OSError) else error
-                self._error, self._over = known, True
+                self._error, self._over = self._error or known, True
             with self._changed:
                 self._working -= 1
                 self._changed.notify_all()
@@ -165,7 +216,11 @@ class FileDownload:
         try:
             self._follow()
         finally:
-            self._end()
+            with self._changed:
+                self._over = True
+                self._changed.notify_all()
+                for answer in self._open:
+                    answer.abort()
             for thread in threads:
                 thread.join()
         if self._error is not None:
@@ -181,22 +236,15 @@ class FileDownload:
             if self._options.stop.is_set():
                 raise StoppedError
             if present:
-                stop = min(self._hashed + self._piece, self.size)
-                disk.feed(self._hasher, self._file, self._hashed, stop)
-                self._hashed = stop
+                start = self._hashed * self._piece
+                disk.feed(self._hasher, self._file, start, min(start + self._piece, self.size))
+                self._hashed += 1
             if time.monotonic() - reported >= _TICK:
                 reported = time.monotonic()
                 self._options.progress(self._present, self.size)
 
     def _is_next_present(self) -> bool:
-        return self._hashed < self.size and not self._lacking[self._hashed // self._piece]
-
-    def _end(self) -> None:
-        with self._changed:
-            self._over = True
-            self._changed.notify_all()
-            for answer in self._open:
-                answer.abort()
+        return self._hashed < len(self._lacking) and not self._lacking[self._hashed]
 
     def _is_over(self) -> bool:
         return self._over or self._options.stop.is_set()
@@ -252,18 +300,19 @@ class FileDownload:
                 self._changed.notify_all()
 
     @contextlib.contextmanager
-    def _answer(self, url: str, headers: Mapping[str, str]) -> Iterator[HttpResponse | None]:
-        """Yield the response to a request, which `_end` can abort; None if all is over before."""
+    def _answer(self, url: str, headers: Mapping[str, str]) -> Iterator[HttpResponse]:
+        """Yield the response to a request; the end of all aborts it. Raise StoppedError if all is over before."""
         while not self._options.slots.acquire(timeout=_TICK):
             if self._is_over():
-                yield None
-                return
+                raise StoppedError
         try:
             with self._options.client.get(url, headers) as answer:
                 with self._changed:
+                    if self._over:
+                        raise StoppedError
                     self._open.add(answer)
                 try:
-                    yield None if self._over else answer
+                    yield answer
                 finally:
                     with self._changed:
                         self._open.discard(answer)
@@ -273,8 +322,6 @@ class FileDownload:
     def _request(self, part: _Part) -> None:
         """Fetch a part; write it to its place in the file. What comes beyond it is not read."""
         with self._answer(part.source.url, {"Range": f"bytes={part.at}-{part.stop - 1}"}) as answer:
-            if answer is None:
-                return
             answer.demand_range(part.at, part.stop, self.size)
             with self._changed:
                 part.source.answered = True
@@ -304,27 +351,18 @@ class FileDownload:
             source.gave += size
             self._lacking[piece] -= size
             if not self._lacking[piece]:
-                self._unsaved.append(piece)
                 self._changed.notify_all()
 
-    def _work_whole(self, urls: Sequence[str]) -> None:
-        """Fetch all of the file from the first source that gives it, each of which ignores ranges."""
-        try:
-            try_sources(urls, self._fetch_whole, self._options.stop)
-        except NoSourceError as error:
-            for source in self._sources:
-                source.error = error.reasons.get(source.url, source.error)
-
     def _fetch_whole(self, url: str) -> None:
-        hasher, at = self._target.hasher(self.size), 0
         with self._answer(url, {}) as answer:
-            if answer is None:
-                return
             answer.demand_ok()
             length = file_size(answer.status, answer.headers)
-            if length not in {None, self.size}:
-                message = f"its file has {length} bytes, not {self.size}"
+            if self._target.size is not None and length not in {None, self._target.size}:
+                message = f"its file has {length} bytes, not {self._target.size}"
                 raise NetworkError(message)
+            self.size = _known_size(self._target.expected if length is None else length, answer)
+            disk.reserve(self._file, self.size, self._part)
+            hasher, at = self._target.hasher(self.size), 0
             for chunk in self._chunks(answer):
                 fresh = chunk[: self.size - at]
                 disk.write(self._file, fresh, at)
@@ -337,9 +375,11 @@ class FileDownload:
             broken = BrokenError(_CUT)
             broken.retry = not self._is_over()
             raise broken
+        if hasher.hexdigest() != self._target.digest:
+            message = "its file has another hash"
+            raise _WrongHashError(message)
         for source in self._sources:
             source.gave = self.size if source.url == url else 0
-        self._hashed, self._hasher = self.size, hasher
 
     def _failed(self, source: _Source, error: NetworkError, got: int) -> None:
         """Note a failure: its source rests, longer each time, or is dropped.
@@ -359,11 +399,8 @@ class FileDownload:
         elif source.resting_until <= now:
             source.failures = 1 if got >= _MOVED else source.failures + 1
             source.waited += error.after or 0.0
-        slow = isinstance(error, SlowError)
-        if slow and source.gave < MIB:
-            source.room = 1  # its bandwidth may be too small for several
         lasting = not error.retry and not isinstance(error, BrokenError) and not source.gave
-        often = source.failures > (SLOW_ANSWERS - 1 if slow else len(BACKOFF))
+        often = source.failures > (SLOW_ANSWERS - 1 if isinstance(error, SlowError) else len(BACKOFF))
         source.dropped = source.dropped or lasting or often or source.waited > LONGEST_WAIT
         rest = BACKOFF[min(source.failures, len(BACKOFF)) - 1] if error.after is None else error.after
         source.resting_until = max(source.resting_until, now + min(rest, LONGEST_WAIT))
@@ -373,16 +410,27 @@ class FileDownload:
     def _save(self, *, final: bool = False) -> None:
         """Note the complete pieces in the journal from time to time, when their bytes are on the disk."""
         with self._changed:
-            if not self._unsaved or not (final or time.monotonic() - self._saved >= _SAVE_SECONDS):
+            if not final and time.monotonic() - self._saved < _SAVE_SECONDS:
                 return
-            pieces, self._unsaved, self._saved = self._unsaved, [], time.monotonic()
-        os.fdatasync(self._file)
-        self._journal.add(pieces)
+            self._saved = math.inf  # no other thread saves meanwhile
+            pieces = {number for number, lacking in enumerate(self._lacking) if not lacking}
+        if pieces:
+            os.fdatasync(self._file)
+            disk.write_journal(self._part, disk.Journal(self._target.digest, self.size, self._piece, pieces))
+        self._saved = time.monotonic()
 
-    def _no_source_error(self) -> UnavailableError:
-        errors = [source.error for source in self._sources]
-        reasons = "; ".join(f"{host_of(source.url)}: {source.error or 'not asked'}" for source in self._sources)
-        message = f"{self._target.path.name}: no source can provide it: {reasons or 'no source is known'}"
-        kept = ": the pieces that are whole are kept" if not all(self._lacking) else ""
-        fix = joined_advice((e.fix for e in errors if e), f", or run it again{kept}", other=self._target.other_fix)
+    def _no_source_error(self, reasons: Mapping[str, NetworkError | None]) -> UnavailableError:
+        errors = list(reasons.values())
+        told = "; ".join(f"{host_of(url)}: {error or 'not asked'}" for url, error in reasons.items())
+        message = f"{self._target.path.name}: no source can provide it: {told or 'no source is known'}"
+        kept = ": the pieces that are whole are kept" if 0 in self._lacking else ""
+        again = "" if errors and all(map(is_missing, errors)) else f", or run it again{kept}"
+        fix = joined_advice((error.fix for error in errors if error), again, other=self._target.other_fix)
         return no_answer_error(message, fix, errors)
+
+
+def _known_size(size: int | None, answer: HttpResponse) -> int:
+    if size is None:
+        message = f"it answers {answer.status} without the size of the file"
+        raise NetworkError(message)
+    return size

@@ -169,21 +169,14 @@ def try_sources(
             if stop.wait(pause):
                 raise StoppedError
         for url in left:
-            result = _attempt_or_error(attempt, url)
-            if not isinstance(result, NetworkError):
-                return result, url
-            reasons[url] = result
+            try:
+                return attempt(url), url
+            except NetworkError as error:  # noqa: PERF203 (a request takes longer)
+                reasons[url] = error
         left = [url for url in left if _may_retry(reasons[url], waited, tries)]
         if not left:
             break
     raise NoSourceError(reasons)
-
-
-def _attempt_or_error(attempt: Callable[[str], _T], url: str) -> _T | NetworkError:
-    try:
-        return attempt(url)
-    except NetworkError as error:
-        return error
 
 
 def _may_retry(error: NetworkError, waited: float, tries: int) -> bool:

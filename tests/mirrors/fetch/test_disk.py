@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch import disk
 from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
+from tests.mirrors.fetch.conftest import SIZE
 
 Serve = Callable[..., Any]
 Want = Callable[..., WantedFile]
@@ -131,7 +133,7 @@ def test_killed_at_random_moments_nothing_wrong_gets_the_name_and_what_had_come_
     assert server.sent <= (document["finished"] + 1) * len(content) + document["kills"] * 4 * 2 * MIB
 
 
-@pytest.mark.parametrize("pieces", ["all", "of another size", "none of them valid"])
+@pytest.mark.parametrize("pieces", ["all", "of another size", "not valid"])
 def test_a_journal_is_no_proof(
     serve: Serve, wanted_file: Want, means: TransferOptions, content: bytes, pieces: str
 ) -> None:
@@ -140,22 +142,24 @@ def test_a_journal_is_no_proof(
     want.path.parent.mkdir()
     part = disk.part_path(want)
     part.write_bytes(bytes(want.size or 0))
-    noted = "".join(f"{piece}\n" for piece in range(11)) if pieces == "all" else "x\n"
-    size = 7 if pieces == "of another size" else want.size
-    disk.journal_path(part).write_text(f"envcheck-fetch 2 {want.sha256} {size} {MIB}\n{noted}")
+    size = 7 if pieces == "of another size" else SIZE
+    disk.write_journal(part, disk.Journal(want.sha256, size, MIB, {99} if pieces == "not valid" else set(range(11))))
     fetch(want, means)
     assert want.path.read_bytes() == content
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=200) | st.builds(lambda text: b"envcheck-fetch 2 " + b"a" * 64 + text, st.binary()))
+@given(
+    st.binary(max_size=200)
+    | st.lists(st.integers() | st.just("a" * 64) | st.lists(st.integers())).map(msgspec.json.encode)
+)
 def test_any_journal_is_read(tmp_path_factory: pytest.TempPathFactory, text: bytes) -> None:
     part = tmp_path_factory.getbasetemp() / "any.part"
     part.write_bytes(b"1234567")
     disk.journal_path(part).write_bytes(text)
-    size, piece, pieces = disk.read_journal(part, "a" * 64)
-    assert size in {0, 7}
-    assert all(0 <= number * piece < size for number in pieces)
+    journal = disk.read_journal(part, "a" * 64)
+    assert journal.size in {0, 7}
+    assert all(0 <= number * journal.piece < journal.size for number in journal.pieces)
 
 
 @pytest.mark.parametrize("name", ["part", "journal", "journal.new", "local"])
