@@ -11,6 +11,7 @@ The suffixes a and f (sm_90a, sm_120f) are not in this header. Nothing is decomp
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
@@ -21,12 +22,9 @@ _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _DYNAMIC = struct.Struct("<qQ")
-_SEGMENT = struct.Struct("<IIQQQQQQ")
 _NEED, _NEED_NAME = struct.Struct("<HHIII"), struct.Struct("<IHHII")
 _DYNSYM, _DYNAMIC_SECTION, _NOBITS, _VERNEED = 11, 6, 8, 0x6FFFFFFE
 _DT_NEEDED, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 1, 14, 15, 29
-_DT_SYMTAB, _DT_VERNEED = 6, 0x6FFFFFFE
-_PT_DYNAMIC = 2
 _GLOBAL, _WEAK, _UNIQUE = 1, 2, 10
 _WEAK_VERSION = 2
 # Bytes of one table, and entries of a list. libtorch_cpu.so, the largest known, has 40 MB of names.
@@ -48,15 +46,20 @@ class BinaryError(ValueError):
     """A file that cannot be read as what it should be; the text is one line."""
 
 
+def refuse_if(wrong: object, text: str) -> None:
+    """Raise BinaryError where something is wrong with a file."""
+    if wrong:
+        raise BinaryError(text)
+
+
 class Section(NamedTuple):
-    """One section: its name, type, where its bytes are, the section it links to, and its address in memory."""
+    """One section: its name, type, where its bytes are, and the section it links to."""
 
     name: str
     kind: int
     offset: int
     size: int
     link: int
-    address: int
 
 
 class Symbol(NamedTuple):
@@ -81,52 +84,32 @@ class Elf:
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self.size = file.seek(0, 2)
-        _, _, machine, _, _, segments, at, _, _, segment_size, segment_count, each, count, names = self._header()
-        self.machine = MACHINES.get(machine, f"machine {machine}")
-        self._segments = (segments, segment_count) if segment_size == _SEGMENT.size else (0, 0)
-        self.sections = self._sections(at, each, count, names)
-
-    def _header(self) -> tuple[bytes, int, int, int, int, int, int, int, int, int, int, int, int, int]:
         start = self.read(0, min(self.size, _HEADER.size), "the header")
-        if start[:4] != MAGIC:
-            message = "not an ELF file"
-            raise BinaryError(message)
-        if start[4:5] != b"\2" or start[5:6] != b"\1":
-            message = "a 32-bit ELF file" if start[4:5] == b"\1" else "an ELF file that is not 64-bit little-endian"
-            raise BinaryError(message)
-        if len(start) < _HEADER.size:
-            message = f"a truncated ELF file: {self.size} bytes"
-            raise BinaryError(message)
-        return _HEADER.unpack(start)
+        refuse_if(start[:4] != MAGIC, "not an ELF file")
+        refuse_if(start[4:5] == b"\1", "a 32-bit ELF file")
+        refuse_if(start[4:6] != b"\2\1", "an ELF file that is not 64-bit little-endian")
+        refuse_if(len(start) < _HEADER.size, f"a truncated ELF file: {self.size} bytes")
+        _, _, machine, _, _, _, at, _, _, _, _, each, count, names = _HEADER.unpack(start)
+        self.machine = MACHINES.get(machine, f"machine {machine}")
+        self.sections = self._sections(at, each, count, names)
 
     def read(self, offset: int, size: int, label: str) -> bytes:
         """Return bytes of the file. Raises BinaryError if they are not all in it, or more than any real table has."""
-        if size > _LARGEST_TABLE:
-            message = f"{label} claims {size} bytes"
-            raise BinaryError(message)
-        if offset + size > self.size:
-            message = f"{label} ends at byte {offset + size}, and the file has {self.size}: it is truncated or damaged"
-            raise BinaryError(message)
+        refuse_if(size > _LARGEST_TABLE, f"{label} claims {size} bytes")
+        end = offset + size
+        refuse_if(end > self.size, f"{label} ends at byte {end}, and the file has {self.size}: truncated or damaged")
         self.file.seek(offset)
         data = self.file.read(size)
-        if len(data) != size:
-            message = f"{label} could not be read: the file changed"
-            raise BinaryError(message)
+        refuse_if(len(data) != size, f"{label} could not be read: the file changed")
         return data
 
     def _sections(self, at: int, each: int, count: int, names: int) -> list[Section]:
-        if not at or not count:
-            message = "no table of sections: its symbols cannot be read"
-            raise BinaryError(message)
-        if each != _SECTION.size:
-            message = f"sections of {each} bytes, not {_SECTION.size}"
-            raise BinaryError(message)
+        refuse_if(not at or not count, "no table of sections: its symbols cannot be read")
+        refuse_if(each != _SECTION.size, f"sections of {each} bytes, not {_SECTION.size}")
         rows = list(_SECTION.iter_unpack(self.read(at, count * each, "the table of sections")))
-        if names >= count:
-            message = "the section with the names of sections does not exist"
-            raise BinaryError(message)
+        refuse_if(names >= count, "the section with the names of sections does not exist")
         texts = self.read(rows[names][4], rows[names][5], "the names of sections")
-        return [Section(_text(texts, row[0]), row[1], row[4], row[5], row[6], row[3]) for row in rows]
+        return [Section(_text(texts, row[0]), row[1], row[4], row[5], row[6]) for row in rows]
 
     def _one(self, kind: int) -> Section | None:
         return next((s for s in self.sections if s.kind == kind and s.size), None)
@@ -135,32 +118,9 @@ class Elf:
         return self.read(section.offset, section.size, section.name or "a section")
 
     def _strings(self, section: Section) -> bytes:
-        if section.link >= len(self.sections) or self.sections[section.link].kind == _NOBITS:
-            message = f"{section.name} names no table of strings"
-            raise BinaryError(message)
-        return self._content(self.sections[section.link])
-
-    def refuse_hidden_tables(self) -> None:
-        """Raise BinaryError unless the sections are the tables that the loader reads, which looks at no section.
-
-        A tool that drops or moves sections leaves a library that loads, and of which nothing could be read here.
-        """
-        at, count = self._segments
-        segments = _SEGMENT.iter_unpack(self.read(at, count * _SEGMENT.size, "the table of segments"))
-        loaded = next((row for row in segments if row[0] == _PT_DYNAMIC and row[5]), None)
-        if loaded is None:
-            return  # debugging information of a library, which no loader takes
-        section = self._one(_DYNAMIC_SECTION)
-        if section is None or section.offset != loaded[2]:
-            message = "its sections do not show the dynamic table that the loader reads"
-            raise BinaryError(message)
-        for tag, value in _DYNAMIC.iter_unpack(self._content(section)[: section.size // _DYNAMIC.size * _DYNAMIC.size]):
-            kind = {_DT_SYMTAB: _DYNSYM, _DT_VERNEED: _VERNEED}.get(tag)
-            if kind is not None and all(each.address != value for each in self.sections if each.kind == kind):
-                message = f"its sections do not show the {'symbols' if kind == _DYNSYM else 'versions'} that it has"
-                raise BinaryError(message)
-            if not tag:
-                return
+        linked = self.sections[section.link : section.link + 1]
+        refuse_if(not linked or linked[0].kind == _NOBITS, f"{section.name} names no table of strings")
+        return self._content(linked[0])
 
     def dynamic(self) -> Dynamic:
         """Return the dynamic section; an empty one where the file has none."""
@@ -168,27 +128,21 @@ class Elf:
         if section is None:
             return Dynamic((), "", ())
         strings, content = self._strings(section), self._content(section)
-        values: dict[int, list[str]] = {}
-        for tag, value in _DYNAMIC.iter_unpack(content[: len(content) // _DYNAMIC.size * _DYNAMIC.size]):
-            if tag in (_DT_NEEDED, _DT_SONAME, _DT_RPATH, _DT_RUNPATH):
-                values.setdefault(tag, []).append(_text(strings, value))
-            if not tag or sum(map(len, values.values())) > _MOST_ENTRIES:
-                break
+        values: dict[int, list[str]] = {tag: [] for tag in (_DT_NEEDED, _DT_SONAME, _DT_RPATH, _DT_RUNPATH)}
+        rows = _DYNAMIC.iter_unpack(content[: len(content) // _DYNAMIC.size * _DYNAMIC.size])
+        for tag, value in itertools.takewhile(lambda row: row[0], itertools.islice(rows, _MOST_ENTRIES)):
+            if tag in values:
+                values[tag].append(_text(strings, value))
         # DT_RUNPATH replaces DT_RPATH (ld.so(8)).
-        search = values.get(_DT_RUNPATH) or values.get(_DT_RPATH) or []
-        soname = values.get(_DT_SONAME) or [""]
-        return Dynamic(
-            tuple(values.get(_DT_NEEDED, [])), soname[0], tuple(p for s in search for p in s.split(":") if p)
-        )
+        search = tuple(p for text in values[_DT_RUNPATH] or values[_DT_RPATH] for p in text.split(":") if p)
+        return Dynamic(tuple(values[_DT_NEEDED]), next(iter(values[_DT_SONAME]), ""), search)
 
     def symbols(self) -> Iterator[Symbol]:
         """Yield the dynamic symbols that other libraries can see or that this one needs."""
         section = self._one(_DYNSYM)
         if section is None:
             return
-        if section.size % _SYMBOL.size:
-            message = f"{section.name} has {section.size} bytes, no multiple of {_SYMBOL.size}"
-            raise BinaryError(message)
+        refuse_if(section.size % _SYMBOL.size, f"{section.name} has {section.size} bytes: no whole symbols")
         strings, read = self._strings(section), 0
         for name, info, other, where, _, _ in _SYMBOL.iter_unpack(self._content(section)):
             binding, hidden = info >> 4, other & 3
@@ -197,9 +151,7 @@ class Elf:
             text = _text(strings, name)
             # Names share their ends, and no more: a file where they overlap at length was made to cost time.
             read += len(text)
-            if read > 8 * len(strings) + _MOST_ENTRIES:
-                message = f"the names of {section.name} overlap"
-                raise BinaryError(message)
+            refuse_if(read > 8 * len(strings) + _MOST_ENTRIES, "the names of symbols overlap")
             yield Symbol(text, where != 0, binding == _WEAK)
 
     def versions(self) -> set[str]:
@@ -224,18 +176,14 @@ class Elf:
 
 
 def _unpack(layout: struct.Struct, content: bytes, at: int) -> tuple[int, ...]:
-    if at + layout.size > len(content):
-        message = "the list of needed versions ends outside its section"
-        raise BinaryError(message)
+    refuse_if(at + layout.size > len(content), "the list of needed versions ends outside its section")
     return layout.unpack_from(content, at)
 
 
 def _text(strings: bytes, at: int) -> str:
     """Return the string that begins at an offset of a table of strings."""
     end = strings.find(b"\0", at, at + _MOST_ENTRIES) if at < len(strings) else -1
-    if end < 0:
-        message = f"a name at byte {at} of a table of strings with {len(strings)} bytes has no end"
-        raise BinaryError(message)
+    refuse_if(end < 0, "a name of a table of strings has no end")
     return strings[at:end].decode("utf-8", "replace")
 
 
@@ -253,9 +201,8 @@ def gpu_code(elf: Elf) -> GpuCode:
         if section.name in SECTIONS and section.size:
             for kind, architecture in _entries(elf, section):
                 kinds.setdefault(kind, set()).add(architecture)
-    if not kinds[_CUBIN] and not kinds[_PTX] and any(s.name == REGISTERED and s.size for s in elf.sections):
-        message = "it registers GPU code, and its sections show none"
-        raise BinaryError(message)
+    hidden = not kinds[_CUBIN] and not kinds[_PTX] and any(s.name == REGISTERED and s.size for s in elf.sections)
+    refuse_if(hidden, "it registers GPU code, and its sections show none")
     return GpuCode(_capabilities(kinds[_CUBIN]), _capabilities(kinds[_PTX]))
 
 
@@ -275,18 +222,14 @@ def _entries(elf: Elf, section: Section) -> Iterator[tuple[int, int]]:
     while (at := _next_container(elf, at, end)) + _CONTAINER.size <= end:
         _, _, header, body = _CONTAINER.unpack(elf.read(at, _CONTAINER.size, section.name))
         inner, after = at + header, at + header + body
-        if header < _CONTAINER.size or after > end:
-            message = f"a container of {section.name} ends outside of it"
-            raise BinaryError(message)
+        refuse_if(header < _CONTAINER.size or after > end, f"a container of {section.name} ends outside of it")
         while inner + _ENTRY.size <= after:
             kind, _, size, payload, architecture = _ENTRY.unpack(elf.read(inner, _ENTRY.size, section.name))
-            if size < _ENTRY.size or inner + size + payload > after:
-                message = f"an entry of {section.name} ends outside its container"
-                raise BinaryError(message)
+            outside = size < _ENTRY.size or inner + size + payload > after
+            refuse_if(outside, f"an entry of {section.name} ends outside its container")
             if kind in (_PTX, _CUBIN):
-                if not _LOWEST <= architecture < _HIGHEST:
-                    message = f"an entry of {section.name} is for architecture {architecture}, which no GPU has"
-                    raise BinaryError(message)
+                unknown = not _LOWEST <= architecture < _HIGHEST
+                refuse_if(unknown, f"{section.name} has an entry for architecture {architecture}, which no GPU has")
                 yield kind, architecture
             inner += size + payload
         at = after

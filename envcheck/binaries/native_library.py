@@ -135,7 +135,6 @@ def is_foreign(library: Library, machine: str) -> bool:
 def read_library(file: BinaryIO, path: str) -> Library:
     """Return what a library needs and holds. Raises BinaryError if it is no ELF library that can be read."""
     elf = Elf(file)
-    elf.refuse_hidden_tables()
     dynamic, code = elf.dynamic(), gpu_code(elf)
     needed = [s.name for s in elf.symbols() if not s.defined and not s.weak and is_torch_symbol(s.name)]
     return Library(

@@ -7,15 +7,15 @@ is unpacked into an unnamed temporary file. Unpacking ends at a limit, not at th
 from __future__ import annotations
 
 import errno
+import itertools
 import re
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from envcheck.binaries.elf import MAGIC, BinaryError
+from envcheck.binaries.elf import MAGIC, BinaryError, refuse_if
 from envcheck.binaries.native_library import Library, read_library
 
 _METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
@@ -52,42 +52,31 @@ def read_members(path: Path) -> WheelContents:
             return WheelContents(*_metadata(archive, members), *_libraries(archive, members, allowed))
     except BinaryError:
         raise
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a seek to before the file, as a damaged directory of members leads to
+    except (OSError, *_BROKEN) as error:
+        # EINVAL: a seek to before the file, as a damaged directory of members leads to.
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
-        message = "not a wheel, or a damaged one: its members are not where its directory says"
-        raise BinaryError(message) from error
-    except _BROKEN as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        message = f"not a wheel, or a damaged one: {reason}"
+        message = f"not a wheel, or a damaged one: {' '.join(str(error).split())[:200] or type(error).__name__}"
         raise BinaryError(message) from error
 
 
 def _metadata(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]) -> tuple[str, str]:
     """Return the directory and the text of METADATA; refuse members that installers refuse, or take differently."""
-    if len(members) > _MOST_MEMBERS:
-        message = f"{len(members)} members: no wheel has so many"
-        raise BinaryError(message)
+    refuse_if(len(members) > _MOST_MEMBERS, f"{len(members)} members: no wheel has so many")
     names: set[str] = set()
     for member in members:
-        if member.filename in names:
-            message = f"not a wheel: it has {_shown(member)} twice"
-            raise BinaryError(message)
+        refuse_if(member.filename in names, f"not a wheel: it has {_shown(member)} twice")
         names.add(member.filename)
-        if member.filename.startswith("/") or ".." in member.filename.split("/"):
-            message = f"not a wheel: {_shown(member)} lies outside of it"
-            raise BinaryError(message)
+        outside = member.filename.startswith("/") or ".." in member.filename.split("/")
+        refuse_if(outside, f"not a wheel: {_shown(member)} lies outside of it")
     named = [member for member in members if _METADATA.fullmatch(member.filename)]
-    if len(named) != 1:
-        message = f"not a wheel: it has {len(named) or 'no'} METADATA"
-        raise BinaryError(message)
+    refuse_if(len(named) != 1, f"not a wheel: it has {len(named) or 'no'} METADATA")
     return named[0].filename.partition("/")[0].removesuffix(".dist-info"), _text(archive, named[0])
 
 
 def _opened(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> BinaryIO:
-    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        message = f"{_shown(member)} is compressed by method {member.compress_type}, which wheels do not use"
-        raise BinaryError(message)
+    odd = member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+    refuse_if(odd, f"{_shown(member)} is compressed by method {member.compress_type}, which wheels do not use")
     return archive.open(member)  # type: ignore[return-value]
 
 
@@ -98,9 +87,7 @@ def _shown(member: zipfile.ZipInfo) -> str:
 def _text(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> str:
     with _opened(archive, member) as stream:
         data = stream.read(_LARGEST_TEXT + 1)
-    if len(data) > _LARGEST_TEXT:
-        message = f"{_shown(member)} has more than {_LARGEST_TEXT >> 20} MiB"
-        raise BinaryError(message)
+    refuse_if(len(data) > _LARGEST_TEXT, f"{_shown(member)} has more than {_LARGEST_TEXT >> 20} MiB")
     return data.decode("utf-8", "replace")
 
 
@@ -117,20 +104,12 @@ def _libraries(
                 if _LIBRARY.search(member.filename):
                     unread[_shown(member)] = "not an ELF file" if start else "an empty file"
                 continue
-            for block in _blocks(start, stream):
+            for block in itertools.chain([start], iter(lambda: stream.read(_BLOCK), b"")):
                 allowed -= len(block)
-                if allowed < 0:
-                    message = f"its libraries are more than {_MOST_RATIO} times as large as the wheel"
-                    raise BinaryError(message)
+                refuse_if(allowed < 0, f"its libraries are more than {_MOST_RATIO} times as large as the wheel")
                 file.write(block)
             try:
                 libraries.append(read_library(file, _shown(member)))
             except BinaryError as error:
                 unread[_shown(member)] = str(error)
     return libraries, unread
-
-
-def _blocks(start: bytes, stream: BinaryIO) -> Iterator[bytes]:
-    yield start
-    while block := stream.read(_BLOCK):
-        yield block

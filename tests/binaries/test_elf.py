@@ -98,19 +98,6 @@ def test_what_is_wrong_is_said(data: bytes, words: str) -> None:
         read(data)
 
 
-@each(("kind", "words"), [(11, "the symbols that it has"), (6, "the dynamic table"), (0x6FFFFFFE, "the versions")])
-def test_a_library_whose_sections_hide_what_the_loader_reads_is_refused(kind: int, words: str) -> None:
-    contents = (path.read_bytes() for path in real_libraries())
-    data = bytearray(next(content for content in contents if Elf(io.BytesIO(content)).versions()))
-    assert complaint(bytes(data)) is None
-    (table,) = struct.unpack_from("<Q", data, 40)
-    (count,) = struct.unpack_from("<H", data, 60)
-    for at in range(table, table + 64 * count, 64):
-        if struct.unpack_from("<I", data, at + 4) == (kind,):
-            struct.pack_into("<I", data, at + 4, 1)
-    assert words in (complaint(bytes(data)) or "")
-
-
 def test_code_that_is_registered_and_not_found_is_no_library_without_code() -> None:
     assert complaint(library(MadeLibrary(registers=24))) == "it registers GPU code, and its sections show none"
     assert complaint(library(MadeLibrary(registers=24, code=[(PTX, 90)]))) is None
