@@ -1,16 +1,13 @@
-"""Two reports of one machine: what changed, and what got slower by more than its own noise.
+"""Two reports of one machine: what changed, and what got slower by more than its own noise. GPUs are told by UUID.
 
 A speed's shift is the median over the points of its curve of ln(after / before), turned so that slower is positive.
 It counts when it passes the larger of
 
-- the floor, as ln(1 + floor) (`--threshold`): 5 % where both ran on GPUs, as the rules of
-  microsoft/superbenchmark have it (criteria x < -0.05) and healthy GPUs of one model are apart (stas00/ml-engineering,
-  compute/accelerator); 30 % on a CPU that others use too, 25 % for latencies (ours), and
-- the noise: 4 standard errors of that median, 4 x 1.2533 x s / sqrt(n), with s the standard deviation of the n points
-  (of two equal curves of 7 normal points it calls 0.4 % different, of 4 points 1.5 %); and the spread of the repeats,
-  (largest - smallest) / median, where either run repeated the check; of a repeated run the median is compared.
-
-A GPU is the same one when its UUID is.
+- the floor, as ln(1 + floor) (`--threshold`): 5 % on GPUs, as the rules of microsoft/superbenchmark have it (criteria
+  x < -0.05) and healthy GPUs of one model are apart (stas00/ml-engineering, compute/accelerator); 30 % on a CPU that
+  others use too, 25 % for latencies (ours), and
+- the noise: 4 standard errors of that median, 4 x 1.2533 x s / sqrt(n), with s the standard deviation of the n points;
+  and the spread of the repeats, (largest - smallest) / median, where either run repeated the check.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import math
 import statistics
 import textwrap
 from collections.abc import Iterator
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -45,7 +42,7 @@ Kind = Literal["status", "speed", "gpu", "fact", "verdict"]
 _LATENCY_NOISE: Final = 0.25
 
 
-class ReportChange(Row, frozen=True, kw_only=True):
+class ReportChange(Row, frozen=True):
     """One thing that differs. `worse` is a regression, None where neither is better.
 
     `shift` is the relative change of a speed's value, -0.1 for a tenth less, `threshold` what it had to pass.
@@ -53,9 +50,9 @@ class ReportChange(Row, frozen=True, kw_only=True):
 
     kind: Kind
     what: str
-    gpu: str = ""
     before: str
     after: str
+    gpu: str = ""
     worse: bool | None = None
     shift: float | None = None
     threshold: float | None = None
@@ -84,66 +81,51 @@ def compare(before: RunReport, after: RunReport, floor: float | None = None) -> 
     """Return what differs; `floor` is the relative change below which a speed is the same."""
     old, new = ({o.id: o for o in report.outcomes} for report in (before, after))
     both = [identity for identity in old if identity in new]
-    notes = [*_unlike(before, after), *_pseudonyms(before, after), *_only(after, old, new)]
     least = floor if floor is not None else FLOOR["gpu" if before.mode == after.mode == "gpu" else "cpu"]
-    shifts: list[ReportChange | None] = []
-    if before.mode == after.mode:
-        shifts = [change for identity in both for change in _shifts(old[identity], new[identity], least)]
+    alike = both if before.mode == after.mode else []
+    shifts = [change for identity in alike for change in _shifts(old[identity], new[identity], least)]
+    never = [old[i] for i in phrases.unfinished(after) if i in old and old[i].status == "pass"]
+    lost = [ReportChange("status", o.id, f"pass: {o.summary}", "never ran", worse=True) for o in never]
     changes = [
         *_gpu_changes(before, after),
         *(_status(old[i], new[i]) for i in both if old[i].status != new[i].status),
-        *(
-            ReportChange(kind="status", what=i, before=f"pass: {old[i].summary}", after="never ran", worse=True)
-            for i in phrases.unfinished(after)
-            if i in old and old[i].status == "pass"
-        ),
+        *lost,
         *(change for change in shifts if change is not None),
         *_facts(before, after),
     ]
-    return Comparison(changes=changes, compared=len(both) + len(shifts), notes=notes)
+    return Comparison(changes=changes, compared=len(both) + len(shifts), notes=[*_notes(before, after, old, new)])
 
 
-def _unlike(before: RunReport, after: RunReport) -> Iterator[str]:
+def _notes(
+    before: RunReport, after: RunReport, old: dict[str, OutcomeRow], new: dict[str, OutcomeRow]
+) -> Iterator[str]:
+    """Yield what the two do not have in common."""
     if before.host.name != after.host.name:
         yield f"two machines: {before.host.name} and {after.host.name}"
     if before.mode != after.mode:
         yield f"one ran on {before.mode}, the other on {after.mode}: no speed was compared"
-    for name, report in (("first", before), ("second", after)):
-        if not report.ended:
-            yield f"the {name} run was cut short"
-
-
-def _pseudonyms(before: RunReport, after: RunReport) -> Iterator[str]:
-    """Say of reports redacted without a key that their names are numbers: the n-th GPU need not be the n-th."""
+    yield from (
+        f"the {n} run was cut short" for n, report in (("first", before), ("second", after)) if not report.ended
+    )
     if any(uuid.startswith(UNKEYED) for report in (before, after) for uuid in phrases.uuids(report)):
+        # The n-th GPU need not be the n-th.
         yield "GPUs are taken for the same by their order: redacted without a key, they are numbered in each report"
-
-
-def _only(after: RunReport, old: dict[str, OutcomeRow], new: dict[str, OutcomeRow]) -> Iterator[str]:
     planned = {check.id for check in after.plan.checks}
-    for name, ids in (
-        ("first", [i for i in old if i not in new and i not in planned]),
-        ("second", [i for i in new if i not in old]),
-    ):
-        if ids:
-            yield f"only in the {name}: {', '.join(ids)}"
+    only = {"first": [i for i in old if i not in new and i not in planned], "second": [i for i in new if i not in old]}
+    yield from (f"only in the {name}: {', '.join(ids)}" for name, ids in only.items() if ids)
 
 
 def _gpu_changes(before: RunReport, after: RunReport) -> Iterator[ReportChange]:
     old, new = phrases.uuids(before), phrases.uuids(after)
     # Two nodes have no GPU in common; a node that has one of its own left has lost the others.
-    same = before.host.name == after.host.name or bool(set(old) & set(new))
-    for uuid in [*old, *new] if same else []:
-        if uuid not in new:
-            yield ReportChange(kind="gpu", what="GPU", gpu=uuid, before="there", after="gone", worse=True)
-        elif uuid not in old:
-            yield ReportChange(kind="gpu", what="GPU", gpu=uuid, before="not there", after="there")
+    if before.host.name == after.host.name or set(old) & set(new):
+        yield from (ReportChange("gpu", "GPU", "there", "gone", uuid, worse=True) for uuid in old if uuid not in new)
+        yield from (ReportChange("gpu", "GPU", "not there", "there", uuid) for uuid in new if uuid not in old)
 
 
 def _status(old: OutcomeRow, new: OutcomeRow) -> ReportChange:
     worse = _WORSE.index(new.status) > _WORSE.index(old.status)
-    summaries = [f"{o.status}: {o.summary}" for o in (old, new)]
-    return ReportChange(kind="status", what=old.id, before=summaries[0], after=summaries[1], worse=worse)
+    return ReportChange("status", old.id, f"{old.status}: {old.summary}", f"{new.status}: {new.summary}", worse=worse)
 
 
 def _shifts(old: OutcomeRow, new: OutcomeRow, floor: float) -> Iterator[ReportChange | None]:
@@ -154,8 +136,8 @@ def _shifts(old: OutcomeRow, new: OutcomeRow, floor: float) -> Iterator[ReportCh
             yield _shift(key, series, later[key], floor)
         elif measured and key not in later and (not key.gpu or any(key.gpu == other.gpu for other in later)):
             # It is measured no more, though its check ran on that GPU: it may have changed.
-            told: dict[str, Any] = {"before": _value_at(series, [*series.points][-1]), "after": "not measured"}
-            yield ReportChange(kind="speed", what=f"{key.check} {key.quantity}", gpu=key.gpu, worse=True, **told)
+            was = _value_at(series, [*series.points][-1])
+            yield ReportChange("speed", f"{key.check} {key.quantity}", was, "not measured", key.gpu, worse=True)
 
 
 def _shift(key: Key, old: Series, new: Series, floor: float) -> ReportChange | None:
@@ -168,20 +150,10 @@ def _shift(key: Key, old: Series, new: Series, floor: float) -> ReportChange | N
     if abs(shift) <= threshold:
         return None
     largest = points[-1]
-    return ReportChange(
-        kind="speed",
-        what=f"{key.check} {key.quantity}{f' ({len(points)} sizes)' if len(points) > 1 else ''}",
-        gpu=key.gpu,
-        before=_value_at(old, largest),
-        after=_value_at(new, largest),
-        worse=shift > 0,
-        shift=_share(sign * shift),
-        threshold=_share(threshold),
-    )
-
-
-def _share(shift: float) -> float:
-    return round(math.expm1(min(shift, _HUGE)), 4)
+    sizes = f" ({len(points)} sizes)" if len(points) > 1 else ""
+    values = _value_at(old, largest), _value_at(new, largest)
+    far, least = (round(math.expm1(min(value, _HUGE)), 4) for value in (sign * shift, threshold))
+    return ReportChange("speed", f"{key.check} {key.quantity}{sizes}", *values, key.gpu, shift > 0, far, least)
 
 
 def _value_at(series: Series, point: str) -> str:
@@ -189,19 +161,21 @@ def _value_at(series: Series, point: str) -> str:
 
 
 def _facts(before: RunReport, after: RunReport) -> Iterator[ReportChange]:
-    pairs: list[tuple[str, Any, Any]] = [("verdict", before.verdict.sentence, after.verdict.sentence)]
-    pairs += [("envcheck", before.tool, after.tool), ("target", before.target.name, after.target.name)]
-    pairs.append(("image", before.target.image_id, after.target.image_id))
-    pairs += [(name, before.environment.get(name), after.environment.get(name)) for name in _FACTS]
-    pairs += [(name, before.snapshot.signal(name).value, after.snapshot.signal(name).value) for name in _SIGNALS]
-    for name, old, new in pairs:
-        if old != new:
-            kind: Kind = "verdict" if name == "verdict" else "fact"
-            yield ReportChange(kind=kind, what=name, before=_fact(old), after=_fact(new))
-
-
-def _fact(value: Any) -> str:
-    return "nothing" if value is None else phrases.quantity(value, "")
+    one, other = (
+        {
+            "verdict": report.verdict.sentence,
+            "envcheck": report.tool,
+            "target": report.target.name,
+            "image": report.target.image_id,
+            **{name: report.environment.get(name) for name in _FACTS},
+            **{name: report.snapshot.signal(name).value for name in _SIGNALS},
+        }
+        for report in (before, after)
+    )
+    for name, old in one.items():
+        if old != other[name]:
+            was, now = ("nothing" if value is None else phrases.quantity(value, "") for value in (old, other[name]))
+            yield ReportChange("verdict" if name == "verdict" else "fact", name, was, now)
 
 
 def encode(comparison: Comparison) -> bytes:
@@ -211,25 +185,17 @@ def encode(comparison: Comparison) -> bytes:
 
 def lines(comparison: Comparison) -> list[str]:
     """Return what people read, at 80 columns: what got worse, what got better, what else changed, and the sum of it."""
-    sections = {
-        "Worse": comparison.regressions,
-        "Better": [change for change in comparison.changes if change.worse is False],
-        "Changed": [change for change in comparison.changes if change.worse is None],
-    }
     text = []
-    for title, changes in sections.items():
-        text += [title, *(line for same in _by_what(changes) for line in _change_lines(same)), ""] if changes else []
-    text += [line for note in comparison.notes for line in _wrapped(f"note: {note}", "  ")]
-    worse = len(comparison.regressions)
-    end = counted(worse, "regression") if worse else "nothing got worse" if comparison.compared else "no match"
+    for title, worse in (("Worse", True), ("Better", False), ("Changed", None)):
+        groups: dict[tuple[str, str], list[ReportChange]] = {}
+        for change in comparison.changes:
+            if change.worse is worse:
+                groups.setdefault((change.kind, change.what), []).append(change)
+        text += [title, *(line for same in groups.values() for line in _change_lines(same)), ""] if groups else []
+    text += [line for note in comparison.notes for line in _wrapped(f"note: {note}", 0, 2)]
+    bad = len(comparison.regressions)
+    end = counted(bad, "regression") if bad else "nothing got worse" if comparison.compared else "no match"
     return [*text, f"{end}; compared {counted(comparison.compared, 'check or speed', 'checks and speeds')}"]
-
-
-def _by_what(changes: list[ReportChange]) -> list[list[ReportChange]]:
-    groups: dict[tuple[str, str], list[ReportChange]] = {}
-    for change in changes:
-        groups.setdefault((change.kind, change.what), []).append(change)
-    return list(groups.values())
 
 
 def _change_lines(same: list[ReportChange]) -> list[str]:
@@ -239,20 +205,16 @@ def _change_lines(same: list[ReportChange]) -> list[str]:
     far = " to ".join(f"{shift:+.1%}" for shift in sorted({min(shifts), max(shifts)})) if shifts else ""
     least = f" (threshold {max(change.threshold or 0.0 for change in same):.1%})" if shifts else ""
     whose = first.gpu if len(same) == 1 else f"{len(same)} GPUs or ranks" if shifts else ""
-    head = f"{first.what}{f' on {whose}' if whose else ''}{f': {far}{least}' if far else ''}"
+    head = _wrapped(f"{first.what}{f' on {whose}' if whose else ''}{f': {far}{least}' if far else ''}", 2, 4)
     if len(same) > 1:
-        each = (f"{change.gpu}: {change.before} -> {change.after}" for change in same)
-        return [*_wrapped(head, "    ", "  "), *(line for text in each for line in _wrapped(text, " " * 8, " " * 6))]
-    return [
-        *_wrapped(head, "    ", "  "),
-        *_wrapped(f"before  {first.before}", " " * 14, " " * 6),
-        *_wrapped(f"after   {first.after}", " " * 14, " " * 6),
-    ]
+        return head + [line for c in same for line in _wrapped(f"{c.gpu}: {c.before} -> {c.after}", 6, 8)]
+    return head + _wrapped(f"before  {first.before}", 6, 14) + _wrapped(f"after   {first.after}", 6, 14)
 
 
-def _wrapped(text: str, later: str, first: str = "") -> list[str]:
+def _wrapped(text: str, first: int, later: int) -> list[str]:
+    start, then = " " * first, " " * later
     clean = printable(text)
-    return textwrap.wrap(clean, _COLUMNS, initial_indent=first, subsequent_indent=later, break_on_hyphens=False)
+    return textwrap.wrap(clean, _COLUMNS, initial_indent=start, subsequent_indent=then, break_on_hyphens=False)
 
 
 class Key(NamedTuple):
@@ -266,8 +228,8 @@ class Key(NamedTuple):
 class Series(NamedTuple):
     """A quantity's points; `higher` says that more is better. `noise` is how far, relatively, it is known to move."""
 
-    higher: bool
     points: dict[str, float]
+    higher: bool = False
     unit: str = ""
     noise: float = 0.0
 
@@ -275,49 +237,40 @@ class Series(NamedTuple):
 def speeds(outcome: OutcomeRow) -> dict[Key, Series]:
     """Return every speed that an outcome holds; none if it has no value."""
     series: dict[Key, Series] = {}
-    higher = True if outcome.unit.endswith("/s") else False if outcome.unit in SLOW_UNITS else None
+    unit = outcome.unit
+    higher = True if unit.endswith("/s") else False if unit in SLOW_UNITS else None
     # Of a repeated run the median is compared, not the round that was judged.
     median = outcome.spread.median if outcome.spread else None
     value = median if median is not None else phrases.number(outcome.value)
     if value is not None and value > 0 and higher is not None:
-        series[Key(outcome.id, "", "value")] = Series(higher, {"": value}, outcome.unit, _repeat_noise(outcome))
+        series[Key(outcome.id, "", "value")] = Series({"": value}, higher, unit, _repeat_noise(outcome))
     for rank in ranks_of(outcome):
         series.update({Key(outcome.id, rank.gpu, name): one for name, one in _of_rank(rank)})
-        if higher is not None:
-            values = {name: value for name, value in rank.values.items() if value is not None and value > 0}
-            for name, value in values.items():
-                series[Key(outcome.id, rank.gpu, f"values.{name}")] = Series(higher, {"": value}, outcome.unit)
-            series.update(_pairs(outcome, rank.pairs, higher=higher))
+        pairs = rank.pairs if rank.pairs and rank.pairs.gpus else PairMatrix([], [])
+        values = [(rank.gpu, f"values.{name}", value) for name, value in rank.values.items()]
+        values += [
+            (f"{source} -> {target}", "rate", value)
+            for source, row in zip(pairs.gpus, pairs.rows, strict=True)
+            for target, value in zip(pairs.gpus, row, strict=True)
+        ]
+        for gpu, name, value in values if higher is not None else []:
+            if value is not None and value > 0:
+                series[Key(outcome.id, gpu, name)] = Series({"": value}, bool(higher), unit)
     return series
 
 
 def _of_rank(rank: RankMeasurements) -> Iterator[tuple[str, Series]]:
     """Yield the curves of one rank; the speed over time as its median."""
     for collective, points in rank.seconds.items():
-        yield (
-            f"curves.{collective}.seconds" if collective else "curve.seconds",
-            Series(higher=False, points=_by_size(points)),
-        )
+        yield f"curves.{collective}.seconds" if collective else "curve.seconds", Series(_by_size(points))
     for collective, points in rank.latencies.items():
-        yield f"latency.{collective}.p50", Series(higher=False, points=_by_size(points), noise=_LATENCY_NOISE)
+        yield f"latency.{collective}.p50", Series(_by_size(points), noise=_LATENCY_NOISE)
     if speed := [value for _, value in rank.over_time["speed"]]:
-        yield "points.tflops", Series(higher=True, points={"": statistics.median(speed)})
+        yield "points.tflops", Series({"": statistics.median(speed)}, higher=True)
 
 
 def _by_size(points: Points) -> dict[str, float]:
     return {phrases.size(at): value for at, value in points}
-
-
-def _pairs(outcome: OutcomeRow, pairs: PairMatrix | None, *, higher: bool) -> dict[Key, Series]:
-    """Return a matrix from GPU to GPU as a speed of each pair, by UUIDs."""
-    if pairs is None or not pairs.gpus:
-        return {}
-    return {
-        Key(outcome.id, f"{source} -> {target}", "rate"): Series(higher, {"": rate}, outcome.unit)
-        for source, row in zip(pairs.gpus, pairs.rows, strict=True)
-        for target, rate in zip(pairs.gpus, row, strict=True)
-        if rate is not None and rate > 0
-    }
 
 
 def _repeat_noise(outcome: OutcomeRow) -> float:

@@ -1,19 +1,22 @@
 """A report without names: hosts, users, UUIDs, serials, addresses and paths become pseudonyms, and no verdict changes.
 
 Within one report a name has one pseudonym, numbered as names come; with a key it has the same one in every report of
-that key (HMAC-SHA256), so that redacted reports can still be compared.
+that key (HMAC-SHA256), so that redacted reports can still be compared. names.toml says what is taken for a name.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import hmac
 import os
 import platform
 import pwd
 import re
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -21,58 +24,54 @@ import msgspec
 from envcheck.errors import EnvcheckError
 from envcheck.reports.model import RunReport, rejudge
 
-# What no name stands in; a check's id or a GPU's model may look like one.
-_KEPT: Final = ("schema", "tool", "started", "ended", "mode", "plan", "verdict", "judged_by", "resumed", "timing")
-_KEPT_KEYS: Final = ("id", "kind", "status", "unit", "code", "why", "image_id", "launcher", "arch", "system")
-# Where versions and models stand: "570.124.06" there is a driver, whatever the host is called.
-_TECHNICAL: Final = ("name", "arch_list", "torch", "cuda", "cudnn", "nccl", "python", "backend", "capability")
-_UUID: Final = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?:/\d+/\d+)?")
-_HOME: Final = re.compile(r"/(?:home|Users)/([^/\s:'\"]+)")
-_URL: Final = re.compile(r"\b(https?|ssh|tcp|git)://[^\s'\",;)]+")
-_IMAGE: Final = re.compile(r"^([\w-]+(?:\.[\w-]+)*(?:\.[\w-]+|:\d+))/((?:[\w.-]+/)*)(?=[\w.-]+(?:[:@]|$))")
-_ADDRESS: Final = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?=[:/\]])|(?<=[\[@/])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])")
-_IP4: Final = re.compile(r"(?<![\d.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\d.]*\d)")
-_IP6: Final = re.compile(
-    r"(?<![\w:])(?:[0-9a-fA-F]{1,4}:){7}[0-9a-fA-F]{1,4}(?![\w:])|"
-    r"(?<![\w:])(?:[0-9a-fA-F]{1,4}(?::[0-9a-fA-F]{1,4}){0,5})?::(?:[0-9a-fA-F]{1,4}:){0,5}[0-9a-fA-F]{1,4}(?![\w:])"
-)
-_MAIL: Final = re.compile(r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+")
-_AT: Final = re.compile(r"(?<=\w@)[\w-]+")
-_PROCESS: Final = re.compile(r"(?<=\bname=)[^\s,;]+")
-# Variables that steer torch, CUDA and NCCL; of any other the value says something of the site.
-_STEERING: Final = re.compile(
-    r"(NCCL|CUDA|CUBLAS|CUDNN|NVIDIA|TORCH|PYTORCH|TRITON|OMP|MKL|KMP|LD|UCX|FI|GLOO|COMPUTE|OPENCL|WORLD)(_|[A-Z]|$)"
-)
-_SWITCH: Final = re.compile(r"[\d.,:-]*|true|false|yes|no|on|off", re.IGNORECASE)
-_PROSE: Final = ("summary", "remedy", "log", "reason", "resolution", "error", "chosen", "text", "culprit")
-_RUNNING: Final = ("processes", "host.stuck_processes")
-_HARDWARE: Final = re.compile(r"\b(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}\b|\b(?:[0-9a-fA-F]{4}:){3}[0-9a-fA-F]{4}\b")
-_PATH: Final = re.compile(r"(?<![\w/.<])/(?!/)[^\s'\":;,()\[\]<>|]+")
-_QUOTED: Final = re.compile(r"""(?<=')/[^'\n]*(?=')|(?<=")/[^"\n]*(?=")""")
-_SYSTEM: Final = ("usr", "lib", "lib64", "proc", "sys", "dev", "etc", "run", "bin", "sbin")
-# Below these the names are a site's own again.
-_OWN: Final = ("/usr/local/", "/run/", "/etc/", "/dev/shm/")  # noqa: S108 (a prefix to look for)
-# Parts of a path that say what a thing is, and not whose: checks look at them.
-_COMMON: Final = re.compile(
-    r"home|Users|user|\.dockerenv|opt|srv|mnt|tmp|var|bin|lib|lib64|share|local|include|python3?(\.\d+)*|(site|dist)-packages|\.?v?envs?|"
-    r"\.local|\.cache|\.config|torch[\w.+-]*|nvidia|cuda[-\d.]*|stubs|compat|triton|envcheck[\w.-]*|x86_64-linux(-gnu)?|"
-    r"aarch64-linux(-gnu)?|usr|run|media|etc|sbin|src|ptxas|nvcc|gcc|g\+\+|cc|c\+\+|nccl|ucx|openmpi|lib[\w+-]*\.so[\w.]*|pip\.conf|\.netrc|conda|(mini|ana)conda3|dir-\w+(\.\w+)?|user-\w+|"
-    r"\w+\.d|\w+\.sock|nccl\.conf|hosts|hostname|resolv\.conf|ld\.so\.\w+|docker|containerd|cdi|daemon\.json|nvidia[\w.-]*|secrets|ssl|certs|systemd|udev|lock|dev|shm|"
-    r"passwd|group|os-release|security|limits\.conf|fstab|machine-id|modprobe|modules|apt|pip|containers"
-)
-_SUFFIX: Final = re.compile(r"\.(py|so|json|conf|toml|yaml|txt|pth|img)$")
-_WORDS: Final = re.compile(r"[\d.-]")
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 # What a GPU's pseudonym begins with where no key was given.
 UNKEYED: Final = ("GPU-00000000-0000-0000-0000-", "MIG-00000000-0000-0000-0000-")
-_IMAGES: Final = ("envcheck", "library", "nvidia", "pytorch", "nvcr.io")
+_UUID: Final = re.compile(r"\b(GPU|MIG)-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?:/\d+/\d+)?")
+_HOME: Final = re.compile(r"/(?:home|Users)/([^/\s:'\"]+)")
 _PSEUDONYM: Final = re.compile(r"(host|user|dir|url|ip)-\w+")
-_LOOPBACK: Final = ("127.0.0.1", "0.0.0.0")  # noqa: S104 (not a valid image nameybody's)
-_HOSTS: Final = ("host", "hostname", "node", "nodename", "slurmd_nodename", "node_name", "master_addr")
-_NAMELESS: Final = ("root", "localhost", "nobody", "user", "none", "None")
+_WORDS: Final = re.compile(r"[\d.-]")
 
 
 class RedactError(EnvcheckError):
     """What was redacted would change (exit 3)."""
+
+
+class _Pattern(msgspec.Struct, frozen=True):
+    sign: str
+    form: str
+    put: str
+    where: str = ""
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """names.toml, which says what each of its fields means."""
+
+    kept: frozenset[str]
+    kept_keys: frozenset[str]
+    technical: frozenset[str]
+    prose: frozenset[str]
+    nameless: frozenset[str]
+    loopback: frozenset[str]
+    images: frozenset[str]
+    steering: str
+    switch: str
+    system: frozenset[str]
+    own: tuple[str, ...]
+    common: tuple[str, ...]
+    suffix: str
+    kinds: dict[str, frozenset[str]]
+    patterns: tuple[_Pattern, ...]
+
+
+@functools.cache
+def _table() -> _Table:
+    text = Path(__file__).with_name("names.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text), _Table)
 
 
 class Pseudonyms:
@@ -108,14 +107,27 @@ def know_this_machine(names: Pseudonyms) -> None:
     with contextlib.suppress(KeyError):
         users.append(pwd.getpwuid(os.getuid()).pw_name)
     for kind, name in (("host", host), ("host", host.partition(".")[0]), *(("user", user) for user in users)):
-        if name and name not in _NAMELESS:
+        if name and name not in _table().nameless:
             names.of(kind, name)
 
 
 def learn(report: RunReport, names: Pseudonyms) -> None:
-    """Have the names of another report replaced, too."""
-    for kind, name in _names(msgspec.to_builtins(report), ""):
-        names.of(kind, name)
+    """Have the names that stand where names stand in a report replaced wherever else they are, too."""
+
+    def each(key: str, text: str) -> str:
+        kind = _kind(key)
+        for match in _UUID.finditer(text):
+            names.of(match[1], match[0])
+        found = [("user", match[1]) for match in _HOME.finditer(text)]
+        # A number under `node` is that of a NUMA node or of a place in a group.
+        if kind and not (kind == "host" and text.isdigit()) and not {"/", " "} & set(text):
+            found += [(kind, text), *([(kind, text.partition(".")[0])] if kind == "host" else [])]
+        for named, name in found:
+            if name and name not in _table().nameless:
+                names.of(named, name)
+        return text
+
+    _walk(msgspec.to_builtins(report), "", each)
 
 
 def line(text: str, names: Pseudonyms, typed: Iterable[str] = ()) -> str:
@@ -127,7 +139,7 @@ def line(text: str, names: Pseudonyms, typed: Iterable[str] = ()) -> str:
     for match in _UUID.finditer(text):
         names.of(match[1], match[0])
     for word in sorted(typed, key=len, reverse=True):
-        part = _part(word, names, word in names.names("user"))
+        part = _part(word, names)
         for form in {word, repr(word)[1:-1]}:
             text = part.join(re.split(rf"(?<![\w-]){re.escape(form)}(?![\w-])", text))
     return _text(text, "text", names)
@@ -138,10 +150,14 @@ def redact(report: RunReport, key: str = "", names: Pseudonyms | None = None) ->
 
     `names` are pseudonyms that were given before, so that one name has one everywhere.
     """
-    data, names = msgspec.to_builtins(report), names or Pseudonyms(key)
+    data, names, table = msgspec.to_builtins(report), names or Pseudonyms(key), _table()
     learn(report, names)
-    redacted_data = {part: value if part in _KEPT else _walk(value, part, names) for part, value in data.items()}
-    redacted = msgspec.convert(redacted_data, RunReport)
+
+    def each(key: str, text: str) -> str:
+        return text if key in table.kept_keys else _text(text, key, names)
+
+    data = {part: value if part in table.kept else _walk(value, part, each) for part, value in data.items()}
+    redacted = msgspec.convert(data, RunReport)
     before, after = ({o.id: o.status for o in rejudge(version).report.outcomes} for version in (report, redacted))
     changed = sorted(identity for identity in before if after.get(identity) != before[identity])
     if changed:
@@ -150,63 +166,33 @@ def redact(report: RunReport, key: str = "", names: Pseudonyms | None = None) ->
     return redacted
 
 
-def _names(value: Any, key: str) -> Iterator[tuple[str, str]]:
-    """Yield the names that stand where names stand; they are replaced wherever else they are too."""
+def _walk(value: Any, key: str, each: Callable[[str, str], str]) -> Any:
+    """Return the value with each text, and each key that is a path or a UUID, as `each` has it for its key."""
     if isinstance(value, dict):
-        for inner, held in value.items():
-            yield from _names(held, _key(key, inner, value) if inner in ("value", "name") else inner)
-            if "-" in inner and _UUID.fullmatch(inner):
-                yield "GPU", inner
-    elif isinstance(value, list):
-        for item in value:
-            yield from _names(item, key)
-    elif isinstance(value, str) and value:
-        if "-" in value:
-            yield from ((match[1], match[0]) for match in _UUID.finditer(value))
-        yield from (("user", match[1]) for match in _HOME.finditer(value) if match[1] not in _NAMELESS)
-        kind = _kind(key)
-        # A number under `node` is that of a NUMA node or of a place in a group.
-        if kind and value not in _NAMELESS and not (kind == "host" and value.isdigit()) and not {"/", " "} & set(value):
-            yield kind, value
-            if kind == "host" and "." in value:
-                yield kind, value.partition(".")[0]
-
-
-def _kind(key: str) -> str:
-    last = key.rpartition(".")[2].lower()
-    if key == "host.name" or last in _HOSTS:
-        return "host"
-    if last in ("user", "logname", "username"):
-        return "user"
-    if "serial" in last:
-        return "serial"
-    if last == "uuid":
-        return "GPU"
-    return "boot" if last in ("boot", "boot_id", "machine_id") else ""
-
-
-def _walk(value: Any, key: str, names: Pseudonyms) -> Any:
-    if isinstance(value, dict):
-        return {
-            _text(inner, "", names) if inner.startswith("/") or _UUID.search(inner) else inner: _walk(
-                held, _key(key, inner, value), names
-            )
-            for inner, held in value.items()
-        }
+        renamed = {inner: each("", inner) if inner.startswith("/") or _UUID.search(inner) else inner for inner in value}
+        return {renamed[inner]: _walk(held, _key(key, inner, value), each) for inner, held in value.items()}
     if isinstance(value, list):
-        return [_walk(item, key, names) for item in value]
-    return _text(value, key, names) if isinstance(value, str) and key not in _KEPT_KEYS else value
+        return [_walk(item, key, each) for item in value]
+    return each(key, value) if isinstance(value, str) else value
 
 
 def _key(key: str, inner: str, held: dict[str, Any]) -> str:
     """Return what a value is called: a signal's as the signal, a process's name and a foreign variable as such."""
     if inner == "value":
         return key
-    if key in _RUNNING and inner not in ("value", "pid"):
+    if key in ("processes", "host.stuck_processes") and inner != "pid":
         return f"process.{inner}"
     if key == "env" and not {"value", "reason"} & set(held):
-        return inner if _STEERING.match(inner) or _kind(inner) else f"variable.{inner}"
+        return inner if re.match(_table().steering, inner) or _kind(inner) else f"variable.{inner}"
     return "host.name" if key == "host" and inner == "name" else inner
+
+
+@functools.cache
+def _kind(key: str) -> str:
+    """Return the kind of the names that stand under a key, or ""."""
+    last = key.rpartition(".")[2].lower()
+    kinds = {name: kind for kind, keys in _table().kinds.items() for name in keys}
+    return "host" if key == "host.name" else "serial" if "serial" in last else kinds.get(last, "")
 
 
 def _text(text: str, key: str, names: Pseudonyms) -> str:
@@ -215,52 +201,54 @@ def _text(text: str, key: str, names: Pseudonyms) -> str:
         return names.of(kind, text)
     if key in ("process.name", "process.command", "process.user") and text:
         return names.of(key.partition(".")[2], text)
-    for named_kind in ("GPU", "MIG", "serial", "boot"):
-        for name in names.names(named_kind):
-            text = text.replace(name, names.of(named_kind, name))
-    # Most texts have none of these signs, and each pattern needs one of them.
-    if "/" in text:
-        text = _URL.sub(lambda match: f"{match[1]}://{names.of('url', match[0])}.example", text)
-        text = _IMAGE.sub(lambda match: _registry(match, names), text)
-        text = _QUOTED.sub(lambda match: _path(match[0], names), text)
-        text = _PATH.sub(lambda match: _path(match[0], names), text)
-    if ":" in text:
-        text = _HARDWARE.sub(lambda match: names.of("address", match[0]), text)
-    if "." in text:
-        text = _ADDRESS.sub(lambda m: m[0] if m[0] in _LOOPBACK else names.of("ip", m[0]), text)
-    if key in _TECHNICAL or key.startswith("driver."):
-        return text
-    text = _people(_addresses(text, key, names), key, names)
-    if key.startswith("variable.") and "/" not in text and not _SWITCH.fullmatch(text):
+    for exact in ("GPU", "MIG", "serial", "boot"):
+        for name in names.names(exact):
+            text = text.replace(name, names.of(exact, name))
+    prose, technical = key in _table().prose, key in _table().technical or key.startswith("driver.")
+    for pattern in _table().patterns:
+        if pattern.sign in text and (not pattern.where or prose or (pattern.where == "plain" and not technical)):
+            text = re.sub(pattern.form, functools.partial(_replaced, pattern.put, names), text)
+    text = text if technical else _people(text, names, prose=prose)
+    if key.startswith("variable.") and "/" not in text and not re.fullmatch(_table().switch, text):
         return names.of("value", text)
     return text
 
 
+def _replaced(put: str, names: Pseudonyms, match: re.Match[str]) -> str:
+    found = {"_url": _url, "_registry": _registry, "_path": _path}.get(put)
+    if found:
+        return found(match, names)
+    return match[0] if match[0] in _table().loopback else names.of(put, match[0])
+
+
+def _url(match: re.Match[str], names: Pseudonyms) -> str:
+    return f"{match[1]}://{names.of('url', match[0])}.example"
+
+
 def _registry(match: re.Match[str], names: Pseudonyms) -> str:
     """Return an image's registry and its owners under their pseudonyms; what the image is called says what it is."""
-    owners = [name if name in _IMAGES else names.of("owner", name) for name in match[2].split("/") if name]
+    owners = [name if name in _table().images else names.of("owner", name) for name in match[2].split("/") if name]
     return "/".join([f"{names.of('registry', match[1])}.example", *owners, ""])
 
 
-def _addresses(text: str, key: str, names: Pseudonyms) -> str:
-    """Replace addresses in prose, and where the value is nothing else; elsewhere four numbers may be a version."""
-    prose = key in _PROSE
-    if prose and "@" in text:
-        text = _MAIL.sub(lambda match: names.of("mail", match[0]), text)
-    if prose and "=" in text:
-        text = _PROCESS.sub(lambda match: names.of("process", match[0]), text)
-    if "." in text and (prose or _IP4.fullmatch(text)):
-        text = _IP4.sub(lambda m: m[0] if m[0] in _LOOPBACK else names.of("ip", m[0]), text)
-    if ":" not in text:
-        return text
-    return _IP6.sub(lambda match: names.of("ip", match[0]) if match[0] != "::1" else match[0], text)
+def _path(match: re.Match[str], names: Pseudonyms) -> str:
+    root, *parts = match[0][1:].split("/")
+    if root in _table().system and not match[0].startswith(_table().own):
+        return match[0]
+    return "/" + "/".join(_part(part, names) for part in (root, *parts))
 
 
-def _people(text: str, key: str, names: Pseudonyms) -> str:
+def _part(part: str, names: Pseudonyms) -> str:
+    if part in names.names("user"):
+        return names.of("user", part)
+    if not part or re.fullmatch("|".join(_table().common), part):
+        return part
+    suffix = re.search(_table().suffix, part)
+    return names.of("dir", part) + (suffix[0] if suffix else "")
+
+
+def _people(text: str, names: Pseudonyms, *, prose: bool) -> str:
     """Replace hosts and users as words; those that are common words only in prose, where no check looks."""
-    prose = key in _PROSE
-    if prose and "@" in text:
-        text = _AT.sub(lambda match: names.of("host", match[0]), text)
     for kind in ("host", "user"):
         for name in names.names(kind):
             if prose or _WORDS.search(name):
@@ -277,20 +265,3 @@ def _siblings(text: str, host: str, names: Pseudonyms) -> str:
         return text
     alike = re.sub(r"\\?\d+", r"(?:\\d+|\\[[\\d,-]+\\])", re.escape(host))
     return re.sub(rf"(?<![\w.-]){alike}(?![\w-])", lambda match: names.of("host", match[0]), text)
-
-
-def _path(path: str, names: Pseudonyms) -> str:
-    root, *parts = path[1:].split("/")
-    if root in _SYSTEM and not path.startswith(_OWN):
-        return path
-    users = names.names("user")
-    return "/" + "/".join(_part(part, names, part in users) for part in (root, *parts))
-
-
-def _part(part: str, names: Pseudonyms, user: bool) -> str:  # noqa: FBT001 (one caller)
-    if user:
-        return names.of("user", part)
-    if not part or _COMMON.fullmatch(part):
-        return part
-    suffix = _SUFFIX.search(part)
-    return names.of("dir", part) + (suffix[0] if suffix else "")
