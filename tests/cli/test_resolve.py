@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.cli.sources import this_machine
+from envcheck.cli.commands import resolve as this_machine
 from envcheck.errors import UnavailableError
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.resolve import Query

@@ -1,28 +1,91 @@
-"""The cell that `envcheck build` builds, and the lock that is made first where it has none."""
+"""The cell that `envcheck build` builds: the one that is named, or the best published one for this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import click
 
 from envcheck.cli import Settings
-from envcheck.cli.sources.on_top import extensions_of_target
 from envcheck.data import data_path, state_path
-from envcheck.errors import ConfigError
-from envcheck.images import lock_on_top, lock_with_uv
-from envcheck.images.dockerfile import render_dockerfile, write_locks
+from envcheck.errors import ConfigError, NotFoundError, UnavailableError
+from envcheck.images.dockerfile import render_dockerfile
 from envcheck.images.lockfile import Lock, read_locks
 from envcheck.images.spec import ImageSpec, facts, load_spec, load_specs, make_spec, near, no_lock, select_one
 from envcheck.images.targets import SHARED_GROUPS, groups_of
+from envcheck.images.wheels import bytes_to_fetch
 from envcheck.matrix.facts.model import Cell, HostArch, Matrix, Target
 from envcheck.matrix.file.load import load
+from envcheck.matrix.resolver.resolve import Resolution
+from envcheck.mirrors.net.client import hub_client
 from envcheck.mirrors.profiles.model import Profile
 
 
-def spec_to_build(settings: Settings, selector: str, target: Any, images_dir: Path | None, arch: HostArch) -> ImageSpec:
+class BestCell(NamedTuple):
+    """A cell, and why it is not the best that resolve names; None where it is."""
+
+    cell: Cell
+    why: str | None = None
+
+
+def published_here(matrix: Matrix, answers: Sequence[Resolution]) -> list[Cell]:
+    """Return the published cells that run here, best first.
+
+    Where these are CPU cells, the default builds of the same torches follow: they run on a CPU too.
+    """
+    arch = answers[0].arch
+    published = {str(cell): cell for cell in matrix.cells() if arch in matrix.archs(cell)}
+    named = [answer.published for answer in answers] + [row.cell for answer in answers for row in answer.ranked]
+    legal = [*dict.fromkeys(published[name] for name in named if name in published)]
+    return [*legal, *(cell for first in legal if first.variant == "cpu" for cell in _defaults(matrix, first, arch))]
+
+
+def _defaults(matrix: Matrix, cell: Cell, arch: HostArch) -> Iterator[Cell]:
+    """Yield the published cells of the same torch in the variant that the Python index has, this Python's first."""
+    release = matrix.release(cell.torch)
+    default = release.pypi.get(arch) if release else None
+    same = [c for c in matrix.cells() if c.torch == cell.torch and c.variant == default and arch in matrix.archs(c)]
+    yield from sorted(same, key=lambda other: other.python != cell.python)
+
+
+def newest_available(matrix: Matrix, cells: Sequence[Cell], profile: Profile, arch: HostArch = "x86_64") -> BestCell:
+    """Return the first of the cells whose torch the profile has; the first of all where none is found."""
+    client, silent = hub_client(profile, connections=8), set[str]()
+    for cell in dict.fromkeys(cells):
+        locks = load_spec(matrix, cell, arch=arch).locks
+        torch = [lock for lock in locks if lock.group == "torch"]
+        try:
+            bytes_to_fetch(torch, cell.python, profile, None if silent & {lock.index for lock in torch} else client)
+        except NotFoundError:
+            continue
+        except UnavailableError:
+            silent |= {lock.index for lock in torch}
+            continue
+        if torch:
+            return BestCell(cell, _why(cell, cells[0], profile, locks))
+    return BestCell(cells[0])
+
+
+def _why(cell: Cell, best: Cell, profile: Profile, locks: list[Lock]) -> str | None:
+    if cell == best:
+        return None
+    if cell.variant == best.variant:
+        return f"the newest published one that mirror profile {profile.name} has; it does not have {best}"
+    try:
+        size = bytes_to_fetch(locks, cell.python, profile, hub_client(profile, connections=8))
+    except UnavailableError:
+        size = None
+    shown = "of unknown size" if size is None else f"{size / 1e9:.1f} GB to fetch"
+    remedy = ", unless --mirror host or a profile names an index that has it" if profile.name == "none" else ""
+    lacks = f"mirror profile {profile.name} has no CPU wheel of torch"
+    return f"{lacks}; this CUDA build runs on a CPU too, {shown}{remedy}"
+
+
+def spec_to_build(
+    settings: Settings, selector: str, target: Target, images_dir: Path | None, arch: HostArch
+) -> ImageSpec:
     """Return what the one cell of a selector is to be.
 
     The spec of a legal cell may lack locks (`lacks_lock`), unless `images_dir` says where they are: then that is a
@@ -30,12 +93,10 @@ def spec_to_build(settings: Settings, selector: str, target: Any, images_dir: Pa
     """
     matrix = load(settings.matrix)
     cell = one_cell(matrix, selector, arch)
-    if images_dir is None:
-        spec = _with_kept_locks(matrix, cell, target, arch)
-    else:
-        spec = load_spec(matrix, cell, target, images_dir=images_dir, arch=arch)
-        if not spec.locks:
-            raise no_lock(spec.cell, arch)
+    spec = load_spec(matrix, cell, target, images_dir=images_dir, arch=arch) if images_dir else None
+    spec = spec or _with_kept_locks(matrix, cell, target, arch)
+    if images_dir and not spec.locks:
+        raise no_lock(spec.cell, arch)
     if not spec.lacks_lock and arch == "x86_64":
         _warn_of_an_edit(matrix, spec, images_dir)
     return spec
@@ -58,7 +119,7 @@ def _with_kept_locks(matrix: Matrix, cell: Cell, target: Target, arch: HostArch)
     load_spec(matrix, cell, arch=arch)  # refuses a directory of which some files are gone
     shipped = read_locks(data_path("images") / str(cell), groups_of(target), arch)
     kept = read_locks(kept_locks(cell), groups_of(target), arch)
-    more = kept if _shared(kept) == (_shared(shipped) or _shared(kept)) else []
+    more = kept if shared_locks(kept) == (shared_locks(shipped) or shared_locks(kept)) else []
     locks = {lock.group: lock for lock in [*more, *shipped]}
     if len(locks) > len(shipped):
         click.echo(f"lock    of an earlier build: {kept_locks(cell)}", err=True)
@@ -66,59 +127,14 @@ def _with_kept_locks(matrix: Matrix, cell: Cell, target: Target, arch: HostArch)
     return make_spec(matrix, cell, ordered, target=target, arch=arch)
 
 
-def _shared(locks: list[Lock]) -> list[Lock]:
+def shared_locks(locks: list[Lock]) -> list[Lock]:
+    """Return those that all targets of a cell share."""
     return [lock for lock in locks if lock.group in SHARED_GROUPS]
 
 
 def kept_locks(cell: Cell) -> Path:
     """Return where builds keep the locks that they made for a cell: the user's own directory, like images/."""
     return state_path("images", str(cell))
-
-
-def refuse_without_lock(spec: ImageSpec, mirror: str) -> None:
-    """Refuse what needs the lock before it is made: a probe of its files."""
-    if spec.lacks_lock and mirror == "auto":
-        message = f"--mirror auto probes for the files of a lock, and {spec.cell} has none yet"
-        raise ConfigError(message, fix="name the mirror that the lock is made through, e.g. --mirror host")
-
-
-def locked_specs(
-    settings: Settings, specs: Sequence[ImageSpec], profile: Profile, images_dir: Path | None
-) -> list[ImageSpec]:
-    """Return the specs with locks; the lock that was made for one is that of the next."""
-    locked: list[ImageSpec] = []
-    for given in specs:
-        spec = given
-        if spec.lacks_lock and locked:
-            spec = spec_to_build(settings, str(spec.cell), spec.target, images_dir, spec.arch)
-        locked.append(lock_first(settings, spec, profile))
-    return locked
-
-
-def lock_first(settings: Settings, spec: ImageSpec, profile: Profile) -> ImageSpec:
-    """Return the spec with locks: those that it lacks are made, kept and said to be new."""
-    if not spec.lacks_lock:
-        return spec
-    matrix, cell, arch = load(settings.matrix), spec.cell, spec.arch
-    lacks = f"no lock of its target {spec.target}" if spec.locks else "no lock"
-    click.echo(f"lock    {cell} has {lacks}: made through mirror profile {profile.name}", err=True)
-    shared = _shared(spec.locks) or lock_with_uv.lock_cell(matrix, cell, profile, arch)
-    extensions = extensions_of_target(matrix, spec)
-    own = lock_on_top.lock_target(matrix, cell, spec.target, shared, profile, arch, extensions=extensions)
-    locks = [*shared, *own]
-    locked = make_spec(matrix, cell, locks, target=spec.target, arch=arch, where=str(kept_locks(cell)))
-    kept = read_locks(kept_locks(cell), arch=arch)
-    others = kept if _shared(kept) == _shared(locks) else []
-    write_locks(kept_locks(cell).parent, cell, [*{lock.group: lock for lock in [*others, *locks]}.values()], arch)
-    click.echo("lock    its hashes are new: what the mirror said is trusted from now on (trust on first use)", err=True)
-    click.echo(f"lock    kept in {kept_locks(cell)}: later builds use it", err=True)
-    return locked
-
-
-def destination(spec: ImageSpec, output: Path | None) -> Path:
-    """Return where an environment goes: a directory of its own for each target and each set of packages on top."""
-    plain = spec.target == "runtime" and not spec.on_top
-    return output or state_path("venvs", str(spec.cell) if plain else f"torch{spec.tag}")
 
 
 def _warn_of_an_edit(matrix: Matrix, spec: ImageSpec, images_dir: Path | None) -> None:

@@ -118,13 +118,11 @@ class BuildOptions:
 class BuildRequest:
     """A build that contradicts itself nowhere: its options, and what they come to.
 
-    `arch` is what the image is for, `foreign` tells that it is not this machine's. `tag` is the only tag of the image.
-    `network` None leaves it to the context.
+    `foreign` tells that the image is not for this machine. `tag` is its only tag. `network` None leaves it to the
+    context.
     """
 
     options: BuildOptions
-    targets: tuple[Target, ...]
-    arch: HostArch
     foreign: bool
     engine: EngineName
     repository: str
@@ -150,14 +148,11 @@ class BuildRequest:
         foreign = options.platform != "auto" and arch != here
         _refuse(_of_several(options, tag))
         engine = _engine(options, find_engine, foreign=foreign)
-        _refuse(_for_engine(options, engine))
+        _refuse(_for_engine(options, engine, from_environment))
         _refuse(_for_platform(options, engine) if foreign else [])
-        _refuse(_unread(options, engine, from_environment))
         _refuse(_online(options) if options.prefetch else [])
         return cls(
             options=options,
-            targets=tuple(dict.fromkeys(options.targets)),
-            arch=arch,
             foreign=foreign,
             engine=engine,
             repository=repository,
@@ -180,17 +175,15 @@ def _refuse(refusals: _Refusals) -> None:
 
 def _of_several(options: BuildOptions, tag: str | None) -> _Refusals:
     """Return what several targets cannot share; which engine --engine auto comes to is seen later."""
-    several, fix = len(set(options.targets)) > 1, "give one --target at a time"
     offline = options.prefetch or options.network == "none"
-    return [
-        (several and given, f"several --target: {why}", fix)
-        for given, why in (
-            (options.engine == "venv", "an environment is of one target, and the engine is venv"),
-            (options.on_top, "packages on top are locked for one target"),
-            (offline, "without a network each target has a base of its own"),
-            (tag is not None, "one TAG names one image"),
-        )
-    ]
+    reasons = {
+        "an environment is of one target, and the engine is venv": options.engine == "venv",
+        "packages on top are locked for one target": options.on_top,
+        "without a network each target has a base of its own": offline,
+        "one TAG names one image": tag is not None,
+    }
+    several, fix = len(set(options.targets)) > 1, "give one --target at a time"
+    return [(several and given, f"several --target: {why}", fix) for why, given in reasons.items()]
 
 
 def _engine(options: BuildOptions, find_engine: Callable[[str], EngineName], *, foreign: bool) -> EngineName:
@@ -207,25 +200,31 @@ def _engine(options: BuildOptions, find_engine: Callable[[str], EngineName], *, 
         "several --target": len(set(options.targets)) > 1,
         f"--tag {options.tag}": options.tag != REPOSITORY,
     }
-    option = next((option for option, given in needs.items() if given), None)
+    option = next((name for name, given in needs.items() if given), None)
     if engine == "venv" and options.engine == "auto" and option:
         message = f"{option}: only docker and podman build this, and neither answers"
         raise UnavailableError(message, fix="start docker or podman")
     return engine
 
 
-def _for_engine(options: BuildOptions, engine: EngineName) -> _Refusals:
-    is_venv = engine == "venv"
+def _for_engine(options: BuildOptions, engine: EngineName, from_environment: Collection[str]) -> _Refusals:
+    """Return the options that this build would not read; wheels of extensions are kept in the store, too."""
+    is_venv, alone = engine == "venv", not options.on_top
+    offline = options.network == "none" and not options.prefetch and "network" not in from_environment
+    stored = options.store is not None and not options.prefetch and "store" not in from_environment
+    why = "is for the packages of --with, and there are none"
+    named = (options.tag != REPOSITORY and is_venv, "--tag names an image, but --engine is venv")
+    out = (options.output is not None and not is_venv, f"--output is for venv, and the engine is {engine}")
     return [
+        (*named, "leave --tag out: --output says where a venv goes"),
+        (*out, "give --engine venv, or --tag to name the image"),
+        (alone and bool(options.gpus), f"--gpu {why}", "add --with, or leave --gpu out"),
+        (alone and bool(options.extensions), f"--extensions {why}", "add --with, or leave --extensions out"),
+        (alone and stored, "--store is for --prefetch and --with", "add --prefetch, or leave --store out"),
         (
-            options.tag != REPOSITORY and is_venv,
-            "--tag names an image, but --engine is venv",
-            "leave --tag out: --output says where a venv goes",
-        ),
-        (
-            options.output is not None and not is_venv,
-            f"--output is for the venv engine, and the engine is {engine}",
-            "give --engine venv, or --tag to name the image",
+            is_venv and offline,
+            f"--network {options.network} is for builds of images, and the engine is venv",
+            "leave --network out; --prefetch builds an environment without a network",
         ),
     ]
 
@@ -240,35 +239,18 @@ def _for_platform(options: BuildOptions, engine: EngineName) -> _Refusals:
     return [(applies, f"--platform {options.platform}: {why}", fix) for why, applies in reasons.items()]
 
 
-def _unread(options: BuildOptions, engine: EngineName, from_environment: Collection[str]) -> _Refusals:
-    """Return the options that this build would not read; wheels of extensions are kept in the store, too."""
-    alone = not options.on_top
-    offline = options.network == "none" and not options.prefetch and "network" not in from_environment
-    stored = options.store is not None and not options.prefetch and "store" not in from_environment
-    why = "is for the packages of --with, and there are none"
-    return [
-        (alone and bool(options.gpus), f"--gpu {why}", "add --with, or leave --gpu out"),
-        (alone and bool(options.extensions), f"--extensions {why}", "add --with, or leave --extensions out"),
-        (alone and stored, "--store is for --prefetch and --with", "add --prefetch, or leave --store out"),
-        (
-            engine == "venv" and offline,
-            f"--network {options.network} is for builds of images, and the engine is venv",
-            "leave --network out; --prefetch builds an environment without a network",
-        ),
-    ]
-
-
 def _online(options: BuildOptions) -> _Refusals:
     """Return what asks for a network beside --prefetch; a base from a registry would, to install what it lacks."""
+    why = "--prefetch builds without a network, but"
     return [
         (
             options.network in {"host", "default"},
-            f"--prefetch builds without a network, but --network is {options.network}",
+            f"{why} --network is {options.network}",
             "leave one of them out",
         ),
         (
             options.base == "registry",
-            "--prefetch builds without a network, but --base registry installs packages over one",
+            f"{why} --base registry installs packages over one",
             "leave --base out: the base is then bootstrapped before the build",
         ),
     ]

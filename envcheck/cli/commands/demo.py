@@ -11,11 +11,11 @@ from typing import Annotated, Final, Literal
 import click
 
 from envcheck.cli import Settings
+from envcheck.cli.build.cell_to_build import newest_available, published_here
 from envcheck.cli.commands import build, run
+from envcheck.cli.commands.resolve import active_python, fill, show
 from envcheck.cli.options import Option, command_with
 from envcheck.cli.report_output import Output, OutputType
-from envcheck.cli.shared import resolution_text
-from envcheck.cli.sources.this_machine import active_python, fill, newest_available, published_here
 from envcheck.data import state_path
 from envcheck.errors import NothingLegalError, UnavailableError
 from envcheck.images import engines
@@ -71,7 +71,8 @@ def command(options: DemoOptions, settings: Settings) -> None:
     if engine == "venv":
         ctx.invoke(run.command, python=str(state_path("venvs", str(cell))), output=output, html=page)
     else:
-        ctx.invoke(run.command, image=_image(matrix, cell, engine), output=output, html=page)
+        image = engines.local_name(engine, full(REPOSITORY, load_spec(matrix, cell)))
+        ctx.invoke(run.command, image=image, output=output, html=page)
 
 
 def _step(number: int, title: str) -> None:
@@ -82,7 +83,7 @@ def _step(number: int, title: str) -> None:
 def _resolve(matrix: Matrix, *, quiet: bool) -> Resolution:
     """Print what `envcheck resolve` would, and return the answer for any Python: the image brings its own."""
     node = fill(matrix, Query(), collect.identify(), active_python())
-    resolution_text.show(resolve(matrix, node.query, read_here=node.read, notes=node.notes), quiet=quiet)
+    show(resolve(matrix, node.query, read_here=node.read, notes=node.notes), quiet=quiet)
     return resolve(matrix, node.query.replace(python=None), notes=node.notes)
 
 
@@ -130,7 +131,3 @@ def _has_python(version: str) -> bool:
     except UnavailableError:
         return False
     return True
-
-
-def _image(matrix: Matrix, cell: Cell, engine: str) -> str:
-    return engines.local_name(engine, full(REPOSITORY, load_spec(matrix, cell)))

@@ -1,28 +1,45 @@
-"""`envcheck resolve`: what can run on this machine, or on the one described."""
+"""`envcheck resolve`: what can run on this machine, or on the one described; the answer first, then why. 80 columns."""
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple, get_args
 
 import click
 import msgspec
 
 from envcheck.cli.options import ARCHS, FILE, Option, command_with
-from envcheck.cli.shared import resolution_text
-from envcheck.errors import ConfigError
+from envcheck.cli.shared.process import print_table
+from envcheck.errors import ConfigError, UnavailableError
 from envcheck.matrix.facts.lookup import Facts
+from envcheck.matrix.facts.model import PYTORCH, HostArch
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.query import normalized, requested_devices, with_whole_driver
-from envcheck.matrix.resolver.resolve import Query, Resolution, resolve
+from envcheck.matrix.resolver.resolve import Query, Resolution, find_gpu, resolve
 from envcheck.mirrors.profiles import model
+from envcheck.mirrors.profiles.model import CLIENT_DEFAULT, Profile
+from envcheck.node import collect
 
 if TYPE_CHECKING:
     from envcheck.cli import Settings
-    from envcheck.matrix.extensions.answer import ExtensionResolution
+    from envcheck.matrix.extensions.answer import ChosenExtension, ExtensionResolution
     from envcheck.matrix.facts.model import Matrix
-    from envcheck.mirrors.profiles.model import Profile
+    from envcheck.node.snapshot import Snapshot
+
+_VERSION: Final = re.compile(r"^version(?:_info)?\s*=\s*(3\.\d+)", re.MULTILINE)
+_NAME: Final = re.compile(r"python(3\.\d+t?)")
+_WIDTH: Final = 80
+_COLOURS: Final = {"ok": "green", "driver-ok-via-minor-compat": "green", "forward-compat-required": "yellow"}
+# One nvcc of these kernels takes up to 8 GiB.
+_JOBS: Final = "MAX_JOBS=$(( $(free -g | awk '/Mem/ {print $7}') / 8 + 1 ))"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,30 +110,30 @@ def command(options: ResolveOptions, settings: Settings) -> int:
     envcheck resolve --variant cu130 --gpu "RTX 4090" --driver 550.54.14
     envcheck resolve --with flash-attn --with "vllm>=0.16" --gpu H100 --driver 550
     """
-    _refuse_ignored(options)
+    ignored = "--extensions" if options.extensions else "--third-party" if options.third_party else None
+    if ignored and not options.requirements:
+        message = f"{ignored} is for the extensions of --with, and there are none"
+        raise ConfigError(message, fix=f"add --with, or leave {ignored} out")
     matrix = load(settings.matrix)
-    query, read, notes = _from_here(matrix, normalized(options.query()), from_node=options.here)
+    query, read, notes = normalized(options.query()), dict[str, str](), list[str]()
+    another = bool(query.driver or query.gpus or query.cc or query.arch)
+    if options.here or (options.here is None and not another):
+        query, read, notes = fill(matrix, query, collect.identify(), active_python())
     query, taken = with_whole_driver(Facts(matrix), query)
     notes += taken
     answer = resolve(matrix, query, base_cuda=options.base_cuda, read_here=read, notes=notes)
     extended = _with_extensions(options, matrix, answer, notes) if options.requirements else None
     answer = extended or answer
-    pip = resolution_text.pip_command(answer, _profile(options.mirror))
-    answer = msgspec.structs.replace(answer, pip=pip)
+    answer = msgspec.structs.replace(answer, pip=pip_command(answer, _profile(options.mirror)))
     if extended is not None:
-        answer = extended = _with_commands(matrix, msgspec.structs.replace(extended, pip=pip))
+        codes = sorted({device.cc for device in requested_devices(Facts(matrix), extended.query)})
+        extended = msgspec.structs.replace(extended, pip=answer.pip)
+        answer = extended = msgspec.structs.replace(extended, commands=commands(extended, codes))
     if options.as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(extended or answer)).decode())
     else:
-        resolution_text.show(answer, extended=extended, everything=options.everything, quiet=settings.quiet)
+        show(answer, extended=extended, everything=options.everything, quiet=settings.quiet)
     return 0 if answer.legal else 1
-
-
-def _refuse_ignored(options: ResolveOptions) -> None:
-    ignored = "--extensions" if options.extensions else "--third-party" if options.third_party else None
-    if ignored and not options.requirements:
-        message = f"{ignored} is for the extensions of --with, and there are none"
-        raise ConfigError(message, fix=f"add --with, or leave {ignored} out")
 
 
 def _profile(name: str) -> Profile:
@@ -151,16 +168,266 @@ def _with_extensions(
     )
 
 
-def _with_commands(matrix: Matrix, answer: ExtensionResolution) -> ExtensionResolution:
-    codes = sorted({device.cc for device in requested_devices(Facts(matrix), answer.query)})
-    return msgspec.structs.replace(answer, commands=resolution_text.commands(answer, codes))
+class FilledQuery(NamedTuple):
+    """A question filled in: `read` says what came off this node, `notes` what was not there."""
+
+    query: Query
+    read: dict[str, str]
+    notes: list[str]
 
 
-def _from_here(matrix: Matrix, query: Query, *, from_node: bool | None) -> tuple[Query, dict[str, str], list[str]]:
-    another = bool(query.driver or query.gpus or query.cc or query.arch)
-    if from_node is False or (from_node is None and another):
-        return query, {}, []
-    from envcheck.cli.sources.this_machine import active_python, fill
-    from envcheck.node.collect import identify
+def fill(matrix: Matrix, query: Query, snapshot: Snapshot, python: str) -> FilledQuery:
+    """Return `wanted` with every free axis of the machine and the Python read off this node.
 
-    return fill(matrix, query, identify(), active_python())
+    Without an NVIDIA GPU that is the cpu variant, unless another variant was asked for. Raises UnavailableError for
+    GPUs that cannot be identified or whose driver cannot be read: leaving those free would be a guess.
+    """
+    read: dict[str, str] = {}
+    notes: list[str] = []
+    if query.python is None:
+        query, read["python"] = query.replace(python=python), python
+    arch = snapshot.signal("host.arch").value
+    if query.arch is None and not query.gpus and arch in get_args(HostArch):
+        query, read["arch"] = query.replace(arch=arch), str(arch)
+    if query.variant != "cpu":
+        query = _machine(matrix, query, snapshot, read, notes)
+    return FilledQuery(query, read, notes)
+
+
+def _machine(matrix: Matrix, query: Query, snapshot: Snapshot, read: dict[str, str], notes: list[str]) -> Query:
+    driver = snapshot.signal("driver.version")
+    if not snapshot.gpus:
+        why = driver.reason or f"driver {driver.value} is loaded, but NVML lists no GPU"
+        if query.driver or query.gpus or query.cc or query.variant or query.cuda:
+            notes.append(f"no NVIDIA GPU on this node ({why}): its driver and GPU are left free")
+            return query
+        notes.append(f"no NVIDIA GPU on this node ({why}): the cpu variant")
+        return query.replace(variant="cpu")
+    if query.driver is None:
+        if not isinstance(driver.value, str):
+            message = f"this node has a GPU, but its driver version could not be read: {driver.reason}"
+            raise UnavailableError(message, fix="give it with --driver")
+        query, read["driver"] = query.replace(driver=driver.value), driver.value
+    if not query.gpus and not query.cc:
+        query = _gpus(matrix, query, snapshot, read)
+    return query
+
+
+def _gpus(matrix: Matrix, query: Query, snapshot: Snapshot, read: dict[str, str]) -> Query:
+    names, capabilities = [], []
+    for gpu in snapshot.gpus:
+        name, capability = gpu.signal("name"), gpu.signal("compute_capability")
+        if isinstance(name.value, str) and find_gpu(matrix, name.value) is not None:
+            names.append(name.value)
+        elif isinstance(capability.value, str):
+            capabilities.append(capability.value)
+        else:
+            why = capability.reason or name.reason or "NVML gives neither a known name nor a compute capability"
+            message = f"GPU {gpu.uuid} cannot be identified: {why}"
+            raise UnavailableError(message, fix="give it with --gpu or --cc")
+    read["gpu"] = ", ".join([*names, *(f"compute capability {cc}" for cc in capabilities)])
+    return query.replace(gpus=list(dict.fromkeys(names)), cc=list(dict.fromkeys(capabilities)))
+
+
+def active_python(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the version (3.12, 3.13t) of the Python that `python3` is here, without starting it.
+
+    An active virtual environment comes first, then `python3` on PATH; when neither tells, the Python this runs on.
+    """
+    venv = environ.get("VIRTUAL_ENV")
+    python = shutil.which("python3", path=environ.get("PATH"))
+    for executable in (Path(venv, "bin", "python3") if venv else None, Path(python) if python else None):
+        version = _version_of(executable) if executable is not None else None
+        if version is not None:
+            return version
+    return f"3.{sys.version_info.minor}"
+
+
+def _version_of(executable: Path) -> str | None:
+    named = _NAME.fullmatch(executable.resolve().name)
+    if named is not None:
+        return named[1]
+    try:
+        version = _VERSION.search(executable.parent.with_name("pyvenv.cfg").read_text())
+    except (OSError, UnicodeDecodeError):
+        return None
+    return version[1] if version else None
+
+
+def show(
+    answer: Resolution, *, extended: ExtensionResolution | None = None, everything: bool = False, quiet: bool = False
+) -> None:
+    """Print it; `everything` adds a table of every cell, `quiet` leaves only the answer itself.
+
+    `extended` is the answer again where it has extensions.
+    """
+    cell, *pip = _head(answer)
+    steps = extended.commands[1:] if extended is not None else []
+    # A comment of the shell, so that the lines can be pasted as they are.
+    order = ["  # run these in this order:"] if steps else []
+    for line in [cell, *order, *pip, *(f"  {command}" for command in steps)]:
+        click.echo(line)
+    if quiet:
+        return
+    if extended is not None:
+        _section("With", lines(extended))
+    _section("Why", answer.reasons)
+    _section("Or", [f"{row.change}\n{row.cell} ({row.verdict})" for row in answer.alternatives])
+    _section("Build", _published(answer))
+    read = [f"read from this node: {name} {value}" for name, value in answer.read_here.items()]
+    weak = [f"verified: false, only one weak source has {fact}" for fact in answer.weak]
+    _section("Note", [*answer.notes, *read, *weak])
+    if everything:
+        _table(answer)
+        if extended is not None:
+            _refused_table(extended)
+
+
+def _head(answer: Resolution) -> list[str]:
+    verdict = _style(answer.verdict, _COLOURS.get(answer.verdict, "red"))
+    if answer.cell is None:
+        return [f"no combination matches: {verdict}"]
+    return [f"{_style(answer.cell)}: {verdict}", *(f"  {line}" for line in _pip(answer))]
+
+
+def _pip(answer: Resolution) -> list[str]:
+    command, option, url = answer.pip.partition(" --index-url ")
+    if not option:
+        command, option, url = answer.pip.partition(" --find-links ")
+    if not option:
+        return [command] if command else []
+    return [f"{command} \\", f"   {option}{url}"]
+
+
+def pip_command(answer: Resolution, profile: Profile) -> str:
+    """Return the pip command that installs the answer, from the profile's PyTorch index or the public one.
+
+    Empty where nothing is legal, or where a closed profile names no PyTorch index.
+    """
+    torch, *companions = answer.install or [""]
+    if not torch or not answer.index:
+        return f"pip install {' '.join(answer.install)}" if torch else ""
+    variant = answer.index.rpartition("/")[2]
+    words = " ".join([f"{torch}+{variant}" if answer.arch == "x86_64" else torch, *companions])
+    remote = [index for index in profile.pytorch if index.url != CLIENT_DEFAULT]
+    if not remote:
+        return "" if profile.closed else f"pip install {words} --index-url {PYTORCH}/{answer.index}"
+    option = "--find-links" if remote[0].kind == "find-links" else "--index-url"
+    return f"pip install {words} {option} {shlex.quote(remote[0].url.replace('{variant}', variant))}"
+
+
+def _published(answer: Resolution) -> list[str]:
+    """Say which published cell runs there, and which better one can be built; what to do where there is none."""
+    if answer.cell is None:
+        return []
+    unlocked = f"envcheck build {answer.buildable}\nnot published: its lock is made first, through your mirror"
+    if answer.published is None and answer.buildable is None:
+        return ["none of the published cells fits: use the pip command above, or relax --torch, --variant or --python"]
+    if answer.published is None:
+        return ["none of the published cells fits", unlocked]
+    other = "" if answer.published == answer.cell else f"\n{answer.cell} is not published; this is the best that is"
+    better = [] if answer.buildable in {None, answer.published} else [unlocked]
+    return [f"envcheck build {answer.published}{other}", *better]
+
+
+def _section(title: str, items: list[str]) -> None:
+    if not items:
+        return
+    click.echo()
+    click.echo(_style(title))
+    for item in items:
+        start = "  - "
+        for line in item.split("\n"):
+            click.echo(
+                textwrap.fill(
+                    line,
+                    _WIDTH,
+                    initial_indent=start,
+                    subsequent_indent="    ",
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            )
+            start = "    "
+
+
+def _table(answer: Resolution) -> None:
+    rows = [(row.cell, row.verdict if row.verified else f"{row.verdict} (weak)") for row in answer.ranked]
+    rejected = [(f"torch{row.torch}-{row.variant}", row.verdict) for row in answer.rejected]
+    _print_table("verdict", [*rows, *rejected])
+
+
+def _refused_table(answer: ExtensionResolution) -> None:
+    rows = [(row.cell, "; ".join(f"{each.name}: {each.word}" for each in row.refused)) for row in answer.refused_cells]
+    _print_table("first refusal of each extension", rows)
+
+
+def _print_table(heading: str, rows: Iterable[tuple[str, str]]) -> None:
+    click.echo()
+    print_table(("cell", heading), rows)
+
+
+def _style(text: str, colour: str | None = None) -> str:
+    return text if os.environ.get("NO_COLOR") else click.style(text, fg=colour, bold=True)
+
+
+def commands(answer: ExtensionResolution, arch_list: list[str]) -> list[str]:
+    """Return the commands that install the answer, torch first; none of them can move torch.
+
+    Wheels that are not on the Python index come without their dependencies; the last command installs those, with
+    torch pinned to the build that is there. `arch_list` are the compute capabilities to build for.
+    """
+    if answer.cell is None or not answer.pip:
+        return []
+    torch = _torch(answer)
+    alone = (line for each in answer.extensions for line in _alone(each, arch_list, torch))
+    pinned = [f"{each.name}=={each.version}" for each in answer.extensions if not _is_from_git(each)]
+    last = [f"pip install {' '.join(map(shlex.quote, [torch, *pinned]))}"] if pinned else []
+    return [answer.pip, *alone, *last]
+
+
+def _is_from_git(each: ChosenExtension) -> bool:
+    """Return whether a source is in git only: the index has another project of that name, or no such release."""
+    return each.channel == "source" and (each.where or "").startswith("git+")
+
+
+def _torch(answer: ExtensionResolution) -> str:
+    variant = answer.index.rpartition("/")[2]
+    return f"{answer.install[0]}+{variant}" if variant and answer.arch == "x86_64" else answer.install[0]
+
+
+def _alone(each: ChosenExtension, arch_list: list[str], torch: str) -> Iterator[str]:
+    from envcheck.matrix.extensions.fit import SOURCE_ONLY  # most questions have no extension
+
+    name = f"{each.name}=={each.version}"
+    if each.verdict == SOURCE_ONLY:
+        codes = f'TORCH_CUDA_ARCH_LIST="{";".join(arch_list)}" ' if arch_list else ""
+        how = f"{shlex.quote(torch)} " if _is_from_git(each) else "--no-deps "
+        yield f"{codes}{_JOBS} pip install --no-build-isolation {how}{shlex.quote(each.where or name)}"
+    elif each.channel == "pytorch":
+        yield f"pip install --no-deps {name} --index-url {PYTORCH}/{each.where}"
+    elif each.channel in ("project", "third-party"):
+        yield _from_project(each, name)
+
+
+def _from_project(each: ChosenExtension, name: str) -> str:
+    if each.where and each.file and each.where.endswith("/"):
+        return f"pip install --no-deps {shlex.quote(each.where + each.file.replace('+', '%2B'))}"
+    if each.where and each.channel == "project":
+        return f"pip install --no-deps {name} --index-url {shlex.quote(each.where)}"
+    return f"# take the wheel of {name} for this torch, CUDA and Python from {each.where}"
+
+
+def lines(answer: ExtensionResolution) -> list[str]:
+    """Return a paragraph for each extension: release, wheel, where it is from, and how it binds."""
+    return [_line(each) for each in answer.extensions]
+
+
+def _line(each: ChosenExtension) -> str:
+    from envcheck.matrix.extensions.fit import JIT, SOURCE_ONLY
+
+    source = {"pypi": "the Python index", "pytorch": "the PyTorch index", "source": "its source"}.get(each.channel)
+    where = source or f"{each.channel}, {each.where}"
+    word = f" ({each.verdict})" if each.verdict in (JIT, SOURCE_ONLY) else ""
+    file = f"\n{each.file}" if each.file else ""
+    return f"{each.name} {each.version}{word}, from {where}{file}\n{each.reason}"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 from msgspec import structs
 
-from envcheck.cli.shared.resolution_text import commands
+from envcheck.cli.commands.resolve import commands
 from envcheck.matrix.extensions.answer import ExtensionResolution
 from tests.tables import each
 
