@@ -9,9 +9,9 @@ import csv
 import io
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, NoReturn
 
 from envcheck import safe_files
 from envcheck.errors import ConfigError
@@ -25,7 +25,6 @@ from envcheck.matrix.resolver.resolve import resolve
 from envcheck.matrix.resolver.verdict import FORWARD, MINOR, OK
 from envcheck.runner.schema import Row
 
-_COLUMNS: Final = ("node", "gpu", "driver", "arch")
 _NEEDED: Final = ("node", "gpu", "driver")
 _FIX: Final = "write a header node,gpu,driver[,arch] and a line for each node or host list"
 _ARCHS: Final = {"": "x86_64", "amd64": "x86_64", "arm64": "aarch64", "x86_64": "x86_64", "aarch64": "aarch64"}
@@ -40,9 +39,9 @@ class NodeKind(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """The nodes of each kind; `notes` say which nodes are left out, and why.
+    """The nodes of each kind, and where it is named first: FILE:LINE, or the report of a node.
 
-    `first` says where each kind is named first: FILE:LINE, or the report of a node.
+    `notes` say which nodes are left out, and why.
     """
 
     names: dict[NodeKind, list[str]]
@@ -58,41 +57,34 @@ def of_places(places: Iterable[Path]) -> Inventory:
     """
     everything = [*places]
     tables = [place for place in everything if place.suffix.lower() == ".csv" and not place.is_dir()]
-    report_places = [place for place in everything if place not in tables]
-    rows = [*_of_reports(report_places)] if report_places else []
-    notes = [note for _, kind, note in rows if kind is None]
-    kind_of = {node: (kind, f"the report of {node}") for node, kind, _ in rows if kind is not None}
-    listed: dict[str, tuple[NodeKind, str]] = {}
+    kind_of: dict[str, tuple[NodeKind, str]] = {}
     for where, kind, node in itertools.chain.from_iterable(map(_of_csv, tables)):
-        if node in listed:
-            message = f"{where}: {node} is in {listed[node][1]} too"
-            raise ConfigError(message, fix="name each node once")
-        listed[node] = kind, where
+        if node in kind_of:
+            _refuse(f"{where}: {node} is in {kind_of[node][1]} too", "name each node once")
+        kind_of[node] = kind, where
+    notes = []
+    files = read_files(place for place in everything if place not in tables)
+    for file in {file.node or file.path: file for file in sorted(files, key=lambda file: file.at)}.values():
+        report = file.report
+        if report and report.gpu and report.driver:
+            kind = NodeKind(tuple(report.gpu.split(" + ")), report.driver, _ARCHS.get(report.arch, report.arch))
+            kind_of[file.node] = kind, f"the report of {file.node}"
+        else:
+            lacking = "has no driver" if report and report.gpu else "has no GPU"
+            notes.append(f"{file.path} {file.note or lacking}")
+    if not kind_of:
+        why = f": {notes[0]}" if notes else ""
+        _refuse(f"no node with a GPU and a driver in {', '.join(map(str, everything))}{why}", _FIX)
     names, first = defaultdict[NodeKind, list[str]](list), dict[NodeKind, str]()
-    for node, (kind, where) in (listed | kind_of).items():
+    for node in sorted(kind_of, key=natural):
+        kind, where = kind_of[node]
         names[kind].append(node)
         first.setdefault(kind, where)
-    if not names:
-        why = f": {notes[0]}" if notes else ""
-        message = f"no node with a GPU and a driver in {', '.join(map(str, everything))}{why}"
-        raise ConfigError(message, fix="name reports of `envcheck run`, or a CSV file: node,gpu,driver[,arch]")
-    return Inventory({kind: sorted(nodes, key=natural) for kind, nodes in names.items()}, notes, first)
+    return Inventory(dict(names), notes, first)
 
 
-def _of_reports(places: list[Path]) -> Iterator[tuple[str, NodeKind | None, str]]:
-    """Yield each node with its kind by its newest report, or the note that says why it has none."""
-    newest = {}
-    for file in sorted(read_files(places), key=lambda file: file.at):
-        if file.report is None:
-            yield file.node, None, f"{file.path} {file.note}"
-        else:
-            newest[file.node] = file.report
-    for node, report in newest.items():
-        if report.gpu and report.driver:
-            arch = _ARCHS.get(report.arch, report.arch)
-            yield node, NodeKind(tuple(report.gpu.split(" + ")), report.driver, arch), ""
-        else:
-            yield node, None, f"{node} is left out: its report has {'no driver' if report.gpu else 'no GPU'}"
+def _refuse(message: str, fix: str = _FIX) -> NoReturn:
+    raise ConfigError(message, fix=fix)
 
 
 def _of_csv(path: Path) -> Iterator[tuple[str, NodeKind, str]]:
@@ -100,44 +92,31 @@ def _of_csv(path: Path) -> Iterator[tuple[str, NodeKind, str]]:
     try:
         content = safe_files.read_whole(path).decode()
         rows = csv.DictReader(io.StringIO(content), skipinitialspace=True, strict=True)
-        header = [name.strip() for name in rows.fieldnames or ()]
-        rows.fieldnames = header
-        if not set(_NEEDED) <= set(header) <= set(_COLUMNS) or len(header) > len(set(header)):
-            columns = f"{path}:1: the columns are {', '.join(header)[:60]!r}"
-            raise ConfigError(columns if any(header) else f"{path} has no header line", fix=_FIX)
+        header = rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
+        if not set(_NEEDED) <= set(header) <= {*_NEEDED, "arch"} or len(header) > len(set(header)):
+            _refuse(f"{path}:1: the columns are {', '.join(header)[:60]!r}")
         for row in rows:
             where = f"{path}:{rows.line_num}"
-            kind, listed = _csv_row(where, row)
-            yield from ((where, kind, node) for node in _nodes(listed, where))
-    except UnicodeDecodeError as error:
-        message = f"{path} is not a text file"
-        raise ConfigError(message, fix=_FIX) from error
-    except csv.Error as error:
-        message = f"{path} is not CSV: {error}"
-        raise ConfigError(message, fix=_FIX) from error
+            try:
+                kind, nodes = _csv_row(row)
+            except ConfigError as error:
+                _refuse(f"{where}: {error.message}", error.fix or _FIX)
+            yield from ((where, kind, node) for node in nodes)
+    except (UnicodeDecodeError, csv.Error) as error:
+        _refuse(f"{path} is not CSV: {error}")
 
 
-def _csv_row(where: str, row: dict[str | None, str | None]) -> tuple[NodeKind, str]:
-    values = {name: (row.get(name) or "").strip() for name in _COLUMNS}
+def _csv_row(row: dict[str | None, str | None]) -> tuple[NodeKind, list[str]]:
+    values = {name: (row.get(name) or "").strip() for name in (*_NEEDED, "arch")}
     if None in row or not all(values[name] for name in _NEEDED):
-        message = f"{where}: a line needs a node, a GPU and a driver, and no more than the header names"
-        raise ConfigError(message, fix=_FIX)
+        _refuse("a line needs a node, a GPU and a driver, and no more than the header names")
     arch = _ARCHS.get(values["arch"].lower())
     if arch is None:
-        message = f"{where}: {values['arch'][:20]!r} is not a host architecture"
-        raise ConfigError(message, fix="write x86_64 or aarch64")
+        _refuse(f"{values['arch'][:20]!r} is not a host architecture", "write x86_64 or aarch64")
     if not DRIVER_VERSION.fullmatch(values["driver"]):
-        message = f"{where}: {values['driver'][:20]!r} is not a driver version"
-        raise ConfigError(message, fix="write it as nvidia-smi prints it, 570.124.06")
-    return NodeKind(tuple(gpu.strip() for gpu in values["gpu"].split("+")), values["driver"], arch), values["node"]
-
-
-def _nodes(listed: str, where: str) -> list[str]:
-    try:
-        return unfold(listed)
-    except ConfigError as error:
-        message = f"{where}: {error.message}"
-        raise ConfigError(message, fix=error.fix) from error
+        _refuse(f"{values['driver'][:20]!r} is not a driver version", "write it as nvidia-smi prints it, 570.124.06")
+    gpus = tuple(gpu.strip() for gpu in values["gpu"].split("+"))
+    return NodeKind(gpus, values["driver"], arch), unfold(values["node"])
 
 
 SCHEMA: Final = "envcheck/fleet-plan/1"
@@ -199,9 +178,13 @@ def plan(matrix: Matrix, inventory: Inventory, wish: Query) -> FleetPlan:
     """Return the plan for a wish (torch, variant, cuda, python). Raise ConfigError for more than 40 kinds of nodes."""
     kinds = sorted(inventory.names, key=lambda kind: (-len(inventory.names[kind]), kind))
     if len(kinds) > MOST_KINDS:
-        message = f"{len(kinds)} kinds of nodes (GPU, driver, architecture) are more than the {MOST_KINDS} of one plan"
-        raise ConfigError(message, fix="plan for a part of the fleet at a time")
-    _refuse_unknown_gpus(matrix, inventory)
+        few = f"are more than the {MOST_KINDS} of one plan"
+        _refuse(f"{len(kinds)} kinds of nodes (GPU, driver, architecture) {few}", "plan for a part of the fleet")
+    for name, where in ((name, inventory.first[kind]) for kind in kinds for name in kind.gpus):
+        if find_gpu(matrix, name) is None:
+            near = " or ".join(suggest(matrix, name))
+            hint = f"did you mean {near}?" if near else "`envcheck matrix show --list-gpus` lists them"
+            _refuse(f"{where}: no GPU named {name[:60]!r} in the matrix", hint)
     queries = [wish.replace(driver=kind.driver, gpus=[*kind.gpus], arch=kind.arch) for kind in kinds]
     verdicts = _verdicts(matrix, queries)
     cells = _chosen(verdicts)
@@ -215,16 +198,6 @@ def plan(matrix: Matrix, inventory: Inventory, wish: Query) -> FleetPlan:
         oldest_torch=min((cell.torch for cell in cells), key=key, default=None),
         notes=inventory.notes,
     )
-
-
-def _refuse_unknown_gpus(matrix: Matrix, inventory: Inventory) -> None:
-    for kind, where in inventory.first.items():
-        for name in kind.gpus:
-            if find_gpu(matrix, name) is None:
-                near = " or ".join(suggest(matrix, name))
-                hint = f"did you mean {near}?" if near else "`envcheck matrix show --list-gpus` lists them"
-                message = f"{where}: no GPU named {name[:60]!r} in the matrix"
-                raise ConfigError(message, fix=hint)
 
 
 def _verdicts(matrix: Matrix, queries: Sequence[Query]) -> _Verdicts:
@@ -246,15 +219,11 @@ def _chosen(verdicts: _Verdicts) -> list[Cell]:
     # Of cells that cover the same kinds equally well the first is kept: the resolver ranks the better Python first.
     sets: dict[CoverSet, Cell] = {}
     for cell, covered in verdicts.items():
-        sets.setdefault(CoverSet(sum(1 << place for place in covered), _score(cell, covered)), cell)
+        # How good a cell is: the newest torch, then how well it runs where it runs worst.
+        score = (*(*key(cell.torch), 0, 0, 0)[:3], min(_QUALITY[verdict] for verdict in covered.values()))
+        sets.setdefault(CoverSet(sum(1 << place for place in covered), score), cell)
     cells = [*sets.values()]
     return sorted((cells[place] for place in smallest_cover([*sets])), key=lambda cell: key(cell.torch), reverse=True)
-
-
-def _score(cell: Cell, covered: Mapping[int, str]) -> tuple[int, ...]:
-    """Return how good a cell is: the newest torch, then how well it runs where it runs worst."""
-    version = (*key(cell.torch), 0, 0, 0)[:3]
-    return (*version, min(_QUALITY[verdict] for verdict in covered.values()))
 
 
 def _planned(cells: Sequence[Cell], verdicts: _Verdicts, counts: Sequence[int]) -> list[PlannedCell]:

@@ -78,7 +78,7 @@ def test_the_nodes_share_a_cell_and_those_without_one_have_the_reason(tmp_path: 
 def test_an_inventory_that_cannot_be_understood_is_refused_with_its_line(tmp_path: Path) -> None:
     head, table = "node,gpu,driver\n", tmp_path / "inventory.csv"
     cases: dict[str, tuple[str | bytes, str]] = {
-        "empty": ("", "no header line"),
+        "empty": ("", "csv:1: the columns are"),
         "a column is missing": ("node,gpu\nn1,H100\n", "csv:1: the columns are"),
         "a column twice": ("node,gpu,driver,driver\nn1,H100,550.54.14,570.124.06\n", "csv:1: the columns are"),
         "no node": (head, "no node with a GPU and a driver"),
@@ -92,7 +92,7 @@ def test_an_inventory_that_cannot_be_understood_is_refused_with_its_line(tmp_pat
         "a node twice": (f"{head}n1,H100,550.54.14\nn1,T4,550.54.14\n", "csv:3: n1 is in .*csv:2 too"),
         "a GPU that nobody knows": (f"{head}n1,H100,550.54.14\nn2,FooGPU,550.54.14\n", "csv:3: no GPU named 'FooGPU'"),
         "too many kinds": (head + "".join(f"n{i},H100,570.{i}.06\n" for i in range(MOST_KINDS + 1)), "41 kinds"),
-        "no text": (b"\xff\xfe\x00", "not a text file"),
+        "no text": (b"\xff\xfe\x00", "not CSV"),
     }
     failures = {}
     for name, (content, message) in cases.items():
