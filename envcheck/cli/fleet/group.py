@@ -40,12 +40,6 @@ class FleetGroupOptions:
         float | None, Option("End each check after this many seconds, instead of its own limit.", type=FiniteRange(0.1))
     ] = None
     wait: Annotated[float, Option("How long nodes wait for the others.", type=Duration())] = 180.0
-    master_addr: Annotated[
-        str | None, Option("The first node. [MASTER_ADDR, or the first of Slurm's step]", metavar="HOST")
-    ] = None
-    master_port: Annotated[
-        int | None, Option("Its port. [MASTER_PORT, or drawn from Slurm's step]", type=click.IntRange(1, 65535))
-    ] = None
     run_id: Annotated[
         str | None, Option("What tells this group from others. [Slurm's step, torchrun's run]", metavar="TEXT")
     ] = None
@@ -70,7 +64,7 @@ def command(options: FleetGroupOptions, settings: Settings) -> int:
     or nodes that differ; 3: undetermined, also for a group that did not form.
     """
     report_output.require_working_directory()
-    member = membership(os.environ, options.master_addr, options.master_port, options.run_id)
+    member = membership(os.environ, options.run_id)
     why = report_output.left_to_the_first(place(os.environ), os.environ)
     if why is not None:
         click.echo(f"envcheck: {why}", err=True)

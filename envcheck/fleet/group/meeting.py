@@ -130,7 +130,7 @@ class Coordinator:
             self._server = _awaited(serving)
         except OSError as error:
             message = f"cannot listen at port {port}: {error.strerror}"
-            fix = "give --master-port (on all nodes) a port that is free on the first"
+            fix = "set MASTER_PORT on all nodes to a port that is free on the first"
             raise ConfigError(message, fix=fix) from error
         self._leading = asyncio.run_coroutine_threadsafe(self._lead(), _loop())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 import msgspec
 
@@ -47,41 +47,45 @@ class Membership(NamedTuple):
         return f"number {self.node} of {self.nodes} nodes{run}; they meet at {self.address} port {self.port}"
 
 
-def membership(
-    environ: Mapping[str, str], address: str | None = None, port: int | None = None, run: str | None = None
-) -> Membership:
-    """Return what the environment says; what is given goes before it.
+def membership(environ: Mapping[str, str], run: str | None = None) -> Membership:
+    """Return what the environment says; a `run` that is given goes before it.
 
     Raise ConfigError where it contradicts itself, or where it names one node, or no first one.
     """
     for complaint in complaints(environ):
-        raise ConfigError(complaint, fix="correct the variable, or unset it")
+        _refuse(complaint, "correct the variable, or unset it")
     launch = place(environ)
     node, nodes = _counted(launch, environ)
     if nodes < 2:  # noqa: PLR2004 (a group)
-        message = "the environment names no group of several nodes"
-        raise ConfigError(message, fix=_START)
+        _refuse("the environment names no group of several nodes", _START)
     if node >= nodes:
-        message = f"this node is number {node} of {nodes}, counted from 0"
-        raise ConfigError(message, fix=_START)
+        _refuse(f"this node is number {node} of {nodes}, counted from 0", _START)
     if nodes > MOST:
-        message = f"the environment names more than {MOST:,} nodes"
-        raise ConfigError(message, fix=_START)
+        _refuse(f"the environment names more than {MOST:,} nodes", _START)
     names = _names(launch, environ, nodes)
     name = launch.node or (names[node] if names else "")
     if name and not is_name(name):
-        message = f"this node's name {name[:60]!r} is not a node's name"
-        raise ConfigError(message, fix="correct NODE_NAME or SLURMD_NODENAME: letters, digits, dots and dashes")
+        fix = "correct NODE_NAME or SLURMD_NODENAME: letters, digits, dots and dashes"
+        _refuse(f"this node's name {name[:60]!r} is not a node's name", fix)
+    address = environ.get("MASTER_ADDR") or environ.get("PET_MASTER_ADDR") or (names[0] if names else "")
+    if not address:
+        _refuse("no variable names the first node", "set MASTER_ADDR to its name or address as the other nodes have it")
+    if not _HOST.fullmatch(address):
+        _refuse(f"the first node's address {address[:60]!r} is not a host name or an IP address", "correct MASTER_ADDR")
     return Membership(
         node=node,
         nodes=nodes,
         name=name,
         names=names,
         processes=launch.local_world,
-        address=_host(address or _address(environ, names)),
-        port=port or _port(launch, environ),
+        address=address,
+        port=_port(launch, environ),
         run=run or _run(launch, environ),
     )
+
+
+def _refuse(message: str, fix: str) -> NoReturn:
+    raise ConfigError(message, fix=fix)
 
 
 def _counted(launch: Place, environ: Mapping[str, str]) -> tuple[int, int]:
@@ -89,8 +93,7 @@ def _counted(launch: Place, environ: Mapping[str, str]) -> tuple[int, int]:
     if launch.launcher == "slurm":
         return int(environ.get("SLURM_NODEID") or 0), int(environ.get("SLURM_STEP_NUM_NODES") or launch.nodes)
     if launch.launcher == "mpi" and launch.local_world > 1:
-        message = "MPI numbers ranks and no nodes"
-        raise ConfigError(message, fix="start one process a node: mpirun --map-by ppr:1:node")
+        _refuse("MPI numbers ranks and no nodes", "start one process a node: mpirun --map-by ppr:1:node")
     if launch.launcher == "none":
         return 0, 1
     nodes = int(environ.get("GROUP_WORLD_SIZE") or 0) if launch.launcher == "torchrun" else 0
@@ -103,21 +106,6 @@ def _names(launch: Place, environ: Mapping[str, str], nodes: int) -> tuple[str, 
     return names if len(names) == nodes else ()
 
 
-def _address(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
-    address = environ.get("MASTER_ADDR") or environ.get("PET_MASTER_ADDR") or (names[0] if names else "")
-    if not address:
-        message = "no variable names the first node"
-        raise ConfigError(message, fix="set MASTER_ADDR to a name or address of it that the other nodes can reach")
-    return address
-
-
-def _host(address: str) -> str:
-    if not _HOST.fullmatch(address):
-        message = f"the address of the first node {address[:60]!r} is not a host name or an IP address"
-        raise ConfigError(message, fix="correct --master-addr or MASTER_ADDR")
-    return address
-
-
 def _port(launch: Place, environ: Mapping[str, str]) -> int:
     name = next((name for name in ("MASTER_PORT", "PET_MASTER_PORT") if environ.get(name)), "")
     if not name:
@@ -125,8 +113,7 @@ def _port(launch: Place, environ: Mapping[str, str]) -> int:
         return _DRAWN[zlib.crc32(step.encode()) % len(_DRAWN)] if step else DEFAULT_PORT
     text = environ[name]
     if not (text.isascii() and text.isdigit() and 0 < int(text) <= _LAST_PORT):
-        message = f"{name}={text[:40]!r} is not a port"
-        raise ConfigError(message, fix=f"set it to a number from 1 to {_LAST_PORT}, the same on all nodes")
+        _refuse(f"{name}={text[:40]!r} is not a port", f"set a number from 1 to {_LAST_PORT}, the same on all nodes")
     # torchrun's own store listens at MASTER_PORT.
     taken = launch.launcher == "torchrun" and "TORCHELASTIC_RUN_ID" in environ
     return int(text) + (1 if int(text) < _LAST_PORT else -1) if taken else int(text)
@@ -205,13 +192,11 @@ def clock_warning(offsets: Mapping[str, float]) -> str:
 def differences(facts: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> str:
     """Return in which of the facts called `names` nodes differ, as one line; "" where they are alike."""
     for name in names:
-        values = {node: str(own_facts.get(name)) for node, own_facts in facts.items()}
-        kinds = list(dict.fromkeys(values.values()))
-        if len(kinds) > 1:
-            groups = (fold([node for node, value in values.items() if value == kind]) for kind in kinds)
-            return f"{name} differs: " + ", ".join(
-                f"{short(kind)} on {who}" for kind, who in zip(kinds, groups, strict=True)
-            )
+        nodes: dict[str, list[str]] = {}
+        for node, own in facts.items():
+            nodes.setdefault(str(own.get(name)), []).append(node)
+        if len(nodes) > 1:
+            return f"{name} differs: " + ", ".join(f"{short(value)} on {fold(who)}" for value, who in nodes.items())
     return ""
 
 

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from envcheck.fleet.group import membership
 from envcheck.reports.model import RunReport
 from envcheck.runner import judging
 from envcheck.runner.schema import FindingRow, GroupFacts, OutcomeRow
@@ -32,11 +31,6 @@ def ready(facts: Mapping[str, Any], ranks: int, ports: Sequence[int], seed: int)
         "ports": list(ports),
         "seed": seed,
     }
-
-
-def unlike(parts: Mapping[int, Mapping[str, Any]], names: Sequence[str]) -> str:
-    """Return in what the nodes' environments differ, as one line; "" where they are alike."""
-    return membership.differences({names[node]: answer for node, answer in sorted(parts.items())}, ALIKE)
 
 
 def broken(parts: Mapping[int, Mapping[str, Any]], lost: Mapping[int, str], names: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ import platform
 import socket
 import struct
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ from envcheck.fleet.group.meeting import (
     NotFormedError,
     free_ports,
 )
-from envcheck.fleet.group.membership import Hello, Membership, clock_warning
+from envcheck.fleet.group.membership import Hello, Membership, clock_warning, differences
 from envcheck.fleet.group.outcome import FORMED
 from envcheck.fleet.hostlist import fold
 from envcheck.runner.planning import CheckModule, checked_module
@@ -39,35 +39,25 @@ from envcheck.runner.state import Run, now
 from envcheck.runner.worker.fork_server import NODES_LOST, NODES_READY
 from envcheck.runner.worker_session import LAST
 
-# ioctl(2), netdevice(7): the address of an interface, which stands after its name and family.
-_SIOCGIFADDR: Final = 0x8915
-_NAME_BYTES: Final = 16
-_IPV6: Final = Path("/proc/net/if_inet6")
-
 
 def interface_of(address: str) -> str:
     """Return the name of the interface with an address of IPv4 or IPv6; "" where none has it."""
     numeric = ipaddress.ip_address(address)
-    if numeric.version == 4:  # noqa: PLR2004
-        names = [name for _, name in socket.if_nameindex()]
-        return next((name for name in names if numeric in ipaddress.ip_network(f"{_ipv4(name)}/32")), "")
-    try:
-        rows = [line.split() for line in _IPV6.read_text(encoding="ascii").splitlines()]
-    except OSError:
-        return ""
-    return next((row[5] for row in rows if int(row[0], 16) == int(numeric)), "")
-
-
-def _ipv4(name: str) -> str:
-    """Return an interface's first address of IPv4; 0.0.0.0 where it has none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        request = struct.pack("256s", name.encode()[: _NAME_BYTES - 1])
-        return socket.inet_ntoa(fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24])
-    return "0.0.0.0"  # noqa: S104 (no interface has it)
+    with contextlib.suppress(OSError):
+        rows = map(str.split, Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines())
+        found = [row[5] for row in rows if numeric == ipaddress.IPv6Address(int(row[0], 16))]
+        if found:
+            return found[0]
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+            # ioctl(2), netdevice(7), SIOCGIFADDR: the address of an interface stands after its name and family.
+            held = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))[20:24]
+            if numeric == ipaddress.IPv4Address(held):
+                return name
+    return ""
 
 
 Event = dict[str, Any]
-_SEEDS: Final = 1_000_000
 
 
 class GroupSession:
@@ -97,14 +87,16 @@ class GroupSession:
         """
         self._rounds += 1
         self.member.stopped = lambda: _touch(directory / NODES_LOST)
-        with _closing(events):
-            try:
-                for event in events:
-                    yield from self._joined(event, directory)
-                    if event["event"] in LAST:
-                        return
-            except LostGroupError as lost:
-                yield {"event": "end", "why": f"the group is lost: {lost}"}
+        try:
+            for event in events:
+                yield from self._joined(event, directory)
+                if event["event"] in LAST:
+                    return
+        except LostGroupError as lost:
+            yield {"event": "end", "why": f"the group is lost: {lost}"}
+        finally:
+            if isinstance(events, Generator):  # its worker ends with it
+                events.close()
 
     def _joined(self, event: Event, directory: Path) -> Iterator[Event]:
         if event["event"] == "environment":
@@ -126,13 +118,14 @@ class GroupSession:
         """Say that this node is ready, wait for the others, and give the worker its part."""
         ranks = int(facts.get("device_count") or self._processes)
         ports = free_ports(len(self.checks)) if self.node == 0 else []
-        seed = int.from_bytes(os.urandom(4), "little") % _SEEDS
+        seed = int.from_bytes(os.urandom(4), "little") % 1_000_000
         answer = outcome.ready(facts, ranks, ports, seed)
         gathered = self.member.exchange(f"{self._rounds} ready", answer, trouble=bool(answer["error"]))
         why = outcome.broken(gathered.parts, gathered.lost, self.names)
         if why:
             raise LostGroupError(why)
-        unlike = outcome.unlike(gathered.parts, self.names)
+        facts_of = {self.names[node]: part for node, part in sorted(gathered.parts.items())}
+        unlike = differences(facts_of, outcome.ALIKE)
         if unlike:
             message = f"the nodes' environments differ: {unlike}"
             raise ConfigError(message, fix="give --python the same environment on all nodes")
@@ -163,17 +156,6 @@ class GroupSession:
             **({SEED: str(seed)} if not os.environ.get(SEED) else {}),
             **({"GLOO_SOCKET_IFNAME": interface} if interface else {}),
         }
-
-
-@contextlib.contextmanager
-def _closing(events: Iterator[Event]) -> Iterator[None]:
-    """End the worker when the block ends, if its events can be closed."""
-    try:
-        yield
-    finally:
-        close = getattr(events, "close", None)
-        if close is not None:
-            close()
 
 
 def _touch(path: Path) -> None:
@@ -228,7 +210,10 @@ def met(run: Run, place: Membership, name: str, processes: int, wait: float) -> 
         try:
             member = GroupMember.join(hello, place.address, place.port, wait)
         except NotFormedError as error:
-            run.known[FORMED] = _not_formed(error)
+            why, fix = error.message, error.fix or ""
+            run.known[FORMED] = OutcomeRow(
+                id=FORMED, kind="env", status="error", summary=why, remedy=fix, code="group.not-formed"
+            )
             run.ended = now()
             yield False
             return
@@ -261,10 +246,4 @@ def _formed(begun: FormedGroup) -> OutcomeRow:
         remedy="synchronise the clocks (chrony, ntpd)" if warning else "",
         code="group.clock" if warning else "",
         details={"hosts": dict(zip(begun.names, begun.hosts, strict=True)), "clock_seconds": clocks},
-    )
-
-
-def _not_formed(error: NotFormedError) -> OutcomeRow:
-    return OutcomeRow(
-        id=FORMED, kind="env", status="error", summary=error.message, remedy=error.fix or "", code="group.not-formed"
     )

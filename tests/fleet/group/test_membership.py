@@ -71,9 +71,8 @@ def test_an_indexed_job() -> None:
     assert there.address == "envcheck-group-node-0-0.envcheck-group"
 
 
-def test_what_is_given_goes_before_the_environment() -> None:
-    there = membership(KUBERNETES, "10.0.0.7", 4711, "mine")
-    assert (there.address, there.port, there.run) == ("10.0.0.7", 4711, "mine")
+def test_a_run_that_is_given_goes_before_the_environment() -> None:
+    assert membership(TORCHRUN, "mine").run == "mine"
     assert membership({name: KUBERNETES[name] for name in KUBERNETES if name != "MASTER_PORT"}).port == DEFAULT_PORT
 
 
@@ -87,6 +86,7 @@ def test_what_is_given_goes_before_the_environment() -> None:
         ({**KUBERNETES, "NODE_NAME": "../n1"}, "'../n1' is not a node's name"),
         ({**KUBERNETES, "NNODES": "9" * 20}, "more than 131,072 nodes"),
         ({**KUBERNETES, "MASTER_ADDR": ""}, "no variable names the first node"),
+        ({**KUBERNETES, "MASTER_ADDR": "a b"}, "'a b' is not a host name"),
         ({**KUBERNETES, "MASTER_PORT": "65536"}, "MASTER_PORT='65536'"),
         ({**KUBERNETES, "MASTER_PORT": "http"}, "MASTER_PORT='http'"),
         (

@@ -70,8 +70,6 @@ def test_why_a_group_cannot_measure() -> None:
     ready = {"torch": "2.13", "cuda": "none", "nccl": "none", "backend": "gloo", "error": ""}
     assert outcomes.broken({0: ready}, {}, NAMES) == ""
     assert "n2" in outcomes.broken({1: {**ready, "error": "ImportError"}}, {}, NAMES)
-    assert outcomes.unlike({0: ready, 1: ready}, NAMES) == ""
-    assert outcomes.unlike({0: ready, 1: {**ready, "torch": "2.8"}}, NAMES) == "torch differs: 2.13 on n1, 2.8 on n2"
 
 
 def outcome(status: str, culprit: str, *, remeasure: bool = False) -> OutcomeRow:
