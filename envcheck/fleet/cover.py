@@ -3,8 +3,6 @@
 Nodes are read from reports, or from a CSV file.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

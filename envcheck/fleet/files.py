@@ -1,7 +1,5 @@
 """The files of a fleet: each is the report of a node's run, or says in one line why it is none."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime as dt
 import os

@@ -1,7 +1,5 @@
 """What the last run of a node came to, whether it answers a gate's question now, and the file that keeps it."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import math
@@ -11,7 +9,7 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -33,6 +31,7 @@ SCHEMA: Final = "envcheck/gate/1"
 # What Slurm's `scontrol show node` and Kubernetes' termination message show in one line (contract of `fleet gate`).
 SUMMARY_LENGTH: Final = 60
 UNDETERMINED_LENGTH: Final = 200
+_LIMIT: Final = 1 << 16
 _GPU_REQUIRED: Final = "gpu.required"
 _DIGEST: Final = re.compile(r"@sha256:[0-9a-f]{64}$")
 
@@ -92,7 +91,7 @@ class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return f"{self.check or 'nothing passed'}: {one_line(self.summary, most)}"
 
 
-class GateQuestion(msgspec.Struct, frozen=True, kw_only=True):
+class GateQuestion(NamedTuple):
     """What a gate wants to know: may work start in this environment, judged at this level, at most so long ago."""
 
     subject: GatedEnvironment
@@ -184,19 +183,8 @@ def replaces(new: NodeVerdict, kept: NodeVerdict | None) -> bool:
     """
     if kept is None or kept.status != "fail" or kept.level not in LEVELS:
         return True
-    same = (kept.subject, kept.at.node, kept.at.boot, kept.at.driver) == (
-        new.subject,
-        new.at.node,
-        new.at.boot,
-        new.at.driver,
-    )
-    return not same or LEVELS.index(new.level) >= LEVELS.index(kept.level)
-
-
-def file_name(node: str, subject: GatedEnvironment) -> str:
-    """Return the name under which the verdict of an environment on a node is kept."""
-    key = hashlib.sha256(msgspec.json.encode([node, subject.kind, subject.name])).hexdigest()
-    return f"verdict-{key[:16]}.json"
+    was, is_ = ((one.subject, one.at.node, one.at.boot, one.at.driver) for one in (kept, new))
+    return was != is_ or LEVELS.index(new.level) >= LEVELS.index(kept.level)
 
 
 _DRIVER: Final = Path("/proc/driver/nvidia")
@@ -223,8 +211,8 @@ def in_pod(environ: Mapping[str, str] = os.environ) -> bool:
 def fingerprint(python: Path) -> str:
     """Return what changes when an interpreter is replaced, or a package is installed beside it or removed."""
     prefix = python.parent.parent
-    looked_at = [python, prefix / "pyvenv.cfg", prefix / "envcheck-promises.json"]
-    looked_at += sorted(prefix.glob("lib*/python3*/*-packages"))
+    packages = sorted(prefix.glob("lib*/python3*/*-packages"))
+    looked_at = [python, prefix / "pyvenv.cfg", prefix / "envcheck-promises.json", *packages]
     return hashlib.sha256("\n".join(map(_state, looked_at)).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
@@ -237,12 +225,10 @@ def _state(path: Path) -> str:
     return f"{path}: {status.st_dev} {status.st_ino} {status.st_mtime_ns} {size}"
 
 
-_LIMIT: Final = 1 << 16
-
-
 def path_of(node: str, subject: GatedEnvironment) -> Path:
     """Return where the verdict is kept: below $ENVCHECK_HOME, else in the user's data directory."""
-    return state_path("gate", file_name(node, subject))
+    key = hashlib.sha256(msgspec.json.encode([node, subject.kind, subject.name])).hexdigest()
+    return state_path("gate", f"verdict-{key[:16]}.json")
 
 
 def read(path: Path) -> NodeVerdict | None:
@@ -280,10 +266,10 @@ class _Silent:
     """A watcher that shows nothing: a prolog has no reader."""
 
     def running(self, check: str) -> None:
-        """Show nothing."""
+        pass
 
     def learned(self, run: Run) -> None:
-        """Write nothing; the report is written at the end."""
+        pass
 
 
 def run_checks(target: Target, level: str, budget: float, *, require_gpu: bool) -> RunReport:

@@ -6,8 +6,6 @@ the standard deviation of normal noise; MAD is the median absolute deviation, wh
 drift: any other count, and a measurement that is 10 % away.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

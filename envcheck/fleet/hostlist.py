@@ -4,8 +4,6 @@ The syntax is that of `scontrol show hostnames` and `scontrol show hostlist`: a 
 number of bracketed lists of numbers and ranges. A range keeps the width of its first number: n[08-11] is n08 to n11.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import defaultdict

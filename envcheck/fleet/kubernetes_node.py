@@ -3,8 +3,6 @@
 The taint keeps new pods away that do not tolerate it; pods that run stay. Taints of others are left as they are.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 What a site fills in stands in a shell script or in YAML that root will run: values that could be more are refused.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The answer for a fleet, as the typed document `envcheck/fleet/1`."""
 
-from __future__ import annotations
-
 from typing import Final, Literal
 
 import msgspec

@@ -4,8 +4,6 @@ The document is decoded in part: fields of other versions are skipped, and those
 contradicts itself (a verdict of pass beside a check that failed, a value of NaN that passed) is never a pass.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import hashlib
 import math

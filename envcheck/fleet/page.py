@@ -3,8 +3,6 @@
 Nodes that are alike in every check are one row, so that a thousand nodes are a few rows.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from pathlib import Path
 from typing import Final

@@ -3,8 +3,6 @@
 Of each node the newest report counts, and a doubt is never a pass.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

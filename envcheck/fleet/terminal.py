@@ -1,7 +1,5 @@
 """The answer for a fleet, or a plan for one, as lines of 80 columns: the verdict and what to use first."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final

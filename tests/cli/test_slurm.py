@@ -3,8 +3,6 @@
 Nothing of the host's is used: keys, sockets, ports, logs and state are the test's own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """How right a diagnosis is: what was planted against what is named."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -17,7 +15,7 @@ class Score(NamedTuple):
     wrong: int
 
     @classmethod
-    def total(cls, scores: Iterable[Score]) -> Score:
+    def total(cls, scores: Iterable["Score"]) -> "Score":
         """Return the sum."""
         rows = [*scores]
         return cls(sum(s.found for s in rows), sum(s.missed for s in rows), sum(s.wrong for s in rows))

@@ -1,7 +1,5 @@
 """Reports of nodes that differ in a few things from a recorded one, as plain data."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

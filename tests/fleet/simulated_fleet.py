@@ -3,8 +3,6 @@
 A fleet follows from its seed. `Faults` says what is wrong; nothing else in a test may know it.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple, get_args

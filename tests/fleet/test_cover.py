@@ -1,7 +1,5 @@
 """The fewest published cells for a fleet: exact against brute force, and what an operator reads."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

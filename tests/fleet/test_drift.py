@@ -1,7 +1,5 @@
 """Drift: the majority of the group, and who has something else."""
 
-from __future__ import annotations
-
 from envcheck.fleet.groups import drift
 from envcheck.fleet.model import ConfigurationDrift
 

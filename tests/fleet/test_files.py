@@ -1,7 +1,5 @@
 """What is read of a fleet's files: each comes to a report or to one line, whatever is in it."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Host lists as Slurm reads and writes them."""
 
-from __future__ import annotations
-
 import string
 
 import pytest

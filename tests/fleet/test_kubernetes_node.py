@@ -1,7 +1,5 @@
 """How a gate marks its node in Kubernetes: only its own taint, label and reason change, and a refusal is said."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What `fleet render` writes: valid for bash, shellcheck and Kubernetes' schemas, and safe whatever is filled in."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Outliers by the median absolute deviation, each limit on both sides."""
 
-from __future__ import annotations
-
 import random
 import statistics
 

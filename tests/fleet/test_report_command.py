@@ -1,7 +1,5 @@
 """`envcheck fleet report` as an operator uses them."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import random

@@ -1,7 +1,5 @@
 """Which state a node is in: the newest sighting counts, and no doubt is a pass."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """When the last verdict of a node answers a gate's question, and which of two verdicts is kept."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -63,7 +61,7 @@ def test_a_failure_answers_at_every_level_also_without_a_gpu(level: str) -> None
 def test_a_failure_of_a_higher_level_answers_until_a_run_of_that_level_passes() -> None:
     failed = verdict(level="standard", status="fail", uptime=-90_000.0)
     assert gate.why_unusable(failed, QUESTION, NOW) == ""
-    assert "s old" in gate.why_unusable(failed, structs.replace(QUESTION, level="standard"), NOW)
+    assert "s old" in gate.why_unusable(failed, QUESTION._replace(level="standard"), NOW)
     assert "s old" in gate.why_unusable(verdict(status="fail", uptime=-90_000.0), QUESTION, NOW)
 
 
@@ -113,7 +111,7 @@ def test_a_required_gpu_is_undetermined_where_only_a_torch_that_is_not_there_cou
     assert made is not None
     assert made.status == status
     assert made.decided_by == ("requirements: " + "x" * 90 if status == "error" else "require-gpu: torch sees no GPU")
-    optional = structs.replace(QUESTION, require_gpu=False)
+    optional = QUESTION._replace(require_gpu=False)
     assert gate.why_unusable(made, optional, NOW)
     assert bool(gate.why_unusable(made, QUESTION, NOW)) == (status == "error")
 

@@ -1,7 +1,5 @@
 """The file in which a verdict waits for the gate: what others, crashes and other versions leave there is no verdict."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

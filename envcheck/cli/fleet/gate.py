@@ -1,7 +1,5 @@
 """`envcheck fleet gate`: whether this node may take work now."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -19,22 +17,10 @@ from envcheck.cli.options import Duration, Option, command_with
 from envcheck.cli.shared.process import say
 from envcheck.errors import ConfigError, EnvcheckError, UnavailableError
 from envcheck.fleet import gate
-from envcheck.fleet.gate import (
-    Boot,
-    GatedEnvironment,
-    GateQuestion,
-    NodeVerdict,
-    by_digest,
-    fingerprint,
-    image_subject,
-    in_pod,
-    of_report,
-    this_boot,
-    why_unusable,
-)
+from envcheck.fleet.gate import Boot, GatedEnvironment, GateQuestion, NodeVerdict
 from envcheck.node.subprocesses import output
 from envcheck.runner.container import ContainerTarget
-from envcheck.runner.local_python import LocalPython, Target, answering, choose_python
+from envcheck.runner.local_python import ChosenPython, LocalPython, Target, answering, choose_python
 
 _DRAIN_SECONDS: Final = 5.0
 
@@ -76,7 +62,7 @@ def command(options: GateOptions, settings: Settings) -> int:
     Only 1 drains, with the reason "envcheck: CHECK: WHAT". In a pod of Kubernetes, 1 sets the taint envcheck/unfit
     and 0 removes it (`envcheck fleet render kubernetes --drain`).
     """
-    node = this_boot()
+    node = gate.this_boot()
     try:
         with ended_after(options.budget):
             verdict, source = _verdict(options, node)
@@ -85,19 +71,18 @@ def command(options: GateOptions, settings: Settings) -> int:
     if verdict.status == "error":
         line = f"{verdict.decided_by}; see with `envcheck run` what to do"
         return _admitted_or(options, line, UnavailableError.exit_code)
-    if verdict.status == "pass":
+    failed = verdict.status == "fail"
+    if options.drain and (failed or gate.in_pod()):
+        refused = (_mark if gate.in_pod() else _drain)(node.node, verdict)
+        if refused:
+            say(f"warning: {node.node} is not {'drained' if failed else 'marked as fit'}: {refused}")
+    if failed:
+        # The last line is what Kubernetes shows as the reason of a container that failed.
+        click.echo(verdict.reason)
+    elif not settings.quiet:
         left = f"; {verdict.left_out} checks left out by the budget" if verdict.left_out else ""
-        if not settings.quiet:
-            click.echo(f"{node.node} may take work: {verdict.level} passed, {source}{left}")
-        if options.drain and in_pod():
-            _warn(_mark(node.node, "", ""), f"{node.node} is not marked as fit")
-        return 0
-    if options.drain:
-        drain = _mark if in_pod() else _drain
-        _warn(drain(node.node, verdict.check, verdict.reason), f"{node.node} is not drained")
-    # The last line is what Kubernetes shows as the reason of a container that failed.
-    click.echo(verdict.reason)
-    return 1
+        click.echo(f"{node.node} may take work: {verdict.level} passed, {source}{left}")
+    return int(failed)
 
 
 @contextlib.contextmanager
@@ -117,18 +102,14 @@ def ended_after(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _warn(refused: str, what: str) -> None:
-    if refused:
-        say(f"warning: {what}: {refused}")
-
-
-def _mark(node: str, check: str, reason: str) -> str:
+def _mark(node: str, verdict: NodeVerdict) -> str:
     from envcheck.fleet import kubernetes_node  # needs urllib3, which images lack
 
-    return kubernetes_node.mark(node, check, reason, os.environ)
+    failed = verdict.status == "fail"
+    return kubernetes_node.mark(node, verdict.check if failed else "", verdict.reason if failed else "", os.environ)
 
 
-def _drain(node: str, _check: str, reason: str) -> str:
+def _drain(node: str, verdict: NodeVerdict) -> str:
     """Drain a node in Slurm and return "", or why that did not happen.
 
     SchedMD advises against Slurm commands in a prolog. Without this one the reason would be "Prolog error".
@@ -136,7 +117,7 @@ def _drain(node: str, _check: str, reason: str) -> str:
     scontrol = shutil.which("scontrol")
     if scontrol is None:
         return "scontrol is not on PATH"
-    arguments = ("update", f"nodename={node}", "state=drain", f"reason={reason}")
+    arguments = ("update", f"nodename={node}", "state=drain", f"reason={verdict.reason}")
     try:
         output(Path(scontrol), *arguments, timeout=_DRAIN_SECONDS)
     except OSError as error:
@@ -147,16 +128,14 @@ def _drain(node: str, _check: str, reason: str) -> str:
 def _verdict(options: GateOptions, node: Boot) -> tuple[NodeVerdict, str]:
     """Return the verdict that answers, and where it is from."""
     subject, target = _subject(options)
-    question = GateQuestion(
-        subject=subject, level=options.level, require_gpu=options.require_gpu, max_age=options.max_age
-    )
+    question = GateQuestion(subject, options.level, options.require_gpu, options.max_age)
     path = gate.path_of(node.node, subject)
     kept = gate.read(path)
-    if kept is not None and not why_unusable(kept, question, node):
+    if kept is not None and not gate.why_unusable(kept, question, node):
         return kept, f"{node.uptime - kept.at.uptime:.0f} s ago"
     target = target or _target(options)
     report = gate.run_checks(target, options.level, options.budget, require_gpu=options.require_gpu)
-    new = of_report(report, subject, this_boot(), gate.keep_report(report, path))
+    new = gate.of_report(report, subject, gate.this_boot(), gate.keep_report(report, path))
     if new is None:
         message = "the run was cut short"
         raise UnavailableError(message, fix="see with `envcheck run` what ends it")
@@ -170,18 +149,22 @@ def _verdict(options: GateOptions, node: Boot) -> tuple[NodeVerdict, str]:
 def _subject(options: GateOptions) -> tuple[GatedEnvironment, Target | None]:
     """Return which environment is meant; with its target where the engine was needed to tell."""
     if options.image is None:
-        python = choose_python(Path(options.python) if options.python else None).python
-        return GatedEnvironment(kind="python", name=str(python), state=fingerprint(python)), None
-    if by_digest(options.image):
-        return image_subject(options.image, None, options.python), None
-    target = _target(options)
-    return image_subject(options.image, target.facts.image_id, options.python), target
+        python = _python(options).python
+        return GatedEnvironment(kind="python", name=str(python), state=gate.fingerprint(python)), None
+    if gate.by_digest(options.image):
+        return gate.image_subject(options.image, None, options.python), None
+    target = ContainerTarget(options.image, python=options.python)
+    return gate.image_subject(options.image, target.facts.image_id, options.python), target
+
+
+def _python(options: GateOptions) -> ChosenPython:
+    return choose_python(Path(options.python) if options.python else None)
 
 
 def _target(options: GateOptions) -> Target:
     if options.image is not None:
         return ContainerTarget(options.image, python=options.python)
-    return LocalPython(answering(choose_python(Path(options.python) if options.python else None)))
+    return LocalPython(answering(_python(options)))
 
 
 def _admitted_or(options: GateOptions, line: str, code: int) -> int:

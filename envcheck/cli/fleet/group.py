@@ -1,7 +1,5 @@
 """`envcheck fleet group`: a run whose ranks are on several nodes, of which this process runs those of one."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """`envcheck fleet pairs`: which node, link or GPU is at fault."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from dataclasses import dataclass

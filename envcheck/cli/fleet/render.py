@@ -1,7 +1,5 @@
 """`envcheck fleet render`: files that start envcheck on many nodes."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from dataclasses import asdict, dataclass

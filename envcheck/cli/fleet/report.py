@@ -1,7 +1,5 @@
 """`envcheck fleet report` and `plan`: the reports of many nodes as one answer; the fewest cells for all nodes."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from pathlib import Path

@@ -8,8 +8,6 @@ first node to come took 35 s. A torch that cannot be imported, or another releas
 could say so; here the other nodes are told which node has it, and why.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools
@@ -266,7 +264,7 @@ class GroupMember:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    def join(cls, hello: Hello, address: str, port: int, seconds: float) -> GroupMember:
+    def join(cls, hello: Hello, address: str, port: int, seconds: float) -> "GroupMember":
         """Greet the first node and wait until all are there.
 
         Raise NotFormedError where they do not come within the time, ConfigError where this node cannot be of the group.
@@ -274,7 +272,7 @@ class GroupMember:
         return _awaited(cls._joined(hello, address, port, time.monotonic() + seconds))
 
     @classmethod
-    async def _joined(cls, hello: Hello, address: str, port: int, until: float) -> GroupMember:
+    async def _joined(cls, hello: Hello, address: str, port: int, until: float) -> "GroupMember":
         reader, writer = await _connected(address, port, until)
         try:
             _send(writer, msgspec.to_builtins(hello))

@@ -1,7 +1,5 @@
 """Which node of a group this process is and where the group meets, and whether nodes can be one group. Pure."""
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Mapping, Sequence

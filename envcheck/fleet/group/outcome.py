@@ -1,7 +1,5 @@
 """What the ranks of all nodes came to, of the whole group and of one of its nodes, and whom it blames. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """A run on several nodes: what it measures, how the nodes meet, and how what their ranks measured is joined."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import fcntl

@@ -7,8 +7,6 @@ node of each group meets the others. A link between two nodes of different group
 the tournament measures every pair.
 """
 
-from __future__ import annotations
-
 import collections
 import itertools
 import math

@@ -3,8 +3,6 @@
 What comes next is a pure function of the results, so a run that was killed goes on from the file that keeps them.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import os

@@ -3,8 +3,6 @@
 Each test that does not pass is repeated once, and both results decide.
 """
 
-from __future__ import annotations
-
 import collections
 import datetime as dt
 import hashlib

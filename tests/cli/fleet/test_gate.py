@@ -1,7 +1,5 @@
 """`envcheck fleet gate`: exit codes, the drain, and that a fresh verdict starts nothing."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import time

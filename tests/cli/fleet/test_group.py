@@ -1,7 +1,5 @@
 """`envcheck fleet group` as a user starts it: what it says of its environment, and of a group that does not form."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 The ranks are processes of their own in which a stand-in for torch waits for ever, so that nothing ends by itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

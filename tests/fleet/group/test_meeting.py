@@ -1,7 +1,5 @@
 """Nodes meet over real connections, and each gets the others' parts; what cannot be one group is one line."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time

@@ -1,7 +1,5 @@
 """Which node this is, and where the group meets, from environments as launchers set them."""
 
-from __future__ import annotations
-
 import pytest
 
 from envcheck.errors import ConfigError

@@ -1,7 +1,5 @@
 """Whom a group's end is blamed on, and what the report of each node says of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

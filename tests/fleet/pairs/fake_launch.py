@@ -5,8 +5,6 @@
 FAULTS is a JSON file {"slow": [nodes], "dead": [nodes], "error": [nodes], "log": FILE, "hang": [nodes]}.
 """
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import sys

@@ -1,7 +1,5 @@
 """Whom `fleet pairs` blames in simulated fleets, and in how many rounds. benchmarks/fleet_blame.py runs many more."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

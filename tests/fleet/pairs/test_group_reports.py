@@ -1,7 +1,5 @@
 """What the reports of a group come to: each node's own counts, of several the worst, and no speed is no pass."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

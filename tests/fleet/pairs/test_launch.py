@@ -1,7 +1,5 @@
 """`envcheck fleet pairs` as a user runs it: commands start, reports are read, a killed run goes on."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import signal
