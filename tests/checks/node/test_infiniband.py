@@ -9,12 +9,10 @@ from typing import Any
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Limit, View, limits
 from envcheck.checks.node import infiniband, peer_memory
 from envcheck.node.snapshot import Signal
-from envcheck.runner.planning import discover
 from tests.tables import each
 
 Node = Callable[..., View]
 Port = dict[str, Any]
-FOUND = {module.id: module for module in discover() if module.kind == "node"}
 
 
 def rails(count: int, **changed: Any) -> list[Port]:

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Check, Limit, View, passed, too_slow, warned
-from envcheck.checks.node import acs, bar1, gpu_in_use, iommu, p2p_status
-from envcheck.node.snapshot import Signal
+from envcheck.checks.node import acs, gpu_in_use, iommu, p2p_status
 from envcheck.runner import judging
 from envcheck.runner.judging import decide
 from envcheck.runner.planning import CheckModule, discover
@@ -17,7 +16,6 @@ from tests.tables import each
 Node = Callable[..., View]
 FOUND = {module.id: module for module in discover()}
 BRIDGE = {"bus_id": "0000:0f:00.0", "gpus": ["0000:10:00.0"], "enabled": ["request redirect"]}
-TRANSLATES = {"0000:10:00.0": "DMA-FQ", "0000:11:00.0": "identity"}
 
 
 def pairs(count: int = 4, **odd: Any) -> list[dict[str, Any]]:
@@ -48,41 +46,6 @@ def test_a_pair_is_held_against_its_links_and_its_like(
         assert len(outcome.details["gpus"]) == 2
 
 
-def test_gpus_on_switches_have_peer_to_peer_whatever_nvml_says_of_links_between_them(
-    node: Node, put: Node, put_gpu: Node
-) -> None:
-    view = put(node("v100x4"), gpu__p2p=[{**p, "read": "not supported"} for p in pairs()])
-    assert p2p_status.judge(put_gpu(view, range(4), nvlink_remotes=["switch", "switch"])).status == FAIL
-    assert p2p_status.judge(put_gpu(view, range(4), nvlink_remotes=["gpu", "switch"])).status == SKIP
-    assert p2p_status.judge(put_gpu(view, [0], mig_mode="on")).status == SKIP
-
-
-def test_acs_is_a_fault_on_bare_metal_where_there_is_something_to_turn_back(node: Node, put: Node) -> None:
-    bare = put(node("v100x4"), pci__acs=[BRIDGE], host__hypervisor=False)
-    outcome = acs.judge(bare)
-    assert (outcome.status, outcome.value, outcome.details["bridges"]) == (WARN, 1, ["0000:0f:00.0"])
-    assert acs.judge(put(bare, pci__acs=[{**BRIDGE, "enabled": ["source validation"]}])).status == PASS
-    for redirect in ("request redirect", "completion redirect"):
-        assert acs.judge(put(bare, pci__acs=[{**BRIDGE, "enabled": [redirect]}])).status == WARN
-    assert acs.judge(put(bare, pci__acs=[])).status == SKIP
-    assert acs.judge(put(bare, host__hypervisor=True)).status == SKIP
-    assert "is unknown" in acs.judge(put(bare, host__hypervisor=Signal(reason="no flags", why="failed"))).summary
-    without = [{**pair, "read": "chipset not supported"} for pair in pairs()]
-    assert acs.judge(put(bare, gpu__p2p=without)).status == SKIP
-    assert acs.judge(put(bare, gpu__p2p=pairs())).status == WARN
-
-
-def test_an_iommu_is_a_fault_on_bare_metal_where_pairs_use_the_bus(node: Node, put: Node) -> None:
-    bare = put(node("v100x4"), pci__iommu=TRANSLATES, host__hypervisor=False, gpu__p2p=pairs())
-    assert (iommu.judge(bare).status, iommu.judge(bare).value) == (WARN, 1)
-    assert iommu.judge(put(bare, pci__iommu={"0000:10:00.0": "identity"})).status == PASS
-    assert iommu.judge(put(bare, pci__iommu={"0000:10:00.0": None})).status == PASS
-    assert iommu.judge(put(bare, pci__iommu={})).status == SKIP
-    assert iommu.judge(put(bare, host__hypervisor=True)).status == SKIP
-    assert iommu.judge(put(bare, gpu__p2p=[{**pair, "nvlink": "ok"} for pair in pairs()])).status == PASS
-    assert iommu.judge(put(bare, gpu__p2p=Signal(reason="NVML: Unknown Error", why="failed"))).status == SKIP
-
-
 def test_each_bridge_that_redirects_is_a_finding_with_its_own_command(node: Node, put: Node) -> None:
     other, quiet = {**BRIDGE, "bus_id": "0000:1f:00.0"}, {**BRIDGE, "bus_id": "0000:2f:00.0", "enabled": []}
     outcome = acs.judge(put(node("v100x4"), pci__acs=[BRIDGE, quiet, other], host__hypervisor=False))
@@ -108,42 +71,6 @@ def test_each_gpu_behind_the_iommu_is_a_finding_unless_it_reaches_no_other_over_
     assert all(finding.remedy and finding.limit for finding in outcome.findings)
     alone = put(view, pci__iommu={"0000:13:00.0": "DMA"}, host__hypervisor=False, gpu__p2p=linked)
     assert iommu.judge(alone).status == PASS
-
-
-@each("check, name", [("p2p-status", "gpu.p2p"), ("acs", "pci.acs"), ("iommu", "pci.iommu")])
-def test_a_snapshot_of_before_is_a_skip_and_nonsense_an_error(node: Node, put: Node, check: str, name: str) -> None:
-    view = node("v100x4")
-    assert decide(FOUND[check], view).status == SKIP
-    kinds: tuple[Any, ...] = (
-        "banana",
-        7,
-        [7],
-        [{}],
-        {"a": 1},
-        Signal(reason="read as 7, which it cannot be", why="failed"),
-    )
-    for nonsense in kinds:
-        outcome = decide(FOUND[check], put(view, **{name.replace(".", "__"): nonsense}))
-        assert outcome.status in ((ERROR, PASS) if (check, nonsense) == ("iommu", {"a": 1}) else (ERROR,)), nonsense
-    hidden = Signal(reason="/sys/bus/pci/devices: Permission denied", why="denied")
-    if check != "p2p-status":
-        assert decide(FOUND[check], put(view, **{name.replace(".", "__"): hidden})).status == SKIP
-
-
-def test_a_window_is_held_against_the_memory_of_data_centre_boards_and_against_its_like(
-    node: Node, put: Node, put_gpu: Node
-) -> None:
-    view = node("h100x8")
-    memory = view.snapshot.gpus[0].signal("memory_total").value
-    assert bar1.judge(view).status == PASS
-    assert bar1.judge(put_gpu(view, range(8), bar1_total=memory)).status == PASS
-    small = bar1.judge(put_gpu(view, range(8), bar1_total=memory - 1))
-    assert (small.status, small.limit and small.limit.value) == (WARN, memory)
-    assert bar1.judge(put(put_gpu(view, range(8), bar1_total=1 << 28), host__arch="aarch64")).status == PASS
-    odd = bar1.judge(put_gpu(node("v100x4"), [2], bar1_total=1 << 28))
-    assert (odd.status, "GPU 2 256 MiB" in odd.summary) == (WARN, True)
-    for modest in ("t4", "rtx4090"):
-        assert bar1.judge(put_gpu(node(modest), [0], bar1_total=1 << 28)).status == PASS
 
 
 def test_who_is_on_a_gpu_is_named_from_the_limits_on(node: Node, put_gpu: Node) -> None:
