@@ -9,7 +9,7 @@ from typing import Annotated
 import click
 
 from envcheck.cli import Settings, report_output
-from envcheck.cli.options import Duration, FiniteRange, Option, command_with
+from envcheck.cli.options import Duration, Option, command_with
 from envcheck.cli.report_output import Node, Output, OutputType
 from envcheck.cli.shared.process import console as new_console
 from envcheck.cli.shared.process import status_of
@@ -34,9 +34,6 @@ class FleetGroupOptions:
     only: Annotated[tuple[str, ...], Option("Run this check alone. Repeatable.", metavar="ID")] = ()
     require_gpu: Annotated[bool, Option("Fail where there is no GPU.")] = False
     nproc: Annotated[int, Option("Ranks of a node without a GPU.", type=click.IntRange(1, 1024))] = 1
-    timeout: Annotated[
-        float | None, Option("End each check after this many seconds, instead of its own limit.", type=FiniteRange(0.1))
-    ] = None
     wait: Annotated[float, Option("How long nodes wait for the others.", type=Duration())] = 180.0
     run_id: Annotated[
         str | None, Option("What tells this group from others. [Slurm's step, torchrun's run]", metavar="TEXT")
@@ -68,85 +65,63 @@ def command(options: FleetGroupOptions, settings: Settings) -> int:
         click.echo(f"envcheck: {why}", err=True)
         return 0
     name = member.name or report_output.node_of(place(os.environ), nameless=False).name
-    group = GroupRun(_run(options), member, name, options, quiet=settings.quiet)
+    run = _run(options)
+    own, whole = (
+        report_output.destination(
+            options.output, report_output.DEFAULT, Node(called, several=True), dry=options.dry_run
+        )
+        for called in (name, "group")
+    )
     if options.dry_run:
         click.echo(f"{name} is {member.described}")
         return 0
-    with report_output.alone(group.report):
-        return group.carried_out()
+    with report_output.alone(own):
+        interrupted = _measured(run, member, name, options, own)
+        report = of_group(report_of(run))
+        mine = of_node(report_of(run), member.node)
+        paths = {own: mine} | ({} if member.node or run.nodes is None else {whole: report})
+        unwritten = [path for path, content in paths.items() if path is not None and not _written(path, content)]
+        if member.node:
+            unformed = run.nodes is None and FORMED in run.known
+            click.echo(f"{name}: {mine.verdict.sentence}{f': {run.known[FORMED].summary}' if unformed else ''}")
+        elif settings.quiet:
+            click.echo(report.verdict.sentence)
+        else:
+            console = new_console(width=terminal.width(), highlight=False)
+            terminal.show(report, console, [f"report: {path}" for path in paths if path is not None])
+        sys.stdout.flush()
+        code = report.verdict.exit_code
+        return status_of(interrupted) if interrupted is not None else code or 3 if unwritten else code
 
 
 def _run(options: FleetGroupOptions) -> Run:
     checks = chosen(options.only)
-    planned = plan(
-        checks,
-        level="standard",
-        nproc=options.nproc,
-        gpus=shown_gpus(),
-        timeout=options.timeout,
-        require_gpu=options.require_gpu,
-    )
+    gpus, wanted = shown_gpus(), options.require_gpu
+    planned = plan(checks, level="standard", nproc=options.nproc, gpus=gpus, require_gpu=wanted)
     target = LocalPython(answering(choose_python(Path(options.python) if options.python else None)))
     return Run(RunPlan(plan=planned, chosen=checks, target=target))
 
 
-class GroupRun:
-    """A node's part of a group: where its report goes, and on the first node the group's."""
+def _measured(
+    run: Run, member: Membership, name: str, options: FleetGroupOptions, own: Path | None
+) -> KeyboardInterrupt | None:
+    """Meet the other nodes and measure; return the interrupt that ended it."""
+    run.begin()
+    try:
+        with met(run, member, name, max(options.nproc, member.processes), options.wait) as formed:
+            if formed:
+                with terminal.Progress(run.asked.plan) as progress:
+                    live = LiveReport(run, own, progress, lambda report: of_node(report, member.node))
+                    validate(run, collect, live)
+    except KeyboardInterrupt as how:
+        return how
+    return None
 
-    def __init__(self, run: Run, member: Membership, name: str, options: FleetGroupOptions, *, quiet: bool) -> None:
-        self._run, self._member, self._name, self._options, self._quiet = run, member, name, options, quiet
-        self.report = self._destination(name)
-        group = self._destination("group")
-        self._group_report = None if member.node else group
 
-    def _destination(self, name: str) -> Path | None:
-        options, node = self._options, Node(name, several=True)
-        return report_output.destination(options.output, report_output.DEFAULT, node, dry=options.dry_run)
-
-    def carried_out(self) -> int:
-        """Meet the other nodes, measure, write the reports, print what came of it, and return the exit code."""
-        interrupted: KeyboardInterrupt | None = None
-        processes = max(self._options.nproc, self._member.processes)
-        self._run.begin()
-        try:
-            with met(self._run, self._member, self._name, processes, self._options.wait) as formed:
-                if formed:
-                    with terminal.Progress(self._run.asked.plan) as progress:
-                        validate(self._run, collect, LiveReport(self._run, self.report, progress, self._own))
-        except KeyboardInterrupt as how:
-            interrupted = how
-        failed = self._written()
-        self._print()
-        code = report_of(self._run).verdict.exit_code
-        return status_of(interrupted) if interrupted is not None else code or 3 if failed else code
-
-    def _own(self, report: RunReport) -> RunReport:
-        return of_node(report, self._member.node)
-
-    def _written(self) -> bool:
-        """Write the reports; return whether one could not be written, and say why."""
-        report, failed = report_of(self._run), False
-        group = self._group_report if self._run.nodes else None
-        for path, content in ((self.report, self._own(report)), (group, of_group(report))):
-            if path is None:
-                continue
-            try:
-                write(content, path)
-            except OSError as error:
-                failed = True
-                click.echo(f"envcheck: {path}: {error.strerror}; free space, or give --output another place", err=True)
-        return failed
-
-    def _print(self) -> None:
-        report = of_group(report_of(self._run))
-        if self._member.node:
-            unformed = self._run.nodes is None and FORMED in self._run.known
-            why = f": {self._run.known[FORMED].summary}" if unformed else ""
-            click.echo(f"{self._name}: {self._own(report).verdict.sentence}{why}")
-        elif self._quiet:
-            click.echo(report.verdict.sentence)
-        else:
-            files = (self.report, self._group_report if self._run.nodes else None)
-            written = [f"report: {path}" for path in files if path is not None]
-            terminal.show(report, new_console(width=terminal.width(), highlight=False), written)
-        sys.stdout.flush()
+def _written(path: Path, content: RunReport) -> bool:
+    try:
+        write(content, path)
+    except OSError as error:
+        click.echo(f"envcheck: {path}: {error.strerror}; free space, or give --output another place", err=True)
+        return False
+    return True

@@ -5,9 +5,8 @@ Each test that does not pass is repeated once, and both results decide.
 
 import collections
 import datetime as dt
-import hashlib
 import statistics
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -38,8 +37,7 @@ class GroupTest(NamedTuple):
     def key(self) -> str:
         """Return what identifies the test's result: the same nodes are not measured twice for two purposes."""
         kind = ROLL_CALL if self.step == ROLL_CALL else "group"
-        digest = hashlib.blake2b(",".join(sorted(self.nodes)).encode(), digest_size=12).hexdigest()
-        return f"{kind} {len(self.nodes)} {digest} {self.attempt}"
+        return f"{kind} {self.attempt} {fold(self.nodes)}"
 
 
 ROLL_CALL: Final = "roll-call"
@@ -160,6 +158,12 @@ def document(diagnosis: Diagnosis, mode: str, nodes: Sequence[str], tests: int) 
 _LEAST_SPEEDS = 2
 _LEAST_OF_OTHER_SIZES = 4
 Certainty = Literal["pass", "unsteady", "fail", "undetermined"]
+_CERTAINTY: Final[dict[tuple[ResultStatus, ...], Certainty]] = {
+    ("pass",): "pass",
+    ("undetermined", "pass"): "pass",
+    ("fail", "pass"): "unsteady",
+    ("fail", "fail"): "fail",
+}
 Round = Sequence[GroupTest]
 
 
@@ -204,7 +208,10 @@ def measured(rounds: Iterable[Round], usual: float | None = None) -> Rounds:
         second = yield [test._replace(attempt=2) for test in tests]
         for test, result in zip(tests, second, strict=True):
             results[test].append(compared(result, usual))
-    return [MeasuredGroup(test.nodes, _certainty([r.status for r in own]), tuple(own)) for test, own in results.items()]
+    return [
+        MeasuredGroup(test.nodes, _CERTAINTY.get(tuple(r.status for r in own), "undetermined"), tuple(own))
+        for test, own in results.items()
+    ]
 
 
 def disjoint(tests: Iterable[GroupTest]) -> list[list[GroupTest]]:
@@ -245,14 +252,6 @@ def compared(result: GroupResult, usual: float | None) -> GroupResult:
     return structs.replace(result, status="fail", reason=reason)
 
 
-def _certainty(statuses: list[str]) -> Certainty:
-    if statuses in (["pass"], ["undetermined", "pass"]):
-        return "pass"
-    if statuses == ["fail", "pass"]:
-        return "unsteady"
-    return "fail" if statuses == ["fail", "fail"] else "undetermined"
-
-
 def name_of(nodes: Sequence[str]) -> str:
     """Return how a test is called in evidence: a pair by its nodes, a group by its first and last and its size."""
     if len(nodes) <= 2:  # noqa: PLR2004 (a pair)
@@ -279,25 +278,29 @@ class RollCall(NamedTuple):
 
 def roll_call(nodes: Sequence[str]) -> Generator[Round, Sequence[GroupResult], RollCall]:
     """Ask every node, and ask those again that did not pass; a node that is missing twice is undetermined."""
-    [first] = yield [GroupTest(ROLL_CALL, tuple(nodes))]
-    answers = {node: [answer] for node, answer in _by_node(nodes, first).items()}
-    doubtful = [node for node, [answer] in answers.items() if answer.status != "pass"]
-    if doubtful:
-        [second] = yield [GroupTest(ROLL_CALL, tuple(doubtful), 2)]
-        for node, answer in _by_node(doubtful, second).items():
-            answers[node].append(answer)
+    answers: dict[str, list[NodeAnswer]] = {node: [] for node in nodes}
+    asked = [*nodes]
+    for attempt in (1, 2):
+        if asked:
+            [result] = yield [GroupTest(ROLL_CALL, tuple(asked), attempt)]
+            came = {answer.node: answer for answer in result.answers}
+            why = result.reason or "no report of it arrived"
+            for node in asked:
+                answers[node].append(came.get(node) or NodeAnswer(node, "undetermined", why))
+            asked = [node for node in asked if answers[node][-1].status != "pass"]
     return judge(answers)
 
 
 def judge(answers: Mapping[str, Sequence[NodeAnswer]]) -> RollCall:
     """Return what the answers say, one or two of each node."""
     call = RollCall([], [], [], [], [])
-    latest = {node: replies[-1] for node, replies in answers.items()}
-    odd = _odd(latest.values(), call.notes)
+    odd = _odd([replies[-1] for replies in answers.values()], call.notes)
     for node, replies in answers.items():
         statuses = [answer.status for answer in replies]
         if statuses == ["fail", "fail"]:
-            call.blamed.append(_failed(node, replies))
+            same = {*replies[0].faulty_gpus} & {*replies[1].faulty_gpus}
+            gpu = Blame("gpu", same.pop(), replies[1].reason, _BY) if len(same) == 1 else None
+            call.blamed.append(gpu or Blame("node", node, replies[1].reason, _BY))
         elif statuses == ["fail", "pass"]:
             call.not_isolated.append(UnclearNodes((node,), f"failed once and passed once: {replies[0].reason}", _BY))
         elif statuses[-1] != "pass":
@@ -309,47 +312,22 @@ def judge(answers: Mapping[str, Sequence[NodeAnswer]]) -> RollCall:
     return call
 
 
-def _by_node(nodes: Iterable[str], result: GroupResult) -> dict[str, NodeAnswer]:
-    answers = {answer.node: answer for answer in result.answers}
-    why = result.reason or "no report of it arrived"
-    return {node: answers.get(node) or NodeAnswer(node, "undetermined", why) for node in nodes}
-
-
-def _failed(node: str, answers: Sequence[NodeAnswer]) -> Blame:
-    same = [gpu for gpu in answers[-1].faulty_gpus if gpu in answers[0].faulty_gpus]
-    if len(same) == 1:
-        return Blame("gpu", same[0], answers[-1].reason, _BY)
-    return Blame("node", node, answers[-1].reason, _BY)
-
-
 def _odd(answers: Iterable[NodeAnswer], notes: list[str]) -> dict[str, str]:
     """Return why a node is unlike the others: GPUs, driver, kernel, clock. A mixed fleet is a note."""
     passed = [answer for answer in answers if answer.status == "pass"]
     odd: dict[str, str] = {}
-    properties: tuple[tuple[str, Callable[[NodeAnswer], object]], ...] = (
-        ("kernel", lambda answer: answer.kernel or None),
-        ("driver", lambda answer: answer.driver or None),
-        ("number of GPUs", lambda answer: answer.gpus),
-    )
-    for name, read in properties:
-        odd |= _unlike(name, {answer.node: read(answer) for answer in passed}, notes)
+    for field, name in (("kernel", "kernel"), ("driver", "driver"), ("gpus", "number of GPUs")):
+        values = {answer.node: getattr(answer, field) for answer in passed if getattr(answer, field) not in (None, "")}
+        counts = collections.Counter(values.values()).most_common()
+        others = {node: value for node, value in values.items() if value != counts[0][0]}
+        if len(others) > max(1, _ODD_SHARE * len(passed)):
+            kinds = ", ".join(f"{value} on {number}" for value, number in counts[:4])
+            notes.append(f"a mixed fleet: {name} {kinds}; compare nodes of one kind only")
+        else:
+            usual = f"where {counts[0][1]} of {len(passed)} nodes have {counts[0][0]}" if counts else ""
+            odd |= {node: f"{name} {value}, {usual}" for node, value in others.items()}
     for answer in passed:
         if answer.clock is not None and abs(answer.clock) > CLOCK_TOLERANCE:
             ahead = "ahead" if answer.clock > 0 else "behind"
             odd[answer.node] = f"its clock is {abs(answer.clock):.0f} s {ahead}"
     return odd
-
-
-def _unlike(name: str, values: Mapping[str, object], notes: list[str]) -> dict[str, str]:
-    counts = collections.Counter(value for value in values.values() if value is not None)
-    if len(counts) < 2:  # noqa: PLR2004 (all alike)
-        return {}
-    [(usual, count), *_] = counts.most_common(1)
-    others = {node: value for node, value in values.items() if value not in (None, usual)}
-    if len(others) > max(1, _ODD_SHARE * len(values)):
-        kinds = ", ".join(f"{value} on {number}" for value, number in counts.most_common(4))
-        notes.append(f"a mixed fleet: {name} {kinds}; compare nodes of one kind only")
-        return {}
-    return {
-        node: f"{name} {value}, where {count} of {len(values)} nodes have {usual}" for node, value in others.items()
-    }
