@@ -46,14 +46,12 @@ class LostGroupError(Exception):
 
 
 class FormedGroup(NamedTuple):
-    """A group that has formed, by node: names, hosts, by how many seconds clocks are ahead of the first's.
+    """A group that has formed: its nodes' names, and the seconds that it took.
 
     `address` is that of the first node, `local` the address of this one on the way to it.
     """
 
     names: list[str]
-    hosts: list[str]
-    clocks: list[float]
     seconds: float
     address: str
     local: str
@@ -99,11 +97,8 @@ async def _received(reader: asyncio.StreamReader) -> Message | None:
 
 
 class _Peer(NamedTuple):
-    """A node that has greeted, `at` seconds since 1970 by the first node's clock."""
-
     writer: asyncio.StreamWriter
     hello: Hello
-    at: float
 
 
 class Coordinator:
@@ -186,7 +181,6 @@ class Coordinator:
 
     def _greeted(self, writer: asyncio.StreamWriter, message: Message) -> int | None:
         """Take a greeting; return the node's number, None for what cannot be of the group."""
-        received = time.time()
         try:
             hello = msgspec.convert(message, Hello)
         except msgspec.ValidationError:
@@ -200,7 +194,7 @@ class Coordinator:
         if self._begun:
             _send(writer, {"unformed": "the group began without this node"})
             return None
-        self._peers[hello.node] = _Peer(writer, hello, received)
+        self._peers[hello.node] = _Peer(writer, hello)
         if len(self._peers) == self._first.nodes:
             self._begin()
         return hello.node
@@ -209,16 +203,11 @@ class Coordinator:
         """Tell all nodes who takes part, and the first at which of its addresses the others reach it."""
         self._begun = True
         peers = [self._peers[node] for node in sorted(self._peers)]
-        ahead = [peer.hello.time - peer.at for peer in peers]
-        group: Message = {
-            "names": [peer.hello.name for peer in peers],
-            "hosts": [peer.hello.host for peer in peers],
-            "clocks": [round(clock - ahead[0], 3) for clock in ahead],
-            "seconds": round(self._seconds - (self._until - time.monotonic()), 3),
-        }
+        seconds = round(self._seconds - (self._until - time.monotonic()), 3)
+        group: Message = {"begin": [peer.hello.name for peer in peers], "seconds": seconds}
         reached = peers[-1].writer.get_extra_info("sockname")[0]
         for node, peer in enumerate(peers):
-            _send(peer.writer, {"begin": group, "reached": "" if node else reached})
+            _send(peer.writer, {**group, "reached": "" if node else reached})
 
     def _due(self, *, trouble: bool) -> None:
         """Give all their parts once each live node gave its own.
@@ -372,12 +361,9 @@ def _begun(message: Message, writer: asyncio.StreamWriter) -> FormedGroup:
         raise ConfigError(why, fix=fix)
     if "unformed" in message:
         raise _unformed(str(message["unformed"]))
-    group, reached = message["begin"], str(message.get("reached", ""))
-    address, local = (reached or str(writer.get_extra_info(name)[0]) for name in ("peername", "sockname"))
-    numbers = [float(clock) for clock in group["clocks"]]
-    return FormedGroup(group["names"], group["hosts"], numbers, float(group["seconds"]), _plain(address), _plain(local))
-
-
-def _plain(address: str) -> str:
-    """Return an address without the form that IPv4 has on a socket of IPv6, and without a zone."""
-    return address.removeprefix("::ffff:").partition("%")[0]
+    # Without the form that IPv4 has on a socket of IPv6, and without a zone.
+    address, local = (
+        (message["reached"] or str(writer.get_extra_info(name)[0])).removeprefix("::ffff:").partition("%")[0]
+        for name in ("peername", "sockname")
+    )
+    return FormedGroup(message["begin"], float(message["seconds"]), address, local)

@@ -125,23 +125,19 @@ def _run(launch: Place, environ: Mapping[str, str]) -> str:
     return "" if run == "none" else run
 
 
-# Nodes whose clocks are this far apart have reports whose order says nothing.
-CLOCK_SECONDS: Final = 60.0
 _MOST_NAMED: Final = 8
 _LONGEST: Final = 120
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's first message. `time` is its clock, seconds since 1970; `plan` what it will measure, as text."""
+    """A node's first message. `plan` is what it will measure, as text."""
 
     run: str
     node: int
     nodes: int
     name: str
-    host: str
     tool: str
     plan: str
-    time: float
 
 
 class HelloRefusal(NamedTuple):
@@ -179,12 +175,6 @@ def missing(nodes: int, names: Sequence[str], came: Mapping[int, Any], seconds: 
         listed = ", ".join(map(str, absent[:_MOST_NAMED])) + (" and others" if len(absent) > _MOST_NAMED else "")
         who = f"{'number' if len(absent) == 1 else 'numbers'} {listed} (counted from 0)"
     return f"{len(came)} of {nodes} nodes came within {seconds:g} s; missing: {who}"
-
-
-def clock_warning(offsets: Mapping[str, float]) -> str:
-    """Return which nodes' clocks are off by more than a minute; "" where none is."""
-    off = [f"{name} by {seconds:+.0f} s" for name, seconds in offsets.items() if abs(seconds) > CLOCK_SECONDS]
-    return f"clocks differ from the first node's: {', '.join(off[:_MOST_NAMED])}" if off else ""
 
 
 def differences(facts: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> str:

@@ -7,10 +7,8 @@ import importlib
 import ipaddress
 import json
 import os
-import platform
 import socket
 import struct
-import time
 from collections.abc import Collection, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -22,13 +20,12 @@ from envcheck.errors import ConfigError
 from envcheck.fleet.group import outcome
 from envcheck.fleet.group.meeting import (
     Coordinator,
-    FormedGroup,
     GroupMember,
     LostGroupError,
     NotFormedError,
     free_ports,
 )
-from envcheck.fleet.group.membership import Hello, Membership, clock_warning, differences
+from envcheck.fleet.group.membership import Hello, Membership, differences
 from envcheck.fleet.group.outcome import FORMED
 from envcheck.fleet.hostlist import fold
 from envcheck.runner.planning import CheckModule, checked_module
@@ -196,10 +193,8 @@ def met(run: Run, place: Membership, name: str, processes: int, wait: float) -> 
         node=place.node,
         nodes=place.nodes,
         name=name,
-        host=platform.node(),
         tool=__version__,
         plan=", ".join(check.id for check in run.asked.plan.checks),
-        time=time.time(),
     )
     leader = Coordinator(hello, place.names, place.port, wait) if place.node == 0 else None
     member: GroupMember | None = None
@@ -217,7 +212,8 @@ def met(run: Run, place: Membership, name: str, processes: int, wait: float) -> 
             return
         checks = [check.id for check in run.asked.plan.checks]
         run.nodes = GroupSession(member, place.node, place.run, checks, processes)
-        run.known[FORMED] = _formed(member.begun)
+        came = f"{len(member.begun.names)} nodes came within {member.begun.seconds:.1f} s: {fold(member.begun.names)}"
+        run.known[FORMED] = OutcomeRow(id=FORMED, kind="env", status="pass", summary=came)
         yield True
         patience = _PATIENCE
     except KeyboardInterrupt:
@@ -229,19 +225,3 @@ def met(run: Run, place: Membership, name: str, processes: int, wait: float) -> 
             member.leave()
         if leader is not None:
             leader.close(patience)
-
-
-def _formed(begun: FormedGroup) -> OutcomeRow:
-    """Return the outcome that says which nodes came."""
-    clocks = dict(zip(begun.names, begun.clocks, strict=True))
-    warning = clock_warning(clocks)
-    came = f"{len(begun.names)} nodes came within {begun.seconds:.1f} s: {fold(begun.names)}"
-    return OutcomeRow(
-        id=FORMED,
-        kind="env",
-        status="warn" if warning else "pass",
-        summary=f"{came}; {warning}" if warning else came,
-        remedy="synchronise the clocks (chrony, ntpd)" if warning else "",
-        code="group.clock" if warning else "",
-        details={"hosts": dict(zip(begun.names, begun.hosts, strict=True)), "clock_seconds": clocks},
-    )
