@@ -20,9 +20,8 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from envcheck.fleet.files import FleetFile
-from envcheck.fleet.model import BAD, FleetReport
 from envcheck.fleet.one_report import NodeReport, read
-from envcheck.fleet.summary import FleetQuestion, summarize
+from envcheck.fleet.summary import BAD, FleetQuestion, FleetReport, summarize
 from tests.fleet.node_reports import ENDED, failing, node_report, outcome_of
 
 SIZES: Final = (16, 64, 256, 1024, 4096)

@@ -212,7 +212,11 @@ GROUPS: Final[dict[str, LazyGroup]] = {
             "pairs": "Find the node, link or GPU at fault by tests of groups.",
             "plan": "Say which published cells cover all nodes, and what a newer driver would add.",
         },
-        modules={"report": "fleet.report:report", "plan": "fleet.report:plan_"},
+        modules={
+            "report": "fleet.report:report",
+            "plan": "fleet.report:plan_",
+            **{name: f"fleet.launch:{name}" for name in ("render", "group", "pairs")},
+        },
         help="""Validate many nodes, and say which of them to use now.
 
         \b

@@ -13,11 +13,53 @@ from typing import Final, NamedTuple
 
 from envcheck.fleet.files import FleetFile
 from envcheck.fleet.hostlist import natural
-from envcheck.fleet.model import CLOCK_SLACK, ConfigurationDrift, FleetGroup, Outlier
 from envcheck.fleet.one_report import NodeReport
 from envcheck.reports import phrases
+from envcheck.runner.schema import Row
 
+# A clock may be this wrong, in seconds, before what it says is doubted.
+CLOCK_SLACK: Final = 300.0
 _HALF: Final = 0.5
+
+
+class FleetGroup(Row, frozen=True, kw_only=True):
+    """Nodes of one kind: of one GPU model, cell and driver branch."""
+
+    gpu: str
+    cell: str
+    driver: str
+    nodes: int
+
+
+class ConfigurationDrift(Row, frozen=True, kw_only=True):
+    """A signal in which nodes of a group differ.
+
+    `majority` is the value of more than half of them, None where no value is; `share` that of the most frequent value.
+    `others` are the nodes of each other value. `group` counts from 0 in `groups`.
+    """
+
+    group: int
+    signal: str
+    majority: str | None
+    share: float
+    others: dict[str, list[str]]
+
+
+class Outlier(Row, frozen=True, kw_only=True):
+    """A value far from the median of its group: z counts scaled median absolute deviations; `gpu` "" where unknown.
+
+    `repeat` is how often the check measured it.
+    """
+
+    group: int
+    check: str
+    node: str
+    gpu: str
+    value: float
+    median: float
+    unit: str
+    z: float
+    repeat: int
 
 
 def drift(group: int, configurations: Mapping[str, Mapping[str, str]]) -> Iterator[ConfigurationDrift]:

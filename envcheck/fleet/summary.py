@@ -7,32 +7,93 @@ import datetime as dt
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
+
+import msgspec
 
 from envcheck import __version__
 from envcheck.counting import counted
 from envcheck.fleet.files import FleetFile
-from envcheck.fleet.groups import deviating, grouped
+from envcheck.fleet.groups import CLOCK_SLACK, ConfigurationDrift, FleetGroup, Outlier, deviating, grouped
 from envcheck.fleet.hostlist import fold, is_name, natural
-from envcheck.fleet.model import (
-    BAD,
-    CLOCK_SLACK,
-    ConfigurationDrift,
-    FleetBlame,
-    FleetReport,
-    FleetStatus,
-    FleetVerdict,
-    NodeState,
-    NodeStates,
-    Outlier,
-    UnreadFile,
-)
 from envcheck.reports.redact import UNKEYED
+from envcheck.runner.schema import Row
 
+FleetStatus = Literal["pass", "fail", "error"]
+NodeState = Literal["pass", "fail", "error", "missing", "stale"]
+BadState = Literal["fail", "error", "missing", "stale"]
+# The states that are no pass, the worst first.
+BAD: Final[tuple[BadState, ...]] = ("fail", "error", "missing", "stale")
 _WORST: Final = {"pass": 0, "error": 1, "fail": 2}
 _SHOWN: Final = 3
 # One GPU is blamed where at least this share of the node's failures name it.
 _LEAD: Final = 0.5
+
+
+class NodeStates(Row, frozen=True, kw_only=True):
+    """How many nodes passed, and which did not. `error` are undetermined."""
+
+    passed: int = msgspec.field(name="pass")
+    fail: list[str]
+    error: list[str]
+    missing: list[str]
+    stale: list[str]
+
+    def of(self, state: BadState) -> list[str]:
+        """Return the nodes in a state."""
+        return list(getattr(self, state))
+
+
+class UnreadFile(Row, frozen=True, kw_only=True):
+    """A file that is not a report that can be read; `node` as its name says, "" for one that is ignored."""
+
+    file: str
+    node: str
+    reason: str
+
+
+class FleetBlame(Row, frozen=True, kw_only=True):
+    """What failed: a node, or one GPU of it; `by` are the checks with their codes."""
+
+    kind: Literal["node", "gpu"]
+    who: str
+    node: str
+    by: list[str]
+
+
+class FleetVerdict(Row, frozen=True, kw_only=True):
+    """What the fleet came to; `good` is a Slurm host list of the nodes to use now."""
+
+    status: FleetStatus
+    exit_code: int
+    good: str
+    blame: list[FleetBlame]
+    sentence: str
+
+
+class FleetReport(Row, frozen=True, kw_only=True):
+    """The answer. `at` is UTC, ISO 8601; `files` is how many were read.
+
+    `reasons` has a line for each node that did not pass; `notes` a line for what else was noticed.
+    """
+
+    schema: Literal["envcheck/fleet/1"] = "envcheck/fleet/1"
+    tool: str
+    at: str
+    files: int
+    groups: list[FleetGroup]
+    nodes: NodeStates
+    reasons: dict[str, str]
+    drift: list[ConfigurationDrift]
+    outliers: list[Outlier]
+    unread: list[UnreadFile]
+    notes: list[str]
+    verdict: FleetVerdict
+
+
+def encode(document: msgspec.Struct) -> bytes:
+    """Return a document as indented JSON with a final newline."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n"
 
 
 class StateOfNode(NamedTuple):

@@ -1,7 +1,6 @@
 """Drift: the majority of the group, and who has something else."""
 
-from envcheck.fleet.groups import drift
-from envcheck.fleet.model import ConfigurationDrift
+from envcheck.fleet.groups import ConfigurationDrift, drift
 
 
 def drifts(contents: dict[str, dict[str, str]], **nodes: list[str]) -> list[ConfigurationDrift]:

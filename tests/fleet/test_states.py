@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from envcheck.fleet.files import FleetFile
-from envcheck.fleet.model import CLOCK_SLACK
+from envcheck.fleet.groups import CLOCK_SLACK
 from envcheck.fleet.one_report import read
 from envcheck.fleet.summary import states
 from tests.fleet.node_reports import node_report

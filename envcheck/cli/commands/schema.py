@@ -16,7 +16,7 @@ _STRUCTS: Final = {
     "matrix": "envcheck.matrix.facts.model:Matrix",
     "extensions": "envcheck.matrix.extensions.model:Extensions",
     "report": "envcheck.reports.model:RunReport",
-    "fleet": "envcheck.fleet.model:FleetReport",
+    "fleet": "envcheck.fleet.summary:FleetReport",
     "fleet-plan": "envcheck.fleet.cover:FleetPlan",
 }
 

@@ -14,10 +14,8 @@ from envcheck.errors import ConfigError
 from envcheck.fleet.cover import of_places, plan
 from envcheck.fleet.files import history_lines, read_files
 from envcheck.fleet.hostlist import unfold
-from envcheck.fleet.model import encode
-from envcheck.fleet.page import page
-from envcheck.fleet.summary import FleetQuestion, summarize
-from envcheck.fleet.terminal import lines, plan_lines, wrapped
+from envcheck.fleet.shown import lines, page, plan_lines, wrapped
+from envcheck.fleet.summary import FleetQuestion, encode, summarize
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.query import Query, normalized
 

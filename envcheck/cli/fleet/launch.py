@@ -1,0 +1,288 @@
+"""`envcheck fleet group`, `pairs` and `render`: what starts on many nodes, and the files that start it."""
+
+import os
+import shlex
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import click
+
+from envcheck import safe_files
+from envcheck.cli import Settings, report_output
+from envcheck.cli.options import DIRECTORY, FILE, Argument, Duration, Option, command_with
+from envcheck.cli.report_output import Node, Output, OutputType
+from envcheck.cli.shared.process import console as new_console
+from envcheck.cli.shared.process import note, status_of
+from envcheck.counting import counted
+from envcheck.errors import ConfigError
+from envcheck.fleet.group.membership import Membership, membership
+from envcheck.fleet.group.outcome import FORMED, of_group, of_node
+from envcheck.fleet.group.session import chosen, met
+from envcheck.fleet.hostlist import unfold
+from envcheck.fleet.launch_files import LaunchValues, launch_files
+from envcheck.fleet.pairs.diagnosis import SMALL
+from envcheck.fleet.pairs.launch import SLURM, Fleet, Launcher, begin, checked, run_tests
+from envcheck.fleet.pairs.results import ROLL_CALL, GroupResult, GroupTest, document, lines, name_of
+from envcheck.node.collect import collect
+from envcheck.reports import terminal
+from envcheck.reports.model import RunReport, report_of, write
+from envcheck.reports.terminal import LiveReport
+from envcheck.runner.container import shown_gpus
+from envcheck.runner.execute import validate
+from envcheck.runner.launcher import place
+from envcheck.runner.local_python import LocalPython, answering, choose_python
+from envcheck.runner.planning import plan
+from envcheck.runner.state import Run, RunPlan
+from envcheck.safe_files import held
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetGroupOptions:
+    python: Annotated[str | None, Option("The interpreter, or environment, of the ranks.", metavar="PATH")] = None
+    only: Annotated[tuple[str, ...], Option("Run this check alone. Repeatable.", metavar="ID")] = ()
+    require_gpu: Annotated[bool, Option("Fail where there is no GPU.")] = False
+    nproc: Annotated[int, Option("Ranks of a node without a GPU.", type=click.IntRange(1, 1024))] = 1
+    wait: Annotated[float, Option("How long nodes wait for the others.", type=Duration())] = 180.0
+    run_id: Annotated[
+        str | None, Option("What tells this group from others. [Slurm's step, torchrun's run]", metavar="TEXT")
+    ] = None
+    output: Annotated[
+        Output | None,
+        Option("-o", "--output", f"The report; in DIR/ one a node. [{report_output.DEFAULT}]", type=OutputType()),
+    ] = None
+    dry_run: Annotated[bool, Option("Print what the environment says of this node, and stop.")] = False
+
+
+@command_with(FleetGroupOptions, name="group", short_help="Measure what lies between nodes, with ranks on all of them.")
+def group(options: FleetGroupOptions, settings: Settings) -> int:
+    """Measure what lies between nodes: collectives, links and slow ranks.
+
+    \b
+    srun --ntasks-per-node=1 envcheck fleet group --output reports/
+    torchrun --nnodes=4 --nproc-per-node=1 ... --no-python envcheck fleet group
+
+    Start it once a node, by srun, torchrun, mpirun or an indexed Job. Each node
+    writes a report, and the first one that of the group, group.json.
+    Exit, on each node: 0: the group passed; 1: a check failed; 2: wrong usage,
+    or nodes that differ; 3: undetermined, also for a group that did not form.
+    """
+    report_output.require_working_directory()
+    member = membership(os.environ, options.run_id)
+    why = report_output.left_to_the_first(place(os.environ), os.environ)
+    if why is not None:
+        click.echo(f"envcheck: {why}", err=True)
+        return 0
+    name = member.name or report_output.node_of(place(os.environ), nameless=False).name
+    run = _run(options)
+    own, whole = (
+        report_output.destination(
+            options.output, report_output.DEFAULT, Node(called, several=True), dry=options.dry_run
+        )
+        for called in (name, "group")
+    )
+    if options.dry_run:
+        click.echo(f"{name} is {member.described}")
+        return 0
+    with report_output.alone(own):
+        interrupted = _measured(run, member, name, options, own)
+        report = of_group(report_of(run))
+        mine = of_node(report_of(run), member.node)
+        paths = {own: mine} | ({} if member.node or run.nodes is None else {whole: report})
+        unwritten = [path for path, content in paths.items() if path is not None and not _written(path, content)]
+        if member.node:
+            unformed = run.nodes is None and FORMED in run.known
+            click.echo(f"{name}: {mine.verdict.sentence}{f': {run.known[FORMED].summary}' if unformed else ''}")
+        elif settings.quiet:
+            click.echo(report.verdict.sentence)
+        else:
+            console = new_console(width=terminal.width(), highlight=False)
+            terminal.show(report, console, [f"report: {path}" for path in paths if path is not None])
+        sys.stdout.flush()
+        code = report.verdict.exit_code
+        return status_of(interrupted) if interrupted is not None else code or 3 if unwritten else code
+
+
+def _run(options: FleetGroupOptions) -> Run:
+    checks = chosen(options.only)
+    gpus, wanted = shown_gpus(), options.require_gpu
+    planned = plan(checks, level="standard", nproc=options.nproc, gpus=gpus, require_gpu=wanted)
+    target = LocalPython(answering(choose_python(Path(options.python) if options.python else None)))
+    return Run(RunPlan(plan=planned, chosen=checks, target=target))
+
+
+def _measured(
+    run: Run, member: Membership, name: str, options: FleetGroupOptions, own: Path | None
+) -> KeyboardInterrupt | None:
+    """Meet the other nodes and measure; return the interrupt that ended it."""
+    run.begin()
+    try:
+        with met(run, member, name, max(options.nproc, member.processes), options.wait) as formed:
+            if formed:
+                with terminal.Progress(run.asked.plan) as progress:
+                    live = LiveReport(run, own, progress, lambda report: of_node(report, member.node))
+                    validate(run, collect, live)
+    except KeyboardInterrupt as how:
+        return how
+    return None
+
+
+def _written(path: Path, content: RunReport) -> bool:
+    try:
+        write(content, path)
+    except OSError as error:
+        click.echo(f"envcheck: {path}: {error.strerror}; free space, or give --output another place", err=True)
+        return False
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetPairsOptions:
+    nodes: Annotated[str, Option("The nodes as a Slurm host list: n[1-64].", metavar="LIST")]
+    mode: Annotated[Literal["tournament", "diagnose"] | None, Option("Default: tournament up to 16 nodes.")] = None
+    launch: Annotated[str, Option("Starts {command} on {nodes}, {count} in number.", metavar="COMMAND")] = SLURM
+    timeout: Annotated[float, Option("Time for one test.", type=Duration())] = 600.0
+    state: Annotated[
+        Path, Option("Results so far, on a file system that all nodes share; reports go beside it.", type=FILE)
+    ] = Path("envcheck-fleet-pairs.json")
+    dry_run: Annotated[bool, Option("Print the first commands, and stop.")] = False
+    as_json: Annotated[bool, Option("--json", "Print envcheck/fleet-pairs/1.")] = False
+
+
+@command_with(FleetPairsOptions, name="pairs")
+def pairs(options: FleetPairsOptions, settings: Settings) -> int:  # noqa: ARG001 (all commands take them)
+    """Find the node, link or GPU at fault by tests of groups, with the tests that say so.
+
+    \b
+    envcheck fleet pairs --nodes 'n[1-64]' --dry-run
+
+    To continue a killed run, give the same command again.
+    Exit 0: every node passed in a group; 1: a fault; 2: wrong usage; 3: undetermined: a group never formed.
+    """
+    if not options.state.parent.is_dir():
+        message = f"--state {options.state}: there is no directory {options.state.parent}"
+        raise ConfigError(message, fix="create it on a file system that all nodes share")
+    fleet = _fleet(options)
+    folder = options.state.absolute().with_name(f"{options.state.stem}-reports")
+    launcher = Launcher(checked(options.launch), folder, options.timeout)
+    if options.dry_run:
+        for nodes, step in ((fleet.nodes, ROLL_CALL), (fleet.nodes[:2], "group")):
+            click.echo(shlex.join(launcher.command(GroupTest(step, nodes), folder)))
+        return 0
+    first = shlex.split(launcher.template)[0]
+    if first != "{command}" and shutil.which(first) is None:
+        message = f"{first} is not on PATH, so that no test can start"
+        raise ConfigError(message, fix="run this where Slurm's srun is, or give --launch a command of your own")
+    with held(options.state.with_name(f".{options.state.name}.lock"), lambda: _busy(options.state)):
+        state = begin(options.state, fleet, launcher.template)
+        diagnosis = run_tests(fleet, state, options.state, launcher.run, _progress)
+    if options.as_json:
+        click.echo(document(diagnosis, fleet.mode, fleet.nodes, len(state.results)), nl=False)
+    else:
+        click.echo("\n".join(lines(diagnosis)))
+    return diagnosis.exit_code
+
+
+def _fleet(options: FleetPairsOptions) -> Fleet:
+    nodes = tuple(unfold(options.nodes))
+    if len(nodes) < 2:  # noqa: PLR2004 (a group)
+        message = f"--nodes {options.nodes[:60]!r} names {counted(len(nodes), 'node')}"
+        raise ConfigError(message, fix="name two nodes or more; one node alone is `envcheck run`")
+    usual: Literal["tournament", "diagnose"] = "diagnose" if len(nodes) > SMALL else "tournament"
+    return Fleet(nodes, options.mode or usual)
+
+
+def _busy(state: Path) -> None:
+    message = f"another run is using {state}"
+    raise ConfigError(message, fix="wait for it, or give --state another file")
+
+
+def _progress(number: int, test: GroupTest, result: GroupResult) -> None:
+    attempt = ", again" if test.attempt > 1 else ""
+    if test.step == ROLL_CALL:
+        summary = f"{sum(answer.status == 'pass' for answer in result.answers)} of {len(test.nodes)} nodes pass"
+    else:
+        speed = f", {result.speed:.1f} GB/s" if result.speed is not None else ""
+        summary = f"{result.status}{speed}" + (f": {result.reason}" if result.reason else "")
+    note(f"round {number}, {test.step}{attempt} {name_of(test.nodes)}: {summary}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetRenderOptions:
+    system: Annotated[Literal["slurm", "kubernetes"], Argument()]
+    names: Annotated[tuple[str, ...], Argument(metavar="[NAME]...")] = ()
+    image: Annotated[str | None, Option("The image to judge, by digest.", metavar="REF@DIGEST")] = None
+    python: Annotated[
+        str | None, Option("Slurm: an environment on the nodes to judge, instead of an image.", metavar="PATH")
+    ] = None
+    nodes: Annotated[int, Option("How many nodes.", type=click.IntRange(1, 100_000))] = 1
+    gpus: Annotated[int, Option("GPUs of a node; 0: none.", type=click.IntRange(0, 64))] = 8
+    level: Annotated[Literal["static", "quick", "standard", "full"], Option("How much to check.")] = "quick"
+    max_age: Annotated[float, Option("Oldest verdict that gates accept.", type=Duration())] = 900.0
+    budget: Annotated[float, Option("Time limit for the checks of a gate.", type=Duration())] = 60.0
+    on_error: Annotated[
+        Literal["refuse", "admit"], Option("What gates do if the node cannot be judged.", advanced=True)
+    ] = "refuse"
+    program: Annotated[
+        str | None, Option("Slurm: envcheck on the nodes. [this one]", metavar="PATH", advanced=True)
+    ] = None
+    scripts: Annotated[str, Option("Slurm: where slurmd finds the scripts.", advanced=True)] = "/etc/slurm/envcheck"
+    reports: Annotated[
+        str | None,
+        Option("Slurm: a directory that all nodes share. [./envcheck-reports]", metavar="DIR", advanced=True),
+    ] = None
+    state: Annotated[str, Option("Where a node keeps its verdicts.", advanced=True)] = "/var/lib/envcheck"
+    partition: Annotated[str, Option("Slurm: the partition of sweep and group.", advanced=True)] = ""
+    namespace: Annotated[str, Option("Kubernetes: the namespace.", advanced=True)] = "default"
+    variables: Annotated[
+        tuple[str, ...],
+        Option("--env", "Kubernetes: NCCL_*, FI_*, UCX_*, GLOO_* of pods.", metavar="NAME=VALUE", advanced=True),
+    ] = ()
+    drain: Annotated[
+        bool, Option("Kubernetes: the DaemonSet taints nodes whose check failed (adds rbac.yaml).", advanced=True)
+    ] = False
+    output: Annotated[Path | None, Option("-o", "--output", "Write the files into this directory.", type=DIRECTORY)] = (
+        None
+    )
+
+
+@command_with(FleetRenderOptions, name="render", short_help="Write envcheck's files for Slurm or Kubernetes.")
+def render(options: FleetRenderOptions, settings: Settings) -> None:
+    """Write the files with which Slurm or Kubernetes runs envcheck. Nothing is applied.
+
+    \b
+    envcheck fleet render slurm --image REF@sha256:... --nodes 16 -o slurm/
+    envcheck fleet render kubernetes sweep --image REF@sha256:... --nodes 16
+
+    Without --output the files are printed, one after the other. NAME is the name of a file, such as prolog.sh, or
+    its beginning. Exit 2: a value cannot be used in a script or manifest, or no file has that name.
+    """
+    if options.system == "slurm" and options.variables:
+        message = "--env has no place in the files for Slurm"
+        raise ConfigError(message, fix="set it in the environment of sbatch, which passes it on")
+    if options.output is not None and options.output.exists() and not options.output.is_dir():
+        message = f"--output {options.output} is not a directory"
+        raise ConfigError(message, fix="name a directory, or leave it out to print the files")
+    launch_values = {name: value for name, value in asdict(options).items() if name in LaunchValues._fields}
+    chosen = {
+        "program": options.program or _this_program(),
+        "reports": options.reports or str(Path.cwd() / "envcheck-reports"),
+    }
+    values = LaunchValues(**{**launch_values, **chosen})
+    for file in launch_files(options.system, options.names, values):
+        if options.output is None:
+            click.echo(f"# {file.name}\n{file.text}", nl=False)
+            continue
+        options.output.mkdir(parents=True, exist_ok=True)
+        path = options.output / file.name
+        safe_files.put(path, file.text.encode(), file.mode)
+        if not settings.quiet:
+            click.echo(f"wrote {path}")
+
+
+def _this_program() -> str:
+    """Return the path of the envcheck that runs."""
+    named = Path(sys.argv[0])
+    return str(named.absolute()) if named.name == "envcheck" else shutil.which("envcheck") or "/usr/local/bin/envcheck"
