@@ -357,7 +357,7 @@ def _string(value: Any) -> str:
 # What drift is looked for in is what somebody sets or installs; temperatures, free memory and uptimes differ rightly.
 _HOST_SIGNALS: Final = (
     *("host.kernel", "host.os", "host.cpus", "host.cpu", "host.memory_total", "host.numa_nodes", "host.hugepages"),
-    *("host.iommu", "driver.version", "driver.kernel_flavour", "driver.libcuda", "gpu.count", "limits.memlock"),
+    *("pci.iommu", "driver.version", "driver.kernel_flavour", "driver.libcuda", "gpu.count", "limits.memlock"),
     *("limits.nofile", "shm.total", "container.runtime", "clock.synchronized"),
 )
 _GPU_SIGNALS: Final = (

@@ -30,7 +30,6 @@ _EXTENDED, _ACS, _CONTROL = 0x100, 0x000D, 6
 _BRIDGES = listed(fields(bus_id=text, gpus=listed(text), enabled=listed(text)))
 _BUS = listed(fields(bus_id=text, driver=maybe(text), numa_node=maybe(index), aer=mapped(maybe(whole))))
 _AER = ("fatal", "nonfatal", "correctable")
-_UNITS = fields(units=listed(text), cmdline=listed(text))
 _BITS = (
     "source validation",
     "translation blocking",
@@ -57,13 +56,12 @@ _COUNTERS = (
 
 
 def pci_sources(root: Path) -> dict[str, Source]:
-    """Return what reads pci.gpus, pci.acs, pci.iommu and host.iommu."""
+    """Return what reads pci.gpus, pci.acs and pci.iommu."""
     bus = root / "sys/bus/pci/devices"
     return {
         "pci.gpus": Source(_BUS, lambda: reading(bus, lambda place: [_gpu(gpu) for gpu in _gpus(place)])),
         "pci.acs": Source(_BRIDGES, lambda: reading(bus, _bridges)),
         "pci.iommu": Source(mapped(maybe(text)), lambda: reading(bus, _domains)),
-        "host.iommu": Source(_UNITS, lambda: _iommu(root)),
     }
 
 
@@ -128,18 +126,6 @@ def acs(config: bytes) -> list[str]:
 def _domains(bus: Path) -> dict[str, str | None]:
     """Return the type of each GPU's IOMMU group: "identity" passes through, "DMA" and "DMA-FQ" translate; or None."""
     return {gpu.name: word(gpu / "iommu_group/type") or None for gpu in _gpus(bus)}
-
-
-def _iommu(root: Path) -> Signal:
-    """Return the IOMMUs there are and the kernel's options about them."""
-    path = root / "proc/cmdline"
-    try:
-        words = path.read_text(errors="replace").split()
-    except OSError as error:
-        return unreadable(error, path)
-    units = root / "sys/class/iommu"
-    names = sorted(unit.name for unit in units.iterdir()) if units.is_dir() else []
-    return Signal({"units": names, "cmdline": [word for word in words if "iommu" in word]}, source=str(units))
 
 
 def infiniband_sources(root: Path) -> dict[str, Source]:

@@ -2,7 +2,7 @@
 
 import ctypes
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from envcheck.node.signal_source import (
@@ -40,7 +40,9 @@ _STATUSES = (
 _CAPS = {"read": 0, "write": 1, "nvlink": 2}
 # nvmlGpuTopologyLevel_t, in the letters of `nvidia-smi topo -m`.
 _PATHS = {0: "internal", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
-_SWITCH = one_of("on", "off")
+_OFF_ON = ("off", "on")
+_SWITCH = one_of(*_OFF_ON)
+_ROWS = "correctable uncorrectable pending failed"
 _REMAPPED = fields(correctable=whole, uncorrectable=whole, pending=whole, failed=whole)
 _SPARES = fields(max=whole, high=whole, partial=whole, low=whole, none=whole)
 _BANKS = fields(active=whole, inactive=whole, none=whole, pending=whole)
@@ -51,26 +53,28 @@ def _as_text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _cuda(number: int) -> str:
+def _capability(nvml: Any, gpu: Any) -> str:
+    return "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(gpu))
+
+
+def _repairs(nvml: Any, gpu: Any) -> dict[str, bool]:
+    return _named("channel tpc", nvml.nvmlDeviceGetRepairStatus(gpu), bool)
+
+
+def _dotted(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _read_capability(nvml: Any, gpu: Any) -> str:
-    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(gpu)
-    return f"{major}.{minor}"
+def _named(names: str, values: Iterable[Any], kind: Callable[[Any], Any] = int) -> dict[str, Any]:
+    return dict(zip(names.split(), map(kind, values), strict=True))
 
 
-def _on(value: Any) -> str:
-    return "on" if value else "off"
+def _fields_of(nvml: Any, gpu: Any, *fields: int) -> list[int]:
+    return [_field(nvml, gpu, field) for field in fields]
 
 
 def _word(words: tuple[str, ...], number: int) -> str:
     return words[number] if 0 <= number < len(words) else f"unknown ({number})"
-
-
-def _remapped_rows(nvml: Any, gpu: Any) -> dict[str, int]:
-    kinds = ("correctable", "uncorrectable", "pending", "failed")
-    return dict(zip(kinds, nvml.nvmlDeviceGetRemappedRows(gpu), strict=True))
 
 
 def _field(nvml: Any, gpu: Any, field: int, scope: int = 0) -> int:
@@ -111,11 +115,20 @@ def _sram(nvml: Any, gpu: Any) -> dict[str, Any]:
     }
 
 
-def _reset_status(nvml: Any, gpu: Any) -> dict[str, bool]:
-    return {
-        "reset": bool(_field(nvml, gpu, nvml.NVML_FI_DEV_RESET_STATUS)),
-        "drain_and_reset": bool(_field(nvml, gpu, nvml.NVML_FI_DEV_DRAIN_AND_RESET_STATUS)),
-    }
+def _reset_status(n: Any, g: Any) -> dict[str, bool]:
+    asked = _fields_of(n, g, n.NVML_FI_DEV_RESET_STATUS, n.NVML_FI_DEV_DRAIN_AND_RESET_STATUS)
+    return _named("reset drain_and_reset", asked, bool)
+
+
+def _row_histogram(nvml: Any, gpu: Any) -> dict[str, int]:
+    counts, names = nvml.nvmlDeviceGetRowRemapperHistogram(gpu), ("max", "high", "partial", "low", "none")
+    return {name: int(getattr(counts, name)) for name in names}
+
+
+def _bank_remaps(n: Any, g: Any) -> dict[str, int]:
+    replaced = (n.NVML_FI_DEV_ACTIVE_BANK_REMAPPINGS, n.NVML_FI_DEV_INACTIVE_BANK_REMAPPINGS)
+    left = (n.NVML_FI_DEV_BANK_REMAPPER_HISTOGRAM_NONE, n.NVML_FI_DEV_PENDING_BANK_REMAPPING)
+    return _named("active inactive none pending", _fields_of(n, g, *replaced, *left))
 
 
 def _inforom(nvml: Any, gpu: Any) -> str:
@@ -126,25 +139,6 @@ def _inforom(nvml: Any, gpu: Any) -> str:
             return "corrupted"
         raise
     return "intact"
-
-
-def _repairs(nvml: Any, gpu: Any) -> dict[str, bool]:
-    channel, tpc = nvml.nvmlDeviceGetRepairStatus(gpu)
-    return {"channel": bool(channel), "tpc": bool(tpc)}
-
-
-def _row_histogram(nvml: Any, gpu: Any) -> dict[str, int]:
-    counts = nvml.nvmlDeviceGetRowRemapperHistogram(gpu)
-    return {name: int(getattr(counts, name)) for name in ("max", "high", "partial", "low", "none")}
-
-
-def _bank_remaps(nvml: Any, gpu: Any) -> dict[str, int]:
-    return {
-        "active": _field(nvml, gpu, nvml.NVML_FI_DEV_ACTIVE_BANK_REMAPPINGS),
-        "inactive": _field(nvml, gpu, nvml.NVML_FI_DEV_INACTIVE_BANK_REMAPPINGS),
-        "none": _field(nvml, gpu, nvml.NVML_FI_DEV_BANK_REMAPPER_HISTOGRAM_NONE),
-        "pending": _field(nvml, gpu, nvml.NVML_FI_DEV_PENDING_BANK_REMAPPING),
-    }
 
 
 def _clock_reasons(nvml: Any, gpu: Any) -> list[str]:
@@ -264,7 +258,7 @@ class NvmlQuery(NamedTuple):
 # Of the node: `read` is given no handle.
 VERSIONS = (
     NvmlQuery("driver.version", None, version, lambda n, _: _as_text(n.nvmlSystemGetDriverVersion())),
-    NvmlQuery("driver.cuda", None, version, lambda n, _: _cuda(n.nvmlSystemGetCudaDriverVersion_v2())),
+    NvmlQuery("driver.cuda", None, version, lambda n, _: _dotted(n.nvmlSystemGetCudaDriverVersion_v2())),
     NvmlQuery("nvml.version", None, version, lambda n, _: _as_text(n.nvmlSystemGetNVMLVersion())),
     NvmlQuery("gpu.count", None, whole, lambda n, _: n.nvmlDeviceGetCount()),
 )
@@ -273,7 +267,9 @@ NODE = (*VERSIONS, NvmlQuery("gpu.p2p", None, _PAIRS, lambda n, _: _pairs(n)))
 IDENTITY = (
     NvmlQuery("name", None, text, lambda n, g: _as_text(n.nvmlDeviceGetName(g))),
     NvmlQuery("uuid", None, text, lambda n, g: _as_text(n.nvmlDeviceGetUUID(g))),
-    NvmlQuery("compute_capability", None, capability, _read_capability),
+    NvmlQuery(
+        "compute_capability", None, capability, lambda n, g: "{}.{}".format(*n.nvmlDeviceGetCudaComputeCapability(g))
+    ),
 )
 QUERIES = (
     *IDENTITY,
@@ -298,23 +294,28 @@ QUERIES = (
     NvmlQuery("pcie_width", "lanes", whole, lambda n, g: n.nvmlDeviceGetCurrPcieLinkWidth(g)),
     NvmlQuery("pcie_width_max", "lanes", whole, lambda n, g: n.nvmlDeviceGetMaxPcieLinkWidth(g)),
     NvmlQuery("pcie_replays", None, whole, lambda n, g: n.nvmlDeviceGetPcieReplayCounter(g)),
-    NvmlQuery("ecc_mode", None, _SWITCH, lambda n, g: _on(n.nvmlDeviceGetEccMode(g)[0])),
+    NvmlQuery("ecc_mode", None, _SWITCH, lambda n, g: _OFF_ON[bool(n.nvmlDeviceGetEccMode(g)[0])]),
     NvmlQuery("ecc_volatile_corrected", None, whole, _ecc("VOLATILE", "CORRECTED")),
     NvmlQuery("ecc_volatile_uncorrected", None, whole, _ecc("VOLATILE", "UNCORRECTED")),
     NvmlQuery("ecc_aggregate_uncorrected", None, whole, _ecc("AGGREGATE", "UNCORRECTED")),
     NvmlQuery("ecc_sram", None, fields(uncorrectable=whole, threshold_exceeded=flag), _sram),
     NvmlQuery("retired_pages", None, fields(single_bit=whole, double_bit=whole, pending=flag), _retired_pages),
-    NvmlQuery("remapped_rows", None, _REMAPPED, _remapped_rows),
+    NvmlQuery("remapped_rows", None, _REMAPPED, lambda n, g: _named(_ROWS, n.nvmlDeviceGetRemappedRows(g))),
     NvmlQuery(
         "recovery_action", None, text, lambda n, g: _word(RECOVERY, _field(n, g, n.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION))
     ),
     NvmlQuery("reset_status", None, fields(reset=flag, drain_and_reset=flag), _reset_status),
-    NvmlQuery("repairs", None, fields(channel=flag, tpc=flag), _repairs),
+    NvmlQuery(
+        "repairs",
+        None,
+        fields(channel=flag, tpc=flag),
+        _repairs,
+    ),
     NvmlQuery("unrepairable_memory", None, whole, lambda n, g: int(n.nvmlDeviceGetUnrepairableMemoryFlag_v1(g))),
     NvmlQuery("row_histogram", "banks", _SPARES, _row_histogram),
     NvmlQuery("bank_remaps", "banks", _BANKS, _bank_remaps),
-    NvmlQuery("mig_mode", None, _SWITCH, lambda n, g: _on(n.nvmlDeviceGetMigMode(g)[0])),
-    NvmlQuery("persistence", None, _SWITCH, lambda n, g: _on(n.nvmlDeviceGetPersistenceMode(g))),
+    NvmlQuery("mig_mode", None, _SWITCH, lambda n, g: _OFF_ON[bool(n.nvmlDeviceGetMigMode(g)[0])]),
+    NvmlQuery("persistence", None, _SWITCH, lambda n, g: _OFF_ON[bool(n.nvmlDeviceGetPersistenceMode(g))]),
     NvmlQuery("compute_mode", None, text, lambda n, g: _word(COMPUTE_MODES, n.nvmlDeviceGetComputeMode(g))),
     NvmlQuery("processes", None, listed(fields(pid=whole)), _processes),
     NvmlQuery("utilization", "%", number, lambda n, g: n.nvmlDeviceGetUtilizationRates(g).gpu),

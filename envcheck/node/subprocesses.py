@@ -1,13 +1,16 @@
-"""The one place of this stage that starts a process. It has little time to answer; what nothing ends is left."""
+"""Start a program that has little time, and leave behind what nothing ends. Standard library only, Python >= 3.9."""
+
+from __future__ import annotations
 
 import contextlib
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple, Optional
 
 _TIMEOUT = 4.0
 _MOST = 200
@@ -15,39 +18,67 @@ _TICK = 0.2
 _GRACE = 1.0  # what a process may need to die; one that waits in the kernel does not, and is not waited for
 
 
+class FinishedProcess(NamedTuple):
+    """How a program ended: its exit code (None: it was ended for taking too long), and what it wrote."""
+
+    code: Optional[int]  # noqa: UP045 (Python 3.9 evaluates the fields of a NamedTuple)
+    output: str
+    errors: str
+
+
+def run(
+    command: Sequence[str],
+    seconds: float,
+    grace: float = 20.0,
+    environment: Mapping[str, str] | None = None,
+    *,
+    group: bool = False,
+) -> FinishedProcess:
+    """Run a program for at most so long; then it is interrupted as by Ctrl-C, and killed if that does not end it.
+
+    `environment` are its variables, None for this process's. As a `group` of its own it ends with all that it started;
+    else it stays in the caller's.
+    """
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        list(command), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environment, start_new_session=group
+    )
+    code, output, errors = None, b"", b""
+    try:
+        output, errors = _printed(process, seconds)
+        code = process.returncode
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            output, errors = _printed(process, grace)
+    finally:
+        _end(process, group=group)
+    return FinishedProcess(code, output.decode(errors="replace"), errors.decode(errors="replace"))
+
+
 def output(
     tool: Path, *arguments: str, timeout: float = _TIMEOUT, environment: Mapping[str, str] = MappingProxyType({})
 ) -> str:
     """Return what a tool prints; `environment` is set over this process's own.
 
-    Raises OSError, saying why, where it cannot be started, fails, or takes longer than `timeout` seconds; then it is
-    ended with all that it started.
+    Raises OSError, saying why, where it cannot be started, fails, or takes longer than `timeout` seconds.
     """
-    process = subprocess.Popen(
-        [str(tool), *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "LC_ALL": "C", **environment},
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + timeout
-    try:
-        stdout, errors = _printed(process, deadline)
-    except subprocess.TimeoutExpired as error:
-        raise TimeoutError(0, f"no answer in {timeout:g} s", str(tool)) from error
-    finally:
-        _end(process)
-    if process.returncode < 0:
-        raise OSError(0, f"died of {signal.Signals(-process.returncode).name}", str(tool))
-    if process.returncode:
-        last = errors.decode(errors="replace").strip().splitlines()[-1:]
-        raise OSError(0, ": ".join([f"exit code {process.returncode}", *last])[:_MOST], str(tool))
-    return stdout.decode(errors="replace")
+    variables = {**os.environ, "LC_ALL": "C", **environment}
+    done = run([str(tool), *arguments], timeout, 0.0, variables, group=True)
+    if done.code is None:
+        raise TimeoutError(0, f"no answer in {timeout:g} s", str(tool))
+    if done.code < 0:
+        raise OSError(0, f"died of {signal.Signals(-done.code).name}", str(tool))
+    if done.code:
+        raise OSError(
+            0, ": ".join([f"exit code {done.code}", *done.errors.strip().splitlines()[-1:]])[:_MOST], str(tool)
+        )
+    return done.output
 
 
-def _printed(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, bytes]:
+def _printed(process: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bytes]:
     """Return what a process prints until it ends; what it has started may hold its pipes open for longer."""
+    deadline = time.monotonic() + seconds
     while True:
         try:
             return process.communicate(timeout=min(_TICK, max(0.0, deadline - time.monotonic())))
@@ -58,9 +89,9 @@ def _printed(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, 
                 raise
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes], *, group: bool) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL) if group else process.kill()
     for pipe in filter(None, (process.stdout, process.stderr)):
         pipe.close()
     with contextlib.suppress(subprocess.TimeoutExpired):

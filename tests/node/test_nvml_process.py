@@ -84,7 +84,7 @@ def test_what_no_signal_ends_is_not_waited_for(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(subprocesses, "_GRACE", 0.05)
     monkeypatch.setattr(os, "killpg", lambda group, number: requests.append((group, number)))
     with pytest.raises(TimeoutError, match="no answer"):
-        subprocesses.output(Path("/bin/sh"), "-c", f"echo $$ > {pids}; exec sleep 600", timeout=2.0)
+        subprocesses.output(Path("/bin/sh"), "-c", f"trap '' INT; echo $$ > {pids}; exec sleep 600", timeout=2.0)
     assert [group for group, _ in requests] == [int(pids.read_text())]
     kill(*requests[0])
     os.waitpid(requests[0][0], 0)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from envcheck import checks
 from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided, warned
-from envcheck.checks.support import subprocesses
+from envcheck.node import subprocesses
 
 CHECK = checks.Check(
     promise="NVIDIA's diagnostic (dcgmi diag) finds nothing", level="full", seconds=150.0, timeout=2500.0, gpus=1

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
-from envcheck.checks.support import exact_data, process_group, subprocesses
+from envcheck.checks.support import exact_data, process_group
 from envcheck.counting import counted
+from envcheck.node import subprocesses
 
 CHECK = Check(
     promise="each operator family and its gradients agree with float64, in every dtype the device has",

@@ -22,8 +22,9 @@ from envcheck import checks
 from envcheck.checks import Measured, Outcome, Rank, Ranks, View, failed, passed, skipped, undecided, warned, worst
 from envcheck.checks.collectives import torchrun_rank
 from envcheck.checks.env import name_resolution
-from envcheck.checks.support import process_group, subprocesses
+from envcheck.checks.support import process_group
 from envcheck.counting import counted, numbered
+from envcheck.node import subprocesses
 
 CHECK = checks.Check(
     promise="torchrun starts ranks that find each other by the host name, and they end without a crash",

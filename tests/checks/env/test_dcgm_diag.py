@@ -17,7 +17,7 @@ import pytest
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, Rank, View
 from envcheck.checks.env import dcgm_diag
-from envcheck.checks.support import subprocesses
+from envcheck.node import subprocesses
 
 Node = Callable[..., View]
 RANK = Rank(0, 1, 0, "cuda:0", "nccl", "/nonexistent")
