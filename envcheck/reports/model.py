@@ -42,7 +42,7 @@ from envcheck.runner.state import EarlierRun, Run, RunPlan
 from envcheck.runner.worker.fork_server import KEPT
 
 SCHEMA: Final = "envcheck/report/1"
-_FIX: Final = "give the file that `envcheck run --output` wrote"
+_FIX: Final = "give the file that `envcheck run --output` of this version wrote"
 # What a run adds by itself, from the plan and the snapshot.
 _OWN = ("require-gpu", "torch", judging.LOST_GPUS)
 _AGAIN: Final = "run `envcheck run --only {}`; find out who changed the report"
@@ -91,41 +91,42 @@ class RunReport(Row, frozen=True, kw_only=True):
 
 def report_of(run: Run) -> RunReport:
     """Return the report of a run, over or not."""
-    return _encodable(
-        RunReport(
-            tool=__version__,
-            started=run.started,
-            ended=run.ended,
-            host=_host(),
-            target=run.asked.target.facts,
-            mode=run.mode,
-            plan=run.asked.plan,
-            environment=plain(run.environment),
-            promises=run.promises,
-            snapshot=run.snapshot,
-            outcomes=run.ordered,
-            verdict=run.verdict,
-            resolution=run.asked.resolution,
-            boot=run.boot,
-            resumed=tuple(run.resumed),
-            timing=run.timing,
-            group=run.nodes.facts if run.nodes else None,
-        )
+    report = RunReport(
+        tool=__version__,
+        started=run.started,
+        ended=run.ended,
+        host=HostFacts(
+            name=platform.node(),
+            system=platform.system(),
+            kernel=platform.release(),
+            arch=platform.machine(),
+            cpus=len(os.sched_getaffinity(0)),
+            place=place(os.environ),
+        ),
+        target=run.asked.target.facts,
+        mode=run.mode,
+        plan=run.asked.plan,
+        environment=plain(run.environment),
+        promises=run.promises,
+        snapshot=run.snapshot,
+        outcomes=run.ordered,
+        verdict=run.verdict,
+        resolution=run.asked.resolution,
+        boot=run.boot,
+        resumed=tuple(run.resumed),
+        timing=run.timing,
+        group=run.nodes.facts if run.nodes else None,
     )
+    try:
+        msgspec.json.encode(report)
+    except UnicodeEncodeError:  # a host's name or a path may be any bytes
+        return msgspec.convert(encodable(msgspec.to_builtins(report)), RunReport)
+    return report
 
 
 def as_earlier(report: RunReport) -> EarlierRun:
     """Return what a run that goes on with this one takes over."""
     return EarlierRun(**{field.name: getattr(report, field.name) for field in dataclasses.fields(EarlierRun)})
-
-
-def _encodable(report: RunReport) -> RunReport:
-    """Return the report with text alone; a host's name or a path may be any bytes."""
-    try:
-        msgspec.json.encode(report)
-    except UnicodeEncodeError:
-        return msgspec.convert(encodable(msgspec.to_builtins(report)), RunReport)
-    return report
 
 
 def encode(report: RunReport) -> bytes:
@@ -141,45 +142,14 @@ def write(report: RunReport, path: Path) -> None:
 def load(path: Path) -> RunReport:
     """Return a report from a file. Raise ConfigError, naming the field, if the file is not a report."""
     try:
-        content = safe_files.read_whole(path, most=1 << 30)
+        return msgspec.json.decode(safe_files.read_whole(path, most=1 << 30), type=RunReport)
     except OSError as error:
         message = f"cannot read {path}: {error.strerror}"
         raise ConfigError(message, fix=_FIX) from error
-    try:
-        return msgspec.json.decode(content, type=RunReport)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        other, fix = _other_version(content), "read it with an envcheck of the version that wrote it"
         why = "it is nested deeper than any report" if isinstance(error, RecursionError) else error
-        message = f"{path} {other}" if other else f"{path} is not a report: {why}"
-        raise ConfigError(message, fix=fix if other else _FIX) from error
-
-
-class _Head(msgspec.Struct):
-    schema: str
-    tool: str = __version__
-
-
-def _other_version(content: bytes) -> str:
-    """Say how another version of envcheck wrote a report; nothing of what is not a report, or of this version."""
-    try:
-        head = msgspec.json.decode(content, type=_Head)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ""
-    if head.schema == SCHEMA and head.tool != __version__:
-        return f"was written by envcheck {head.tool[:20]}, whose reports have other fields than those of {__version__}"
-    other = head.schema != SCHEMA and head.schema.startswith(SCHEMA.rpartition("/")[0])
-    return f"has another schema: {head.schema}, not {SCHEMA}" if other else ""
-
-
-def _host() -> HostFacts:
-    return HostFacts(
-        name=platform.node(),
-        system=platform.system(),
-        kernel=platform.release(),
-        arch=platform.machine(),
-        cpus=len(os.sched_getaffinity(0)),
-        place=place(os.environ),
-    )
+        message = f"{path} is not a report of {SCHEMA}: {why}"
+        raise ConfigError(message, fix=_FIX) from error
 
 
 class RejudgedReport(NamedTuple):

@@ -88,13 +88,14 @@ def announcement(plan: Plan, target: TargetFacts) -> str:
 
 
 class Progress:
-    """What runs now, on a terminal's stderr; nothing where that is no terminal."""
+    """What runs now, on a terminal's stderr; nothing where that is no terminal. rich draws it anew 4 times a second."""
 
     def __init__(self, plan: Plan) -> None:
         console = Console(stderr=True, highlight=False)
         shown = console.is_terminal
-        self._status: Status | None = console.status("", spinner="line", refresh_per_second=4) if shown else None
-        self._plan = plan
+        self._status: Status | None = console.status(self, spinner="line", refresh_per_second=4) if shown else None
+        self._plan, self._check, self._since = plan, "", time.monotonic()
+        self._run: Run | None = None
 
     def __enter__(self) -> Progress:  # noqa: PYI034 (typing.Self is Python 3.11)
         return self
@@ -105,19 +106,13 @@ class Progress:
 
     def running(self, check: str, run: Run) -> None:
         """Show which check runs, and the time going by; "" is the start of Python and torch."""
+        self._check, self._run, self._since = check, run, time.monotonic()
         if self._status is not None:
-            self._status.update(_Line(self._plan, check, run))
             self._status.start()
 
-
-class _Line:
-    """The progress line, drawn anew as often as rich asks."""
-
-    def __init__(self, plan: Plan, check: str, run: Run) -> None:
-        self._plan, self._check, self._run = plan, check, run
-        self._since = time.monotonic()
-
     def __rich__(self) -> Text:
+        if self._run is None:
+            return Text("")
         spent = (time.monotonic() - self._since, self._run.elapsed)
         line = phrases.progress(self._plan, self._run.done, self._check, spent, self._run.number)
         return Text(line, no_wrap=True, overflow="ellipsis")
@@ -227,9 +222,7 @@ class LiveReport:
         """Write the report when it says more than the last one."""
         attempts = sum(len(o.attempts) for rows in (run.known, run.current) for o in rows.values())
         state = (bool(run.environment), run.number, attempts, run.ended)
-        if self._path is None or state == self._written:
-            return
-        if self._once and not run.ended:
+        if self._path is None or state == self._written or (self._once and not run.ended):
             return
         try:
             write(self._told_as(report_of(run)), self._path)

@@ -28,64 +28,51 @@ def junit(report: RunReport) -> str:
     suite.set("time", f"{max(phrases.seconds(report), 0):.3f}")
     properties = ET.SubElement(suite, "properties")
     for name, value in _properties(report).items():
-        ET.SubElement(properties, "property", {"name": name, "value": printable(value)})
+        ET.SubElement(properties, "property", {"name": name, "value": value})
     levels = {check.id: check.level for check in report.plan.checks}
     for outcome in report.outcomes:
-        suite.append(_case(outcome, levels.get(outcome.id, report.plan.level)))
+        seconds = sum(attempt.seconds for attempt in outcome.attempts) or outcome.seconds
+        log = [outcome.log] if outcome.log else []
+        text = "" if outcome.status == "skip" else "\n\n".join([_particulars(outcome), *log])
+        told = (outcome.summary, outcome.code or outcome.status, text)
+        _case(suite, levels.get(outcome.id, report.plan.level), outcome.id, seconds, outcome.status, told)
     for identity in phrases.unfinished(report):
-        suite.append(_error(levels[identity], identity, "never ran: the run was cut short"))
-    if report.verdict.exit_code and not _counted(suite, "failure") + _counted(suite, "error"):
-        suite.append(_error(report.plan.level, "verdict", report.verdict.sentence))
+        never = "never ran: the run was cut short"
+        _case(suite, levels[identity], identity, 0, "error", (never, "error", never))
+    if report.verdict.exit_code and not any(map(suite.findall, ("testcase/failure", "testcase/error"))):
+        sentence = report.verdict.sentence
+        _case(suite, report.plan.level, "verdict", 0, "error", (sentence, "error", sentence))
     # What is no test case's own: the verdict, what passed with its values, what was warned of; and last words of these.
     others = [outcome for outcome in report.outcomes if outcome.status not in _RESULTS]
-    said = [printable(phrases.conclusion(report)), *map(_particulars, others)]
+    said = [phrases.conclusion(report), *map(_particulars, others)]
     ET.SubElement(suite, "system-out").text = "\n\n".join(said)
     logs = [f"{outcome.id}:\n{outcome.log}" for outcome in others if outcome.log]
-    ET.SubElement(suite, "system-err").text = printable("\n\n".join(logs))
-    return _document(suite)
-
-
-def _document(suite: ET.Element) -> str:
-    results = {"tests": None, "failures": "failure", "errors": "error", "skipped": "skipped"}
-    for name, result in results.items():
-        suite.set(name, str(_counted(suite, result)))
+    ET.SubElement(suite, "system-err").text = "\n\n".join(logs)
+    for name, found in (("tests", ""), ("failures", "/failure"), ("errors", "/error"), ("skipped", "/skipped")):
+        suite.set(name, str(len(suite.findall(f"testcase{found}"))))
     root = ET.Element("testsuites")
     root.append(suite)
     for element in suite.iter():
         element.attrib = {name: printable(value) for name, value in element.attrib.items()}
+        element.text = printable(element.text) if element.text else element.text
     ET.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
 
 
-def _counted(suite: ET.Element, result: str | None) -> int:
-    return sum(result is None or case.find(result) is not None for case in suite.iter("testcase"))
-
-
-def _case(outcome: OutcomeRow, level: str) -> ET.Element:
-    seconds = sum(attempt.seconds for attempt in outcome.attempts) or outcome.seconds
-    case = ET.Element("testcase", {"classname": f"envcheck.{level}", "name": printable(outcome.id)})
-    case.set("time", f"{max(seconds, 0):.3f}")
-    message = printable(outcome.summary)
-    result = _RESULTS.get(outcome.status)
-    if result == "skipped":
-        ET.SubElement(case, result, {"message": message})
-    elif result:
-        finding = ET.SubElement(case, result, {"message": message, "type": outcome.code or outcome.status})
-        finding.text = "\n\n".join([_particulars(outcome), *([printable(outcome.log)] if outcome.log else [])])
-    return case
-
-
-def _error(level: str, name: str, message: str) -> ET.Element:
-    case = ET.Element("testcase", {"classname": f"envcheck.{level}", "name": name, "time": "0.000"})
-    text = printable(message)
-    ET.SubElement(case, "error", {"message": text, "type": "error"}).text = text
-    return case
+def _case(suite: ET.Element, level: str, name: str, seconds: float, status: str, told: tuple[str, str, str]) -> None:
+    """Add a test case; of one that failed the message, the type and the text."""
+    place = {"classname": f"envcheck.{level}", "name": name, "time": f"{max(seconds, 0):.3f}"}
+    case, (message, kind, text) = ET.SubElement(suite, "testcase", place), told
+    if status == "skip":
+        ET.SubElement(case, "skipped", {"message": message})
+    elif result := _RESULTS.get(status):
+        ET.SubElement(case, result, {"message": message, "type": kind}).text = text
 
 
 def _particulars(outcome: OutcomeRow) -> str:
     lines = [f"{title}: {text}" for title, text in phrases.particulars(outcome) if title not in ("why", "log")]
     named = "" if outcome.status in _RESULTS else f"{outcome.id}: "
-    return printable("\n".join([f"{named}{outcome.status}: {outcome.summary}", *lines]))
+    return "\n".join([f"{named}{outcome.status}: {outcome.summary}", *lines])
 
 
 def _properties(report: RunReport) -> dict[str, str]:

@@ -35,17 +35,12 @@ def _head(report: RunReport) -> str:
 
 
 def _finding(same: list[OutcomeRow]) -> str:
-    first = same[0]
+    first, told = same[0], dict(phrases.particulars(same[0]))
     names = ", ".join(_text(outcome.id) for outcome in same)
     lines = [f"- {title}: {_text(text)}" for title, text in phrases.particulars(first) if title != "log"]
-    log = dict(phrases.particulars(first)).get("log")
-    head = f"### {_SIGNS[first.status]} {first.status}: {names}"
-    return "\n".join([head, "", *lines, *(_log(log) if log else []), ""])
-
-
-def _log(log: str) -> list[str]:
-    """Return the log indented, which nothing in it can end."""
-    return ["", *(f"      {line}" for line in printable(log).splitlines())]
+    # A log stands indented: nothing in it can end that.
+    log = ["", *(f"      {line}" for line in printable(told["log"]).splitlines())] if "log" in told else []
+    return "\n".join([f"### {_SIGNS[first.status]} {first.status}: {names}", "", *lines, *log, ""])
 
 
 def _table(report: RunReport) -> str:

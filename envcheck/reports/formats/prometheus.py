@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime as dt
 import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from envcheck import __version__
 from envcheck.counting import printable
 from envcheck.reports import phrases
 from envcheck.reports.formats import Format
@@ -33,8 +33,6 @@ _UNITS: Final = {
     "°C": ("celsius", 1.0),
     "%": ("ratio", 1e-2),
 }
-_STATUSES: Final = ("pass", "warn", "fail", "skip", "error")
-_VERDICTS: Final = ("pass", "fail", "error")
 # Series of one check: a report must not grow a database without end.
 _MOST, _LONGEST = 20, 120
 Sample = tuple[str, dict[str, str], float, str]
@@ -42,49 +40,39 @@ Sample = tuple[str, dict[str, str], float, str]
 
 def prometheus(report: RunReport) -> str:
     """Return the exposition text; every sample is a gauge, and what could not be read is not there."""
-    return exposition([*_run(report), *_checks(report), *_gpus(report)])
-
-
-def exposition(samples: Iterable[Sample]) -> str:
-    """Return samples (name, labels, value, what the metric is) as the text that Prometheus reads; all are gauges."""
-    families: dict[str, dict[str, str]] = {}
-    series: dict[str, str] = {}
-    for name, labels, value, doc in samples:
-        series.setdefault(name, f"# HELP {name} {_escaped(doc)}\n# TYPE {name} gauge\n")
+    families: dict[str, list[str]] = {}
+    seen = set()
+    for name, labels, value, doc in (*_run(report), *_checks(report), *_gpus(report)):
+        pairs = ",".join(f'{label}="{_escaped(text, quote=True)}"' for label, text in labels.items())
+        series = f"{name}{{{pairs}}}" if pairs else name
+        lines = families.setdefault(name, [f"# HELP {name} {_escaped(doc)}\n# TYPE {name} gauge\n"])
         # A duplicate series makes the collector refuse the whole file.
-        families.setdefault(name, {}).setdefault(_labels(labels), repr(value))
-    lines = {
-        name: "".join(f"{name}{at} {value}\n" for at, value in family.items()) for name, family in families.items()
-    }
-    return "".join(series[name] + lines[name] for name in families)
+        lines += [] if series in seen else [f"{series} {value!r}\n"]
+        seen.add(series)
+    return "".join(line for lines in families.values() for line in lines)
 
 
 def _run(report: RunReport) -> Iterable[Sample]:
-    facts, driver = report.environment, report.snapshot.signal("driver.version").value
     labels = {
-        "version": report.tool or __version__,
+        "version": report.tool,
         "level": report.plan.level,
         "mode": report.mode,
         "target": report.target.name,
         "cell": report.promises.get("cell"),
-        "torch": facts.get("torch"),
-        "cuda": facts.get("cuda"),
-        "driver": driver,
+        "torch": report.environment.get("torch"),
+        "cuda": report.environment.get("cuda"),
+        "driver": report.snapshot.signal("driver.version").value,
     }
-    yield (
-        "envcheck_run_info",
-        {k: str(v or "") for k, v in labels.items()},
-        1.0,
-        "What the last run validated, and how.",
-    )
-    for verdict in _VERDICTS:
+    texts = {name: str(value or "") for name, value in labels.items()}
+    yield "envcheck_run_info", texts, 1.0, "What the last run validated, and how."
+    for verdict in ("pass", "fail", "error"):
         doc = "1 for what the last run came to: pass, fail, or error (undetermined)."
         yield "envcheck_run_verdict", {"verdict": verdict}, float(report.verdict.status == verdict), doc
     yield "envcheck_run_complete", {}, float(bool(report.ended)), "Whether the last run reached its end."
     yield "envcheck_run_duration_seconds", {}, phrases.seconds(report), "How long the last run took."
     for name, moment in (("start", report.started), ("end", report.ended)):
-        since = _since(moment)
-        if since is not None:
+        with contextlib.suppress(ValueError, OverflowError):
+            since = dt.datetime.fromisoformat(moment).timestamp()
             yield f"envcheck_run_{name}_timestamp_seconds", {}, since, f"When the last run had its {name}."
 
 
@@ -92,41 +80,38 @@ def _checks(report: RunReport) -> Iterable[Sample]:
     levels = {check.id: check.level for check in report.plan.checks}
     never = [OutcomeRow(id=i, kind="env", status="error", summary="") for i in phrases.unfinished(report)]
     for outcome in [*report.outcomes, *never]:
-        labels = {"check": outcome.id}
-        for status in _STATUSES:
-            sample_labels = {**labels, "level": levels.get(outcome.id, report.plan.level), "status": status}
+        check = {"check": outcome.id}
+        for status in phrases.WORST_FIRST:
+            labels = {**check, "level": levels.get(outcome.id, report.plan.level), "status": status}
             doc = "1 for what the check came to; only pass is a pass."
-            yield "envcheck_check_status", sample_labels, float(outcome.status == status), doc
+            yield "envcheck_check_status", labels, float(outcome.status == status), doc
         if outcome.attempts:
-            yield "envcheck_check_duration_seconds", labels, outcome.seconds, "How long the check took."
-        yield from _quantity("envcheck_check_value", labels, outcome.value, outcome.unit, "What the check measured")
-        if outcome.limit:
-            bound = {**labels, "kind": outcome.limit.kind}
+            yield "envcheck_check_duration_seconds", check, outcome.seconds, "How long the check took."
+        yield from _quantity("envcheck_check_value", check, outcome.value, outcome.unit, "What the check measured")
+        if limit := outcome.limit:
             doc = "The limit with which the check's value was compared"
-            yield from _quantity("envcheck_check_limit", bound, outcome.limit.value, outcome.limit.unit, doc)
+            yield from _quantity("envcheck_check_limit", {**check, "kind": limit.kind}, limit.value, limit.unit, doc)
         yield from _findings(outcome)
-        yield from _attempts(outcome)
+        if len(outcome.attempts) > 1:
+            yield from _attempts(outcome)
 
 
 def _findings(outcome: OutcomeRow) -> Iterable[Sample]:
     """Yield a series for each code and culprit that is no pass; what is beyond _MOST is counted as one."""
     findings = outcome.findings or [outcomes.as_finding(outcome)]
-    named = collections.Counter((f.status, f.code, f.culprit) for f in findings if f.status in phrases.FINDINGS)
-    doc = "How many findings of the check have this status, code and culprit."
-    for (status, code, culprit), count in list(named.items())[:_MOST]:
-        labels = {"check": outcome.id, "status": status, "code": code, "culprit": culprit[:_LONGEST]}
+    bad = ((f.status, f.code, f.culprit[:_LONGEST]) for f in findings if f.status in phrases.FINDINGS)
+    named = list(collections.Counter(bad).items())
+    more = sum(count for _, count in named[_MOST:])
+    rest = [((outcome.status, "more", "more"), more)] if more else []
+    for (status, code, culprit), count in named[:_MOST] + rest:
+        labels = {"check": outcome.id, "status": status, "code": code, "culprit": culprit}
+        doc = "How many findings of the check have this status, code and culprit."
         yield "envcheck_check_findings", labels, float(count), doc
-    if unnamed_count := sum(list(named.values())[_MOST:]):
-        labels = {"check": outcome.id, "status": outcome.status, "code": "more", "culprit": "more"}
-        yield "envcheck_check_findings", labels, float(unnamed_count), doc
 
 
 def _attempts(outcome: OutcomeRow) -> Iterable[Sample]:
     """Yield how often a check that was measured more than once came to what, and the values of its attempts."""
-    if len(outcome.attempts) < 2:  # noqa: PLR2004 (one attempt is the outcome itself)
-        return
-    counts = collections.Counter((a.status, a.code) for a in outcome.attempts)
-    for (status, code), count in counts.items():
+    for (status, code), count in collections.Counter((a.status, a.code) for a in outcome.attempts).items():
         labels = {"check": outcome.id, "status": status, "code": code}
         doc = "How many measurements of the check came to this; only checks measured more than once."
         yield "envcheck_check_attempts", labels, float(count), doc
@@ -139,10 +124,8 @@ def _attempts(outcome: OutcomeRow) -> Iterable[Sample]:
 def _gpus(report: RunReport) -> Iterable[Sample]:
     blamed = phrases.culprits(report)
     for number, gpu in enumerate(report.snapshot.gpus):
-        index = gpu.signal("index").value
-        labels = {"uuid": gpu.uuid, "gpu": str(number if index is None else index)}
-        doc = "A GPU of this node."
-        yield "envcheck_gpu_info", {**labels, "name": str(gpu.signal("name").value or "")}, 1.0, doc
+        labels = {"uuid": gpu.uuid, "gpu": str(phrases.gpu_index(gpu, number))}
+        yield "envcheck_gpu_info", {**labels, "name": str(gpu.signal("name").value or "")}, 1.0, "A GPU of this node."
         doc = "How many findings (warn, fail, error) of the last run name this GPU."
         yield "envcheck_gpu_findings", labels, float(len(blamed[gpu.uuid])), doc
         for name, signal in gpu.signals.items():
@@ -159,18 +142,6 @@ def _quantity(stem: str, labels: dict[str, str], value: Any, unit: str | None, d
         yield f"{stem}_{suffix}", labels, number * factor, f"{doc}, in {suffix.replace('_', ' ')}."
     elif number is not None:
         yield stem, {**labels, "unit": unit or ""}, number, f"{doc}, in the unit it has."
-
-
-def _since(moment: str) -> float | None:
-    try:
-        return dt.datetime.fromisoformat(moment).timestamp()
-    except (ValueError, OverflowError):
-        return None
-
-
-def _labels(labels: dict[str, str]) -> str:
-    pairs = ",".join(f'{name}="{_escaped(value, quote=True)}"' for name, value in labels.items())
-    return f"{{{pairs}}}" if pairs else ""
 
 
 def _escaped(text: str, *, quote: bool = False) -> str:
