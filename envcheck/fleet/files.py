@@ -4,14 +4,13 @@ import contextlib
 import datetime as dt
 import os
 import stat
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from envcheck.counting import counted
 from envcheck.errors import ConfigError
-from envcheck.fleet.one_report import BY_SEVERITY, NodeReport, NotAReportError, node_of_file, read
+from envcheck.fleet.one_report import NodeReport, NotAReportError, node_of_file, read
 from envcheck.runner.schema import encodable
 from envcheck.safe_files import read_regular
 
@@ -112,39 +111,23 @@ def _read_file(path: str) -> FleetFile:
     return FleetFile(encodable(path), modified, encodable(node), None, note)
 
 
-_SHOWN: Final = 20
-
-
 def history_lines(files: Iterable[FleetFile], who: str) -> Iterator[str]:
-    """Yield how often a node failed and why, or a GPU by its UUID or the beginning of one; then its runs, newest first.
+    """Yield how often a node failed, or a GPU by its UUID or the beginning of one; then its runs, the newest first.
 
     Raise ConfigError where nothing is known of it.
     """
-    gpu = who.startswith(("GPU-", "MIG-"))
-    runs = {
-        file.report.digest: file
-        for file in files
-        if file.report and (any(uuid.startswith(who) for uuid in file.report.gpus) if gpu else file.node == who)
-    }
-    if not runs:
+    failures: dict[str, tuple[float, str, list[str]]] = {}
+    for file in files:
+        report = file.report
+        if report and (file.node == who or any(uuid.startswith(who) for uuid in report.gpus)):
+            # Of a GPU what names it: another one of the node may be what failed.
+            about = (c for c in report.checks if file.node == who or who in f"{c.gpu} {c.culprit}")
+            why = [f"{c.check} [{c.code}]" for c in about if c.status == "fail"]
+            failures[report.digest] = file.at, file.node, why
+    if not failures:
         message = f"there is no report of {who[:60]!r}"
         raise ConfigError(message, fix="name directories with reports of it, or check the name")
-    found = [(file, _findings(file.report, who if gpu else "")) for file in runs.values() if file.report]
-    failed = [names for _, names in found if any(status == "fail" for status, _ in names)]
-    often = Counter(name.partition(" ")[0] for names in failed for status, name in names if status == "fail")
-    shown = ", ".join(f"{check} {counted(times, 'time')}" for check, times in often.most_common())
-    yield f"{who}: failed in {len(failed)} of {counted(len(runs), 'run')}{f': {shown}' if shown else ''}"
-    for file, names in sorted(found, key=lambda row: -row[0].at)[:_SHOWN]:
-        at = dt.datetime.fromtimestamp(file.at, dt.timezone.utc).isoformat(timespec="seconds")
-        why = "; ".join(f"{status}: {name}" for status, name in names)
-        yield f"{at}  {file.node}  {why or 'nothing was found'}"
-    if len(found) > _SHOWN:
-        yield f"and {counted(len(found) - _SHOWN, 'older run')}"
-
-
-def _findings(report: NodeReport, gpu: str) -> list[tuple[str, str]]:
-    """Return each check that is no pass, or that names the GPU, the worst first; or what else makes the report none."""
-    noted = [check for check in report.checks if check.noted and (not gpu or gpu in f"{check.gpu} {check.culprit}")]
-    noted.sort(key=lambda check: -BY_SEVERITY.index(check.status))
-    found: list[tuple[str, str]] = [(c.status, f"{c.check} [{c.code}] {c.culprit}".strip()) for c in noted]
-    return found or ([(report.status, report.why)] if report.status != "pass" and not gpu else [])
+    yield f"{who}: failed in {sum(bool(why) for _, _, why in failures.values())} of {counted(len(failures), 'run')}"
+    for at, node, why in sorted(failures.values(), reverse=True):
+        time = dt.datetime.fromtimestamp(at, dt.timezone.utc).isoformat(timespec="seconds")
+        yield f"{time}  {node}  {', '.join(why) or 'nothing failed'}"

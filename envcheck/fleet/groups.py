@@ -46,10 +46,7 @@ class ConfigurationDrift(Row, frozen=True, kw_only=True):
 
 
 class Outlier(Row, frozen=True, kw_only=True):
-    """A value far from the median of its group: z counts scaled median absolute deviations; `gpu` "" where unknown.
-
-    `repeat` is how often the check measured it.
-    """
+    """A value far from the median of its group: z counts scaled median absolute deviations; `gpu` "" where unknown."""
 
     group: int
     check: str
@@ -59,7 +56,6 @@ class Outlier(Row, frozen=True, kw_only=True):
     median: float
     unit: str
     z: float
-    repeat: int
 
 
 def drift(group: int, configurations: Mapping[str, Mapping[str, str]]) -> Iterator[ConfigurationDrift]:
@@ -174,7 +170,6 @@ class _Measured(NamedTuple):
     node: str
     value: float
     gpu: str = ""
-    repeat: int = 1
 
 
 def deviating(groups: Iterable[GroupMembers]) -> Iterator[Outlier | ConfigurationDrift]:
@@ -188,7 +183,7 @@ def deviating(groups: Iterable[GroupMembers]) -> Iterator[Outlier | Configuratio
         for node, report, _ in group.members:
             for check in report.checks:
                 if check.value is not None:
-                    row = _Measured(node, check.value, check.gpu, check.attempts or 1)
+                    row = _Measured(node, check.value, check.gpu)
                     alike[check.check, len(report.gpus), check.unit].append(row)
         for (name, _, unit), rows in alike.items():
             yield from _deviating(number, name, unit, rows)
@@ -205,7 +200,7 @@ def _deviating(
         row = rows[place]
         yield Outlier(
             group=group, check=check, node=row.node, gpu=row.gpu, value=value, median=median, unit=unit,
-            z=round(z, 1), repeat=row.repeat,
+            z=round(z, 1),
         )  # fmt: skip
     if result.constant is not None and result.drifting:
         drifting = {*result.drifting}

@@ -5,7 +5,6 @@ What a site fills in stands in a shell script or in YAML that root will run: val
 
 import re
 import shlex
-from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from envcheck.data import rendered
@@ -120,27 +119,13 @@ class LaunchFile(NamedTuple):
     mode: int
 
 
-def launch_files(system: str, names: Sequence[str], values: LaunchValues) -> list[LaunchFile]:
-    """Return the files of these names, all of a system without one. Raises ConfigError for a name that none has."""
+def launch_files(system: str, values: LaunchValues) -> list[LaunchFile]:
+    """Return the files of a system. Raises ConfigError for a value that is not safe in them."""
     filled = context(values, system)
     # On Slurm the ranks of a group are of an environment that the nodes have.
-    needs = {"group.sbatch": (values.python is not None, "--python PATH"), "rbac.yaml": (values.drain, "--drain")}
-    fitting = [name for name in FILES[system] if needs.get(name, (True, ""))[0]]
-    chosen = list(dict.fromkeys(_named(system, name) for name in names)) or fitting
-    for name in chosen:
-        if name not in fitting:
-            message = f"{name} needs {needs[name][1]}"
-            raise ConfigError(message, fix=f"give {needs[name][1]}, or leave {name} out")
+    without = {"group.sbatch": values.python is None, "rbac.yaml": not values.drain}
     return [
         LaunchFile(name, rendered(f"{system}/{name}.j2", filled), 0o755 if name.endswith((".sh", ".sbatch")) else 0o644)
-        for name in chosen
+        for name in FILES[system]
+        if not without.get(name)
     ]
-
-
-def _named(system: str, name: str) -> str:
-    """Return the file that a word means: its name, or the beginning of it."""
-    for file in FILES[system]:
-        if name and file.startswith(name):
-            return file
-    message = f"{system} has no file called {name[:100]!r}"
-    raise ConfigError(message, fix=f"give one of {', '.join(FILES[system])}")

@@ -63,7 +63,6 @@ class _OutcomePart(msgspec.Struct):
     unit: str = ""
     code: str = ""
     culprit: str = ""
-    attempts: list[msgspec.Raw] = []
     details: _DetailsPart = msgspec.field(default_factory=_DetailsPart)
 
 
@@ -126,7 +125,7 @@ class NotAReportError(Exception):
 
 
 class CheckValue(NamedTuple):
-    """What a check came to on a node. `value` is None for what is not a number; `attempts` how often it was measured.
+    """What a check came to on a node. `value` is None for what is not a number.
 
     `gpu` is the UUID of the GPU that the value or the finding is about, "" where there is none.
     """
@@ -138,7 +137,6 @@ class CheckValue(NamedTuple):
     code: str
     culprit: str
     gpu: str
-    attempts: int
     summary: str
 
     @property
@@ -296,7 +294,6 @@ def _check(outcome: _OutcomePart) -> CheckValue:
         code=sys.intern(outcome.code[:_LONGEST_TEXT]),
         culprit=culprit,
         gpu=named[0] if named else _string(outcome.details.device),
-        attempts=len(outcome.attempts),
         summary="" if outcome.status in ("pass", "skip") else outcome.summary[:_LONGEST_TEXT],
     )
 

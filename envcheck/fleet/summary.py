@@ -277,28 +277,12 @@ def _sentence(counts: Counter[NodeState], deviant: int, status: FleetStatus) -> 
 
 
 def notes(files: Sequence[FleetFile], question: FleetQuestion) -> Iterator[str]:
-    """Yield what an operator should know of the files: places without one, nodes with several, unexpected nodes."""
+    """Yield which places have no file, and which nodes reported that nobody expects."""
     for place in question.places:
         if place.is_dir() and not any(Path(file.path).is_relative_to(place.absolute()) for file in files):
             yield f"{place}: no *.json in it; write reports with `envcheck run --output DIR/`"
-    by_node: dict[str, list[FleetFile]] = defaultdict(list)
-    for file in files:
-        if file.node:
-            by_node[file.node].append(file)
-    older = []
-    for node, seen in by_node.items():
-        newest = max(one.at for one in seen)
-        of_one_moment = {one.report.digest: one.name for one in seen if one.report and one.at == newest}
-        if len(of_one_moment) > 1:
-            shown = ", ".join([*of_one_moment.values()][:_SHOWN])
-            yield f"{node} has {len(of_one_moment)} different reports of one moment, the worst counts: {shown}"
-        older.append(sum(one.at < newest for one in seen))
-    if any(older):
-        nodes = counted(sum(map(bool, older)), "node")
-        yield f"{counted(sum(older), 'older report')} of {nodes}: only the newest report of a node counts"
-    expected = {*question.expected} or {*by_node}
-    unexpected = [node for node in by_node if node not in expected]
-    if unexpected:
+    unexpected = {file.node for file in files if file.node} - {*question.expected}
+    if question.expected and unexpected:
         names = fold(filter(is_name, unexpected)) or "names of no host"
         yield f"--expect does not name {counted(len(unexpected), 'node')} that reported: {names}"
 

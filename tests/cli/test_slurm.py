@@ -81,17 +81,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     host, ports = socket.gethostname().partition(".")[0], free_ports(1 + len(NODES))
     text = CONFIGURATION.format(host=host, ports=ports, at=at)
     nodes = (NODE.format(name=name, host=host, port=port) for name, port in zip(NODES, ports[1:], strict=True))
-    (part,) = launch_files("slurm", ["slurm.conf.part"], launch_values(at))
-    (at / "slurm.conf").write_text(text.replace("PartitionName", "".join(nodes) + "PartitionName") + part.text)
+    render(at, "slurm.conf.part", "prolog.sh")
+    text = text.replace("PartitionName", "".join(nodes) + "PartitionName")
+    (at / "slurm.conf").write_text(text + (at / "slurm.conf.part").read_text())
     # What epilog and health program start is a script in place of envcheck, whose run would take seconds of a node.
     (at / "recorder").write_text(RECORDER.format(at=at))
     (at / "recorder").chmod(0o755)
-    for script in launch_files("slurm", ["epilog", "health"], launch_values(at)._replace(program=f"{at}/recorder")):
-        (at / script.name).write_text(script.text)
-        (at / script.name).chmod(script.mode)
-    (prolog,) = launch_files("slurm", ["prolog"], launch_values(at))
-    (at / prolog.name).write_text(prolog.text)
-    (at / prolog.name).chmod(prolog.mode)
+    render(at, "epilog.sh", "health.sh", program=f"{at}/recorder")
     for name in NODES:
         keep(at / "kept", name, "pass")
     environment = {**os.environ, "SLURM_CONF": str(at / "slurm.conf"), "ENVCHECK_HOME": str(at / "kept")}
@@ -107,18 +103,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         yield environment
 
 
-def launch_values(at: Path) -> LaunchValues:
-    """Return what this cluster's files are filled in with: this test's own Python, on nodes without a GPU."""
-    return LaunchValues(
+def render(at: Path, *names: str, python: str = sys.executable, program: str = "") -> None:
+    """Write this cluster's files of these names: this test's own Python, on nodes without a GPU."""
+    values = LaunchValues(
         image=None,
-        python=sys.executable,
+        python=python,
         nodes=len(NODES),
         gpus=0,
         level="static",
         max_age=900.0,
         budget=20.0,
         on_error="refuse",
-        program=str(Path(sys.executable).with_name("envcheck")),
+        program=program or str(Path(sys.executable).with_name("envcheck")),
         scripts=str(at),
         reports=str(at / "reports"),
         state=str(at / "kept"),
@@ -126,6 +122,10 @@ def launch_values(at: Path) -> LaunchValues:
         namespace="default",
         variables=(),
     )
+    for file in launch_files("slurm", values):
+        if file.name in names:
+            (at / file.name).write_text(file.text)
+            (at / file.name).chmod(file.mode)
 
 
 def keep(state: Path, name: str, status: Literal["pass", "fail"], check: str = "", summary: str = "") -> None:
@@ -249,10 +249,9 @@ def test_the_rendered_prolog_decides_and_its_reason_stays(cluster: dict[str, str
 
 def test_the_rendered_sweep_leaves_a_report_a_node(cluster: dict[str, str], tmp_path: Path) -> None:
     resume(cluster, tmp_path)
-    values = launch_values(tmp_path)._replace(reports=str(tmp_path / "reports"))
-    (sweep,) = launch_files("slurm", ["sweep"], values)
-    (tmp_path / sweep.name).write_text(sweep.text)
-    job = slurm(cluster, "sbatch", "--parsable", "-o", str(tmp_path / "out"), str(tmp_path / sweep.name)).stdout.strip()
+    render(tmp_path, "sweep.sbatch")
+    sent = slurm(cluster, "sbatch", "--parsable", "-o", str(tmp_path / "out"), str(tmp_path / "sweep.sbatch"))
+    job = sent.stdout.strip()
     until(
         lambda: (
             "EndTime=Unknown" not in (shown := slurm(cluster, "scontrol", "show", "job", job).stdout)
@@ -292,12 +291,10 @@ def ranks_python(at: Path, torch_python: Path) -> Path:
 @pytest.mark.torch
 def test_the_rendered_group_of_sound_nodes_passes(cluster: dict[str, str], tmp_path: Path, torch_python: Path) -> None:
     resume(cluster, tmp_path)
-    values = launch_values(tmp_path)._replace(reports=str(tmp_path / "reports"), python=str(torch_python))
-    (group,) = launch_files("slurm", ["group"], values)
-    (tmp_path / group.name).write_text(group.text)
+    render(tmp_path, "group.sbatch", python=str(torch_python))
     # Nothing resolves the nodes' names here, and one check is enough to see them meet.
     chosen = {"MASTER_ADDR": "127.0.0.1", "ENVCHECK_FLEET_GROUP_ONLY": "node-links"}
-    job = ["sbatch", "--wait", "-o", str(tmp_path / "out"), str(tmp_path / group.name)]
+    job = ["sbatch", "--wait", "-o", str(tmp_path / "out"), str(tmp_path / "group.sbatch")]
     sent = slurm({**cluster, **chosen}, *job, timeout=250)
     output = (tmp_path / "out").read_text()
     assert sent.returncode == 0, output + sent.stderr

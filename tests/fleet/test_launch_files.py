@@ -14,7 +14,7 @@ from envcheck.cli import cli
 from envcheck.errors import ConfigError
 from envcheck.fleet.group.membership import membership
 from envcheck.fleet.kubernetes_node import TAINT
-from envcheck.fleet.launch_files import FILES, LaunchValues, launch_files
+from envcheck.fleet.launch_files import LaunchValues, launch_files
 from tests.tables import each
 
 IMAGE = "registry.example:5000/torch@sha256:" + "a" * 64
@@ -44,7 +44,7 @@ SETTINGS = {
 
 
 def texts(system: str, values: LaunchValues = VALUES) -> dict[str, str]:
-    return {file.name: file.text for file in launch_files(system, (), values)}
+    return {file.name: file.text for file in launch_files(system, values)}
 
 
 def gang_job(text: str) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def validators() -> Path:
 def test_scripts_are_sound_shell(subtests: pytest.Subtests, tmp_path: Path) -> None:
     for values in SETTINGS.values():
         with subtests.test(str(values)):
-            for file in launch_files("slurm", (), values):
+            for file in launch_files("slurm", values):
                 if file.mode == 0o755:
                     (tmp_path / file.name).write_text(file.text)
                     subprocess.run(["bash", "-n", str(tmp_path / file.name)], check=True)
@@ -81,7 +81,7 @@ def test_scripts_are_sound_shell(subtests: pytest.Subtests, tmp_path: Path) -> N
 def test_shellcheck_finds_nothing(subtests: pytest.Subtests, tmp_path: Path, validators: Path) -> None:
     for values in SETTINGS.values():
         with subtests.test(str(values)):
-            files = [tmp_path / file.name for file in launch_files("slurm", (), values) if file.mode == 0o755]
+            files = [tmp_path / file.name for file in launch_files("slurm", values) if file.mode == 0o755]
             for path in files:
                 path.write_text(texts("slurm", values)[path.name])
             completed = subprocess.run([validators / "shellcheck", *files], capture_output=True, text=True, check=False)
@@ -193,7 +193,7 @@ def test_kubernetes_schemas_hold(tmp_path: Path, validators: Path, values: Launc
 def test_what_cannot_stand_in_a_file_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as refused:
         launch_files(
-            "kubernetes" if "image" in change and change["image"] is None else "slurm", (), VALUES._replace(**change)
+            "kubernetes" if "image" in change and change["image"] is None else "slurm", VALUES._replace(**change)
         )
     assert "\n" not in str(refused.value)
 
@@ -203,18 +203,6 @@ def test_an_option_that_the_files_do_not_hold_is_refused() -> None:
     assert CliRunner().invoke(cli, words).exit_code == 0
     refused = CliRunner().invoke(cli, [*words, "--env", "NCCL_DEBUG=INFO"])
     assert "--env has no place in the files for Slurm" in str(refused.exception)
-
-
-def test_names_are_files_or_their_first_words() -> None:
-    names = [file.name for file in launch_files("slurm", ["prolog", "sweep.sbatch", "prolog.sh"], VALUES)]
-    assert names == ["prolog.sh", "sweep.sbatch"]
-    assert [file.name for file in launch_files("kubernetes", ["watch"], VALUES)] == ["watch-daemonset.yaml"]
-    with pytest.raises(ConfigError, match="no file called"):
-        launch_files("slurm", ["prolg"], VALUES)
-    assert {system: len(files) for system, files in FILES.items()} == {"slurm": 6, "kubernetes": 5}
-    assert "group.sbatch" not in texts("slurm")
-    with pytest.raises(ConfigError, match="needs --python"):
-        launch_files("slurm", ["group"], VALUES)
 
 
 def test_only_with_drain_may_the_daemonset_change_nodes() -> None:
@@ -230,8 +218,6 @@ def test_only_with_drain_may_the_daemonset_change_nodes() -> None:
     assert pod["tolerations"] == [{"key": TAINT, "operator": "Exists"}]
     assert pod["initContainers"][0]["command"][-1] == "--drain"
     assert " --drain " in pod["containers"][0]["command"][2]
-    with pytest.raises(ConfigError, match="give --drain"):
-        launch_files("kubernetes", ["rbac"], VALUES)
 
 
 def test_the_health_program_ends_before_slurm_ends_it_and_renews_before_the_prolog_asks() -> None:

@@ -199,20 +199,14 @@ def _busy(state: Path) -> None:
     raise ConfigError(message, fix="wait for it, or give --state another file")
 
 
-def _progress(number: int, test: GroupTest, result: GroupResult) -> None:
-    attempt = ", again" if test.attempt > 1 else ""
-    if test.step == ROLL_CALL:
-        summary = f"{sum(answer.status == 'pass' for answer in result.answers)} of {len(test.nodes)} nodes pass"
-    else:
-        speed = f", {result.speed:.1f} GB/s" if result.speed is not None else ""
-        summary = f"{result.status}{speed}" + (f": {result.reason}" if result.reason else "")
-    note(f"round {number}, {test.step}{attempt} {name_of(test.nodes)}: {summary}")
+def _progress(test: GroupTest, result: GroupResult) -> None:
+    reason = f": {result.reason}" if result.reason and test.step != ROLL_CALL else ""
+    note(f"{test.step} {name_of(test.nodes)}: {result.status}{reason}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FleetRenderOptions:
     system: Annotated[Literal["slurm", "kubernetes"], Argument()]
-    names: Annotated[tuple[str, ...], Argument(metavar="[NAME]...")] = ()
     image: Annotated[str | None, Option("The image to judge, by digest.", metavar="REF@DIGEST")] = None
     python: Annotated[
         str | None, Option("Slurm: an environment on the nodes to judge, instead of an image.", metavar="PATH")
@@ -254,10 +248,9 @@ def render(options: FleetRenderOptions, settings: Settings) -> None:
 
     \b
     envcheck fleet render slurm --image REF@sha256:... --nodes 16 -o slurm/
-    envcheck fleet render kubernetes sweep --image REF@sha256:... --nodes 16
+    envcheck fleet render kubernetes --image REF@sha256:... --nodes 16
 
-    Without --output the files are printed, one after the other. NAME is the name of a file, such as prolog.sh, or
-    its beginning. Exit 2: a value cannot be used in a script or manifest, or no file has that name.
+    Without --output the files are printed, one after the other. Exit 2: a value cannot be used in a script or manifest.
     """
     if options.system == "slurm" and options.variables:
         message = "--env has no place in the files for Slurm"
@@ -271,7 +264,7 @@ def render(options: FleetRenderOptions, settings: Settings) -> None:
         "reports": options.reports or str(Path.cwd() / "envcheck-reports"),
     }
     values = LaunchValues(**{**launch_values, **chosen})
-    for file in launch_files(options.system, options.names, values):
+    for file in launch_files(options.system, values):
         if options.output is None:
             click.echo(f"# {file.name}\n{file.text}", nl=False)
             continue

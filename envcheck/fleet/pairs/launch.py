@@ -5,6 +5,7 @@ What comes next is a pure function of the results, so a run that was killed goes
 
 import concurrent.futures
 import contextlib
+import functools
 import os
 import shlex
 import signal
@@ -182,13 +183,7 @@ def checked(template: str) -> str:
 
 
 def _filled(words: list[str], places: dict[str, str]) -> list[str]:
-    filled = []
-    for word in words:
-        text = word
-        for name, value in places.items():
-            text = text.replace(name, value)
-        filled.append(text)
-    return filled
+    return [functools.reduce(lambda text, place: text.replace(*place), places.items(), word) for word in words]
 
 
 def _waited(command: list[str], extra: dict[str, str], log: int, timeout: float, stop: threading.Event) -> str:
@@ -273,31 +268,22 @@ def begin(path: Path, fleet: Fleet, launch: str) -> PairsState:
     return state
 
 
-class NextRound(NamedTuple):
-    """Tests to run now, all at the same time, and how many rounds lie before them."""
-
-    tests: tuple[GroupTest, ...]
-    done: int
-
-
 def planner(fleet: Fleet) -> Plan:
     """Return the planner of the fleet's mode."""
     return (tournament if fleet.mode == "tournament" else diagnosis)(fleet.nodes)
 
 
-def step(fleet: Fleet, results: Mapping[str, GroupResult]) -> NextRound | Diagnosis:
+def step(fleet: Fleet, results: Mapping[str, GroupResult]) -> list[GroupTest] | Diagnosis:
     """Return the tests of the next round that have no result yet, or the diagnosis. The same results give the same."""
     rounds = planner(fleet)
-    number = 0
     try:
         tests = next(rounds)
         while all(test.key in results for test in tests):
-            number += bool(tests)
             tests = rounds.send([results[test.key] for test in tests])
     except StopIteration as ended:
         verdict: Diagnosis = ended.value
         return verdict
-    return NextRound(tuple(test for test in tests if test.key not in results), number)
+    return [test for test in tests if test.key not in results]
 
 
 # Launch commands at one time on this machine; a round of more tests takes several turns.
@@ -306,14 +292,14 @@ RunTest = Callable[[GroupTest, threading.Event], GroupResult]
 
 
 def run_tests(
-    fleet: Fleet, state: PairsState, path: Path, run: RunTest, say: Callable[[int, GroupTest, GroupResult], None]
+    fleet: Fleet, state: PairsState, path: Path, run: RunTest, say: Callable[[GroupTest, GroupResult], None]
 ) -> Diagnosis:
     """Run the tests that have no result yet; each result is kept before the next one counts, the file until the end."""
-    while isinstance(following := step(fleet, state.results), NextRound):
-        for test, result in _round(following.tests, run):
+    while not isinstance(following := step(fleet, state.results), Diagnosis):
+        for test, result in _round(following, run):
             state.results[test.key] = result
             safe_files.replace(path, msgspec.json.encode(state))
-            say(following.done + 1, test, result)
+            say(test, result)
     path.unlink(missing_ok=True)
     return following
 
