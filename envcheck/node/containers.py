@@ -5,22 +5,18 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from envcheck.node import subprocesses
 from envcheck.node.signal_source import (
     Source,
     fields,
-    flag,
     listed,
     mapped,
-    maybe,
     parsed,
     string,
     text,
     unlimited,
     version,
-    whole,
     word,
 )
 from envcheck.node.snapshot import Signal, unreadable
@@ -35,9 +31,8 @@ _CDI = ("etc/cdi", "var/run/cdi")
 _VERSION = re.compile(r"\d+\.\d+\.\d+\S*")
 _KIND = re.compile(r"^\W*kind\W+(nvidia\.com/[\w.-]+)", re.MULTILINE)
 _DRIVER = re.compile(r"lib(?:cuda|nvidia-ml)\.so\.(\d+\.\d+(?:\.\d+)?)\b")
-_SPECIFICATIONS = listed(fields(path=text, kind=string, drivers=listed(version), devices=whole))
-_RUNTIMES = fields(runtimes=listed(text), default=text, cdi=maybe(flag))
-_DEVICE = re.compile(r"^\W*name\W+([\w:.-]+)\W*$", re.MULTILINE)
+_SPECIFICATIONS = listed(fields(path=text, kind=string, drivers=listed(version)))
+_RUNTIMES = fields(runtimes=listed(text))
 
 
 def runtime(*, dockerenv: bool, containerenv: bool, environ: Mapping[str, str], init_cgroup: str) -> str:
@@ -127,38 +122,16 @@ def _specifications(root: Path) -> Signal:
         texts = {p: p.read_text(errors="replace") for p in files if p.suffix in (".yaml", ".json")}
     except OSError as error:
         return unreadable(error, error.filename, source=source)
-    specifications = [_specification(path, text, root) for path, text in texts.items() if _KIND.search(text)]
-    return Signal(specifications, source=source)
-
-
-def _specification(path: Path, text: str, root: Path) -> dict[str, Any]:
-    kind = _KIND.search(text)
-    return {
-        "path": f"/{path.relative_to(root)}",
-        "kind": kind[1] if kind else "",
-        "drivers": sorted(set(_DRIVER.findall(text))),
-        "devices": len(set(_DEVICE.findall(text))),
-    }
+    rows = [
+        {"path": f"/{path.relative_to(root)}", "kind": kind[1], "drivers": sorted(set(_DRIVER.findall(text)))}
+        for path, text in texts.items()
+        if (kind := _KIND.search(text))
+    ]
+    return Signal(rows, source=source)
 
 
 def _docker(path: Path) -> Signal:
-    """Read docker's runtimes: their names, which is the default, and whether CDI is switched on."""
-    try:
-        settings = json.loads(path.read_text(errors="replace"))
-    except FileNotFoundError:
-        return Signal({"runtimes": [], "default": "runc", "cdi": None}, source=str(path))
-    except OSError as error:
-        return unreadable(error, path)
-    except (ValueError, RecursionError) as error:
-        return Signal(reason=f"{path} is not JSON: {error}", why="failed", source=str(path))
-    if not isinstance(settings, dict):
-        return Signal(reason=f"{path} is no object", why="failed", source=str(path))
-    features, runtimes = settings.get("features"), settings.get("runtimes")
-    return Signal(
-        {
-            "runtimes": sorted(runtimes) if isinstance(runtimes, dict) else [],
-            "default": str(settings.get("default-runtime", "runc")),
-            "cdi": features.get("cdi") if isinstance(features, dict) else None,
-        },
-        source=str(path),
-    )
+    """Read the names of docker's runtimes; settings that are no JSON object keep docker from starting."""
+    if not path.exists():
+        return Signal({"runtimes": []}, source=str(path))
+    return parsed(path, lambda text: {"runtimes": sorted({**json.loads(text)}.get("runtimes") or {})})

@@ -1,6 +1,7 @@
 """The kernel's log since boot, as /dev/kmsg gives it: what the NVIDIA driver wrote there of GPUs and switches."""
 
 import errno
+import json
 import os
 import re
 import time
@@ -16,20 +17,8 @@ _FAILED_BUS = re.compile(
 )
 # Messages of NVIDIA's kernel module, and of Linux about a device that this module holds. Unverified: the forms are
 # those of public bug reports; none was compared with the sources of every driver version.
-_KINDS = {
-    kind: re.compile(pattern, re.IGNORECASE)
-    for kind, pattern in {
-        "power-cable": r"NVRM:.*\bdoes not have the necessary power cables connected",
-        "start": r"NVRM:.*\b(?:RmInitAdapter|rm_init_adapter) failed|NVRM: The NVIDIA probe routine failed"
-        r"|\bnvidia(?: \S+)?: probe (?:of \S+|with driver nvidia) failed with error",
-        "memory-window": r"NVRM: BAR[0-9] is 0M",
-        "power-state": r"\bnvidia \S+: .*\bpower state\b.*(?:inaccessible|D3cold to D0)",
-        "lost": r"NVRM:.*\bNV_ERR_GPU_IS_LOST\b",
-        "locked": r"NVRM:.*\bGPU is probably locked",
-        "link-fatal": r"\bnvidia \S+: .*\bBus Error: severity=Uncorrect(?:ed|able) \(Fatal\)",
-        "link-nonfatal": r"\bnvidia \S+: .*\bBus Error: severity=Uncorrect(?:ed|able) \(Non-?Fatal\)",
-    }.items()
-}
+FAILURES: dict[str, Any] = json.loads(Path(__file__).with_name("driver_failures.json").read_text(encoding="utf-8"))
+_KINDS = {kind: re.compile(row["pattern"], re.IGNORECASE) for kind, row in FAILURES.items()}
 # "PCI:0000:01:00" of the GPU, and on one in MIG mode " GPU-I:05 GPU-CI:00" of its instance (open-gpu-kernel-modules,
 # kernel_rc.c: XID_PRINT_WITH_ATTR); old drivers leave out "PCI:" or the domain.
 _PLACE = r"Xid\s*\((?:PCI:)?(?P<bus>[0-9a-fA-F:.]{1,24})(?P<instance>[^)]{0,80})\)"

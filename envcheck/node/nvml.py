@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from envcheck.node import nvml_queries, subprocesses
 from envcheck.node.nvml_queries import NvmlQuery
@@ -31,22 +31,16 @@ ALL = (nvml_queries.NODE, nvml_queries.QUERIES)
 IDENTITY = (nvml_queries.VERSIONS, nvml_queries.IDENTITY)
 ASKED = {"all": ALL, "identity": IDENTITY}
 # nvmlReturn_t; any other code is a failure.
-_WHY: Final[dict[int, Why]] = {
-    2: "no-data",  # NVML_ERROR_INVALID_ARGUMENT: mostly a field that the driver does not know
-    3: "unsupported",  # NVML_ERROR_NOT_SUPPORTED
-    4: "denied",  # NVML_ERROR_NO_PERMISSION
-    6: "no-data",  # NVML_ERROR_NOT_FOUND
-    10: "timed-out",  # NVML_ERROR_TIMEOUT
-    13: "unsupported",  # NVML_ERROR_FUNCTION_NOT_FOUND
-    15: "lost",  # NVML_ERROR_GPU_IS_LOST
-    16: "reset-required",  # NVML_ERROR_RESET_REQUIRED
-    17: "lost",  # NVML_ERROR_OPERATING_SYSTEM: access to the GPU is blocked
-    18: "mismatch",  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
-    21: "no-data",  # NVML_ERROR_NO_DATA
-    22: "unsupported",  # NVML_ERROR_VGPU_ECC_NOT_SUPPORTED
-    25: "unsupported",  # NVML_ERROR_ARGUMENT_VERSION_MISMATCH
-    26: "unsupported",  # NVML_ERROR_DEPRECATED
+_CODES: dict[Why, tuple[int, ...]] = {
+    "no-data": (2, 6, 21),  # INVALID_ARGUMENT (mostly a field that the driver does not know), NOT_FOUND, NO_DATA
+    "unsupported": (3, 13, 22, 25, 26),  # NOT_SUPPORTED, FUNCTION_NOT_FOUND, VGPU_ECC…, ARGUMENT_VERSION…, DEPRECATED
+    "denied": (4,),  # NO_PERMISSION
+    "timed-out": (10,),  # TIMEOUT
+    "lost": (15, 17),  # GPU_IS_LOST, OPERATING_SYSTEM: access to the GPU is blocked
+    "reset-required": (16,),  # RESET_REQUIRED
+    "mismatch": (18,),  # LIB_RM_VERSION_MISMATCH
 }
+_WHY = {code: word for word, codes in _CODES.items() for code in codes}
 _PR_SET_PDEATHSIG = 1
 Queries = tuple[NvmlQuery, ...]
 _ROOT = Path(__file__).resolve().parents[2]

@@ -97,7 +97,7 @@ def parsed(path: Path, parse: Callable[[str], Any], unit: str | None = None) -> 
         value = parse(path.read_text(errors="replace"))
     except OSError as error:
         return unreadable(error, path, unit)
-    except (ValueError, IndexError) as error:
+    except (ValueError, IndexError, TypeError) as error:
         return Signal(reason=f"{path}: {error}", why="failed", unit=unit, source=str(path))
     if value is None:
         return Signal(reason=f"{path} does not say", why="no-data", unit=unit, source=str(path))

@@ -22,40 +22,23 @@ from typing import Any, Literal, get_args
 Why = Literal[
     "not-collected", "unsupported", "denied", "no-data", "failed", "lost", "reset-required", "mismatch", "timed-out"
 ]
-_ERRNO: dict[int, Why] = {
-    errno.ENOENT: "unsupported",
-    errno.ENOTDIR: "unsupported",
-    errno.EISDIR: "unsupported",
-    errno.ENODEV: "unsupported",
-    errno.ENXIO: "unsupported",
-    errno.ENOSYS: "unsupported",
-    errno.EOPNOTSUPP: "unsupported",
-    errno.EACCES: "denied",
-    errno.EPERM: "denied",
-    errno.ETIMEDOUT: "timed-out",
-}
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENODEV, errno.ENXIO, errno.ENOSYS, errno.EOPNOTSUPP)
+_DENIED = (errno.EACCES, errno.EPERM)
 SCHEMA = "envcheck/snapshot/1"
-_CLOCK_WORDS = {
-    0x1: "idle",
-    0x2: "applications clocks",
-    0x4: "software power cap",
-    0x8: "hardware slowdown",
-    0x10: "sync boost",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "power brake",
-    0x100: "display clocks",
-}
-
-
-def of_errno(number: int | None) -> Why:
-    """Return what an errno says; one that says nothing of the kind is a failure."""
-    return _ERRNO.get(number or 0, "failed")
+# NVML's bits, from the lowest on.
+_CLOCK_WORDS = (
+    *("idle", "applications clocks", "software power cap", "hardware slowdown", "sync boost"),
+    *("software thermal slowdown", "hardware thermal slowdown", "power brake", "display clocks"),
+)
 
 
 def of_os_error(error: OSError) -> Why:
-    """Return why a file or a process could not be read."""
-    return "timed-out" if isinstance(error, TimeoutError) else of_errno(error.errno)
+    """Return why a file or a process could not be read; an errno that says nothing of the kind is a failure."""
+    if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
+        return "timed-out"
+    if error.errno in _NOT_THERE:
+        return "unsupported"
+    return "denied" if error.errno in _DENIED else "failed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,17 +106,13 @@ def to_json(snapshot: Snapshot) -> dict[str, Any]:
 def from_json(data: Any) -> Snapshot:
     """Return the snapshot `to_json` wrote. Raises ValueError, naming the place, on anything else."""
     where = _mapping(data, "snapshot")
-    if where.get("schema") != SCHEMA:
-        message = f"snapshot.schema is {where.get('schema')!r}, not {SCHEMA!r}"
-        raise ValueError(message)
     gpus = where.get("gpus")
-    if not isinstance(gpus, list):
-        message = "snapshot.gpus is no list"
-        raise ValueError(message)  # noqa: TRY004 (malformed data, not a caller's mistake)
+    _refuse_if(where.get("schema") != SCHEMA, f"snapshot.schema is {where.get('schema')!r}, not {SCHEMA!r}")
+    _refuse_if(not isinstance(gpus, list), "snapshot.gpus is no list")
     return Snapshot(
         taken=str(where.get("taken", "")),
         signals=_signals(where.get("signals"), "snapshot.signals"),
-        gpus=[_gpu(entry, f"snapshot.gpus[{index}]") for index, entry in enumerate(gpus)],
+        gpus=[_gpu(entry, f"snapshot.gpus[{index}]") for index, entry in enumerate(gpus or [])],
     )
 
 
@@ -144,9 +123,7 @@ def _signal_to_json(signal: Signal) -> dict[str, Any]:
 
 def _gpu(data: Any, where: str) -> Gpu:
     entry = _mapping(data, where)
-    if not isinstance(entry.get("uuid"), str) or not entry["uuid"]:
-        message = f"{where}.uuid is missing"
-        raise ValueError(message)
+    _refuse_if(not isinstance(entry.get("uuid"), str) or not entry["uuid"], f"{where}.uuid is missing")
     return Gpu(entry["uuid"], _signals(entry.get("signals"), f"{where}.signals"))
 
 
@@ -157,25 +134,25 @@ def _signals(data: Any, where: str) -> dict[str, Signal]:
 def _signal(data: Any, where: str) -> Signal:
     entry = _mapping(data, where)
     value, reason = entry.get("value"), entry.get("reason")
-    if (value is None) == (reason is None):
-        message = f"{where} must hold either a value or the reason why there is none"
-        raise ValueError(message)
-    why = entry.get("why")
-    if why is not None and why not in get_args(Why):
-        message = f"{where}.why is {why!r}, not one of {', '.join(get_args(Why))}"
-        raise ValueError(message)
+    _refuse_if((value is None) == (reason is None), f"{where} must hold either a value or the reason why there is none")
+    why, words = entry.get("why"), get_args(Why)
+    _refuse_if(why is not None and why not in words, f"{where}.why is {why!r}, not one of {', '.join(words)}")
     return Signal(value, reason, entry.get("unit"), entry.get("source", ""), why)
 
 
+def _refuse_if(wrong: object, text: str) -> None:
+    if wrong:
+        raise ValueError(text)
+
+
 def _mapping(data: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(data, Mapping):
-        message = f"{where} is no object"
-        raise ValueError(message)  # noqa: TRY004 (malformed data, not a caller's mistake)
-    return data
+    _refuse_if(not isinstance(data, Mapping), f"{where} is no object")
+    mapping: Mapping[str, Any] = data
+    return mapping
 
 
 def clock_words(bits: int) -> list[str]:
     """Return the reasons that a GPU gives for its clocks."""
-    names = [name for bit, name in _CLOCK_WORDS.items() if bits & bit]
-    unnamed_bits = bits & ~sum(_CLOCK_WORDS)
-    return [*names, f"unknown 0x{unnamed_bits:x}"] if unnamed_bits else names
+    names = [name for place, name in enumerate(_CLOCK_WORDS) if bits >> place & 1]
+    unnamed = bits >> len(_CLOCK_WORDS) << len(_CLOCK_WORDS)
+    return [*names, f"unknown 0x{unnamed:x}"] if unnamed else names

@@ -16,6 +16,7 @@ from envcheck import checks
 from envcheck.checks import FAIL, PASS, WARN, Limit, Outcome, View, failed, passed, skipped, undecided, warned, worst
 from envcheck.checks.gpu_readings import at, lost, place, slot
 from envcheck.counting import counted
+from envcheck.node import kernel_log
 
 CHECK = checks.Check("the kernel's log has no GPU error that calls for action", "quick", 0.01)
 
@@ -148,7 +149,7 @@ def driver_failures(view: View) -> list[Outcome]:
 
 def _driver_finding(view: View, failure: dict[str, Any]) -> Outcome:
     kind, bus, age = str(failure["kind"]), str(failure["bus_id"]), float(failure["age"])
-    row = catalogue()["driver_failures"].get(kind, {"means": f"a GPU's failure ({kind})", "fix": "drain and reboot"})
+    row = kernel_log.FAILURES.get(kind, {"means": f"a GPU's failure ({kind})", "fix": "drain and reboot"})
     # A GPU that answers NVML got over what is passing.
     over = kind == "link-nonfatal" or ("passing" in row and _answers(view, bus))
     verdict = warned if over or age > RECENT else failed
