@@ -15,14 +15,13 @@ from envcheck.checks.env import extensions
 from envcheck.checks.extensions.installed import KNOWN
 from envcheck.matrix.extensions.file import load
 from tests import index_wheels
-from tests.checks.extensions.conftest import measure, write_package
+from tests.checks.extensions.conftest import CASES, measure, write_package
 from tests.elf_files import CUBIN, PTX, MadeLibrary, library
 from tests.tables import each
 
 Node = Callable[..., View]
 PYTHON = {"name": "cpython", "version": [3, 12], "free_threaded": False, "machine": "x86_64"}
 SYMBOL = "_ZN3c1013MessageLoggerC1EPKciib"
-OLD = "_ZN3c105ErrorC2ENS_14SourceLocationESs"
 LIBRARY = {"path": "x/_C.so", "missing": [], "undefined": [], "glibc": "2.17", "sass": ["8.0", "9.0"], "ptx": []}
 
 
@@ -38,10 +37,6 @@ def outcome(view: View, *rows: dict[str, Any], **changes: Any) -> Outcome:
     return extensions.judge(view, [{**environment, "extensions": list(rows), **changes}])
 
 
-def undefined(symbol: str) -> dict[str, Any]:
-    return {"library": {"undefined": [symbol]}, "undefined": {"count": 3, "symbols": [symbol]}}
-
-
 @pytest.fixture
 def gpu(node: Node) -> View:
     """Return eight H100 with a torch for CUDA 13."""
@@ -49,77 +44,12 @@ def gpu(node: Node) -> View:
     return dataclasses.replace(view, environment={**view.environment, "torch": "2.13.0+cu130", "cuda": "13.0"})
 
 
-FAILURES: dict[str, tuple[dict[str, Any], str, str, str]] = {
-    "1 undefined symbol": (
-        row("torchcodec", **undefined(SYMBOL)),
-        "torch-abi",
-        f"x/_C.so needs {SYMBOL} and 2 more",
-        "built for another torch: install torchcodec==",
-    ),
-    "2 old C++ strings": (
-        row(**undefined(OLD)),
-        "torch-abi",
-        OLD,
-        "old C++ string ABI (cxx11abi=0)",
-    ),
-    "3 libcudart.so.12 is not there": (
-        row("xformers", {"missing": ["libcudart.so.12"]}),
-        "cuda-major",
-        "needs libcudart.so.12, which nothing here brings: torch 2.13.0+cu130 is for CUDA 13.0",
-        "built for another CUDA than torch",
-    ),
-    "4 no kernel image": (
-        row("faiss-gpu-cu12", {"sass": ["7.0", "8.0"]}, libraries=[{**LIBRARY, "sass": ["7.0", "7.5"]}]),
-        "no-gpu-code",
-        "no code runs on compute capability 9.0: it has code for 7.0 7.5",
-        "install a faiss-gpu-cu12 with code for 9.0",
-    ),
-    "5 torch was replaced": (
-        row("vllm", requires=["torch==2.14.0"]),
-        "pins",
-        "vllm 1.0 requires torch==2.14.0, and 2.13.0+cu130 is installed",
-        "a later install moved torch",
-    ),
-    "7 another triton": (
-        row("mamba-ssm", requires=["triton>=3.5.0"]),
-        "pins",
-        "requires triton>=3.5.0, and 3.4.0 is installed",
-        "a later install moved triton",
-    ),
-    "8 a wheel for another Python": (
-        row(tags=["cp311-cp311-linux_x86_64"]),
-        "no-python",
-        "its wheel is for cp311-cp311, and this is Python 3.12",
-        "flash-attn",
-    ),
-    "9 built against another torch": (
-        row("mamba-ssm", tags=[], **undefined(SYMBOL)),
-        "torch-abi",
-        "which torch 2.13.0+cu130 does not define",
-        "built for another torch",
-    ),
-    "10 an import error that is swallowed": (
-        row("torchao", **undefined(SYMBOL)),
-        "torch-abi",
-        f"torchao 1.0: x/_C.so needs {SYMBOL}",
-        "install torchao==",
-    ),
-    "11 GLIBC_2.32 is not found": (
-        row(library={"glibc": "2.38"}),
-        "glibc",
-        "needs GLIBC_2.38, and this system has 2.36",
-        "use a base with glibc 2.38",
-    ),
-}
-
-
-@pytest.mark.parametrize("symptom", FAILURES)
-def test_a_known_failure_has_its_cause_and_its_remedy(gpu: View, symptom: str) -> None:
-    measured, word, cause, remedy = FAILURES[symptom]
-    result = outcome(gpu, measured, installed={"torch": "2.13.0+cu130", "triton": "3.4.0"})
-    assert (result.status, result.code, result.value is not None) == (FAIL, f"extensions.{word}", True), result
-    assert cause in result.summary
-    assert remedy in result.remedy
+@each("case", CASES["installed"])
+def test_a_known_failure_has_its_cause_and_its_remedy(gpu: View, case: dict[str, Any]) -> None:
+    result = outcome(gpu, row(**case["row"]), installed={"torch": "2.13.0+cu130", "triton": "3.4.0"})
+    assert (result.status, result.code, result.value is not None) == (FAIL, case["code"], True), result
+    assert case["says"] in result.summary
+    assert case["remedy"] in result.remedy
 
 
 def test_a_release_whose_libraries_are_gone_is_an_error(gpu: View) -> None:

@@ -17,7 +17,8 @@ from envcheck.checks.extensions.installed import KNOWN, import_name
 from envcheck.checks.extensions.operations import OPERATIONS
 from envcheck.checks.extensions.trials import cause, choice
 from tests import index_wheels
-from tests.checks.extensions.conftest import measure, write_package
+from tests.checks.extensions.conftest import CASES, measure, write_package
+from tests.tables import each
 
 Node = Callable[..., View]
 Compiler = Callable[..., dict[str, "str | bytes"]]
@@ -52,117 +53,12 @@ def gpu(node: Node) -> View:
     return dataclasses.replace(view, environment={**view.environment, "torch": "2.13.0+cu130", "cuda": "13.0"})
 
 
-FAULTS: dict[str, tuple[dict[str, Any], str, str, str]] = {
-    "an undefined symbol": (
-        row("torchcodec", raised("import torchcodec", "ImportError", "undefined symbol", **MISFIT)),
-        "torch-abi",
-        f"import torchcodec: needs {SYMBOL}, which this torch does not define",
-        "install torchcodec==",
-    ),
-    "an import error that the package swallows": (
-        row("torchao", {"mapped": [], "refused": {"torchao/_C.abi3.so": MISFIT}}),
-        "torch-abi",
-        f"imports, and goes on without torchao/_C.abi3.so: needs {SYMBOL}",
-        "torchao",
-    ),
-    "an import that fails, and a text that names nothing": (
-        row(
-            "torchcodec",
-            {**raised("import torchcodec", "RuntimeError", "Likely causes:"), "refused": {"a4.so": MISFIT}},
-        ),
-        "torch-abi",
-        f"import torchcodec: a4.so needs {SYMBOL}",
-        "install torchcodec==",
-    ),
-    "a library of another CUDA": (
-        row("vllm", raised("import vllm", "ImportError", "x", library="libcudart.so.12")),
-        "cuda-major",
-        "needs libcudart.so.12, which the loader does not find",
-        "built for another CUDA than torch",
-    ),
-    "no FFmpeg": (
-        row("torchcodec", raised("import torchcodec", "OSError", "x", library="libavutil.so.59")),
-        "missing-library",
-        "needs libavutil.so.59, which the loader does not find: that is FFmpeg's",
-        "install FFmpeg with its shared libraries",
-    ),
-    "an old C library": (
-        row(trial=raised("import torchvision", "OSError", "x", version="GLIBC_2.38")),
-        "glibc",
-        "needs GLIBC_2.38, which this system does not have",
-        "use a base with GLIBC 2.38 or newer",
-    ),
-    "an import that raises": (
-        row(trial=raised("import torchvision", "RuntimeError", "operator torchvision::nms does not exist\nmore")),
-        "import",
-        "import torchvision: RuntimeError: operator torchvision::nms does not exist",
-        "the check's log has what it printed",
-    ),
-    "an import that crashes": (
-        row(trial={"done": False, "code": -11, "step": "import torchvision"}),
-        "crash",
-        "import torchvision ended the process: SIGSEGV",
-        "the check's log has what it printed",
-    ),
-    "an import that leaves": (
-        row(trial={"done": False, "code": 0, "step": "import torchvision"}),
-        "crash",
-        "import torchvision ended the process: exit code 0",
-        "torchvision",
-    ),
-    "no kernel for this GPU": (
-        row(trial=raised("run nms on cuda:0", "AcceleratorError", "CUDA error: no kernel image is available for")),
-        "no-gpu-code",
-        "run nms on cuda:0: AcceleratorError: CUDA error: no kernel image is available for",
-        "install a torchvision with code for this GPU",
-    ),
-    "an operation that raises": (
-        row(trial=raised("run nms on cuda:0", "RuntimeError", "fell back")),
-        "operation",
-        "run nms on cuda:0: RuntimeError: fell back",
-        "torchvision",
-    ),
-    "a wrong result": (
-        row(trial={"operation": [{**RIGHT, "off": 0.5}]}),
-        "operation",
-        "nms on cuda:0 is wrong: 0.5 off, over 0.01",
-        "torchvision",
-    ),
-    "NaN": (row(trial={"operation": [{**RIGHT, "off": None}]}), "operation", "no numbers", "torchvision"),
-    "another number of results": (
-        row(trial={"operation": [{**RIGHT, "count": [3, 2]}]}),
-        "operation",
-        "returned 3 numbers instead of 2",
-        "torchvision",
-    ),
-    "a result on the CPU": (
-        row(trial={"operation": [{**RIGHT, "on": "cpu"}]}),
-        "fallback",
-        "nms on cuda:0 computed on cpu",
-        "torchvision",
-    ),
-    "an operation without the native part": (
-        row(trial={"mapped": []}),
-        "fallback",
-        "nms ran, and none of its 1 libraries was loaded",
-        "torchvision",
-    ),
-    "no library that loads": (
-        row(trial={"mapped": [], "refused": {"x/_C.so": {"text": "cannot allocate memory in static TLS block"}}}),
-        "fallback",
-        "imports, and goes on without x/_C.so: cannot be loaded: cannot allocate memory",
-        "torchvision",
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_named_with_its_cause_and_its_remedy(gpu: View, fault: str) -> None:
-    measured, word, words, remedy = FAULTS[fault]
-    judged = outcome(gpu, measured)
-    assert (judged.status, judged.code) == (FAIL, f"extensions-loaded.{word}"), judged
-    assert words in judged.summary
-    assert remedy in judged.remedy
+@each("case", CASES["loaded"])
+def test_a_fault_is_named_with_its_cause_and_its_remedy(gpu: View, case: dict[str, Any]) -> None:
+    judged = outcome(gpu, row(**case["row"]))
+    assert (judged.status, judged.code) == (FAIL, case["code"]), judged
+    assert case["says"] in judged.summary
+    assert case["remedy"] in judged.remedy
 
 
 def test_what_is_sound_passes(gpu: View, cpu: View) -> None:
@@ -182,37 +78,10 @@ def test_what_is_sound_passes(gpu: View, cpu: View) -> None:
     assert outcome(cpu, gpu=False).code == "extensions-loaded.none"
 
 
-NOT_PROVEN: dict[str, tuple[dict[str, Any], bool, str]] = {
-    "no GPU": (row(trial={"operation": None}), False, "cpu-only"),
-    "no GPU, and right on the CPU": (
-        row(trial={"operation": [{**RIGHT, "device": "cpu", "on": "cpu"}]}),
-        False,
-        "cpu-only",
-    ),
-    "an import that needs the driver": (
-        row(trial=raised("import vllm", "ImportError", "x", library="libcuda.so.1")),
-        False,
-        "cpu-only",
-    ),
-    "an import that needs a GPU": (
-        row(trial=raised("import x", "RuntimeError", "Found no NVIDIA driver on your system")),
-        False,
-        "cpu-only",
-    ),
-    "no operation is known": (row("site-kernels", {"operation": None}, operation=False), True, "no-operation"),
-    "no library": (
-        row("deepspeed", {"operation": None, "mapped": []}, libraries=0, gpu_code=False),
-        False,
-        "no-operation",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", NOT_PROVEN)
-def test_what_could_not_be_run_is_no_pass(gpu: View, cpu: View, case: str) -> None:
-    measured, on_gpu, word = NOT_PROVEN[case]
-    judged = outcome(gpu if on_gpu else cpu, measured, gpu=on_gpu)
-    assert (judged.status, judged.code) == (SKIP, f"extensions-loaded.{word}"), judged
+@each("case", CASES["not_proven"])
+def test_what_could_not_be_run_is_no_pass(gpu: View, cpu: View, case: dict[str, Any]) -> None:
+    judged = outcome(gpu if case["gpu"] else cpu, row(**case["row"]), gpu=case["gpu"])
+    assert (judged.status, judged.code) == (SKIP, case["code"]), judged
 
 
 def test_a_dependency_that_dropped_an_attribute_is_the_culprit(gpu: View) -> None:
