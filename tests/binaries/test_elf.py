@@ -1,7 +1,5 @@
 """The reader agrees with pyelftools on real libraries, and a file made to harm it gives one line."""
 
-from __future__ import annotations
-
 import io
 import struct
 import sys

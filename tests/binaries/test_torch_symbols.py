@@ -1,7 +1,5 @@
 """A library's symbols say how it binds to torch."""
 
-from __future__ import annotations
-
 from envcheck.binaries.native_library import (
     abi,
     cuda_majors,

@@ -1,7 +1,5 @@
 """A wheel is read member by member, and one that was made to harm gives one line."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Machines and views to judge."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

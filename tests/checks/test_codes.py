@@ -1,7 +1,5 @@
 """Every code of an outcome: well-formed, with one meaning, and on the page docs/codes.md."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import re
@@ -20,23 +18,23 @@ from envcheck.runner.planning import CheckModule, discover
 from envcheck.runner.schema import OutcomeRow
 from tests.tables import each
 
-ROOT: Final = Path(__file__).parents[2]
-PAGE: Final = ROOT / "docs" / "codes.md"
-REPORTS: Final = sorted((ROOT / "tests" / "data" / "reports").glob("*.json"))
-STATUSES: Final = {"failed": FAIL, "too_slow": FAIL, "warned": WARN, "undecided": ERROR, "skipped": SKIP}
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "codes.md"
+REPORTS = sorted((ROOT / "tests" / "data" / "reports").glob("*.json"))
+STATUSES = {"failed": FAIL, "too_slow": FAIL, "warned": WARN, "undecided": ERROR, "skipped": SKIP}
 # What a code may say of a status. A failure and a warning may differ by degree; nothing else means the same.
-KINDS: Final = ({FAIL, WARN}, {ERROR}, {SKIP})
-PART: Final = r"(?:[a-z0-9]+|<[a-z]+>)"
-SHAPE: Final = re.compile(rf"({PART}(?:-{PART})*)\.{PART}(?:-{PART})*")
+KINDS = ({FAIL, WARN}, {ERROR}, {SKIP})
+PART = r"(?:[a-z0-9]+|<[a-z]+>)"
+SHAPE = re.compile(rf"({PART}(?:-{PART})*)\.{PART}(?:-{PART})*")
 # First parts that name no check: what several checks say, and what the runner says.
-TOPICS: Final = {
+TOPICS = {
     *("budget", "bytecode", "cases", "collective", "container", "data", "dcgm", "driver", "environment", "envcheck"),
     *("fp8", "gpu", "gpu-p2p", "installed", "kernel-log", "libraries", "load", "lost-gpus", "memory", "p2p", "pci"),
     *("pcie", "process", "rank", "recovery", "require", "same-environment", "signal", "speed", "torch", "training"),
     *("value", "worker", "<signal>", "group", "node-links"),
 }
 # Other words with a dot begin like these: modules of torch, files of a cgroup, signals.
-ONLY_BY_KEYWORD: Final = {"driver", "memory", "torch", "worker"}
+ONLY_BY_KEYWORD = {"driver", "memory", "torch", "worker"}
 # Parts of codes that are filled in, by how the source writes them.
 HOLES: Final[dict[str, tuple[str, ...]]] = {
     "signal": ("self.name.replace", "signal_code"),
@@ -45,7 +43,7 @@ HOLES: Final[dict[str, tuple[str, ...]]] = {
     "number": ("event['code']", "code"),
     "kind": ("kind",),
 }
-FILES: Final = (".json", ".pt", ".log")
+FILES = (".json", ".pt", ".log")
 
 
 def pattern(node: ast.AST) -> str:
@@ -110,12 +108,12 @@ ROWS: Final[dict[str, set[str]]] = {
     code: {word.strip(" `") for word in statuses.split(",")}
     for code, statuses, _ in re.findall(r"(?m)^\| `(\S+)` \| ([^|]+) \| (\S.*) \|$", PAGE.read_text(encoding="utf-8"))
 }
-SIGNALS: Final = {*collect.NODE, *collect.GPU}
-PREFIXES: Final = {found.id for found in discover()} | TOPICS - ONLY_BY_KEYWORD
-ROOMS: Final = ("checks", "runner", "fleet/group", "cli/fleet")
-MODULES: Final = [path for room in ROOMS for path in sorted((ROOT / "envcheck" / room).rglob("*.py"))]
+SIGNALS = {*collect.NODE, *collect.GPU}
+PREFIXES = {found.id for found in discover()} | TOPICS - ONLY_BY_KEYWORD
+ROOMS = ("checks", "runner", "fleet/group", "cli/fleet")
+MODULES = [path for room in ROOMS for path in sorted((ROOT / "envcheck" / room).rglob("*.py"))]
 MODULES.append(ROOT / "envcheck/reports/model.py")
-GIVEN: Final = [use for path in MODULES for use in given(path)]
+GIVEN = [use for path in MODULES for use in given(path)]
 
 
 def test_the_page_of_codes_holds_those_of_the_source_and_no_other() -> None:

@@ -1,7 +1,5 @@
 """Limits are data, and data can be wrong: a floor above what hardware does never passes, one far below never fails."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 from typing import Any

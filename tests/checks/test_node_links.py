@@ -1,7 +1,5 @@
 """Each message between two nodes, and each link beside the others: what is judged, and whom it names."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from envcheck.checks import View, node_links

@@ -1,7 +1,5 @@
 """What the makers of an outcome hold to, whatever a check's author forgets."""
 
-from __future__ import annotations
-
 import pytest
 
 from envcheck.checks import ERROR, PASS, failed, passed, warned

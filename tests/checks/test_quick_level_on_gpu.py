@@ -1,7 +1,5 @@
 """On a machine with an NVIDIA GPU: the whole quick level, on the GPU, with nothing fallen back."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A stand-in for the `pynvml` module: one method per function that is asked, any of which may refuse."""
 
-from __future__ import annotations
-
 import ctypes
 import inspect
 import os

@@ -1,7 +1,5 @@
 """Reading a node: this one, and small trees that look like others."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

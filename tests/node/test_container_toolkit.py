@@ -1,7 +1,5 @@
 """The container toolkit, read off small trees with tools that are scripts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What NVML says of pairs of GPUs, and what stands between them on the bus, read off small trees that look like one."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path

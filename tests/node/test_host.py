@@ -1,7 +1,5 @@
 """The host around the GPUs, read off small trees that look like one."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping

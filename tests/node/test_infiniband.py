@@ -1,7 +1,5 @@
 """InfiniBand and RoCE ports, read off small trees that look like /sys/class/infiniband."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from envcheck.node import buses

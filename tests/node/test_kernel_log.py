@@ -1,7 +1,5 @@
 """The kernel's log: what NVIDIA's driver writes there is found, and who may not read it is told why."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterator

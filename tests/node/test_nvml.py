@@ -1,7 +1,5 @@
 """What NVML refuses is a reason on that one signal, and never costs another."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """NVML is asked in another process: what that does to itself, or never does, is a reason here."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Sources are read side by side: nobody waits for another's turn, and what is wrong with one is told of it alone."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

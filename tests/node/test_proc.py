@@ -1,7 +1,5 @@
 """Text as Linux and the NVIDIA driver write it; anything else never raises."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """A value that is of another kind than its signal was not read; what machines really say is left as it is."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A snapshot survives JSON unchanged, and what is no snapshot is refused by place."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, get_args

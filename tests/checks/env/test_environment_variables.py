@@ -1,7 +1,5 @@
 """What surrounds torch in its own environment: variables, and how much memory may be locked."""
 
-from __future__ import annotations
-
 import resource
 from collections.abc import Callable
 from pathlib import Path

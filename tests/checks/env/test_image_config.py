@@ -1,7 +1,5 @@
 """Who an image runs as and what it starts: of an image as it is configured, of a container as it runs."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

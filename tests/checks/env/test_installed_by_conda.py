@@ -1,7 +1,5 @@
 """Installed files against the ledger of conda, in the layout that it writes."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import json

@@ -1,7 +1,5 @@
 """Installed files against what their installer wrote down: a package made by hand, then damaged in each way."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import importlib.metadata

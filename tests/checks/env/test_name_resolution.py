@@ -1,7 +1,5 @@
 """What the lookups of torchrun cost: judged on both sides of the limit, and measured where no name server answers."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What an image's NVIDIA_* variables ask for, against the CUDA of its wheel."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Credentials in the lines that made an image: found by name, never by value, and no false alarm on what is usual."""
 
-from __future__ import annotations
-
 from envcheck.checks.support import secret_patterns
 from tests.tables import each
 

@@ -1,7 +1,5 @@
 """A second library of a name, wherever the loader may find it: in its cache, in conda's lib, loaded, overwritten."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

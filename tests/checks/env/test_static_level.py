@@ -1,7 +1,5 @@
 """What can be told of an image without a GPU: libraries, requirements, a compiler, dead settings, credentials."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Installed packages with native code, made by a compiler, and what a Python measures of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Each failure that users of extensions report is found by what is on disk: the symptom in, cause and remedy out."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """An extension that imports and computes is sound; one that crashes, hangs, falls back or is wrong is named."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What environments really look like: links, editable and half packages, sources in front of what is installed."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import shutil

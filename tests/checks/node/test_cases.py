@@ -1,7 +1,5 @@
 """Each side of each rule of the node checks, as cases.yaml has it: the machine in, status, code and culprit out."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

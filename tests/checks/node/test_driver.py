@@ -1,7 +1,5 @@
 """The driver against torch's CUDA, against its own libraries, and against the calendar."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

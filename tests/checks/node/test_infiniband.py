@@ -1,7 +1,5 @@
 """InfiniBand and RoCE ports against their like, and the way from them to the GPUs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

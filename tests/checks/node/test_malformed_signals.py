@@ -1,7 +1,5 @@
 """No pass out of garbage: a signal whose value has not its shape was not read."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable

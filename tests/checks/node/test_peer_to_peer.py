@@ -1,7 +1,5 @@
 """GPUs that should reach each other: what is a fault, what is by design, and who else was there."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from typing import Any

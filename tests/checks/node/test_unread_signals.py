@@ -1,7 +1,5 @@
 """A signal that a node check needs and cannot read is an error: never a pass, never a skip."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import re

@@ -1,7 +1,5 @@
 """What torch was built for and what it says it is, against the machine and the labels."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Xids and SXids: what calls for action is a failure while it is fresh, what a user's own program did is none."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
