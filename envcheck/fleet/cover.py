@@ -1,7 +1,4 @@
-"""Which published cells a fleet needs: the fewest that cover all nodes, and what covers none.
-
-Nodes are read from reports, or from a CSV file.
-"""
+"""Which published cells a fleet needs: the fewest that cover all nodes, and what covers none."""
 
 import csv
 import io
@@ -37,10 +34,7 @@ class NodeKind(NamedTuple):
 
 
 class Inventory(NamedTuple):
-    """The nodes of each kind, and where it is named first: FILE:LINE, or the report of a node.
-
-    `notes` say which nodes are left out, and why.
-    """
+    """The nodes of each kind, which are left out and why, and where each kind is named first."""
 
     names: dict[NodeKind, list[str]]
     notes: list[str]
@@ -48,11 +42,7 @@ class Inventory(NamedTuple):
 
 
 def of_places(places: Iterable[Path]) -> Inventory:
-    """Return the inventory in CSV files, and in the reports in other files and below directories.
-
-    A node that has a report is what the report says. Raise ConfigError for a line of CSV that cannot be understood, for
-    a node in two lines, and where there is no node at all.
-    """
+    """Return the inventory in CSV files and in reports elsewhere; a node with a report is what the report says."""
     everything = [*places]
     tables = [place for place in everything if place.suffix.lower() == ".csv" and not place.is_dir()]
     kind_of: dict[str, tuple[NodeKind, str]] = {}
@@ -141,10 +131,7 @@ class PlannedCell(Row, frozen=True, kw_only=True):
 
 
 class UncoveredKind(Row, frozen=True, kw_only=True):
-    """Nodes that no published cell covers; `verdict` is a word of `envcheck resolve`, or `not-published`.
-
-    `not-published`: the wish can run there, by the cell `buildable`, but no cell of it is published.
-    """
+    """Nodes that no published cell covers; `verdict` is `not-published` where the cell `buildable` would."""
 
     kind: int
     verdict: str
@@ -153,10 +140,7 @@ class UncoveredKind(Row, frozen=True, kw_only=True):
 
 
 class FleetPlan(Row, frozen=True, kw_only=True):
-    """The plan. `cells` are the fewest published cells that cover every node that any of them covers.
-
-    `oldest_torch` is that of the chosen cells.
-    """
+    """The plan. `cells` are the fewest published cells that cover every node that any of them covers."""
 
     schema: Literal["envcheck/fleet-plan/1"] = SCHEMA
     wanted: dict[str, str]
@@ -263,10 +247,7 @@ class CoverSet(NamedTuple):
 
 
 def smallest_cover(sets: Sequence[CoverSet]) -> list[int]:
-    """Return the places of the fewest sets that cover what all of them together do.
-
-    Of covers of one size the one whose worst score is best is returned, then whose second worst is; then the first.
-    """
+    """Return the places of the fewest sets that cover all; of those, those whose worst score is best, then the second."""
     union = 0
     for one in sets:
         union |= one.mask

@@ -19,10 +19,7 @@ LONGEST: Final = 16 << 20
 
 
 class FleetFile(NamedTuple):
-    """A file as it was read. `modified` is seconds since 1970, UTC; `report` None where `note` says why there is none.
-
-    `node` is the report's, or the one that the file's name says; "" for a file that says nothing of a node.
-    """
+    """A file as it was read, of which `note` says why it has no report; `node` "" where it says nothing of a node."""
 
     path: str
     modified: float
@@ -43,11 +40,7 @@ class FleetFile(NamedTuple):
 
 
 def read_files(places: Iterable[Path]) -> list[FleetFile]:
-    """Read the named files and every *.json below the named directories, each once, by name.
-
-    Names that begin with a dot are left out: they are locks and unfinished files. Raise ConfigError for a place that is
-    not there.
-    """
+    """Read the named files and every *.json below the named directories, each once, but those that begin with a dot."""
     files: dict[str, FleetFile] = {}
     reports: dict[str, NodeReport] = {}
     for path in map(os.path.abspath, _paths(places)):
@@ -112,10 +105,7 @@ def _read_file(path: str) -> FleetFile:
 
 
 def history_lines(files: Iterable[FleetFile], who: str) -> Iterator[str]:
-    """Yield how often a node failed, or a GPU by its UUID or the beginning of one; then its runs, the newest first.
-
-    Raise ConfigError where nothing is known of it.
-    """
+    """Yield how often a node failed, or a GPU by its UUID or the beginning of one; then its runs, the newest first."""
     failures: dict[str, tuple[float, str, list[str]]] = {}
     for file in files:
         report = file.report

@@ -37,10 +37,7 @@ _DIGEST: Final = re.compile(r"@sha256:[0-9a-f]{64}$")
 
 
 class GatedEnvironment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which environment: its name, and what tells this state of it from another one under the same name.
-
-    `state` is an image's id, or the fingerprint of a Python's files; empty for an image by digest.
-    """
+    """Which environment; `state` is an image's id (empty for one by digest), or the fingerprint of a Python's files."""
 
     kind: Literal["python", "image"]
     name: str
@@ -48,10 +45,7 @@ class GatedEnvironment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a verdict holds for: the node's name, the kernel's boot id, the driver's version and its number of GPUs.
-
-    `uptime` is seconds since the boot, suspended time included: a clock that nobody can set.
-    """
+    """What a verdict holds for. `uptime` is seconds since the boot, a clock that nobody can set."""
 
     node: str
     boot: str
@@ -61,10 +55,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class NodeVerdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a run came to. `check` and `summary` are of the first outcome that decided; empty for a pass.
-
-    `only_gpu_required`: it failed for nothing but --require-gpu, so that it says nothing where no GPU is required.
-    """
+    """What a run came to. `check` and `summary` are of the first outcome that decided; empty for a pass."""
 
     schema: Literal["envcheck/gate/1"] = SCHEMA
     tool: str = __version__
@@ -177,10 +168,7 @@ def why_unusable(kept: NodeVerdict, question: GateQuestion, now: Boot) -> str:
 
 
 def replaces(new: NodeVerdict, kept: NodeVerdict | None) -> bool:
-    """Tell whether a new verdict takes the place of the kept one.
-
-    A lower level says nothing of what a higher level found wrong since this boot, with this driver.
-    """
+    """Tell whether a verdict replaces the kept one: a lower level takes back nothing that a higher one found."""
     if kept is None or kept.status != "fail" or kept.level not in LEVELS:
         return True
     was, is_ = ((one.subject, one.at.node, one.at.boot, one.at.driver) for one in (kept, new))

@@ -32,11 +32,7 @@ class FleetGroup(Row, frozen=True, kw_only=True):
 
 
 class ConfigurationDrift(Row, frozen=True, kw_only=True):
-    """A signal in which nodes of a group differ.
-
-    `majority` is the value of more than half of them, None where no value is; `share` that of the most frequent value.
-    `others` are the nodes of each other value. `group` counts from 0 in `groups`.
-    """
+    """A signal in which nodes differ: what more than half of them have, if any, and who has each other value."""
 
     group: int
     signal: str
@@ -59,11 +55,7 @@ class Outlier(Row, frozen=True, kw_only=True):
 
 
 def drift(group: int, configurations: Mapping[str, Mapping[str, str]]) -> Iterator[ConfigurationDrift]:
-    """Yield the signals in which the nodes of a group differ; `configurations` are by node.
-
-    A signal that a node does not have counts only if it is one that somebody sets (env.*): what was not read is no
-    difference.
-    """
+    """Yield the signals in which nodes differ. One that was not read is no difference; an unset env.* is one."""
     for signal in dict.fromkeys(signal for configuration in configurations.values() for signal in configuration):
         nodes: dict[str, list[str]] = defaultdict(list)
         for node, configuration in configurations.items():
@@ -173,10 +165,7 @@ class _Measured(NamedTuple):
 
 
 def deviating(groups: Iterable[GroupMembers]) -> Iterator[Outlier | ConfigurationDrift]:
-    """Yield in what the nodes of each group are configured differently, and the values that are far from the others'.
-
-    A value is compared with those of the same group, number of GPUs, and unit.
-    """
+    """Yield what is configured otherwise, and values far from those of the same group, number of GPUs and unit."""
     for number, group in enumerate(groups):
         yield from drift(number, {member.node: member.report.configuration for member in group.members})
         alike: dict[tuple[str, int, str], list[_Measured]] = defaultdict(list)

@@ -61,10 +61,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def fold(names: Iterable[str]) -> str:
-    """Return the shortest host list that folds the last number of each name; names that are not a node's are refused.
-
-    `unfold` of it gives the same names. Raise ConfigError for a name that a host list cannot hold.
-    """
+    """Return the shortest host list that folds the last number of each name; refuse what is no node's name."""
     numbered: dict[tuple[str, str], list[str]] = defaultdict(list)
     plain = []
     for name in dict.fromkeys(names):

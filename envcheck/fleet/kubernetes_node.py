@@ -28,10 +28,7 @@ _LONGEST_VALUE: Final = 63
 
 
 def patch(node: Mapping[str, Any], check: str, reason: str) -> dict[str, Any] | None:
-    """Return the merge patch after which the node is unfit for this reason, or fit (""); None where it is already.
-
-    It holds the node's version, so that the server refuses it if the node has changed since.
-    """
+    """Return the merge patch for this version of the node: unfit for a reason, or fit (""); None if it is so."""
     metadata, taints = node.get("metadata") or {}, (node.get("spec") or {}).get("taints") or []
     value = re.sub(r"[^A-Za-z0-9._-]+", "-", check)[:_LONGEST_VALUE].strip("._-")
     own = [{"key": TAINT, "value": value, "effect": "NoSchedule"}] if reason else []

@@ -125,10 +125,7 @@ class NotAReportError(Exception):
 
 
 class CheckValue(NamedTuple):
-    """What a check came to on a node. `value` is None for what is not a number.
-
-    `gpu` is the UUID of the GPU that the value or the finding is about, "" where there is none.
-    """
+    """What a check came to on a node; `value` None for what is no number, `gpu` the UUID that it is about, or ""."""
 
     check: str
     status: CheckStatus
@@ -146,11 +143,7 @@ class CheckValue(NamedTuple):
 
 
 class NodeReport(NamedTuple):
-    """What a fleet needs of one report.
-
-    `digest` is of the file's content. `started` and `ended` are seconds since 1970, UTC, None where they cannot be
-    read; `status` is what the node may count as, with `why` for people.
-    """
+    """What a fleet needs of one report. `status` is what the node may count as, with `why` for people."""
 
     digest: str
     node: str
@@ -373,10 +366,7 @@ _ROUNDED: Final = ("host.memory_total", "shm.total")
 def _configuration(
     host: _Signals, gpus: Iterable[_Signals], environment: Mapping[str, Any], image: str | None
 ) -> dict[str, str]:
-    """Return the configuration by signal, as text: of GPUs the values that occur, of libraries their versions.
-
-    What was not read is not there: a node that could not be read is no drift.
-    """
+    """Return the configuration by signal, as text; what was not read is not there, and no drift."""
     held = {name: _value(host, name) for name in _HOST_SIGNALS}
     for name in _ROUNDED:
         amount = number(held[name])

@@ -1,8 +1,4 @@
-"""The answer for a fleet, or a plan for one, as lines of 80 columns, and as one page.
-
-The page needs no network, no script, no font. Nodes that are alike in every check are one row of it, so that a
-thousand nodes are a few rows.
-"""
+"""The answer for a fleet as lines of 80 columns, and as one page on which nodes that are alike are a row."""
 
 import textwrap
 from collections import defaultdict

@@ -72,10 +72,7 @@ class FleetVerdict(Row, frozen=True, kw_only=True):
 
 
 class FleetReport(Row, frozen=True, kw_only=True):
-    """The answer. `at` is UTC, ISO 8601; `files` is how many were read.
-
-    `reasons` has a line for each node that did not pass; `notes` a line for what else was noticed.
-    """
+    """The answer. `reasons` has a line for each node that did not pass; `notes` a line for what else was noticed."""
 
     schema: Literal["envcheck/fleet/1"] = "envcheck/fleet/1"
     tool: str
@@ -97,10 +94,7 @@ def encode(document: msgspec.Struct) -> bytes:
 
 
 class StateOfNode(NamedTuple):
-    """What a node counts as, the reason where it is no pass, and the file that says so.
-
-    `age` is that of a report that did not pass and is older than those that count, else "".
-    """
+    """What a node counts as, and why; `age` is of a report that did not pass and is older than those that count."""
 
     state: NodeState
     why: str
@@ -177,11 +171,7 @@ def _doubt(file: FleetFile, last: float, now: float) -> str:
 
 
 class FleetQuestion(NamedTuple):
-    """The question: `expected` nodes (none: those that reported), the oldest report.
-
-    `now` is seconds since 1970, UTC; `strict` counts drift and outliers as failures; `places` are where files were
-    looked for.
-    """
+    """The question: `expected` nodes (none: those that reported), and the oldest report, in seconds."""
 
     now: float
     expected: Collection[str] = ()

@@ -46,10 +46,7 @@ class LostGroupError(Exception):
 
 
 class FormedGroup(NamedTuple):
-    """A group that has formed: its nodes' names, and the seconds that it took.
-
-    `address` is that of the first node, `local` the address of this one on the way to it.
-    """
+    """A group that has formed. `address` is the first node's, `local` that of this one on the way to it."""
 
     names: list[str]
     seconds: float
@@ -102,11 +99,7 @@ class _Peer(NamedTuple):
 
 
 class Coordinator:
-    """The first node's side, in a thread. It listens from the start; `close` ends it.
-
-    Each node gives its part of a step, and gets those of all once the last one gave its own. Raises ConfigError where
-    the port cannot be listened at.
-    """
+    """The first node's side. It listens from the start, or raises ConfigError; `close` ends it."""
 
     def __init__(self, first: Hello, names: tuple[str, ...], port: int, seconds: float) -> None:
         self._first, self._names, self._until = first, names, time.monotonic() + seconds
@@ -254,10 +247,7 @@ class GroupMember:
 
     @classmethod
     def join(cls, hello: Hello, address: str, port: int, seconds: float) -> "GroupMember":
-        """Greet the first node and wait until all are there.
-
-        Raise NotFormedError where they do not come within the time, ConfigError where this node cannot be of the group.
-        """
+        """Greet the first node and wait for all. Raise NotFormedError, or ConfigError where it refuses this node."""
         return _awaited(cls._joined(hello, address, port, time.monotonic() + seconds))
 
     @classmethod

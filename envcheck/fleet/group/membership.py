@@ -22,12 +22,7 @@ _START: Final = "start one process a node: srun --ntasks-per-node=1, torchrun --
 
 
 class Membership(NamedTuple):
-    """Node number `node` of `nodes`, the first of which listens at `address` and `port`.
-
-    `names` are those of all nodes where the launcher lists them, else empty; `name` is this one's, "" where it gives
-    none. `processes` is how many processes the launcher starts on this node. `run` tells groups apart, "" where nothing
-    does.
-    """
+    """Node `node` of `nodes`, and where they meet; `names` are of all where the launcher lists them."""
 
     node: int
     nodes: int
@@ -46,10 +41,7 @@ class Membership(NamedTuple):
 
 
 def membership(environ: Mapping[str, str], run: str | None = None) -> Membership:
-    """Return what the environment says; a `run` that is given goes before it.
-
-    Raise ConfigError where it contradicts itself, or where it names one node, or no first one.
-    """
+    """Return what the environment says, or raise ConfigError; a `run` that is given goes before it."""
     for complaint in complaints(environ):
         _refuse(complaint, "correct the variable, or unset it")
     launch = place(environ)

@@ -76,10 +76,7 @@ class GroupSession:
         return GroupFacts(run=self._run, nodes=self.names, ranks=list(self._ranks))
 
     def together(self, events: Iterator[Event], directory: Path) -> Iterator[Event]:
-        """Yield the worker's events; with those of a check's end come the ranks of all nodes, in order.
-
-        Where the group is lost the last event is `end`, with why. Raises ConfigError where environments differ.
-        """
+        """Yield the worker's events, those of a check's end with the ranks of all nodes; `end` where the group is lost."""
         self._rounds += 1
         self.member.stopped = lambda: _touch(directory / NODES_LOST)
         try:
@@ -184,10 +181,7 @@ def chosen(only: Collection[str] = ()) -> list[CheckModule]:
 
 @contextlib.contextmanager
 def met(run: Run, place: Membership, name: str, processes: int, wait: float) -> Iterator[bool]:
-    """Meet the other nodes within `wait` seconds and yield whether all came; the group ends with the block.
-
-    `processes` are this node's ranks where it has no GPU. Raises ConfigError where this node cannot be of the group.
-    """
+    """Meet the other nodes within `wait` seconds and yield whether all came; the group ends with the block."""
     hello = Hello(
         run=place.run,
         node=place.node,

@@ -178,10 +178,7 @@ def pair_rounds(nodes: Sequence[str]) -> list[list[GroupTest]]:
 
 
 def judged(nodes: Collection[str], measured: Sequence[MeasuredGroup], cleared: Collection[str] = ()) -> Diagnosis:
-    """Name of these nodes those that fail with most of their partners, then the links that fail between others.
-
-    `cleared` passed in other tests.
-    """
+    """Name the nodes that fail with most of their partners, then links; `cleared` passed in other tests."""
     met = collections.Counter(node for one in measured if one.certainty != "undetermined" for node in one.nodes)
     lost = [one for one in measured if one.certainty in ("fail", "unsteady")]
     blamed: list[Blame] = []
@@ -211,10 +208,7 @@ def judged(nodes: Collection[str], measured: Sequence[MeasuredGroup], cleared: C
 
 
 def _worst(nodes: Collection[str], lost: Sequence[MeasuredGroup], met: Mapping[str, int]) -> str | None:
-    """Return the node with the most failing pairs, if those are too many for its links; None for no such node.
-
-    A node whose pairs fail now and then shows in fewer of them than one that always fails.
-    """
+    """Return the node with the most failing pairs, if those are too many for its links."""
     losses = collections.Counter(node for one in lost for node in one.nodes if node in nodes)
     for node, count in losses.most_common(1):
         unsteady = any(one.certainty == "unsteady" and node in one.nodes for one in lost)

@@ -131,10 +131,7 @@ _TAIL: Final = 4096
 
 
 class Launcher(NamedTuple):
-    """How tests are started: commands with {nodes}, {count}, {reports} and {command}; `folder` holds the reports.
-
-    `timeout` is in seconds for one test.
-    """
+    """How tests start: commands with {nodes}, {count}, {reports} and {command}; seconds for one test."""
 
     template: str
     folder: Path
@@ -149,10 +146,7 @@ class Launcher(NamedTuple):
         return [*_filled(outer[:at], places), *words, *_filled(outer[at + 1 :], places)]
 
     def run(self, test: GroupTest, stop: threading.Event) -> GroupResult:
-        """Start a test and return what its reports say; without an end in time it is undetermined.
-
-        `stop` ends it early. What it started on this machine ends with it.
-        """
+        """Start a test, until its end, `stop` or the timeout, and return what its reports say."""
         self.folder.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f"{test.step.replace(' ', '-')}-", dir=self.folder))
         folder.chmod(0o755)
@@ -249,10 +243,7 @@ know_types(PairsState)
 
 
 def begin(path: Path, fleet: Fleet, launch: str) -> PairsState:
-    """Return the state of an earlier run of the same tests, else an empty one.
-
-    Raise ConfigError where the file is not a state, or one of other nodes or another launcher.
-    """
+    """Return the state of an earlier run of the same tests, else an empty one; raise ConfigError for one of others."""
     fresh = PairsState(fold(fleet.nodes), fleet.mode, launch)
     if not path.exists():
         return fresh

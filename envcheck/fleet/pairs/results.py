@@ -1,7 +1,4 @@
-"""A test of nodes, what it came to, the roll-call of all nodes, and the diagnosis that tests lead to.
-
-Each test that does not pass is repeated once, and both results decide.
-"""
+"""A test of nodes, what it came to, the roll-call of all nodes, and the diagnosis that tests lead to."""
 
 import collections
 import datetime as dt
@@ -24,10 +21,7 @@ SLOW: Final = 0.8
 
 
 class GroupTest(NamedTuple):
-    """One test: these nodes start together and measure. `attempt` 2 is the repetition of a test that did not pass.
-
-    `step` is "roll-call" (each node by itself) or says which group of the search it is.
-    """
+    """One test: these nodes start together and measure; `attempt` 2 repeats it, `step` says what for."""
 
     step: str
     nodes: tuple[str, ...]
@@ -57,10 +51,7 @@ class NodeAnswer(msgspec.Struct, frozen=True):
 
 
 class GroupResult(msgspec.Struct, frozen=True):
-    """What a test came to: `speed` in GB/s, None where none was measured.
-
-    `faulty_gpus` are those that the reports blame, as "node GPU-uuid"; `answers` are the nodes' own.
-    """
+    """What a test came to: `speed` in GB/s; `faulty_gpus` as "node GPU-uuid"; `answers` are the nodes' own."""
 
     status: ResultStatus
     speed: float | None = None
