@@ -247,7 +247,7 @@ class CoverSet(NamedTuple):
 
 
 def smallest_cover(sets: Sequence[CoverSet]) -> list[int]:
-    """Return the places of the fewest sets that cover all; of those, those whose worst score is best, then the second."""
+    """Return the places of the fewest sets that cover all; of such covers that whose worst score is best."""
     union = 0
     for one in sets:
         union |= one.mask

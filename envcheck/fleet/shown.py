@@ -18,25 +18,20 @@ from envcheck.reports.formats.html import document, text
 WIDTH: Final = 80
 # As many lines a section; the rest is counted, and whole in --json.
 MOST: Final = 12
-_TITLES: Final[dict[BadState, str]] = {
-    "fail": "Failed",
-    "error": "Undetermined",
-    "missing": "Missing",
-    "stale": "Stale",
-}
+_TITLES: Final = {"fail": "Failed", "error": "Undetermined", "missing": "Missing", "stale": "Stale"}
 
 
 def lines(report: FleetReport) -> Iterator[str]:
     """Yield the lines."""
     yield from wrapped(report.verdict.sentence, "")
     yield from wrapped(f"use now: {report.verdict.good or 'no node'}", "", "         ")
-    for state, title in _TITLES.items():
-        yield from section(title, _nodes(report, state))
-    yield from section("Drift (who differs from most of its group)", [drifted(row) for row in report.drift])
-    yield from section("Outliers (far from the median of its group)", [outlying(row) for row in report.outliers])
+    for state in BAD:
+        yield from section(_TITLES[state], _nodes(report, state))
+    yield from section("Drift (who differs from most of its group)", [*map(drifted, report.drift)])
+    yield from section("Outliers (far from the median of its group)", [*map(outlying, report.outliers)])
     yield from section("Files that are ignored", ignored(report))
     yield from section("Note", report.notes)
-    yield from section("Groups", [described(group) for group in report.groups])
+    yield from section("Groups", [*map(described, report.groups)])
 
 
 def ignored(report: FleetReport) -> list[str]:
@@ -65,25 +60,16 @@ def drifted(row: ConfigurationDrift) -> str:
     )
     if row.majority is None:
         return f"{row.signal}: no majority: {others}"
-    return f"{row.signal}: {others}; {_percent(row.share)} of the group have {row.majority}"
-
-
-def _percent(share: float) -> str:
-    """Return a share that is below 1 as a percentage that is below 100."""
-    return f"{min(share, 0.9999) * 100:.4g} %"
+    # A share that is below 1 is no 100 %.
+    return f"{row.signal}: {others}; {min(row.share, 0.9999) * 100:.4g} % of the group have {row.majority}"
 
 
 def outlying(row: Outlier) -> str:
     """Return an outlier as a line: the node, the check, its value against the median."""
     value, median = phrases.quantity(row.value, row.unit), phrases.quantity(row.median, row.unit)
     gpu = f" ({row.gpu})" if row.gpu else ""
-    off = ", ".join(filter(None, [off_by(row), f"z {row.z:g}"]))
-    return f"{names([row.node])} {row.check}{gpu}: {value}, the median is {median}, {off}"
-
-
-def off_by(row: Outlier) -> str:
-    """Return how far a value is from the median, "-28%"; "" where a share says nothing."""
-    return f"{row.value / row.median - 1:+.0%}" if min(row.value, row.median) > 0 else ""
+    off = f"{row.value / row.median - 1:+.0%}, " if min(row.value, row.median) > 0 else ""
+    return f"{names([row.node])} {row.check}{gpu}: {value}, the median is {median}, {off}z {row.z:g}"
 
 
 def described(group: FleetGroup) -> str:

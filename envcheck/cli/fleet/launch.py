@@ -84,7 +84,9 @@ def group(options: FleetGroupOptions, settings: Settings) -> int:
         for called in (name, "group")
     )
     if options.dry_run:
-        click.echo(f"{name} is {member.described}")
+        run_id = f", run {member.run}" if member.run else ""
+        meeting = f"they meet at {member.address} port {member.port}"
+        click.echo(f"{name} is number {member.node} of {member.nodes} nodes{run_id}; {meeting}")
         return 0
     with report_output.alone(own):
         interrupted = _measured(run, member, name, options, own)

@@ -178,14 +178,18 @@ class Coordinator:
             hello = msgspec.convert(message, Hello)
         except msgspec.ValidationError:
             return None  # whoever that is
-        refusal = membership.refusal(self._first, hello, {node: peer.hello for node, peer in self._peers.items()})
-        if refusal is not None and (refusal.whose == "node" or not self._begun):
-            _send(writer, {"refused": refusal.why})
-            if refusal.whose == "group":
-                self._end({"refused": refusal.why})
+        first = self._first
+        if hello.run != first.run:
+            name, run, own = membership.short(hello.name), membership.short(hello.run), membership.short(first.run)
+            _send(writer, {"refused": f"{name} is of run {run!r}, and {first.name} leads run {own!r} at this port"})
             return None
         if self._begun:
             _send(writer, {"unformed": "the group began without this node"})
+            return None
+        why = membership.refusal(first, hello, {node: peer.hello for node, peer in self._peers.items()})
+        if why:
+            _send(writer, {"refused": why})
+            self._end({"refused": why})
             return None
         self._peers[hello.node] = _Peer(writer, hello)
         if len(self._peers) == self._first.nodes:

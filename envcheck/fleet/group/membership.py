@@ -3,11 +3,11 @@
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import msgspec
 
-from envcheck.counting import counted
+from envcheck.counting import counted, printable
 from envcheck.errors import ConfigError
 from envcheck.fleet.hostlist import MOST, fold, is_name, unfold
 from envcheck.runner.launcher import Place, complaints, place
@@ -33,12 +33,6 @@ class Membership(NamedTuple):
     port: int
     run: str
 
-    @property
-    def described(self) -> str:
-        """Return the number, the run and the meeting point in words."""
-        run = f", run {self.run}" if self.run else ""
-        return f"number {self.node} of {self.nodes} nodes{run}; they meet at {self.address} port {self.port}"
-
 
 def membership(environ: Mapping[str, str], run: str | None = None) -> Membership:
     """Return what the environment says, or raise ConfigError; a `run` that is given goes before it."""
@@ -52,7 +46,8 @@ def membership(environ: Mapping[str, str], run: str | None = None) -> Membership
         _refuse(f"this node is number {node} of {nodes}, counted from 0", _START)
     if nodes > MOST:
         _refuse(f"the environment names more than {MOST:,} nodes", _START)
-    names = _names(launch, environ, nodes)
+    listed = environ.get("SLURM_STEP_NODELIST", "") if launch.launcher == "slurm" else ""
+    names = tuple(unfold(listed)) if len(unfold(listed)) == nodes else ()
     name = launch.node or (names[node] if names else "")
     if name and not is_name(name):
         fix = "correct NODE_NAME or SLURMD_NODENAME: letters, digits, dots and dashes"
@@ -90,12 +85,6 @@ def _counted(launch: Place, environ: Mapping[str, str]) -> tuple[int, int]:
     return launch.node_rank, nodes or -(-launch.world // launch.local_world)
 
 
-def _names(launch: Place, environ: Mapping[str, str], nodes: int) -> tuple[str, ...]:
-    listed = environ.get("SLURM_STEP_NODELIST", "") if launch.launcher == "slurm" else ""
-    names = tuple(unfold(listed)) if listed else ()
-    return names if len(names) == nodes else ()
-
-
 def _port(launch: Place, environ: Mapping[str, str]) -> int:
     name = next((name for name in ("MASTER_PORT", "PET_MASTER_PORT") if environ.get(name)), "")
     if not name:
@@ -118,7 +107,6 @@ def _run(launch: Place, environ: Mapping[str, str]) -> str:
 
 
 _MOST_NAMED: Final = 8
-_LONGEST: Final = 120
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,19 +120,9 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     plan: str
 
 
-class HelloRefusal(NamedTuple):
-    """Why a node cannot take part. `whose`: the node's alone, or the whole group's, which then cannot be."""
-
-    whose: Literal["node", "group"]
-    why: str
-
-
-def refusal(first: Hello, hello: Hello, came: Mapping[int, Hello]) -> HelloRefusal | None:
-    """Return why a node cannot be of the first one's group, beside those that came; None where it can."""
+def refusal(first: Hello, hello: Hello, came: Mapping[int, Hello]) -> str:
+    """Return why no group can be of the first node, those that came, and one of the same run; "" where it can."""
     name, first_name = short(hello.name), short(first.name)
-    if hello.run != first.run:
-        why = f"{name} is of run {short(hello.run)!r}, and {first_name} leads run {short(first.run)!r} at this port"
-        return HelloRefusal("node", why)
     started = counted(hello.nodes, "node")
     other = short(came[hello.node].name) if hello.node in came else ""
     faults = (
@@ -155,17 +133,14 @@ def refusal(first: Hello, hello: Hello, came: Mapping[int, Hello]) -> HelloRefus
         (hello.tool != first.tool, f"{name} has envcheck {short(hello.tool)}, and {first_name} {short(first.tool)}"),
         (hello.plan != first.plan, f"{name} is to measure {short(hello.plan)}, and {first_name} {short(first.plan)}"),
     )
-    return next((HelloRefusal("group", why) for fault, why in faults if fault), None)
+    return next((why for fault, why in faults if fault), "")
 
 
 def missing(nodes: int, names: Sequence[str], came: Mapping[int, Any], seconds: float) -> str:
     """Return which nodes did not come, by name where the launcher lists them, else by number."""
     absent = [node for node in range(nodes) if node not in came]
-    if names:
-        who = fold([names[node] for node in absent])
-    else:
-        listed = ", ".join(map(str, absent[:_MOST_NAMED])) + (" and others" if len(absent) > _MOST_NAMED else "")
-        who = f"{'number' if len(absent) == 1 else 'numbers'} {listed} (counted from 0)"
+    numbers = ", ".join(map(str, absent[:_MOST_NAMED])) + (" and others" if len(absent) > _MOST_NAMED else "")
+    who = fold([names[node] for node in absent]) if names else f"number {numbers} (counted from 0)"
     return f"{len(came)} of {nodes} nodes came within {seconds:g} s; missing: {who}"
 
 
@@ -182,4 +157,4 @@ def differences(facts: Mapping[str, Mapping[str, Any]], names: Sequence[str]) ->
 
 def short(text: str) -> str:
     """Return what a node says in a length and with characters that a line can hold."""
-    return "".join(character if character.isprintable() else "?" for character in text[:_LONGEST])
+    return printable(text[:120])

@@ -1,7 +1,6 @@
 """A run on several nodes: what it measures, how the nodes meet, and how what their ranks measured is joined."""
 
 import contextlib
-import difflib
 import fcntl
 import importlib
 import ipaddress
@@ -76,7 +75,7 @@ class GroupSession:
         return GroupFacts(run=self._run, nodes=self.names, ranks=list(self._ranks))
 
     def together(self, events: Iterator[Event], directory: Path) -> Iterator[Event]:
-        """Yield the worker's events, those of a check's end with the ranks of all nodes; `end` where the group is lost."""
+        """Yield the worker's events, those of a check's end with the ranks of all nodes; then `end` if it is lost."""
         self._rounds += 1
         self.member.stopped = lambda: _touch(directory / NODES_LOST)
         try:
@@ -173,9 +172,8 @@ def chosen(only: Collection[str] = ()) -> list[CheckModule]:
     by_id = {module.id: module for module in modules}
     for name in only:
         if name not in by_id:
-            near = difflib.get_close_matches(name, by_id, 1)
             message = f"a group of nodes has no check {name[:60]!r}"
-            raise ConfigError(message, fix=f"did you mean {near[0]}?" if near else f"give one of {', '.join(by_id)}")
+            raise ConfigError(message, fix=f"give one of {', '.join(by_id)}")
     return [module for module in modules if not only or module.id in only]
 
 
