@@ -39,6 +39,7 @@ from envcheck.mirrors.net.network_errors import NetworkError, StatusError, joine
 from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.net.waits import NETWORK_WAITS, map_in_threads
 from envcheck.mirrors.profiles.model import Profile
+from envcheck.struct_types import know_types
 
 SCHEMA: Final = "envcheck/model-lock/1"
 Kind = Literal["model", "dataset"]
@@ -116,6 +117,9 @@ class _Row(msgspec.Struct, frozen=True):
 
 class _Head(msgspec.Struct, frozen=True):
     sha: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{40}\Z")]
+
+
+know_types(Revision, _Row, _Head)
 
 
 def trusted_endpoint(profile: Profile, *, mirror: bool) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import ConfigError
-from envcheck.mirrors.net.credentials import Netrc, permission_warning
+from envcheck.mirrors.net.credentials import Netrc
 from envcheck.mirrors.profiles.load import parse
 from tests.tables import each
 
@@ -46,13 +46,6 @@ def test_a_login_goes_to_its_host_over_tls_and_on_the_port_that_the_profile_name
     goes: bool,  # noqa: FBT001 (a column)
 ) -> None:
     assert (Netrc(netrc, named).header(url) is not None) is goes
-
-
-@each(("mode", "message"), [(0o600, None), (0o400, None), (0o644, "read"), (0o666, "write"), (0o620, "write")])
-def test_a_file_of_secrets_that_others_may_use_is_said(netrc: Path, mode: int, message: str | None) -> None:
-    netrc.chmod(mode)
-    text = permission_warning(netrc)
-    assert text is None if message is None else text is not None and f"other users can {message} the" in text
 
 
 @pytest.mark.parametrize("bad", ["`id`", "$(id)", "'", '"', "\\", ";id", "|id", "<x", "${x}"])

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import pytest
 
-from envcheck.mirrors.net import connections, responses
+from envcheck.mirrors.net import responses
 from envcheck.registry import statement as statements
 from envcheck.registry.attached_proofs import read_proofs
 from envcheck.registry.attachments import REPORT_TYPE, attach, fallback_tag, own_tag, referrers
@@ -279,7 +279,7 @@ def test_two_who_publish_at_once_lose_nothing(on_disk: Site) -> None:
 def test_a_registry_that_hardly_sends_ends_each_command_with_one_line(
     sent: bytes, lied: Site, servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "SECONDS", 0.3)
+    monkeypatch.setattr(responses, "SECONDS", 0.3)
     monkeypatch.setattr(responses, "_PAGE_SECONDS", 0.5)
     slow = servers.start(RawServer(endless(sent, b"X-More: 1\r\n", 0.05)))
     image = lied.repository.manifest("2.13.0-cpu-py311-runtime")

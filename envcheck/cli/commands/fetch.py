@@ -23,7 +23,6 @@ from envcheck.mirrors.fetch.request import BandwidthLimiter, FetchedFile, Transf
 from envcheck.mirrors.fetch.transfer import fetch_all
 from envcheck.mirrors.hub import Revision, fetch_revision
 from envcheck.mirrors.net.client import Client, hub_client
-from envcheck.mirrors.net.credentials import permission_warning
 
 _GO_ON: Final = "run the same command to resume"
 
@@ -126,8 +125,6 @@ def _fetched(settings: Settings, options: FetchOptions, done: list[FetchedFile],
     request = options.request()
     request.check()
     profile, requested = profile_to_fetch(settings, options.mirror, request)
-    if profile.netrc and not settings.quiet and (warning := permission_warning(Path(profile.netrc))):
-        click.echo(warning, err=True)
     if isinstance(requested, list):
         client = hub_client(profile, connections=options.connections)
         files = wanted_files(request, requested, profile, client, options.output)

@@ -18,6 +18,7 @@ import msgspec
 from envcheck import safe_files
 from envcheck.errors import UnavailableError
 from envcheck.mirrors.fetch.request import StoppedError, TransferOptions, WantedFile
+from envcheck.struct_types import know_types
 
 # Seconds between attempts to lock; a wait in the kernel could not be interrupted.
 _LOOK: Final = 0.2
@@ -50,6 +51,9 @@ class Journal(msgspec.Struct, frozen=True, array_like=True):
     size: int = 0
     piece: int = 0
     pieces: set[int] = set()
+
+
+know_types(Journal)
 
 
 def write_journal(part: Path, journal: Journal) -> None:

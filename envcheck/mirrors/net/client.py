@@ -22,10 +22,9 @@ from urllib3.util import Timeout, make_headers
 
 from envcheck import __version__
 from envcheck.errors import ConfigError
-from envcheck.mirrors.net.connections import POOLS, within
 from envcheck.mirrors.net.credentials import Login, Netrc, logins, named_hosts
-from envcheck.mirrors.net.network_errors import CLOSED, NetworkError, SlowError, network_error, proxy_variable
-from envcheck.mirrors.net.responses import HttpResponse
+from envcheck.mirrors.net.network_errors import NetworkError, SlowError, network_error, proxy_variable
+from envcheck.mirrors.net.responses import POOLS, HttpResponse, within
 from envcheck.mirrors.net.urls import host_of, origin_of, proxy_login, proxy_of, redirect_target
 from envcheck.mirrors.net.waits import NETWORK_WAITS
 from envcheck.mirrors.profiles.model import Profile
@@ -38,11 +37,10 @@ _REPEATING: Final = {307, 308}
 _BODILESS: Final = {"GET", "HEAD"}
 # Bytes of a sent body for which a server gets one second more to answer: it hashes or copies what it received.
 _DIGESTED: Final = 10 << 20
-_SECURE: Final = "https"
 # Bytes that are read of a redirect's body, so that its connection can be reused, and seconds for that.
 _DRAINED: Final = 1 << 16
 _DRAINING: Final = 5.0
-# A host that was silent so often in a row is not asked again for so many seconds.
+# A host that was silent so often in a row is not asked again for so many seconds: not every file must find that out.
 _ROUNDS: Final = 2
 _WHILE: Final = 60.0
 
@@ -57,7 +55,10 @@ class _SentRequest(Secret, frozen=True):
 
 
 class Client:
-    """An HTTP client with pooled connections; safe to use from several threads. Timeouts are in seconds."""
+    """An HTTP client with pooled connections; safe to use from several threads. Timeouts are in seconds.
+
+    `within`: the hosts that may be contacted; None for all.
+    """
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class Client:
         connections: int = 8,
         within: Collection[str] | None = None,
     ) -> None:
-        self._within = within  # the hosts that may be contacted; None for all
+        self._within = within
         self._context = None if ca is None else _trust(ca)  # else the system's are read at the first https request
         self._connect, self._read = connect, read
         self._logins = [*logins, *([Netrc(netrc_file)] if netrc_file else [])]
@@ -79,11 +80,9 @@ class Client:
         self._lock = threading.Lock()
         self._silent: dict[str, tuple[int, float, str]] = {}  # host -> rounds, the end of the last one, and the reason
 
-    def get(
-        self, url: str, headers: Mapping[str, str] | None = None, *, method: str = "GET", login: Login | None = None
-    ) -> HttpResponse:
+    def get(self, url: str, headers: Mapping[str, str] | None = None, *, login: Login | None = None) -> HttpResponse:
         """Return the response at the end of the redirects, its body unread. Raise NetworkError if there is none."""
-        return self.send(method, url, headers, login=login)
+        return self.send("GET", url, headers, login=login)
 
     def send(
         self,
@@ -99,38 +98,38 @@ class Client:
         A file is sent as it is read. `login` comes before the logins of the client. Raise NetworkError if there is no
         response, or if what is no GET or HEAD is redirected to another origin.
         """
-        hosts: list[str] = []
-        passed: list[Mapping[str, str]] = []
+        hosts, passed = list[str](), list[Mapping[str, str]]()
         request = _SentRequest(method, headers or {}, body, login)
         for _ in range(HOPS):
             hosts.append(host_of(url))
-            response = self._follow(request, url) if passed else self._send(request, url)
+            try:
+                response = self._send(request, url)
+            except NetworkError as error:
+                if not passed:
+                    raise
+                message = f"redirected to {host_of(url)}: {error}"
+                raise type(error)(message, error.fix) from error
             target = response.headers.get("Location")
             if response.status not in _REDIRECTS or target is None:
-                return HttpResponse(response, url, tuple(hosts), tuple(passed))
+                return HttpResponse(response, url, hosts, passed)
             passed.append(response.headers)
             _drain(response)
             url = _next_hop(request, url, target, response.status)
         message = f"more than {HOPS} redirects, the last to {host_of(url)}"
         raise NetworkError(message)
 
-    def _follow(self, request: _SentRequest, url: str) -> urllib3.BaseHTTPResponse:
-        """Send a request to where a redirect leads; an error names that host, and not the one that redirects."""
-        try:
-            return self._send(request, url)
-        except NetworkError as error:
-            message = f"redirected to {host_of(url)}: {error}"
-            raise type(error)(message, error.fix) from error
-
     def _send(self, request: _SentRequest, url: str) -> urllib3.BaseHTTPResponse:
         if self._within is not None and urlsplit(url).hostname not in self._within:
             message = f"{host_of(url)} is not in the profile, and the profile is closed"
-            raise NetworkError(message, CLOSED)
-        self._refuse_silent(host_of(url))
+            raise NetworkError(message, "add the host to the profile, or remove `closed` from the profile")
+        rounds, last, reason = self._silent.get(host_of(url), (0, 0.0, ""))
+        if rounds >= _ROUNDS and time.monotonic() - last < _WHILE:
+            message = f"{reason}, again and again"
+            raise SlowError(message)
         began = time.monotonic()
-        default_headers = {"User-Agent": f"envcheck/{__version__}", "Accept-Encoding": "identity"}
         try:
-            sent = {**default_headers, **request.headers, **self._auth(url, request.login)}
+            sent = {"User-Agent": f"envcheck/{__version__}", "Accept-Encoding": "identity", **request.headers}
+            sent |= self._auth(url, request.login)
             waiting = NETWORK_WAITS.on(host_of(url), "answer", f"no answer yet, and it has {self._read:.0f} s")
             with waiting, _opened(request) as (options, size):
                 timeout = Timeout(connect=self._connect, read=self._read + size / _DIGESTED)
@@ -139,24 +138,13 @@ class Client:
                 response = self._pool(url).request(request.method, url, headers=sent, **options)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             failure = network_error(error, url)
-            if isinstance(failure, SlowError):
-                self._note_silent(host_of(url), began, str(failure))
+            with self._lock:  # requests that wait at the same time are one round
+                rounds, last, _ = self._silent.get(host_of(url), (0, began, ""))
+                if isinstance(failure, SlowError) and began >= last:
+                    self._silent[host_of(url)] = (rounds + 1, time.monotonic(), str(failure))
             raise failure from error
         self._silent.pop(host_of(url), None)
         return response
-
-    def _refuse_silent(self, host: str) -> None:
-        """Raise SlowError for a host that was silent of late: not every file and page must find that out anew."""
-        rounds, last, reason = self._silent.get(host, (0, 0.0, ""))
-        if rounds >= _ROUNDS and time.monotonic() - last < _WHILE:
-            message = f"{reason}, again and again"
-            raise SlowError(message)
-
-    def _note_silent(self, host: str, began: float, reason: str) -> None:
-        """Count a request without an answer. Requests that wait at the same time are one round."""
-        with self._lock:
-            rounds, last, _ = self._silent.get(host, (0, began, ""))
-            self._silent[host] = (rounds + 1, time.monotonic(), reason) if began >= last else (rounds, last, reason)
 
     def _auth(self, url: str, login: Login | None) -> dict[str, str]:
         logins = self._logins if login is None else [login, *self._logins]
@@ -164,7 +152,7 @@ class Client:
         return {} if authorization is None else {"Authorization": authorization}
 
     def _pool(self, url: str) -> urllib3.PoolManager:
-        proxy, secure = proxy_of(url), urlsplit(url).scheme == _SECURE
+        proxy, secure = proxy_of(url), urlsplit(url).scheme == "https"
         with self._lock:
             if (proxy, secure) not in self._pools:
                 if self._context is None and (secure or proxy is not None):

@@ -89,15 +89,6 @@ class Netrc:
         return is_loopback(host or "") or (scheme, port) == ("https", 443)
 
 
-def permission_warning(path: Path) -> str | None:
-    """Return a warning if other users can read or write a file of secrets, else None."""
-    mode = path.stat().st_mode & 0o777
-    if not mode & 0o066:
-        return None
-    access = "write" if mode & 0o022 else "read"
-    return f"other users can {access} the profile's netrc file (mode {mode:03o}): run chmod 600 on it"
-
-
 def host_credentials(profile: Profile, environ: Mapping[str, str] | None = None) -> list[HostCredential]:
     """Return the logins of a profile's `credentials`, with the secrets read from their variables and files."""
     environ = os.environ if environ is None else environ

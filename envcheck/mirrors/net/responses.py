@@ -1,27 +1,111 @@
-"""A response, whose body comes in pieces, and what its head says about a file and a range of it."""
+"""A response, whose body comes in pieces and in time, and what its head says about a file and a range of it.
+
+A read timeout does not end a server that sends a byte now and then. So every byte passes through one stream here: what
+is waited for has a deadline (see `within`), and a body has a least rate.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
+import io
 import re
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
-from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
 
-from envcheck.mirrors.net.connections import within
-from envcheck.mirrors.net.network_errors import BrokenError, NetworkError, StatusError, network_error
+from envcheck.mirrors.net.network_errors import BrokenError, NetworkError, StalledError, StatusError, network_error
 from envcheck.mirrors.net.urls import host_of
 from envcheck.mirrors.net.waits import NETWORK_WAITS
 
+# A response must deliver at least BYTES in SECONDS of waiting; its head must be there SECONDS after its first byte.
+SECONDS: Final = 25.0
+BYTES: Final = 25 << 10
 # Seconds that a page may take: enough for 15 MB, the largest known page, at 1 Mbit/s. Bytes read at once.
 _PAGE_SECONDS: Final = 120.0
 _CHUNK: Final = 1 << 16
 # Fifteen digits are a petabyte. No file is larger, and Python refuses to parse thousands of digits.
 _RANGE: Final = re.compile(r"bytes ([0-9]{1,15})-([0-9]{1,15})/([0-9]{1,15})")
 _LENGTH: Final = re.compile(r"[0-9]{1,15}")
+
+_deadline = threading.local()
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """End what this thread reads in the block if bytes still come after so many seconds. Blocks do not nest."""
+    _deadline.until = time.monotonic() + seconds
+    try:
+        yield
+    finally:
+        _deadline.until = None
+
+
+class _TimedReader(io.RawIOBase):
+    """A socket's stream that times the waiting, and not what is done with the bytes."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+        self._waited, self._came = 0.0, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        began = time.monotonic()
+        size: int | None = self._raw.readinto(buffer)
+        now, until = time.monotonic(), getattr(_deadline, "until", None)
+        if until is not None and now > until:
+            message = "it keeps sending data without a complete answer"
+            raise StalledError(message)
+        self._waited, self._came = self._waited + now - began, self._came + (size or 0)
+        if until is None and self._waited > SECONDS:
+            if self._came < BYTES:
+                message = f"it sent less than {BYTES >> 10} KiB in {SECONDS:g} s"
+                raise StalledError(message)
+            self._waited, self._came = 0.0, 0
+        return size
+
+    def close(self) -> None:
+        if not self.closed:
+            self._raw.close()
+        super().close()
+
+
+class _TimedResponse(http.client.HTTPResponse):
+    def __init__(self, sock: Any, *args: Any, **options: Any) -> None:
+        super().__init__(sock, *args, **options)
+        plain, self._silence = self.fp, sock.gettimeout() or 0.0
+        self.fp = io.BufferedReader(_TimedReader(sock.makefile("rb", buffering=0)))
+        plain.close()
+
+    def begin(self) -> None:
+        with within(self._silence + SECONDS):
+            super().begin()
+
+
+class _Connection(HTTPConnection):
+    response_class = _TimedResponse
+
+
+class _SecureConnection(HTTPSConnection):
+    response_class = _TimedResponse
+
+
+class _PlainPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _SecurePool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _SecureConnection
+
+
+POOLS: Final = {"http": _PlainPool, "https": _SecurePool}
 
 
 class WholeFileError(NetworkError):
@@ -35,20 +119,14 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
     """
 
     def __init__(
-        self,
-        response: urllib3.BaseHTTPResponse,
-        url: str,
-        hosts: tuple[str, ...],
-        passed: tuple[Mapping[str, str], ...] = (),
+        self, response: urllib3.BaseHTTPResponse, url: str, hosts: list[str], passed: list[Mapping[str, str]]
     ) -> None:
         self._response = response
-        self.url = url
-        self.hosts = hosts
-        self.passed = (*passed, response.headers)
+        self.url, self.hosts, self.passed = url, tuple(hosts), (*passed, response.headers)
         self.status = response.status
         self.headers: Mapping[str, str] = response.headers
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def chunks(self, size: int, *, decode: bool = False) -> Iterator[bytes]:
@@ -92,15 +170,9 @@ class HttpResponse(contextlib.AbstractContextManager["HttpResponse"]):
         if self.status != HTTPStatus.PARTIAL_CONTENT:
             raise StatusError(self.status, self.headers)
         match = _RANGE.fullmatch(self.headers.get("Content-Range", ""))
-        if match is None:
-            message = "it sends a part without a valid Content-Range"
-            raise NetworkError(message)
-        first, last, total = map(int, match.groups())
-        if total != size:
-            message = f"its file has {total} bytes, not {size}"
-            raise NetworkError(message)
-        if (first, last) != (start, stop - 1):
-            message = "it sends another part than requested"
+        if match is None or tuple(map(int, match.groups())) != (start, stop - 1, size):
+            told = self.headers.get("Content-Range", "no Content-Range")[:60]
+            message = f"it sends another part or file than requested: {told!r}, not bytes {start}-{stop - 1}/{size}"
             raise NetworkError(message)
 
     def abort(self) -> None:

@@ -1,4 +1,4 @@
-"""What this process waits for over the network, so that a person hears about every long wait."""
+"""What this process waits for over the network, so that a person hears about every long wait; and jobs in threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 # Seconds after which a wait is reported.
 AFTER: Final = 5.0
@@ -58,22 +58,15 @@ def map_in_threads(job: Callable[[_T], _R], items: Iterable[_T], threads: int) -
 
     A signal ends the waiting at once: an executor would first wait for its threads, and a page may take minutes.
     """
-    return [result for result in map_within(job, items, threads, math.inf) if not isinstance(result, _Late)]
+    return cast("list[_R]", map_within(job, items, threads, math.inf))
 
 
-class _Late:
-    """What stands for the result of a job that did not end in time."""
-
-
-LATE: Final = _Late()
-
-
-def map_within(job: Callable[[_T], _R], items: Iterable[_T], threads: int, seconds: float) -> list[_R | _Late]:
-    """Return `job` of each item, in order; LATE for a job that did not end within so many seconds."""
+def map_within(job: Callable[[_T], _R], items: Iterable[_T], threads: int, seconds: float) -> list[_R | None]:
+    """Return `job` of each item, in order; None for a job that did not end within so many seconds."""
     todo: queue.SimpleQueue[tuple[int, _T]] = queue.SimpleQueue()
     for pair in enumerate(items):
         todo.put(pair)
-    results: list[_R | _Late] = [LATE] * todo.qsize()
+    results: list[_R | None] = [None] * todo.qsize()
     errors, end = list[BaseException](), time.monotonic() + seconds
 
     def work() -> None:

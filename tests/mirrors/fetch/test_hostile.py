@@ -23,7 +23,7 @@ from envcheck.mirrors.fetch.request import TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch
 from envcheck.mirrors.hub import parse_tree
 from envcheck.mirrors.index import LockedPackage, match_files
-from envcheck.mirrors.net import connections, responses
+from envcheck.mirrors.net import responses
 from envcheck.mirrors.net.client import Client
 from envcheck.mirrors.net.network_errors import NetworkError
 from envcheck.mirrors.net.urls import redirect_target
@@ -57,7 +57,7 @@ DRIPS = {
 def test_whatever_part_of_an_answer_drips_or_has_no_end_it_is_given_up(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name in ((connections, "SECONDS"), (responses, "_PAGE_SECONDS")):
+    for module, name in ((responses, "SECONDS"), (responses, "_PAGE_SECONDS")):
         monkeypatch.setattr(module, name, 0.5)
     read = []
     for part, speaking in DRIPS.items():

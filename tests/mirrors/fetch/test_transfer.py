@@ -17,7 +17,7 @@ from envcheck.errors import ConfigError, NotFoundError, PromiseError, Unavailabl
 from envcheck.mirrors.fetch.request import BandwidthLimiter, FetchedFile, StoppedError, TransferOptions, WantedFile
 from envcheck.mirrors.fetch.transfer import fetch, fetch_all
 from envcheck.mirrors.hub import git_sha1
-from envcheck.mirrors.net import connections
+from envcheck.mirrors.net import responses
 from tests.http_server import RawServer
 
 Serve = Callable[..., Any]
@@ -283,7 +283,7 @@ def test_a_source_that_asks_for_days_in_the_middle_is_given_up_and_what_came_is_
 def test_a_source_that_drips_is_given_up(
     serve: Serve, wanted_file: Want, means: TransferOptions, monkeypatch: pytest.MonkeyPatch, *, ranges: bool
 ) -> None:
-    monkeypatch.setattr(connections, "SECONDS", 0.5)
+    monkeypatch.setattr(responses, "SECONDS", 0.5)
     server = serve(drip=0.05, ranges=ranges)
     with pytest.raises(UnavailableError, match=r"it sent less than 25 KiB in 0.5 s; name another mirror"):
         fetch(wanted_file(server), means)
