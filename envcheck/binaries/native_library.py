@@ -42,18 +42,13 @@ def _name(library: str) -> str:
     return library.rpartition("/")[2]
 
 
-def cuda_major(library: str) -> str | None:
-    """Return the CUDA major of a library's name, "12" of libcudart.so.12; None if the name does not say."""
-    match = _OF_MAJOR.match(_name(library))
-    if match:
-        return match[1]
-    numbered = _NUMBERED.match(_name(library))
-    return _OWN_NUMBER.get((numbered[1], numbered[2])) if numbered else None
-
-
 def cuda_majors(libraries: Iterable[str]) -> list[str]:
-    """Return the CUDA majors of several names, in order."""
-    return sorted({major for name in libraries for major in [cuda_major(name)] if major}, key=int)
+    """Return the CUDA majors that the names of libraries say, in order: "12" of libcudart.so.12."""
+    matches = [
+        match for name in map(_name, libraries) for match in (_OF_MAJOR.match(name), _NUMBERED.match(name)) if match
+    ]
+    majors = {match[1] if match.re is _OF_MAJOR else _OWN_NUMBER.get((match[1], match[2])) for match in matches}
+    return sorted(filter(None, majors), key=int)
 
 
 def is_nvidias(library: str) -> bool:
@@ -80,15 +75,10 @@ def abi(undefined: Iterable[str]) -> str:
     """Return how a library binds to torch: "libtorch C++ (cxx11abi=1)", the stable ABI, both ("mixed: …"), or not."""
     symbols = [name for name in undefined if is_torch_symbol(name)]
     cpp = [name for name in symbols if not _STABLE.fullmatch(name)]
-    parts = [f"{CPP} (cxx11abi={cxx11abi(cpp)})"] if cpp else []
+    # All torch wheels since 2.7 have the new ABI.
+    old = any(map(_OLD_STRING.search, cpp)) and not any(_NEW_STRING in name for name in cpp)
+    parts = [f"{CPP} (cxx11abi={0 if old else 1})"] if cpp else []
     return together([*parts, *([STABLE] if len(cpp) < len(symbols) else [])])
-
-
-def cxx11abi(symbols: Iterable[str]) -> int:
-    """Return 0 if a symbol has a std::string of the old C++ ABI, else 1, as all torch wheels since 2.7."""
-    names = list(symbols)
-    new = any(_NEW_STRING in name for name in names)
-    return 0 if not new and any(_OLD_STRING.search(name) for name in names) else 1
 
 
 def together(abis: Iterable[str]) -> str:
@@ -137,25 +127,9 @@ def read_library(file: BinaryIO, path: str) -> Library:
     elf = Elf(file)
     dynamic, code = elf.dynamic(), gpu_code(elf)
     needed = [s.name for s in elf.symbols() if not s.defined and not s.weak and is_torch_symbol(s.name)]
-    return Library(
-        path,
-        elf.size,
-        elf.machine,
-        dynamic.needed,
-        dynamic.soname,
-        dynamic.search,
-        tuple(sorted(set(needed))),
-        abi(needed),
-        newest_glibc(elf.versions()),
-        code.sass,
-        code.ptx,
-    )
-
-
-def newest_glibc(versions: Iterable[str]) -> str:
-    """Return the newest glibc of GLIBC_… symbol versions, "" without any."""
-    numbers = [match[1] for version in versions for match in [_GLIBC.fullmatch(version)] if match]
-    return max(numbers, key=dotted, default="")
+    versions = [match[1] for version in elf.versions() if (match := _GLIBC.fullmatch(version))]
+    glibc, symbols = max(versions, key=dotted, default=""), tuple(sorted(set(needed)))
+    return Library(path, elf.size, elf.machine, *dynamic, symbols, abi(needed), glibc, *code)
 
 
 def dotted(version: str) -> tuple[int, ...]:
