@@ -1,15 +1,14 @@
 """The cases of `collectives`: every collective in every operation and dtype, and what has to arrive from plain Python.
 
-A case runs on all ranks alike and returns its parts: (which, what arrived, what has to be there), as lists.
+Integers that a dtype holds exactly are moved and combined. A case runs on all ranks alike and returns its parts:
+(which, what arrived, what has to be there), as lists.
 """
 
 from __future__ import annotations
 
 import array
-import functools
 import itertools
 import math
-import operator
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -28,12 +27,20 @@ EXACT = {
     "int8": 127,
 }
 FLOATS = ("float64", "float32", "float16", "bfloat16")
-OPERATIONS = ("sum", "min", "max", "product", "average")
-# gloo has them for whole numbers, NCCL does not (torch.distributed.ReduceOp).
-BITWISE = ("band", "bor", "bxor")
-# So many ranks at most have a factor other than 1 or -1 in one place, so that the product stays exact. So many have
-# bits of their own in one place for "and" and "or": of more ranks nothing but zeros or ones would be left.
+OPERATIONS: dict[str, Callable[[Sequence[int]], int]] = {
+    "sum": sum,
+    "min": min,
+    "max": max,
+    "product": math.prod,
+    "average": lambda column: sum(column) // len(column),
+}
+# So many ranks at most have a factor other than 1 or -1 in one place, so that the product stays exact.
 _FACTORS = 5
+# Beyond where NCCL changes from its latency protocols to Simple; `all-reduce` and the bandwidth checks go far beyond.
+LARGE = {"cuda": (1 << 17) + 3, "cpu": (1 << 14) + 3}
+MIDDLE, ODD = 2039, 257
+Part = tuple[str, list[Any], list[Any]]
+_GROUPS: dict[Any, Any] = {}
 
 
 class Kind(NamedTuple):
@@ -47,14 +54,10 @@ class Kind(NamedTuple):
 def bound(kind: Kind) -> int:
     """Return up to which size a rank's integers may be, so that every partial result is exact; 0 where none may."""
     most = EXACT[kind.dtype]
-    if kind.operation == "sum":
-        return most // kind.world
-    if kind.operation == "average":
-        return most // kind.world**2
     if kind.operation == "product":
         root = int(float(most) ** (1 / _FACTORS))
         return root if root**_FACTORS <= most else root - 1
-    return most
+    return most // {"sum": kind.world, "average": kind.world**2}.get(kind.operation, 1)
 
 
 def integers(seed: str, kind: Kind, rank: int, count: int) -> list[int]:
@@ -65,31 +68,18 @@ def integers(seed: str, kind: Kind, rank: int, count: int) -> list[int]:
     largest, signed = bound(kind), kind.dtype != "uint8"
     chance = random.Random(f"{seed}/{rank}")  # noqa: S311 (test data, no secret)
     raw = array.array("Q", chance.getrandbits(64 * count).to_bytes(8 * count, "little"))
-    free = ((rank + place) % kind.world < _FACTORS for place in range(count))
     if kind.operation == "product":
+        free = ((rank + place) % kind.world < _FACTORS for place in range(count))
         signs = (1, -1) if signed else (1, 1)
         return [(1 + (word >> 1) % largest if big else 1) * signs[word & 1] for word, big in zip(raw, free)]
     low, width = (-largest, 2 * largest + 1) if signed else (0, largest + 1)
-    if kind.operation in ("band", "bor"):
-        neutral = 0 if kind.operation == "bor" else -1 if signed else largest
-        return [word % width + low if own else neutral for word, own in zip(raw, free)]
     step = kind.world if kind.operation == "average" else 1
     return [(word % width + low) * step for word in raw]
 
 
 def reduced(kind: Kind, vectors: Sequence[Sequence[int]]) -> list[int]:
     """Return place by place what the operation makes of the ranks' integers."""
-    combine: dict[str, Callable[[Sequence[int]], int]] = {
-        "sum": sum,
-        "min": min,
-        "max": max,
-        "product": math.prod,
-        "average": lambda column: sum(column) // len(column),
-        "band": lambda column: functools.reduce(operator.and_, column),
-        "bor": lambda column: functools.reduce(operator.or_, column),
-        "bxor": lambda column: functools.reduce(operator.xor, column),
-    }
-    return [combine[kind.operation](column) for column in zip(*vectors)]
+    return [OPERATIONS[kind.operation](column) for column in zip(*vectors)]
 
 
 def slack(kind: Kind) -> float:
@@ -101,13 +91,6 @@ def slack(kind: Kind) -> float:
     if kind.operation != "average" or kind.dtype not in FLOATS or kind.world & (kind.world - 1) == 0:
         return 0.0
     return (kind.world + 2) * bound(kind) * kind.world / EXACT[kind.dtype]
-
-
-# Beyond where NCCL changes from its latency protocols to Simple; `all-reduce` and the bandwidth checks go far beyond.
-LARGE = {"cuda": (1 << 17) + 3, "cpu": (1 << 14) + 3}
-MIDDLE, ODD = 2039, 257
-Part = tuple[str, list[Any], list[Any]]
-_GROUPS: dict[Any, Any] = {}
 
 
 class Setting(NamedTuple):
@@ -135,37 +118,19 @@ class CollectiveCase(NamedTuple):
         return " ".join(word for word in words if word)
 
 
-class Bench(NamedTuple):
-    """A case on a setting: what each rank gives, as integers and as tensors."""
+class Bench:
+    """A case on a setting: what each rank gives, as integers and as tensors; each rank in turn is the root."""
 
-    setting: Setting
-    case: CollectiveCase
-
-    @property
-    def world(self) -> int:
-        """How many ranks there are."""
-        return self.setting.rank.world
-
-    @property
-    def mine(self) -> int:
-        """The number of this rank."""
-        return self.setting.rank.rank
-
-    @property
-    def root(self) -> int:
-        """The rank that is the root of this case: each in turn."""
-        return self.case.turn % self.world
-
-    @property
-    def kind(self) -> Kind:
-        """What is done to the integers."""
-        return Kind(self.case.operation, self.case.dtype, self.world)
+    def __init__(self, setting: Setting, case: CollectiveCase) -> None:
+        self.setting, self.case, self.dist = setting, case, setting.dist
+        self.world, self.mine = setting.rank.world, setting.rank.rank
+        self.root, self.kind = case.turn % self.world, Kind(case.operation, case.dtype, self.world)
 
     @property
     def operation(self) -> Any:
         """The operation as torch names it."""
         names = {"average": "AVG"}
-        return getattr(self.setting.dist.ReduceOp, names.get(self.case.operation, self.case.operation.upper()))
+        return getattr(self.dist.ReduceOp, names.get(self.case.operation, self.case.operation.upper()))
 
     def given(self, rank: int, block: int = 0, count: int | None = None) -> list[int]:
         """Return what `rank` gives, in one of its blocks."""
@@ -181,25 +146,46 @@ class Bench(NamedTuple):
         """Return a tensor to receive into, full of ones."""
         return self.tensor([1] * (self.case.size if count is None else count))
 
-    def blocks(self, rank: int) -> list[list[int]]:
-        """Return what `rank` gives to each rank."""
-        return [self.given(rank, block) for block in range(self.world)]
+    def own(self) -> Any:
+        """Return what this rank gives, as a tensor."""
+        return self.tensor(self.given(self.mine))
+
+    def blocks(self, rank: int) -> list[Any]:
+        """Return what `rank` gives to each rank, as tensors."""
+        return [self.tensor(self.given(rank, block)) for block in range(self.world)]
 
     def reduced(self, block: int = 0) -> list[int]:
         """Return what the operation makes of what all ranks give in a block."""
         return reduced(self.kind, [self.given(rank, block) for rank in range(self.world)])
 
 
-def fits(backend: str, operation: str, dtype: str, world: int) -> bool:
-    """Return whether integers of the dtype can show the operation; gloo averages floats alone.
+def fits(backend: str, collective: str, kind: Kind) -> bool:
+    """Return whether integers of the dtype can show the operation here; gloo averages floats alone.
 
-    Bitwise operations are for whole numbers, and NCCL does not have them.
+    The gloo of PyTorch 2.3 to 2.8 adds whatever operation a reduce-scatter is given (pytorch/pytorch#162338).
     """
-    if operation in BITWISE and (backend != "gloo" or dtype in FLOATS):
+    if backend == "gloo" and collective == "reduce-scatter" and kind.operation != "sum":
         return False
-    if backend == "gloo" and operation == "average" and dtype not in FLOATS:
+    if backend == "gloo" and kind.operation == "average" and kind.dtype not in FLOATS:
         return False
-    return bound(Kind(operation, dtype, world)) > 0
+    return bound(kind) > 0
+
+
+def cases(setting: Setting) -> Iterator[CollectiveCase]:
+    """Yield every case, the same on all ranks: each dtype and operation, each root, sizes from the seed."""
+    chance, rank = random.Random(setting.seed), setting.rank  # noqa: S311 (test data, no secret)
+    for collective in REDUCING:
+        pairs = [*itertools.product(OPERATIONS, EXACT)]
+        chance.shuffle(pairs)
+        fitting = [pair for pair in pairs if fits(rank.backend, collective, Kind(*pair, rank.world))]
+        yield from _sized(chance, collective, fitting, setting)
+    for collective in MOVING:
+        dtypes = [*EXACT]
+        chance.shuffle(dtypes)
+        yield from _sized(chance, collective, [("", dtype) for dtype in dtypes], setting)
+    yield from _sized(chance, SUBGROUPS, [("sum", dtype) for dtype in ("float32", "int64", "int32")], setting)
+    for index, dtype in itertools.product(range(rank.world), ("float32", "float16")):
+        yield CollectiveCase(SPECIAL, "sum", dtype, 4, index)
 
 
 def _sized(
@@ -214,91 +200,49 @@ def _sized(
         yield CollectiveCase(collective, operation, dtype, sizes[index % len(sizes)] if index else most, index)
 
 
-def _unchanged(sent: Any, values: list[int]) -> Part:
-    """Return the part that a sender's tensor still holds what it sent."""
-    return ("what was sent, afterwards", sent.tolist(), values)
-
-
-def group(setting: Setting, ranks: Sequence[int]) -> Any:
-    """Return the group of these ranks; every rank has to ask for the same groups in the same order."""
-    key = (id(setting.dist), setting.seed, tuple(ranks))
-    if key not in _GROUPS:
-        _GROUPS[key] = setting.dist.new_group(list(ranks))
-    return _GROUPS[key]
-
-
 def _all_reduce(b: Bench) -> list[Part]:
-    tensor = b.tensor(b.given(b.mine))
-    b.setting.dist.all_reduce(tensor, op=b.operation)
+    tensor = b.own()
+    b.dist.all_reduce(tensor, op=b.operation)
     return [("", tensor.tolist(), b.reduced())]
 
 
 def _reduce(b: Bench) -> list[Part]:
-    tensor = b.tensor(b.given(b.mine))
-    b.setting.dist.reduce(tensor, b.root, op=b.operation)
+    tensor = b.own()
+    b.dist.reduce(tensor, b.root, op=b.operation)
     return [(f"to root {b.root}", tensor.tolist(), b.reduced())] if b.mine == b.root else []
 
 
+def _reduce_scatter(b: Bench) -> list[Part]:
+    received = b.empty()
+    b.dist.reduce_scatter(received, b.blocks(b.mine), op=b.operation)
+    return [("", received.tolist(), b.reduced(b.mine))]
+
+
 def _broadcast(b: Bench) -> list[Part]:
-    tensor = b.tensor(b.given(b.mine))
-    b.setting.dist.broadcast(tensor, b.root)
+    tensor = b.own()
+    b.dist.broadcast(tensor, b.root)
     return [(f"from root {b.root}", tensor.tolist(), b.given(b.root))]
 
 
 def _scatter(b: Bench) -> list[Part]:
-    received, sent = b.empty(), [b.tensor(block) for block in b.blocks(b.root)] if b.mine == b.root else None
-    b.setting.dist.scatter(received, sent, b.root)
+    received = b.empty()
+    b.dist.scatter(received, b.blocks(b.root) if b.mine == b.root else None, b.root)
     return [(f"from root {b.root}", received.tolist(), b.given(b.root, b.mine))]
 
 
 def _gather(b: Bench) -> list[Part]:
     received = [b.empty() for _ in range(b.world)] if b.mine == b.root else None
-    sent = b.tensor(b.given(b.mine))
-    b.setting.dist.gather(sent, received, b.root)
-    parts = [(f"at root {b.root} from rank {r}", block.tolist(), b.given(r)) for r, block in enumerate(received or [])]
-    return [*parts, _unchanged(sent, b.given(b.mine))]
+    b.dist.gather(b.own(), received, b.root)
+    return [(f"at root {b.root} from rank {r}", one.tolist(), b.given(r)) for r, one in enumerate(received or [])]
 
 
 def _all_gather(b: Bench) -> list[Part]:
-    received, sent = [b.empty() for _ in range(b.world)], b.tensor(b.given(b.mine))
-    b.setting.dist.all_gather(received, sent)
-    parts = [(f"from rank {r}", block.tolist(), b.given(r)) for r, block in enumerate(received)]
-    return [*parts, _unchanged(sent, b.given(b.mine))]
+    received = [b.empty() for _ in range(b.world)]
+    b.dist.all_gather(received, b.own())
+    return [(f"from rank {r}", one.tolist(), b.given(r)) for r, one in enumerate(received)]
 
 
-def _all_gather_tensor(b: Bench) -> list[Part]:
-    received, sent = b.empty(b.case.size * b.world), b.tensor(b.given(b.mine))
-    b.setting.dist.all_gather_into_tensor(received, sent)
-    return [
-        *((f"from rank {r}", block.tolist(), b.given(r)) for r, block in enumerate(received.split(b.case.size))),
-        _unchanged(sent, b.given(b.mine)),
-    ]
-
-
-def _reduce_scatter(b: Bench) -> list[Part]:
-    received = b.empty()
-    b.setting.dist.reduce_scatter(received, [b.tensor(block) for block in b.blocks(b.mine)], op=b.operation)
-    return [("", received.tolist(), b.reduced(b.mine))]
-
-
-def _reduce_scatter_tensor(b: Bench) -> list[Part]:
-    received, values = b.empty(), [*itertools.chain(*b.blocks(b.mine))]
-    sent = b.tensor(values)
-    b.setting.dist.reduce_scatter_tensor(received, sent, op=b.operation)
-    return [("", received.tolist(), b.reduced(b.mine)), _unchanged(sent, values)]
-
-
-def _all_to_all_single(b: Bench) -> list[Part]:
-    values = [*itertools.chain(*b.blocks(b.mine))]
-    received, sent = b.empty(len(values)), b.tensor(values)
-    b.setting.dist.all_to_all_single(received, sent)
-    parts = [
-        (f"from rank {r}", block.tolist(), b.given(r, b.mine)) for r, block in enumerate(received.split(b.case.size))
-    ]
-    return [*parts, _unchanged(sent, values)]
-
-
-def _uneven(b: Bench) -> list[Part]:
+def _all_to_all(b: Bench) -> list[Part]:
     """Have each rank give another count to each other one; some give nothing."""
 
     def size(sender: int, receiver: int) -> int:
@@ -307,11 +251,20 @@ def _uneven(b: Bench) -> list[Part]:
     out, into = ([size(b.mine, r) for r in range(b.world)], [size(r, b.mine) for r in range(b.world)])
     sent = b.tensor([*itertools.chain(*(b.given(b.mine, r, count) for r, count in enumerate(out)))])
     received = b.empty(sum(into))
-    b.setting.dist.all_to_all_single(received, sent, into, out)
+    b.dist.all_to_all_single(received, sent, into, out)
     return [
         (f"from rank {r}", block.tolist(), b.given(r, b.mine, count))
         for (r, count), block in zip(enumerate(into), received.split(into))
     ]
+
+
+def _send_recv(b: Bench) -> list[Part]:
+    """Send to the rank at a distance, each distance in turn, so that every pair is used both ways."""
+    distance, dist, received = 1 + b.case.turn % (b.world - 1), b.dist, b.empty()
+    to, source = (b.mine + distance) % b.world, (b.mine - distance) % b.world
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, b.own(), to), dist.P2POp(dist.irecv, received, source)]):
+        work.wait()
+    return [(f"from rank {source}", received.tolist(), b.given(source))]
 
 
 def _special_values(b: Bench) -> list[Part]:
@@ -319,81 +272,52 @@ def _special_values(b: Bench) -> list[Part]:
     special = [float("inf"), float("-inf"), float("nan"), 1.0]
     torch, given = b.setting.torch, special if b.mine == b.root else [1.0] * len(special)
     tensor = torch.tensor(given, dtype=getattr(torch, b.case.dtype)).to(b.setting.device)
-    b.setting.dist.all_reduce(tensor, op=b.operation)
+    b.dist.all_reduce(tensor, op=b.operation)
     # NaN is unlike itself: as text, what arrived can be compared.
     return [(f"of rank {b.root}", [*map(repr, tensor.tolist())], ["inf", "-inf", "nan", repr(float(b.world))])]
 
 
 def _subgroups(b: Bench) -> list[Part]:
     """Have two groups that no rank shares work at once: neither may have anything of the other."""
-    dist, ranks = b.setting.dist, [*range(b.world)]
+    ranks = [*range(b.world)]
     # The first of the ranks in another order is left alone; so are two of five and more.
     random.Random(f"{b.setting.seed}/{b.case.turn}").shuffle(ranks)  # noqa: S311 (test data, no secret)
     alone = 1 if b.world < 5 else 2  # noqa: PLR2004 (as said)
     teams = [sorted(ranks[alone:]), sorted(ranks[:alone])]
-    groups = [group(b.setting, team) for team in teams]
+    # Every rank has to ask for the same groups in the same order.
+    groups = [_group(b.setting, team) for team in teams]
     ours = b.mine not in teams[0]
-    team, ours_only = teams[ours], groups[ours]
-    summed, bystander = b.tensor(b.given(b.mine)), b.tensor(b.given(b.mine, 9))
-    dist.all_reduce(summed, group=ours_only)
-    sent, gathered = b.tensor(b.given(b.mine, 1)), [b.empty() for _ in team]
-    dist.all_gather(gathered, sent, group=ours_only)
+    team, group, summed = teams[ours], groups[ours], b.own()
+    b.dist.all_reduce(summed, group=group)
+    gathered = [b.empty() for _ in team]
+    b.dist.all_gather(gathered, b.tensor(b.given(b.mine, 1)), group=group)
     moved = b.tensor(b.given(b.mine, 2))
-    dist.broadcast(moved, team[-1], group=ours_only)
-    dist.barrier(group=ours_only)
-    summary = f"in the group of ranks {team}"
+    b.dist.broadcast(moved, team[-1], group=group)
+    b.dist.barrier(group=group)
+    where = f"in the group of ranks {team}"
     return [
-        (f"all-reduce {summary}", summed.tolist(), reduced(b.kind, [b.given(rank) for rank in team])),
-        *((f"all-gather {summary}", one.tolist(), b.given(rank, 1)) for rank, one in zip(team, gathered)),
-        (f"broadcast {summary}", moved.tolist(), b.given(team[-1], 2)),
-        ("a tensor of nobody's", bystander.tolist(), b.given(b.mine, 9)),
+        (f"all-reduce {where}", summed.tolist(), reduced(b.kind, [b.given(rank) for rank in team])),
+        *((f"all-gather {where}", one.tolist(), b.given(rank, 1)) for rank, one in zip(team, gathered)),
+        (f"broadcast {where}", moved.tolist(), b.given(team[-1], 2)),
     ]
 
 
-REDUCING: dict[str, Callable[[Bench], list[Part]]] = {
-    "all-reduce": _all_reduce,
-    "reduce": _reduce,
-    "reduce-scatter": _reduce_scatter,
-    "reduce-scatter (tensor)": _reduce_scatter_tensor,
-}
+def _group(setting: Setting, ranks: list[int]) -> Any:
+    key = (id(setting.dist), *ranks)
+    if key not in _GROUPS:
+        _GROUPS[key] = setting.dist.new_group(ranks)
+    return _GROUPS[key]
 
 
-def _send_recv(b: Bench) -> list[Part]:
-    """Send to the rank at a distance, each distance in turn, so that every pair is used both ways."""
-    distance = 1 + b.case.turn % (b.world - 1)
-    to, source, dist = (b.mine + distance) % b.world, (b.mine - distance) % b.world, b.setting.dist
-    received, sent = b.empty(), b.tensor(b.given(b.mine))
-    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, to), dist.P2POp(dist.irecv, received, source)]):
-        work.wait()
-    return [(f"from rank {source}", received.tolist(), b.given(source)), _unchanged(sent, b.given(b.mine))]
-
-
-MOVING: dict[str, Callable[[Bench], list[Part]]] = {
+Call = Callable[[Bench], list[Part]]
+REDUCING: dict[str, Call] = {"all-reduce": _all_reduce, "reduce": _reduce, "reduce-scatter": _reduce_scatter}
+MOVING: dict[str, Call] = {
     "broadcast": _broadcast,
     "scatter": _scatter,
     "gather": _gather,
     "all-gather": _all_gather,
-    "all-gather (tensor)": _all_gather_tensor,
-    "all-to-all": _all_to_all_single,
-    "all-to-all (uneven)": _uneven,
+    "all-to-all": _all_to_all,
     "send/recv (batch)": _send_recv,
 }
 SUBGROUPS, SPECIAL = "sub-groups", "all-reduce of inf and NaN"
 CALLS = {**REDUCING, **MOVING, SUBGROUPS: _subgroups, SPECIAL: _special_values}
-
-
-def cases(setting: Setting) -> Iterator[CollectiveCase]:
-    """Yield every case, the same on all ranks: each dtype and operation, each root, sizes from the seed."""
-    chance, world = random.Random(setting.seed), setting.rank.world  # noqa: S311 (test data, no secret)
-    for collective in REDUCING:
-        pairs = [*itertools.product((*OPERATIONS, *BITWISE), EXACT)]
-        chance.shuffle(pairs)
-        fitting = [pair for pair in pairs if fits(setting.rank.backend, *pair, world)]
-        yield from _sized(chance, collective, fitting, setting)
-    for collective in MOVING:
-        dtypes = [*EXACT]
-        chance.shuffle(dtypes)
-        yield from _sized(chance, collective, [("", dtype) for dtype in dtypes], setting)
-    yield from _sized(chance, SUBGROUPS, [("sum", dtype) for dtype in ("float32", "int64", "int32")], setting)
-    for index, dtype in itertools.product(range(world), ("float32", "float16")):
-        yield CollectiveCase(SPECIAL, "sum", dtype, 4, index)

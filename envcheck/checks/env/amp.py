@@ -7,12 +7,11 @@ result, the loss has to follow the curve that plain Python computes, and the sca
 
 from __future__ import annotations
 
-import contextlib
 import math
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any
 
 from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
 from envcheck.checks.support import process_group, training
@@ -31,19 +30,18 @@ CHECK = Check(
 DTYPES = ("bfloat16", "float16")
 # pytorch.org/docs/stable/amp.html: what autocasts to the lower dtype, and what to float32.
 LOWER, FULL = ("matmul", "conv2d"), ("softmax", "cross_entropy")
-STEPS, BATCH, WIDTH, HIDDEN, OUTPUTS = 12, 24, 13, 21, 5
+STEPS, BATCH, WIDTH = 12, 24, 21
 RATE, SCALE = 0.4, 1024.0
-_CURVE = "largest distance of a step's loss from the curve in plain Python, as a share of the first loss"
-LIMITS = {
-    "float32": Limit(1e-4, "of the first loss", f"{_CURVE}; fp32 is seen 4e-7 away (ours)", "at most"),
-    "lower": Limit(0.02, "of the first loss", f"{_CURVE}; bf16 is seen 0.002 away (ours)", "at most"),
-    "exact": Limit(0, "wrong", "pytorch.org/docs/stable/amp.html: dtypes and powers of two are exact", "at most"),
-}
-SCALER = ("scaler: shrinks on inf", "scaler: shrinks on nan", "scaler: scales a loss")
+TRAINING = Limit(
+    0.02,
+    "of the first loss",
+    "largest distance of a step's loss from the curve in plain Python; bf16 is seen 0.002 away (ours)",
+    "at most",
+)
+EXACT = Limit(0, "wrong", "pytorch.org/docs/stable/amp.html: dtypes and powers of two are exact", "at most")
+# What spoils a gradient of the scaler's step.
+SCALER = {"scaler: shrinks on inf": math.inf, "scaler: shrinks on nan": math.nan, "scaler: scales a loss": None}
 _FIX = "reinstall torch; where another machine's is right with the same wheel, run the kernels check on this device"
-
-# It returns nothing (it is exact), a text (what is wrong), or a number (how far it is off).
-Case = Callable[[], Optional[Union[str, float]]]
 
 
 class AbsentFeature(Exception):  # noqa: N818 (an answer, no error)
@@ -54,49 +52,36 @@ def measure(rank: Rank) -> Measured:
     """Try the operations in each dtype, train in each, and try the gradient scaler."""
     import torch
 
-    device = process_group.device_of(rank)
+    device, seed = process_group.device_of(rank), training.seed_of(rank)
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else ()
-    seed = training.seed_of(rank)
-    cases = _cases(torch, device, _task(seed), tuple(capability))
-    where = process_group.standing(rank, torch.zeros(1, device=device))
-    return {
-        **where,
-        "capability": list(capability),
-        "seed": seed,
-        "cases": {name: _tried(case) for name, case in cases.items()},
-    }
+    cases: dict[str, Callable[[], str | float]] = {}
+    for dtype in DTYPES:
+        lower = getattr(torch, dtype)
+        cases |= {f"{name}, {dtype}": partial(_unlike, torch, device, lower, name) for name in (*LOWER, *FULL)}
+        cases[f"training, {dtype}"] = partial(_distance, torch, device, lower, seed)
+        if dtype == "bfloat16" and capability and capability < training.BFLOAT16_SINCE:
+            cases = {name: partial(_emulated, capability) for name in cases}
+    cases |= {name: partial(_overflow, torch, device, spoil) for name, spoil in SCALER.items()}
+    where = {**process_group.standing(rank, torch.zeros(1, device=device)), "capability": list(capability)}
+    return {**where, "seed": seed, "cases": {name: _tried(case) for name, case in cases.items()}}
 
 
-def _tried(case: Case) -> Measured:
+def _tried(case: Callable[[], str | float]) -> Measured:
     try:
         result = case()
     except AbsentFeature as absent:
         return {"absent": str(absent)}
     except Exception as error:  # noqa: BLE001 (whatever it is, it is this case's finding, and a failure)
         return {"raised": process_group.quoted(error)}
-    return {"wrong": result} if isinstance(result, str) else {"off": result or 0.0}
+    return {"wrong": result} if isinstance(result, str) else {"off": result}
 
 
 def names() -> list[str]:
     """Return the name of every case."""
-    tried = (*LOWER, *FULL, "training")
-    return ["training, float32", *(f"{name}, {dtype}" for dtype in DTYPES for name in tried), *SCALER]
+    return [*(f"{name}, {dtype}" for dtype in DTYPES for name in (*LOWER, *FULL, "training")), *SCALER]
 
 
-def _cases(torch: Any, device: Any, task: _Task, capability: tuple[int, ...]) -> dict[str, Case]:
-    cases: dict[str, Case] = {"training, float32": partial(_distance, torch, device, task, None)}
-    for dtype in DTYPES:
-        if dtype == "bfloat16" and device.type == "cuda" and capability < training.BFLOAT16_SINCE:
-            cases |= {name: partial(_emulated, capability) for name in names() if name.endswith(dtype)}
-            continue
-        lower = getattr(torch, dtype)
-        cases |= {f"{name}, {dtype}": partial(_unlike, torch, device, lower, name) for name in (*LOWER, *FULL)}
-        cases[f"training, {dtype}"] = partial(_distance, torch, device, task, lower)
-    tries = (partial(_overflow, torch, device, math.inf), partial(_overflow, torch, device, math.nan))
-    return {**cases, **dict(zip(SCALER, (*tries, partial(_overflow, torch, device, None))))}
-
-
-def _emulated(capability: tuple[int, ...]) -> None:
+def _emulated(capability: tuple[int, ...]) -> float:
     message = f"bf16 is emulated at compute capability {capability} (8.0 has it)"
     raise AbsentFeature(message)
 
@@ -112,7 +97,7 @@ def _autocast(torch: Any, device: Any, dtype: Any) -> Any:
     return context
 
 
-def _unlike(torch: Any, device: Any, lower: Any, name: str) -> str | None:
+def _unlike(torch: Any, device: Any, lower: Any, name: str) -> str | float:
     """Try one operation; return which dtype it gave in place of the one it owes."""
     single = torch.ones(16, 16, device=device)
     functional, due = torch.nn.functional, lower if name in LOWER else torch.float32
@@ -126,52 +111,20 @@ def _unlike(torch: Any, device: Any, lower: Any, name: str) -> str | None:
             result = functional.softmax(single.to(lower) if single.is_cuda else single, dim=1)
         else:
             result = functional.cross_entropy(single.to(lower), torch.zeros(16, dtype=torch.long, device=device))
-    return None if result.dtype == due else f"gives {result.dtype} under autocast, not {due}"
+    return 0.0 if result.dtype == due else f"gives {result.dtype} under autocast, not {due}"
 
 
-class _Task(NamedTuple):
-    """A small training: parameters to begin with, a batch, and the losses that plain Python computes for it."""
-
-    start: list[list[float]]
-    inputs: training.Matrix
-    targets: training.Matrix
-    right: list[float]
-
-
-def _task(seed: int) -> _Task:
-    sizes = (HIDDEN * WIDTH, HIDDEN, OUTPUTS * HIDDEN, OUTPUTS)
-    start = [training.values(f"{seed} {size}", size, 0.5) for size in sizes]
-    inputs = training.rows(training.values(f"{seed} inputs", BATCH * WIDTH), WIDTH)
-    targets = training.rows(training.values(f"{seed} targets", BATCH * OUTPUTS), OUTPUTS)
-    return _Task(start, inputs, targets, curve(start, inputs, targets))
-
-
-def curve(parameters: list[list[float]], inputs: training.Matrix, targets: training.Matrix) -> list[float]:
-    """Return the loss of each step of plain gradient descent, by the chain rule in float64."""
-    now, losses = [list(part) for part in parameters], []
-    for _ in range(STEPS):
-        shaped = [training.rows(now[0], WIDTH), now[1], training.rows(now[2], HIDDEN), now[3]]
-        loss, gradients = training.two_layers(shaped, inputs, targets)
-        losses.append(loss)
-        now = [[x - RATE * g for x, g in zip(part, gradient)] for part, gradient in zip(now, gradients)]
-    return losses
-
-
-def _distance(torch: Any, device: Any, task: _Task, lower: Any) -> float:
+def _distance(torch: Any, device: Any, lower: Any, seed: int) -> float:
     """Train a small model; return the largest distance of its losses from those that plain Python computes."""
-    layers = torch.nn
-    model = layers.Sequential(layers.Linear(WIDTH, HIDDEN), layers.Tanh(), layers.Linear(HIDDEN, OUTPUTS)).to(device)
-    with torch.no_grad():
-        for parameter, values in zip(model.parameters(), task.start):
-            parameter.copy_(torch.tensor(values).reshape(parameter.shape))
-    inputs, targets = (torch.tensor(part, device=device) for part in (task.inputs, task.targets))
+    model, batch = training.model(torch, WIDTH, seed, device), training.batch(torch, seed, BATCH, WIDTH, device)
+    weights, losses, right = training.weights(model), list[float](), list[float]()
+    inputs, targets = batch.tensors
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     scaler = _scaler(torch, device) if lower is torch.float16 else None
-    losses = []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        with contextlib.nullcontext() if lower is None else _autocast(torch, device, lower):
-            loss = layers.functional.mse_loss(model(inputs), targets)
+        with _autocast(torch, device, lower):
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
         (scaler.scale(loss) if scaler else loss).backward()
         if scaler:
             scaler.step(optimizer)
@@ -179,7 +132,10 @@ def _distance(torch: Any, device: Any, task: _Task, lower: Any) -> float:
         else:
             optimizer.step()
         losses.append(float(loss.detach()))
-    return training.off(losses, task.right, task.right[0])
+        due, gradients = training.two_layers(weights, *batch.rows)
+        right.append(due)
+        weights = training.stepped(weights, gradients, RATE)
+    return training.off(losses, right, right[0])
 
 
 def _scaler(torch: Any, device: Any) -> Any:
@@ -193,7 +149,7 @@ def _scaler(torch: Any, device: Any) -> Any:
     return torch.cuda.amp.GradScaler(init_scale=SCALE)
 
 
-def _overflow(torch: Any, device: Any, spoil: float | None) -> str | None:
+def _overflow(torch: Any, device: Any, spoil: float | None) -> str | float:
     """Step once; a gradient with `spoil` in it moves no weight and halves the scale."""
     scaler = _scaler(torch, device)
     weight = torch.nn.Parameter(torch.ones(3, device=device))
@@ -205,7 +161,7 @@ def _overflow(torch: Any, device: Any, spoil: float | None) -> str | None:
     scaler.update()
     actual = [*training.numbers(weight), float(scaler.get_scale())]
     right = [0.875, 1.0625, 0.5, SCALE] if spoil is None else [1.0, 1.0, 1.0, SCALE / 2]
-    return None if actual == right else f"weights and scale are {actual}, not {right}"
+    return 0.0 if actual == right else f"weights and scale are {actual}, not {right}"
 
 
 @process_group.sound(backend=False)
@@ -220,31 +176,27 @@ def judge(view: View, ranks: Ranks) -> Outcome:
 
 
 def _findings(entry: Measured, may_lack: set[str]) -> Iterator[Outcome]:
-    """Yield what each case of a rank came to, if that is wrong; what several raised alike is one finding."""
-    raised: dict[str, list[str]] = {}
+    """Yield what each case of a rank came to, if that is wrong."""
     for name in names():
         result: Any = (entry.get("cases") or {}).get(name) or {}
         value, limit, absent = result.get("off"), _limit(name), result.get("absent")
         if "raised" in result:
-            raised.setdefault(str(result["raised"]), []).append(name)
+            yield _failed(entry, name, f"{name} raised {result['raised']}")
         elif "wrong" in result:
             yield _failed(entry, name, f"{name}: {result['wrong']}")
-        elif isinstance(absent, str) and absent:
+        elif absent:
             if name not in may_lack:
                 yield _failed(entry, name, f"{name} is missing: {absent}")
         elif "off" not in result:
-            summary = f"rank {entry['rank']} on {entry['device']}: {name} was not tried"
+            summary = f"{process_group.name(entry)}: {name} was not tried"
             yield undecided(summary, fix="see the check's log", code="cases.not-tried", culprit=name)
         elif not (process_group.finite(value) and 0 <= value <= limit.value):
             error = value if process_group.finite(value) else None
             yield _failed(entry, name, f"{name} is off by {value}", value=error, unit=limit.unit, limit=limit)
-    for text, alike in raised.items():
-        subject = alike[0] if len(alike) == 1 else f"{alike[0]} and {len(alike) - 1} other cases"
-        yield _failed(entry, alike[0], f"{subject} raised {text}", cases=alike)
 
 
 def _failed(entry: Measured, name: str, subject: str, **more: Any) -> Outcome:
-    where = f"rank {entry['rank']} on {entry['device']}"
+    where = process_group.name(entry)
     about = {"culprit": f"{where}: {name}", "rank": entry["rank"], "seed": entry.get("seed")}
     return failed(f"{where}: {subject}", fix=_FIX, code="amp.wrong", **about, **more)
 
@@ -253,20 +205,12 @@ def _right(ranks: Ranks) -> Outcome:
     cases: Measured = ranks[0]["cases"]
     absent = {name: result["absent"] for name, result in cases.items() if "absent" in result}
     tried = [name for name in names() if name not in absent]
-    nearest = max(tried, key=lambda name: cases[name]["off"] / (float(_limit(name).value) or 1.0))
+    furthest = max((float(cases[name]["off"]) for name in tried if name.startswith("training")), default=0.0)
     without = f"; not here: {len(absent)}, see the details" if absent else ""
-    return passed(
-        f"{counted(len(tried), 'case')} right on {counted(len(ranks), 'rank')}, seed {ranks[0].get('seed')}; nearest "
-        f"to its limit: {nearest}{without}",
-        value=float(cases[nearest]["off"]),
-        unit=_limit(nearest).unit,
-        limit=_limit(nearest),
-        seed=ranks[0].get("seed"),
-        absent=absent,
-    )
+    right = f"{counted(len(tried), 'case')} right on {counted(len(ranks), 'rank')}, seed {ranks[0].get('seed')}"
+    about = {"seed": ranks[0].get("seed"), "absent": absent}
+    return passed(f"{right}{without}", value=furthest, unit=TRAINING.unit, limit=TRAINING, **about)
 
 
 def _limit(name: str) -> Limit:
-    if not name.startswith("training"):
-        return LIMITS["exact"]
-    return LIMITS["float32" if name.endswith("float32") else "lower"]
+    return TRAINING if name.startswith("training") else EXACT

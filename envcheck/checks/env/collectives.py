@@ -13,11 +13,11 @@ import random
 import time
 from typing import Any
 
-from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, warned, worst
+from envcheck.checks import Check, Limit, Measured, Outcome, Rank, Ranks, View, failed, passed, undecided, worst
 from envcheck.checks.collectives import collective_cases
 from envcheck.checks.collectives.collective_cases import Bench, CollectiveCase, Part, Setting
 from envcheck.checks.support import process_group, training
-from envcheck.counting import counted, numbered
+from envcheck.counting import numbered
 
 CHECK = Check(
     promise="every collective, in every operation and dtype, delivers every element where it belongs, and waits",
@@ -33,7 +33,7 @@ LIMIT = Limit(
     0, "wrong elements", "integers that are exact in the dtype are moved or combined: none may differ", "at most"
 )
 # What came to gloo in later releases of PyTorch (documentation of torch.distributed, table of backends).
-LATER_IN_GLOO = ("reduce-scatter", "all-to-all", "all-gather (tensor)")
+LATER_IN_GLOO = ("reduce-scatter", "all-to-all")
 # Who waits for a rank that comes late: those at a barrier, and a collective that was started and not waited for.
 WAITS = BARRIER, STARTED = "barrier", "async all-reduce"
 LATE_AT_MOST, PAUSE, _COUNT = 3, 0.05, 1021
@@ -52,7 +52,6 @@ class Record:
         self.done: dict[str, Measured] = {}
         self.wrong: list[Measured] = []
         self.unsupported: dict[str, str] = {}
-        self.known_gaps: dict[str, str] = {}
         self.waits: list[Measured] = []
 
     def add(self, collective: str, name: str, slack: float, parts: list[Part]) -> None:
@@ -67,13 +66,8 @@ class Record:
 
     def measured(self) -> Measured:
         """Return it as plain data."""
-        return {
-            "done": self.done,
-            "wrong": self.wrong,
-            "unsupported": self.unsupported,
-            "waits": self.waits,
-            "known_gaps": self.known_gaps,
-        }
+        done = {"done": self.done, "wrong": self.wrong}
+        return {**done, "unsupported": self.unsupported, "waits": self.waits}
 
 
 def difference(part: Part, slack: float = 0.0) -> Measured:
@@ -112,14 +106,10 @@ def measure(rank: Rank) -> Measured:
 def _run(setting: Setting, record: Record) -> None:
     for case in collective_cases.cases(setting):
         record.now, bench = case.name(), Bench(setting, case)
-        backend, torch = setting.rank.backend, setting.torch.__version__
-        if process_group.gloo_ignores_operation(backend, torch, case.collective, case.operation):
-            record.known_gaps[record.now] = process_group.SUMS_ONLY
-            continue
         try:
             parts = collective_cases.CALLS[case.collective](bench)
         except (RuntimeError, ValueError, NotImplementedError) as error:
-            if not (process_group.gloo_lacks(backend, error) and _later(case)):
+            if not (process_group.gloo_lacks(setting.rank.backend, error) and _later(case)):
                 raise
             record.unsupported[record.now] = process_group.quoted(error)
             continue
@@ -139,7 +129,7 @@ def _waited(setting: Setting, late: int, operation: str, record: Record) -> Meas
     """
     times: Measured = {"what": operation, "late": late}
     bench = Bench(setting, CollectiveCase(f"{operation} with a late rank", "sum", "float32", _COUNT, late))
-    tensor, mine = bench.tensor(bench.given(bench.mine)), setting.rank.rank
+    tensor, mine = bench.own(), setting.rank.rank
     setting.dist.barrier()
     if mine == late:
         time.sleep(PAUSE)
@@ -171,7 +161,6 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
     findings = [*_wrong(ranks), *_raised(ranks), *_not_waited(ranks)]
     if not any(entry.get("raised") for entry in ranks):
         findings += _missing(ranks)
-    findings += _known_gaps(ranks)
     return worst(findings, otherwise=findings[0]) if findings else _exact(ranks)
 
 
@@ -249,29 +238,19 @@ def _not_waited(ranks: Ranks) -> list[Outcome]:
 
 def _shown(entry: Measured, first: Measured) -> bool:
     """Return whether a rank says of the same waits as rank 0 when the late one came, if it is that, and what it saw."""
-    waits: list[Any] = entry.get("waits") or []
+    waits = entry.get("waits") or []
     for times in waits:
-        if not isinstance(times, dict) or not process_group.counts(times.get("late")) or "out" not in times:
+        if not process_group.counts(times.get("late")) or "out" not in times:
             return False
-        late = times["late"] == entry["rank"]
-        owed = ["complete", *([] if late else ["early"])] if times.get("what") == STARTED else []
-        came = times.get("came", 0.0)
-        arrival = late == ("came" in times) and process_group.finite(came) and came >= 0
-        if not arrival or not all(name in times for name in owed):
+        late, started = times["late"] == entry["rank"], times.get("what") == STARTED
+        owed = {"came": late, "complete": started, "early": started and not late}
+        if any(due and name not in times for name, due in owed.items()) or ("came" in times and not late):
+            return False
+        if late and not process_group.positive(times["came"]):
             return False
     named = [(times["what"], times["late"]) for times in waits]
-    others = [(times.get("what"), times.get("late")) for times in first.get("waits") or [] if isinstance(times, dict)]
+    others = [(times.get("what"), times.get("late")) for times in first.get("waits") or []]
     return named == others and set(WAITS) <= {what for what, _ in named}
-
-
-def _known_gaps(ranks: Ranks) -> list[Outcome]:
-    """Return a warning for each known gap of this PyTorch, which no machine causes."""
-    reasons = [reason for entry in ranks for reason in (entry.get("known_gaps") or {}).values()]
-    fix = "use NCCL, or take a newer PyTorch, where you need it"
-    return [
-        warned(f"{reason}: left out {counted(reasons.count(reason), 'case')}", fix=fix, code="collective.known-gap")
-        for reason in dict.fromkeys(reasons)
-    ]
 
 
 def _missing(ranks: Ranks) -> list[Outcome]:
@@ -303,7 +282,7 @@ def _ran(done: Any) -> bool:
 
 def _counts(entry: Measured) -> list[Any]:
     done = entry.get("done") or {}
-    left_out = [*(entry.get("unsupported") or {}), *(entry.get("known_gaps") or {}), entry.get("seed")]
+    left_out = [*(entry.get("unsupported") or {}), entry.get("seed")]
     return [*((name, row.get("cases")) for name, row in done.items() if isinstance(row, dict)), *left_out]
 
 

@@ -119,18 +119,14 @@ def _no_triton() -> list[str]:
 
 def _errors(torch: Any, device: Any, seed: int) -> Iterator[tuple[str, float]]:
     """Yield the relative errors of the compiled model's output and gradients."""
-    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()).to(device)
-    with torch.no_grad():
-        for number, parameter in enumerate(model.parameters()):
-            values = training.values(f"{seed} {number}", parameter.numel(), 0.5)
-            parameter.copy_(torch.tensor(values).reshape(parameter.shape))
-    weight, bias = [parameter.detach().cpu().tolist() for parameter in model.parameters()]
+    model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh())
+    weight, bias = training.weights(training.start(torch, model, seed).to(device))
     rows = training.rows(training.values(f"{seed} batch", BATCH * WIDTH), WIDTH)
     output = torch.compile(model, fullgraph=True)(torch.tensor(rows, device=device))
     (output * output).sum().backward()
     actual = [training.numbers(output), *(training.numbers(p.grad) for p in model.parameters())]
     names = ("output", "gradient of the weight", "gradient of the bias")
-    for name, one, other in zip(names, actual, reference(weight, bias, rows)):
+    for name, one, other in zip(names, actual, reference(training.rows(weight, WIDTH), bias, rows)):
         yield name, training.off(one, other)
 
 
@@ -138,8 +134,7 @@ def reference(weight: training.Matrix, bias: list[float], rows: training.Matrix)
     """Return the output y of linear and tanh, and the gradients of the sum of y squared, by the chain rule."""
     outputs = [[math.tanh(z) for z in row] for row in training.affine(rows, weight, bias)]
     back = [[2 * y * (1 - y * y) for y in row] for row in outputs]
-    gradients = [training.flat(training.outer(back, rows)), [sum(column) for column in zip(*back)]]
-    return [training.flat(outputs), *gradients]
+    return [[y for row in outputs for y in row], training.outer(back, rows), [sum(column) for column in zip(*back)]]
 
 
 def _telling(error: Exception) -> str:

@@ -66,9 +66,7 @@ def measure(rank: Rank) -> Measured:
 
 def _replica(torch: Any, rank: Rank, device: Any, seed: int) -> Any:
     """Return the model with weights that are this rank's own until DDP sends rank 0's."""
-    module = training.model(torch, WIDTH).to(device)
-    training.start(torch, module, f"{seed} {rank.rank}")
-    return module
+    return training.model(torch, WIDTH, f"{seed} {rank.rank}", device)
 
 
 def _plainly(torch: Any, rank: Rank, device: Any, seed: int) -> Measured:
@@ -90,14 +88,13 @@ def _step(torch: Any, rank: Rank, model: Any, batch: training.Batch) -> tuple[fl
     """Take one step of plain gradient descent; return how far the gradients are off, and how far the step."""
     module = model.module
     reference = training.reference(module, batch)
-    before = [training.flat(part) for part in training.weights(module)]
+    before = training.weights(module)
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
     optimizer.zero_grad()
     _backward(torch, model, batch.share(rank.rank * PER_RANK, PER_RANK))
     error = _off(module, reference)
     optimizer.step()
-    moved = [[x - RATE * g for x, g in zip(part, grad)] for part, grad in zip(before, reference)]
-    return error, training.in_tolerances(module.parameters(), moved)
+    return error, training.in_tolerances(module.parameters(), training.stepped(before, reference, RATE))
 
 
 def _backward(torch: Any, model: Any, batch: training.Batch, parts: int = 1) -> None:
@@ -179,13 +176,13 @@ def _hooked_step(torch: Any, rank: Rank, model: Any, seed: str, device: Any) -> 
     shares = [batch.share(r * PER_RANK, PER_RANK) for r in range(rank.world)]
     sent = [training.reference(model.module, share) for share in shares]
     _backward(torch, model, shares[rank.rank])
-    actual = [training.gradient_numbers(p.grad) for p in model.module.parameters()]
+    actual = [training.numbers(p.grad) for p in model.module.parameters()]
     return max(_from_average(gradient, list(own)) for gradient, own in zip(actual, zip(*sent)))
 
 
 def _of_low_rank(torch: Any, seed: str, count: int, device: Any) -> training.Batch:
     """Return a batch whose inputs span SUBSPACE dimensions and no more."""
-    columns = training.transposed(training.rows(training.values("basis", SUBSPACE * WIDTH), WIDTH))
+    columns = [*zip(*training.rows(training.values("basis", SUBSPACE * WIDTH), WIDTH))]
     places = training.rows(training.values(f"{seed} places", count * SUBSPACE), SUBSPACE)
     inputs = [[training.dot(place, column) for column in columns] for place in places]
     return training.targeted(torch, seed, inputs, device)
@@ -255,16 +252,11 @@ def judge(view: View, ranks: Ranks) -> Outcome:  # noqa: ARG001 (a judge's signa
             findings += _hook_findings(ranks, runs, hook)
     without = "".join(f"; no {hook} hook: {why}" for hook, why in lacking.items())
     summary = f"gradients equal one process's and replicas are equal on {len(ranks)} ranks over {ranks[0]['backend']}"
+    value = None if findings else max(error for entry in ranks for kind in OFF for error in entry[kind])
+    about = {"digest": ranks[0]["ended"], "seed": ranks[0].get("seed")}
     return worst(
         findings,
-        passed(
-            f"{summary}{without}",
-            value=None if findings else max(error for entry in ranks for kind in OFF for error in entry[kind]),
-            unit=LIMIT.unit,
-            limit=LIMIT,
-            digest=ranks[0]["ended"],
-            seed=ranks[0].get("seed"),
-        ),
+        passed(f"{summary}{without}", value=value, unit=LIMIT.unit, limit=LIMIT, **about),
     )
 
 

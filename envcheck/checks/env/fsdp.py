@@ -27,8 +27,8 @@ CHECK = checks.Check(
 
 SINCE = (2, 4)
 # Seen on a CPU: 2.4 and 2.5 call torch.cuda by name, 2.6 asks a CPU's stream for an event. 2.8 runs, but its gloo adds
-# up the gradients that FSDP2 asks it to average (SUMS_ONLY): each step is as many times too long as there are ranks.
-CPU_SINCE = (2, 8)
+# up the gradients that FSDP2 asks it to average (pytorch/pytorch#162338).
+CPU_SINCE = (2, 9)
 LIMIT = checks.Limit(
     1e-5,
     "relative error",
@@ -49,73 +49,50 @@ def measure(rank: Rank) -> Measured:
         fully_shard, why = _fully_shard(torch, device.type)
         if fully_shard is None or rank.world == 1:
             return {**where, "unsupported": why}
-        task = ShardedTask(torch, rank, device, seed)
-        sharded = task.sharded(fully_shard)
-        losses = [task.step(sharded, step) for step in range(STEPS)]
-        return {**where, "losses": losses, **_compared(task, sharded)}
+        model = training.model(torch, WIDTH, seed, device)
+        right, losses = training.weights(model), list[float]()
+        sharded = _sharded(rank, model, fully_shard)
+        for step in range(STEPS):
+            batch = training.batch(torch, f"{seed} {step}", rank.world * PER_RANK, WIDTH, device)
+            losses.append(_step(torch, rank, sharded, batch))
+            right = training.stepped(right, training.two_layers(right, *batch.rows)[1], RATE)
+        return {**where, "losses": losses, **_compared(torch, rank, sharded, right)}
 
 
-class ShardedTask:
-    """A model, its batches, and the weights that plain gradient descent ends with, computed in plain Python."""
+def _sharded(rank: Rank, model: Any, fully_shard: Any) -> Any:
+    """Return the model, each layer and then the whole sharded over all ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
 
-    def __init__(self, torch: Any, rank: Rank, device: Any, seed: int) -> None:
-        self.torch, self.rank, self.device, self.seed = torch, rank, device, seed
-        count = rank.world * PER_RANK
-        self.batches = [training.batch(torch, f"{seed} {step}", count, WIDTH, device) for step in range(STEPS)]
-        self.start = [training.flat(part) for part in training.weights(self.model())]
-        self.right = self._trained()
-
-    def model(self) -> Any:
-        """Return the model with the weights of the seed."""
-        module = training.model(self.torch, WIDTH).to(self.device)
-        training.start(self.torch, module, self.seed)
-        return module
-
-    def sharded(self, fully_shard: Any) -> Any:
-        """Return the model, each layer and then the whole sharded over all ranks."""
-        from torch.distributed.device_mesh import init_device_mesh
-
-        model, mesh = self.model(), init_device_mesh(self.device.type, (self.rank.world,))
-        for layer in (model[0], model[2], model):
-            fully_shard(layer, mesh=mesh)
-        return model
-
-    def _trained(self) -> list[list[float]]:
-        now = self.start
-        for batch in self.batches:
-            shaped = [training.rows(now[0], WIDTH), now[1], training.rows(now[2], WIDTH), now[3]]
-            gradients = training.two_layers(shaped, *batch.rows)[1]
-            now = [[x - RATE * g for x, g in zip(part, grad)] for part, grad in zip(now, gradients)]
-        return now
-
-    def step(self, sharded: Any, step: int) -> float:
-        """Take one step on this rank's share of a batch; return the loss there."""
-        inputs, targets = self.batches[step].share(self.rank.rank * PER_RANK, PER_RANK).tensors
-        optimizer = self.torch.optim.SGD(sharded.parameters(), lr=RATE)
-        optimizer.zero_grad()
-        loss = self.torch.nn.functional.mse_loss(sharded(inputs).float(), targets)
-        loss.backward()
-        optimizer.step()
-        return float(loss.detach())
-
-    def shard_of(self, whole: list[float], rows: int, width: int) -> list[float]:
-        """Return the rows of a parameter that this rank holds; the last ranks may hold fewer, or none."""
-        each = math.ceil(rows / self.rank.world) * width
-        return whole[self.rank.rank * each : (self.rank.rank + 1) * each]
+    mesh = init_device_mesh("cpu" if rank.device == "cpu" else "cuda", (rank.world,))
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    return model
 
 
-def _compared(task: ShardedTask, sharded: Any) -> Measured:
+def _step(torch: Any, rank: Rank, sharded: Any, batch: training.Batch) -> float:
+    """Take one step on this rank's share of a batch; return the loss there."""
+    inputs, targets = batch.share(rank.rank * PER_RANK, PER_RANK).tensors
+    optimizer = torch.optim.SGD(sharded.parameters(), lr=RATE)
+    optimizer.zero_grad()
+    loss = torch.nn.functional.mse_loss(sharded(inputs).float(), targets)
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+def _compared(torch: Any, rank: Rank, sharded: Any, right: training.Vectors) -> Measured:
     """Return how far this rank's shards and what it gathers are from the reference, and how many it held."""
     unsharded = [p.full_tensor().detach() for p in sharded.parameters()]
-    shapes = [(p.shape[0], p.numel() // p.shape[0]) for p in unsharded]
-    mine = [task.shard_of(part, *shape) for part, shape in zip(task.right, shapes)]
+    # The last ranks may hold fewer rows, or none.
+    each = [math.ceil(p.shape[0] / rank.world) * (p.numel() // p.shape[0]) for p in unsharded]
+    mine = [part[rank.rank * count : (rank.rank + 1) * count] for part, count in zip(right, each)]
     shards = [training.numbers(p.to_local()) for p in sharded.parameters()]
     return {
-        "errors": [_off(actual, right) for actual, right in zip(shards, mine)],
-        "gathered": [_off(training.numbers(actual), right) for actual, right in zip(unsharded, task.right)],
+        "errors": [_off(actual, due) for actual, due in zip(shards, mine)],
+        "gathered": [_off(training.numbers(actual), due) for actual, due in zip(unsharded, right)],
         "held": sum(map(len, shards)),
-        "total": sum(map(len, task.right)),
-        "ended": training.digest(task.torch, unsharded),
+        "total": sum(map(len, right)),
+        "ended": training.digest(torch, unsharded),
     }
 
 
@@ -130,8 +107,6 @@ def _fully_shard(torch: Any, kind: str) -> tuple[Any, str | None]:
         return None, f"torch {torch.__version__} has no FSDP2 (2.4 has)"
     if kind == "cpu" and version < CPU_SINCE:
         return None, f"the FSDP2 of torch {torch.__version__} is for GPUs alone"
-    if kind == "cpu" and process_group.gloo_ignores_operation("gloo", torch.__version__, "reduce-scatter", "average"):
-        return None, f"the FSDP2 of torch {torch.__version__} is for GPUs alone: {process_group.SUMS_ONLY}"
     try:
         from torch.distributed.fsdp import fully_shard
     except ImportError:
@@ -169,17 +144,11 @@ def _worst(errors: list[Any]) -> float:
 
 def _apart(entry: Measured, kind: str, error: float) -> Outcome:
     whose = "its shard of the weights" if kind == "errors" else "what it gathered"
-    return failed(
-        f"rank {entry['rank']}: {whose} is off by {error} from one process's",
-        fix=_FIX,
-        value=error if process_group.finite(error) else None,
-        unit=LIMIT.unit,
-        limit=LIMIT,
-        rank=entry["rank"],
-        errors=entry[kind],
-        code="fsdp.weights" if kind == "errors" else "fsdp.gathered",
-        culprit=f"rank {entry['rank']}",
-    )
+    who, code = f"rank {entry['rank']}", "fsdp.weights" if kind == "errors" else "fsdp.gathered"
+    value = error if process_group.finite(error) else None
+    judged: dict[str, Any] = {"value": value, "unit": LIMIT.unit, "limit": LIMIT, "rank": entry["rank"]}
+    summary = f"{who}: {whose} is off by {error} from one process's"
+    return failed(summary, fix=_FIX, code=code, culprit=who, errors=entry[kind], **judged)
 
 
 def _incomplete(ranks: Ranks) -> process_group.Problem:
@@ -193,12 +162,7 @@ def _incomplete(ranks: Ranks) -> process_group.Problem:
 
 
 def _passed(ranks: Ranks, worst: float) -> Outcome:
-    return passed(
-        f"{ranks[0]['total']} parameters sharded over {len(ranks)} ranks over {ranks[0]['backend']} train as in one "
-        "process",
-        value=worst,
-        unit=LIMIT.unit,
-        limit=LIMIT,
-        digest=ranks[0]["ended"],
-        seed=ranks[0].get("seed"),
-    )
+    where = f"{len(ranks)} ranks over {ranks[0]['backend']}"
+    summary = f"{ranks[0]['total']} parameters sharded over {where} train as in one process"
+    about = {"digest": ranks[0]["ended"], "seed": ranks[0].get("seed")}
+    return passed(summary, value=worst, unit=LIMIT.unit, limit=LIMIT, **about)

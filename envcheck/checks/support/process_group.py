@@ -32,9 +32,6 @@ _GLOO_LACKS = re.compile(
     re.IGNORECASE,
 )
 _QUOTED = 300
-# pytorch/pytorch#118911 (2.3) brought an all-reduce that ignores the operation; still open for 2.8 in #162338.
-_SUMS_ONLY = ((2, 3), (2, 9))
-SUMS_ONLY = "the gloo of this PyTorch adds whatever operation reduce-scatter is given (pytorch/pytorch#162338)"
 
 Problem = Optional[Outcome]
 Judge = Callable[[View, Ranks], Outcome]
@@ -224,13 +221,6 @@ def positive(value: Any) -> bool:
 def gloo_lacks(backend: str, error: BaseException) -> bool:
     """Return whether an exception is gloo saying that it does not have this operation or dtype."""
     return backend == "gloo" and bool(_GLOO_LACKS.search(str(error)))
-
-
-def gloo_ignores_operation(backend: str, torch: str, collective: str, operation: str) -> bool:
-    """Return whether this release's gloo is known to add where reduce-scatter is called with another operation."""
-    release = tuple(int(part) for part in re.findall(r"\d+", torch)[:2])
-    affected = backend == "gloo" and _SUMS_ONLY[0] <= release < _SUMS_ONLY[1]
-    return affected and collective.startswith("reduce-scatter") and operation != "sum"
 
 
 def quoted(error: BaseException) -> str:

@@ -23,7 +23,11 @@ from envcheck.counting import numbered
 _GRAIN = 1024
 # The compute capability from which on GPUs have bfloat16 units.
 BFLOAT16_SINCE = (8, 0)
+TOLERANCE = 1e-5
+OUTPUTS = 8
+BATCH, WIDTH, RATE = 32, 64, 0.01
 Matrix = list[list[float]]
+Vectors = list[list[float]]
 
 
 def seed_of(rank: Rank) -> int:
@@ -44,17 +48,8 @@ def rows(flat: Sequence[float], width: int) -> Matrix:
 
 
 def numbers(tensor: Any) -> list[float]:
-    """Return a tensor's elements as one flat list of floats."""
-    values = tensor.detach().cpu().tolist()
-    return flat(values) if isinstance(values, list) else [float(values)]
-
-
-def flat(nested: Iterable[Any]) -> list[float]:
-    """Return the floats of nested lists, in order."""
-    values: list[float] = []
-    for part in nested:
-        values += flat(part) if isinstance(part, list) else [float(part)]
-    return values
+    """Return a tensor's elements as one flat list of floats; none where there is no tensor."""
+    return [] if tensor is None else [float(value) for value in tensor.detach().cpu().reshape(-1).tolist()]
 
 
 def off(actual: Sequence[float], right: Sequence[float], scale: float | None = None) -> float:
@@ -71,14 +66,14 @@ def off(actual: Sequence[float], right: Sequence[float], scale: float | None = N
     return max(gaps) / (size or 1.0)
 
 
+def in_tolerances(gradients: Iterable[Any], references: Vectors) -> float:
+    """Return how far the worst of some gradients is from its reference, in tolerances; infinite where one is none."""
+    return max(off(numbers(gradient), right) / TOLERANCE for gradient, right in zip(gradients, references))
+
+
 def dot(one: Sequence[float], other: Sequence[float]) -> float:
     """Return the scalar product of two lists of one length."""
     return sum(map(float.__mul__, one, other))
-
-
-def transposed(matrix: Matrix) -> Matrix:
-    """Return rows as columns."""
-    return [list(column) for column in zip(*matrix)]
 
 
 def affine(inputs: Matrix, weight: Matrix, bias: Sequence[float]) -> Matrix:
@@ -86,50 +81,33 @@ def affine(inputs: Matrix, weight: Matrix, bias: Sequence[float]) -> Matrix:
     return [[dot(row, unit) + shift for unit, shift in zip(weight, bias)] for row in inputs]
 
 
-def outer(gradients: Matrix, inputs: Matrix) -> Matrix:
-    """Return gradients^T x inputs: the gradient of a linear layer's weight."""
-    columns = transposed(inputs)
-    return [[dot(gradient, column) for column in columns] for gradient in transposed(gradients)]
+def outer(gradients: Matrix, inputs: Matrix) -> list[float]:
+    """Return gradients^T x inputs, flat: the gradient of a linear layer's weight."""
+    columns = [*zip(*inputs)]
+    return [dot(gradient, column) for gradient in zip(*gradients) for column in columns]
 
 
-def two_layers(parameters: Sequence[Any], inputs: Matrix, targets: Matrix) -> tuple[float, list[list[float]]]:
+def two_layers(parameters: Vectors, inputs: Matrix, targets: Matrix) -> tuple[float, Vectors]:
     """Return the mean squared error of linear, tanh, linear, and its gradient by each of the four parameters.
 
-    `parameters` are weight, bias, weight, bias, as nested lists; the gradients are flat. Chain rule, written out.
+    `parameters` are weight, bias, weight, bias; they and the gradients are flat. Chain rule, written out.
     """
-    first, first_bias, second, second_bias = parameters
-    hidden = [[math.tanh(x) for x in row] for row in affine(inputs, first, first_bias)]
-    outputs = affine(hidden, second, second_bias)
+    first, second = rows(parameters[0], len(inputs[0])), rows(parameters[2], len(parameters[1]))
+    hidden = [[math.tanh(x) for x in row] for row in affine(inputs, first, parameters[1])]
+    outputs = affine(hidden, second, parameters[3])
     gaps = [[out - wish for out, wish in zip(row, wishes)] for row, wishes in zip(outputs, targets)]
     count = sum(map(len, gaps))
     back = [[2 * gap / count for gap in row] for row in gaps]
-    columns = transposed(second)
+    columns = [*zip(*second)]
     inner = [[dot(g, column) * (1 - h * h) for column, h in zip(columns, row)] for g, row in zip(back, hidden)]
+    biases = ([sum(column) for column in zip(*part)] for part in (inner, back))
     loss = sum(dot(row, row) for row in gaps) / count
-    gradients = [outer(inner, inputs), [sum(column) for column in zip(*inner)]]
-    gradients += [outer(back, hidden), [sum(column) for column in zip(*back)]]
-    return loss, [flat(gradient) for gradient in gradients]
+    return loss, [outer(inner, inputs), next(biases), outer(back, hidden), next(biases)]
 
 
-TOLERANCE = 1e-5
-OUTPUTS = 8
-
-
-def in_tolerances(gradients: Iterable[Any], references: Iterable[list[float]]) -> float:
-    """Return how far the worst of some gradients is from its reference, in tolerances; infinite where one is none."""
-    pairs = ((gradient_numbers(gradient), right) for gradient, right in zip(gradients, references))
-    return max(off(gradient, right) / TOLERANCE for gradient, right in pairs)
-
-
-def gradient_numbers(gradient: Any) -> list[float]:
-    """Return a gradient's elements; none where there is no gradient."""
-    return [] if gradient is None else numbers(gradient)
-
-
-def model(torch: Any, width: int) -> Any:
-    """Return two layers with a bend between them."""
-    layers = torch.nn
-    return layers.Sequential(layers.Linear(width, width), layers.Tanh(), layers.Linear(width, OUTPUTS))
+def stepped(parameters: Vectors, gradients: Vectors, rate: float) -> Vectors:
+    """Return the parameters after one step of plain gradient descent."""
+    return [[x - rate * g for x, g in zip(part, grad)] for part, grad in zip(parameters, gradients)]
 
 
 class Batch(NamedTuple):
@@ -155,17 +133,25 @@ def targeted(torch: Any, seed: int | str, inputs: Matrix, device: Any) -> Batch:
     return Batch((inputs, targets), (torch.tensor(inputs, device=device), torch.tensor(targets, device=device)))
 
 
-def start(torch: Any, module: Any, seed: int | str) -> None:
-    """Give the model the weights of a seed."""
+def model(torch: Any, width: int, seed: int | str, device: Any) -> Any:
+    """Return two layers with a bend between them, with the weights of a seed."""
+    layers = torch.nn
+    module = layers.Sequential(layers.Linear(width, width), layers.Tanh(), layers.Linear(width, OUTPUTS))
+    return start(torch, module, seed).to(device)
+
+
+def start(torch: Any, module: Any, seed: int | str) -> Any:
+    """Return the module with the weights of a seed."""
     with torch.no_grad():
         for number, parameter in enumerate(module.parameters()):
             drawn = values(f"{seed} weight {number}", parameter.numel(), 0.25)
             parameter.copy_(torch.tensor(drawn).reshape(parameter.shape))
+    return module
 
 
-def weights(module: Any) -> list[Any]:
-    """Return the model's four parameters as they are, as lists of floats."""
-    return [parameter.detach().cpu().tolist() for parameter in module.parameters()]
+def weights(module: Any) -> Vectors:
+    """Return the model's parameters as they are, as flat lists of floats."""
+    return [numbers(parameter) for parameter in module.parameters()]
 
 
 def digest(torch: Any, tensors: Iterable[Any]) -> str:
@@ -176,7 +162,7 @@ def digest(torch: Any, tensors: Iterable[Any]) -> str:
     return hasher.hexdigest()
 
 
-def reference(module: Any, batch: Batch) -> list[list[float]]:
+def reference(module: Any, batch: Batch) -> Vectors:
     """Return the gradients that one process has on this batch, by the chain rule in plain Python."""
     return two_layers(weights(module), *batch.rows)[1]
 
@@ -206,9 +192,6 @@ def drifted(ranks: Ranks, moment: str, when: str) -> process_group.Problem:
     )
 
 
-BATCH, WIDTH, RATE = 32, 64, 0.01
-
-
 def make(torch: Any) -> None:
     """Have every operation of this process give the same bits for the same inputs. Call it before CUDA is used."""
     # cuBLAS is deterministic with a workspace of its own only (NVIDIA cuBLAS documentation, Results reproducibility).
@@ -225,16 +208,17 @@ def _batch(index: int) -> tuple[Matrix, Matrix]:
 
 
 class Training:
-    """A model with parameters and buffers, an optimizer with state and a random number generator."""
+    """A model with parameters and buffers, an optimizer with state and a random number generator.
+
+    Weights and data come from Python's generator: torch's own draws nothing but the dropout, whose state is under test.
+    """
 
     def __init__(self, torch: Any, device: Any, seed: int) -> None:
         nn = torch.nn
         torch.manual_seed(seed)
         self.torch, self.device = torch, device
         layers = (nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Dropout(0.2), nn.Linear(WIDTH, OUTPUTS))
-        self.model = nn.Sequential(*layers)
-        start(torch, self.model, seed)
-        self.model.to(device)
+        self.model = start(torch, nn.Sequential(*layers), seed).to(device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE)
         self.losses: list[float] = []
 

@@ -7,7 +7,7 @@ import math
 import struct
 from typing import Any
 
-from envcheck.checks import ERROR, FAIL, PASS, SKIP, WARN, View
+from envcheck.checks import ERROR, FAIL, PASS, SKIP, View
 from envcheck.checks.collectives import collective_cases
 from envcheck.checks.env import collectives
 from envcheck.checks.support import process_group
@@ -172,16 +172,14 @@ def holds(dtype: str, value: int) -> bool:
     return bool(struct.unpack(codes[dtype], struct.pack(codes[dtype], value))[0] == value)
 
 
-@each(
-    "operation, dtype, world",
-    itertools.product(
-        ["", *collective_cases.OPERATIONS, *collective_cases.BITWISE], collective_cases.EXACT, [2, 3, 8, 17]
-    ),
-)
+KINDS = itertools.product(["", *collective_cases.OPERATIONS], collective_cases.EXACT, [2, 3, 8, 17])
+
+
+@each("operation, dtype, world", KINDS)
 def test_integers_and_their_results_are_exact_in_the_dtype(operation: str, dtype: str, world: int) -> None:
     kind = collective_cases.Kind(operation, dtype, world)
-    if (operation in collective_cases.BITWISE and dtype in collective_cases.FLOATS) or not collective_cases.bound(kind):
-        return  # bits are combined of whole numbers, and of some dtypes no integers can show it
+    if not collective_cases.bound(kind):
+        return  # of some dtypes no integers can show it
     given = [collective_cases.integers("seed", kind, rank, 40) for rank in range(world)]
     assert all(holds(dtype, value) for values in given for value in values)
     if operation:
@@ -193,68 +191,20 @@ def test_integers_and_their_results_are_exact_in_the_dtype(operation: str, dtype
     assert given != [collective_cases.integers("other", kind, rank, 40) for rank in range(world)]
 
 
-def test_bits_are_combined_of_whole_numbers_over_gloo_alone() -> None:
-    tried = {
-        (backend, operation, dtype)
-        for backend in ("gloo", "nccl")
-        for operation in collective_cases.BITWISE
-        for dtype in collective_cases.EXACT
-        if collective_cases.fits(backend, operation, dtype, 2)
-    }
-    dtypes = ("int32", "int64", "uint8", "int8")
-    assert tried == {("gloo", operation, dtype) for operation in ("band", "bor", "bxor") for dtype in dtypes}
-    given = [[0b1100], [0b1010]]
-    kinds = (collective_cases.Kind(operation, "int32", 2) for operation in collective_cases.BITWISE)
-    assert [collective_cases.reduced(kind, given) for kind in kinds] == [[0b1000], [0b1110], [0b0110]]
-
-
-def test_integers_of_64_bits_are_more_than_a_float64_holds() -> None:
-    for operation in ("", "sum", "min", "product"):
-        values = collective_cases.integers("seed", collective_cases.Kind(operation, "int64", 2), 0, 50)
-        assert any(abs(value) > 1 << 53 for value in values) or operation == "product"
-
-
-def test_only_an_average_of_floats_by_no_power_of_two_has_slack() -> None:
-    assert collective_cases.slack(collective_cases.Kind("average", "float32", 8)) == 0
-    assert collective_cases.slack(collective_cases.Kind("average", "int32", 3)) == 0
-    assert collective_cases.slack(collective_cases.Kind("sum", "bfloat16", 3)) == 0
-    assert 0 < collective_cases.slack(collective_cases.Kind("average", "bfloat16", 3)) < 3
+def test_gloo_is_asked_for_what_it_has_and_only_an_uneven_average_has_slack() -> None:
+    kind = collective_cases.Kind
+    tried = [(op, dtype) for op in ("sum", "average") for dtype in ("float32", "int32")]
+    for collective, fitting in (("reduce-scatter", tried[:2]), ("reduce", tried[:3])):
+        assert [pair for pair in tried if collective_cases.fits("gloo", collective, kind(*pair, 2))] == fitting
+        assert all(collective_cases.fits("nccl", collective, kind(*pair, 2)) for pair in tried)
+    exact = (kind("average", "float32", 8), kind("average", "int32", 3), kind("sum", "bfloat16", 3))
+    assert [collective_cases.slack(one) for one in exact] == [0, 0, 0]
+    assert 0 < collective_cases.slack(kind("average", "bfloat16", 3)) < 3
 
 
 def test_a_difference_is_placed_and_counted() -> None:
     assert collectives.difference(("", [1.0, 2.0], [1, 2])) == {}
     assert collectives.difference(("x", [1.0, math.nan, 2.5], [1, 1, 2]))["count"] == 2
     assert collectives.difference(("", [1.0, 2.4], [1, 2]), 0.5) == {}
-    assert collectives.difference(("", [1], [1, 2])) == {
-        "which": "",
-        "index": 1,
-        "got": "nothing",
-        "expected": "2",
-        "count": 1,
-    }
-
-
-def test_a_known_gap_of_a_release_is_a_warning_and_no_excuse_for_anything_else(cpu: View) -> None:
-    ranks = entries(2, gpu=False)
-    for entry in ranks:
-        entry["known_gaps"] = {"reduce-scatter product": process_group.SUMS_ONLY}
-    assert collectives.judge(cpu, ranks).status == WARN
-    del ranks[1]["known_gaps"]
-    assert collectives.judge(cpu, ranks).status == ERROR
-
-
-@each(
-    "backend, torch, collective, operation, ignored",
-    [
-        ("gloo", "2.6.0+cu124", "reduce-scatter (tensor)", "product", True),
-        ("gloo", "2.6.0", "reduce-scatter (tensor)", "sum", False),
-        ("gloo", "2.6.0", "all-reduce", "product", False),
-        ("nccl", "2.6.0", "reduce-scatter", "product", False),
-        ("gloo", "2.13.0+cpu", "reduce-scatter", "max", False),
-        ("gloo", "1.13.1", "reduce-scatter", "max", False),
-    ],
-)
-def test_only_releases_with_the_defect_of_gloo_are_excused(
-    backend: str, torch: str, collective: str, operation: str, *, ignored: bool
-) -> None:
-    assert process_group.gloo_ignores_operation(backend, torch, collective, operation) is ignored
+    missing = {"which": "", "index": 1, "got": "nothing", "expected": "2", "count": 1}
+    assert collectives.difference(("", [1], [1, 2])) == missing
