@@ -16,9 +16,8 @@ import msgspec
 from packaging.tags import Tag
 
 from envcheck.errors import ConfigError
-from envcheck.matrix.extensions.file import canonical
+from envcheck.matrix.extensions.file import Extension, ExtensionRelease, Extensions, ExtensionWheel, canonical
 from envcheck.matrix.extensions.fit import newest_first
-from envcheck.matrix.extensions.model import Extension, ExtensionRelease, Extensions, ExtensionWheel
 from envcheck.matrix.extensions.opened_wheel import LINUX, architecture, oldest_glibc, requirements
 from envcheck.matrix.facts.model import HostArch
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from envcheck import safe_files
 from envcheck.matrix.extensions import file as extension_file
-from envcheck.matrix.file.canonical import dump
+from envcheck.matrix.file.lint import dump
 from envcheck.matrix.file.load import load
 
 MATRIX = Path(__file__).parents[2] / "matrix.yaml"

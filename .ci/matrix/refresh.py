@@ -24,8 +24,7 @@ from envcheck.counting import counted
 from envcheck.errors import EnvcheckError
 from envcheck.matrix.extensions import file as extension_file
 from envcheck.matrix.facts.model import Matrix
-from envcheck.matrix.file.canonical import dump
-from envcheck.matrix.file.lint import lint
+from envcheck.matrix.file.lint import dump, lint
 from envcheck.matrix.file.load import load, loads
 from envcheck.mirrors.index import parse_file_name
 from envcheck.mirrors.net.client import hub_client

@@ -9,8 +9,7 @@ import msgspec
 
 from envcheck.counting import counted
 from envcheck.matrix.facts.model import Build, HostArch, Matrix, TorchRelease, TorchVariant, key, python_key
-from envcheck.matrix.file.canonical import canonical
-from envcheck.matrix.file.lint import Problem
+from envcheck.matrix.file.lint import Problem, canonical
 
 _ARCHS: Final[dict[str, HostArch]] = {"x86_64": "x86_64", "aarch64": "aarch64"}
 _CPU: Final = "cpu"

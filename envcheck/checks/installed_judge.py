@@ -26,10 +26,9 @@ from envcheck.checks import (
     worst,
 )
 from envcheck.errors import ConfigError
-from envcheck.matrix.extensions.file import load
+from envcheck.matrix.extensions.file import Extensions, load
 from envcheck.matrix.extensions.fit import JIT, CellOnHost, fit
 from envcheck.matrix.extensions.fit import OK as FITS
-from envcheck.matrix.extensions.model import Extensions
 from envcheck.matrix.facts.lookup import Facts
 from envcheck.matrix.facts.model import Cell
 from envcheck.matrix.resolver.verdict import OK, driver_verdict, runs_on

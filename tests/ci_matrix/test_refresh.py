@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.matrix.file.canonical import dump
-from envcheck.matrix.file.lint import lint
+from envcheck.matrix.file.lint import dump, lint
 from envcheck.matrix.file.load import load
 from tests.http_server import Answer, Request, Server, Servers
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envcheck.matrix.extensions.file import dump, load, loads
-from envcheck.matrix.extensions.model import Extensions
+from envcheck.matrix.extensions.file import Extensions, dump, load, loads
 from tests.http_server import Answer, Request, Server, Servers
 
 Run = Callable[..., tuple[int, str, str]]

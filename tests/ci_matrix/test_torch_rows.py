@@ -12,8 +12,7 @@ from torch_rows import (
 )
 
 from envcheck.matrix.facts.model import Build, Matrix, TorchVariant
-from envcheck.matrix.file.canonical import dump
-from envcheck.matrix.file.lint import lint
+from envcheck.matrix.file.lint import dump, lint
 from envcheck.matrix.file.load import loads
 
 SOURCE = RefreshSource("refresh-2027-01-02", "the pages of a test", "2027-01-02")

@@ -12,8 +12,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from envcheck.matrix.extensions.file import load, loads
-from envcheck.matrix.extensions.model import ExtensionRelease, ExtensionWheel
+from envcheck.matrix.extensions.file import ExtensionRelease, ExtensionWheel, load, loads
 from envcheck.mirrors.net.client import hub_client
 from envcheck.mirrors.profiles.load import load as load_profile
 from tests.elf_files import CUBIN, PTX, MadeLibrary, library

@@ -41,8 +41,8 @@ from envcheck.images.targets import extensions_of
 from envcheck.images.wheels import StoredWheel, sha256, viewed
 from envcheck.matrix.extensions import file
 from envcheck.matrix.extensions.answer import ChosenExtension, ExtensionResolution, resolve_with, wanted_extensions
+from envcheck.matrix.extensions.file import Extensions
 from envcheck.matrix.extensions.fit import JIT, SOURCE_ONLY
-from envcheck.matrix.extensions.model import Extensions
 from envcheck.matrix.facts.lookup import Facts
 from envcheck.matrix.facts.model import Cell, HostArch, Matrix
 from envcheck.matrix.file.load import load

@@ -23,8 +23,7 @@ from envcheck.matrix.extensions import file as extension_file
 from envcheck.matrix.extensions.opened_wheel import OpenedWheel, extensions_file, without_foreign
 from envcheck.matrix.facts.lookup import all_gpus
 from envcheck.matrix.facts.model import HostArch, Matrix, key
-from envcheck.matrix.file.canonical import dump
-from envcheck.matrix.file.lint import Problem, lint
+from envcheck.matrix.file.lint import Problem, dump, lint
 from envcheck.matrix.file.load import load
 from envcheck.matrix.resolver.query import Query, matching, normalized
 

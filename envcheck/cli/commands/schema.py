@@ -14,7 +14,7 @@ from envcheck.cli.options import Argument, command_with
 
 _STRUCTS: Final = {
     "matrix": "envcheck.matrix.facts.model:Matrix",
-    "extensions": "envcheck.matrix.extensions.model:Extensions",
+    "extensions": "envcheck.matrix.extensions.file:Extensions",
     "report": "envcheck.reports.model:RunReport",
     "fleet": "envcheck.fleet.summary:FleetReport",
     "fleet-plan": "envcheck.fleet.cover:FleetPlan",

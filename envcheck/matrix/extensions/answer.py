@@ -9,9 +9,9 @@ from typing import Final
 import msgspec
 
 from envcheck.errors import ConfigError
+from envcheck.matrix.extensions.file import Extensions
 from envcheck.matrix.extensions.fit import INSTALLABLE, JIT, NOT_KNOWN, OK, PINS_CONFLICT, SOURCE_ONLY, Fit
 from envcheck.matrix.extensions.joint import Answer, Rules, WantedExtension, every_choice, search
-from envcheck.matrix.extensions.model import Extensions
 from envcheck.matrix.facts.lookup import Facts
 from envcheck.matrix.facts.model import Matrix, branch, key
 from envcheck.matrix.resolver.candidates import Alternative, thresholds

@@ -1,22 +1,22 @@
-"""Read and write extensions.yaml, which ships in the package: through a cache, and in one canonical form."""
+"""extensions.yaml: the releases of native extensions, what their wheels bind to; its types, how it is read and written.
+
+Versions are strings. A row names its sources, as in matrix.yaml; what one weak source says is `verified: false`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from envcheck.errors import ConfigError
-from envcheck.matrix.extensions.model import Extension, ExtensionRelease, Extensions, ExtensionWheel
 from envcheck.matrix.facts.lookup import Facts
-from envcheck.matrix.facts.model import Matrix, key
-from envcheck.matrix.file import load as cache
-from envcheck.matrix.file.canonical import text
-from envcheck.matrix.file.lint import Problem, sources
+from envcheck.matrix.facts.model import Dotted, Fact, HostArch, Matrix, MatrixRow, Variant, key
+from envcheck.matrix.file.lint import Problem, sources, text
 from envcheck.matrix.file.load import refuse_duplicates, typed
 from envcheck.safe_files import read_whole
 
@@ -29,6 +29,107 @@ SHIPPED: Final = Path(__file__).with_name("extensions.yaml")
 _CHANNELS: Final = ("pypi", "pytorch", "project", "third-party")
 
 
+Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
+Major = Annotated[str, msgspec.Meta(pattern=r"^[0-9]+$")]
+Tag = Annotated[str, msgspec.Meta(pattern=r"^(py|cp)[0-9]+-(none|abi3|cp[0-9]+[mt]?)$")]
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")]
+
+# Who serves a wheel: the Python index, a PyTorch index, the project's own releases, or another author.
+Channel = Literal["pypi", "pytorch", "project", "third-party"]
+# What the libraries need of libtorch: nothing, its stable ABI, or C++ symbols; "mixed" has libraries of both kinds.
+Abi = Literal["none", "stable", "c++", "mixed"]
+
+
+class ExtensionWheel(Fact, frozen=True, kw_only=True):
+    """The wheels of a release for one host arch at one place, which differ in their Python tag and torch minor only.
+
+    `file` is the file name, in which "{tag}", "{torch}" and "{abi}" stand for the Python tag, the torch minor and TRUE
+    or FALSE; None when it is not known. `where` is the URL of the directory or index; None for the Python index.
+    `variants` are the PyTorch variants whose directory has it, or that the local version names; empty: any.
+    `torch` are the torch minors in the file name; empty where it names none. `built_for` is the requirement that a
+    torch must meet, where METADATA does not say it. `cxx11abi` are the C++ string ABIs that there is a wheel for.
+
+    `abi`, `cuda` (majors of the CUDA libraries that DT_NEEDED names), `sass` and `ptx` (the union over the libraries)
+    are None where nobody read them: such a wheel never counts as fitting. `code_verified` is false where they were not
+    read off the wheel's own libraries. `cuda_choices` says that there is one library for each major, and one suffices.
+    """
+
+    channel: Channel
+    where: str | None = None
+    file: str | None = None
+    sha256: dict[str, Sha256] = {}
+    arch: HostArch | Literal["any"]
+    tags: Annotated[list[Tag], msgspec.Meta(min_length=1)]
+    glibc: Dotted | None = None
+    size_mb: int | None = None
+    variants: list[Variant] = []
+    torch: list[Dotted] = []
+    built_for: str | None = None
+    built_for_verified: bool = True
+    cxx11abi: list[bool] = []
+    abi: Abi | None = None
+    cuda: list[Major] | None = None
+    cuda_choices: bool = False
+    sass: list[Dotted] | None = None
+    ptx: list[Dotted] = []
+    code_verified: bool = True
+
+
+class SourceBuild(Fact, frozen=True, kw_only=True):
+    """The source of a release: what a build needs and takes. `where` is None for an sdist on the Python index.
+
+    `torch` is the requirement that a torch must meet for the build to succeed; None where none is known.
+    `sass` is what it builds without TORCH_CUDA_ARCH_LIST, as far as nvcc knows it. `cpu`: it also builds without CUDA.
+    """
+
+    where: str | None = None
+    torch: str | None = None
+    needs: str
+    takes: str | None = None
+    sass: list[Dotted] = []
+    cpu: bool = False
+
+
+class ExtensionRelease(Fact, frozen=True, kw_only=True):
+    """A release. `requires` is its Requires-Dist for Linux without extras: name -> specifier ("" for any).
+
+    `jit` says what it compiles at first use and what that needs; None where it compiles nothing.
+    """
+
+    version: str
+    requires_python: str | None = None
+    requires: dict[Name, str] = {}
+    jit: str | None = None
+    built_from: SourceBuild | None = None
+    wheels: list[ExtensionWheel] = []
+
+
+class Extension(Fact, frozen=True, kw_only=True):
+    """A project with native code. `modules` are its native modules, `smallest_op` is the smallest call that proves it.
+
+    `instead` names other sources of the same GPU code, nearest first. `aliases` are its older names.
+    """
+
+    name: Name
+    aliases: list[Name] = []
+    modules: list[str] = []
+    smallest_op: str | None = None
+    instead: list[str] = []
+    releases: list[ExtensionRelease] = []
+
+
+class Extensions(MatrixRow, frozen=True, kw_only=True):
+    """The whole extensions.yaml."""
+
+    schema: Literal["envcheck/extensions/1"]
+    sources: dict[str, str]
+    extensions: list[Extension]
+
+    def find(self, name: str) -> Extension | None:
+        """Return the extension called `name` (normalized as PEP 503 says), by its name or an older one; or None."""
+        return next((row for row in self.extensions if name == row.name or name in row.aliases), None)
+
+
 def load(path: Path | None = None) -> Extensions:
     """Return the extensions in `path`, or the shipped ones. Raises ConfigError."""
     name = str(path) if path else SHIPPED.name
@@ -37,7 +138,7 @@ def load(path: Path | None = None) -> Extensions:
     except OSError as error:
         message = f"{name}: {error.strerror or 'cannot be read'}"
         raise ConfigError(message, fix="give a readable file with --extensions") from error
-    return cache.cached(raw, lambda: loads(raw, name) if path is None else _own(raw, name), Extensions)
+    return loads(raw, name) if path is None else _own(raw, name)
 
 
 def _own(raw: bytes, name: str) -> Extensions:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from envcheck.matrix.extensions.model import Channel, ExtensionRelease, ExtensionWheel, SourceBuild
+from envcheck.matrix.extensions.file import Channel, ExtensionRelease, ExtensionWheel, SourceBuild
 from envcheck.matrix.facts.lookup import Device, Facts, nvcc_in_wheels, ptx_runs, sass_runs
 from envcheck.matrix.facts.model import Cell, HostArch, key, python_key
 

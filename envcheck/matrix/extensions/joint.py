@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from envcheck.matrix.extensions.file import Extension, ExtensionRelease, Extensions
 from envcheck.matrix.extensions.fit import (
     INSTALLABLE,
     NOT_KNOWN,
@@ -20,7 +21,6 @@ from envcheck.matrix.extensions.fit import (
     newest_first,
     satisfiable,
 )
-from envcheck.matrix.extensions.model import Extension, ExtensionRelease, Extensions
 from envcheck.matrix.facts.lookup import Device, Facts, glibc
 from envcheck.matrix.facts.model import Cell, Matrix, key
 from envcheck.matrix.resolver.query import requested_devices

@@ -21,7 +21,7 @@ from envcheck.binaries.elf import ordered
 from envcheck.binaries.native_library import Library, dotted, is_foreign
 from envcheck.binaries.wheel_members import WheelContents
 from envcheck.errors import ConfigError
-from envcheck.matrix.extensions.model import Abi, Channel, Extension, ExtensionRelease, Extensions, ExtensionWheel
+from envcheck.matrix.extensions.file import Abi, Channel, Extension, ExtensionRelease, Extensions, ExtensionWheel
 from envcheck.matrix.facts.model import HostArch
 
 _ABIS: Final[tuple[tuple[str, Abi], ...]] = (

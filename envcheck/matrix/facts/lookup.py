@@ -324,41 +324,19 @@ def _key(name: str) -> str:
     return "".join([first, *(word for word in tail if not _FORM.fullmatch(word))])
 
 
-class OtherAccelerator(NamedTuple):
-    """The kind of accelerator, where PyTorch for it comes from, and the architecture of its usual host."""
+class OtherAccelerator(msgspec.Struct, frozen=True):
+    """The kind of accelerator, where PyTorch for it comes from, and the architecture of its usual host.
 
+    `pattern` finds it in a name that people, NVML or lspci give, whatever its case.
+    """
+
+    pattern: str
     kind: str
     advice: str
     arch: HostArch = "x86_64"
 
 
 _NVIDIA: Final = re.compile(r"\b(NVIDIA|TESLA|QUADRO|GEFORCE)\b", re.IGNORECASE)
-_JETSON: Final = re.compile(r"\b(JETSON|TEGRA|XAVIER|ORIN|THOR|NVGPU|DRIVE AGX)\b", re.IGNORECASE)
-_FAMILIES: Final = (
-    (
-        re.compile(
-            r"\b(AMD|ATI|RADEON|INSTINCT|ADVANCED MICRO|MI\d{2,3}[AX]?|RX ?\d{3,4}( ?XTX?)?|GFX\d{2,4}[A-F]?)\b",
-            re.IGNORECASE,
-        ),
-        OtherAccelerator("an AMD GPU", "PyTorch for it is the ROCm build (https://pytorch.org/get-started/locally/)"),
-    ),
-    (
-        re.compile(r"\b(GAUDI ?\d?|HL-?\d{3}[A-Z]?|HPU)\b", re.IGNORECASE),
-        OtherAccelerator("an Intel Gaudi", "its PyTorch (device hpu) comes with Intel's Gaudi software and its images"),
-    ),
-    (
-        re.compile(r"\b(ASCEND|NPU|910B\d?|910C|310P\d?)\b", re.IGNORECASE),
-        OtherAccelerator("an Ascend NPU", "its PyTorch is the package torch-npu beside torch's CPU build", "aarch64"),
-    ),
-    (
-        re.compile(r"\b(INTEL|ARC( PRO)? [AB]\d{2,3}M?|IRIS|UHD GRAPHICS|(GPU )?(MAX|FLEX) 1\d{2,3})\b", re.IGNORECASE),
-        OtherAccelerator("an Intel GPU", "PyTorch for it is the XPU build (https://pytorch.org/get-started/locally/)"),
-    ),
-    (
-        re.compile(r"\bAPPLE\b|^\s*M[1-9]( (PRO|MAX|ULTRA))?\s*$", re.IGNORECASE),
-        OtherAccelerator("an Apple GPU", "PyTorch for it is the macOS wheel with the mps device", "aarch64"),
-    ),
-)
 
 
 def other_accelerator(name: str) -> OtherAccelerator | None:
@@ -366,12 +344,7 @@ def other_accelerator(name: str) -> OtherAccelerator | None:
 
     Call this only with a name that is not in the matrix.
     """
-    if _JETSON.search(name):
-        return OtherAccelerator(
-            "an NVIDIA Jetson module",
-            "its driver and PyTorch wheels come with JetPack, from NVIDIA's Jetson index",
-            "aarch64",
-        )
-    if _NVIDIA.search(name):
-        return None
-    return next((family for pattern, family in _FAMILIES if pattern.search(name)), None)
+    path = Path(__file__).parents[1] / "other_accelerators.json"
+    jetson, *others = msgspec.json.decode(path.read_bytes(), type=list[OtherAccelerator])
+    known = [jetson] if _NVIDIA.search(name) else [jetson, *others]
+    return next((one for one in known if re.search(one.pattern, name, re.IGNORECASE)), None)

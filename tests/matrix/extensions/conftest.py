@@ -9,7 +9,7 @@ import pytest
 
 from envcheck.matrix.extensions import file
 from envcheck.matrix.extensions.answer import ExtensionResolution, resolve_with, wanted_extensions
-from envcheck.matrix.extensions.model import Extensions
+from envcheck.matrix.extensions.file import Extensions
 from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.resolver.resolve import Query, resolve
 

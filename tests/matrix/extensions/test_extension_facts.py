@@ -10,8 +10,7 @@ import pytest
 
 from envcheck.errors import ConfigError
 from envcheck.matrix.extensions import file
-from envcheck.matrix.extensions.file import MOST_MINORS, lint
-from envcheck.matrix.extensions.model import Extension, ExtensionRelease, Extensions, ExtensionWheel
+from envcheck.matrix.extensions.file import MOST_MINORS, Extension, ExtensionRelease, Extensions, ExtensionWheel, lint
 from envcheck.matrix.facts.model import Matrix
 from tests.tables import each
 

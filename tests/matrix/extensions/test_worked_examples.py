@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from envcheck.matrix.extensions.answer import ExtensionResolution
+from envcheck.matrix.extensions.file import Extensions
 from envcheck.matrix.extensions.fit import CellOnHost, fit
-from envcheck.matrix.extensions.model import Extensions
 from envcheck.matrix.facts.lookup import Facts
 from envcheck.matrix.facts.model import Cell, Matrix
 from tests.tables import each

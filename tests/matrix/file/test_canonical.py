@@ -12,7 +12,7 @@ import yaml
 
 from envcheck.cli.commands.schema import schema
 from envcheck.matrix.facts.model import Matrix
-from envcheck.matrix.file.canonical import HEADER, canonical, dump
+from envcheck.matrix.file.lint import HEADER, canonical, dump
 from envcheck.matrix.file.load import loads
 
 

@@ -7,16 +7,10 @@ from pathlib import Path
 import pytest
 
 from envcheck.errors import ConfigError
-from envcheck.matrix.facts.model import Matrix
 from envcheck.matrix.file.load import load, loads
 from tests.tables import each
 
 BAD = Path(__file__).parents[2] / "data" / "bad"
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 @pytest.mark.parametrize("file", sorted(BAD.glob("*.yaml")), ids=lambda file: file.stem)
@@ -48,9 +42,3 @@ def test_what_could_hold_itself_or_has_no_end_is_refused(text: str, says: str) -
     with pytest.raises(ConfigError) as caught:
         loads(text.encode(), "m.yaml")
     assert str(caught.value).startswith(says)
-
-
-def test_what_is_loaded_from_the_cache_is_what_the_file_says(shipped: Path, matrix: Matrix, tmp_path: Path) -> None:
-    assert load(shipped) == matrix
-    assert list((tmp_path / "envcheck").glob("matrix-*.msgpack"))
-    assert load(shipped) == matrix
