@@ -18,6 +18,7 @@ from envcheck.cli import COMMANDS, cli
 from envcheck.cli.commands import resolve
 from envcheck.cli.shared.process import LONGEST_LINE, last_line, stopping
 from envcheck.errors import EnvcheckError
+from envcheck.matrix.resolver.query import Query
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -171,9 +172,13 @@ def test_a_signal_ends_a_command_with_its_number(run: Run, monkeypatch: pytest.M
 
 
 def test_a_signal_that_is_ignored_stays_ignored_as_under_nohup(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hung_up(query: Query) -> Query:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return query
+
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        monkeypatch.setattr(resolve, "normalized", lambda query: os.kill(os.getpid(), signal.SIGHUP) or query)
+        monkeypatch.setattr(resolve, "normalized", hung_up)
         assert run("resolve", "--no-here")[0] == 0
     finally:
         signal.signal(signal.SIGHUP, before)
