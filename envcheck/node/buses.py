@@ -17,12 +17,10 @@ from envcheck.node.signal_source import (
     mapped,
     maybe,
     number,
-    reading,
     text,
     whole,
     word,
 )
-from envcheck.node.snapshot import Signal, unreadable
 
 _NVIDIA, _DISPLAY = "0x10de", ("0x0300", "0x0302")
 # PCI Express Base Specification: extended capabilities begin at 0x100; ACS is 0x000d, its control register at +6.
@@ -45,13 +43,8 @@ _ADDRESS = re.compile(r"[0-9a-fA-F]{4,}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 # What counts trouble; traffic is left out. Cumulative since the driver's load, or since somebody cleared them.
 _COUNTERS = (
-    "link_downed",
-    "link_error_recovery",
-    "symbol_error",
-    "port_rcv_errors",
-    "port_xmit_discards",
-    "local_link_integrity_errors",
-    "excessive_buffer_overrun_errors",
+    *("link_downed", "link_error_recovery", "symbol_error", "port_rcv_errors", "port_xmit_discards"),
+    *("local_link_integrity_errors", "excessive_buffer_overrun_errors"),
 )
 
 
@@ -59,9 +52,9 @@ def pci_sources(root: Path) -> dict[str, Source]:
     """Return what reads pci.gpus, pci.acs and pci.iommu."""
     bus = root / "sys/bus/pci/devices"
     return {
-        "pci.gpus": Source(_BUS, lambda: reading(bus, lambda place: [_gpu(gpu) for gpu in _gpus(place)])),
-        "pci.acs": Source(_BRIDGES, lambda: reading(bus, _bridges)),
-        "pci.iommu": Source(mapped(maybe(text)), lambda: reading(bus, _domains)),
+        "pci.gpus": Source(_BUS, lambda: [_gpu(gpu) for gpu in _gpus(bus)], bus),
+        "pci.acs": Source(_BRIDGES, lambda: _bridges(bus), bus),
+        "pci.iommu": Source(mapped(maybe(text)), lambda: _domains(bus), bus),
     }
 
 
@@ -130,20 +123,14 @@ def _domains(bus: Path) -> dict[str, str | None]:
 
 def infiniband_sources(root: Path) -> dict[str, Source]:
     """Return what reads ib.ports."""
-    return {"ib.ports": Source(_PORTS, lambda: ports(root))}
+    return {"ib.ports": Source(_PORTS, lambda: ports(root / "sys/class/infiniband"), root / "sys/class/infiniband")}
 
 
-def ports(root: Path) -> Signal:
-    """Read ib.ports: an empty list where the kernel has no such device, a reason where /sys cannot be read."""
-    classes = root / "sys/class"
-    devices = classes / "infiniband"
-    source = str(devices)
-    if not devices.is_dir() and classes.is_dir():
-        return Signal([], source=source)
-    try:
-        return Signal([_port(device, port) for device, port in _ports(devices)], source=source)
-    except OSError as error:
-        return unreadable(error, source)
+def ports(devices: Path) -> list[dict[str, Any]]:
+    """Return the ports, none where the kernel has no such device. Raises OSError where /sys cannot be read."""
+    if not devices.is_dir() and devices.parent.is_dir():
+        return []
+    return [_port(device, port) for device, port in _ports(devices)]
 
 
 def _ports(devices: Path) -> Iterator[tuple[Path, Path]]:

@@ -10,7 +10,7 @@ import functools
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,7 @@ def sources(root: Path, environ: Mapping[str, str]) -> list[ReadTask]:
     return [
         *_nvidia(root, environ, "all"),
         *signal_source.each(host.sources(root, environ) | containers.sources(root, environ)),
-        *signal_source.each({"env": Source(mapped(string), lambda: _environment(environ))}),
+        *signal_source.each({"env": Source(mapped(string), lambda: _environment(environ), "environment")}),
         signal_source.together(kernel_log.TYPES, lambda: kernel_log.signals(root)),
         *signal_source.each(buses.pci_sources(root) | buses.infiniband_sources(root)),
     ]
@@ -84,18 +84,18 @@ def _now() -> str:
     return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
 
 
-def _environment(environ: Mapping[str, str]) -> Signal:
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Keep what steers CUDA, NCCL and the loader, and nothing that looks like a secret."""
     steering = {n: v for n, v in environ.items() if n.startswith(_ENVIRONMENT) or n in _ENVIRONMENT_NAMES}
-    return Signal({n: v for n, v in sorted(steering.items()) if not _SECRET.search(n)}, source="environment")
+    return {n: v for n, v in sorted(steering.items()) if not _SECRET.search(n)}
 
 
 def _nvidia(root: Path, environ: Mapping[str, str], scope: str) -> list[ReadTask]:
     """Return what asks NVML, and what reads the versions of kernel module and libraries off files."""
     find = functools.partial(find_library, root=root, environ=environ)
     files = host.driver_sources(root) | {
-        "driver.library": Source(version, lambda: _library_version("libnvidia-ml.so.1", find("libnvidia-ml.so.1"))),
-        "driver.libcuda": Source(version, lambda: _library_version("libcuda.so.1", find("libcuda.so.1"))),
+        name: Source(version, functools.partial(_library_version, library, find), "the loader's path")
+        for name, library in (("driver.library", "libnvidia-ml.so.1"), ("driver.libcuda", "libcuda.so.1"))
     }
 
     def asked() -> signal_source.SourceReading:
@@ -122,7 +122,8 @@ def find_library(name: str, root: Path = _ROOT, environ: Mapping[str, str] = os.
     return next((path for path in candidates if path.exists()), None)
 
 
-def _library_version(name: str, path: Path | None) -> Signal:
+def _library_version(name: str, find: Callable[[str], Path | None]) -> Signal:
+    path = find(name)
     if path is None:
         return Signal(reason=f"{name} is not on the loader's path", why="unsupported")
     version = host.library_version(str(path.resolve()))

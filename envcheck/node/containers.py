@@ -5,21 +5,10 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from envcheck.node import subprocesses
-from envcheck.node.signal_source import (
-    Source,
-    fields,
-    listed,
-    mapped,
-    parsed,
-    string,
-    text,
-    unlimited,
-    version,
-    word,
-)
-from envcheck.node.snapshot import Signal, unreadable
+from envcheck.node.signal_source import Source, fields, listed, mapped, string, text, unlimited, version, word
 
 UNLIMITED = "unlimited"
 # cgroup v1 has no word for "no limit": it prints the largest page-aligned int64.
@@ -65,39 +54,43 @@ def cgroup_path(text: str) -> str | None:
 
 def sources(root: Path, environ: Mapping[str, str]) -> dict[str, Source]:
     """Return what reads the container, and toolkit.tools, engines, cdi and docker; absent is what is not installed."""
+    docker, cgroup = root / "etc/docker/daemon.json", root / "sys/fs/cgroup"
+    marks = "/.dockerenv, /run/.containerenv, environment, /proc/1/cgroup"
 
-    def tools() -> Signal:
-        return Signal({n: _version(p) for n in _TOOLS if (p := _which(n, root, environ))}, source="PATH")
+    def tools() -> dict[str, str]:
+        return {name: _version(path) for name in _TOOLS if (path := _which(name, root, environ))}
 
-    def engines() -> Signal:
-        return Signal([name for name in _ENGINES if _which(name, root, environ)], source="PATH")
+    def engines() -> list[str]:
+        return [name for name in _ENGINES if _which(name, root, environ)]
+
+    def runtimes() -> list[str]:
+        """Return docker's; settings that are no JSON object keep it from starting."""
+        return (
+            sorted({**json.loads(docker.read_text(errors="replace"))}.get("runtimes") or {}) if docker.exists() else []
+        )
 
     return {
-        "container.runtime": Source(text, lambda: _runtime(root, environ)),
-        "container.memory_limit": Source(unlimited, lambda: _memory_limit(root)),
-        "toolkit.tools": Source(mapped(text), tools),
-        "toolkit.engines": Source(listed(text), engines),
-        "toolkit.cdi": Source(_SPECIFICATIONS, lambda: _specifications(root)),
-        "toolkit.docker": Source(_RUNTIMES, lambda: _docker(root / "etc/docker/daemon.json")),
+        "container.runtime": Source(text, lambda: _runtime(root, environ), marks),
+        "container.memory_limit": Source(unlimited, lambda: memory_limit(_limit_file(root).read_text()), cgroup, "B"),
+        "toolkit.tools": Source(mapped(text), tools, "PATH"),
+        "toolkit.engines": Source(listed(text), engines, "PATH"),
+        "toolkit.cdi": Source(_SPECIFICATIONS, lambda: _specifications(root), ", ".join(f"/{one}" for one in _CDI)),
+        "toolkit.docker": Source(_RUNTIMES, lambda: {"runtimes": runtimes()}, docker),
     }
 
 
-def _runtime(root: Path, environ: Mapping[str, str]) -> Signal:
-    name = runtime(
-        dockerenv=(root / ".dockerenv").exists(),
-        containerenv=(root / "run/.containerenv").exists(),
-        environ=environ,
-        init_cgroup=word(root / "proc/1/cgroup") or "",
-    )
-    return Signal(name, source="/.dockerenv, /run/.containerenv, environment, /proc/1/cgroup")
+def _runtime(root: Path, environ: Mapping[str, str]) -> str:
+    docker, podman = (root / ".dockerenv").exists(), (root / "run/.containerenv").exists()
+    init = word(root / "proc/1/cgroup") or ""
+    return runtime(dockerenv=docker, containerenv=podman, environ=environ, init_cgroup=init)
 
 
-def _memory_limit(root: Path) -> Signal:
-    """Read the limit of cgroup v1, or of this process's own group, or of the top where that is hidden."""
+def _limit_file(root: Path) -> Path:
+    """Return the limit of cgroup v1, or of this process's own group, or of the top where that is hidden."""
     cgroup, v1 = root / "sys/fs/cgroup", "memory/memory.limit_in_bytes"
     own = (cgroup_path(word(root / "proc/self/cgroup") or "") or "/").strip("/")
     places = (cgroup / v1, cgroup / own / "memory.max")
-    return parsed(next((p for p in places if p.exists()), cgroup / "memory.max"), memory_limit, "B")
+    return next((place for place in places if place.exists()), cgroup / "memory.max")
 
 
 def _which(name: str, root: Path, environ: Mapping[str, str]) -> Path | None:
@@ -114,24 +107,12 @@ def _version(tool: Path) -> str:
     return match[0] if match else "unknown: it does not say"
 
 
-def _specifications(root: Path) -> Signal:
-    """Read each specification of NVIDIA's: its file, its kind, and the driver whose files it names."""
-    source = ", ".join(f"/{place}" for place in _CDI)
-    try:
-        files = [p for place in _CDI if (root / place).is_dir() for p in sorted((root / place).iterdir())]
-        texts = {p: p.read_text(errors="replace") for p in files if p.suffix in (".yaml", ".json")}
-    except OSError as error:
-        return unreadable(error, error.filename, source=source)
-    rows = [
+def _specifications(root: Path) -> list[dict[str, Any]]:
+    """Return each specification of NVIDIA's: its file, its kind, and the driver whose files it names."""
+    files = [p for place in _CDI if (root / place).is_dir() for p in sorted((root / place).iterdir())]
+    texts = {p: p.read_text(errors="replace") for p in files if p.suffix in (".yaml", ".json")}
+    return [
         {"path": f"/{path.relative_to(root)}", "kind": kind[1], "drivers": sorted(set(_DRIVER.findall(text)))}
         for path, text in texts.items()
         if (kind := _KIND.search(text))
     ]
-    return Signal(rows, source=source)
-
-
-def _docker(path: Path) -> Signal:
-    """Read the names of docker's runtimes; settings that are no JSON object keep docker from starting."""
-    if not path.exists():
-        return Signal({"runtimes": []}, source=str(path))
-    return parsed(path, lambda text: {"runtimes": sorted({**json.loads(text)}.get("runtimes") or {})})

@@ -1,7 +1,6 @@
 """The host around the GPUs: processes, memory, disks, NUMA, the clock. Files and system calls only."""
 
 import ctypes
-import functools
 import os
 import platform
 import re
@@ -13,14 +12,12 @@ from typing import Any
 
 from envcheck.node.signal_source import (
     Source,
-    ValueType,
     fields,
     flag,
     listed,
     mapped,
     number,
-    parsed,
-    reading,
+    of_file,
     string,
     text,
     unlimited,
@@ -28,7 +25,6 @@ from envcheck.node.signal_source import (
     whole,
     word,
 )
-from envcheck.node.snapshot import Signal, unreadable
 
 _KERNEL_MODULE = re.compile(r"^NVRM version:.*?Kernel Module\b.*?\s(?P<version>\d+\.\d+(?:\.\d+)?)\s", re.MULTILINE)
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD
@@ -122,59 +118,42 @@ def library_version(path: str) -> str | None:
     return match[1] if match else None
 
 
-# What one file says: the signal, its type, the file, how its text is read, and the unit.
-FileRow = tuple[str, ValueType, str, Callable[[str], Any], str | None]
-_FILES: tuple[FileRow, ...] = (
-    ("host.os", text, "etc/os-release", os_name, None),
-    ("host.cpu", text, "proc/cpuinfo", cpu_model, None),
-    ("host.hypervisor", flag, "proc/cpuinfo", hypervisor, None),
-    ("host.memory_total", number, "proc/meminfo", lambda said: meminfo(said).get("MemTotal"), "B"),
-    ("host.gpu_modules", listed(text), "proc/modules", gpu_modules, None),
-    ("host.hugepages", text, "sys/kernel/mm/transparent_hugepage/enabled", lambda said: _CHOSEN.findall(said)[0], None),
-    ("host.uptime", number, "proc/uptime", lambda said: float(said.split()[0]), "s"),
-    ("limits.memlock", unlimited, "proc/self/limits", lambda said: soft_limit(said, "Max locked memory"), "B"),
-    ("limits.nofile", unlimited, "proc/self/limits", lambda said: soft_limit(said, "Max open files"), "files"),
-)
-_MODULE = "proc/driver/nvidia/version"
-_DRIVER: tuple[FileRow, ...] = (
-    ("driver.kernel", version, _MODULE, lambda said: kernel_module(said)[0], None),
-    ("driver.kernel_flavour", text, _MODULE, lambda said: kernel_module(said)[1], None),
-)
-
-
-def _of_files(root: Path, rows: Iterable[FileRow]) -> Sources:
-    return {
-        name: Source(type_, functools.partial(parsed, root / file, parse, unit))
-        for name, type_, file, parse, unit in rows
-    }
-
-
 def driver_sources(root: Path) -> Sources:
     """Return what reads the kernel module's version, and whether it is the open one."""
-    return _of_files(root, _DRIVER)
+    file = root / "proc/driver/nvidia/version"
+    return {
+        "driver.kernel": of_file(version, file, lambda said: kernel_module(said)[0]),
+        "driver.kernel_flavour": of_file(text, file, lambda said: kernel_module(said)[1]),
+    }
 
 
 def sources(root: Path, environ: Mapping[str, str]) -> Sources:
     """Return what reads the host itself, its NUMA nodes, processes, memory, limits, clock and disks."""
-    system, nodes = platform.uname(), root / "sys/devices/system/node"
+    system, nodes, cpus = platform.uname(), root / "sys/devices/system/node", root / "proc/cpuinfo"
+    huge, pages = root / "sys/kernel/mm/transparent_hugepage/enabled", root / "sys/kernel/mm/hugepages"
+    limits, processes, shared = root / "proc/self/limits", root / "proc", root / "dev/shm"
     return {
-        "host.name": Source(text, lambda: _named(system.node)),
-        "host.arch": Source(text, lambda: Signal(system.machine, source="uname")),
-        "host.kernel": Source(text, lambda: Signal(system.release, source="uname")),
-        "host.cpus": Source(whole, lambda: Signal(len(os.sched_getaffinity(0)), unit="CPUs", source="affinity")),
-        **_of_files(root, _FILES),
-        "host.numa_nodes": Source(whole, lambda: reading(nodes, lambda place: len(_numbered(place)))),
-        "host.numa_cpus": Source(mapped(whole), lambda: reading(nodes, _numa_cpus)),
-        "host.stuck_processes": Source(_PROCESSES, lambda: reading(root / "proc", _stuck)),
-        "host.hugepages_free": Source(number, lambda: _huge_free(root / "sys/kernel/mm/hugepages")),
-        "shm.total": Source(number, lambda: _space(root / "dev/shm", root / "dev/shm", free=False)),
-        "clock.synchronized": Source(flag, clock_synchronized),
+        "host.name": Source(text, lambda: system.node or None, "uname"),
+        "host.arch": Source(text, lambda: system.machine, "uname"),
+        "host.kernel": Source(text, lambda: system.release, "uname"),
+        "host.cpus": Source(whole, lambda: len(os.sched_getaffinity(0)), "sched_getaffinity", "CPUs"),
+        "host.os": of_file(text, root / "etc/os-release", os_name),
+        "host.cpu": of_file(text, cpus, cpu_model),
+        "host.hypervisor": of_file(flag, cpus, hypervisor),
+        "host.memory_total": of_file(number, root / "proc/meminfo", lambda said: meminfo(said).get("MemTotal"), "B"),
+        "host.gpu_modules": of_file(listed(text), root / "proc/modules", gpu_modules),
+        "host.hugepages": of_file(text, huge, lambda said: _CHOSEN.findall(said)[0]),
+        "host.hugepages_free": Source(number, lambda: _huge_free(pages), pages, "B"),
+        "host.uptime": of_file(number, root / "proc/uptime", lambda said: float(said.split()[0]), "s"),
+        "host.numa_nodes": Source(whole, lambda: len(_numbered(nodes)), nodes),
+        "host.numa_cpus": Source(mapped(whole), lambda: _numa_cpus(nodes), nodes),
+        "host.stuck_processes": Source(_PROCESSES, lambda: _stuck(processes), processes),
+        "limits.memlock": of_file(unlimited, limits, lambda said: soft_limit(said, "Max locked memory"), "B"),
+        "limits.nofile": of_file(unlimited, limits, lambda said: soft_limit(said, "Max open files"), "files"),
+        "shm.total": Source(number, lambda: shutil.disk_usage(shared).total, shared, "B"),
+        "clock.synchronized": Source(flag, clock_synchronized, "adjtimex"),
         **_disks(root, environ),
     }
-
-
-def _named(node: str) -> Signal:
-    return Signal(node, source="uname") if node else Signal(reason="uname: no host name", why="no-data")
 
 
 def _numa_cpus(nodes: Path) -> dict[str, int]:
@@ -206,18 +185,10 @@ def _asleep(processes: Path, pids: Iterable[str]) -> dict[str, str]:
     return {pid: name for pid, name in names if name is not None}
 
 
-def _huge_free(sizes: Path) -> Signal:
-    """Read the bytes set aside as huge pages that nobody uses, over all sizes: no other process can have them."""
-    try:
-        free = {size.name: word(size / "free_hugepages") for size in sizes.iterdir()}
-        total = sum(
-            int(name.split("-")[1].removesuffix("kB")) * 1024 * int(pages or "") for name, pages in free.items()
-        )
-    except OSError as error:
-        return unreadable(error, sizes, "B")
-    except (ValueError, IndexError):
-        return Signal(reason=f"{sizes} is not understood", why="failed", unit="B", source=str(sizes))
-    return Signal(total, unit="B", source=str(sizes))
+def _huge_free(sizes: Path) -> int:
+    """Return the bytes set aside as huge pages that nobody uses, over all sizes: no other process can have them."""
+    free = {size.name: word(size / "free_hugepages") for size in sizes.iterdir()}
+    return sum(int(name.split("-")[1].removesuffix("kB")) * 1024 * int(pages or "") for name, pages in free.items())
 
 
 class _Timex(ctypes.Structure):
@@ -226,41 +197,23 @@ class _Timex(ctypes.Structure):
     _fields_ = (("modes", ctypes.c_uint), ("rest", ctypes.c_char * 508))
 
 
-def clock_synchronized() -> Signal:
+def clock_synchronized() -> bool:
     """Ask the kernel (adjtimex) whether something keeps its clock; asking changes nothing."""
-    try:
-        state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(_Timex()))
-    except (OSError, AttributeError) as error:
-        return Signal(reason=f"adjtimex: {error}", why="failed", source="adjtimex")
+    state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(_Timex()))
     if state < 0:
-        return unreadable(OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno())), "adjtimex")
-    return Signal(state != _TIME_ERROR, source="adjtimex")
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return bool(state != _TIME_ERROR)
 
 
 def _disks(root: Path, environ: Mapping[str, str]) -> Sources:
     """Return what reads the bytes free where work and caches go; each may be on a server of its own that is gone."""
 
-    def free(place: Path) -> Signal:
-        return _space(root / str(place).lstrip("/"), place)
+    def free(place: Callable[[], Path], named: str) -> Source:
+        return Source(number, lambda: shutil.disk_usage(root / str(place()).lstrip("/")).free, named, "B")
 
     temporary, home = environ.get("TMPDIR", "/tmp"), environ.get("HOME", "/root")  # noqa: S108 (where others write)
     return {
-        "disk.tmp.free": Source(number, lambda: free(Path(temporary))),
-        "disk.home.free": Source(number, lambda: free(Path("/", home.lstrip("/")))),
-        "disk.cwd.free": Source(number, lambda: free(_working_directory())),
+        "disk.tmp.free": free(lambda: Path(temporary), temporary),
+        "disk.home.free": free(lambda: Path("/", home.lstrip("/")), home),
+        "disk.cwd.free": free(Path.cwd, "the working directory"),
     }
-
-
-def _working_directory() -> Path:
-    try:
-        return Path.cwd()
-    except OSError:  # it was deleted: the signal says that it is not there
-        return Path("/proc/self/cwd")
-
-
-def _space(path: Path, place: Path | str, *, free: bool = True) -> Signal:
-    try:
-        usage = shutil.disk_usage(path)
-    except OSError as error:
-        return unreadable(error, place, "B")
-    return Signal(usage.free if free else usage.total, unit="B", source=str(place))

@@ -5,6 +5,7 @@ whose lock somebody holds. Nothing ends a thread that waits in the kernel, so it
 its signals say so.
 """
 
+import functools
 import re
 import threading
 import time
@@ -83,32 +84,36 @@ def word(path: Path) -> str | None:
         return None
 
 
-def reading(path: Path, read_path: Callable[[Path], Any]) -> Signal:
-    """Return what is read off a path, or why the system refused it."""
-    try:
-        return Signal(read_path(path), source=str(path))
-    except OSError as error:
-        return unreadable(error, error.filename or path, source=str(path))
-
-
-def parsed(path: Path, parse: Callable[[str], Any], unit: str | None = None) -> Signal:
-    """Read and parse one file; what cannot be read or understood becomes the reason."""
-    try:
-        value = parse(path.read_text(errors="replace"))
-    except OSError as error:
-        return unreadable(error, path, unit)
-    except (ValueError, IndexError, TypeError) as error:
-        return Signal(reason=f"{path}: {error}", why="failed", unit=unit, source=str(path))
-    if value is None:
-        return Signal(reason=f"{path} does not say", why="no-data", unit=unit, source=str(path))
-    return Signal(value, None, unit, str(path))
-
-
 class Source(NamedTuple):
-    """One signal of the node: `read` gives it, and a value has to fit `type`."""
+    """One signal of the node: what `read` returns, or why it raised, or a Signal of its own; a value has to fit `type`.
+
+    `place` is what is read, a path mostly.
+    """
 
     type: ValueType
-    read: Callable[[], Signal]
+    read: Callable[[], Any]
+    place: object
+    unit: str | None = None
+
+    def signal(self) -> Signal:
+        """Read it."""
+        place = str(self.place)
+        try:
+            value = self.read()
+        except OSError as error:
+            return unreadable(error, error.filename or place, self.unit, place)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            return Signal(reason=f"{place}: {error}", why="failed", unit=self.unit, source=place)
+        if isinstance(value, Signal):
+            return value
+        if value is None:
+            return Signal(reason=f"{place} does not say", why="no-data", unit=self.unit, source=place)
+        return Signal(value, None, self.unit, place)
+
+
+def of_file(type_: ValueType, path: Path, parse: Callable[[str], Any], unit: str | None = None) -> Source:
+    """Return the source of what a file says."""
+    return Source(type_, lambda: parse(path.read_text(errors="replace")), path, unit)
 
 
 class SourceReading(NamedTuple):
@@ -128,7 +133,7 @@ class ReadTask(NamedTuple):
 
 def each(sources: Mapping[str, Source]) -> list[ReadTask]:
     """Return a task for each of these signals."""
-    return [_alone(name, source) for name, source in sources.items()]
+    return [ReadTask({name: one.type}, functools.partial(_alone, name, one), TIMEOUT) for name, one in sources.items()]
 
 
 def together(types: Mapping[str, ValueType], read: Callable[[], dict[str, Signal]]) -> ReadTask:
@@ -145,8 +150,8 @@ def read(tasks: Sequence[ReadTask]) -> SourceReading:
     return SourceReading(signals, [gpu for reading in readings for gpu in reading.gpus])
 
 
-def _alone(name: str, source: Source) -> ReadTask:
-    return ReadTask({name: source.type}, lambda: SourceReading({name: source.read()}), TIMEOUT)
+def _alone(name: str, source: Source) -> SourceReading:
+    return SourceReading({name: source.signal()})
 
 
 def _start(task: ReadTask) -> tuple[threading.Thread, list[SourceReading]]:

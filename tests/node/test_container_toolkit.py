@@ -31,7 +31,7 @@ PATH = {"PATH": "relative:/usr/bin"}
 
 def read(sources: Mapping[str, Source]) -> dict[str, Signal]:
     """Read them one after the other."""
-    return {name: source.read() for name, source in sources.items()}
+    return {name: source.signal() for name, source in sources.items()}
 
 
 def tool(root: Path, name: str, body: str) -> Path:

@@ -19,7 +19,7 @@ REDIRECTS = 0b0011101  # source validation, request and completion redirect, ups
 
 def read(sources: Mapping[str, Source]) -> dict[str, Signal]:
     """Read them one after the other."""
-    return {name: source.read() for name, source in sources.items()}
+    return {name: source.signal() for name, source in sources.items()}
 
 
 def test_each_pair_is_told_with_what_its_gpus_may_and_the_path_between_them(fake_nvml: Fake) -> None:

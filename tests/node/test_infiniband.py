@@ -32,7 +32,7 @@ def test_a_port_is_read_whole_and_names_no_address(tmp_path: Path) -> None:
     gid(path, 2, ZERO, "RoCE v2")
     (path / "counters/link_downed").write_text("3\n")
     (path / "counters/symbol_error").write_text("N/A (no PMA)\n")
-    signal = buses.ports(tmp_path)
+    signal = buses.infiniband_sources(tmp_path)["ib.ports"].signal()
     [actual] = signal.value
     counters = actual.pop("counters")
     assert actual == {
@@ -57,16 +57,20 @@ def test_the_ports_of_one_card_are_in_one_slot(tmp_path: Path) -> None:
         port(tmp_path, device)
         (tmp_path / place).mkdir()
         (tmp_path / f"sys/class/infiniband/{device}/device").symlink_to(tmp_path / place)
-    assert [p["slot"] for p in buses.ports(tmp_path).value] == ["0000:5e:00", "0000:5e:00", None]
+    assert [p["slot"] for p in buses.infiniband_sources(tmp_path)["ib.ports"].signal().value] == [
+        "0000:5e:00",
+        "0000:5e:00",
+        None,
+    ]
 
 
 def test_a_guests_virtual_function_is_left_to_the_guest(tmp_path: Path) -> None:
     (port(tmp_path, "mlx5_8").parents[1] / "device/physfn").mkdir(parents=True)
     port(tmp_path, "mlx5_0")
-    assert [p["device"] for p in buses.ports(tmp_path).value] == ["mlx5_0"]
+    assert [p["device"] for p in buses.infiniband_sources(tmp_path)["ib.ports"].signal().value] == ["mlx5_0"]
 
 
 def test_no_device_is_an_empty_list_and_no_sys_a_reason(tmp_path: Path) -> None:
-    assert buses.ports(tmp_path).reason
+    assert buses.infiniband_sources(tmp_path)["ib.ports"].signal().reason
     (tmp_path / "sys/class").mkdir(parents=True)
-    assert buses.ports(tmp_path).value == []
+    assert buses.infiniband_sources(tmp_path)["ib.ports"].signal().value == []

@@ -11,7 +11,7 @@ from envcheck.node.snapshot import Signal
 
 
 def source(read: Callable[[], Signal]) -> Source:
-    return Source(whole, read)
+    return Source(whole, read, "here")
 
 
 def value(number: int) -> Signal:
