@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple, get_args
 
 from envcheck.fleet.pairs.diagnosis import grouped
 from envcheck.fleet.pairs.launch import Fleet, planner
-from envcheck.fleet.pairs.results import ROLL_CALL, Diagnosis, GroupResult, GroupTest, NodeAnswer
+from envcheck.fleet.pairs.results import ROLL_CALL, Diagnosis, GroupResult, GroupTest, NodeAnswer, name_of
 
 FaultKind = Literal[
     "none",
@@ -89,6 +89,24 @@ class SimulatedFleet:
         kernel = "5.15.0-1061" if faulty and kind == "wrong-kernel" else "5.15.0-1078"
         clock = -3600.0 if faulty and kind == "lying-clock" else 0.0
         return NodeAnswer(node, "pass", "", 8, "570.124.06", kernel, clock)
+
+
+def planted(faults: Faults) -> set[frozenset[str]]:
+    """Return what a diagnosis has to name: each faulty node, or the two ends of a link."""
+    if faults.kind == "bad-uplink":
+        return {frozenset({f"{name_of(faults.who)} to other groups"})}
+    return {frozenset(faults.who)} if faults.kind == "bad-link" else {frozenset({node}) for node in faults.who}
+
+
+def named(diagnosis: Diagnosis) -> set[frozenset[str]]:
+    """Return what a diagnosis names, a GPU by its node; a node without a report is named as undetermined."""
+    rows = {frozenset(row.nodes) for row in diagnosis.undetermined}
+    for kind, who in ((blame.kind, blame.who) for blame in diagnosis.blamed):
+        ends = (
+            who.split("-") if kind == "link" and " " not in who else [who.partition(" ")[0] if kind == "gpu" else who]
+        )
+        rows.add(frozenset(ends))
+    return rows
 
 
 class Extent(NamedTuple):

@@ -1,12 +1,15 @@
-"""When the last verdict of a node answers a gate's question, and which of two verdicts is kept."""
+"""When the last verdict of a node answers a gate's question, which of two is kept, and the file in which it waits."""
 
+import os
 import re
+from pathlib import Path
 from typing import Any
 
-from msgspec import structs
+import pytest
+from msgspec import json, structs
 
 from envcheck.fleet import gate
-from envcheck.fleet.gate import Boot, GatedEnvironment, GateQuestion, NodeVerdict
+from envcheck.fleet.gate import Boot, GatedEnvironment, GateQuestion, NodeVerdict, fingerprint, this_boot
 from tests.builders import report, row
 from tests.tables import each
 
@@ -15,54 +18,53 @@ NOW = Boot(node="n1", boot="b-1", driver="570.124.06", gpus=8, uptime=1000.0)
 QUESTION = GateQuestion(subject=PYTHON, level="quick", require_gpu=True, max_age=900.0)
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ENVCHECK_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
 def verdict(age: float = 60.0, level: str = "quick", mode: Any = "gpu", status: Any = "pass", **at: Any) -> NodeVerdict:
     boot = structs.replace(NOW, uptime=NOW.uptime - age)
     return NodeVerdict(subject=PYTHON, at=structs.replace(boot, **at), level=level, mode=mode, status=status)
 
 
-@each("age", [0.0, 60.0, 900.0])
-def test_a_fresh_pass_answers(age: float) -> None:
-    assert gate.why_unusable(verdict(age), QUESTION, NOW) == ""
+OLD_FAILURE = verdict(level="standard", status="fail", uptime=-90_000.0)
 
 
 @each(
-    "kept, why",
+    "kept, question, why",
     [
-        (verdict(900.1), "900 s old"),
-        (verdict(-0.1), "from the future"),
-        (verdict(uptime=float("nan")), "from the future"),
-        (verdict(boot="b-0"), "booted since"),
-        (verdict(driver="535.183.01"), "the driver was 535.183.01"),
-        (verdict(driver=""), "the driver was none"),
-        (verdict(gpus=7), "7 GPUs"),
-        (verdict(node="n2"), "about node n2"),
-        (verdict(level="static"), "level is static"),
-        (verdict(level="nonsense"), "level is unknown"),
-        (verdict(mode="cpu"), "saw no GPU"),
-        (verdict(status="error"), "undetermined"),
-        (structs.replace(verdict(), subject=structs.replace(PYTHON, state="cd34")), "another environment"),
-        (structs.replace(verdict(), subject=structs.replace(PYTHON, name="/other")), "another environment"),
+        *((verdict(age), QUESTION, "") for age in (0.0, 60.0, 900.0)),
+        (verdict(900.1), QUESTION, "900 s old"),
+        (verdict(-0.1), QUESTION, "from the future"),
+        (verdict(uptime=float("nan")), QUESTION, "from the future"),
+        (verdict(boot="b-0"), QUESTION, "booted since"),
+        (verdict(driver="535.183.01"), QUESTION, "the driver was 535.183.01"),
+        (verdict(driver=""), QUESTION, "the driver was none"),
+        (verdict(gpus=7), QUESTION, "7 GPUs"),
+        (verdict(node="n2"), QUESTION, "about node n2"),
+        (verdict(level="static"), QUESTION, "level is static"),
+        (verdict(level="nonsense"), QUESTION, "level is unknown"),
+        (verdict(mode="cpu"), QUESTION, "saw no GPU"),
+        (verdict(status="error"), QUESTION, "undetermined"),
+        (structs.replace(verdict(), subject=structs.replace(PYTHON, state="cd34")), QUESTION, "another environment"),
+        (structs.replace(verdict(), subject=structs.replace(PYTHON, name="/other")), QUESTION, "another environment"),
+        # A failure answers at every level, also without a GPU, and at a lower one until a run of its own level passes.
+        *((verdict(level=one, mode="cpu", status="fail"), QUESTION, "") for one in ("static", "quick", "full")),
+        (OLD_FAILURE, QUESTION, ""),
+        (OLD_FAILURE, QUESTION._replace(level="standard"), "s old"),
+        (verdict(status="fail", uptime=-90_000.0), QUESTION, "s old"),
     ],
 )
-def test_what_is_not_fresh_or_of_something_else_does_not_answer(kept: NodeVerdict, why: str) -> None:
-    assert why in gate.why_unusable(kept, QUESTION, NOW)
+def test_what_is_fresh_and_of_this_environment_answers(kept: NodeVerdict, question: GateQuestion, why: str) -> None:
+    actual = gate.why_unusable(kept, question, NOW)
+    assert why in actual
+    assert bool(why) == bool(actual)
 
 
 def test_a_kernel_that_names_no_boot_proves_none() -> None:
-    nameless = structs.replace(NOW, boot="")
-    assert gate.why_unusable(verdict(boot=""), QUESTION, nameless)
-
-
-@each("level", ["static", "quick", "standard", "full"])
-def test_a_failure_answers_at_every_level_also_without_a_gpu(level: str) -> None:
-    assert gate.why_unusable(verdict(level=level, mode="cpu", status="fail"), QUESTION, NOW) == ""
-
-
-def test_a_failure_of_a_higher_level_answers_until_a_run_of_that_level_passes() -> None:
-    failed = verdict(level="standard", status="fail", uptime=-90_000.0)
-    assert gate.why_unusable(failed, QUESTION, NOW) == ""
-    assert "s old" in gate.why_unusable(failed, QUESTION._replace(level="standard"), NOW)
-    assert "s old" in gate.why_unusable(verdict(status="fail", uptime=-90_000.0), QUESTION, NOW)
+    assert gate.why_unusable(verdict(boot=""), QUESTION, structs.replace(NOW, boot=""))
 
 
 def test_a_pass_of_a_lower_level_does_not_hide_what_a_higher_one_found() -> None:
@@ -78,19 +80,18 @@ def test_a_pass_of_a_lower_level_does_not_hide_what_a_higher_one_found() -> None
 
 
 def test_the_verdict_of_a_run_names_the_first_check_that_decided() -> None:
-    run = report(row("matmul"), row("ecc", "fail", "GPU 3: 2 uncorrected\nerrors " + "x" * 90), row("ddp", "fail"))
+    run = report(
+        row("matmul"), row("ecc", "fail", 'GPU 3: 2 "x"\n\x1b[31m\u202eerrors ' + "x" * 90), row("ddp", "fail")
+    )
     made = gate.of_report(run, PYTHON, NOW)
     assert made is not None
     assert (made.status, made.check, made.level, made.mode) == ("fail", "ecc", "quick", "gpu")
-    assert re.fullmatch(r"envcheck: ecc: GPU 3: 2 uncorrected errors x+\.\.\.", made.reason)
+    assert re.fullmatch(r"envcheck: ecc: GPU 3: 2 'x' errors x+\.\.\.", made.reason), "no terminal's codes, no quotes"
     assert len(made.reason) == len("envcheck: ecc: ") + gate.SUMMARY_LENGTH
-
-
-def test_an_error_is_undetermined_and_a_run_that_was_cut_short_is_no_verdict() -> None:
     undetermined = gate.of_report(report(row("matmul"), row("nvml", "error")), PYTHON, NOW)
     assert undetermined is not None
     assert (undetermined.status, undetermined.check) == ("error", "nvml")
-    assert gate.of_report(report(row("matmul"), ended=""), PYTHON, NOW) is None
+    assert gate.of_report(report(row("matmul"), ended=""), PYTHON, NOW) is None, "it was cut short"
 
 
 @each(
@@ -111,13 +112,8 @@ def test_a_required_gpu_is_undetermined_where_only_a_torch_that_is_not_there_cou
     assert made is not None
     assert made.status == status
     assert made.decided_by == ("requirements: " + "x" * 90 if status == "error" else "require-gpu: torch sees no GPU")
-    optional = QUESTION._replace(require_gpu=False)
-    assert gate.why_unusable(made, optional, NOW)
+    assert gate.why_unusable(made, QUESTION._replace(require_gpu=False), NOW)
     assert bool(gate.why_unusable(made, QUESTION, NOW)) == (status == "error")
-
-
-def test_what_a_check_says_cannot_steer_a_terminal_or_close_a_quote() -> None:
-    assert gate.one_line('\x1b[31mred\x1b[0m "a"\n\tb\u202ec') == "red 'a' bc"
 
 
 def test_an_image_by_digest_is_the_same_whatever_the_engine_calls_it() -> None:
@@ -125,3 +121,75 @@ def test_an_image_by_digest_is_the_same_whatever_the_engine_calls_it() -> None:
     assert gate.image_subject(digest, "sha256:1", None) == gate.image_subject(digest, None, None)
     assert gate.image_subject("torch:1", "sha256:1", None) != gate.image_subject("torch:1", "sha256:2", None)
     assert gate.image_subject(digest, None, None) != gate.image_subject(digest, None, "/opt/conda/bin/python")
+
+
+def test_a_verdict_is_read_as_it_was_kept_and_only_its_user_reads_it() -> None:
+    path = gate.keep(verdict(level="standard", status="fail"))
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert gate.keep(verdict()) == path
+    assert gate.read(path) == verdict(level="standard", status="fail"), "what a lower level says does not replace it"
+
+
+@each(
+    "content",
+    [
+        *(json.encode(verdict())[:length] for length in (0, 1, 30, -1)),
+        b"\xff\xfe",
+        b"[" * 60_000,
+        json.encode(verdict()).replace(b'"pass"', b'"fine"'),
+        json.encode(verdict()).replace(b"envcheck/gate/1", b"envcheck/gate/2"),
+        json.encode(verdict()).replace(b'"left_out":0', b'"left_out":0,"more":1'),
+        json.encode(verdict()) + b" " * (1 << 17) + b"x",
+    ],
+)
+def test_what_is_half_written_or_of_another_version_is_no_verdict(content: bytes) -> None:
+    path = gate.keep(verdict())
+    path.write_bytes(content)
+    assert gate.read(path) is None
+    gate.keep(verdict())
+    assert gate.read(path) == verdict()
+
+
+def test_a_link_a_pipe_and_a_file_that_others_may_write_are_no_verdict(tmp_path: Path) -> None:
+    path = gate.keep(verdict())
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(path.read_bytes())
+    path.chmod(0o666)
+    assert gate.read(path) is None
+    path.unlink()
+    path.symlink_to(elsewhere)
+    assert gate.read(path) is None
+    path.unlink()
+    os.mkfifo(path)
+    assert gate.read(path) is None
+
+
+def test_a_whole_run_is_kept_and_one_that_was_cut_short_is_not(home: Path) -> None:
+    gate.keep_run(report(row("matmul"), ended=""), None, None)
+    assert not [*home.glob("gate/*")]
+    gate.keep_run(report(row("matmul")), None, None)
+    (path,) = home.glob("gate/*")
+    kept = gate.read(path)
+    assert kept is not None
+    assert (kept.status, kept.subject.state) == ("pass", "sha256:1")
+
+
+def test_an_environment_in_which_a_package_was_installed_is_another_one(tmp_path: Path) -> None:
+    packages, python = tmp_path / "venv/lib/python3.11/site-packages", tmp_path / "venv/bin/python"
+    packages.mkdir(parents=True)
+    python.parent.mkdir()
+    python.touch()
+    before = fingerprint(python)
+    assert fingerprint(python) == before
+    (packages / "torch").mkdir()
+    assert fingerprint(python) != before
+
+
+def test_the_driver_and_its_gpus_are_read_off_the_kernel_module(tmp_path: Path) -> None:
+    line = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26 01:46:33 UTC 2025\n"
+    (tmp_path / "version").write_text(line)
+    (tmp_path / "gpus/0000:01:00.0").mkdir(parents=True)
+    (tmp_path / "gpus/0000:02:00.0").mkdir()
+    here = this_boot({"SLURMD_NODENAME": "n7"}, tmp_path)
+    assert (here.node, here.driver, here.gpus) == ("n7", "570.124.06", 2)
+    assert this_boot({}, tmp_path / "none").driver == ""

@@ -157,4 +157,4 @@ def differences(facts: Mapping[str, Mapping[str, Any]], names: Sequence[str]) ->
 
 def short(text: str) -> str:
     """Return what a node says in a length and with characters that a line can hold."""
-    return printable(text[:120])
+    return " ".join(printable(text[:120]).split())

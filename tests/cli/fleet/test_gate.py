@@ -15,6 +15,7 @@ from envcheck.cli.fleet import gate as command_module
 from envcheck.fleet import gate as verdicts
 from envcheck.fleet.gate import GatedEnvironment, NodeVerdict, fingerprint, this_boot
 from tests.builders import report, row
+from tests.tables import each
 
 PYTHON = Path(sys.executable)
 SUBJECT = GatedEnvironment(kind="python", name=sys.executable, state=fingerprint(PYTHON))
@@ -54,29 +55,17 @@ def no_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_run")
-def test_a_fresh_pass_lets_work_in_and_calls_nothing(tmp_path: Path) -> None:
+def test_a_fresh_verdict_decides_and_only_a_failure_drains_with_its_reason(tmp_path: Path) -> None:
     calls = scontrol(tmp_path)
     keep("pass")
     result = gate("--drain")
     assert (result.exit_code, result.output.partition(",")[0]) == (0, "n7 may take work: standard passed")
-    assert not calls.exists()
-
-
-@pytest.mark.usefixtures("no_run")
-def test_a_fresh_failure_drains_with_its_reason(tmp_path: Path) -> None:
-    calls = scontrol(tmp_path)
     keep("fail", check="gpu-visible", summary="7 of 8 GPUs")
+    assert gate().exit_code == 1
+    assert not calls.exists(), "a pass, or no --drain, calls nothing"
     result = gate("--drain")
     assert (result.exit_code, result.output) == (1, "envcheck: gpu-visible: 7 of 8 GPUs\n")
     assert calls.read_text() == "update nodename=n7 state=drain reason=envcheck: gpu-visible: 7 of 8 GPUs\n"
-
-
-@pytest.mark.usefixtures("no_run")
-def test_without_drain_a_failure_calls_nothing(tmp_path: Path) -> None:
-    calls = scontrol(tmp_path)
-    keep("fail", check="ecc", summary="2 errors")
-    assert gate().exit_code == 1
-    assert not calls.exists()
 
 
 @pytest.mark.usefixtures("no_run")
@@ -104,41 +93,31 @@ def test_in_a_pod_a_failure_marks_the_node_and_a_pass_takes_that_back(monkeypatc
 
 
 @pytest.mark.usefixtures("no_run")
+@each("body", ["sleep 60", "echo down >&2; exit 1"])
 def test_a_controller_that_does_not_answer_changes_no_verdict(
-    subtests: pytest.Subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
-    cases: list[str] = ["sleep 60", "echo down >&2; exit 1"]
-    for body in cases:
-        with subtests.test(str(body)):
-            monkeypatch.setattr(command_module, "_DRAIN_SECONDS", 0.3)
-            scontrol(tmp_path, body)
-            keep("fail", check="ecc", summary="2 errors")
-            result = gate("--drain")
-            assert result.exit_code == 1
-            assert "warning: n7 is not drained: scontrol: " in result.stderr
+    monkeypatch.setattr(command_module, "_DRAIN_SECONDS", 0.3)
+    scontrol(tmp_path, body)
+    keep("fail", check="ecc", summary="2 errors")
+    result = gate("--drain")
+    assert result.exit_code == 1
+    assert "warning: n7 is not drained: scontrol: " in result.stderr
 
 
-def test_what_hangs_is_ended_by_the_budget_and_undetermined(
-    subtests: pytest.Subtests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_cannot_be_judged_is_no_failure_and_drains_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cases: list[tuple[str, int]] = [("refuse", 3), ("admit", 0)]
-    for policy, code in cases:
-        with subtests.test(str((policy, code))):
-            calls = scontrol(tmp_path)
-            monkeypatch.setattr("envcheck.fleet.gate.run_checks", lambda *_, **__: time.sleep(60))
-            result = gate("--budget", "1s", "--drain", "--on-error", policy)
-            assert result.exit_code == code
-            assert "undetermined: the run did not end within its budget of 1 s" in result.stderr
-            assert not calls.exists()
-
-
-def test_a_wrong_configuration_is_2_unless_it_is_admitted(subtests: pytest.Subtests) -> None:
-    cases: list[tuple[str, int]] = [("refuse", 2), ("admit", 0)]
-    for policy, code in cases:
-        with subtests.test(str((policy, code))):
-            result = gate("--python", "/no/such/python", "--on-error", policy)
-            assert result.exit_code == code
-            assert "wrong configuration: no Python at /no/such/python" in result.stderr
+    calls = scontrol(tmp_path)
+    monkeypatch.setattr("envcheck.fleet.gate.run_checks", lambda *_, **__: time.sleep(60))
+    hangs = ["--budget", "1s", "--drain"], 3, "undetermined: the run did not end within its budget of 1 s"
+    wrong = ["--python", "/no/such/python"], 2, "wrong configuration: no Python at /no/such/python"
+    for words, code, message in (hangs, wrong):
+        for policy in ("refuse", "admit"):
+            result = gate(*words, "--on-error", policy)
+            assert (result.exit_code, message in result.stderr) == (code if policy == "refuse" else 0, True)
+    assert not calls.exists()
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0), "no alarm is left behind"
 
 
 def test_a_stale_verdict_is_replaced_by_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,9 +134,3 @@ def test_a_stale_verdict_is_replaced_by_a_run(monkeypatch: pytest.MonkeyPatch) -
     assert "undetermined: matmul: no answer; see with `envcheck run` what to do" in result.stderr
     assert gate().exit_code == 3, "an undetermined verdict is not believed a second time"
     assert len(runs) == 2
-
-
-def test_an_expired_limit_leaves_no_alarm_behind() -> None:
-    with command_module.ended_after(50):
-        assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

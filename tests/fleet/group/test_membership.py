@@ -13,10 +13,7 @@ SLURM = {
     "SLURM_PROCID": "2",
     "SLURM_LOCALID": "0",
     "SLURM_NODEID": "2",
-    "SLURM_NTASKS": "4",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_STEP_NUM_NODES": "4",
-    "SLURM_NNODES": "4",
+    **dict.fromkeys(["SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES", "SLURM_NNODES"], "4"),
     "SLURM_JOB_NUM_NODES": "4",
     "SLURM_STEP_NODELIST": "n[1-4]",
     "SLURM_JOB_NODELIST": "n[1-4]",
@@ -38,9 +35,10 @@ KUBERNETES = {
     "JOB_COMPLETION_INDEX": "3",
     "NNODES": "4",
     "NODE_NAME": "pool-a-3",
-    "MASTER_ADDR": "envcheck-group-node-0-0.envcheck-group",
     "MASTER_PORT": "29500",
+    "MASTER_ADDR": "envcheck-group-node-0-0.envcheck-group",
 }
+MPI = {f"OMPI_COMM_WORLD_{name}": value for name, value in {"RANK": "1", "SIZE": "4", "LOCAL_RANK": "1"}.items()}
 
 
 def test_a_step_of_slurm() -> None:
@@ -87,16 +85,7 @@ def test_a_run_that_is_given_goes_before_the_environment() -> None:
         ({**KUBERNETES, "MASTER_ADDR": "a b"}, "'a b' is not a host name"),
         ({**KUBERNETES, "MASTER_PORT": "65536"}, "MASTER_PORT='65536'"),
         ({**KUBERNETES, "MASTER_PORT": "http"}, "MASTER_PORT='http'"),
-        (
-            {
-                "OMPI_COMM_WORLD_RANK": "1",
-                "OMPI_COMM_WORLD_SIZE": "4",
-                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
-                "MASTER_ADDR": "a",
-            },
-            "one process a node",
-        ),
+        ({**MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "MASTER_ADDR": "a"}, "one process a node"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(environ: dict[str, str], words: str) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from envcheck.fleet.group import outcome as outcomes
 from envcheck.fleet.group.outcome import nodes_of, of_group, of_node
@@ -11,6 +12,7 @@ from envcheck.fleet.group.session import interface_of
 from envcheck.fleet.one_report import NotAReportError, read
 from envcheck.reports.model import RunReport, encode
 from envcheck.runner.schema import GroupFacts, OutcomeRow
+from tests.builders import row
 from tests.fleet.node_reports import node_report
 from tests.tables import each
 
@@ -21,14 +23,7 @@ WAITED = "RuntimeError: Connection closed by peer [127.0.0.1]:4711"
 
 
 def part(error: dict[str, Any] | None = None, *progress: list[Any]) -> dict[str, Any]:
-    return {
-        "ranks": [{}, {}],
-        "error": error,
-        "seconds": 1.0,
-        "body": 1.0,
-        "progress": list(progress),
-        "logs": ["", ""],
-    }
+    return {"ranks": [{}, {}], "error": error, "seconds": 1.0, "body": 1.0, "progress": progress, "logs": ["", ""]}
 
 
 def test_a_rank_that_died_comes_before_those_that_waited() -> None:
@@ -70,29 +65,18 @@ def test_why_a_group_cannot_measure() -> None:
     assert "n2" in outcomes.broken({1: {**ready, "error": "ImportError"}}, {}, NAMES)
 
 
-def outcome(status: str, culprit: str, *, remeasure: bool = False) -> OutcomeRow:
-    return msgspec.convert(
-        {
-            "id": "all-reduce",
-            "kind": "env",
-            "status": status,
-            "summary": f"wrong on {culprit}",
-            "culprit": culprit,
-            "code": "data.wrong",
-            "remeasure": remeasure,
-            "ranks": [0, 1, 2, 3, 4, 5],
-        },
-        OutcomeRow,
-    )
+def outcome(status: Any, culprit: str, *, remeasure: bool = False) -> OutcomeRow:
+    made = row("all-reduce", status, f"wrong on {culprit}")
+    return structs.replace(made, kind="env", culprit=culprit, remeasure=remeasure, ranks=[0, 1, 2, 3, 4, 5])
 
 
 def report(*outcomes: OutcomeRow) -> RunReport:
     document = msgspec.convert(node_report("n1", "cpu"), RunReport)
-    return msgspec.structs.replace(document, outcomes=list(outcomes), group=GROUP)
+    return structs.replace(document, outcomes=list(outcomes), group=GROUP)
 
 
 @each(
-    "row, statuses",
+    "blamed, statuses",
     [
         (outcome("fail", "all-gather, rank 2"), ["error", "fail", "error"]),
         (outcome("fail", "rank 2 (cpu of n2)", remeasure=True), ["pass", "fail", "pass"]),
@@ -102,8 +86,8 @@ def report(*outcomes: OutcomeRow) -> RunReport:
         (outcome("pass", ""), ["pass", "pass", "pass"]),
     ],
 )
-def test_a_nodes_report_fails_only_for_what_it_is_blamed_for(row: OutcomeRow, statuses: list[str]) -> None:
-    nodes = [of_node(report(row), number) for number in range(3)]
+def test_a_nodes_report_fails_only_for_what_it_is_blamed_for(blamed: OutcomeRow, statuses: list[str]) -> None:
+    nodes = [of_node(report(blamed), number) for number in range(3)]
     assert [node.outcomes[0].status for node in nodes] == statuses
     assert [node.outcomes[0].ranks for node in nodes] == [[0, 1], [2, 3], [4, 5]]
     codes = {"pass": 0, "fail": 1, "error": 3}
