@@ -1,6 +1,6 @@
 """The options of a command are one frozen dataclass: each field has its type, its default and its help.
 
-    max_bytes: Annotated[int, Option("Bytes for all mirrors together.", type=Size(), advanced=True)] = 128_000_000
+    max_bytes: Annotated[int, Option("Bytes for all mirrors together.", type=Size())] = 128_000_000
 
 `Literal` is a choice, a tuple may be repeated, a bool is a flag; a field without a default must be given. What click's
 own Option and Argument take passes through. Each option has a variable: ENVCHECK_MIRROR_PROBE_MAX_BYTES.
@@ -40,9 +40,8 @@ _NUMBER: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([A-Za-z]?)")
 class Option:
     """How a field is written on the command line: its help, and its flags unless that is the field's name."""
 
-    def __init__(self, *texts: str, advanced: bool = False, **settings: Any) -> None:
+    def __init__(self, *texts: str, **settings: Any) -> None:
         self.names = [text for text in texts if text.startswith("-")]
-        self.advanced = advanced
         self.settings = {"help": " ".join(text for text in texts if not text.startswith("-")), **settings}
 
 
@@ -168,9 +167,7 @@ def _variable(ctx: click.Context, name: str) -> str | None:
 
 
 class _Option(click.Option):
-    def __init__(self, *names: Any, advanced: bool, **settings: Any) -> None:
-        super().__init__(*names, **settings)
-        self.advanced = advanced
+    advanced = False
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         return _variable(ctx, max(self.opts, key=len))
@@ -202,9 +199,12 @@ class _Command(click.Command):
 
 
 def command_with(
-    struct: type[_Struct], **settings: Any
+    struct: type[_Struct], advanced: str = "", **settings: Any
 ) -> Callable[[Callable[[_Struct, Settings], int | None]], click.Command]:
-    """Make a command of a function that takes its options as `struct`, and returns its exit code."""
+    """Make a command of a function that takes its options as `struct`, and returns its exit code.
+
+    From the field `advanced` on, options stand under a heading of their own: few people need them.
+    """
 
     def decorate(body: Callable[[_Struct, Settings], int | None]) -> click.Command:
         @functools.wraps(body)
@@ -215,7 +215,11 @@ def command_with(
                 ctx.exit(status)
 
         hints = type_hints(struct, include_extras=True)
-        parameters = [_parameter(field, hints[field.name]) for field in dataclasses.fields(struct)]  # type: ignore[arg-type]  # a dataclass
+        fields = dataclasses.fields(struct)  # type: ignore[arg-type]  # a dataclass
+        parameters = [_parameter(field, hints[field.name]) for field in fields]
+        names = [field.name for field in fields]
+        for parameter in parameters[names.index(advanced) :] if advanced else []:
+            parameter.advanced = True  # type: ignore[attr-defined]  # an _Option
         return click.command(cls=_Command, params=parameters, **settings)(run)
 
     return decorate
@@ -236,7 +240,7 @@ def _parameter(field: dataclasses.Field[Any], hint: Any) -> click.Parameter:
     if inner is bool:
         settings |= {"type": mark.settings.get("type"), "is_flag": True}
     settings.setdefault("show_default", field.default not in (dataclasses.MISSING, None, (), "", False))
-    return _Option([*names, field.name], multiple=repeated, advanced=mark.advanced, **settings)
+    return _Option([*names, field.name], multiple=repeated, **settings)
 
 
 def _click_type(kind: Any, *, repeated: bool) -> Any:

@@ -44,13 +44,6 @@ class BuildOptions:
             type=click.Choice(["runtime", "devel", "train", "jupyter"]),
         ),
     ] = ("runtime",)
-    platform: Annotated[
-        Literal["auto", "linux/amd64", "linux/arm64"],
-        Option(
-            "auto: this machine's. Another one needs an engine with emulation (QEMU), and takes minutes to hours.",
-            advanced=True,
-        ),
-    ] = "auto"
     engine: Annotated[
         Literal["auto", "docker", "podman", "venv"], Option("auto: docker if one answers, else podman, else venv.")
     ] = "auto"
@@ -60,19 +53,6 @@ class BuildOptions:
     ] = ()
     packages_file: Annotated[
         Path | None, Option("--with-file", "A requirements.txt of packages on top.", type=EXISTING_FILE)
-    ] = None
-    gpus: Annotated[
-        tuple[str, ...],
-        Option(
-            "--gpu",
-            "GPU model that an extension of --with must fit, or is compiled for; again for several.",
-            metavar="NAME",
-            advanced=True,
-        ),
-    ] = ()
-    extensions: Annotated[
-        Path | None,
-        Option("A site's own facts about extensions, beside those shipped.", type=FILE, metavar="FILE", advanced=True),
     ] = None
     tag: Annotated[
         str,
@@ -84,29 +64,40 @@ class BuildOptions:
         ),
     ] = REPOSITORY
     output: Annotated[Path | None, Option("-o", "--output", "Where the venv engine puts the environment.")] = None
+    dry_run: Annotated[bool, Option("Print the plan and stop. An engine that you name must answer.")] = False
+    as_json: Annotated[bool, Option("--json", "Print the result, or with --dry-run the plan, as JSON.")] = False
+    platform: Annotated[
+        Literal["auto", "linux/amd64", "linux/arm64"],
+        Option("auto: this machine's. Another one needs an engine with emulation (QEMU), and takes minutes to hours."),
+    ] = "auto"
+    gpus: Annotated[
+        tuple[str, ...],
+        Option(
+            "--gpu",
+            "GPU model that an extension of --with must fit, or is compiled for; again for several.",
+            metavar="NAME",
+        ),
+    ] = ()
+    extensions: Annotated[
+        Path | None, Option("A site's own facts about extensions, beside those shipped.", type=FILE, metavar="FILE")
+    ] = None
     network: Annotated[
         Literal["auto", "host", "default", "none"],
-        Option("The build's network. auto: none if no file must be downloaded, else host.", advanced=True),
+        Option("The build's network. auto: none if no file must be downloaded, else host."),
     ] = "auto"
     base: Annotated[
         Literal["auto", "registry", "bootstrap"],
-        Option("Source of the base image. auto: bootstrap it if no registry has it.", advanced=True),
+        Option("Source of the base image. auto: bootstrap it if no registry has it."),
     ] = "auto"
-    timeout: Annotated[float, Option("Seconds.", type=FiniteRange(min=1), advanced=True)] = 7200.0
+    timeout: Annotated[float, Option("Seconds.", type=FiniteRange(min=1))] = 7200.0
     images_dir: Annotated[
-        Path | None, Option("--images", "Where the locks are. [images/]", type=EXISTING_DIRECTORY, advanced=True)
+        Path | None, Option("--images", "Where the locks are. [images/]", type=EXISTING_DIRECTORY)
     ] = None
-    prefetch: Annotated[
-        bool, Option("Fetch all into the store first, then build without any network.", advanced=True)
-    ] = False
+    prefetch: Annotated[bool, Option("Fetch all into the store first, then build without any network.")] = False
     store: Annotated[
         Path | None,
-        Option(
-            "Store for --prefetch, and for wheels that --with compiles. [$XDG_DATA_HOME/envcheck/store]", advanced=True
-        ),
+        Option("Store for --prefetch, and for wheels that --with compiles. [$XDG_DATA_HOME/envcheck/store]"),
     ] = None
-    dry_run: Annotated[bool, Option("Print the plan and stop. An engine that you name must answer.")] = False
-    as_json: Annotated[bool, Option("--json", "Print the result, or with --dry-run the plan, as JSON.")] = False
 
     @property
     def on_top(self) -> bool:

@@ -37,7 +37,7 @@ from envcheck.mirrors.profiles.model import Profile
 from envcheck.node import collect
 
 
-@command_with(BuildOptions, epilog="Example: envcheck build torch2.13.0-cpu-py311 --mirror host")
+@command_with(BuildOptions, "platform", epilog="Example: envcheck build torch2.13.0-cpu-py311 --mirror host")
 def command(options: BuildOptions, settings: Settings) -> None:
     """Build a cell and prove that it is what its tag says.
 

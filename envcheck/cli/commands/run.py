@@ -64,64 +64,48 @@ class RunOptions:
         Option("-o", "--output", f"The report; in DIR/ one per node. [{report_output.DEFAULT}]", type=OutputType()),
     ] = None
     html: Annotated[Output | None, Option("Write the report as one page, too.", type=OutputType())] = None
-    junit: Annotated[Output | None, Option("Write the report as JUnit XML, too.", type=OutputType(), advanced=True)] = (
-        None
-    )
-    summary: Annotated[
-        Output | None, Option("Append Markdown: $GITHUB_STEP_SUMMARY.", type=OutputType(), advanced=True)
-    ] = None
-    as_json: Annotated[bool, Option("--json", "Print the report as JSON.", advanced=True)] = False
+    junit: Annotated[Output | None, Option("Write the report as JUnit XML, too.", type=OutputType())] = None
+    summary: Annotated[Output | None, Option("Append Markdown: $GITHUB_STEP_SUMMARY.", type=OutputType())] = None
+    as_json: Annotated[bool, Option("--json", "Print the report as JSON.")] = False
     skip: Annotated[
-        tuple[str, ...],
-        Option("Leave this check out. Repeatable.", metavar="ID", advanced=True, shell_complete=complete_checks),
+        tuple[str, ...], Option("Leave this check out. Repeatable.", metavar="ID", shell_complete=complete_checks)
     ] = ()
     checks: Annotated[
-        Path | None,
-        Option("Directory with your own checks (node/*.py, env/*.py).", type=EXISTING_DIRECTORY, advanced=True),
+        Path | None, Option("Directory with your own checks (node/*.py, env/*.py).", type=EXISTING_DIRECTORY)
     ] = None
     requirements: Annotated[
-        str | None,
-        Option("Fail if the node lacks what this TOML file (or: hgx-h100) requires.", metavar="FILE", advanced=True),
+        str | None, Option("Fail if the node lacks what this TOML file (or: hgx-h100) requires.", metavar="FILE")
     ] = None
-    baseline: Annotated[Path | None, Option("Fail if slower or worse than this report.", type=FILE, advanced=True)] = (
-        None
-    )
-    resume: Annotated[bool, Option("Continue an unfinished run from its report.", advanced=True)] = False
+    baseline: Annotated[Path | None, Option("Fail if slower or worse than this report.", type=FILE)] = None
+    resume: Annotated[bool, Option("Continue an unfinished run from its report.")] = False
     repeat: Annotated[
         int,
         Option(
             "Repeat all checks N times and report the worst result.",
             metavar="N",
             type=click.IntRange(1),
-            advanced=True,
             show_default=False,
         ),
     ] = 1
     duration: Annotated[
-        float | None,
-        Option(
-            "Repeat all checks for this time, e.g. 10m, and report the worst result.", type=Duration(), advanced=True
-        ),
+        float | None, Option("Repeat all checks for this time, e.g. 10m, and report the worst result.", type=Duration())
     ] = None
     timeout: Annotated[
-        float | None,
-        Option("End each check after so many seconds, not after its own limit.", type=FiniteRange(0.1), advanced=True),
+        float | None, Option("End each check after so many seconds, not after its own limit.", type=FiniteRange(0.1))
     ] = None
-    nproc: Annotated[int, Option("Ranks of a group on a CPU.", type=click.IntRange(1), advanced=True)] = 2
-    shm_size: Annotated[
-        str | None, Option("Shared memory of the container (with --image).  [default: 8g]", advanced=True)
-    ] = None
-    spawn: Annotated[bool, Option("Start every rank in a fresh Python instead of forking it.", advanced=True)] = False
+    nproc: Annotated[int, Option("Ranks of a group on a CPU.", type=click.IntRange(1))] = 2
+    shm_size: Annotated[str | None, Option("Shared memory of the container (with --image).  [default: 8g]")] = None
+    spawn: Annotated[bool, Option("Start every rank in a fresh Python instead of forking it.")] = False
     redact: Annotated[
-        bool, Option("Write no names: hosts, users, UUIDs, serials and paths get pseudonyms.", **_HIDING, advanced=True)
+        bool, Option("Write no names: hosts, users, UUIDs, serials and paths get pseudonyms.", **_HIDING)
     ] = False
     redact_key: Annotated[
-        str, Option("Redact with this key's pseudonyms; keep it secret.", **_HIDING, metavar="TEXT", advanced=True)
+        str, Option("Redact with this key's pseudonyms; keep it secret.", **_HIDING, metavar="TEXT")
     ] = ""
-    dry_run: Annotated[bool, Option("Print what would be run, and for how long.", advanced=True)] = False
+    dry_run: Annotated[bool, Option("Print what would be run, and for how long.")] = False
 
 
-@command_with(RunOptions, short_help="Validate an environment: this one, another Python's, or an image's.")
+@command_with(RunOptions, "junit", short_help="Validate an environment: this one, another Python's, or an image's.")
 def command(options: RunOptions, settings: Settings) -> int:
     """Validate an environment: this one, another Python's, or an image's.
 

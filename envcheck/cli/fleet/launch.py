@@ -218,33 +218,29 @@ class FleetRenderOptions:
     level: Annotated[Literal["static", "quick", "standard", "full"], Option("How much to check.")] = "quick"
     max_age: Annotated[float, Option("Oldest verdict that gates accept.", type=Duration())] = 900.0
     budget: Annotated[float, Option("Time limit for the checks of a gate.", type=Duration())] = 60.0
-    on_error: Annotated[
-        Literal["refuse", "admit"], Option("What gates do if the node cannot be judged.", advanced=True)
-    ] = "refuse"
-    program: Annotated[
-        str | None, Option("Slurm: envcheck on the nodes. [this one]", metavar="PATH", advanced=True)
-    ] = None
-    scripts: Annotated[str, Option("Slurm: where slurmd finds the scripts.", advanced=True)] = "/etc/slurm/envcheck"
-    reports: Annotated[
-        str | None,
-        Option("Slurm: a directory that all nodes share. [./envcheck-reports]", metavar="DIR", advanced=True),
-    ] = None
-    state: Annotated[str, Option("Where a node keeps its verdicts.", advanced=True)] = "/var/lib/envcheck"
-    partition: Annotated[str, Option("Slurm: the partition of sweep and group.", advanced=True)] = ""
-    namespace: Annotated[str, Option("Kubernetes: the namespace.", advanced=True)] = "default"
-    variables: Annotated[
-        tuple[str, ...],
-        Option("--env", "Kubernetes: NCCL_*, FI_*, UCX_*, GLOO_* of pods.", metavar="NAME=VALUE", advanced=True),
-    ] = ()
-    drain: Annotated[
-        bool, Option("Kubernetes: the DaemonSet taints nodes whose check failed (adds rbac.yaml).", advanced=True)
-    ] = False
     output: Annotated[Path | None, Option("-o", "--output", "Write the files into this directory.", type=DIRECTORY)] = (
         None
     )
+    on_error: Annotated[Literal["refuse", "admit"], Option("What gates do if the node cannot be judged.")] = "refuse"
+    program: Annotated[str | None, Option("Slurm: envcheck on the nodes. [this one]", metavar="PATH")] = None
+    scripts: Annotated[str, Option("Slurm: where slurmd finds the scripts.")] = "/etc/slurm/envcheck"
+    reports: Annotated[
+        str | None, Option("Slurm: a directory that all nodes share. [./envcheck-reports]", metavar="DIR")
+    ] = None
+    state: Annotated[str, Option("Where a node keeps its verdicts.")] = "/var/lib/envcheck"
+    partition: Annotated[str, Option("Slurm: the partition of sweep and group.")] = ""
+    namespace: Annotated[str, Option("Kubernetes: the namespace.")] = "default"
+    variables: Annotated[
+        tuple[str, ...], Option("--env", "Kubernetes: NCCL_*, FI_*, UCX_*, GLOO_* of pods.", metavar="NAME=VALUE")
+    ] = ()
+    drain: Annotated[bool, Option("Kubernetes: the DaemonSet taints nodes whose check failed (adds rbac.yaml).")] = (
+        False
+    )
 
 
-@command_with(FleetRenderOptions, name="render", short_help="Write envcheck's files for Slurm or Kubernetes.")
+@command_with(
+    FleetRenderOptions, "on_error", name="render", short_help="Write envcheck's files for Slurm or Kubernetes."
+)
 def render(options: FleetRenderOptions, settings: Settings) -> None:
     """Write the files with which Slurm or Kubernetes runs envcheck. Nothing is applied.
 
